@@ -1,0 +1,127 @@
+//! Bytes to test with: reproducible noise, files full of it, and comparisons that say where two
+//! things differ instead of printing both.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+
+/// A small generator (SplitMix64): the same seed gives the same numbers on every machine.
+#[derive(Debug, Clone)]
+pub struct Noise(u64);
+
+impl Noise {
+    /// A generator that starts at `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number in `0..limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next_u64() % limit
+    }
+
+    /// Fills `out` with noise.
+    pub fn fill(&mut self, out: &mut [u8]) {
+        for chunk in out.chunks_mut(8) {
+            let word = self.next_u64().to_le_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+    }
+
+    /// `len` bytes of noise.
+    #[must_use]
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.fill(&mut out);
+        out
+    }
+}
+
+/// Creates `path` with `len` bytes of noise; no byte range of it is a hole.
+///
+/// # Panics
+/// When the file cannot be written.
+#[track_caller]
+pub fn noise_file(path: &Path, len: u64, seed: u64) {
+    let mut noise = Noise::new(seed);
+    let mut file = File::create(path).unwrap_or_else(|e| panic!("create {}: {e}", path.display()));
+    let mut buffer = vec![0; 1 << 20];
+    let mut left = len;
+    while left > 0 {
+        let now = left.min(buffer.len() as u64) as usize;
+        noise.fill(&mut buffer[..now]);
+        file.write_all(&buffer[..now]).unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
+        left -= now as u64;
+    }
+}
+
+/// Creates `path` with `len` bytes, all of them a hole.
+///
+/// # Panics
+/// When the file cannot be made.
+#[track_caller]
+pub fn empty_file(path: &Path, len: u64) {
+    let file = File::create(path).unwrap_or_else(|e| panic!("create {}: {e}", path.display()));
+    file.set_len(len).unwrap_or_else(|e| panic!("size {}: {e}", path.display()));
+}
+
+/// Demands that two files hold the same bytes.
+///
+/// # Panics
+/// When they differ, with the first offset where they do.
+#[track_caller]
+pub fn assert_same_file(left: &Path, right: &Path) {
+    let mut a = File::open(left).unwrap_or_else(|e| panic!("open {}: {e}", left.display()));
+    let mut b = File::open(right).unwrap_or_else(|e| panic!("open {}: {e}", right.display()));
+    let (mut x, mut y) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    let mut offset = 0_u64;
+    loop {
+        let (n, m) = (read_full(&mut a, &mut x), read_full(&mut b, &mut y));
+        assert_same(&x[..n], &y[..m], offset, &format!("{} and {}", left.display(), right.display()));
+        if n == 0 {
+            return;
+        }
+        offset += n as u64;
+    }
+}
+
+/// Demands that two slices are equal; `offset` is where on the disk they begin.
+///
+/// # Panics
+/// When they differ, with the first disk offset where they do.
+#[track_caller]
+pub fn assert_same(left: &[u8], right: &[u8], offset: u64, what: &str) {
+    if left == right {
+        return;
+    }
+    let at = left.iter().zip(right).position(|(a, b)| a != b).unwrap_or(left.len().min(right.len()));
+    panic!(
+        "{what} differ at byte {}: lengths {} and {}, bytes {:02x?} and {:02x?}",
+        offset + at as u64,
+        left.len(),
+        right.len(),
+        &left[at..left.len().min(at + 16)],
+        &right[at..right.len().min(at + 16)],
+    );
+}
+
+fn read_full(file: &mut File, buffer: &mut [u8]) -> usize {
+    let mut have = 0;
+    while have < buffer.len() {
+        match file.read(&mut buffer[have..]).expect("read a scratch file") {
+            0 => break,
+            n => have += n,
+        }
+    }
+    have
+}

@@ -1,0 +1,350 @@
+//! Starting and asking `hob`.
+//!
+//! The binary is the one `HOB_BIN` names, or else the release or debug build in the target directory.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::nbd_client::{Address, Client};
+use crate::process::{Output, Process};
+use crate::scratch::{Scratch, free_port, text};
+use crate::stats::Stats;
+
+/// How long a server may take until its socket answers.
+const READY_MAX: Duration = Duration::from_secs(30);
+/// How long SIGTERM may take.
+const STOP_MAX: Duration = Duration::from_secs(30);
+/// How long one command of the command line may take.
+const COMMAND_MAX: Duration = Duration::from_secs(60);
+
+/// The program under test.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+#[track_caller]
+pub fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("HOB_BIN") {
+        let path = PathBuf::from(path);
+        assert!(path.is_file(), "HOB_BIN names {}, which does not exist", path.display());
+        return path.canonicalize().expect("HOB_BIN has an absolute path");
+    }
+    // A test program lies in TARGET/PROFILE/deps/.
+    let me = std::env::current_exe().expect("the test knows its own path");
+    let target = me.ancestors().nth(3).expect("a target directory");
+    ["release/hob", "debug/hob"]
+        .iter()
+        .map(|name| target.join(name))
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| {
+            panic!(
+                "build hob first (cargo build --release -p hob) or set HOB_BIN; nothing in {}",
+                target.display()
+            )
+        })
+}
+
+/// Runs `hob` with `args` to its end.
+#[must_use]
+#[track_caller]
+pub fn command(args: &[&str]) -> Output {
+    let mut process =
+        Process::start("hob", Command::new(binary()).args(args)).unwrap_or_else(|e| panic!("start hob: {e}"));
+    process.finish(COMMAND_MAX)
+}
+
+/// How to start `hob serve`; a builder.
+#[derive(Debug, Clone)]
+pub struct Serve {
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    listen: Listen,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Listen {
+    Unix,
+    Tcp,
+}
+
+impl Serve {
+    /// Serves `disk`, a path or an NBD URI, without a cache.
+    #[must_use]
+    pub fn disk(disk: &str) -> Self {
+        let mut serve =
+            Self { args: vec!["--disk".into(), disk.into()], env: Vec::new(), listen: Listen::Unix };
+        if let Ok(ring) = std::env::var("HOB_RING") {
+            serve = serve.arg("--ring", &ring);
+        }
+        serve
+    }
+
+    /// Puts a cache of `size` (`64M`) with blocks of `block_size` (`4K`) on the pool file `pool`.
+    #[must_use]
+    pub fn cached(self, pool: &Path, size: &str, block_size: &str) -> Self {
+        self.arg("--pool", &text(pool)).arg("--size", size).arg("--block-size", block_size)
+    }
+
+    /// Adds an option with its value.
+    #[must_use]
+    pub fn arg(mut self, name: &str, value: &str) -> Self {
+        self.args.extend([name.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Adds an option without a value.
+    #[must_use]
+    pub fn flag(mut self, name: &str) -> Self {
+        self.args.push(name.to_owned());
+        self
+    }
+
+    /// Chooses `io_uring` or `threads`; the last choice counts.
+    #[must_use]
+    pub fn ring(mut self, ring: &str) -> Self {
+        if let Some(at) = self.args.iter().position(|a| a == "--ring") {
+            self.args.drain(at..at + 2);
+        }
+        self.arg("--ring", ring)
+    }
+
+    /// Sets a variable in the server's environment.
+    #[must_use]
+    pub fn env(mut self, key: &str, value: &str) -> Self {
+        self.env.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Listens on a TCP port of the loopback interface instead of a Unix socket.
+    #[must_use]
+    pub fn tcp(mut self) -> Self {
+        self.listen = Listen::Tcp;
+        self
+    }
+
+    /// Starts the server with its sockets in `scratch` and waits until it answers.
+    ///
+    /// # Panics
+    /// When it ends or stays silent instead.
+    #[must_use]
+    #[track_caller]
+    pub fn start(&self, scratch: &Scratch) -> Hob {
+        let (mut process, address, control) = self.launch(scratch);
+        wait_for(&mut process, &address);
+        Hob { process, address, control }
+    }
+
+    /// Starts a server that must refuse: returns what it said.
+    ///
+    /// # Panics
+    /// When it serves, or exits with status 0.
+    #[track_caller]
+    pub fn refused(&self, scratch: &Scratch) -> Output {
+        let (mut process, _, _) = self.launch(scratch);
+        let output = process.finish(READY_MAX);
+        let failed = output.status.is_some_and(|s| !s.success());
+        assert!(failed, "hob should have refused {:?}; it said: {}", self.args, output.all());
+        output
+    }
+
+    #[track_caller]
+    fn launch(&self, scratch: &Scratch) -> (Process, Address, String) {
+        let address = match self.listen {
+            Listen::Unix => {
+                let socket = scratch.path("nbd.sock");
+                let _ = std::fs::remove_file(&socket);
+                Address::Unix(socket)
+            }
+            Listen::Tcp => Address::Tcp(free_port()),
+        };
+        let listen = match &address {
+            Address::Unix(path) => format!("unix:{}", text(path)),
+            Address::Tcp(port) => format!("tcp:127.0.0.1:{port}"),
+        };
+        let control = format!("unix:{}", scratch.text("ctl.sock"));
+        let _ = std::fs::remove_file(scratch.path("ctl.sock"));
+        let mut command = Command::new(binary());
+        command.arg("serve").args(&self.args).args(["--listen", &listen, "--control", &control]);
+        command.envs(self.env.iter().map(|(k, v)| (k, v)));
+        let process = Process::start("hob serve", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
+        (process, address, control)
+    }
+}
+
+/// A running `hob serve`. Dropping it kills it.
+#[derive(Debug)]
+pub struct Hob {
+    /// The process.
+    pub process: Process,
+    address: Address,
+    control: String,
+}
+
+impl Hob {
+    /// The URI of the export, for programs that speak NBD.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        self.address.uri("disk")
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The control address, `unix:/path`.
+    #[must_use]
+    pub fn control(&self) -> &str {
+        &self.control
+    }
+
+    /// A new NBD connection to the disk.
+    #[must_use]
+    #[track_caller]
+    pub fn connect(&self) -> Client {
+        Client::connect(&self.address, "disk").unwrap_or_else(|e| panic!("connect to hob: {e}"))
+    }
+
+    /// Runs a client command (`["cache", "resize", "disk", "8M"]`) and demands success.
+    #[track_caller]
+    pub fn ctl(&self, args: &[&str]) -> String {
+        control(&self.control, args)
+    }
+
+    /// Runs a client command, whatever comes of it.
+    #[must_use]
+    #[track_caller]
+    pub fn try_ctl(&self, args: &[&str]) -> Output {
+        try_control(&self.control, args)
+    }
+
+    /// The disk's counters.
+    #[must_use]
+    #[track_caller]
+    pub fn stats(&self) -> Stats {
+        let out = self.ctl(&["stats", "disk", "-o", "json"]);
+        Stats::parse(&out).unwrap_or_else(|e| panic!("hob stats: {e}"))
+    }
+
+    /// SIGTERM, and the end it must have: status 0, sockets gone.
+    #[track_caller]
+    pub fn stop(mut self) -> Output {
+        let output = stop(&mut self.process);
+        if let Address::Unix(path) = &self.address {
+            assert!(!path.exists(), "the socket {} outlived the server", path.display());
+        }
+        output
+    }
+
+    /// kill -9.
+    pub fn kill(mut self) {
+        self.process.kill();
+    }
+}
+
+/// A running `hob daemon`. Dropping it kills it.
+#[derive(Debug)]
+pub struct Daemon {
+    /// The process.
+    pub process: Process,
+    control: String,
+}
+
+impl Daemon {
+    /// Starts the daemon with the configuration file `config`, whose control socket is `control`.
+    ///
+    /// # Panics
+    /// When the control socket does not appear.
+    #[must_use]
+    #[track_caller]
+    pub fn start(config: &Path, control: &Path) -> Self {
+        let mut command = Command::new(binary());
+        command.args(["daemon", "--config", &text(config)]);
+        let mut process =
+            Process::start("hob daemon", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
+        let start = Instant::now();
+        while std::os::unix::net::UnixStream::connect(control).is_err() {
+            alive_or_panic(&mut process, start);
+        }
+        Self { process, control: format!("unix:{}", text(control)) }
+    }
+
+    /// Runs a client command and demands success.
+    #[track_caller]
+    pub fn ctl(&self, args: &[&str]) -> String {
+        control(&self.control, args)
+    }
+
+    /// Runs a client command, whatever comes of it.
+    #[must_use]
+    #[track_caller]
+    pub fn try_ctl(&self, args: &[&str]) -> Output {
+        try_control(&self.control, args)
+    }
+
+    /// The counters of `disk`.
+    #[must_use]
+    #[track_caller]
+    pub fn stats(&self, disk: &str) -> Stats {
+        let out = self.ctl(&["stats", disk, "-o", "json"]);
+        Stats::parse(&out).unwrap_or_else(|e| panic!("hob stats: {e}"))
+    }
+
+    /// SIGTERM; must end with status 0.
+    #[track_caller]
+    pub fn stop(mut self) -> Output {
+        stop(&mut self.process)
+    }
+}
+
+#[track_caller]
+fn control(address: &str, args: &[&str]) -> String {
+    let output = try_control(address, args);
+    assert!(output.success(), "hob {args:?} failed ({:?}): {}", output.status, output.all());
+    output.stdout
+}
+
+#[track_caller]
+fn try_control(address: &str, args: &[&str]) -> Output {
+    let mut all = args.to_vec();
+    all.extend(["--control", address]);
+    command(&all)
+}
+
+#[track_caller]
+fn stop(process: &mut Process) -> Output {
+    assert!(process.poll().is_none(), "hob ended before it was asked to: {}", process.stderr());
+    process.signal(Signal::TERM);
+    let output = process.finish(STOP_MAX);
+    assert!(output.success(), "SIGTERM should end in status 0, not {:?}: {}", output.status, output.stderr);
+    output
+}
+
+#[track_caller]
+fn wait_for(process: &mut Process, address: &Address) {
+    let start = Instant::now();
+    loop {
+        let listening = match address {
+            // A socket that exists must answer: it appears only when the disk is ready.
+            Address::Unix(path) => path.exists(),
+            Address::Tcp(_) => address.open().is_ok(),
+        };
+        if listening {
+            break;
+        }
+        alive_or_panic(process, start);
+    }
+}
+
+#[track_caller]
+fn alive_or_panic(process: &mut Process, start: Instant) {
+    if let Some(status) = process.poll() {
+        panic!("hob ended ({status}) instead of serving: {}", process.stderr());
+    }
+    assert!(start.elapsed() < READY_MAX, "hob is silent after {READY_MAX:?}: {}", process.stderr());
+    std::thread::sleep(Duration::from_millis(5));
+}

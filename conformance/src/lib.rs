@@ -1,0 +1,25 @@
+//! What the black-box tests share: scratch directories, processes that end with their owner, a
+//! builder that starts `hob`, a way to run somebody else's program and say everything it printed,
+//! and a small NBD client that shares no line with the product.
+//!
+//! The tests in `tests/` know the product only through its command line, its sockets and its files;
+//! this crate therefore depends on no crate of the workspace. A missing program is a failure, never
+//! a skip: a suite that passes because nothing ran proves nothing.
+
+pub mod data;
+pub mod guest;
+pub mod hob;
+pub mod nbd_client;
+pub mod process;
+pub mod scratch;
+pub mod stats;
+pub mod tool;
+
+pub use hob::{Daemon, Hob, Serve};
+pub use scratch::Scratch;
+pub use tool::Tool;
+
+/// One KiB in bytes.
+pub const KIB: u64 = 1 << 10;
+/// One MiB in bytes.
+pub const MIB: u64 = 1 << 20;

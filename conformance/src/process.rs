@@ -1,0 +1,206 @@
+//! Child processes that cannot outlive the test that started them, and their output.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A running child. Dropping it kills it by its process id and reaps it.
+///
+/// What it prints goes to files rather than pipes, so that a child which prints much never blocks.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    stdout: File,
+    stderr: File,
+    gone: Option<ExitStatus>,
+}
+
+/// What a finished process left behind.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// How it ended; `None` when it ran out of time and was killed.
+    pub status: Option<ExitStatus>,
+    /// Its standard output, undecodable bytes replaced.
+    pub stdout: String,
+    /// Its standard error, undecodable bytes replaced.
+    pub stderr: String,
+}
+
+impl Output {
+    /// Whether it exited with status 0.
+    #[must_use]
+    pub fn success(&self) -> bool {
+        self.status.is_some_and(|s| s.success())
+    }
+
+    /// Both streams, for a search that does not care which one it was.
+    #[must_use]
+    pub fn all(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
+    }
+}
+
+impl Process {
+    /// Starts `command` with empty standard input. The kernel kills the child when the calling thread ends,
+    /// so call this from the test's own thread.
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn start(name: &str, command: &mut Command) -> std::io::Result<Self> {
+        let (stdout, stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
+        // setpriv (util-linux) asks the kernel for the signal and then becomes the program: same pid.
+        let mut wrapped = Command::new(crate::tool::find("setpriv"));
+        wrapped.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
+        for (key, value) in command.get_envs() {
+            match value {
+                Some(value) => wrapped.env(key, value),
+                None => wrapped.env_remove(key),
+            };
+        }
+        if let Some(dir) = command.get_current_dir() {
+            wrapped.current_dir(dir);
+        }
+        let child =
+            wrapped.stdin(Stdio::null()).stdout(stdout.try_clone()?).stderr(stderr.try_clone()?).spawn()?;
+        Ok(Self { name: name.to_owned(), child, stdout, stderr, gone: None })
+    }
+
+    /// The process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, or `None` while it runs.
+    pub fn poll(&mut self) -> Option<ExitStatus> {
+        if self.gone.is_none() {
+            self.gone = self.child.try_wait().expect("wait for a child");
+        }
+        self.gone
+    }
+
+    /// Sends `signal` to this process and no other.
+    pub fn signal(&mut self, signal: Signal) {
+        if self.poll().is_none() {
+            let pid = Pid::from_child(&self.child);
+            kill_process(pid, signal).unwrap_or_else(|e| panic!("signal {}: {e}", self.name));
+        }
+    }
+
+    /// SIGKILL, and reaps it: when this returns, it is gone.
+    pub fn kill(&mut self) {
+        if self.gone.is_none() {
+            let _ = self.child.kill();
+            self.gone = self.child.wait().ok();
+        }
+    }
+
+    /// Waits for its end, at most `limit`; `None` when it still runs.
+    pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.poll() {
+                return Some(status);
+            }
+            if start.elapsed() > limit {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits for its end, kills it when `limit` passes, and returns what it printed.
+    pub fn finish(&mut self, limit: Duration) -> Output {
+        let status = self.wait(limit);
+        self.kill();
+        Output { status, stdout: self.stdout(), stderr: self.stderr() }
+    }
+
+    /// What it has printed to its standard output so far.
+    #[must_use]
+    pub fn stdout(&self) -> String {
+        contents(&self.stdout)
+    }
+
+    /// What it has printed to its standard error so far.
+    #[must_use]
+    pub fn stderr(&self) -> String {
+        contents(&self.stderr)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            let (out, err) = (self.stdout(), self.stderr());
+            eprintln!("--- {} ended {:?}; it printed:\n{}", self.name, self.gone, tail(&out, 20));
+            eprintln!("--- {} standard error:\n{}", self.name, tail(&err, 60));
+        }
+    }
+}
+
+/// The process ids of all children, grandchildren … of `pid` that live now.
+#[must_use]
+pub fn descendants(pid: u32) -> Vec<u32> {
+    let mut parent_of = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(child) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        // The second field is the program's name in parentheses, which may hold anything.
+        let Some((_, rest)) = stat.rsplit_once(')') else { continue };
+        if let Some(Ok(parent)) = rest.split_whitespace().nth(1).map(str::parse::<u32>) {
+            parent_of.push((child, parent));
+        }
+    }
+    let mut found: Vec<u32> = Vec::new();
+    let mut look = vec![pid];
+    while let Some(parent) = look.pop() {
+        for &(child, _) in parent_of.iter().filter(|&&(_, p)| p == parent) {
+            found.push(child);
+            look.push(child);
+        }
+    }
+    found
+}
+
+/// Whether a process with this id exists and is not merely waiting to be reaped.
+#[must_use]
+pub fn alive(pid: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+}
+
+/// The memory a process holds, in KiB.
+///
+/// # Panics
+/// When the process does not exist.
+#[must_use]
+#[track_caller]
+pub fn resident_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a living process");
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).expect("VmRSS in /proc/PID/status");
+    line.trim().trim_end_matches(" kB").trim().parse().expect("a number of KiB")
+}
+
+fn contents(file: &File) -> String {
+    // Read by offset: the child writes through the same open file and owns its position.
+    let mut bytes = Vec::new();
+    let mut chunk = [0; 8192];
+    loop {
+        match file.read_at(&mut chunk, bytes.len() as u64) {
+            Ok(0) => return String::from_utf8_lossy(&bytes).into_owned(),
+            Ok(n) => bytes.extend_from_slice(&chunk[..n]),
+            Err(e) => return format!("(unreadable: {e})"),
+        }
+    }
+}
+
+fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}

@@ -1,0 +1,79 @@
+//! Scratch directories and addresses nobody else uses. Everything in a scratch directory is deleted
+//! when its owner goes out of scope, in a panic as well.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// A directory that deletes itself.
+///
+/// Paths in it are short, because a Unix socket address holds about a hundred bytes.
+#[derive(Debug)]
+pub struct Scratch {
+    dir: tempfile::TempDir,
+}
+
+impl Scratch {
+    /// A new empty directory under the system's temporary directory.
+    ///
+    /// # Panics
+    /// When the directory cannot be made.
+    #[must_use]
+    pub fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("hobt").tempdir().expect("a scratch directory");
+        Self { dir }
+    }
+
+    /// The directory itself.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A path inside the directory; nothing is created.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The same path as text, for command lines.
+    #[must_use]
+    pub fn text(&self, name: &str) -> String {
+        text(&self.path(name))
+    }
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A path as text; the paths made here are all ASCII.
+#[must_use]
+pub fn text(path: &Path) -> String {
+    path.to_str().expect("scratch paths are ASCII").to_owned()
+}
+
+/// A TCP port of the loopback interface that was free a moment ago.
+///
+/// # Panics
+/// When not one port is free.
+#[must_use]
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    listener.local_addr().expect("a bound socket has an address").port()
+}
+
+/// Asks `done` every few milliseconds until it answers yes; `what` names the wish in the failure.
+///
+/// # Panics
+/// When `limit` passes first.
+#[track_caller]
+pub fn wait_until(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < limit, "waited {limit:?} in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,125 @@
+//! Running programs the product's authors did not write, with a time limit, and failing with
+//! everything they printed.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::process::{Output, Process};
+
+/// The longest any tool may run unless the test says otherwise.
+const TIME_MAX: Duration = Duration::from_secs(120);
+
+/// Where a program is, searched in `PATH` and in the directories for administrators.
+///
+/// # Panics
+/// When it is nowhere: the suite fails rather than skips.
+#[must_use]
+#[track_caller]
+pub fn find(program: &str) -> PathBuf {
+    let path = std::env::var("PATH").unwrap_or_default();
+    path.split(':')
+        .chain(["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
+        .filter(|dir| !dir.is_empty())
+        .map(|dir| PathBuf::from(dir).join(program))
+        .find(|file| file.is_file())
+        .unwrap_or_else(|| {
+            panic!("{program} is not installed; `cargo xtask test` installs what this suite needs")
+        })
+}
+
+/// One call of a program, built up argument by argument.
+#[derive(Debug)]
+pub struct Tool {
+    name: String,
+    command: Command,
+    time_max: Duration,
+}
+
+impl Tool {
+    /// A call of `program`, which must be installed.
+    #[must_use]
+    #[track_caller]
+    pub fn new(program: &str) -> Self {
+        Self { name: program.to_owned(), command: Command::new(find(program)), time_max: TIME_MAX }
+    }
+
+    /// Adds one argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.command.arg(arg);
+        self
+    }
+
+    /// Adds several arguments.
+    #[must_use]
+    pub fn args<S: AsRef<std::ffi::OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    /// Sets the environment variable `key`.
+    #[must_use]
+    pub fn env(mut self, key: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.command.env(key, value);
+        self
+    }
+
+    /// Changes the time limit.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.time_max = limit;
+        self
+    }
+
+    /// Starts it and returns at once.
+    #[must_use]
+    #[track_caller]
+    pub fn start(mut self) -> Process {
+        Process::start(&self.name, &mut self.command).unwrap_or_else(|e| panic!("start {}: {e}", self.name))
+    }
+
+    /// Runs it to its end, whatever that is.
+    #[must_use]
+    #[track_caller]
+    pub fn output(mut self) -> Output {
+        let mut process = Process::start(&self.name, &mut self.command)
+            .unwrap_or_else(|e| panic!("start {}: {e}", self.name));
+        process.finish(self.time_max)
+    }
+
+    /// Runs it and demands success; returns its standard output.
+    ///
+    /// # Panics
+    /// When it fails or runs out of time, with everything it printed.
+    #[track_caller]
+    pub fn run(self) -> String {
+        let line = format!("{:?}", self.command);
+        let time_max = self.time_max;
+        let output = self.output();
+        assert!(output.success(), "{}", explain(&line, &output, time_max));
+        output.stdout
+    }
+
+    /// Runs it and demands that it fails by itself; returns both streams.
+    ///
+    /// # Panics
+    /// When it succeeds or runs out of time.
+    #[track_caller]
+    pub fn run_failing(self) -> Output {
+        let line = format!("{:?}", self.command);
+        let time_max = self.time_max;
+        let output = self.output();
+        let failed = output.status.is_some_and(|s| !s.success());
+        assert!(failed, "this should have failed: {}", explain(&line, &output, time_max));
+        output
+    }
+}
+
+fn explain(line: &str, output: &Output, limit: Duration) -> String {
+    let end = match output.status {
+        Some(status) => status.to_string(),
+        None => format!("still running after {limit:?}, killed"),
+    };
+    format!("{line}\n{end}\n--- stdout\n{}\n--- stderr\n{}", output.stdout, output.stderr)
+}

@@ -1,0 +1,165 @@
+//! The backing is somebody else's NBD server, and dies. Hits and the control API go on; everything
+//! else waits, and finishes rightly when the server is back.
+
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use conformance::data::{Noise, assert_same, assert_same_file, noise_file};
+use conformance::process::Process;
+use conformance::scratch::wait_until;
+use conformance::{Hob, MIB, Scratch, Serve, Tool};
+
+const SIZE: u64 = 32 * MIB;
+const WARM: u64 = 4 * MIB;
+
+/// An `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
+#[track_caller]
+fn nbdkit(scratch: &Scratch) -> Process {
+    let socket = scratch.path("backing.sock");
+    let _ = std::fs::remove_file(&socket);
+    let server = Tool::new("nbdkit")
+        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "file", &scratch.text("disk.img")])
+        .start();
+    wait_until("nbdkit's socket", Duration::from_secs(10), || Path::new(&socket).exists());
+    server
+}
+
+struct Stage {
+    scratch: Scratch,
+    backing: Process,
+    hob: Hob,
+    image: Vec<u8>,
+}
+
+impl Stage {
+    /// hob in front of nbdkit, with the first part of the disk in flash.
+    #[track_caller]
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        noise_file(&scratch.path("disk.img"), SIZE, 50);
+        let image = std::fs::read(scratch.path("disk.img")).unwrap();
+        let backing = nbdkit(&scratch);
+        let uri = format!("nbd+unix:///?socket={}", scratch.text("backing.sock"));
+        let hob = Serve::disk(&uri).cached(&scratch.path("pool"), "16M", "4K").start(&scratch);
+        let mut client = hob.connect();
+        // Fills happen alongside the reply: read until a whole pass consists of hits.
+        wait_until("the first part to be cached", Duration::from_secs(20), || {
+            let before = hob.stats().hits();
+            for at in (0..WARM).step_by(65536) {
+                client.read(at, 65536).unwrap();
+            }
+            hob.stats().hits() - before >= WARM / 65536
+        });
+        Self { scratch, backing, hob, image }
+    }
+
+    #[track_caller]
+    fn is_right(&self, data: &[u8], at: u64) {
+        assert_same(data, &self.image[at as usize..at as usize + data.len()], at, "the disk and its backing");
+    }
+}
+
+/// Promise 4: a dead backing stops neither hits nor the control API, and nothing that waits is wrong afterwards.
+#[test]
+fn hits_and_the_api_go_on_and_misses_wait() {
+    let mut stage = Stage::new();
+    let mut reader = stage.hob.connect();
+    let mut waiting = stage.hob.connect();
+    let mut writing = stage.hob.connect();
+    stage.backing.kill();
+    let (tell, told) = mpsc::channel();
+    let data = Noise::new(51).bytes(MIB as usize);
+    let written = data.clone();
+    std::thread::scope(|scope| {
+        let tell_write = tell.clone();
+        scope.spawn(move || tell.send(("read", waiting.read(20 * MIB, MIB as u32))));
+        scope.spawn(move || {
+            let answer = writing.write(24 * MIB, &written).and_then(|()| writing.flush());
+            tell_write.send(("write", answer.map(|()| Vec::new())))
+        });
+        // Two seconds without a backing.
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(2) {
+            let now = Instant::now();
+            let hit = reader.read(MIB, 65536).expect("a hit");
+            stage.is_right(&hit, MIB);
+            assert!(now.elapsed() < Duration::from_secs(1), "a hit took {:?}", now.elapsed());
+            let now = Instant::now();
+            stage.hob.ctl(&["explain", "disk"]);
+            stage.hob.ctl(&["disk", "list"]);
+            assert!(now.elapsed() < Duration::from_secs(2), "the control API took {:?}", now.elapsed());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(told.try_recv().is_err(), "a request was answered without a backing");
+        stage.backing = nbdkit(&stage.scratch);
+        for _ in 0..2 {
+            let (what, answer) = told.recv_timeout(Duration::from_secs(40)).expect("what waited is answered");
+            let answer = answer.unwrap_or_else(|e| panic!("the {what} that waited: {e}"));
+            if what == "read" {
+                stage.is_right(&answer, 20 * MIB);
+            }
+        }
+    });
+    stage.image[24 * MIB as usize..25 * MIB as usize].copy_from_slice(&data);
+    let whole = reader.read(0, SIZE as u32).unwrap();
+    stage.is_right(&whole, 0);
+    stage.hob.stop();
+    std::fs::write(stage.scratch.path("expected"), &stage.image).unwrap();
+    assert_same_file(&stage.scratch.path("expected"), &stage.scratch.path("disk.img"));
+}
+
+/// A backing that dies again and again under a client that never stops: every answer is right.
+#[test]
+fn a_backing_that_keeps_dying_corrupts_nothing() {
+    let mut stage = Stage::new();
+    let mut client = stage.hob.connect();
+    let mut image = stage.image.clone();
+    let (stop, stopped) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let load = scope.spawn(move || {
+            let mut dice = Noise::new(52);
+            let mut done = 0;
+            while stopped.try_recv().is_err() {
+                let length = (1 + dice.below(64)) * 512;
+                let at = dice.below((SIZE - length) / 512) * 512;
+                let range = at as usize..(at + length) as usize;
+                if dice.below(3) == 0 {
+                    let data = dice.bytes(length as usize);
+                    client.write(at, &data).expect("a write waits rather than fails");
+                    image[range].copy_from_slice(&data);
+                } else {
+                    let data = client.read(at, length as u32).expect("a read waits rather than fails");
+                    assert_same(&data, &image[range], at, "the disk and the client's memory");
+                }
+                done += 1;
+            }
+            (image, done)
+        });
+        for _ in 0..4 {
+            std::thread::sleep(Duration::from_millis(300));
+            stage.backing.kill();
+            std::thread::sleep(Duration::from_millis(200));
+            stage.backing = nbdkit(&stage.scratch);
+        }
+        std::thread::sleep(Duration::from_millis(2500));
+        stop.send(()).unwrap();
+        let (image, done) = load.join().expect("the client met an error or a wrong byte");
+        println!("{done} requests across four deaths");
+        assert!(done > 50, "only {done} requests");
+        stage.image = image;
+    });
+    let whole = stage.hob.connect().read(0, SIZE as u32).unwrap();
+    stage.is_right(&whole, 0);
+    stage.hob.stop();
+}
+
+#[test]
+fn sigterm_ends_the_server_while_its_backing_is_dead() {
+    let mut stage = Stage::new();
+    stage.backing.kill();
+    let mut client = stage.hob.connect();
+    client.send(0, conformance::nbd_client::CMD_READ, 20 * MIB, 4096, &[]).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    stage.hob.stop();
+}

@@ -1,0 +1,47 @@
+//! The first thing a newcomer runs: `hob demo`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use conformance::process::{Process, descendants};
+use conformance::{Scratch, hob};
+
+fn svgs(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            svgs(&path, found);
+        } else if path.extension().is_some_and(|e| e == "svg") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn demo_ends_in_a_minute_with_a_table_and_a_picture() {
+    let scratch = Scratch::new();
+    for dir in ["here", "tmp"] {
+        std::fs::create_dir(scratch.path(dir)).unwrap();
+    }
+    let start = Instant::now();
+    let mut command = Command::new(hob::binary());
+    command.arg("demo").current_dir(scratch.path("here")).env("TMPDIR", scratch.path("tmp"));
+    let mut demo = Process::start("hob demo", &mut command).unwrap();
+    let pid = demo.pid();
+    let output = demo.finish(Duration::from_secs(60));
+    assert!(output.success(), "{:?} after {:?}: {}", output.status, start.elapsed(), output.all());
+    println!("{}", output.stdout);
+    let said = output.stdout.to_lowercase();
+    for word in ["mean", "p50", "p99", "iops", "hit"] {
+        assert!(said.contains(word), "no {word} in: {}", output.stdout);
+    }
+    let mut pictures = Vec::new();
+    svgs(scratch.dir(), &mut pictures);
+    let named = output.stdout.split_whitespace().find(|w| w.trim_end_matches('.').ends_with(".svg"));
+    let named = named.unwrap_or_else(|| panic!("the picture is not named: {}", output.stdout));
+    let picture = pictures.first().unwrap_or_else(|| panic!("no picture; it said {named}"));
+    let text = std::fs::read_to_string(picture).unwrap();
+    assert!(text.contains("<svg") && text.contains("</svg>"), "{} is no picture", picture.display());
+    assert!(descendants(pid).is_empty(), "something is left running");
+}

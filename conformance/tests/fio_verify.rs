@@ -1,0 +1,101 @@
+//! fio's nbd engine writes and verifies at depth 32 while the cache under it is resized, cleared,
+//! switched off and on, given other blocks, and its pool gains and loses a device.
+
+use std::time::{Duration, Instant};
+
+use conformance::data::empty_file;
+use conformance::{Hob, MIB, Scratch, Serve, Tool};
+
+const SIZE: u64 = 128 * MIB;
+const RUNS: u32 = 3;
+
+/// Every change a live cache must bear, in an order in which each makes sense after the one before.
+fn changes(extra: &str) -> Vec<Vec<String>> {
+    [
+        "cache resize disk 8M",
+        "cache clear disk",
+        "cache resize disk 96M",
+        "cache set disk --block-size 64K",
+        "cache disable disk",
+        "cache enable disk --pool default --size 48M --block-size 8K --policy lru",
+        &format!("pool add-device default {extra}"),
+        "cache resize disk 120M",
+        "cache set disk --policy s3-fifo",
+        "cache clear disk",
+        &format!("pool remove-device default {extra}"),
+        "cache set disk --block-size 4K",
+    ]
+    .iter()
+    .map(|line| line.split(' ').map(str::to_owned).collect())
+    .collect()
+}
+
+fn fio(hob: &Hob, seed: u32) -> Tool {
+    Tool::new("fio")
+        .args(["--name=verify", "--ioengine=nbd", "--uri", &hob.uri()])
+        .args(["--rw=randwrite", "--bsrange=512-1M", "--blockalign=512", "--iodepth=32"])
+        .args(["--size", &SIZE.to_string(), "--serialize_overlap=1"])
+        .args(["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--verify_backlog=256"])
+        .args([&format!("--randseed={seed}"), "--allrandrepeat=0", "--output-format=terse"])
+        .limit(Duration::from_secs(300))
+}
+
+/// Runs fio to its end; meanwhile calls `step` again and again.
+#[track_caller]
+fn run_with(hob: &Hob, seed: u32, mut step: impl FnMut()) {
+    let mut process = fio(hob, seed).start();
+    let start = Instant::now();
+    while process.poll().is_none() {
+        assert!(start.elapsed() < Duration::from_secs(300), "fio does not end");
+        step();
+        std::thread::sleep(Duration::from_millis(40));
+    }
+    let output = process.finish(Duration::ZERO);
+    assert!(output.success(), "fio: {}", output.all());
+    assert!(!output.all().contains("verify:"), "fio: {}", output.all());
+}
+
+/// Promise 2 under every live change: no error, and each verified byte is right.
+#[test]
+fn live_changes_are_invisible() {
+    let scratch = Scratch::new();
+    empty_file(&scratch.path("disk.img"), SIZE);
+    // The pool must have room for the largest size asked for above.
+    let hob =
+        Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "128M", "4K").start(&scratch);
+    empty_file(&scratch.path("extra"), 96 * MIB);
+    let changes = changes(&scratch.text("extra"));
+    let mut done = 0;
+    let mut seed = 1;
+    // At least so many runs of fio, and as many more as every change needs to happen twice.
+    while seed <= RUNS || done < 2 * changes.len() {
+        run_with(&hob, seed, || {
+            let change: Vec<&str> = changes[done % changes.len()].iter().map(String::as_str).collect();
+            hob.ctl(&change);
+            done += 1;
+        });
+        seed += 1;
+        assert!(seed < 40, "only {done} changes in {seed} runs of fio");
+    }
+    println!("{done} changes under {} runs of fio", seed - 1);
+    hob.stop();
+}
+
+#[test]
+fn a_cache_left_in_peace_verifies() {
+    let scratch = Scratch::new();
+    empty_file(&scratch.path("disk.img"), SIZE);
+    let hob =
+        Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "16K").start(&scratch);
+    run_with(&hob, 77, || {});
+    hob.stop();
+}
+
+#[test]
+fn a_disk_without_a_cache_verifies_over_tcp() {
+    let scratch = Scratch::new();
+    empty_file(&scratch.path("disk.img"), SIZE);
+    let hob = Serve::disk(&scratch.text("disk.img")).tcp().start(&scratch);
+    run_with(&hob, 78, || {});
+    hob.stop();
+}

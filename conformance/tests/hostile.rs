@@ -1,0 +1,319 @@
+//! Clients that break the protocol's rules, or merely ask for a great deal. Each is answered with
+//! the protocol's error or with a closed connection; a witness on another connection feels nothing.
+
+use std::collections::HashSet;
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use conformance::data::{assert_same, noise_file};
+use conformance::nbd_client::{
+    CMD_DISC, CMD_READ, CMD_TRIM, CMD_WRITE, Client, EINVAL, ENOSPC, option, option_reply, request,
+};
+use conformance::process::resident_kib;
+use conformance::{Hob, MIB, Scratch, Serve};
+
+const SIZE: u64 = 16 * MIB;
+
+struct Stage {
+    scratch: Scratch,
+    hob: Hob,
+    witness: Client,
+    image: Vec<u8>,
+}
+
+impl Stage {
+    #[track_caller]
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        noise_file(&scratch.path("disk.img"), SIZE, 30);
+        let image = std::fs::read(scratch.path("disk.img")).unwrap();
+        let hob =
+            Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "4K").start(&scratch);
+        let witness = hob.connect();
+        Self { scratch, hob, witness, image }
+    }
+
+    /// The witness reads what it always read, promptly, on the connection it always had.
+    #[track_caller]
+    fn witness_is_well(&mut self, after: &str) {
+        let start = Instant::now();
+        for at in [0, 5 * MIB + 512, SIZE - 4096] {
+            let data = self.witness.read(at, 4096).unwrap_or_else(|e| panic!("witness after {after}: {e}"));
+            assert_same(&data, &self.image[at as usize..at as usize + 4096], at, after);
+        }
+        assert!(start.elapsed() < Duration::from_secs(5), "witness waited after {after}");
+    }
+
+    #[track_caller]
+    fn end(mut self) {
+        self.witness_is_well("everything");
+        self.hob.stop();
+        let image = std::fs::read(self.scratch.path("disk.img")).unwrap();
+        assert_same(&image, &self.image, 0, "the backing before and after");
+    }
+}
+
+/// Reads until the server closes; panics when it does not.
+#[track_caller]
+fn closed(mut stream: impl Read, what: &str) {
+    let mut sink = [0; 4096];
+    let mut said = 0;
+    loop {
+        match stream.read(&mut sink) {
+            Ok(0) => return,
+            Ok(n) => said += n,
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return,
+            Err(e) => panic!("{what}: expected a closed connection, got {e}"),
+        }
+        assert!(said < 1 << 20, "{what}: the server talks on");
+    }
+}
+
+/// Promise 5: nonsense in the negotiation.
+#[test]
+fn nonsense_before_transmission_closes_the_connection() {
+    let mut stage = Stage::new();
+    let noise = conformance::data::Noise::new(8).bytes(4096);
+    let mut huge = option(7, b"");
+    huge[12..16].copy_from_slice(&u32::MAX.to_be_bytes());
+    let unknown_flags = 0xffff_ffff_u32.to_be_bytes().to_vec();
+    let with_flags = |bytes: &[u8]| [&3_u32.to_be_bytes()[..], bytes].concat();
+    let table: [(&str, Vec<u8>); 5] = [
+        ("client flags nobody knows", unknown_flags),
+        ("noise in place of an option", with_flags(&noise)),
+        ("an option of 4 GiB", with_flags(&[huge, noise.clone()].concat())),
+        ("a wrong option magic", with_flags(&[&b"IHAVENOT"[..], &noise].concat())),
+        ("a web browser", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec()),
+    ];
+    for (what, bytes) in table {
+        let mut stream = stage.hob.address().open().unwrap();
+        // The server may close before it has all of it.
+        let _ = stream.write_all(&bytes);
+        closed(stream, what);
+        stage.witness_is_well(what);
+    }
+    stage.end();
+}
+
+/// Promise 5: options that are well-formed but wrong get an error, and the negotiation goes on.
+#[test]
+fn wrong_options_are_answered_and_the_negotiation_goes_on() {
+    let mut stage = Stage::new();
+    let name_too_long = [&4000_u32.to_be_bytes()[..], &[b'x'; 10], &[0, 0]].concat();
+    let table: [(&str, u32, Vec<u8>); 5] = [
+        ("an option nobody knows", 0x7777, vec![1, 2, 3]),
+        ("GO without a name", 7, vec![]),
+        ("GO with a name longer than the option", 7, name_too_long),
+        ("GO for an export that is not there", 7, [&4_u32.to_be_bytes()[..], b"nope", &[0, 0]].concat()),
+        ("LIST with data", 3, vec![0; 7]),
+    ];
+    let mut stream = stage.hob.address().open().unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    stream.write_all(&3_u32.to_be_bytes()).unwrap();
+    for (what, number, data) in table {
+        stream.write_all(&option(number, &data)).unwrap();
+        let (kind, _) = option_reply(&mut *stream).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert!(kind & 0x8000_0000 != 0, "{what}: answered {kind:#x}");
+        stage.witness_is_well(what);
+    }
+    // The same connection can still list and leave.
+    stream.write_all(&option(3, b"")).unwrap();
+    assert_eq!(option_reply(&mut *stream).unwrap().0, 2, "LIST names the export");
+    assert_eq!(option_reply(&mut *stream).unwrap().0, 1, "LIST ends");
+    stream.write_all(&option(2, b"")).unwrap();
+    assert_eq!(option_reply(&mut *stream).unwrap().0, 1, "ABORT is acknowledged");
+    stage.end();
+}
+
+#[test]
+fn a_wrong_request_magic_closes_the_connection() {
+    let mut stage = Stage::new();
+    let mut client = stage.hob.connect();
+    client.read(0, 512).unwrap();
+    client.raw().write_all(&[0xaa; 28]).unwrap();
+    closed(client.raw(), "wrong magic");
+    stage.witness_is_well("wrong magic");
+    stage.end();
+}
+
+/// What it is, flags, command, offset, length, payload.
+type Request<'a> = (&'a str, u16, u16, u64, u32, &'a [u8]);
+
+/// Promise 5: requests that make no sense, each followed by one that does, on one connection.
+#[test]
+fn senseless_requests_get_an_error_and_the_connection_lives() {
+    let mut stage = Stage::new();
+    let mut client = stage.hob.connect();
+    let one = vec![7; 4096];
+    let table: [Request; 9] = [
+        ("read behind the end", 0, CMD_READ, SIZE, 4096, &[]),
+        ("read across the end", 0, CMD_READ, SIZE - 512, 4096, &[]),
+        ("read at the end of numbers", 0, CMD_READ, u64::MAX - 511, 4096, &[]),
+        ("write behind the end", 0, CMD_WRITE, SIZE, 4096, &one),
+        ("write across the end", 0, CMD_WRITE, SIZE - 512, 4096, &one),
+        ("write at the end of numbers", 0, CMD_WRITE, u64::MAX - 4095, 4096, &one),
+        ("trim across the end", 0, CMD_TRIM, SIZE - 512, 1 << 20, &[]),
+        ("an unknown command", 0, 4711, 0, 0, &[]),
+        ("an unknown flag", 0x8000, CMD_READ, 0, 4096, &[]),
+    ];
+    for (what, flags, command, offset, length, payload) in table {
+        let error =
+            client.call(flags, command, offset, length, payload).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert!([EINVAL, ENOSPC].contains(&error), "{what}: error {error}");
+        let data = client.read(4096, 512).unwrap_or_else(|e| panic!("after {what}: {e}"));
+        assert_same(&data, &stage.image[4096..4608], 4096, what);
+        stage.witness_is_well(what);
+    }
+    stage.end();
+}
+
+/// Promise 5: a length beyond the maximum is refused or the connection closed, and no memory is taken for it.
+#[test]
+fn oversized_requests_take_no_memory() {
+    let mut stage = Stage::new();
+    let before = resident_kib(stage.hob.process.pid());
+    for length in [(32 << 20) + 4096, 0x7fff_f000, u32::MAX] {
+        for command in [CMD_READ, CMD_WRITE] {
+            let mut client = stage.hob.connect();
+            client.raw().write_all(&request(0, command, 1, 0, length)).unwrap();
+            if command == CMD_WRITE {
+                // A little of the payload, and never the rest: an error now or a closed connection is right.
+                let _ = client.raw().write_all(&[9; 65536]);
+                drop(client);
+            } else {
+                match client.receive() {
+                    Ok(reply) => assert_ne!(reply.error, 0, "a read of {length} bytes"),
+                    Err(e) => assert_ne!(e.kind(), std::io::ErrorKind::WouldBlock, "silence: {e}"),
+                }
+            }
+            stage.witness_is_well("an oversized request");
+        }
+    }
+    let after = resident_kib(stage.hob.process.pid());
+    assert!(after < before + 128 * 1024, "memory grew from {before} to {after} KiB");
+    stage.end();
+}
+
+#[test]
+fn misaligned_requests_are_right_or_refused() {
+    let mut stage = Stage::new();
+    let mut client = stage.hob.connect();
+    for (offset, length) in [(1_u64, 3_u32), (511, 2), (4095, 4098), (777, 77_777), (SIZE - 1, 1)] {
+        let error = client.call(0, CMD_READ, offset, length, &[]).unwrap();
+        if error == 0 {
+            let mut data = vec![0; length as usize];
+            client.take(&mut data).unwrap();
+            let right = &stage.image[offset as usize..offset as usize + length as usize];
+            assert_same(&data, right, offset, "a misaligned read");
+        } else {
+            assert_eq!(error, EINVAL, "{length} bytes at {offset}");
+        }
+    }
+    stage.witness_is_well("misaligned requests");
+    stage.end();
+}
+
+/// Promise 5: clients that stop in the middle of a sentence hold nobody up, not even SIGTERM.
+#[test]
+fn silence_in_the_middle_holds_nobody_up() {
+    let mut stage = Stage::new();
+    let mut silent = Vec::new();
+    for n in 0..24 {
+        match n % 4 {
+            0 => silent.push(stage.hob.address().open().unwrap()),
+            1 => {
+                let mut stream = stage.hob.address().open().unwrap();
+                stream.write_all(&[0, 0, 0, 3, b'I', b'H']).unwrap();
+                silent.push(stream);
+            }
+            _ => {}
+        }
+    }
+    let mut half: Vec<Client> = (0..12).map(|_| stage.hob.connect()).collect();
+    for (n, client) in half.iter_mut().enumerate() {
+        let head = request(0, CMD_WRITE, 1, 0, 65536);
+        let piece = if n % 2 == 0 { head[..13].to_vec() } else { [&head[..], &[1; 4000]].concat() };
+        client.raw().write_all(&piece).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    stage.witness_is_well("silence");
+    stage.end();
+}
+
+/// Promise 5: eighty connections at once, all served.
+#[test]
+fn eighty_connections_at_once() {
+    let mut stage = Stage::new();
+    let mut clients: Vec<Client> = (0..80).map(|_| stage.hob.connect()).collect();
+    for round in 0..3_u64 {
+        for (n, client) in clients.iter_mut().enumerate() {
+            client.send(0, CMD_READ, (n as u64 + round) * 8192, 8192, &[]).unwrap();
+        }
+        for (n, client) in clients.iter_mut().enumerate() {
+            assert_eq!(client.receive().unwrap().error, 0);
+            let mut data = vec![0; 8192];
+            client.take(&mut data).unwrap();
+            let at = (n + round as usize) * 8192;
+            assert_same(&data, &stage.image[at..at + 8192], at as u64, "one of eighty");
+        }
+    }
+    stage.witness_is_well("eighty connections");
+    stage.end();
+}
+
+/// Promise 5: two thousand requests in flight on one connection, each answered once.
+#[test]
+fn two_thousand_requests_in_flight() {
+    const COUNT: u64 = 2048;
+    let mut stage = Stage::new();
+    let mut client = stage.hob.connect();
+    let place = |cookie: u64| cookie * 7 % 4000 * 4096;
+    let flood: Vec<u8> = (0..COUNT).flat_map(|c| request(0, CMD_READ, c, place(c), 4096)).collect();
+    client.raw().write_all(&flood).unwrap();
+    stage.witness_is_well("a flood");
+    let mut seen = HashSet::new();
+    for _ in 0..COUNT {
+        let reply = client.receive().unwrap();
+        assert_eq!(reply.error, 0);
+        assert!(reply.cookie < COUNT && seen.insert(reply.cookie), "cookie {} again", reply.cookie);
+        let mut data = vec![0; 4096];
+        client.take(&mut data).unwrap();
+        let at = place(reply.cookie);
+        assert_same(&data, &stage.image[at as usize..at as usize + 4096], at, "one of two thousand");
+    }
+    stage.end();
+}
+
+/// Promise 5: a client that asks for gigabytes and reads none of them costs a bounded amount of memory.
+#[test]
+fn a_client_that_never_reads_is_held_back() {
+    let mut stage = Stage::new();
+    let mut greedy: Vec<Client> = (0..4).map(|_| stage.hob.connect()).collect();
+    for client in &mut greedy {
+        // 1024 requests of 8 MiB each are 8 GiB of replies nobody takes.
+        let flood: Vec<u8> = (0..1024).flat_map(|c| request(0, CMD_READ, c, 0, 8 << 20)).collect();
+        client.raw().write_all(&flood).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    stage.witness_is_well("greed");
+    let held = resident_kib(stage.hob.process.pid());
+    assert!(held < 1024 * 1024, "the server holds {held} KiB for clients that do not read");
+    drop(greedy);
+    stage.end();
+}
+
+#[test]
+fn leaving_with_requests_in_flight_is_fine() {
+    let mut stage = Stage::new();
+    for n in 0..20 {
+        let mut client = stage.hob.connect();
+        let mut flood: Vec<u8> = (0..64).flat_map(|c| request(0, CMD_READ, c, c * 65536, 65536)).collect();
+        if n % 2 == 0 {
+            flood.extend(request(0, CMD_DISC, 99, 0, 0));
+        }
+        client.raw().write_all(&flood).unwrap();
+        drop(client);
+    }
+    stage.witness_is_well("clients that left");
+    stage.end();
+}

@@ -1,0 +1,46 @@
+//! Both ways of doing I/O, asked for by name. `HOB_RING=threads` runs any other file of this suite
+//! the slow way; `cargo xtask test` does so for those that move data.
+
+use conformance::data::{Noise, assert_same, noise_file};
+use conformance::{Hob, MIB, Scratch, Serve, Tool};
+
+const SIZE: u64 = 32 * MIB;
+
+#[track_caller]
+fn moves_data(ring: &str) -> (Scratch, Hob) {
+    let scratch = Scratch::new();
+    noise_file(&scratch.path("disk.img"), SIZE, 70);
+    let serve = Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "16M", "4K").ring(ring);
+    let hob = serve.start(&scratch);
+    let mut image = std::fs::read(scratch.path("disk.img")).unwrap();
+    let mut client = hob.connect();
+    let data = Noise::new(71).bytes(MIB as usize);
+    client.write(3 * MIB + 512, &data).unwrap();
+    client.flush().unwrap();
+    image[3 * MIB as usize + 512..][..data.len()].copy_from_slice(&data);
+    for _ in 0..2 {
+        assert_same(&client.read(0, SIZE as u32).unwrap(), &image, 0, "the disk and the client's memory");
+    }
+    Tool::new("qemu-img")
+        .args(["compare", "-f", "raw", "-F", "raw", &scratch.text("disk.img"), &hob.uri()])
+        .run();
+    (scratch, hob)
+}
+
+#[test]
+fn threads_move_data() {
+    let (_scratch, hob) = moves_data("threads");
+    hob.stop();
+}
+
+#[test]
+fn io_uring_moves_data() {
+    let (_scratch, hob) = moves_data("io_uring");
+    hob.stop();
+}
+
+#[test]
+fn auto_moves_data() {
+    let (_scratch, hob) = moves_data("auto");
+    hob.stop();
+}

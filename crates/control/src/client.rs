@@ -1,0 +1,287 @@
+//! Asks a daemon: one HTTP/1.1 connection per question, over a Unix socket or TCP.
+
+use std::io;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::{
+    CacheEnable, CachePatch, DeviceAdd, Disk, DiskAdd, DiskChanged, DiskStats, Endpoint, Explanation, Pool,
+    PoolChanged, PoolCreate, Problem, Version,
+};
+
+/// Longest answer that is read, bytes.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// Longest wait for an answer. The daemon's own limits are shorter.
+const ANSWER_SECONDS_MAX: u64 = 60;
+
+/// Why a question has no answer. Each variant is one reaction of the caller.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody answers: start the daemon, or name another socket.
+    #[error("cannot reach the daemon at {endpoint}: {source}")]
+    Unreachable {
+        /// Where.
+        endpoint: Endpoint,
+        /// Why.
+        source: io::Error,
+    },
+    /// The daemon said no.
+    #[error("{problem}")]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// What it said.
+        problem: Problem,
+    },
+    /// What answers does not speak this API.
+    #[error("{endpoint} gave an answer that is not hob's: {what}")]
+    Garbled {
+        /// Who.
+        endpoint: Endpoint,
+        /// What was wrong.
+        what: String,
+    },
+    /// No answer in time.
+    #[error("{endpoint} did not answer within {ANSWER_SECONDS_MAX} s")]
+    TimedOut {
+        /// Who.
+        endpoint: Endpoint,
+    },
+}
+
+/// A daemon to ask. Cheap to make; connects when asked.
+#[derive(Clone, Debug)]
+pub struct Client {
+    endpoint: Endpoint,
+    token: Option<String>,
+}
+
+impl Client {
+    /// A client of the daemon at `endpoint`. TCP needs the daemon's token.
+    pub fn new(endpoint: Endpoint, token: Option<String>) -> Client {
+        Client { endpoint, token }
+    }
+
+    /// Where the daemon is.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Who answers.
+    pub async fn version(&self) -> Result<Version, ClientError> {
+        self.get("/v1/version").await
+    }
+
+    /// All pools.
+    pub async fn pools(&self) -> Result<Vec<Pool>, ClientError> {
+        self.get("/v1/pools").await
+    }
+
+    /// One pool.
+    pub async fn pool(&self, pool: &str) -> Result<Pool, ClientError> {
+        self.get(&pool_path(pool)).await
+    }
+
+    /// Makes a pool.
+    pub async fn pool_create(&self, create: &PoolCreate) -> Result<PoolChanged, ClientError> {
+        self.send(Method::POST, "/v1/pools", Some(create)).await
+    }
+
+    /// Forgets a pool without caches.
+    pub async fn pool_remove(&self, pool: &str) -> Result<PoolChanged, ClientError> {
+        self.delete(&pool_path(pool)).await
+    }
+
+    /// Gives a pool another device.
+    pub async fn device_add(&self, pool: &str, add: &DeviceAdd) -> Result<PoolChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/devices", pool_path(pool)), Some(add)).await
+    }
+
+    /// Takes a device from a pool.
+    pub async fn device_remove(&self, pool: &str, path: &str) -> Result<PoolChanged, ClientError> {
+        self.delete(&format!("{}/devices?path={}", pool_path(pool), percent_encode(path))).await
+    }
+
+    /// All disks.
+    pub async fn disks(&self) -> Result<Vec<Disk>, ClientError> {
+        self.get("/v1/disks").await
+    }
+
+    /// One disk.
+    pub async fn disk(&self, disk: &str) -> Result<Disk, ClientError> {
+        self.get(&disk_path(disk)).await
+    }
+
+    /// Serves a disk.
+    pub async fn disk_add(&self, add: &DiskAdd) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, "/v1/disks", Some(add)).await
+    }
+
+    /// Stops serving a disk. Its backing keeps its data.
+    pub async fn disk_remove(&self, disk: &str) -> Result<DiskChanged, ClientError> {
+        self.delete(&disk_path(disk)).await
+    }
+
+    /// Gives a disk a cache.
+    pub async fn cache_enable(&self, disk: &str, enable: &CacheEnable) -> Result<DiskChanged, ClientError> {
+        self.send(Method::PUT, &format!("{}/cache", disk_path(disk)), Some(enable)).await
+    }
+
+    /// Changes a cache.
+    pub async fn cache_patch(&self, disk: &str, patch: &CachePatch) -> Result<DiskChanged, ClientError> {
+        self.send(Method::PATCH, &format!("{}/cache", disk_path(disk)), Some(patch)).await
+    }
+
+    /// Takes a cache away.
+    pub async fn cache_disable(&self, disk: &str) -> Result<DiskChanged, ClientError> {
+        self.delete(&format!("{}/cache", disk_path(disk))).await
+    }
+
+    /// Empties a cache.
+    pub async fn cache_clear(&self, disk: &str) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/cache/clear", disk_path(disk)), None::<&()>).await
+    }
+
+    /// A disk's figures.
+    pub async fn stats(&self, disk: &str) -> Result<DiskStats, ClientError> {
+        self.get(&format!("{}/stats", disk_path(disk))).await
+    }
+
+    /// Why a disk's I/O is or is not served from flash.
+    pub async fn explain(&self, disk: &str) -> Result<Explanation, ClientError> {
+        self.get(&format!("{}/explain", disk_path(disk))).await
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.send(Method::GET, path, None::<&()>).await
+    }
+
+    async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.send(Method::DELETE, path, None::<&()>).await
+    }
+
+    async fn send<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, ClientError> {
+        let body = match body {
+            Some(body) => serde_json::to_vec(body).map_err(|error| self.garbled(error))?,
+            None => Vec::new(),
+        };
+        let exchange = async {
+            match &self.endpoint {
+                Endpoint::Unix(socket) => {
+                    let stream = UnixStream::connect(socket).await.map_err(|error| self.unreachable(error))?;
+                    self.exchange(stream, method, path, body).await
+                }
+                Endpoint::Tcp { host, port } => {
+                    let stream =
+                        TcpStream::connect((host.as_str(), *port)).await.map_err(|error| self.unreachable(error))?;
+                    self.exchange(stream, method, path, body).await
+                }
+            }
+        };
+        let (status, answer) = tokio::time::timeout(Duration::from_secs(ANSWER_SECONDS_MAX), exchange)
+            .await
+            .map_err(|_| ClientError::TimedOut { endpoint: self.endpoint.clone() })??;
+        if status.is_success() {
+            return serde_json::from_slice(&answer).map_err(|error| self.garbled(error));
+        }
+        match serde_json::from_slice::<Problem>(&answer) {
+            Ok(problem) => Err(ClientError::Refused { status: status.as_u16(), problem }),
+            Err(_) => Err(self.garbled(format!("HTTP status {status}"))),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.garbled(error))?;
+        let driver = tokio::spawn(connection);
+        let mut request = Request::builder().method(method).uri(path).header(HOST, "hob");
+        if !body.is_empty() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        if let Some(token) = &self.token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let request = request.body(Full::new(Bytes::from(body))).map_err(|error| self.garbled(error))?;
+        let response = sender.send_request(request).await.map_err(|error| self.garbled(error))?;
+        let status = response.status();
+        let answer = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
+            .collect()
+            .await
+            .map_err(|error| self.garbled(error))?
+            .to_bytes();
+        driver.abort();
+        Ok((status, answer))
+    }
+
+    fn unreachable(&self, source: io::Error) -> ClientError {
+        ClientError::Unreachable { endpoint: self.endpoint.clone(), source }
+    }
+
+    fn garbled(&self, what: impl ToString) -> ClientError {
+        ClientError::Garbled { endpoint: self.endpoint.clone(), what: what.to_string() }
+    }
+}
+
+fn pool_path(pool: &str) -> String {
+    format!("/v1/pools/{}", percent_encode(pool))
+}
+
+fn disk_path(disk: &str) -> String {
+    format!("/v1/disks/{}", percent_encode(disk))
+}
+
+/// Escapes everything that has a meaning in a URI. A path of dots is escaped too, so that no
+/// name becomes a step up.
+fn percent_encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'~' | b'.') {
+            encoded.push(byte as char);
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    if encoded.bytes().all(|byte| byte == b'.') { encoded.replace('.', "%2E") } else { encoded }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_leave_their_place_in_the_path() {
+        assert_eq!(disk_path("vm-1.a"), "/v1/disks/vm-1.a");
+        assert_eq!(disk_path("a/b?c d%ä"), "/v1/disks/a%2Fb%3Fc%20d%25%C3%A4");
+        assert_eq!(disk_path(".."), "/v1/disks/%2E%2E");
+    }
+
+    #[test]
+    fn nobody_home_is_said_with_the_address() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let endpoint = Endpoint::Unix("/nonexistent/hob.sock".into());
+        let error = runtime.block_on(Client::new(endpoint, None).version()).unwrap_err();
+        assert!(error.to_string().contains("unix:/nonexistent/hob.sock"), "{error}");
+    }
+}

@@ -1,0 +1,37 @@
+//! The body of every answer that is not a success.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What went wrong, and what to do about it. The HTTP status says whose fault it was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// One sentence, without a full stop.
+    pub error: String,
+    /// What the caller can do, where there is something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+impl Problem {
+    /// A problem without a hint.
+    pub fn new(error: impl Into<String>) -> Problem {
+        Problem { error: error.into(), hint: None }
+    }
+
+    /// The same with a hint.
+    pub fn with_hint(self, hint: impl Into<String>) -> Problem {
+        Problem { hint: Some(hint.into()), ..self }
+    }
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.hint {
+            Some(hint) => write!(f, "{}; {hint}", self.error),
+            None => f.write_str(&self.error),
+        }
+    }
+}
+
+impl std::error::Error for Problem {}

@@ -1,0 +1,27 @@
+//! What a running hob daemon can be asked over its control socket: the types of requests and
+//! answers, and a client.
+//!
+//! The types are the API: the daemon answers with them, the command line reads them, and the
+//! OpenAPI document is generated from them. Requests refuse unknown fields, so that a misspelt
+//! setting is an error and not a silence. Bytes are [`Size`]; latencies are nanoseconds and say so
+//! in their names.
+
+pub mod client;
+mod endpoint;
+mod error;
+mod explain;
+mod name;
+mod resources;
+mod size;
+mod stats;
+
+pub use endpoint::{Endpoint, EndpointParseError};
+pub use error::Problem;
+pub use explain::{Explanation, Share};
+pub use name::{NAME_CHARS_MAX, NameError, check_name};
+pub use resources::{
+    Cache, CacheEnable, CachePatch, CacheState, Device, DeviceAdd, DeviceState, Disk, DiskAdd, DiskChanged, DiskState,
+    IoMode, Pool, PoolChanged, PoolCreate, Version,
+};
+pub use size::{Size, SizeParseError};
+pub use stats::{Bucket, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats};

@@ -1,0 +1,292 @@
+//! Pools, devices, disks and caches: what can be listed, made and changed.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::Size;
+
+/// Who answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Version {
+    /// Always `hob`.
+    pub name: String,
+    /// Of the daemon.
+    pub version: String,
+    /// Of this API; `v1` stands in the paths.
+    pub api: String,
+    /// Process id.
+    pub pid: u32,
+    /// Threads that serve I/O.
+    pub shards: usize,
+}
+
+/// Flash devices of this host, aggregated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// Unit of allocation; sizes of caches are rounded up to it.
+    pub segment_size: Size,
+    /// Room for caches in all, on devices that are online.
+    pub size: Size,
+    /// Room that no cache has.
+    pub free: Size,
+    /// Its devices.
+    pub devices: Vec<Device>,
+    /// Disks whose caches lie in it.
+    pub caches: Vec<String>,
+}
+
+/// One flash device, or a file on one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Device {
+    /// Its path.
+    pub path: String,
+    /// Can it be used?
+    pub state: DeviceState,
+    /// Why not, where it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Room for caches.
+    pub size: Size,
+    /// Room that no cache has.
+    pub free: Size,
+    /// How it is read and written; absent while it is offline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoMode>,
+}
+
+/// Can a flash device be used?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceState {
+    /// Yes.
+    Online,
+    /// It does not answer in time; caches bypass it until it does.
+    Stalled,
+    /// It failed too often; caches gave it up. Remove it, or add it again.
+    Fenced,
+    /// It could not be opened.
+    Offline,
+}
+
+/// Does the kernel's page cache stand between hob and a device?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum IoMode {
+    /// No (O_DIRECT).
+    Direct,
+    /// Yes, because the filesystem cannot do without.
+    Buffered,
+}
+
+/// A virtual disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Disk {
+    /// Its name, which is its NBD export name.
+    pub name: String,
+    /// Is it served?
+    pub state: DiskState,
+    /// Why not, where it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Where its data lives: a path or a URI.
+    pub backing: String,
+    /// Bytes; 0 while it has never been opened.
+    pub size: Size,
+    /// Are changes refused?
+    pub read_only: bool,
+    /// Its cache, if it is to have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Cache>,
+}
+
+/// Is a disk served?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskState {
+    /// Yes.
+    Online,
+    /// Its backing could not be opened; it is tried again now and then.
+    Offline,
+    /// It is being removed.
+    Removing,
+}
+
+/// One disk's part of a pool.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Cache {
+    /// Which pool.
+    pub pool: String,
+    /// What it is doing.
+    pub state: CacheState,
+    /// Why it is not what was asked for, where it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Room that was asked for, in whole segments.
+    pub size: Size,
+    /// Room that it has: less than `size` after a device was lost or removed.
+    pub room: Size,
+    /// Unit of fill and eviction.
+    pub block_size: Size,
+    /// Replacement policy.
+    pub policy: String,
+}
+
+/// What a cache is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheState {
+    /// The disk has none, or it could not be given any flash.
+    None,
+    /// Serving.
+    Active,
+    /// A change is under way; requests go to the backing.
+    Changing,
+    /// Its flash does not answer in time; requests go to the backing.
+    Stalled,
+    /// All of its flash is fenced; requests go to the backing.
+    Fenced,
+}
+
+/// `POST /v1/pools`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolCreate {
+    /// Its name.
+    pub name: String,
+    /// Paths of its devices: block devices or files.
+    pub devices: Vec<String>,
+    /// Size of each file; files are made this large. Block devices are used whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
+    /// Unit of allocation, a power of two; 16 MiB if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment_size: Option<Size>,
+    /// Use devices that look used, and lose what is on them.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// `POST /v1/pools/{pool}/devices`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceAdd {
+    /// Its path.
+    pub path: String,
+    /// As in [`PoolCreate`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
+    /// As in [`PoolCreate`].
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// `POST /v1/disks`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskAdd {
+    /// Its name.
+    pub name: String,
+    /// A raw file, a block device, `nbd://host/export`, `nbd+unix:///export?socket=…`, or a qcow2,
+    /// VMDK, VDI or VHDX file.
+    pub backing: String,
+    /// Refuse changes.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// `PUT /v1/disks/{disk}/cache`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CacheEnable {
+    /// Where.
+    pub pool: String,
+    /// How large; rounded up to whole segments.
+    pub size: Size,
+    /// A power of two from 4K to 1M; 4K if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<Size>,
+    /// A policy's name; the first of the list if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+}
+
+/// `PATCH /v1/disks/{disk}/cache`: what is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CachePatch {
+    /// New size, rounded up to whole segments. What fits is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
+    /// New block size. Empties the cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<Size>,
+    /// New policy. Empties the cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+}
+
+/// What a pool is after a change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolChanged {
+    /// The pool; absent when it was removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<Pool>,
+    /// What was done differently from what one may have expected, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// What a disk is after a change.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskChanged {
+    /// The disk; absent when it was removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<Disk>,
+    /// What was done differently from what one may have expected, in sentences.
+    pub notes: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_setting_is_refused_by_name() {
+        let error = serde_json::from_str::<CachePatch>(r#"{"blok_size": 4096}"#).unwrap_err().to_string();
+        assert!(error.contains("blok_size") && error.contains("block_size"), "{error}");
+    }
+
+    #[test]
+    fn resources_survive_json() {
+        let disk = Disk {
+            name: "vm1".into(),
+            state: DiskState::Offline,
+            reason: Some("no such file".into()),
+            backing: "/vm.img".into(),
+            size: Size(1 << 30),
+            read_only: true,
+            cache: Some(Cache {
+                pool: "default".into(),
+                state: CacheState::Changing,
+                reason: None,
+                size: Size(64 << 20),
+                room: Size(48 << 20),
+                block_size: Size(4096),
+                policy: "lru".into(),
+            }),
+        };
+        let text = serde_json::to_string(&disk).unwrap();
+        assert!(text.contains(r#""state":"offline""#) && text.contains(r#""state":"changing""#), "{text}");
+        assert_eq!(serde_json::from_str::<Disk>(&text).unwrap(), disk);
+    }
+
+    #[test]
+    fn absent_fields_have_defaults() {
+        let create: PoolCreate = serde_json::from_str(r#"{"name":"p","devices":["/a"]}"#).unwrap();
+        assert_eq!(
+            create,
+            PoolCreate { name: "p".into(), devices: vec!["/a".into()], size: None, segment_size: None, force: false }
+        );
+    }
+}

@@ -1,0 +1,221 @@
+//! Who may touch which sectors now: range locks in order of arrival.
+//!
+//! Each request claims its range of sectors. A claim waits for every *earlier* claim that overlaps it
+//! and conflicts with it, granted or not, so nobody starves and nothing deadlocks. That is what makes
+//! a miss be fetched once, a write win over a fill, and a read never see half of a write.
+//!
+//! | | Read | Fill | Change |
+//! |---|---|---|---|
+//! | Read (served from flash, or past a cache that is off) | – | – | waits |
+//! | Fill (a read that will fill flash) | – | waits | waits |
+//! | Change (write, discard, zeroes) | waits | waits | waits |
+//!
+//! Claims are found through zones of 1 MiB that hash to buckets, so both entering and leaving look
+//! only at neighbours.
+
+use crate::units::{DiskId, SECTOR_BYTES};
+
+const ZONE_SECTORS: u64 = (1 << 20) / SECTOR_BYTES;
+const NONE: u32 = u32::MAX;
+
+/// What a claim is for; the table above says what conflicts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Fill,
+    Change,
+}
+
+impl Kind {
+    fn conflicts(self, other: Kind) -> bool {
+        match (self, other) {
+            (Kind::Change, _) | (_, Kind::Change) | (Kind::Fill, Kind::Fill) => true,
+            (Kind::Read, _) | (_, Kind::Read) => false,
+        }
+    }
+}
+
+/// Sectors of one disk, `first <= … < end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) disk: DiskId,
+    pub(crate) first: u64,
+    pub(crate) end: u64,
+}
+
+impl Range {
+    #[inline]
+    fn overlaps(&self, other: &Range) -> bool {
+        self.first < other.end && other.first < self.end && self.disk == other.disk
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    range: Range,
+    kind: Kind,
+    order: u64,
+    /// Conflicts with earlier claims, counted once per pair of links that share a bucket.
+    blockers: u32,
+    links: u32,
+}
+
+/// One appearance of a claim in one bucket.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    claim: u32,
+    bucket: u32,
+    prev: u32,
+    next: u32,
+    /// Next link of the same claim; next free link when free.
+    sibling: u32,
+}
+
+/// All claims of one engine.
+#[derive(Debug)]
+pub(crate) struct Claims {
+    claims: Vec<Claim>,
+    buckets: Vec<u32>,
+    links: Vec<Link>,
+    free: u32,
+    order: u64,
+}
+
+impl Claims {
+    /// Room for claims numbered 0 … `claims_max` − 1.
+    pub(crate) fn new(claims_max: u32) -> Self {
+        let empty = Claim {
+            range: Range { disk: DiskId(0), first: 0, end: 0 },
+            kind: Kind::Read,
+            order: 0,
+            blockers: 0,
+            links: NONE,
+        };
+        Claims {
+            claims: vec![empty; claims_max as usize],
+            buckets: vec![NONE; (claims_max as usize).next_power_of_two()],
+            links: Vec::with_capacity(2 * claims_max as usize),
+            free: NONE,
+            order: 0,
+        }
+    }
+
+    /// Enters claim `id`. True when it is granted at once; otherwise a later [`leave`](Self::leave)
+    /// grants it. `kind` is used if nothing is in the way, `waiting` if something is.
+    pub(crate) fn enter(&mut self, id: u32, range: Range, kind: Kind, waiting: Kind) -> bool {
+        debug_assert!(range.first < range.end && self.claims[id as usize].links == NONE);
+        self.order += 1;
+        let mut claim = Claim { range, kind, order: self.order, blockers: 0, links: NONE };
+        if self.count_conflicts(&claim) > 0 {
+            claim.kind = waiting;
+            claim.blockers = self.count_conflicts(&claim);
+        }
+        self.claims[id as usize] = claim;
+        for bucket in self.buckets_of(&range) {
+            self.link(id, bucket);
+        }
+        self.claims[id as usize].blockers == 0
+    }
+
+    /// Ends claim `id` and reports each claim that is granted by this.
+    pub(crate) fn leave(&mut self, id: u32, mut granted: impl FnMut(u32)) {
+        let leaving = self.claims[id as usize];
+        assert!(leaving.links != NONE && leaving.blockers == 0, "claim {id} leaves without being granted");
+        let mut link = leaving.links;
+        self.claims[id as usize].links = NONE;
+        while link != NONE {
+            let Link { bucket, sibling, .. } = self.links[link as usize];
+            self.unlink(link);
+            let mut at = self.buckets[bucket as usize];
+            while at != NONE {
+                let other = self.links[at as usize];
+                let claim = &mut self.claims[other.claim as usize];
+                if other.claim != id
+                    && claim.order > leaving.order
+                    && claim.kind.conflicts(leaving.kind)
+                    && claim.range.overlaps(&leaving.range)
+                {
+                    claim.blockers -= 1;
+                    if claim.blockers == 0 {
+                        granted(other.claim);
+                    }
+                }
+                at = other.next;
+            }
+            link = sibling;
+        }
+    }
+
+    /// Does a granted claim touch any of these sectors?
+    pub(crate) fn is_busy(&self, range: &Range) -> bool {
+        self.buckets_of(range).any(|bucket| {
+            self.in_bucket(bucket).any(|claim| claim.blockers == 0 && claim.range.overlaps(range))
+        })
+    }
+
+    fn count_conflicts(&self, claim: &Claim) -> u32 {
+        let conflicts = |bucket| {
+            self.in_bucket(bucket)
+                .filter(|other| other.kind.conflicts(claim.kind) && other.range.overlaps(&claim.range))
+                .count() as u32
+        };
+        self.buckets_of(&claim.range).map(conflicts).sum()
+    }
+
+    fn in_bucket(&self, bucket: u32) -> impl Iterator<Item = &Claim> {
+        let mut at = self.buckets[bucket as usize];
+        std::iter::from_fn(move || {
+            (at != NONE).then(|| {
+                let link = &self.links[at as usize];
+                at = link.next;
+                &self.claims[link.claim as usize]
+            })
+        })
+    }
+
+    fn buckets_of(&self, range: &Range) -> impl Iterator<Item = u32> + use<> {
+        let (mask, disk) = (self.buckets.len() as u64 - 1, range.disk.0);
+        (range.first / ZONE_SECTORS..=(range.end - 1) / ZONE_SECTORS).map(move |zone| {
+            // Consecutive zones of one disk take consecutive buckets: no collisions within a claim.
+            let scatter = (u64::from(disk) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+            (zone.wrapping_add(scatter) & mask) as u32
+        })
+    }
+
+    fn link(&mut self, id: u32, bucket: u32) {
+        let head = self.buckets[bucket as usize];
+        let new =
+            Link { claim: id, bucket, prev: NONE, next: head, sibling: self.claims[id as usize].links };
+        let at = if self.free != NONE {
+            let at = self.free;
+            self.free = self.links[at as usize].sibling;
+            self.links[at as usize] = new;
+            at
+        } else {
+            self.links.push(new);
+            self.links.len() as u32 - 1
+        };
+        if head != NONE {
+            self.links[head as usize].prev = at;
+        }
+        self.buckets[bucket as usize] = at;
+        self.claims[id as usize].links = at;
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let Link { bucket, prev, next, .. } = self.links[at as usize];
+        if prev == NONE {
+            self.buckets[bucket as usize] = next;
+        } else {
+            self.links[prev as usize].next = next;
+        }
+        if next != NONE {
+            self.links[next as usize].prev = prev;
+        }
+        self.links[at as usize].sibling = self.free;
+        self.free = at;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! Claims against a list that is searched from end to end.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn range(first: u64, end: u64) -> Range {
+    Range { disk: DiskId(1), first, end }
+}
+
+#[test]
+fn misses_wait_for_each_other_and_reads_do_not() {
+    let mut claims = Claims::new(8);
+    assert!(claims.enter(0, range(0, 4), Kind::Fill, Kind::Fill));
+    assert!(claims.enter(1, range(2, 3), Kind::Read, Kind::Fill));
+    assert!(!claims.enter(2, range(3, 5), Kind::Fill, Kind::Fill));
+    assert!(claims.enter(3, range(4, 5), Kind::Read, Kind::Fill));
+    let mut granted = vec![];
+    claims.leave(0, |id| granted.push(id));
+    assert_eq!(granted, [2]);
+}
+
+#[test]
+fn a_read_does_not_overtake_a_waiting_write() {
+    let mut claims = Claims::new(8);
+    assert!(claims.enter(0, range(0, 1), Kind::Read, Kind::Fill));
+    assert!(!claims.enter(1, range(0, 1), Kind::Change, Kind::Change));
+    assert!(!claims.enter(2, range(0, 1), Kind::Read, Kind::Fill));
+    let mut granted = vec![];
+    claims.leave(0, |id| granted.push(id));
+    assert_eq!(granted, [1]);
+    claims.leave(1, |id| granted.push(id));
+    assert_eq!(granted, [1, 2]);
+}
+
+#[test]
+fn disks_do_not_meet() {
+    let mut claims = Claims::new(8);
+    assert!(claims.enter(0, range(0, 9), Kind::Change, Kind::Change));
+    assert!(claims.enter(1, Range { disk: DiskId(2), first: 0, end: 9 }, Kind::Change, Kind::Change));
+    assert!(claims.is_busy(&range(8, 9)));
+    assert!(!claims.is_busy(&range(9, 10)));
+}
+
+/// The rule itself: in order of arrival, each waits for earlier overlapping conflicts.
+#[derive(Default)]
+struct Model(Vec<(u32, Range, Kind)>);
+
+impl Model {
+    fn granted(&self, position: usize) -> bool {
+        let (_, range, kind) = self.0[position];
+        !self.0[..position].iter().any(|(_, r, k)| k.conflicts(kind) && r.overlaps(&range))
+    }
+}
+
+proptest! {
+    #[test]
+    fn behaves_like_the_rule(steps in prop::collection::vec(
+        (0u32..3, 0u64..6000, prop_oneof![1u64..20, 1u64..9000], 0u32..3, any::<prop::sample::Index>()), 1..200)) {
+        let mut claims = Claims::new(32);
+        let mut model = Model::default();
+        let mut free: Vec<u32> = (0..32).collect();
+        for (kind, first, len, disk, pick) in steps {
+            let running: Vec<usize> = (0..model.0.len()).filter(|&i| model.granted(i)).collect();
+            if free.is_empty() || (kind == 0 && !running.is_empty()) {
+                let position = running[pick.index(running.len())];
+                let before: Vec<u32> = running.iter().map(|&i| model.0[i].0).collect();
+                let (id, ..) = model.0.remove(position);
+                let mut granted = vec![];
+                claims.leave(id, |id| granted.push(id));
+                let mut expected: Vec<u32> = (0..model.0.len())
+                    .filter(|&i| model.granted(i)).map(|i| model.0[i].0)
+                    .filter(|id| !before.contains(id)).collect();
+                granted.sort_unstable();
+                expected.sort_unstable();
+                prop_assert_eq!(granted, expected);
+                free.push(id);
+            } else {
+                let id = free.pop().unwrap();
+                let kind = [Kind::Read, Kind::Fill, Kind::Change][kind as usize];
+                let range = Range { disk: DiskId(disk), first, end: first + len };
+                let waiting = if kind == Kind::Read { Kind::Fill } else { kind };
+                model.0.push((id, range, kind));
+                let last = model.0.len() - 1;
+                let expected = model.granted(last);
+                if !expected {
+                    model.0[last].2 = waiting;
+                }
+                prop_assert_eq!(claims.enter(id, range, kind, waiting), expected);
+            }
+        }
+    }
+}

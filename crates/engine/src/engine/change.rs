@@ -1,0 +1,175 @@
+//! Commands: disks come and go, caches change under load.
+//!
+//! A cache changes only while none of its flash I/O is in flight. Until then the disk bypasses it,
+//! which is right because the backing has everything. Blocks whose sectors become invalid meanwhile
+//! do so in the old index, from which the new one is made.
+
+use super::disk::Disk;
+use super::{DISKS_MAX, Engine};
+use crate::cache::Cache;
+use crate::command::{CacheChange, Command, CommandError, Event, Segment};
+use crate::device;
+use crate::stats::DiskStats;
+use crate::units::{CommandId, DeviceId, DiskId, Instant};
+
+impl Engine {
+    /// Takes a command in; [`Event::Done`] tells its end.
+    pub fn handle_command(&mut self, now: Instant, id: CommandId, disk_id: DiskId, command: Command) {
+        assert!(disk_id.0 < DISKS_MAX, "disk ids are below {DISKS_MAX}");
+        let index = disk_id.0 as usize;
+        if index >= self.disks.len() {
+            self.disks.resize_with(index + 1, || None);
+        }
+        let result = match (command, &mut self.disks[index]) {
+            (Command::AddDisk(_), Some(_)) => Err(CommandError::DiskExists),
+            (Command::AddDisk(config), slot @ None) => {
+                *slot = Some(Box::new(Disk::new(config, now)));
+                Ok(())
+            }
+            (_, None) => Err(CommandError::NoSuchDisk),
+            (_, Some(disk)) if disk.removing.is_some() => Err(CommandError::Removing),
+            (Command::RemoveDisk, Some(disk)) => {
+                disk.removing = Some(id);
+                let changes = std::mem::take(&mut disk.changes);
+                for command in changes.into_iter().filter_map(|(command, _)| command) {
+                    self.done(command, disk_id, Err(CommandError::Removing));
+                }
+                return self.settle(disk_id);
+            }
+            (Command::Cache(change), Some(disk)) => {
+                disk.changes.push_back((Some(id), change));
+                return self.settle(disk_id);
+            }
+            (Command::ResetStats, Some(disk)) => {
+                disk.stats = DiskStats::new();
+                disk.stats_since = now;
+                Ok(())
+            }
+        };
+        self.done(id, disk_id, result.map(|()| Vec::new()));
+    }
+
+    /// Carries out what waited for this disk to come to rest.
+    pub(super) fn settle(&mut self, id: DiskId) {
+        let Some(disk) = &mut self.disks[id.0 as usize] else { return };
+        if let Some(command) = disk.removing
+            && disk.in_flight == 0
+        {
+            let segments = disk.cache.take().map(|cache| cache.segments).unwrap_or_default();
+            self.disks[id.0 as usize] = None;
+            return self.done(command, id, Ok(segments));
+        }
+        while let Some(disk) = &mut self.disks[id.0 as usize]
+            && disk.flash_in_flight == 0
+            && let Some((command, change)) = disk.changes.pop_front()
+        {
+            let result = disk.apply(change);
+            self.recheck(id);
+            match (command, result) {
+                (Some(command), result) => self.done(command, id, result),
+                (None, Ok(segments)) => self.event_out.push_back(Event::Lost { disk: id, segments }),
+                // A fence finds the segments gone if a command was faster.
+                (None, Err(_)) => {}
+            }
+        }
+    }
+
+    /// Reacts to what was learnt about a device.
+    pub(super) fn device_changed(&mut self, device: DeviceId, change: device::Change) {
+        let event = match change {
+            device::Change::None => return,
+            device::Change::Fenced(errors) => Event::Fenced { device, errors },
+            device::Change::Stalled => Event::Stalled(device),
+            device::Change::Resumed => Event::Resumed(device),
+        };
+        self.event_out.push_back(event);
+        for index in 0..self.disks.len() {
+            self.recheck(DiskId(index as u32));
+            self.unsettled.push(DiskId(index as u32));
+        }
+    }
+
+    /// Brings a disk in line with its devices' health.
+    fn recheck(&mut self, id: DiskId) {
+        let Some(disk) = &mut self.disks[id.0 as usize] else { return };
+        let Some(cache) = &disk.cache else {
+            disk.stalled = false;
+            return;
+        };
+        let mut on: Vec<DeviceId> = cache.segments.iter().map(|segment| segment.device).collect();
+        on.sort_unstable();
+        on.dedup();
+        disk.stalled = on.iter().any(|device| self.devices.get(*device).is_stalled());
+        for device in on.into_iter().filter(|device| self.devices.get(*device).is_fenced()) {
+            let leave = (None, CacheChange::Leave(device, Vec::new()));
+            if !disk.changes.contains(&leave) {
+                disk.changes.push_back(leave);
+            }
+        }
+    }
+
+    fn done(&mut self, command: CommandId, disk: DiskId, result: Result<Vec<Segment>, CommandError>) {
+        self.event_out.push_back(Event::Done { command, disk, result });
+    }
+}
+
+impl Disk {
+    /// Changes the cache, none of whose flash I/O is in flight. Returns the segments it released.
+    fn apply(&mut self, change: CacheChange) -> Result<Vec<Segment>, CommandError> {
+        let size = self.config.size_bytes;
+        let cache = match (&self.cache, change) {
+            (Some(_), CacheChange::Enable(..)) => return Err(CommandError::CacheExists),
+            (None, CacheChange::Enable(config, segments)) => {
+                self.cache = Some(Cache::new(config, segments, size)?);
+                self.fenced = false;
+                return Ok(Vec::new());
+            }
+            (None, CacheChange::Disable) if self.fenced => {
+                self.fenced = false;
+                return Ok(Vec::new());
+            }
+            (None, _) => return Err(CommandError::NoCache),
+            (Some(_), CacheChange::Disable) => {
+                return Ok(self.cache.take().expect("matched").segments);
+            }
+            (Some(cache), CacheChange::Clear) => Cache::new(cache.config, cache.segments.clone(), size)?,
+            (Some(cache), CacheChange::Configure(config)) => {
+                if config.segment_bytes != cache.config.segment_bytes {
+                    return Err(CommandError::Unworkable);
+                }
+                Cache::new(config, cache.segments.clone(), size)?
+            }
+            (Some(cache), CacheChange::Grow(more)) => {
+                if more.is_empty() {
+                    return Err(CommandError::TooSmall);
+                }
+                cache.relocated([cache.segments.clone(), more].concat(), size)?
+            }
+            (Some(cache), CacheChange::Shrink(count)) => {
+                if count as usize >= cache.segments.len() {
+                    return Err(CommandError::TooSmall);
+                }
+                let mut leaving = cache.emptiest_segments(count as usize);
+                leaving.sort_unstable();
+                let stay = |segment: &&Segment| leaving.binary_search(segment).is_err();
+                cache.relocated(cache.segments.iter().filter(stay).copied().collect(), size)?
+            }
+            (Some(cache), CacheChange::Leave(device, replacements)) => {
+                if !cache.is_on(device) {
+                    return Err(CommandError::NoCache);
+                }
+                let elsewhere = cache.segments.iter().filter(|segment| segment.device != device);
+                let segments: Vec<Segment> = elsewhere.copied().chain(replacements).collect();
+                if segments.is_empty() {
+                    self.fenced = true;
+                    return Ok(self.cache.take().expect("matched").segments);
+                }
+                cache.relocated(segments, size)?
+            }
+        };
+        let old = self.cache.replace(cache).expect("matched");
+        let mut kept = self.cache.as_ref().expect("just set").segments.clone();
+        kept.sort_unstable();
+        Ok(old.segments.into_iter().filter(|segment| kept.binary_search(segment).is_err()).collect())
+    }
+}

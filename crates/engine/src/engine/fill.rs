@@ -1,0 +1,87 @@
+//! Filling: what a read brought from the backing, or a write brought to it, goes to flash too.
+//!
+//! Only invalid sectors are written, and only valid ones are read, so no flash sector is read while
+//! it is written. A sector becomes valid when its write has completed.
+
+use super::{Active, Engine, Pending, Phase};
+use crate::cache::push_run;
+use crate::claims::Range;
+use crate::io::{Durability, IoError, IoOp, Op};
+use crate::outcome::Outcome;
+use crate::units::{Instant, SECTOR_BYTES, sector_ceil};
+
+impl Engine {
+    /// Starts the flash writes of a request whose buffer now holds what the disk holds. The error
+    /// says why flash does not get all of it.
+    pub(super) fn fill(&mut self, now: Instant, slot: u32) -> Result<(), Outcome> {
+        let Active { request, range, .. } = self.requests[slot];
+        let (first, end) = whole_sectors(&request.op, range, request.offset, request.len);
+        let bytes = (range.end - range.first) * SECTOR_BYTES;
+        let Engine { disks, claims, runs, .. } = self;
+        let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        let cache = disk.serving()?;
+        if self.fill_bytes + bytes > self.limits.fill_bytes_max {
+            return Err(Outcome::MissFlashBusy);
+        }
+        let is_busy = |first, end| claims.is_busy(&Range { disk: request.disk, first, end });
+        runs.clear();
+        let mut complete = (first, end) == (range.first, range.end);
+        let mut evicted = 0;
+        let mut buffer_sector = first - range.first;
+        for span in cache.spans(first, end) {
+            let found = cache.find(span).inspect(|sector| cache.touch(*sector)).or_else(|| {
+                let (sector, blocks) = cache.allocate(span, is_busy)?;
+                evicted += blocks;
+                Some(sector)
+            });
+            match found {
+                Some(sector) => {
+                    for i in (0..span.count).filter(|i| !cache.index.is_valid(sector + i)) {
+                        push_run(runs, cache.extent(sector + i, 1), buffer_sector + i);
+                    }
+                }
+                None => complete = false,
+            }
+            buffer_sector += span.count;
+        }
+        if evicted > 0 {
+            disk.record_eviction(now, evicted);
+        }
+        self.requests[slot].phase = Phase::Fill;
+        self.requests[slot].fill_bytes = bytes;
+        self.fill_bytes += bytes;
+        self.issue_runs(now, slot, IoOp::Write(Durability::Volatile));
+        if complete { Ok(()) } else { Err(Outcome::MissNoBlock) }
+    }
+
+    /// After the reply: ends a request that has nothing to write to flash.
+    pub(super) fn finish_unless_filling(&mut self, slot: u32) {
+        if self.requests[slot].pending == 0 {
+            self.finish(slot);
+        }
+    }
+
+    pub(super) fn fill_done(&mut self, io: &Pending, result: Result<(), IoError>, sums: &[u32]) {
+        if result.is_ok() {
+            assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector written");
+            let disk = self.requests[io.request].request.disk;
+            let cache = self.disk_mut(disk).cache.as_mut().expect("changes wait for flash I/O");
+            for (sector, sum) in (io.sector..).zip(sums) {
+                cache.index.set_valid(sector, *sum);
+            }
+        }
+        self.finish_unless_filling(io.request);
+    }
+}
+
+/// The sectors whose whole content the buffer has. A sector that a write covers in part would have
+/// to be read first: it stays invalid.
+fn whole_sectors(op: &Op, range: Range, offset: u64, len: u64) -> (u64, u64) {
+    match op {
+        Op::Write(_) => {
+            let first = sector_ceil(offset) / SECTOR_BYTES;
+            (first, first.max((offset + len) / SECTOR_BYTES))
+        }
+        _ => (range.first, range.end),
+    }
+}

@@ -1,0 +1,156 @@
+//! Reads and prefetches: all from flash when every sector is valid there, otherwise all from the
+//! backing.
+
+use super::{Active, Engine, Pending, Phase};
+use crate::cache::push_run;
+use crate::claims::Kind;
+use crate::io::{IoError, IoOp, Op};
+use crate::outcome::Outcome;
+use crate::units::Instant;
+
+/// Where a read is to be served from.
+enum Source {
+    /// Every sector is valid; `Engine::runs` says where.
+    Flash,
+    /// The backing; the outcome if all goes well.
+    Backing(Outcome),
+}
+
+impl Engine {
+    /// Claims a new read's sectors and starts it if nothing is in the way. Only a read that would
+    /// fill keeps other reads of its sectors waiting. One that has to wait may find its sectors gone
+    /// afterwards, so it waits as one that would fill.
+    pub(super) fn enter_read(&mut self, now: Instant, slot: u32) {
+        let source = self.source(slot);
+        let (kind, waiting) = match source {
+            Source::Flash => (Kind::Read, Kind::Fill),
+            Source::Backing(Outcome::CacheOff) => (Kind::Read, Kind::Read),
+            Source::Backing(_) => (Kind::Fill, Kind::Fill),
+        };
+        if self.claims.enter(slot, self.requests[slot].range, kind, waiting) {
+            self.serve_read(now, slot, source);
+        }
+    }
+
+    /// Starts a read that has waited for its claim.
+    pub(super) fn start_read(&mut self, now: Instant, slot: u32) {
+        let source = self.source(slot);
+        self.serve_read(now, slot, source);
+    }
+
+    /// Looks a read up, without side effects but on `runs`.
+    fn source(&mut self, slot: u32) -> Source {
+        let Active { request, range, .. } = self.requests[slot];
+        let Engine { disks, runs, .. } = self;
+        let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        let cache = match disk.serving() {
+            Ok(cache) => cache,
+            Err(outcome) => return Source::Backing(outcome),
+        };
+        runs.clear();
+        let (mut valid, mut buffer_sector) = (0, 0);
+        for span in cache.spans(range.first, range.end) {
+            if let Some(sector) = cache.find(span) {
+                valid += cache.index.count_valid(sector, span.count);
+                push_run(runs, cache.extent(sector, span.count), buffer_sector);
+            }
+            buffer_sector += span.count;
+        }
+        if valid == range.end - range.first {
+            Source::Flash
+        } else {
+            Source::Backing(if valid > 0 { Outcome::PartialMiss } else { Outcome::MissFilled })
+        }
+    }
+
+    fn serve_read(&mut self, now: Instant, slot: u32, source: Source) {
+        match source {
+            Source::Flash => self.serve_from_flash(now, slot),
+            Source::Backing(outcome) => {
+                self.requests[slot].outcome = outcome;
+                self.read_backing(now, slot);
+            }
+        }
+    }
+
+    fn serve_from_flash(&mut self, now: Instant, slot: u32) {
+        let active = &mut self.requests[slot];
+        active.outcome = Outcome::Hit;
+        active.phase = Phase::FlashRead;
+        let Active { request, range, .. } = *active;
+        let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        let cache = disk.cache.as_mut().expect("hits have a cache");
+        for span in cache.spans(range.first, range.end) {
+            let sector = cache.find(span).expect("hits were found");
+            cache.touch(sector);
+        }
+        if request.op == Op::Prefetch {
+            self.reply(now, slot, Ok(()));
+            self.finish(slot);
+            return;
+        }
+        self.issue_runs(now, slot, IoOp::Read);
+    }
+
+    fn read_backing(&mut self, now: Instant, slot: u32) {
+        self.requests[slot].phase = Phase::BackingRead;
+        self.issue_backing(now, slot, IoOp::Read);
+    }
+
+    /// A wrong or missing sector turns the whole request into a read of the backing, which repairs
+    /// flash. The sectors are invalid from here on.
+    pub(super) fn flash_read_done(
+        &mut self,
+        now: Instant,
+        io: &Pending,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) {
+        let slot = io.request;
+        let disk_id = self.requests[slot].request.disk;
+        let disk = self.disks[disk_id.0 as usize].as_mut().expect("disks outlive their requests");
+        let index = &mut disk.cache.as_mut().expect("changes wait for flash I/O").index;
+        if result.is_err() {
+            (io.sector..io.sector + io.sectors).for_each(|sector| index.clear_valid(sector, 1));
+            self.requests[slot].outcome = Outcome::FlashFailed;
+        } else {
+            assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector read");
+            for (sector, sum) in (io.sector..).zip(sums) {
+                if index.sum(sector) != *sum {
+                    index.clear_valid(sector, 1);
+                    disk.stats.checksum_mismatches += 1;
+                    self.requests[slot].outcome = Outcome::ChecksumMismatch;
+                }
+            }
+        }
+        let Active { pending, outcome, .. } = self.requests[slot];
+        if pending > 0 {
+            return;
+        }
+        if outcome == Outcome::Hit {
+            self.reply(now, slot, Ok(()));
+            self.finish(slot);
+        } else {
+            self.settle(disk_id);
+            self.read_backing(now, slot);
+        }
+    }
+
+    pub(super) fn backing_read_done(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        if result.is_err() {
+            self.requests[slot].outcome = Outcome::BackingError;
+            self.reply(now, slot, result);
+            self.finish(slot);
+            return;
+        }
+        if let Err(why) = self.fill(now, slot) {
+            // A flash error stays the reason even when the repair has to wait.
+            let outcome = &mut self.requests[slot].outcome;
+            if matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss) {
+                *outcome = why;
+            }
+        }
+        self.reply(now, slot, Ok(()));
+        self.finish_unless_filling(slot);
+    }
+}

@@ -1,0 +1,100 @@
+//! Bytes to be sent in order: protocol headers interleaved with parts of payload buffers.
+//!
+//! Front ends and the NBD backing write one, the ring sends it; neither copies payload.
+
+use crate::io::BufferSlice;
+
+/// One run of bytes of a [`Gather`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Bytes of [`Gather::head`] from `start` to `end`.
+    Head {
+        /// First byte.
+        start: u32,
+        /// One past the last byte.
+        end: u32,
+    },
+    /// Payload, sent from the buffer itself.
+    Payload(BufferSlice),
+}
+
+impl Piece {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Piece::Head { start, end } => (end - start) as usize,
+            Piece::Payload(slice) => slice.len as usize,
+        }
+    }
+
+    /// Nothing to send?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// An ordered list of header bytes and payload slices.
+#[derive(Clone, Debug, Default)]
+pub struct Gather {
+    /// All header bytes, one after the other.
+    pub head: Vec<u8>,
+    /// What to send, in order.
+    pub pieces: Vec<Piece>,
+}
+
+impl Gather {
+    /// Lets `write` append to the head, and makes what it appended the next piece. Head pieces that
+    /// follow each other become one.
+    pub fn push_head(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.head.len() as u32;
+        write(&mut self.head);
+        let end = self.head.len() as u32;
+        match self.pieces.last_mut() {
+            Some(Piece::Head { end: last, .. }) if *last == start => *last = end,
+            _ if start == end => {}
+            _ => self.pieces.push(Piece::Head { start, end }),
+        }
+    }
+
+    /// Appends payload.
+    pub fn push_payload(&mut self, slice: BufferSlice) {
+        if slice.len > 0 {
+            self.pieces.push(Piece::Payload(slice));
+        }
+    }
+
+    /// Bytes in all.
+    pub fn len(&self) -> usize {
+        self.pieces.iter().map(Piece::len).sum()
+    }
+
+    /// Nothing to send?
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Forgets everything, keeps the memory.
+    pub fn clear(&mut self) {
+        self.head.clear();
+        self.pieces.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::BufferId;
+
+    #[test]
+    fn heads_merge_and_payload_separates_them() {
+        let mut gather = Gather::default();
+        gather.push_head(|head| head.extend_from_slice(b"ab"));
+        gather.push_head(|head| head.extend_from_slice(b"c"));
+        gather.push_payload(BufferSlice { id: BufferId(1), offset: 4, len: 10 });
+        gather.push_head(|head| head.push(b'd'));
+        gather.push_head(|_| {});
+        assert_eq!(gather.pieces.len(), 3);
+        assert_eq!(gather.len(), 14);
+        assert_eq!(gather.pieces[0], Piece::Head { start: 0, end: 3 });
+    }
+}

@@ -1,0 +1,348 @@
+//! Which block lies in which frame, which of its sectors are valid, and what their checksums are.
+//!
+//! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.3 B hash table. The
+//! table is open addressing over frame numbers; the bits that a frame number does not need hold a
+//! tag of the block's hash, so that a probe seldom looks at another block's number. Frames in no use
+//! form a list through the block numbers they do not have.
+
+use crate::units::{BlockNo, FrameNo};
+
+const EMPTY: u32 = u32::MAX;
+const NO_FRAME: u32 = u32::MAX;
+
+/// The index of one cache.
+#[derive(Debug)]
+pub(crate) struct Index {
+    /// Slots: `EMPTY`, or tag and frame.
+    table: Vec<u32>,
+    frame_bits: u32,
+    /// Per frame: its block, or the next free frame.
+    block_of: Vec<u32>,
+    free: u32,
+    /// Per sector of every frame.
+    valid: Vec<u64>,
+    sums: Vec<u32>,
+    /// log2 of the sectors in a block.
+    block_shift: u32,
+    used: u32,
+    sectors_valid: u64,
+    blocks_holding_data: u64,
+}
+
+impl Index {
+    /// An empty index of `frames` frames (1 … 2³² − 2) of `1 << block_shift` sectors each.
+    pub(crate) fn new(frames: u32, block_shift: u32) -> Self {
+        assert!(frames > 0 && frames < NO_FRAME);
+        let sectors = (frames as usize) << block_shift;
+        let slots = (u64::from(frames) * 4).div_ceil(3) as usize + 1;
+        // The low frames are handed out first: while a cache fills, its data stays together.
+        let mut block_of: Vec<u32> = (1..=frames).collect();
+        block_of[frames as usize - 1] = NO_FRAME;
+        Index {
+            table: vec![EMPTY; slots],
+            frame_bits: 32 - frames.leading_zeros(),
+            block_of,
+            free: 0,
+            valid: vec![0; sectors.div_ceil(64)],
+            sums: vec![0; sectors],
+            block_shift,
+            used: 0,
+            sectors_valid: 0,
+            blocks_holding_data: 0,
+        }
+    }
+
+    pub(crate) fn frames(&self) -> u32 {
+        self.block_of.len() as u32
+    }
+
+    /// Frames that stand for a block.
+    pub(crate) fn used(&self) -> u32 {
+        self.used
+    }
+
+    pub(crate) fn sectors_valid(&self) -> u64 {
+        self.sectors_valid
+    }
+
+    /// Blocks with at least one valid sector.
+    pub(crate) fn blocks_holding_data(&self) -> u64 {
+        self.blocks_holding_data
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        let words = self.table.capacity() + self.block_of.capacity() + self.sums.capacity();
+        (words * 4 + self.valid.capacity() * 8) as u64
+    }
+
+    /// The frame of a block.
+    #[inline]
+    pub(crate) fn find(&self, block: BlockNo) -> Option<FrameNo> {
+        self.slot_of(block).map(|slot| self.frame_in(self.table[slot]))
+    }
+
+    /// The block in a frame that is in use.
+    #[inline]
+    pub(crate) fn block(&self, frame: FrameNo) -> BlockNo {
+        BlockNo(self.block_of[frame.0 as usize])
+    }
+
+    /// Puts a block that has no frame into a free one; `None` when none is free.
+    pub(crate) fn insert(&mut self, block: BlockNo) -> Option<FrameNo> {
+        debug_assert!(self.find(block).is_none());
+        let frame = self.free;
+        if frame == NO_FRAME {
+            return None;
+        }
+        self.free = self.block_of[frame as usize];
+        self.place(block, FrameNo(frame));
+        Some(FrameNo(frame))
+    }
+
+    /// Takes blocks over from another index with the same block size into this empty one, each from
+    /// a frame there to a frame here. The pairs come in the order of the frames here.
+    pub(crate) fn adopt(&mut self, other: &Index, moves: impl Iterator<Item = (FrameNo, FrameNo)>) {
+        assert!(self.used == 0 && self.block_shift == other.block_shift);
+        let frames = self.frames();
+        self.free = NO_FRAME;
+        let mut last_free = NO_FRAME;
+        let mut next = 0;
+        let mut put_free = |index: &mut Index, range: std::ops::Range<u32>| {
+            for frame in range {
+                match last_free {
+                    NO_FRAME => index.free = frame,
+                    last => index.block_of[last as usize] = frame,
+                }
+                index.block_of[frame as usize] = NO_FRAME;
+                last_free = frame;
+            }
+        };
+        for (from, to) in moves {
+            put_free(self, next..to.0);
+            next = to.0 + 1;
+            self.place(other.block(from), to);
+            for i in 0..1 << self.block_shift {
+                let sector = other.first_sector(from) + i;
+                if other.is_valid(sector) {
+                    self.set_valid(self.first_sector(to) + i, other.sum(sector));
+                }
+            }
+        }
+        put_free(self, next..frames);
+    }
+
+    /// Enters a block into the table.
+    fn place(&mut self, block: BlockNo, frame: FrameNo) {
+        self.block_of[frame.0 as usize] = block.0;
+        let hash = hash(block);
+        let mut slot = self.home(hash);
+        while self.table[slot] != EMPTY {
+            slot = self.next(slot);
+        }
+        self.table[slot] = self.tag(hash) | frame.0;
+        self.used += 1;
+    }
+
+    /// Frees the frame of a block. Its sectors must be invalid.
+    pub(crate) fn remove(&mut self, block: BlockNo) {
+        let mut hole = self.slot_of(block).expect("a block is removed once");
+        let frame = self.frame_in(self.table[hole]);
+        debug_assert_eq!(self.count_valid(self.first_sector(frame), 1 << self.block_shift), 0);
+        // Backward shift: each follower that may move into the hole without passing its home does.
+        let mut slot = hole;
+        loop {
+            slot = self.next(slot);
+            let entry = self.table[slot];
+            if entry == EMPTY {
+                break;
+            }
+            let home = self.home(hash(self.block(self.frame_in(entry))));
+            if self.distance(home, slot) >= self.distance(hole, slot) {
+                self.table[hole] = entry;
+                hole = slot;
+            }
+        }
+        self.table[hole] = EMPTY;
+        self.block_of[frame.0 as usize] = self.free;
+        self.free = frame.0;
+        self.used -= 1;
+    }
+
+    /// The first of a frame's sectors, in the numbering that the functions below use.
+    #[inline]
+    pub(crate) fn first_sector(&self, frame: FrameNo) -> u64 {
+        u64::from(frame.0) << self.block_shift
+    }
+
+    /// How many of the `count` sectors from `first` on are valid.
+    #[inline]
+    pub(crate) fn count_valid(&self, first: u64, count: u64) -> u64 {
+        let mut total = 0;
+        for_words(first, count, |word, mask| total += u64::from((self.valid[word] & mask).count_ones()));
+        total
+    }
+
+    #[inline]
+    pub(crate) fn is_valid(&self, sector: u64) -> bool {
+        self.valid[(sector / 64) as usize] >> (sector % 64) & 1 == 1
+    }
+
+    #[inline]
+    pub(crate) fn sum(&self, sector: u64) -> u32 {
+        self.sums[sector as usize]
+    }
+
+    /// Makes one sector valid.
+    pub(crate) fn set_valid(&mut self, sector: u64, sum: u32) {
+        self.sums[sector as usize] = sum;
+        if !self.is_valid(sector) {
+            if self.block_is_empty(sector) {
+                self.blocks_holding_data += 1;
+            }
+            self.valid[(sector / 64) as usize] |= 1 << (sector % 64);
+            self.sectors_valid += 1;
+        }
+    }
+
+    /// Makes sectors of one frame invalid.
+    pub(crate) fn clear_valid(&mut self, first: u64, count: u64) {
+        let before = self.count_valid(first, count);
+        if before == 0 {
+            return;
+        }
+        let valid = &mut self.valid;
+        for_words(first, count, |word, mask| valid[word] &= !mask);
+        self.sectors_valid -= before;
+        if self.block_is_empty(first) {
+            self.blocks_holding_data -= 1;
+        }
+    }
+
+    /// Has the frame of this sector no valid sector?
+    pub(crate) fn block_is_empty(&self, sector: u64) -> bool {
+        let first = sector >> self.block_shift << self.block_shift;
+        self.count_valid(first, 1 << self.block_shift) == 0
+    }
+
+    fn slot_of(&self, block: BlockNo) -> Option<usize> {
+        let hash = hash(block);
+        let tag = self.tag(hash);
+        let mut slot = self.home(hash);
+        loop {
+            let entry = self.table[slot];
+            if entry == EMPTY {
+                return None;
+            }
+            let frame = self.frame_in(entry);
+            if entry ^ tag == frame.0 && self.block(frame) == block {
+                return Some(slot);
+            }
+            slot = self.next(slot);
+        }
+    }
+
+    fn frame_mask(&self) -> u32 {
+        ((1u64 << self.frame_bits) - 1) as u32
+    }
+
+    fn frame_in(&self, entry: u32) -> FrameNo {
+        FrameNo(entry & self.frame_mask())
+    }
+
+    fn tag(&self, hash: u64) -> u32 {
+        hash as u32 & !self.frame_mask()
+    }
+
+    fn home(&self, hash: u64) -> usize {
+        (((hash >> 32) * self.table.len() as u64) >> 32) as usize
+    }
+
+    fn next(&self, slot: usize) -> usize {
+        if slot + 1 == self.table.len() { 0 } else { slot + 1 }
+    }
+
+    fn distance(&self, from: usize, to: usize) -> usize {
+        if to >= from { to - from } else { to + self.table.len() - from }
+    }
+}
+
+/// Scatters block numbers over 64 bits (the finalizer of SplitMix64).
+#[inline]
+pub(crate) fn hash(block: BlockNo) -> u64 {
+    let mut x = u64::from(block.0).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Calls `f` with each word of a bitmap that holds bits of the range, and the mask of these bits.
+#[inline]
+fn for_words(first: u64, count: u64, mut f: impl FnMut(usize, u64)) {
+    let mut at = first;
+    let end = first + count;
+    while at < end {
+        let bit = at % 64;
+        let n = (64 - bit).min(end - at);
+        let mask = if n == 64 { u64::MAX } else { ((1 << n) - 1) << bit };
+        f((at / 64) as usize, mask);
+        at += n;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_map(frames in 1u32..40, shift in 0u32..3,
+            steps in prop::collection::vec((0u32..60, any::<bool>(), 0u64..4), 0..400)) {
+            let mut index = Index::new(frames, shift);
+            let mut model: BTreeMap<u32, (FrameNo, BTreeMap<u64, u32>)> = BTreeMap::new();
+            for (step, (block, grow, sector)) in steps.into_iter().enumerate() {
+                let sector = sector % (1 << shift);
+                match (model.contains_key(&block), grow) {
+                    (false, _) => match index.insert(BlockNo(block)) {
+                        Some(frame) => { model.insert(block, (frame, BTreeMap::new())); }
+                        None => prop_assert_eq!(model.len(), frames as usize),
+                    },
+                    (true, true) => {
+                        let (frame, sectors) = model.get_mut(&block).unwrap();
+                        index.set_valid(index.first_sector(*frame) + sector, step as u32);
+                        sectors.insert(sector, step as u32);
+                    }
+                    (true, false) => {
+                        let (frame, _) = model.remove(&block).unwrap();
+                        index.clear_valid(index.first_sector(frame), 1 << shift);
+                        index.remove(BlockNo(block));
+                    }
+                }
+                prop_assert_eq!(index.used() as usize, model.len());
+                for block in 0..60 {
+                    prop_assert_eq!(index.find(BlockNo(block)), model.get(&block).map(|(frame, _)| *frame));
+                }
+                let valid: usize = model.values().map(|(_, s)| s.len()).sum();
+                prop_assert_eq!(index.sectors_valid(), valid as u64);
+                let holding = model.values().filter(|(_, s)| !s.is_empty()).count();
+                prop_assert_eq!(index.blocks_holding_data(), holding as u64);
+                for (frame, sectors) in model.values() {
+                    for (sector, sum) in sectors {
+                        prop_assert_eq!(index.sum(index.first_sector(*frame) + sector), *sum);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn low_frames_come_first() {
+        let mut index = Index::new(4, 0);
+        let frames: Vec<_> = (0..5).map(|b| index.insert(BlockNo(b * 77)).map(|f| f.0)).collect();
+        assert_eq!(frames, [Some(0), Some(1), Some(2), Some(3), None]);
+    }
+}

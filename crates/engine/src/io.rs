@@ -1,0 +1,166 @@
+//! What crosses the engine's boundary: requests and completions in, I/O and replies out.
+//!
+//! # Buffers
+//! A request that moves data names one buffer. Its byte 0 stands for the request's offset rounded
+//! *down* to a sector, and it reaches to the request's end rounded *up* to a sector; the payload
+//! therefore starts at `offset % SECTOR_BYTES`. The engine holds the buffer from `handle_request`
+//! until `poll_release` gives it back, which for a fill or a flash copy is later than the reply.
+//! Between the reply and the release the engine only *reads* the buffer, so the front end may send
+//! from it at the same time.
+
+use crate::outcome::Outcome;
+use crate::units::{BufferId, DeviceId, DiskId, IoId, RequestId};
+
+/// What a guest asks of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Read into the buffer.
+    Read,
+    /// Like `Read`, but nobody wants the data: it is only to be in flash afterwards (NBD_CMD_CACHE).
+    Prefetch,
+    /// Write from the buffer.
+    Write(Durability),
+    /// Every write acknowledged before this is durable when it is acknowledged.
+    Flush,
+    /// The range's content is no longer wanted; later reads may return anything the backing returns.
+    Discard(Durability),
+    /// The range reads as zeroes afterwards.
+    WriteZeroes(Durability, Zeroing),
+}
+
+impl Op {
+    /// Does the request carry a buffer?
+    pub fn has_buffer(self) -> bool {
+        matches!(self, Op::Read | Op::Prefetch | Op::Write(_))
+    }
+
+    /// Does the request change what the disk holds?
+    pub fn modifies(self) -> bool {
+        matches!(self, Op::Write(_) | Op::Discard(_) | Op::WriteZeroes(..))
+    }
+}
+
+/// When a change may be acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// As soon as the backing has it.
+    Volatile,
+    /// When it is on the backing's media (FUA).
+    Durable,
+}
+
+/// How zeroes may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zeroing {
+    /// The backing may deallocate the range.
+    MayUnmap,
+    /// The range must stay allocated (NBD's NO_HOLE).
+    KeepAllocated,
+    /// Only if it is faster than writing; otherwise `IoError::Unsupported` (NBD's FAST_ZERO).
+    FastMayUnmap,
+    /// Both of the above.
+    FastKeepAllocated,
+}
+
+/// One guest request. Lengths and offsets are bytes and need no alignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The front end's name for it, handed back in the reply.
+    pub id: RequestId,
+    /// Which disk.
+    pub disk: DiskId,
+    /// What to do.
+    pub op: Op,
+    /// First byte on the disk. 0 for a flush.
+    pub offset: u64,
+    /// Bytes. 0 for a flush, 1 to `REQUEST_BYTES_MAX` otherwise.
+    pub len: u64,
+    /// Payload; see the module's text. `None` exactly when `op.has_buffer()` is false.
+    pub buffer: Option<BufferId>,
+}
+
+/// The answer to one request. Every accepted request gets exactly one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// As in the request.
+    pub id: RequestId,
+    /// As in the request.
+    pub disk: DiskId,
+    /// What the guest is told.
+    pub result: Result<(), IoError>,
+    /// How it was classified.
+    pub outcome: Outcome,
+}
+
+/// Part of a buffer, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferSlice {
+    /// Which buffer.
+    pub id: BufferId,
+    /// First byte in it.
+    pub offset: u32,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// Where an I/O goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Target {
+    /// The backing of a disk.
+    Backing(DiskId),
+    /// A flash device; offsets count from the device's first byte, superblock included.
+    Flash(DeviceId),
+}
+
+/// What an I/O does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoOp {
+    /// Fill `slice` from the target. A backing read that crosses the disk's end is shortened by
+    /// the engine; the buffer's tail must read as zeroes (storage zeroes buffers' tails).
+    Read,
+    /// Write `slice` to the target.
+    Write(Durability),
+    /// Make all completed writes durable.
+    Flush,
+    /// Forget the range.
+    Discard,
+    /// Zero the range.
+    WriteZeroes(Zeroing),
+}
+
+/// One I/O for storage to perform. It is answered by exactly one `handle_completion`.
+///
+/// Reads and writes of flash are sector-aligned in offset, length and buffer offset. Backing I/O is
+/// sector-aligned for reads, except at the disk's end, and as the guest sent it for writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Io {
+    /// Name it in the completion.
+    pub id: IoId,
+    /// Where.
+    pub target: Target,
+    /// What.
+    pub op: IoOp,
+    /// First byte on the target. 0 for a flush.
+    pub offset: u64,
+    /// Bytes. 0 for a flush. Equals the slice's length when there is one.
+    pub len: u64,
+    /// Payload of reads and writes.
+    pub slice: Option<BufferSlice>,
+}
+
+/// Why an I/O, or the request it served, failed. Each variant is one reaction of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoError {
+    /// The device could not: EIO.
+    Failed,
+    /// No room left on the backing: ENOSPC.
+    NoSpace,
+    /// The target cannot do this operation: ENOTSUP.
+    Unsupported,
+    /// The request makes no sense for this disk (range): EINVAL.
+    Invalid,
+    /// The disk is read-only: EPERM.
+    ReadOnly,
+    /// The disk is being removed or the daemon ends: ESHUTDOWN.
+    ShuttingDown,
+}

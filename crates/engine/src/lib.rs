@@ -1,0 +1,22 @@
+//! The cache engine: every decision hob takes, and no I/O, clock, dice or thread.
+//!
+//! [`Engine`] is a machine: requests, completions, commands and timeouts go in through `handle_*`,
+//! I/O, replies and events come out of `poll_*`. Its owner — the daemon's shard loop, a simulation,
+//! the lab — does what it asks for and tells it the time.
+
+mod cache;
+mod claims;
+pub mod command;
+mod device;
+mod engine;
+pub mod gather;
+pub mod histogram;
+mod index;
+pub mod io;
+pub mod outcome;
+pub mod policy;
+mod slab;
+pub mod stats;
+pub mod units;
+
+pub use engine::{DISKS_MAX, Engine, Limits, REQUEST_BYTES_MAX};

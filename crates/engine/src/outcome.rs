@@ -1,0 +1,122 @@
+//! How a request was served and why: each guest request has exactly one outcome.
+//!
+//! The table [`OUTCOMES`] is the only place where their names and sentences stand; statistics,
+//! `hob explain`, the API and the docs read it.
+
+/// What became of a request. The variants are the rows of [`OUTCOMES`], in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Outcome {
+    /// All of it came from flash.
+    Hit,
+    /// Some of it was in flash; all of it was read from the backing, and filled.
+    PartialMiss,
+    /// None of it was in flash; read from the backing and filled.
+    MissFilled,
+    /// Missed, and not filled because fills wait for the flash already.
+    MissFlashBusy,
+    /// Missed, and not filled because every block that could give way is in use.
+    MissNoBlock,
+    /// A write, written through to the backing; flash got its copy.
+    WriteCopied,
+    /// A write, written through to the backing; flash got no (complete) copy.
+    WriteNotCopied,
+    /// Discard or write-zeroes: nothing to serve from flash.
+    BypassZeroing,
+    /// A flush: nothing to serve.
+    BypassFlush,
+    /// The cache was being changed at that moment.
+    BypassChanging,
+    /// The flash does not answer in time.
+    BypassStalled,
+    /// All of the cache's flash is fenced after errors.
+    BypassFenced,
+    /// The disk has no cache.
+    CacheOff,
+    /// In flash, but flash failed to deliver; served from the backing.
+    FlashFailed,
+    /// In flash, but its checksum did not match; served from the backing and repaired.
+    ChecksumMismatch,
+    /// The backing failed; the guest got the error.
+    BackingError,
+    /// Refused before any I/O: out of range, read-only or shutting down.
+    Refused,
+}
+
+/// A row of [`OUTCOMES`].
+#[derive(Debug)]
+pub struct OutcomeInfo {
+    /// The outcome.
+    pub outcome: Outcome,
+    /// Its class: `hit`, `partial-miss`, `miss-filled`, `miss-not-admitted`, `write`, `bypass`,
+    /// `cache-off`, `flash-error`, `backing-error` or `refused`.
+    pub class: &'static str,
+    /// The reason inside the class; empty where the class says it all.
+    pub reason: &'static str,
+    /// The rest of a sentence that starts with a share of the requests: "12 % …".
+    pub sentence: &'static str,
+}
+
+macro_rules! outcomes {
+    ($($outcome:ident $class:literal $reason:literal $sentence:literal)*) => {
+        /// All outcomes, indexed by `Outcome as usize`.
+        pub const OUTCOMES: &[OutcomeInfo] = &[$(OutcomeInfo {
+            outcome: Outcome::$outcome,
+            class: $class,
+            reason: $reason,
+            sentence: $sentence,
+        }),*];
+    };
+}
+
+outcomes! {
+    Hit "hit" "" "were served from flash"
+    PartialMiss "partial-miss" "" "were only partly in flash, so the whole request came from the backing; the missing part is in flash now"
+    MissFilled "miss-filled" "" "were not in flash; they came from the backing and are in flash now"
+    MissFlashBusy "miss-not-admitted" "flash-busy" "were not in flash and not put there, because flash writes were already queueing up"
+    MissNoBlock "miss-not-admitted" "no-block" "were not in flash and not put there, because every block that could make room was in use"
+    WriteCopied "write" "copied" "were writes: written through to the backing, with a copy in flash"
+    WriteNotCopied "write" "not-copied" "were writes: written through to the backing, without a complete copy in flash"
+    BypassZeroing "bypass" "zeroing" "were discards or zeroing, which concern the backing only"
+    BypassFlush "bypass" "flush" "were flushes, which concern the backing only"
+    BypassChanging "bypass" "cache-changing" "bypassed the cache while its settings were being changed"
+    BypassStalled "bypass" "flash-stalled" "bypassed the cache because the flash device did not answer in time"
+    BypassFenced "bypass" "flash-fenced" "bypassed the cache because its flash devices are fenced after repeated errors"
+    CacheOff "cache-off" "" "went to the backing because the disk has no cache"
+    FlashFailed "flash-error" "io" "were in flash, but flash failed; the backing served them"
+    ChecksumMismatch "flash-error" "checksum" "were in flash, but with a wrong checksum; the backing served them and repaired flash"
+    BackingError "backing-error" "" "failed because the backing failed"
+    Refused "refused" "" "were refused: out of range, or a write to a read-only disk"
+}
+
+impl Outcome {
+    /// Number of outcomes.
+    pub const COUNT: usize = OUTCOMES.len();
+
+    /// The row of [`OUTCOMES`].
+    pub fn info(self) -> &'static OutcomeInfo {
+        &OUTCOMES[self as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_indexed_by_the_enum() {
+        for (index, row) in OUTCOMES.iter().enumerate() {
+            assert_eq!(row.outcome as usize, index);
+        }
+        assert_eq!(Outcome::Refused as usize, Outcome::COUNT - 1);
+    }
+
+    #[test]
+    fn names_are_unique() {
+        for (i, a) in OUTCOMES.iter().enumerate() {
+            for b in &OUTCOMES[i + 1..] {
+                assert!((a.class, a.reason) != (b.class, b.reason), "{}/{} twice", a.class, a.reason);
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Blocks that left recently, remembered by fingerprint: about 5 bytes for each remembered block.
+//!
+//! A table of 16-entry sets, a cache line each. An entry is 20 bits of fingerprint and a 12-bit stamp
+//! that counts insertions coarsely; an entry is alive for as many insertions as the ghost's capacity.
+//! A set that overflows forgets its oldest entry. A wrong "yes" has a chance of 16 / 2²⁰.
+
+use crate::index::hash;
+use crate::units::BlockNo;
+
+const WAYS: usize = 16;
+const STAMP_BITS: u32 = 12;
+const STAMP_MASK: u32 = (1 << STAMP_BITS) - 1;
+/// Stamps that one capacity of insertions spans: a quarter of the stamp's range, so that an entry is
+/// overwritten long before its stamp could be taken for a young one.
+const SPAN: u32 = 1 << (STAMP_BITS - 2);
+
+#[derive(Debug)]
+pub(crate) struct Ghost {
+    /// Fingerprint (never 0 in a used entry) above, stamp below.
+    sets: Vec<[u32; WAYS]>,
+    insertions: u64,
+    insertions_per_stamp: u64,
+    /// Stamps an entry lives.
+    life: u32,
+}
+
+impl Ghost {
+    /// Remembers the last `capacity` blocks.
+    pub(crate) fn new(capacity: u32) -> Self {
+        let per_stamp = u64::from(capacity).div_ceil(u64::from(SPAN)).max(1);
+        Ghost {
+            // Five quarters of the capacity: sets fill unevenly.
+            sets: vec![[0; WAYS]; (capacity as usize * 5).div_ceil(4 * WAYS).max(1)],
+            insertions: 0,
+            insertions_per_stamp: per_stamp,
+            life: u64::from(capacity).div_ceil(per_stamp) as u32,
+        }
+    }
+
+    fn locate(&self, block: BlockNo) -> (usize, u32) {
+        let hash = hash(block);
+        let set = ((hash >> 32) * self.sets.len() as u64) >> 32;
+        let print = (hash as u32 >> STAMP_BITS).max(1);
+        (set as usize, print)
+    }
+
+    fn stamp(&self) -> u32 {
+        (self.insertions / self.insertions_per_stamp) as u32 & STAMP_MASK
+    }
+
+    /// Remembers a block that leaves.
+    pub(crate) fn insert(&mut self, block: BlockNo) {
+        let (set, print) = self.locate(block);
+        let now = self.stamp();
+        let age = |entry: u32| match entry {
+            0 => u32::MAX,
+            entry => now.wrapping_sub(entry) & STAMP_MASK,
+        };
+        let place = self.sets[set].iter_mut().max_by_key(|entry| age(**entry)).expect("sets have ways");
+        *place = print << STAMP_BITS | now;
+        self.insertions += 1;
+    }
+
+    /// Was the block here, recently enough? Forgets it.
+    pub(crate) fn take(&mut self, block: BlockNo) -> bool {
+        let (set, print) = self.locate(block);
+        let (now, life) = (self.stamp(), self.life);
+        let Some(entry) = self.sets[set].iter_mut().find(|entry| **entry >> STAMP_BITS == print) else {
+            return false;
+        };
+        let age = now.wrapping_sub(*entry) & STAMP_MASK;
+        *entry = 0;
+        age <= life
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.sets.capacity() * WAYS * 4) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remembers_its_capacity_and_not_much_more() {
+        for capacity in [10u32, 1000, 100_000] {
+            let mut ghost = Ghost::new(capacity);
+            for block in 0..20 * capacity {
+                ghost.insert(BlockNo(block));
+            }
+            let last = 20 * capacity;
+            let young = (last - capacity * 9 / 10..last).filter(|b| ghost.take(BlockNo(*b))).count();
+            assert!(young as f64 >= 0.85 * f64::from(capacity) * 0.9, "{young} of {capacity}");
+            let old = (0..last - capacity * 2).filter(|b| ghost.take(BlockNo(*b))).count();
+            assert!(old as f64 <= 0.002 * f64::from(last), "{old} of {last} too old");
+        }
+    }
+
+    #[test]
+    fn takes_once() {
+        let mut ghost = Ghost::new(100);
+        ghost.insert(BlockNo(7));
+        assert!(ghost.take(BlockNo(7)));
+        assert!(!ghost.take(BlockNo(7)));
+        assert!(!ghost.take(BlockNo(8)));
+    }
+}

@@ -1,0 +1,130 @@
+//! S3-FIFO: a small queue for newcomers, a main queue for blocks that proved popular, and a memory
+//! of what left the small queue. Yang, Zhang, Qiu, Yue, Vinayak: "FIFO queues are all you need for
+//! cache eviction", SOSP 2023.
+//!
+//! A newcomer enters the small queue (a tenth of the cache). At its end, a block used more than once
+//! moves to the main queue, any other leaves and is remembered. A block that comes back while it is
+//! remembered enters the main queue at once. At the end of the main queue, a block goes round again
+//! as often as it was used (three times at most) before it leaves. The memory is what adapts: when
+//! the workload changes, returning blocks reach the main queue without the long way.
+
+use super::ghost::Ghost;
+use super::queue::{self, Links, Queue};
+use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
+use crate::units::{BlockNo, FrameNo};
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "s3-fifo",
+    summary: "blocks used once leave early, popular ones stay long; adapts by remembering what left",
+    source: "Yang et al., SOSP 2023",
+    build: |frames| Box::new(S3Fifo::new(frames)),
+};
+
+const USES_MAX: u8 = 3;
+/// Uses that a block in the small queue needs to stay, beyond the one that brought it.
+const USES_TO_STAY: u8 = 2;
+/// In a heat: came from the main queue.
+const HEAT_MAIN: u8 = 4;
+
+struct S3Fifo {
+    small: Queue,
+    main: Queue,
+    links: Links,
+    uses: Vec<u8>,
+    ghost: Ghost,
+    small_max: u32,
+}
+
+impl S3Fifo {
+    fn new(frames: u32) -> Self {
+        let small_max = (frames / 10).max(1);
+        S3Fifo {
+            small: Queue::new(),
+            main: Queue::new(),
+            links: queue::links(frames),
+            uses: vec![0; frames as usize],
+            ghost: Ghost::new(frames - small_max),
+            small_max,
+        }
+    }
+
+    /// The end of the small queue: out, on to the main queue, or back when busy.
+    fn evict_small(&mut self, frame: FrameNo, candidate: Candidate) -> bool {
+        match candidate {
+            Candidate::Empty => return true,
+            Candidate::Block(block) if self.uses[frame.0 as usize] < USES_TO_STAY => {
+                self.ghost.insert(block);
+                return true;
+            }
+            Candidate::Block(_) => {
+                self.uses[frame.0 as usize] = 0;
+                self.main.push(&mut self.links, frame);
+            }
+            Candidate::Busy => self.small.push(&mut self.links, frame),
+        }
+        false
+    }
+
+    /// The end of the main queue: out, or round again.
+    fn evict_main(&mut self, frame: FrameNo, candidate: Candidate) -> bool {
+        let uses = &mut self.uses[frame.0 as usize];
+        match candidate {
+            Candidate::Empty => return true,
+            Candidate::Block(_) if *uses == 0 => return true,
+            Candidate::Block(_) => *uses -= 1,
+            Candidate::Busy => {}
+        }
+        self.main.push(&mut self.links, frame);
+        false
+    }
+}
+
+impl Policy for S3Fifo {
+    fn hit(&mut self, frame: FrameNo) {
+        let uses = &mut self.uses[frame.0 as usize];
+        *uses = (*uses + 1).min(USES_MAX);
+    }
+
+    fn insert(&mut self, frame: FrameNo, block: BlockNo) {
+        self.uses[frame.0 as usize] = 0;
+        let queue = if self.ghost.take(block) { &mut self.main } else { &mut self.small };
+        queue.push(&mut self.links, frame);
+    }
+
+    fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
+        let mut busy = 0;
+        while busy < BUSY_MAX.min(self.small.len() + self.main.len()) {
+            let from_small = self.small.len() >= self.small_max || self.main.len() == 0;
+            let queue = if from_small { &mut self.small } else { &mut self.main };
+            let frame = queue.pop(&self.links)?;
+            let candidate = look(frame);
+            busy += u32::from(candidate == Candidate::Busy);
+            let out = if from_small {
+                self.evict_small(frame, candidate)
+            } else {
+                self.evict_main(frame, candidate)
+            };
+            if out {
+                return Some(frame);
+            }
+        }
+        None
+    }
+
+    fn order(&self) -> Vec<(FrameNo, u8)> {
+        let heat = |frame: &FrameNo| self.uses[frame.0 as usize];
+        let small = self.small.iter(&self.links).map(|frame| (frame, heat(&frame)));
+        let main = self.main.iter(&self.links).map(|frame| (frame, heat(&frame) | HEAT_MAIN));
+        small.chain(main).collect()
+    }
+
+    fn restore(&mut self, frame: FrameNo, heat: u8) {
+        self.uses[frame.0 as usize] = heat & USES_MAX;
+        let queue = if heat & HEAT_MAIN != 0 { &mut self.main } else { &mut self.small };
+        queue.push(&mut self.links, frame);
+    }
+
+    fn bytes(&self) -> u64 {
+        4 * self.links.capacity() as u64 + self.uses.capacity() as u64 + self.ghost.bytes()
+    }
+}

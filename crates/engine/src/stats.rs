@@ -1,0 +1,207 @@
+//! What one disk did: a count and a latency histogram per outcome, and the statistics that vSphere
+//! shows for a flash read cache.
+
+use crate::histogram::Histogram;
+use crate::io::Op;
+use crate::outcome::Outcome;
+use crate::units::Instant;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// Requests of one outcome.
+#[derive(Clone, Debug, Default)]
+pub struct OutcomeStats {
+    /// Requests.
+    pub count: u64,
+    /// Bytes they asked for.
+    pub bytes: u64,
+    /// From arrival to reply, nanoseconds.
+    pub latency: Histogram,
+}
+
+/// Evictions of one cache. An operation is one request that made blocks leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EvictionStats {
+    /// Operations.
+    pub operations: u64,
+    /// Blocks evicted by all of them.
+    pub blocks: u64,
+    /// When the last one happened, nanoseconds after counting began.
+    pub last_operation_ns: u64,
+    /// Blocks it evicted.
+    pub last_blocks: u64,
+}
+
+/// I/O to one kind of device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceIoStats {
+    /// I/Os completed.
+    pub ios: u64,
+    /// Of these, failed.
+    pub errors: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Sum of their latencies, nanoseconds.
+    pub total_ns: u64,
+}
+
+impl DeviceIoStats {
+    /// Mean latency, nanoseconds; 0 when there was none.
+    pub fn mean_ns(&self) -> u64 {
+        self.total_ns.checked_div(self.ios).unwrap_or(0)
+    }
+}
+
+/// What the disk's cache is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheState {
+    /// There is none.
+    #[default]
+    None,
+    /// It serves.
+    Active,
+    /// It is being changed; the disk bypasses it for a moment.
+    Changing,
+    /// A device of it does not answer in time; the disk bypasses it.
+    Stalled,
+    /// All of its devices failed and are fenced.
+    Fenced,
+}
+
+/// Everything counted for one disk, as of one moment.
+#[derive(Clone, Debug)]
+pub struct DiskStats {
+    /// Per outcome, indexed by `Outcome as usize`.
+    pub outcomes: [OutcomeStats; Outcome::COUNT],
+    /// Read requests (prefetches not among them).
+    pub reads: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Read requests served wholly from flash.
+    pub read_hits: u64,
+    /// Bytes of the read requests.
+    pub read_bytes: u64,
+    /// Bytes of the write requests.
+    pub write_bytes: u64,
+    /// Largest number of requests answered within one second.
+    pub iops_max: u64,
+    /// Largest request, bytes.
+    pub request_bytes_max: u64,
+    /// Flash I/O.
+    pub flash: DeviceIoStats,
+    /// Backing I/O.
+    pub backing: DeviceIoStats,
+    /// Sectors whose checksum was wrong when read from flash.
+    pub checksum_mismatches: u64,
+    /// Evictions.
+    pub evictions: EvictionStats,
+    /// Nanoseconds since counting began.
+    pub elapsed_ns: u64,
+    /// Blocks the cache has.
+    pub blocks: u64,
+    /// Blocks that hold data.
+    pub blocks_cached: u64,
+    /// Sectors that hold data.
+    pub sectors_valid: u64,
+    /// Memory of everything that grows with the cache, bytes.
+    pub index_bytes: u64,
+    /// What the cache is doing.
+    pub cache: CacheState,
+    /// Requests in flight.
+    pub in_flight: u64,
+    second: u64,
+    in_second: u64,
+}
+
+impl DiskStats {
+    pub(crate) fn new() -> Self {
+        DiskStats {
+            outcomes: std::array::from_fn(|_| OutcomeStats::default()),
+            reads: 0,
+            writes: 0,
+            read_hits: 0,
+            read_bytes: 0,
+            write_bytes: 0,
+            iops_max: 0,
+            request_bytes_max: 0,
+            flash: DeviceIoStats::default(),
+            backing: DeviceIoStats::default(),
+            checksum_mismatches: 0,
+            evictions: EvictionStats::default(),
+            elapsed_ns: 0,
+            blocks: 0,
+            blocks_cached: 0,
+            sectors_valid: 0,
+            index_bytes: 0,
+            cache: CacheState::None,
+            in_flight: 0,
+            second: 0,
+            in_second: 0,
+        }
+    }
+
+    /// Counts one answered request. `at` counts from when counting began.
+    #[inline]
+    pub(crate) fn record(&mut self, at: Instant, op: Op, bytes: u64, outcome: Outcome, latency_ns: u64) {
+        let row = &mut self.outcomes[outcome as usize];
+        row.count += 1;
+        row.bytes += bytes;
+        row.latency.record(latency_ns);
+        match op {
+            Op::Read => {
+                self.reads += 1;
+                self.read_bytes += bytes;
+                self.read_hits += u64::from(outcome == Outcome::Hit);
+            }
+            Op::Write(_) => {
+                self.writes += 1;
+                self.write_bytes += bytes;
+            }
+            _ => {}
+        }
+        self.request_bytes_max = self.request_bytes_max.max(bytes);
+        let second = at.0 / SECOND_NS;
+        if second != self.second {
+            self.second = second;
+            self.in_second = 0;
+        }
+        self.in_second += 1;
+        self.iops_max = self.iops_max.max(self.in_second);
+    }
+
+    /// Requests answered.
+    pub fn requests(&self) -> u64 {
+        self.outcomes.iter().map(|row| row.count).sum()
+    }
+
+    /// Share of the reads that flash served whole, 0 … 1; 0 when there were none.
+    pub fn read_hit_ratio(&self) -> f64 {
+        if self.reads == 0 { 0.0 } else { self.read_hits as f64 / self.reads as f64 }
+    }
+
+    /// Latency of all requests together.
+    pub fn latency(&self) -> Histogram {
+        let mut all = Histogram::default();
+        for row in &self.outcomes {
+            all.merge(&row.latency);
+        }
+        all
+    }
+
+    /// Requests per second since counting began.
+    pub fn iops_mean(&self) -> f64 {
+        if self.elapsed_ns == 0 {
+            0.0
+        } else {
+            self.requests() as f64 * SECOND_NS as f64 / self.elapsed_ns as f64
+        }
+    }
+
+    /// Mean size of reads and writes, bytes.
+    pub fn request_bytes_mean(&self) -> f64 {
+        let ios = self.reads + self.writes;
+        if ios == 0 { 0.0 } else { (self.read_bytes + self.write_bytes) as f64 / ios as f64 }
+    }
+}

@@ -1,0 +1,98 @@
+//! Units and ids: what a number means is part of its type.
+//!
+//! Offsets and lengths that cross the engine's boundary are bytes in `u64`. Inside, everything that
+//! concerns a cache counts in sectors and blocks.
+
+use std::fmt;
+use std::ops::{Add, Sub};
+
+/// Bytes in a sector, the unit of validity, checksum and alignment of every flash transfer.
+pub const SECTOR_BYTES: u64 = 4096;
+
+/// Smallest cache block, bytes.
+pub const BLOCK_BYTES_MIN: u64 = SECTOR_BYTES;
+
+/// Largest cache block, bytes.
+pub const BLOCK_BYTES_MAX: u64 = 1 << 20;
+
+/// A moment, in nanoseconds since an origin that the caller chose. Never wall-clock time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Instant(pub u64);
+
+impl Instant {
+    /// Nanoseconds from `earlier` to `self`; 0 when `earlier` is later.
+    pub fn nanos_since(self, earlier: Instant) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<u64> for Instant {
+    type Output = Instant;
+    /// `nanos` later, saturating.
+    fn add(self, nanos: u64) -> Instant {
+        Instant(self.0.saturating_add(nanos))
+    }
+}
+
+impl Sub for Instant {
+    type Output = u64;
+    fn sub(self, earlier: Instant) -> u64 {
+        self.nanos_since(earlier)
+    }
+}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub $inner);
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}", self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// A disk of this shard. Chosen by the caller, never reused while the disk exists.
+    DiskId(u32)
+);
+id!(
+    /// A flash device of the pool. Chosen by the caller.
+    DeviceId(u16)
+);
+id!(
+    /// A guest request in flight, as its front end calls it. The engine only hands it back.
+    RequestId(u64)
+);
+id!(
+    /// An I/O that the engine asked for and that has not completed.
+    IoId(u32)
+);
+id!(
+    /// A payload buffer of the shard. The engine never looks inside.
+    BufferId(u32)
+);
+id!(
+    /// A command in progress, as its issuer calls it.
+    CommandId(u64)
+);
+id!(
+    /// A cache block's number on its disk: byte offset divided by the block size.
+    BlockNo(u32)
+);
+id!(
+    /// A place for one block in a cache: 0 … blocks − 1.
+    FrameNo(u32)
+);
+
+/// Rounds down to a sector boundary.
+pub const fn sector_floor(bytes: u64) -> u64 {
+    bytes & !(SECTOR_BYTES - 1)
+}
+
+/// Rounds up to a sector boundary. `bytes` is at most `u64::MAX - 4095`.
+pub const fn sector_ceil(bytes: u64) -> u64 {
+    (bytes + SECTOR_BYTES - 1) & !(SECTOR_BYTES - 1)
+}

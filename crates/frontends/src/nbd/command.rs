@@ -1,0 +1,147 @@
+//! Commands in flight: what is kept of one, and how it becomes the engine's requests.
+
+use hob_engine::REQUEST_BYTES_MAX;
+use hob_engine::io::{BufferSlice, Durability, Op, Request, Zeroing};
+use hob_engine::units::{BufferId, DiskId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
+use hob_nbd::{Command, CommandFlags};
+
+use super::Payload;
+
+/// Longest piece of a prefetch, bytes: its data comes into a buffer that nobody reads.
+const PREFETCH_BYTES_MAX: u64 = 1 << 20;
+
+/// One command.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) header: hob_nbd::Request,
+    /// The piece that is, or will be, with the engine.
+    offset: u64,
+    len: u64,
+    /// The engine's reference.
+    pub(super) buffer: Option<BufferId>,
+    /// The connection's own reference, to send from.
+    pub(super) reply_buffer: Option<BufferId>,
+}
+
+impl InFlight {
+    pub(super) fn new(header: &hob_nbd::Request) -> Self {
+        let mut command =
+            InFlight { header: *header, offset: header.offset, len: 0, buffer: None, reply_buffer: None };
+        command.len = command.piece_len();
+        command
+    }
+
+    pub(super) fn needs_buffer(&self) -> bool {
+        matches!(self.header.command, Command::Read | Command::Write | Command::Cache)
+    }
+
+    /// Gets the buffer. Its bytes beyond the disk's end must read as zeroes; those of a sector that
+    /// the command touches in part are overwritten by a read and ignored for a write, so zeroing the
+    /// last sector is always right, and cheap.
+    pub(super) fn alloc(&mut self, payload: &mut impl Payload) -> bool {
+        let len = sector_ceil(self.offset + self.len) - sector_floor(self.offset);
+        let Some(id) = payload.alloc(len as usize) else { return false };
+        if !(self.offset + self.len).is_multiple_of(SECTOR_BYTES) {
+            let offset = (len - SECTOR_BYTES) as u32;
+            payload.bytes_mut(BufferSlice { id, offset, len: SECTOR_BYTES as u32 }).fill(0);
+        }
+        if self.header.command == Command::Read {
+            payload.retain(id);
+            self.reply_buffer = Some(id);
+        }
+        self.buffer = Some(id);
+        true
+    }
+
+    /// Where the command's bytes are in its buffer.
+    pub(super) fn payload_slice(&self) -> BufferSlice {
+        BufferSlice {
+            id: self.buffer.or(self.reply_buffer).expect("a command with payload has a buffer"),
+            offset: (self.offset % SECTOR_BYTES) as u32,
+            len: self.len as u32,
+        }
+    }
+
+    /// The request for the current piece. The buffer's reference goes to the engine.
+    pub(super) fn request(&mut self, id: RequestId, disk: DiskId) -> Request {
+        let flags = self.header.flags;
+        let durability =
+            if flags.contains(CommandFlags::FUA) { Durability::Durable } else { Durability::Volatile };
+        let op = match self.header.command {
+            Command::Read => Op::Read,
+            Command::Write => Op::Write(durability),
+            Command::Flush => Op::Flush,
+            Command::Trim => Op::Discard(durability),
+            Command::Cache => Op::Prefetch,
+            Command::WriteZeroes => Op::WriteZeroes(durability, zeroing(flags)),
+            other => unreachable!("{other:?} is not the engine's"),
+        };
+        Request { id, disk, op, offset: self.offset, len: self.len, buffer: self.buffer.take() }
+    }
+
+    /// Goes to the next piece. False if the last one was the last.
+    pub(super) fn advance(&mut self) -> bool {
+        self.offset += self.len;
+        self.len = self.piece_len();
+        let more = self.len > 0 && self.header.command != Command::Flush;
+        if !more {
+            self.offset = self.header.offset;
+            self.len = u64::from(self.header.length);
+        }
+        more
+    }
+
+    fn piece_len(&self) -> u64 {
+        let left = self.header.offset + u64::from(self.header.length) - self.offset;
+        let max = match self.header.command {
+            Command::Cache => PREFETCH_BYTES_MAX,
+            _ => REQUEST_BYTES_MAX,
+        };
+        left.min(max)
+    }
+}
+
+fn zeroing(flags: CommandFlags) -> Zeroing {
+    match (flags.contains(CommandFlags::FAST_ZERO), flags.contains(CommandFlags::NO_HOLE)) {
+        (false, false) => Zeroing::MayUnmap,
+        (false, true) => Zeroing::KeepAllocated,
+        (true, false) => Zeroing::FastMayUnmap,
+        (true, true) => Zeroing::FastKeepAllocated,
+    }
+}
+
+/// The commands of one connection, by slot.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    slots: Vec<Option<InFlight>>,
+    free: Vec<u32>,
+}
+
+impl Table {
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn insert(&mut self, command: InFlight) -> u32 {
+        match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot as usize] = Some(command);
+                slot
+            }
+            None => {
+                self.slots.push(Some(command));
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u32) -> &mut InFlight {
+        self.slots[slot as usize].as_mut().expect("an answer to a command in flight")
+    }
+
+    pub(super) fn remove(&mut self, slot: u32) -> InFlight {
+        let command = self.slots[slot as usize].take().expect("a command is answered once");
+        self.free.push(slot);
+        command
+    }
+}

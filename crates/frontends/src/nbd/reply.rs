@@ -1,0 +1,153 @@
+//! Answers: what goes to the outbox for a command that is done.
+
+use hob_engine::io::{BufferSlice, IoError};
+use hob_engine::units::SECTOR_BYTES;
+use hob_nbd::server::handshake::BASE_ALLOCATION_ID;
+use hob_nbd::server::reply::{self, Position};
+use hob_nbd::{Command, CommandFlags, ErrorCode, Extent};
+
+use super::command::InFlight;
+use super::{Connection, Payload, error_code};
+
+/// Answers a command of the engine's.
+pub(super) fn push(
+    connection: &mut Connection,
+    command: &InFlight,
+    result: Result<(), IoError>,
+    payload: &mut impl Payload,
+) {
+    match (result, command.reply_buffer) {
+        (Ok(()), Some(id)) => {
+            push_data(connection, command, payload);
+            connection.outbox_buffers.push(id);
+        }
+        (Ok(()), None) => {
+            connection.outbox.push_head(|head| reply::push_simple_ok(head, command.header.cookie));
+        }
+        (Err(error), buffer) => {
+            buffer.into_iter().for_each(|id| payload.release(id));
+            push_error(connection, &command.header, error_code(error));
+        }
+    }
+}
+
+/// Answers with an error.
+pub(super) fn push_error(connection: &mut Connection, request: &hob_nbd::Request, code: ErrorCode) {
+    let chunked = connection.negotiated.structured_replies
+        && matches!(request.command, Command::Read | Command::BlockStatus);
+    connection.outbox.push_head(|head| {
+        if chunked {
+            reply::push_error(head, request.cookie, code, "", Position::Last);
+        } else {
+            reply::push_simple_error(head, request.cookie, code);
+        }
+    });
+}
+
+/// Answers BLOCK_STATUS.
+pub(super) fn push_status(
+    connection: &mut Connection,
+    command: &InFlight,
+    status: Result<&[Extent], IoError>,
+) {
+    let header = &command.header;
+    match status {
+        Ok(extents) if !extents.is_empty() => {
+            let count = if header.flags.contains(CommandFlags::REQ_ONE) { 1 } else { extents.len() };
+            connection.outbox.push_head(|head| {
+                reply::push_block_status(
+                    head,
+                    header.cookie,
+                    BASE_ALLOCATION_ID,
+                    &extents[..count],
+                    Position::Last,
+                );
+            });
+        }
+        Ok(_) => push_error(connection, header, ErrorCode::Io),
+        Err(error) => push_error(connection, header, error_code(error)),
+    }
+}
+
+fn push_data(connection: &mut Connection, command: &InFlight, payload: &impl Payload) {
+    let cookie = command.header.cookie;
+    let data = command.payload_slice();
+    let outbox = &mut connection.outbox;
+    if !connection.negotiated.structured_replies {
+        outbox.push_head(|head| reply::push_simple_ok(head, cookie));
+        outbox.push_payload(data);
+        return;
+    }
+    let whole = command.header.flags.contains(CommandFlags::DF);
+    let offset = command.header.offset;
+    for run in Runs::new(data, payload.bytes(data), whole) {
+        let start = offset + u64::from(run.slice.offset - data.offset);
+        let last = run.slice.offset + run.slice.len == data.offset + data.len;
+        let position = if last { Position::Last } else { Position::More };
+        if run.is_hole {
+            outbox.push_head(|head| reply::push_hole(head, cookie, start, run.slice.len, position));
+        } else {
+            outbox.push_head(|head| reply::push_data_header(head, cookie, start, run.slice.len, position));
+            outbox.push_payload(run.slice);
+        }
+    }
+}
+
+/// A part of a read's data that is sent as one chunk.
+struct Run {
+    slice: BufferSlice,
+    is_hole: bool,
+}
+
+/// Splits data into runs of zero sectors and of other ones. A client that writes what it reads
+/// keeps its disk sparse that way, and zeroes do not travel.
+struct Runs<'a> {
+    rest: BufferSlice,
+    bytes: &'a [u8],
+    whole: bool,
+}
+
+impl<'a> Runs<'a> {
+    fn new(rest: BufferSlice, bytes: &'a [u8], whole: bool) -> Self {
+        Runs { rest, bytes, whole }
+    }
+
+    /// The part of the rest up to the next sector boundary of the disk, and whether it is a hole.
+    fn sector_at(&self, at: u32) -> (u32, bool) {
+        let inside = u64::from(self.rest.offset + at) % SECTOR_BYTES;
+        let len = ((SECTOR_BYTES - inside) as u32).min(self.rest.len - at);
+        let sector = &self.bytes[at as usize..][..len as usize];
+        (len, u64::from(len) == SECTOR_BYTES && is_zero(sector))
+    }
+}
+
+impl Iterator for Runs<'_> {
+    type Item = Run;
+
+    fn next(&mut self) -> Option<Run> {
+        if self.rest.len == 0 {
+            return None;
+        }
+        let (mut len, is_hole) = match self.whole {
+            true => (self.rest.len, false),
+            false => self.sector_at(0),
+        };
+        while len < self.rest.len {
+            let (more, also_hole) = self.sector_at(len);
+            if also_hole != is_hole {
+                break;
+            }
+            len += more;
+        }
+        let run = Run { slice: BufferSlice { len, ..self.rest }, is_hole };
+        self.rest.offset += len;
+        self.rest.len -= len;
+        self.bytes = &self.bytes[len as usize..];
+        Some(run)
+    }
+}
+
+fn is_zero(sector: &[u8]) -> bool {
+    // Data that is not zero nearly always shows it at once.
+    sector[..16] == [0; 16] && sector.chunks_exact(64).all(|chunk| chunk.iter().fold(0, |a, b| a | b) == 0)
+}

@@ -1,0 +1,281 @@
+//! A connection driven by hand: bytes in, requests out, replies in, bytes out.
+
+use std::collections::BTreeMap;
+
+use hob_engine::gather::Piece;
+use hob_engine::io::{Durability, Op};
+use hob_engine::outcome::Outcome;
+use hob_nbd::{CommandFlags, ExportInfo};
+
+use super::*;
+
+/// Buffers that are plain vectors, with their reference counts.
+#[derive(Default)]
+struct Memory {
+    buffers: BTreeMap<u32, (Vec<u8>, u32)>,
+    next: u32,
+    full: bool,
+}
+
+impl Payload for Memory {
+    fn alloc(&mut self, len: usize) -> Option<BufferId> {
+        if self.full {
+            return None;
+        }
+        self.next += 1;
+        self.buffers.insert(self.next, (vec![0xEE; len], 1));
+        Some(BufferId(self.next))
+    }
+    fn retain(&mut self, id: BufferId) {
+        self.buffers.get_mut(&id.0).expect("alive").1 += 1;
+    }
+    fn release(&mut self, id: BufferId) {
+        let refs = &mut self.buffers.get_mut(&id.0).expect("alive").1;
+        *refs -= 1;
+        if *refs == 0 {
+            self.buffers.remove(&id.0);
+        }
+    }
+    fn bytes(&self, slice: BufferSlice) -> &[u8] {
+        &self.buffers[&slice.id.0].0[slice.offset as usize..][..slice.len as usize]
+    }
+    fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
+        let buffer = self.buffers.get_mut(&slice.id.0).expect("alive");
+        &mut buffer.0[slice.offset as usize..][..slice.len as usize]
+    }
+}
+
+struct Rig {
+    connection: Connection,
+    memory: Memory,
+}
+
+impl Rig {
+    fn new(structured_replies: bool) -> Rig {
+        let info = ExportInfo { block_size_min: 512, ..ExportInfo::new(1 << 30) };
+        let negotiated = Negotiated {
+            export: String::new(),
+            info,
+            structured_replies,
+            base_allocation: structured_replies,
+        };
+        Rig { connection: Connection::new(negotiated, DiskId(3), 7), memory: Memory::default() }
+    }
+
+    fn receive(&mut self, bytes: &[u8]) -> usize {
+        self.connection.handle_received(bytes, &mut self.memory)
+    }
+
+    fn command(&mut self, command: Command, flags: CommandFlags, offset: u64, length: u32) {
+        let header = hob_nbd::Request { command, flags, cookie: 42, offset, length };
+        assert_eq!(self.receive(&header.encode()), REQUEST_BYTES);
+    }
+
+    /// As the shard loop does: answers, and drops the engine's reference.
+    fn answer(&mut self, request: &Request, result: Result<(), IoError>) {
+        let reply = Reply { id: request.id, disk: request.disk, result, outcome: Outcome::Hit };
+        self.connection.handle_reply(&reply, &mut self.memory);
+        request.buffer.into_iter().for_each(|id| self.memory.release(id));
+    }
+
+    /// Everything that is to be sent, as bytes.
+    fn sent(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while let Some(gather) = self.connection.poll_send() {
+            for piece in &gather.pieces {
+                match piece {
+                    Piece::Head { start, end } => {
+                        bytes.extend_from_slice(&gather.head[*start as usize..*end as usize]);
+                    }
+                    Piece::Payload(slice) => bytes.extend_from_slice(self.memory.bytes(*slice)),
+                }
+            }
+            self.connection.handle_sent(gather, Ok(()), &mut self.memory);
+        }
+        bytes
+    }
+}
+
+const NONE: CommandFlags = CommandFlags::NONE;
+
+#[test]
+fn a_read_of_odd_sectors_gets_a_buffer_of_whole_ones() {
+    let mut rig = Rig::new(false);
+    rig.command(Command::Read, NONE, 4096 + 512, 4096);
+    let request = rig.connection.poll_request().expect("a request");
+    assert_eq!((request.offset, request.len, request.op), (4608, 4096, Op::Read));
+    let id = request.buffer.expect("a buffer");
+    assert_eq!(rig.memory.buffers[&id.0].0.len(), 8192);
+    rig.memory.bytes_mut(BufferSlice { id, offset: 512, len: 4096 }).fill(7);
+    rig.answer(&request, Ok(()));
+    let sent = rig.sent();
+    assert_eq!(sent.len(), 16 + 4096);
+    assert!(sent[16..].iter().all(|byte| *byte == 7));
+    assert!(rig.memory.buffers.is_empty(), "both references are gone");
+}
+
+#[test]
+fn zero_sectors_travel_as_holes_unless_the_client_wants_one_chunk() {
+    for (flags, expected) in [(NONE, 28 + 4096 + 32 + 28 + 4096), (CommandFlags::DF, 28 + 5 * 4096)] {
+        let mut rig = Rig::new(true);
+        rig.command(Command::Read, flags, 0, 5 * 4096);
+        let request = rig.connection.poll_request().expect("a request");
+        let id = request.buffer.expect("a buffer");
+        rig.memory.bytes_mut(BufferSlice { id, offset: 4096, len: 3 * 4096 }).fill(0);
+        rig.answer(&request, Ok(()));
+        assert_eq!(rig.sent().len(), expected, "{flags:?}");
+    }
+}
+
+#[test]
+fn a_write_arrives_in_pieces_of_any_size() {
+    for step in [1, 27, 28, 29, 100, 5000] {
+        let mut rig = Rig::new(true);
+        let payload: Vec<u8> = (0..4096u32).map(|i| (i % 251) as u8).collect();
+        let header = hob_nbd::Request {
+            command: Command::Write,
+            flags: CommandFlags::FUA,
+            cookie: 1,
+            offset: 512,
+            length: 4096,
+        };
+        let stream = [&header.encode()[..], &payload].concat();
+        let mut pending = Vec::new();
+        for piece in stream.chunks(step) {
+            pending.extend_from_slice(piece);
+            let used = rig.receive(&pending);
+            pending.drain(..used);
+        }
+        let request = rig.connection.poll_request().expect("a request");
+        assert_eq!(request.op, Op::Write(Durability::Durable));
+        let id = request.buffer.expect("a buffer");
+        assert_eq!(rig.memory.bytes(BufferSlice { id, offset: 512, len: 4096 }), payload);
+        rig.answer(&request, Ok(()));
+        assert_eq!(rig.sent().len(), 16);
+        assert!(rig.memory.buffers.is_empty());
+    }
+}
+
+#[test]
+fn payload_can_be_received_in_place() {
+    let mut rig = Rig::new(true);
+    rig.command(Command::Write, NONE, 0, 8192);
+    let Receive::Payload(slice) = rig.connection.poll_receive() else { panic!("payload is next") };
+    assert_eq!((slice.offset, slice.len), (0, 8192));
+    rig.connection.handle_payload(8192, &mut rig.memory);
+    assert_eq!(rig.connection.poll_request().expect("a request").len, 8192);
+    assert_eq!(rig.connection.poll_receive(), Receive::Bytes);
+}
+
+#[test]
+fn long_commands_without_payload_go_in_pieces() {
+    let mut rig = Rig::new(true);
+    rig.command(Command::Trim, NONE, 1 << 20, 100 << 20);
+    let mut at = 1 << 20;
+    while let Some(request) = rig.connection.poll_request() {
+        assert_eq!(request.offset, at);
+        at += request.len;
+        rig.answer(&request, Ok(()));
+    }
+    assert_eq!(at, 101 << 20);
+    assert_eq!(rig.sent().len(), 16, "one answer for all");
+}
+
+#[test]
+fn an_error_in_a_piece_ends_the_command() {
+    let mut rig = Rig::new(true);
+    rig.command(Command::WriteZeroes, NONE, 0, 100 << 20);
+    let request = rig.connection.poll_request().expect("a request");
+    rig.answer(&request, Err(IoError::NoSpace));
+    assert!(rig.connection.poll_request().is_none());
+    assert_eq!(rig.sent()[4..8], 28u32.to_be_bytes());
+}
+
+#[test]
+fn a_refused_write_is_read_past() {
+    let mut rig = Rig::new(false);
+    let write =
+        |offset| hob_nbd::Request { command: Command::Write, flags: NONE, cookie: 9, offset, length: 4096 };
+    let stream = [&write(1 << 30).encode()[..], &[1; 4096], &write(0).encode(), &[2; 4096]].concat();
+    assert_eq!(rig.receive(&stream), stream.len());
+    let request = rig.connection.poll_request().expect("the second one");
+    assert_eq!(request.offset, 0);
+    assert!(rig.connection.poll_request().is_none());
+    assert_eq!(rig.sent()[4..8], 28u32.to_be_bytes(), "ENOSPC for a write past the end");
+}
+
+#[test]
+fn without_room_for_a_buffer_it_waits_and_goes_on() {
+    let mut rig = Rig::new(true);
+    rig.memory.full = true;
+    rig.command(Command::Read, NONE, 0, 4096);
+    assert_eq!(rig.connection.poll_receive(), Receive::AwaitBuffer);
+    assert!(!rig.connection.retry_alloc(&mut rig.memory));
+    rig.memory.full = false;
+    assert!(rig.connection.retry_alloc(&mut rig.memory));
+    assert!(rig.connection.poll_request().is_some());
+}
+
+#[test]
+fn it_stops_listening_at_its_limit() {
+    let mut rig = Rig::new(true);
+    for _ in 0..COMMANDS_MAX {
+        rig.command(Command::Flush, NONE, 0, 0);
+    }
+    assert_eq!(rig.connection.poll_receive(), Receive::Pause);
+    assert_eq!(rig.receive(&[0; 64]), 0);
+    let request = rig.connection.poll_request().expect("a request");
+    rig.answer(&request, Ok(()));
+    assert_eq!(rig.connection.poll_receive(), Receive::Bytes);
+}
+
+#[test]
+fn a_goodbye_waits_for_answers() {
+    let mut rig = Rig::new(true);
+    rig.command(Command::Read, NONE, 0, 4096);
+    rig.command(Command::Disconnect, NONE, 0, 0);
+    assert_eq!(rig.connection.poll_receive(), Receive::Nothing);
+    assert!(!rig.connection.wants_close());
+    let request = rig.connection.poll_request().expect("a request");
+    rig.answer(&request, Ok(()));
+    assert!(!rig.connection.wants_close());
+    assert_eq!(rig.sent().len(), 28 + 4096);
+    assert!(rig.connection.is_over() && rig.connection.fault().is_none());
+}
+
+#[test]
+fn a_dead_client_leaves_no_buffer_behind() {
+    let mut rig = Rig::new(true);
+    rig.command(Command::Read, NONE, 0, 4096);
+    rig.command(Command::Read, NONE, 8192, 4096);
+    rig.command(Command::Read, NONE, 4096, 4096);
+    let first = rig.connection.poll_request().expect("a request");
+    let second = rig.connection.poll_request().expect("a request");
+    rig.answer(&first, Ok(()));
+    rig.command(Command::Write, NONE, 0, 4096);
+    rig.connection.abort("gone", &mut rig.memory);
+    assert!(rig.connection.wants_close() && !rig.connection.is_over());
+    rig.answer(&second, Ok(()));
+    assert!(rig.connection.is_over());
+    assert_eq!(rig.connection.fault(), Some("gone"));
+    assert!(rig.memory.buffers.is_empty(), "{:?}", rig.memory.buffers.keys());
+}
+
+#[test]
+fn a_broken_stream_ends_the_connection() {
+    let mut rig = Rig::new(true);
+    rig.receive(&[0xAB; 28]);
+    assert!(rig.connection.is_over());
+    assert!(rig.connection.fault().is_some_and(|why| why.contains("magic")));
+}
+
+#[test]
+fn block_status_asks_the_backing() {
+    let mut rig = Rig::new(true);
+    rig.command(Command::BlockStatus, CommandFlags::REQ_ONE, 0, 1 << 20);
+    let query = rig.connection.poll_status().expect("a question");
+    assert_eq!((query.offset, query.len), (0, 1 << 20));
+    let extents = [Extent { length: 4096, state: 0 }, Extent { length: 8192, state: Extent::HOLE }];
+    rig.connection.handle_status(query.id, Ok(&extents));
+    assert_eq!(rig.sent().len(), 20 + 4 + 8, "one extent was asked for");
+}

@@ -1,0 +1,132 @@
+//! `hob disk …`: which disks are served.
+
+use clap::Subcommand;
+use hob_control::{Disk as DiskInfo, DiskAdd, DiskChanged};
+
+use super::Global;
+use super::output::{Format, numbers, pairs, print, table, with_notes, word, words};
+use super::pool::absolute;
+use super::remote::ask;
+
+/// Serve disks, stop serving them, show them
+#[derive(Debug, Subcommand)]
+pub(crate) enum Disk {
+    /// Serve a disk
+    Add {
+        /// Its name, which is its NBD export name
+        name: String,
+        /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH, or a
+        /// qcow2, VMDK, VDI or VHDX file
+        #[arg(long, value_name = "SPEC")]
+        backing: String,
+        /// Refuse changes
+        #[arg(long)]
+        read_only: bool,
+    },
+    /// Stop serving a disk; its data stays where it is
+    Remove {
+        /// The disk
+        disk: String,
+    },
+    /// List all disks
+    List,
+    /// Show one disk
+    Show {
+        /// The disk
+        disk: String,
+    },
+}
+
+pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
+    let changed = match command {
+        Disk::List => {
+            let disks = ask(global, async |client| client.disks().await)?;
+            return print(global.output, &disks, |disks| list(disks));
+        }
+        Disk::Show { disk } => {
+            let disk = ask(global, async |client| client.disk(&disk).await)?;
+            return print(global.output, &disk, show);
+        }
+        Disk::Add { name, backing, read_only } => {
+            let backing = if is_uri(&backing) { backing } else { absolute(backing) };
+            let add = DiskAdd { name, backing, read_only };
+            ask(global, async |client| client.disk_add(&add).await)?
+        }
+        Disk::Remove { disk } => ask(global, async |client| client.disk_remove(&disk).await)?,
+    };
+    print_change(global.output, &changed)
+}
+
+/// `scheme:…` is no path, and `./scheme:…` is one.
+fn is_uri(spec: &str) -> bool {
+    spec.split_once(':').is_some_and(|(scheme, _)| {
+        scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+            && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
+    })
+}
+
+pub(super) fn print_change(format: Format, changed: &DiskChanged) -> anyhow::Result<()> {
+    print(format, changed, |changed| {
+        let text = changed.disk.as_ref().map_or_else(|| "removed".to_owned(), show);
+        with_notes(text, &changed.notes)
+    })
+}
+
+fn list(disks: &[DiskInfo]) -> String {
+    let columns =
+        [words("DISK"), words("STATE"), numbers("SIZE"), words("CACHE"), numbers("ROOM"), words("POOL"), words("BACKING")];
+    let row = |disk: &DiskInfo| {
+        let cache = disk.cache.as_ref();
+        vec![
+            disk.name.clone(),
+            word(&disk.state),
+            disk.size.human(),
+            cache.map_or_else(|| "off".to_owned(), |cache| word(&cache.state)),
+            cache.map_or_else(String::new, |cache| cache.room.human()),
+            cache.map_or_else(String::new, |cache| cache.pool.clone()),
+            disk.backing.clone(),
+        ]
+    };
+    table(&columns, disks.iter().map(row))
+}
+
+fn show(disk: &DiskInfo) -> String {
+    let mut facts = vec![
+        ("disk", disk.name.clone()),
+        ("state", word(&disk.state)),
+        ("backing", disk.backing.clone()),
+        ("size", disk.size.human()),
+        ("access", if disk.read_only { "read-only" } else { "read-write" }.to_owned()),
+    ];
+    facts.extend(disk.reason.clone().map(|reason| ("reason", reason)));
+    match &disk.cache {
+        None => facts.push(("cache", "off".to_owned())),
+        Some(cache) => {
+            facts.push(("cache", word(&cache.state)));
+            facts.extend(cache.reason.clone().map(|reason| ("cache reason", reason)));
+            facts.push(("cache pool", cache.pool.clone()));
+            facts.push(("cache size", cache.size.human()));
+            if cache.room != cache.size {
+                facts.push(("cache room", cache.room.human()));
+            }
+            facts.push(("cache block size", cache.block_size.to_string()));
+            facts.push(("cache policy", cache.policy.clone()));
+        }
+    }
+    pairs(facts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_stay_and_paths_become_absolute() {
+        for uri in ["nbd://h/e", "nbd+unix:///e?socket=/s"] {
+            assert!(is_uri(uri), "{uri}");
+        }
+        for path in ["vm.img", "./nbd://x", "/a:b", "dir/a:b", ""] {
+            assert!(!is_uri(path), "{path}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! `hob docs --out DIR [--check]`: the pages of docs/ that are generated from the program.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use hob_engine::outcome::OUTCOMES;
+use hob_engine::policy::POLICIES;
+
+/// Write the generated pages of the documentation
+#[derive(Debug, Args)]
+pub(crate) struct Docs {
+    /// Directory
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Write nothing; fail if a page is not as it would be written
+    #[arg(long)]
+    check: bool,
+}
+
+pub(super) fn run(args: &Docs) -> anyhow::Result<()> {
+    let pages = [
+        ("cli.md", cli_page()),
+        ("openapi.json", crate::daemon::http::openapi_json()),
+        ("outcomes.md", outcomes_page()),
+        ("policies.md", policies_page()),
+    ];
+    let mut stale = Vec::new();
+    if !args.check {
+        std::fs::create_dir_all(&args.out).with_context(|| format!("cannot make {}", args.out.display()))?;
+    }
+    for (name, text) in pages {
+        let path = args.out.join(name);
+        if !args.check {
+            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        } else if std::fs::read_to_string(&path).ok().as_ref() != Some(&text) {
+            stale.push(path.display().to_string());
+        }
+    }
+    if !stale.is_empty() {
+        bail!("not up to date: {}; run 'hob docs --out {}'", stale.join(", "), args.out.display());
+    }
+    Ok(())
+}
+
+const GENERATED: &str = "<!-- Written by `hob docs`; do not edit. -->\n";
+
+fn cli_page() -> String {
+    let mut root = super::clap_command();
+    root.build();
+    let mut page = format!("{GENERATED}# Command line\n");
+    let global: Vec<&clap::Arg> = root.get_arguments().filter(|arg| arg.is_global_set()).collect();
+    page.push_str("\nEvery command understands these options.\n\n");
+    write_arguments(&mut page, &global);
+    for command in root.get_subcommands().filter(|command| !command.is_hide_set()) {
+        write_command(&mut page, command, "hob");
+    }
+    page
+}
+
+fn write_command(page: &mut String, command: &clap::Command, parent: &str) {
+    let name = format!("{parent} {}", command.get_name());
+    let shown = |arg: &&clap::Arg| {
+        !arg.is_global_set() && !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "version")
+    };
+    let children: Vec<_> = command.get_subcommands().filter(|child| !child.is_hide_set()).collect();
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let heading = if parent == "hob" { "##" } else { "###" };
+    let _ = write!(page, "\n{heading} {name}\n\n{about}.\n");
+    if children.is_empty() {
+        let usage = command.clone().render_usage().to_string();
+        let _ = write!(page, "\n```\n{}\n```\n", usage.trim_start_matches("Usage: "));
+        let arguments: Vec<_> = command.get_arguments().filter(shown).collect();
+        if !arguments.is_empty() {
+            page.push('\n');
+            write_arguments(page, &arguments);
+        }
+    }
+    for child in children {
+        write_command(page, child, &name);
+    }
+}
+
+fn write_arguments(page: &mut String, arguments: &[&clap::Arg]) {
+    page.push_str("| argument | meaning |\n|---|---|\n");
+    for arg in arguments {
+        let values = arg.get_value_names().unwrap_or_default().iter().map(|name| format!("<{name}>"));
+        let values = if arg.get_action().takes_values() { values.collect::<Vec<_>>().join(" ") } else { String::new() };
+        let long = arg.get_long().map(|long| format!("--{long}"));
+        let short = arg.get_short().map(|short| format!("-{short}"));
+        let flag = [short, long].into_iter().flatten().collect::<Vec<_>>().join(", ");
+        let name = format!("{flag} {values}");
+        let mut help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let possible = arg.get_possible_values();
+        if arg.get_action().takes_values() && !possible.is_empty() {
+            let names: Vec<_> = possible.iter().map(|value| format!("`{}`", value.get_name())).collect();
+            let _ = write!(help, " ({})", names.join(", "));
+        }
+        let defaults: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+        if arg.get_action().takes_values() && !defaults.is_empty() {
+            let _ = write!(help, " [default: {}]", defaults.join(", "));
+        }
+        let _ = writeln!(page, "| `{}` | {} |", name.trim(), help.replace('|', "\\|"));
+    }
+}
+
+fn outcomes_page() -> String {
+    let mut page = format!(
+        "{GENERATED}# Outcomes\n\nEach request of a guest has exactly one outcome: a class, and a reason where the \
+         class does not say it all.\n\n| class | reason | of these requests one says: they … |\n|---|---|---|\n"
+    );
+    for row in OUTCOMES {
+        let reason = if row.reason.is_empty() { String::new() } else { format!("`{}`", row.reason) };
+        let _ = writeln!(page, "| `{}` | {reason} | {} |", row.class, row.sentence);
+    }
+    page
+}
+
+fn policies_page() -> String {
+    let mut page = format!(
+        "{GENERATED}# Replacement policies\n\nWhich block gives way when room is needed. The first is the default.\n\n\
+         | name | what it does | source |\n|---|---|---|\n"
+    );
+    for row in POLICIES {
+        let _ = writeln!(page, "| `{}` | {} | {} |", row.name, row.summary, row.source);
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_written_and_then_up_to_date() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("docs");
+        assert!(run(&Docs { out: out.clone(), check: true }).is_err());
+        run(&Docs { out: out.clone(), check: false }).unwrap();
+        run(&Docs { out: out.clone(), check: true }).unwrap();
+        std::fs::write(out.join("policies.md"), "old").unwrap();
+        let error = run(&Docs { out, check: true }).unwrap_err().to_string();
+        assert!(error.contains("policies.md") && !error.contains("cli.md"), "{error}");
+    }
+
+    #[test]
+    fn the_page_of_commands_names_all_of_them_and_their_arguments() {
+        let page = cli_page();
+        for part in ["## hob serve", "### hob pool remove-device", "--block-size <SIZE>", "`s3-fifo`", "-o, --output"] {
+            assert!(page.contains(part), "{part}\n{page}");
+        }
+        assert!(!page.contains("hob docs --out") && !page.contains("## hob docs"));
+    }
+}

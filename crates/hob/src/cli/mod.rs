@@ -1,0 +1,180 @@
+//! The command line: one file per command, registered in [`Command`].
+//!
+//! Commands that change or show a running daemon are clients of its control API; `serve`, `daemon`
+//! and `demo` are daemons themselves. Tables are for people and may change; `-o json` is for
+//! programs and does not.
+
+mod cache;
+mod completions;
+mod daemon;
+mod demo;
+mod disk;
+mod docs;
+mod explain;
+mod man;
+mod output;
+mod pool;
+mod remote;
+mod serve;
+mod stats;
+
+use std::path::PathBuf;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use hob_control::Endpoint;
+use output::Format;
+
+/// hob keeps the hot blocks of virtual machine disks on local flash
+#[derive(Debug, Parser)]
+#[command(name = "hob", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(arg_required_else_help = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command understands.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// Control socket, unix:/path or tcp:host:port [env: HOB_CONTROL] [default:
+    /// unix:/run/hob/control.sock]. `serve` and `daemon` listen there, other commands ask there
+    #[arg(long, global = true, value_name = "ADDRESS", help_heading = "Global options")]
+    control: Option<Endpoint>,
+    /// File with the token that a control socket over TCP wants [env: HOB_TOKEN_FILE]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    token_file: Option<PathBuf>,
+    /// Answer with a table for people or JSON for programs
+    #[arg(short, long, global = true, value_enum, default_value_t, help_heading = "Global options")]
+    output: Format,
+    /// What goes to the log on stderr, like info or hob=debug,warn [env: HOB_LOG]
+    #[arg(long, global = true, value_name = "FILTER", help_heading = "Global options")]
+    log: Option<String>,
+}
+
+/// Every command. A command is one file of this directory, one line here and one in [`dispatch`].
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::Serve),
+    Daemon(daemon::Daemon),
+    Demo(demo::Demo),
+    #[command(subcommand)]
+    Pool(pool::Pool),
+    #[command(subcommand)]
+    Disk(disk::Disk),
+    #[command(subcommand)]
+    Cache(cache::Cache),
+    Stats(stats::Stats),
+    Explain(explain::Explain),
+    Completions(completions::Completions),
+    Man(man::Man),
+    #[command(hide = true)]
+    Docs(docs::Docs),
+}
+
+fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
+    match command {
+        Command::Serve(args) => serve::run(args, global),
+        Command::Daemon(args) => daemon::run(&args, global),
+        Command::Demo(args) => demo::run(args),
+        Command::Pool(args) => pool::run(args, global),
+        Command::Disk(args) => disk::run(args, global),
+        Command::Cache(args) => cache::run(args, global),
+        Command::Stats(args) => stats::run(&args, global),
+        Command::Explain(args) => explain::run(&args, global),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
+        Command::Docs(args) => docs::run(&args),
+    }
+}
+
+/// Parses, runs, and says what went wrong in one line. Returns the exit code: 0, 1, or 2 for a
+/// command line that makes no sense.
+pub(crate) fn main() -> u8 {
+    let Cli { global, command } = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    if let Err(error) = start_log(global.log.as_deref()) {
+        complain(&error);
+        return 2;
+    }
+    match dispatch(command, &global) {
+        Ok(()) => 0,
+        Err(error) if is_broken_pipe(&error) => 0,
+        Err(error) => {
+            complain(&format!("{error:#}"));
+            1
+        }
+    }
+}
+
+/// Help and version go to stdout and are no errors; the rest is one line.
+fn usage(error: &clap::Error) -> u8 {
+    use clap::error::ErrorKind;
+
+    if !error.use_stderr() {
+        let _ = error.print();
+        return 0;
+    }
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = error.print();
+        return 2;
+    }
+    complain(&usage_line(&error.to_string()));
+    2
+}
+
+/// The first paragraph of clap's message, with the place where more is said.
+fn usage_line(message: &str) -> String {
+    let paragraph: Vec<&str> = message.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let said = paragraph.join(" ");
+    let said = said.strip_prefix("error: ").unwrap_or(&said);
+    let usage = message.lines().find_map(|line| line.trim().strip_prefix("Usage: "));
+    let path: Vec<&str> = usage
+        .unwrap_or("hob")
+        .split_whitespace()
+        .take_while(|word| word.starts_with(|c: char| c.is_ascii_lowercase()))
+        .collect();
+    format!("{said}; see '{} --help'", path.join(" "))
+}
+
+fn complain(what: &str) {
+    use std::io::Write;
+
+    let line = what.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    // Nobody is left to be told when stderr is closed.
+    let _ = writeln!(std::io::stderr(), "hob: {line}");
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let is_pipe = |io: &std::io::Error| io.kind() == std::io::ErrorKind::BrokenPipe;
+    error.downcast_ref::<output::StdoutError>().is_some_and(|output::StdoutError(io)| is_pipe(io))
+}
+
+fn start_log(filter: Option<&str>) -> Result<(), String> {
+    use std::io::IsTerminal;
+
+    let from_env = std::env::var("HOB_LOG").ok();
+    let text = filter.or(from_env.as_deref()).unwrap_or("info");
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .parse(text)
+        .map_err(|error| format!("the log filter '{text}' makes no sense: {error}"))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    Ok(())
+}
+
+/// The command line as clap knows it, for completions, manual pages and docs.
+fn clap_command() -> clap::Command {
+    Cli::command()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! What commands print: plain tables for people, JSON for programs.
+
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+/// How to answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// A table for people.
+    #[default]
+    Table,
+    /// JSON for programs.
+    Json,
+}
+
+/// Standard output failed. A reader that went away is no error of ours.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output: {0}")]
+pub(super) struct StdoutError(pub(super) io::Error);
+
+/// Prints `value` as JSON, or what `table` makes of it.
+pub(super) fn print<T: Serialize + ?Sized>(
+    format: Format,
+    value: &T,
+    table: impl FnOnce(&T) -> String,
+) -> anyhow::Result<()> {
+    let mut text = match format {
+        Format::Json => serde_json::to_string_pretty(value)?,
+        Format::Table => table(value),
+    };
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    write(text.as_bytes())
+}
+
+/// Prints bytes as they are.
+pub(super) fn write(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| StdoutError(error).into())
+}
+
+/// A column's heading and how its cells stand.
+pub(super) struct Column(pub(super) &'static str, pub(super) CellAlignment);
+
+/// Words stand at the left.
+pub(super) const fn words(heading: &'static str) -> Column {
+    Column(heading, CellAlignment::Left)
+}
+
+/// Numbers stand at the right.
+pub(super) const fn numbers(heading: &'static str) -> Column {
+    Column(heading, CellAlignment::Right)
+}
+
+/// A table without lines: headings and cells, two spaces apart.
+pub(super) fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(columns.iter().map(|Column(heading, _)| *heading));
+    table.add_rows(rows);
+    for (column, Column(_, alignment)) in table.column_iter_mut().zip(columns) {
+        column.set_padding((0, 2)).set_cell_alignment(*alignment);
+    }
+    table.trim_fmt()
+}
+
+/// Names and values, one pair a line.
+pub(super) fn pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.add_rows(pairs.into_iter().map(|(name, value)| vec![name.to_owned(), value]));
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.trim_fmt()
+}
+
+/// `table` with the notes of a change below.
+pub(super) fn with_notes(mut text: String, notes: &[String]) -> String {
+    for note in notes {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str("note: ");
+        text.push_str(note);
+    }
+    text
+}
+
+/// An enum value as JSON calls it.
+pub(super) fn word<T: Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => String::new(),
+    }
+}
+
+/// Nanoseconds in the unit that fits: `870 ns`, `12.5 µs`, `3.21 ms`, `1.50 s`.
+pub(super) fn duration(nanos: u64) -> String {
+    let (value, unit) = match nanos {
+        0..1_000 => return format!("{nanos} ns"),
+        1_000..1_000_000 => (nanos as f64 / 1e3, "µs"),
+        1_000_000..1_000_000_000 => (nanos as f64 / 1e6, "ms"),
+        _ => (nanos as f64 / 1e9, "s"),
+    };
+    match value {
+        100.0.. => format!("{value:.0} {unit}"),
+        10.0.. => format!("{value:.1} {unit}"),
+        _ => format!("{value:.2} {unit}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_plain_and_aligned() {
+        let text = table(
+            &[words("NAME"), numbers("COUNT")],
+            [vec!["a".to_owned(), "1".to_owned()], vec!["long".to_owned(), "1000".to_owned()]],
+        );
+        assert_eq!(text, "NAME  COUNT\na         1\nlong   1000");
+        assert_eq!(table(&[words("NAME")], []), "NAME");
+    }
+
+    #[test]
+    fn durations_have_three_digits() {
+        for (nanos, text) in [
+            (0, "0 ns"),
+            (999, "999 ns"),
+            (1_500, "1.50 µs"),
+            (12_500, "12.5 µs"),
+            (321_000, "321 µs"),
+            (3_210_000, "3.21 ms"),
+            (1_500_000_000, "1.50 s"),
+        ] {
+            assert_eq!(duration(nanos), text);
+        }
+    }
+}

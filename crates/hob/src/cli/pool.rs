@@ -1,0 +1,141 @@
+//! `hob pool …`: the flash of this host.
+
+use clap::Subcommand;
+use hob_control::{Device, DeviceAdd, Pool as PoolInfo, PoolChanged, PoolCreate, Size};
+
+use super::Global;
+use super::output::{Format, numbers, pairs, print, table, with_notes, words};
+use super::remote::ask;
+
+/// Make, change and show pools of flash
+#[derive(Debug, Subcommand)]
+pub(crate) enum Pool {
+    /// Make a pool of one or more devices
+    Create {
+        /// Its name
+        name: String,
+        /// Block devices, or files, which are made
+        #[arg(required = true, value_name = "DEVICE")]
+        devices: Vec<String>,
+        /// Size of each file; block devices are used whole
+        #[arg(long)]
+        size: Option<Size>,
+        /// Unit in which caches grow and shrink, a power of two [default: 16M]
+        #[arg(long, value_name = "SIZE")]
+        segment_size: Option<Size>,
+        /// Use devices that hold other data, which is lost
+        #[arg(long)]
+        force: bool,
+    },
+    /// Give a pool another device
+    AddDevice {
+        /// The pool
+        pool: String,
+        /// A block device, or a file, which is made
+        device: String,
+        /// Size of the file; a block device is used whole
+        #[arg(long)]
+        size: Option<Size>,
+        /// Use a device that holds other data, which is lost
+        #[arg(long)]
+        force: bool,
+    },
+    /// Take a device out of a pool; caches on it move to others, or get smaller
+    RemoveDevice {
+        /// The pool
+        pool: String,
+        /// The device, as `pool show` calls it
+        device: String,
+    },
+    /// Remove a pool that no cache uses
+    Remove {
+        /// The pool
+        pool: String,
+    },
+    /// List all pools
+    List,
+    /// Show one pool and its devices
+    Show {
+        /// The pool
+        pool: String,
+    },
+}
+
+pub(super) fn run(command: Pool, global: &Global) -> anyhow::Result<()> {
+    let changed = match command {
+        Pool::List => {
+            let pools = ask(global, async |client| client.pools().await)?;
+            return print(global.output, &pools, |pools| list(pools));
+        }
+        Pool::Show { pool } => {
+            let pool = ask(global, async |client| client.pool(&pool).await)?;
+            return print(global.output, &pool, show);
+        }
+        Pool::Create { name, devices, size, segment_size, force } => {
+            let devices = devices.into_iter().map(absolute).collect();
+            let create = PoolCreate { name, devices, size, segment_size, force };
+            ask(global, async |client| client.pool_create(&create).await)?
+        }
+        Pool::AddDevice { pool, device, size, force } => {
+            let add = DeviceAdd { path: absolute(device), size, force };
+            ask(global, async |client| client.device_add(&pool, &add).await)?
+        }
+        Pool::RemoveDevice { pool, device } => {
+            let path = absolute(device);
+            ask(global, async |client| client.device_remove(&pool, &path).await)?
+        }
+        Pool::Remove { pool } => ask(global, async |client| client.pool_remove(&pool).await)?,
+    };
+    print_change(global.output, &changed)
+}
+
+/// The daemon has another working directory.
+pub(super) fn absolute(path: String) -> String {
+    match std::path::absolute(&path) {
+        Ok(absolute) => absolute.to_string_lossy().into_owned(),
+        Err(_) => path,
+    }
+}
+
+fn print_change(format: Format, changed: &PoolChanged) -> anyhow::Result<()> {
+    print(format, changed, |changed| {
+        let text = changed.pool.as_ref().map_or_else(|| "removed".to_owned(), show);
+        with_notes(text, &changed.notes)
+    })
+}
+
+fn list(pools: &[PoolInfo]) -> String {
+    let columns = [words("POOL"), numbers("SIZE"), numbers("FREE"), numbers("DEVICES"), numbers("CACHES")];
+    let row = |pool: &PoolInfo| {
+        vec![
+            pool.name.clone(),
+            pool.size.human(),
+            pool.free.human(),
+            pool.devices.len().to_string(),
+            pool.caches.len().to_string(),
+        ]
+    };
+    table(&columns, pools.iter().map(row))
+}
+
+fn show(pool: &PoolInfo) -> String {
+    let facts = pairs([
+        ("pool", pool.name.clone()),
+        ("size", pool.size.human()),
+        ("free", pool.free.human()),
+        ("segment size", pool.segment_size.to_string()),
+        ("caches", if pool.caches.is_empty() { "none".to_owned() } else { pool.caches.join(", ") }),
+    ]);
+    let columns = [words("DEVICE"), words("STATE"), numbers("SIZE"), numbers("FREE"), words("I/O"), words("REASON")];
+    let row = |device: &Device| {
+        vec![
+            device.path.clone(),
+            super::output::word(&device.state),
+            device.size.human(),
+            device.free.human(),
+            device.io.map_or_else(String::new, |io| super::output::word(&io)),
+            device.reason.clone().unwrap_or_default(),
+        ]
+    };
+    format!("{facts}\n\n{}", table(&columns, pool.devices.iter().map(row)))
+}

@@ -1,0 +1,73 @@
+//! What the command line accepts and refuses.
+
+use super::*;
+
+fn parse(line: &str) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(line.split_whitespace())
+}
+
+#[test]
+fn the_definition_is_consistent() {
+    clap_command().debug_assert();
+}
+
+#[test]
+fn these_lines_make_sense() {
+    for line in [
+        "hob serve --disk X --listen unix:/p.sock",
+        "hob serve --disk X --listen tcp:127.0.0.1:0 --listen unix:/p --name vm --read-only",
+        "hob serve --disk nbd://h/e --pool F --size 64M --block-size 8K --policy lru --listen unix:/p.sock \
+         --ring threads --control unix:/c.sock --force",
+        "hob daemon --config hob.toml",
+        "hob pool create fast /dev/a /dev/b --size 1G --segment-size 16M --force",
+        "hob pool add-device fast /dev/c --size 1G",
+        "hob pool remove-device fast /dev/c",
+        "hob pool remove fast",
+        "hob pool list -o json",
+        "hob --control tcp:h:1 --token-file /t pool show fast",
+        "hob disk add vm --backing /vm.img --read-only",
+        "hob disk remove vm",
+        "hob disk list",
+        "hob disk show vm",
+        "hob cache enable vm --pool fast --size 64M --block-size 4K --policy s3-fifo",
+        "hob cache resize vm 128M",
+        "hob cache set vm --block-size 8K --policy fifo",
+        "hob cache clear vm",
+        "hob cache disable vm",
+        "hob stats",
+        "hob stats vm --control unix:/c.sock",
+        "hob explain vm --log debug",
+        "hob completions bash",
+        "hob man --out /tmp/x",
+        "hob docs --out docs --check",
+        "hob demo",
+    ] {
+        if let Err(error) = parse(line) {
+            panic!("{line}: {error}");
+        }
+    }
+}
+
+#[test]
+fn these_lines_are_refused_in_one_line_that_says_what_to_do() {
+    for (line, part) in [
+        ("hob serve --disk X", "--listen"),
+        ("hob serve --listen unix:/p", "--disk"),
+        ("hob serve --disk X --listen /p.sock", "unix:"),
+        ("hob serve --disk X --listen unix:/p --size 1G", "--pool"),
+        ("hob serve --disk X --listen unix:/p --pool f", "--size"),
+        ("hob serve --disk X --listen unix:/p --ring best", "io_uring"),
+        ("hob pool create fast", "DEVICE"),
+        ("hob pool create fast /d --size lots", "64M"),
+        ("hob cache set vm", "--block-size"),
+        ("hob cache enable vm --pool p --size 1G --policy best", "s3-fifo"),
+        ("hob cash", "cash"),
+        ("hob stats -o yaml", "json"),
+        ("hob explain", "DISK"),
+    ] {
+        let error = parse(line).unwrap_err();
+        let said = usage_line(&error.to_string());
+        assert!(said.contains(part), "{line}: {said}");
+        assert!(said.contains("--help'") && !said.contains('\n'), "{line}: {said}");
+    }
+}

@@ -1,0 +1,278 @@
+//! `hob.toml`: where the daemon listens, how it does I/O, its limits, and what it starts with.
+//!
+//! Pools and disks defined here are made at start if they do not exist yet; from then on they are
+//! changed by command and kept in the state directory.
+
+use std::path::{Path, PathBuf};
+
+use hob_control::{CacheEnable, DiskAdd, Endpoint, PoolCreate, Size, check_name};
+use serde::Deserialize;
+
+use super::hardware::RingKind;
+
+/// Where the state is kept unless the file says otherwise.
+const STATE_DIR: &str = "/var/lib/hob";
+
+/// Where the control API listens unless the file says otherwise.
+pub(crate) const CONTROL_SOCKET: &str = "/run/hob/control.sock";
+
+/// The whole file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Config {
+    /// Where state.json lives.
+    #[serde(default = "default_state_dir")]
+    pub(crate) state_dir: PathBuf,
+    /// Where NBD clients connect.
+    #[serde(default)]
+    pub(crate) listen: Vec<Endpoint>,
+    /// How I/O is done: `auto`, `io_uring` or `threads`.
+    #[serde(default, deserialize_with = "ring_by_name")]
+    pub(crate) ring: RingKind,
+    /// Threads that serve I/O.
+    #[serde(default = "default_shards")]
+    pub(crate) shards: usize,
+    /// The control API.
+    #[serde(default)]
+    pub(crate) control: ControlConfig,
+    /// Bounds.
+    #[serde(default)]
+    pub(crate) limits: Limits,
+    /// Pools to begin with.
+    #[serde(default, rename = "pool")]
+    pub(crate) pools: Vec<PoolCreate>,
+    /// Disks to begin with.
+    #[serde(default, rename = "disk")]
+    pub(crate) disks: Vec<DiskEntry>,
+}
+
+/// Where the control API listens.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ControlConfig {
+    /// Sockets.
+    pub(crate) listen: Vec<Endpoint>,
+    /// File with the token that clients over TCP must show.
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+impl Default for ControlConfig {
+    fn default() -> ControlConfig {
+        ControlConfig { listen: vec![Endpoint::Unix(CONTROL_SOCKET.into())], token_file: None }
+    }
+}
+
+/// Bounds on what clients, backings and flash may cost. Fixed at start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Limits {
+    /// NBD connections at once; further ones wait in the kernel.
+    pub(crate) connections_max: usize,
+    /// Memory for data in flight, per shard.
+    pub(crate) buffer_bytes_max: Size,
+    /// How long requests wait for a backing that is being reconnected.
+    pub(crate) backing_wait_ms_max: u64,
+    /// How long a flash I/O may take before caches bypass the device.
+    pub(crate) flash_stall_ms_max: u64,
+    /// Failed I/Os after which a flash device is fenced.
+    pub(crate) flash_errors_max: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            connections_max: 256,
+            buffer_bytes_max: Size(256 << 20),
+            backing_wait_ms_max: 30_000,
+            flash_stall_ms_max: 1_000,
+            flash_errors_max: 8,
+        }
+    }
+}
+
+/// A disk to begin with.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DiskEntry {
+    /// Its name.
+    pub(crate) name: String,
+    /// Where its data lives.
+    pub(crate) backing: String,
+    /// Refuse changes.
+    #[serde(default)]
+    pub(crate) read_only: bool,
+    /// Its cache.
+    pub(crate) cache: Option<CacheEnable>,
+}
+
+impl DiskEntry {
+    /// The same as a request.
+    pub(crate) fn add(&self) -> DiskAdd {
+        DiskAdd { name: self.name.clone(), backing: self.backing.clone(), read_only: self.read_only }
+    }
+}
+
+/// What is wrong with the file, in one line.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct ConfigError(String);
+
+impl Config {
+    /// Reads and checks a file.
+    pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| ConfigError(format!("cannot read {}: {error}", path.display())))?;
+        Config::parse(&text).map_err(|ConfigError(what)| ConfigError(format!("{}: {what}", path.display())))
+    }
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        let config: Config = toml::from_str(text).map_err(|error| {
+            let what = error.message().lines().collect::<Vec<_>>().join(" ");
+            match error.span() {
+                Some(span) => {
+                    let before = text.get(..span.start).unwrap_or(text);
+                    ConfigError(format!("line {}: {what}", before.matches('\n').count() + 1))
+                }
+                None => ConfigError(what),
+            }
+        })?;
+        config.check().map_err(ConfigError)?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if !(1..=64).contains(&self.shards) {
+            return Err(format!("shards = {}: there can be 1 to 64", self.shards));
+        }
+        let tcp = self.control.listen.iter().find(|endpoint| matches!(endpoint, Endpoint::Tcp { .. }));
+        if let (Some(endpoint), None) = (tcp, &self.control.token_file) {
+            return Err(format!("control.listen has {endpoint}, but TCP needs control.token_file"));
+        }
+        let limits = [
+            ("connections_max", self.limits.connections_max as u64, 1, 65_536),
+            ("buffer_bytes_max", self.limits.buffer_bytes_max.bytes(), 64 << 20, 1 << 40),
+            ("backing_wait_ms_max", self.limits.backing_wait_ms_max, 0, 86_400_000),
+            ("flash_stall_ms_max", self.limits.flash_stall_ms_max, 10, 600_000),
+            ("flash_errors_max", u64::from(self.limits.flash_errors_max), 1, 1_000_000),
+        ];
+        for (name, value, least, most) in limits {
+            if !(least..=most).contains(&value) {
+                return Err(format!("limits.{name} = {value}: it can be {least} to {most}"));
+            }
+        }
+        check_names("pool", self.pools.iter().map(|pool| pool.name.as_str()))?;
+        check_names("disk", self.disks.iter().map(|disk| disk.name.as_str()))
+    }
+}
+
+fn check_names<'a>(kind: &str, names: impl Iterator<Item = &'a str>) -> Result<(), String> {
+    let mut seen = std::collections::BTreeSet::new();
+    for name in names {
+        check_name(name).map_err(|error| format!("[[{kind}]] '{name}': {error}"))?;
+        if !seen.insert(name) {
+            return Err(format!("[[{kind}]] '{name}' stands there twice"));
+        }
+    }
+    Ok(())
+}
+
+/// `auto`, `io_uring` or `threads`.
+pub(crate) fn ring_kind(name: &str) -> Option<RingKind> {
+    match name {
+        "auto" => Some(RingKind::Auto),
+        "io_uring" => Some(RingKind::IoUring),
+        "threads" => Some(RingKind::Threads),
+        _ => None,
+    }
+}
+
+fn ring_by_name<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<RingKind, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    ring_kind(&name)
+        .ok_or_else(|| serde::de::Error::custom(format!("ring = '{name}': it can be auto, io_uring or threads")))
+}
+
+fn default_state_dir() -> PathBuf {
+    STATE_DIR.into()
+}
+
+fn default_shards() -> usize {
+    1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_has_the_defaults() {
+        let config = Config::parse("").unwrap();
+        assert_eq!(config.state_dir, Path::new("/var/lib/hob"));
+        assert_eq!(config.control.listen, [Endpoint::Unix("/run/hob/control.sock".into())]);
+        assert_eq!(config.limits, Limits::default());
+        assert_eq!(config.shards, 1);
+    }
+
+    #[test]
+    fn everything_can_be_said() {
+        let config = Config::parse(
+            r#"
+            state_dir = "/s"
+            listen = ["unix:/n.sock", "tcp:0.0.0.0:10809"]
+            ring = "threads"
+            shards = 2
+            [control]
+            listen = ["unix:/c.sock", "tcp:127.0.0.1:1"]
+            token_file = "/t"
+            [limits]
+            connections_max = 64
+            buffer_bytes_max = "128M"
+            [[pool]]
+            name = "p"
+            devices = ["/a", "/b"]
+            size = "1G"
+            [[disk]]
+            name = "d"
+            backing = "/d.img"
+            [disk.cache]
+            pool = "p"
+            size = "64M"
+            block_size = "8K"
+            policy = "lru"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(config.ring, RingKind::Threads);
+        assert_eq!(config.limits.buffer_bytes_max, Size(128 << 20));
+        assert_eq!(config.pools[0].size, Some(Size(1 << 30)));
+        assert_eq!(config.disks[0].cache.as_ref().unwrap().block_size, Some(Size(8192)));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line_with_its_number() {
+        for (text, parts) in [
+            ("listen = [\n", &["line "][..]),
+            ("\nshard = 2\n", &["line 2", "shard"]),
+            ("shards = \"two\"", &["line 1", "integer"]),
+            ("shards = 0", &["shards = 0"]),
+            ("\n\nring = \"best\"", &["line 3", "best", "io_uring"]),
+            ("listen = [\"/x.sock\"]", &["line 1", "unix:"]),
+            ("[control]\nlisten = [\"tcp:h:1\"]", &["tcp:h:1", "token_file"]),
+            ("[limits]\nflash_errors_max = 0", &["flash_errors_max"]),
+            ("[[pool]]\nname = \"a\"\ndevices = []\nsise = 1", &["line 4", "sise"]),
+            ("[[pool]]\nname = \"a b\"\ndevices = []", &["a b"]),
+            (
+                "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[[disk]]\nname = \"a\"\nbacking = \"/y\"",
+                &["'a' stands there twice"],
+            ),
+        ] {
+            let error = Config::parse(text).unwrap_err().to_string();
+            for part in parts {
+                assert!(error.contains(part), "{text:?}: {error}");
+            }
+            assert!(!error.contains('\n'), "{error}");
+        }
+        let error = Config::load(Path::new("/nonexistent/hob.toml")).unwrap_err().to_string();
+        assert!(error.contains("/nonexistent/hob.toml"), "{error}");
+    }
+}

@@ -1,0 +1,123 @@
+//! The control API: JSON over HTTP/1.1 on Unix sockets, and on TCP for who has the token.
+//!
+//! Every answer is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
+//! Requests are bounded in length ([`BODY_BYTES_MAX`]) and time ([`REQUEST_SECONDS_MAX`]), and
+//! connections in number. A change that takes longer goes on in the background.
+
+mod auth;
+mod extract;
+mod handlers;
+mod listen;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use hob_control::Problem;
+use utoipa::OpenApi;
+
+pub(crate) use auth::{Token, TokenError};
+pub(crate) use listen::{ControlListener, ListenError};
+
+use super::manager::Manager;
+use extract::Answer;
+
+/// Longest request body, bytes.
+const BODY_BYTES_MAX: usize = 64 << 10;
+
+/// Longest time from a request's head to its answer. More than the manager's patience.
+const REQUEST_SECONDS_MAX: u64 = 30;
+
+/// The whole API over one manager.
+pub(crate) fn router(manager: Arc<Manager>) -> Router {
+    use handlers::*;
+
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/openapi.json", get(openapi))
+        .route("/v1/version", get(version))
+        .route("/v1/pools", get(pools).post(pool_create))
+        .route("/v1/pools/{pool}", get(pool).delete(pool_remove))
+        .route("/v1/pools/{pool}/devices", get(devices).post(device_add).delete(device_remove))
+        .route("/v1/disks", get(disks).post(disk_add))
+        .route("/v1/disks/{disk}", get(disk).delete(disk_remove))
+        .route("/v1/disks/{disk}/cache", get(cache).put(cache_enable).patch(cache_patch).delete(cache_disable))
+        .route("/v1/disks/{disk}/cache/clear", post(cache_clear))
+        .route("/v1/disks/{disk}/stats", get(stats))
+        .route("/v1/disks/{disk}/explain", get(explain))
+        .fallback(async || Answer::no(StatusCode::NOT_FOUND, "there is nothing here; see /openapi.json"))
+        .method_not_allowed_fallback(async || {
+            Answer::no(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done with that method; see /openapi.json")
+        })
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(middleware::from_fn(in_time))
+        .with_state(manager)
+}
+
+async fn in_time(request: Request, next: Next) -> Response {
+    match tokio::time::timeout(Duration::from_secs(REQUEST_SECONDS_MAX), next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => {
+            let problem = Problem::new(format!("the request took longer than {REQUEST_SECONDS_MAX} s"));
+            (StatusCode::REQUEST_TIMEOUT, axum::Json(problem)).into_response()
+        }
+    }
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "hob", description = "Control API of hob, the host block cache."),
+    paths(
+        handlers::healthz,
+        handlers::version,
+        handlers::pools,
+        handlers::pool_create,
+        handlers::pool,
+        handlers::pool_remove,
+        handlers::devices,
+        handlers::device_add,
+        handlers::device_remove,
+        handlers::disks,
+        handlers::disk_add,
+        handlers::disk,
+        handlers::disk_remove,
+        handlers::cache,
+        handlers::cache_enable,
+        handlers::cache_patch,
+        handlers::cache_disable,
+        handlers::cache_clear,
+        handlers::stats,
+        handlers::explain,
+    ),
+    components(schemas(Problem)),
+    modifiers(&BearerOverTcp),
+)]
+struct Api;
+
+struct BearerOverTcp;
+
+impl utoipa::Modify for BearerOverTcp {
+    fn modify(&self, api: &mut utoipa::openapi::OpenApi) {
+        use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+
+        let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+        api.components.get_or_insert_default().add_security_scheme("token", scheme);
+        // Without a token on a Unix socket, with one on TCP.
+        api.security = Some(vec![SecurityRequirement::default(), SecurityRequirement::new("token", [""; 0])]);
+    }
+}
+
+/// The OpenAPI document, indented, with a newline at the end.
+pub(crate) fn openapi_json() -> String {
+    let mut text = Api::openapi().to_pretty_json().unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests;

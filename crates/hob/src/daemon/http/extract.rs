@@ -1,0 +1,76 @@
+//! Requests into types and results into responses.
+
+use axum::Json;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, Request};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use hob_control::Problem;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::daemon::manager::{Kind, Refusal};
+
+/// A JSON body of type `T`, whatever the content type says.
+pub(super) struct Body<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = Answer<()>;
+
+    async fn from_request(request: Request, state: &S) -> Result<Body<T>, Answer<()>> {
+        let bytes = axum::body::Bytes::from_request(request, state).await.map_err(|error| match error {
+            BytesRejection::FailedToBufferBody(_) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+                let most = super::BODY_BYTES_MAX;
+                Answer::no(StatusCode::PAYLOAD_TOO_LARGE, format!("a request body has at most {most} bytes"))
+            }
+            _ => Answer::no(StatusCode::BAD_REQUEST, "the request body broke off"),
+        })?;
+        let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
+        T::deserialize(&mut deserializer)
+            .and_then(|value| deserializer.end().map(|()| Body(value)))
+            .map_err(|error| Answer::no(StatusCode::BAD_REQUEST, format!("the request body is wrong: {error}")))
+    }
+}
+
+/// Every response: a value, or a problem with its status.
+pub(super) enum Answer<T> {
+    /// 200.
+    Yes(T),
+    /// Anything else.
+    No(StatusCode, Problem),
+}
+
+impl Answer<()> {
+    /// A problem without a hint.
+    pub(super) fn no(status: StatusCode, error: impl Into<String>) -> Answer<()> {
+        Answer::No(status, Problem::new(error))
+    }
+}
+
+impl<T> From<Result<T, Refusal>> for Answer<T> {
+    fn from(result: Result<T, Refusal>) -> Answer<T> {
+        match result {
+            Ok(value) => Answer::Yes(value),
+            Err(Refusal { kind, problem }) => Answer::No(status_of(kind), problem),
+        }
+    }
+}
+
+fn status_of(kind: Kind) -> StatusCode {
+    match kind {
+        Kind::NotFound => StatusCode::NOT_FOUND,
+        Kind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
+        Kind::Conflict => StatusCode::CONFLICT,
+        Kind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        Kind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+impl<T: Serialize> IntoResponse for Answer<T> {
+    fn into_response(self) -> Response {
+        match self {
+            Answer::Yes(value) => Json(value).into_response(),
+            Answer::No(status, problem) => (status, Json(problem)).into_response(),
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! One function per method and path. They translate; the manager decides.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use hob_control::{
+    Cache, CacheEnable, CachePatch, Device, DeviceAdd, Disk, DiskAdd, DiskChanged, DiskStats, Explanation, Pool,
+    PoolChanged, PoolCreate, Problem, Version,
+};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::extract::{Answer, Body};
+use crate::daemon::manager::Manager;
+
+type App = State<Arc<Manager>>;
+
+/// Alive?
+#[utoipa::path(get, path = "/healthz", responses((status = 200, description = "Yes", body = String)))]
+pub(super) async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// The OpenAPI document.
+pub(super) async fn openapi() -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json")], super::openapi_json())
+}
+
+/// Who answers?
+#[utoipa::path(get, path = "/v1/version", responses((status = 200, body = Version)))]
+pub(super) async fn version(State(manager): App) -> Answer<Version> {
+    Answer::Yes(manager.version())
+}
+
+/// All pools.
+#[utoipa::path(get, path = "/v1/pools", responses((status = 200, body = Vec<Pool>)))]
+pub(super) async fn pools(State(manager): App) -> Answer<Vec<Pool>> {
+    Answer::Yes(manager.pools())
+}
+
+/// Makes a pool.
+#[utoipa::path(
+    post,
+    path = "/v1/pools",
+    request_body = PoolCreate,
+    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn pool_create(State(manager): App, Body(create): Body<PoolCreate>) -> Answer<PoolChanged> {
+    manager.pool_create(create).await.into()
+}
+
+/// One pool.
+#[utoipa::path(
+    get,
+    path = "/v1/pools/{pool}",
+    params(("pool" = String, Path, description = "Its name")),
+    responses((status = 200, body = Pool), (status = 404, body = Problem))
+)]
+pub(super) async fn pool(State(manager): App, Path(pool): Path<String>) -> Answer<Pool> {
+    manager.pool(&pool).into()
+}
+
+/// Removes a pool that no cache uses.
+#[utoipa::path(
+    delete,
+    path = "/v1/pools/{pool}",
+    params(("pool" = String, Path, description = "Its name")),
+    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn pool_remove(State(manager): App, Path(pool): Path<String>) -> Answer<PoolChanged> {
+    manager.pool_remove(pool).await.into()
+}
+
+/// A pool's devices.
+#[utoipa::path(
+    get,
+    path = "/v1/pools/{pool}/devices",
+    params(("pool" = String, Path, description = "The pool")),
+    responses((status = 200, body = Vec<Device>), (status = 404, body = Problem))
+)]
+pub(super) async fn devices(State(manager): App, Path(pool): Path<String>) -> Answer<Vec<Device>> {
+    manager.pool(&pool).map(|pool| pool.devices).into()
+}
+
+/// Gives a pool another device.
+#[utoipa::path(
+    post,
+    path = "/v1/pools/{pool}/devices",
+    params(("pool" = String, Path, description = "The pool")),
+    request_body = DeviceAdd,
+    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn device_add(
+    State(manager): App,
+    Path(pool): Path<String>,
+    Body(add): Body<DeviceAdd>,
+) -> Answer<PoolChanged> {
+    manager.device_add(pool, add).await.into()
+}
+
+/// Which device to remove.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct DeviceRemove {
+    /// Its path.
+    path: String,
+}
+
+/// Takes a device out of a pool. Caches on it move to other devices, or get smaller.
+#[utoipa::path(
+    delete,
+    path = "/v1/pools/{pool}/devices",
+    params(("pool" = String, Path, description = "The pool"), DeviceRemove),
+    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn device_remove(
+    State(manager): App,
+    Path(pool): Path<String>,
+    query: Result<Query<DeviceRemove>, axum::extract::rejection::QueryRejection>,
+) -> Answer<PoolChanged> {
+    match query {
+        Ok(Query(device)) => manager.device_remove(pool, device.path).await.into(),
+        Err(_) => {
+            Answer::No(StatusCode::BAD_REQUEST, Problem::new("say which device: DELETE …/devices?path=/dev/nvme0n1"))
+        }
+    }
+}
+
+/// All disks.
+#[utoipa::path(get, path = "/v1/disks", responses((status = 200, body = Vec<Disk>)))]
+pub(super) async fn disks(State(manager): App) -> Answer<Vec<Disk>> {
+    Answer::Yes(manager.disks())
+}
+
+/// Serves a disk.
+#[utoipa::path(
+    post,
+    path = "/v1/disks",
+    request_body = DiskAdd,
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn disk_add(State(manager): App, Body(add): Body<DiskAdd>) -> Answer<DiskChanged> {
+    manager.disk_add(add).await.into()
+}
+
+/// One disk.
+#[utoipa::path(
+    get,
+    path = "/v1/disks/{disk}",
+    params(("disk" = String, Path, description = "Its name")),
+    responses((status = 200, body = Disk), (status = 404, body = Problem))
+)]
+pub(super) async fn disk(State(manager): App, Path(disk): Path<String>) -> Answer<Disk> {
+    manager.disk(&disk).into()
+}
+
+/// Stops serving a disk. Its data stays where it is.
+#[utoipa::path(
+    delete,
+    path = "/v1/disks/{disk}",
+    params(("disk" = String, Path, description = "Its name")),
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn disk_remove(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
+    manager.disk_remove(disk).await.into()
+}
+
+/// A disk's cache; null if it has none.
+#[utoipa::path(
+    get,
+    path = "/v1/disks/{disk}/cache",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = Option<Cache>), (status = 404, body = Problem))
+)]
+pub(super) async fn cache(State(manager): App, Path(disk): Path<String>) -> Answer<Option<Cache>> {
+    manager.disk(&disk).map(|disk| disk.cache).into()
+}
+
+/// Gives a disk a cache.
+#[utoipa::path(
+    put,
+    path = "/v1/disks/{disk}/cache",
+    params(("disk" = String, Path, description = "The disk")),
+    request_body = CacheEnable,
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn cache_enable(
+    State(manager): App,
+    Path(disk): Path<String>,
+    Body(enable): Body<CacheEnable>,
+) -> Answer<DiskChanged> {
+    manager.cache_enable(disk, enable).await.into()
+}
+
+/// Changes size, block size or policy of a cache.
+#[utoipa::path(
+    patch,
+    path = "/v1/disks/{disk}/cache",
+    params(("disk" = String, Path, description = "The disk")),
+    request_body = CachePatch,
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn cache_patch(
+    State(manager): App,
+    Path(disk): Path<String>,
+    Body(patch): Body<CachePatch>,
+) -> Answer<DiskChanged> {
+    manager.cache_patch(disk, patch).await.into()
+}
+
+/// Takes a disk's cache away.
+#[utoipa::path(
+    delete,
+    path = "/v1/disks/{disk}/cache",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn cache_disable(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
+    manager.cache_disable(disk).await.into()
+}
+
+/// Empties a cache.
+#[utoipa::path(
+    post,
+    path = "/v1/disks/{disk}/cache/clear",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn cache_clear(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
+    manager.cache_clear(disk).await.into()
+}
+
+/// A disk's figures.
+#[utoipa::path(
+    get,
+    path = "/v1/disks/{disk}/stats",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = DiskStats), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn stats(State(manager): App, Path(disk): Path<String>) -> Answer<DiskStats> {
+    manager.stats(&disk).await.into()
+}
+
+/// Why a disk's I/O is, or is not, served from flash.
+#[utoipa::path(
+    get,
+    path = "/v1/disks/{disk}/explain",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = Explanation), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn explain(State(manager): App, Path(disk): Path<String>) -> Answer<Explanation> {
+    manager.explain(&disk).await.into()
+}

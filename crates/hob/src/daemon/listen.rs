@@ -1,0 +1,152 @@
+//! Where NBD clients come in: accept, negotiate, and hand the socket to the shard of its disk.
+//!
+//! Negotiation is not worth a shard's time. It runs here, on the control thread's runtime, with a
+//! time limit for clients that connect and then say nothing.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::Endpoint;
+use hob_nbd::server::handshake::{Handshake, HandshakeLimits, HandshakeOutcome, Negotiated};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+
+use super::exports::Exports;
+
+/// A client must have chosen its export by then.
+const NEGOTIATION_MAX: Duration = Duration::from_secs(15);
+
+/// Clients that may be negotiating at once; further ones wait in the kernel.
+const NEGOTIATING_MAX: usize = 128;
+
+/// A bound socket. Dropping it removes a Unix socket's file.
+pub(crate) struct Listener {
+    socket: Socket,
+    path: Option<PathBuf>,
+}
+
+enum Socket {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    /// Binds. A socket file that nobody listens on any more is replaced.
+    pub(crate) async fn bind(endpoint: &Endpoint) -> io::Result<Listener> {
+        match endpoint {
+            Endpoint::Unix(path) => {
+                remove_stale(path)?;
+                Ok(Listener { socket: Socket::Unix(UnixListener::bind(path)?), path: Some(path.clone()) })
+            }
+            Endpoint::Tcp { .. } => {
+                let address = endpoint.to_string();
+                let address = address.strip_prefix("tcp:").unwrap_or(&address);
+                Ok(Listener { socket: Socket::Tcp(TcpListener::bind(address).await?), path: None })
+            }
+        }
+    }
+
+    /// Accepts clients until the task is dropped.
+    pub(crate) async fn run(self, exports: Exports) {
+        let negotiating = Arc::new(Semaphore::new(NEGOTIATING_MAX));
+        loop {
+            let permit = Arc::clone(&negotiating).acquire_owned().await.expect("never closed");
+            let accepted = match &self.socket {
+                Socket::Unix(listener) => listener.accept().await.and_then(|(s, _)| s.into_std()).map(OwnedFd::from),
+                Socket::Tcp(listener) => listener.accept().await.and_then(|(s, _)| {
+                    s.set_nodelay(true)?;
+                    s.into_std().map(OwnedFd::from)
+                }),
+            };
+            let is_unix = self.path.is_some();
+            match accepted {
+                Ok(socket) => {
+                    let exports = exports.clone();
+                    tokio::spawn(async move {
+                        if let Err(error) = serve(socket, is_unix, &exports).await {
+                            tracing::info!("a client did not get as far as an export: {error}");
+                        }
+                        drop(permit);
+                    });
+                }
+                Err(error) => {
+                    // Out of descriptors, most likely: others must leave first.
+                    tracing::warn!(%error, "cannot accept a client");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Removes a socket file that nobody listens on. Anything else in its place stays, and binding fails.
+pub(crate) fn remove_stale(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => {
+            match std::os::unix::net::UnixStream::connect(path) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+                _ => Ok(()),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn serve(socket: OwnedFd, is_unix: bool, exports: &Exports) -> io::Result<()> {
+    let (socket, outcome) = if is_unix {
+        let mut stream = tokio::net::UnixStream::from_std(socket.into())?;
+        let outcome = tokio::time::timeout(NEGOTIATION_MAX, negotiate(&mut stream, exports)).await;
+        (OwnedFd::from(stream.into_std()?), outcome)
+    } else {
+        let mut stream = tokio::net::TcpStream::from_std(socket.into())?;
+        let outcome = tokio::time::timeout(NEGOTIATION_MAX, negotiate(&mut stream, exports)).await;
+        (OwnedFd::from(stream.into_std()?), outcome)
+    };
+    let chosen = outcome.map_err(|_| io::Error::other("it said nothing for too long"))??;
+    if let Some((negotiated, leftover)) = chosen
+        && let Some(export) = exports.get(&negotiated.export)
+    {
+        export.shard.attach(export.disk, socket, negotiated, leftover).map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+/// Negotiates; `None` when the client said goodbye.
+async fn negotiate(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    exports: &Exports,
+) -> io::Result<Option<(Negotiated, Vec<u8>)>> {
+    let mut handshake = Handshake::new(HandshakeLimits::default());
+    let mut received: Vec<u8> = Vec::with_capacity(4096);
+    loop {
+        let used = handshake.handle_input(&received, exports);
+        received.drain(..used);
+        if let Some(output) = handshake.poll_output() {
+            stream.write_all(&output).await?;
+            continue;
+        }
+        match handshake.poll_outcome() {
+            Some(HandshakeOutcome::Done(negotiated)) => return Ok(Some((negotiated, received))),
+            Some(HandshakeOutcome::Aborted) => return Ok(None),
+            Some(HandshakeOutcome::Failed(error)) => return Err(io::Error::other(error)),
+            None if used > 0 => continue,
+            None => {}
+        }
+        if stream.read_buf(&mut received).await? == 0 {
+            return Ok(None);
+        }
+    }
+}

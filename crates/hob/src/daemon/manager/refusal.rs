@@ -1,0 +1,88 @@
+//! Why something that was asked for was not done. Each kind is one reaction of whoever asked.
+
+use hob_control::Problem;
+
+use crate::daemon::shard_api::ShardError;
+use crate::daemon::state::StateError;
+
+/// Which reaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Name something that exists.
+    NotFound,
+    /// Ask for something else.
+    Invalid,
+    /// Change something else first.
+    Conflict,
+    /// Wait.
+    Busy,
+    /// Repair the host.
+    Failed,
+}
+
+/// A kind, and the words for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// Which reaction.
+    pub(crate) kind: Kind,
+    /// What to say.
+    pub(crate) problem: Problem,
+}
+
+impl Refusal {
+    /// No such thing.
+    pub(crate) fn not_found(error: impl Into<String>) -> Refusal {
+        Refusal { kind: Kind::NotFound, problem: Problem::new(error) }
+    }
+
+    /// It cannot be asked for.
+    pub(crate) fn invalid(error: impl Into<String>) -> Refusal {
+        Refusal { kind: Kind::Invalid, problem: Problem::new(error) }
+    }
+
+    /// Not as things are.
+    pub(crate) fn conflict(error: impl Into<String>) -> Refusal {
+        Refusal { kind: Kind::Conflict, problem: Problem::new(error) }
+    }
+
+    /// Not yet.
+    pub(crate) fn busy(error: impl Into<String>) -> Refusal {
+        Refusal { kind: Kind::Busy, problem: Problem::new(error) }
+    }
+
+    /// It should have worked.
+    pub(crate) fn failed(error: impl Into<String>) -> Refusal {
+        Refusal { kind: Kind::Failed, problem: Problem::new(error) }
+    }
+
+    /// The same with a hint.
+    pub(crate) fn hint(self, hint: impl Into<String>) -> Refusal {
+        Refusal { problem: self.problem.with_hint(hint), ..self }
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.problem.fmt(f)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl From<ShardError> for Refusal {
+    fn from(error: ShardError) -> Refusal {
+        let kind = match error {
+            ShardError::Command(_) => Kind::Conflict,
+            ShardError::Busy => Kind::Busy,
+            ShardError::Unusable(_) | ShardError::Gone => Kind::Failed,
+        };
+        Refusal { kind, problem: Problem::new(error.to_string()) }
+    }
+}
+
+impl From<StateError> for Refusal {
+    fn from(error: StateError) -> Refusal {
+        Refusal::failed(format!("the change is in effect, but not kept: {error}"))
+            .hint("make room or repair the state directory, and change something again before the daemon restarts")
+    }
+}

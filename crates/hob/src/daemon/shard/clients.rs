@@ -1,0 +1,338 @@
+//! The NBD connections of a shard: their sockets in the ring, their turns, their ends.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use hob_engine::Engine;
+use hob_engine::io::{BufferSlice, IoError, Reply};
+use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
+use hob_frontends::nbd::{Connection, Payload, Receive, StatusQuery};
+use hob_nbd::Extent;
+use hob_nbd::server::handshake::Negotiated;
+use hob_storage::buffers::Arena;
+use hob_storage::ring::{Completion, Fd, FdClass, Returned, Ring, RxBuf};
+use hob_storage::token::Token;
+
+const RECEIVE: u16 = Token::CALLER;
+const RECEIVE_PAYLOAD: u16 = Token::CALLER + 1;
+const SEND: u16 = Token::CALLER + 2;
+
+/// Room for one receive. Several small writes fit, and a great many reads.
+const RECEIVE_BYTES: usize = 64 << 10;
+
+/// A client that holds buffers without moving a byte for that long, while others wait for buffers,
+/// is sent away. Nanoseconds.
+const HOARDING_NS_MAX: u64 = 5_000_000_000;
+
+struct Client {
+    connection: Connection,
+    fd: Fd,
+    /// Here while no receive is in flight.
+    rx: Option<RxBuf>,
+    receiving_payload: bool,
+    sending: bool,
+    shut_down: bool,
+    /// On the list of those to pump.
+    listed: bool,
+    /// On the list of those that wait for a buffer.
+    waiting: bool,
+    last_progress: Instant,
+}
+
+impl Client {
+    fn is_idle(&self) -> bool {
+        self.rx.is_some() && !self.receiving_payload && !self.sending
+    }
+}
+
+/// All connections, by number.
+#[derive(Default)]
+pub(super) struct Clients {
+    clients: Vec<Option<Client>>,
+    free: Vec<u16>,
+    /// Those with something to do.
+    active: VecDeque<u16>,
+    /// Those that wait for a buffer, longest first. Nobody else gets one before them.
+    waiting: VecDeque<u16>,
+    waiting_since: Instant,
+    room: bool,
+    /// The engine was full: these hold requests.
+    refused: Vec<u16>,
+    queries: VecDeque<(DiskId, StatusQuery)>,
+    commands: usize,
+}
+
+impl Clients {
+    /// Takes a negotiated connection over.
+    pub(super) fn attach(
+        &mut self,
+        now: Instant,
+        ring: &mut Ring,
+        disk: DiskId,
+        socket: OwnedFd,
+        negotiated: Negotiated,
+        leftover: &[u8],
+    ) {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.clients.push(None);
+            (self.clients.len() - 1) as u16
+        });
+        let connection = Connection::new(negotiated, disk, u32::from(number));
+        let rx = RxBuf::with(RECEIVE_BYTES, leftover);
+        self.clients[usize::from(number)] = Some(Client {
+            connection,
+            fd: ring.attach(socket, FdClass::Socket),
+            rx: Some(rx),
+            receiving_payload: false,
+            sending: false,
+            shut_down: false,
+            listed: false,
+            waiting: false,
+            last_progress: now,
+        });
+        self.list(number);
+    }
+
+    /// Ends every connection to a disk.
+    pub(super) fn close_all(&mut self, disk: DiskId, ring: &mut Ring) {
+        for number in 0..self.clients.len() {
+            if let Some(client) = &mut self.clients[number]
+                && client.connection.disk() == disk
+            {
+                client.connection.abort("the disk was taken away", &mut ungated(ring));
+                self.list(number as u16);
+            }
+        }
+    }
+
+    /// A socket operation ended.
+    pub(super) fn handle_completion(&mut self, now: Instant, completion: Completion, ring: &mut Ring) {
+        let number = completion.token.owner();
+        let client = self.clients[usize::from(number)].as_mut().expect("connections outlive their I/O");
+        client.last_progress = now;
+        let payload = &mut ungated(ring);
+        match (completion.token.kind(), completion.returned) {
+            (RECEIVE, Returned::Rx(rx)) => {
+                client.rx = Some(rx);
+                if completion.result <= 0 {
+                    client.connection.hang_up(payload);
+                }
+            }
+            (RECEIVE_PAYLOAD, _) => {
+                client.receiving_payload = false;
+                client.connection.handle_payload(completion.result.max(0) as usize, payload);
+            }
+            (SEND, Returned::Gather(gather)) => {
+                client.sending = false;
+                let sent = if completion.result < 0 { Err(()) } else { Ok(()) };
+                client.connection.handle_sent(gather, sent, payload);
+                self.room = true;
+            }
+            (kind, returned) => unreachable!("token kind {kind} came back with {returned:?}"),
+        }
+        self.list(number);
+    }
+
+    /// The engine answers.
+    #[inline]
+    pub(super) fn handle_reply(&mut self, reply: &Reply, ring: &mut Ring) {
+        let number = Connection::number_of(reply.id) as u16;
+        let client = self.clients[usize::from(number)].as_mut().expect("connections outlive their requests");
+        client.connection.handle_reply(reply, &mut ungated(ring));
+        self.list(number);
+        for number in std::mem::take(&mut self.refused) {
+            self.list(number);
+        }
+    }
+
+    /// A backing answers.
+    pub(super) fn handle_status(&mut self, id: u64, status: Result<&[Extent], IoError>) {
+        let id = RequestId(id);
+        let number = Connection::number_of(id) as u16;
+        let client = self.clients[usize::from(number)].as_mut().expect("connections outlive their requests");
+        client.connection.handle_status(id, status);
+        self.list(number);
+    }
+
+    /// There may be room for a buffer.
+    pub(super) fn buffer_released(&mut self) {
+        self.room = true;
+    }
+
+    /// The next question for a backing.
+    pub(super) fn poll_status(&mut self) -> Option<(DiskId, StatusQuery)> {
+        self.queries.pop_front()
+    }
+
+    /// Commands in flight, as of the last pump.
+    pub(super) fn commands_in_flight(&self) -> usize {
+        self.commands
+    }
+
+    /// Lets every connection with something to do go on. False when there is none.
+    pub(super) fn pump(&mut self, now: Instant, ring: &mut Ring, engine: &mut Engine) -> bool {
+        if std::mem::take(&mut self.room) {
+            self.serve_waiting(now, ring);
+        }
+        let mut progress = false;
+        while let Some(number) = self.active.pop_front() {
+            progress = true;
+            self.pump_one(now, number, ring, engine);
+        }
+        progress
+    }
+
+    fn pump_one(&mut self, now: Instant, number: u16, ring: &mut Ring, engine: &mut Engine) {
+        let client = self.clients[usize::from(number)].as_mut().expect("listed connections exist");
+        client.listed = false;
+        let connection = &mut client.connection;
+        let before = connection.in_flight();
+        if let Some(rx) = &mut client.rx {
+            let mut gate = Gate { arena: ring.arena_mut(), open: self.waiting.is_empty() };
+            let used = connection.handle_received(rx.filled(), &mut gate);
+            rx.consume(used);
+        }
+        while let Some(request) = connection.poll_request() {
+            if let Err(request) = engine.handle_request(now, request) {
+                connection.unpoll_request(request);
+                self.refused.push(number);
+                break;
+            }
+        }
+        while let Some(query) = connection.poll_status() {
+            self.queries.push_back((connection.disk(), query));
+        }
+        self.commands = (self.commands + connection.in_flight()).saturating_sub(before);
+        if let Some(gather) = connection.poll_send() {
+            client.sending = true;
+            ring.send(Token::new(SEND, number, 0), client.fd, gather);
+        }
+        self.receive(now, number, ring);
+        self.close(number, ring);
+    }
+
+    /// Starts what the connection wants to receive.
+    fn receive(&mut self, now: Instant, number: u16, ring: &mut Ring) {
+        let client = self.clients[usize::from(number)].as_mut().expect("listed connections exist");
+        if client.receiving_payload || client.rx.is_none() {
+            return;
+        }
+        match client.connection.poll_receive() {
+            // Commands came in while there was no room for their answers.
+            Receive::Bytes if client.rx.as_ref().is_some_and(|rx| rx.room() == 0) => self.list(number),
+            Receive::Bytes => {
+                let rx = client.rx.take().expect("checked");
+                ring.recv(Token::new(RECEIVE, number, 0), client.fd, rx);
+            }
+            Receive::Payload(slice) => {
+                client.receiving_payload = true;
+                ring.recv_into(Token::new(RECEIVE_PAYLOAD, number, 0), client.fd, slice);
+            }
+            Receive::AwaitBuffer if !client.waiting => {
+                client.waiting = true;
+                if self.waiting.is_empty() {
+                    self.waiting_since = now;
+                }
+                self.waiting.push_back(number);
+            }
+            Receive::AwaitBuffer | Receive::Pause | Receive::Nothing => {}
+        }
+    }
+
+    /// Closes a connection that is at its end, and forgets it when nothing of it is in flight.
+    fn close(&mut self, number: u16, ring: &mut Ring) {
+        let slot = &mut self.clients[usize::from(number)];
+        let client = slot.as_mut().expect("listed connections exist");
+        if !client.connection.wants_close() {
+            return;
+        }
+        if !client.shut_down {
+            client.shut_down = true;
+            ring.shutdown(client.fd);
+        }
+        if client.is_idle() && client.connection.is_over() {
+            if let Some(fault) = client.connection.fault() {
+                tracing::info!(disk = client.connection.disk().0, "connection ended early: {fault}");
+            }
+            ring.detach(client.fd);
+            if client.waiting {
+                self.waiting.retain(|waiting| *waiting != number);
+            }
+            self.refused.retain(|refused| *refused != number);
+            *slot = None;
+            self.free.push(number);
+        }
+    }
+
+    /// Gives buffers to those that wait, in their order, as far as there is room.
+    fn serve_waiting(&mut self, now: Instant, ring: &mut Ring) {
+        while let Some(number) = self.waiting.front().copied() {
+            let client = self.clients[usize::from(number)].as_mut().expect("waiting connections exist");
+            if !client.connection.retry_alloc(&mut ungated(ring)) {
+                return;
+            }
+            client.waiting = false;
+            client.last_progress = now;
+            self.waiting.pop_front();
+            self.waiting_since = now;
+            self.list(number);
+        }
+    }
+
+    /// When to look for clients that hoard buffers.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        (!self.waiting.is_empty()).then(|| self.waiting_since + HOARDING_NS_MAX)
+    }
+
+    /// Sends away clients that hold buffers without moving a byte while others wait.
+    pub(super) fn handle_timeout(&mut self, now: Instant, ring: &mut Ring) {
+        self.waiting_since = now;
+        for number in 0..self.clients.len() {
+            if let Some(client) = &mut self.clients[number]
+                && (client.receiving_payload || client.sending)
+                && now - client.last_progress >= HOARDING_NS_MAX
+                && !client.shut_down
+            {
+                client.shut_down = true;
+                tracing::warn!("a client holds buffers and does not move a byte while others wait: closing it");
+                ring.shutdown(client.fd);
+            }
+        }
+    }
+
+    fn list(&mut self, number: u16) {
+        let client = self.clients[usize::from(number)].as_mut().expect("only connections are listed");
+        if !client.listed {
+            client.listed = true;
+            self.active.push_back(number);
+        }
+    }
+}
+
+/// The arena as connections see it: closed for new commands while others wait.
+struct Gate<'a> {
+    arena: &'a mut Arena,
+    open: bool,
+}
+
+fn ungated(ring: &mut Ring) -> Gate<'_> {
+    Gate { arena: ring.arena_mut(), open: true }
+}
+
+impl Payload for Gate<'_> {
+    fn alloc(&mut self, len: usize) -> Option<BufferId> {
+        if self.open { self.arena.alloc(len) } else { None }
+    }
+    fn retain(&mut self, id: BufferId) {
+        self.arena.retain(id);
+    }
+    fn release(&mut self, id: BufferId) {
+        self.arena.release(id);
+    }
+    fn bytes(&self, slice: BufferSlice) -> &[u8] {
+        self.arena.slice(slice)
+    }
+    fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
+        self.arena.slice_mut(slice)
+    }
+}

@@ -1,0 +1,199 @@
+//! What the control thread asks of a shard, and what is still to be answered.
+
+use std::collections::BTreeMap;
+
+use hob_engine::command::{Command, CommandError, DiskConfig, Event, Segment};
+use hob_engine::units::{CommandId, DiskId, Instant};
+use hob_storage::backing::Backing;
+
+use super::Shard;
+use crate::daemon::shard_api::{Answer, EventSender, ShardCall, ShardError, ShardEvent};
+
+/// Answers that are due.
+pub(super) struct Commands {
+    events: EventSender,
+    last: u64,
+    waiting: BTreeMap<CommandId, Waiting>,
+    /// Disks whose engine part is gone and whose backing is being closed.
+    closing: BTreeMap<DiskId, Option<(Answer<Vec<Segment>>, Vec<Segment>)>>,
+    stop: Option<Answer<()>>,
+    over: bool,
+}
+
+enum Waiting {
+    /// A disk was added; nobody waits for more than an error.
+    Add(Answer<()>),
+    Change(Answer<Vec<Segment>>),
+    /// A disk leaves; its backing is closed next. Without an answer when the shard ends.
+    Remove(Option<Answer<Vec<Segment>>>),
+}
+
+impl Commands {
+    pub(super) fn new(events: EventSender) -> Self {
+        Commands {
+            events,
+            last: 0,
+            waiting: BTreeMap::new(),
+            closing: BTreeMap::new(),
+            stop: None,
+            over: false,
+        }
+    }
+
+    /// Everything is closed and the shard may end.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    fn next(&mut self, waiting: Waiting) -> CommandId {
+        self.last += 1;
+        let id = CommandId(self.last);
+        self.waiting.insert(id, waiting);
+        id
+    }
+
+    pub(super) fn backing_closed(&mut self, disk: DiskId) {
+        if let Some(Some((answer, segments))) = self.closing.remove(&disk) {
+            let _ = answer.send(Ok(segments));
+        }
+        self.check_over();
+    }
+
+    fn check_over(&mut self) {
+        let removing = self.waiting.values().any(|waiting| matches!(waiting, Waiting::Remove(_)));
+        if self.stop.is_some() && !removing && self.closing.is_empty() {
+            self.over = true;
+            let _ = self.stop.take().expect("checked").send(Ok(()));
+        }
+    }
+}
+
+impl Shard {
+    /// Carries out a call, or begins to.
+    pub(super) fn call(&mut self, now: Instant, call: ShardCall) {
+        match call {
+            ShardCall::AddDevice { id, device, answer } => {
+                self.flash.attach(&mut self.ring, id, device);
+                let _ = answer.send(Ok(()));
+            }
+            ShardCall::RemoveDevice { id, answer } => {
+                self.flash.detach(&mut self.ring, id);
+                let _ = answer.send(Ok(()));
+            }
+            ShardCall::AddDisk { id, config, backing, answer } => {
+                self.add_disk(now, id, config, backing, answer);
+            }
+            ShardCall::RemoveDisk { id, answer } => self.remove_disk(now, id, Some(answer)),
+            ShardCall::ChangeCache { id, change, answer } => {
+                let command = self.commands.next(Waiting::Change(answer));
+                self.engine.handle_command(now, command, id, Command::Cache(change));
+            }
+            ShardCall::Stats { id, answer } => {
+                let stats = self.engine.stats(now, id).map(Box::new);
+                let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::Attach { id, socket, negotiated, leftover } => {
+                let serves = self.backings.get(id.0 as usize).is_some_and(Option::is_some);
+                // A disk that left in the meantime takes the connection with it.
+                if serves && self.commands.stop.is_none() {
+                    self.clients.attach(now, &mut self.ring, id, socket, *negotiated, &leftover);
+                }
+            }
+            ShardCall::Stop { answer } => self.stop(now, answer),
+        }
+    }
+
+    fn add_disk(
+        &mut self,
+        now: Instant,
+        id: DiskId,
+        config: DiskConfig,
+        mut backing: Backing,
+        answer: Answer<()>,
+    ) {
+        let index = id.0 as usize;
+        let Ok(owner) = u16::try_from(id.0) else {
+            let _ = answer.send(Err(ShardError::Unusable("no shard has that many disks".to_owned())));
+            return;
+        };
+        if self.backings.len() <= index {
+            self.backings.resize_with(index + 1, || None);
+        }
+        if self.backings[index].is_some() {
+            let _ = answer.send(Err(ShardError::Command(CommandError::DiskExists)));
+            return;
+        }
+        backing.attach(&mut self.ring, now, owner);
+        self.backings[index] = Some(backing);
+        let command = self.commands.next(Waiting::Add(answer));
+        self.engine.handle_command(now, command, id, Command::AddDisk(config));
+    }
+
+    fn remove_disk(&mut self, now: Instant, id: DiskId, answer: Option<Answer<Vec<Segment>>>) {
+        self.clients.close_all(id, &mut self.ring);
+        let command = self.commands.next(Waiting::Remove(answer));
+        self.engine.handle_command(now, command, id, Command::RemoveDisk);
+    }
+
+    fn stop(&mut self, now: Instant, answer: Answer<()>) {
+        self.commands.stop = Some(answer);
+        let disks = (0..self.backings.len()).filter(|disk| self.backings[*disk].is_some());
+        for disk in disks.map(|disk| DiskId(disk as u32)).collect::<Vec<_>>() {
+            self.remove_disk(now, disk, None);
+        }
+        self.commands.check_over();
+    }
+
+    /// Passes on what the engine reports.
+    pub(super) fn handle_event(&mut self, now: Instant, event: Event) {
+        let report = match event {
+            Event::Done { command, disk, result } => return self.command_done(now, command, disk, result),
+            Event::Fenced { device, errors } => {
+                tracing::error!(device = device.0, errors, "flash device fenced after repeated errors");
+                ShardEvent::Fenced { device, errors }
+            }
+            Event::Lost { disk, segments } => {
+                tracing::error!(disk = disk.0, segments = segments.len(), "cache gave up segments of a fenced device");
+                ShardEvent::Lost { disk, segments }
+            }
+            Event::Stalled(device) => {
+                tracing::warn!(device = device.0, "flash device does not answer; its caches are bypassed");
+                ShardEvent::Stalled(device)
+            }
+            Event::Resumed(device) => {
+                tracing::info!(device = device.0, "flash device answers again");
+                ShardEvent::Resumed(device)
+            }
+        };
+        // Without a manager there is nobody to tell, and the shard is about to be stopped.
+        let _ = self.commands.events.send(report);
+    }
+
+    fn command_done(
+        &mut self,
+        now: Instant,
+        command: CommandId,
+        disk: DiskId,
+        result: Result<Vec<Segment>, CommandError>,
+    ) {
+        match (self.commands.waiting.remove(&command).expect("commands end once"), result) {
+            (Waiting::Add(answer), result) => {
+                let _ = answer.send(result.map(drop).map_err(ShardError::Command));
+            }
+            (Waiting::Change(answer), result) => {
+                let _ = answer.send(result.map_err(ShardError::Command));
+            }
+            (Waiting::Remove(Some(answer)), Err(error)) => {
+                let _ = answer.send(Err(ShardError::Command(error)));
+            }
+            (Waiting::Remove(None), Err(_)) => self.commands.check_over(),
+            (Waiting::Remove(answer), Ok(segments)) => {
+                self.commands.closing.insert(disk, answer.map(|answer| (answer, segments)));
+                if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
+                    backing.close(&mut self.ring);
+                }
+                self.collect(now, disk);
+            }
+        }
+    }
+}

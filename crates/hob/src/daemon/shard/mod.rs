@@ -1,0 +1,261 @@
+//! One shard: a thread, its ring, the engine of the disks it owns, and their connections.
+//!
+//! The loop hands what ended in the ring to whoever started it, carries the engine's wishes into
+//! the ring, moves requests and replies between connections and engine, and sleeps when nothing is
+//! left to do. It decides nothing.
+
+mod clients;
+mod commands;
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use hob_engine::io::{Io, IoError, Target};
+use hob_engine::units::{DiskId, Instant, IoId};
+use hob_engine::{Engine, Limits};
+use hob_nbd::Extent;
+use hob_storage::backing::{Backing, StatusExtent};
+use hob_storage::flash::Flash;
+use hob_storage::ring::{Completion, Ring, RingConfig, RingError};
+use hob_storage::token::Token;
+
+use super::shard_api::{EventSender, ShardCall, ShardHandle};
+use clients::Clients;
+use commands::Commands;
+
+/// How a shard is set up.
+#[derive(Clone, Debug)]
+pub(crate) struct ShardOptions {
+    /// For the thread's name.
+    pub(crate) number: usize,
+    /// Its ring and its buffers.
+    pub(crate) ring: RingConfig,
+    /// Its engine's bounds.
+    pub(crate) limits: Limits,
+    /// How long it watches for the next event before it sleeps, while one request follows another
+    /// without any in parallel: a wake-up would take longer than the wait.
+    pub(crate) spin_max: Duration,
+}
+
+/// Starts a shard's thread. It ends after [`ShardCall::Stop`].
+pub(crate) fn spawn(options: ShardOptions, events: EventSender) -> Result<ShardHandle, RingError> {
+    let (ready, started) = mpsc::channel();
+    let run = move || {
+        let ring = match Ring::new(&options.ring) {
+            Ok(ring) => ring,
+            Err(error) => return drop(ready.send(Err(error))),
+        };
+        let waker = ring.waker();
+        let (handle, calls) = ShardHandle::new(move || waker.wake());
+        let _ = ready.send(Ok(handle));
+        Shard::new(ring, options, calls, events).run();
+    };
+    std::thread::Builder::new().name("hob-shard".to_owned()).spawn(run).expect("threads can be started");
+    started.recv().expect("a shard says whether it started")
+}
+
+struct Shard {
+    ring: Ring,
+    engine: Engine,
+    flash: Flash,
+    /// By disk id.
+    backings: Vec<Option<Backing>>,
+    clients: Clients,
+    commands: Commands,
+    calls: mpsc::Receiver<ShardCall>,
+    origin: std::time::Instant,
+    spin_max: Duration,
+    /// The last sleep was shorter than `spin_max`: watching is worth while.
+    quick: bool,
+}
+
+impl Shard {
+    fn new(
+        ring: Ring,
+        options: ShardOptions,
+        calls: mpsc::Receiver<ShardCall>,
+        events: EventSender,
+    ) -> Shard {
+        Shard {
+            ring,
+            engine: Engine::new(options.limits),
+            flash: Flash::new(0),
+            backings: Vec::new(),
+            clients: Clients::default(),
+            commands: Commands::new(events),
+            calls,
+            origin: std::time::Instant::now(),
+            spin_max: options.spin_max,
+            quick: false,
+        }
+    }
+
+    fn run(mut self) {
+        while !self.commands.is_over() {
+            let now = self.now();
+            while self.turn(now) {}
+            self.sleep();
+        }
+    }
+
+    /// One round. False when nothing happened.
+    fn turn(&mut self, now: Instant) -> bool {
+        let mut progress = false;
+        while let Some(completion) = self.ring.next_completion() {
+            progress = true;
+            self.complete(now, completion);
+        }
+        while let Ok(call) = self.calls.try_recv() {
+            progress = true;
+            self.call(now, call);
+        }
+        progress |= self.check_time(now);
+        progress |= self.clients.pump(now, &mut self.ring, &mut self.engine);
+        progress |= self.drain_engine(now);
+        progress |= self.drain_queries(now);
+        progress
+    }
+
+    fn complete(&mut self, now: Instant, completion: Completion) {
+        let token = completion.token;
+        match token.kind() {
+            Token::FLASH => {
+                let done = self.flash.handle_completion(&self.ring, &completion);
+                self.engine.handle_completion(now, done.io, done.result, done.sums);
+            }
+            Token::BACKING => {
+                let disk = DiskId(u32::from(token.owner()));
+                if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
+                    backing.handle_completion(&mut self.ring, now, completion);
+                    self.collect(now, disk);
+                }
+            }
+            _ => self.clients.handle_completion(now, completion, &mut self.ring),
+        }
+    }
+
+    /// Takes what a backing has finished to whoever asked for it.
+    fn collect(&mut self, now: Instant, disk: DiskId) {
+        let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
+        while let Some((io, result)) = backing.poll_done() {
+            self.engine.handle_completion(now, io, result, &[]);
+        }
+        while let Some((id, status)) = backing.poll_status() {
+            let extents = status.map(|extents| extents.iter().flat_map(wire_extents).collect::<Vec<_>>());
+            self.clients.handle_status(id, extents.as_deref().map_err(|error| *error));
+        }
+        if backing.is_closed() {
+            self.backings[disk.0 as usize] = None;
+            self.commands.backing_closed(disk);
+        }
+    }
+
+    /// Carries out what the engine wants.
+    fn drain_engine(&mut self, now: Instant) -> bool {
+        let mut progress = false;
+        while let Some(io) = self.engine.poll_io() {
+            progress = true;
+            self.submit(now, &io);
+        }
+        while let Some(reply) = self.engine.poll_reply() {
+            progress = true;
+            self.clients.handle_reply(&reply, &mut self.ring);
+        }
+        while let Some(buffer) = self.engine.poll_release() {
+            progress = true;
+            self.ring.arena_mut().release(buffer);
+            self.clients.buffer_released();
+        }
+        while let Some(event) = self.engine.poll_event() {
+            progress = true;
+            self.handle_event(now, event);
+        }
+        progress
+    }
+
+    fn submit(&mut self, now: Instant, io: &Io) {
+        match io.target {
+            Target::Flash(_) => self.flash.submit(&mut self.ring, io),
+            Target::Backing(disk) => match self.backings[disk.0 as usize].as_mut() {
+                Some(backing) => {
+                    backing.submit(&mut self.ring, now, io);
+                    self.collect(now, disk);
+                }
+                None => self.fail(now, io.id),
+            },
+        }
+    }
+
+    fn fail(&mut self, now: Instant, io: IoId) {
+        self.engine.handle_completion(now, io, Err(IoError::ShuttingDown), &[]);
+    }
+
+    /// Takes questions about allocation from clients to backings.
+    fn drain_queries(&mut self, now: Instant) -> bool {
+        let mut progress = false;
+        while let Some((disk, query)) = self.clients.poll_status() {
+            progress = true;
+            match self.backings[disk.0 as usize].as_mut() {
+                Some(backing) => {
+                    backing.submit_status(&mut self.ring, now, query.id.0, query.offset, query.len);
+                    self.collect(now, disk);
+                }
+                None => self.clients.handle_status(query.id.0, Err(IoError::ShuttingDown)),
+            }
+        }
+        progress
+    }
+
+    /// Does what is due.
+    fn check_time(&mut self, now: Instant) -> bool {
+        let mut progress = false;
+        if self.engine.poll_timeout().is_some_and(|at| at <= now) {
+            progress = true;
+            self.engine.handle_timeout(now);
+        }
+        for disk in 0..self.backings.len() {
+            if let Some(backing) = self.backings[disk].as_mut()
+                && backing.poll_timeout().is_some_and(|at| at <= now)
+            {
+                progress = true;
+                backing.handle_timeout(&mut self.ring, now);
+                self.collect(now, DiskId(disk as u32));
+            }
+        }
+        if self.clients.poll_timeout().is_some_and(|at| at <= now) {
+            progress = true;
+            self.clients.handle_timeout(now, &mut self.ring);
+        }
+        progress
+    }
+
+    fn sleep(&mut self) {
+        let backings = self.backings.iter().flatten().filter_map(Backing::poll_timeout);
+        let due = backings.chain(self.engine.poll_timeout()).chain(self.clients.poll_timeout()).min();
+        let before = self.now();
+        let timeout = due.map(|at| Duration::from_nanos(at - before));
+        let alone = self.clients.commands_in_flight() <= 1;
+        let spin = if self.quick && alone { self.spin_max } else { Duration::ZERO };
+        if let Err(error) = self.ring.submit_and_wait(spin, timeout) {
+            tracing::error!(%error, "the ring cannot wait; trying again");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.quick = self.now() - before < self.spin_max.as_nanos() as u64;
+    }
+
+    fn now(&self) -> Instant {
+        Instant(self.origin.elapsed().as_nanos() as u64)
+    }
+}
+
+/// A backing's extent as NBD says it, whose lengths are shorter.
+fn wire_extents(extent: &StatusExtent) -> impl Iterator<Item = Extent> + use<> {
+    const LENGTH_MAX: u64 = 1 << 31;
+    let hole = if extent.hole { Extent::HOLE } else { 0 };
+    let zero = if extent.zero { Extent::ZERO } else { 0 };
+    let len = extent.len;
+    (0..len.div_ceil(LENGTH_MAX)).map(move |i| Extent {
+        length: (len - i * LENGTH_MAX).min(LENGTH_MAX) as u32,
+        state: hole | zero,
+    })
+}

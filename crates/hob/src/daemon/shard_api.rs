@@ -1,0 +1,235 @@
+//! The boundary between the control thread and a shard's thread: calls in, events out.
+//!
+//! A call is a value put into a channel, then a wake-up; the shard answers through the call's own
+//! one-shot channel when the engine has finished. Changes have no time-out here, because a change
+//! that was begun ends some day and releases segments that must not be lost: the manager runs each
+//! change as a task of its own, and it is the *asker* that stops waiting ([`PATIENCE`]). Questions
+//! that change nothing give up after [`PATIENCE`].
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use hob_engine::command::{CacheChange, CommandError, DiskConfig, Segment};
+use hob_engine::stats::DiskStats;
+use hob_engine::units::{DeviceId, DiskId};
+use hob_nbd::server::handshake::Negotiated;
+use tokio::sync::oneshot;
+
+use super::hardware::{Backing, FlashDevice};
+
+/// How long anybody waits for a shard.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where a shard puts the answer to a call. Dropping it says that the shard is gone.
+pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
+
+/// A question or an instruction to a shard. Each is answered once, [`ShardCall::Attach`] never.
+#[derive(Debug)]
+pub(crate) enum ShardCall {
+    /// Open a flash device for the caches of this shard.
+    AddDevice {
+        /// Its name from now on.
+        id: DeviceId,
+        /// What to read and write.
+        device: FlashDevice,
+        /// When it can be used.
+        answer: Answer<()>,
+    },
+    /// Close a flash device. No cache uses it any more.
+    RemoveDevice {
+        /// Which.
+        id: DeviceId,
+        /// When it is closed.
+        answer: Answer<()>,
+    },
+    /// Serve a disk.
+    AddDisk {
+        /// Its name from now on.
+        id: DiskId,
+        /// As its guest sees it.
+        config: DiskConfig,
+        /// Where its data lives.
+        backing: Backing,
+        /// When requests may come.
+        answer: Answer<()>,
+    },
+    /// Close a disk's connections and its backing.
+    RemoveDisk {
+        /// Which.
+        id: DiskId,
+        /// The segments of its cache, when the last request has been answered.
+        answer: Answer<Vec<Segment>>,
+    },
+    /// Change a disk's cache.
+    ChangeCache {
+        /// Whose.
+        id: DiskId,
+        /// How.
+        change: CacheChange,
+        /// Segments that the cache does not use any more, when the change has taken effect.
+        answer: Answer<Vec<Segment>>,
+    },
+    /// Figures of a disk.
+    Stats {
+        /// Which.
+        id: DiskId,
+        /// As of now.
+        answer: Answer<Box<DiskStats>>,
+    },
+    /// A client has negotiated and sends requests now.
+    Attach {
+        /// For which disk.
+        id: DiskId,
+        /// Its connection.
+        socket: OwnedFd,
+        /// What was agreed.
+        negotiated: Box<Negotiated>,
+        /// Bytes that came after the negotiation and have been read.
+        leftover: Vec<u8>,
+    },
+    /// End: close every connection, finish what is in flight, close everything.
+    Stop {
+        /// When it is done.
+        answer: Answer<()>,
+    },
+}
+
+/// Something a shard reports unasked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ShardEvent {
+    /// A device failed too often; its caches give it up.
+    Fenced {
+        /// Which.
+        device: DeviceId,
+        /// Failed I/Os.
+        errors: u32,
+    },
+    /// A cache stopped using segments of a fenced device.
+    Lost {
+        /// Whose cache.
+        disk: DiskId,
+        /// Which.
+        segments: Vec<Segment>,
+    },
+    /// A device does not answer in time; its caches bypass it.
+    Stalled(DeviceId),
+    /// A stalled device answers again.
+    Resumed(DeviceId),
+}
+
+/// Where shards put their events.
+pub(crate) type EventSender = tokio::sync::mpsc::UnboundedSender<ShardEvent>;
+
+/// Why a shard did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ShardError {
+    /// The engine refused; nothing was changed.
+    #[error("{}", explain_refusal(*.0))]
+    Command(CommandError),
+    /// It could not open what it was given.
+    #[error("{0}")]
+    Unusable(String),
+    /// It did not answer in time. A change goes on in the background.
+    #[error("the shard did not finish in time; the change goes on in the background")]
+    Busy,
+    /// Its thread ended.
+    #[error("the thread that serves this disk has ended")]
+    Gone,
+}
+
+fn explain_refusal(error: CommandError) -> &'static str {
+    match error {
+        CommandError::NoSuchDisk => "the shard does not know this disk",
+        CommandError::DiskExists => "the shard has this disk already",
+        CommandError::NoCache => "the disk has no cache",
+        CommandError::CacheExists => "the disk has a cache already",
+        CommandError::Removing => "the disk is being removed",
+        CommandError::TooSmall => "a cache cannot get smaller than one segment",
+        CommandError::Unworkable => {
+            "these settings cannot work together: a cache block is a power of two from 4K to 1M and at most a \
+             segment, and a disk or cache has less than 2^32 blocks; use a larger block"
+        }
+    }
+}
+
+/// Talks to one shard. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct ShardHandle {
+    calls: mpsc::Sender<ShardCall>,
+    wake: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl ShardHandle {
+    /// A handle, and the end that the shard reads. `wake` makes a sleeping shard look.
+    pub(crate) fn new(wake: impl Fn() + Send + Sync + 'static) -> (ShardHandle, mpsc::Receiver<ShardCall>) {
+        let (calls, receiver) = mpsc::channel();
+        (ShardHandle { calls, wake: Arc::new(wake) }, receiver)
+    }
+
+    /// Opens a flash device.
+    pub(crate) async fn add_device(&self, id: DeviceId, device: FlashDevice) -> Result<(), ShardError> {
+        self.ask(|answer| ShardCall::AddDevice { id, device, answer }).await
+    }
+
+    /// Closes a flash device that no cache uses.
+    pub(crate) async fn remove_device(&self, id: DeviceId) -> Result<(), ShardError> {
+        self.ask(|answer| ShardCall::RemoveDevice { id, answer }).await
+    }
+
+    /// Serves a disk.
+    pub(crate) async fn add_disk(&self, id: DiskId, config: DiskConfig, backing: Backing) -> Result<(), ShardError> {
+        self.ask(|answer| ShardCall::AddDisk { id, config, backing, answer }).await
+    }
+
+    /// Stops serving a disk; gives back the segments of its cache.
+    pub(crate) async fn remove_disk(&self, id: DiskId) -> Result<Vec<Segment>, ShardError> {
+        self.ask(|answer| ShardCall::RemoveDisk { id, answer }).await
+    }
+
+    /// Changes a disk's cache; gives back the segments that it does not use any more.
+    pub(crate) async fn change_cache(&self, id: DiskId, change: CacheChange) -> Result<Vec<Segment>, ShardError> {
+        self.ask(|answer| ShardCall::ChangeCache { id, change, answer }).await
+    }
+
+    /// A disk's figures.
+    pub(crate) async fn stats(&self, id: DiskId) -> Result<Box<DiskStats>, ShardError> {
+        let question = self.ask(|answer| ShardCall::Stats { id, answer });
+        tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// Hands over a client that has negotiated.
+    pub(crate) fn attach(
+        &self,
+        id: DiskId,
+        socket: OwnedFd,
+        negotiated: Negotiated,
+        leftover: Vec<u8>,
+    ) -> Result<(), ShardError> {
+        self.send(ShardCall::Attach { id, socket, negotiated: Box::new(negotiated), leftover })
+    }
+
+    /// Ends the shard, waiting for at most [`PATIENCE`].
+    pub(crate) async fn stop(&self) -> Result<(), ShardError> {
+        let end = self.ask(|answer| ShardCall::Stop { answer });
+        tokio::time::timeout(PATIENCE, end).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    async fn ask<T>(&self, call: impl FnOnce(Answer<T>) -> ShardCall) -> Result<T, ShardError> {
+        let (answer, receiver) = oneshot::channel();
+        self.send(call(answer))?;
+        receiver.await.unwrap_or(Err(ShardError::Gone))
+    }
+
+    fn send(&self, call: ShardCall) -> Result<(), ShardError> {
+        self.calls.send(call).map_err(|_| ShardError::Gone)?;
+        (self.wake)();
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for ShardHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ShardHandle")
+    }
+}

@@ -1,0 +1,277 @@
+//! What survives a restart of the daemon: which pools, disks and caches there are to be.
+//!
+//! One JSON file, replaced as a whole: written beside, synced, renamed, directory synced. A file
+//! that cannot be understood is never overwritten; the daemon refuses to start and says why.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use hob_control::Size;
+use serde::{Deserialize, Serialize};
+
+/// Version of the file's form.
+const VERSION: u32 = 1;
+
+/// Longest state file that is read, bytes.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// What there is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct State {
+    /// Of the file's form.
+    pub(crate) version: u32,
+    /// Pools.
+    pub(crate) pools: Vec<PoolState>,
+    /// Disks.
+    pub(crate) disks: Vec<DiskState>,
+    /// Pools that hob.toml defines and that were removed by command.
+    #[serde(default)]
+    pub(crate) pools_removed: Vec<String>,
+    /// Disks that hob.toml defines and that were removed by command.
+    #[serde(default)]
+    pub(crate) disks_removed: Vec<String>,
+}
+
+/// A pool and where it lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PoolState {
+    /// Its name.
+    pub(crate) name: String,
+    /// Paths of its devices.
+    pub(crate) devices: Vec<PathBuf>,
+    /// Unit of allocation.
+    pub(crate) segment_size: Size,
+}
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DiskState {
+    /// Its name.
+    pub(crate) name: String,
+    /// Where its data lives.
+    pub(crate) backing: String,
+    /// Are changes refused?
+    pub(crate) read_only: bool,
+    /// The cache it is to have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cache: Option<CacheSpec>,
+}
+
+/// The cache that a disk is to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CacheSpec {
+    /// Where.
+    pub(crate) pool: String,
+    /// Room, whole segments.
+    pub(crate) size: Size,
+    /// Cache block.
+    pub(crate) block_size: Size,
+    /// Policy's name.
+    pub(crate) policy: String,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State {
+            version: VERSION,
+            pools: Vec::new(),
+            disks: Vec::new(),
+            pools_removed: Vec::new(),
+            disks_removed: Vec::new(),
+        }
+    }
+}
+
+/// Why the state cannot be read or kept.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StateError {
+    /// The system says no.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The answer.
+        source: io::Error,
+    },
+    /// The file is not what this version wrote.
+    #[error("{} cannot be understood ({what}); repair it, or move it away to start with no pools and disks", path.display())]
+    Broken {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// Where the state is kept.
+#[derive(Debug)]
+pub(crate) enum Store {
+    /// Nowhere: it ends with the process.
+    Memory,
+    /// In a directory, locked for this process.
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Held locked.
+        _lock: File,
+    },
+}
+
+impl Store {
+    /// Opens the directory, making it if need be, and reads what is there.
+    pub(crate) fn open(directory: &Path) -> Result<(Store, State), StateError> {
+        let error = |doing, path: &Path| {
+            let path = path.to_owned();
+            move |source| StateError::Io { doing, path, source }
+        };
+        fs::create_dir_all(directory).map_err(error("make", directory))?;
+        let lock_path = directory.join("lock");
+        let lock = File::create(&lock_path).map_err(error("open", &lock_path))?;
+        if let Err(source) = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            let source = match source {
+                rustix::io::Errno::WOULDBLOCK => io::Error::other("another hob daemon uses this state directory"),
+                other => other.into(),
+            };
+            return Err(error("lock", &lock_path)(source));
+        }
+        let file = directory.join("state.json");
+        let state = match fs::metadata(&file) {
+            Err(none) if none.kind() == io::ErrorKind::NotFound => State::default(),
+            Err(other) => return Err(error("read", &file)(other)),
+            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => {
+                return Err(StateError::Broken { path: file, what: "it is far too long".to_owned() });
+            }
+            Ok(_) => parse(&fs::read(&file).map_err(error("read", &file))?)
+                .map_err(|what| StateError::Broken { path: file, what })?,
+        };
+        Ok((Store::Directory { path: directory.to_owned(), _lock: lock }, state))
+    }
+
+    /// Keeps `state` in place of what was kept, all or nothing, on media when it returns.
+    pub(crate) fn save(&self, state: &State) -> Result<(), StateError> {
+        let Store::Directory { path: directory, .. } = self else { return Ok(()) };
+        let temporary = directory.join("state.json.new");
+        let target = directory.join("state.json");
+        let written = || -> io::Result<()> {
+            let mut text = serde_json::to_vec_pretty(state)?;
+            text.push(b'\n');
+            let mut file = File::create(&temporary)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            fs::rename(&temporary, &target)?;
+            File::open(directory)?.sync_all()
+        };
+        written().map_err(|source| StateError::Io { doing: "save", path: target.clone(), source })
+    }
+}
+
+fn parse(text: &[u8]) -> Result<State, String> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+
+    // The version first: a file of another form has other fields.
+    let Versioned { version } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    if version != VERSION {
+        return Err(format!("it has version {version}, this hob knows version {VERSION}"));
+    }
+    serde_json::from_slice(text).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> State {
+        State {
+            pools: vec![PoolState {
+                name: "default".into(),
+                devices: vec!["/nvme/a".into()],
+                segment_size: Size(16 << 20),
+            }],
+            disks: vec![DiskState {
+                name: "vm".into(),
+                backing: "/vm.img".into(),
+                read_only: false,
+                cache: Some(CacheSpec {
+                    pool: "default".into(),
+                    size: Size(64 << 20),
+                    block_size: Size(4096),
+                    policy: "s3-fifo".into(),
+                }),
+            }],
+            disks_removed: vec!["old".into()],
+            ..State::default()
+        }
+    }
+
+    #[test]
+    fn what_is_saved_is_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, state) = Store::open(&dir.path().join("new/sub")).unwrap();
+        assert_eq!(state, State::default());
+        store.save(&example()).unwrap();
+        drop(store);
+        let (_store, state) = Store::open(&dir.path().join("new/sub")).unwrap();
+        assert_eq!(state, example());
+    }
+
+    #[test]
+    fn a_broken_file_is_an_error_and_stays_as_it_is() {
+        let good = serde_json::to_string(&example()).unwrap();
+        let cut = &good[..good.len() / 2];
+        let newer = good.replace("\"version\":1", "\"version\":2,\"new\":true");
+        let strange = good.replace("\"read_only\"", "\"readonly\"");
+        for broken in ["", "{}", "not json", cut, &newer, &strange, "\u{0}\u{0}"] {
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join("state.json");
+            fs::write(&file, broken).unwrap();
+            let error = Store::open(dir.path()).unwrap_err().to_string();
+            assert!(error.contains("state.json") && error.contains("cannot be understood"), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+            assert_eq!(fs::read_to_string(&file).unwrap(), broken);
+        }
+    }
+
+    #[test]
+    fn a_save_that_stops_half_way_leaves_the_old_state() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(dir.path()).unwrap();
+        store.save(&example()).unwrap();
+        // Power was lost while the next state was being written.
+        fs::write(dir.path().join("state.json.new"), b"{\"version\":1,\"po").unwrap();
+        drop(store);
+        let (store, state) = Store::open(dir.path()).unwrap();
+        assert_eq!(state, example());
+        store.save(&State::default()).unwrap();
+        drop(store);
+        assert_eq!(Store::open(dir.path()).unwrap().1, State::default());
+    }
+
+    #[test]
+    fn a_save_that_fails_says_so_and_leaves_the_old_state() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(dir.path()).unwrap();
+        store.save(&example()).unwrap();
+        fs::create_dir(dir.path().join("state.json.new")).unwrap();
+        assert!(matches!(store.save(&State::default()), Err(StateError::Io { doing: "save", .. })));
+        drop(store);
+        assert_eq!(Store::open(dir.path()).unwrap().1, example());
+    }
+
+    #[test]
+    fn one_daemon_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_store, _) = Store::open(dir.path()).unwrap();
+        let error = Store::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("another hob daemon"), "{error}");
+    }
+}

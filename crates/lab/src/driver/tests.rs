@@ -1,0 +1,235 @@
+//! The driver against a small server of its own, written from the specification and sharing no code with `hob_nbd`.
+
+use std::io::Result as IoResult;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU32;
+
+use hob_nbd::uri::Address;
+
+use super::*;
+use crate::workload::{Pattern, Workload, WorkloadConfig};
+
+const DISK_BYTES: u64 = 1 << 20;
+
+/// How the server behaves once negotiated.
+#[derive(Clone, Copy)]
+struct Manners {
+    /// Requests it collects before it answers them, last one first.
+    hold: usize,
+    /// Time it takes over each lot.
+    delay: Duration,
+    /// Requests it answers before it says no more.
+    answers_max: u64,
+    /// Whether it then hangs up, or just falls silent.
+    hangs_up: bool,
+    flags: u16,
+}
+
+const WILLING: Manners =
+    Manners { hold: 1, delay: Duration::ZERO, answers_max: u64::MAX, hangs_up: false, flags: 1 };
+
+/// Serves one connection: no structured replies, no metadata, simple answers. Offset zero fails with EIO.
+fn serve(mut client: impl Read + Write, manners: Manners) -> IoResult<()> {
+    client.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
+    take::<4>(&mut client)?;
+    loop {
+        let header = take::<16>(&mut client)?;
+        let (option, len) = (be32(&header[8..]), be32(&header[12..]));
+        client.read_exact(&mut vec![0; len as usize])?;
+        let mut answer = |kind: u32, data: &[u8]| {
+            let mut bytes = 0x0003_e889_0455_65a9u64.to_be_bytes().to_vec();
+            bytes.extend([option, kind, data.len() as u32].map(u32::to_be_bytes).concat());
+            bytes.extend(data);
+            client.write_all(&bytes)
+        };
+        if option != 7 {
+            answer(0x8000_0001, b"")?;
+            continue;
+        }
+        let mut info = vec![0, 0];
+        info.extend(DISK_BYTES.to_be_bytes());
+        info.extend(manners.flags.to_be_bytes());
+        answer(3, &info)?;
+        answer(1, b"")?;
+        break;
+    }
+    let (mut answered, mut lot) = (0, Vec::new());
+    loop {
+        let header = take::<28>(&mut client)?;
+        let (kind, len) = (header[7], be32(&header[24..]));
+        match kind {
+            2 => return Ok(()),
+            1 => client.read_exact(&mut vec![0; len as usize])?,
+            _ => {}
+        }
+        lot.push(header);
+        if lot.len() < manners.hold {
+            continue;
+        }
+        thread::sleep(manners.delay);
+        for header in lot.drain(..).rev() {
+            if answered == manners.answers_max {
+                if manners.hangs_up {
+                    return Ok(());
+                }
+                continue;
+            }
+            answered += 1;
+            let fails = header[16..24] == [0; 8];
+            let mut bytes = vec![0x67, 0x44, 0x66, 0x98, 0, 0, 0, if fails { 5 } else { 0 }];
+            bytes.extend(&header[8..16]);
+            if header[7] == 0 && !fails {
+                bytes.resize(16 + be32(&header[24..]) as usize, 0xab);
+            }
+            client.write_all(&bytes)?;
+        }
+    }
+}
+
+fn take<const N: usize>(client: &mut impl Read) -> IoResult<[u8; N]> {
+    let mut bytes = [0; N];
+    client.read_exact(&mut bytes).map(|()| bytes)
+}
+
+fn be32(bytes: &[u8]) -> u32 {
+    u32::from_be_bytes(bytes[..4].try_into().unwrap())
+}
+
+/// Runs the accesses against a server on a Unix socket.
+fn against(
+    manners: Manners,
+    accesses: &[Access],
+    depth: usize,
+    stop: &AtomicBool,
+    progress: impl FnMut(u64, u64),
+) -> Result<Run> {
+    static SOCKETS: AtomicU32 = AtomicU32::new(0);
+    let number = SOCKETS.fetch_add(1, Ordering::Relaxed);
+    let path: PathBuf = std::env::temp_dir().join(format!("hob-driver-{}-{number}.sock", std::process::id()));
+    let listener = UnixListener::bind(&path)?;
+    let target = NbdUri { address: Address::Unix { path: path.clone() }, export: "disk".to_owned() };
+    let run = thread::scope(|scope| {
+        scope.spawn(|| listener.accept().map(|(client, _)| serve(client, manners)));
+        drive(&target, accesses, depth, stop, progress)
+    });
+    std::fs::remove_file(path)?;
+    run
+}
+
+fn accesses(count: usize, read_permille: u16) -> Vec<Access> {
+    let config = WorkloadConfig {
+        footprint_bytes: DISK_BYTES - 4096,
+        request_bytes: 4096,
+        pattern: Pattern::Uniform,
+        read_permille,
+        seed: 6,
+    };
+    // Offset zero is the one that fails.
+    Workload::new(&config)
+        .take(count)
+        .map(|access| Access { offset: access.offset + 4096, ..access })
+        .collect()
+}
+
+static GO: AtomicBool = AtomicBool::new(false);
+
+#[test]
+fn every_access_is_answered_and_timed() {
+    for (depth, read_permille) in [(1, 1000), (8, 1000), (32, 500), (64, 0)] {
+        let mut seen = Vec::new();
+        let list = accesses(640, read_permille);
+        let run = against(WILLING, &list, depth, &GO, |done, total| seen.push((done, total))).unwrap();
+        assert_eq!((run.samples.len(), run.errors, run.stopped), (640, 0, false), "depth {depth}");
+        assert_eq!(seen, (1..=640).map(|done| (done, 640)).collect::<Vec<_>>());
+        assert!(run.samples.is_sorted_by_key(|sample| sample.at_ns), "in the order of sending");
+        let last = run.samples.iter().map(|sample| sample.at_ns + sample.latency_ns).max();
+        assert_eq!(last, Some(run.elapsed_ns));
+    }
+}
+
+#[test]
+fn the_depth_is_reached_and_not_exceeded() {
+    let manners = Manners { hold: 16, delay: Duration::from_millis(2), ..WILLING };
+    let run = against(manners, &accesses(160, 700), 16, &GO, |_, _| {}).unwrap();
+    let in_flight_at = |at: u64| {
+        let lives = |sample: &&Sample| sample.at_ns <= at && at < sample.at_ns + sample.latency_ns;
+        run.samples.iter().filter(lives).count()
+    };
+    let most = run.samples.iter().map(|sample| in_flight_at(sample.at_ns)).max();
+    assert_eq!(most, Some(16));
+    assert!(
+        run.samples.iter().all(|sample| sample.latency_ns >= 2_000_000),
+        "the server's time is in the latency"
+    );
+}
+
+#[test]
+fn tcp_works_as_well() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let target =
+        NbdUri { address: Address::Tcp { host: "127.0.0.1".to_owned(), port }, export: String::new() };
+    let run = thread::scope(|scope| {
+        scope.spawn(|| listener.accept().map(|(client, _)| serve(client, WILLING)));
+        drive(&target, &accesses(200, 500), 4, &GO, |_, _| {})
+    });
+    assert_eq!(run.unwrap().samples.len(), 200);
+}
+
+#[test]
+fn errors_of_the_server_are_counted_and_not_timed() {
+    let mut list = accesses(50, 1000);
+    list[7].offset = 0;
+    list[30].offset = 0;
+    let run = against(WILLING, &list, 4, &GO, |_, _| {}).unwrap();
+    assert_eq!((run.samples.len(), run.errors, run.first_error), (48, 2, Some(ErrorCode::Io)));
+    assert!(!run.stopped);
+}
+
+#[test]
+fn a_stop_returns_what_there_is() {
+    let stop = AtomicBool::new(false);
+    let manners = Manners { delay: Duration::from_millis(1), ..WILLING };
+    let run = against(manners, &accesses(100_000, 1000), 8, &stop, |done, _| {
+        stop.store(done >= 20, Ordering::Relaxed);
+    })
+    .unwrap();
+    assert!(run.stopped && (20..=200).contains(&run.samples.len()), "{}", run.samples.len());
+}
+
+#[test]
+fn a_stop_does_not_wait_for_ever_for_a_server_that_fell_silent() {
+    let stop = AtomicBool::new(false);
+    let manners = Manners { answers_max: 10, ..WILLING };
+    let run = against(manners, &accesses(100, 1000), 8, &stop, |done, _| {
+        stop.store(done == 10, Ordering::Relaxed);
+    })
+    .unwrap();
+    assert!(run.stopped);
+    assert_eq!(run.samples.len(), 10);
+}
+
+#[test]
+fn a_server_that_hangs_up_is_an_error_that_says_how_far_it_got() {
+    let manners = Manners { answers_max: 10, hangs_up: true, ..WILLING };
+    let error = against(manners, &accesses(100, 500), 4, &GO, |_, _| {}).unwrap_err();
+    assert!(format!("{error:#}").contains("after 10 of 100 requests"), "{error:#}");
+}
+
+#[test]
+fn what_does_not_fit_the_export_is_refused_before_it_is_sent() {
+    let bad = |access: Access, flags: u16| {
+        let manners = Manners { flags, ..WILLING };
+        format!("{:#}", against(manners, &[access], 1, &GO, |_, _| {}).unwrap_err())
+    };
+    let read = Access { offset: 0, len: 4096, op: Op::Read };
+    assert!(bad(Access { offset: DISK_BYTES, ..read }, 1).contains("beyond"));
+    assert!(bad(Access { offset: u64::MAX, ..read }, 1).contains("beyond"));
+    assert!(bad(Access { len: 0, ..read }, 1).contains("length of 0"));
+    assert!(bad(Access { op: Op::Write, ..read }, 3).contains("read-only"));
+    let nowhere = NbdUri { address: Address::Unix { path: "/nowhere.sock".into() }, export: String::new() };
+    assert!(drive(&nowhere, &[read], 1, &GO, |_, _| {}).is_err());
+    assert!(drive(&nowhere, &[read], 0, &GO, |_, _| {}).unwrap_err().to_string().contains("depth"));
+}

@@ -1,0 +1,94 @@
+//! The lab's dice: a small generator whose numbers depend on its seed and nothing else.
+//!
+//! xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number generators", ACM TOMS 2021), its state
+//! filled by splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), as
+//! its authors advise. Not for secrets.
+
+/// xoshiro256++.
+#[derive(Clone, Debug)]
+pub struct Prng {
+    state: [u64; 4],
+}
+
+impl Prng {
+    /// A generator of its own for every seed; neighbouring seeds are unrelated.
+    pub fn new(seed: u64) -> Self {
+        let mut counter = seed;
+        Prng { state: std::array::from_fn(|_| splitmix64(&mut counter)) }
+    }
+
+    /// The next 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
+        let [a, b, c, d] = &mut self.state;
+        let result = a.wrapping_add(*d).rotate_left(23).wrapping_add(*a);
+        let shifted = *b << 17;
+        *c ^= *a;
+        *d ^= *b;
+        *b ^= *c;
+        *a ^= *d;
+        *c ^= shifted;
+        *d = d.rotate_left(45);
+        result
+    }
+
+    /// Uniform in `[0, 1)`, in steps of 2⁻⁵³.
+    pub fn unit(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Uniform in `0..bound`, without bias (Lemire, "Fast random integer generation in an interval", 2019).
+    ///
+    /// # Panics
+    /// When `bound` is zero.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        assert!(bound > 0, "nothing lies below zero");
+        let unfair = bound.wrapping_neg() % bound;
+        loop {
+            let product = u128::from(self.next_u64()) * u128::from(bound);
+            if product as u64 >= unfair {
+                return (product >> 64) as u64;
+            }
+        }
+    }
+}
+
+/// One step of splitmix64: the counter moves on, its scattering is returned.
+pub(crate) fn splitmix64(counter: &mut u64) -> u64 {
+    *counter = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut word = *counter;
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splitmix64_gives_its_published_sequence() {
+        let mut counter = 1_234_567;
+        let words: [u64; 3] = std::array::from_fn(|_| splitmix64(&mut counter));
+        assert_eq!(words, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+    }
+
+    #[test]
+    fn xoshiro_gives_its_published_sequence() {
+        let mut dice = Prng { state: [1, 2, 3, 4] };
+        let words: [u64; 4] = std::array::from_fn(|_| dice.next_u64());
+        assert_eq!(words, [41_943_041, 58_720_359, 3_588_806_011_781_223, 3_591_011_842_654_386]);
+    }
+
+    #[test]
+    fn bounded_numbers_are_even_and_units_average_a_half() {
+        let mut dice = Prng::new(7);
+        let mut counts = [0u32; 7];
+        let mut sum = 0.0;
+        for _ in 0..70_000 {
+            counts[dice.below(7) as usize] += 1;
+            sum += dice.unit();
+        }
+        assert!(counts.iter().all(|&count| count.abs_diff(10_000) < 400), "{counts:?}");
+        assert!((sum / 70_000.0 - 0.5).abs() < 0.01);
+    }
+}

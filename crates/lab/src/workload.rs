@@ -1,0 +1,319 @@
+//! Made-up disk I/O: which bytes are asked for, in which order, and whether they are read or written.
+//!
+//! A workload is an iterator of [`Access`]es, the same for the same seed. It knows no time: pace and depth belong
+//! to whoever drives it. Offsets and lengths are bytes, multiples of the request size.
+
+use crate::prng::{Prng, splitmix64};
+
+/// What an access does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Bytes are asked for.
+    Read,
+    /// Bytes are handed over.
+    Write,
+}
+
+/// One request to a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Access {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Read or write.
+    pub op: Op,
+}
+
+/// Where the next access goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pattern {
+    /// One request after the other from the start of the disk, and round again.
+    Sequential,
+    /// Every place equally likely.
+    Uniform,
+    /// The k-th most popular place with probability in proportion to `1 / k^theta`; popular places are scattered
+    /// over the disk.
+    Zipf {
+        /// Skew, 0 or more; disks of virtual machines lie around 0.8–1.2.
+        theta: f64,
+    },
+}
+
+/// A workload before it starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WorkloadConfig {
+    /// Bytes the accesses range over, from offset zero; what does not fill a request is left out.
+    pub footprint_bytes: u64,
+    /// Bytes of each request.
+    pub request_bytes: u32,
+    /// Where requests go.
+    pub pattern: Pattern,
+    /// Thousandths of the requests that read; the others write.
+    pub read_permille: u16,
+    /// The dice.
+    pub seed: u64,
+}
+
+/// An endless run of accesses; `take(n)` of it is a list.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    request_bytes: u32,
+    read_permille: u16,
+    blocks: u64,
+    places: Places,
+    dice: Prng,
+}
+
+#[derive(Clone, Debug)]
+enum Places {
+    Sequential { next: u64 },
+    Uniform,
+    Zipf { law: Zipf, scatter: Scatter },
+}
+
+impl Workload {
+    /// The workload at its first access.
+    ///
+    /// # Panics
+    /// When the footprint holds no request, the shares exceed 1000 ‰, or the skew is negative or not a number.
+    pub fn new(config: &WorkloadConfig) -> Self {
+        assert!(config.request_bytes > 0, "requests have a size");
+        assert!(config.read_permille <= 1000, "shares are thousandths");
+        let blocks = config.footprint_bytes / u64::from(config.request_bytes);
+        assert!(blocks > 0, "the footprint holds at least one request");
+        let places = match config.pattern {
+            Pattern::Sequential => Places::Sequential { next: 0 },
+            Pattern::Uniform => Places::Uniform,
+            Pattern::Zipf { theta } => {
+                Places::Zipf { law: Zipf::new(blocks, theta), scatter: Scatter::new(blocks, config.seed) }
+            }
+        };
+        let (request_bytes, read_permille) = (config.request_bytes, config.read_permille);
+        Workload { request_bytes, read_permille, blocks, places, dice: Prng::new(config.seed) }
+    }
+}
+
+impl Iterator for Workload {
+    type Item = Access;
+
+    fn next(&mut self) -> Option<Access> {
+        let block = match &mut self.places {
+            Places::Sequential { next } => {
+                let block = *next;
+                *next = (block + 1) % self.blocks;
+                block
+            }
+            Places::Uniform => self.dice.below(self.blocks),
+            Places::Zipf { law, scatter } => scatter.place(law.rank(&mut self.dice)),
+        };
+        let reads = self.dice.below(1000) < u64::from(self.read_permille);
+        let op = if reads { Op::Read } else { Op::Write };
+        Some(Access { offset: block * u64::from(self.request_bytes), len: self.request_bytes, op })
+    }
+}
+
+/// Zipf's law over ranks `0..n`: rank `k` has probability in proportion to `1 / (k + 1)^theta`.
+///
+/// Exact, in constant memory and time, by rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to
+/// generate variates from monotone discrete distributions", ACM TOMACS 1996).
+#[derive(Clone, Debug)]
+pub struct Zipf {
+    n: f64,
+    theta: f64,
+    /// The hat's integral over the first rank's part and up to the last rank.
+    area_first: f64,
+    area_last: f64,
+    /// A candidate this close to its real-valued parent is accepted without further ado.
+    shortcut: f64,
+}
+
+impl Zipf {
+    /// The law over `n` ranks; `theta` 0 is uniform.
+    ///
+    /// # Panics
+    /// When there is no rank, or the skew is negative or not a number.
+    pub fn new(n: u64, theta: f64) -> Self {
+        assert!(n > 0, "a law over nothing");
+        assert!(theta >= 0.0 && theta.is_finite(), "skew {theta} is not a law");
+        let mut law = Zipf { n: n as f64, theta, area_first: 0.0, area_last: 0.0, shortcut: 0.0 };
+        law.area_first = law.area(1.5) - 1.0;
+        law.area_last = law.area(law.n + 0.5);
+        law.shortcut = 2.0 - law.area_inverse(law.area(2.5) - law.weight(2.0));
+        law
+    }
+
+    /// Draws a rank.
+    pub fn rank(&self, dice: &mut Prng) -> u64 {
+        loop {
+            let area = self.area_last + dice.unit() * (self.area_first - self.area_last);
+            let x = self.area_inverse(area);
+            let k = x.round().clamp(1.0, self.n);
+            if k - x <= self.shortcut || area >= self.area(k + 0.5) - self.weight(k) {
+                return k as u64 - 1;
+            }
+        }
+    }
+
+    fn weight(&self, x: f64) -> f64 {
+        (-self.theta * x.ln()).exp()
+    }
+
+    /// Integral of the weight: `(x^(1-θ) - 1) / (1-θ)`, which is `ln x` at θ = 1.
+    fn area(&self, x: f64) -> f64 {
+        let log = x.ln();
+        let exponent = (1.0 - self.theta) * log;
+        if exponent.abs() < 1e-8 { log * (1.0 + exponent / 2.0) } else { log * exponent.exp_m1() / exponent }
+    }
+
+    fn area_inverse(&self, area: f64) -> f64 {
+        // Rounding may leave the argument just below the pole of the logarithm.
+        let scaled = (area * (1.0 - self.theta)).max(-1.0);
+        let log =
+            if scaled.abs() < 1e-8 { area * (1.0 - scaled / 2.0) } else { area * scaled.ln_1p() / scaled };
+        log.exp()
+    }
+}
+
+/// A shuffling of `0..n` that needs no table: a Feistel network over the next power of four, walked along until it
+/// falls inside the range (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
+#[derive(Clone, Debug)]
+pub struct Scatter {
+    n: u64,
+    half_bits: u32,
+    keys: [u64; 4],
+}
+
+impl Scatter {
+    /// The shuffling of `0..n` that belongs to the seed.
+    ///
+    /// # Panics
+    /// When there is nothing to shuffle, or more than 2^62.
+    pub fn new(n: u64, seed: u64) -> Self {
+        assert!(n > 0 && n <= 1 << 62, "{n} places cannot be shuffled");
+        let half_bits = n.next_power_of_two().ilog2().div_ceil(2).max(1);
+        let mut counter = seed ^ 0x7363_6174_7465_7221;
+        Scatter { n, half_bits, keys: std::array::from_fn(|_| splitmix64(&mut counter)) }
+    }
+
+    /// Where rank `rank` lies; no two ranks share a place.
+    pub fn place(&self, rank: u64) -> u64 {
+        assert!(rank < self.n, "rank {rank} of {}", self.n);
+        let mut word = self.round_trip(rank);
+        while word >= self.n {
+            word = self.round_trip(word);
+        }
+        word
+    }
+
+    fn round_trip(&self, word: u64) -> u64 {
+        let mask = (1u64 << self.half_bits) - 1;
+        let (mut left, mut right) = (word >> self.half_bits, word & mask);
+        for key in self.keys {
+            let mut mixed = right ^ key;
+            (left, right) = (right, (left ^ splitmix64(&mut mixed)) & mask);
+        }
+        left << self.half_bits | right
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(pattern: Pattern) -> WorkloadConfig {
+        WorkloadConfig {
+            footprint_bytes: 8192 * 1000,
+            request_bytes: 8192,
+            pattern,
+            read_permille: 700,
+            seed: 1,
+        }
+    }
+
+    /// Frequencies against the law itself, rank by rank, by the chi-squared statistic.
+    #[test]
+    fn zipf_frequencies_follow_the_law() {
+        for (theta, n) in [(0.0, 50), (0.5, 100), (0.9, 1000), (1.0, 1000), (1.2, 300), (2.5, 20), (1.0, 1)] {
+            let law = Zipf::new(n, theta);
+            let mut dice = Prng::new(42);
+            let draws = 400_000;
+            let mut counts = vec![0u64; n as usize];
+            for _ in 0..draws {
+                counts[law.rank(&mut dice) as usize] += 1;
+            }
+            let weights: Vec<f64> = (1..=n).map(|k| (k as f64).powf(-theta)).collect();
+            let total: f64 = weights.iter().sum();
+            let chi_squared: f64 = counts
+                .iter()
+                .zip(&weights)
+                .map(|(&count, weight)| {
+                    let expected = weight / total * f64::from(draws);
+                    (count as f64 - expected).powi(2) / expected
+                })
+                .sum();
+            // Mean n − 1, deviation √(2(n − 1)): five deviations are never exceeded by chance.
+            let freedom = (n - 1) as f64;
+            assert!(
+                chi_squared <= freedom + 5.0 * (2.0 * freedom).sqrt(),
+                "θ {theta}, n {n}: {chi_squared:.0}"
+            );
+        }
+    }
+
+    #[test]
+    fn zipf_stays_in_range_over_a_huge_disk() {
+        let law = Zipf::new(1 << 40, 1.0);
+        let mut dice = Prng::new(3);
+        assert!((0..100_000).all(|_| law.rank(&mut dice) < 1 << 40));
+    }
+
+    #[test]
+    fn scatter_moves_every_rank_to_a_place_of_its_own() {
+        for n in [1, 2, 3, 17, 256, 1000, 4097] {
+            let scatter = Scatter::new(n, 9);
+            let mut seen = vec![false; n as usize];
+            for rank in 0..n {
+                assert!(!std::mem::replace(&mut seen[scatter.place(rank) as usize], true), "{rank} of {n}");
+            }
+        }
+    }
+
+    #[test]
+    fn hot_blocks_are_not_neighbours() {
+        let scatter = Scatter::new(1_000_000, 5);
+        let mut hot: Vec<u64> = (0..100).map(|rank| scatter.place(rank)).collect();
+        hot.sort_unstable();
+        assert!(hot.windows(2).filter(|pair| pair[1] - pair[0] == 1).count() <= 1);
+        assert!(hot[0] < 100_000 && hot[99] > 900_000, "spread over the whole disk");
+    }
+
+    #[test]
+    fn a_seed_is_a_workload_and_another_seed_another() {
+        for pattern in [Pattern::Uniform, Pattern::Zipf { theta: 1.0 }] {
+            let list = |seed| {
+                Workload::new(&WorkloadConfig { seed, ..config(pattern) }).take(500).collect::<Vec<_>>()
+            };
+            assert_eq!(list(1), list(1));
+            assert_ne!(list(1), list(2));
+        }
+    }
+
+    #[test]
+    fn accesses_stay_inside_and_keep_their_shares() {
+        let list: Vec<Access> = Workload::new(&config(Pattern::Zipf { theta: 0.9 })).take(50_000).collect();
+        assert!(list.iter().all(|access| access.offset + 8192 <= 8192 * 1000 && access.offset % 8192 == 0));
+        let reads = list.iter().filter(|access| access.op == Op::Read).count();
+        assert!(reads.abs_diff(35_000) < 500, "{reads} of 50000");
+    }
+
+    #[test]
+    fn sequential_goes_round() {
+        let offsets: Vec<u64> =
+            Workload::new(&WorkloadConfig { footprint_bytes: 8192 * 3 + 1, ..config(Pattern::Sequential) })
+                .take(4)
+                .map(|access| access.offset)
+                .collect();
+        assert_eq!(offsets, [0, 8192, 16384, 0]);
+    }
+}

@@ -1,0 +1,469 @@
+//! The client's side of negotiation.
+//!
+//! To connect, it asks for structured replies, then for `base:allocation`, then for the export with GO; a server that
+//! does not know one of the first two goes without, one that does not know GO is asked with EXPORT_NAME. To list, it
+//! sends LIST and says goodbye. One option is in flight at a time, so every answer has one possible meaning.
+//!
+//! Refused: oldstyle servers, TLS, sizes beyond a file offset, block sizes against the rules, answers that belong to
+//! another option or come after the end, and answers beyond [`LIST_BYTES_MAX`]. Lengths are bytes.
+
+use crate::bytes::{Intake, Reader, readable};
+use crate::export::{EXPORT_NAME_BYTES_MAX, check_block_sizes};
+use crate::wire::{
+    BASE_ALLOCATION, DEFAULT_PAYLOAD_BYTES_MAX, EXPORT_NAME_ZEROES, INIT_MAGIC, OLDSTYLE_MAGIC, OPTION_MAGIC,
+    OPTION_REPLY_HEADER_BYTES, OptionHeader, OptionReplyHeader, TransmissionFlags, handshake_flags, info,
+    opt, rep,
+};
+
+/// Longest answer to an option that is read, bytes.
+pub const REPLY_BYTES_MAX: u32 = 64 << 10;
+/// Most answers to one option other than LIST.
+pub const REPLIES_MAX: u32 = 64;
+/// Most memory a server's list of exports may take, counting 64 bytes for each entry beside its text.
+pub const LIST_BYTES_MAX: usize = 4 << 20;
+const MAGICS_BYTES: usize = 16;
+const LIST_ENTRY_BYTES: usize = 64;
+
+/// What the client is here for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Goal {
+    /// Use the export of this name; empty for the server's default.
+    Connect(String),
+    /// Learn which exports there are.
+    List,
+}
+
+/// What was agreed; all that the transmission phase needs to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Negotiated {
+    /// Size of the export, bytes; at most 2^63 - 1.
+    pub size_bytes: u64,
+    /// What the server can do.
+    pub flags: TransmissionFlags,
+    /// Offsets and lengths must be multiples of this; a power of two, bytes.
+    pub block_size_min: u32,
+    /// What the server likes best; a power of two, bytes.
+    pub block_size_preferred: u32,
+    /// Longest READ or WRITE, bytes.
+    pub block_size_max: u32,
+    /// READ is answered in chunks.
+    pub structured_replies: bool,
+    /// Id of `base:allocation` in BLOCK_STATUS replies; `None` if the command may not be sent.
+    pub meta_context_id: Option<u32>,
+}
+
+/// One export of a server's list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedExport {
+    /// The name to connect with.
+    pub name: String,
+    /// For people; may be empty.
+    pub description: String,
+}
+
+/// How negotiation ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HandshakeOutcome {
+    /// Requests may be sent; replies start with the first byte that `handle_input` did not consume.
+    Connected(Negotiated),
+    /// The server's exports; close the connection.
+    Listed(Vec<ListedExport>),
+    /// Close the connection.
+    Failed(HandshakeError),
+}
+
+/// Why there is no connection.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HandshakeError {
+    /// Something else answered.
+    #[error("this is not an NBD server; check the address and port")]
+    NotNbd,
+    /// The server predates 2012.
+    #[error("the server speaks oldstyle NBD only; upgrade it, or export the disk with qemu-nbd or nbdkit")]
+    Oldstyle,
+    /// Our own request could not be sent.
+    #[error("an export name may have 4096 bytes at most; this one has {0}")]
+    NameTooLong(usize),
+    /// LIST and other questions need fixed newstyle.
+    #[error("the server does not support listing its exports; name the export instead")]
+    CannotList,
+    /// Not there, as far as this client may know.
+    #[error("the server has no export named {name:?}; list the names with `nbdinfo --list`: {message}")]
+    UnknownExport {
+        /// What was asked for.
+        name: String,
+        /// The server's words, perhaps none.
+        message: String,
+    },
+    /// TLS only.
+    #[error(
+        "the server insists on TLS, which hob does not speak; offer the export without TLS on a trusted path"
+    )]
+    TlsRequired,
+    /// The server said no.
+    #[error("the server refused option {option} with error {code:#x}: {message}")]
+    Refused {
+        /// Option number.
+        option: u32,
+        /// Reply type.
+        code: u32,
+        /// The server's words, perhaps none.
+        message: String,
+    },
+    /// The stream ended in the middle of negotiation.
+    #[error("the server closed the connection during negotiation; its log may say why")]
+    Closed,
+    /// The server breaks the protocol.
+    #[error("the server broke the NBD protocol: {0}")]
+    Protocol(&'static str),
+}
+
+use HandshakeError::Protocol;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// An oldstyle server sends something other than flags after its magics, so they are read first.
+    Magics,
+    Flags,
+    ReplyHeader,
+    ReplyPayload(OptionReplyHeader),
+    /// The bare answer to EXPORT_NAME.
+    ExportName,
+    Ended,
+}
+
+/// One negotiation with a server.
+///
+/// Call order: as [`server::handshake::Handshake`](crate::server::handshake::Handshake), but the server speaks
+/// first: feed bytes, send what [`poll_output`](Self::poll_output) gives, look at
+/// [`poll_outcome`](Self::poll_outcome), until a round makes no progress.
+#[derive(Debug)]
+pub struct Handshake {
+    goal: Goal,
+    state: State,
+    intake: Intake,
+    output: Vec<u8>,
+    outcome: Option<HandshakeOutcome>,
+    /// The option in flight.
+    option: u32,
+    replies: u32,
+    no_zeroes: bool,
+    structured_replies: bool,
+    meta_context_id: Option<u32>,
+    export: Option<(u64, TransmissionFlags)>,
+    block_sizes: Option<(u32, u32, u32)>,
+    listed: Vec<ListedExport>,
+    listed_bytes: usize,
+}
+
+impl Handshake {
+    /// A negotiation waiting for the server's greeting.
+    pub fn new(goal: Goal) -> Self {
+        let mut new = Self {
+            goal,
+            state: State::Magics,
+            intake: Intake::new(MAGICS_BYTES),
+            output: Vec::new(),
+            outcome: None,
+            option: 0,
+            replies: 0,
+            no_zeroes: false,
+            structured_replies: false,
+            meta_context_id: None,
+            export: None,
+            block_sizes: None,
+            listed: Vec::new(),
+            listed_bytes: 0,
+        };
+        if let Some(length) = new.name().map(str::len).filter(|&length| length > EXPORT_NAME_BYTES_MAX) {
+            new.end(HandshakeOutcome::Failed(HandshakeError::NameTooLong(length)));
+        }
+        new
+    }
+
+    /// Takes bytes from the server and returns how many were consumed; never past the end of negotiation, nor past an
+    /// answer that makes the client say something.
+    pub fn handle_input(&mut self, bytes: &[u8]) -> usize {
+        let mut rest = bytes;
+        while self.output.is_empty() && self.state != State::Ended && self.intake.fill(&mut rest) {
+            if let Err(error) = self.advance() {
+                self.output.clear();
+                self.end(HandshakeOutcome::Failed(error));
+            }
+        }
+        bytes.len() - rest.len()
+    }
+
+    /// The server closed the connection. Ends the negotiation unless it has ended before.
+    pub fn handle_end_of_stream(&mut self) {
+        let error = match (self.state, self.name()) {
+            (State::Ended, _) => return,
+            // Closing is the only way to refuse EXPORT_NAME.
+            (State::ExportName, Some(name)) => HandshakeError::UnknownExport {
+                name: name.to_owned(),
+                message: "it closed the connection".to_owned(),
+            },
+            _ => HandshakeError::Closed,
+        };
+        self.output.clear();
+        self.end(HandshakeOutcome::Failed(error));
+    }
+
+    /// Bytes to send to the server, in order; `None` when there are none at present.
+    pub fn poll_output(&mut self) -> Option<Vec<u8>> {
+        if self.output.is_empty() {
+            return None;
+        }
+        Some(std::mem::take(&mut self.output))
+    }
+
+    /// How negotiation ended, once, and not before the last output was taken.
+    pub fn poll_outcome(&mut self) -> Option<HandshakeOutcome> {
+        if !self.output.is_empty() {
+            return None;
+        }
+        self.outcome.take()
+    }
+
+    fn name(&self) -> Option<&str> {
+        match &self.goal {
+            Goal::Connect(name) => Some(name),
+            Goal::List => None,
+        }
+    }
+
+    fn end(&mut self, outcome: HandshakeOutcome) {
+        self.state = State::Ended;
+        self.outcome = Some(outcome);
+    }
+
+    /// One complete item is in the intake.
+    fn advance(&mut self) -> Result<(), HandshakeError> {
+        let bytes = self.intake.take();
+        match self.state {
+            State::Magics => self.on_magics(&bytes),
+            State::Flags => self.on_flags(&bytes),
+            State::ReplyHeader => self.on_reply_header(&bytes),
+            State::ReplyPayload(header) => self.on_reply(header, &bytes),
+            State::ExportName => self.on_export_name(&bytes),
+            State::Ended => unreachable!("handle_input stops at the end"),
+        }
+    }
+
+    fn await_bytes(&mut self, state: State, need: usize) {
+        self.state = state;
+        self.intake.expect(need);
+    }
+
+    fn on_magics(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
+        let mut reader = Reader::new(bytes);
+        match (reader.u64(), reader.u64()) {
+            (Some(INIT_MAGIC), Some(OPTION_MAGIC)) => {
+                self.await_bytes(State::Flags, 2);
+                Ok(())
+            }
+            (Some(INIT_MAGIC), Some(OLDSTYLE_MAGIC)) => Err(HandshakeError::Oldstyle),
+            _ => Err(HandshakeError::NotNbd),
+        }
+    }
+
+    fn on_flags(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
+        let flags = Reader::new(bytes).u16().ok_or(SHORT)?;
+        let fixed = flags & handshake_flags::FIXED_NEWSTYLE != 0;
+        let first = match self.goal {
+            Goal::List if !fixed => return Err(HandshakeError::CannotList),
+            Goal::List => opt::LIST,
+            Goal::Connect(_) if !fixed => opt::EXPORT_NAME,
+            Goal::Connect(_) => opt::STRUCTURED_REPLY,
+        };
+        let known = handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES;
+        self.output.extend_from_slice(&u32::from(flags & known).to_be_bytes());
+        self.no_zeroes = flags & handshake_flags::NO_ZEROES != 0;
+        self.ask(first);
+        Ok(())
+    }
+
+    fn ask(&mut self, option: u32) {
+        let name = self.name().unwrap_or_default();
+        let mut payload = Vec::new();
+        match option {
+            opt::EXPORT_NAME => payload.extend_from_slice(name.as_bytes()),
+            opt::GO => {
+                push_counted(&mut payload, name);
+                payload.extend_from_slice(&1u16.to_be_bytes());
+                payload.extend_from_slice(&info::BLOCK_SIZE.to_be_bytes());
+            }
+            opt::SET_META_CONTEXT => {
+                push_counted(&mut payload, name);
+                payload.extend_from_slice(&1u32.to_be_bytes());
+                push_counted(&mut payload, BASE_ALLOCATION);
+            }
+            _ => {}
+        }
+        let header = OptionHeader { option, length: payload.len() as u32 };
+        self.output.extend_from_slice(&header.encode());
+        self.output.append(&mut payload);
+        self.option = option;
+        self.replies = 0;
+        if option == opt::EXPORT_NAME {
+            let zeroes = if self.no_zeroes { 0 } else { EXPORT_NAME_ZEROES };
+            self.await_bytes(State::ExportName, 10 + zeroes);
+        } else {
+            self.await_bytes(State::ReplyHeader, OPTION_REPLY_HEADER_BYTES);
+        }
+    }
+
+    fn on_reply_header(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
+        let header = OptionReplyHeader::decode(bytes)
+            .ok_or(Protocol("an option reply does not start with its magic number"))?;
+        self.replies += 1;
+        if header.option != self.option {
+            return Err(Protocol("it answered an option that was not sent"));
+        }
+        if header.length > REPLY_BYTES_MAX {
+            return Err(Protocol("an option reply is longer than 64 KiB"));
+        }
+        if self.option != opt::LIST && self.replies > REPLIES_MAX {
+            return Err(Protocol("it sent more than 64 replies to one option"));
+        }
+        self.await_bytes(State::ReplyPayload(header), header.length as usize);
+        Ok(())
+    }
+
+    fn on_reply(&mut self, header: OptionReplyHeader, payload: &[u8]) -> Result<(), HandshakeError> {
+        if header.reply & rep::ERROR_BIT != 0 {
+            return self.on_error(header.reply, payload);
+        }
+        match (self.option, header.reply) {
+            (opt::STRUCTURED_REPLY, rep::ACK) => {
+                self.structured_replies = true;
+                self.ask(opt::SET_META_CONTEXT);
+                return Ok(());
+            }
+            (opt::SET_META_CONTEXT, rep::ACK) => {
+                self.ask(opt::GO);
+                return Ok(());
+            }
+            (opt::GO, rep::ACK) => {
+                let (size_bytes, flags) =
+                    self.export.ok_or(Protocol("it started the export without telling its size"))?;
+                return self.connect(size_bytes, flags);
+            }
+            (opt::LIST, rep::ACK) => {
+                self.output.extend_from_slice(&OptionHeader { option: opt::ABORT, length: 0 }.encode());
+                let listed = std::mem::take(&mut self.listed);
+                self.end(HandshakeOutcome::Listed(listed));
+                return Ok(());
+            }
+            (opt::SET_META_CONTEXT, rep::META_CONTEXT) => self.on_meta_context(payload)?,
+            (opt::GO, rep::INFO) => self.on_info(payload)?,
+            (opt::LIST, rep::SERVER) => self.on_listed(payload)?,
+            _ => return Err(Protocol("an option was answered with a reply of the wrong type")),
+        }
+        self.await_bytes(State::ReplyHeader, OPTION_REPLY_HEADER_BYTES);
+        Ok(())
+    }
+
+    fn on_error(&mut self, code: u32, payload: &[u8]) -> Result<(), HandshakeError> {
+        let message = readable(payload);
+        let name = self.name().unwrap_or_default().to_owned();
+        match (self.option, code) {
+            (_, rep::ERR_TLS_REQD) => return Err(HandshakeError::TlsRequired),
+            // Both only make things better; if something deeper is wrong, GO says so.
+            (opt::STRUCTURED_REPLY, _) => self.ask(opt::GO),
+            (opt::SET_META_CONTEXT, _) => {
+                self.meta_context_id = None;
+                self.ask(opt::GO);
+            }
+            (opt::GO, rep::ERR_UNSUP) => self.ask(opt::EXPORT_NAME),
+            (opt::GO, rep::ERR_UNKNOWN) => return Err(HandshakeError::UnknownExport { name, message }),
+            (opt::LIST, rep::ERR_UNSUP) => return Err(HandshakeError::CannotList),
+            (option, _) => return Err(HandshakeError::Refused { option, code, message }),
+        }
+        Ok(())
+    }
+
+    fn on_meta_context(&mut self, payload: &[u8]) -> Result<(), HandshakeError> {
+        let mut reader = Reader::new(payload);
+        let id = reader.u32().ok_or(SHORT)?;
+        if reader.rest() != BASE_ALLOCATION.as_bytes() || self.meta_context_id.is_some() {
+            return Err(Protocol("it chose a metadata context that was not asked for"));
+        }
+        self.meta_context_id = Some(id);
+        Ok(())
+    }
+
+    fn on_info(&mut self, payload: &[u8]) -> Result<(), HandshakeError> {
+        let mut reader = Reader::new(payload);
+        match reader.u16().ok_or(SHORT)? {
+            info::EXPORT => {
+                let size_bytes = reader.u64().ok_or(SHORT)?;
+                self.export = Some((size_bytes, TransmissionFlags(reader.u16().ok_or(SHORT)?)));
+            }
+            info::BLOCK_SIZE => {
+                let min = reader.u32().ok_or(SHORT)?;
+                let preferred = reader.u32().ok_or(SHORT)?;
+                let max = reader.u32().ok_or(SHORT)?;
+                check_block_sizes(min, preferred, max)
+                    .map_err(|_| Protocol("its block sizes are against the rules"))?;
+                self.block_sizes = Some((min, preferred, max));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn on_listed(&mut self, payload: &[u8]) -> Result<(), HandshakeError> {
+        let mut reader = Reader::new(payload);
+        let name = reader.counted().ok_or(SHORT)?;
+        let name = std::str::from_utf8(name).map_err(|_| Protocol("it listed a name that is not UTF-8"))?;
+        if name.len() > EXPORT_NAME_BYTES_MAX {
+            return Err(Protocol("it listed a name of more than 4096 bytes"));
+        }
+        let entry = ListedExport { name: name.to_owned(), description: readable(reader.rest()) };
+        self.listed_bytes += LIST_ENTRY_BYTES + entry.name.len() + entry.description.len();
+        if self.listed_bytes > LIST_BYTES_MAX {
+            return Err(Protocol("its list of exports takes more than 4 MiB"));
+        }
+        self.listed.push(entry);
+        Ok(())
+    }
+
+    fn on_export_name(&mut self, bytes: &[u8]) -> Result<(), HandshakeError> {
+        let mut reader = Reader::new(bytes);
+        let size_bytes = reader.u64().ok_or(SHORT)?;
+        let flags = TransmissionFlags(reader.u16().ok_or(SHORT)?);
+        self.connect(size_bytes, flags)
+    }
+
+    fn connect(&mut self, size_bytes: u64, flags: TransmissionFlags) -> Result<(), HandshakeError> {
+        if size_bytes > i64::MAX as u64 {
+            return Err(Protocol("the export's size does not fit a file offset"));
+        }
+        if !flags.contains(TransmissionFlags::HAS_FLAGS) {
+            // Going on would mean not knowing whether the server can flush.
+            return Err(Protocol("it did not say what the export can do"));
+        }
+        // A silent server is owed 512-byte requests, but its last few bytes must be reachable all the same.
+        let silent_min = if size_bytes.is_multiple_of(512) { 512 } else { 1 };
+        let (block_size_min, block_size_preferred, block_size_max) =
+            self.block_sizes.unwrap_or((silent_min, 4096, DEFAULT_PAYLOAD_BYTES_MAX));
+        self.end(HandshakeOutcome::Connected(Negotiated {
+            size_bytes,
+            flags,
+            block_size_min,
+            block_size_preferred,
+            block_size_max,
+            structured_replies: self.structured_replies,
+            meta_context_id: self.meta_context_id,
+        }));
+        Ok(())
+    }
+}
+
+const SHORT: HandshakeError = Protocol("a message is shorter than its kind demands");
+
+fn push_counted(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(&(text.len() as u32).to_be_bytes());
+    out.extend_from_slice(text.as_bytes());
+}

@@ -1,0 +1,184 @@
+//! What an export is, what it can do, and where the server finds it.
+//!
+//! [`ExportInfo`] is the caller's promise to clients: negotiation announces it and
+//! [`validate`](crate::server::request::validate) holds every request against it, so the two cannot drift apart. It
+//! refuses block sizes the protocol does not allow ([`ExportInfo::check`]). Sizes are bytes.
+
+use crate::wire::{DEFAULT_PAYLOAD_BYTES_MAX, STRING_BYTES_MAX, TransmissionFlags};
+
+/// One export, as announced to a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// Size of the disk, bytes.
+    pub size_bytes: u64,
+    /// Writes are refused with EPERM.
+    pub read_only: bool,
+    /// FLUSH is understood.
+    pub can_flush: bool,
+    /// The FUA flag is honoured.
+    pub can_fua: bool,
+    /// TRIM is understood.
+    pub can_trim: bool,
+    /// WRITE_ZEROES is understood.
+    pub can_write_zeroes: bool,
+    /// WRITE_ZEROES with FAST_ZERO either is fast or fails fast; needs `can_write_zeroes`.
+    pub can_fast_zero: bool,
+    /// CACHE is understood.
+    pub can_cache: bool,
+    /// Several connections see one coherent disk, and a FLUSH on one covers the writes of all.
+    pub can_multi_conn: bool,
+    /// Seeks cost time; a hint for the client's scheduler.
+    pub rotational: bool,
+    /// For people; clipped to 4096 bytes on the wire.
+    pub description: String,
+    /// Offsets and lengths must be multiples of this; a power of two from 1 to 64 KiB, bytes.
+    pub block_size_min: u32,
+    /// What works best; a power of two, at least 512 and `block_size_min`, at most 32 MiB, bytes.
+    pub block_size_preferred: u32,
+    /// Longest READ or WRITE; a multiple of `block_size_min`, bytes.
+    pub block_size_max: u32,
+}
+
+impl ExportInfo {
+    /// A writable export of `size_bytes` that can do everything, with 1 B / 4 KiB / 32 MiB block sizes.
+    pub fn new(size_bytes: u64) -> Self {
+        Self {
+            size_bytes,
+            read_only: false,
+            can_flush: true,
+            can_fua: true,
+            can_trim: true,
+            can_write_zeroes: true,
+            can_fast_zero: true,
+            can_cache: true,
+            can_multi_conn: true,
+            rotational: false,
+            description: String::new(),
+            block_size_min: 1,
+            block_size_preferred: 4096,
+            block_size_max: DEFAULT_PAYLOAD_BYTES_MAX,
+        }
+    }
+
+    /// Whether the block sizes and the size obey the protocol ("Block size constraints").
+    ///
+    /// # Errors
+    /// Says which rule is broken. Negotiation refuses such an export with ERR_PLATFORM.
+    pub fn check(&self) -> Result<(), ExportInfoError> {
+        if self.size_bytes > i64::MAX as u64 {
+            return Err(ExportInfoError::Size(self.size_bytes));
+        }
+        let (min, preferred, max) = (self.block_size_min, self.block_size_preferred, self.block_size_max);
+        check_block_sizes(min, preferred, max)?;
+        // Only asked of ourselves: a server that breaks it can still be used.
+        if u64::from(max) < u64::from(preferred).min(self.size_bytes) {
+            return Err(ExportInfoError::BlockSizes { min, preferred, max });
+        }
+        Ok(())
+    }
+
+    /// The flags a client is told. Write commands disappear from a read-only export, and DF needs structured
+    /// replies.
+    pub fn transmission_flags(&self, structured_replies: bool) -> TransmissionFlags {
+        let writable = !self.read_only;
+        let table = [
+            (true, TransmissionFlags::HAS_FLAGS),
+            (self.read_only, TransmissionFlags::READ_ONLY),
+            (self.can_flush, TransmissionFlags::SEND_FLUSH),
+            (self.can_fua && writable, TransmissionFlags::SEND_FUA),
+            (self.rotational, TransmissionFlags::ROTATIONAL),
+            (self.can_trim && writable, TransmissionFlags::SEND_TRIM),
+            (self.can_write_zeroes && writable, TransmissionFlags::SEND_WRITE_ZEROES),
+            (structured_replies, TransmissionFlags::SEND_DF),
+            (self.can_multi_conn, TransmissionFlags::CAN_MULTI_CONN),
+            (self.can_cache, TransmissionFlags::SEND_CACHE),
+            (self.can_fast_zero && self.can_write_zeroes && writable, TransmissionFlags::SEND_FAST_ZERO),
+        ];
+        table.into_iter().filter(|(on, _)| *on).fold(TransmissionFlags(0), |all, (_, flag)| all | flag)
+    }
+}
+
+/// The protocol's rules for the three block sizes, for what we announce and for what a server announces to us.
+pub(crate) fn check_block_sizes(min: u32, preferred: u32, max: u32) -> Result<(), ExportInfoError> {
+    let min_fits = min.is_power_of_two() && min <= 64 << 10;
+    let preferred_fits = preferred.is_power_of_two() && preferred >= min.max(512) && preferred <= 32 << 20;
+    // All ones means "no limit" and is the one maximum that need not be a multiple.
+    let max_fits = min_fits && max >= min && (max.is_multiple_of(min) || max == u32::MAX);
+    if min_fits && preferred_fits && max_fits {
+        return Ok(());
+    }
+    Err(ExportInfoError::BlockSizes { min, preferred, max })
+}
+
+/// Why an export may not be announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ExportInfoError {
+    /// The size does not fit a file offset.
+    #[error("a size of {0} bytes does not fit a file offset; sizes end at 2^63 - 1")]
+    Size(u64),
+    /// The block sizes break the protocol's rules.
+    #[error(
+        "block sizes {min}/{preferred}/{max} (minimum/preferred/maximum) are not allowed: the minimum must be a power \
+         of two up to 65536, the preferred one a power of two from 512 (and the minimum) to 33554432, the maximum a \
+         multiple of the minimum, and no less than the preferred one unless the export is smaller"
+    )]
+    BlockSizes {
+        /// Minimum, bytes.
+        min: u32,
+        /// Preferred, bytes.
+        preferred: u32,
+        /// Maximum, bytes.
+        max: u32,
+    },
+}
+
+/// Where a server looks exports up during negotiation. Implemented by the front end; must answer at once.
+pub trait ExportDirectory {
+    /// The export of that name; the empty name asks for the default export, if there is one.
+    fn find(&self, name: &str) -> Option<ExportInfo>;
+
+    /// All exports a client may see, as name and description. Names over 4096 bytes are left out of the answer,
+    /// since no client could ask for them.
+    fn list(&self) -> Vec<(String, String)>;
+}
+
+/// The longest export name, bytes.
+pub const EXPORT_NAME_BYTES_MAX: usize = STRING_BYTES_MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_size_rules() {
+        for (min, preferred, max, fits) in [
+            (1, 4096, 32 << 20, true),
+            (512, 512, 512, true),
+            (4096, 4096, u32::MAX, true),
+            (65536, 1 << 25, 1 << 25, true),
+            (0, 4096, 4096, false),
+            (3, 4096, 4098, false),
+            (131_072, 131_072, 131_072, false),
+            (1, 256, 4096, false),
+            (4096, 512, 4096, false),
+            (1, 1 << 26, 1 << 26, false),
+            (4096, 4096, 4097, false),
+            (4096, 4096, 0, false),
+        ] {
+            assert_eq!(check_block_sizes(min, preferred, max).is_ok(), fits, "{min}/{preferred}/{max}");
+        }
+        assert!(ExportInfo::new(1 << 63).check().is_err());
+        assert!(ExportInfo::new((1 << 63) - 1).check().is_ok());
+    }
+
+    #[test]
+    fn flags_follow_abilities() {
+        let all = ExportInfo::new(0);
+        assert_eq!(all.transmission_flags(false).0, 0x0d6d);
+        assert_eq!(all.transmission_flags(true).0, 0x0ded);
+        let read_only = ExportInfo { read_only: true, rotational: true, ..ExportInfo::new(0) };
+        assert_eq!(read_only.transmission_flags(false).0, 0x0517);
+        let no_zeroes = ExportInfo { can_write_zeroes: false, ..ExportInfo::new(0) };
+        assert_eq!(no_zeroes.transmission_flags(false).0, 0x052d);
+    }
+}

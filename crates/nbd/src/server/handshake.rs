@@ -1,0 +1,453 @@
+//! The server's side of fixed newstyle negotiation.
+//!
+//! Understood: EXPORT_NAME, GO, INFO, LIST, STRUCTURED_REPLY, LIST_META_CONTEXT and SET_META_CONTEXT for
+//! `base:allocation`, ABORT. Any other option, STARTTLS among them, is answered with ERR_UNSUP and negotiation goes on.
+//! The connection ends on what has no polite answer: unknown client flags, a wrong magic, an EXPORT_NAME that cannot
+//! be served, an option over the drain limit, or more options than any client needs. Lengths are bytes.
+//!
+//! Memory: at most one option payload is held ([`HandshakeLimits::option_bytes_max`]) and the answer to one option.
+
+use super::option::{self, MetaQuery, Refusal};
+use crate::bytes::{Intake, clip};
+use crate::export::{EXPORT_NAME_BYTES_MAX, ExportDirectory, ExportInfo};
+use crate::wire::{
+    BASE_ALLOCATION, EXPORT_NAME_ZEROES, GREETING_BYTES, INIT_MAGIC, OPTION_HEADER_BYTES, OPTION_MAGIC,
+    OptionHeader, OptionReplyHeader, STRING_BYTES_MAX, TransmissionFlags, handshake_flags, info, opt, rep,
+};
+
+/// Id under which BLOCK_STATUS replies name `base:allocation`.
+pub const BASE_ALLOCATION_ID: u32 = 1;
+
+/// Bounds on what one client may cost before it has chosen an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HandshakeLimits {
+    /// Longest option payload that is kept and answered, bytes.
+    pub option_bytes_max: u32,
+    /// Longest option payload that is read past and answered with ERR_TOO_BIG; beyond it the connection ends, bytes.
+    pub drain_bytes_max: u32,
+    /// Options per connection.
+    pub options_max: u32,
+}
+
+impl Default for HandshakeLimits {
+    fn default() -> Self {
+        Self { option_bytes_max: 64 << 10, drain_bytes_max: 1 << 20, options_max: 256 }
+    }
+}
+
+/// What was agreed; all that the transmission phase needs to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Negotiated {
+    /// Name of the export as the client gave it; empty for the default export.
+    pub export: String,
+    /// The export as announced.
+    pub info: ExportInfo,
+    /// READ and BLOCK_STATUS must be answered in chunks.
+    pub structured_replies: bool,
+    /// BLOCK_STATUS is allowed, and its context id is [`BASE_ALLOCATION_ID`].
+    pub base_allocation: bool,
+}
+
+impl Negotiated {
+    /// The flags the client was told.
+    pub fn transmission_flags(&self) -> TransmissionFlags {
+        self.info.transmission_flags(self.structured_replies)
+    }
+}
+
+/// How negotiation ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HandshakeOutcome {
+    /// Requests follow, starting with the first byte that `handle_input` did not consume.
+    Done(Negotiated),
+    /// The client said goodbye: close the connection.
+    Aborted,
+    /// Close the connection; the reason is for the log.
+    Failed(HandshakeError),
+}
+
+/// Why a connection is closed during negotiation. The client has been told where the protocol allows it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HandshakeError {
+    /// The client wants something from the future, or is no NBD client.
+    #[error("client flags {0:#010x} contain unknown bits; is this an NBD client?")]
+    ClientFlags(u32),
+    /// An option did not start with its magic: the stream is out of step.
+    #[error("an option does not start with its magic number; the client is out of step")]
+    OptionMagic,
+    /// The client did not announce fixed newstyle, so no answer to this option would be understood.
+    #[error("client sent option {0} without having announced fixed newstyle negotiation")]
+    NotFixedNewstyle(u32),
+    /// The option's payload is longer than we are willing to read past.
+    #[error("option {option} announces {length} bytes, more than this server reads past")]
+    OptionTooBig {
+        /// Option number.
+        option: u32,
+        /// Announced payload, bytes.
+        length: u32,
+    },
+    /// The client sends options and never chooses.
+    #[error("client sent more than {0} options without choosing an export")]
+    TooManyOptions(u32),
+    /// EXPORT_NAME cannot be refused politely.
+    #[error("cannot serve export {name:?} chosen by EXPORT_NAME: {reason}")]
+    ExportName {
+        /// Name as far as it was readable.
+        name: String,
+        /// Why.
+        reason: &'static str,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+enum State {
+    ClientFlags,
+    OptionHeader,
+    OptionPayload(OptionHeader),
+    Drain { option: u32, left: u32 },
+    Ended,
+}
+
+/// One client's negotiation.
+///
+/// Call order: whenever there are bytes, [`handle_input`](Self::handle_input); after it, send what
+/// [`poll_output`](Self::poll_output) gives, look at [`poll_outcome`](Self::poll_outcome), and offer the bytes that
+/// were not consumed again, until a round makes no progress. While output waits to be taken nothing is consumed, so
+/// a client that does not read its answers cannot make them pile up. The greeting is the first output.
+#[derive(Debug)]
+pub struct Handshake {
+    limits: HandshakeLimits,
+    state: State,
+    intake: Intake,
+    output: Vec<u8>,
+    outcome: Option<HandshakeOutcome>,
+    options: u32,
+    fixed_newstyle: bool,
+    no_zeroes: bool,
+    structured_replies: bool,
+    /// The export for which `base:allocation` was chosen; the choice is void for any other.
+    allocation_for: Option<String>,
+}
+
+impl Handshake {
+    /// A negotiation about to send its greeting.
+    pub fn new(limits: HandshakeLimits) -> Self {
+        let mut greeting = Vec::with_capacity(GREETING_BYTES);
+        greeting.extend_from_slice(&INIT_MAGIC.to_be_bytes());
+        greeting.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+        let flags = handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES;
+        greeting.extend_from_slice(&flags.to_be_bytes());
+        Self {
+            limits,
+            state: State::ClientFlags,
+            intake: Intake::new(4),
+            output: greeting,
+            outcome: None,
+            options: 0,
+            fixed_newstyle: false,
+            no_zeroes: false,
+            structured_replies: false,
+            allocation_for: None,
+        }
+    }
+
+    /// Takes bytes from the client and returns how many were consumed. Never consumes past the option that ends the
+    /// negotiation, nor past one that has an answer waiting in [`poll_output`](Self::poll_output).
+    pub fn handle_input(&mut self, bytes: &[u8], directory: &dyn ExportDirectory) -> usize {
+        let mut rest = bytes;
+        while self.output.is_empty() && self.step(&mut rest, directory) {}
+        bytes.len() - rest.len()
+    }
+
+    /// Bytes to send to the client, in order; `None` when there are none at present.
+    pub fn poll_output(&mut self) -> Option<Vec<u8>> {
+        if self.output.is_empty() {
+            return None;
+        }
+        Some(std::mem::take(&mut self.output))
+    }
+
+    /// How negotiation ended, once, and not before the last output was taken.
+    pub fn poll_outcome(&mut self) -> Option<HandshakeOutcome> {
+        if !self.output.is_empty() {
+            return None;
+        }
+        self.outcome.take()
+    }
+
+    /// Advances by one item; false if it needs more bytes or is over.
+    fn step(&mut self, rest: &mut &[u8], directory: &dyn ExportDirectory) -> bool {
+        match self.state {
+            State::Ended => return false,
+            State::Drain { option, left } => return self.drain(option, left, rest),
+            _ if !self.intake.fill(rest) => return false,
+            State::ClientFlags => self.on_client_flags(),
+            State::OptionHeader => self.on_option_header(),
+            State::OptionPayload(header) => {
+                let payload = self.intake.take();
+                self.on_option(header.option, &payload, directory);
+                self.intake.restore(payload);
+                if !matches!(self.state, State::Ended) {
+                    self.await_option();
+                }
+            }
+        }
+        true
+    }
+
+    fn await_option(&mut self) {
+        self.state = State::OptionHeader;
+        self.intake.expect(OPTION_HEADER_BYTES);
+    }
+
+    fn end(&mut self, outcome: HandshakeOutcome) {
+        self.state = State::Ended;
+        self.outcome = Some(outcome);
+    }
+
+    fn fail(&mut self, error: HandshakeError) {
+        self.end(HandshakeOutcome::Failed(error));
+    }
+
+    fn on_client_flags(&mut self) {
+        let mut reader = crate::bytes::Reader::new(self.intake.held());
+        let flags = reader.u32().expect("four bytes were collected");
+        let fixed = u32::from(handshake_flags::FIXED_NEWSTYLE);
+        let no_zeroes = u32::from(handshake_flags::NO_ZEROES);
+        if flags & !(fixed | no_zeroes) != 0 {
+            return self.fail(HandshakeError::ClientFlags(flags));
+        }
+        self.fixed_newstyle = flags & fixed != 0;
+        self.no_zeroes = flags & no_zeroes != 0;
+        self.await_option();
+    }
+
+    fn on_option_header(&mut self) {
+        let Some(header) = OptionHeader::decode(self.intake.held()) else {
+            return self.fail(HandshakeError::OptionMagic);
+        };
+        let OptionHeader { option, length } = header;
+        self.options += 1;
+        if self.options > self.limits.options_max {
+            return self.fail(HandshakeError::TooManyOptions(self.limits.options_max));
+        }
+        if !self.fixed_newstyle && option != opt::EXPORT_NAME {
+            return self.fail(HandshakeError::NotFixedNewstyle(option));
+        }
+        if length <= self.limits.option_bytes_max {
+            self.state = State::OptionPayload(header);
+            self.intake.expect(length as usize);
+        } else if length <= self.limits.drain_bytes_max && option != opt::EXPORT_NAME {
+            self.state = State::Drain { option, left: length };
+        } else {
+            if option != opt::EXPORT_NAME {
+                self.refuse(option, TOO_BIG);
+            }
+            self.fail(HandshakeError::OptionTooBig { option, length });
+        }
+    }
+
+    fn drain(&mut self, option: u32, left: u32, rest: &mut &[u8]) -> bool {
+        let skipped = rest.len().min(left as usize);
+        *rest = &rest[skipped..];
+        let left = left - skipped as u32;
+        self.state = State::Drain { option, left };
+        if left == 0 {
+            self.refuse(option, TOO_BIG);
+            self.await_option();
+        }
+        skipped > 0
+    }
+
+    fn on_option(&mut self, option: u32, payload: &[u8], directory: &dyn ExportDirectory) {
+        let result = match option {
+            opt::EXPORT_NAME => {
+                self.on_export_name(payload, directory);
+                Ok(())
+            }
+            opt::ABORT => {
+                self.reply(option, rep::ACK, &[]);
+                self.end(HandshakeOutcome::Aborted);
+                Ok(())
+            }
+            opt::LIST => self.on_list(payload, directory),
+            opt::INFO | opt::GO => self.on_info(option, payload, directory),
+            opt::STRUCTURED_REPLY => self.on_structured_reply(payload),
+            opt::LIST_META_CONTEXT => self.on_list_meta(payload, directory),
+            opt::SET_META_CONTEXT => self.on_set_meta(payload, directory),
+            // STARTTLS ends here too. A TLS server would acknowledge it, hand the stream to the TLS layer, and start
+            // over with a fresh `Handshake` that skips the greeting.
+            _ => Err(Refusal { reply: rep::ERR_UNSUP, message: "this server does not know the option" }),
+        };
+        if let Err(refusal) = result {
+            self.refuse(option, refusal);
+        }
+    }
+
+    fn on_export_name(&mut self, payload: &[u8], directory: &dyn ExportDirectory) {
+        let found = option::export_name(payload).and_then(|name| Ok((name, lookup(directory, name)?)));
+        let (name, info) = match found {
+            Ok(found) => found,
+            Err(refusal) => {
+                let name =
+                    String::from_utf8_lossy(&payload[..payload.len().min(EXPORT_NAME_BYTES_MAX)]).into();
+                return self.fail(HandshakeError::ExportName { name, reason: refusal.message });
+            }
+        };
+        self.output.extend_from_slice(&info.size_bytes.to_be_bytes());
+        self.output.extend_from_slice(&info.transmission_flags(self.structured_replies).0.to_be_bytes());
+        if !self.no_zeroes {
+            self.output.extend_from_slice(&[0; EXPORT_NAME_ZEROES]);
+        }
+        self.start(name, info);
+    }
+
+    fn on_list(&mut self, payload: &[u8], directory: &dyn ExportDirectory) -> Result<(), Refusal> {
+        must_be_empty(payload)?;
+        for (name, description) in directory.list() {
+            if name.len() > EXPORT_NAME_BYTES_MAX {
+                continue;
+            }
+            let length = name.len() as u32;
+            let description = clip(&description, STRING_BYTES_MAX);
+            self.reply(
+                opt::LIST,
+                rep::SERVER,
+                &[&length.to_be_bytes(), name.as_bytes(), description.as_bytes()],
+            );
+        }
+        self.reply(opt::LIST, rep::ACK, &[]);
+        Ok(())
+    }
+
+    fn on_info(
+        &mut self,
+        option: u32,
+        payload: &[u8],
+        directory: &dyn ExportDirectory,
+    ) -> Result<(), Refusal> {
+        let query = option::parse_info(payload)?;
+        let export = lookup(directory, query.name)?;
+        let flags = export.transmission_flags(self.structured_replies);
+        self.info(option, info::EXPORT, &[&export.size_bytes.to_be_bytes(), &flags.0.to_be_bytes()]);
+        // Sent without being asked: a client that does not know the item ignores it, one that does is warned.
+        self.info(
+            option,
+            info::BLOCK_SIZE,
+            &[
+                &export.block_size_min.to_be_bytes(),
+                &export.block_size_preferred.to_be_bytes(),
+                &export.block_size_max.to_be_bytes(),
+            ],
+        );
+        if query.wants_name {
+            self.info(option, info::NAME, &[query.name.as_bytes()]);
+        }
+        if query.wants_description && !export.description.is_empty() {
+            let description = clip(&export.description, STRING_BYTES_MAX);
+            self.info(option, info::DESCRIPTION, &[description.as_bytes()]);
+        }
+        self.reply(option, rep::ACK, &[]);
+        if option == opt::GO {
+            self.start(query.name, export);
+        }
+        Ok(())
+    }
+
+    fn on_structured_reply(&mut self, payload: &[u8]) -> Result<(), Refusal> {
+        must_be_empty(payload)?;
+        self.structured_replies = true;
+        self.reply(opt::STRUCTURED_REPLY, rep::ACK, &[]);
+        Ok(())
+    }
+
+    fn on_list_meta(&mut self, payload: &[u8], directory: &dyn ExportDirectory) -> Result<(), Refusal> {
+        let query = self.meta_query(payload, directory)?;
+        if query.queries == 0 || query.exact || query.namespace {
+            self.reply(
+                opt::LIST_META_CONTEXT,
+                rep::META_CONTEXT,
+                &[&0u32.to_be_bytes(), BASE_ALLOCATION.as_bytes()],
+            );
+        }
+        self.reply(opt::LIST_META_CONTEXT, rep::ACK, &[]);
+        Ok(())
+    }
+
+    fn on_set_meta(&mut self, payload: &[u8], directory: &dyn ExportDirectory) -> Result<(), Refusal> {
+        // The earlier choice is void even if this one fails.
+        self.allocation_for = None;
+        let query = self.meta_query(payload, directory)?;
+        if query.exact {
+            self.allocation_for = Some(query.name.to_owned());
+            let id = BASE_ALLOCATION_ID.to_be_bytes();
+            self.reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, &[&id, BASE_ALLOCATION.as_bytes()]);
+        }
+        self.reply(opt::SET_META_CONTEXT, rep::ACK, &[]);
+        Ok(())
+    }
+
+    fn meta_query<'a>(
+        &self,
+        payload: &'a [u8],
+        directory: &dyn ExportDirectory,
+    ) -> Result<MetaQuery<'a>, Refusal> {
+        if !self.structured_replies {
+            let message = "negotiate structured replies before metadata contexts";
+            return Err(Refusal { reply: rep::ERR_INVALID, message });
+        }
+        let query = option::parse_meta(payload)?;
+        lookup(directory, query.name)?;
+        Ok(query)
+    }
+
+    fn start(&mut self, name: &str, info: ExportInfo) {
+        let base_allocation = self.allocation_for.as_deref() == Some(name);
+        self.end(HandshakeOutcome::Done(Negotiated {
+            export: name.to_owned(),
+            info,
+            structured_replies: self.structured_replies,
+            base_allocation,
+        }));
+    }
+
+    fn refuse(&mut self, option: u32, refusal: Refusal) {
+        self.reply(option, refusal.reply, &[refusal.message.as_bytes()]);
+    }
+
+    fn info(&mut self, option: u32, item: u16, parts: &[&[u8]]) {
+        let length = parts.iter().map(|part| part.len()).sum::<usize>() + 2;
+        let header = OptionReplyHeader { option, reply: rep::INFO, length: length as u32 };
+        self.output.extend_from_slice(&header.encode());
+        self.output.extend_from_slice(&item.to_be_bytes());
+        parts.iter().for_each(|part| self.output.extend_from_slice(part));
+    }
+
+    fn reply(&mut self, option: u32, reply: u32, parts: &[&[u8]]) {
+        let length = parts.iter().map(|part| part.len()).sum::<usize>();
+        let header = OptionReplyHeader { option, reply, length: length as u32 };
+        self.output.extend_from_slice(&header.encode());
+        parts.iter().for_each(|part| self.output.extend_from_slice(part));
+    }
+}
+
+const TOO_BIG: Refusal = Refusal { reply: rep::ERR_TOO_BIG, message: "the option's payload is too long" };
+
+fn must_be_empty(payload: &[u8]) -> Result<(), Refusal> {
+    if payload.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal { reply: rep::ERR_INVALID, message: "the option takes no payload" })
+}
+
+fn lookup(directory: &dyn ExportDirectory, name: &str) -> Result<ExportInfo, Refusal> {
+    let info = directory
+        .find(name)
+        .ok_or(Refusal { reply: rep::ERR_UNKNOWN, message: "there is no export of that name" })?;
+    let broken = Refusal {
+        reply: rep::ERR_PLATFORM,
+        message: "the export's size or block sizes cannot be expressed in NBD; see the server's configuration",
+    };
+    info.check().map_err(|_| broken)?;
+    Ok(info)
+}

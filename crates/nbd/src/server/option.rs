@@ -1,0 +1,88 @@
+//! Option payloads, taken apart: pure functions from bytes to what the client asked.
+//!
+//! Every refusal carries the reply type and a sentence for the client's log. Strings must be UTF-8 without NUL;
+//! lengths must add up exactly, for a payload with spare bytes was built by someone who means something else.
+
+use crate::bytes::Reader;
+use crate::export::EXPORT_NAME_BYTES_MAX;
+use crate::wire::{BASE_ALLOCATION, STRING_BYTES_MAX, info, rep};
+
+/// An option that is answered with an error, after which the client may try another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) reply: u32,
+    pub(super) message: &'static str,
+}
+
+const fn invalid(message: &'static str) -> Refusal {
+    Refusal { reply: rep::ERR_INVALID, message }
+}
+
+const SHORT: Refusal = invalid("the option's payload is shorter than its own lengths say");
+const LONG: Refusal = invalid("the option's payload is longer than its own lengths say");
+
+/// Payload of INFO and GO.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct InfoQuery<'a> {
+    pub(super) name: &'a str,
+    pub(super) wants_name: bool,
+    pub(super) wants_description: bool,
+}
+
+pub(super) fn parse_info(payload: &[u8]) -> Result<InfoQuery<'_>, Refusal> {
+    let mut reader = Reader::new(payload);
+    let name = export_name(reader.counted().ok_or(SHORT)?)?;
+    let count = reader.u16().ok_or(SHORT)?;
+    let mut query = InfoQuery { name, wants_name: false, wants_description: false };
+    for _ in 0..count {
+        match reader.u16().ok_or(SHORT)? {
+            info::NAME => query.wants_name = true,
+            info::DESCRIPTION => query.wants_description = true,
+            // Size and block sizes are always sent, and unknown items are to be ignored.
+            _ => {}
+        }
+    }
+    if reader.is_empty() { Ok(query) } else { Err(LONG) }
+}
+
+/// Payload of LIST_META_CONTEXT and SET_META_CONTEXT, reduced to what matters for the one context there is. However
+/// many queries a client sends, one answer covers them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct MetaQuery<'a> {
+    pub(super) name: &'a str,
+    pub(super) queries: u32,
+    /// `base:allocation` was named.
+    pub(super) exact: bool,
+    /// The whole namespace was named as `base:`, which only a listing may do.
+    pub(super) namespace: bool,
+}
+
+pub(super) fn parse_meta(payload: &[u8]) -> Result<MetaQuery<'_>, Refusal> {
+    let mut reader = Reader::new(payload);
+    let name = export_name(reader.counted().ok_or(SHORT)?)?;
+    let queries = reader.u32().ok_or(SHORT)?;
+    let mut query = MetaQuery { name, queries, exact: false, namespace: false };
+    // A count beyond the payload ends the loop at the first missing query, so it cannot cost more than the payload.
+    for _ in 0..queries {
+        let text = reader.counted().ok_or(SHORT)?;
+        if text.len() > STRING_BYTES_MAX {
+            return Err(invalid("a metadata context query may have 4096 bytes at most"));
+        }
+        query.exact |= text == BASE_ALLOCATION.as_bytes();
+        query.namespace |= text == b"base:";
+    }
+    if reader.is_empty() { Ok(query) } else { Err(LONG) }
+}
+
+pub(super) fn export_name(bytes: &[u8]) -> Result<&str, Refusal> {
+    if bytes.len() > EXPORT_NAME_BYTES_MAX {
+        return Err(Refusal {
+            reply: rep::ERR_TOO_BIG,
+            message: "an export name may have 4096 bytes at most",
+        });
+    }
+    match std::str::from_utf8(bytes) {
+        Ok(name) if !name.contains('\0') => Ok(name),
+        _ => Err(invalid("an export name must be UTF-8 without NUL")),
+    }
+}

@@ -1,0 +1,89 @@
+//! URIs: accepted and refused ones, and what they print as.
+
+use hob_nbd::NbdUri;
+use hob_nbd::uri::{Address, UriError};
+
+fn tcp(host: &str, port: u16, export: &str) -> NbdUri {
+    NbdUri { address: Address::Tcp { host: host.into(), port }, export: export.into() }
+}
+
+fn unix(path: &str, export: &str) -> NbdUri {
+    NbdUri { address: Address::Unix { path: path.into() }, export: export.into() }
+}
+
+#[test]
+fn accepted() {
+    for (text, want, printed) in [
+        ("nbd://host", tcp("host", 10809, ""), "nbd://host"),
+        ("nbd://host/", tcp("host", 10809, ""), "nbd://host"),
+        ("nbd://host/disk", tcp("host", 10809, "disk"), "nbd://host/disk"),
+        ("NBD://host:/disk", tcp("host", 10809, "disk"), "nbd://host/disk"),
+        ("nbd://host:10809/a/b", tcp("host", 10809, "a/b"), "nbd://host/a/b"),
+        ("nbd://host:1//abs", tcp("host", 1, "/abs"), "nbd://host:1//abs"),
+        ("nbd://10.0.0.1:65535/x?", tcp("10.0.0.1", 65535, "x"), "nbd://10.0.0.1:65535/x"),
+        ("nbd://[::1]", tcp("::1", 10809, ""), "nbd://[::1]"),
+        ("nbd://[fe80::1%25eth0]:99/x", tcp("fe80::1%eth0", 99, "x"), "nbd://[fe80::1%25eth0]:99/x"),
+        (
+            "nbd://h/sp%20ace%2F%c3%A9+%3F%23",
+            tcp("h", 10809, "sp ace/é+?#"),
+            "nbd://h/sp%20ace/%C3%A9+%3F%23",
+        ),
+        ("nbd+unix:///?socket=/run/nbd", unix("/run/nbd", ""), "nbd+unix:///?socket=/run/nbd"),
+        ("nbd+unix://?socket=s", unix("s", ""), "nbd+unix:///?socket=s"),
+        ("nbd+unix:///d%26?socket=/a%26b", unix("/a&b", "d&"), "nbd+unix:///d%26?socket=/a%26b"),
+        ("nbd+unix:///d?&socket=a=b&", unix("a=b", "d"), "nbd+unix:///d?socket=a=b"),
+    ] {
+        let parsed: NbdUri = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(parsed, want, "{text}");
+        assert_eq!(parsed.to_string(), printed, "{text}");
+        assert_eq!(printed.parse(), Ok(want), "{printed}");
+    }
+}
+
+#[test]
+fn refused() {
+    use UriError::*;
+    let s = str::to_owned;
+    let long_name = format!("nbd://h/{}", "x".repeat(4097));
+    let long_path = format!("nbd+unix:///?socket={}", "x".repeat(108));
+    for (text, want) in [
+        ("", Scheme(s(""))),
+        ("/dev/nbd0", Scheme(s("/dev/nbd0"))),
+        ("http://host/x", Scheme(s("http://host/x"))),
+        ("nbd:host:10809", Scheme(s("nbd:host:10809"))),
+        ("nbds://host/x", Tls(s("nbds"))),
+        ("nbds+unix:///x?socket=s", Tls(s("nbds+unix"))),
+        ("nbd+vsock://2/x", Vsock(s("nbd+vsock"))),
+        ("nbd:///x", NoHost),
+        ("nbd://:10809/x", NoHost),
+        ("nbd://user@host/x", Host(s("user@host"))),
+        ("nbd://ho st/x", Host(s("ho st"))),
+        ("nbd://::1/x", Host(s("::1"))),
+        ("nbd://[::1/x", Host(s("[::1"))),
+        ("nbd://[host]/x", Host(s("[host]"))),
+        ("nbd://[::1%25]/x", Host(s("[::1%25]"))),
+        ("nbd://[::1]99/x", Host(s("[::1]99"))),
+        ("nbd://h%0a/x", Host(s("h%0a"))),
+        ("nbd://h:0/x", Port(s("0"))),
+        ("nbd://h:65536/x", Port(s("65536"))),
+        ("nbd://h:+1/x", Port(s("+1"))),
+        ("nbd://h:port/x", Port(s("port"))),
+        ("nbd://h/x?socket=/s", Parameter(s("socket=/s"))),
+        ("nbd://h/x#part", Fragment),
+        ("nbd://h/%", Percent),
+        ("nbd://h/%4", Percent),
+        ("nbd://h/%zz", Percent),
+        ("nbd://h/%ff", NotText),
+        ("nbd://h/a%00b", NotText),
+        (&long_name, TooLong),
+        ("nbd+unix://host/x?socket=/s", UnixHost),
+        ("nbd+unix:///x", NoSocket),
+        ("nbd+unix:///x?socket=", SocketLength),
+        (&long_path, SocketLength),
+        ("nbd+unix:///x?socket=a&socket=b", Parameter(s("socket=b"))),
+        ("nbd+unix:///x?socket=a&tls-psk-file=b", Parameter(s("tls-psk-file=b"))),
+        ("nbd+unix:///x?socket", Parameter(s("socket"))),
+    ] {
+        assert_eq!(text.parse::<NbdUri>(), Err(want), "{text}");
+    }
+}

@@ -1,0 +1,420 @@
+//! A raw file or a block device as backing.
+//!
+//! # Two descriptors, one disk
+//! Most I/O goes through an O_DIRECT descriptor. What is not aligned to the device's logical block
+//! goes through a buffered one: only the first and the last, partial blocks of such an I/O, each
+//! inside one 4 KiB page; the middle stays direct. Mixing the two is coherent because
+//! the kernel writes dirty pages back before a direct read, drops them after a direct
+//! write, and the engine never has two I/Os in flight that touch the same 4 KiB. (Read-ahead is switched
+//! off on the buffered one, so that the page cache never holds folios larger than those 4 KiB.)
+//! Filesystems with blocks above 4 KiB break that reasoning and get buffered I/O only.
+//!
+//! # Durability
+//! A durable write carries RWF_DSYNC; a flush is fdatasync, which concerns the file, not the
+//! descriptor.
+//!
+//! # Locks
+//! flock: exclusive for a disk that is written, shared for a read-only one. It is there against a second hob.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use hob_engine::command::Access;
+use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
+use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
+use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::io::Errno;
+
+use super::{BackingInfo, BackingOptions, Driver, OpenError, Status, StatusExtent, io_result};
+use crate::pool::is_memory_filesystem;
+use crate::ring::{Completion, Fd, FdClass, Ring, ZEROES_BYTES};
+use crate::token::TokenSpace;
+
+/// Set in the token index of an I/O that takes several operations; the rest is its slot. Otherwise
+/// the index is the I/O's id.
+const SEVERAL: u32 = 1 << 31;
+
+/// Most extents of one status answer; the asker comes back for more.
+const EXTENTS_MAX: usize = 4096;
+
+const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
+
+/// An I/O of several operations.
+#[derive(Clone, Copy, Debug)]
+struct Several {
+    io: Io,
+    step: Step,
+    /// Operations in the ring.
+    in_flight: u32,
+    result: Result<(), IoError>,
+}
+
+/// What a multi-operation I/O is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Moving the parts of an unaligned transfer.
+    Parts,
+    /// Discarding.
+    Discard,
+    /// Trying to zero by punching a hole.
+    Punch,
+    /// Trying to zero a range that stays allocated.
+    ZeroRange,
+    /// Writing zeroes; up to this offset they are there or on their way.
+    Zeroes(u64),
+}
+
+/// Descriptors in the ring.
+#[derive(Clone, Copy, Debug)]
+struct Attached {
+    direct: Option<Fd>,
+    buffered: Fd,
+    tokens: TokenSpace,
+}
+
+struct FileBacking {
+    info: BackingInfo,
+    direct: Option<Arc<OwnedFd>>,
+    buffered: Arc<OwnedFd>,
+    class: FdClass,
+    is_block_device: bool,
+    attached: Option<Attached>,
+    several: Vec<Several>,
+    free: Vec<u32>,
+    in_flight: usize,
+    done: VecDeque<(IoId, Result<(), IoError>)>,
+    statuses: VecDeque<(u64, Status)>,
+}
+
+/// Opens a raw file or block device.
+pub(super) fn open(spec: &str, access: Access, options: &BackingOptions) -> Result<Box<dyn Driver>, OpenError> {
+    let path = Path::new(spec);
+    let system = |source| OpenError::System { path: path.into(), source };
+    let unfit = |reason: String| OpenError::Unfit { what: spec.to_owned(), reason };
+    let write = access == Access::ReadWrite;
+    let file_type = std::fs::metadata(path).map_err(system)?.file_type();
+    let is_block_device = file_type.is_block_device();
+    if !file_type.is_file() && !is_block_device {
+        return Err(unfit("neither a file nor a block device".into()));
+    }
+    // Exclusive on a block device means: not mounted.
+    let exclusive = if is_block_device && write { libc::O_EXCL } else { 0 };
+    let open = |flags| OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
+    let mut buffered = match open(exclusive) {
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            return Err(OpenError::InUse { path: path.into() });
+        }
+        other => other.map_err(system)?,
+    };
+    let lock = match access {
+        Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
+        Access::ReadOnly => FlockOperation::NonBlockingLockShared,
+    };
+    match rustix::fs::flock(&buffered, lock) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Err(OpenError::InUse { path: path.into() }),
+        Err(errno) => return Err(system(errno.into())),
+    }
+    let size_bytes = buffered.seek(SeekFrom::End(0)).map_err(system)?;
+    if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
+        return Err(unfit(format!(
+            "{size_bytes} bytes are not a whole, positive number of 512-byte sectors; `truncate -s %512 {spec}` pads the file"
+        )));
+    }
+    let metadata = buffered.metadata().map_err(system)?;
+    let memory = file_type.is_file() && is_memory_filesystem(&buffered);
+    let small_blocks = is_block_device || metadata.blksize() <= SECTOR_BYTES;
+    let direct = if options.direct && !memory && small_blocks { open(libc::O_DIRECT).ok() } else { None };
+    let direct = direct.and_then(|file| direct_block_bytes(&file).map(|bytes| (file, bytes)));
+    let how = match (&direct, memory) {
+        (Some(_), _) => "O_DIRECT",
+        (None, true) => "in memory",
+        (None, false) => {
+            if options.direct {
+                tracing::warn!(path = spec, "no O_DIRECT here; the disk's data go through the page cache");
+            }
+            "buffered"
+        }
+    };
+    if direct.is_some() {
+        let _ = rustix::fs::fadvise(&buffered, 0, None, rustix::fs::Advice::Random);
+    }
+    // Behind the end nothing is lost, and the answer is the same.
+    let beyond = size_bytes.next_multiple_of(SECTOR_BYTES);
+    let can_punch = write
+        && (is_block_device || rustix::fs::fallocate(&buffered, PUNCH, beyond, SECTOR_BYTES).is_ok());
+    let kind = if is_block_device { "block device" } else { "file" };
+    let identity = match is_block_device {
+        true => format!("device:{:x}", metadata.rdev()),
+        false => format!("file:{:x}:{}", metadata.dev(), metadata.ino()),
+    };
+    let info = BackingInfo {
+        size_bytes,
+        block_bytes: direct.as_ref().map_or(1, |(_, bytes)| *bytes),
+        can_discard: can_punch,
+        can_fast_zero: can_punch,
+        read_only: !write,
+        description: format!("{kind} {spec} ({how})"),
+        identity,
+    };
+    Ok(Box::new(FileBacking {
+        info,
+        direct: direct.map(|(file, _)| Arc::new(file.into())),
+        buffered: Arc::new(buffered.into()),
+        class: if memory { FdClass::Memory } else { FdClass::File },
+        is_block_device,
+        attached: None,
+        several: Vec::new(),
+        free: Vec::new(),
+        in_flight: 0,
+        done: VecDeque::new(),
+        statuses: VecDeque::new(),
+    }))
+}
+
+/// The alignment that O_DIRECT wants, found by trying; `None` when it does not work at all.
+fn direct_block_bytes(file: &File) -> Option<u32> {
+    let mut memory = vec![0u8; 2 * SECTOR_BYTES as usize];
+    let skip = memory.as_ptr().align_offset(SECTOR_BYTES as usize);
+    let works = |bytes: &u32| {
+        let buffer = &mut memory[skip..skip + *bytes as usize];
+        rustix::io::pread(file, buffer, 0).is_ok()
+    };
+    [512, 4096].into_iter().find(works)
+}
+
+impl FileBacking {
+    fn attached(&self) -> Attached {
+        self.attached.expect("a backing is attached before it is used")
+    }
+
+    /// Is all of a transfer aligned for the direct descriptor? The slice's place in its
+    /// page follows the offset's in its sector, except in buffers somebody built differently.
+    fn is_direct(&self, offset: u64, slice: BufferSlice) -> bool {
+        let mask = u64::from(self.info.block_bytes) - 1;
+        (offset | u64::from(slice.len) | u64::from(slice.offset)) & mask == 0
+    }
+
+    fn transfer(&self, ring: &mut Ring, index: u32, op: IoOp, fd: Fd, offset: u64, slice: BufferSlice) {
+        let token = self.attached().tokens.token(index);
+        match op {
+            IoOp::Read => ring.read(token, fd, offset, slice),
+            IoOp::Write(durability) => ring.write(token, fd, offset, slice, durability),
+            _ => ring.write(token, fd, offset, slice, Durability::Volatile),
+        }
+    }
+
+    /// Cuts a transfer so that what can be direct is; returns the number of operations.
+    fn transfer_parts(&self, ring: &mut Ring, index: u32, op: IoOp, offset: u64, slice: BufferSlice) -> u32 {
+        let Attached { direct, buffered, .. } = self.attached();
+        let block = u64::from(self.info.block_bytes);
+        let end = offset + u64::from(slice.len);
+        let (from, to) = (offset.next_multiple_of(block), end / block * block);
+        let same_phase = offset % block == u64::from(slice.offset) % block;
+        let Some(direct) = direct.filter(|_| same_phase && from < to) else {
+            self.transfer(ring, index, op, buffered, offset, slice);
+            return 1;
+        };
+        let mut count = 0;
+        for (fd, first, last) in [(buffered, offset, from), (direct, from, to), (buffered, to, end)] {
+            if first < last {
+                let start = slice.offset + (first - offset) as u32;
+                let part = BufferSlice { id: slice.id, offset: start, len: (last - first) as u32 };
+                self.transfer(ring, index, op, fd, first, part);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    fn start_several(&mut self, ring: &mut Ring, io: &Io, step: Step) {
+        let several = Several { io: *io, step, in_flight: 0, result: Ok(()) };
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.several[slot as usize] = several;
+                slot
+            }
+            None => {
+                self.several.push(several);
+                self.several.len() as u32 - 1
+            }
+        };
+        self.run_step(ring, slot);
+    }
+
+    /// Starts the operations of a slot's step.
+    fn run_step(&mut self, ring: &mut Ring, slot: u32) {
+        let Several { io, step, .. } = self.several[slot as usize];
+        let index = SEVERAL | slot;
+        let Attached { buffered, tokens, .. } = self.attached();
+        let fallocate = |ring: &mut Ring, mode: FallocateFlags| {
+            ring.fallocate(tokens.token(index), buffered, mode.bits() as i32, io.offset, io.len);
+            1
+        };
+        let count = match step {
+            Step::Parts => {
+                let slice = io.slice.expect("a transfer has a slice");
+                self.transfer_parts(ring, index, io.op, io.offset, slice)
+            }
+            Step::Discard | Step::Punch => fallocate(ring, PUNCH),
+            Step::ZeroRange => fallocate(ring, ZERO),
+            Step::Zeroes(from) => {
+                // A piece starts in the zero buffer where it starts in its page.
+                let lead = (from % SECTOR_BYTES) as u32;
+                let len = (io.offset + io.len - from).min(u64::from(ZEROES_BYTES - lead)) as u32;
+                let slice = BufferSlice { offset: lead, len, ..ring.zeroes(ZEROES_BYTES) };
+                self.several[slot as usize].step = Step::Zeroes(from + u64::from(len));
+                self.transfer_parts(ring, index, io.op, from, slice)
+            }
+        };
+        self.several[slot as usize].in_flight = count;
+    }
+
+    /// All operations of a slot's step have ended: the next one, or the end.
+    fn end_step(&mut self, ring: &mut Ring, slot: u32) {
+        let Several { io, step, result, .. } = self.several[slot as usize];
+        let end = io.offset + io.len;
+        let next = match (step, result) {
+            (Step::Zeroes(to), Ok(())) if to < end => Some(Step::Zeroes(to)),
+            (Step::Punch, Err(IoError::Unsupported)) => Some(Step::ZeroRange),
+            (Step::ZeroRange, Err(IoError::Unsupported)) if !is_fast(io.op) => Some(Step::Zeroes(io.offset)),
+            _ => None,
+        };
+        if let Some(step) = next {
+            let several = &mut self.several[slot as usize];
+            (several.step, several.result) = (step, Ok(()));
+            return self.run_step(ring, slot);
+        }
+        // A discard is a wish; not being able to is no failure.
+        let granted = step == Step::Discard && result == Err(IoError::Unsupported);
+        self.free.push(slot);
+        self.finish(io.id, if granted { Ok(()) } else { result });
+    }
+
+    fn finish(&mut self, io: IoId, result: Result<(), IoError>) {
+        self.in_flight -= 1;
+        self.done.push_back((io, result));
+    }
+
+    fn status(&self, offset: u64, len: u64) -> Status {
+        let end = (offset + len).min(self.info.size_bytes);
+        let mut extents = Vec::new();
+        let mut at = offset;
+        while at < end && extents.len() < EXTENTS_MAX {
+            let data = match rustix::fs::seek(&self.buffered, rustix::fs::SeekFrom::Data(at)) {
+                Ok(data) if !self.is_block_device => data.min(end),
+                Err(Errno::NXIO) => end,
+                // Not known: data everywhere is never wrong.
+                _ => {
+                    extents.push(StatusExtent { len: end - at, hole: false, zero: false });
+                    break;
+                }
+            };
+            if data > at {
+                extents.push(StatusExtent { len: data - at, hole: true, zero: true });
+                at = data;
+                continue;
+            }
+            let hole = rustix::fs::seek(&self.buffered, rustix::fs::SeekFrom::Hole(at));
+            let hole = hole.map_or(end, |hole| hole.min(end)).max(at + 1);
+            extents.push(StatusExtent { len: hole - at, hole: false, zero: false });
+            at = hole;
+        }
+        Ok(extents)
+    }
+}
+
+/// Must zeroing be faster than writing, or not happen?
+fn is_fast(op: IoOp) -> bool {
+    matches!(op, IoOp::WriteZeroes(Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated))
+}
+
+impl Driver for FileBacking {
+    fn info(&self) -> &BackingInfo {
+        &self.info
+    }
+
+    fn attach(&mut self, ring: &mut Ring, _now: Instant, tokens: TokenSpace) {
+        let direct = self.direct.clone().map(|file| ring.attach(file, self.class));
+        let buffered = ring.attach(self.buffered.clone(), self.class);
+        self.attached = Some(Attached { direct, buffered, tokens });
+    }
+
+    fn submit(&mut self, ring: &mut Ring, _now: Instant, io: &Io) {
+        assert!(io.id.0 < SEVERAL, "an engine has fewer than 2^31 I/Os in flight");
+        self.in_flight += 1;
+        let Attached { direct, buffered, tokens } = self.attached();
+        if self.info.read_only && !matches!(io.op, IoOp::Read | IoOp::Flush) {
+            return self.finish(io.id, Err(IoError::ReadOnly));
+        }
+        match (io.op, io.slice) {
+            (IoOp::Read | IoOp::Write(_), Some(slice)) => match direct {
+                None => self.transfer(ring, io.id.0, io.op, buffered, io.offset, slice),
+                Some(fd) if self.is_direct(io.offset, slice) => {
+                    self.transfer(ring, io.id.0, io.op, fd, io.offset, slice);
+                }
+                Some(_) => self.start_several(ring, io, Step::Parts),
+            },
+            (IoOp::Read | IoOp::Write(_), None) => unreachable!("a transfer has a slice"),
+            (IoOp::Flush, _) => ring.fsync(tokens.token(io.id.0), buffered),
+            (IoOp::Discard, _) => self.start_several(ring, io, Step::Discard),
+            (IoOp::WriteZeroes(Zeroing::MayUnmap | Zeroing::FastMayUnmap), _) => {
+                self.start_several(ring, io, Step::Punch);
+            }
+            (IoOp::WriteZeroes(_), _) => self.start_several(ring, io, Step::ZeroRange),
+        }
+    }
+
+    fn handle_completion(&mut self, ring: &mut Ring, _now: Instant, completion: Completion) {
+        let index = completion.token.index();
+        let result = io_result(completion.result);
+        if index & SEVERAL == 0 {
+            return self.finish(IoId(index), result);
+        }
+        let slot = index & !SEVERAL;
+        let several = &mut self.several[slot as usize];
+        // A block device refuses ranges that are not whole blocks; the way out is the same.
+        let refused = completion.result == -libc::EINVAL && matches!(several.step, Step::Discard | Step::Punch | Step::ZeroRange);
+        let result = if refused { Err(IoError::Unsupported) } else { result };
+        several.result = several.result.and(result);
+        several.in_flight -= 1;
+        if several.in_flight == 0 {
+            self.end_step(ring, slot);
+        }
+    }
+
+    fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
+        self.done.pop_front()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    fn handle_timeout(&mut self, _ring: &mut Ring, _now: Instant) {}
+
+    fn submit_status(&mut self, _ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {
+        let status = self.status(offset, len);
+        self.statuses.push_back((id, status));
+    }
+
+    fn poll_status(&mut self) -> Option<(u64, Status)> {
+        self.statuses.pop_front()
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        if let Some(Attached { direct, buffered, .. }) = self.attached.take() {
+            direct.into_iter().chain([buffered]).for_each(|fd| ring.detach(fd));
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.attached.is_none() && self.in_flight == 0
+    }
+}

@@ -1,0 +1,313 @@
+//! Backings: where a disk's data lives.
+//!
+//! # What a backing is
+//! Something of a fixed size that can be read, written and flushed. Each kind is one file of this
+//! directory and one row of [`BACKINGS`]; the rest of hob knows only [`Backing`].
+//!
+//! # Call order
+//! [`Backing::open`] on any thread (it may take seconds), then on the shard's thread
+//! [`Backing::attach`], and from then on `submit`, `handle_completion` for every completion of the
+//! backing's tokens and `handle_timeout` when `poll_timeout` has passed. After each of them take what
+//! `poll_done` and `poll_status` have. In the end [`Backing::close`], until [`Backing::is_closed`].
+//!
+//! # What it refuses
+//! I/O is checked against the disk by the engine, not again here. Every I/O ends exactly once, with
+//! success or an [`IoError`]; nothing is retried except what a lost NBD connection left unanswered.
+
+mod file;
+mod modelled;
+mod nbd;
+mod qemu_nbd;
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hob_engine::command::Access;
+use hob_engine::io::{Io, IoError};
+use hob_engine::units::{Instant, IoId};
+
+use crate::ring::{Completion, Ring};
+use crate::token::{Token, TokenSpace};
+pub use modelled::{ModelledOp, ServiceTime};
+
+/// One kind of backing.
+pub struct BackingKind {
+    /// Its name, in messages and documentation.
+    pub name: &'static str,
+    /// How its specifications look, for people.
+    pub syntax: &'static str,
+    recognise: fn(&str) -> bool,
+    open: fn(&str, Access, &BackingOptions) -> Result<Box<dyn Driver>, OpenError>,
+}
+
+/// Every kind. The first row that recognises a specification opens it.
+pub const BACKINGS: &[BackingKind] = &[
+    BackingKind {
+        name: "nbd",
+        syntax: "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH",
+        recognise: nbd::recognise,
+        open: nbd::open,
+    },
+    BackingKind {
+        name: "qemu-nbd",
+        syntax: "path of a qcow2, VMDK, VDI, VHDX or VPC image",
+        recognise: qemu_nbd::recognise,
+        open: qemu_nbd::open,
+    },
+    BackingKind {
+        name: "file",
+        syntax: "path of a raw file or a block device",
+        recognise: |_| true,
+        open: file::open,
+    },
+];
+
+/// How to open a backing and how patient to be with it.
+#[derive(Clone, Debug)]
+pub struct BackingOptions {
+    /// Bypass the host's page cache where the filesystem allows it.
+    pub direct: bool,
+    /// A request to a backing that is gone fails after waiting this long.
+    pub wait_max: Duration,
+    /// Connecting and negotiating take at most this long.
+    pub connect_max: Duration,
+    /// First pause before connecting again.
+    pub reconnect_min: Duration,
+    /// Longest pause before connecting again.
+    pub reconnect_max: Duration,
+}
+
+impl Default for BackingOptions {
+    fn default() -> BackingOptions {
+        BackingOptions {
+            direct: true,
+            wait_max: Duration::from_secs(30),
+            connect_max: Duration::from_secs(10),
+            reconnect_min: Duration::from_millis(100),
+            reconnect_max: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Why a backing could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The specification is no good; nothing was tried.
+    #[error("{spec}: {reason}")]
+    Spec {
+        /// What was given.
+        spec: String,
+        /// What is wrong, and what to write instead.
+        reason: String,
+    },
+    /// The system refuses.
+    #[error("cannot open {path}: {source}", path = path.display())]
+    System {
+        /// What was being opened.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Somebody else has it open.
+    #[error(
+        "{path} is in use: another process holds its lock. One disk has one writer; stop the other one first",
+        path = path.display()
+    )]
+    InUse {
+        /// What is locked.
+        path: PathBuf,
+    },
+    /// It is there, but it cannot be a disk.
+    #[error("{what}: {reason}")]
+    Unfit {
+        /// What was opened.
+        what: String,
+        /// Why it is no disk, and what to do.
+        reason: String,
+    },
+    /// The other side does not answer, or not as it should.
+    #[error("cannot connect to {peer}: {reason}")]
+    Connect {
+        /// Whom.
+        peer: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A program is missing.
+    #[error("{format} images are read through {program}, which is not installed (Debian: apt install {package})")]
+    MissingProgram {
+        /// What the file is.
+        format: &'static str,
+        /// What is needed.
+        program: &'static str,
+        /// Where it is found.
+        package: &'static str,
+    },
+}
+
+/// What a backing is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackingInfo {
+    /// Bytes; a multiple of 512.
+    pub size_bytes: u64,
+    /// Smallest unit that is read or written without a detour, bytes.
+    pub block_bytes: u32,
+    /// `Discard` frees something.
+    pub can_discard: bool,
+    /// Zeroes are written faster than data.
+    pub can_fast_zero: bool,
+    /// Writes fail.
+    pub read_only: bool,
+    /// For people: kind, place, how it is accessed.
+    pub description: String,
+    /// Something that differs when it is another backing: a cache is bound to it.
+    pub identity: String,
+}
+
+/// State of a range of a backing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatusExtent {
+    /// Bytes.
+    pub len: u64,
+    /// Nothing is allocated for it.
+    pub hole: bool,
+    /// It reads as zeroes.
+    pub zero: bool,
+}
+
+/// The answer to [`Backing::submit_status`]: extents from the asked offset on, without gaps; the
+/// last may end before the asked length, never past it.
+pub type Status = Result<Vec<StatusExtent>, IoError>;
+
+/// What each kind of backing implements. The doc of [`Backing`]'s methods is its contract.
+pub trait Driver: Send {
+    /// See [`Backing::info`].
+    fn info(&self) -> &BackingInfo;
+    /// See [`Backing::attach`].
+    fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace);
+    /// See [`Backing::submit`].
+    fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io);
+    /// See [`Backing::handle_completion`].
+    fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion);
+    /// See [`Backing::poll_done`].
+    fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)>;
+    /// See [`Backing::poll_timeout`].
+    fn poll_timeout(&self) -> Option<Instant>;
+    /// See [`Backing::handle_timeout`].
+    fn handle_timeout(&mut self, ring: &mut Ring, now: Instant);
+    /// See [`Backing::submit_status`].
+    fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64);
+    /// See [`Backing::poll_status`].
+    fn poll_status(&mut self) -> Option<(u64, Status)>;
+    /// See [`Backing::close`].
+    fn close(&mut self, ring: &mut Ring);
+    /// See [`Backing::is_closed`].
+    fn is_closed(&self) -> bool;
+}
+
+/// An open backing.
+pub struct Backing {
+    driver: Box<dyn Driver>,
+    tokens: Option<TokenSpace>,
+}
+
+impl std::fmt::Debug for Backing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Backing").field("info", self.info()).finish_non_exhaustive()
+    }
+}
+
+impl Backing {
+    /// Opens what `spec` names; see [`BACKINGS`]. Takes its time; not for the shard's thread.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(spec: &str, access: Access, options: &BackingOptions) -> Result<Backing, OpenError> {
+        let kind = BACKINGS.iter().find(|kind| (kind.recognise)(spec)).expect("the last kind takes all");
+        Ok(Backing::of((kind.open)(spec, access, options)?))
+    }
+
+    /// A backing of a kind that is not in the table.
+    pub fn of(driver: Box<dyn Driver>) -> Backing {
+        Backing { driver, tokens: None }
+    }
+
+    /// Lets every I/O of this backing take as long as `model` says, or longer when the backing itself does.
+    pub fn modelled(self, model: Box<dyn ServiceTime + Send>) -> Backing {
+        assert!(self.tokens.is_none(), "a backing is modelled before it is attached");
+        Backing::of(Box::new(modelled::Modelled::new(self.driver, model)))
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &BackingInfo {
+        self.driver.info()
+    }
+
+    /// Brings the backing to its shard. Its completions will carry tokens of kind
+    /// [`Token::BACKING`] and this `owner`, which the caller chooses, one per backing of the ring.
+    pub fn attach(&mut self, ring: &mut Ring, now: Instant, owner: u16) {
+        assert!(self.tokens.is_none(), "a backing is attached once");
+        let tokens = TokenSpace::new(Token::BACKING, owner);
+        self.tokens = Some(tokens);
+        self.driver.attach(ring, now, tokens);
+    }
+
+    /// Starts an I/O whose target is this backing.
+    pub fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
+        self.driver.submit(ring, now, io);
+    }
+
+    /// Takes a completion whose token is the backing's.
+    pub fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
+        debug_assert!(self.tokens.is_some_and(|tokens| tokens.contains(completion.token)));
+        self.driver.handle_completion(ring, now, completion);
+    }
+
+    /// An I/O that ended.
+    pub fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
+        self.driver.poll_done()
+    }
+
+    /// When to call `handle_timeout`.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.driver.poll_timeout()
+    }
+
+    /// The moment that `poll_timeout` named has come.
+    pub fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
+        self.driver.handle_timeout(ring, now);
+    }
+
+    /// Asks what is allocated in a range of at least one byte.
+    pub fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
+        self.driver.submit_status(ring, now, id, offset, len);
+    }
+
+    /// The answer to a `submit_status`.
+    pub fn poll_status(&mut self) -> Option<(u64, Status)> {
+        self.driver.poll_status()
+    }
+
+    /// Ends the backing: I/O that is waiting fails with `ShuttingDown`, I/O in the kernel is
+    /// waited for. Submit nothing afterwards. Flush before, where that matters.
+    pub fn close(&mut self, ring: &mut Ring) {
+        self.driver.close(ring);
+    }
+
+    /// Nothing of it is in the ring any more; it may be dropped.
+    pub fn is_closed(&self) -> bool {
+        self.driver.is_closed()
+    }
+}
+
+/// What the engine is told about a result of the ring.
+fn io_result(result: i32) -> Result<(), IoError> {
+    match -result {
+        ..=0 => Ok(()),
+        libc::ENOSPC | libc::EDQUOT => Err(IoError::NoSpace),
+        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => Err(IoError::Unsupported),
+        libc::EROFS | libc::EPERM => Err(IoError::ReadOnly),
+        _ => Err(IoError::Failed),
+    }
+}

@@ -1,0 +1,148 @@
+//! A backing that takes the time a model says: a slow disk for demonstrations and experiments.
+//!
+//! The data are real; only the moment of each completion is the model's. An I/O ends when both the
+//! backing below has done it and the model's time has come.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+use hob_engine::io::{Io, IoError, IoOp};
+use hob_engine::units::{Instant, IoId};
+
+use super::{BackingInfo, Driver, Status};
+use crate::ring::{Completion, Ring};
+use crate::token::TokenSpace;
+
+/// What a modelled device is asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelledOp {
+    /// Data from the device.
+    Read,
+    /// Data to the device.
+    Write,
+    /// A flush.
+    Flush,
+    /// Discard or zeroing.
+    Other,
+}
+
+/// How long a device takes.
+pub trait ServiceTime {
+    /// An I/O arrives at `now_ns`; the result is when it ends, in the same clock. Calls come in
+    /// the order of time.
+    fn submit(&mut self, now_ns: u64, op: ModelledOp, offset: u64, len: u64) -> u64;
+}
+
+pub(super) struct Modelled {
+    inner: Box<dyn Driver>,
+    model: Box<dyn ServiceTime + Send>,
+    info: BackingInfo,
+    /// When the model lets an I/O end.
+    due: HashMap<IoId, Instant>,
+    /// Done below, waiting for its time; the number keeps the order of equal times.
+    waiting: BinaryHeap<Reverse<(Instant, u64, IoId)>>,
+    /// Of those of them that failed.
+    errors: HashMap<IoId, IoError>,
+    sequence: u64,
+    now: Instant,
+    closing: bool,
+}
+
+impl Modelled {
+    pub(super) fn new(inner: Box<dyn Driver>, model: Box<dyn ServiceTime + Send>) -> Modelled {
+        let mut info = inner.info().clone();
+        info.description.push_str(", with modelled service times");
+        Modelled {
+            inner,
+            model,
+            info,
+            due: HashMap::new(),
+            waiting: BinaryHeap::new(),
+            errors: HashMap::new(),
+            sequence: 0,
+            now: Instant::default(),
+            closing: false,
+        }
+    }
+
+    fn take_finished(&mut self) {
+        while let Some((io, result)) = self.inner.poll_done() {
+            let due = self.due.remove(&io).expect("what ends was submitted");
+            if let Err(error) = result {
+                self.errors.insert(io, error);
+            }
+            self.waiting.push(Reverse((due, self.sequence, io)));
+            self.sequence += 1;
+        }
+    }
+}
+
+impl Driver for Modelled {
+    fn info(&self) -> &BackingInfo {
+        &self.info
+    }
+
+    fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {
+        self.now = now;
+        self.inner.attach(ring, now, tokens);
+    }
+
+    fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
+        self.now = now;
+        let op = match io.op {
+            IoOp::Read => ModelledOp::Read,
+            IoOp::Write(_) => ModelledOp::Write,
+            IoOp::Flush => ModelledOp::Flush,
+            IoOp::Discard | IoOp::WriteZeroes(_) => ModelledOp::Other,
+        };
+        let done = self.model.submit(now.0, op, io.offset, io.len);
+        self.due.insert(io.id, Instant(done.max(now.0)));
+        self.inner.submit(ring, now, io);
+        self.take_finished();
+    }
+
+    fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
+        self.now = now;
+        self.inner.handle_completion(ring, now, completion);
+        self.take_finished();
+    }
+
+    fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
+        let &Reverse((due, _, io)) = self.waiting.peek()?;
+        // Nobody needs to wait for the model of a backing that is being closed.
+        if due > self.now && !self.closing {
+            return None;
+        }
+        self.waiting.pop();
+        Some((io, self.errors.remove(&io).map_or(Ok(()), Err)))
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let next = self.waiting.peek().map(|Reverse((due, ..))| *due);
+        next.into_iter().chain(self.inner.poll_timeout()).min()
+    }
+
+    fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
+        self.now = now;
+        self.inner.handle_timeout(ring, now);
+        self.take_finished();
+    }
+
+    fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
+        self.inner.submit_status(ring, now, id, offset, len);
+    }
+
+    fn poll_status(&mut self) -> Option<(u64, Status)> {
+        self.inner.poll_status()
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        self.inner.close(ring);
+        self.take_finished();
+        self.closing = true;
+    }
+
+    fn is_closed(&self) -> bool {
+        self.inner.is_closed() && self.waiting.is_empty() && self.due.is_empty()
+    }
+}

@@ -1,0 +1,279 @@
+//! The arena: payload buffers of one shard, cut out of one mapping.
+//!
+//! # For what
+//! Every byte that passes through a shard lies here: page-aligned for O_DIRECT, registered with
+//! io_uring once, shared by the front end, the engine and the kernel without a copy.
+//!
+//! # Rules
+//! * A buffer lives while somebody counts on it: [`Arena::alloc`] gives it one reference,
+//!   [`Arena::retain`] adds one, [`Arena::release`] takes one. Operations in the ring hold one each.
+//! * Fresh buffers hold whatever was there before. Zero the tails that a guest could see.
+//! * Bytes that the kernel is about to fill cannot be borrowed: that panics, because it is a bug
+//!   of the caller, whoever sent the guest's request. Bytes that the kernel only reads may be.
+//!
+//! # Units
+//! Pages of 4 KiB inside, bytes outside. Free space is a buddy system of pages, so that freed
+//! neighbours find each other again; buffers take exactly the pages they need, not a power of two.
+//! When no block is large enough, the buddies are searched for a run of free pages: a 32 MiB request
+//! with its rounding fits a 64 MiB arena whenever such a run exists. A few just-freed
+//! buffers of each small size are kept aside: their memory is still in the CPU's cache.
+#![allow(unsafe_code)]
+
+mod buddy;
+#[cfg(test)]
+mod tests;
+
+use hob_engine::io::BufferSlice;
+use hob_engine::units::BufferId;
+
+use crate::memory::Memory;
+use buddy::Buddy;
+
+/// Bytes in a page, the arena's unit.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Largest arena, bytes: what one registered buffer of io_uring may have.
+pub const ARENA_BYTES_MAX: usize = 1 << 30;
+
+/// Size of an arena when nobody says otherwise, bytes.
+pub const ARENA_BYTES_DEFAULT: usize = 64 << 20;
+
+/// Buffers of up to this many pages are kept aside when freed.
+const RECENT_PAGES_MAX: usize = 33;
+
+/// So many of each size.
+const RECENT_EACH_MAX: usize = 64;
+
+/// One buffer. The slot stays and is used again, together with the memory of `filling`.
+#[derive(Debug, Default)]
+struct Buffer {
+    /// First page.
+    page: u32,
+    /// Bytes asked for.
+    len: u32,
+    /// References; 0 means that the slot is free.
+    refs: u32,
+    /// Parts that the kernel is filling: first byte, one past the last.
+    filling: Vec<(u32, u32)>,
+}
+
+/// Payload buffers. See the module's text.
+#[derive(Debug)]
+pub struct Arena {
+    memory: Memory,
+    buddy: Buddy,
+    buffers: Vec<Buffer>,
+    free_ids: Vec<u32>,
+    /// First pages of just-freed runs, by the run's length in pages.
+    recent: Vec<Vec<u32>>,
+    used_pages: usize,
+}
+
+impl Arena {
+    /// An arena of `bytes`, rounded up to pages.
+    ///
+    /// # Errors
+    /// The system's, when it has no memory for it; `InvalidInput` above [`ARENA_BYTES_MAX`].
+    pub fn new(bytes: usize) -> std::io::Result<Arena> {
+        if bytes == 0 || bytes > ARENA_BYTES_MAX {
+            return Err(std::io::Error::new(
+                std::io::ErrorKind::InvalidInput,
+                format!("an arena has 1 to {ARENA_BYTES_MAX} bytes, not {bytes}"),
+            ));
+        }
+        let pages = bytes.div_ceil(PAGE_BYTES);
+        let recent = (0..=RECENT_PAGES_MAX).map(|_| Vec::with_capacity(RECENT_EACH_MAX)).collect();
+        Ok(Arena {
+            memory: Memory::map(pages * PAGE_BYTES)?,
+            buddy: Buddy::new(pages as u32),
+            buffers: Vec::new(),
+            free_ids: Vec::new(),
+            recent,
+            used_pages: 0,
+        })
+    }
+
+    /// A buffer of `len` bytes, with one reference; `None` while there is no room for it.
+    pub fn alloc(&mut self, len: usize) -> Option<BufferId> {
+        if len == 0 || len > self.memory.len() {
+            return None;
+        }
+        let pages = len.div_ceil(PAGE_BYTES);
+        let page = self.take_pages(pages)?;
+        self.used_pages += pages;
+        let id = self.free_ids.pop().unwrap_or_else(|| {
+            self.buffers.push(Buffer::default());
+            self.buffers.len() as u32 - 1
+        });
+        let buffer = &mut self.buffers[id as usize];
+        assert!(buffer.refs == 0 && buffer.filling.is_empty(), "a free slot is unused");
+        (buffer.page, buffer.len, buffer.refs) = (page, len as u32, 1);
+        Some(BufferId(id))
+    }
+
+    fn take_pages(&mut self, pages: usize) -> Option<u32> {
+        if let Some(page) = self.recent.get_mut(pages).and_then(Vec::pop) {
+            return Some(page);
+        }
+        if let Some(page) = self.buddy.alloc(pages as u32) {
+            return Some(page);
+        }
+        if self.used_pages + pages > self.capacity() / PAGE_BYTES {
+            return None;
+        }
+        self.give_recent_back();
+        self.buddy.alloc(pages as u32).or_else(|| self.buddy.alloc_anywhere(pages as u32))
+    }
+
+    fn give_recent_back(&mut self) {
+        for (pages, runs) in self.recent.iter_mut().enumerate() {
+            for page in runs.drain(..) {
+                self.buddy.free(page, pages as u32);
+            }
+        }
+    }
+
+    /// Gives up the only reference. Where a buffer may be shared, say `release`.
+    pub fn free(&mut self, id: BufferId) {
+        assert_eq!(self.buffer(id).refs, 1, "buffer {id} is still shared");
+        self.release(id);
+    }
+
+    /// Adds a reference.
+    pub fn retain(&mut self, id: BufferId) {
+        let buffer = self.buffer_mut(id);
+        buffer.refs += 1;
+    }
+
+    /// Takes a reference away; the last one frees the buffer.
+    pub fn release(&mut self, id: BufferId) {
+        let buffer = self.buffer_mut(id);
+        buffer.refs -= 1;
+        if buffer.refs > 0 {
+            return;
+        }
+        assert!(buffer.filling.is_empty(), "the ring holds a reference while the kernel writes");
+        let (page, pages) = (buffer.page, (buffer.len as usize).div_ceil(PAGE_BYTES));
+        self.free_ids.push(id.0);
+        self.used_pages -= pages;
+        match self.recent.get_mut(pages) {
+            Some(runs) if runs.len() < RECENT_EACH_MAX => runs.push(page),
+            _ => self.buddy.free(page, pages as u32),
+        }
+    }
+
+    /// Bytes of a buffer.
+    #[allow(clippy::len_without_is_empty)] // No buffer is empty.
+    pub fn len(&self, id: BufferId) -> usize {
+        self.buffer(id).len as usize
+    }
+
+    /// The whole buffer.
+    pub fn bytes(&self, id: BufferId) -> &[u8] {
+        self.slice(self.whole(id))
+    }
+
+    /// The whole buffer, to be written.
+    pub fn bytes_mut(&mut self, id: BufferId) -> &mut [u8] {
+        self.slice_mut(self.whole(id))
+    }
+
+    /// Part of a buffer.
+    pub fn slice(&self, slice: BufferSlice) -> &[u8] {
+        let offset = self.locate(slice);
+        self.assert_not_filling(slice);
+        // SAFETY: inside a live buffer; the kernel fills no byte of it (just checked), and Rust
+        // code changes bytes only through `&mut self`.
+        unsafe { self.memory.bytes(offset, slice.len as usize) }
+    }
+
+    /// Part of a buffer, to be written.
+    pub fn slice_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
+        let offset = self.locate(slice);
+        self.assert_not_filling(slice);
+        // SAFETY: as in `slice`.
+        unsafe { self.memory.bytes_mut(offset, slice.len as usize) }
+    }
+
+    /// The slice that is the whole buffer.
+    pub fn whole(&self, id: BufferId) -> BufferSlice {
+        BufferSlice { id, offset: 0, len: self.buffer(id).len }
+    }
+
+    /// Bytes of all buffers there can be.
+    pub fn capacity(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Bytes in buffers, rounding included.
+    pub fn used(&self) -> usize {
+        self.used_pages * PAGE_BYTES
+    }
+
+    /// Takes note that an operation uses `slice`, and returns its address.
+    pub(crate) fn pin(&mut self, slice: BufferSlice, traffic: Traffic) -> *mut u8 {
+        let offset = self.locate(slice);
+        let buffer = self.buffer_mut(slice.id);
+        buffer.refs += 1;
+        if traffic == Traffic::KernelWrites {
+            buffer.filling.push((slice.offset, slice.offset + slice.len));
+        }
+        self.memory.address(offset, slice.len as usize)
+    }
+
+    /// The operation has ended.
+    pub(crate) fn unpin(&mut self, slice: BufferSlice, traffic: Traffic) {
+        if traffic == Traffic::KernelWrites {
+            let filling = &mut self.buffer_mut(slice.id).filling;
+            let range = (slice.offset, slice.offset + slice.len);
+            let at = filling.iter().position(|&part| part == range);
+            filling.swap_remove(at.expect("what is unpinned was pinned"));
+        }
+        self.release(slice.id);
+    }
+
+    /// Address of a slice that is pinned.
+    pub(crate) fn pinned_address(&self, slice: BufferSlice) -> *mut u8 {
+        self.memory.address(self.locate(slice), slice.len as usize)
+    }
+
+    /// First address and bytes of the whole arena, for registering it.
+    pub(crate) fn region(&self) -> (*mut u8, usize) {
+        (self.memory.address(0, self.memory.len()), self.memory.len())
+    }
+
+    fn locate(&self, slice: BufferSlice) -> usize {
+        let buffer = self.buffer(slice.id);
+        let end = slice.offset.checked_add(slice.len).expect("a slice ends inside its buffer");
+        assert!(end <= buffer.len, "slice {slice:?} leaves its buffer of {} bytes", buffer.len);
+        buffer.page as usize * PAGE_BYTES + slice.offset as usize
+    }
+
+    fn assert_not_filling(&self, slice: BufferSlice) {
+        let end = slice.offset + slice.len;
+        for &(from, to) in &self.buffer(slice.id).filling {
+            assert!(end <= from || to <= slice.offset, "{slice:?} is being filled");
+        }
+    }
+
+    fn buffer(&self, id: BufferId) -> &Buffer {
+        let buffer = &self.buffers[id.0 as usize];
+        assert!(buffer.refs > 0, "buffer {id} was freed");
+        buffer
+    }
+
+    fn buffer_mut(&mut self, id: BufferId) -> &mut Buffer {
+        let buffer = &mut self.buffers[id.0 as usize];
+        assert!(buffer.refs > 0, "buffer {id} was freed");
+        buffer
+    }
+}
+
+/// What an operation does to the memory it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Traffic {
+    /// It fills it: reading a file, receiving.
+    KernelWrites,
+    /// It takes from it: writing a file, sending.
+    KernelReads,
+}

@@ -1,0 +1,169 @@
+//! A buddy system of pages: which are free, in aligned blocks of powers of two.
+//!
+//! Free blocks of one order form a doubly linked list through arrays, so that any block can leave
+//! its list at once. Only page numbers are handled here, no memory.
+
+/// No page.
+const NONE: u32 = u32::MAX;
+
+/// Not the first page of a free block.
+const NOT_FREE: u8 = u8::MAX;
+
+/// Free pages.
+#[derive(Debug)]
+pub(super) struct Buddy {
+    pages: u32,
+    /// First block of each order's list.
+    heads: Vec<u32>,
+    /// Bit `n` is set while list `n` has a block.
+    orders: u32,
+    next: Vec<u32>,
+    previous: Vec<u32>,
+    /// By page: the order of the free block that starts there, or `NOT_FREE`.
+    free_order: Vec<u8>,
+    free_pages: u32,
+}
+
+impl Buddy {
+    /// `pages` pages, all free.
+    pub(super) fn new(pages: u32) -> Buddy {
+        let orders = 32 - pages.leading_zeros();
+        let mut buddy = Buddy {
+            pages,
+            heads: vec![NONE; orders as usize],
+            orders: 0,
+            next: vec![NONE; pages as usize],
+            previous: vec![NONE; pages as usize],
+            free_order: vec![NOT_FREE; pages as usize],
+            free_pages: 0,
+        };
+        buddy.free(0, pages);
+        buddy
+    }
+
+    /// A run of `pages` from the smallest block that is large enough; what it does not need of the
+    /// block stays free.
+    pub(super) fn alloc(&mut self, pages: u32) -> Option<u32> {
+        let order = order_for(pages);
+        let fitting = self.orders.checked_shr(order).unwrap_or(0);
+        if fitting == 0 {
+            return None;
+        }
+        let order = order + fitting.trailing_zeros();
+        let page = self.heads[order as usize];
+        self.unlink(page, order);
+        self.link_run(page + pages, page + (1 << order));
+        Some(page)
+    }
+
+    /// A run of `pages`, even if it takes several neighbouring blocks. Looks at every block.
+    pub(super) fn alloc_anywhere(&mut self, pages: u32) -> Option<u32> {
+        if pages > self.free_pages {
+            return None;
+        }
+        let (mut start, mut page) = (0, 0);
+        while page < self.pages {
+            let order = self.free_order[page as usize];
+            page += if order == NOT_FREE { 1 } else { 1 << order };
+            if order == NOT_FREE {
+                start = page;
+            } else if page - start >= pages {
+                self.unlink_run(start, page);
+                self.link_run(start + pages, page);
+                return Some(start);
+            }
+        }
+        None
+    }
+
+    /// Takes a run back and joins it with its free neighbours.
+    pub(super) fn free(&mut self, page: u32, pages: u32) {
+        let (mut at, end) = (page, page + pages);
+        while at < end {
+            let order = largest_block(at, end);
+            self.free_block(at, order);
+            at += 1 << order;
+        }
+    }
+
+    fn free_block(&mut self, page: u32, order: u32) {
+        assert_eq!(self.free_order[page as usize], NOT_FREE, "page {page} is free already");
+        let (mut page, mut order) = (page, order);
+        loop {
+            let buddy = page ^ (1 << order);
+            let joins = (order as usize) + 1 < self.heads.len()
+                && buddy < self.pages
+                && u32::from(self.free_order[buddy as usize]) == order;
+            if !joins {
+                break;
+            }
+            self.unlink(buddy, order);
+            page = page.min(buddy);
+            order += 1;
+        }
+        self.link(page, order);
+    }
+
+    fn link_run(&mut self, from: u32, to: u32) {
+        let mut at = from;
+        while at < to {
+            let order = largest_block(at, to);
+            self.link(at, order);
+            at += 1 << order;
+        }
+    }
+
+    fn unlink_run(&mut self, from: u32, to: u32) {
+        let mut at = from;
+        while at < to {
+            let order = u32::from(self.free_order[at as usize]);
+            self.unlink(at, order);
+            at += 1 << order;
+        }
+    }
+
+    fn link(&mut self, page: u32, order: u32) {
+        let head = self.heads[order as usize];
+        self.next[page as usize] = head;
+        self.previous[page as usize] = NONE;
+        if head != NONE {
+            self.previous[head as usize] = page;
+        }
+        self.heads[order as usize] = page;
+        self.orders |= 1 << order;
+        self.free_order[page as usize] = order as u8;
+        self.free_pages += 1 << order;
+    }
+
+    fn unlink(&mut self, page: u32, order: u32) {
+        let (next, previous) = (self.next[page as usize], self.previous[page as usize]);
+        if next != NONE {
+            self.previous[next as usize] = previous;
+        }
+        if previous != NONE {
+            self.next[previous as usize] = next;
+        } else {
+            self.heads[order as usize] = next;
+            if next == NONE {
+                self.orders &= !(1 << order);
+            }
+        }
+        self.free_order[page as usize] = NOT_FREE;
+        self.free_pages -= 1 << order;
+    }
+
+    #[cfg(test)]
+    pub(super) fn free_pages(&self) -> u32 {
+        self.free_pages
+    }
+}
+
+/// The order of the smallest block that has `pages` pages.
+fn order_for(pages: u32) -> u32 {
+    pages.next_power_of_two().trailing_zeros()
+}
+
+/// The order of the largest block that starts at `at` and ends by `end`.
+fn largest_block(at: u32, end: u32) -> u32 {
+    at.trailing_zeros().min((end - at).ilog2())
+}

@@ -1,0 +1,91 @@
+//! One anonymous memory mapping: the bytes behind an [`Arena`](crate::buffers::Arena).
+//!
+//! Why `unsafe`: the kernel reads and writes these pages through raw addresses while Rust code
+//! holds other parts of them, so they can be no `Vec<u8>`. Every access is bounds-checked here; that
+//! no two of them overlap is the arena's promise.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+/// Alignment that lets the kernel back the mapping with huge pages, bytes.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Readable and writable pages, zeroed at first.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    map: NonNull<u8>,
+    map_len: usize,
+    base: NonNull<u8>,
+    len: usize,
+}
+
+impl Memory {
+    /// Maps `len` bytes, a multiple of the page size.
+    pub(crate) fn map(len: usize) -> std::io::Result<Memory> {
+        let map_len = len + HUGE_PAGE_BYTES;
+        // SAFETY: a new private mapping at an address of the kernel's choice touches no memory
+        // that exists.
+        let map = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                map_len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        let map = NonNull::new(map.cast::<u8>()).expect("mmap never returns address 0");
+        let skip = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
+        // SAFETY: `skip` is less than HUGE_PAGE_BYTES, by which the mapping is longer than `len`.
+        let base = unsafe { map.add(skip) };
+        // Huge pages save TLB misses; without them everything works the same. Forked children
+        // (a qemu-nbd, say) must not make the kernel copy pages that a device writes to.
+        // SAFETY: advice on our own mapping; neither kind changes its contents here.
+        unsafe {
+            let _ = madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage);
+            let _ = madvise(base.as_ptr().cast(), len, Advice::LinuxDontFork);
+        }
+        Ok(Memory { map, map_len, base, len })
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Address of byte `offset`, of which `len` bytes are inside. Using it is up to the caller.
+    pub(crate) fn address(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset <= self.len && len <= self.len - offset, "outside the arena");
+        // SAFETY: inside the mapping, as just checked.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    /// A run of bytes.
+    ///
+    /// # Safety
+    /// While the result lives, nothing, the kernel included, may write to it.
+    pub(crate) unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+        // SAFETY: initialised (zero pages), in bounds; no writer by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.address(offset, len), len) }
+    }
+
+    /// A run of bytes, to be changed.
+    ///
+    /// # Safety
+    /// While the result lives, nothing else may write to it.
+    pub(crate) unsafe fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `&mut self` excludes every other slice of this mapping.
+        unsafe { std::slice::from_raw_parts_mut(self.address(offset, len), len) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; the borrow checker has ended every slice of it, and the ring
+        // does not drop an arena that the kernel still uses.
+        unsafe {
+            let _ = munmap(self.map.as_ptr().cast(), self.map_len);
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! One device of a pool: opening, refusing, reserving, locking.
+//!
+//! A device has two descriptors: one for the caches' data, O_DIRECT where the filesystem allows it,
+//! and a buffered one for superblock and segment table. They never touch the same 4 KiB. The lock is on
+//! the first, which shards hold duplicates of, so it lasts as long as anyone can write.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::io::Errno;
+
+use super::error::PoolError;
+use super::format::{NotSuperblock, PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use super::table::Table;
+use crate::ring::FdClass;
+
+/// Bytes at the start of a device that are searched for somebody else's data.
+const HEAD_BYTES: usize = 256 << 10;
+
+/// f_type of tmpfs and of ramfs.
+const MEMORY_FILESYSTEMS: [i64; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// A device to take into a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceSpec {
+    /// A file or a block device.
+    pub path: PathBuf,
+    /// Size of a file that does not exist yet, bytes; all of it is reserved.
+    pub size_bytes: Option<u64>,
+}
+
+/// May data that is there be destroyed?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overwrite {
+    /// No: a device that holds something is refused.
+    Refuse,
+    /// Yes.
+    Force,
+}
+
+/// What hob will not overwrite unasked: name, offset, bytes.
+const SIGNATURES: &[(&str, usize, &[u8])] = &[
+    ("a qcow2 image", 0, b"QFI\xfb"),
+    ("a VMDK image", 0, b"KDMV"),
+    ("a VHDX image", 0, b"vhdxfile"),
+    ("a VPC image", 0, b"conectix"),
+    ("a VDI image", 0x40, b"\x7f\x10\xda\xbe"),
+    ("a LUKS volume", 0, b"LUKS\xba\xbe"),
+    ("an XFS filesystem", 0, b"XFSB"),
+    ("a Ceph BlueStore volume", 0, b"bluestore block device"),
+    ("a RAID member", 0, b"\xfc\x4e\x2b\xa9"),
+    ("a RAID member", 4096, b"\xfc\x4e\x2b\xa9"),
+    ("an NTFS filesystem", 3, b"NTFS    "),
+    ("an exFAT filesystem", 3, b"EXFAT   "),
+    ("an LVM volume", 0, b"LABELONE"),
+    ("an LVM volume", 512, b"LABELONE"),
+    ("an LVM volume", 1024, b"LABELONE"),
+    ("an LVM volume", 1536, b"LABELONE"),
+    ("a GPT partition table", 512, b"EFI PART"),
+    ("a GPT partition table", 4096, b"EFI PART"),
+    ("an ext2/3/4 filesystem", 1080, b"\x53\xef"),
+    ("an F2FS filesystem", 1024, b"\x10\x20\xf5\xf2"),
+    ("swap space", 4086, b"SWAPSPACE2"),
+    ("a bcache device", 4120, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
+    ("an ISO 9660 filesystem", 32769, b"CD001"),
+    ("a btrfs filesystem", 65600, b"_BHRfS_M"),
+    ("a ZFS pool member", 131_072, b"\x0c\xb1\xba\x00\x00\x00\x00\x00"),
+    ("a ZFS pool member", 135_168, b"\x0c\xb1\xba\x00\x00\x00\x00\x00"),
+    ("a partition table or boot sector", 510, b"\x55\xaa"),
+];
+
+/// The name of what the first bytes of a device belong to.
+pub(super) fn recognise(head: &[u8]) -> Option<&'static str> {
+    let is_there = |offset: usize, magic: &[u8]| head.get(offset..).is_some_and(|at| at.starts_with(magic));
+    SIGNATURES.iter().find(|(_, offset, magic)| is_there(*offset, magic)).map(|(name, ..)| *name)
+}
+
+/// An open, locked device.
+#[derive(Debug)]
+pub(super) struct OpenDevice {
+    pub(super) path: PathBuf,
+    pub(super) control: File,
+    pub(super) data: OwnedFd,
+    pub(super) class: FdClass,
+    pub(super) access: &'static str,
+    pub(super) size_bytes: u64,
+    /// hob made the file just now.
+    created: bool,
+}
+
+/// A device of a pool.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) open: OpenDevice,
+    pub(super) superblock: Superblock,
+    /// Which copy of the superblock is the current one.
+    pub(super) copy: u8,
+    pub(super) table: Table,
+}
+
+impl OpenDevice {
+    /// Opens and locks what is at `path`.
+    pub(super) fn open(path: &Path) -> Result<OpenDevice, PoolError> {
+        let system = |action, source: io::Error| PoolError::System { path: path.into(), action, source };
+        let control =
+            OpenOptions::new().read(true).write(true).open(path).map_err(|e| system("open it", e))?;
+        let file_type = control.metadata().map_err(|e| system("look at it", e))?.file_type();
+        if !file_type.is_file() && !file_type.is_block_device() {
+            let reason = format!("{} is neither a file nor a block device", path.display());
+            return Err(PoolError::Unworkable { reason });
+        }
+        let memory = file_type.is_file() && is_memory_filesystem(&control);
+        // A block device opened exclusively cannot be mounted, nor opened while it is.
+        let exclusive = if file_type.is_block_device() { libc::O_EXCL } else { 0 };
+        let open_data = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
+        let (data, access) = match (memory, open_data(libc::O_DIRECT | exclusive)) {
+            (false, Ok(file)) => (file, "direct"),
+            (_, Err(error)) if error.raw_os_error() == Some(libc::EBUSY) => {
+                return Err(PoolError::InUse { path: path.into() });
+            }
+            (memory, _) => {
+                let file = open_data(exclusive).map_err(|e| system("open it", e))?;
+                if !memory {
+                    tracing::warn!(
+                        path = %path.display(),
+                        "this filesystem has no O_DIRECT; the pool's data will be in the page cache a second time"
+                    );
+                }
+                (file, if memory { "memory" } else { "buffered" })
+            }
+        };
+        match rustix::fs::flock(&data, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(PoolError::InUse { path: path.into() }),
+            Err(errno) => return Err(system("lock it", errno.into())),
+        }
+        let size_bytes = (&control).seek(SeekFrom::End(0)).map_err(|e| system("find its size", e))?;
+        let class = if memory { FdClass::Memory } else { FdClass::File };
+        let path = path.to_owned();
+        Ok(OpenDevice { path, control, data: data.into(), class, access, size_bytes, created: false })
+    }
+
+    /// Opens a device that is to become part of a pool; makes the file if there is none.
+    pub(super) fn create(spec: &DeviceSpec) -> Result<OpenDevice, PoolError> {
+        let path = &spec.path;
+        let system = |action, source: io::Error| PoolError::System { path: path.into(), action, source };
+        let created = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+            Ok(_) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(system("create it", error)),
+        };
+        let opened = OpenDevice::open(path).and_then(|mut open| {
+            open.created = created;
+            if open.size_bytes == 0 {
+                open.size_bytes = spec.size_bytes.ok_or_else(|| PoolError::Unworkable {
+                    reason: format!("{} does not exist; say how large it should be", path.display()),
+                })?;
+                open.resize()?;
+            }
+            open.reserve()?;
+            Ok(open)
+        });
+        if opened.is_err() && created {
+            let _ = std::fs::remove_file(path);
+        }
+        opened
+    }
+
+    fn resize(&self) -> Result<(), PoolError> {
+        self.control.set_len(self.size_bytes).map_err(|e| self.system("size it", e))
+    }
+
+    /// Reserves all bytes of a file now, so that the filesystem's running full cannot hurt later.
+    fn reserve(&self) -> Result<(), PoolError> {
+        let is_file = self.control.metadata().is_ok_and(|metadata| metadata.is_file());
+        if !is_file {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(&self.control, FallocateFlags::empty(), 0, self.size_bytes) {
+            Ok(()) => Ok(()),
+            Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
+                Err(PoolError::NoSpace { path: self.path.clone(), bytes: self.size_bytes })
+            }
+            Err(Errno::OPNOTSUPP) => {
+                tracing::warn!(path = %self.path.display(), "this filesystem cannot reserve space; the pool may run out of it");
+                Ok(())
+            }
+            Err(errno) => Err(self.system("reserve its space", errno.into())),
+        }
+    }
+
+    /// The file's path if hob has just made it.
+    pub(super) fn made(&self) -> Option<PathBuf> {
+        self.created.then(|| self.path.clone())
+    }
+
+    /// Refuses a device on which there is anything.
+    pub(super) fn refuse_foreign(&self) -> Result<(), PoolError> {
+        let mut head = vec![0; HEAD_BYTES.min(self.size_bytes as usize)];
+        self.control.read_exact_at(&mut head, 0).map_err(|e| self.system("read it", e))?;
+        let what = match self.read_superblock() {
+            Ok((superblock, _)) => format!("hob pool {} ({})", superblock.name, superblock.pool_uuid),
+            Err(PoolError::NotAPool { .. }) => match recognise(&head) {
+                Some(name) => name.to_owned(),
+                None if head.iter().all(|byte| *byte == 0) => return Ok(()),
+                None => "unknown data".to_owned(),
+            },
+            Err(PoolError::Damaged { .. } | PoolError::Newer { .. }) => "a hob pool".to_owned(),
+            Err(error) => return Err(error),
+        };
+        Err(PoolError::Foreign { path: self.path.clone(), what })
+    }
+
+    /// The newest whole superblock, and which copy it is.
+    pub(super) fn read_superblock(&self) -> Result<(Superblock, u8), PoolError> {
+        let mut found: Option<(Superblock, u8)> = None;
+        let mut reason = NotSuperblock::Foreign;
+        for (copy, offset) in (0u8..).zip(SUPERBLOCK_OFFSETS) {
+            let mut bytes = vec![0; PAGE_BYTES];
+            if let Err(error) = self.control.read_exact_at(&mut bytes, offset) {
+                tracing::warn!(%error, path = %self.path.display(), copy, "a superblock is unreadable");
+                continue;
+            }
+            match Superblock::decode(&bytes) {
+                Ok(new) if found.as_ref().is_none_or(|(old, _)| old.generation < new.generation) => {
+                    found = Some((new, copy));
+                }
+                Ok(_) | Err(NotSuperblock::Foreign) => {}
+                Err(other) => reason = other,
+            }
+        }
+        let path = self.path.clone();
+        match (found, reason) {
+            // A device that a later hob has changed is not ours to guess at.
+            (_, NotSuperblock::Newer(what)) => Err(PoolError::Newer { path, what }),
+            (Some((superblock, _)), _) if superblock.device_bytes > self.size_bytes => {
+                Err(PoolError::TooSmall { path, bytes: self.size_bytes, needed: superblock.device_bytes })
+            }
+            (Some(found), _) => Ok(found),
+            (None, NotSuperblock::Foreign) => Err(PoolError::NotAPool { path }),
+            (None, NotSuperblock::Damaged(what)) => Err(PoolError::Damaged { path, what: what.into() }),
+        }
+    }
+
+    /// Makes the device look empty to whoever probes it.
+    pub(super) fn wipe(&self) -> Result<(), PoolError> {
+        let zeroes = vec![0; HEAD_BYTES.min(SUPERBLOCK_OFFSETS[1] as usize)];
+        let wiped = self
+            .control
+            .write_all_at(&zeroes, 0)
+            .and_then(|()| self.control.write_all_at(&zeroes[..PAGE_BYTES], SUPERBLOCK_OFFSETS[1]))
+            .and_then(|()| self.control.sync_data());
+        wiped.map_err(|e| self.system("wipe it", e))
+    }
+
+    /// An error of this device.
+    pub(super) fn system(&self, action: &'static str, source: io::Error) -> PoolError {
+        PoolError::System { path: self.path.clone(), action, source }
+    }
+}
+
+impl Device {
+    /// Makes an open device part of a pool. Its superblock comes last: until it is whole, the device
+    /// is nobody's.
+    pub(super) fn format(open: OpenDevice, superblock: Superblock) -> Result<Device, PoolError> {
+        open.wipe()?;
+        let table = Table::new(superblock.device_uuid, superblock.layout);
+        let mut device = Device { open, superblock, copy: 0, table };
+        let formatted = device.table.format(&device.open.control);
+        formatted.map_err(|e| device.open.system("write its segment table", e))?;
+        device.store_superblock()?;
+        device.store_superblock()?;
+        Ok(device)
+    }
+
+    /// Reads a device of a pool.
+    pub(super) fn load(open: OpenDevice) -> Result<Device, PoolError> {
+        let (superblock, copy) = open.read_superblock()?;
+        let table = Table::load(&open.control, superblock.device_uuid, superblock.layout);
+        let table = table.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => {
+                PoolError::Damaged { path: open.path.clone(), what: error.to_string() }
+            }
+            _ => open.system("read its segment table", error),
+        })?;
+        Ok(Device { open, superblock, copy, table })
+    }
+
+    /// Writes the superblock over its older copy.
+    pub(super) fn store_superblock(&mut self) -> Result<(), PoolError> {
+        let new = Superblock { generation: self.superblock.generation + 1, ..self.superblock.clone() };
+        let copy = 1 - self.copy;
+        let control = &self.open.control;
+        let stored = control
+            .write_all_at(&new.encode(), SUPERBLOCK_OFFSETS[usize::from(copy)])
+            .and_then(|()| control.sync_data());
+        stored.map_err(|e| self.open.system("write its superblock", e))?;
+        (self.superblock, self.copy) = (new, copy);
+        Ok(())
+    }
+
+    /// Writes what changed in the segment table.
+    pub(super) fn store_table(&mut self) -> Result<(), PoolError> {
+        let stored = self.table.store(&self.open.control);
+        stored.map_err(|e| self.open.system("write its segment table", e))
+    }
+
+    /// A descriptor of the data for somebody else.
+    pub(super) fn clone_data(&self) -> io::Result<OwnedFd> {
+        self.open.data.as_fd().try_clone_to_owned()
+    }
+}
+
+/// Is a file's filesystem made of memory?
+pub(crate) fn is_memory_filesystem(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|fs| MEMORY_FILESYSTEMS.contains(&(fs.f_type as i64)))
+}

@@ -1,0 +1,129 @@
+//! Why a pool operation failed.
+
+use std::io;
+use std::path::PathBuf;
+
+use hob_engine::units::DeviceId;
+
+/// Why a pool operation failed. Nothing was changed, as far as the devices allow.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// Opened, but hob never wrote a pool there.
+    #[error("{path} holds no hob pool; make one with `hob pool create`, or check the path", path = path.display())]
+    NotAPool {
+        /// The device.
+        path: PathBuf,
+    },
+    /// Something else lives there.
+    #[error(
+        "{path} holds {what}; hob does not overwrite it. If it may go, say --force",
+        path = path.display()
+    )]
+    Foreign {
+        /// The device.
+        path: PathBuf,
+        /// What was found.
+        what: String,
+    },
+    /// The devices are not one pool's.
+    #[error(
+        "{path} belongs to pool {found}, not to {expected}; open pools separately, or add it with --force to wipe it",
+        path = path.display()
+    )]
+    OtherPool {
+        /// The device.
+        path: PathBuf,
+        /// Its pool: name and UUID.
+        found: String,
+        /// The pool it was named with.
+        expected: String,
+    },
+    /// Another daemon has it.
+    #[error(
+        "{path} is in use by another process; a pool has one daemon. Stop the other one first",
+        path = path.display()
+    )]
+    InUse {
+        /// The device.
+        path: PathBuf,
+    },
+    /// It has no room for one segment, or is smaller than its superblock says.
+    #[error("{path} has {bytes} bytes; at least {needed} are needed", path = path.display())]
+    TooSmall {
+        /// The device.
+        path: PathBuf,
+        /// Bytes there are.
+        bytes: u64,
+        /// Bytes there should be.
+        needed: u64,
+    },
+    /// The filesystem is full.
+    #[error(
+        "the filesystem of {path} has no room for {bytes} bytes; the pool reserves all of them at once. \
+         Give it a smaller size or another place",
+        path = path.display()
+    )]
+    NoSpace {
+        /// The device.
+        path: PathBuf,
+        /// Bytes wanted.
+        bytes: u64,
+    },
+    /// There are too few free segments.
+    #[error("the pool has {free} free segments of {wanted} that are needed; add a device or shrink a cache")]
+    Full {
+        /// Segments wanted.
+        wanted: u64,
+        /// Free segments on devices that are in.
+        free: u64,
+    },
+    /// Segments of the device are in use.
+    #[error("device {device} still has {segments} segments in use; move the caches away from it first")]
+    DeviceBusy {
+        /// The device.
+        device: DeviceId,
+        /// Segments in use.
+        segments: u64,
+    },
+    /// There is no such device.
+    #[error("the pool has no device {device}")]
+    NoSuchDevice {
+        /// The id asked for.
+        device: DeviceId,
+    },
+    /// hob wrote it, and it is broken.
+    #[error(
+        "{path} is damaged: {what}. Its contents are only copies: remove it from the pool, or make it anew with --force",
+        path = path.display()
+    )]
+    Damaged {
+        /// The device.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// A later hob wrote it.
+    #[error("{path} was written by a later version of hob ({what}); use that one", path = path.display())]
+    Newer {
+        /// The device.
+        path: PathBuf,
+        /// What this hob does not know.
+        what: String,
+    },
+    /// The request cannot work.
+    #[error("{reason}")]
+    Unworkable {
+        /// Why not, and what would.
+        reason: String,
+    },
+    /// The system refuses.
+    #[error("{path}: cannot {action}: {source}", path = path.display())]
+    System {
+        /// The device.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,538 @@
+//! The ring: asynchronous file and socket operations of one shard.
+//!
+//! # Two engines, one interface
+//! `uring.rs` uses io_uring; `threads.rs` uses a small pool of threads for files and epoll for
+//! sockets, where io_uring is missing or forbidden. This file is what both share: the table of
+//! operations in flight, the memory they use, and what makes an operation complete. A driver only
+//! starts one attempt and says how it ended; short transfers are continued here.
+//!
+//! # Call order
+//! [`Ring::attach`] a descriptor, start operations, [`Ring::submit_and_wait`], then
+//! [`Ring::next_completion`] until it returns `None`, and again. Nothing reaches the kernel before
+//! `submit_and_wait`, except I/O of [`FdClass::Memory`], which is done where it is asked for:
+//! memory never blocks, and io_uring would pass it to a worker thread.
+//!
+//! # Promises
+//! * Every operation has exactly one completion; none is lost or refused because queues are full.
+//! * A read ends with as many bytes as it asked for, or an error; a file that ends too early is one
+//!   (ENODATA), because somebody truncated it. A write and a send are complete or failed.
+//!   [`Ring::recv_into`] is complete, or short because the peer closed.
+//! * One send and one receive per socket at a time; the caller keeps that rule, because two sends
+//!   could mix their bytes.
+//! * Memory of an operation in flight stays: buffers are referenced, descriptors kept open,
+//!   and dropping the ring waits, or leaks memory that the kernel still owns.
+//! * The ring lives on the thread that made it; only its [`Waker`]s travel.
+
+mod op;
+mod threads;
+mod uring;
+mod waker;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_engine::gather::{Gather, Piece};
+use hob_engine::io::{BufferSlice, Durability};
+use hob_engine::units::BufferId;
+
+use crate::buffers::{ARENA_BYTES_DEFAULT, Arena, Traffic};
+use crate::token::Token;
+use op::{Attempt, Message, Op, Work};
+pub use op::{Completion, Returned, RxBuf};
+pub use waker::Waker;
+
+/// Bytes of [`Ring::zeroes`].
+pub const ZEROES_BYTES: u32 = 64 << 10;
+
+/// How long dropping a ring waits for operations in flight.
+const DRAIN_MAX: Duration = Duration::from_secs(5);
+
+/// Which engine moves the bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RingKind {
+    /// io_uring, or threads where the system has none.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    IoUring,
+    /// Threads and epoll.
+    Threads,
+}
+
+/// Settings of a ring.
+#[derive(Clone, Debug)]
+pub struct RingConfig {
+    /// Which engine.
+    pub kind: RingKind,
+    /// Entries of the submission queue. More operations than that may be in flight.
+    pub entries: u32,
+    /// Memory for payload, bytes.
+    pub arena_bytes: usize,
+    /// Most threads of [`RingKind::Threads`].
+    pub threads_max: usize,
+}
+
+impl Default for RingConfig {
+    fn default() -> RingConfig {
+        RingConfig { kind: RingKind::Auto, entries: 1024, arena_bytes: ARENA_BYTES_DEFAULT, threads_max: 16 }
+    }
+}
+
+/// Why there is no ring.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// The system refuses io_uring.
+    #[error(
+        "io_uring is not available ({0}); allow it (sysctl kernel.io_uring_disabled, seccomp) or use the thread pool"
+    )]
+    NoUring(#[source] io::Error),
+    /// Memory, descriptors or threads are lacking.
+    #[error("cannot set up a ring with {arena_bytes} bytes of buffers: {source}")]
+    Resources {
+        /// What was asked for.
+        arena_bytes: usize,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// What a descriptor is, and thereby how its operations are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FdClass {
+    /// A file or block device on something that takes its time.
+    File,
+    /// A file whose bytes are memory (tmpfs, ramfs): read and written at once, by the caller.
+    Memory,
+    /// A stream socket or pipe.
+    Socket,
+}
+
+/// A descriptor that a ring keeps. Cheap to copy; valid until [`Ring::detach`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fd {
+    index: u16,
+    generation: u16,
+}
+
+/// A descriptor's entry in the ring's table.
+#[derive(Debug)]
+struct FdEntry {
+    file: Option<Arc<OwnedFd>>,
+    class: FdClass,
+    generation: u16,
+    in_flight: u32,
+    detached: bool,
+    /// Registered with the kernel under its index.
+    fixed: bool,
+    /// The last receive left bytes behind.
+    more_to_receive: bool,
+}
+
+impl FdEntry {
+    fn raw(&self) -> i32 {
+        self.file.as_ref().expect("an entry in use has a file").as_raw_fd()
+    }
+}
+
+#[derive(Debug)]
+enum Driver {
+    Uring(Box<uring::Uring>),
+    Threads(Box<threads::Threads>),
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Ring {
+    driver: Driver,
+    arena: Option<Arena>,
+    fds: Vec<FdEntry>,
+    free_fds: Vec<u16>,
+    ops: Vec<Op>,
+    free_ops: Vec<u32>,
+    messages: Vec<Box<Message>>,
+    ready: VecDeque<Completion>,
+    waker: Waker,
+    in_flight: usize,
+    /// Never written to, never released.
+    zeroes: BufferId,
+    /// Keeps the ring on its thread: the kernel accepts submissions from one task only.
+    _not_send: PhantomData<*const ()>,
+}
+
+impl Ring {
+    /// A ring for the calling thread.
+    ///
+    /// # Errors
+    /// [`RingError`]. `RingKind::Auto` falls back to threads with a warning instead of `NoUring`.
+    pub fn new(config: &RingConfig) -> Result<Ring, RingError> {
+        let resources = |source| RingError::Resources { arena_bytes: config.arena_bytes, source };
+        let mut arena = Arena::new(config.arena_bytes + ZEROES_BYTES as usize).map_err(resources)?;
+        let zeroes = arena.alloc(ZEROES_BYTES as usize).expect("a fresh arena has room");
+        let waker = Waker::new().map_err(resources)?;
+        let uring = match config.kind {
+            RingKind::Threads => None,
+            kind => match uring::Uring::new(config.entries, &arena, &waker) {
+                Ok(uring) => Some(uring),
+                Err(error) if kind == RingKind::IoUring => return Err(RingError::NoUring(error)),
+                Err(error) => {
+                    tracing::warn!(%error, "no io_uring here; a thread pool does its work, at several times the CPU time");
+                    None
+                }
+            },
+        };
+        let driver = match uring {
+            Some(uring) => Driver::Uring(Box::new(uring)),
+            None => {
+                let threads = threads::Threads::new(config.threads_max, &waker).map_err(resources)?;
+                Driver::Threads(Box::new(threads))
+            }
+        };
+        Ok(Ring {
+            driver,
+            arena: Some(arena),
+            fds: Vec::new(),
+            free_fds: Vec::new(),
+            ops: Vec::new(),
+            free_ops: Vec::new(),
+            messages: Vec::new(),
+            ready: VecDeque::with_capacity(config.entries as usize),
+            waker,
+            in_flight: 0,
+            zeroes,
+            _not_send: PhantomData,
+        })
+    }
+
+    /// Which engine was chosen; never `Auto`.
+    pub fn kind(&self) -> RingKind {
+        match self.driver {
+            Driver::Uring(_) => RingKind::IoUring,
+            Driver::Threads(_) => RingKind::Threads,
+        }
+    }
+
+    /// The payload buffers.
+    pub fn arena(&self) -> &Arena {
+        self.arena.as_ref().expect("a ring has an arena until it is dropped")
+    }
+
+    /// The payload buffers.
+    pub fn arena_mut(&mut self) -> &mut Arena {
+        self.arena.as_mut().expect("a ring has an arena until it is dropped")
+    }
+
+    /// `len` zero bytes that are always there, to be written; at most [`ZEROES_BYTES`].
+    pub fn zeroes(&self, len: u32) -> BufferSlice {
+        BufferSlice { id: self.zeroes, offset: 0, len: len.min(ZEROES_BYTES) }
+    }
+
+    /// Makes `submit_and_wait` return, from any thread.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Operations without a completion yet.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Takes a descriptor over. A socket is made blocking, which here means that its operations wait.
+    ///
+    /// # Panics
+    /// With more than 65 535 descriptors, which is above the system's usual limit.
+    pub fn attach(&mut self, file: impl Into<Arc<OwnedFd>>, class: FdClass) -> Fd {
+        let file = file.into();
+        if class == FdClass::Socket {
+            // io_uring does not wait for descriptors that are marked as non-blocking.
+            let _ = rustix::io::ioctl_fionbio(&file, false);
+        }
+        let index = self.free_fds.pop().unwrap_or_else(|| {
+            self.fds.push(FdEntry {
+                file: None,
+                class,
+                generation: 0,
+                in_flight: 0,
+                detached: true,
+                fixed: false,
+                more_to_receive: false,
+            });
+            u16::try_from(self.fds.len() - 1).expect("at most 65 535 descriptors")
+        });
+        let fixed = match &mut self.driver {
+            Driver::Uring(uring) => uring.register(index, file.as_raw_fd()),
+            Driver::Threads(threads) => threads.register(index),
+        };
+        let entry = &mut self.fds[usize::from(index)];
+        entry.file = Some(file);
+        entry.class = class;
+        entry.detached = false;
+        entry.fixed = fixed;
+        entry.more_to_receive = false;
+        Fd { index, generation: entry.generation }
+    }
+
+    /// Gives a descriptor up. It is closed when its last operation in flight has ended, which for a
+    /// socket needs [`Ring::shutdown`] first.
+    pub fn detach(&mut self, fd: Fd) {
+        let entry = self.entry_mut(fd);
+        entry.detached = true;
+        if entry.in_flight == 0 {
+            self.close(fd.index);
+        }
+    }
+
+    /// Ends a socket's traffic in both directions: its operations complete, early or with an error.
+    pub fn shutdown(&mut self, fd: Fd) {
+        let entry = self.entry_mut(fd);
+        let file = entry.file.as_ref().expect("an entry in use has a file");
+        let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
+    }
+
+    /// The descriptor itself, for options and the like.
+    pub fn borrow(&self, fd: Fd) -> BorrowedFd<'_> {
+        let entry = &self.fds[usize::from(fd.index)];
+        assert!(entry.generation == fd.generation && !entry.detached, "this descriptor was detached");
+        entry.file.as_ref().expect("an entry in use has a file").as_fd()
+    }
+
+    fn entry_mut(&mut self, fd: Fd) -> &mut FdEntry {
+        let entry = &mut self.fds[usize::from(fd.index)];
+        assert!(entry.generation == fd.generation && !entry.detached, "this descriptor was detached");
+        entry
+    }
+
+    fn close(&mut self, index: u16) {
+        let entry = &mut self.fds[usize::from(index)];
+        match &mut self.driver {
+            Driver::Uring(uring) if entry.fixed => uring.unregister(index),
+            Driver::Uring(_) => {}
+            Driver::Threads(threads) => threads.unregister(index, entry.raw()),
+        }
+        entry.file = None;
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free_fds.push(index);
+    }
+
+    /// Fills `slice` from a file. Result: `slice.len`.
+    pub fn read(&mut self, token: Token, fd: Fd, offset: u64, slice: BufferSlice) {
+        if self.entry_mut(fd).class == FdClass::Memory {
+            return self.run_now(token, fd, offset, slice, Traffic::KernelWrites);
+        }
+        self.arena_mut().pin(slice, Traffic::KernelWrites);
+        self.start(token, fd, Work::Read { slice, offset });
+    }
+
+    /// Writes `slice` to a file. Result: `slice.len`.
+    pub fn write(&mut self, token: Token, fd: Fd, offset: u64, slice: BufferSlice, durability: Durability) {
+        if self.entry_mut(fd).class == FdClass::Memory {
+            return self.run_now(token, fd, offset, slice, Traffic::KernelReads);
+        }
+        self.arena_mut().pin(slice, Traffic::KernelReads);
+        self.start(token, fd, Work::Write { slice, offset, durability });
+    }
+
+    /// Makes a file's contents durable, as fdatasync does. Result: 0.
+    pub fn fsync(&mut self, token: Token, fd: Fd) {
+        if self.entry_mut(fd).class == FdClass::Memory {
+            return self.post(token, 0);
+        }
+        self.start(token, fd, Work::Fsync);
+    }
+
+    /// fallocate(2) with its `mode` bits. Result: 0.
+    pub fn fallocate(&mut self, token: Token, fd: Fd, mode: i32, offset: u64, len: u64) {
+        self.start(token, fd, Work::Fallocate { mode, offset, len });
+    }
+
+    /// Receives some bytes behind those that `rx` holds. Result: how many; 0 when the peer closed.
+    /// `rx` comes back with the completion.
+    pub fn recv(&mut self, token: Token, fd: Fd, rx: RxBuf) {
+        assert!(rx.room() > 0, "no room to receive into");
+        self.start(token, fd, Work::Recv(rx));
+    }
+
+    /// Receives exactly `slice`. Result: `slice.len`, or less when the peer closed before.
+    pub fn recv_into(&mut self, token: Token, fd: Fd, slice: BufferSlice) {
+        self.arena_mut().pin(slice, Traffic::KernelWrites);
+        self.start(token, fd, Work::RecvInto(slice));
+    }
+
+    /// Sends everything in `gather`. Result: bytes. `gather` comes back with the completion.
+    pub fn send(&mut self, token: Token, fd: Fd, gather: Gather) {
+        let arena = self.arena.as_mut().expect("a ring has an arena until it is dropped");
+        for piece in &gather.pieces {
+            if let Piece::Payload(slice) = piece {
+                arena.pin(*slice, Traffic::KernelReads);
+            }
+        }
+        let total = gather.len();
+        let message = self.messages.pop().unwrap_or_default();
+        self.start(token, fd, Work::Send { gather, message, total });
+    }
+
+    /// Makes a completion without an operation, for whoever knows the result already.
+    pub fn post(&mut self, token: Token, result: i32) {
+        self.ready.push_back(Completion { token, result, returned: Returned::None });
+    }
+
+    /// Passes what was started to the kernel and waits until something completes, a [`Waker`]
+    /// wakes, or `timeout` is over; `None` waits for ever. Before it sleeps it watches
+    /// for up to `spin`, which saves the wake-up's latency at the price of CPU time.
+    /// May return early.
+    ///
+    /// # Errors
+    /// The kernel's, none of which is expected; the ring may be used further.
+    pub fn submit_and_wait(&mut self, spin: Duration, timeout: Option<Duration>) -> io::Result<()> {
+        let awake = self.waker.take() || !self.ready.is_empty();
+        let (spin, timeout) = if awake { (Duration::ZERO, Some(Duration::ZERO)) } else { (spin, timeout) };
+        let result = match &mut self.driver {
+            Driver::Uring(uring) => uring.wait(spin, timeout),
+            Driver::Threads(threads) => threads.wait(spin, timeout),
+        };
+        self.waker.take();
+        result
+    }
+
+    /// The next operation that ended.
+    pub fn next_completion(&mut self) -> Option<Completion> {
+        loop {
+            if let Some(completion) = self.ready.pop_front() {
+                return Some(completion);
+            }
+            let ended = match &mut self.driver {
+                Driver::Uring(uring) => uring.next()?,
+                Driver::Threads(threads) => threads.next()?,
+            };
+            self.fds[self.ops[ended.op as usize].fd.index as usize].more_to_receive = ended.more_to_receive;
+            self.advance(ended.op, ended.result);
+        }
+    }
+
+    /// Memory-backed I/O, on the spot.
+    fn run_now(&mut self, token: Token, fd: Fd, offset: u64, slice: BufferSlice, traffic: Traffic) {
+        let arena = self.arena.as_mut().expect("a ring has an arena until it is dropped");
+        let file = self.fds[usize::from(fd.index)].file.as_ref().expect("an entry in use has a file");
+        let result = match traffic {
+            Traffic::KernelWrites => op::read_now(file, offset, arena.slice_mut(slice)),
+            Traffic::KernelReads => op::write_now(file, offset, arena.slice(slice)),
+        };
+        let result = match result {
+            Ok(()) => slice.len as i32,
+            Err(errno) => -errno.raw_os_error(),
+        };
+        self.post(token, result);
+    }
+
+    fn start(&mut self, token: Token, fd: Fd, work: Work) {
+        self.entry_mut(fd).in_flight += 1;
+        self.in_flight += 1;
+        let op = Op { token, fd, done: 0, work };
+        let index = match self.free_ops.pop() {
+            Some(index) => {
+                self.ops[index as usize] = op;
+                index
+            }
+            None => {
+                self.ops.push(op);
+                self.ops.len() as u32 - 1
+            }
+        };
+        self.attempt(index);
+    }
+
+    /// Starts an operation, or what is left of it.
+    fn attempt(&mut self, index: u32) {
+        let op = &mut self.ops[index as usize];
+        let entry = &self.fds[usize::from(op.fd.index)];
+        let arena = self.arena.as_ref().expect("a ring has an arena until it is dropped");
+        let attempt = op.attempt(arena);
+        if matches!(attempt, Attempt::Nothing) {
+            return self.advance(index, 0);
+        }
+        match &mut self.driver {
+            Driver::Uring(uring) => uring.start(index, op.fd.index, entry, attempt),
+            Driver::Threads(threads) => threads.start(index, op.fd.index, entry, attempt),
+        }
+    }
+
+    /// An attempt ended with `result`, as the system call would have: continues or completes.
+    fn advance(&mut self, index: u32, result: i32) {
+        match self.ops[index as usize].judge(result) {
+            op::Verdict::Again => self.attempt(index),
+            op::Verdict::Ended(result) => self.complete(index, result),
+        }
+    }
+
+    fn complete(&mut self, index: u32, result: i32) {
+        let op = &mut self.ops[index as usize];
+        let (token, fd) = (op.token, op.fd);
+        let arena = self.arena.as_mut().expect("a ring has an arena until it is dropped");
+        let returned = match std::mem::replace(&mut op.work, Work::Vacant) {
+            Work::Vacant => unreachable!("an operation completes once"),
+            Work::Fsync | Work::Fallocate { .. } => Returned::None,
+            Work::Read { slice, .. } | Work::RecvInto(slice) => {
+                arena.unpin(slice, Traffic::KernelWrites);
+                Returned::None
+            }
+            Work::Write { slice, .. } => {
+                arena.unpin(slice, Traffic::KernelReads);
+                Returned::None
+            }
+            Work::Recv(rx) => Returned::Rx(rx),
+            Work::Send { gather, message, .. } => {
+                for piece in &gather.pieces {
+                    if let Piece::Payload(slice) = piece {
+                        arena.unpin(*slice, Traffic::KernelReads);
+                    }
+                }
+                self.messages.push(message);
+                Returned::Gather(gather)
+            }
+        };
+        self.free_ops.push(index);
+        self.in_flight -= 1;
+        let entry = &mut self.fds[usize::from(fd.index)];
+        entry.in_flight -= 1;
+        if entry.detached && entry.in_flight == 0 {
+            self.close(fd.index);
+        }
+        self.ready.push_back(Completion { token, result, returned });
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        for entry in &self.fds {
+            if let (FdClass::Socket, Some(file)) = (entry.class, &entry.file) {
+                let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
+            }
+        }
+        let deadline = std::time::Instant::now() + DRAIN_MAX;
+        while self.in_flight > 0 {
+            while self.next_completion().is_some() {}
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            if self.in_flight == 0 || left.is_zero() {
+                break;
+            }
+            if let Driver::Uring(uring) = &mut self.driver {
+                uring.cancel_all();
+            }
+            let _ = self.submit_and_wait(Duration::ZERO, Some(left.min(Duration::from_millis(50))));
+        }
+        if self.in_flight > 0 {
+            // A device that does not answer may write into these buffers later. Leaking them is the
+            // price of never seeing its bytes in somebody else's memory.
+            tracing::warn!(operations = self.in_flight, "dropping a ring with I/O in flight; its buffers are leaked");
+            std::mem::forget(self.arena.take());
+            std::mem::forget(std::mem::take(&mut self.ops));
+            std::mem::forget(std::mem::take(&mut self.fds));
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! One operation of the ring: what it uses, how it goes on, when it is over.
+#![allow(unsafe_code)]
+
+use std::os::fd::OwnedFd;
+
+use hob_engine::gather::{Gather, Piece};
+use hob_engine::io::{BufferSlice, Durability};
+use rustix::io::Errno;
+
+use super::Fd;
+use crate::buffers::Arena;
+use crate::token::Token;
+
+/// Most iovecs of one sendmsg; the kernel's UIO_MAXIOV.
+const IOVECS_MAX: usize = 1024;
+
+/// What every O_DIRECT transfer is a multiple of: a read that ends elsewhere met the file's end.
+const DIRECT_BYTES_MIN: u32 = 512;
+
+/// Bytes received from a socket, and room for more.
+#[derive(Debug, Default)]
+pub struct RxBuf {
+    // A `Vec` and not a `Box<[u8]>`: the kernel writes to it while it is moved about, which the
+    // aliasing rules forbid for boxes.
+    bytes: Vec<u8>,
+    filled: usize,
+}
+
+impl RxBuf {
+    /// Room for `capacity` bytes.
+    pub fn new(capacity: usize) -> RxBuf {
+        RxBuf { bytes: vec![0; capacity], filled: 0 }
+    }
+
+    /// Room for `capacity` bytes, of which the first are there already.
+    pub fn with(capacity: usize, received: &[u8]) -> RxBuf {
+        let mut rx = RxBuf::new(capacity.max(received.len()));
+        rx.bytes[..received.len()].copy_from_slice(received);
+        rx.filled = received.len();
+        rx
+    }
+
+    /// What was received and not consumed.
+    pub fn filled(&self) -> &[u8] {
+        &self.bytes[..self.filled]
+    }
+
+    /// Forgets the first `count` received bytes and moves the others to the front.
+    pub fn consume(&mut self, count: usize) {
+        assert!(count <= self.filled, "only what was received can be consumed");
+        self.bytes.copy_within(count..self.filled, 0);
+        self.filled -= count;
+    }
+
+    /// Bytes that still fit.
+    pub fn room(&self) -> usize {
+        self.bytes.len() - self.filled
+    }
+}
+
+/// What comes back with a completion.
+#[derive(Debug)]
+pub enum Returned {
+    /// Nothing.
+    None,
+    /// The buffer of a receive.
+    Rx(RxBuf),
+    /// The list of a send.
+    Gather(Gather),
+}
+
+/// An operation that ended.
+#[derive(Debug)]
+pub struct Completion {
+    /// As it was started.
+    pub token: Token,
+    /// Bytes moved, or a negative errno.
+    pub result: i32,
+    /// What the operation had taken along.
+    pub returned: Returned,
+}
+
+/// An operation in flight. Its memory must stay where it is until the attempt has ended.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) token: Token,
+    pub(super) fd: Fd,
+    /// Bytes that earlier attempts have moved.
+    pub(super) done: u32,
+    pub(super) work: Work,
+}
+
+#[derive(Debug)]
+pub(super) enum Work {
+    Vacant,
+    Read { slice: BufferSlice, offset: u64 },
+    Write { slice: BufferSlice, offset: u64, durability: Durability },
+    Fsync,
+    Fallocate { mode: i32, offset: u64, len: u64 },
+    Recv(RxBuf),
+    RecvInto(BufferSlice),
+    Send { gather: Gather, message: Box<Message>, total: usize },
+}
+
+/// One system call, more or less. The addresses belong to the operation of the same index.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Attempt {
+    /// There is nothing to do.
+    Nothing,
+    Read {
+        to: *mut u8,
+        len: u32,
+        offset: u64,
+    },
+    Write {
+        from: *const u8,
+        len: u32,
+        offset: u64,
+        durability: Durability,
+    },
+    Fsync,
+    Fallocate {
+        mode: i32,
+        offset: u64,
+        len: u64,
+    },
+    /// Outside the arena.
+    Recv {
+        to: *mut u8,
+        len: u32,
+    },
+    /// All of it, if the peer does not close.
+    RecvAll {
+        to: *mut u8,
+        len: u32,
+    },
+    Send {
+        from: *const u8,
+        len: u32,
+    },
+    SendMessage(*const libc::msghdr),
+}
+
+/// What an attempt's result means.
+pub(super) enum Verdict {
+    /// There is more to do.
+    Again,
+    /// This is the operation's result.
+    Ended(i32),
+}
+
+/// A message header and its parts, boxed so that their addresses last.
+#[derive(Debug)]
+pub(super) struct Message {
+    header: libc::msghdr,
+    iovecs: Vec<libc::iovec>,
+}
+
+impl Default for Message {
+    fn default() -> Message {
+        // SAFETY: a msghdr is integers and pointers; all of them may be zero.
+        Message { header: unsafe { std::mem::zeroed() }, iovecs: Vec::with_capacity(16) }
+    }
+}
+
+impl Message {
+    /// Describes what of `gather` comes after its first `skip` bytes, or the start of that.
+    fn describe(&mut self, gather: &Gather, skip: usize, arena: &Arena) {
+        let mut skip = skip;
+        self.iovecs.clear();
+        for piece in &gather.pieces {
+            if skip >= piece.len() {
+                skip -= piece.len();
+                continue;
+            }
+            if self.iovecs.len() == IOVECS_MAX {
+                break;
+            }
+            let (from, len) = piece_address(piece, gather, arena);
+            let base = from.wrapping_add(skip).cast_mut().cast();
+            self.iovecs.push(libc::iovec { iov_base: base, iov_len: len - skip });
+            skip = 0;
+        }
+        self.header.msg_iov = self.iovecs.as_mut_ptr();
+        self.header.msg_iovlen = self.iovecs.len();
+    }
+}
+
+fn piece_address(piece: &Piece, gather: &Gather, arena: &Arena) -> (*const u8, usize) {
+    match piece {
+        Piece::Head { start, end } => {
+            let bytes = &gather.head[*start as usize..*end as usize];
+            (bytes.as_ptr(), bytes.len())
+        }
+        Piece::Payload(slice) => (arena.pinned_address(*slice), slice.len as usize),
+    }
+}
+
+impl Op {
+    /// What has to be done next.
+    pub(super) fn attempt(&mut self, arena: &Arena) -> Attempt {
+        let done = self.done;
+        let rest = |slice: &BufferSlice| {
+            (arena.pinned_address(*slice).wrapping_add(done as usize), slice.len - done)
+        };
+        match &mut self.work {
+            Work::Vacant => unreachable!("only an operation in flight is attempted"),
+            Work::Read { slice, offset } => {
+                let (to, len) = rest(slice);
+                Attempt::Read { to, len, offset: *offset + u64::from(done) }
+            }
+            Work::Write { slice, offset, durability } => {
+                let (to, len) = rest(slice);
+                Attempt::Write { from: to, len, offset: *offset + u64::from(done), durability: *durability }
+            }
+            Work::Fsync => Attempt::Fsync,
+            Work::Fallocate { mode, offset, len } => {
+                Attempt::Fallocate { mode: *mode, offset: *offset, len: *len }
+            }
+            Work::Recv(rx) => {
+                let free = &mut rx.bytes[rx.filled..];
+                Attempt::Recv { to: free.as_mut_ptr(), len: free.len().min(i32::MAX as usize) as u32 }
+            }
+            Work::RecvInto(slice) => {
+                let (to, len) = rest(slice);
+                Attempt::RecvAll { to, len }
+            }
+            Work::Send { total: 0, .. } => Attempt::Nothing,
+            Work::Send { gather, message, .. } => match &gather.pieces[..] {
+                // One piece needs no message, and the kernel less time.
+                [piece] => {
+                    let (from, len) = piece_address(piece, gather, arena);
+                    Attempt::Send { from: from.wrapping_add(done as usize), len: len as u32 - done }
+                }
+                _ => {
+                    message.describe(gather, done as usize, arena);
+                    Attempt::SendMessage(&raw const message.header)
+                }
+            },
+        }
+    }
+
+    /// Takes an attempt's result into account.
+    pub(super) fn judge(&mut self, result: i32) -> Verdict {
+        if result == -libc::EINTR || result == -libc::EAGAIN {
+            return Verdict::Again;
+        }
+        if result < 0 {
+            return Verdict::Ended(result);
+        }
+        let moved = result as u32;
+        match &mut self.work {
+            Work::Vacant => unreachable!("only an operation in flight is judged"),
+            Work::Fsync | Work::Fallocate { .. } => Verdict::Ended(result),
+            Work::Recv(rx) => {
+                rx.filled += moved as usize;
+                assert!(rx.filled <= rx.bytes.len(), "the kernel received at most what fits");
+                Verdict::Ended(result)
+            }
+            Work::Read { slice, .. } => {
+                self.done += moved;
+                let at_end = moved == 0 || !self.done.is_multiple_of(DIRECT_BYTES_MIN);
+                match at_end {
+                    _ if self.done == slice.len => Verdict::Ended(slice.len as i32),
+                    true => Verdict::Ended(-libc::ENODATA),
+                    false => Verdict::Again,
+                }
+            }
+            Work::Write { slice, .. } => {
+                self.done += moved;
+                match moved {
+                    _ if self.done == slice.len => Verdict::Ended(slice.len as i32),
+                    0 => Verdict::Ended(-libc::EIO),
+                    _ => Verdict::Again,
+                }
+            }
+            Work::RecvInto(slice) => {
+                self.done += moved;
+                if self.done == slice.len || moved == 0 {
+                    return Verdict::Ended(self.done as i32);
+                }
+                Verdict::Again
+            }
+            Work::Send { total, .. } => {
+                self.done += moved;
+                match moved {
+                    _ if self.done as usize == *total => Verdict::Ended(self.done as i32),
+                    0 => Verdict::Ended(-libc::EPIPE),
+                    _ => Verdict::Again,
+                }
+            }
+        }
+    }
+}
+
+/// Fills `bytes` from a file on the calling thread.
+pub(super) fn read_now(file: &OwnedFd, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pread(file, &mut bytes[done..], offset + done as u64) {
+            Ok(0) => return Err(Errno::NODATA),
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Writes `bytes` to a file on the calling thread.
+pub(super) fn write_now(file: &OwnedFd, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pwrite(file, &bytes[done..], offset + done as u64) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}

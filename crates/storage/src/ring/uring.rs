@@ -1,0 +1,293 @@
+//! The ring's driver over io_uring.
+//!
+//! Submissions are batched: one `io_uring_enter` passes them on, waits, and runs the completions
+//! (DEFER_TASKRUN), so a shard under load needs less than one system call per I/O. No SQPOLL, which
+//! would burn a core per shard, and no IOPOLL, which excludes sockets from the ring.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+use hob_engine::io::Durability;
+use io_uring::squeue::{Entry, Flags};
+use io_uring::{IoUring, cqueue, opcode, types};
+
+use super::op::Attempt;
+use super::waker::Waker;
+use super::FdEntry;
+use crate::buffers::Arena;
+
+/// Descriptors the kernel keeps for us, which saves looking them up for each operation.
+const FIXED_FILES: u32 = 1024;
+
+/// The wake-up read's name.
+const WAKE: u64 = u64::MAX;
+
+/// A cancellation's name; its completion says nothing.
+const CANCEL: u64 = u64::MAX - 1;
+
+/// IORING_RECVSEND_POLL_FIRST: wait for bytes before trying to receive.
+const POLL_FIRST: u16 = 1;
+
+/// How often a spinning wait looks at the clock.
+const LOOKS_PER_CLOCK: u32 = 64;
+
+/// An attempt that ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) op: u32,
+    pub(super) result: i32,
+    pub(super) more_to_receive: bool,
+}
+
+pub(super) struct Uring {
+    ring: IoUring,
+    backlog: VecDeque<Entry>,
+    waker: Waker,
+    /// Where the kernel puts the eventfd's count. Nobody reads it.
+    wake_count: *mut u64,
+    wake_awaited: bool,
+    /// The arena's first and one past its last address, when it is registered.
+    fixed_memory: std::ops::Range<usize>,
+    fixed_files: bool,
+    poll_first: bool,
+}
+
+impl std::fmt::Debug for Uring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Uring").field("backlog", &self.backlog.len()).finish_non_exhaustive()
+    }
+}
+
+impl Uring {
+    pub(super) fn new(entries: u32, arena: &Arena, waker: &Waker) -> io::Result<Uring> {
+        let modern = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_coop_taskrun()
+            .setup_submit_all()
+            .setup_cqsize(entries * 4)
+            .setup_clamp()
+            .build(entries);
+        let (ring, poll_first) = match modern {
+            Ok(ring) => (ring, true),
+            Err(_) => (IoUring::builder().setup_cqsize(entries * 4).setup_clamp().build(entries)?, false),
+        };
+        // Timed waits (5.11), stable submissions and no dropped completions: older kernels get threads.
+        let params = ring.params();
+        if !(params.is_feature_ext_arg() && params.is_feature_nodrop() && params.is_feature_fast_poll()) {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel is older than 5.11"));
+        }
+        let (base, len) = arena.region();
+        let iovec = libc::iovec { iov_base: base.cast(), iov_len: len };
+        // SAFETY: the arena's mapping outlives this ring: `Ring` drops the driver first or leaks
+        // the arena. Registering only pins pages, so Rust's own use of them is not disturbed.
+        let fixed_memory = match unsafe { ring.submitter().register_buffers(&[iovec]) } {
+            Ok(()) => base as usize..base as usize + len,
+            Err(error) => {
+                tracing::debug!(%error, "buffers are not registered (RLIMIT_MEMLOCK); each I/O pins its own");
+                0..0
+            }
+        };
+        let fixed_files = ring.submitter().register_files_sparse(FIXED_FILES).is_ok();
+        let mut uring = Uring {
+            ring,
+            backlog: VecDeque::new(),
+            waker: waker.clone(),
+            wake_count: Box::into_raw(Box::new(0)),
+            wake_awaited: false,
+            fixed_memory,
+            fixed_files,
+            poll_first,
+        };
+        uring.await_wake();
+        Ok(uring)
+    }
+
+    /// Offers a descriptor to the kernel's table; false when operations must name it themselves.
+    pub(super) fn register(&mut self, index: u16, fd: RawFd) -> bool {
+        self.fixed_files
+            && u32::from(index) < FIXED_FILES
+            && self.ring.submitter().register_files_update(u32::from(index), &[fd]).is_ok()
+    }
+
+    pub(super) fn unregister(&mut self, index: u16) {
+        let result = self.ring.submitter().register_files_update(u32::from(index), &[-1]);
+        assert!(result.is_ok(), "taking a descriptor out of the kernel's table works: {result:?}");
+    }
+
+    pub(super) fn start(&mut self, op: u32, index: u16, entry: &FdEntry, attempt: Attempt) {
+        let sqe = match entry.fixed {
+            true => self.entry(i32::from(index), entry, attempt).flags(Flags::FIXED_FILE),
+            false => self.entry(entry.raw(), entry, attempt),
+        };
+        self.push(sqe.user_data(u64::from(op)));
+    }
+
+    fn entry(&self, fd: i32, entry: &FdEntry, attempt: Attempt) -> Entry {
+        let fd = types::Fd(fd);
+        let no_signal = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        match attempt {
+            Attempt::Nothing => unreachable!("nothing needs no entry"),
+            Attempt::Read { to, len, offset } if self.is_fixed(to) => {
+                opcode::ReadFixed::new(fd, to, len, 0).offset(offset).build()
+            }
+            Attempt::Read { to, len, offset } => opcode::Read::new(fd, to, len).offset(offset).build(),
+            Attempt::Write { from, len, offset, durability } => {
+                let flags = match durability {
+                    Durability::Durable => libc::RWF_DSYNC,
+                    Durability::Volatile => 0,
+                };
+                if self.is_fixed(from) {
+                    return opcode::WriteFixed::new(fd, from, len, 0).offset(offset).rw_flags(flags).build();
+                }
+                opcode::Write::new(fd, from, len).offset(offset).rw_flags(flags).build()
+            }
+            Attempt::Fsync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Attempt::Fallocate { mode, offset, len } => {
+                opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
+            }
+            Attempt::Recv { to, len } => {
+                let first = if self.poll_first && !entry.more_to_receive { POLL_FIRST } else { 0 };
+                opcode::Recv::new(fd, to, len).ioprio(first).build()
+            }
+            Attempt::RecvAll { to, len } => opcode::Recv::new(fd, to, len).flags(libc::MSG_WAITALL).build(),
+            Attempt::Send { from, len } => opcode::Send::new(fd, from, len).flags(no_signal).build(),
+            Attempt::SendMessage(header) => opcode::SendMsg::new(fd, header).flags(no_signal as u32).build(),
+        }
+    }
+
+    fn is_fixed(&self, address: *const u8) -> bool {
+        self.fixed_memory.contains(&(address as usize))
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if self.backlog.is_empty() && self.try_push(&entry) {
+            return;
+        }
+        self.backlog.push_back(entry);
+        self.push_backlog();
+    }
+
+    fn try_push(&mut self, entry: &Entry) -> bool {
+        // SAFETY: the addresses in an entry belong to its operation, whose memory stays in place
+        // until the kernel reports its end (see `Ring`'s promises).
+        unsafe { self.ring.submission().push(entry).is_ok() }
+    }
+
+    /// Moves what was kept back into the queue, as far as the kernel makes room.
+    fn push_backlog(&mut self) {
+        while let Some(entry) = self.backlog.pop_front() {
+            let pushed =
+                self.try_push(&entry) || (self.ring.submit().is_ok_and(|n| n > 0) && self.try_push(&entry));
+            if !pushed {
+                self.backlog.push_front(entry);
+                return;
+            }
+        }
+    }
+
+    fn await_wake(&mut self) {
+        let fd = types::Fd(self.waker.event().as_raw_fd());
+        let read = opcode::Read::new(fd, self.wake_count.cast(), 8).build();
+        self.push(read.user_data(WAKE));
+        self.wake_awaited = true;
+    }
+
+    pub(super) fn wait(&mut self, spin: Duration, timeout: Option<Duration>) -> io::Result<()> {
+        self.push_backlog();
+        let dont_wait = timeout == Some(Duration::ZERO) || !self.ring.completion().is_empty();
+        if dont_wait || !spin.is_zero() {
+            if !self.ring.submission().is_empty() || self.ring.submission().taskrun() {
+                quiet(self.ring.submit())?;
+            }
+            if dont_wait || self.spin(spin) {
+                return Ok(());
+            }
+        }
+        let timespec = timeout.map(types::Timespec::from);
+        quiet(match &timespec {
+            None => self.ring.submit_and_wait(1),
+            Some(timespec) => {
+                let args = types::SubmitArgs::new().timespec(timespec);
+                self.ring.submitter().submit_with_args(1, &args)
+            }
+        })
+    }
+
+    /// Watches for completions without a system call; true when there are some.
+    fn spin(&mut self, limit: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if !self.ring.completion().is_empty() {
+                    return true;
+                }
+                if self.ring.submission().taskrun() {
+                    // Deferred completions appear when they are asked for.
+                    let _ = self.ring.submit();
+                    continue;
+                }
+                std::hint::spin_loop();
+            }
+            if start.elapsed() >= limit {
+                return false;
+            }
+        }
+    }
+
+    pub(super) fn next(&mut self) -> Option<Ended> {
+        loop {
+            let entry = self.ring.completion().next()?;
+            match entry.user_data() {
+                WAKE if entry.result() == -libc::ECANCELED => self.wake_awaited = false,
+                WAKE => self.await_wake(),
+                CANCEL => {}
+                op => {
+                    let more_to_receive = cqueue::sock_nonempty(entry.flags());
+                    return Some(Ended { op: op as u32, result: entry.result(), more_to_receive });
+                }
+            }
+        }
+    }
+
+    /// Asks the kernel to end everything that can be ended.
+    pub(super) fn cancel_all(&mut self) {
+        let all = types::CancelBuilder::any();
+        self.push(opcode::AsyncCancel2::new(all).build().user_data(CANCEL));
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // The read of the eventfd is still in the ring; it ends when something is written, and
+        // `wake_count`'s eight bytes are freed only if that was seen.
+        self.waker.signal();
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while self.wake_awaited && Instant::now() < deadline {
+            let timespec = types::Timespec::from(Duration::from_millis(50));
+            let args = types::SubmitArgs::new().timespec(&timespec);
+            let _ = self.ring.submitter().submit_with_args(1, &args);
+            self.wake_awaited = !self.ring.completion().any(|entry| entry.user_data() == WAKE);
+        }
+        if !self.wake_awaited {
+            // SAFETY: made by `Box::into_raw`, and the kernel has finished with it.
+            drop(unsafe { Box::from_raw(self.wake_count) });
+        }
+    }
+}
+
+/// Interruptions, timeouts and full completion queues are no errors of a wait.
+fn quiet(result: io::Result<usize>) -> io::Result<()> {
+    match result {
+        Ok(_) => Ok(()),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => Ok(()),
+            _ => Err(error),
+        },
+    }
+}
+

@@ -1,0 +1,51 @@
+//! Waking a sleeping ring from another thread, with one system call at most per sleep.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Makes [`Ring::submit_and_wait`](super::Ring::submit_and_wait) return. What was put where the
+/// ring's thread will look, before `wake`, is visible to that thread when it returns.
+#[derive(Clone, Debug)]
+pub struct Waker {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    event: OwnedFd,
+    /// Somebody called and the ring has not taken notice.
+    called: AtomicBool,
+}
+
+impl Waker {
+    pub(super) fn new() -> io::Result<Waker> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC)?;
+        Ok(Waker { shared: Arc::new(Shared { event, called: AtomicBool::new(false) }) })
+    }
+
+    /// Wakes the ring, now or the next time it would sleep.
+    pub fn wake(&self) {
+        if !self.shared.called.swap(true, Ordering::AcqRel) {
+            self.signal();
+        }
+    }
+
+    /// Writes to the eventfd without the flag. The ring must be reading it.
+    pub(super) fn signal(&self) {
+        // Fails only when 2⁶⁴ − 2 calls are unread.
+        let _ = rustix::io::write(&self.shared.event, &1u64.to_ne_bytes());
+    }
+
+    /// Was there a call since the last `take`?
+    pub(super) fn take(&self) -> bool {
+        self.shared.called.load(Ordering::Acquire) && self.shared.called.swap(false, Ordering::AcqRel)
+    }
+
+    pub(super) fn event(&self) -> BorrowedFd<'_> {
+        self.shared.event.as_fd()
+    }
+}

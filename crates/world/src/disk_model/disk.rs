@@ -1,0 +1,153 @@
+//! One disk of the array: where its head is, when it is free, and how many requests wait for it.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::drive::{DriveConfig, QueueGain};
+
+const NS_PER_S: u128 = 1_000_000_000;
+
+#[derive(Clone, Debug)]
+pub(super) struct Disk {
+    drive: DriveConfig,
+    bytes: u64,
+    rotation_ns: u64,
+    /// Spindles are not synchronised: each disk's angle at time zero is its own.
+    phase_ns: u64,
+    /// When the work taken so far is done.
+    busy_until: u64,
+    /// First byte after the last access: the place the head stands at.
+    head: u64,
+    /// Completion times of accesses that may still be under way.
+    waiting: BinaryHeap<Reverse<u64>>,
+    /// Requests at the disk, the arriving one included, when the current request arrived.
+    depth: usize,
+    /// Positioning the last read needed.
+    last_positioning_ns: u64,
+    arrived_at: u64,
+}
+
+impl Disk {
+    pub(super) fn new(index: usize, rotation_ns: u64, bytes: u64, drive: &DriveConfig) -> Self {
+        Disk {
+            drive: *drive,
+            bytes,
+            rotation_ns,
+            phase_ns: mix(index as u64) % rotation_ns,
+            busy_until: 0,
+            head: 0,
+            waiting: BinaryHeap::new(),
+            depth: 1,
+            last_positioning_ns: 0,
+            arrived_at: 0,
+        }
+    }
+
+    pub(super) fn free_at(&self) -> u64 {
+        self.busy_until
+    }
+
+    /// A request reaches the array: forget what is done, count what is not. Parts of one request do not count each
+    /// other, so that a large request earns no elevator gain by itself.
+    pub(super) fn arrive(&mut self, now: u64) {
+        while self.waiting.peek().is_some_and(|&Reverse(done)| done <= now) {
+            self.waiting.pop();
+        }
+        self.depth = self.waiting.len() + 1;
+        self.arrived_at = now;
+    }
+
+    pub(super) fn read(&mut self, now: u64, position: u64, len: u64, gain: &QueueGain) -> u64 {
+        let start = now.max(self.busy_until);
+        let gap = position.checked_sub(self.head);
+        let positioning = match gap {
+            Some(gap) if gap <= self.drive.read_ahead_bytes => self.transfer_ns(self.head, gap),
+            _ => self.geometric_ns(start, position) * gain.remaining(self.depth) / 1000,
+        };
+        self.occupy(start, positioning, position, len)
+    }
+
+    pub(super) fn write(&mut self, now: u64, position: u64, len: u64, gain: &QueueGain) -> u64 {
+        let start = now.max(self.busy_until);
+        let follows_without_pause = position == self.head && start == self.busy_until && start > 0;
+        let positioning = if follows_without_pause {
+            0
+        } else {
+            self.geometric_ns(start, position) * gain.remaining(self.depth) / 1000
+        };
+        self.occupy(start, positioning, position, len)
+    }
+
+    /// The first half of a read-modify-write; never part of a stream, since the head comes back.
+    pub(super) fn read_before_write(&mut self, now: u64, position: u64, len: u64, gain: &QueueGain) -> u64 {
+        let start = now.max(self.busy_until);
+        let positioning = self.geometric_ns(start, position) * gain.remaining(self.depth) / 1000;
+        self.last_positioning_ns = positioning;
+        self.occupy(start, positioning, position, len)
+    }
+
+    /// The second half, which may begin at `ready`, when the old data and parity of the whole row are known. A disk
+    /// with nothing else to do waits for the sectors to come round again. One with a queue has turned to other
+    /// requests meanwhile: it positions anew, for as long as the read did, and the time until `ready` is not lost.
+    pub(super) fn write_after_read(&mut self, ready: u64, position: u64, len: u64, gain: &QueueGain) -> u64 {
+        let start = ready.max(self.busy_until);
+        if self.depth == 1 {
+            let positioning = self.geometric_ns(start, position);
+            return self.occupy(start, positioning, position, len);
+        }
+        let rotation = self.rotation_ns / 2 * gain.remaining(self.depth) / 1000;
+        let work = self.last_positioning_ns.max(rotation) + self.transfer_ns(position, len);
+        self.busy_until = self.busy_until.max(self.arrived_at) + work;
+        self.head = position + len;
+        self.waiting.push(Reverse(start + work));
+        start + work
+    }
+
+    fn occupy(&mut self, start: u64, positioning: u64, position: u64, len: u64) -> u64 {
+        let done = start + positioning + self.transfer_ns(position, len);
+        self.busy_until = done;
+        self.head = position + len;
+        self.waiting.push(Reverse(done));
+        done
+    }
+
+    /// Seek from the head's place, then wait until the first sector passes under it.
+    fn geometric_ns(&self, start: u64, position: u64) -> u64 {
+        let distance = self.head.abs_diff(position) as f64 / self.bytes as f64;
+        let seek = self.drive.seek.seek_ns(distance);
+        let angle_there = (start + seek + self.phase_ns) % self.rotation_ns;
+        let angle_wanted = self.angle_ns(position);
+        seek + (angle_wanted + self.rotation_ns - angle_there) % self.rotation_ns
+    }
+
+    /// Where on its track a byte lies, as the time a rotation takes to bring it round. Tracks are skewed so that a
+    /// stream loses nothing at their borders.
+    fn angle_ns(&self, position: u64) -> u64 {
+        let (zone_start, rate) = self.zone(position);
+        let since_zone = u128::from(position - zone_start) * NS_PER_S / u128::from(rate);
+        (since_zone % u128::from(self.rotation_ns)) as u64
+    }
+
+    fn transfer_ns(&self, position: u64, len: u64) -> u64 {
+        let (_, rate) = self.zone(position);
+        (u128::from(len) * NS_PER_S / u128::from(rate)) as u64
+    }
+
+    /// First byte and bytes per second of the zone a byte lies in. Zones hold equally many bytes.
+    fn zone(&self, position: u64) -> (u64, u64) {
+        let zones = self.drive.zones;
+        let zone_bytes = self.bytes.div_ceil(zones);
+        let zone = (position / zone_bytes).min(zones - 1);
+        let fall = self.drive.outer_bytes_per_s - self.drive.inner_bytes_per_s;
+        let lost = if zones == 1 { 0 } else { fall * zone / (zones - 1) };
+        (zone * zone_bytes, self.drive.outer_bytes_per_s - lost)
+    }
+}
+
+/// A fixed scattering of small numbers (the finaliser of splitmix64).
+fn mix(index: u64) -> u64 {
+    let mut word = (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}

@@ -1,0 +1,254 @@
+//! `cargo xtask bench data-path`: what hob's data path costs when every read is a hit.
+//!
+//! Two settings, because they answer different questions. *Device-bound*: data and pool lie on a
+//! disk and are opened with O_DIRECT; hob is compared with `qemu-nbd` on a copy of the same data,
+//! and both with fio on the bare file. *Software-bound*: data and pool lie in memory (tmpfs), so
+//! that only software is measured; hob is compared with `nbdkit`, with and without its cache.
+//!
+//! All servers of a setting run at the same time; each round measures every workload on every
+//! server, one after the other, in an order that rotates. The result is the median over the rounds.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use conformance::data::noise_file;
+use tempfile::TempDir;
+
+use super::fio::{self, Workload};
+use super::report::{Bar, Limit, Measure, Report, Run, Setting};
+use super::server::{HOB, Server};
+use crate::packages;
+use crate::shell::{self, Interrupt};
+
+const MIB: u64 = 1 << 20;
+
+const DEPTH_1: &str = "4 KiB random read, depth 1";
+const DEPTH_16: &str = "4 KiB random read, depth 16";
+const DEPTH_64: &str = "4 KiB random read, depth 64";
+
+const WORKLOADS: [Workload; 5] = [
+    Workload { name: DEPTH_1, rw: "randread", block: "4k", depth: 1 },
+    Workload { name: DEPTH_16, rw: "randread", block: "4k", depth: 16 },
+    Workload { name: DEPTH_64, rw: "randread", block: "4k", depth: 64 },
+    Workload { name: "64 KiB sequential read, depth 8", rw: "read", block: "64k", depth: 8 },
+    Workload { name: "4 KiB random write, depth 16", rw: "randwrite", block: "4k", depth: 16 },
+];
+
+/// What hob must reach against qemu-nbd on a device.
+const DEVICE_BARS: [Bar; 6] = [
+    Bar { workload: DEPTH_16, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(1.2) },
+    Bar { workload: DEPTH_64, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(1.2) },
+    Bar { workload: DEPTH_1, measure: Measure::Mean, against: "qemu-nbd", limit: Limit::AtMost(0.9) },
+    Bar { workload: DEPTH_1, measure: Measure::Cpu, against: "qemu-nbd", limit: Limit::AtMost(0.5) },
+    Bar { workload: DEPTH_16, measure: Measure::Cpu, against: "qemu-nbd", limit: Limit::AtMost(0.5) },
+    Bar { workload: DEPTH_64, measure: Measure::Cpu, against: "qemu-nbd", limit: Limit::AtMost(0.5) },
+];
+
+/// What hob must reach against each nbdkit in memory.
+const SOFTWARE_BARS: [Bar; 10] = [
+    Bar { workload: DEPTH_16, measure: Measure::Iops, against: "nbdkit file", limit: Limit::AtLeast(1.0) },
+    Bar { workload: DEPTH_64, measure: Measure::Iops, against: "nbdkit file", limit: Limit::AtLeast(1.0) },
+    Bar { workload: DEPTH_16, measure: Measure::Iops, against: "nbdkit cache", limit: Limit::AtLeast(1.0) },
+    Bar { workload: DEPTH_64, measure: Measure::Iops, against: "nbdkit cache", limit: Limit::AtLeast(1.0) },
+    Bar { workload: DEPTH_16, measure: Measure::Cpu, against: "nbdkit file", limit: Limit::AtMost(0.6) },
+    Bar { workload: DEPTH_64, measure: Measure::Cpu, against: "nbdkit file", limit: Limit::AtMost(0.6) },
+    Bar { workload: DEPTH_16, measure: Measure::Cpu, against: "nbdkit cache", limit: Limit::AtMost(0.6) },
+    Bar { workload: DEPTH_64, measure: Measure::Cpu, against: "nbdkit cache", limit: Limit::AtMost(0.6) },
+    Bar { workload: DEPTH_1, measure: Measure::Mean, against: "nbdkit file", limit: Limit::AtMost(0.9) },
+    Bar { workload: DEPTH_1, measure: Measure::Mean, against: "nbdkit cache", limit: Limit::AtMost(0.9) },
+];
+
+/// Share of a warm-up pass that must be hits before anything is measured.
+const WARM_MIN: f64 = 0.999;
+/// Passes a warm-up may take.
+const WARM_PASSES_MAX: u32 = 8;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Write every figure to this file
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// One short round on little data: shows that the bench works, not how fast anything is
+    #[arg(long)]
+    quick: bool,
+    /// Rounds
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// Seconds of each run
+    #[arg(long, default_value_t = 4)]
+    seconds: u32,
+    /// One setting only
+    #[arg(long, value_enum)]
+    only: Option<Which>,
+    /// Where the device-bound data lie: a directory on a disk [default: the target directory]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// The hob to measure [default: what HOB_BIN names, or else a fresh release build]
+    #[arg(long)]
+    hob: Option<PathBuf>,
+    /// Fail when a bar is missed
+    #[arg(long)]
+    strict: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Which {
+    /// Data and pool on a disk
+    Device,
+    /// Data and pool in memory
+    Software,
+}
+
+struct Bench {
+    hob: PathBuf,
+    rounds: u32,
+    seconds: u32,
+    quick: bool,
+    interrupt: Interrupt,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let missing: Vec<&str> =
+        ["fio", "qemu-nbd", "nbdkit", "setpriv"].into_iter().filter(|p| !packages::present(p)).collect();
+    if !missing.is_empty() {
+        bail!("{} not installed; `cargo xtask install` does that", missing.join(", "));
+    }
+    let bench = Bench {
+        hob: hob(arguments)?,
+        rounds: if arguments.quick { 1 } else { arguments.rounds.max(1) },
+        seconds: if arguments.quick { 1 } else { arguments.seconds.max(1) },
+        quick: arguments.quick,
+        interrupt: Interrupt::listen()?,
+    };
+    let wanted = |which| arguments.only.is_none_or(|only| only == which);
+    let mut report = Report::default();
+    if wanted(Which::Device) {
+        let dir = match &arguments.dir {
+            Some(dir) => dir.clone(),
+            None => shell::target_dir()?,
+        };
+        report.settings.push(bench.device(&dir)?);
+    }
+    if wanted(Which::Software) {
+        report.settings.push(bench.software(Path::new("/dev/shm"))?);
+    }
+    println!("\n{report}");
+    if let Some(path) = &arguments.json {
+        let text = serde_json::to_string_pretty(&report.json())?;
+        std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))?;
+        println!("every figure: {}", path.display());
+    }
+    if arguments.strict && report.missed() > 0 {
+        bail!("{} bars missed", report.missed());
+    }
+    Ok(())
+}
+
+fn hob(arguments: &Arguments) -> Result<PathBuf> {
+    if let Some(path) = arguments.hob.clone().or_else(|| std::env::var_os("HOB_BIN").map(PathBuf::from)) {
+        return path.canonicalize().with_context(|| format!("find {}", path.display()));
+    }
+    shell::run(&mut shell::cargo(&["build", "--release", "-p", "hob"]))?;
+    Ok(shell::target_dir()?.join("release/hob"))
+}
+
+fn scratch(dir: &Path) -> Result<TempDir> {
+    std::fs::create_dir_all(dir)?;
+    let made = tempfile::Builder::new().prefix("hob-bench-").tempdir_in(dir);
+    made.with_context(|| format!("make a directory in {}", dir.display()))
+}
+
+impl Bench {
+    fn device(&self, dir: &Path) -> Result<Setting> {
+        let scratch = scratch(dir)?;
+        let size = if self.quick { 64 } else { 512 } * MIB;
+        if !fio::direct_works(scratch.path()) {
+            bail!("files in {} cannot be opened with O_DIRECT; name another --dir", dir.display());
+        }
+        println!("device-bound: {} MiB in {}", size / MIB, scratch.path().display());
+        let (data, copy) = (scratch.path().join("data"), scratch.path().join("copy"));
+        noise_file(&data, size, 1);
+        noise_file(&copy, size, 1);
+        let bare = scratch.path().join("bare");
+        noise_file(&bare, size, 1);
+        let servers = [
+            Server::hob(&self.hob, scratch.path(), &data, cache_bytes(size), &self.interrupt)?,
+            Server::qemu_nbd(scratch.path(), &copy, &self.interrupt)?,
+            Server::bare(&bare),
+        ];
+        let runs = self.measure(&servers, size)?;
+        Ok(Setting { name: "device-bound", size, seconds: self.seconds, runs, bars: &DEVICE_BARS })
+    }
+
+    fn software(&self, dir: &Path) -> Result<Setting> {
+        let scratch = scratch(dir)?;
+        let size = if self.quick { 64 } else { 256 } * MIB;
+        println!("software-bound: {} MiB in {}", size / MIB, scratch.path().display());
+        let files = ["data", "kit", "kitc"].map(|name| scratch.path().join(name));
+        for file in &files {
+            noise_file(file, size, 2);
+        }
+        let [data, kit, kit_cache] = &files;
+        let servers = [
+            Server::hob(&self.hob, scratch.path(), data, cache_bytes(size), &self.interrupt)?,
+            Server::nbdkit(scratch.path(), kit, false, &self.interrupt)?,
+            Server::nbdkit(scratch.path(), kit_cache, true, &self.interrupt)?,
+        ];
+        let runs = self.measure(&servers, size)?;
+        Ok(Setting { name: "software-bound", size, seconds: self.seconds, runs, bars: &SOFTWARE_BARS })
+    }
+
+    fn measure(&self, servers: &[Server], size: u64) -> Result<Vec<Run>> {
+        for server in servers {
+            self.warm(server, size)?;
+        }
+        let mut runs = Vec::new();
+        for round in 0..self.rounds {
+            for workload in &WORKLOADS {
+                for turn in 0..servers.len() {
+                    let server = &servers[(turn + round as usize) % servers.len()];
+                    let run = self.one(server, workload, size, round)?;
+                    println!("round {}/{}  {run}", round + 1, self.rounds);
+                    runs.push(run);
+                }
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Reads everything, hob until a whole pass consists of hits: its flash copies trail the replies.
+    fn warm(&self, server: &Server, size: u64) -> Result<()> {
+        for pass in 1..=WARM_PASSES_MAX {
+            let before = server.stats()?;
+            let figures = fio::read_once(&server.target, size, &self.interrupt)?;
+            let Some(share) = hit_share(server, before.as_ref(), figures.ios)? else { return Ok(()) };
+            println!("warming {}: pass {pass}, {:.2} % hits", server.name, share * 100.0);
+            if share >= WARM_MIN {
+                return Ok(());
+            }
+        }
+        bail!("{} does not get warm in {WARM_PASSES_MAX} passes", server.name)
+    }
+
+    fn one(&self, server: &Server, workload: &Workload, size: u64, round: u32) -> Result<Run> {
+        let (stats, cpu) = (server.stats()?, server.cpu()?);
+        let figures = fio::run(&server.target, workload, size, self.seconds, &self.interrupt)?;
+        let used = server.cpu()?.zip(cpu).map(|(after, before)| after.saturating_sub(before));
+        let cpu_us = used.map(|used| used.as_secs_f64() * 1e6 / figures.ios as f64);
+        let reads = workload.rw.ends_with("read");
+        let hits = if reads { hit_share(server, stats.as_ref(), figures.ios)? } else { None };
+        Ok(Run { round, workload: workload.name, server: server.name, figures, cpu_us, hits })
+    }
+}
+
+/// The cache holds the working set and a quarter more.
+fn cache_bytes(size: u64) -> u64 {
+    size / 4 * 5
+}
+
+/// The part of `ios` requests that were hits since `before`; nothing when the server keeps no count.
+fn hit_share(server: &Server, before: Option<&conformance::stats::Stats>, ios: u64) -> Result<Option<f64>> {
+    let (Some(before), Some(after)) = (before, server.stats()?) else { return Ok(None) };
+    debug_assert_eq!(server.name, HOB);
+    Ok(Some((after.hits() - before.hits()) as f64 / ios as f64))
+}

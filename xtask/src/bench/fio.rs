@@ -1,0 +1,114 @@
+//! Calling fio and reading its report. Latencies are microseconds.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use conformance::process::Process;
+use serde_json::Value;
+
+use crate::shell::Interrupt;
+
+/// One pattern of I/O.
+#[derive(Debug)]
+pub(crate) struct Workload {
+    /// As it stands in the table.
+    pub(crate) name: &'static str,
+    /// fio's name of the pattern.
+    pub(crate) rw: &'static str,
+    /// fio's notation of the request size.
+    pub(crate) block: &'static str,
+    /// Requests in flight.
+    pub(crate) depth: u32,
+}
+
+/// What fio talks to.
+#[derive(Debug, Clone)]
+pub(crate) enum Target {
+    /// An NBD export.
+    Uri(String),
+    /// A file, opened with O_DIRECT.
+    File(String),
+}
+
+/// What one run showed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Figures {
+    pub(crate) ios: u64,
+    pub(crate) iops: f64,
+    pub(crate) mean_us: f64,
+    pub(crate) p99_us: f64,
+}
+
+/// Runs `workload` on the first `size` bytes of `target` for `seconds`.
+pub(crate) fn run(
+    target: &Target,
+    workload: &Workload,
+    size: u64,
+    seconds: u32,
+    interrupt: &Interrupt,
+) -> Result<Figures> {
+    let limits = ["--time_based".to_owned(), format!("--runtime={seconds}")];
+    call(target, workload, size, &limits, Duration::from_secs(u64::from(seconds) * 5 + 60), interrupt)
+}
+
+/// Reads the first `size` bytes of `target` once, in order.
+pub(crate) fn read_once(target: &Target, size: u64, interrupt: &Interrupt) -> Result<Figures> {
+    let workload = Workload { name: "once", rw: "read", block: "64k", depth: 8 };
+    call(target, &workload, size, &[], Duration::from_secs(600), interrupt)
+}
+
+fn call(
+    target: &Target,
+    workload: &Workload,
+    size: u64,
+    limits: &[String],
+    time_max: Duration,
+    interrupt: &Interrupt,
+) -> Result<Figures> {
+    let mut command = Command::new("/usr/bin/env");
+    command.args(["fio", "--name=bench", "--output-format=json", "--lat_percentiles=1"]);
+    command.args(["--randrepeat=0", "--norandommap", &format!("--size={size}")]);
+    command.arg(format!("--rw={}", workload.rw)).arg(format!("--bs={}", workload.block));
+    command.arg(format!("--iodepth={}", workload.depth)).args(limits);
+    match target {
+        Target::Uri(uri) => command.args(["--ioengine=nbd", &format!("--uri={uri}")]),
+        Target::File(path) => {
+            command.args(["--ioengine=io_uring", "--direct=1", &format!("--filename={path}")])
+        }
+    };
+    let mut fio = Process::start("fio", &mut command).context("start fio")?;
+    let output = fio.finish(time_max);
+    interrupt.check()?;
+    if !output.success() {
+        bail!("fio on {target:?}: {:?}\n{}", output.status, output.all());
+    }
+    figures(&output.stdout, workload).with_context(|| format!("fio on {target:?} said: {}", output.stdout))
+}
+
+fn figures(report: &str, workload: &Workload) -> Result<Figures> {
+    // The nbd engine prints a line of its own before the document.
+    let document = report.find('{').map_or("", |at| &report[at..]);
+    let document: Value = serde_json::from_str(document).context("fio's JSON")?;
+    let job = &document["jobs"][0];
+    let side = if workload.rw.ends_with("write") { &job["write"] } else { &job["read"] };
+    let number = |value: &Value| value.as_f64().context("a number in fio's report");
+    let latency = &side["lat_ns"];
+    Ok(Figures {
+        ios: side["total_ios"].as_u64().filter(|&n| n > 0).context("fio did no I/O")?,
+        iops: number(&side["iops"])?,
+        mean_us: number(&latency["mean"])? / 1e3,
+        p99_us: number(&latency["percentile"]["99.000000"])? / 1e3,
+    })
+}
+
+/// Whether files in `dir` can be opened with O_DIRECT, and a block read.
+pub(crate) fn direct_works(dir: &Path) -> bool {
+    use rustix::fs::{Mode, OFlags};
+    let path = dir.join("direct.probe");
+    let made = std::fs::write(&path, [0; 4096]).is_ok();
+    let opened = rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty()).is_ok();
+    let _ = std::fs::remove_file(&path);
+    made && opened
+}

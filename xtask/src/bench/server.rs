@@ -1,0 +1,141 @@
+//! The servers a bench compares, the CPU time they use, and hob's own word on its hits.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use conformance::process::{Process, descendants};
+use conformance::stats::Stats;
+
+use super::fio::Target;
+use crate::shell::Interrupt;
+
+/// How long a server may take to open its socket.
+const READY_MAX: Duration = Duration::from_secs(60);
+
+/// Something fio can be pointed at.
+#[derive(Debug)]
+pub(crate) struct Server {
+    /// As it stands in the table.
+    pub(crate) name: &'static str,
+    /// What fio is told.
+    pub(crate) target: Target,
+    /// The process behind it; a bare file has none.
+    process: Option<Process>,
+    /// hob's binary and control address, when this is hob.
+    control: Option<(PathBuf, String)>,
+}
+
+/// The name of the server everything else is compared with.
+pub(crate) const HOB: &str = "hob";
+
+impl Server {
+    /// `hob serve` with everything in `dir`: the disk `data`, a pool that holds all of it and more.
+    pub(crate) fn hob(
+        binary: &Path,
+        dir: &Path,
+        data: &Path,
+        cache_bytes: u64,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let (socket, control) = (dir.join("hob.sock"), dir.join("hob.ctl"));
+        let control = format!("unix:{}", control.display());
+        let mut command = Command::new(binary);
+        command.arg("serve").arg("--disk").arg(data).arg("--pool").arg(dir.join("hob.pool"));
+        command.args(["--size", &cache_bytes.to_string(), "--block-size", "4K"]);
+        command.arg("--listen").arg(format!("unix:{}", socket.display())).args(["--control", &control]);
+        let mut server = Self::start(HOB, &mut command, &socket, "disk", interrupt)?;
+        server.control = Some((binary.to_owned(), control));
+        Ok(server)
+    }
+
+    /// `qemu-nbd` with O_DIRECT and io_uring on `data`.
+    pub(crate) fn qemu_nbd(dir: &Path, data: &Path, interrupt: &Interrupt) -> Result<Self> {
+        let socket = dir.join("qemu.sock");
+        let mut command = Command::new("/usr/bin/env");
+        command.args(["qemu-nbd", "--persistent", "--shared=8", "--export-name=disk"]);
+        command.args(["--cache=none", "--aio=io_uring", "--format=raw"]);
+        command.arg("--socket").arg(&socket).arg(data);
+        Self::start("qemu-nbd", &mut command, &socket, "disk", interrupt)
+    }
+
+    /// `nbdkit file` on `data`, with nbdkit's cache in front of it or without.
+    pub(crate) fn nbdkit(dir: &Path, data: &Path, cache: bool, interrupt: &Interrupt) -> Result<Self> {
+        let (name, file) = if cache { ("nbdkit cache", "kitc.sock") } else { ("nbdkit file", "kit.sock") };
+        let socket = dir.join(file);
+        let mut command = Command::new("/usr/bin/env");
+        // The cache filter keeps its file in TMPDIR.
+        command.env("TMPDIR", dir);
+        command.args(["nbdkit", "--foreground", "--exit-with-parent", "--unix"]).arg(&socket);
+        if cache {
+            command.arg("--filter=cache");
+        }
+        command.arg("file").arg(data);
+        if cache {
+            command.arg("cache-on-read=true");
+        }
+        Self::start(name, &mut command, &socket, "", interrupt)
+    }
+
+    /// `data` itself, without any server.
+    pub(crate) fn bare(data: &Path) -> Self {
+        let target = Target::File(data.display().to_string());
+        Self { name: "bare file", target, process: None, control: None }
+    }
+
+    fn start(
+        name: &'static str,
+        command: &mut Command,
+        socket: &Path,
+        export: &str,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let mut process = Process::start(name, command).with_context(|| format!("start {name}"))?;
+        let start = Instant::now();
+        while !socket.exists() {
+            interrupt.check()?;
+            if let Some(status) = process.poll() {
+                bail!("{name} ended ({status}) instead of serving: {}", process.stderr());
+            }
+            if start.elapsed() > READY_MAX {
+                bail!("{name} opened no socket in {READY_MAX:?}: {}", process.stderr());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
+        Ok(Self { name, target: Target::Uri(uri), process: Some(process), control: None })
+    }
+
+    /// CPU time of the server and everything it started, all threads, user and system.
+    pub(crate) fn cpu(&self) -> Result<Option<Duration>> {
+        let Some(process) = &self.process else { return Ok(None) };
+        let mut ticks = 0;
+        for pid in std::iter::once(process.pid()).chain(descendants(process.pid())) {
+            ticks += cpu_ticks(pid)?;
+        }
+        let seconds = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+        Ok(Some(Duration::from_secs_f64(seconds)))
+    }
+
+    /// hob's counters; nothing for other servers.
+    pub(crate) fn stats(&self) -> Result<Option<Stats>> {
+        let Some((binary, control)) = &self.control else { return Ok(None) };
+        let args = ["stats", "disk", "-o", "json", "--control", control];
+        let text = crate::shell::output(Command::new(binary).args(args))?;
+        Stats::parse(&text).map(Some).map_err(|e| anyhow::anyhow!("hob stats: {e}"))
+    }
+}
+
+/// `utime + stime` of a process: fields 14 and 15 of `/proc/PID/stat`, the time of threads that
+/// have ended included.
+fn cpu_ticks(pid: u32) -> Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("a server has died")?;
+    // The second field is a name in parentheses that may hold spaces; the third comes after it.
+    let (_, rest) = stat.rsplit_once(')').context("a name in /proc/PID/stat")?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let field =
+        |n: usize| -> Result<u64> { Ok(fields.get(n - 3).context("a short /proc/PID/stat")?.parse()?) };
+    Ok(field(14)? + field(15)?)
+}

@@ -1,0 +1,36 @@
+//! `cargo xtask`: everything a developer or CI runs, one file per command.
+
+mod bench;
+mod packages;
+mod shell;
+mod test;
+#[cfg(test)]
+mod tidy;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "Tests and measures hob", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Format, clippy, every test, the conformance suite with real clients, a short fuzz run
+    Test(test::Arguments),
+    /// Install the Debian packages that the conformance suite and the benches need
+    Install,
+    /// Measurements against other programs
+    #[command(subcommand)]
+    Bench(bench::Bench),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Test(arguments) => test::run(&arguments),
+        Command::Install => packages::install(),
+        Command::Bench(bench) => bench::run(&bench),
+    }
+}

@@ -1,0 +1,80 @@
+//! The Debian packages that tests and benches need: the one list, and how to install them.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::shell;
+
+/// A package, and what shows that it is there: programs, or a prefix of a path that must exist.
+struct Package {
+    name: &'static str,
+    shown_by: &'static [&'static str],
+}
+
+const PACKAGES: &[Package] = &[
+    Package { name: "qemu-utils", shown_by: &["qemu-nbd", "qemu-img", "qemu-io"] },
+    Package { name: "nbdkit", shown_by: &["nbdkit"] },
+    Package { name: "libnbd-bin", shown_by: &["nbdinfo", "nbdcopy"] },
+    Package { name: "fio", shown_by: &["fio"] },
+    Package { name: "qemu-system-x86", shown_by: &["qemu-system-x86_64"] },
+    // The guest's kernel and its modules; nothing boots from it on the host.
+    Package { name: "linux-image-cloud-amd64", shown_by: &["/boot/vmlinuz-*cloud*"] },
+    Package { name: "busybox-static", shown_by: &["busybox"] },
+    Package { name: "e2fsprogs", shown_by: &["mkfs.ext4", "e2fsck"] },
+    Package { name: "cpio", shown_by: &["cpio"] },
+    Package { name: "kmod", shown_by: &["modprobe"] },
+    Package { name: "util-linux", shown_by: &["setpriv", "mkswap"] },
+];
+
+/// Installs what is missing, when that is possible; otherwise says what is missing and goes on, for
+/// the tests that need it fail by themselves.
+pub(crate) fn install() -> Result<()> {
+    let missing: Vec<&str> =
+        PACKAGES.iter().filter(|p| !p.shown_by.iter().all(|s| present(s))).map(|p| p.name).collect();
+    if missing.is_empty() {
+        println!("every program the tests need is here; nothing to install");
+        return Ok(());
+    }
+    println!("missing: {}", missing.join(" "));
+    let prefix: &[&str] = if rustix::process::geteuid().is_root() {
+        &[]
+    } else if Command::new("sudo").args(["-n", "true"]).output().is_ok_and(|o| o.status.success()) {
+        &["sudo", "-n"]
+    } else {
+        println!("neither root nor sudo without a password: install them yourself with");
+        println!("    apt-get install --no-install-recommends {}", missing.join(" "));
+        println!("until then the tests that need them fail");
+        return Ok(());
+    };
+    if !present("apt-get") {
+        bail!("this is no Debian: install the programs of {} some other way", missing.join(", "));
+    }
+    println!("installing them with apt-get");
+    let apt = |args: &[&str]| {
+        // `env` carries the setting through sudo.
+        let words =
+            [prefix, &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-y"], args].concat();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]);
+        shell::run(&mut command)
+    };
+    apt(&["update"])?;
+    apt(&[&["install", "--no-install-recommends"], &missing[..]].concat())
+}
+
+/// Whether a program is in the path, or a file matches a pattern with `*` in its last component.
+pub(crate) fn present(what: &str) -> bool {
+    let Some((dir, pattern)) = what.rsplit_once('/') else {
+        let path = std::env::var("PATH").unwrap_or_default();
+        return path
+            .split(':')
+            .chain(["/usr/sbin", "/sbin"])
+            .any(|dir| !dir.is_empty() && Path::new(dir).join(what).is_file());
+    };
+    let parts: Vec<&str> = pattern.split('*').collect();
+    let matches = |name: &str| name.starts_with(parts[0]) && parts.iter().all(|part| name.contains(part));
+    fs::read_dir(dir).into_iter().flatten().flatten().any(|e| e.file_name().to_str().is_some_and(matches))
+}

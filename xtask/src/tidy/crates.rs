@@ -1,0 +1,92 @@
+//! Who may name whom, from `cargo metadata`.
+
+use serde_json::Value;
+
+use super::none;
+use crate::shell;
+
+/// A crate of the workspace, and the crates of the workspace it may depend on.
+struct Rule {
+    name: &'static str,
+    may_name: &'static [&'static str],
+}
+
+const RULES: &[Rule] = &[
+    Rule { name: "hob-engine", may_name: &[] },
+    Rule { name: "hob-nbd", may_name: &[] },
+    Rule { name: "hob-world", may_name: &["hob-engine"] },
+    Rule { name: "hob-storage", may_name: &["hob-engine", "hob-nbd"] },
+    Rule { name: "hob-frontends", may_name: &["hob-engine", "hob-nbd"] },
+    Rule { name: "hob-control", may_name: &[] },
+    Rule { name: "hob-lab", may_name: &["hob-engine", "hob-nbd", "hob-world"] },
+    Rule {
+        name: "hob",
+        may_name: &[
+            "hob-engine",
+            "hob-nbd",
+            "hob-world",
+            "hob-storage",
+            "hob-frontends",
+            "hob-control",
+            "hob-lab",
+        ],
+    },
+    Rule { name: "conformance", may_name: &[] },
+    Rule { name: "xtask", may_name: &["conformance"] },
+];
+
+/// Crates that know JSON and HTTP. The test programs read other people's JSON and are not part of the product.
+const MAY_SPEAK_HTTP: [&str; 4] = ["hob-control", "hob", "xtask", "conformance"];
+const HTTP: [&str; 6] = ["serde_json", "axum", "hyper", "hyper-util", "http-body-util", "utoipa"];
+
+fn packages() -> Vec<Value> {
+    let metadata = shell::metadata().expect("cargo metadata");
+    metadata["packages"].as_array().expect("a list of packages").clone()
+}
+
+fn name(value: &Value) -> &str {
+    value["name"].as_str().expect("a name")
+}
+
+fn dependencies(package: &Value) -> Vec<&str> {
+    package["dependencies"].as_array().expect("a list of dependencies").iter().map(name).collect()
+}
+
+#[test]
+fn every_crate_has_a_rule() {
+    let packages = packages();
+    let unruly: Vec<String> = packages
+        .iter()
+        .map(|p| name(p).to_owned())
+        .filter(|n| !RULES.iter().any(|rule| rule.name == n))
+        .collect();
+    none("every crate of the workspace stands in RULES", &unruly);
+}
+
+/// Development dependencies count: a wall with a door for tests is no wall.
+#[test]
+fn crates_name_only_whom_they_may() {
+    let packages = packages();
+    let ours: Vec<&str> = packages.iter().map(name).collect();
+    let mut broken = Vec::new();
+    for package in &packages {
+        let allowed = RULES.iter().find(|r| r.name == name(package)).map_or(&[][..], |r| r.may_name);
+        for dependency in dependencies(package) {
+            if ours.contains(&dependency) && !allowed.contains(&dependency) {
+                broken.push(format!("{} names {dependency}", name(package)));
+            }
+        }
+    }
+    none("crate directions (docs/ARCHITECTURE.md)", &broken);
+}
+
+#[test]
+fn only_control_and_hob_know_json_and_http() {
+    let mut broken = Vec::new();
+    for package in packages().iter().filter(|p| !MAY_SPEAK_HTTP.contains(&name(p))) {
+        for dependency in dependencies(package).into_iter().filter(|d| HTTP.contains(d)) {
+            broken.push(format!("{} depends on {dependency}", name(package)));
+        }
+    }
+    none("only control and hob know JSON and HTTP", &broken);
+}

@@ -1,0 +1,122 @@
+//! Rules about the pages: generated ones are fresh, faults and promises are backed by tests.
+
+use std::collections::BTreeSet;
+
+use super::{Text, none, sources, texts};
+use crate::shell;
+
+/// Promises of docs/ARCHITECTURE.md that the product already gives and a test must cite.
+const PROMISES: [u32; 6] = [1, 2, 3, 4, 5, 6];
+/// How many lines may lie between `Promise N` and the test it speaks of.
+const NEAR: usize = 25;
+
+fn page(path: &str) -> String {
+    let found = texts().into_iter().find(|t| t.path == path);
+    found.unwrap_or_else(|| panic!("{path} is missing")).text
+}
+
+#[test]
+fn the_changelog_exists_and_says_something() {
+    assert!(
+        page("CHANGELOG.md").lines().filter(|l| l.starts_with("- ")).count() > 0,
+        "CHANGELOG.md has no line"
+    );
+}
+
+#[test]
+fn generated_pages_are_fresh() {
+    let mut command =
+        shell::cargo(&["run", "--quiet", "-p", "hob", "--", "docs", "--out", "docs", "--check"]);
+    let output = command.output().expect("start cargo");
+    assert!(
+        output.status.success(),
+        "the generated pages are stale: run `cargo run -p hob -- docs --out docs`\n{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+}
+
+/// The names of all test functions: every `fn name` in a file that holds tests.
+fn test_names(sources: &[Text]) -> BTreeSet<&str> {
+    let holds_tests = |s: &&Text| s.text.contains("#[test]") || s.text.contains("proptest!");
+    let names = |s: &'static str, text| -> Vec<&str> {
+        let text: &str = text;
+        text.match_indices(s).map(|(at, _)| &text[at + s.len()..]).map(word).collect()
+    };
+    sources.iter().filter(holds_tests).flat_map(|s| names("fn ", &s.text)).collect()
+}
+
+fn word(text: &str) -> &str {
+    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+    &text[..end]
+}
+
+/// The words between backquotes in `cell`, the last part of each path only.
+fn cited(cell: &str) -> Vec<&str> {
+    let quoted = cell.split('`').skip(1).step_by(2);
+    quoted.map(|q| q.rsplit("::").next().unwrap_or(q).trim_end_matches("()")).collect()
+}
+
+/// docs/FAULTS.md holds tables; the last column of each row names the tests that inject the fault.
+#[test]
+fn every_fault_cites_a_test_that_exists() {
+    let (page, sources) = (page("docs/FAULTS.md"), sources());
+    let tests = test_names(&sources);
+    let lines: Vec<&str> = page.lines().map(str::trim).collect();
+    let mut broken = Vec::new();
+    let mut rows = 0;
+    for (number, line) in lines.iter().enumerate() {
+        let rule = |l: &str| l.starts_with('|') && l.chars().all(|c| "|-: ".contains(c));
+        let head = lines.get(number + 1).is_some_and(|next| rule(next));
+        if !line.starts_with('|') || rule(line) || head {
+            continue;
+        }
+        rows += 1;
+        let cell = line.trim_end_matches('|').rsplit('|').next().unwrap_or_default();
+        let unknown: Vec<&str> = cited(cell).into_iter().filter(|name| !tests.contains(name)).collect();
+        if cited(cell).is_empty() {
+            broken.push(format!("docs/FAULTS.md:{}: cites no test", number + 1));
+        } else if !unknown.is_empty() {
+            broken.push(format!("docs/FAULTS.md:{}: no test is called {}", number + 1, unknown.join(", ")));
+        }
+    }
+    assert!(rows > 0, "docs/FAULTS.md holds no table");
+    none("each fault cites the test that injects it, in the last column", &broken);
+}
+
+/// The promises that a comment near a test cites.
+fn promises_cited(text: &str) -> BTreeSet<u32> {
+    let lines: Vec<&str> = text.lines().collect();
+    let is_test = |line: &&str| line.contains("#[test]") || line.contains("proptest!");
+    let mut found = BTreeSet::new();
+    for (number, line) in lines.iter().enumerate() {
+        let Some((_, comment)) = line.split_once("//") else { continue };
+        let comment = comment.to_lowercase();
+        let Some((_, after)) = comment.split_once("promise") else { continue };
+        let near = &lines[number.saturating_sub(NEAR)..lines.len().min(number + NEAR)];
+        if near.iter().any(|l| is_test(&l)) {
+            // "Promise 3", "promises 1 and 2", "Promise 3 and promise 5".
+            let numbers = after.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<u32>().ok());
+            found.extend(numbers.filter(|n| (1..10).contains(n)));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_promise_is_cited_by_a_test() {
+    let sources = sources();
+    let ours = |s: &&Text| !s.path.starts_with("xtask/");
+    let cited: BTreeSet<u32> = sources.iter().filter(ours).flat_map(|s| promises_cited(&s.text)).collect();
+    let bare: Vec<String> =
+        PROMISES.iter().filter(|n| !cited.contains(n)).map(|n| format!("promise {n}")).collect();
+    none("each promise of docs/ARCHITECTURE.md is cited (`Promise N`) by the test that shows it", &bare);
+}
+
+#[test]
+fn citations_are_read() {
+    assert_eq!(cited("`crates/x::tests::it_holds`, `other()`"), ["it_holds", "other"]);
+    let text = "/// Promise 3 and promise 5: both.\n#[test]\nfn x() {}\n";
+    assert_eq!(promises_cited(text), BTreeSet::from([3, 5]));
+    assert!(promises_cited("// Promise 4, but there is no test near").is_empty());
+}

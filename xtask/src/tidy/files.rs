@@ -1,0 +1,67 @@
+//! Rules about single files: how long, how they begin, what may not stand in them.
+
+use super::source::{code_only, has_word};
+use super::{none, sources, texts};
+
+/// Lines after which a file is mentioned.
+const LINES_WARN: usize = 500;
+/// Lines no file may have.
+const LINES_MAX: usize = 800;
+/// Where `unsafe` may stand.
+const UNSAFE_ALLOWED: [&str; 2] = ["crates/storage/", "crates/frontends/"];
+
+#[test]
+fn no_file_is_too_long() {
+    let lengths = sources().into_iter().map(|s| (s.text.lines().count(), s.path));
+    let (too_long, long): (Vec<_>, Vec<_>) =
+        lengths.filter(|&(n, _)| n > LINES_WARN).partition(|&(n, _)| n > LINES_MAX);
+    let say = |list: Vec<(usize, String)>| -> Vec<String> {
+        list.into_iter().map(|(n, path)| format!("{path}: {n} lines")).collect()
+    };
+    for line in say(long) {
+        println!("warning: longer than {LINES_WARN} lines: {line}");
+    }
+    none(&format!("a source file has at most {LINES_MAX} lines; split it by concern"), &say(too_long));
+}
+
+#[test]
+fn every_file_says_what_it_is_for() {
+    // A fuzz target must begin with an attribute.
+    let begins = |text: &str| {
+        let first = text.lines().find(|l| !l.starts_with("#!["));
+        first.is_some_and(|l| l.starts_with("//!") && l.len() > 8)
+    };
+    let silent: Vec<_> = sources().into_iter().filter(|s| !begins(&s.text)).map(|s| s.path).collect();
+    none("a source file begins with `//!` and says what it is for", &silent);
+}
+
+#[test]
+fn unsafe_stands_only_where_it_must() {
+    let elsewhere =
+        sources().into_iter().filter(|s| !UNSAFE_ALLOWED.iter().any(|dir| s.path.starts_with(dir)));
+    let mut broken = Vec::new();
+    for source in elsewhere {
+        let code = code_only(&source.text);
+        for (number, line) in code.lines().enumerate() {
+            let lifted = line.contains("unsafe_code") && !line.contains("deny") && !line.contains("forbid");
+            if has_word(line, "unsafe") || lifted {
+                broken.push(format!("{}:{}", source.path, number + 1));
+            }
+        }
+    }
+    none("`unsafe` stands only in crates/storage and crates/frontends", &broken);
+}
+
+#[test]
+fn no_file_names_a_place_on_one_machine() {
+    let forbidden = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];
+    let mut broken = Vec::new();
+    for text in texts() {
+        for (number, line) in text.text.lines().enumerate() {
+            if forbidden.iter().any(|word| line.contains(word)) {
+                broken.push(format!("{}:{}: {}", text.path, number + 1, line.trim()));
+            }
+        }
+    }
+    none("no path of one developer's machine", &broken);
+}
