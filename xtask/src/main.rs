@@ -7,6 +7,8 @@ mod test;
 #[cfg(test)]
 mod tidy;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 #[derive(Debug, Parser)]
@@ -27,10 +29,17 @@ enum Command {
     Bench(bench::Bench),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
         Command::Test(arguments) => test::run(&arguments),
         Command::Install => packages::install(),
         Command::Bench(bench) => bench::run(&bench),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -184,12 +184,14 @@ impl Client {
         let exchange = async {
             match &self.endpoint {
                 Endpoint::Unix(socket) => {
-                    let stream = UnixStream::connect(socket).await.map_err(|error| self.unreachable(error))?;
+                    let stream =
+                        UnixStream::connect(socket).await.map_err(|error| self.unreachable(error))?;
                     self.exchange(stream, method, path, body).await
                 }
                 Endpoint::Tcp { host, port } => {
-                    let stream =
-                        TcpStream::connect((host.as_str(), *port)).await.map_err(|error| self.unreachable(error))?;
+                    let stream = TcpStream::connect((host.as_str(), *port))
+                        .await
+                        .map_err(|error| self.unreachable(error))?;
                     self.exchange(stream, method, path, body).await
                 }
             }

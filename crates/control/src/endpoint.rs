@@ -37,7 +37,8 @@ impl FromStr for Endpoint {
             }
             return Ok(Endpoint::Unix(PathBuf::from(path)));
         }
-        let (host, port) = text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':')).ok_or_else(wrong)?;
+        let (host, port) =
+            text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':')).ok_or_else(wrong)?;
         let host = match host.strip_prefix('[') {
             Some(inner) => inner.strip_suffix(']').ok_or_else(wrong)?,
             None if host.contains(':') => return Err(wrong()),
@@ -79,16 +80,27 @@ mod tests {
 
     #[test]
     fn addresses_are_read_and_printed() {
-        for text in ["unix:/run/hob/a.sock", "unix:rel.sock", "tcp:127.0.0.1:10809", "tcp:host:1", "tcp:[::1]:0"] {
+        for text in
+            ["unix:/run/hob/a.sock", "unix:rel.sock", "tcp:127.0.0.1:10809", "tcp:host:1", "tcp:[::1]:0"]
+        {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
     }
 
     #[test]
     fn anything_else_is_refused() {
-        for text in
-            ["", "unix:", "/run/x.sock", "tcp:", "tcp::1", "tcp:h", "tcp:h:70000", "tcp:::1:1", "tcp:[::1:1", "http://x"]
-        {
+        for text in [
+            "",
+            "unix:",
+            "/run/x.sock",
+            "tcp:",
+            "tcp::1",
+            "tcp:h",
+            "tcp:h:70000",
+            "tcp:::1:1",
+            "tcp:[::1:1",
+            "http://x",
+        ] {
             assert!(text.parse::<Endpoint>().is_err(), "{text}");
         }
     }

@@ -5,14 +5,20 @@ pub const NAME_CHARS_MAX: usize = 64;
 
 /// Why a text cannot be a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a name has 1 to {NAME_CHARS_MAX} letters, digits, '.', '_' or '-', and begins with a letter or digit")]
+#[error(
+    "a name has 1 to {NAME_CHARS_MAX} letters, digits, '.', '_' or '-', and begins with a letter or digit"
+)]
 pub struct NameError;
 
 /// Is `name` good for a pool or a disk?
 pub fn check_name(name: &str) -> Result<(), NameError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     let begins_well = name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
-    if begins_well && name.len() <= NAME_CHARS_MAX && name.bytes().all(plain) { Ok(()) } else { Err(NameError) }
+    if begins_well && name.len() <= NAME_CHARS_MAX && name.bytes().all(plain) {
+        Ok(())
+    } else {
+        Err(NameError)
+    }
 }
 
 #[cfg(test)]

@@ -78,6 +78,8 @@ pub enum IoMode {
     Direct,
     /// Yes, because the filesystem cannot do without.
     Buffered,
+    /// There is nothing else: the file lies in memory (tmpfs).
+    Memory,
 }
 
 /// A virtual disk.
@@ -286,7 +288,13 @@ mod tests {
         let create: PoolCreate = serde_json::from_str(r#"{"name":"p","devices":["/a"]}"#).unwrap();
         assert_eq!(
             create,
-            PoolCreate { name: "p".into(), devices: vec!["/a".into()], size: None, segment_size: None, force: false }
+            PoolCreate {
+                name: "p".into(),
+                devices: vec!["/a".into()],
+                size: None,
+                segment_size: None,
+                force: false
+            }
         );
     }
 }

@@ -83,7 +83,8 @@ impl FromStr for Size {
             "" | "B" => 0,
             _ => {
                 let letter = unit.chars().next().ok_or_else(malformed)?;
-                let (_, shift) = SUFFIXES.into_iter().find(|(suffix, _)| *suffix == letter).ok_or_else(malformed)?;
+                let (_, shift) =
+                    SUFFIXES.into_iter().find(|(suffix, _)| *suffix == letter).ok_or_else(malformed)?;
                 if !matches!(&unit[letter.len_utf8()..], "" | "B" | "IB") {
                     return Err(malformed());
                 }
@@ -141,7 +142,9 @@ impl PartialSchema for Size {
         OneOfBuilder::new()
             .item(integer)
             .item(text)
-            .description(Some("Bytes. Answers give an integer; requests may also give a string with a binary suffix."))
+            .description(Some(
+                "Bytes. Answers give an integer; requests may also give a string with a binary suffix.",
+            ))
             .into()
     }
 }

@@ -209,7 +209,8 @@ mod tests {
 
     #[test]
     fn vsphere_names_stand_in_the_json_and_in_the_rows() {
-        let stats = VsphereStats { num_blocks: 131_072, cache_hit_percentage: 85.123, ..VsphereStats::default() };
+        let stats =
+            VsphereStats { num_blocks: 131_072, cache_hit_percentage: 85.123, ..VsphereStats::default() };
         let json = serde_json::to_value(&stats).unwrap();
         assert_eq!(json["numBlocks"], 131_072);
         assert_eq!(json["vFlash:cacheHitPercentage"], 85.123);

@@ -70,9 +70,11 @@ impl Cache {
             && config.segment_bytes.is_power_of_two()
             && config.segment_bytes >= block_bytes
             && disk_bytes.div_ceil(block_bytes) <= 1 << 32;
+        if segments.is_empty() {
+            return Err(CommandError::TooSmall);
+        }
         let frames = (segments.len() as u64).checked_mul(config.segment_bytes / block_bytes.max(1));
         match frames {
-            Some(0) => Err(CommandError::TooSmall),
             Some(frames) if workable && frames < u64::from(u32::MAX) => {
                 let block_shift = (block_bytes / SECTOR_BYTES).ilog2();
                 Ok(Cache {

@@ -6,7 +6,7 @@
 //!
 //! | | Read | Fill | Change |
 //! |---|---|---|---|
-//! | Read (served from flash, or past a cache that is off) | – | – | waits |
+//! | Read (served from flash, or past the cache) | – | – | waits |
 //! | Fill (a read that will fill flash) | – | waits | waits |
 //! | Change (write, discard, zeroes) | waits | waits | waits |
 //!

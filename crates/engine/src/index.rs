@@ -57,6 +57,7 @@ impl Index {
     }
 
     /// Frames that stand for a block.
+    #[cfg(test)]
     pub(crate) fn used(&self) -> u32 {
         self.used
     }

@@ -147,8 +147,12 @@ impl DiskStats {
     pub(crate) fn record(&mut self, at: Instant, op: Op, bytes: u64, outcome: Outcome, latency_ns: u64) {
         let row = &mut self.outcomes[outcome as usize];
         row.count += 1;
-        row.bytes += bytes;
         row.latency.record(latency_ns);
+        if outcome == Outcome::Refused {
+            // It moved nothing, and its length may be any number.
+            return;
+        }
+        row.bytes += bytes;
         match op {
             Op::Read => {
                 self.reads += 1;

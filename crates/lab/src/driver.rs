@@ -85,7 +85,6 @@ pub fn drive(
     }
     let mut receiver = Receiver {
         flight: &flight,
-        free,
         decoder: ReplyDecoder::new(&negotiated, ReplyLimits::default()),
         latencies: vec![None; accesses.len()],
         run: Run::default(),
@@ -95,7 +94,7 @@ pub fn drive(
     let sending = stream.try_clone()?;
     let (received, sent) = thread::scope(|scope| {
         let sender = scope.spawn(|| flight.send(&sending, freed, stop));
-        let received = receiver.receive(&stream, &early, stop);
+        let received = receiver.receive(&stream, &early, free, stop);
         if !matches!(received, Ok(Drained::Yes)) {
             stream.shutdown();
         }
@@ -228,7 +227,6 @@ enum Drained {
 
 struct Receiver<'a, P> {
     flight: &'a Flight<'a>,
-    free: mpsc::Sender<usize>,
     decoder: ReplyDecoder,
     latencies: Vec<Option<Sample>>,
     run: Run,
@@ -237,9 +235,16 @@ struct Receiver<'a, P> {
 }
 
 impl<P: FnMut(u64, u64)> Receiver<'_, P> {
-    fn receive(&mut self, mut stream: &Stream, early: &[u8], stop: &AtomicBool) -> Result<Drained> {
+    /// Owns the channel of free slots, so that its end, however it comes, ends a sender that waits for one.
+    fn receive(
+        &mut self,
+        mut stream: &Stream,
+        early: &[u8],
+        free: mpsc::Sender<usize>,
+        stop: &AtomicBool,
+    ) -> Result<Drained> {
         stream.set_read_timeout(Some(STOP_POLL))?;
-        self.take(early)?;
+        self.take(early, &free)?;
         let mut bytes = vec![0; RECEIVE_BYTES];
         let mut give_up_at = None;
         loop {
@@ -253,7 +258,7 @@ impl<P: FnMut(u64, u64)> Receiver<'_, P> {
             }
             match stream.read(&mut bytes) {
                 Ok(0) => bail!("the NBD server closed the connection"),
-                Ok(count) => self.take(&bytes[..count])?,
+                Ok(count) => self.take(&bytes[..count], &free)?,
                 Err(error) if is_timeout(error.kind()) => {}
                 Err(error) => return Err(error).context("cannot receive from the NBD server"),
             }
@@ -265,7 +270,7 @@ impl<P: FnMut(u64, u64)> Receiver<'_, P> {
             && self.answered == self.flight.sent.load(Ordering::Acquire)
     }
 
-    fn take(&mut self, mut bytes: &[u8]) -> Result<()> {
+    fn take(&mut self, mut bytes: &[u8], free: &mpsc::Sender<usize>) -> Result<()> {
         let flight = self.flight;
         let in_flight = |cookie| {
             let access = flight.accesses[flight.find(cookie)?];
@@ -282,7 +287,7 @@ impl<P: FnMut(u64, u64)> Receiver<'_, P> {
             while let Some(event) = self.decoder.poll_event() {
                 progressed = true;
                 if let ReplyEvent::Done { cookie, error } = event {
-                    self.complete(cookie, error);
+                    self.complete(cookie, error, free);
                 }
             }
             let payload = (self.decoder.payload_pending() as usize).min(bytes.len());
@@ -294,7 +299,7 @@ impl<P: FnMut(u64, u64)> Receiver<'_, P> {
         }
     }
 
-    fn complete(&mut self, cookie: u64, error: Option<ErrorCode>) {
+    fn complete(&mut self, cookie: u64, error: Option<ErrorCode>, free: &mpsc::Sender<usize>) {
         let index = self.flight.find(cookie).expect("the decoder answers only what is in flight");
         let slot = &self.flight.slots[cookie as usize];
         let (at_ns, now_ns) = (slot.sent_ns.load(Ordering::Relaxed), self.flight.now_ns());
@@ -311,7 +316,7 @@ impl<P: FnMut(u64, u64)> Receiver<'_, P> {
         self.answered += 1;
         slot.access.store(0, Ordering::Release);
         // A sender that has ended needs no slot.
-        let _ = self.free.send(cookie as usize);
+        let _ = free.send(cookie as usize);
         (self.progress)(self.answered, self.flight.accesses.len() as u64);
     }
 

@@ -212,7 +212,9 @@ impl<'a, 'b> Chart<'a, 'b> {
         let total: usize = self.bands.iter().map(|band| band.phase.samples.len()).sum();
         let opacity = if total > DOTS_MAX / 2 { 0.35 } else { 0.55 };
         for band in self.bands {
-            let share = (DOTS_MAX * band.phase.samples.len()).div_ceil(total);
+            // By time, not by number: a fast phase must not crowd the slow ones out.
+            let width = (self.time.x(band.end_ns) - self.time.x(band.start_ns)).max(1) as usize;
+            let share = (DOTS_MAX * width).div_ceil((PLOT.right - PLOT.left) as usize);
             for sample in thin::thinned(band.phase.samples, share) {
                 let at = (self.time.x(band.start_ns + sample.at_ns), self.latency.y(sample.latency_ns));
                 let colour = self.dot_colour(band, sample.hit);

@@ -1,11 +1,107 @@
 //! Checksums: one CRC-32C (Castagnoli) per sector of 4 KiB.
+//!
+//! They are computed on every hit, so their speed is part of each I/O's price. The general function of
+//! the `crc32c` crate is the reference and the fallback; where the CPU has SSE 4.2 and PCLMULQDQ, a
+//! function for exactly one sector keeps the CRC unit busy with three independent thirds of it (the
+//! instruction takes three cycles and can start every cycle) and joins them by two
+//! carry-less multiplications. See V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial
+//! Using CRC32 Instruction" (Intel, 2011).
+#![allow(unsafe_code)]
 
 use hob_engine::units::SECTOR_BYTES;
 
 /// Replaces the contents of `sums` with the checksums of the sectors of `bytes`, whose length is a
 /// multiple of the sector size. Allocates only until `sums` is as long as it ever gets.
 pub fn sector_sums(bytes: &[u8], sums: &mut Vec<u32>) {
-    assert!(bytes.len().is_multiple_of(SECTOR_BYTES as usize), "whole sectors only");
+    let (sectors, rest) = bytes.as_chunks::<{ SECTOR_BYTES as usize }>();
+    assert!(rest.is_empty(), "whole sectors only");
     sums.clear();
-    sums.extend(bytes.chunks_exact(SECTOR_BYTES as usize).map(crc32c::crc32c));
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq") {
+        // SAFETY: the CPU has what the function uses. (It is `unsafe` only for that; the crate's
+        // function costs about twice the time.)
+        sums.extend(sectors.iter().map(|sector| unsafe { three_way::sector_sum(sector) }));
+        return;
+    }
+    sums.extend(sectors.iter().map(|sector| crc32c::crc32c(sector)));
+}
+
+#[cfg(target_arch = "x86_64")]
+mod three_way {
+    use std::arch::x86_64::{_mm_clmulepi64_si128, _mm_crc32_u64, _mm_cvtsi64_si128, _mm_cvtsi128_si64};
+
+    use super::SECTOR_BYTES;
+
+    /// Words of 8 bytes in each third; two words are left over.
+    const THIRD_WORDS: usize = 170;
+
+    /// Bytes behind the first third, and behind the second.
+    const BEHIND_FIRST: usize = SECTOR_BYTES as usize - THIRD_WORDS * 8;
+    const BEHIND_SECOND: usize = BEHIND_FIRST - THIRD_WORDS * 8;
+
+    /// What moves a checksum past `bytes` zero bytes: x^(8·bytes − 33) modulo the polynomial, bits
+    /// reflected. The 33 are made up for by the reduction in `shift`.
+    const fn shift_factor(bytes: usize) -> i64 {
+        let (mut power, mut left) = (0x8000_0000u32, 8 * bytes - 33);
+        while left > 0 {
+            power = (power >> 1) ^ (0x82F6_3B78 * (power & 1));
+            left -= 1;
+        }
+        power as i64
+    }
+
+    #[target_feature(enable = "sse4.2,pclmulqdq")]
+    fn shift(sum: u64, factor: i64) -> u64 {
+        let product = _mm_clmulepi64_si128::<0>(_mm_cvtsi64_si128(sum as i64), _mm_cvtsi64_si128(factor));
+        _mm_crc32_u64(0, _mm_cvtsi128_si64(product) as u64)
+    }
+
+    #[target_feature(enable = "sse4.2,pclmulqdq")]
+    pub(super) fn sector_sum(sector: &[u8; SECTOR_BYTES as usize]) -> u32 {
+        let (words, _) = sector.as_chunks::<8>();
+        let (first, rest) = words.split_at(THIRD_WORDS);
+        let (second, rest) = rest.split_at(THIRD_WORDS);
+        let (third, last) = rest.split_at(THIRD_WORDS);
+        let (mut a, mut b, mut c) = (u64::from(u32::MAX), 0, 0);
+        for at in 0..THIRD_WORDS {
+            a = _mm_crc32_u64(a, u64::from_le_bytes(first[at]));
+            b = _mm_crc32_u64(b, u64::from_le_bytes(second[at]));
+            c = _mm_crc32_u64(c, u64::from_le_bytes(third[at]));
+        }
+        for word in last {
+            c = _mm_crc32_u64(c, u64::from_le_bytes(*word));
+        }
+        let a = shift(a, const { shift_factor(BEHIND_FIRST) });
+        let b = shift(b, const { shift_factor(BEHIND_SECOND) });
+        !((a ^ b ^ c) as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_published_values_come_out() {
+        // RFC 3720, B.4: 32 bytes of zeroes; the sector's value is the crate's.
+        assert_eq!(crc32c::crc32c(&[0; 32]), 0x8A91_36AA);
+        let mut sums = vec![1, 2, 3];
+        sector_sums(&[0; 4096], &mut sums);
+        assert_eq!(sums, [0x98F9_4189]);
+        sector_sums(&[], &mut sums);
+        assert_eq!(sums, []);
+    }
+
+    proptest! {
+        #[test]
+        fn sums_are_those_of_the_reference(seed in any::<u64>(), flip in 0usize..8192) {
+            let mut bytes: Vec<u8> = (0..8192u64).map(|n| (n.wrapping_mul(seed | 1) >> 13) as u8).collect();
+            bytes[flip] ^= 0x40;
+            let mut sums = Vec::new();
+            sector_sums(&bytes, &mut sums);
+            prop_assert_eq!(sums, bytes.chunks(4096).map(crc32c::crc32c).collect::<Vec<_>>());
+        }
+    }
 }

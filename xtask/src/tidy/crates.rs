@@ -90,3 +90,16 @@ fn only_control_and_hob_know_json_and_http() {
     }
     none("only control and hob know JSON and HTTP", &broken);
 }
+
+/// The crates that must replay have clippy forbid what cannot be replayed.
+#[test]
+fn the_deterministic_crates_are_fenced() {
+    for name in ["engine", "nbd", "world"] {
+        let path = shell::root().join("crates").join(name).join("clippy.toml");
+        let rules = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        for call in ["std::time::Instant::now", "std::thread::spawn", "std::fs::read", "std::net::TcpStream"]
+        {
+            assert!(rules.contains(call), "{} does not forbid {call}", path.display());
+        }
+    }
+}

@@ -94,7 +94,7 @@ fn promises_cited(text: &str) -> BTreeSet<u32> {
         let comment = comment.to_lowercase();
         let Some((_, after)) = comment.split_once("promise") else { continue };
         let near = &lines[number.saturating_sub(NEAR)..lines.len().min(number + NEAR)];
-        if near.iter().any(|l| is_test(&l)) {
+        if near.iter().any(is_test) {
             // "Promise 3", "promises 1 and 2", "Promise 3 and promise 5".
             let numbers = after.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<u32>().ok());
             found.extend(numbers.filter(|n| (1..10).contains(n)));

@@ -63,7 +63,14 @@ impl Engine {
             && disk.flash_in_flight == 0
             && let Some((command, change)) = disk.changes.pop_front()
         {
+            let left = match &change {
+                CacheChange::Leave(device, _) if disk.cache.is_some() => Some(*device),
+                _ => None,
+            };
             let result = disk.apply(change);
+            if let (Some(device), None) = (left, &disk.cache) {
+                disk.fenced = self.devices.get(device).is_fenced();
+            }
             self.recheck(id);
             match (command, result) {
                 (Some(command), result) => self.done(command, id, result),
@@ -161,7 +168,6 @@ impl Disk {
                 let elsewhere = cache.segments.iter().filter(|segment| segment.device != device);
                 let segments: Vec<Segment> = elsewhere.copied().chain(replacements).collect();
                 if segments.is_empty() {
-                    self.fenced = true;
                     return Ok(self.cache.take().expect("matched").segments);
                 }
                 cache.relocated(segments, size)?

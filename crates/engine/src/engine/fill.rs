@@ -3,7 +3,7 @@
 //! Only invalid sectors are written, and only valid ones are read, so no flash sector is read while
 //! it is written. A sector becomes valid when its write has completed.
 
-use super::{Active, Engine, Pending, Phase};
+use super::{Active, Engine, Limits, Pending, Phase};
 use crate::cache::push_run;
 use crate::claims::Range;
 use crate::io::{Durability, IoError, IoOp, Op};
@@ -20,19 +20,25 @@ impl Engine {
         let Engine { disks, claims, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         let cache = disk.serving()?;
-        if self.fill_bytes + bytes > self.limits.fill_bytes_max {
+        let Limits { fill_bytes_max, requests_max, .. } = self.limits;
+        if self.fill_bytes + bytes > fill_bytes_max || self.filling >= requests_max.div_ceil(2) {
             return Err(Outcome::MissFlashBusy);
         }
         let is_busy = |first, end| claims.is_busy(&Range { disk: request.disk, first, end });
         runs.clear();
         let mut complete = (first, end) == (range.first, range.end);
         let mut evicted = 0;
+        // Once no block can leave, the request's own blocks keep it so: it looks for no more.
+        let mut has_room = true;
         let mut buffer_sector = first - range.first;
         for span in cache.spans(first, end) {
             let found = cache.find(span).inspect(|sector| cache.touch(*sector)).or_else(|| {
-                let (sector, blocks) = cache.allocate(span, is_busy)?;
-                evicted += blocks;
-                Some(sector)
+                let placed = has_room.then(|| cache.allocate(span, is_busy)).flatten();
+                has_room = placed.is_some();
+                placed.map(|(sector, blocks)| {
+                    evicted += blocks;
+                    sector
+                })
             });
             match found {
                 Some(sector) => {
@@ -50,6 +56,7 @@ impl Engine {
         self.requests[slot].phase = Phase::Fill;
         self.requests[slot].fill_bytes = bytes;
         self.fill_bytes += bytes;
+        self.filling += 1;
         self.issue_runs(now, slot, IoOp::Write(Durability::Volatile));
         if complete { Ok(()) } else { Err(Outcome::MissNoBlock) }
     }

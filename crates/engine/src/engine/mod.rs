@@ -49,8 +49,8 @@ pub const DISKS_MAX: u32 = 1 << 16;
 pub struct Limits {
     /// Requests in flight; more are handed back.
     pub requests_max: u32,
-    /// Bytes of buffers that answered requests may hold while they fill flash; beyond, misses are
-    /// not filled, so slow flash never holds guests up.
+    /// Bytes of buffers that answered requests may hold while they fill flash. Beyond, and when half
+    /// of `requests_max` are such requests, misses are not filled, so slow flash never holds guests up.
     pub fill_bytes_max: u64,
     /// Failed flash I/Os that fence a device.
     pub flash_errors_max: u32,
@@ -85,6 +85,8 @@ pub struct Engine {
     serial: u64,
     /// Buffer bytes of answered requests that still fill.
     fill_bytes: u64,
+    /// Answered requests that still fill.
+    filling: u32,
     /// Requests whose claim was granted by another's leaving.
     runnable: VecDeque<u32>,
     /// Disks to bring to rest at the end of the current call.
@@ -152,6 +154,7 @@ impl Engine {
             ios: Slab::new(limits.requests_max),
             serial: 0,
             fill_bytes: 0,
+            filling: 0,
             runnable: VecDeque::new(),
             unsettled: Vec::new(),
             runs: Vec::new(),
@@ -329,6 +332,7 @@ impl Engine {
             self.claims.leave(slot, |granted| runnable.push_back(granted));
         }
         self.fill_bytes -= active.fill_bytes;
+        self.filling -= u32::from(active.phase == Phase::Fill);
         self.release_out.extend(active.request.buffer);
         self.disk_mut(active.request.disk).in_flight -= 1;
         self.settle(active.request.disk);

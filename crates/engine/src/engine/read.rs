@@ -18,14 +18,15 @@ enum Source {
 
 impl Engine {
     /// Claims a new read's sectors and starts it if nothing is in the way. Only a read that would
-    /// fill keeps other reads of its sectors waiting. One that has to wait may find its sectors gone
+    /// fill keeps other reads of its sectors waiting; one that bypasses the cache does not wait for a
+    /// fill that flash is slow with. One that has to wait may find its sectors gone
     /// afterwards, so it waits as one that would fill.
     pub(super) fn enter_read(&mut self, now: Instant, slot: u32) {
         let source = self.source(slot);
         let (kind, waiting) = match source {
             Source::Flash => (Kind::Read, Kind::Fill),
-            Source::Backing(Outcome::CacheOff) => (Kind::Read, Kind::Read),
-            Source::Backing(_) => (Kind::Fill, Kind::Fill),
+            Source::Backing(Outcome::MissFilled | Outcome::PartialMiss) => (Kind::Fill, Kind::Fill),
+            Source::Backing(_) => (Kind::Read, Kind::Read),
         };
         if self.claims.enter(slot, self.requests[slot].range, kind, waiting) {
             self.serve_read(now, slot, source);

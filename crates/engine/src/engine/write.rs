@@ -52,8 +52,10 @@ impl Engine {
         active.outcome = match (active.request.op, result) {
             // "Cannot do that fast" is an answer, not a failure of the backing.
             (Op::Flush, Ok(())) => Outcome::BypassFlush,
-            (_, Ok(()) | Err(IoError::Unsupported)) => Outcome::BypassZeroing,
-            (_, Err(_)) => Outcome::BackingError,
+            (Op::Discard(_) | Op::WriteZeroes(..), Ok(()) | Err(IoError::Unsupported)) => {
+                Outcome::BypassZeroing
+            }
+            _ => Outcome::BackingError,
         };
         self.reply(now, slot, result);
         self.finish(slot);

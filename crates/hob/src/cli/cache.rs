@@ -62,7 +62,8 @@ pub(crate) enum Cache {
 pub(super) fn policy_names() -> clap::builder::PossibleValuesParser {
     use clap::builder::PossibleValue;
 
-    let values = hob_engine::policy::POLICIES.iter().map(|row| PossibleValue::new(row.name).help(row.summary));
+    let values =
+        hob_engine::policy::POLICIES.iter().map(|row| PossibleValue::new(row.name).help(row.summary));
     clap::builder::PossibleValuesParser::new(values)
 }
 

@@ -73,8 +73,15 @@ pub(super) fn print_change(format: Format, changed: &DiskChanged) -> anyhow::Res
 }
 
 fn list(disks: &[DiskInfo]) -> String {
-    let columns =
-        [words("DISK"), words("STATE"), numbers("SIZE"), words("CACHE"), numbers("ROOM"), words("POOL"), words("BACKING")];
+    let columns = [
+        words("DISK"),
+        words("STATE"),
+        numbers("SIZE"),
+        words("CACHE"),
+        numbers("ROOM"),
+        words("POOL"),
+        words("BACKING"),
+    ];
     let row = |disk: &DiskInfo| {
         let cache = disk.cache.as_ref();
         vec![

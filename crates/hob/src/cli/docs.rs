@@ -86,7 +86,11 @@ fn write_arguments(page: &mut String, arguments: &[&clap::Arg]) {
     page.push_str("| argument | meaning |\n|---|---|\n");
     for arg in arguments {
         let values = arg.get_value_names().unwrap_or_default().iter().map(|name| format!("<{name}>"));
-        let values = if arg.get_action().takes_values() { values.collect::<Vec<_>>().join(" ") } else { String::new() };
+        let values = if arg.get_action().takes_values() {
+            values.collect::<Vec<_>>().join(" ")
+        } else {
+            String::new()
+        };
         let long = arg.get_long().map(|long| format!("--{long}"));
         let short = arg.get_short().map(|short| format!("-{short}"));
         let flag = [short, long].into_iter().flatten().collect::<Vec<_>>().join(", ");
@@ -147,7 +151,9 @@ mod tests {
     #[test]
     fn the_page_of_commands_names_all_of_them_and_their_arguments() {
         let page = cli_page();
-        for part in ["## hob serve", "### hob pool remove-device", "--block-size <SIZE>", "`s3-fifo`", "-o, --output"] {
+        for part in
+            ["## hob serve", "### hob pool remove-device", "--block-size <SIZE>", "`s3-fifo`", "-o, --output"]
+        {
             assert!(page.contains(part), "{part}\n{page}");
         }
         assert!(!page.contains("hob docs --out") && !page.contains("## hob docs"));

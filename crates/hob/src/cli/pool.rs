@@ -126,7 +126,8 @@ fn show(pool: &PoolInfo) -> String {
         ("segment size", pool.segment_size.to_string()),
         ("caches", if pool.caches.is_empty() { "none".to_owned() } else { pool.caches.join(", ") }),
     ]);
-    let columns = [words("DEVICE"), words("STATE"), numbers("SIZE"), numbers("FREE"), words("I/O"), words("REASON")];
+    let columns =
+        [words("DEVICE"), words("STATE"), numbers("SIZE"), numbers("FREE"), words("I/O"), words("REASON")];
     let row = |device: &Device| {
         vec![
             device.path.clone(),

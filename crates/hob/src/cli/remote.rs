@@ -15,7 +15,8 @@ pub(super) fn ask<T>(
     exchange: impl AsyncFnOnce(Client) -> Result<T, ClientError>,
 ) -> anyhow::Result<T> {
     let client = Client::new(endpoint(global)?, token(global)?);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     runtime.block_on(exchange(client)).map_err(explain)
 }
 
@@ -43,7 +44,9 @@ fn endpoint(global: &Global) -> anyhow::Result<Endpoint> {
 
 fn token(global: &Global) -> anyhow::Result<Option<String>> {
     let from_env = std::env::var_os("HOB_TOKEN_FILE");
-    let Some(path) = global.token_file.as_deref().or(from_env.as_deref().map(Path::new)) else { return Ok(None) };
+    let Some(path) = global.token_file.as_deref().or(from_env.as_deref().map(Path::new)) else {
+        return Ok(None);
+    };
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(Some(text.trim().to_owned()))
 }

@@ -52,8 +52,12 @@ fn ring_name(name: &str) -> Result<RingKind, String> {
 pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
     let cache = match (args.pool, args.size) {
         (Some(device), Some(size)) => {
-            let enable =
-                CacheEnable { pool: "default".to_owned(), size, block_size: args.block_size, policy: args.policy };
+            let enable = CacheEnable {
+                pool: "default".to_owned(),
+                size,
+                block_size: args.block_size,
+                policy: args.policy,
+            };
             Some((device, enable))
         }
         _ => None,

@@ -32,7 +32,9 @@ pub(super) fn run(args: &Stats, global: &Global) -> anyhow::Result<()> {
         }
         Ok((all, notes))
     })?;
-    print(global.output, &all, |all| with_notes(all.iter().map(show).collect::<Vec<_>>().join("\n\n"), &notes))
+    print(global.output, &all, |all| {
+        with_notes(all.iter().map(show).collect::<Vec<_>>().join("\n\n"), &notes)
+    })
 }
 
 fn show(stats: &DiskStats) -> String {

@@ -85,7 +85,7 @@ impl Default for Limits {
             buffer_bytes_max: Size(256 << 20),
             backing_wait_ms_max: 30_000,
             flash_stall_ms_max: 1_000,
-            flash_errors_max: 8,
+            flash_errors_max: 16,
         }
     }
 }
@@ -125,7 +125,8 @@ impl Config {
         Config::parse(&text).map_err(|ConfigError(what)| ConfigError(format!("{}: {what}", path.display())))
     }
 
-    fn parse(text: &str) -> Result<Config, ConfigError> {
+    /// The same of a text.
+    pub(crate) fn parse(text: &str) -> Result<Config, ConfigError> {
         let config: Config = toml::from_str(text).map_err(|error| {
             let what = error.message().lines().collect::<Vec<_>>().join(" ");
             match error.span() {
@@ -188,8 +189,9 @@ pub(crate) fn ring_kind(name: &str) -> Option<RingKind> {
 
 fn ring_by_name<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<RingKind, D::Error> {
     let name = String::deserialize(deserializer)?;
-    ring_kind(&name)
-        .ok_or_else(|| serde::de::Error::custom(format!("ring = '{name}': it can be auto, io_uring or threads")))
+    ring_kind(&name).ok_or_else(|| {
+        serde::de::Error::custom(format!("ring = '{name}': it can be auto, io_uring or threads"))
+    })
 }
 
 fn default_state_dir() -> PathBuf {

@@ -68,7 +68,8 @@ mod tests {
     fn the_empty_name_means_the_only_disk() {
         let exports = Exports::default();
         let (shard, _calls) = ShardHandle::new(|| {});
-        let export = |disk, bytes| Export { disk: DiskId(disk), shard: shard.clone(), info: ExportInfo::new(bytes) };
+        let export =
+            |disk, bytes| Export { disk: DiskId(disk), shard: shard.clone(), info: ExportInfo::new(bytes) };
         assert!(exports.find("").is_none());
         exports.insert("a", export(1, 512));
         assert_eq!(exports.find("").unwrap().size_bytes, 512);

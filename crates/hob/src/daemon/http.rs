@@ -21,8 +21,8 @@ use axum::routing::{get, post};
 use hob_control::Problem;
 use utoipa::OpenApi;
 
-pub(crate) use auth::{Token, TokenError};
-pub(crate) use listen::{ControlListener, ListenError};
+pub(crate) use auth::Token;
+pub(crate) use listen::ControlListener;
 
 use super::manager::Manager;
 use extract::Answer;
@@ -46,13 +46,19 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/pools/{pool}/devices", get(devices).post(device_add).delete(device_remove))
         .route("/v1/disks", get(disks).post(disk_add))
         .route("/v1/disks/{disk}", get(disk).delete(disk_remove))
-        .route("/v1/disks/{disk}/cache", get(cache).put(cache_enable).patch(cache_patch).delete(cache_disable))
+        .route(
+            "/v1/disks/{disk}/cache",
+            get(cache).put(cache_enable).patch(cache_patch).delete(cache_disable),
+        )
         .route("/v1/disks/{disk}/cache/clear", post(cache_clear))
         .route("/v1/disks/{disk}/stats", get(stats))
         .route("/v1/disks/{disk}/explain", get(explain))
         .fallback(async || Answer::no(StatusCode::NOT_FOUND, "there is nothing here; see /openapi.json"))
         .method_not_allowed_fallback(async || {
-            Answer::no(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done with that method; see /openapi.json")
+            Answer::no(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "this cannot be done with that method; see /openapi.json",
+            )
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))

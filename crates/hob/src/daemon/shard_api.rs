@@ -178,7 +178,12 @@ impl ShardHandle {
     }
 
     /// Serves a disk.
-    pub(crate) async fn add_disk(&self, id: DiskId, config: DiskConfig, backing: Backing) -> Result<(), ShardError> {
+    pub(crate) async fn add_disk(
+        &self,
+        id: DiskId,
+        config: DiskConfig,
+        backing: Backing,
+    ) -> Result<(), ShardError> {
         self.ask(|answer| ShardCall::AddDisk { id, config, backing, answer }).await
     }
 
@@ -188,7 +193,11 @@ impl ShardHandle {
     }
 
     /// Changes a disk's cache; gives back the segments that it does not use any more.
-    pub(crate) async fn change_cache(&self, id: DiskId, change: CacheChange) -> Result<Vec<Segment>, ShardError> {
+    pub(crate) async fn change_cache(
+        &self,
+        id: DiskId,
+        change: CacheChange,
+    ) -> Result<Vec<Segment>, ShardError> {
         self.ask(|answer| ShardCall::ChangeCache { id, change, answer }).await
     }
 
@@ -213,6 +222,11 @@ impl ShardHandle {
     pub(crate) async fn stop(&self) -> Result<(), ShardError> {
         let end = self.ask(|answer| ShardCall::Stop { answer });
         tokio::time::timeout(PATIENCE, end).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// Is it a handle of the same shard?
+    pub(crate) fn is_same(&self, other: &ShardHandle) -> bool {
+        Arc::ptr_eq(&self.wake, &other.wake)
     }
 
     async fn ask<T>(&self, call: impl FnOnce(Answer<T>) -> ShardCall) -> Result<T, ShardError> {

@@ -44,6 +44,9 @@ pub(crate) struct PoolState {
     pub(crate) devices: Vec<PathBuf>,
     /// Unit of allocation.
     pub(crate) segment_size: Size,
+    /// Its identity, as its devices tell it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) uuid: Option<String>,
 }
 
 /// A disk.
@@ -136,7 +139,9 @@ impl Store {
         let lock = File::create(&lock_path).map_err(error("open", &lock_path))?;
         if let Err(source) = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             let source = match source {
-                rustix::io::Errno::WOULDBLOCK => io::Error::other("another hob daemon uses this state directory"),
+                rustix::io::Errno::WOULDBLOCK => {
+                    io::Error::other("another hob daemon uses this state directory")
+                }
                 other => other.into(),
             };
             return Err(error("lock", &lock_path)(source));
@@ -196,6 +201,7 @@ mod tests {
                 name: "default".into(),
                 devices: vec!["/nvme/a".into()],
                 segment_size: Size(16 << 20),
+                uuid: Some("01234567-89ab-4cde-8f01-23456789abcd".into()),
             }],
             disks: vec![DiskState {
                 name: "vm".into(),

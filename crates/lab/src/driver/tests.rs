@@ -218,6 +218,14 @@ fn a_server_that_hangs_up_is_an_error_that_says_how_far_it_got() {
     assert!(format!("{error:#}").contains("after 10 of 100 requests"), "{error:#}");
 }
 
+/// The server has taken all that the depth allows, so the sender waits for an answer that never comes.
+#[test]
+fn a_server_that_hangs_up_with_every_slot_in_flight_does_not_strand_the_sender() {
+    let manners = Manners { hold: 4, answers_max: 8, hangs_up: true, ..WILLING };
+    let error = against(manners, &accesses(100, 500), 4, &GO, |_, _| {}).unwrap_err();
+    assert!(format!("{error:#}").contains("after 8 of 100 requests"), "{error:#}");
+}
+
 #[test]
 fn what_does_not_fit_the_export_is_refused_before_it_is_sent() {
     let bad = |access: Access, flags: u16| {

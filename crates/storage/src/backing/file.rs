@@ -1,12 +1,13 @@
 //! A raw file or a block device as backing.
 //!
 //! # Two descriptors, one disk
-//! Most I/O goes through an O_DIRECT descriptor. What is not aligned to the device's logical block
-//! goes through a buffered one: only the first and the last, partial blocks of such an I/O, each
-//! inside one 4 KiB page; the middle stays direct. Mixing the two is coherent because
-//! the kernel writes dirty pages back before a direct read, drops them after a direct
-//! write, and the engine never has two I/Os in flight that touch the same 4 KiB. (Read-ahead is switched
-//! off on the buffered one, so that the page cache never holds folios larger than those 4 KiB.)
+//! Most I/O goes through an O_DIRECT descriptor. Of an I/O that is not aligned to the device's logical
+//! block, the first and the last sector (4 KiB) go through a buffered one, as far as they are partial; the
+//! middle stays direct. Mixing the two is coherent because the kernel writes dirty
+//! pages back before direct I/O and drops them, and because never two I/Os in flight touch the
+//! same page of the page cache: the engine sees to that between requests, the cut at sectors
+//! inside one. (If they did, the kernel could not drop the page and the next fdatasync would report EIO.)
+//! Read-ahead is switched off on the buffered descriptor, so that pages do not come in larger folios.
 //! Filesystems with blocks above 4 KiB break that reasoning and get buffered I/O only.
 //!
 //! # Durability
@@ -26,7 +27,7 @@ use std::sync::Arc;
 
 use hob_engine::command::Access;
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
-use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
+use hob_engine::units::{Instant, IoId, SECTOR_BYTES, sector_ceil, sector_floor};
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
@@ -93,7 +94,11 @@ struct FileBacking {
 }
 
 /// Opens a raw file or block device.
-pub(super) fn open(spec: &str, access: Access, options: &BackingOptions) -> Result<Box<dyn Driver>, OpenError> {
+pub(super) fn open(
+    spec: &str,
+    access: Access,
+    options: &BackingOptions,
+) -> Result<Box<dyn Driver>, OpenError> {
     let path = Path::new(spec);
     let system = |source| OpenError::System { path: path.into(), source };
     let unfit = |reason: String| OpenError::Unfit { what: spec.to_owned(), reason };
@@ -147,8 +152,8 @@ pub(super) fn open(spec: &str, access: Access, options: &BackingOptions) -> Resu
     }
     // Behind the end nothing is lost, and the answer is the same.
     let beyond = size_bytes.next_multiple_of(SECTOR_BYTES);
-    let can_punch = write
-        && (is_block_device || rustix::fs::fallocate(&buffered, PUNCH, beyond, SECTOR_BYTES).is_ok());
+    let can_punch =
+        write && (is_block_device || rustix::fs::fallocate(&buffered, PUNCH, beyond, SECTOR_BYTES).is_ok());
     let kind = if is_block_device { "block device" } else { "file" };
     let identity = match is_block_device {
         true => format!("device:{:x}", metadata.rdev()),
@@ -157,6 +162,7 @@ pub(super) fn open(spec: &str, access: Access, options: &BackingOptions) -> Resu
     let info = BackingInfo {
         size_bytes,
         block_bytes: direct.as_ref().map_or(1, |(_, bytes)| *bytes),
+        block_bytes_min: 1,
         can_discard: can_punch,
         can_fast_zero: can_punch,
         read_only: !write,
@@ -213,10 +219,9 @@ impl FileBacking {
     /// Cuts a transfer so that what can be direct is; returns the number of operations.
     fn transfer_parts(&self, ring: &mut Ring, index: u32, op: IoOp, offset: u64, slice: BufferSlice) -> u32 {
         let Attached { direct, buffered, .. } = self.attached();
-        let block = u64::from(self.info.block_bytes);
         let end = offset + u64::from(slice.len);
-        let (from, to) = (offset.next_multiple_of(block), end / block * block);
-        let same_phase = offset % block == u64::from(slice.offset) % block;
+        let (from, to) = (sector_ceil(offset), sector_floor(end));
+        let same_phase = offset % SECTOR_BYTES == u64::from(slice.offset) % SECTOR_BYTES;
         let Some(direct) = direct.filter(|_| same_phase && from < to) else {
             self.transfer(ring, index, op, buffered, offset, slice);
             return 1;
@@ -380,7 +385,8 @@ impl Driver for FileBacking {
         let slot = index & !SEVERAL;
         let several = &mut self.several[slot as usize];
         // A block device refuses ranges that are not whole blocks; the way out is the same.
-        let refused = completion.result == -libc::EINVAL && matches!(several.step, Step::Discard | Step::Punch | Step::ZeroRange);
+        let refused = completion.result == -libc::EINVAL
+            && matches!(several.step, Step::Discard | Step::Punch | Step::ZeroRange);
         let result = if refused { Err(IoError::Unsupported) } else { result };
         several.result = several.result.and(result);
         several.in_flight -= 1;

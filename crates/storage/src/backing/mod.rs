@@ -135,7 +135,9 @@ pub enum OpenError {
         reason: String,
     },
     /// A program is missing.
-    #[error("{format} images are read through {program}, which is not installed (Debian: apt install {package})")]
+    #[error(
+        "{format} images are read through {program}, which is not installed (Debian: apt install {package})"
+    )]
     MissingProgram {
         /// What the file is.
         format: &'static str,
@@ -151,8 +153,11 @@ pub enum OpenError {
 pub struct BackingInfo {
     /// Bytes; a multiple of 512.
     pub size_bytes: u64,
-    /// Smallest unit that is read or written without a detour, bytes.
+    /// I/O whose offset and length are multiples of this takes no detour; a power of two up to 4096, bytes.
     pub block_bytes: u32,
+    /// I/O whose offset or length is no multiple of this is refused as `Invalid`; front ends should announce it.
+    /// A power of two up to 4096, bytes.
+    pub block_bytes_min: u32,
     /// `Discard` frees something.
     pub can_discard: bool,
     /// Zeroes are written faster than data.

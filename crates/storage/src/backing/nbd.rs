@@ -1,4 +1,730 @@
-//! NBD exports as backings (stub).
-use super::*;
-pub(super) fn recognise(spec: &str) -> bool { spec.starts_with("nbd") }
-pub(super) fn open(_s: &str, _a: Access, _o: &BackingOptions) -> Result<Box<dyn Driver>, OpenError> { todo!() }
+//! An NBD export as backing: one connection, many requests in flight, connected again when it breaks.
+//!
+//! # A lost connection
+//! It is torn down first, until nothing of it is in the ring. Then a helper thread connects anew, with
+//! pauses that double from `reconnect_min` to `reconnect_max`, and what was not answered is
+//! sent again: reads and writes may be repeated, because the engine has no two of them in flight for the
+//! same sector. A job that is older than `wait_max` fails; if it was sent, its connection is given up first,
+//! since a server that is silent for so long will not be believed later.
+//!
+//! # Flushes
+//! A server that dies may take acknowledged writes with it that were not flushed, and hob cannot send
+//! them again. So when a connection breaks while there are such writes, the flushes that
+//! wait, or else the next one, fail once. FUA writes, and writes that a flush covered, are safe.
+//!
+//! # Servers that can do less
+//! No FUA: the write is followed by a flush. No TRIM: discards are acknowledged. No WRITE_ZEROES: zeroes are sent.
+//! No BLOCK_STATUS: everything counts as data. A minimum block size above a sector is refused; a smaller one
+//! becomes the disk's own ([`BackingInfo::block_bytes_min`]), and what is not aligned to it is refused. An export that has another size when it is connected again is another disk: everything fails from then on.
+
+mod connect;
+mod jobs;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use hob_engine::command::Access;
+use hob_engine::gather::Gather;
+use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
+use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
+use hob_nbd::client::handshake::Negotiated;
+use hob_nbd::client::reply::{ReplyDecoder, ReplyEvent, ReplyLimits};
+use hob_nbd::client::request;
+use hob_nbd::uri::NbdUri;
+use hob_nbd::{CommandFlags, ErrorCode, Extent, TransmissionFlags};
+
+use super::{BackingInfo, BackingOptions, Driver, OpenError, Status, StatusExtent};
+use crate::ring::{Completion, Fd, FdClass, Returned, Ring, RxBuf, ZEROES_BYTES};
+use crate::token::TokenSpace;
+use connect::{Attempt, Link};
+use jobs::{Asker, Job, Jobs, What};
+
+/// Token indices of the operations a connection has in the ring: at most one of each.
+const SEND: u32 = 0;
+const RECEIVE: u32 = 1;
+const FILL: u32 = 2;
+const CONNECT: u32 = 3;
+
+/// Room for replies. Payload beyond it is received straight into its buffer.
+const RX_BYTES: usize = 64 << 10;
+
+/// Most bytes handed to one send.
+const BATCH_BYTES_MAX: usize = 1 << 20;
+
+/// Longest command without payload, bytes; a multiple of every block size.
+const COMMAND_BYTES_MAX: u64 = 1 << 30;
+
+/// Largest payload whatever the server says, bytes.
+const PAYLOAD_BYTES_MAX: u64 = 32 << 20;
+
+/// Most extents of one status answer.
+const EXTENTS_MAX: usize = 1 << 16;
+
+pub(super) fn recognise(spec: &str) -> bool {
+    spec.split_once("://").is_some_and(|(scheme, _)| scheme.starts_with("nbd"))
+}
+
+/// Connects to the export that a URI names.
+pub(super) fn open(
+    spec: &str,
+    access: Access,
+    options: &BackingOptions,
+) -> Result<Box<dyn Driver>, OpenError> {
+    let uri: NbdUri = spec.parse().map_err(|error: hob_nbd::uri::UriError| OpenError::Spec {
+        spec: spec.to_owned(),
+        reason: error.to_string(),
+    })?;
+    let driver = open_uri(&uri, access, options, format!("NBD export {spec}"), spec.to_owned())?;
+    Ok(Box::new(driver))
+}
+
+pub(super) fn open_uri(
+    uri: &NbdUri,
+    access: Access,
+    options: &BackingOptions,
+    description: String,
+    identity: String,
+) -> Result<NbdBacking, OpenError> {
+    let link = connect::connect(uri, options.connect_max)
+        .map_err(|reason| OpenError::Connect { peer: description.clone(), reason })?;
+    let unfit = |reason: String| OpenError::Unfit { what: description.clone(), reason };
+    let Negotiated { size_bytes, flags, block_size_min, .. } = link.negotiated;
+    if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
+        return Err(unfit(format!(
+            "{size_bytes} bytes are not a whole, positive number of 512-byte sectors"
+        )));
+    }
+    if u64::from(block_size_min) > SECTOR_BYTES {
+        return Err(unfit(format!("its smallest block has {block_size_min} bytes; hob needs 4096 or less")));
+    }
+    let read_only = flags.contains(TransmissionFlags::READ_ONLY);
+    if read_only && access == Access::ReadWrite {
+        return Err(unfit("the server exports it read-only; add the disk read-only".into()));
+    }
+    let info = BackingInfo {
+        size_bytes,
+        block_bytes: block_size_min.max(1),
+        block_bytes_min: block_size_min.max(1),
+        can_discard: flags.contains(TransmissionFlags::SEND_TRIM),
+        can_fast_zero: flags.contains(TransmissionFlags::SEND_FAST_ZERO),
+        read_only: access == Access::ReadOnly,
+        description,
+        identity,
+    };
+    Ok(NbdBacking {
+        info,
+        uri: uri.clone(),
+        options: options.clone(),
+        negotiated: link.negotiated,
+        tokens: None,
+        state: State::Detached(link),
+        operations: 0,
+        pause: options.reconnect_min,
+        jobs: Jobs::default(),
+        changes: 0,
+        flushed: 0,
+        writes_lost: false,
+        done: VecDeque::new(),
+        statuses: VecDeque::new(),
+    })
+}
+
+enum State {
+    /// Not on a shard yet.
+    Detached(Link),
+    Connected(Connection),
+    /// Waiting for the ring to give back the operations of a connection that is over.
+    Draining(Fd),
+    /// Waiting to connect again.
+    Pausing(Instant),
+    Connecting(Attempt, Fd),
+    /// It came back as another disk.
+    Dead,
+    /// Waiting for the ring, for the last time.
+    Closing(Option<Fd>),
+    Closed,
+}
+
+struct Connection {
+    fd: Fd,
+    decoder: ReplyDecoder,
+    /// While nothing is being received into it.
+    rx: Option<RxBuf>,
+    /// While nothing is being sent from it.
+    gather: Option<Gather>,
+    /// What is left of the place for the payload that comes next.
+    place: BufferSlice,
+}
+
+pub(super) struct NbdBacking {
+    info: BackingInfo,
+    uri: NbdUri,
+    options: BackingOptions,
+    negotiated: Negotiated,
+    tokens: Option<TokenSpace>,
+    state: State,
+    /// In the ring.
+    operations: u32,
+    /// Before the next attempt to connect.
+    pause: Duration,
+    jobs: Jobs,
+    /// Acknowledged changes that need a flush, ever; and how many of them a flush covered.
+    changes: u64,
+    flushed: u64,
+    /// The next flush must fail.
+    writes_lost: bool,
+    done: VecDeque<(IoId, Result<(), IoError>)>,
+    statuses: VecDeque<(u64, Status)>,
+}
+
+impl NbdBacking {
+    fn can(&self, flag: TransmissionFlags) -> bool {
+        self.negotiated.flags.contains(flag)
+    }
+
+    fn tokens(&self) -> TokenSpace {
+        self.tokens.expect("a backing is attached before it is used")
+    }
+
+    fn start_connection(&mut self, ring: &mut Ring, link: Link) {
+        let fd = ring.attach(link.socket, FdClass::Socket);
+        let limits = ReplyLimits { extents_max: EXTENTS_MAX };
+        let decoder = ReplyDecoder::new(&link.negotiated, limits);
+        self.negotiated = link.negotiated;
+        let place = ring.zeroes(0);
+        self.operations = 1;
+        ring.recv(self.tokens().token(RECEIVE), fd, RxBuf::new(RX_BYTES));
+        let connection = Connection { fd, decoder, rx: None, gather: Some(Gather::default()), place };
+        self.state = State::Connected(connection);
+        self.send(ring);
+    }
+
+    /// Sends what waits, if nothing is being sent.
+    fn send(&mut self, ring: &mut Ring) {
+        let tokens = self.tokens();
+        let State::Connected(connection) = &mut self.state else { return };
+        if !self.jobs.has_to_send() {
+            return;
+        }
+        let Some(mut gather) = connection.gather.take() else { return };
+        gather.clear();
+        let mut bytes = 0;
+        while bytes < BATCH_BYTES_MAX {
+            let Some(slot) = self.jobs.next_to_send() else { break };
+            bytes += push_request(&mut gather, &mut self.jobs, slot, ring, self.changes);
+        }
+        self.operations += 1;
+        ring.send(tokens.token(SEND), connection.fd, gather);
+    }
+
+    /// Understands what was received and goes on receiving. An error is a sentence, and the
+    /// connection's end.
+    fn digest(&mut self, ring: &mut Ring) -> Result<(), String> {
+        let mut at = 0;
+        loop {
+            let State::Connected(connection) = &mut self.state else { return Ok(()) };
+            let Connection { decoder, rx, place, .. } = connection;
+            let bytes = &rx.as_ref().expect("nothing is being received").filled()[at..];
+            let event = decoder.poll_event();
+            let pending = decoder.payload_pending().min(bytes.len() as u32);
+            if let Some(event) = event {
+                self.handle_event(ring, event);
+            } else if pending > 0 {
+                let part = BufferSlice { len: pending, ..*place };
+                ring.arena_mut().slice_mut(part).copy_from_slice(&bytes[..pending as usize]);
+                decoder.payload_received(pending);
+                (place.offset, place.len) = (place.offset + pending, place.len - pending);
+                at += pending as usize;
+            } else if bytes.is_empty() || decoder.payload_pending() > 0 {
+                break;
+            } else {
+                let jobs = &self.jobs;
+                let in_flight = |cookie| jobs.expected(cookie);
+                at += decoder.handle_input(bytes, &in_flight).map_err(|error| error.to_string())?;
+            }
+        }
+        let tokens = self.tokens();
+        let State::Connected(connection) = &mut self.state else { return Ok(()) };
+        let rx = connection.rx.as_mut().expect("nothing is being received");
+        rx.consume(at);
+        self.operations += 1;
+        if connection.decoder.payload_pending() > 0 {
+            let part = BufferSlice { len: connection.decoder.payload_pending(), ..connection.place };
+            ring.recv_into(tokens.token(FILL), connection.fd, part);
+        } else {
+            let rx = connection.rx.take().expect("as just seen");
+            ring.recv(tokens.token(RECEIVE), connection.fd, rx);
+        }
+        self.send(ring);
+        Ok(())
+    }
+
+    fn handle_event(&mut self, ring: &mut Ring, event: ReplyEvent) {
+        const KNOWN: &str = "the decoder checks cookies";
+        match event {
+            ReplyEvent::Data { cookie, offset, length } => {
+                let request = self.jobs.find(cookie).expect(KNOWN);
+                let place = read_place(&mut self.jobs, request, offset, length);
+                if let State::Connected(connection) = &mut self.state {
+                    connection.place = place;
+                }
+            }
+            ReplyEvent::Hole { cookie, offset, length } => {
+                let request = self.jobs.find(cookie).expect(KNOWN);
+                let place = read_place(&mut self.jobs, request, offset, length);
+                ring.arena_mut().slice_mut(place).fill(0);
+            }
+            ReplyEvent::BlockStatus { cookie, extents } => {
+                let request = self.jobs.find(cookie).expect(KNOWN);
+                let first = self.jobs.request(request).offset;
+                let job = self.jobs.request(request).job;
+                self.jobs.job(job).clip_extents(first, &extents);
+            }
+            ReplyEvent::Error { code, message, .. } if !message.is_empty() => {
+                tracing::debug!(
+                    backing = self.info.description,
+                    ?code,
+                    message,
+                    "the server reports an error"
+                );
+            }
+            ReplyEvent::Error { .. } => {}
+            ReplyEvent::Done { cookie, error } => {
+                self.pause = self.options.reconnect_min;
+                let request = self.jobs.find(cookie).expect(KNOWN);
+                self.end_request(request, error.map_or(Ok(()), |code| Err(io_error(code))));
+            }
+        }
+    }
+
+    fn end_request(&mut self, slot: u32, result: Result<(), IoError>) {
+        match self.jobs.request(slot).what {
+            What::Flush { mark } if result.is_ok() => self.flushed = self.flushed.max(mark),
+            What::Write(_, flags) if flags.contains(CommandFlags::FUA) => {}
+            What::Write(..) | What::WriteZeroData | What::WriteZeroes(_) | What::Trim => self.changes += 1,
+            What::Read(_) | What::Flush { .. } | What::Status => {}
+        }
+        let (job, is_last) = self.jobs.end_request(slot, result);
+        if is_last {
+            self.end_or_flush(job);
+        }
+    }
+
+    /// All requests of a job have ended.
+    fn end_or_flush(&mut self, slot: u32) {
+        let job = self.jobs.job(slot);
+        if job.result.is_ok() && std::mem::take(&mut job.then_flush) {
+            if !std::mem::take(&mut self.writes_lost) {
+                return self.jobs.ask(slot, What::Flush { mark: 0 }, 0, 0);
+            }
+            self.jobs.job(slot).result = Err(IoError::Failed);
+        }
+        let job = self.jobs.end_job(slot);
+        match job.asker {
+            Asker::Io(io) => self.done.push_back((io, job.result)),
+            Asker::Status(id) => self.statuses.push_back((id, job.result.map(|()| job.extents))),
+        }
+    }
+
+    /// Gives the connection up.
+    fn break_connection(&mut self, ring: &mut Ring, now: Instant, why: &str) {
+        let State::Connected(connection) = &self.state else { return };
+        tracing::warn!(backing = self.info.description, why, "the connection is lost; connecting again");
+        let fd = connection.fd;
+        ring.shutdown(fd);
+        self.state = State::Draining(fd);
+        self.go_on_drained(ring, now);
+    }
+
+    /// Once the ring has nothing of the old connection any more: decides what becomes of its requests.
+    fn go_on_drained(&mut self, ring: &mut Ring, now: Instant) {
+        if self.operations > 0 {
+            return;
+        }
+        match self.state {
+            State::Draining(fd) => {
+                ring.detach(fd);
+                self.state = State::Pausing(now + self.next_pause());
+                self.jobs.send_all_again();
+                if self.changes > self.flushed {
+                    self.flushed = self.changes;
+                    let flushes: Vec<u32> = self.jobs.live_requests().collect();
+                    let flushes: Vec<u32> =
+                        flushes.into_iter().filter(|slot| self.jobs.request(*slot).is_flush()).collect();
+                    self.writes_lost = flushes.is_empty();
+                    self.fail(&flushes, IoError::Failed);
+                }
+                self.fail_expired(now);
+            }
+            State::Closing(fd) => {
+                fd.into_iter().for_each(|fd| ring.detach(fd));
+                self.state = State::Closed;
+                self.fail_all(IoError::ShuttingDown);
+            }
+            _ => {}
+        }
+    }
+
+    /// Between half and all of the pause, which doubles.
+    fn next_pause(&mut self) -> u64 {
+        let mut dice = [0];
+        let _ = rustix::rand::getrandom(&mut dice, rustix::rand::GetRandomFlags::empty());
+        let nanos = self.pause.as_nanos() as u64;
+        self.pause = (self.pause * 2).min(self.options.reconnect_max);
+        nanos / 2 + nanos / 2 * u64::from(dice[0]) / 255
+    }
+
+    /// Ends requests that are not on any connection.
+    fn fail(&mut self, slots: &[u32], error: IoError) {
+        self.jobs.unqueue(slots);
+        for slot in slots {
+            self.end_request_unsent(*slot, error);
+        }
+    }
+
+    fn end_request_unsent(&mut self, slot: u32, error: IoError) {
+        let (job, is_last) = self.jobs.end_request(slot, Err(error));
+        if is_last {
+            self.end_or_flush(job);
+        }
+    }
+
+    fn fail_expired(&mut self, now: Instant) {
+        let expired = self.jobs.expired(now);
+        self.fail(&expired, IoError::Failed);
+    }
+
+    fn fail_all(&mut self, error: IoError) {
+        let all: Vec<u32> = self.jobs.live_requests().collect();
+        self.fail(&all, error);
+    }
+
+    fn start_attempt(&mut self, ring: &mut Ring, now: Instant) {
+        match Attempt::start(&self.uri, self.options.connect_max) {
+            Ok((attempt, socket)) => {
+                let fd = ring.attach(socket, FdClass::Socket);
+                self.operations += 1;
+                ring.recv(self.tokens().token(CONNECT), fd, RxBuf::new(1));
+                self.state = State::Connecting(attempt, fd);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no thread to connect with");
+                self.state = State::Pausing(now + self.next_pause());
+            }
+        }
+    }
+
+    fn end_attempt(&mut self, ring: &mut Ring, now: Instant) {
+        let State::Connecting(attempt, fd) = std::mem::replace(&mut self.state, State::Dead) else {
+            unreachable!("only an attempt ends an attempt")
+        };
+        ring.detach(fd);
+        match attempt.result() {
+            Ok(link) if !self.is_same_disk(&link.negotiated) => {
+                let (was, is) = (self.info.size_bytes, link.negotiated.size_bytes);
+                tracing::error!(
+                    backing = self.info.description,
+                    was,
+                    is,
+                    "the server came back with another disk; this one stays failed until it is added again"
+                );
+                self.fail_all(IoError::Failed);
+            }
+            Ok(link) => {
+                tracing::info!(backing = self.info.description, "connected again");
+                self.start_connection(ring, link);
+            }
+            Err(why) => {
+                tracing::debug!(backing = self.info.description, why, "connecting failed");
+                self.state = State::Pausing(now + self.next_pause());
+            }
+        }
+    }
+
+    fn is_same_disk(&self, new: &Negotiated) -> bool {
+        let writable = !new.flags.contains(TransmissionFlags::READ_ONLY);
+        new.size_bytes == self.info.size_bytes
+            && new.block_size_min <= self.info.block_bytes
+            && new.block_size_max >= self.info.block_bytes
+            && (writable || self.info.read_only)
+    }
+
+    /// Makes the requests of a job out of a range.
+    fn ask_range(&mut self, job: u32, io: &Io, what: impl Fn(&Io, u64, u32) -> What, bytes_max: u64) {
+        let mut from = io.offset;
+        let end = io.offset + io.len;
+        while from < end {
+            let len = (end - from).min(bytes_max) as u32;
+            self.jobs.ask(job, what(io, from, len), from, len);
+            from += u64::from(len);
+        }
+    }
+
+    fn payload_bytes_max(&self) -> u64 {
+        let block = u64::from(self.info.block_bytes);
+        u64::from(self.negotiated.block_size_max).min(PAYLOAD_BYTES_MAX) / block * block
+    }
+}
+
+/// The part of a request's slice from `offset` on the disk.
+fn part(io: &Io, offset: u64, len: u32) -> BufferSlice {
+    let slice = io.slice.expect("a transfer has a slice");
+    BufferSlice { offset: slice.offset + (offset - io.offset) as u32, len, ..slice }
+}
+
+fn read_place(jobs: &mut Jobs, slot: u32, offset: u64, len: u32) -> BufferSlice {
+    let request = jobs.request(slot);
+    let What::Read(slice) = request.what else { unreachable!("the decoder knows which requests are reads") };
+    BufferSlice { offset: slice.offset + (offset - request.offset) as u32, len, ..slice }
+}
+
+/// Appends a request to what is sent; returns its bytes.
+fn push_request(gather: &mut Gather, jobs: &mut Jobs, slot: u32, ring: &Ring, changes: u64) -> usize {
+    let cookie = jobs.cookie(slot);
+    let request = jobs.request(slot);
+    let (offset, len) = (request.offset, request.len);
+    let header = match &mut request.what {
+        What::Read(_) => request::read(cookie, offset, len, CommandFlags::NONE),
+        What::Write(_, flags) => request::write_header(cookie, offset, len, *flags),
+        What::WriteZeroData => request::write_header(cookie, offset, len, CommandFlags::NONE),
+        What::WriteZeroes(flags) => request::write_zeroes(cookie, offset, len, *flags),
+        What::Trim => request::trim(cookie, offset, len, CommandFlags::NONE),
+        What::Flush { mark } => {
+            *mark = changes;
+            request::flush(cookie)
+        }
+        What::Status => request::block_status(cookie, offset, len, CommandFlags::NONE),
+    };
+    gather.push_head(|head| head.extend_from_slice(&header));
+    match request.what {
+        What::Write(slice, _) => gather.push_payload(slice),
+        What::WriteZeroData => {
+            let mut left = len;
+            while left > 0 {
+                let piece = ring.zeroes(left.min(ZEROES_BYTES));
+                gather.push_payload(piece);
+                left -= piece.len;
+            }
+        }
+        _ => return header.len(),
+    }
+    header.len() + len as usize
+}
+
+fn io_error(code: ErrorCode) -> IoError {
+    match code {
+        ErrorCode::Perm => IoError::ReadOnly,
+        ErrorCode::NoSpc => IoError::NoSpace,
+        ErrorCode::NotSup => IoError::Unsupported,
+        ErrorCode::Inval => IoError::Invalid,
+        ErrorCode::Io | ErrorCode::NoMem | ErrorCode::Overflow | ErrorCode::Shutdown => IoError::Failed,
+    }
+}
+
+impl Job {
+    /// Keeps of the server's extents, which start at `at`, what lies in the job's range.
+    fn clip_extents(&mut self, at: u64, extents: &[Extent]) {
+        let (from, to) = self.range;
+        let mut at = at;
+        self.extents.clear();
+        for extent in extents {
+            let end = at + u64::from(extent.length);
+            let (first, last) = (at.max(from), end.min(to));
+            if first < last {
+                let is = |bit| extent.state & bit != 0;
+                let (hole, zero) = (is(Extent::HOLE), is(Extent::ZERO));
+                self.extents.push(StatusExtent { len: last - first, hole, zero });
+            }
+            at = end;
+        }
+    }
+}
+
+impl Driver for NbdBacking {
+    fn info(&self) -> &BackingInfo {
+        &self.info
+    }
+
+    fn attach(&mut self, ring: &mut Ring, _now: Instant, tokens: TokenSpace) {
+        self.tokens = Some(tokens);
+        if let State::Detached(link) = std::mem::replace(&mut self.state, State::Dead) {
+            self.start_connection(ring, link);
+        }
+    }
+
+    fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
+        let refused = match self.state {
+            State::Dead => Some(IoError::Failed),
+            State::Closing(_) | State::Closed => Some(IoError::ShuttingDown),
+            _ if self.info.read_only && !matches!(io.op, IoOp::Read | IoOp::Flush) => Some(IoError::ReadOnly),
+            _ if (io.offset | io.len) % u64::from(self.info.block_bytes) != 0 => Some(IoError::Invalid),
+            _ => None,
+        };
+        if let Some(error) = refused {
+            return self.done.push_back((io.id, Err(error)));
+        }
+        let durable = matches!(io.op, IoOp::Write(Durability::Durable));
+        let fua = durable && self.can(TransmissionFlags::SEND_FUA);
+        let then_flush = durable && !fua && self.can(TransmissionFlags::SEND_FLUSH);
+        let deadline = now + self.options.wait_max.as_nanos() as u64;
+        let job = self.jobs.add(Asker::Io(io.id), deadline, then_flush, (0, 0));
+        let payload_max = self.payload_bytes_max();
+        match io.op {
+            IoOp::Read => self.ask_range(job, io, |io, at, len| What::Read(part(io, at, len)), payload_max),
+            IoOp::Write(_) => {
+                let flags = if fua { CommandFlags::FUA } else { CommandFlags::NONE };
+                let what = |io: &Io, at, len| What::Write(part(io, at, len), flags);
+                self.ask_range(job, io, what, payload_max);
+            }
+            IoOp::Flush if std::mem::take(&mut self.writes_lost) => {
+                self.jobs.job(job).result = Err(IoError::Failed);
+                self.end_or_flush(job);
+            }
+            IoOp::Flush if self.can(TransmissionFlags::SEND_FLUSH) => {
+                self.jobs.ask(job, What::Flush { mark: 0 }, 0, 0);
+            }
+            IoOp::Discard if self.can(TransmissionFlags::SEND_TRIM) => {
+                self.ask_range(job, io, |_, _, _| What::Trim, COMMAND_BYTES_MAX);
+            }
+            IoOp::Flush | IoOp::Discard => self.end_or_flush(job),
+            IoOp::WriteZeroes(zeroing) => self.ask_zeroes(job, io, zeroing, payload_max),
+        }
+        self.send(ring);
+    }
+
+    fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
+        self.operations -= 1;
+        let Completion { token, result, returned } = completion;
+        if token.index() == CONNECT && matches!(self.state, State::Connecting(..)) {
+            return self.end_attempt(ring, now);
+        }
+        let State::Connected(connection) = &mut self.state else {
+            return self.go_on_drained(ring, now);
+        };
+        let ended = match (token.index(), returned) {
+            (SEND, Returned::Gather(gather)) => {
+                connection.gather = Some(gather);
+                if result >= 0 {
+                    return self.send(ring);
+                }
+                result
+            }
+            (RECEIVE, Returned::Rx(rx)) => {
+                connection.rx = Some(rx);
+                result
+            }
+            (FILL, _) if result == connection.decoder.payload_pending() as i32 => {
+                connection.decoder.payload_received(result as u32);
+                result
+            }
+            _ => result.min(0),
+        };
+        let digested = match ended {
+            1.. => self.digest(ring),
+            0 => Err("the server closed the connection".to_owned()),
+            error => Err(std::io::Error::from_raw_os_error(-error).to_string()),
+        };
+        if let Err(why) = digested {
+            self.break_connection(ring, now, &why);
+        }
+    }
+
+    fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
+        self.done.pop_front()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let deadline = self.jobs.deadline();
+        match self.state {
+            State::Pausing(until) => Some(deadline.map_or(until, |deadline| deadline.min(until))),
+            State::Connected(_) | State::Connecting(..) => deadline,
+            _ => None,
+        }
+    }
+
+    fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
+        let too_late = self.jobs.deadline().is_some_and(|deadline| deadline <= now);
+        match self.state {
+            State::Connected(_) if too_late => {
+                let limit = self.options.wait_max;
+                self.break_connection(ring, now, &format!("no answer for {limit:?}"));
+            }
+            State::Pausing(until) => {
+                self.fail_expired(now);
+                if until <= now {
+                    self.start_attempt(ring, now);
+                }
+            }
+            State::Connecting(..) => self.fail_expired(now),
+            _ => {}
+        }
+    }
+
+    fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
+        let gone = matches!(self.state, State::Dead | State::Closing(_) | State::Closed);
+        if gone || self.negotiated.meta_context_id.is_none() {
+            let data = vec![StatusExtent { len, hole: false, zero: false }];
+            return self.statuses.push_back((id, if gone { Err(IoError::Failed) } else { Ok(data) }));
+        }
+        let block = u64::from(self.info.block_bytes);
+        let from = offset / block * block;
+        let to = (offset + len).next_multiple_of(block).min(from + COMMAND_BYTES_MAX);
+        let deadline = now + self.options.wait_max.as_nanos() as u64;
+        let job = self.jobs.add(Asker::Status(id), deadline, false, (offset, offset + len));
+        self.jobs.ask(job, What::Status, from, (to - from) as u32);
+        self.send(ring);
+    }
+
+    fn poll_status(&mut self) -> Option<(u64, Status)> {
+        self.statuses.pop_front()
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        self.state = match std::mem::replace(&mut self.state, State::Closed) {
+            State::Connected(Connection { fd, gather, .. }) => {
+                if gather.is_some() && self.jobs.is_empty() {
+                    // Politeness; a server must survive without it.
+                    let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+                    let _ = rustix::net::send(ring.borrow(fd), &request::disconnect(), flags);
+                }
+                ring.shutdown(fd);
+                State::Closing(Some(fd))
+            }
+            State::Draining(fd) => State::Closing(Some(fd)),
+            State::Connecting(_, fd) => {
+                ring.shutdown(fd);
+                State::Closing(Some(fd))
+            }
+            _ => State::Closing(None),
+        };
+        self.go_on_drained(ring, Instant::default());
+    }
+
+    fn is_closed(&self) -> bool {
+        matches!(self.state, State::Closed)
+    }
+}
+
+impl NbdBacking {
+    fn ask_zeroes(&mut self, job: u32, io: &Io, zeroing: Zeroing, payload_max: u64) {
+        let keep = matches!(zeroing, Zeroing::KeepAllocated | Zeroing::FastKeepAllocated);
+        let fast = matches!(zeroing, Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated);
+        if !self.can(TransmissionFlags::SEND_WRITE_ZEROES)
+            || fast && !self.can(TransmissionFlags::SEND_FAST_ZERO)
+        {
+            if !fast {
+                return self.ask_range(job, io, |_, _, _| What::WriteZeroData, payload_max);
+            }
+            self.jobs.job(job).result = Err(IoError::Unsupported);
+            return self.end_or_flush(job);
+        }
+        let mut flags = CommandFlags::NONE;
+        if keep {
+            flags = flags | CommandFlags::NO_HOLE;
+        }
+        if fast {
+            flags = flags | CommandFlags::FAST_ZERO;
+        }
+        self.ask_range(job, io, |_, _, _| What::WriteZeroes(flags), COMMAND_BYTES_MAX);
+    }
+}

@@ -19,6 +19,9 @@ pub(super) const SUPERBLOCK_OFFSETS: [u64; 2] = [0, (1 << 20) - PAGE_BYTES as u6
 /// Where the segment table starts.
 const TABLE_OFFSET: u64 = 1 << 20;
 
+/// What the second copy's distance from the first is a multiple of: more than flash loses in one torn write.
+const COPY_ALIGNMENT: u64 = 64 << 10;
+
 /// What the first segment's offset is a multiple of.
 const DATA_ALIGNMENT: u64 = 1 << 20;
 
@@ -154,7 +157,7 @@ impl Layout {
     /// A device with that many segments.
     pub(super) fn new(segments: u64) -> Layout {
         let table_pages = segments.div_ceil(ENTRIES_PER_PAGE);
-        let table_end = TABLE_OFFSET + 2 * table_pages * PAGE_BYTES as u64;
+        let table_end = TABLE_OFFSET + 2 * copy_bytes(table_pages);
         let data_offset = table_end.next_multiple_of(DATA_ALIGNMENT);
         Layout { segments, table_offset: TABLE_OFFSET, table_pages, data_offset }
     }
@@ -175,8 +178,13 @@ impl Layout {
 
     /// Where copy 0 or 1 of a table page is.
     pub(super) fn page_offset(&self, page: u64, copy: u8) -> u64 {
-        self.table_offset + (u64::from(copy) * self.table_pages + page) * PAGE_BYTES as u64
+        self.table_offset + u64::from(copy) * copy_bytes(self.table_pages) + page * PAGE_BYTES as u64
     }
+}
+
+/// Bytes that one copy of the table takes up.
+fn copy_bytes(table_pages: u64) -> u64 {
+    (table_pages * PAGE_BYTES as u64).next_multiple_of(COPY_ALIGNMENT)
 }
 
 /// Bytes that a device needs so that `cache_bytes` of caches fit on it.
@@ -261,12 +269,14 @@ impl Superblock {
         if segments == 0 || segments > SEGMENTS_MAX || table_pages != segments.div_ceil(ENTRIES_PER_PAGE) {
             return Err("the number of segments is out of range");
         }
-        if table_offset < TABLE_OFFSET || !table_offset.is_multiple_of(page) || !data_offset.is_multiple_of(page)
+        if table_offset < TABLE_OFFSET
+            || !table_offset.is_multiple_of(page)
+            || !data_offset.is_multiple_of(page)
         {
             return Err("a region is misplaced");
         }
         // No overflow from here on: `segments` and `segment_bytes` are bounded.
-        let table_end = table_offset.checked_add(2 * table_pages * page);
+        let table_end = table_offset.checked_add(2 * copy_bytes(table_pages));
         let data_end = data_offset.checked_add(segments * self.segment_bytes);
         if !(table_end.is_some_and(|end| end <= data_offset)
             && data_end.is_some_and(|end| end <= self.device_bytes))
@@ -348,10 +358,7 @@ pub(super) fn decode_page(
         device_uuid: Uuid(array_at(bytes, page_at::DEVICE_UUID)),
         index: u32_at(bytes, page_at::INDEX),
     };
-    if header.device_uuid != device_uuid
-        || header.index != index
-        || u32_at(bytes, page_at::COUNT) != count
-    {
+    if header.device_uuid != device_uuid || header.index != index || u32_at(bytes, page_at::COUNT) != count {
         return None;
     }
     let rows = bytes[page_at::ENTRIES..].chunks_exact(entry_at::BYTES).take(count as usize);

@@ -26,11 +26,11 @@ use hob_engine::command::Segment;
 use hob_engine::units::DeviceId;
 
 pub(crate) use device::is_memory_filesystem;
-pub use device::{DeviceSpec, Overwrite};
 use device::{Device, OpenDevice};
+pub use device::{DeviceSpec, Overwrite};
 pub use error::PoolError;
-pub use format::{FORMAT_VERSION, OwnerId, Uuid, device_bytes_for};
 use format::{Entry, Superblock, SuperblockFlags};
+pub use format::{FORMAT_VERSION, OwnerId, Uuid, device_bytes_for};
 
 use crate::ring::FdClass;
 
@@ -172,7 +172,8 @@ impl Pool {
                 });
             }
             if pool.devices.iter().any(|other| other.superblock.ordinal == superblock.ordinal) {
-                let reason = format!("{} is a copy of another device of the pool; leave one out", path.display());
+                let reason =
+                    format!("{} is a copy of another device of the pool; leave one out", path.display());
                 return Err(PoolError::Unworkable { reason });
             }
             pool.next_ordinal = pool.next_ordinal.max(superblock.next_ordinal);
@@ -326,7 +327,8 @@ impl Pool {
             let Ok(at) = self.position(segment.device) else { continue };
             let device = &mut self.devices[at];
             let layout = device.superblock.layout;
-            let distance = segment.offset.checked_sub(layout.data_offset).expect("segments lie behind the table");
+            let distance =
+                segment.offset.checked_sub(layout.data_offset).expect("segments lie behind the table");
             assert!(distance.is_multiple_of(self.segment_bytes), "{segment:?} is where no segment starts");
             let index = (distance / self.segment_bytes) as usize;
             assert!(device.table.entries()[index] != Entry::Free, "{segment:?} is free already");

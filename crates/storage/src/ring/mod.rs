@@ -529,7 +529,10 @@ impl Drop for Ring {
         if self.in_flight > 0 {
             // A device that does not answer may write into these buffers later. Leaking them is the
             // price of never seeing its bytes in somebody else's memory.
-            tracing::warn!(operations = self.in_flight, "dropping a ring with I/O in flight; its buffers are leaked");
+            tracing::warn!(
+                operations = self.in_flight,
+                "dropping a ring with I/O in flight; its buffers are leaked"
+            );
             std::mem::forget(self.arena.take());
             std::mem::forget(std::mem::take(&mut self.ops));
             std::mem::forget(std::mem::take(&mut self.fds));

@@ -1,1 +1,357 @@
-//! Tests.
+//! Both drivers under the same tests: each `#[test]` runs its body with io_uring and with threads.
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hob_engine::gather::Gather;
+use hob_engine::io::{BufferSlice, Durability};
+
+use super::{Completion, FdClass, Returned, Ring, RingConfig, RingKind, RxBuf};
+use crate::token::Token;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn with_both(body: impl Fn(&mut Ring)) {
+    for kind in [RingKind::IoUring, RingKind::Threads] {
+        let config = RingConfig { kind, entries: 8, arena_bytes: 8 << 20, threads_max: 3 };
+        let mut ring = Ring::new(&config).expect("this system has io_uring");
+        assert_eq!(ring.kind(), kind);
+        body(&mut ring);
+        assert_eq!(ring.in_flight(), 0);
+    }
+}
+
+fn token(index: u32) -> Token {
+    Token::new(Token::CALLER, 0, index)
+}
+
+fn next(ring: &mut Ring) -> Completion {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(completion) = ring.next_completion() {
+            return completion;
+        }
+        assert!(Instant::now() < deadline, "nothing completes");
+        ring.submit_and_wait(Duration::ZERO, Some(Duration::from_secs(1))).unwrap();
+    }
+}
+
+fn idle(ring: &mut Ring, time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        ring.submit_and_wait(Duration::ZERO, Some(Duration::from_millis(5))).unwrap();
+        assert!(ring.next_completion().is_none());
+    }
+}
+
+fn pair() -> (OwnedFd, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_read_timeout(Some(PATIENCE)).unwrap();
+    (ours.into(), theirs)
+}
+
+fn pattern(len: usize, seed: u32) -> Vec<u8> {
+    (0..len as u32).map(|n| ((n ^ seed).wrapping_mul(0x9E37_79B1) >> 24) as u8).collect()
+}
+
+#[test]
+fn files_are_written_and_read_in_great_numbers() {
+    with_both(|ring| {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let fd = ring.attach(OwnedFd::from(file.try_clone().unwrap()), FdClass::File);
+        let data = pattern(1 << 20, 1);
+        let buffer = ring.arena_mut().alloc(1 << 20).unwrap();
+        ring.arena_mut().bytes_mut(buffer).copy_from_slice(&data);
+        let slice = |at: u32| BufferSlice { id: buffer, offset: at * 4096, len: 4096 };
+        // Many more than the queue has entries.
+        for at in 0..256 {
+            let durability = if at % 16 == 0 { Durability::Durable } else { Durability::Volatile };
+            ring.write(token(at), fd, u64::from(at) * 4096, slice(at), durability);
+        }
+        let mut seen = [false; 256];
+        for _ in 0..256 {
+            let completion = next(ring);
+            assert_eq!(completion.result, 4096);
+            let index = completion.token.index() as usize;
+            assert!(!std::mem::replace(&mut seen[index], true));
+        }
+        ring.fsync(token(0), fd);
+        assert_eq!(next(ring).result, 0);
+        ring.arena_mut().bytes_mut(buffer).fill(0);
+        for at in 0..256 {
+            ring.read(token(at), fd, u64::from(at) * 4096, slice(at));
+        }
+        (0..256).for_each(|_| assert_eq!(next(ring).result, 4096));
+        assert!(ring.arena().bytes(buffer) == data);
+        ring.fallocate(token(7), fd, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, 4096, 4096);
+        assert_eq!(next(ring).result, 0);
+        ring.read(token(0), fd, 0, ring.arena().whole(buffer));
+        assert_eq!(next(ring).result, 1 << 20);
+        assert!(ring.arena().bytes(buffer)[4096..8192].iter().all(|byte| *byte == 0));
+        assert!(ring.arena().bytes(buffer)[8192..] == data[8192..]);
+        ring.detach(fd);
+        ring.arena_mut().free(buffer);
+    });
+}
+
+#[test]
+fn memory_files_complete_at_once_and_a_truncated_file_is_an_error() {
+    with_both(|ring| {
+        for class in [FdClass::Memory, FdClass::File] {
+            let file = tempfile::tempfile_in("/dev/shm").unwrap();
+            file.write_all_at(&pattern(6000, 2), 0).unwrap();
+            let fd = ring.attach(OwnedFd::from(file), class);
+            let buffer = ring.arena_mut().alloc(8192).unwrap();
+            ring.read(token(1), fd, 0, BufferSlice { id: buffer, offset: 100, len: 4096 });
+            if class == FdClass::Memory {
+                assert_eq!(ring.next_completion().unwrap().result, 4096);
+            } else {
+                assert_eq!(next(ring).result, 4096);
+            }
+            assert!(ring.arena().bytes(buffer)[100..4196] == pattern(6000, 2)[..4096]);
+            ring.read(token(2), fd, 4096, BufferSlice { id: buffer, offset: 0, len: 4096 });
+            assert_eq!(next(ring).result, -libc::ENODATA);
+            ring.read(token(2), fd, 1 << 30, BufferSlice { id: buffer, offset: 0, len: 4096 });
+            assert_eq!(next(ring).result, -libc::ENODATA);
+            ring.arena_mut().free(buffer);
+            ring.detach(fd);
+        }
+    });
+}
+
+#[test]
+fn errors_are_reported() {
+    with_both(|ring| {
+        let file = std::fs::File::open("/dev/zero").unwrap();
+        let fd = ring.attach(OwnedFd::from(file), FdClass::File);
+        let slice = ring.zeroes(4096);
+        ring.write(token(1), fd, 0, slice, Durability::Volatile);
+        assert_eq!(next(ring).result, -libc::EBADF);
+        ring.detach(fd);
+    });
+}
+
+#[test]
+fn sends_are_complete_and_ordered() {
+    with_both(|ring| {
+        let (ours, mut theirs) = pair();
+        let fd = ring.attach(ours, FdClass::Socket);
+        let data = pattern(3 << 20, 3);
+        let buffer = ring.arena_mut().alloc(3 << 20).unwrap();
+        ring.arena_mut().bytes_mut(buffer).copy_from_slice(&data);
+        // More pieces than one message takes, and far more bytes than the socket does.
+        let mut gather = Gather::default();
+        let mut expected = Vec::new();
+        for at in 0..1500u32 {
+            let header = at.to_be_bytes();
+            gather.push_head(|head| head.extend_from_slice(&header));
+            gather.push_payload(BufferSlice { id: buffer, offset: at * 2000, len: 2000 });
+            expected.extend_from_slice(&header);
+            expected.extend_from_slice(&data[at as usize * 2000..][..2000]);
+        }
+        ring.send(token(9), fd, gather);
+        let reader = std::thread::spawn(move || {
+            let mut received = vec![0; 1500 * 2004];
+            std::thread::sleep(Duration::from_millis(20));
+            theirs.read_exact(&mut received).unwrap();
+            (received, theirs)
+        });
+        let completion = next(ring);
+        assert_eq!(completion.result, 1500 * 2004);
+        let Returned::Gather(mut gather) = completion.returned else { panic!("the list comes back") };
+        let (received, mut theirs) = reader.join().unwrap();
+        assert!(received == expected);
+        // One piece, then nothing at all.
+        gather.clear();
+        gather.push_head(|head| head.extend_from_slice(b"hello"));
+        ring.send(token(10), fd, gather);
+        assert_eq!(next(ring).result, 5);
+        let mut hello = [0; 5];
+        theirs.read_exact(&mut hello).unwrap();
+        assert_eq!(&hello, b"hello");
+        ring.send(token(11), fd, Gather::default());
+        assert_eq!(next(ring).result, 0);
+        drop(theirs);
+        let mut gather = Gather::default();
+        gather.push_payload(ring.arena().whole(buffer));
+        ring.send(token(12), fd, gather);
+        assert_eq!(next(ring).result, -libc::EPIPE);
+        ring.detach(fd);
+        ring.arena_mut().free(buffer);
+    });
+}
+
+#[test]
+fn receiving_goes_behind_what_is_there() {
+    with_both(|ring| {
+        let (ours, mut theirs) = pair();
+        let fd = ring.attach(ours, FdClass::Socket);
+        ring.recv(token(1), fd, RxBuf::new(16));
+        idle(ring, Duration::from_millis(20));
+        theirs.write_all(b"abcdef").unwrap();
+        let completion = next(ring);
+        assert_eq!(completion.result, 6);
+        let Returned::Rx(mut rx) = completion.returned else { panic!("the buffer comes back") };
+        rx.consume(4);
+        assert_eq!((rx.filled(), rx.room()), (&b"ef"[..], 14));
+        theirs.write_all(b"ghi").unwrap();
+        ring.recv(token(2), fd, rx);
+        let Returned::Rx(rx) = next(ring).returned else { panic!("the buffer comes back") };
+        assert_eq!(rx.filled(), b"efghi");
+        // Straight into the arena, in two goes.
+        let buffer = ring.arena_mut().alloc(8192).unwrap();
+        ring.recv_into(token(3), fd, BufferSlice { id: buffer, offset: 10, len: 8000 });
+        let data = pattern(8000, 4);
+        theirs.write_all(&data[..3000]).unwrap();
+        idle(ring, Duration::from_millis(20));
+        theirs.write_all(&data[3000..]).unwrap();
+        assert_eq!(next(ring).result, 8000);
+        assert!(ring.arena().bytes(buffer)[10..8010] == data);
+        ring.recv_into(token(4), fd, BufferSlice { id: buffer, offset: 0, len: 8000 });
+        theirs.write_all(&data[..50]).unwrap();
+        drop(theirs);
+        assert_eq!(next(ring).result, 50);
+        ring.recv(token(5), fd, rx);
+        assert_eq!(next(ring).result, 0);
+        ring.detach(fd);
+        ring.arena_mut().free(buffer);
+    });
+}
+
+#[test]
+fn a_shut_down_socket_ends_its_operations_and_is_closed() {
+    with_both(|ring| {
+        let (ours, mut theirs) = pair();
+        let fd = ring.attach(ours, FdClass::Socket);
+        let buffer = ring.arena_mut().alloc(4 << 20).unwrap();
+        let mut gather = Gather::default();
+        gather.push_payload(ring.arena().whole(buffer));
+        ring.recv(token(1), fd, RxBuf::new(10));
+        ring.send(token(2), fd, gather);
+        idle(ring, Duration::from_millis(20));
+        ring.shutdown(fd);
+        ring.detach(fd);
+        let (mut a, mut b) = (next(ring), next(ring));
+        if a.token.index() == 2 {
+            std::mem::swap(&mut a, &mut b);
+        }
+        assert_eq!(a.result, 0);
+        assert_eq!(b.result, -libc::EPIPE);
+        // The peer sees what was sent, then the end: our descriptor is closed.
+        let mut rest = Vec::new();
+        theirs.read_to_end(&mut rest).unwrap();
+        ring.arena_mut().free(buffer);
+        // The place is used again, by another generation.
+        let (ours, _theirs) = pair();
+        let again = ring.attach(ours, FdClass::Socket);
+        assert_ne!(again, fd);
+        ring.detach(again);
+    });
+}
+
+#[test]
+fn two_hundred_idle_sockets_cost_no_thread() {
+    with_both(|ring| {
+        let mut peers = Vec::new();
+        for at in 0..200 {
+            let (ours, theirs) = pair();
+            let fd = ring.attach(ours, FdClass::Socket);
+            ring.recv(token(at), fd, RxBuf::new(8));
+            peers.push((fd, theirs));
+        }
+        idle(ring, Duration::from_millis(20));
+        assert_eq!(ring.in_flight(), 200);
+        // A file still gets its turn, and so does each socket.
+        let file = tempfile::tempfile().unwrap();
+        let fd = ring.attach(OwnedFd::from(file), FdClass::File);
+        ring.write(token(1000), fd, 0, ring.zeroes(4096), Durability::Volatile);
+        assert_eq!(next(ring).token, token(1000));
+        ring.detach(fd);
+        for (at, (fd, peer)) in peers.iter_mut().enumerate().rev() {
+            peer.write_all(b"x").unwrap();
+            let completion = next(ring);
+            assert_eq!((completion.token, completion.result), (token(at as u32), 1));
+            ring.detach(*fd);
+        }
+    });
+}
+
+#[test]
+fn a_waker_wakes_from_another_thread() {
+    with_both(|ring| {
+        for _ in 0..50 {
+            let (waker, done) = (ring.waker(), Arc::new(AtomicBool::new(false)));
+            let told = done.clone();
+            let thread = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(1));
+                told.store(true, Ordering::Relaxed);
+                waker.wake();
+            });
+            let start = Instant::now();
+            while !done.load(Ordering::Relaxed) {
+                ring.submit_and_wait(Duration::ZERO, Some(PATIENCE)).unwrap();
+                assert!(ring.next_completion().is_none());
+            }
+            assert!(start.elapsed() < PATIENCE / 2);
+            thread.join().unwrap();
+        }
+        // Called before the wait: no sleep.
+        ring.waker().wake();
+        let start = Instant::now();
+        ring.submit_and_wait(Duration::ZERO, Some(PATIENCE)).unwrap();
+        assert!(start.elapsed() < PATIENCE / 2);
+    });
+}
+
+#[test]
+fn waiting_ends_in_time_and_spinning_sees_completions() {
+    with_both(|ring| {
+        let start = Instant::now();
+        let _ = ring.submit_and_wait(Duration::from_micros(100), Some(Duration::from_millis(30)));
+        while start.elapsed() < Duration::from_millis(30) {
+            ring.submit_and_wait(Duration::ZERO, Some(Duration::from_millis(30))).unwrap();
+        }
+        assert!(start.elapsed() < PATIENCE);
+        let (ours, mut theirs) = pair();
+        let fd = ring.attach(ours, FdClass::Socket);
+        ring.recv(token(1), fd, RxBuf::new(1));
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            theirs.write_all(b"x").unwrap();
+        });
+        let completion = loop {
+            ring.submit_and_wait(Duration::from_secs(1), Some(PATIENCE)).unwrap();
+            if let Some(completion) = ring.next_completion() {
+                break completion;
+            }
+        };
+        assert_eq!(completion.result, 1);
+        thread.join().unwrap();
+        ring.detach(fd);
+    });
+}
+
+#[test]
+fn dropping_a_ring_waits_for_its_operations() {
+    for kind in [RingKind::IoUring, RingKind::Threads] {
+        let config = RingConfig { kind, arena_bytes: 1 << 20, ..RingConfig::default() };
+        let mut ring = Ring::new(&config).unwrap();
+        let (ours, _theirs) = pair();
+        let fd = ring.attach(ours, FdClass::Socket);
+        let file = tempfile::tempfile().unwrap();
+        let file_fd = ring.attach(OwnedFd::from(file), FdClass::File);
+        let buffer = ring.arena_mut().alloc(4096).unwrap();
+        ring.recv_into(token(1), fd, ring.arena().whole(buffer));
+        ring.write(token(2), file_fd, 0, ring.zeroes(4096), Durability::Volatile);
+        ring.submit_and_wait(Duration::ZERO, Some(Duration::ZERO)).unwrap();
+        let start = Instant::now();
+        drop(ring);
+        assert!(start.elapsed() < Duration::from_secs(4));
+    }
+}

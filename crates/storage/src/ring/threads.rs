@@ -178,11 +178,8 @@ impl Threads {
         let timespec = timeout
             .map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) as _ });
         self.reports.clear();
-        let waited = epoll::wait(
-            &self.epoll,
-            rustix::buffer::spare_capacity(&mut self.reports),
-            timespec.as_ref(),
-        );
+        let waited =
+            epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut self.reports), timespec.as_ref());
         match waited {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
@@ -195,8 +192,7 @@ impl Threads {
             }
             let waiting = &mut self.sockets[data.u64() as usize];
             let end = epoll::EventFlags::HUP | epoll::EventFlags::ERR | epoll::EventFlags::RDHUP;
-            let receive =
-                waiting.receive.take_if(|_| flags.intersects(epoll::EventFlags::IN | end));
+            let receive = waiting.receive.take_if(|_| flags.intersects(epoll::EventFlags::IN | end));
             let send = waiting.send.take_if(|_| flags.intersects(epoll::EventFlags::OUT | end));
             for op in receive.into_iter().chain(send) {
                 // EAGAIN makes the ring try again.
@@ -290,4 +286,3 @@ fn run(fd: RawFd, attempt: Attempt) -> i32 {
         moved => moved as i32,
     }
 }
-

@@ -14,9 +14,9 @@ use hob_engine::io::Durability;
 use io_uring::squeue::{Entry, Flags};
 use io_uring::{IoUring, cqueue, opcode, types};
 
+use super::FdEntry;
 use super::op::Attempt;
 use super::waker::Waker;
-use super::FdEntry;
 use crate::buffers::Arena;
 
 /// Descriptors the kernel keeps for us, which saves looking them up for each operation.
@@ -290,4 +290,3 @@ fn quiet(result: io::Result<usize>) -> io::Result<()> {
         },
     }
 }
-

@@ -26,9 +26,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
             _ => Answer::no(StatusCode::BAD_REQUEST, "the request body broke off"),
         })?;
         let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
-        T::deserialize(&mut deserializer)
-            .and_then(|value| deserializer.end().map(|()| Body(value)))
-            .map_err(|error| Answer::no(StatusCode::BAD_REQUEST, format!("the request body is wrong: {error}")))
+        T::deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| Body(value))).map_err(
+            |error| Answer::no(StatusCode::BAD_REQUEST, format!("the request body is wrong: {error}")),
+        )
     }
 }
 

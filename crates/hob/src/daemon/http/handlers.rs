@@ -7,8 +7,8 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use hob_control::{
-    Cache, CacheEnable, CachePatch, Device, DeviceAdd, Disk, DiskAdd, DiskChanged, DiskStats, Explanation, Pool,
-    PoolChanged, PoolCreate, Problem, Version,
+    Cache, CacheEnable, CachePatch, Device, DeviceAdd, Disk, DiskAdd, DiskChanged, DiskStats, Explanation,
+    Pool, PoolChanged, PoolCreate, Problem, Version,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -124,9 +124,10 @@ pub(super) async fn device_remove(
 ) -> Answer<PoolChanged> {
     match query {
         Ok(Query(device)) => manager.device_remove(pool, device.path).await.into(),
-        Err(_) => {
-            Answer::No(StatusCode::BAD_REQUEST, Problem::new("say which device: DELETE …/devices?path=/dev/nvme0n1"))
-        }
+        Err(_) => Answer::No(
+            StatusCode::BAD_REQUEST,
+            Problem::new("say which device: DELETE …/devices?path=/dev/nvme0n1"),
+        ),
     }
 }
 

@@ -63,7 +63,10 @@ enum Socket {
 impl ControlListener {
     /// Binds. A Unix socket is for its owner only (mode 0600), and a stale file of one is
     /// replaced if nobody answers on it.
-    pub(crate) async fn bind(endpoint: Endpoint, token: Option<&Token>) -> Result<ControlListener, ListenError> {
+    pub(crate) async fn bind(
+        endpoint: Endpoint,
+        token: Option<&Token>,
+    ) -> Result<ControlListener, ListenError> {
         let system = |source| ListenError::System { endpoint: endpoint.clone(), source };
         match &endpoint {
             Endpoint::Unix(path) => {
@@ -100,12 +103,14 @@ impl ControlListener {
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };
             let accepted = match &self.socket {
-                Socket::Unix(socket) => {
-                    socket.accept().await.map(|(stream, _)| tokio::spawn(connection(stream, router.clone(), place)))
-                }
-                Socket::Tcp(socket) => {
-                    socket.accept().await.map(|(stream, _)| tokio::spawn(connection(stream, router.clone(), place)))
-                }
+                Socket::Unix(socket) => socket
+                    .accept()
+                    .await
+                    .map(|(stream, _)| tokio::spawn(connection(stream, router.clone(), place))),
+                Socket::Tcp(socket) => socket
+                    .accept()
+                    .await
+                    .map(|(stream, _)| tokio::spawn(connection(stream, router.clone(), place))),
             };
             if let Err(error) = accepted {
                 tracing::warn!("control socket {}: {error}", self.endpoint);

@@ -82,7 +82,8 @@ impl From<ShardError> for Refusal {
 
 impl From<StateError> for Refusal {
     fn from(error: StateError) -> Refusal {
-        Refusal::failed(format!("the change is in effect, but not kept: {error}"))
-            .hint("make room or repair the state directory, and change something again before the daemon restarts")
+        Refusal::failed(format!("the change is in effect, but not kept: {error}")).hint(
+            "make room or repair the state directory, and change something again before the daemon restarts",
+        )
     }
 }

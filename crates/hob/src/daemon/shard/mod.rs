@@ -37,9 +37,22 @@ pub(crate) struct ShardOptions {
     pub(crate) spin_max: Duration,
 }
 
+impl ShardOptions {
+    /// What suits most hosts.
+    pub(crate) fn new(number: usize) -> ShardOptions {
+        ShardOptions {
+            number,
+            ring: RingConfig::default(),
+            limits: Limits::default(),
+            spin_max: Duration::from_micros(50),
+        }
+    }
+}
+
 /// Starts a shard's thread. It ends after [`ShardCall::Stop`].
 pub(crate) fn spawn(options: ShardOptions, events: EventSender) -> Result<ShardHandle, RingError> {
     let (ready, started) = mpsc::channel();
+    let thread = std::thread::Builder::new().name(format!("hob-shard-{}", options.number));
     let run = move || {
         let ring = match Ring::new(&options.ring) {
             Ok(ring) => ring,
@@ -50,7 +63,7 @@ pub(crate) fn spawn(options: ShardOptions, events: EventSender) -> Result<ShardH
         let _ = ready.send(Ok(handle));
         Shard::new(ring, options, calls, events).run();
     };
-    std::thread::Builder::new().name("hob-shard".to_owned()).spawn(run).expect("threads can be started");
+    thread.spawn(run).expect("threads can be started");
     started.recv().expect("a shard says whether it started")
 }
 

@@ -1,0 +1,269 @@
+//! `hob daemon`: many disks and pools, changed by command, remembered across restarts and kill -9.
+
+use std::time::{Duration, Instant};
+
+use conformance::data::{Noise, assert_same, empty_file, noise_file};
+use conformance::nbd_client::{Address, CMD_READ, Client, EIO};
+use conformance::scratch::wait_until;
+use conformance::{Daemon, MIB, Scratch, Tool, hob};
+use serde_json::Value;
+
+const SIZE: u64 = 16 * MIB;
+
+/// A scratch directory with a configuration file and three disks' images.
+struct Stage {
+    scratch: Scratch,
+    images: Vec<Vec<u8>>,
+}
+
+impl Stage {
+    fn new(more: &str) -> Self {
+        let scratch = Scratch::new();
+        let config = format!(
+            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n{more}\n[control]\nlisten = [\"unix:{}\"]\n",
+            scratch.text("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+        );
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        let images = (0..3)
+            .map(|n| {
+                let path = scratch.path(&format!("disk{n}.img"));
+                noise_file(&path, SIZE, 80 + n);
+                std::fs::read(path).unwrap()
+            })
+            .collect();
+        Self { scratch, images }
+    }
+
+    #[track_caller]
+    fn start(&self) -> Daemon {
+        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
+    }
+
+    #[track_caller]
+    fn connect(&self, disk: usize) -> Client {
+        let address = Address::Unix(self.scratch.path("nbd.sock"));
+        Client::connect(&address, &format!("vm{disk}")).unwrap_or_else(|e| panic!("connect to vm{disk}: {e}"))
+    }
+
+    /// A pool of two files and three disks, each with a cache of its own kind.
+    #[track_caller]
+    fn furnish(&self, daemon: &Daemon) {
+        let (one, two) = (self.scratch.text("flash1"), self.scratch.text("flash2"));
+        daemon.ctl(&["pool", "create", "fast", &one, &two, "--size", "64M", "--segment-size", "1M"]);
+        for (n, (block, policy)) in [("4K", "s3-fifo"), ("16K", "lru"), ("64K", "fifo")].iter().enumerate() {
+            let (disk, image) = (format!("vm{n}"), self.scratch.text(&format!("disk{n}.img")));
+            daemon.ctl(&["disk", "add", &disk, "--backing", &image]);
+            let options = ["--pool", "fast", "--size", "24M", "--block-size", block, "--policy", policy];
+            daemon.ctl(&[&["cache", "enable", &disk], &options[..]].concat());
+        }
+    }
+
+    /// Every disk reads as its image says, twice: from the backing and from flash.
+    #[track_caller]
+    fn reads_right(&self) {
+        for (n, image) in self.images.iter().enumerate() {
+            let mut client = self.connect(n);
+            for _ in 0..2 {
+                assert_same(&client.read(0, SIZE as u32).unwrap(), image, 0, &format!("vm{n} and its image"));
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn json(daemon: &Daemon, args: &[&str]) -> Value {
+    let text = daemon.ctl(&[args, &["-o", "json"]].concat());
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("hob {args:?} -o json: {e}: {text}"))
+}
+
+/// What the daemon knows about its disks and pools, without what changes by itself.
+#[track_caller]
+fn furniture(daemon: &Daemon) -> (Vec<String>, Vec<String>) {
+    let disks = json(daemon, &["disk", "list"]);
+    let disks = disks.as_array().unwrap().iter().map(|d| {
+        let cache = &d["cache"];
+        format!(
+            "{} {} {} {} {} {}",
+            d["name"], d["backing"], cache["pool"], cache["size"], cache["block_size"], cache["policy"]
+        )
+    });
+    let pools = json(daemon, &["pool", "list"]);
+    let pools = pools.as_array().unwrap().iter().map(|p| {
+        let devices: Vec<String> =
+            p["devices"].as_array().unwrap().iter().map(|d| d["path"].to_string()).collect();
+        format!("{} {devices:?}", p["name"])
+    });
+    (disks.collect(), pools.collect())
+}
+
+#[test]
+fn changes_survive_a_restart_and_kill_9() {
+    let stage = Stage::new("");
+    let daemon = stage.start();
+    stage.furnish(&daemon);
+    daemon.ctl(&["cache", "resize", "vm0", "32M"]);
+    daemon.ctl(&["cache", "set", "vm1", "--block-size", "8K"]);
+    daemon.ctl(&["cache", "disable", "vm2"]);
+    let before = furniture(&daemon);
+    assert_eq!(before.0.len(), 3, "{before:?}");
+    stage.reads_right();
+    daemon.stop();
+    let daemon = stage.start();
+    assert_eq!(furniture(&daemon), before, "after SIGTERM");
+    stage.reads_right();
+    daemon.ctl(&["disk", "remove", "vm2"]);
+    let before = furniture(&daemon);
+    // No goodbye: what a command confirmed is on disk already.
+    drop(daemon);
+    let daemon = stage.start();
+    assert_eq!(furniture(&daemon), before, "after kill -9");
+    daemon.stop();
+}
+
+#[test]
+fn disks_are_kept_apart() {
+    let stage = Stage::new("");
+    let daemon = stage.start();
+    stage.furnish(&daemon);
+    stage.reads_right();
+    let data = Noise::new(90).bytes(MIB as usize);
+    let mut client = stage.connect(1);
+    client.write(MIB, &data).unwrap();
+    assert_same(&client.read(MIB, MIB as u32).unwrap(), &data, MIB, "vm1 and what was written");
+    for n in [0, 2] {
+        let other = stage.connect(n).read(MIB, MIB as u32).unwrap();
+        assert_same(&other, &stage.images[n][MIB as usize..2 * MIB as usize], MIB, "another disk");
+    }
+    let (reads, writes) = (daemon.stats("vm0"), daemon.stats("vm1"));
+    assert_eq!((reads.number("writes"), writes.number("writes")), (Some(0.0), Some(1.0)));
+    let list = Tool::new("nbdinfo")
+        .args(["--list", "--json", &Address::Unix(stage.scratch.path("nbd.sock")).uri("")])
+        .run();
+    for name in ["vm0", "vm1", "vm2"] {
+        assert!(list.contains(&format!("\"{name}\"")), "{list}");
+    }
+    daemon.stop();
+}
+
+/// A device leaves a pool that is in use: its blocks move or are given up, and no read is wrong.
+#[test]
+fn a_device_leaves_under_three_disks() {
+    let stage = Stage::new("");
+    let daemon = stage.start();
+    stage.furnish(&daemon);
+    stage.reads_right();
+    daemon.ctl(&["pool", "remove-device", "fast", &stage.scratch.text("flash1")]);
+    let pool = json(&daemon, &["pool", "show", "fast"]);
+    assert_eq!(pool["devices"].as_array().map(Vec::len), Some(1), "{pool}");
+    stage.reads_right();
+    daemon.ctl(&["pool", "add-device", "fast", &stage.scratch.text("flash3"), "--size", "64M"]);
+    stage.reads_right();
+    daemon.stop();
+}
+
+#[test]
+fn a_device_of_another_pool_is_refused() {
+    let stage = Stage::new("");
+    let daemon = stage.start();
+    stage.furnish(&daemon);
+    daemon.stop();
+    let before = std::fs::read(stage.scratch.path("flash2")).unwrap();
+    let other = Stage::new("");
+    let daemon = other.start();
+    let theirs = stage.scratch.text("flash2");
+    let refused = daemon.try_ctl(&["pool", "create", "mine", &theirs]);
+    assert!(!refused.success() && refused.stderr.contains("--force"), "{}", refused.all());
+    assert_same(&std::fs::read(&theirs).unwrap(), &before, 0, "the refused device before and after");
+    // Its superblock has two copies; neither a filesystem nor a pool is taken for an empty file.
+    empty_file(&other.scratch.path("ext4"), 32 * MIB);
+    Tool::new("mkfs.ext4").args(["-q", "-F", &other.scratch.text("ext4")]).run();
+    let refused = daemon.try_ctl(&["pool", "create", "mine", &other.scratch.text("ext4")]);
+    assert!(!refused.success() && refused.stderr.contains("--force"), "{}", refused.all());
+    daemon.ctl(&["pool", "create", "mine", &theirs, "--force"]);
+    daemon.stop();
+}
+
+#[test]
+fn the_configuration_furnishes_the_first_start() {
+    let more = |scratch: &Scratch| {
+        format!(
+            "\n[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"64M\"\n[[disk]]\nname = \"vm0\"\nbacking = \"{}\"\n\
+             [disk.cache]\npool = \"p\"\nsize = \"16M\"\nblock_size = \"8K\"\npolicy = \"lru\"\n",
+            scratch.text("flash"),
+            scratch.text("disk0.img")
+        )
+    };
+    let stage = Stage::new("");
+    let path = stage.scratch.path("hob.toml");
+    let config = std::fs::read_to_string(&path).unwrap() + &more(&stage.scratch);
+    std::fs::write(&path, config).unwrap();
+    let daemon = stage.start();
+    let disk = json(&daemon, &["disk", "show", "vm0"]);
+    assert_eq!((&disk["cache"]["block_size"], &disk["cache"]["policy"]), (&8192.into(), &"lru".into()));
+    let data = stage.connect(0).read(0, MIB as u32).unwrap();
+    assert_same(&data, &stage.images[0][..MIB as usize], 0, "vm0 and its image");
+    daemon.stop();
+}
+
+/// Promise 4: requests wait for a dead backing as long as the configuration says, then fail with EIO;
+/// other disks and the API feel nothing, and the disk is right when its backing is back.
+#[test]
+fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
+    let stage = Stage::new("[limits]\nbacking_wait_ms_max = 1500");
+    let socket = stage.scratch.text("backing.sock");
+    let image = stage.scratch.text("disk0.img");
+    let nbdkit = || {
+        let _ = std::fs::remove_file(&socket);
+        let server = Tool::new("nbdkit").args(["--foreground", "--unix", &socket, "file", &image]).start();
+        wait_until("nbdkit", Duration::from_secs(10), || std::path::Path::new(&socket).exists());
+        server
+    };
+    let mut backing = nbdkit();
+    let daemon = stage.start();
+    daemon.ctl(&["disk", "add", "vm0", "--backing", &format!("nbd+unix:///?socket={socket}")]);
+    daemon.ctl(&["disk", "add", "vm1", "--backing", &stage.scratch.text("disk1.img")]);
+    let (mut dead, mut well) = (stage.connect(0), stage.connect(1));
+    dead.read(0, 4096).unwrap();
+    backing.kill();
+    let cookie = dead.send(0, CMD_READ, MIB, 4096, &[]).unwrap();
+    let start = Instant::now();
+    well.read(0, 4096).unwrap();
+    daemon.ctl(&["disk", "list"]);
+    assert!(start.elapsed() < Duration::from_secs(1), "others waited {:?}", start.elapsed());
+    let reply = dead.receive().unwrap();
+    assert_eq!((reply.cookie, reply.error), (cookie, EIO));
+    assert!(start.elapsed() > Duration::from_millis(900), "gave up after {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(10), "gave up after {:?}", start.elapsed());
+    let _backing = nbdkit();
+    wait_until("the disk to be back", Duration::from_secs(20), || dead.read(MIB, 4096).is_ok());
+    let data = dead.read(0, SIZE as u32).unwrap();
+    assert_same(&data, &stage.images[0], 0, "vm0 and its image");
+    daemon.stop();
+}
+
+#[test]
+fn the_api_over_tcp_wants_its_token() {
+    let stage = Stage::new("");
+    let port = conformance::scratch::free_port();
+    let token = stage.scratch.text("token");
+    std::fs::write(&token, "sesame-sesame-sesame-sesame\n").unwrap();
+    std::fs::write(stage.scratch.path("wrong"), "guess-guess-guess-guess-guess\n").unwrap();
+    let path = stage.scratch.path("hob.toml");
+    let unix = format!("\"unix:{}\"", stage.scratch.text("ctl.sock"));
+    let both = format!("listen = [{unix}, \"tcp:127.0.0.1:{port}\"]\ntoken_file = \"{token}\"");
+    let config = std::fs::read_to_string(&path).unwrap().replace(&format!("listen = [{unix}]"), &both);
+    std::fs::write(&path, config).unwrap();
+    let daemon = stage.start();
+    let address = format!("tcp:127.0.0.1:{port}");
+    let ask = |token: Option<String>| {
+        let mut args = vec!["disk".to_owned(), "list".into(), "--control".into(), address.clone()];
+        args.extend(token.into_iter().flat_map(|t| ["--token-file".to_owned(), t]));
+        hob::command(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    assert!(ask(Some(token)).success());
+    assert!(!ask(None).success());
+    assert!(!ask(Some(stage.scratch.text("wrong"))).success());
+    daemon.stop();
+}

@@ -1,0 +1,5 @@
+//! The names under which the control side knows what storage provides.
+
+pub(crate) use hob_storage::backing::{Backing, BackingOptions};
+pub(crate) use hob_storage::pool::FlashFile as FlashDevice;
+pub(crate) use hob_storage::ring::RingKind;

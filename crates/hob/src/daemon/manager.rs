@@ -1,0 +1,253 @@
+//! The manager: which pools, disks and caches there are, on which shard, and how that changes.
+//!
+//! It lives on the control thread. What is wanted is kept in the [`Store`]; what there is follows
+//! it as far as devices and backings allow. The lock on [`Inner`] is held for look-ups only, never
+//! while anything is awaited.
+//!
+//! # Changes
+//! A change runs as a task of its own, to its end, even if whoever asked has gone; the asker waits
+//! for it no longer than [`PATIENCE`]. Changes to one disk, and to one pool, follow each other: a
+//! second one is refused while the first is under way ([`Claim`]).
+
+mod caches;
+mod claim;
+mod disks;
+mod events;
+mod explain;
+mod flash;
+mod pools;
+mod refusal;
+mod report;
+mod room;
+mod start;
+mod view;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hob_control::{DeviceState, Size};
+use hob_engine::command::Segment;
+use hob_engine::units::{DeviceId, DiskId};
+
+use super::config::Config;
+use super::exports::Exports;
+use super::hardware::BackingOptions;
+use super::shard_api::{PATIENCE, ShardHandle};
+use super::state::{CacheSpec, DiskState, PoolState, State, Store};
+use flash::Flash;
+pub(crate) use refusal::{Kind, Refusal};
+
+/// Pools there can be.
+const POOLS_MAX: usize = 64;
+
+/// Disks there can be.
+const DISKS_MAX: usize = 4096;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Manager {
+    shards: Vec<ShardHandle>,
+    exports: Exports,
+    backing_options: BackingOptions,
+    store: Arc<Mutex<Store>>,
+    inner: Mutex<Inner>,
+}
+
+/// What the manager knows.
+#[derive(Debug, Default)]
+struct Inner {
+    pools: BTreeMap<String, PoolEntry>,
+    disks: BTreeMap<String, DiskEntry>,
+    /// Ids of devices are not used twice: a shard remembers what it thinks of each.
+    next_device: u16,
+    /// Defined in hob.toml, and removed by command.
+    pools_removed: Vec<String>,
+    disks_removed: Vec<String>,
+}
+
+#[derive(Debug)]
+struct PoolEntry {
+    flash: Flash,
+    uuid: Option<String>,
+    segment_bytes: u64,
+    devices: Vec<DeviceEntry>,
+    /// What is being done to it.
+    busy: Option<&'static str>,
+}
+
+#[derive(Debug)]
+struct DeviceEntry {
+    path: PathBuf,
+    /// Its ids, while it is open.
+    ids: Option<DeviceIds>,
+    state: DeviceState,
+    reason: Option<String>,
+    segments: u64,
+    free_segments: u64,
+    access: &'static str,
+    /// Segments, by their ids on the shards, that caches lost with it. They are not given away.
+    lost: Vec<Segment>,
+}
+
+/// A device has one name in its pool and another on the shards, which know devices of all pools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DeviceIds {
+    in_pool: DeviceId,
+    on_shards: DeviceId,
+}
+
+#[derive(Debug)]
+struct DiskEntry {
+    id: DiskId,
+    wanted: DiskState,
+    life: Life,
+    size_bytes: u64,
+    /// The shard has a cache for it.
+    has_cache: bool,
+    /// Segments of the cache, by their ids on the shards.
+    held: Vec<Segment>,
+    /// Why the cache is not as wanted.
+    cache_reason: Option<String>,
+    /// What is being done to it.
+    busy: Option<&'static str>,
+}
+
+/// Is a disk served?
+#[derive(Debug)]
+enum Life {
+    /// By that shard.
+    Online(ShardHandle),
+    /// No, because of that.
+    Offline(String),
+    /// Not much longer.
+    Removing,
+}
+
+impl Manager {
+    /// A manager with no pools and no disks.
+    pub(crate) fn new(
+        shards: Vec<ShardHandle>,
+        exports: Exports,
+        backing_options: BackingOptions,
+        store: Store,
+    ) -> Arc<Manager> {
+        assert!(!shards.is_empty(), "somebody has to serve the disks");
+        Arc::new(Manager {
+            shards,
+            exports,
+            backing_options,
+            store: Arc::new(Mutex::new(store)),
+            inner: Mutex::new(Inner::default()),
+        })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a change to its end; waits for it as long as anybody may be made to wait.
+    async fn change<T: Send + 'static>(
+        self: &Arc<Self>,
+        change: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let (done, result) = tokio::sync::oneshot::channel();
+        tokio::spawn(async move {
+            let result = change.await;
+            if let Err(Err(refusal)) = done.send(result) {
+                tracing::warn!("a change that nobody waited for any more failed: {refusal}");
+            }
+        });
+        match tokio::time::timeout(PATIENCE, result).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(Refusal::failed("the change broke off; the log says why")),
+            Err(_) => {
+                Err(Refusal::busy(format!("the change is not finished after {} s", PATIENCE.as_secs()))
+                    .hint("it goes on in the background; look again later"))
+            }
+        }
+    }
+
+    /// Keeps what is wanted now.
+    async fn save(self: &Arc<Self>) -> Result<(), Refusal> {
+        let manager = self.clone();
+        flash::blocking(move || {
+            // The lock comes first, so that a later state is never replaced by an earlier one.
+            let store = manager.store.lock().unwrap_or_else(PoisonError::into_inner);
+            let state = manager.inner().state();
+            store.save(&state)
+        })
+        .await??;
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn state(&self) -> State {
+        let pools = self.pools.iter().map(|(name, pool)| PoolState {
+            name: name.clone(),
+            devices: pool.devices.iter().map(|device| device.path.clone()).collect(),
+            segment_size: Size(pool.segment_bytes),
+            uuid: pool.uuid.clone(),
+        });
+        // A disk that is on its way in is kept when it has arrived, and out when it has begun to leave.
+        let kept =
+            self.disks.values().filter(|disk| !matches!(disk.life, Life::Removing) && !disk.is_arriving());
+        State {
+            pools: pools.collect(),
+            disks: kept.map(|disk| disk.wanted.clone()).collect(),
+            pools_removed: self.pools_removed.clone(),
+            disks_removed: self.disks_removed.clone(),
+            ..State::default()
+        }
+    }
+
+    fn pool(&self, name: &str) -> Result<&PoolEntry, Refusal> {
+        self.pools.get(name).ok_or_else(|| no_pool(name))
+    }
+
+    fn pool_mut(&mut self, name: &str) -> Result<&mut PoolEntry, Refusal> {
+        self.pools.get_mut(name).ok_or_else(|| no_pool(name))
+    }
+
+    fn disk(&self, name: &str) -> Result<&DiskEntry, Refusal> {
+        self.disks.get(name).ok_or_else(|| no_disk(name))
+    }
+
+    fn disk_mut(&mut self, name: &str) -> Result<&mut DiskEntry, Refusal> {
+        self.disks.get_mut(name).ok_or_else(|| no_disk(name))
+    }
+}
+
+impl DiskEntry {
+    fn cache(&self) -> Option<&CacheSpec> {
+        self.wanted.cache.as_ref()
+    }
+
+    fn shard(&self) -> Result<ShardHandle, Refusal> {
+        match &self.life {
+            Life::Online(shard) => Ok(shard.clone()),
+            Life::Offline(reason) => {
+                Err(Refusal::conflict(format!("{} is offline: {reason}", self.wanted.name))
+                    .hint("repair its backing; it is tried again every few seconds"))
+            }
+            Life::Removing => Err(Refusal::conflict(format!("{} is being removed", self.wanted.name))),
+        }
+    }
+
+    /// It was asked for and has never been online.
+    fn is_arriving(&self) -> bool {
+        self.busy == Some(disks::ADDING)
+    }
+}
+
+fn no_pool(name: &str) -> Refusal {
+    Refusal::not_found(format!("there is no pool '{name}'")).hint("'hob pool list' shows all")
+}
+
+fn no_disk(name: &str) -> Refusal {
+    Refusal::not_found(format!("there is no disk '{name}'")).hint("'hob disk list' shows all")
+}
+
+#[cfg(test)]
+mod tests;

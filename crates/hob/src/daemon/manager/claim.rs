@@ -1,0 +1,66 @@
+//! One change at a time: a claim on a disk or a pool, given back when dropped.
+
+use std::sync::Arc;
+
+use super::Manager;
+use super::refusal::Refusal;
+
+/// The right to change one disk or one pool.
+#[derive(Debug)]
+pub(super) struct Claim {
+    manager: Arc<Manager>,
+    on: Thing,
+}
+
+#[derive(Debug)]
+enum Thing {
+    Disk(String),
+    Pool(String),
+}
+
+impl Manager {
+    /// Claims a disk, which exists. `doing` completes "it is being …".
+    pub(super) fn claim_disk(self: &Arc<Self>, name: &str, doing: &'static str) -> Result<Claim, Refusal> {
+        let mut inner = self.inner();
+        take(&mut inner.disk_mut(name)?.busy, name, doing)?;
+        Ok(Claim { manager: self.clone(), on: Thing::Disk(name.to_owned()) })
+    }
+
+    /// Claims a pool, which exists.
+    pub(super) fn claim_pool(self: &Arc<Self>, name: &str, doing: &'static str) -> Result<Claim, Refusal> {
+        let mut inner = self.inner();
+        take(&mut inner.pool_mut(name)?.busy, name, doing)?;
+        Ok(Claim { manager: self.clone(), on: Thing::Pool(name.to_owned()) })
+    }
+
+    /// The claim on a disk whose entry was made with `busy` set.
+    pub(super) fn claim_new_disk(self: &Arc<Self>, name: &str) -> Claim {
+        Claim { manager: self.clone(), on: Thing::Disk(name.to_owned()) }
+    }
+}
+
+fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Result<(), Refusal> {
+    if let Some(other) = busy {
+        return Err(Refusal::conflict(format!("{name} is being {other}")).hint("try again when that is done"));
+    }
+    *busy = Some(doing);
+    Ok(())
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut inner = self.manager.inner();
+        match &self.on {
+            Thing::Disk(name) => {
+                if let Some(disk) = inner.disks.get_mut(name) {
+                    disk.busy = None;
+                }
+            }
+            Thing::Pool(name) => {
+                if let Some(pool) = inner.pools.get_mut(name) {
+                    pool.busy = None;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Disks: opened, given to a shard, offered to clients, and taken back.
+
+use std::sync::Arc;
+
+use hob_control::{DiskAdd, DiskChanged, check_name};
+use hob_engine::command::{Access, DiskConfig};
+use hob_engine::units::DiskId;
+use hob_nbd::ExportInfo;
+use hob_storage::backing::{BackingInfo, OpenError};
+
+use super::caches::Fit;
+use super::claim::Claim;
+use super::refusal::{Kind, Refusal};
+use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
+use crate::daemon::exports::Export;
+use crate::daemon::hardware::Backing;
+use crate::daemon::shard_api::ShardHandle;
+use crate::daemon::state::DiskState;
+
+/// What is being done to a disk that has never been online.
+pub(super) const ADDING: &str = "added";
+
+/// Longest specification of a backing, bytes.
+const BACKING_CHARS_MAX: usize = 4096;
+
+impl Manager {
+    /// Serves a disk.
+    pub(crate) async fn disk_add(self: &Arc<Self>, add: DiskAdd) -> Result<DiskChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.add(add).await }).await
+    }
+
+    /// Stops serving a disk.
+    pub(crate) async fn disk_remove(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.remove(&disk).await }).await
+    }
+
+    /// As `disk_add`, however long it takes.
+    pub(super) async fn add(self: &Arc<Self>, add: DiskAdd) -> Result<DiskChanged, Refusal> {
+        let name = add.name.clone();
+        check_name(&name)
+            .map_err(|error| Refusal::invalid(format!("'{name}' cannot be a disk's name: {error}")))?;
+        if add.backing.is_empty() || add.backing.len() > BACKING_CHARS_MAX {
+            return Err(Refusal::invalid("a disk needs a backing: a path or an nbd:// URI"));
+        }
+        let wanted =
+            DiskState { name: name.clone(), backing: add.backing, read_only: add.read_only, cache: None };
+        let claim =
+            self.enter(wanted, Some(ADDING))?.ok_or_else(|| Refusal::failed("the disk was not claimed"))?;
+        let notes = match self.open_disk(&name).await {
+            Ok(notes) => notes,
+            Err(refusal) => {
+                self.inner().disks.remove(&name);
+                return Err(refusal);
+            }
+        };
+        self.inner().disks_removed.retain(|removed| *removed != name);
+        self.finish_disk(&name, claim, notes).await
+    }
+
+    async fn remove(self: &Arc<Self>, name: &str) -> Result<DiskChanged, Refusal> {
+        let claim = self.claim_disk(name, "removed")?;
+        let (shard, id, pool) = {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            let shard = match std::mem::replace(&mut disk.life, Life::Removing) {
+                Life::Online(shard) => Some(shard),
+                _ => None,
+            };
+            (shard, disk.id, disk.cache().map(|spec| spec.pool.clone()))
+        };
+        self.exports.remove(name);
+        if let Some(shard) = shard {
+            let released = shard.remove_disk(id).await.unwrap_or_else(|error| {
+                tracing::warn!("{name}: {error}");
+                Vec::new()
+            });
+            let free = self.let_go(name, &released, |_| true);
+            if let Some(pool) = pool {
+                self.give_back(&pool, &free).await;
+            }
+        }
+        {
+            let mut inner = self.inner();
+            inner.disks.remove(name);
+            inner.disks_removed.push(name.to_owned());
+        }
+        drop(claim);
+        tracing::info!("{name} is not served any more");
+        self.save().await?;
+        Ok(DiskChanged { disk: None, notes: Vec::new() })
+    }
+
+    /// Makes the entry of a disk that is not open yet, claimed if `busy` says for what.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        wanted: DiskState,
+        busy: Option<&'static str>,
+    ) -> Result<Option<Claim>, Refusal> {
+        let name = wanted.name.clone();
+        let mut inner = self.inner();
+        if inner.disks.contains_key(&name) {
+            return Err(
+                Refusal::conflict(format!("there is a disk '{name}' already")).hint("choose another name")
+            );
+        }
+        if inner.disks.len() >= DISKS_MAX {
+            return Err(Refusal::conflict(format!("there are {DISKS_MAX} disks; more cannot be served")));
+        }
+        let entry = DiskEntry {
+            id: inner.new_disk_id(),
+            wanted,
+            life: Life::Offline("it is being opened".to_owned()),
+            size_bytes: 0,
+            has_cache: false,
+            held: Vec::new(),
+            cache_reason: None,
+            busy,
+        };
+        inner.disks.insert(name.clone(), entry);
+        drop(inner);
+        Ok(busy.map(|_| self.claim_new_disk(&name)))
+    }
+
+    /// Opens a disk's backing, gives it to a shard and offers it to clients. The caller has
+    /// claimed the disk, which is offline.
+    pub(super) async fn open_disk(self: &Arc<Self>, name: &str) -> Result<Vec<String>, Refusal> {
+        let (wanted, id, shard) = {
+            let inner = self.inner();
+            let disk = inner.disk(name)?;
+            (disk.wanted.clone(), disk.id, self.quietest_shard(&inner))
+        };
+        let options = self.backing_options.clone();
+        let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let spec = wanted.backing.clone();
+        let backing = flash::blocking(move || Backing::open(&spec, access, &options))
+            .await?
+            .map_err(|error| refuse(&error))?;
+        let info = backing.info().clone();
+        let mut notes = Vec::new();
+        let access = if info.read_only && access == Access::ReadWrite {
+            notes.push("the backing is read-only, and so is the disk".to_owned());
+            Access::ReadOnly
+        } else {
+            access
+        };
+        let config = DiskConfig { size_bytes: info.size_bytes, access };
+        shard.add_disk(id, config, backing).await?;
+        {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.life = Life::Online(shard.clone());
+            disk.size_bytes = info.size_bytes;
+        }
+        tracing::info!("{name} is online: {}, {} bytes", info.description, info.size_bytes);
+        self.exports.insert(name, Export { disk: id, shard, info: export_info(&info, access) });
+        Ok(notes)
+    }
+
+    /// Opens a disk that was to be there from the start, or that was offline, with its cache.
+    pub(super) async fn bring_online(self: &Arc<Self>, name: &str) {
+        let Ok(_claim) = self.claim_disk(name, "opened") else { return };
+        if !matches!(self.inner().disk(name).map(|disk| matches!(disk.life, Life::Offline(_))), Ok(true)) {
+            return;
+        }
+        match self.open_disk(name).await {
+            Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
+            Err(refusal) => return self.note_offline(name, &refusal),
+        }
+        match self.fit_cache(name, Fit::AsFarAsPossible).await {
+            Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
+            Err(refusal) => {
+                tracing::warn!("{name} has no cache: {refusal}");
+                if let Ok(disk) = self.inner().disk_mut(name) {
+                    disk.cache_reason = Some(refusal.problem.error);
+                }
+            }
+        }
+    }
+
+    /// Says so once for each new reason.
+    fn note_offline(&self, name: &str, refusal: &Refusal) {
+        let reason = refusal.problem.error.clone();
+        if let Ok(disk) = self.inner().disk_mut(name) {
+            let news = !matches!(&disk.life, Life::Offline(known) if *known == reason);
+            if news {
+                tracing::error!("{name} is offline: {refusal}; it is tried again every few seconds");
+            }
+            disk.life = Life::Offline(reason);
+        }
+    }
+
+    /// Gives up the claim, keeps what is wanted, and shows the disk.
+    pub(super) async fn finish_disk(
+        self: &Arc<Self>,
+        name: &str,
+        claim: Claim,
+        notes: Vec<String>,
+    ) -> Result<DiskChanged, Refusal> {
+        drop(claim);
+        self.save().await?;
+        self.disk_changed(name, notes)
+    }
+
+    pub(super) fn disk_changed(&self, name: &str, notes: Vec<String>) -> Result<DiskChanged, Refusal> {
+        Ok(DiskChanged { disk: Some(self.disk(name)?), notes })
+    }
+
+    fn quietest_shard(&self, inner: &Inner) -> ShardHandle {
+        let load = |shard: &ShardHandle| {
+            let here = |life: &Life| matches!(life, Life::Online(other) if other.is_same(shard));
+            inner.disks.values().filter(|disk| here(&disk.life)).count()
+        };
+        self.shards.iter().min_by_key(|shard| load(shard)).expect("there is a shard").clone()
+    }
+}
+
+impl Inner {
+    /// Ids are small, as shards have tables of them.
+    fn new_disk_id(&self) -> DiskId {
+        let taken: std::collections::BTreeSet<u32> = self.disks.values().map(|disk| disk.id.0).collect();
+        DiskId((0..).find(|id| !taken.contains(id)).expect("there are fewer disks than ids"))
+    }
+}
+
+fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {
+    ExportInfo {
+        read_only: access == Access::ReadOnly,
+        can_trim: info.can_discard,
+        can_fast_zero: info.can_fast_zero,
+        description: info.description.clone(),
+        ..ExportInfo::new(info.size_bytes)
+    }
+}
+
+/// Which reaction storage's error asks for.
+fn refuse(error: &OpenError) -> Refusal {
+    let kind = match error {
+        OpenError::Spec { .. } | OpenError::System { .. } | OpenError::Unfit { .. } => Kind::Invalid,
+        OpenError::InUse { .. } => Kind::Conflict,
+        OpenError::Connect { .. } | OpenError::MissingProgram { .. } => Kind::Failed,
+    };
+    Refusal { kind, problem: hob_control::Problem::new(error.to_string()) }
+}

@@ -1,0 +1,121 @@
+//! What shards report unasked, and what is tried again now and then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::DeviceState;
+use hob_engine::units::DeviceId;
+use hob_storage::pool::Admission;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::{Life, Manager};
+use crate::daemon::shard_api::ShardEvent;
+
+/// Pause between attempts to open what is offline.
+const RETRY_EVERY: Duration = Duration::from_secs(5);
+
+impl Manager {
+    /// Follows the shards' events and tries again what is offline, until dropped.
+    pub(crate) async fn tend(self: Arc<Self>, mut events: UnboundedReceiver<ShardEvent>) {
+        let mut retry = tokio::time::interval(RETRY_EVERY);
+        retry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    Some(event) => self.handle_event(event),
+                    None => return,
+                },
+                _ = retry.tick() => self.retry(),
+            }
+        }
+    }
+
+    fn retry(self: &Arc<Self>) {
+        let (disks, pools) = {
+            let inner = self.inner();
+            let offline = inner.disks.iter().filter(|(_, disk)| matches!(disk.life, Life::Offline(_)));
+            let disks: Vec<String> = offline.map(|(name, _)| name.clone()).collect();
+            let sick = inner
+                .pools
+                .iter()
+                .filter(|(_, pool)| pool.devices.iter().any(|device| device.state == DeviceState::Offline));
+            let pools: Vec<String> = sick.map(|(name, _)| name.clone()).collect();
+            (disks, pools)
+        };
+        // Each by itself: one that hangs holds up no other. A claim keeps attempts from piling up.
+        for name in disks {
+            let manager = self.clone();
+            tokio::spawn(async move { manager.bring_online(&name).await });
+        }
+        for name in pools {
+            let manager = self.clone();
+            tokio::spawn(async move { manager.retry_devices(&name).await });
+        }
+    }
+
+    pub(super) fn handle_event(self: &Arc<Self>, event: ShardEvent) {
+        match event {
+            ShardEvent::Fenced { device, errors } => self.fence(device, errors),
+            ShardEvent::Lost { disk, segments } => {
+                let mut inner = self.inner();
+                let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
+                let count = entry.held.len();
+                entry.held.retain(|segment| !segments.contains(segment));
+                let lost = count - entry.held.len();
+                let name = entry.wanted.name.clone();
+                entry.cache_reason = Some(match entry.held.len() {
+                    0 => "all of its flash is fenced after errors".to_owned(),
+                    left => format!(
+                        "{lost} of its {count} segments were lost with a fenced device, {left} are left"
+                    ),
+                });
+                for segment in segments {
+                    inner.note_lost(segment);
+                }
+                tracing::error!(
+                    "the cache of {name} lost {lost} of its {count} segments with a fenced device"
+                );
+            }
+            ShardEvent::Stalled(device) => {
+                self.note_health(
+                    device,
+                    DeviceState::Stalled,
+                    "it does not answer in time; caches bypass it",
+                );
+            }
+            ShardEvent::Resumed(device) => self.note_health(device, DeviceState::Online, ""),
+        }
+    }
+
+    fn fence(self: &Arc<Self>, device: DeviceId, errors: u32) {
+        let reason = format!("fenced after {errors} failed I/Os; remove it from the pool");
+        self.note_health(device, DeviceState::Fenced, &reason);
+        let mut inner = self.inner();
+        let Some((name, entry)) = inner.device_on_shards(device) else { return };
+        let Some(ids) = entry.ids else { return };
+        let flash = inner.pools[&name].flash.clone();
+        drop(inner);
+        let manager = self.clone();
+        tokio::spawn(async move {
+            if let Ok(devices) = flash.set_admission(ids.in_pool, Admission::Out).await {
+                manager.refresh(&name, &devices);
+            }
+        });
+    }
+
+    fn note_health(&self, device: DeviceId, state: DeviceState, reason: &str) {
+        let mut inner = self.inner();
+        let Some((pool, entry)) = inner.device_on_shards(device) else { return };
+        // A fence stays until the device is removed.
+        if entry.state == DeviceState::Fenced {
+            return;
+        }
+        entry.state = state;
+        entry.reason = (!reason.is_empty()).then(|| reason.to_owned());
+        let path = entry.path.display();
+        match state {
+            DeviceState::Online => tracing::info!("pool {pool}: {path} answers again"),
+            _ => tracing::error!("pool {pool}: {path}: {reason}"),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Why a disk's I/O is, or is not, served from flash: figures into sentences.
+
+use std::sync::Arc;
+
+use hob_control::{CacheState, Disk, DiskState, DiskStats, Explanation, Share, Size};
+use hob_engine::outcome::{OUTCOMES, Outcome};
+
+use super::Manager;
+use super::refusal::{Kind, Refusal};
+use super::report::percent;
+
+/// A cache that holds data in less of its blocks is still being filled.
+const FULL_PERCENT: f64 = 99.0;
+
+/// Below this share of hits, a full cache is said to be too small.
+const LOW_HITS_PERCENT: f64 = 50.0;
+
+/// Below this share of valid sectors in its blocks, a cache is said to have too large blocks.
+const SPARSE_PERCENT: f64 = 50.0;
+
+/// Fewer requests than this say nothing about how a cache does.
+const REQUESTS_TELLING: u64 = 1000;
+
+impl Manager {
+    /// Why a disk's I/O is, or is not, served from flash.
+    pub(crate) async fn explain(self: &Arc<Self>, name: &str) -> Result<Explanation, Refusal> {
+        let disk = self.disk(name)?;
+        let stats = match self.stats(name).await {
+            Ok(stats) => Some(stats),
+            // An offline disk has no figures, and one whose shard hangs has none now.
+            Err(Refusal { kind: Kind::Conflict | Kind::Busy, .. }) => None,
+            Err(refusal) => return Err(refusal),
+        };
+        Ok(explain(&disk, stats.as_ref()))
+    }
+}
+
+/// The sentences, from what is known of the disk.
+fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
+    let mut explanation = Explanation {
+        disk: disk.name.clone(),
+        cache: disk.cache.as_ref().map_or(CacheState::None, |cache| cache.state),
+        sentences: Vec::new(),
+        requests: 0,
+        served_from_flash_percent: 0.0,
+        not_served: Vec::new(),
+    };
+    if disk.state != DiskState::Online {
+        let reason = disk.reason.as_deref().unwrap_or("it is being removed");
+        explanation.sentences.push(format!("{} is not served: {reason}.", disk.name));
+        return explanation;
+    }
+    let Some(stats) = stats else {
+        let sentence = format!("The shard of {} does not answer, so there are no figures now.", disk.name);
+        explanation.sentences.push(sentence);
+        return explanation;
+    };
+    explanation.cache = stats.cache;
+    explanation.sentences = about_cache(disk, stats);
+    explanation.requests = stats.requests;
+    let hits: u64 = outcomes_of(stats, "hit").map(|outcome| outcome.count).sum();
+    explanation.served_from_flash_percent = percent(hits, stats.requests);
+    explanation.not_served = not_served(stats);
+    if stats.requests == 0 {
+        explanation.sentences.push("There have been no requests yet.".to_owned());
+    } else {
+        explanation.sentences.push(format!(
+            "Of {} requests, {:.1} % {}; of the reads, {:.1} %.",
+            stats.requests,
+            explanation.served_from_flash_percent,
+            Outcome::Hit.info().sentence,
+            stats.hit_percent
+        ));
+    }
+    explanation
+}
+
+fn outcomes_of<'a>(
+    stats: &'a DiskStats,
+    class: &'a str,
+) -> impl Iterator<Item = &'a hob_control::OutcomeStats> {
+    stats.outcomes.iter().filter(move |outcome| outcome.class == class)
+}
+
+fn not_served(stats: &DiskStats) -> Vec<Share> {
+    let shares = stats
+        .outcomes
+        .iter()
+        .zip(OUTCOMES)
+        .filter(|(outcome, row)| outcome.count > 0 && row.outcome != Outcome::Hit);
+    let mut shares: Vec<Share> = shares
+        .map(|(outcome, row)| Share {
+            class: outcome.class.clone(),
+            reason: outcome.reason.clone(),
+            count: outcome.count,
+            percent: outcome.percent,
+            sentence: format!("{} ({}) {}.", share(outcome.percent), outcome.count, row.sentence),
+        })
+        .collect();
+    shares.sort_by_key(|share| std::cmp::Reverse(share.count));
+    shares
+}
+
+fn share(percent: f64) -> String {
+    if percent < 0.05 { "Less than 0.1 %".to_owned() } else { format!("{percent:.1} %") }
+}
+
+/// What the cache is doing, and whether it fits its work.
+fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
+    let name = &disk.name;
+    let Some(cache) = &disk.cache else {
+        return vec![format!(
+            "{name} has no cache, so all of its I/O goes to the backing; 'hob cache enable {name}' gives it one."
+        )];
+    };
+    let mut sentences = Vec::new();
+    match stats.cache {
+        CacheState::None => {
+            let reason = cache.reason.clone().unwrap_or_else(|| "it is being given one".to_owned());
+            sentences.push(format!("{name} is to have a cache but has none: {reason}."));
+        }
+        CacheState::Changing => {
+            sentences.push(
+                "The cache is being changed; until that is done, requests go to the backing.".to_owned(),
+            );
+        }
+        CacheState::Stalled => sentences.push(format!(
+            "The flash of the cache does not answer in time; until it does, requests go to the backing. \
+             'hob pool show {}' tells which device.",
+            cache.pool
+        )),
+        CacheState::Fenced => sentences.push(format!(
+            "All flash of the cache is fenced after repeated errors; requests go to the backing. \
+             'hob pool show {pool}' tells which device; 'hob pool remove-device {pool} DEVICE' takes it out.",
+            pool = cache.pool
+        )),
+        CacheState::Active => sentences.extend(about_fill(stats, cache.size)),
+    }
+    if stats.cache != CacheState::None
+        && let Some(reason) = &cache.reason
+    {
+        sentences.push(format!("The cache has not all the room it should have: {reason}."));
+    }
+    sentences
+}
+
+/// Warming, full, too small, too coarse.
+fn about_fill(stats: &DiskStats, size: Size) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let filled = percent(stats.blocks_cached, stats.blocks);
+    let per_eviction = stats.vsphere.evict_avg_num_blocks_per_op;
+    if stats.blocks_cached == 0 {
+        sentences.push(format!("The cache of {} is empty.", size.human()));
+    } else if filled < FULL_PERCENT && stats.evictions.operations == 0 {
+        sentences.push(format!(
+            "The cache of {} is warming: {filled:.0} % of its {} blocks hold data.",
+            size.human(),
+            stats.blocks
+        ));
+    } else if stats.evictions.operations == 0 {
+        sentences.push(format!("The cache of {} is full; nothing had to give way yet.", size.human()));
+    } else {
+        sentences.push(format!(
+            "The cache of {} is full: {} blocks gave way to others, {per_eviction:.1} each time.",
+            size.human(),
+            stats.evictions.blocks
+        ));
+        if stats.hit_percent < LOW_HITS_PERCENT && stats.reads >= REQUESTS_TELLING {
+            sentences.push(format!(
+                "It is probably too small for its work: it is full and only {:.0} % of the reads hit; try 'hob cache \
+                 resize {} {}'.",
+                stats.hit_percent,
+                stats.disk,
+                Size(size.bytes().saturating_mul(2))
+            ));
+        }
+    }
+    let sectors = stats.blocks_cached * (stats.block_size.bytes() / hob_engine::units::SECTOR_BYTES);
+    let valid = percent(stats.sectors_valid, sectors);
+    if sectors > 0 && valid < SPARSE_PERCENT && stats.requests >= REQUESTS_TELLING {
+        sentences.push(format!(
+            "Its blocks of {} are only {valid:.0} % filled with data: most requests are smaller; a smaller block size \
+             would hold more.",
+            stats.block_size
+        ));
+    }
+    sentences
+}

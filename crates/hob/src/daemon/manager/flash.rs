@@ -1,0 +1,314 @@
+//! A pool as the manager holds it: storage's pool behind a lock, on threads that may wait.
+//!
+//! Pool operations read and write devices, which may hang. They run on blocking threads; the
+//! control thread sees the figures that the last operation left.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hob_engine::command::Segment;
+use hob_engine::units::DeviceId;
+use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Lifetime, Overwrite, OwnerId, Pool, PoolError};
+
+use super::refusal::Refusal;
+use crate::daemon::hardware::FlashDevice;
+
+/// A pool. Clones share it. Its device ids are storage's, unique within the pool.
+#[derive(Clone, Debug)]
+pub(super) struct Flash {
+    name: String,
+    segment_bytes: u64,
+    /// Usually one. A device that could be opened only later is a part of its own until restart.
+    parts: Arc<Mutex<Vec<Pool>>>,
+}
+
+/// What opening a pool found.
+pub(super) struct Opened {
+    pub(super) flash: Flash,
+    pub(super) uuid: Option<String>,
+    pub(super) segment_bytes: u64,
+    pub(super) devices: Vec<DeviceInfo>,
+    /// Devices that cannot be used, and why.
+    pub(super) offline: Vec<(PathBuf, String)>,
+}
+
+impl Flash {
+    /// Makes a pool.
+    pub(super) async fn create(
+        name: String,
+        devices: Vec<DeviceSpec>,
+        segment_bytes: u64,
+        overwrite: Overwrite,
+    ) -> Result<Opened, Refusal> {
+        blocking(move || {
+            let pool =
+                Pool::create(&name, &devices, segment_bytes, overwrite).map_err(|error| refuse(&error))?;
+            Ok(Opened {
+                uuid: Some(pool.uuid().to_string()),
+                segment_bytes,
+                devices: pool.devices(),
+                offline: Vec::new(),
+                flash: Flash { name, segment_bytes, parts: Arc::new(Mutex::new(vec![pool])) },
+            })
+        })
+        .await?
+    }
+
+    /// Opens those of a pool's devices that can be opened and belong to it.
+    pub(super) async fn open(
+        name: String,
+        paths: Vec<PathBuf>,
+        uuid: Option<String>,
+        segment_bytes: u64,
+    ) -> Result<Opened, Refusal> {
+        blocking(move || {
+            let (mut good, mut offline, mut uuid) = (Vec::new(), Vec::new(), uuid);
+            for path in paths {
+                match open_one(&path, &name, uuid.as_deref()) {
+                    Ok(pool) => {
+                        uuid.get_or_insert_with(|| pool.uuid().to_string());
+                        good.push(path);
+                    }
+                    Err(reason) => offline.push((path, reason)),
+                }
+            }
+            let mut parts = Vec::new();
+            match Pool::open(&good) {
+                Ok(pool) => parts.push(pool),
+                Err(_) if good.is_empty() => {}
+                Err(error) => offline.extend(good.into_iter().map(|path| (path, error.to_string()))),
+            }
+            let segment_bytes = parts.first().map_or(segment_bytes, Pool::segment_bytes);
+            for pool in &mut parts {
+                admit_all(pool);
+            }
+            let devices = parts.iter().flat_map(Pool::devices).collect();
+            let flash = Flash { name, segment_bytes, parts: Arc::new(Mutex::new(parts)) };
+            Opened { flash, uuid, segment_bytes, devices, offline }
+        })
+        .await
+    }
+
+    /// Opens a device of this pool that could not be opened before.
+    pub(super) async fn open_late(
+        &self,
+        path: PathBuf,
+        uuid: Option<String>,
+    ) -> Result<Vec<DeviceInfo>, Refusal> {
+        let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
+        self.with(move |parts| {
+            let mut pool = open_one(&path, &name, uuid.as_deref()).map_err(Refusal::failed)?;
+            if pool.segment_bytes() != segment_bytes {
+                return Err(Refusal::failed("its segments have another size"));
+            }
+            admit_all(&mut pool);
+            parts.push(pool);
+            Ok(())
+        })
+        .await
+        .map(|((), devices)| devices)
+    }
+
+    /// Takes a device in; returns its id.
+    pub(super) async fn add_device(
+        &self,
+        spec: DeviceSpec,
+        overwrite: Overwrite,
+    ) -> Result<(DeviceId, Vec<DeviceInfo>), Refusal> {
+        let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
+        self.with(move |parts| match parts.first_mut() {
+            Some(pool) => pool.add_device(&spec, overwrite).map_err(|error| refuse(&error)),
+            None => {
+                let pool =
+                    Pool::create(&name, &[spec], segment_bytes, overwrite).map_err(|error| refuse(&error))?;
+                let id = pool.devices()[0].id;
+                parts.push(pool);
+                Ok(id)
+            }
+        })
+        .await
+    }
+
+    /// The pool's identity; none while none of its devices is open.
+    pub(super) async fn uuid(&self) -> Result<Option<String>, Refusal> {
+        self.with(|parts| Ok(parts.first().map(|pool| pool.uuid().to_string()))).await.map(|(uuid, _)| uuid)
+    }
+
+    /// Gives the device no more segments, or gives it some again. A device that is too sick to be
+    /// told is not an error.
+    pub(super) async fn set_admission(
+        &self,
+        id: DeviceId,
+        admission: Admission,
+    ) -> Result<Vec<DeviceInfo>, Refusal> {
+        self.with(move |parts| {
+            if let Some(pool) = part_of(parts, id)
+                && let Err(error) = pool.set_admission(id, admission)
+            {
+                tracing::warn!("{error}");
+            }
+            Ok(())
+        })
+        .await
+        .map(|((), devices)| devices)
+    }
+
+    /// Takes a device out. What is still in use on it is given up.
+    pub(super) async fn remove_device(
+        &self,
+        id: DeviceId,
+        in_use: Vec<Segment>,
+    ) -> Result<Vec<DeviceInfo>, Refusal> {
+        self.with(move |parts| {
+            let Some(at) = parts.iter().position(|pool| has(pool, id)) else { return Ok(()) };
+            release_from(&mut parts[at], &in_use);
+            parts[at].remove_device(id).map_err(|error| refuse(&error))?;
+            if parts[at].devices().is_empty() {
+                parts.remove(at);
+            }
+            Ok(())
+        })
+        .await
+        .map(|((), devices)| devices)
+    }
+
+    /// Up to `most` segments, as far as there is room, but at least `least`.
+    pub(super) async fn allocate(
+        &self,
+        owner: OwnerId,
+        least: u64,
+        most: u64,
+    ) -> Result<(Vec<Segment>, Vec<DeviceInfo>), Refusal> {
+        let segment_bytes = self.segment_bytes;
+        self.with(move |parts| {
+            let free: u64 = parts.iter().map(Pool::free_segments).sum();
+            if free < least {
+                let (wanted, free) = (least * segment_bytes, free * segment_bytes);
+                return Err(Refusal::conflict(format!(
+                    "the pool has {} free and {} are needed",
+                    hob_control::Size(free),
+                    hob_control::Size(wanted)
+                ))
+                .hint("add a device, make another cache smaller, or ask for less"));
+            }
+            let mut segments = Vec::new();
+            for at in 0..parts.len() {
+                let wanted = most.saturating_sub(segments.len() as u64).min(parts[at].free_segments());
+                if wanted == 0 {
+                    continue;
+                }
+                match parts[at].allocate(owner, Lifetime::Volatile, wanted) {
+                    Ok(more) => segments.extend(more),
+                    Err(error) => {
+                        parts.iter_mut().for_each(|pool| release_from(pool, &segments));
+                        return Err(refuse(&error));
+                    }
+                }
+            }
+            Ok(segments)
+        })
+        .await
+    }
+
+    /// Takes segments back. A device that cannot record it has forgotten it by the next start.
+    pub(super) async fn release(&self, segments: Vec<Segment>) -> Result<Vec<DeviceInfo>, Refusal> {
+        self.with(move |parts| {
+            parts.iter_mut().for_each(|pool| release_from(pool, &segments));
+            Ok(())
+        })
+        .await
+        .map(|((), devices)| devices)
+    }
+
+    /// A descriptor of a device for a shard.
+    pub(super) async fn file(&self, id: DeviceId) -> Result<FlashDevice, Refusal> {
+        self.with(move |parts| match part_of(parts, id) {
+            Some(pool) => pool.file(id).map_err(|error| refuse(&error)),
+            None => Err(Refusal::failed(format!("device {id} is not open"))),
+        })
+        .await
+        .map(|(file, _)| file)
+    }
+
+    /// Runs `operation` where it may wait, and says how the devices are afterwards.
+    async fn with<T: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&mut Vec<Pool>) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<(T, Vec<DeviceInfo>), Refusal> {
+        let parts = self.parts.clone();
+        blocking(move || {
+            let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
+            let value = operation(&mut parts)?;
+            Ok((value, parts.iter().flat_map(Pool::devices).collect()))
+        })
+        .await?
+    }
+}
+
+/// Runs something that may wait for a device on a thread that may.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Refusal> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| Refusal::failed(format!("an internal task ended: {error}")))
+}
+
+/// Are these all devices of hob pools that can be opened?
+pub(super) async fn are_pool_devices(paths: Vec<PathBuf>) -> Result<bool, Refusal> {
+    blocking(move || paths.iter().all(|path| Pool::open(std::slice::from_ref(path)).is_ok())).await
+}
+
+fn open_one(path: &Path, name: &str, uuid: Option<&str>) -> Result<Pool, String> {
+    let pool = Pool::open(&[path.to_owned()]).map_err(|error| error.to_string())?;
+    if pool.name() != name || uuid.is_some_and(|uuid| uuid != pool.uuid().to_string()) {
+        return Err(format!("it belongs to another pool ({}, {})", pool.name(), pool.uuid()));
+    }
+    Ok(pool)
+}
+
+/// Devices that were fenced before the restart get another chance.
+fn admit_all(pool: &mut Pool) {
+    for device in pool.devices() {
+        if device.admission == Admission::Out
+            && let Err(error) = pool.set_admission(device.id, Admission::In)
+        {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+fn has(pool: &Pool, id: DeviceId) -> bool {
+    pool.devices().iter().any(|device| device.id == id)
+}
+
+fn part_of(parts: &mut [Pool], id: DeviceId) -> Option<&mut Pool> {
+    parts.iter_mut().find(|pool| has(pool, id))
+}
+
+/// Segments of devices of other parts are ignored by the pool itself.
+fn release_from(pool: &mut Pool, segments: &[Segment]) {
+    if let Err(error) = pool.release(segments) {
+        tracing::warn!("{error}");
+    }
+}
+
+/// Which reaction storage's error asks for.
+fn refuse(error: &PoolError) -> Refusal {
+    let what = error.to_string();
+    match error {
+        PoolError::Unworkable { .. } | PoolError::TooSmall { .. } | PoolError::NoSuchDevice { .. } => {
+            Refusal::invalid(what)
+        }
+        PoolError::Foreign { .. }
+        | PoolError::OtherPool { .. }
+        | PoolError::InUse { .. }
+        | PoolError::Full { .. }
+        | PoolError::DeviceBusy { .. }
+        | PoolError::NotAPool { .. }
+        | PoolError::NoSpace { .. } => Refusal::conflict(what),
+        PoolError::Damaged { .. } | PoolError::Newer { .. } | PoolError::System { .. } => {
+            Refusal::failed(what)
+        }
+    }
+}

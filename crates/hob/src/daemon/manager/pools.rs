@@ -1,0 +1,310 @@
+//! Pools and their devices: made, opened, grown, shrunk.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hob_control::{DeviceAdd, DeviceState, PoolChanged, PoolCreate, Size, check_name};
+use hob_engine::units::DeviceId;
+use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, SEGMENT_BYTES_DEFAULT};
+
+use super::flash::{Flash, Opened};
+use super::refusal::Refusal;
+use super::{DeviceEntry, Manager, POOLS_MAX, PoolEntry};
+
+impl Manager {
+    /// Makes a pool.
+    pub(crate) async fn pool_create(self: &Arc<Self>, create: PoolCreate) -> Result<PoolChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.create(create).await }).await
+    }
+
+    /// Removes a pool that no cache uses.
+    pub(crate) async fn pool_remove(self: &Arc<Self>, pool: String) -> Result<PoolChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.remove_pool(&pool).await }).await
+    }
+
+    /// Gives a pool another device.
+    pub(crate) async fn device_add(
+        self: &Arc<Self>,
+        pool: String,
+        add: DeviceAdd,
+    ) -> Result<PoolChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.add_device(&pool, add).await }).await
+    }
+
+    /// Takes a device out of a pool.
+    pub(crate) async fn device_remove(
+        self: &Arc<Self>,
+        pool: String,
+        path: String,
+    ) -> Result<PoolChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.remove_device(&pool, Path::new(&path)).await }).await
+    }
+
+    /// As `pool_create`, however long it takes.
+    pub(super) async fn create(self: &Arc<Self>, create: PoolCreate) -> Result<PoolChanged, Refusal> {
+        let PoolCreate { name, devices, size, segment_size, force } = create;
+        check_name(&name)
+            .map_err(|error| Refusal::invalid(format!("'{name}' cannot be a pool's name: {error}")))?;
+        {
+            let inner = self.inner();
+            if inner.pools.contains_key(&name) {
+                return Err(Refusal::conflict(format!("there is a pool '{name}' already"))
+                    .hint("choose another name"));
+            }
+            if inner.pools.len() >= POOLS_MAX {
+                return Err(Refusal::conflict(format!("there are {POOLS_MAX} pools; more cannot be had")));
+            }
+            for path in &devices {
+                inner.check_device_is_new(Path::new(path))?;
+            }
+        }
+        let segment_bytes = segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
+        let specs = devices.into_iter().map(|path| device_spec(path, size)).collect();
+        let opened = Flash::create(name.clone(), specs, segment_bytes, overwrite(force)).await?;
+        self.take_pool_in(&name, opened).await?;
+        self.inner().pools_removed.retain(|removed| *removed != name);
+        tracing::info!("pool {name} is there");
+        self.save().await?;
+        self.pool_changed(&name, Vec::new())
+    }
+
+    /// Makes a pool that was opened usable.
+    pub(super) async fn take_pool_in(self: &Arc<Self>, name: &str, opened: Opened) -> Result<(), Refusal> {
+        let Opened { flash, uuid, segment_bytes, devices, offline } = opened;
+        for (path, reason) in &offline {
+            tracing::error!("pool {name}: {} is offline: {reason}", path.display());
+        }
+        let offline = offline.into_iter().map(|(path, reason)| DeviceEntry::offline(path, reason));
+        let entry =
+            PoolEntry { flash, uuid, segment_bytes, devices: offline.collect(), busy: Some("opened") };
+        {
+            let mut inner = self.inner();
+            if inner.pools.contains_key(name) {
+                return Err(Refusal::conflict(format!("there is a pool '{name}' already")));
+            }
+            inner.pools.insert(name.to_owned(), entry);
+        }
+        for info in &devices {
+            self.connect_device(name, info).await?;
+        }
+        self.inner().pool_mut(name)?.busy = None;
+        Ok(())
+    }
+
+    /// Gives a device that is open to all shards.
+    async fn connect_device(self: &Arc<Self>, pool: &str, info: &DeviceInfo) -> Result<(), Refusal> {
+        let (id, flash) = {
+            let mut inner = self.inner();
+            (inner.new_device_id()?, inner.pool(pool)?.flash.clone())
+        };
+        if info.access == "buffered" {
+            tracing::warn!(
+                "pool {pool}: {} is buffered, its filesystem has no O_DIRECT",
+                info.path.display()
+            );
+        }
+        for shard in &self.shards {
+            shard.add_device(id, flash.file(info.id).await?).await?;
+        }
+        let mut inner = self.inner();
+        let devices = &mut inner.pool_mut(pool)?.devices;
+        let entry = DeviceEntry::online(info, id);
+        match devices.iter_mut().find(|device| device.path == info.path) {
+            Some(device) => *device = entry,
+            None => devices.push(entry),
+        }
+        Ok(())
+    }
+
+    async fn add_device(self: &Arc<Self>, pool: &str, add: DeviceAdd) -> Result<PoolChanged, Refusal> {
+        let claim = self.claim_pool(pool, "changed")?;
+        let flash = {
+            let inner = self.inner();
+            inner.check_device_is_new(Path::new(&add.path))?;
+            inner.pool(pool)?.flash.clone()
+        };
+        let spec = device_spec(add.path, add.size);
+        let path = spec.path.clone();
+        let (id, devices) = flash.add_device(spec, overwrite(add.force)).await?;
+        let uuid = flash.uuid().await?;
+        let info = devices.into_iter().find(|device| device.id == id);
+        let info = info.ok_or_else(|| Refusal::failed("the new device has gone again"))?;
+        self.connect_device(pool, &info).await?;
+        self.inner().pool_mut(pool)?.uuid = uuid;
+        drop(claim);
+        tracing::info!("pool {pool} has {} now", path.display());
+        let notes = self.top_up(pool).await;
+        self.save().await?;
+        self.pool_changed(pool, notes)
+    }
+
+    async fn remove_device(self: &Arc<Self>, pool: &str, path: &Path) -> Result<PoolChanged, Refusal> {
+        let claim = self.claim_pool(pool, "changed")?;
+        let (flash, ids) = {
+            let inner = self.inner();
+            let entry = inner.pool(pool)?;
+            let device = entry.devices.iter().find(|device| device.path == path);
+            let missing = || {
+                Refusal::not_found(format!("pool {pool} has no device {}", path.display()))
+                    .hint(format!("'hob pool show {pool}' lists them"))
+            };
+            (entry.flash.clone(), device.ok_or_else(missing)?.ids)
+        };
+        let mut notes = Vec::new();
+        if let Some(ids) = ids {
+            let devices = flash.set_admission(ids.in_pool, Admission::Out).await?;
+            self.refresh(pool, &devices);
+            match self.empty_device(ids.on_shards).await {
+                Ok(more) => notes.extend(more),
+                Err(refusal) => {
+                    let devices = flash.set_admission(ids.in_pool, Admission::In).await?;
+                    self.refresh(pool, &devices);
+                    return Err(refusal);
+                }
+            }
+            for shard in &self.shards {
+                shard.remove_device(ids.on_shards).await?;
+            }
+            let lost = {
+                let mut inner = self.inner();
+                let entry = inner.pool_mut(pool)?;
+                let lost = entry.by_shard_id(ids.on_shards).map(|device| std::mem::take(&mut device.lost));
+                entry.in_pool(&lost.unwrap_or_default())
+            };
+            flash.remove_device(ids.in_pool, lost).await?;
+        }
+        {
+            let mut inner = self.inner();
+            let entry = inner.pool_mut(pool)?;
+            entry.devices.retain(|device| device.path != path);
+            if entry.devices.is_empty() {
+                entry.uuid = None;
+                notes.push(format!("pool {pool} has no device left"));
+            }
+        }
+        drop(claim);
+        tracing::info!("pool {pool} does not have {} any more", path.display());
+        // Caches that lost room with a fenced device find some elsewhere, perhaps.
+        self.top_up(pool).await;
+        self.save().await?;
+        self.pool_changed(pool, notes)
+    }
+
+    /// Moves all caches off a device.
+    async fn empty_device(self: &Arc<Self>, device: DeviceId) -> Result<Vec<String>, Refusal> {
+        let on_it = |segments: &[hob_engine::command::Segment]| segments.iter().any(|s| s.device == device);
+        let disks: Vec<String> = {
+            let inner = self.inner();
+            inner
+                .disks
+                .values()
+                .filter(|disk| on_it(&disk.held))
+                .map(|disk| disk.wanted.name.clone())
+                .collect()
+        };
+        // All claims first: better to refuse at once than half-way.
+        let claims = disks.iter().map(|disk| self.claim_disk(disk, "moved to another device"));
+        let claims = claims.collect::<Result<Vec<_>, _>>()?;
+        let mut notes = Vec::new();
+        for (disk, _claim) in disks.iter().zip(claims) {
+            notes.extend(self.leave_device(disk, device).await?);
+        }
+        Ok(notes)
+    }
+
+    async fn remove_pool(self: &Arc<Self>, pool: &str) -> Result<PoolChanged, Refusal> {
+        let claim = self.claim_pool(pool, "removed")?;
+        let (flash, devices) = {
+            let inner = self.inner();
+            let users = inner.users_of(pool);
+            if !users.is_empty() {
+                return Err(Refusal::conflict(format!("pool {pool} holds caches of {}", users.join(", ")))
+                    .hint("take them away with 'hob cache disable'"));
+            }
+            let entry = inner.pool(pool)?;
+            let ids =
+                entry.devices.iter().filter_map(|device| Some((device.ids?, entry.in_pool(&device.lost))));
+            (entry.flash.clone(), ids.collect::<Vec<_>>())
+        };
+        for (ids, lost) in devices {
+            for shard in &self.shards {
+                shard.remove_device(ids.on_shards).await?;
+            }
+            flash.remove_device(ids.in_pool, lost).await?;
+        }
+        {
+            let mut inner = self.inner();
+            inner.pools.remove(pool);
+            inner.pools_removed.push(pool.to_owned());
+        }
+        drop(claim);
+        tracing::info!("pool {pool} is no more");
+        self.save().await?;
+        Ok(PoolChanged { pool: None, notes: Vec::new() })
+    }
+
+    /// Tries devices again that could not be opened.
+    pub(super) async fn retry_devices(self: &Arc<Self>, pool: &str) {
+        let Ok(_claim) = self.claim_pool(pool, "opened") else { return };
+        let (flash, uuid, offline) = {
+            let inner = self.inner();
+            let Ok(entry) = inner.pool(pool) else { return };
+            let offline = entry.devices.iter().filter(|device| device.state == DeviceState::Offline);
+            let offline: Vec<PathBuf> = offline.map(|device| device.path.clone()).collect();
+            (entry.flash.clone(), entry.uuid.clone(), offline)
+        };
+        let mut back = false;
+        for path in offline {
+            let Ok(devices) = flash.open_late(path.clone(), uuid.clone()).await else { continue };
+            let Some(info) = devices.iter().find(|device| device.path == path) else { continue };
+            match self.connect_device(pool, info).await {
+                Ok(()) => {
+                    tracing::info!("pool {pool}: {} is back", path.display());
+                    back = true;
+                }
+                Err(refusal) => tracing::warn!("pool {pool}: {} stays offline: {refusal}", path.display()),
+            }
+        }
+        if back {
+            self.top_up(pool).await;
+        }
+    }
+
+    fn pool_changed(&self, name: &str, notes: Vec<String>) -> Result<PoolChanged, Refusal> {
+        Ok(PoolChanged { pool: Some(self.pool(name)?), notes })
+    }
+}
+
+impl super::Inner {
+    /// Disks whose caches are to lie in a pool.
+    pub(super) fn users_of(&self, pool: &str) -> Vec<String> {
+        let uses = |disk: &&super::DiskEntry| disk.cache().is_some_and(|spec| spec.pool == pool);
+        self.disks.values().filter(uses).map(|disk| disk.wanted.name.clone()).collect()
+    }
+
+    fn check_device_is_new(&self, path: &Path) -> Result<(), Refusal> {
+        if !path.is_absolute() {
+            return Err(Refusal::invalid(format!("{} is not an absolute path", path.display())));
+        }
+        let mut pools = self.pools.iter();
+        let owner = pools.find(|(_, pool)| pool.devices.iter().any(|device| device.path == path));
+        match owner {
+            Some((name, _)) => {
+                Err(Refusal::conflict(format!("{} belongs to pool {name} already", path.display())))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+pub(super) fn device_spec(path: String, size: Option<Size>) -> DeviceSpec {
+    DeviceSpec { path: path.into(), size_bytes: size.map(Size::bytes) }
+}
+
+pub(super) fn overwrite(force: bool) -> Overwrite {
+    if force { Overwrite::Force } else { Overwrite::Refuse }
+}

@@ -1,0 +1,135 @@
+//! Figures of the engine as the API gives them.
+
+use std::sync::Arc;
+
+use hob_control::{Bucket, CacheState, DiskStats, Evictions, Latency, OutcomeStats, Size, VsphereStats};
+use hob_engine::histogram::Histogram;
+use hob_engine::outcome::OUTCOMES;
+use hob_engine::stats;
+
+use super::Manager;
+use super::refusal::Refusal;
+
+const KIB: f64 = 1024.0;
+
+impl Manager {
+    /// A disk's figures.
+    pub(crate) async fn stats(self: &Arc<Self>, name: &str) -> Result<DiskStats, Refusal> {
+        let (shard, id, block_size) = {
+            let inner = self.inner();
+            let disk = inner.disk(name)?;
+            (disk.shard()?, disk.id, disk.cache().filter(|_| disk.has_cache).map(|spec| spec.block_size))
+        };
+        let stats = shard.stats(id).await?;
+        Ok(report(name, block_size.unwrap_or_default(), &stats))
+    }
+}
+
+/// All of it, under the API's names.
+pub(super) fn report(disk: &str, block_size: Size, stats: &stats::DiskStats) -> DiskStats {
+    let requests = stats.requests();
+    let latency = stats.latency();
+    let outcomes = OUTCOMES.iter().zip(&stats.outcomes).map(|(row, outcome)| OutcomeStats {
+        class: row.class.to_owned(),
+        reason: row.reason.to_owned(),
+        count: outcome.count,
+        bytes: outcome.bytes,
+        percent: percent(outcome.count, requests),
+        latency: summary(&outcome.latency),
+    });
+    DiskStats {
+        disk: disk.to_owned(),
+        elapsed_ns: stats.elapsed_ns,
+        cache: cache_state(stats.cache),
+        requests,
+        reads: stats.reads,
+        writes: stats.writes,
+        read_bytes: stats.read_bytes,
+        write_bytes: stats.write_bytes,
+        hit_percent: percent(stats.read_hits, stats.reads),
+        iops_mean: stats.iops_mean(),
+        iops_max: stats.iops_max as f64,
+        kib_per_io_mean: stats.request_bytes_mean() / KIB,
+        kib_per_io_max: stats.request_bytes_max as f64 / KIB,
+        latency_mean_ns: latency.mean_ns(),
+        latency_max_ns: latency.max_ns(),
+        cache_io_latency_mean_ns: stats.flash.mean_ns(),
+        disk_io_latency_mean_ns: stats.backing.mean_ns(),
+        cache_ios: stats.flash.ios,
+        evictions: Evictions {
+            operations: stats.evictions.operations,
+            blocks: stats.evictions.blocks,
+            last_operation_at_ns: stats.evictions.last_operation_ns,
+            last_blocks: stats.evictions.last_blocks,
+        },
+        flash_errors: stats.flash.errors,
+        backing_errors: stats.backing.errors,
+        checksum_mismatches: stats.checksum_mismatches,
+        blocks: stats.blocks,
+        blocks_cached: stats.blocks_cached,
+        sectors_valid: stats.sectors_valid,
+        block_size,
+        index_bytes: stats.index_bytes,
+        outcomes: outcomes.collect(),
+        vsphere: vsphere(stats, &latency),
+    }
+}
+
+fn vsphere(stats: &stats::DiskStats, latency: &Histogram) -> VsphereStats {
+    let micros = |nanos: u64| nanos as f64 / 1e3;
+    let evictions = &stats.evictions;
+    VsphereStats {
+        cache_hit_percentage: percent(stats.read_hits, stats.reads),
+        total_cache_ios: stats.flash.ios,
+        mean_cache_io_latency: micros(stats.flash.mean_ns()),
+        mean_disk_io_latency: micros(stats.backing.mean_ns()),
+        total_ios: stats.requests(),
+        mean_iops: stats.iops_mean(),
+        max_iops: stats.iops_max as f64,
+        mean_kb_per_io: stats.request_bytes_mean() / KIB,
+        max_kb_per_io: stats.request_bytes_max as f64 / KIB,
+        mean_io_latency: micros(latency.mean_ns()),
+        max_io_latency: micros(latency.max_ns()),
+        evict_last_op_time: micros(evictions.last_operation_ns),
+        evict_num_blocks_last_op: evictions.last_blocks,
+        evict_avg_num_blocks_per_op: ratio(evictions.blocks, evictions.operations),
+        cache_usage_percentage: percent(stats.blocks_cached, stats.blocks),
+        failed_flash_ios: stats.flash.errors,
+        failed_disk_ios: stats.backing.errors,
+        num_blocks: stats.blocks,
+        num_blocks_currently_cached: stats.blocks_cached,
+    }
+}
+
+fn summary(histogram: &Histogram) -> Latency {
+    // The last bucket has no upper bound of its own.
+    let longest = histogram.max_ns();
+    let buckets = histogram.buckets().map(|(upper, count)| Bucket { up_to_ns: upper.min(longest), count });
+    Latency {
+        mean_ns: histogram.mean_ns(),
+        p50_ns: histogram.quantile_ns(0.5),
+        p99_ns: histogram.quantile_ns(0.99),
+        p999_ns: histogram.quantile_ns(0.999),
+        max_ns: longest,
+        buckets: buckets.collect(),
+    }
+}
+
+fn cache_state(state: stats::CacheState) -> CacheState {
+    match state {
+        stats::CacheState::None => CacheState::None,
+        stats::CacheState::Active => CacheState::Active,
+        stats::CacheState::Changing => CacheState::Changing,
+        stats::CacheState::Stalled => CacheState::Stalled,
+        stats::CacheState::Fenced => CacheState::Fenced,
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// 0 of 0 is 0 %.
+pub(super) fn percent(part: u64, whole: u64) -> f64 {
+    100.0 * ratio(part, whole)
+}

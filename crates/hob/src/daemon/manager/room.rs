@@ -1,0 +1,167 @@
+//! Segments: taken from pools for caches and given back, and their two names.
+
+use std::path::PathBuf;
+
+use hob_control::DeviceState;
+use hob_engine::command::Segment;
+use hob_engine::units::{DeviceId, DiskId};
+use hob_storage::pool::{DeviceInfo, OwnerId};
+
+use super::refusal::Refusal;
+use super::{DeviceEntry, DeviceIds, Inner, Manager, PoolEntry};
+
+/// How much room somebody wants.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) least: u64,
+    pub(super) most: u64,
+}
+
+impl Manager {
+    /// Takes segments of a pool for a disk's cache, as the shards call them.
+    pub(super) async fn take_room(
+        &self,
+        pool: &str,
+        disk: DiskId,
+        wanted: Wanted,
+    ) -> Result<Vec<Segment>, Refusal> {
+        let flash = self.inner().pool(pool)?.flash.clone();
+        // Owners are told apart while the daemon runs; volatile segments mean nothing later.
+        let owner = OwnerId(1 << 64 | u128::from(disk.0));
+        let (segments, devices) = flash.allocate(owner, wanted.least, wanted.most).await?;
+        let mut inner = self.inner();
+        let entry = inner.pool_mut(pool)?;
+        entry.refresh(&devices);
+        Ok(segments.into_iter().filter_map(|segment| entry.on_shards(segment)).collect())
+    }
+
+    /// Gives segments back that no cache uses.
+    pub(super) async fn give_back(&self, pool: &str, segments: &[Segment]) {
+        if segments.is_empty() {
+            return;
+        }
+        let (flash, in_pool) = {
+            let inner = self.inner();
+            let Ok(entry) = inner.pool(pool) else { return };
+            (entry.flash.clone(), entry.in_pool(segments))
+        };
+        match flash.release(in_pool).await {
+            Ok(devices) => self.refresh(pool, &devices),
+            Err(refusal) => tracing::warn!("pool {pool}: {refusal}"),
+        }
+    }
+
+    /// Notes how a pool's devices are after an operation.
+    pub(super) fn refresh(&self, pool: &str, devices: &[DeviceInfo]) {
+        if let Ok(entry) = self.inner().pool_mut(pool) {
+            entry.refresh(devices);
+        }
+    }
+}
+
+impl PoolEntry {
+    /// Takes over figures.
+    pub(super) fn refresh(&mut self, devices: &[DeviceInfo]) {
+        for info in devices {
+            let mine =
+                self.devices.iter_mut().find(|device| device.ids.is_some_and(|ids| ids.in_pool == info.id));
+            if let Some(device) = mine {
+                device.segments = info.segments;
+                device.free_segments = info.free_segments;
+                device.access = info.access;
+            }
+        }
+    }
+
+    /// Free segments on devices that caches can use.
+    pub(super) fn free_segments(&self) -> u64 {
+        self.usable().map(|device| device.free_segments).sum()
+    }
+
+    /// Segments on devices that caches can use.
+    pub(super) fn segments(&self) -> u64 {
+        self.usable().map(|device| device.segments).sum()
+    }
+
+    fn usable(&self) -> impl Iterator<Item = &DeviceEntry> {
+        self.devices
+            .iter()
+            .filter(|device| matches!(device.state, DeviceState::Online | DeviceState::Stalled))
+    }
+
+    pub(super) fn by_shard_id(&mut self, id: DeviceId) -> Option<&mut DeviceEntry> {
+        self.devices.iter_mut().find(|device| device.ids.is_some_and(|ids| ids.on_shards == id))
+    }
+
+    fn on_shards(&self, segment: Segment) -> Option<Segment> {
+        let mut ids = self.devices.iter().filter_map(|device| device.ids);
+        let device = ids.find(|ids| ids.in_pool == segment.device)?.on_shards;
+        Some(Segment { device, ..segment })
+    }
+
+    /// As the pool calls them. Those of devices that have left are left out.
+    pub(super) fn in_pool(&self, segments: &[Segment]) -> Vec<Segment> {
+        let translate = |segment: &Segment| {
+            let mut ids = self.devices.iter().filter_map(|device| device.ids);
+            let device = ids.find(|ids| ids.on_shards == segment.device)?.in_pool;
+            Some(Segment { device, ..*segment })
+        };
+        segments.iter().filter_map(translate).collect()
+    }
+}
+
+impl Inner {
+    /// An id for the shards that no device has had.
+    pub(super) fn new_device_id(&mut self) -> Result<DeviceId, Refusal> {
+        let id = DeviceId(self.next_device);
+        self.next_device = self
+            .next_device
+            .checked_add(1)
+            .ok_or_else(|| Refusal::failed("65 535 devices have come and gone; restart the daemon"))?;
+        Ok(id)
+    }
+
+    /// Notes that a segment is used no more but cannot be given away, as its device is fenced.
+    pub(super) fn note_lost(&mut self, segment: Segment) {
+        if let Some((_, device)) = self.device_on_shards(segment.device) {
+            device.lost.push(segment);
+        }
+    }
+
+    /// The pool and the device that the shards call so.
+    pub(super) fn device_on_shards(&mut self, id: DeviceId) -> Option<(String, &mut DeviceEntry)> {
+        self.pools
+            .iter_mut()
+            .find_map(|(name, pool)| pool.by_shard_id(id).map(|device| (name.clone(), device)))
+    }
+}
+
+impl DeviceEntry {
+    /// A device that is open.
+    pub(super) fn online(info: &DeviceInfo, on_shards: DeviceId) -> DeviceEntry {
+        DeviceEntry {
+            path: info.path.clone(),
+            ids: Some(DeviceIds { in_pool: info.id, on_shards }),
+            state: DeviceState::Online,
+            reason: None,
+            segments: info.segments,
+            free_segments: info.free_segments,
+            access: info.access,
+            lost: Vec::new(),
+        }
+    }
+
+    /// A device that is not.
+    pub(super) fn offline(path: PathBuf, reason: String) -> DeviceEntry {
+        DeviceEntry {
+            path,
+            ids: None,
+            state: DeviceState::Offline,
+            reason: Some(reason),
+            segments: 0,
+            free_segments: 0,
+            access: "",
+            lost: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What is to be there from the start: kept from last time, defined in hob.toml, or given to
+//! `hob serve`. In a daemon, what cannot be opened stops nothing else; `serve` has only one thing
+//! to do, and ends if it cannot.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hob_control::{CacheEnable, DiskAdd, PoolCreate, Size};
+use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for};
+
+use super::caches::Fit;
+use super::flash::{Flash, Opened, are_pool_devices};
+use super::refusal::Refusal;
+use super::{Config, Manager};
+use crate::daemon::state::{DiskState, PoolState, State};
+
+/// Name of the pool in serve mode.
+const SERVE_POOL: &str = "default";
+
+impl Manager {
+    /// Brings up what a daemon is to have.
+    pub(crate) async fn start(self: &Arc<Self>, kept: State, config: &Config) -> Result<(), Refusal> {
+        {
+            let mut inner = self.inner();
+            inner.pools_removed = kept.pools_removed.clone();
+            inner.disks_removed = kept.disks_removed.clone();
+        }
+        for pool in &kept.pools {
+            self.start_pool(pool).await?;
+        }
+        for pool in &config.pools {
+            let known = kept.pools.iter().any(|kept| kept.name == pool.name);
+            if kept.pools_removed.contains(&pool.name) {
+                tracing::info!("pool {} of hob.toml was removed by command and stays away", pool.name);
+            } else if !known {
+                self.start_new_pool(pool).await?;
+            }
+        }
+        let mut disks = kept.disks.clone();
+        let mut caches: Vec<(String, CacheEnable)> = Vec::new();
+        for disk in &config.disks {
+            let known = kept.disks.iter().any(|kept| kept.name == disk.name);
+            if kept.disks_removed.contains(&disk.name) {
+                tracing::info!("disk {} of hob.toml was removed by command and stays away", disk.name);
+            } else if !known {
+                let DiskAdd { name, backing, read_only } = disk.add();
+                caches.extend(disk.cache.clone().map(|cache| (name.clone(), cache)));
+                disks.push(DiskState { name, backing, read_only, cache: None });
+            }
+        }
+        let mut opening = Vec::new();
+        for disk in disks {
+            let name = disk.name.clone();
+            self.enter(disk, None)?;
+            let manager = self.clone();
+            opening.push(tokio::spawn(async move { manager.bring_online(&name).await }));
+        }
+        for task in opening {
+            // One that hangs is listed as offline until it is through; the others do not wait.
+            let _ = tokio::time::timeout(super::PATIENCE, task).await;
+        }
+        for (name, cache) in caches {
+            match self.enable(&name, cache, Fit::AsFarAsPossible).await {
+                Ok(changed) => changed.notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
+                Err(refusal) => tracing::error!("{name} has no cache: {refusal}"),
+            }
+        }
+        self.save().await
+    }
+
+    async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), Refusal> {
+        let segment_bytes = pool.segment_size.bytes();
+        let opened =
+            Flash::open(pool.name.clone(), pool.devices.clone(), pool.uuid.clone(), segment_bytes).await?;
+        self.take_pool_in(&pool.name, opened).await
+    }
+
+    /// A pool of hob.toml that is not known: made, or found where it was made before.
+    async fn start_new_pool(self: &Arc<Self>, pool: &PoolCreate) -> Result<(), Refusal> {
+        let name = pool.name.clone();
+        let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();
+        let segment_bytes = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
+        if !pool.force && are_pool_devices(paths.clone()).await? {
+            let opened = Flash::open(name, paths, None, segment_bytes).await?;
+            return self.take_pool_in(&pool.name, opened).await;
+        }
+        match self.create(pool.clone()).await {
+            Ok(_) => Ok(()),
+            Err(refusal) => {
+                tracing::error!("pool {name} of hob.toml cannot be made: {refusal}");
+                let opened = Flash::open(name, paths, None, segment_bytes).await?;
+                self.take_pool_in(&pool.name, opened).await
+            }
+        }
+    }
+
+    /// Brings up what `hob serve` was asked for, all of it or an error.
+    pub(crate) async fn start_serving(
+        self: &Arc<Self>,
+        disk: DiskAdd,
+        cache: Option<(String, CacheEnable)>,
+        force: bool,
+    ) -> Result<(), Refusal> {
+        let name = disk.name.clone();
+        for note in self.add(disk).await?.notes {
+            tracing::warn!("{name}: {note}");
+        }
+        if let Some((device, enable)) = cache {
+            let path = std::path::absolute(&device)
+                .map_err(|error| Refusal::invalid(format!("{device}: {error}")))?;
+            self.serve_pool(&path, enable.size, force).await?;
+            for note in self.enable(&name, enable, Fit::Exactly).await?.notes {
+                tracing::info!("{name}: {note}");
+            }
+        }
+        Ok(())
+    }
+
+    /// The pool of a `hob serve`: taken as it is if it is large enough. A file that an earlier
+    /// `hob serve` made is made anew if it is not.
+    async fn serve_pool(self: &Arc<Self>, path: &Path, size: Size, force: bool) -> Result<(), Refusal> {
+        let is_file = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
+        if !force && are_pool_devices(vec![path.to_owned()]).await? {
+            let opened = Flash::open(SERVE_POOL.to_owned(), vec![path.to_owned()], None, 0).await?;
+            if let Some((path, reason)) = opened.offline.first() {
+                return Err(Refusal::failed(format!("{}: {reason}", path.display()))
+                    .hint("name another pool file, or say --force if its contents may go"));
+            }
+            if room(&opened) >= size.bytes() || !is_file {
+                return self.take_pool_in(SERVE_POOL, opened).await;
+            }
+            tracing::info!("{} is too small for {size} and is made anew", path.display());
+            drop(opened);
+            remove_pool_file(path)?;
+        } else if force && is_file {
+            remove_pool_file(path)?;
+        }
+        let segment_bytes = serve_segment_bytes(size.bytes());
+        let create = PoolCreate {
+            name: SERVE_POOL.to_owned(),
+            devices: vec![path.to_string_lossy().into_owned()],
+            size: Some(Size(device_bytes_for(size.bytes(), segment_bytes))),
+            segment_size: Some(Size(segment_bytes)),
+            force,
+        };
+        self.create(create).await.map(|_| ())
+    }
+}
+
+/// Removes a file unless a process uses it as a pool.
+fn remove_pool_file(path: &Path) -> Result<(), Refusal> {
+    let failed = |error| Refusal::failed(format!("cannot replace {}: {error}", path.display()));
+    let file = std::fs::File::open(path).map_err(failed)?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => std::fs::remove_file(path).map_err(failed),
+        Err(_) => Err(Refusal::conflict(format!("{} is in use by another process", path.display()))),
+    }
+}
+
+fn room(opened: &Opened) -> u64 {
+    opened.devices.iter().map(|device| device.segments * opened.segment_bytes).sum()
+}
+
+/// The largest usual segment of which `cache_bytes` is a multiple: less is lost to rounding.
+fn serve_segment_bytes(cache_bytes: u64) -> u64 {
+    let fitting = 1u64.checked_shl(cache_bytes.trailing_zeros()).unwrap_or(SEGMENT_BYTES_DEFAULT);
+    fitting.clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_DEFAULT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_of_a_served_pool_fit_its_cache() {
+        for (cache, segment) in [
+            (8 << 30, 16 << 20),
+            (64 << 20, 16 << 20),
+            (10 << 20, 2 << 20),
+            (3 << 20, 1 << 20),
+            (1, 1 << 20),
+            (5000, 1 << 20),
+        ] {
+            assert_eq!(serve_segment_bytes(cache), segment, "{cache}");
+        }
+    }
+}

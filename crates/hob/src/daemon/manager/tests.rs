@@ -1,0 +1,457 @@
+//! The manager with real pools and backings on files, and shards that decide but move no bytes.
+
+use std::path::Path;
+
+use hob_control::{
+    CacheEnable, CachePatch, CacheState, DeviceAdd, DiskAdd, DiskState as DiskLife, PoolCreate,
+};
+use tempfile::TempDir;
+
+use super::*;
+use crate::daemon::fake_shard::FakeShard;
+use crate::daemon::shard_api::ShardEvent;
+
+const MIB: u64 = 1 << 20;
+const SEGMENT: u64 = MIB;
+
+/// A manager over one shard, and a directory for files.
+pub(super) struct Bench {
+    pub(super) dir: TempDir,
+    pub(super) manager: Arc<Manager>,
+    pub(super) shard: FakeShard,
+}
+
+impl Bench {
+    pub(super) fn new() -> Bench {
+        let (manager, shard) = manager(Store::Memory);
+        Bench { dir: tempfile::tempdir().unwrap(), manager, shard }
+    }
+
+    pub(super) fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_string_lossy().into_owned()
+    }
+
+    /// A file of `mib` MiB.
+    fn image(&self, name: &str, mib: u64) -> String {
+        let path = self.path(name);
+        std::fs::File::create(&path).unwrap().set_len(mib * MIB).unwrap();
+        path
+    }
+
+    /// A pool `p` whose devices have room for `mib` MiB each.
+    async fn pool(&self, devices: &[&str], mib: u64) {
+        let create = pool_create("p", devices.iter().map(|name| self.path(name)).collect(), mib);
+        self.manager.pool_create(create).await.unwrap();
+    }
+
+    async fn disk(&self, name: &str) {
+        let backing = self.image(&format!("{name}.img"), 64);
+        self.manager.disk_add(DiskAdd { name: name.into(), backing, read_only: false }).await.unwrap();
+    }
+
+    async fn cache(&self, disk: &str, mib: u64) -> Result<DiskChanged, Refusal> {
+        self.manager.cache_enable(disk.into(), cache_of(mib)).await
+    }
+
+    async fn resize(&self, disk: &str, mib: u64) -> Result<DiskChanged, Refusal> {
+        let patch = CachePatch { size: Some(Size(mib * MIB)), ..CachePatch::default() };
+        self.manager.cache_patch(disk.into(), patch).await
+    }
+
+    fn room(&self, disk: &str) -> u64 {
+        self.manager.disk(disk).unwrap().cache.map_or(0, |cache| cache.room.bytes() / MIB)
+    }
+
+    fn free(&self) -> u64 {
+        self.manager.pool("p").unwrap().free.bytes() / MIB
+    }
+}
+
+use hob_control::DiskChanged;
+
+fn manager(store: Store) -> (Arc<Manager>, FakeShard) {
+    let (handle, shard) = FakeShard::start();
+    (Manager::new(vec![handle], Exports::default(), BackingOptions::default(), store), shard)
+}
+
+fn pool_create(name: &str, devices: Vec<String>, mib: u64) -> PoolCreate {
+    let size = hob_storage::pool::device_bytes_for(mib * MIB, SEGMENT);
+    PoolCreate {
+        name: name.into(),
+        devices,
+        size: Some(Size(size)),
+        segment_size: Some(Size(SEGMENT)),
+        force: false,
+    }
+}
+
+fn cache_of(mib: u64) -> CacheEnable {
+    CacheEnable { pool: "p".into(), size: Size(mib * MIB), block_size: None, policy: None }
+}
+
+fn run(test: impl AsyncFnOnce(Bench)) {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(async { test(Bench::new()).await });
+}
+
+#[test]
+fn a_cache_comes_grows_shrinks_and_goes_and_all_room_comes_back() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 8).await;
+        bench.disk("vm").await;
+        assert_eq!(bench.free(), 16);
+        let changed = bench.cache("vm", 6).await.unwrap();
+        assert!(changed.notes.is_empty());
+        let cache = changed.disk.unwrap().cache.unwrap();
+        assert_eq!(
+            (cache.state, cache.block_size, cache.policy.as_str()),
+            (CacheState::Active, Size(4096), "s3-fifo")
+        );
+        assert_eq!((bench.room("vm"), bench.free()), (6, 10));
+        bench.resize("vm", 16).await.unwrap();
+        assert_eq!((bench.room("vm"), bench.free()), (16, 0));
+        bench.resize("vm", 1).await.unwrap();
+        assert_eq!((bench.room("vm"), bench.free()), (1, 15));
+        bench.manager.cache_clear("vm".into()).await.unwrap();
+        let stats = bench.manager.stats("vm").await.unwrap();
+        assert_eq!((stats.blocks, stats.block_size), (256, Size(4096)));
+        bench.manager.cache_disable("vm".into()).await.unwrap();
+        assert!(bench.manager.disk("vm").unwrap().cache.is_none());
+        assert_eq!(bench.free(), 16);
+        bench.cache("vm", 16).await.unwrap();
+        bench.manager.disk_remove("vm".into()).await.unwrap();
+        assert_eq!(bench.free(), 16);
+        assert!(bench.manager.disks().is_empty());
+        bench.manager.pool_remove("p".into()).await.unwrap();
+        assert!(bench.manager.pools().is_empty() && bench.shard.devices().is_empty());
+    });
+}
+
+#[test]
+fn block_size_and_policy_change_and_sizes_are_rounded_up() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        let enable = CacheEnable { size: Size(2 * MIB + 1), ..cache_of(0) };
+        let changed = bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+        assert_eq!(changed.notes, ["2097153 is rounded up to 3M, whole segments of 1M"]);
+        let patch = CachePatch { size: None, block_size: Some(Size(65536)), policy: Some("lru".into()) };
+        let changed = bench.manager.cache_patch("vm".into(), patch.clone()).await.unwrap();
+        let cache = changed.disk.unwrap().cache.unwrap();
+        assert_eq!(
+            (cache.block_size, cache.policy.as_str(), cache.room),
+            (Size(65536), "lru", Size(3 * MIB))
+        );
+        assert_eq!(bench.manager.stats("vm").await.unwrap().blocks, 48);
+        let changed = bench.manager.cache_patch("vm".into(), patch).await.unwrap();
+        assert_eq!(changed.notes, ["the cache was so already"]);
+    });
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_reason_and_changes_nothing() {
+    run(async |bench| {
+        bench.pool(&["a"], 4).await;
+        bench.disk("vm").await;
+        let manager = &bench.manager;
+        let add = |name: &str, backing: String| DiskAdd { name: name.into(), backing, read_only: false };
+        let image = bench.image("other.img", 1);
+        let is = |result: Result<DiskChanged, Refusal>, kind: Kind, part: &str| {
+            let refusal = result.unwrap_err();
+            assert_eq!(refusal.kind, kind, "{refusal}");
+            assert!(refusal.to_string().contains(part), "{refusal}");
+        };
+        is(manager.disk_add(add("vm", image.clone())).await, Kind::Conflict, "already");
+        is(manager.disk_add(add("a b", image)).await, Kind::Invalid, "'a b'");
+        is(manager.disk_add(add("new", "/nonexistent/x".into())).await, Kind::Invalid, "/nonexistent/x");
+        is(manager.disk_add(add("new", String::new())).await, Kind::Invalid, "backing");
+        is(manager.disk_remove("none".into()).await, Kind::NotFound, "hob disk list");
+        is(bench.cache("none", 1).await, Kind::NotFound, "'none'");
+        is(bench.cache("vm", 0).await, Kind::Invalid, "size 0");
+        is(bench.cache("vm", 5).await, Kind::Conflict, "4M free and 5M are needed");
+        let enable = |enable: CacheEnable| manager.cache_enable("vm".into(), enable);
+        is(enable(CacheEnable { pool: "q".into(), ..cache_of(1) }).await, Kind::NotFound, "'q'");
+        let odd = Some(Size(5000));
+        is(enable(CacheEnable { block_size: odd, ..cache_of(1) }).await, Kind::Invalid, "power of two");
+        let huge = Some(Size(2 * MIB));
+        is(enable(CacheEnable { block_size: huge, ..cache_of(1) }).await, Kind::Invalid, "4K to 1M");
+        let policy = Some("best".into());
+        is(enable(CacheEnable { policy, ..cache_of(1) }).await, Kind::Invalid, "s3-fifo, lru");
+        is(enable(CacheEnable { size: Size(u64::MAX), ..cache_of(1) }).await, Kind::Invalid, "bounds");
+        is(bench.resize("vm", 1).await, Kind::Conflict, "no cache");
+        is(manager.cache_disable("vm".into()).await, Kind::Conflict, "no cache");
+        is(manager.cache_clear("vm".into()).await, Kind::Conflict, "no cache");
+        assert!(manager.disk("vm").unwrap().cache.is_none());
+        assert_eq!((manager.disks().len(), bench.free()), (1, 4));
+        bench.cache("vm", 2).await.unwrap();
+        is(bench.cache("vm", 1).await, Kind::Conflict, "cache already");
+        is(bench.resize("vm", 5).await, Kind::Conflict, "needed");
+        assert_eq!((bench.room("vm"), bench.free()), (2, 2));
+        assert_eq!(manager.disk("vm").unwrap().cache.unwrap().size, Size(2 * MIB));
+    });
+}
+
+#[test]
+fn pools_refuse_what_is_not_theirs() {
+    run(async |bench| {
+        bench.pool(&["a"], 4).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 1).await.unwrap();
+        let manager = &bench.manager;
+        std::fs::write(bench.path("precious"), vec![7; 4 << 20]).unwrap();
+        let is = |result: Result<hob_control::PoolChanged, Refusal>, kind: Kind, part: &str| {
+            let refusal = result.unwrap_err();
+            assert_eq!(refusal.kind, kind, "{refusal}");
+            assert!(refusal.to_string().contains(part), "{refusal}");
+        };
+        let create =
+            |name: &str, device: &str| manager.pool_create(pool_create(name, vec![bench.path(device)], 4));
+        is(create("p", "b").await, Kind::Conflict, "'p' already");
+        is(create("q", "a").await, Kind::Conflict, "belongs to pool p");
+        is(create("q", "precious").await, Kind::Conflict, "--force");
+        is(create("q/", "b").await, Kind::Invalid, "'q/'");
+        let relative = pool_create("q", vec!["b".into()], 4);
+        is(manager.pool_create(relative).await, Kind::Invalid, "absolute");
+        is(manager.pool_create(pool_create("q", vec![], 4)).await, Kind::Invalid, "at least one device");
+        is(manager.device_remove("p".into(), bench.path("b")).await, Kind::NotFound, "hob pool show p");
+        is(manager.pool_remove("p".into()).await, Kind::Conflict, "caches of vm");
+        assert_eq!(manager.pools().len(), 1);
+        assert_eq!(std::fs::read(bench.path("precious")).unwrap(), vec![7; 4 << 20]);
+    });
+}
+
+#[test]
+fn caches_move_off_a_device_that_is_removed_and_grow_back_when_one_is_added() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 4).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 4).await.unwrap();
+        let changed = bench.manager.device_remove("p".into(), bench.path("a")).await.unwrap();
+        assert!(changed.notes.is_empty(), "{:?}", changed.notes);
+        assert_eq!((bench.room("vm"), bench.free()), (4, 0));
+        bench.manager.device_add("p".into(), device_add(bench.path("c"), 2)).await.unwrap();
+        bench.resize("vm", 6).await.unwrap();
+        let changed = bench.manager.device_remove("p".into(), bench.path("b")).await.unwrap();
+        assert_eq!(changed.notes, ["the cache of vm is 4M smaller until pool p has room again"]);
+        assert_eq!((bench.room("vm"), bench.free()), (2, 0));
+        let changed = bench.manager.device_remove("p".into(), bench.path("c")).await.unwrap();
+        assert_eq!(changed.notes.len(), 2, "{:?}", changed.notes);
+        let disk = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!((disk.state, disk.size, disk.room), (CacheState::None, Size(6 * MIB), Size(0)));
+        assert!(bench.shard.devices().is_empty());
+        bench.manager.device_add("p".into(), device_add(bench.path("d"), 8)).await.unwrap();
+        let disk = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!((disk.state, disk.room, disk.reason), (CacheState::Active, Size(6 * MIB), None));
+        assert_eq!(bench.free(), 2);
+    });
+}
+
+fn device_add(path: String, mib: u64) -> DeviceAdd {
+    let size = hob_storage::pool::device_bytes_for(mib * MIB, SEGMENT);
+    DeviceAdd { path, size: Some(Size(size)), force: false }
+}
+
+#[test]
+fn a_fenced_device_gets_no_more_caches_and_can_be_taken_out() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 4).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 4).await.unwrap();
+        let (disk, sick, segments) = {
+            let inner = bench.manager.inner();
+            let disk = &inner.disks["vm"];
+            let sick = disk.held[0].device;
+            (disk.id, sick, disk.held.iter().copied().filter(|s| s.device == sick).collect::<Vec<_>>())
+        };
+        assert_eq!(segments.len(), 2);
+        bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });
+        bench.manager.handle_event(ShardEvent::Lost { disk, segments });
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        let pool = bench.manager.pool("p").unwrap();
+        let fenced: Vec<_> =
+            pool.devices.iter().filter(|device| device.state == DeviceState::Fenced).collect();
+        assert_eq!(fenced.len(), 1);
+        assert!(fenced[0].reason.as_ref().unwrap().contains("16 failed"));
+        assert_eq!((bench.room("vm"), bench.free()), (2, 2));
+        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert!(cache.reason.unwrap().contains("2 of its 4 segments"));
+        bench.disk("other").await;
+        assert_eq!(bench.cache("other", 3).await.unwrap_err().kind, Kind::Conflict);
+        bench.manager.device_remove("p".into(), fenced[0].path.clone()).await.unwrap();
+        // What was lost has been found elsewhere.
+        assert_eq!((bench.room("vm"), bench.free()), (4, 0));
+        assert!(bench.manager.disk("vm").unwrap().cache.unwrap().reason.is_none());
+    });
+}
+
+#[test]
+fn a_stalled_device_is_shown_until_it_answers() {
+    run(async |bench| {
+        bench.pool(&["a"], 4).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 1).await.unwrap();
+        let device = bench.shard.devices()[0];
+        bench.manager.handle_event(ShardEvent::Stalled(device));
+        assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().state, CacheState::Stalled);
+        assert_eq!(bench.manager.pool("p").unwrap().devices[0].state, DeviceState::Stalled);
+        bench.manager.handle_event(ShardEvent::Resumed(device));
+        assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().state, CacheState::Active);
+        bench.manager.handle_event(ShardEvent::Stalled(DeviceId(999)));
+    });
+}
+
+#[test]
+fn a_shard_that_hangs_holds_up_nobody_and_its_changes_end_later() {
+    run(async |bench| {
+        bench.pool(&["a"], 4).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 4).await.unwrap();
+        bench.shard.set_hangs(true);
+        let refusal = bench.resize("vm", 1).await.unwrap_err();
+        assert_eq!(refusal.kind, Kind::Busy);
+        assert!(refusal.to_string().contains("in the background"), "{refusal}");
+        assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().state, CacheState::Changing);
+        let refusal = bench.resize("vm", 2).await.unwrap_err();
+        assert_eq!(refusal.kind, Kind::Conflict);
+        assert!(refusal.to_string().contains("vm is being changed"), "{refusal}");
+        assert_eq!(bench.manager.stats("vm").await.unwrap_err().kind, Kind::Busy);
+        let explanation = bench.manager.explain("vm").await.unwrap();
+        assert!(explanation.sentences[0].contains("does not answer"), "{explanation:?}");
+        assert_eq!(bench.free(), 0);
+        bench.shard.set_hangs(false);
+        while bench.room("vm") != 1 || bench.free() != 3 {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        bench.resize("vm", 2).await.unwrap();
+    });
+}
+
+#[test]
+fn what_was_changed_is_there_after_a_restart() {
+    run(async |bench| {
+        let state_dir = bench.dir.path().join("state");
+        let (store, _) = Store::open(&state_dir).unwrap();
+        let (manager, shard) = manager(store);
+        let bench = Bench { manager, shard, ..bench };
+        bench.pool(&["a", "b"], 4).await;
+        for disk in ["vm", "gone", "plain"] {
+            bench.disk(disk).await;
+        }
+        bench.cache("vm", 6).await.unwrap();
+        bench.cache("gone", 1).await.unwrap();
+        bench.manager.disk_remove("gone".into()).await.unwrap();
+        let before = (bench.manager.disks(), bench.manager.pools());
+        bench.shard.stop();
+        drop(bench.manager);
+        let (manager, _shard) = restart(&state_dir, "").await;
+        let after = (manager.disks(), manager.pools());
+        assert_eq!(after, before);
+        assert_eq!(after.0.len(), 2);
+    });
+}
+
+/// As a daemon that starts with this state and this hob.toml.
+async fn restart(state_dir: &Path, toml: &str) -> (Arc<Manager>, FakeShard) {
+    // The manager before lets go of its files when its last task has ended.
+    let (store, state) = loop {
+        match Store::open(state_dir) {
+            Ok(opened) => break opened,
+            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
+        }
+    };
+    let (manager, shard) = manager(store);
+    manager.start(state, &Config::parse(toml).unwrap()).await.unwrap();
+    (manager, shard)
+}
+
+#[test]
+fn what_cannot_be_opened_at_the_start_is_offline_and_comes_back() {
+    run(async |bench| {
+        let state_dir = bench.dir.path().join("state");
+        let (store, _) = Store::open(&state_dir).unwrap();
+        let (manager, shard) = manager(store);
+        let bench = Bench { manager, shard, ..bench };
+        bench.pool(&["a", "b"], 4).await;
+        bench.disk("vm").await;
+        bench.disk("healthy").await;
+        bench.cache("vm", 4).await.unwrap();
+        bench.cache("healthy", 4).await.unwrap();
+        bench.shard.stop();
+        drop(bench.manager);
+        std::fs::rename(bench.dir.path().join("vm.img"), bench.dir.path().join("vm.away")).unwrap();
+        std::fs::rename(bench.dir.path().join("a"), bench.dir.path().join("a.away")).unwrap();
+        let (manager, _shard) = restart(&state_dir, "").await;
+        let bench = Bench { manager, ..bench };
+        let vm = bench.manager.disk("vm").unwrap();
+        assert_eq!(vm.state, DiskLife::Offline);
+        assert!(vm.reason.unwrap().contains("vm.img"));
+        assert_eq!(bench.manager.disk("healthy").unwrap().state, DiskLife::Online);
+        let pool = bench.manager.pool("p").unwrap();
+        assert_eq!(pool.devices.iter().filter(|device| device.state == DeviceState::Offline).count(), 1);
+        assert_eq!(pool.size, Size(4 * MIB));
+        let (_events, receiver) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(bench.manager.clone().tend(receiver));
+        tokio::time::sleep(std::time::Duration::from_secs(30)).await;
+        assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Offline);
+        std::fs::rename(bench.dir.path().join("vm.away"), bench.dir.path().join("vm.img")).unwrap();
+        std::fs::rename(bench.dir.path().join("a.away"), bench.dir.path().join("a")).unwrap();
+        while (bench.room("vm"), bench.room("healthy")) != (4, 4) {
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+        assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Online);
+        assert_eq!(bench.manager.pool("p").unwrap().size, Size(8 * MIB));
+    });
+}
+
+#[test]
+fn hob_toml_makes_what_is_not_there_and_commands_have_the_last_word() {
+    run(async |bench| {
+        let state_dir = bench.dir.path().join("state");
+        let image = bench.image("vm.img", 16);
+        let toml = format!(
+            "[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"9M\"\nsegment_size = \"1M\"\n\
+             [[disk]]\nname = \"vm\"\nbacking = \"{image}\"\ncache = {{ pool = \"p\", size = \"2M\" }}\n\
+             [[disk]]\nname = \"bad\"\nbacking = \"/nonexistent\"\n",
+            bench.path("a")
+        );
+        let (manager, shard) = restart(&state_dir, &toml).await;
+        let bench = Bench { manager, shard, ..bench };
+        assert_eq!(bench.room("vm"), 2);
+        assert_eq!(bench.manager.disk("bad").unwrap().state, DiskLife::Offline);
+        bench.resize("vm", 3).await.unwrap();
+        bench.manager.disk_remove("bad".into()).await.unwrap();
+        bench.shard.stop();
+        drop(bench.manager);
+        let (manager, shard) = restart(&state_dir, &toml).await;
+        let bench = Bench { manager, shard, ..bench };
+        assert_eq!(bench.room("vm"), 3);
+        assert_eq!(bench.manager.disks().len(), 1);
+    });
+}
+
+#[test]
+fn a_served_pool_is_made_found_again_and_made_larger() {
+    run(async |bench| {
+        let image = bench.image("vm.img", 16);
+        let disk = DiskAdd { name: "vm".into(), backing: image, read_only: true };
+        let device = bench.path("pool");
+        for (mib, file_grows) in [(2, true), (1, false), (5, true)] {
+            let before = std::fs::metadata(&device).map_or(0, |metadata| metadata.len());
+            let (manager, shard) = manager(Store::Memory);
+            let cache = CacheEnable { pool: "default".into(), ..cache_of(mib) };
+            manager.start_serving(disk.clone(), Some((device.clone(), cache)), false).await.unwrap();
+            assert_eq!(manager.disk("vm").unwrap().cache.unwrap().room, Size(mib * MIB));
+            let after = std::fs::metadata(&device).unwrap().len();
+            assert_eq!(after > before, file_grows, "{before} → {after} bytes for {mib} MiB");
+            shard.stop();
+            drop(manager);
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        std::fs::write(&device, "precious").unwrap();
+        let (manager, _shard) = manager(Store::Memory);
+        let cache = CacheEnable { pool: "default".into(), ..cache_of(1) };
+        let refusal = manager.start_serving(disk, Some((device.clone(), cache)), false).await.unwrap_err();
+        assert_eq!(std::fs::read(&device).unwrap(), b"precious", "{refusal}");
+    });
+}

@@ -1,0 +1,132 @@
+//! Pools and disks as the API shows them. Nothing here asks a shard or a device.
+
+use hob_control::{
+    Cache, CacheState, Device, DeviceState, Disk, DiskState as DiskLife, IoMode, Pool, Size, Version,
+};
+
+use super::refusal::Refusal;
+use super::{DeviceEntry, DiskEntry, Inner, Life, Manager, PoolEntry};
+
+impl Manager {
+    /// Who answers.
+    pub(crate) fn version(&self) -> Version {
+        Version {
+            name: "hob".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            api: "v1".to_owned(),
+            pid: std::process::id(),
+            shards: self.shards.len(),
+        }
+    }
+
+    /// All pools, by name.
+    pub(crate) fn pools(&self) -> Vec<Pool> {
+        let inner = self.inner();
+        inner.pools.iter().map(|(name, pool)| pool.view(name, &inner)).collect()
+    }
+
+    /// One pool.
+    pub(crate) fn pool(&self, name: &str) -> Result<Pool, Refusal> {
+        let inner = self.inner();
+        Ok(inner.pool(name)?.view(name, &inner))
+    }
+
+    /// All disks, by name.
+    pub(crate) fn disks(&self) -> Vec<Disk> {
+        let inner = self.inner();
+        inner.disks.values().map(|disk| disk.view(&inner)).collect()
+    }
+
+    /// One disk.
+    pub(crate) fn disk(&self, name: &str) -> Result<Disk, Refusal> {
+        let inner = self.inner();
+        Ok(inner.disk(name)?.view(&inner))
+    }
+}
+
+impl PoolEntry {
+    fn view(&self, name: &str, inner: &Inner) -> Pool {
+        Pool {
+            name: name.to_owned(),
+            segment_size: Size(self.segment_bytes),
+            size: Size(self.segments() * self.segment_bytes),
+            free: Size(self.free_segments() * self.segment_bytes),
+            devices: self.devices.iter().map(|device| device.view(self.segment_bytes)).collect(),
+            caches: inner.users_of(name),
+        }
+    }
+}
+
+impl DeviceEntry {
+    fn view(&self, segment_bytes: u64) -> Device {
+        Device {
+            path: self.path.to_string_lossy().into_owned(),
+            state: self.state,
+            reason: self.reason.clone(),
+            size: Size(self.segments * segment_bytes),
+            free: Size(self.free_segments * segment_bytes),
+            io: match self.access {
+                "direct" => Some(IoMode::Direct),
+                "buffered" => Some(IoMode::Buffered),
+                "memory" => Some(IoMode::Memory),
+                _ => None,
+            },
+        }
+    }
+}
+
+impl DiskEntry {
+    fn view(&self, inner: &Inner) -> Disk {
+        let (state, reason) = match &self.life {
+            Life::Online(_) => (DiskLife::Online, None),
+            Life::Offline(reason) => (DiskLife::Offline, Some(reason.clone())),
+            Life::Removing => (DiskLife::Removing, None),
+        };
+        let cache = self.cache().map(|spec| {
+            let segment_bytes = inner.pools.get(&spec.pool).map_or(0, |pool| pool.segment_bytes);
+            let state = self.cache_state(inner);
+            let offline = || "the disk is offline".to_owned();
+            Cache {
+                pool: spec.pool.clone(),
+                state,
+                reason: if matches!(self.life, Life::Online(_)) {
+                    self.cache_reason.clone()
+                } else {
+                    Some(offline())
+                },
+                size: spec.size,
+                room: Size(self.held.len() as u64 * segment_bytes),
+                block_size: spec.block_size,
+                policy: spec.policy.clone(),
+            }
+        });
+        Disk {
+            name: self.wanted.name.clone(),
+            state,
+            reason,
+            backing: self.wanted.backing.clone(),
+            size: Size(self.size_bytes),
+            read_only: self.wanted.read_only,
+            cache,
+        }
+    }
+
+    /// What the cache does, as far as the control thread knows.
+    fn cache_state(&self, inner: &Inner) -> CacheState {
+        let is_stalled = |device: &DeviceEntry| {
+            let on_it = |id| self.held.iter().any(|segment| segment.device == id);
+            device.state == DeviceState::Stalled && device.ids.is_some_and(|ids| on_it(ids.on_shards))
+        };
+        if self.busy.is_some() {
+            CacheState::Changing
+        } else if !self.has_cache || !matches!(self.life, Life::Online(_)) {
+            CacheState::None
+        } else if self.held.is_empty() {
+            CacheState::Fenced
+        } else if inner.pools.values().flat_map(|pool| &pool.devices).any(is_stalled) {
+            CacheState::Stalled
+        } else {
+            CacheState::Active
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The daemon: shards that serve I/O, and a control thread with the manager, the control API and
+//! the NBD listeners. `hob serve` is the same, assembled from flags and without state.
+
+pub(crate) mod config;
+pub(crate) mod exports;
+#[cfg(test)]
+mod fake_shard;
+pub(crate) mod hardware;
+pub(crate) mod http;
+pub(crate) mod listen;
+mod manager;
+pub(crate) mod shard;
+pub(crate) mod shard_api;
+mod state;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use hob_control::{CacheEnable, DiskAdd, Endpoint};
+use hob_storage::ring::RingConfig;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use config::{Config, Limits};
+use exports::Exports;
+use hardware::{BackingOptions, RingKind};
+use http::{ControlListener, Token};
+use listen::Listener;
+use manager::Manager;
+use shard::ShardOptions;
+use shard_api::{ShardEvent, ShardHandle};
+use state::{State, Store};
+
+/// How long a shard watches for the next event before it sleeps.
+const SPIN_MAX: Duration = Duration::from_micros(50);
+
+/// What a daemon is to be.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// Where NBD clients connect.
+    listen: Vec<Endpoint>,
+    /// Where the control API is.
+    control: Vec<Endpoint>,
+    token: Option<Token>,
+    ring: RingKind,
+    shards: usize,
+    limits: Limits,
+    content: Content,
+}
+
+/// What it is to serve.
+#[derive(Debug)]
+enum Content {
+    /// What was kept, and what the file defines.
+    Kept { store: Store, state: State, config: Box<Config> },
+    /// One disk.
+    One { disk: DiskAdd, cache: Option<(String, CacheEnable)>, force: bool },
+}
+
+/// What `hob serve` was asked for.
+#[derive(Debug)]
+pub(crate) struct Serving {
+    /// The disk.
+    pub(crate) disk: DiskAdd,
+    /// The pool's device, and the cache on it.
+    pub(crate) cache: Option<(String, CacheEnable)>,
+    /// Use the device whatever is on it.
+    pub(crate) force: bool,
+    /// Where NBD clients connect.
+    pub(crate) listen: Vec<Endpoint>,
+    /// Where the control API is, if there is to be one.
+    pub(crate) control: Option<Endpoint>,
+    /// For a control API on TCP.
+    pub(crate) token_file: Option<PathBuf>,
+    /// How I/O is done.
+    pub(crate) ring: RingKind,
+}
+
+impl Plan {
+    /// A daemon with a configuration file. Takes the state directory.
+    pub(crate) fn of_config(config: Config) -> anyhow::Result<Plan> {
+        let token = load_token(config.control.token_file.as_deref())?;
+        let (store, state) = Store::open(&config.state_dir)?;
+        Ok(Plan {
+            listen: config.listen.clone(),
+            control: config.control.listen.clone(),
+            token,
+            ring: config.ring,
+            shards: config.shards,
+            limits: config.limits,
+            content: Content::Kept { store, state, config: Box::new(config) },
+        })
+    }
+
+    /// One disk.
+    pub(crate) fn of_serving(serving: Serving) -> anyhow::Result<Plan> {
+        let Serving { disk, cache, force, listen, control, token_file, ring } = serving;
+        Ok(Plan {
+            listen,
+            control: control.into_iter().collect(),
+            token: load_token(token_file.as_deref())?,
+            ring,
+            shards: 1,
+            limits: Limits::default(),
+            content: Content::One { disk, cache, force },
+        })
+    }
+}
+
+fn load_token(path: Option<&Path>) -> anyhow::Result<Option<Token>> {
+    Ok(path.map(Token::load).transpose()?)
+}
+
+/// Runs until a signal says to end. A second signal ends the process at once.
+pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the control thread")?;
+    let result = runtime.block_on(live(plan));
+    // A device or backing that hangs must not keep the process.
+    runtime.shutdown_background();
+    result
+}
+
+async fn live(plan: Plan) -> anyhow::Result<()> {
+    let mut signals = Signals::new()?;
+    let (event_sender, events) = mpsc::unbounded_channel();
+    let shards = start_shards(&plan, &event_sender)?;
+    drop(event_sender);
+    let outcome = tokio::select! {
+        result = serve(plan, shards.clone(), events) => result,
+        () = signals.next() => {
+            tracing::info!("ending");
+            Ok(())
+        }
+    };
+    tokio::select! {
+        () = stop(shards) => {}
+        () = signals.next() => leave_at_once(),
+    }
+    outcome
+}
+
+/// Starts everything in the order that lets nobody in too early, and serves until dropped.
+async fn serve(
+    plan: Plan,
+    shards: Vec<ShardHandle>,
+    events: mpsc::UnboundedReceiver<ShardEvent>,
+) -> anyhow::Result<()> {
+    let Plan { listen, control, token, limits, content, .. } = plan;
+    let backing_options =
+        BackingOptions { wait_max: Duration::from_millis(limits.backing_wait_ms_max), ..BackingOptions::default() };
+    let exports = Exports::default();
+    let mut tasks = JoinSet::new();
+    // Bound before anything is touched, so that two daemons do not get in each other's way.
+    let mut controls = Vec::new();
+    for endpoint in control {
+        controls.push(ControlListener::bind(endpoint, token.as_ref()).await?);
+    }
+    let manager = match content {
+        Content::Kept { store, state, config } => {
+            let manager = Manager::new(shards, exports.clone(), backing_options, store);
+            tasks.spawn(manager.clone().tend(events));
+            manager.start(state, &config).await?;
+            manager
+        }
+        Content::One { disk, cache, force } => {
+            let manager = Manager::new(shards, exports.clone(), backing_options, Store::Memory);
+            tasks.spawn(manager.clone().tend(events));
+            manager.start_serving(disk, cache, force).await?;
+            manager
+        }
+    };
+    for endpoint in &listen {
+        let listener = Listener::bind(endpoint).await.with_context(|| format!("cannot listen on {endpoint}"))?;
+        tracing::info!("NBD clients connect to {endpoint}");
+        tasks.spawn(listener.run(exports.clone()));
+    }
+    spawn_controls(&mut tasks, controls, &manager);
+    // They run for ever; if one ends all the same, the daemon does.
+    match tasks.join_next().await {
+        Some(Err(error)) => Err(anyhow::anyhow!("a part of the daemon broke: {error}")),
+        _ => Err(anyhow::anyhow!("a part of the daemon ended by itself")),
+    }
+}
+
+fn spawn_controls(tasks: &mut JoinSet<()>, controls: Vec<ControlListener>, manager: &Arc<Manager>) {
+    for listener in controls {
+        tracing::info!("the control API is at {}", listener.endpoint());
+        tasks.spawn(listener.serve(http::router(manager.clone())));
+    }
+}
+
+fn start_shards(plan: &Plan, events: &mpsc::UnboundedSender<ShardEvent>) -> anyhow::Result<Vec<ShardHandle>> {
+    let arena_bytes = usize::try_from(plan.limits.buffer_bytes_max.bytes()).unwrap_or(usize::MAX);
+    let start = |number| {
+        let options = ShardOptions {
+            number,
+            ring: RingConfig { kind: plan.ring, arena_bytes, ..RingConfig::default() },
+            limits: hob_engine::Limits {
+                flash_errors_max: plan.limits.flash_errors_max,
+                flash_stall_ms_max: plan.limits.flash_stall_ms_max,
+                ..hob_engine::Limits::default()
+            },
+            spin_max: SPIN_MAX,
+        };
+        shard::spawn(options, events.clone()).map_err(anyhow::Error::from)
+    };
+    (0..plan.shards).map(start).collect()
+}
+
+/// Ends all shards: connections are closed, what is in flight is finished.
+async fn stop(shards: Vec<ShardHandle>) {
+    let mut ending = JoinSet::new();
+    for shard in shards {
+        ending.spawn(async move { shard.stop().await });
+    }
+    while let Some(ended) = ending.join_next().await {
+        if let Ok(Err(error)) = ended {
+            tracing::warn!("a shard did not end well: {error}");
+        }
+    }
+}
+
+fn leave_at_once() -> ! {
+    tracing::warn!("ending at once");
+    std::process::exit(1)
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Signals> {
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Signals { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+}

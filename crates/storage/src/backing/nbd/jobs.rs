@@ -1,0 +1,262 @@
+//! What an NBD backing has to do: jobs, each made of requests, and which of them are on their way.
+//!
+//! A job is one I/O or one status question; a request is one NBD command. A job has several when it is
+//! larger than the server takes, and one more when a flush has to follow because there is no FUA.
+//! Cookies carry a generation, so that a server cannot answer a request that is over.
+
+use std::collections::VecDeque;
+
+use hob_engine::io::{BufferSlice, IoError};
+use hob_engine::units::{Instant, IoId};
+use hob_nbd::client::reply::Expected;
+use hob_nbd::{Command, CommandFlags};
+
+use crate::backing::StatusExtent;
+
+/// Deadlines of ended jobs that are kept behind one that does not end.
+const DEADLINES_SPARE: usize = 1024;
+
+/// Who waits for a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asker {
+    Io(IoId),
+    Status(u64),
+}
+
+/// What a request asks.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    Read(BufferSlice),
+    Write(BufferSlice, CommandFlags),
+    /// Zeroes written as data.
+    WriteZeroData,
+    WriteZeroes(CommandFlags),
+    Trim,
+    /// Covers the changes acknowledged before it; `mark` counts them.
+    Flush {
+        mark: u64,
+    },
+    Status,
+}
+
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) job: u32,
+    pub(super) what: What,
+    pub(super) offset: u64,
+    pub(super) len: u32,
+    pub(super) sent: bool,
+    generation: u32,
+    live: bool,
+}
+
+impl Request {
+    pub(super) fn is_flush(&self) -> bool {
+        matches!(self.what, What::Flush { .. })
+    }
+
+    fn command(&self) -> Command {
+        match self.what {
+            What::Read(_) => Command::Read,
+            What::Write(..) | What::WriteZeroData => Command::Write,
+            What::WriteZeroes(_) => Command::WriteZeroes,
+            What::Trim => Command::Trim,
+            What::Flush { .. } => Command::Flush,
+            What::Status => Command::BlockStatus,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) asker: Asker,
+    /// Requests without an answer.
+    pub(super) requests: u32,
+    pub(super) result: Result<(), IoError>,
+    /// A flush must follow when all of it went well.
+    pub(super) then_flush: bool,
+    /// The range a status question is about.
+    pub(super) range: (u64, u64),
+    pub(super) extents: Vec<StatusExtent>,
+    number: u64,
+    live: bool,
+}
+
+/// All jobs and requests.
+#[derive(Debug, Default)]
+pub(super) struct Jobs {
+    jobs: Vec<Job>,
+    free_jobs: Vec<u32>,
+    requests: Vec<Request>,
+    free_requests: Vec<u32>,
+    /// Requests to be sent, in order.
+    queue: VecDeque<u32>,
+    /// When each job becomes too old, in order; jobs that have ended are skipped.
+    deadlines: VecDeque<(Instant, u32, u64)>,
+    count: u64,
+    live: usize,
+}
+
+impl Jobs {
+    /// A job without requests.
+    pub(super) fn add(
+        &mut self,
+        asker: Asker,
+        deadline: Instant,
+        then_flush: bool,
+        range: (u64, u64),
+    ) -> u32 {
+        self.count += 1;
+        self.live += 1;
+        let job = Job {
+            asker,
+            requests: 0,
+            result: Ok(()),
+            then_flush,
+            range,
+            extents: Vec::new(),
+            number: self.count,
+            live: true,
+        };
+        let slot = place(&mut self.jobs, &mut self.free_jobs, job);
+        self.deadlines.push_back((deadline, slot, self.count));
+        if self.deadlines.len() > 2 * self.live + DEADLINES_SPARE {
+            let jobs = &self.jobs;
+            self.deadlines.retain(|(_, slot, number)| is_live(jobs, *slot, *number));
+        }
+        slot
+    }
+
+    /// One more request of a job, to be sent.
+    pub(super) fn ask(&mut self, job: u32, what: What, offset: u64, len: u32) {
+        self.jobs[job as usize].requests += 1;
+        let old = self.free_requests.last().map(|slot| self.requests[*slot as usize].generation);
+        let generation = old.unwrap_or(0).wrapping_add(1);
+        let request = Request { job, what, offset, len, sent: false, generation, live: true };
+        let slot = place(&mut self.requests, &mut self.free_requests, request);
+        self.queue.push_back(slot);
+    }
+
+    pub(super) fn job(&mut self, slot: u32) -> &mut Job {
+        &mut self.jobs[slot as usize]
+    }
+
+    pub(super) fn request(&mut self, slot: u32) -> &mut Request {
+        &mut self.requests[slot as usize]
+    }
+
+    /// A request's cookie.
+    pub(super) fn cookie(&self, slot: u32) -> u64 {
+        u64::from(self.requests[slot as usize].generation) << 32 | u64::from(slot)
+    }
+
+    /// The request of a cookie that was sent and not answered.
+    pub(super) fn find(&self, cookie: u64) -> Option<u32> {
+        let slot = cookie as u32;
+        let request = self.requests.get(slot as usize)?;
+        let matches = request.live && request.sent && request.generation == (cookie >> 32) as u32;
+        matches.then_some(slot)
+    }
+
+    /// The same, as the decoder wants to know it.
+    pub(super) fn expected(&self, cookie: u64) -> Option<Expected> {
+        let request = &self.requests[self.find(cookie)? as usize];
+        Some(Expected { command: request.command(), offset: request.offset, length: request.len })
+    }
+
+    /// The next request to send.
+    pub(super) fn next_to_send(&mut self) -> Option<u32> {
+        let slot = self.queue.pop_front()?;
+        self.requests[slot as usize].sent = true;
+        Some(slot)
+    }
+
+    pub(super) fn has_to_send(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// A request is over; returns its job and whether that was the job's last one.
+    pub(super) fn end_request(&mut self, slot: u32, result: Result<(), IoError>) -> (u32, bool) {
+        let request = &mut self.requests[slot as usize];
+        assert!(request.live, "a request ends once");
+        request.live = false;
+        let job_slot = request.job;
+        self.free_requests.push(slot);
+        let job = &mut self.jobs[job_slot as usize];
+        job.requests -= 1;
+        job.result = job.result.and(result);
+        (job_slot, job.requests == 0)
+    }
+
+    /// A job is over.
+    pub(super) fn end_job(&mut self, slot: u32) -> Job {
+        let ended = Job { live: false, extents: Vec::new(), ..self.jobs[slot as usize] };
+        let job = std::mem::replace(&mut self.jobs[slot as usize], ended);
+        assert!(job.live && job.requests == 0, "a job ends once, after its requests");
+        self.free_jobs.push(slot);
+        self.live -= 1;
+        while self.deadlines.front().is_some_and(|(_, slot, number)| !is_live(&self.jobs, *slot, *number)) {
+            self.deadlines.pop_front();
+        }
+        job
+    }
+
+    /// When the oldest job becomes too old.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.deadlines.front().map(|(deadline, ..)| *deadline)
+    }
+
+    /// Requests, unanswered, of jobs that were too old at `now`.
+    pub(super) fn expired(&self, now: Instant) -> Vec<u32> {
+        let old: Vec<u32> = self
+            .deadlines
+            .iter()
+            .take_while(|(deadline, ..)| *deadline <= now)
+            .filter(|(_, slot, number)| is_live(&self.jobs, *slot, *number))
+            .map(|(_, slot, _)| *slot)
+            .collect();
+        self.live_requests().filter(|slot| old.contains(&self.requests[*slot as usize].job)).collect()
+    }
+
+    /// All requests without an answer.
+    pub(super) fn live_requests(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..self.requests.len() as u32).filter(|slot| self.requests[*slot as usize].live)
+    }
+
+    /// Takes requests out of the queue, for those who end them unsent.
+    pub(super) fn unqueue(&mut self, slots: &[u32]) {
+        self.queue.retain(|slot| !slots.contains(slot));
+    }
+
+    /// Nothing counts as sent any more: the connection is gone.
+    pub(super) fn send_all_again(&mut self) {
+        let slots: Vec<u32> = self.live_requests().collect();
+        for slot in &slots {
+            self.requests[*slot as usize].sent = false;
+        }
+        self.queue = slots.into();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.live == 0
+    }
+}
+
+fn is_live(jobs: &[Job], slot: u32, number: u64) -> bool {
+    let job = &jobs[slot as usize];
+    job.live && job.number == number
+}
+
+/// Puts something into a free place, or a new one.
+fn place<T>(table: &mut Vec<T>, free: &mut Vec<u32>, item: T) -> u32 {
+    match free.pop() {
+        Some(slot) => {
+            table[slot as usize] = item;
+            slot
+        }
+        None => {
+            table.push(item);
+            table.len() as u32 - 1
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Raw files as backings, with both kinds of ring.
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{Rig, both_kinds, options, pattern};
+use hob_engine::command::Access;
+use hob_engine::io::{Durability, IoError, IoOp};
+use hob_storage::backing::{Backing, ModelledOp, OpenError, ServiceTime, StatusExtent};
+use hob_storage::ring::RingKind;
+
+fn image(dir: &Path, bytes: u64) -> PathBuf {
+    let path = dir.join("disk.img");
+    File::create(&path).unwrap().set_len(bytes).unwrap();
+    path
+}
+
+#[test]
+fn files_do_all_there_is_to_do() {
+    both_kinds(|kind| {
+        for (place, direct) in [("/tmp", true), ("/tmp", false), ("/dev/shm", true)] {
+            let dir = tempfile::tempdir_in(place).unwrap();
+            let path = image(dir.path(), 8 << 20);
+            let options = hob_storage::backing::BackingOptions { direct, ..options() };
+            let backing = Backing::open(path.to_str().unwrap(), Access::ReadWrite, &options).unwrap();
+            let mut rig = Rig::of(kind, backing);
+            rig.exercise();
+            rig.close();
+        }
+    });
+}
+
+#[test]
+fn unaligned_neighbours_do_not_disturb_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 1 << 20);
+    let mut rig = Rig::open(RingKind::IoUring, path.to_str().unwrap(), Access::ReadWrite);
+    let mut model = vec![0; 1 << 20];
+    let mut dice = 1u64;
+    for round in 0..60 {
+        // Each I/O of a round keeps to its own sectors, as the engine sees to it.
+        let mut ids = Vec::new();
+        for lane in 0..8usize {
+            let mut roll = |n: u64| {
+                dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (dice >> 33) % n
+            };
+            let base = lane * (128 << 10);
+            let (offset, len) = (base + roll(60_000) as usize, 1 + roll(60_000) as usize);
+            let data = pattern(len, round * 8 + lane as u32);
+            model[offset..offset + len].copy_from_slice(&data);
+            let op = IoOp::Write(Durability::Volatile);
+            ids.push((rig.start(op, offset as u64, len as u64, Some(&data)), offset));
+        }
+        for (id, offset) in ids {
+            rig.wait(id).unwrap();
+            rig.take(id, offset as u64, 0);
+        }
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        assert!(rig.read(0, 1 << 20).unwrap() == model, "round {round}");
+    }
+    rig.close();
+    assert!(std::fs::read(path).unwrap() == model);
+}
+
+#[test]
+fn holes_are_seen() {
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let path = image(dir.path(), 4 << 20);
+    let mut rig = Rig::open(RingKind::IoUring, path.to_str().unwrap(), Access::ReadWrite);
+    rig.write(IoOp::Write(Durability::Durable), 1 << 20, &[1; 1 << 20]).unwrap();
+    let hole = |len| StatusExtent { len, hole: true, zero: true };
+    let data = |len| StatusExtent { len, hole: false, zero: false };
+    assert_eq!(rig.status(0, 4 << 20).unwrap(), [hole(1 << 20), data(1 << 20), hole(2 << 20)]);
+    assert_eq!(rig.status((1 << 20) + 4096, 8192).unwrap(), [data(8192)]);
+    rig.run(IoOp::Discard, 1 << 20, 1 << 20).unwrap();
+    assert_eq!(rig.status(0, 4 << 20).unwrap(), [hole(4 << 20)]);
+    rig.close();
+}
+
+#[test]
+fn unfit_files_are_refused_with_advice() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = |path: &Path| Backing::open(path.to_str().unwrap(), Access::ReadWrite, &options());
+    let odd = image(dir.path(), 1000);
+    let error = open(&odd).unwrap_err();
+    assert!(matches!(error, OpenError::Unfit { .. }) && error.to_string().contains("truncate"), "{error}");
+    File::create(&odd).unwrap();
+    assert!(matches!(open(&odd), Err(OpenError::Unfit { .. })));
+    assert!(matches!(open(dir.path()), Err(OpenError::Unfit { .. } | OpenError::System { .. })));
+    assert!(matches!(open(&dir.path().join("missing")), Err(OpenError::System { .. })));
+}
+
+#[test]
+fn one_writer_or_many_readers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 1 << 20);
+    let open = |access| Backing::open(path.to_str().unwrap(), access, &options());
+    let writer = open(Access::ReadWrite).unwrap();
+    assert!(matches!(open(Access::ReadWrite), Err(OpenError::InUse { .. })));
+    assert!(matches!(open(Access::ReadOnly), Err(OpenError::InUse { .. })));
+    // The lock lasts as long as the ring has the file.
+    let mut rig = Rig::of(RingKind::IoUring, writer);
+    assert!(matches!(open(Access::ReadOnly), Err(OpenError::InUse { .. })));
+    rig.close();
+    drop(rig);
+    let reader = open(Access::ReadOnly).unwrap();
+    let _other = open(Access::ReadOnly).unwrap();
+    assert!(matches!(open(Access::ReadWrite), Err(OpenError::InUse { .. })));
+    let mut rig = Rig::of(RingKind::IoUring, reader);
+    assert!(rig.backing.info().read_only);
+    assert_eq!(rig.write(IoOp::Write(Durability::Volatile), 0, &[1; 512]), Err(IoError::ReadOnly));
+    assert_eq!(rig.run(IoOp::Discard, 0, 512), Err(IoError::ReadOnly));
+    assert_eq!(rig.read(0, 512), Ok(vec![0; 512]));
+    rig.close();
+}
+
+#[test]
+fn a_truncated_backing_is_an_error_not_zeroes() {
+    both_kinds(|kind| {
+        let dir = tempfile::tempdir_in("/tmp").unwrap();
+        let path = image(dir.path(), 1 << 20);
+        let mut rig = Rig::open(kind, path.to_str().unwrap(), Access::ReadWrite);
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        assert_eq!(rig.read(0, 4096), Ok(vec![0; 4096]));
+        assert_eq!(rig.read(0, 8192), Err(IoError::Failed));
+        assert_eq!(rig.read(512 << 10, 4096), Err(IoError::Failed));
+        rig.close();
+    });
+}
+
+struct Slow;
+
+impl ServiceTime for Slow {
+    fn submit(&mut self, now_ns: u64, op: ModelledOp, _offset: u64, len: u64) -> u64 {
+        assert_eq!((op, len), (ModelledOp::Read, 4096));
+        now_ns + 30_000_000
+    }
+}
+
+#[test]
+fn a_modelled_backing_takes_its_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 1 << 20);
+    std::fs::write(&path, pattern(1 << 20, 5)).unwrap();
+    let backing = Backing::open(path.to_str().unwrap(), Access::ReadWrite, &options()).unwrap();
+    let mut rig = Rig::of(RingKind::IoUring, backing.modelled(Box::new(Slow)));
+    let start = Instant::now();
+    assert!(rig.read(4096, 4096).unwrap() == pattern(1 << 20, 5)[4096..8192]);
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    let id = rig.start(IoOp::Read, 0, 4096, None);
+    rig.close();
+    rig.wait(id).unwrap();
+}

@@ -1,0 +1,355 @@
+//! NBD exports as backings: real servers (qemu-nbd and nbdkit must be installed), and one that misbehaves.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::server::Server;
+use common::{Rig, both_kinds, options, pattern};
+use hob_engine::command::Access;
+use hob_engine::io::{Durability, IoError, IoOp, Zeroing};
+use hob_nbd::{Command as Nbd, CommandFlags, ExportInfo};
+use hob_storage::backing::{Backing, OpenError};
+use hob_storage::ring::RingKind;
+
+const WRITE: IoOp = IoOp::Write(Durability::Volatile);
+const DURABLE: IoOp = IoOp::Write(Durability::Durable);
+const MIB: u64 = 1 << 20;
+
+/// A child that does not outlive its test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn spawn(program: &str, arguments: &[&str]) -> Process {
+    let child = Command::new(program).args(arguments).stderr(Stdio::null()).spawn();
+    Process(child.unwrap_or_else(|error| panic!("{program} (cargo xtask test installs it): {error}")))
+}
+
+fn await_socket(path: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while std::os::unix::net::UnixStream::connect(path).is_err() {
+        assert!(Instant::now() < deadline, "{} does not appear", path.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn qemu_nbd_serves_all_there_is_to_do() {
+    both_kinds(|kind| {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, socket) = (dir.path().join("image"), dir.path().join("socket"));
+        std::fs::File::create(&image).unwrap().set_len(8 * MIB).unwrap();
+        let (image, socket_text) = (image.to_str().unwrap(), socket.to_str().unwrap());
+        let arguments = [
+            "--socket",
+            socket_text,
+            "--format=raw",
+            "--persistent",
+            "--shared=0",
+            "--discard=unmap",
+            "-x",
+            "a b",
+            image,
+        ];
+        let _server = spawn("qemu-nbd", &arguments);
+        await_socket(&socket);
+        let mut rig = Rig::open(kind, &format!("nbd+unix:///a%20b?socket={socket_text}"), Access::ReadWrite);
+        assert!(rig.backing.info().can_discard);
+        rig.exercise();
+        rig.close();
+    });
+}
+
+#[test]
+fn nbdkit_serves_over_tcp_and_comes_back_after_kill() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    std::fs::write(&image, vec![0; 8 << 20]).unwrap();
+    let start = || spawn("nbdkit", &["-f", "-i", "127.0.0.1", "-p", &port, "file", image.to_str().unwrap()]);
+    let mut server = start();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut rig = Rig::open(RingKind::IoUring, &format!("nbd://127.0.0.1:{port}"), Access::ReadWrite);
+    rig.exercise();
+    let data = pattern(MIB as usize, 3);
+    rig.write(WRITE, 0, &data).unwrap();
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    server.0.kill().unwrap();
+    server.0.wait().unwrap();
+    let id = rig.start(IoOp::Read, 0, MIB, None);
+    (0..5).for_each(|_| rig.turn());
+    server = start();
+    rig.wait(id).unwrap();
+    assert!(rig.take(id, 0, MIB as usize) == data);
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    rig.close();
+    drop(server);
+}
+
+#[test]
+fn the_server_here_serves_all_there_is_to_do() {
+    both_kinds(|kind| {
+        for change in [
+            (|_| {}) as fn(&mut ExportInfo),
+            |export| export.can_fua = false,
+            |export| export.can_trim = false,
+            |export| export.can_write_zeroes = false,
+            |export| export.can_flush = false,
+            |export| export.block_size_max = 64 << 10,
+            |export| export.block_size_min = 512,
+        ] {
+            let mut export = ExportInfo::new(8 * MIB);
+            change(&mut export);
+            export.can_fast_zero &= export.can_write_zeroes;
+            let server = Server::start(export);
+            let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+            rig.exercise();
+            rig.close();
+        }
+    });
+}
+
+#[test]
+fn durable_writes_are_flushed_one_way_or_another() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let mut rig = Rig::open(RingKind::IoUring, &server.uri, Access::ReadWrite);
+    rig.write(DURABLE, 0, &[1; 4096]).unwrap();
+    assert_eq!(server.script.lock().unwrap().seen, [(Nbd::Write, 0, 4096, CommandFlags::FUA)]);
+    rig.close();
+    let mut export = ExportInfo::new(MIB);
+    export.can_fua = false;
+    export.block_size_max = 8192;
+    let server = Server::start(export);
+    let mut rig = Rig::open(RingKind::IoUring, &server.uri, Access::ReadWrite);
+    rig.write(DURABLE, 0, &[1; 20480]).unwrap();
+    let seen: Vec<_> = server.script.lock().unwrap().seen.iter().map(|(command, ..)| *command).collect();
+    assert_eq!(seen, [Nbd::Write, Nbd::Write, Nbd::Write, Nbd::Flush]);
+    rig.close();
+}
+
+#[test]
+fn unanswered_requests_are_sent_again() {
+    both_kinds(|kind| {
+        let server = Server::start(ExportInfo::new(4 * MIB));
+        let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+        let data = pattern(4 << 20, 1);
+        rig.write(WRITE, 0, &data).unwrap();
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        for round in 0..10usize {
+            server.set(|script| script.answers_left = Some(round * 3));
+            let ids: Vec<_> = (0..64u64).map(|n| rig.start(IoOp::Read, n * 65536, 65536, None)).collect();
+            for (n, id) in ids.into_iter().enumerate() {
+                rig.wait(id).unwrap();
+                assert!(rig.take(id, 0, 65536) == data[n * 65536..][..65536]);
+            }
+        }
+        assert_eq!(server.script.lock().unwrap().connections, 11);
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        rig.close();
+    });
+}
+
+#[test]
+fn a_flush_after_lost_writes_fails_once() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let mut rig = Rig::open(RingKind::IoUring, &server.uri, Access::ReadWrite);
+    let cut = |rig: &mut Rig| {
+        server.set(|script| script.answers_left = Some(0));
+        let id = rig.start(IoOp::Read, 0, 4096, None);
+        let before = server.script.lock().unwrap().seen.len();
+        while server.script.lock().unwrap().seen.len() == before {
+            rig.turn();
+        }
+        rig.wait(id).unwrap();
+        rig.take(id, 0, 0);
+    };
+    // Nothing written: nothing lost.
+    cut(&mut rig);
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    // Written and flushed, or written with FUA: nothing lost.
+    rig.write(WRITE, 0, &[1; 4096]).unwrap();
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    rig.write(DURABLE, 0, &[1; 4096]).unwrap();
+    cut(&mut rig);
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    // Written and not flushed.
+    rig.write(WRITE, 0, &[1; 4096]).unwrap();
+    cut(&mut rig);
+    assert_eq!(rig.run(IoOp::Flush, 0, 0), Err(IoError::Failed));
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    // A flush in flight when the connection breaks is the one that fails.
+    rig.run(IoOp::WriteZeroes(Zeroing::MayUnmap), 0, 4096).unwrap();
+    server.set(|script| script.answers_left = Some(0));
+    let flush = rig.start(IoOp::Flush, 0, 0, None);
+    let flushes = server.count(Nbd::Flush);
+    while server.count(Nbd::Flush) == flushes {
+        rig.turn();
+    }
+    server.set(|script| script.answers_left = None);
+    assert_eq!(rig.wait(flush), Err(IoError::Failed));
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    rig.close();
+}
+
+#[test]
+fn patience_ends() {
+    both_kinds(|kind| {
+        let server = Server::start(ExportInfo::new(MIB));
+        let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+        // A server that is silent.
+        server.set(|script| script.silent = true);
+        let start = Instant::now();
+        assert_eq!(rig.read(0, 4096), Err(IoError::Failed));
+        let waited = start.elapsed();
+        assert!(waited >= options().wait_max && waited < 3 * options().wait_max, "{waited:?}");
+        server.set(|script| script.silent = false);
+        assert_eq!(rig.read(0, 4096), Ok(vec![0; 4096]));
+        // A server that is gone.
+        server.set(|script| (script.refuse, script.answers_left) = (true, Some(0)));
+        let start = Instant::now();
+        let ids: Vec<_> = (0..10).map(|n| rig.start(IoOp::Read, n * 4096, 4096, None)).collect();
+        for id in ids {
+            assert_eq!(rig.wait(id), Err(IoError::Failed));
+            rig.take(id, 0, 0);
+        }
+        assert!(start.elapsed() < 3 * options().wait_max);
+        server.set(|script| (script.refuse, script.answers_left) = (false, None));
+        assert_eq!(rig.read(0, 4096), Ok(vec![0; 4096]));
+        rig.close();
+    });
+}
+
+#[test]
+fn another_disk_is_not_believed() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let mut rig = Rig::open(RingKind::IoUring, &server.uri, Access::ReadWrite);
+    assert_eq!(rig.read(0, 4096), Ok(vec![0; 4096]));
+    server.set(|script| {
+        script.answers_left = Some(0);
+        script.export.size_bytes = 2 * MIB;
+    });
+    assert_eq!(rig.read(0, 4096), Err(IoError::Failed));
+    server.set(|script| script.answers_left = None);
+    assert_eq!(rig.read(0, 4096), Err(IoError::Failed));
+    rig.close();
+}
+
+#[test]
+fn garbage_costs_the_connection_not_the_data() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let mut rig = Rig::open(RingKind::IoUring, &server.uri, Access::ReadWrite);
+    rig.write(WRITE, 0, &pattern(8192, 1)).unwrap();
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    let wrong_cookie = hob_nbd::server::reply::simple_ok_header(0x0001_0000_0003);
+    for garbage in [vec![0xFF; 4096], vec![0; 100], wrong_cookie.to_vec()] {
+        let before = server.script.lock().unwrap().connections;
+        server.set(|script| script.garbage = Some(garbage));
+        assert_eq!(rig.read(0, 8192).unwrap(), pattern(8192, 1));
+        assert_eq!(server.script.lock().unwrap().connections, before + 1);
+    }
+    rig.close();
+}
+
+#[test]
+fn closing_ends_what_waits() {
+    both_kinds(|kind| {
+        for refuse in [false, true] {
+            let server = Server::start(ExportInfo::new(MIB));
+            let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+            server.set(|script| {
+                script.silent = !refuse;
+                script.refuse = refuse;
+                script.answers_left = Some(0);
+            });
+            let ids: Vec<_> = (0..5).map(|n| rig.start(IoOp::Read, n * 4096, 4096, None)).collect();
+            (0..5).for_each(|_| rig.turn());
+            rig.close();
+            for id in ids {
+                assert_eq!(rig.wait(id), Err(IoError::ShuttingDown));
+                rig.take(id, 0, 0);
+            }
+            assert_eq!(rig.read(0, 4096), Err(IoError::ShuttingDown));
+        }
+    });
+}
+
+#[test]
+fn unfit_exports_are_refused_with_advice() {
+    let open = |uri: &str, access| Backing::open(uri, access, &options());
+    assert!(matches!(open("nbds://host/disk", Access::ReadWrite), Err(OpenError::Spec { .. })));
+    let missing = open("nbd+unix:///disk?socket=/nonexistent/socket", Access::ReadWrite);
+    assert!(matches!(missing, Err(OpenError::Connect { .. })));
+    let server = Server::start(ExportInfo { read_only: true, ..ExportInfo::new(MIB) });
+    assert!(matches!(open(&server.uri, Access::ReadWrite), Err(OpenError::Unfit { .. })));
+    let mut rig = Rig::open(RingKind::IoUring, &server.uri, Access::ReadOnly);
+    assert_eq!(rig.write(WRITE, 0, &[0; 512]), Err(IoError::ReadOnly));
+    rig.close();
+    let wrong = server.uri.replace("/disk", "/disc");
+    let error = open(&wrong, Access::ReadOnly).unwrap_err();
+    assert!(matches!(error, OpenError::Connect { .. }) && error.to_string().contains("disc"), "{error}");
+    let server = Server::start(ExportInfo::new(1000));
+    assert!(matches!(open(&server.uri, Access::ReadWrite), Err(OpenError::Unfit { .. })));
+    let server = Server::start(ExportInfo {
+        block_size_min: 8192,
+        block_size_preferred: 8192,
+        ..ExportInfo::new(MIB)
+    });
+    assert!(matches!(open(&server.uri, Access::ReadWrite), Err(OpenError::Unfit { .. })));
+}
+
+#[test]
+fn images_are_read_through_a_qemu_nbd_of_our_own() {
+    for (format, shown) in [("qcow2", "qcow2"), ("vmdk", "VMDK"), ("vdi", "VDI"), ("vhdx", "VHDX")] {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        let image = image.to_str().unwrap();
+        let made = Command::new("qemu-img").args(["create", "-q", "-f", format, image, "8M"]).status();
+        assert!(made.expect("qemu-img is installed").success());
+        let mut rig = Rig::open(RingKind::IoUring, image, Access::ReadWrite);
+        let info = rig.backing.info().clone();
+        assert!(info.description.contains(shown) && info.size_bytes == 8 * MIB, "{info:?}");
+        rig.exercise();
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        let expected = rig.read(0, 7 << 20).unwrap();
+        rig.close();
+        assert_eq!(children_of_qemu(image), 1);
+        drop(rig);
+        assert_eq!(children_of_qemu(image), 0);
+        let raw = dir.path().join("raw");
+        let raw_text = raw.to_str().unwrap();
+        let converted = Command::new("qemu-img").args(["convert", "-O", "raw", image, raw_text]).status();
+        assert!(converted.unwrap().success());
+        assert!(std::fs::read(&raw).unwrap()[..7 << 20] == expected);
+    }
+}
+
+/// How many `qemu-nbd` have that image on their command line.
+fn children_of_qemu(image: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let lines = processes.filter_map(|process| std::fs::read_to_string(process.path().join("cmdline")).ok());
+    lines.filter(|line| line.starts_with("qemu-nbd") && line.contains(image)).count()
+}
+
+#[test]
+fn a_damaged_image_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let mut bytes = b"QFI\xfb\0\0\0\x63".to_vec();
+    bytes.resize(65536, 0);
+    std::fs::write(&image, bytes).unwrap();
+    let refused = Backing::open(image.to_str().unwrap(), Access::ReadWrite, &options());
+    let error = refused.unwrap_err();
+    assert!(matches!(error, OpenError::Unfit { .. }), "{error}");
+}

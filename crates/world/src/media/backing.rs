@@ -1,0 +1,195 @@
+//! A disk's backing: what it holds, and which part of that survives a power cut.
+
+use std::collections::BTreeMap;
+
+use hob_engine::io::{Durability, Io, IoError, IoOp, Zeroing};
+use hob_engine::units::IoId;
+
+use super::{Done, Lie, Moment, Transfer};
+use crate::content::{self, Tag, ZERO};
+use crate::dice::Dice;
+use crate::{Violation, ensure};
+
+/// How often something goes wrong, per mille of the I/Os.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BackingFaults {
+    /// A read fails.
+    pub read_error: u32,
+    /// A change fails, after it took effect in part.
+    pub write_error: u32,
+    /// A flush fails.
+    pub flush_error: u32,
+}
+
+/// One backing and the I/O it has in flight.
+#[derive(Debug)]
+pub struct Backing {
+    now: Vec<Tag>,
+    /// What a power cut leaves at least.
+    durable: Vec<Tag>,
+    /// Counts what happened to each unit, to order `now` and `durable`.
+    now_stamp: Vec<u32>,
+    durable_stamp: Vec<u32>,
+    stamp: u32,
+    /// Units that may not be durable.
+    dirty: Vec<u32>,
+    in_flight: BTreeMap<IoId, (Transfer, Vec<(u32, Tag, u32)>)>,
+    faults: BackingFaults,
+    lie: Option<Lie>,
+    late: Vec<(usize, Tag)>,
+}
+
+impl Backing {
+    /// A backing that holds these units, durably.
+    pub fn new(content: Vec<Tag>, faults: BackingFaults, lie: Option<Lie>) -> Self {
+        let units = content.len();
+        Backing {
+            durable: content.clone(),
+            now: content,
+            now_stamp: vec![0; units],
+            durable_stamp: vec![0; units],
+            stamp: 0,
+            dirty: vec![],
+            in_flight: BTreeMap::new(),
+            faults,
+            lie,
+            late: vec![],
+        }
+    }
+
+    /// What it holds.
+    pub fn now(&self) -> &[Tag] {
+        &self.now
+    }
+
+    /// What it would hold after a power cut, at least.
+    pub fn durable(&self) -> &[Tag] {
+        &self.durable
+    }
+
+    /// Takes an I/O in. Refuses changes that overlap anything: the engine orders these.
+    pub fn submit(&mut self, io: Io, payload: Vec<Tag>, dice: &mut Dice) -> Result<(), Violation> {
+        let mut transfer = Transfer::new(io, payload, dice);
+        ensure!(transfer.units().end <= self.now.len(), "{io:?} is past the disk's end");
+        let clash = self.in_flight.values().find(|(other, _)| {
+            transfer.overlaps(other) && (io.op != IoOp::Read || other.io.op != IoOp::Read)
+        });
+        ensure!(clash.is_none(), "{io:?} overlaps {clash:?} in flight on the backing");
+        let mut flushing = vec![];
+        match io.op {
+            IoOp::Read => transfer.tags = self.now[transfer.units()].to_vec(),
+            IoOp::Flush => {
+                self.dirty.sort_unstable();
+                self.dirty.dedup();
+                let with_state = |unit: &u32| (*unit, self.now[*unit as usize], self.now_stamp[*unit as usize]);
+                flushing = self.dirty.iter().map(with_state).collect();
+            }
+            IoOp::Discard | IoOp::WriteZeroes(_) => transfer.tags = vec![ZERO; transfer.count],
+            IoOp::Write(_) => {}
+        }
+        if io.op != IoOp::Read && self.lie != Some(Lie::EarlyAcknowledgement) {
+            self.apply(&transfer, Moment::Submission, dice);
+        }
+        self.in_flight.insert(io.id, (transfer, flushing));
+        Ok(())
+    }
+
+    fn apply(&mut self, change: &Transfer, when: Moment, dice: &mut Dice) {
+        let mut end = change.units().end;
+        if self.lie == Some(Lie::HalfWrite) && change.count > 1 {
+            end -= change.count / 2;
+        }
+        // A discard spares what the backing cannot deallocate.
+        let spared = |unit: &usize| change.io.op == IoOp::Discard && change.mix >> 8 & 3 < (*unit as u64 & 3);
+        for unit in change.moving(when).filter(|unit| *unit < end && !spared(unit)) {
+            self.put(unit, change.tags[unit - change.first], dice);
+        }
+    }
+
+    fn put(&mut self, unit: usize, tag: Tag, dice: &mut Dice) {
+        self.stamp += 1;
+        (self.now[unit], self.now_stamp[unit]) = (tag, self.stamp);
+        if dice.chance(200) {
+            (self.durable[unit], self.durable_stamp[unit]) = (tag, self.stamp);
+        } else {
+            self.dirty.push(unit as u32);
+        }
+    }
+
+    /// Ends an I/O.
+    pub fn complete(&mut self, id: IoId, dice: &mut Dice) -> Done {
+        let (mut transfer, flushing) = self.in_flight.remove(&id).expect("in flight");
+        let io = transfer.io;
+        let result = self.result(io.op, dice);
+        match (io.op, result) {
+            (IoOp::Read, Ok(())) => {
+                for unit in transfer.moving(Moment::Completion) {
+                    transfer.tags[unit - transfer.first] = self.now[unit];
+                }
+            }
+            (IoOp::Read, Err(_)) => transfer.tags.fill_with(|| content::garbage(dice.roll())),
+            (IoOp::Flush, Ok(())) => self.settle(&flushing),
+            (_, Ok(())) if self.lie == Some(Lie::EarlyAcknowledgement) => {
+                for (unit, tag) in std::mem::take(&mut self.late) {
+                    self.put(unit, tag, dice);
+                }
+                self.late = transfer.units().zip(transfer.tags.iter().copied()).collect();
+            }
+            (_, Ok(())) => self.apply(&transfer, Moment::Completion, dice),
+            (_, Err(_)) => {}
+        }
+        if (io.op, result) == (IoOp::Write(Durability::Durable), Ok(())) && self.lie != Some(Lie::IgnoredFua) {
+            for unit in transfer.units() {
+                (self.durable[unit], self.durable_stamp[unit]) = (self.now[unit], self.now_stamp[unit]);
+            }
+        }
+        Done { io, result, tags: transfer.tags, sums: vec![] }
+    }
+
+    fn result(&self, op: IoOp, dice: &mut Dice) -> Result<(), IoError> {
+        let fast = matches!(op, IoOp::WriteZeroes(Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated));
+        let error = match op {
+            IoOp::Read => self.faults.read_error,
+            IoOp::Flush => self.faults.flush_error,
+            _ => self.faults.write_error,
+        };
+        if fast && dice.chance(300) {
+            Err(IoError::Unsupported)
+        } else if dice.chance(error) {
+            Err(dice.pick(&[IoError::Failed, IoError::Failed, IoError::NoSpace]))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Makes what was there when a flush began durable.
+    fn settle(&mut self, flushing: &[(u32, Tag, u32)]) {
+        if self.lie == Some(Lie::EmptyFlush) {
+            return;
+        }
+        for (unit, tag, stamp) in flushing {
+            let unit = *unit as usize;
+            if self.durable_stamp[unit] < *stamp {
+                (self.durable[unit], self.durable_stamp[unit]) = (*tag, *stamp);
+            }
+        }
+        let (now, durable) = (&self.now_stamp, &self.durable_stamp);
+        self.dirty.retain(|unit| durable[*unit as usize] < now[*unit as usize]);
+    }
+
+    /// Somebody else writes a unit, past every cache.
+    pub fn write_behind(&mut self, unit: usize, tag: Tag, dice: &mut Dice) {
+        self.put(unit, tag, dice);
+    }
+
+    /// One of the contents that a power cut at this moment may leave.
+    pub fn power_cut(&self, dice: &mut Dice) -> Vec<Tag> {
+        let mut media = self.durable.clone();
+        for unit in &self.dirty {
+            if dice.chance(500) {
+                media[*unit as usize] = self.now[*unit as usize];
+            }
+        }
+        media
+    }
+}

@@ -1,0 +1,269 @@
+//! A plain model of a disk: what may a read return, and what must survive a power cut?
+//!
+//! Changes are numbered in the order they began and never forgotten within a history. For each unit
+//! the model keeps the moment before which a change must have ended to be certainly overwritten
+//! (`floor`), so one comparison tells whether a value is stale. Moments are counted, not measured.
+//!
+//! Refused: guessing which of several overlapping changes won. Where that is open, each may have.
+
+use crate::content::{self, Tag, ZERO};
+use crate::{Violation, ensure};
+
+/// Not ended yet.
+const PENDING: u32 = u32::MAX;
+
+/// What a change does to its units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Writes its own tag.
+    Data,
+    /// Zeroes.
+    Zero,
+    /// Leaves what was there, or zeroes, or some of each.
+    Discard,
+}
+
+#[derive(Clone, Debug)]
+struct Change {
+    first: u32,
+    end: u32,
+    kind: Kind,
+    began: u32,
+    ended: u32,
+    ok: bool,
+    /// A FUA or a flush promised that it survives.
+    durable: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Unit {
+    /// Values of changes that ended before this are overwritten for certain.
+    floor: u32,
+    last_began: u32,
+    last_ended: u32,
+    /// When the last change that may have zeroed it ended.
+    zeroed: u32,
+    active: u32,
+    zeroing: u32,
+    /// Seen by a read while nothing changed it: later reads see the same.
+    pinned: Option<Tag>,
+}
+
+/// A read that began.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    began: u32,
+    first: u32,
+    floors: Vec<u32>,
+    /// Changes before this one (an index) had ended.
+    ended_before: usize,
+}
+
+/// What a disk holds, as far as its guests can tell.
+#[derive(Clone, Debug)]
+pub struct Model {
+    disk: u8,
+    clock: u32,
+    /// Indexed by serial − 1; the first is the initial content.
+    changes: Vec<Change>,
+    /// Changes before this one (an index) have ended.
+    ended_before: usize,
+    units: Vec<Unit>,
+    /// Acknowledged and not durable.
+    unflushed: Vec<u32>,
+}
+
+impl Model {
+    /// A disk whose units hold `tag(1, disk, unit)`.
+    pub fn new(disk: u8, units: u32) -> Self {
+        let initial =
+            Change { first: 0, end: units, kind: Kind::Data, began: 1, ended: 1, ok: true, durable: true };
+        let unit =
+            Unit { floor: 1, last_began: 1, last_ended: 1, zeroed: 0, active: 0, zeroing: 0, pinned: None };
+        Model {
+            disk,
+            clock: 1,
+            changes: vec![initial],
+            ended_before: 1,
+            units: vec![unit; units as usize],
+            unflushed: vec![],
+        }
+    }
+
+    fn tick(&mut self) -> u32 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// A change is handed in. Returns its serial, for [`content::tag`].
+    pub fn begin_change(&mut self, kind: Kind, first: u32, count: u32) -> u32 {
+        let began = self.tick();
+        let end = first + count;
+        self.changes.push(Change { first, end, kind, began, ended: PENDING, ok: false, durable: false });
+        for unit in &mut self.units[first as usize..end as usize] {
+            unit.active += 1;
+            unit.zeroing += u32::from(kind != Kind::Data);
+            unit.last_began = began;
+            unit.pinned = None;
+        }
+        self.changes.len() as u32
+    }
+
+    /// A change is answered. When it was acknowledged and nothing overlapped it, `now` and `durable`
+    /// (the backing's content, and the part of it that survives a power cut) must show it.
+    pub fn end_change(
+        &mut self,
+        serial: u32,
+        ok: bool,
+        fua: bool,
+        now: &[Tag],
+        durable: &[Tag],
+    ) -> Result<(), Violation> {
+        let ended = self.tick();
+        let disk = self.disk;
+        let change = &mut self.changes[serial as usize - 1];
+        assert_eq!(change.ended, PENDING, "a change ends once");
+        (change.ended, change.ok, change.durable) = (ended, ok, ok && fua);
+        let change = change.clone();
+        for at in change.first..change.end {
+            let unit = &mut self.units[at as usize];
+            let alone =
+                unit.active == 1 && unit.last_began == change.began && unit.last_ended < change.began;
+            if ok && alone && change.kind != Kind::Discard {
+                let expected = if change.kind == Kind::Zero { ZERO } else { content::tag(serial, disk, at) };
+                let (now, durable) = (now[at as usize], durable[at as usize]);
+                ensure!(now == expected, "disk {disk} unit {at}: {serial} acknowledged, backing holds {now:x}");
+                ensure!(!fua || durable == expected, "disk {disk} unit {at}: FUA {serial} is not durable");
+            }
+            unit.active -= 1;
+            unit.last_ended = ended;
+            if change.kind != Kind::Data {
+                unit.zeroing -= 1;
+                unit.zeroed = ended;
+            }
+            if ok && change.kind != Kind::Discard {
+                unit.floor = unit.floor.max(change.began);
+            }
+        }
+        if ok && !fua {
+            self.unflushed.push(serial);
+        }
+        while self.changes.get(self.ended_before).is_some_and(|change| change.ended != PENDING) {
+            self.ended_before += 1;
+        }
+        Ok(())
+    }
+
+    /// A flush is handed in. Returns a token for [`end_flush`](Self::end_flush).
+    pub fn begin_flush(&mut self) -> u32 {
+        self.tick()
+    }
+
+    /// A flush is acknowledged: what was acknowledged before it began is durable.
+    pub fn end_flush(&mut self, began: u32, now: &[Tag], durable: &[Tag]) -> Result<(), Violation> {
+        self.tick();
+        let (flushed, rest) =
+            self.unflushed.iter().partition(|serial| self.changes[**serial as usize - 1].ended < began);
+        self.unflushed = rest;
+        let flushed: Vec<u32> = flushed;
+        for serial in flushed {
+            let change = &mut self.changes[serial as usize - 1];
+            change.durable = true;
+            for at in change.first as usize..change.end as usize {
+                let unit = &self.units[at];
+                let quiet = unit.active == 0 && unit.last_began < began && unit.last_ended < began;
+                let is_durable = now[at] == durable[at];
+                ensure!(!quiet || is_durable, "disk {} unit {at}: flushed {serial} not durable", self.disk);
+            }
+        }
+        Ok(())
+    }
+
+    /// A read is handed in.
+    pub fn begin_read(&mut self, first: u32, count: u32) -> Reading {
+        let units = &self.units[first as usize..(first + count) as usize];
+        let floors = units.iter().map(|unit| unit.floor).collect();
+        Reading { began: self.tick(), first, floors, ended_before: self.ended_before }
+    }
+
+    /// A read is answered with `seen`; the backing holds `now`.
+    pub fn end_read(&mut self, reading: &Reading, seen: &[Tag], now: &[Tag]) -> Result<(), Violation> {
+        self.tick();
+        let disk = self.disk;
+        assert_eq!(seen.len(), reading.floors.len());
+        for (i, (value, floor)) in seen.iter().zip(&reading.floors).enumerate() {
+            let at = reading.first + i as u32;
+            let ended = self.ended(*value, at)?;
+            ensure!(ended >= *floor, "disk {disk} unit {at}: stale {value:x} read, overwritten at {floor}");
+            let unit = &mut self.units[at as usize];
+            if unit.active > 0 || unit.last_ended > reading.began {
+                continue;
+            }
+            let held = now[at as usize];
+            ensure!(*value == held, "disk {disk} unit {at}: read {value:x}, backing holds {held:x}");
+            let pinned = *unit.pinned.get_or_insert(*value);
+            ensure!(*value == pinned, "disk {disk} unit {at}: read {value:x}, and {pinned:x} before");
+        }
+        self.check_torn(reading, seen)
+    }
+
+    /// Of one write that went on during the read, the read saw all or nothing — where it saw neither
+    /// the write nor something certainly older, another change may have won.
+    fn check_torn(&self, reading: &Reading, seen: &[Tag]) -> Result<(), Violation> {
+        let end = reading.first + seen.len() as u32;
+        for (index, change) in self.changes.iter().enumerate().skip(reading.ended_before) {
+            let may_fail = change.ended != PENDING && !change.ok;
+            let overlaps = change.first < end && reading.first < change.end;
+            if change.kind != Kind::Data || may_fail || !overlaps || change.ended < reading.began {
+                continue;
+            }
+            let (mut new, mut old) = (false, None);
+            for at in change.first.max(reading.first)..change.end.min(end) {
+                let value = seen[(at - reading.first) as usize];
+                if content::serial(value, self.disk, at) == Some(index as u32 + 1) {
+                    new = true;
+                } else if self.ended(value, at)? < change.began {
+                    old = Some(at);
+                }
+            }
+            if let (true, Some(at)) = (new, old) {
+                let (disk, serial) = (self.disk, index + 1);
+                return Err(Violation(format!("disk {disk}: a read saw change {serial}, but not at unit {at}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// When the change ended that made a unit hold this; an error when none can have.
+    fn ended(&self, value: Tag, at: u32) -> Result<u32, Violation> {
+        let unit = &self.units[at as usize];
+        if value == ZERO {
+            return Ok(if unit.zeroing > 0 { PENDING } else { unit.zeroed });
+        }
+        let change = content::serial(value, self.disk, at)
+            .and_then(|serial| self.changes.get((serial as usize).checked_sub(1)?))
+            .filter(|change| change.kind == Kind::Data && (change.first..change.end).contains(&at));
+        match change {
+            Some(change) => Ok(change.ended),
+            None => Err(Violation(format!("disk {} unit {at}: {value:x} was never written there", self.disk))),
+        }
+    }
+
+    /// Power failed and `media` is what was left: nothing in it may be older than a durable change.
+    pub fn check_power_cut(&self, media: &[Tag]) -> Result<(), Violation> {
+        let mut floors = vec![0; media.len()];
+        for change in self.changes.iter().filter(|change| change.durable && change.kind != Kind::Discard) {
+            for floor in &mut floors[change.first as usize..change.end as usize] {
+                *floor = change.began.max(*floor);
+            }
+        }
+        for (at, (value, floor)) in media.iter().zip(floors).enumerate() {
+            let lost = self.ended(*value, at as u32)? < floor;
+            ensure!(!lost, "disk {} unit {at}: {value:x} after a power cut, durable change lost", self.disk);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

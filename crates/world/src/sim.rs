@@ -1,0 +1,369 @@
+//! One history: guests, the engine, its devices and the daemon's commands, in virtual time.
+//!
+//! The loop is the shard loop with a priority queue in place of the ring: take what happens next,
+//! tell the engine, carry out what it asks for. What is checked on the way:
+//!
+//! - reads return what the model of a disk allows, and what the backing holds (`model`, `media`);
+//! - each accepted request is answered once, refused for the right reason or not at all, and its
+//!   buffer comes back once, after the answer and with no I/O on it (`traffic`);
+//! - an acknowledged change is on the backing, a FUA or flushed one survives a power cut (`model`);
+//! - flash I/O stays inside the segments of its disk's cache, given-up segments are left alone, and
+//!   I/O that must not overlap does not (`pool`, `media`);
+//! - statistics count each request once and add up; misses to the same data are fetched once (`audit`);
+//! - everything ends, in bounded virtual time, with nothing left over.
+
+mod audit;
+mod guest;
+mod pool;
+mod scenario;
+mod traffic;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hob_engine::Engine;
+use hob_engine::command::{Access, CacheConfig, Command, Segment};
+use hob_engine::outcome::Outcome;
+use hob_engine::units::{BufferId, CommandId, DeviceId, Instant, IoId, RequestId};
+
+use crate::content::{UNIT_BYTES, tag};
+use crate::dice::Dice;
+use crate::media::{Backing, Flash, Lie};
+use crate::model::{Kind, Model};
+use crate::queue::Queue;
+use crate::{Violation, ensure};
+use audit::{Fetch, Tally};
+use pool::Asked;
+use scenario::Scenario;
+use traffic::{Buffer, InFlight};
+
+/// No history takes longer, nanoseconds of virtual time.
+const TIME_MAX: Instant = Instant(3_600_000_000_000);
+
+/// No history takes more steps for each of its requests.
+const STEPS_MAX: u64 = 2000;
+
+/// What histories may contain.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Guest requests.
+    pub requests: u32,
+    /// Devices and backings may fail, lie and hang.
+    pub faults: bool,
+    /// Backings do not fail, even if `faults` are on.
+    pub sound_backings: bool,
+    /// Caches and disks may change under load.
+    pub commands: bool,
+    /// Some histories end with a power cut.
+    pub power_cuts: bool,
+    /// Something is broken on purpose: the run must fail.
+    pub sabotage: Option<Sabotage>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { requests: 80, faults: true, sound_backings: false, commands: true, power_cuts: true, sabotage: None }
+    }
+}
+
+/// Ways to break the world, to see whether the checkers notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// A device lies.
+    Lie(Lie),
+    /// Now and then somebody writes to a backing past the engine, so that flash is stale.
+    WriteBehind,
+    /// Now and then a reply is delivered twice.
+    RepeatedReply,
+    /// Now and then a reply is lost.
+    LostReply,
+    /// Now and then a buffer is given back twice.
+    RepeatedRelease,
+    /// Now and then flash I/O goes to another segment.
+    MisroutedIo,
+    /// Now and then a request is not counted.
+    Uncounted,
+    /// Now and then a completion is lost.
+    LostCompletion,
+}
+
+/// What a history contained.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Requests answered, by outcome.
+    pub outcomes: [u64; Outcome::COUNT],
+    /// Requests handed back because too many were in flight.
+    pub handed_back: u64,
+    /// Commands that ended, well or not.
+    pub commands: u64,
+    /// Devices fenced.
+    pub fences: u64,
+    /// Caches that lost segments by themselves.
+    pub losses: u64,
+    /// Devices that stopped answering in time.
+    pub stalls: u64,
+    /// Devices that answered again.
+    pub resumptions: u64,
+    /// Flash writes over sectors being read or written, with the content that belongs there.
+    pub repairs_under_reads: u64,
+    /// Blocks evicted.
+    pub evictions: u64,
+    /// Did it end with a power cut?
+    pub power_cuts: u64,
+    /// How long it took, nanoseconds of virtual time.
+    pub took_ns: u64,
+}
+
+impl Report {
+    /// Adds another history's figures.
+    pub fn add(&mut self, other: &Report) {
+        self.outcomes.iter_mut().zip(other.outcomes).for_each(|(a, b)| *a += b);
+        self.handed_back += other.handed_back;
+        self.commands += other.commands;
+        self.fences += other.fences;
+        self.losses += other.losses;
+        self.stalls += other.stalls;
+        self.resumptions += other.resumptions;
+        self.repairs_under_reads += other.repairs_under_reads;
+        self.evictions += other.evictions;
+        self.power_cuts += other.power_cuts;
+        self.took_ns += other.took_ns;
+    }
+}
+
+/// Lives the history of this seed.
+pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
+    let mut world = World::new(seed, options);
+    world.live().map_err(|Violation(what)| Violation(format!("{what} (HOB_SEED={seed})")))?;
+    Ok(world.report)
+}
+
+#[derive(Debug)]
+enum Event {
+    Guest(usize),
+    Complete(Side, IoId),
+    Command,
+    Ailment(usize),
+    PowerCut,
+}
+
+/// Who performs an I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Flash(usize),
+    Backing(usize),
+}
+
+struct Disk {
+    backing: Backing,
+    model: Model,
+    access: Access,
+    /// Added and not removed, as far as commands were given.
+    present: bool,
+    /// Being removed.
+    leaving: bool,
+    segments: BTreeSet<Segment>,
+    config: Option<CacheConfig>,
+    /// When its cache changed last, by `World::clock`.
+    changed: u64,
+    tally: Tally,
+    fetches: Vec<Fetch>,
+}
+
+impl Disk {
+    fn units(&self) -> u64 {
+        self.backing.now().len() as u64
+    }
+}
+
+struct World<'a> {
+    options: &'a Options,
+    scenario: Scenario,
+    dice: Dice,
+    now: Instant,
+    /// Counts steps.
+    clock: u64,
+    engine: Engine,
+    queue: Queue<Event>,
+    flash: Vec<Flash>,
+    disks: Vec<Disk>,
+    free: BTreeSet<Segment>,
+    fenced: BTreeSet<DeviceId>,
+    asked: BTreeMap<CommandId, Asked>,
+    commands: u64,
+    requests: BTreeMap<RequestId, InFlight>,
+    /// Requests made so far.
+    made: u64,
+    /// Requests the guests may still make.
+    left: u32,
+    buffers: BTreeMap<BufferId, Buffer>,
+    spare: Vec<BufferId>,
+    ios: BTreeSet<IoId>,
+    has_power: bool,
+    report: Report,
+}
+
+impl<'a> World<'a> {
+    fn new(seed: u64, options: &'a Options) -> Self {
+        let mut dice = Dice::new(seed);
+        let scenario = Scenario::draw(options, &mut dice);
+        let lie = match options.sabotage {
+            Some(Sabotage::Lie(lie)) => Some(lie),
+            _ => None,
+        };
+        let flash_bytes = |segments| pool::SEGMENTS_START + segments * scenario.segment_bytes;
+        let flash = scenario.devices.iter().map(|plan| Flash::new(flash_bytes(plan.segments), plan.faults, lie));
+        let flash = flash.collect();
+        let disk = |(i, plan): (usize, &scenario::DiskPlan)| Disk {
+            backing: Backing::new((0..plan.units).map(|u| tag(1, i as u8, u)).collect(), plan.faults, lie),
+            model: Model::new(i as u8, plan.units),
+            access: plan.access,
+            present: false,
+            leaving: false,
+            segments: BTreeSet::new(),
+            config: None,
+            changed: 0,
+            tally: Tally::default(),
+            fetches: vec![],
+        };
+        let disks = scenario.disks.iter().enumerate().map(disk).collect();
+        let mut world = World {
+            engine: Engine::new(scenario.limits),
+            options,
+            dice,
+            now: Instant(0),
+            clock: 0,
+            queue: Queue::default(),
+            flash,
+            disks,
+            free: BTreeSet::new(),
+            fenced: BTreeSet::new(),
+            asked: BTreeMap::new(),
+            commands: 0,
+            requests: BTreeMap::new(),
+            made: 0,
+            left: options.requests,
+            buffers: BTreeMap::new(),
+            spare: vec![],
+            ios: BTreeSet::new(),
+            has_power: true,
+            report: Report::default(),
+            scenario,
+        };
+        world.free = world.all_segments();
+        world
+    }
+
+    fn live(&mut self) -> Result<(), Violation> {
+        for disk in 0..self.disks.len() {
+            self.add_disk(disk);
+            self.drain()?;
+        }
+        for _ in 0..2 * self.disks.len() {
+            self.random_command();
+            self.drain()?;
+        }
+        (0..self.scenario.guests.len()).for_each(|guest| self.schedule_guest(guest, self.now));
+        self.schedule_command();
+        for (i, plan) in self.scenario.devices.iter().enumerate() {
+            if let Some((at, _)) = plan.ailment {
+                self.queue.push(at, Event::Ailment(i));
+            }
+        }
+        if let Some(at) = self.scenario.power_cut {
+            self.queue.push(at, Event::PowerCut);
+        }
+        self.run_dry()?;
+        if !self.has_power {
+            return Ok(());
+        }
+        self.check_rest()?;
+        for disk in (0..self.disks.len()).filter(|&disk| self.disks[disk].present).collect::<Vec<_>>() {
+            self.command(disk, Command::RemoveDisk);
+            self.drain()?;
+        }
+        self.check_empty()?;
+        self.report.took_ns = self.now.0;
+        Ok(())
+    }
+
+    /// Lets happen what is to happen, until nothing more is.
+    fn run_dry(&mut self) -> Result<(), Violation> {
+        while self.has_power {
+            let next = self.queue.next_at();
+            let due = self.engine.poll_timeout().filter(|due| next.is_none_or(|next| *due < next));
+            self.clock += 1;
+            if let Some(due) = due {
+                ensure!(!self.ios.is_empty(), "a timeout is due with no I/O in flight");
+                self.now = self.now.max(due);
+                self.engine.handle_timeout(self.now);
+                let again = self.engine.poll_timeout();
+                ensure!(again.is_none_or(|again| again > self.now), "timeout {again:?} at {:?}", self.now);
+            } else if let Some((at, event)) = self.queue.pop() {
+                self.now = at;
+                self.happen(event)?;
+            } else {
+                return Ok(());
+            }
+            self.drain()?;
+            let steps_max = STEPS_MAX * (20 + u64::from(self.options.requests));
+            ensure!(self.now < TIME_MAX && self.clock < steps_max, "never answered: {:?}", self.requests);
+            if self.clock.is_multiple_of(128) {
+                self.audit()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), Violation> {
+        match event {
+            Event::Guest(guest) => self.guest_turn(guest),
+            Event::Complete(side, id) => self.complete(side, id),
+            Event::Command => {
+                self.random_command();
+                self.schedule_command();
+                Ok(())
+            }
+            Event::Ailment(device) => {
+                let (_, ailment) = self.scenario.devices[device].ailment.expect("scheduled");
+                self.flash[device].suffer(ailment, &mut self.dice);
+                Ok(())
+            }
+            Event::PowerCut => {
+                self.has_power = false;
+                self.report.power_cuts += 1;
+                for disk in &self.disks {
+                    disk.model.check_power_cut(&disk.backing.power_cut(&mut self.dice))?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn schedule_command(&mut self) {
+        if let Some(mean) = self.scenario.command_ns
+            && self.left > 0
+        {
+            let at = self.now + self.dice.between(1, 2 * mean);
+            self.queue.push(at, Event::Command);
+        }
+    }
+
+    /// Somebody writes to a backing past the engine.
+    fn write_behind(&mut self) -> Result<(), Violation> {
+        let Disk { backing, model, .. } = &mut self.disks[0];
+        let unit = self.dice.below(backing.now().len() as u64) as u32;
+        let serial = model.begin_change(Kind::Data, unit, 1);
+        backing.write_behind(unit as usize, tag(serial, 0, unit), &mut self.dice);
+        model.end_change(serial, true, false, backing.now(), backing.durable())
+    }
+
+    /// Should the sabotage, if it is this one, strike now?
+    fn strikes(&mut self, sabotage: Sabotage, permille: u32) -> bool {
+        self.options.sabotage == Some(sabotage) && self.dice.chance(permille)
+    }
+
+    /// Bytes to units.
+    fn units(offset: u64, len: u64) -> (u32, u32) {
+        ((offset / UNIT_BYTES) as u32, (len / UNIT_BYTES) as u32)
+    }
+}

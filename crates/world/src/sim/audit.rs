@@ -1,0 +1,168 @@
+//! Books: the world counts what it saw and compares with what the engine counted.
+
+use hob_engine::io::{Io, Op, Request};
+use hob_engine::outcome::Outcome;
+use hob_engine::stats::CacheState;
+use hob_engine::units::{DiskId, RequestId, SECTOR_BYTES};
+
+use super::World;
+use crate::{Violation, ensure};
+
+/// What the world saw of one disk since counting began.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tally {
+    outcomes: [u64; Outcome::COUNT],
+    bytes: u64,
+    reads: u64,
+    writes: u64,
+    flash_ios: u64,
+    flash_errors: u64,
+    backing_ios: u64,
+    backing_errors: u64,
+}
+
+impl Tally {
+    pub(super) fn request(&mut self, request: &Request, outcome: Outcome) {
+        self.outcomes[outcome as usize] += 1;
+        if outcome == Outcome::Refused {
+            return;
+        }
+        self.bytes += request.len;
+        self.reads += u64::from(request.op == Op::Read);
+        self.writes += u64::from(matches!(request.op, Op::Write(_)));
+    }
+
+    pub(super) fn flash_io(&mut self, failed: bool) {
+        self.flash_ios += 1;
+        self.flash_errors += u64::from(failed);
+    }
+
+    pub(super) fn backing_io(&mut self, failed: bool) {
+        self.backing_ios += 1;
+        self.backing_errors += u64::from(failed);
+    }
+}
+
+/// A read of the backing. Moments are steps of the world's clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fetch {
+    pub(super) request: RequestId,
+    offset: u64,
+    len: u64,
+    began: u64,
+    pub(super) ended: u64,
+    arrived: u64,
+    missed: bool,
+    answered: bool,
+}
+
+impl Fetch {
+    pub(super) fn new(request: RequestId, io: &Io, now: u64) -> Self {
+        let (offset, len) = (io.offset, io.len);
+        Fetch { request, offset, len, began: now, ended: u64::MAX, arrived: 0, missed: false, answered: false }
+    }
+
+    fn overlaps(&self, other: &Fetch) -> bool {
+        self.offset < other.offset + other.len
+            && other.offset < self.offset + self.len
+            && self.began < other.ended
+            && other.began < self.ended
+    }
+}
+
+impl World<'_> {
+    /// Misses to the same data do not read the backing at the same time. The cache's changes are
+    /// exempt: a read may have found it off.
+    pub(super) fn check_fetched_once(
+        &mut self,
+        request: &Request,
+        outcome: Outcome,
+        arrived: u64,
+    ) -> Result<(), Violation> {
+        let missed = matches!(
+            outcome,
+            Outcome::MissFilled | Outcome::PartialMiss | Outcome::MissFlashBusy | Outcome::MissNoBlock
+        );
+        let disk = &mut self.disks[request.disk.0 as usize];
+        let Some(index) = disk.fetches.iter().position(|fetch| fetch.request == request.id) else {
+            return Ok(());
+        };
+        disk.fetches[index].missed = missed;
+        disk.fetches[index].arrived = arrived;
+        disk.fetches[index].answered = true;
+        let mine = disk.fetches[index];
+        let twice = disk.fetches.iter().find(|other| {
+            let changed = disk.changed >= other.arrived.min(arrived);
+            missed && other.missed && other.request != request.id && other.overlaps(&mine) && !changed
+        });
+        ensure!(twice.is_none(), "{request:?} fetched what {twice:?} was fetching");
+        let open = disk.fetches.iter().filter(|fetch| !fetch.answered).map(|fetch| fetch.began);
+        let oldest = open.min().unwrap_or(u64::MAX);
+        disk.fetches.retain(|fetch| !fetch.answered || fetch.ended > oldest);
+        Ok(())
+    }
+
+    /// The engine's statistics are what the world counted.
+    pub(super) fn audit(&mut self) -> Result<(), Violation> {
+        let mut in_flight = 0;
+        for (index, disk) in self.disks.iter().enumerate() {
+            let Some(stats) = self.engine.stats(self.now, DiskId(index as u32)) else {
+                ensure!(!disk.present && !disk.leaving, "disk {index} is gone");
+                continue;
+            };
+            in_flight += stats.in_flight;
+            let tally = &disk.tally;
+            for (row, expected) in stats.outcomes.iter().zip(tally.outcomes) {
+                let counts = (row.count, row.latency.count());
+                ensure!(counts == (expected, expected), "disk {index} counts {counts:?}, not {expected}");
+            }
+            let bytes: u64 = stats.outcomes.iter().map(|row| row.bytes).sum();
+            let hits = stats.outcomes[Outcome::Hit as usize].count;
+            let counted = (bytes, stats.reads, stats.writes);
+            let expected = (tally.bytes, tally.reads, tally.writes);
+            ensure!(counted == expected, "disk {index} counts {counted:?}, not {expected:?}");
+            ensure!(stats.read_hits <= hits && stats.read_hits <= stats.reads, "disk {index}: hits");
+            let ios = (stats.flash.ios, stats.flash.errors, stats.backing.ios, stats.backing.errors);
+            let expected = (tally.flash_ios, tally.flash_errors, tally.backing_ios, tally.backing_errors);
+            ensure!(ios == expected, "disk {index} counts {ios:?} I/Os, not {expected:?}");
+            let failed = stats.outcomes[Outcome::BackingError as usize].count;
+            ensure!(failed <= stats.backing.errors, "disk {index}: {failed} requests failed by themselves");
+            let bytes = disk.segments.len() as u64 * self.scenario.segment_bytes;
+            let blocks = disk.config.map_or(0, |config| bytes / u64::from(config.block_bytes));
+            ensure!(stats.blocks == blocks, "disk {index} has {} blocks, not {blocks}", stats.blocks);
+            let sectors = disk.config.map_or(0, |config| u64::from(config.block_bytes) / SECTOR_BYTES);
+            let (cached, valid) = (stats.blocks_cached, stats.sectors_valid);
+            let fits = cached <= blocks && cached <= valid && valid <= cached * sectors;
+            ensure!(fits, "disk {index}: {valid} sectors in {cached} of {blocks} blocks");
+            let none = matches!(stats.cache, CacheState::None | CacheState::Fenced);
+            ensure!(stats.cache == CacheState::Changing || none == disk.config.is_none(), "{stats:?}");
+            ensure!(stats.evictions.operations <= stats.evictions.blocks, "disk {index}: {stats:?}");
+        }
+        ensure!(in_flight == u64::from(self.engine.in_flight()), "requests in flight do not add up");
+        Ok(())
+    }
+
+    /// Nothing is going on any more.
+    pub(super) fn check_rest(&mut self) -> Result<(), Violation> {
+        ensure!(self.requests.is_empty(), "never answered: {:?}", self.requests);
+        ensure!(self.asked.is_empty(), "never ended: {:?}", self.asked);
+        ensure!(self.buffers.is_empty(), "never given back: {:?}", self.buffers);
+        ensure!(self.engine.in_flight() == 0, "{} in flight at the end", self.engine.in_flight());
+        ensure!(self.engine.poll_timeout().is_none(), "a timeout at rest");
+        self.audit()?;
+        for disk in 0..self.disks.len() as u32 {
+            if let Some(stats) = self.engine.stats(self.now, DiskId(disk)) {
+                self.report.evictions += stats.evictions.blocks;
+            }
+        }
+        self.report.repairs_under_reads = self.flash.iter().map(|flash| flash.repairs_under_reads).sum();
+        Ok(())
+    }
+
+    /// All disks are removed.
+    pub(super) fn check_empty(&mut self) -> Result<(), Violation> {
+        ensure!(self.asked.is_empty(), "never ended: {:?}", self.asked);
+        ensure!(self.free == self.all_segments(), "segments got lost: {:?} are free", self.free);
+        Ok(())
+    }
+}

@@ -1,0 +1,90 @@
+//! Guests: what they ask of their disk, and how much of it at a time.
+
+use hob_engine::io::{Durability, Op, Zeroing};
+
+use crate::content::UNIT_BYTES;
+use crate::dice::Dice;
+
+/// One guest of one disk.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) disk: usize,
+    pub(super) in_flight: u32,
+    /// Its next turn is in the queue.
+    pub(super) is_due: bool,
+    /// Times in a row that a request was handed back.
+    pub(super) handed_back: u32,
+    /// Requests it keeps in flight.
+    pub(super) depth: u32,
+    /// Units of the disk.
+    units: u64,
+    /// Where most of its requests start.
+    hot: Vec<u64>,
+    /// Per mille of the requests that change something, and that start anywhere.
+    change: u32,
+    cold: u32,
+    /// Requests start at multiples of this many units.
+    align: u64,
+    /// Longest request but for rare ones, units.
+    units_max: u64,
+}
+
+impl Guest {
+    pub(super) fn draw(disk: usize, units: u32, dice: &mut Dice) -> Self {
+        let units = u64::from(units);
+        Guest {
+            disk,
+            in_flight: 0,
+            is_due: false,
+            handed_back: 0,
+            depth: dice.pick(&[1, 4, 16, 64]),
+            units,
+            hot: (0..dice.between(1, 6)).map(|_| dice.below(units)).collect(),
+            change: dice.pick(&[20, 20, 250, 500, 900]),
+            cold: dice.pick(&[20, 20, 200, 900]),
+            align: dice.pick(&[1, 8, 8, 16]),
+            units_max: dice.pick(&[8, 16, 64, 256]),
+        }
+    }
+
+    /// Its next request: what, first byte, bytes. Now and then one that makes no sense.
+    pub(super) fn ask(&self, dice: &mut Dice) -> (Op, u64, u64) {
+        let op = self.op(dice);
+        if op == Op::Flush {
+            return (op, 0, 0);
+        }
+        let units_max = match dice.below(400) {
+            0 => 8192,
+            1..8 => 2048,
+            _ => self.units_max,
+        };
+        let near = dice.pick(&self.hot) + dice.below(24);
+        let start = if dice.chance(self.cold) { dice.below(self.units) } else { near };
+        let start = start.min(self.units - 1) / self.align * self.align;
+        let count = dice.between(1, units_max).next_multiple_of(self.align).min(self.units - start);
+        let (offset, len) = (start * UNIT_BYTES, count * UNIT_BYTES);
+        match dice.below(500) {
+            0 => (op, offset, 0),
+            1 => (op, self.units * UNIT_BYTES - len + UNIT_BYTES, len),
+            2 => (op, u64::MAX - 511, u64::MAX - 1),
+            _ => (op, offset, len),
+        }
+    }
+
+    fn op(&self, dice: &mut Dice) -> Op {
+        let durability = if dice.chance(200) { Durability::Durable } else { Durability::Volatile };
+        if dice.chance(30) {
+            return Op::Flush;
+        }
+        if !dice.chance(self.change) {
+            return if dice.chance(50) { Op::Prefetch } else { Op::Read };
+        }
+        let zeroing =
+            [Zeroing::MayUnmap, Zeroing::KeepAllocated, Zeroing::FastMayUnmap, Zeroing::FastKeepAllocated];
+        match dice.below(20) {
+            0 => Op::Discard(durability),
+            1 => Op::WriteZeroes(durability, dice.pick(&zeroing)),
+            _ => Op::Write(durability),
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Requests in, I/O out and back, replies and buffers home.
+
+use hob_engine::io::{Durability, Io, IoError, IoOp, Op, Reply, Request, Target, Zeroing};
+use hob_engine::outcome::Outcome;
+use hob_engine::units::{BufferId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
+
+use super::audit::Fetch;
+use super::{Event, Sabotage, Side, World};
+use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
+use crate::model::{Kind, Reading};
+use crate::{Violation, ensure};
+
+/// A request the engine has taken and not answered.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    request: Request,
+    guest: usize,
+    token: Token,
+    /// The engine has to refuse it, with this error.
+    refusal: Option<IoError>,
+    /// When it was handed in, by `World::clock`.
+    arrived: u64,
+}
+
+/// What the model knows the request as.
+#[derive(Debug)]
+enum Token {
+    Read(Reading),
+    Change(u32),
+    Flush(u32),
+    None,
+}
+
+/// A payload buffer the engine holds.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    request: RequestId,
+    disk: usize,
+    tags: Vec<Tag>,
+    replied: bool,
+    /// I/Os in flight on it.
+    ios: u32,
+}
+
+impl World<'_> {
+    /// A guest issues requests until it has as many in flight as it keeps.
+    pub(super) fn guest_turn(&mut self, index: usize) -> Result<(), Violation> {
+        let guest = &mut self.scenario.guests[index];
+        guest.is_due = false;
+        let room = guest.depth - guest.in_flight;
+        for _ in 0..self.dice.between(1, 8).min(u64::from(room)) {
+            if self.left == 0 {
+                return Ok(());
+            }
+            let full = self.engine.in_flight() >= self.scenario.limits.requests_max;
+            let request = self.make_request(index);
+            if full {
+                let back = self.engine.handle_request(self.now, request);
+                ensure!(back == Err(request), "{request:?} taken with {} in flight", self.engine.in_flight());
+                self.report.handed_back += 1;
+                self.give_back(request.buffer);
+                let guest = &mut self.scenario.guests[index];
+                guest.handed_back = (guest.handed_back + 1).min(16);
+                let later = self.now + self.dice.latency(self.scenario.backing_ns << guest.handed_back);
+                self.schedule_guest(index, later);
+                return Ok(());
+            }
+            self.left -= 1;
+            self.hand_in(index, request)?;
+            if self.strikes(Sabotage::WriteBehind, 100) {
+                self.write_behind()?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn schedule_guest(&mut self, index: usize, at: Instant) {
+        let guest = &mut self.scenario.guests[index];
+        if !std::mem::replace(&mut guest.is_due, true) {
+            self.queue.push(at, Event::Guest(index));
+        }
+    }
+
+    fn make_request(&mut self, index: usize) -> Request {
+        let guest = &self.scenario.guests[index];
+        let (op, offset, len) = guest.ask(&mut self.dice);
+        let disk = guest.disk;
+        self.made += 1;
+        let id = RequestId(self.made);
+        let buffer = op.has_buffer().then(|| {
+            let spare = self.spare.pop();
+            let buffer = spare.unwrap_or(BufferId(self.buffers.len() as u32));
+            let bytes = match offset.checked_add(len) {
+                Some(end) if len <= 32 << 20 => sector_ceil(end) - sector_floor(offset),
+                _ => 0,
+            };
+            let tags = vec![content::garbage(self.made); (bytes / UNIT_BYTES) as usize];
+            let old = self.buffers.insert(buffer, Buffer { request: id, disk, tags, replied: false, ios: 0 });
+            assert!(old.is_none(), "spare buffers are free");
+            buffer
+        });
+        Request { id, disk: DiskId(disk as u32), op, offset, len, buffer }
+    }
+
+    fn give_back(&mut self, buffer: Option<BufferId>) {
+        if let Some(id) = buffer {
+            self.buffers.remove(&id);
+            self.spare.push(id);
+        }
+    }
+
+    fn hand_in(&mut self, guest: usize, request: Request) -> Result<(), Violation> {
+        let disk = &mut self.disks[request.disk.0 as usize];
+        let refusal = if !disk.present || disk.leaving {
+            Some(IoError::ShuttingDown)
+        } else if request.op != Op::Flush && request.len == 0
+            || request.offset.checked_add(request.len).is_none_or(|end| end > disk.units() * UNIT_BYTES)
+        {
+            Some(IoError::Invalid)
+        } else if request.op.modifies() && disk.access == hob_engine::command::Access::ReadOnly {
+            Some(IoError::ReadOnly)
+        } else {
+            None
+        };
+        let (first, count) = Self::units(request.offset, request.len);
+        let token = match request.op {
+            _ if refusal.is_some() => Token::None,
+            Op::Read => Token::Read(disk.model.begin_read(first, count)),
+            Op::Prefetch => Token::None,
+            Op::Flush => Token::Flush(disk.model.begin_flush()),
+            Op::Write(_) => Token::Change(disk.model.begin_change(Kind::Data, first, count)),
+            Op::Discard(_) => Token::Change(disk.model.begin_change(Kind::Discard, first, count)),
+            Op::WriteZeroes(..) => Token::Change(disk.model.begin_change(Kind::Zero, first, count)),
+        };
+        if let (Op::Write(_), Token::Change(serial), Some(id)) = (request.op, &token, request.buffer) {
+            let start = (request.offset % SECTOR_BYTES / UNIT_BYTES) as usize;
+            let payload = &mut self.buffers.get_mut(&id).expect("just made").tags[start..];
+            for (unit, tag) in (first..first + count).zip(payload) {
+                *tag = content::tag(*serial, request.disk.0 as u8, unit);
+            }
+        }
+        self.scenario.guests[guest].in_flight += 1;
+        self.scenario.guests[guest].handed_back = 0;
+        let arrived = self.clock;
+        self.requests.insert(request.id, InFlight { request, guest, token, refusal, arrived });
+        let taken = self.engine.handle_request(self.now, request);
+        ensure!(taken.is_ok(), "{request:?} handed back with {} in flight", self.engine.in_flight());
+        self.drain()
+    }
+
+    /// Does what the engine asks for.
+    pub(super) fn drain(&mut self) -> Result<(), Violation> {
+        while let Some(event) = self.engine.poll_event() {
+            self.event(event)?;
+        }
+        while let Some(io) = self.engine.poll_io() {
+            self.submit(io)?;
+        }
+        while let Some(reply) = self.engine.poll_reply() {
+            self.reply(reply)?;
+            if self.strikes(Sabotage::RepeatedReply, 50) {
+                self.reply(reply)?;
+            }
+        }
+        while let Some(buffer) = self.engine.poll_release() {
+            self.release(buffer)?;
+            if self.strikes(Sabotage::RepeatedRelease, 50) {
+                self.release(buffer)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, mut io: Io) -> Result<(), Violation> {
+        ensure!(self.ios.insert(io.id), "{io:?} has the id of another in flight");
+        let payload = match (io.op, io.slice) {
+            (IoOp::Read | IoOp::Write(_), Some(slice)) => {
+                ensure!(u64::from(slice.len) == io.len, "{io:?}: slice and I/O differ in length");
+                let buffer = self.buffers.get_mut(&slice.id);
+                let buffer = buffer.ok_or_else(|| Violation(format!("{io:?} uses a buffer given back")))?;
+                buffer.ios += 1;
+                let start = (u64::from(slice.offset) / UNIT_BYTES) as usize;
+                let end = start + (io.len / UNIT_BYTES) as usize;
+                ensure!(end <= buffer.tags.len(), "{io:?} is outside its buffer");
+                ensure!(!(buffer.replied && io.op == IoOp::Read), "{io:?} after the reply");
+                if io.op == IoOp::Read { vec![] } else { buffer.tags[start..end].to_vec() }
+            }
+            (IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes(_), None) => vec![],
+            _ => return Err(Violation(format!("{io:?} with the wrong kind of payload"))),
+        };
+        let (side, mean) = match io.target {
+            Target::Flash(device) => {
+                if self.strikes(Sabotage::MisroutedIo, 20) {
+                    io.offset = io.offset.wrapping_sub(self.scenario.segment_bytes);
+                }
+                self.check_inside(&io)?;
+                let device = usize::from(device.0);
+                self.flash[device].submit(io, payload, &mut self.dice)?;
+                (Side::Flash(device), self.scenario.flash_ns)
+            }
+            Target::Backing(id) => {
+                let disk = &mut self.disks[id.0 as usize];
+                disk.backing.submit(io, payload, &mut self.dice)?;
+                if io.op == IoOp::Read {
+                    let slice = io.slice.expect("checked");
+                    disk.fetches.push(Fetch::new(self.buffers[&slice.id].request, &io, self.clock));
+                }
+                (Side::Backing(id.0 as usize), self.scenario.backing_ns)
+            }
+        };
+        let stuck = matches!(side, Side::Flash(device) if self.flash[device].is_stuck(&mut self.dice));
+        let hang = self.scenario.limits.flash_stall_ms_max * 1_000_000;
+        let takes = if stuck { self.dice.between(hang / 2, 4 * hang) } else { self.dice.latency(mean) };
+        if !self.strikes(Sabotage::LostCompletion, 20) {
+            self.queue.push(self.now + takes, Event::Complete(side, io.id));
+        }
+        Ok(())
+    }
+
+    /// Flash I/O stays inside the segments of its disk's cache.
+    fn check_inside(&self, io: &Io) -> Result<(), Violation> {
+        let Target::Flash(device) = io.target else { return Ok(()) };
+        let disk = io.slice.map(|slice| self.buffers[&slice.id].disk).unwrap_or_default();
+        let len = self.scenario.segment_bytes;
+        let mut at = io.offset;
+        while at < io.offset.saturating_add(io.len) {
+            let inside = at.wrapping_sub(super::pool::SEGMENTS_START) % len;
+            let segment = hob_engine::command::Segment { device, offset: at - inside.min(at) };
+            ensure!(self.disks[disk].segments.contains(&segment), "{io:?} outside the cache of disk {disk}");
+            at += len - inside;
+        }
+        Ok(())
+    }
+
+    pub(super) fn complete(&mut self, side: Side, id: IoId) -> Result<(), Violation> {
+        self.ios.remove(&id);
+        let done = match side {
+            Side::Flash(device) => self.flash[device].complete(id, &mut self.dice),
+            Side::Backing(disk) => self.disks[disk].backing.complete(id, &mut self.dice),
+        };
+        let failed = done.result.is_err();
+        if let Some(slice) = done.io.slice {
+            let buffer = self.buffers.get_mut(&slice.id).expect("checked at submission");
+            let start = (u64::from(slice.offset) / UNIT_BYTES) as usize;
+            let end = start + done.tags.len();
+            buffer.ios -= 1;
+            if done.io.op == IoOp::Read {
+                buffer.tags[start..end].copy_from_slice(&done.tags);
+                // Storage zeroes what a read past the disk's end leaves of the last sector.
+                buffer.tags[end..end.next_multiple_of(SECTOR_UNITS)].fill(ZERO);
+            }
+            if matches!(side, Side::Flash(_)) {
+                self.disks[buffer.disk].tally.flash_io(failed);
+            }
+        }
+        if let Side::Backing(disk) = side {
+            let disk = &mut self.disks[disk];
+            disk.tally.backing_io(failed);
+            let slice = done.io.slice.filter(|_| done.io.op == IoOp::Read);
+            if let Some(slice) = slice {
+                let request = self.buffers[&slice.id].request;
+                disk.fetches.iter_mut().filter(|f| f.request == request).for_each(|f| f.ended = self.clock);
+            }
+        }
+        self.engine.handle_completion(self.now, id, done.result, &done.sums);
+        Ok(())
+    }
+
+    fn reply(&mut self, reply: Reply) -> Result<(), Violation> {
+        let Reply { id, result, outcome, .. } = reply;
+        if self.strikes(Sabotage::LostReply, 20) {
+            return Ok(());
+        }
+        let in_flight = self.requests.remove(&id);
+        let InFlight { request, guest, token, refusal, arrived } =
+            in_flight.ok_or_else(|| Violation(format!("{reply:?} to no request, or a second one")))?;
+        ensure!(reply.disk == request.disk, "{reply:?} from another disk than {request:?}");
+        self.scenario.guests[guest].in_flight -= 1;
+        let think = self.now + self.dice.below(self.scenario.backing_ns);
+        self.schedule_guest(guest, think);
+        self.report.outcomes[outcome as usize] += 1;
+        if !self.strikes(Sabotage::Uncounted, 20) {
+            self.disks[request.disk.0 as usize].tally.request(&request, outcome);
+        }
+        if let Some(id) = request.buffer {
+            self.buffers.get_mut(&id).expect("held until released").replied = true;
+        }
+        let cannot = matches!(
+            request.op,
+            Op::WriteZeroes(_, Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated)
+        );
+        match (refusal, result) {
+            (Some(expected), result) => {
+                ensure!(result == Err(expected) && outcome == Outcome::Refused, "{request:?} got {reply:?}");
+                return Ok(());
+            }
+            (None, Ok(())) => ensure!(outcome != Outcome::BackingError, "{reply:?} is no error"),
+            (None, Err(IoError::Unsupported)) => ensure!(cannot, "{request:?} got {reply:?}"),
+            (None, Err(_)) => ensure!(outcome == Outcome::BackingError, "{request:?} got {reply:?}"),
+        }
+        self.check_fetched_once(&request, outcome, arrived)?;
+        self.check_answer(&request, token, result.is_ok())
+    }
+
+    fn check_answer(&mut self, request: &Request, token: Token, ok: bool) -> Result<(), Violation> {
+        let disk = &mut self.disks[request.disk.0 as usize];
+        let (model, backing) = (&mut disk.model, &disk.backing);
+        let fua = matches!(
+            request.op,
+            Op::Write(Durability::Durable)
+                | Op::Discard(Durability::Durable)
+                | Op::WriteZeroes(Durability::Durable, _)
+        );
+        match token {
+            Token::Read(reading) if ok => {
+                let tags = &self.buffers[&request.buffer.expect("reads have one")].tags;
+                let start = (request.offset % SECTOR_BYTES / UNIT_BYTES) as usize;
+                let seen = &tags[start..start + (request.len / UNIT_BYTES) as usize];
+                model.end_read(&reading, seen, backing.now())
+            }
+            Token::Change(serial) => model.end_change(serial, ok, fua, backing.now(), backing.durable()),
+            Token::Flush(began) if ok => model.end_flush(began, backing.now(), backing.durable()),
+            Token::Read(_) | Token::Flush(_) | Token::None => Ok(()),
+        }
+    }
+
+    fn release(&mut self, id: BufferId) -> Result<(), Violation> {
+        let buffer = self.buffers.get(&id);
+        let buffer = buffer.ok_or_else(|| Violation(format!("buffer {id} is given back twice")))?;
+        ensure!(buffer.replied, "buffer {id} of {:?} is given back before the reply", buffer.request);
+        ensure!(buffer.ios == 0, "buffer {id} is given back with I/O in flight");
+        self.give_back(Some(id));
+        Ok(())
+    }
+}

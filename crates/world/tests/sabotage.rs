@@ -1,0 +1,88 @@
+//! Do the checkers notice? Each test breaks the world in one way and expects histories to fail for
+//! the right reason.
+
+use hob_world::media::Lie;
+use hob_world::sim::{Options, Sabotage, run};
+
+/// Runs histories with the sabotage until one fails, and returns why.
+fn caught(sabotage: Sabotage) -> String {
+    let options = Options { requests: 150, faults: false, sabotage: Some(sabotage), ..Options::default() };
+    (0..400)
+        .find_map(|seed| run(seed, &options).err())
+        .unwrap_or_else(|| panic!("{sabotage:?} went unnoticed in 400 histories"))
+        .0
+}
+
+/// The failure of the sabotage has to contain one of these.
+fn expect(sabotage: Sabotage, reasons: &[&str]) {
+    let what = caught(sabotage);
+    assert!(reasons.iter().any(|reason| what.contains(reason)), "{sabotage:?} was noticed as: {what}");
+}
+
+#[test]
+fn without_sabotage_the_same_histories_pass() {
+    let options = Options { requests: 150, faults: false, ..Options::default() };
+    for seed in 0..400 {
+        run(seed, &options).unwrap();
+    }
+}
+
+#[test]
+fn wrong_data_with_right_checksums_is_noticed() {
+    expect(Sabotage::Lie(Lie::ForgedChecksums), &["never written there", "stale", "backing holds"]);
+}
+
+#[test]
+fn a_flush_that_makes_nothing_durable_is_noticed() {
+    expect(Sabotage::Lie(Lie::EmptyFlush), &["not durable", "durable change lost"]);
+}
+
+#[test]
+fn a_fua_write_that_is_not_durable_is_noticed() {
+    expect(Sabotage::Lie(Lie::IgnoredFua), &["is not durable"]);
+}
+
+#[test]
+fn a_write_acknowledged_before_the_backing_has_it_is_noticed() {
+    expect(Sabotage::Lie(Lie::EarlyAcknowledgement), &["acknowledged, backing holds"]);
+}
+
+#[test]
+fn half_a_write_is_noticed() {
+    expect(Sabotage::Lie(Lie::HalfWrite), &["acknowledged, backing holds"]);
+}
+
+#[test]
+fn stale_flash_is_noticed() {
+    expect(Sabotage::WriteBehind, &["stale"]);
+}
+
+#[test]
+fn a_second_reply_is_noticed() {
+    expect(Sabotage::RepeatedReply, &["to no request, or a second one"]);
+}
+
+#[test]
+fn a_missing_reply_is_noticed() {
+    expect(Sabotage::LostReply, &["never answered", "before the reply"]);
+}
+
+#[test]
+fn a_missing_completion_is_noticed() {
+    expect(Sabotage::LostCompletion, &["never answered", "never given back", "never ended"]);
+}
+
+#[test]
+fn a_second_release_is_noticed() {
+    expect(Sabotage::RepeatedRelease, &["given back twice"]);
+}
+
+#[test]
+fn flash_io_outside_the_cache_is_noticed() {
+    expect(Sabotage::MisroutedIo, &["outside the cache"]);
+}
+
+#[test]
+fn a_request_counted_wrongly_is_noticed() {
+    expect(Sabotage::Uncounted, &["counts"]);
+}
