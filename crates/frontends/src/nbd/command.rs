@@ -17,6 +17,8 @@ pub(super) struct InFlight {
     /// The piece that is, or will be, with the engine.
     offset: u64,
     len: u64,
+    /// Bytes of its buffer.
+    pub(super) buffer_bytes: usize,
     /// The engine's reference.
     pub(super) buffer: Option<BufferId>,
     /// The connection's own reference, to send from.
@@ -25,8 +27,14 @@ pub(super) struct InFlight {
 
 impl InFlight {
     pub(super) fn new(header: &hob_nbd::Request) -> Self {
-        let mut command =
-            InFlight { header: *header, offset: header.offset, len: 0, buffer: None, reply_buffer: None };
+        let mut command = InFlight {
+            header: *header,
+            offset: header.offset,
+            len: 0,
+            buffer_bytes: 0,
+            buffer: None,
+            reply_buffer: None,
+        };
         command.len = command.piece_len();
         command
     }
@@ -50,6 +58,7 @@ impl InFlight {
             self.reply_buffer = Some(id);
         }
         self.buffer = Some(id);
+        self.buffer_bytes = len as usize;
         true
     }
 

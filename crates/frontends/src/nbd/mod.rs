@@ -95,6 +95,11 @@ pub struct Connection {
     outbox_buffers: Vec<BufferId>,
     sending_buffers: Vec<BufferId>,
     sending: bool,
+    /// Bytes of the buffers of its commands, until their answers are sent.
+    held_bytes: usize,
+    /// Of these, in `outbox_buffers` and in `sending_buffers`.
+    outbox_bytes: usize,
+    sending_bytes: usize,
     /// Memory of a list that was sent, for the next one.
     spare: Gather,
     /// Why the connection ended early, for the log.
@@ -135,6 +140,9 @@ impl Connection {
             outbox_buffers: Vec::new(),
             sending_buffers: Vec::new(),
             sending: false,
+            held_bytes: 0,
+            outbox_bytes: 0,
+            sending_bytes: 0,
             spare: Gather::default(),
             fault: None,
         }
@@ -153,6 +161,11 @@ impl Connection {
     /// Commands without an answer.
     pub fn in_flight(&self) -> usize {
         self.commands.len()
+    }
+
+    /// Bytes of buffers that its commands hold, until their answers are sent.
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes
     }
 
     /// Where the next bytes go.
@@ -251,6 +264,7 @@ impl Connection {
             return self.issue(slot, payload);
         }
         let command = self.commands.remove(slot);
+        self.held_bytes -= command.buffer_bytes;
         match self.input {
             Input::Dead => command.reply_buffer.into_iter().for_each(|id| payload.release(id)),
             _ => reply::push(self, &command, reply.result, payload),
@@ -273,6 +287,7 @@ impl Connection {
         }
         self.sending = true;
         std::mem::swap(&mut self.outbox_buffers, &mut self.sending_buffers);
+        self.sending_bytes = std::mem::take(&mut self.outbox_bytes);
         Some(std::mem::replace(&mut self.outbox, std::mem::take(&mut self.spare)))
     }
 
@@ -282,6 +297,7 @@ impl Connection {
         self.spare = gather;
         self.sending = false;
         self.sending_buffers.drain(..).for_each(|id| payload.release(id));
+        self.held_bytes -= std::mem::take(&mut self.sending_bytes);
         if sent.is_err() {
             self.abort("the client does not read its answers", payload);
         }
@@ -310,13 +326,16 @@ impl Connection {
             // It never reached the engine, whose reference is therefore ours.
             let command = self.commands.remove(command);
             payload.release(command.buffer.expect("a write has a buffer"));
+            self.held_bytes -= command.buffer_bytes;
         }
         self.input = Input::Dead;
         self.outbox.clear();
         self.outbox_buffers.drain(..).for_each(|id| payload.release(id));
+        self.held_bytes -= std::mem::take(&mut self.outbox_bytes);
         // Requests that the engine has not seen yet.
         for request in std::mem::take(&mut self.requests) {
             let command = self.commands.remove(request.id.0 as u32);
+            self.held_bytes -= command.buffer_bytes;
             request.buffer.into_iter().chain(command.reply_buffer).for_each(|id| payload.release(id));
         }
         for query in std::mem::take(&mut self.queries) {
@@ -373,6 +392,7 @@ impl Connection {
             self.input = Input::Stuck(request);
             return;
         }
+        self.held_bytes += command.buffer_bytes;
         let slot = self.commands.insert(command);
         match request.command {
             Command::Write => {
@@ -406,10 +426,14 @@ impl Connection {
         let id = self.request_id(slot);
         let disk = self.disk;
         let command = self.commands.get_mut(slot);
-        if command.needs_buffer() && command.buffer.is_none() && !command.alloc(payload) {
-            // Only a prefetch gets here without its buffer. It is a hint: it may end early.
-            let command = self.commands.remove(slot);
-            return reply::push(self, &command, Ok(()), payload);
+        if command.needs_buffer() && command.buffer.is_none() {
+            // The next piece of a prefetch. It is a hint: without room it may end early.
+            self.held_bytes -= command.buffer_bytes;
+            if !command.alloc(payload) {
+                let command = self.commands.remove(slot);
+                return reply::push(self, &command, Ok(()), payload);
+            }
+            self.held_bytes += command.buffer_bytes;
         }
         let request = command.request(id, disk);
         self.requests.push_back(request);

@@ -20,6 +20,8 @@ pub(super) fn push(
         (Ok(()), Some(id)) => {
             push_data(connection, command, payload);
             connection.outbox_buffers.push(id);
+            connection.outbox_bytes += command.buffer_bytes;
+            connection.held_bytes += command.buffer_bytes;
         }
         (Ok(()), None) => {
             connection.outbox.push_head(|head| reply::push_simple_ok(head, command.header.cookie));

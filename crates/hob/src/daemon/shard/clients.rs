@@ -187,11 +187,15 @@ impl Clients {
         client.listed = false;
         let connection = &mut client.connection;
         let before = connection.in_flight();
+        let mut gate = Gate::new(ring, connection, self.waiting.is_empty());
+        if !client.waiting {
+            connection.retry_alloc(&mut gate);
+        }
         if let Some(rx) = &mut client.rx {
-            let mut gate = Gate { arena: ring.arena_mut(), open: self.waiting.is_empty() };
             let used = connection.handle_received(rx.filled(), &mut gate);
             rx.consume(used);
         }
+        let greedy = gate.greedy;
         while let Some(request) = connection.poll_request() {
             if let Err(request) = engine.handle_request(now, request) {
                 connection.unpoll_request(request);
@@ -207,12 +211,13 @@ impl Clients {
             client.sending = true;
             ring.send(Token::new(SEND, number, 0), client.fd, gather);
         }
-        self.receive(now, number, ring);
+        self.receive(now, number, ring, greedy);
         self.close(number, ring);
     }
 
-    /// Starts what the connection wants to receive.
-    fn receive(&mut self, now: Instant, number: u16, ring: &mut Ring) {
+    /// Starts what the connection wants to receive. One that has its share of the buffers waits for
+    /// its own answers to leave, not for others.
+    fn receive(&mut self, now: Instant, number: u16, ring: &mut Ring, greedy: bool) {
         let client = self.clients[usize::from(number)].as_mut().expect("listed connections exist");
         if client.receiving_payload || client.rx.is_none() {
             return;
@@ -228,7 +233,7 @@ impl Clients {
                 client.receiving_payload = true;
                 ring.recv_into(Token::new(RECEIVE_PAYLOAD, number, 0), client.fd, slice);
             }
-            Receive::AwaitBuffer if !client.waiting => {
+            Receive::AwaitBuffer if !client.waiting && !greedy => {
                 client.waiting = true;
                 if self.waiting.is_empty() {
                     self.waiting_since = now;
@@ -268,7 +273,8 @@ impl Clients {
     fn serve_waiting(&mut self, now: Instant, ring: &mut Ring) {
         while let Some(number) = self.waiting.front().copied() {
             let client = self.clients[usize::from(number)].as_mut().expect("waiting connections exist");
-            if !client.connection.retry_alloc(&mut ungated(ring)) {
+            let mut gate = Gate::new(ring, &client.connection, true);
+            if !client.connection.retry_alloc(&mut gate) && !gate.greedy {
                 return;
             }
             client.waiting = false;
@@ -309,19 +315,40 @@ impl Clients {
     }
 }
 
-/// The arena as connections see it: closed for new commands while others wait.
+/// The arena as one connection sees it.
+///
+/// A connection may hold as many bytes as are free beside it. So one gets half of the arena, k greedy
+/// ones get all but 1/(k + 1) of it, and there is always something left for who asks for little.
 struct Gate<'a> {
     arena: &'a mut Arena,
+    /// Nobody waits for a buffer already.
     open: bool,
+    held_bytes: usize,
+    /// It was refused for what it holds.
+    greedy: bool,
 }
 
+impl Gate<'_> {
+    fn new<'a>(ring: &'a mut Ring, connection: &Connection, open: bool) -> Gate<'a> {
+        Gate { arena: ring.arena_mut(), open, held_bytes: connection.held_bytes(), greedy: false }
+    }
+}
+
+/// For giving buffers back.
 fn ungated(ring: &mut Ring) -> Gate<'_> {
-    Gate { arena: ring.arena_mut(), open: true }
+    Gate { arena: ring.arena_mut(), open: true, held_bytes: 0, greedy: false }
 }
 
 impl Payload for Gate<'_> {
     fn alloc(&mut self, len: usize) -> Option<BufferId> {
-        if self.open { self.arena.alloc(len) } else { None }
+        let free = self.arena.capacity() - self.arena.used();
+        self.greedy = self.held_bytes > 0 && self.held_bytes + len > free;
+        if self.greedy || !self.open {
+            return None;
+        }
+        let id = self.arena.alloc(len)?;
+        self.held_bytes += len;
+        Some(id)
     }
     fn retain(&mut self, id: BufferId) {
         self.arena.retain(id);
