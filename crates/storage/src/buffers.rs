@@ -23,6 +23,8 @@ mod buddy;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use hob_engine::io::BufferSlice;
 use hob_engine::units::BufferId;
 
@@ -60,7 +62,7 @@ struct Buffer {
 /// Payload buffers. See the module's text.
 #[derive(Debug)]
 pub struct Arena {
-    memory: Memory,
+    memory: Arc<Memory>,
     buddy: Buddy,
     buffers: Vec<Buffer>,
     free_ids: Vec<u32>,
@@ -74,7 +76,7 @@ impl Arena {
     ///
     /// # Errors
     /// The system's, when it has no memory for it; `InvalidInput` above [`ARENA_BYTES_MAX`].
-    pub fn new(bytes: usize) -> std::io::Result<Arena> {
+    pub(crate) fn new(bytes: usize) -> std::io::Result<Arena> {
         if bytes == 0 || bytes > ARENA_BYTES_MAX {
             return Err(std::io::Error::new(
                 std::io::ErrorKind::InvalidInput,
@@ -84,7 +86,7 @@ impl Arena {
         let pages = bytes.div_ceil(PAGE_BYTES);
         let recent = (0..=RECENT_PAGES_MAX).map(|_| Vec::with_capacity(RECENT_EACH_MAX)).collect();
         Ok(Arena {
-            memory: Memory::map(pages * PAGE_BYTES)?,
+            memory: Arc::new(Memory::map(pages * PAGE_BYTES)?),
             buddy: Buddy::new(pages as u32),
             buffers: Vec::new(),
             free_ids: Vec::new(),
@@ -191,7 +193,7 @@ impl Arena {
     pub fn slice_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
         let offset = self.locate(slice);
         self.assert_not_filling(slice);
-        // SAFETY: as in `slice`.
+        // SAFETY: as in `slice`; and of the arena's slices this one is the only one, by `&mut self`.
         unsafe { self.memory.bytes_mut(offset, slice.len as usize) }
     }
 
@@ -235,6 +237,11 @@ impl Arena {
     /// Address of a slice that is pinned.
     pub(crate) fn pinned_address(&self, slice: BufferSlice) -> *mut u8 {
         self.memory.address(self.locate(slice), slice.len as usize)
+    }
+
+    /// The mapping, for whoever must see to it that it outlives the kernel's use of it.
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 
     /// First address and bytes of the whole arena, for registering it.

@@ -73,12 +73,19 @@ impl Memory {
     /// A run of bytes, to be changed.
     ///
     /// # Safety
-    /// While the result lives, nothing else may write to it.
-    pub(crate) unsafe fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and `&mut self` excludes every other slice of this mapping.
+    /// While the result lives, nothing else may read or write it, except that the kernel may read.
+    #[allow(clippy::mut_from_ref)] // What makes it exclusive is the caller's promise, not a borrow of the mapping.
+    pub(crate) unsafe fn bytes_mut(&self, offset: usize, len: usize) -> &mut [u8] {
+        // SAFETY: as in `bytes`; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.address(offset, len), len) }
     }
 }
+
+// SAFETY: the mapping belongs to no thread, and its bytes are reached only through `unsafe` functions whose
+// callers answer for races.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
 
 impl Drop for Memory {
     fn drop(&mut self) {

@@ -41,7 +41,7 @@ fn segments_are_spread_kept_and_released() {
         pool.allocate(OwnerId(3), Lifetime::Volatile, 2),
         Err(PoolError::Full { wanted: 2, free: 1 })
     ));
-    assert!(persistent.iter().all(|segment| segment.offset % MIB == 0));
+    assert!(persistent.iter().all(|segment| segment.offset.is_multiple_of(MIB)));
     // Thick: the files have all their blocks.
     for (path, _) in &paths {
         use std::os::unix::fs::MetadataExt;

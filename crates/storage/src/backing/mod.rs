@@ -38,8 +38,10 @@ pub struct BackingKind {
     /// How its specifications look, for people.
     pub syntax: &'static str,
     recognise: fn(&str) -> bool,
-    open: fn(&str, Access, &BackingOptions) -> Result<Box<dyn Driver>, OpenError>,
+    open: OpenFn,
 }
+
+type OpenFn = fn(&str, Access, &BackingOptions) -> Result<Box<dyn Driver>, OpenError>;
 
 /// Every kind. The first row that recognises a specification opens it.
 pub const BACKINGS: &[BackingKind] = &[

@@ -18,7 +18,9 @@
 //! becomes the disk's own ([`BackingInfo::block_bytes_min`]), and what is not aligned to it is refused. An export that has another size when it is connected again is another disk: everything fails from then on.
 
 mod connect;
+mod exchange;
 mod jobs;
+mod recovery;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -28,16 +30,16 @@ use hob_engine::gather::Gather;
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 use hob_nbd::client::handshake::Negotiated;
-use hob_nbd::client::reply::{ReplyDecoder, ReplyEvent, ReplyLimits};
+use hob_nbd::client::reply::ReplyDecoder;
 use hob_nbd::client::request;
 use hob_nbd::uri::NbdUri;
-use hob_nbd::{CommandFlags, ErrorCode, Extent, TransmissionFlags};
+use hob_nbd::{CommandFlags, TransmissionFlags};
 
 use super::{BackingInfo, BackingOptions, Driver, OpenError, Status, StatusExtent};
-use crate::ring::{Completion, Fd, FdClass, Returned, Ring, RxBuf, ZEROES_BYTES};
+use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 use connect::{Attempt, Link};
-use jobs::{Asker, Job, Jobs, What};
+use jobs::{Asker, Jobs, What};
 
 /// Token indices of the operations a connection has in the ring: at most one of each.
 const SEND: u32 = 0;
@@ -45,20 +47,11 @@ const RECEIVE: u32 = 1;
 const FILL: u32 = 2;
 const CONNECT: u32 = 3;
 
-/// Room for replies. Payload beyond it is received straight into its buffer.
-const RX_BYTES: usize = 64 << 10;
-
-/// Most bytes handed to one send.
-const BATCH_BYTES_MAX: usize = 1 << 20;
-
 /// Longest command without payload, bytes; a multiple of every block size.
 const COMMAND_BYTES_MAX: u64 = 1 << 30;
 
 /// Largest payload whatever the server says, bytes.
 const PAYLOAD_BYTES_MAX: u64 = 32 << 20;
-
-/// Most extents of one status answer.
-const EXTENTS_MAX: usize = 1 << 16;
 
 pub(super) fn recognise(spec: &str) -> bool {
     spec.split_once("://").is_some_and(|(scheme, _)| scheme.starts_with("nbd"))
@@ -132,7 +125,7 @@ pub(super) fn open_uri(
 enum State {
     /// Not on a shard yet.
     Detached(Link),
-    Connected(Connection),
+    Connected(Box<Connection>),
     /// Waiting for the ring to give back the operations of a connection that is over.
     Draining(Fd),
     /// Waiting to connect again.
@@ -186,117 +179,6 @@ impl NbdBacking {
         self.tokens.expect("a backing is attached before it is used")
     }
 
-    fn start_connection(&mut self, ring: &mut Ring, link: Link) {
-        let fd = ring.attach(link.socket, FdClass::Socket);
-        let limits = ReplyLimits { extents_max: EXTENTS_MAX };
-        let decoder = ReplyDecoder::new(&link.negotiated, limits);
-        self.negotiated = link.negotiated;
-        let place = ring.zeroes(0);
-        self.operations = 1;
-        ring.recv(self.tokens().token(RECEIVE), fd, RxBuf::new(RX_BYTES));
-        let connection = Connection { fd, decoder, rx: None, gather: Some(Gather::default()), place };
-        self.state = State::Connected(connection);
-        self.send(ring);
-    }
-
-    /// Sends what waits, if nothing is being sent.
-    fn send(&mut self, ring: &mut Ring) {
-        let tokens = self.tokens();
-        let State::Connected(connection) = &mut self.state else { return };
-        if !self.jobs.has_to_send() {
-            return;
-        }
-        let Some(mut gather) = connection.gather.take() else { return };
-        gather.clear();
-        let mut bytes = 0;
-        while bytes < BATCH_BYTES_MAX {
-            let Some(slot) = self.jobs.next_to_send() else { break };
-            bytes += push_request(&mut gather, &mut self.jobs, slot, ring, self.changes);
-        }
-        self.operations += 1;
-        ring.send(tokens.token(SEND), connection.fd, gather);
-    }
-
-    /// Understands what was received and goes on receiving. An error is a sentence, and the
-    /// connection's end.
-    fn digest(&mut self, ring: &mut Ring) -> Result<(), String> {
-        let mut at = 0;
-        loop {
-            let State::Connected(connection) = &mut self.state else { return Ok(()) };
-            let Connection { decoder, rx, place, .. } = connection;
-            let bytes = &rx.as_ref().expect("nothing is being received").filled()[at..];
-            let event = decoder.poll_event();
-            let pending = decoder.payload_pending().min(bytes.len() as u32);
-            if let Some(event) = event {
-                self.handle_event(ring, event);
-            } else if pending > 0 {
-                let part = BufferSlice { len: pending, ..*place };
-                ring.arena_mut().slice_mut(part).copy_from_slice(&bytes[..pending as usize]);
-                decoder.payload_received(pending);
-                (place.offset, place.len) = (place.offset + pending, place.len - pending);
-                at += pending as usize;
-            } else if bytes.is_empty() || decoder.payload_pending() > 0 {
-                break;
-            } else {
-                let jobs = &self.jobs;
-                let in_flight = |cookie| jobs.expected(cookie);
-                at += decoder.handle_input(bytes, &in_flight).map_err(|error| error.to_string())?;
-            }
-        }
-        let tokens = self.tokens();
-        let State::Connected(connection) = &mut self.state else { return Ok(()) };
-        let rx = connection.rx.as_mut().expect("nothing is being received");
-        rx.consume(at);
-        self.operations += 1;
-        if connection.decoder.payload_pending() > 0 {
-            let part = BufferSlice { len: connection.decoder.payload_pending(), ..connection.place };
-            ring.recv_into(tokens.token(FILL), connection.fd, part);
-        } else {
-            let rx = connection.rx.take().expect("as just seen");
-            ring.recv(tokens.token(RECEIVE), connection.fd, rx);
-        }
-        self.send(ring);
-        Ok(())
-    }
-
-    fn handle_event(&mut self, ring: &mut Ring, event: ReplyEvent) {
-        const KNOWN: &str = "the decoder checks cookies";
-        match event {
-            ReplyEvent::Data { cookie, offset, length } => {
-                let request = self.jobs.find(cookie).expect(KNOWN);
-                let place = read_place(&mut self.jobs, request, offset, length);
-                if let State::Connected(connection) = &mut self.state {
-                    connection.place = place;
-                }
-            }
-            ReplyEvent::Hole { cookie, offset, length } => {
-                let request = self.jobs.find(cookie).expect(KNOWN);
-                let place = read_place(&mut self.jobs, request, offset, length);
-                ring.arena_mut().slice_mut(place).fill(0);
-            }
-            ReplyEvent::BlockStatus { cookie, extents } => {
-                let request = self.jobs.find(cookie).expect(KNOWN);
-                let first = self.jobs.request(request).offset;
-                let job = self.jobs.request(request).job;
-                self.jobs.job(job).clip_extents(first, &extents);
-            }
-            ReplyEvent::Error { code, message, .. } if !message.is_empty() => {
-                tracing::debug!(
-                    backing = self.info.description,
-                    ?code,
-                    message,
-                    "the server reports an error"
-                );
-            }
-            ReplyEvent::Error { .. } => {}
-            ReplyEvent::Done { cookie, error } => {
-                self.pause = self.options.reconnect_min;
-                let request = self.jobs.find(cookie).expect(KNOWN);
-                self.end_request(request, error.map_or(Ok(()), |code| Err(io_error(code))));
-            }
-        }
-    }
-
     fn end_request(&mut self, slot: u32, result: Result<(), IoError>) {
         match self.jobs.request(slot).what {
             What::Flush { mark } if result.is_ok() => self.flushed = self.flushed.max(mark),
@@ -326,129 +208,6 @@ impl NbdBacking {
         }
     }
 
-    /// Gives the connection up.
-    fn break_connection(&mut self, ring: &mut Ring, now: Instant, why: &str) {
-        let State::Connected(connection) = &self.state else { return };
-        tracing::warn!(backing = self.info.description, why, "the connection is lost; connecting again");
-        let fd = connection.fd;
-        ring.shutdown(fd);
-        self.state = State::Draining(fd);
-        self.go_on_drained(ring, now);
-    }
-
-    /// Once the ring has nothing of the old connection any more: decides what becomes of its requests.
-    fn go_on_drained(&mut self, ring: &mut Ring, now: Instant) {
-        if self.operations > 0 {
-            return;
-        }
-        match self.state {
-            State::Draining(fd) => {
-                ring.detach(fd);
-                self.state = State::Pausing(now + self.next_pause());
-                self.jobs.send_all_again();
-                if self.changes > self.flushed {
-                    self.flushed = self.changes;
-                    let flushes: Vec<u32> = self.jobs.live_requests().collect();
-                    let flushes: Vec<u32> =
-                        flushes.into_iter().filter(|slot| self.jobs.request(*slot).is_flush()).collect();
-                    self.writes_lost = flushes.is_empty();
-                    self.fail(&flushes, IoError::Failed);
-                }
-                self.fail_expired(now);
-            }
-            State::Closing(fd) => {
-                fd.into_iter().for_each(|fd| ring.detach(fd));
-                self.state = State::Closed;
-                self.fail_all(IoError::ShuttingDown);
-            }
-            _ => {}
-        }
-    }
-
-    /// Between half and all of the pause, which doubles.
-    fn next_pause(&mut self) -> u64 {
-        let mut dice = [0];
-        let _ = rustix::rand::getrandom(&mut dice, rustix::rand::GetRandomFlags::empty());
-        let nanos = self.pause.as_nanos() as u64;
-        self.pause = (self.pause * 2).min(self.options.reconnect_max);
-        nanos / 2 + nanos / 2 * u64::from(dice[0]) / 255
-    }
-
-    /// Ends requests that are not on any connection.
-    fn fail(&mut self, slots: &[u32], error: IoError) {
-        self.jobs.unqueue(slots);
-        for slot in slots {
-            self.end_request_unsent(*slot, error);
-        }
-    }
-
-    fn end_request_unsent(&mut self, slot: u32, error: IoError) {
-        let (job, is_last) = self.jobs.end_request(slot, Err(error));
-        if is_last {
-            self.end_or_flush(job);
-        }
-    }
-
-    fn fail_expired(&mut self, now: Instant) {
-        let expired = self.jobs.expired(now);
-        self.fail(&expired, IoError::Failed);
-    }
-
-    fn fail_all(&mut self, error: IoError) {
-        let all: Vec<u32> = self.jobs.live_requests().collect();
-        self.fail(&all, error);
-    }
-
-    fn start_attempt(&mut self, ring: &mut Ring, now: Instant) {
-        match Attempt::start(&self.uri, self.options.connect_max) {
-            Ok((attempt, socket)) => {
-                let fd = ring.attach(socket, FdClass::Socket);
-                self.operations += 1;
-                ring.recv(self.tokens().token(CONNECT), fd, RxBuf::new(1));
-                self.state = State::Connecting(attempt, fd);
-            }
-            Err(error) => {
-                tracing::warn!(%error, "no thread to connect with");
-                self.state = State::Pausing(now + self.next_pause());
-            }
-        }
-    }
-
-    fn end_attempt(&mut self, ring: &mut Ring, now: Instant) {
-        let State::Connecting(attempt, fd) = std::mem::replace(&mut self.state, State::Dead) else {
-            unreachable!("only an attempt ends an attempt")
-        };
-        ring.detach(fd);
-        match attempt.result() {
-            Ok(link) if !self.is_same_disk(&link.negotiated) => {
-                let (was, is) = (self.info.size_bytes, link.negotiated.size_bytes);
-                tracing::error!(
-                    backing = self.info.description,
-                    was,
-                    is,
-                    "the server came back with another disk; this one stays failed until it is added again"
-                );
-                self.fail_all(IoError::Failed);
-            }
-            Ok(link) => {
-                tracing::info!(backing = self.info.description, "connected again");
-                self.start_connection(ring, link);
-            }
-            Err(why) => {
-                tracing::debug!(backing = self.info.description, why, "connecting failed");
-                self.state = State::Pausing(now + self.next_pause());
-            }
-        }
-    }
-
-    fn is_same_disk(&self, new: &Negotiated) -> bool {
-        let writable = !new.flags.contains(TransmissionFlags::READ_ONLY);
-        new.size_bytes == self.info.size_bytes
-            && new.block_size_min <= self.info.block_bytes
-            && new.block_size_max >= self.info.block_bytes
-            && (writable || self.info.read_only)
-    }
-
     /// Makes the requests of a job out of a range.
     fn ask_range(&mut self, job: u32, io: &Io, what: impl Fn(&Io, u64, u32) -> What, bytes_max: u64) {
         let mut from = io.offset;
@@ -458,6 +217,28 @@ impl NbdBacking {
             self.jobs.ask(job, what(io, from, len), from, len);
             from += u64::from(len);
         }
+    }
+
+    fn ask_zeroes(&mut self, job: u32, io: &Io, zeroing: Zeroing, payload_max: u64) {
+        let keep = matches!(zeroing, Zeroing::KeepAllocated | Zeroing::FastKeepAllocated);
+        let fast = matches!(zeroing, Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated);
+        if !self.can(TransmissionFlags::SEND_WRITE_ZEROES)
+            || fast && !self.can(TransmissionFlags::SEND_FAST_ZERO)
+        {
+            if !fast {
+                return self.ask_range(job, io, |_, _, _| What::WriteZeroData, payload_max);
+            }
+            self.jobs.job(job).result = Err(IoError::Unsupported);
+            return self.end_or_flush(job);
+        }
+        let mut flags = CommandFlags::NONE;
+        if keep {
+            flags = flags | CommandFlags::NO_HOLE;
+        }
+        if fast {
+            flags = flags | CommandFlags::FAST_ZERO;
+        }
+        self.ask_range(job, io, |_, _, _| What::WriteZeroes(flags), COMMAND_BYTES_MAX);
     }
 
     fn payload_bytes_max(&self) -> u64 {
@@ -470,74 +251,6 @@ impl NbdBacking {
 fn part(io: &Io, offset: u64, len: u32) -> BufferSlice {
     let slice = io.slice.expect("a transfer has a slice");
     BufferSlice { offset: slice.offset + (offset - io.offset) as u32, len, ..slice }
-}
-
-fn read_place(jobs: &mut Jobs, slot: u32, offset: u64, len: u32) -> BufferSlice {
-    let request = jobs.request(slot);
-    let What::Read(slice) = request.what else { unreachable!("the decoder knows which requests are reads") };
-    BufferSlice { offset: slice.offset + (offset - request.offset) as u32, len, ..slice }
-}
-
-/// Appends a request to what is sent; returns its bytes.
-fn push_request(gather: &mut Gather, jobs: &mut Jobs, slot: u32, ring: &Ring, changes: u64) -> usize {
-    let cookie = jobs.cookie(slot);
-    let request = jobs.request(slot);
-    let (offset, len) = (request.offset, request.len);
-    let header = match &mut request.what {
-        What::Read(_) => request::read(cookie, offset, len, CommandFlags::NONE),
-        What::Write(_, flags) => request::write_header(cookie, offset, len, *flags),
-        What::WriteZeroData => request::write_header(cookie, offset, len, CommandFlags::NONE),
-        What::WriteZeroes(flags) => request::write_zeroes(cookie, offset, len, *flags),
-        What::Trim => request::trim(cookie, offset, len, CommandFlags::NONE),
-        What::Flush { mark } => {
-            *mark = changes;
-            request::flush(cookie)
-        }
-        What::Status => request::block_status(cookie, offset, len, CommandFlags::NONE),
-    };
-    gather.push_head(|head| head.extend_from_slice(&header));
-    match request.what {
-        What::Write(slice, _) => gather.push_payload(slice),
-        What::WriteZeroData => {
-            let mut left = len;
-            while left > 0 {
-                let piece = ring.zeroes(left.min(ZEROES_BYTES));
-                gather.push_payload(piece);
-                left -= piece.len;
-            }
-        }
-        _ => return header.len(),
-    }
-    header.len() + len as usize
-}
-
-fn io_error(code: ErrorCode) -> IoError {
-    match code {
-        ErrorCode::Perm => IoError::ReadOnly,
-        ErrorCode::NoSpc => IoError::NoSpace,
-        ErrorCode::NotSup => IoError::Unsupported,
-        ErrorCode::Inval => IoError::Invalid,
-        ErrorCode::Io | ErrorCode::NoMem | ErrorCode::Overflow | ErrorCode::Shutdown => IoError::Failed,
-    }
-}
-
-impl Job {
-    /// Keeps of the server's extents, which start at `at`, what lies in the job's range.
-    fn clip_extents(&mut self, at: u64, extents: &[Extent]) {
-        let (from, to) = self.range;
-        let mut at = at;
-        self.extents.clear();
-        for extent in extents {
-            let end = at + u64::from(extent.length);
-            let (first, last) = (at.max(from), end.min(to));
-            if first < last {
-                let is = |bit| extent.state & bit != 0;
-                let (hole, zero) = (is(Extent::HOLE), is(Extent::ZERO));
-                self.extents.push(StatusExtent { len: last - first, hole, zero });
-            }
-            at = end;
-        }
-    }
 }
 
 impl Driver for NbdBacking {
@@ -557,7 +270,9 @@ impl Driver for NbdBacking {
             State::Dead => Some(IoError::Failed),
             State::Closing(_) | State::Closed => Some(IoError::ShuttingDown),
             _ if self.info.read_only && !matches!(io.op, IoOp::Read | IoOp::Flush) => Some(IoError::ReadOnly),
-            _ if (io.offset | io.len) % u64::from(self.info.block_bytes) != 0 => Some(IoError::Invalid),
+            _ if !(io.offset | io.len).is_multiple_of(u64::from(self.info.block_bytes_min)) => {
+                Some(IoError::Invalid)
+            }
             _ => None,
         };
         if let Some(error) = refused {
@@ -681,7 +396,8 @@ impl Driver for NbdBacking {
 
     fn close(&mut self, ring: &mut Ring) {
         self.state = match std::mem::replace(&mut self.state, State::Closed) {
-            State::Connected(Connection { fd, gather, .. }) => {
+            State::Connected(connection) => {
+                let Connection { fd, gather, .. } = *connection;
                 if gather.is_some() && self.jobs.is_empty() {
                     // Politeness; a server must survive without it.
                     let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
@@ -702,29 +418,5 @@ impl Driver for NbdBacking {
 
     fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed)
-    }
-}
-
-impl NbdBacking {
-    fn ask_zeroes(&mut self, job: u32, io: &Io, zeroing: Zeroing, payload_max: u64) {
-        let keep = matches!(zeroing, Zeroing::KeepAllocated | Zeroing::FastKeepAllocated);
-        let fast = matches!(zeroing, Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated);
-        if !self.can(TransmissionFlags::SEND_WRITE_ZEROES)
-            || fast && !self.can(TransmissionFlags::SEND_FAST_ZERO)
-        {
-            if !fast {
-                return self.ask_range(job, io, |_, _, _| What::WriteZeroData, payload_max);
-            }
-            self.jobs.job(job).result = Err(IoError::Unsupported);
-            return self.end_or_flush(job);
-        }
-        let mut flags = CommandFlags::NONE;
-        if keep {
-            flags = flags | CommandFlags::NO_HOLE;
-        }
-        if fast {
-            flags = flags | CommandFlags::FAST_ZERO;
-        }
-        self.ask_range(job, io, |_, _, _| What::WriteZeroes(flags), COMMAND_BYTES_MAX);
     }
 }

@@ -22,7 +22,7 @@ use crate::ring::FdClass;
 const HEAD_BYTES: usize = 256 << 10;
 
 /// f_type of tmpfs and of ramfs.
-const MEMORY_FILESYSTEMS: [i64; 2] = [0x0102_1994, 0x8584_58f6];
+const MEMORY_FILESYSTEMS: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// A device to take into a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -317,5 +317,5 @@ impl Device {
 
 /// Is a file's filesystem made of memory?
 pub(crate) fn is_memory_filesystem(file: &File) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|fs| MEMORY_FILESYSTEMS.contains(&(fs.f_type as i64)))
+    rustix::fs::fstatfs(file).is_ok_and(|fs| MEMORY_FILESYSTEMS.contains(&fs.f_type))
 }

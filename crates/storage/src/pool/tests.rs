@@ -26,9 +26,9 @@ fn page() -> (PageHeader, Vec<Entry>) {
     let owned = |n: u32| Entry::Owned {
         owner: OwnerId(u128::from(n) << 90 | 5),
         ordinal: n,
-        lifetime: if n % 2 == 0 { Lifetime::Volatile } else { Lifetime::Persistent },
+        lifetime: if n.is_multiple_of(2) { Lifetime::Volatile } else { Lifetime::Persistent },
     };
-    let entries = (0..100).map(|n| if n % 7 == 0 { Entry::Free } else { owned(n) }).collect();
+    let entries = (0..100u32).map(|n| if n.is_multiple_of(7) { Entry::Free } else { owned(n) }).collect();
     (PageHeader { generation: 4, device_uuid: Uuid([2; 16]), index: 1 }, entries)
 }
 

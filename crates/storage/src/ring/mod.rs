@@ -23,6 +23,8 @@
 //!   and dropping the ring waits, or leaks memory that the kernel still owns.
 //! * The ring lives on the thread that made it; only its [`Waker`]s travel.
 
+mod config;
+mod fds;
 mod op;
 mod threads;
 mod uring;
@@ -42,8 +44,12 @@ use hob_engine::gather::{Gather, Piece};
 use hob_engine::io::{BufferSlice, Durability};
 use hob_engine::units::BufferId;
 
-use crate::buffers::{ARENA_BYTES_DEFAULT, Arena, Traffic};
+use crate::buffers::{Arena, Traffic};
+use crate::memory::Memory;
 use crate::token::Token;
+pub use config::{RingConfig, RingError, RingKind};
+use fds::FdEntry;
+pub use fds::{Fd, FdClass};
 use op::{Attempt, Message, Op, Work};
 pub use op::{Completion, Returned, RxBuf};
 pub use waker::Waker;
@@ -53,93 +59,6 @@ pub const ZEROES_BYTES: u32 = 64 << 10;
 
 /// How long dropping a ring waits for operations in flight.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
-
-/// Which engine moves the bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RingKind {
-    /// io_uring, or threads where the system has none.
-    #[default]
-    Auto,
-    /// io_uring or an error.
-    IoUring,
-    /// Threads and epoll.
-    Threads,
-}
-
-/// Settings of a ring.
-#[derive(Clone, Debug)]
-pub struct RingConfig {
-    /// Which engine.
-    pub kind: RingKind,
-    /// Entries of the submission queue. More operations than that may be in flight.
-    pub entries: u32,
-    /// Memory for payload, bytes.
-    pub arena_bytes: usize,
-    /// Most threads of [`RingKind::Threads`].
-    pub threads_max: usize,
-}
-
-impl Default for RingConfig {
-    fn default() -> RingConfig {
-        RingConfig { kind: RingKind::Auto, entries: 1024, arena_bytes: ARENA_BYTES_DEFAULT, threads_max: 16 }
-    }
-}
-
-/// Why there is no ring.
-#[derive(Debug, thiserror::Error)]
-pub enum RingError {
-    /// The system refuses io_uring.
-    #[error(
-        "io_uring is not available ({0}); allow it (sysctl kernel.io_uring_disabled, seccomp) or use the thread pool"
-    )]
-    NoUring(#[source] io::Error),
-    /// Memory, descriptors or threads are lacking.
-    #[error("cannot set up a ring with {arena_bytes} bytes of buffers: {source}")]
-    Resources {
-        /// What was asked for.
-        arena_bytes: usize,
-        /// The system's answer.
-        source: io::Error,
-    },
-}
-
-/// What a descriptor is, and thereby how its operations are done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FdClass {
-    /// A file or block device on something that takes its time.
-    File,
-    /// A file whose bytes are memory (tmpfs, ramfs): read and written at once, by the caller.
-    Memory,
-    /// A stream socket or pipe.
-    Socket,
-}
-
-/// A descriptor that a ring keeps. Cheap to copy; valid until [`Ring::detach`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Fd {
-    index: u16,
-    generation: u16,
-}
-
-/// A descriptor's entry in the ring's table.
-#[derive(Debug)]
-struct FdEntry {
-    file: Option<Arc<OwnedFd>>,
-    class: FdClass,
-    generation: u16,
-    in_flight: u32,
-    detached: bool,
-    /// Registered with the kernel under its index.
-    fixed: bool,
-    /// The last receive left bytes behind.
-    more_to_receive: bool,
-}
-
-impl FdEntry {
-    fn raw(&self) -> i32 {
-        self.file.as_ref().expect("an entry in use has a file").as_raw_fd()
-    }
-}
 
 #[derive(Debug)]
 enum Driver {
@@ -151,11 +70,15 @@ enum Driver {
 #[derive(Debug)]
 pub struct Ring {
     driver: Driver,
-    arena: Option<Arena>,
+    arena: Arena,
+    /// The arena's mapping. Kept apart so that no trick with `arena_mut` unmaps what the kernel uses.
+    memory: Option<Arc<Memory>>,
     fds: Vec<FdEntry>,
     free_fds: Vec<u16>,
     ops: Vec<Op>,
     free_ops: Vec<u32>,
+    /// Spare ones. They move in and out of operations; their boxes are what the kernel is told the address of.
+    #[allow(clippy::vec_box)]
     messages: Vec<Box<Message>>,
     ready: VecDeque<Completion>,
     waker: Waker,
@@ -196,7 +119,8 @@ impl Ring {
         };
         Ok(Ring {
             driver,
-            arena: Some(arena),
+            memory: Some(arena.memory().clone()),
+            arena,
             fds: Vec::new(),
             free_fds: Vec::new(),
             ops: Vec::new(),
@@ -220,12 +144,12 @@ impl Ring {
 
     /// The payload buffers.
     pub fn arena(&self) -> &Arena {
-        self.arena.as_ref().expect("a ring has an arena until it is dropped")
+        &self.arena
     }
 
-    /// The payload buffers.
+    /// The payload buffers. Those of two rings must not be swapped: operations check it and panic.
     pub fn arena_mut(&mut self) -> &mut Arena {
-        self.arena.as_mut().expect("a ring has an arena until it is dropped")
+        &mut self.arena
     }
 
     /// `len` zero bytes that are always there, to be written; at most [`ZEROES_BYTES`].
@@ -366,7 +290,7 @@ impl Ring {
 
     /// Sends everything in `gather`. Result: bytes. `gather` comes back with the completion.
     pub fn send(&mut self, token: Token, fd: Fd, gather: Gather) {
-        let arena = self.arena.as_mut().expect("a ring has an arena until it is dropped");
+        let arena = &mut self.arena;
         for piece in &gather.pieces {
             if let Piece::Payload(slice) = piece {
                 arena.pin(*slice, Traffic::KernelReads);
@@ -417,7 +341,7 @@ impl Ring {
 
     /// Memory-backed I/O, on the spot.
     fn run_now(&mut self, token: Token, fd: Fd, offset: u64, slice: BufferSlice, traffic: Traffic) {
-        let arena = self.arena.as_mut().expect("a ring has an arena until it is dropped");
+        let arena = &mut self.arena;
         let file = self.fds[usize::from(fd.index)].file.as_ref().expect("an entry in use has a file");
         let result = match traffic {
             Traffic::KernelWrites => op::read_now(file, offset, arena.slice_mut(slice)),
@@ -447,11 +371,18 @@ impl Ring {
         self.attempt(index);
     }
 
+    /// The addresses in operations are those of the ring's own arena, and of no other.
+    fn assert_own_arena(&self) {
+        let own = self.memory.as_ref().is_some_and(|memory| Arc::ptr_eq(memory, self.arena.memory()));
+        assert!(own, "the ring's arena was exchanged");
+    }
+
     /// Starts an operation, or what is left of it.
     fn attempt(&mut self, index: u32) {
+        self.assert_own_arena();
         let op = &mut self.ops[index as usize];
         let entry = &self.fds[usize::from(op.fd.index)];
-        let arena = self.arena.as_ref().expect("a ring has an arena until it is dropped");
+        let arena = &self.arena;
         let attempt = op.attempt(arena);
         if matches!(attempt, Attempt::Nothing) {
             return self.advance(index, 0);
@@ -471,9 +402,10 @@ impl Ring {
     }
 
     fn complete(&mut self, index: u32, result: i32) {
+        self.assert_own_arena();
         let op = &mut self.ops[index as usize];
         let (token, fd) = (op.token, op.fd);
-        let arena = self.arena.as_mut().expect("a ring has an arena until it is dropped");
+        let arena = &mut self.arena;
         let returned = match std::mem::replace(&mut op.work, Work::Vacant) {
             Work::Vacant => unreachable!("an operation completes once"),
             Work::Fsync | Work::Fallocate { .. } => Returned::None,
@@ -533,7 +465,7 @@ impl Drop for Ring {
                 operations = self.in_flight,
                 "dropping a ring with I/O in flight; its buffers are leaked"
             );
-            std::mem::forget(self.arena.take());
+            std::mem::forget(self.memory.take());
             std::mem::forget(std::mem::take(&mut self.ops));
             std::mem::forget(std::mem::take(&mut self.fds));
         }

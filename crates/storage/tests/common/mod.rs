@@ -191,7 +191,7 @@ impl Rig {
         self.write(volatile, 0, &model).unwrap();
         // As guests write: any alignment the backing has.
         for (number, (offset, len)) in [
-            (512, 512),
+            (512usize, 512usize),
             (4096, 4096),
             (5120, 7680),
             (1 << 20, 1 << 20),
@@ -202,7 +202,7 @@ impl Rig {
         .into_iter()
         .enumerate()
         {
-            if (offset | len) % block != 0 {
+            if !(offset | len).is_multiple_of(block) {
                 assert_eq!(self.write(volatile, offset as u64, &vec![0; len]), Err(IoError::Invalid));
                 continue;
             }

@@ -1,0 +1,203 @@
+//! Requests out, replies in: what happens on a connection that works.
+
+use hob_engine::gather::Gather;
+use hob_engine::io::{BufferSlice, IoError};
+use hob_nbd::client::reply::{ReplyDecoder, ReplyEvent, ReplyLimits};
+use hob_nbd::client::request;
+use hob_nbd::{CommandFlags, ErrorCode, Extent};
+
+use super::connect::Link;
+use super::jobs::{Job, Jobs, What};
+use super::{Connection, FILL, NbdBacking, RECEIVE, SEND, State};
+use crate::backing::StatusExtent;
+use crate::ring::{FdClass, Ring, RxBuf, ZEROES_BYTES};
+
+/// Room for replies. Payload beyond it is received straight into its buffer.
+const RX_BYTES: usize = 64 << 10;
+
+/// Most bytes handed to one send.
+const BATCH_BYTES_MAX: usize = 1 << 20;
+
+/// Most extents of one status answer.
+const EXTENTS_MAX: usize = 1 << 16;
+
+impl NbdBacking {
+    pub(super) fn start_connection(&mut self, ring: &mut Ring, link: Link) {
+        let fd = ring.attach(link.socket, FdClass::Socket);
+        let limits = ReplyLimits { extents_max: EXTENTS_MAX };
+        let decoder = ReplyDecoder::new(&link.negotiated, limits);
+        self.negotiated = link.negotiated;
+        let place = ring.zeroes(0);
+        self.operations = 1;
+        ring.recv(self.tokens().token(RECEIVE), fd, RxBuf::new(RX_BYTES));
+        let connection = Connection { fd, decoder, rx: None, gather: Some(Gather::default()), place };
+        self.state = State::Connected(Box::new(connection));
+        self.send(ring);
+    }
+
+    /// Sends what waits, if nothing is being sent.
+    pub(super) fn send(&mut self, ring: &mut Ring) {
+        let tokens = self.tokens();
+        let State::Connected(connection) = &mut self.state else { return };
+        if !self.jobs.has_to_send() {
+            return;
+        }
+        let Some(mut gather) = connection.gather.take() else { return };
+        gather.clear();
+        let mut bytes = 0;
+        while bytes < BATCH_BYTES_MAX {
+            let Some(slot) = self.jobs.next_to_send() else { break };
+            bytes += push_request(&mut gather, &mut self.jobs, slot, ring, self.changes);
+        }
+        self.operations += 1;
+        ring.send(tokens.token(SEND), connection.fd, gather);
+    }
+
+    /// Understands what was received and goes on receiving. An error is a sentence, and the
+    /// connection's end.
+    pub(super) fn digest(&mut self, ring: &mut Ring) -> Result<(), String> {
+        let mut at = 0;
+        loop {
+            let State::Connected(connection) = &mut self.state else { return Ok(()) };
+            let Connection { decoder, rx, place, .. } = &mut **connection;
+            let bytes = &rx.as_ref().expect("nothing is being received").filled()[at..];
+            let event = decoder.poll_event();
+            let pending = decoder.payload_pending().min(bytes.len() as u32);
+            if let Some(event) = event {
+                self.handle_event(ring, event);
+            } else if pending > 0 {
+                let part = BufferSlice { len: pending, ..*place };
+                ring.arena_mut().slice_mut(part).copy_from_slice(&bytes[..pending as usize]);
+                decoder.payload_received(pending);
+                (place.offset, place.len) = (place.offset + pending, place.len - pending);
+                at += pending as usize;
+            } else if bytes.is_empty() || decoder.payload_pending() > 0 {
+                break;
+            } else {
+                let jobs = &self.jobs;
+                let in_flight = |cookie| jobs.expected(cookie);
+                at += decoder.handle_input(bytes, &in_flight).map_err(|error| error.to_string())?;
+            }
+        }
+        let tokens = self.tokens();
+        let State::Connected(connection) = &mut self.state else { return Ok(()) };
+        let rx = connection.rx.as_mut().expect("nothing is being received");
+        rx.consume(at);
+        self.operations += 1;
+        if connection.decoder.payload_pending() > 0 {
+            let part = BufferSlice { len: connection.decoder.payload_pending(), ..connection.place };
+            ring.recv_into(tokens.token(FILL), connection.fd, part);
+        } else {
+            let rx = connection.rx.take().expect("as just seen");
+            ring.recv(tokens.token(RECEIVE), connection.fd, rx);
+        }
+        self.send(ring);
+        Ok(())
+    }
+
+    fn handle_event(&mut self, ring: &mut Ring, event: ReplyEvent) {
+        const KNOWN: &str = "the decoder checks cookies";
+        match event {
+            ReplyEvent::Data { cookie, offset, length } => {
+                let request = self.jobs.find(cookie).expect(KNOWN);
+                let place = read_place(&mut self.jobs, request, offset, length);
+                if let State::Connected(connection) = &mut self.state {
+                    connection.place = place;
+                }
+            }
+            ReplyEvent::Hole { cookie, offset, length } => {
+                let request = self.jobs.find(cookie).expect(KNOWN);
+                let place = read_place(&mut self.jobs, request, offset, length);
+                ring.arena_mut().slice_mut(place).fill(0);
+            }
+            ReplyEvent::BlockStatus { cookie, extents } => {
+                let request = self.jobs.find(cookie).expect(KNOWN);
+                let first = self.jobs.request(request).offset;
+                let job = self.jobs.request(request).job;
+                self.jobs.job(job).clip_extents(first, &extents);
+            }
+            ReplyEvent::Error { code, message, .. } if !message.is_empty() => {
+                tracing::debug!(
+                    backing = self.info.description,
+                    ?code,
+                    message,
+                    "the server reports an error"
+                );
+            }
+            ReplyEvent::Error { .. } => {}
+            ReplyEvent::Done { cookie, error } => {
+                self.pause = self.options.reconnect_min;
+                let request = self.jobs.find(cookie).expect(KNOWN);
+                self.end_request(request, error.map_or(Ok(()), |code| Err(io_error(code))));
+            }
+        }
+    }
+}
+
+fn read_place(jobs: &mut Jobs, slot: u32, offset: u64, len: u32) -> BufferSlice {
+    let request = jobs.request(slot);
+    let What::Read(slice) = request.what else { unreachable!("the decoder knows which requests are reads") };
+    BufferSlice { offset: slice.offset + (offset - request.offset) as u32, len, ..slice }
+}
+
+/// Appends a request to what is sent; returns its bytes.
+fn push_request(gather: &mut Gather, jobs: &mut Jobs, slot: u32, ring: &Ring, changes: u64) -> usize {
+    let cookie = jobs.cookie(slot);
+    let request = jobs.request(slot);
+    let (offset, len) = (request.offset, request.len);
+    let header = match &mut request.what {
+        What::Read(_) => request::read(cookie, offset, len, CommandFlags::NONE),
+        What::Write(_, flags) => request::write_header(cookie, offset, len, *flags),
+        What::WriteZeroData => request::write_header(cookie, offset, len, CommandFlags::NONE),
+        What::WriteZeroes(flags) => request::write_zeroes(cookie, offset, len, *flags),
+        What::Trim => request::trim(cookie, offset, len, CommandFlags::NONE),
+        What::Flush { mark } => {
+            *mark = changes;
+            request::flush(cookie)
+        }
+        What::Status => request::block_status(cookie, offset, len, CommandFlags::NONE),
+    };
+    gather.push_head(|head| head.extend_from_slice(&header));
+    match request.what {
+        What::Write(slice, _) => gather.push_payload(slice),
+        What::WriteZeroData => {
+            let mut left = len;
+            while left > 0 {
+                let piece = ring.zeroes(left.min(ZEROES_BYTES));
+                gather.push_payload(piece);
+                left -= piece.len;
+            }
+        }
+        _ => return header.len(),
+    }
+    header.len() + len as usize
+}
+
+fn io_error(code: ErrorCode) -> IoError {
+    match code {
+        ErrorCode::Perm => IoError::ReadOnly,
+        ErrorCode::NoSpc => IoError::NoSpace,
+        ErrorCode::NotSup => IoError::Unsupported,
+        ErrorCode::Inval => IoError::Invalid,
+        ErrorCode::Io | ErrorCode::NoMem | ErrorCode::Overflow | ErrorCode::Shutdown => IoError::Failed,
+    }
+}
+
+impl Job {
+    /// Keeps of the server's extents, which start at `at`, what lies in the job's range.
+    fn clip_extents(&mut self, at: u64, extents: &[Extent]) {
+        let (from, to) = self.range;
+        let mut at = at;
+        self.extents.clear();
+        for extent in extents {
+            let end = at + u64::from(extent.length);
+            let (first, last) = (at.max(from), end.min(to));
+            if first < last {
+                let is = |bit| extent.state & bit != 0;
+                let (hole, zero) = (is(Extent::HOLE), is(Extent::ZERO));
+                self.extents.push(StatusExtent { len: last - first, hole, zero });
+            }
+            at = end;
+        }
+    }
+}

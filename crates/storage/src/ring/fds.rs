@@ -1,0 +1,42 @@
+//! Descriptors that a ring keeps.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// What a descriptor is, and thereby how its operations are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FdClass {
+    /// A file or block device on something that takes its time.
+    File,
+    /// A file whose bytes are memory (tmpfs, ramfs): read and written at once, by the caller.
+    Memory,
+    /// A stream socket or pipe.
+    Socket,
+}
+
+/// A descriptor that a ring keeps. Cheap to copy; valid until [`Ring::detach`](super::Ring::detach).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fd {
+    pub(super) index: u16,
+    pub(super) generation: u16,
+}
+
+/// A descriptor's entry in the ring's table.
+#[derive(Debug)]
+pub(super) struct FdEntry {
+    pub(super) file: Option<Arc<OwnedFd>>,
+    pub(super) class: FdClass,
+    pub(super) generation: u16,
+    pub(super) in_flight: u32,
+    pub(super) detached: bool,
+    /// Registered with the kernel under its index.
+    pub(super) fixed: bool,
+    /// The last receive left bytes behind.
+    pub(super) more_to_receive: bool,
+}
+
+impl FdEntry {
+    pub(super) fn raw(&self) -> i32 {
+        self.file.as_ref().expect("an entry in use has a file").as_raw_fd()
+    }
+}
