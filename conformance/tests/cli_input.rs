@@ -51,7 +51,7 @@ fn wrong_options_of_serve() {
     let missing = path("no/such/pool");
     // With a pool: why, disk, pool, and the options that follow.
     let table: Vec<(&str, &str, &str, Vec<&str>, &str)> = vec![
-        ("a directory as a disk", &directory, &pool, vec![], "directory"),
+        ("a directory as a disk", &directory, &pool, vec!["--size", "8M"], "directory"),
         ("a directory as a pool", &good, &directory, vec!["--size", "8M"], "directory"),
         ("a pool in an absent directory", &good, &missing, vec!["--size", "8M"], "no/such"),
         ("the disk itself as the pool", &good, &good, vec!["--size", "2M"], "disk.img"),

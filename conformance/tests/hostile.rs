@@ -41,7 +41,8 @@ impl Stage {
             let data = self.witness.read(at, 4096).unwrap_or_else(|e| panic!("witness after {after}: {e}"));
             assert_same(&data, &self.image[at as usize..at as usize + 4096], at, after);
         }
-        assert!(start.elapsed() < Duration::from_secs(5), "witness waited after {after}");
+        let waited = start.elapsed();
+        assert!(waited < Duration::from_secs(5), "witness waited {waited:?} after {after}");
     }
 
     #[track_caller]

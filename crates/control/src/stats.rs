@@ -129,7 +129,7 @@ pub struct Bucket {
 }
 
 macro_rules! vsphere {
-    ($($(#[doc = $doc:literal])* $field:ident $name:literal $type:ty)*) => {
+    ($($(#[doc = $doc:literal])* $field:ident $name:tt $type:ty)*) => {
         /// The statistics of vSphere Flash Read Cache under their names there. Latencies are in
         /// microseconds, as they are there.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -104,11 +104,8 @@ impl Cache {
             (at < end).then(|| {
                 let block = at >> shift;
                 let stop = end.min((block + 1) << shift);
-                let span = Span {
-                    block: BlockNo(block as u32),
-                    first: at - (block << shift),
-                    count: stop - at,
-                };
+                let span =
+                    Span { block: BlockNo(block as u32), first: at - (block << shift), count: stop - at };
                 at = stop;
                 span
             })
@@ -130,11 +127,7 @@ impl Cache {
     /// Gives a frame to the block of `span`, which has none. Evicts if need be; `is_busy` says
     /// whether I/O on a range of the disk's sectors is in flight. Returns the cache sector at which the span starts and
     /// the number of blocks evicted; `None` if no block can leave.
-    pub(crate) fn allocate(
-        &mut self,
-        span: Span,
-        is_busy: impl Fn(u64, u64) -> bool,
-    ) -> Option<(u64, u64)> {
+    pub(crate) fn allocate(&mut self, span: Span, is_busy: impl Fn(u64, u64) -> bool) -> Option<(u64, u64)> {
         let mut evicted = 0;
         let frame = match self.index.insert(span.block) {
             Some(frame) => frame,
@@ -203,11 +196,7 @@ impl Cache {
 
     /// The same cache on other segments: blocks on segments that stay keep their contents and their
     /// place in the replacement order, the others are forgotten. O(blocks).
-    pub(crate) fn relocated(
-        &self,
-        segments: Vec<Segment>,
-        disk_bytes: u64,
-    ) -> Result<Cache, CommandError> {
+    pub(crate) fn relocated(&self, segments: Vec<Segment>, disk_bytes: u64) -> Result<Cache, CommandError> {
         let mut new = Cache::new(self.config, segments, disk_bytes)?;
         let mut places: Vec<(Segment, u64)> =
             new.segments.iter().enumerate().map(|(i, segment)| (*segment, i as u64)).collect();

@@ -184,8 +184,7 @@ impl Claims {
 
     fn link(&mut self, id: u32, bucket: u32) {
         let head = self.buckets[bucket as usize];
-        let new =
-            Link { claim: id, bucket, prev: NONE, next: head, sibling: self.claims[id as usize].links };
+        let new = Link { claim: id, bucket, prev: NONE, next: head, sibling: self.claims[id as usize].links };
         let at = if self.free != NONE {
             let at = self.free;
             self.free = self.links[at as usize].sibling;

@@ -72,7 +72,11 @@ impl Histogram {
 
     /// The buckets that are not empty: largest value each may hold (nanoseconds), and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(i, count)| (upper_of(i), *count))
+        self.counts
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0)
+            .map(|(i, count)| (upper_of(i), *count))
     }
 }
 

@@ -127,12 +127,14 @@ impl Model {
         let change = change.clone();
         for at in change.first..change.end {
             let unit = &mut self.units[at as usize];
-            let alone =
-                unit.active == 1 && unit.last_began == change.began && unit.last_ended < change.began;
+            let alone = unit.active == 1 && unit.last_began == change.began && unit.last_ended < change.began;
             if ok && alone && change.kind != Kind::Discard {
                 let expected = if change.kind == Kind::Zero { ZERO } else { content::tag(serial, disk, at) };
                 let (now, durable) = (now[at as usize], durable[at as usize]);
-                ensure!(now == expected, "disk {disk} unit {at}: {serial} acknowledged, backing holds {now:x}");
+                ensure!(
+                    now == expected,
+                    "disk {disk} unit {at}: {serial} acknowledged, backing holds {now:x}"
+                );
                 ensure!(!fua || durable == expected, "disk {disk} unit {at}: FUA {serial} is not durable");
             }
             unit.active -= 1;
@@ -228,7 +230,9 @@ impl Model {
             }
             if let (true, Some(at)) = (new, old) {
                 let (disk, serial) = (self.disk, index + 1);
-                return Err(Violation(format!("disk {disk}: a read saw change {serial}, but not at unit {at}")));
+                return Err(Violation(format!(
+                    "disk {disk}: a read saw change {serial}, but not at unit {at}"
+                )));
             }
         }
         Ok(())
@@ -245,7 +249,9 @@ impl Model {
             .filter(|change| change.kind == Kind::Data && (change.first..change.end).contains(&at));
         match change {
             Some(change) => Ok(change.ended),
-            None => Err(Violation(format!("disk {} unit {at}: {value:x} was never written there", self.disk))),
+            None => {
+                Err(Violation(format!("disk {} unit {at}: {value:x} was never written there", self.disk)))
+            }
         }
     }
 

@@ -61,7 +61,14 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { requests: 80, faults: true, sound_backings: false, commands: true, power_cuts: true, sabotage: None }
+        Options {
+            requests: 80,
+            faults: true,
+            sound_backings: false,
+            commands: true,
+            power_cuts: true,
+            sabotage: None,
+        }
     }
 }
 
@@ -211,7 +218,8 @@ impl<'a> World<'a> {
             _ => None,
         };
         let flash_bytes = |segments| pool::SEGMENTS_START + segments * scenario.segment_bytes;
-        let flash = scenario.devices.iter().map(|plan| Flash::new(flash_bytes(plan.segments), plan.faults, lie));
+        let flash =
+            scenario.devices.iter().map(|plan| Flash::new(flash_bytes(plan.segments), plan.faults, lie));
         let flash = flash.collect();
         let disk = |(i, plan): (usize, &scenario::DiskPlan)| Disk {
             backing: Backing::new((0..plan.units).map(|u| tag(1, i as u8, u)).collect(), plan.faults, lie),

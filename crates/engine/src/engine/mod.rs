@@ -317,9 +317,10 @@ impl Engine {
     fn reply(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         let Active { request, arrived, outcome, .. } = &self.requests[slot];
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: *outcome };
-        self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests").record(
-            now, *arrived, request, *outcome,
-        );
+        self.disks[request.disk.0 as usize]
+            .as_mut()
+            .expect("disks outlive their requests")
+            .record(now, *arrived, request, *outcome);
         self.reply_out.push_back(reply);
     }
 

@@ -7,7 +7,9 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "lru",
     summary: "the block not used for the longest time leaves",
     source: "the baseline",
-    build: |frames| Box::new(Lru { links: vec![(NONE, NONE); frames as usize], oldest: NONE, youngest: NONE }),
+    build: |frames| {
+        Box::new(Lru { links: vec![(NONE, NONE); frames as usize], oldest: NONE, youngest: NONE })
+    },
 };
 
 const NONE: u32 = u32::MAX;

@@ -255,7 +255,7 @@ mod tests {
         for (text, parts) in [
             ("listen = [\n", &["line "][..]),
             ("\nshard = 2\n", &["line 2", "shard"]),
-            ("shards = \"two\"", &["line 1", "integer"]),
+            ("shards = \"two\"", &["line 1", "two"]),
             ("shards = 0", &["shards = 0"]),
             ("\n\nring = \"best\"", &["line 3", "best", "io_uring"]),
             ("listen = [\"/x.sock\"]", &["line 1", "unix:"]),

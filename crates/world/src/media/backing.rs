@@ -21,6 +21,9 @@ pub struct BackingFaults {
     pub flush_error: u32,
 }
 
+/// What a unit held when a flush began, and its stamp.
+type Flushing = (u32, Tag, u32);
+
 /// One backing and the I/O it has in flight.
 #[derive(Debug)]
 pub struct Backing {
@@ -33,7 +36,7 @@ pub struct Backing {
     stamp: u32,
     /// Units that may not be durable.
     dirty: Vec<u32>,
-    in_flight: BTreeMap<IoId, (Transfer, Vec<(u32, Tag, u32)>)>,
+    in_flight: BTreeMap<IoId, (Transfer, Vec<Flushing>)>,
     faults: BackingFaults,
     lie: Option<Lie>,
     late: Vec<(usize, Tag)>,
@@ -81,7 +84,8 @@ impl Backing {
             IoOp::Flush => {
                 self.dirty.sort_unstable();
                 self.dirty.dedup();
-                let with_state = |unit: &u32| (*unit, self.now[*unit as usize], self.now_stamp[*unit as usize]);
+                let with_state =
+                    |unit: &u32| (*unit, self.now[*unit as usize], self.now_stamp[*unit as usize]);
                 flushing = self.dirty.iter().map(with_state).collect();
             }
             IoOp::Discard | IoOp::WriteZeroes(_) => transfer.tags = vec![ZERO; transfer.count],
@@ -138,7 +142,8 @@ impl Backing {
             (_, Ok(())) => self.apply(&transfer, Moment::Completion, dice),
             (_, Err(_)) => {}
         }
-        if (io.op, result) == (IoOp::Write(Durability::Durable), Ok(())) && self.lie != Some(Lie::IgnoredFua) {
+        if (io.op, result) == (IoOp::Write(Durability::Durable), Ok(())) && self.lie != Some(Lie::IgnoredFua)
+        {
             for unit in transfer.units() {
                 (self.durable[unit], self.durable_stamp[unit]) = (self.now[unit], self.now_stamp[unit]);
             }
@@ -163,7 +168,7 @@ impl Backing {
     }
 
     /// Makes what was there when a flush began durable.
-    fn settle(&mut self, flushing: &[(u32, Tag, u32)]) {
+    fn settle(&mut self, flushing: &[Flushing]) {
         if self.lie == Some(Lie::EmptyFlush) {
             return;
         }

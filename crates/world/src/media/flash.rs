@@ -80,8 +80,10 @@ impl Flash {
         let mut transfer = Transfer::new(io, payload, dice);
         ensure!(transfer.units().end <= self.tags.len(), "{io:?} is past the device's end");
         let is_write = io.op != IoOp::Read;
-        let fresh = if is_write { self.intend(&transfer) } else { vec![false; transfer.count / SECTOR_UNITS] };
-        for (other, other_fresh, _) in self.in_flight.values().filter(|(other, ..)| other.overlaps(&transfer)) {
+        let fresh =
+            if is_write { self.intend(&transfer) } else { vec![false; transfer.count / SECTOR_UNITS] };
+        for (other, other_fresh, _) in self.in_flight.values().filter(|(other, ..)| other.overlaps(&transfer))
+        {
             if !is_write && other.io.op == IoOp::Read {
                 continue;
             }
@@ -98,7 +100,8 @@ impl Flash {
             ensure!(clash.is_none(), "{io:?} overlaps {:?} in flight", other.io);
             self.repairs_under_reads += 1;
         }
-        let lost = is_write && (dice.chance(self.faults.lost_write) || self.lie == Some(Lie::ForgedChecksums));
+        let lost =
+            is_write && (dice.chance(self.faults.lost_write) || self.lie == Some(Lie::ForgedChecksums));
         if is_write && !lost {
             for unit in transfer.moving(Moment::Submission) {
                 self.tags[unit] = transfer.tags[unit - transfer.first];
@@ -152,7 +155,7 @@ impl Flash {
         }
         let mut sums = content::sums(&transfer.tags);
         if failed {
-            sums.clear();
+            // The checksums stay as if it had gone well: nobody may look at them.
             transfer.tags.fill_with(|| content::garbage(dice.roll()));
         } else if self.lie == Some(Lie::ForgedChecksums) && !is_write {
             sums = content::sums(&self.intended[transfer.units()]);

@@ -59,7 +59,16 @@ pub(super) struct Fetch {
 impl Fetch {
     pub(super) fn new(request: RequestId, io: &Io, now: u64) -> Self {
         let (offset, len) = (io.offset, io.len);
-        Fetch { request, offset, len, began: now, ended: u64::MAX, arrived: 0, missed: false, answered: false }
+        Fetch {
+            request,
+            offset,
+            len,
+            began: now,
+            ended: u64::MAX,
+            arrived: 0,
+            missed: false,
+            answered: false,
+        }
     }
 
     fn overlaps(&self, other: &Fetch) -> bool {

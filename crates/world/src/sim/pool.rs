@@ -21,11 +21,17 @@ pub(super) struct Asked {
 }
 
 impl Asked {
+    pub(super) fn changes_cache_of(&self, disk: usize) -> bool {
+        self.disk == disk && matches!(self.command, Command::Cache(_))
+    }
+
     /// The segments that go to the cache if the command succeeds.
     fn segments(&self) -> &[Segment] {
         match &self.command {
             Command::Cache(
-                CacheChange::Enable(_, segments) | CacheChange::Grow(segments) | CacheChange::Leave(_, segments),
+                CacheChange::Enable(_, segments)
+                | CacheChange::Grow(segments)
+                | CacheChange::Leave(_, segments),
             ) => segments,
             _ => &[],
         }
@@ -104,8 +110,12 @@ impl World<'_> {
     fn take_free(&mut self) -> Vec<Segment> {
         let careless = self.dice.chance(50);
         let fenced = self.fenced.clone();
-        let mut fit: Vec<Segment> =
-            self.free.iter().filter(|segment| careless || !fenced.contains(&segment.device)).copied().collect();
+        let mut fit: Vec<Segment> = self
+            .free
+            .iter()
+            .filter(|segment| careless || !fenced.contains(&segment.device))
+            .copied()
+            .collect();
         let wanted = self.dice.below(6) as usize;
         let mut taken = vec![];
         while taken.len() < wanted && !fit.is_empty() {
@@ -197,14 +207,14 @@ impl World<'_> {
                 *count as usize >= disk.segments.len()
             }
             (CommandError::TooSmall, _) => asked.segments().is_empty(),
-            (CommandError::Unworkable, Command::Cache(change)) => match change {
-                CacheChange::Enable(config, _) | CacheChange::Configure(config) => {
-                    !config.block_bytes.is_power_of_two()
-                        || !(4096..=1 << 20).contains(&config.block_bytes)
-                        || u64::from(config.block_bytes) > config.segment_bytes
-                }
-                _ => false,
-            },
+            (
+                CommandError::Unworkable,
+                Command::Cache(CacheChange::Enable(config, _) | CacheChange::Configure(config)),
+            ) => {
+                !config.block_bytes.is_power_of_two()
+                    || !(4096..=1 << 20).contains(&config.block_bytes)
+                    || u64::from(config.block_bytes) > config.segment_bytes
+            }
             _ => false,
         };
         let (cache, segments) = (&disk.config, &disk.segments);

@@ -68,7 +68,11 @@ impl Scenario {
                 DiskPlan {
                     units: (units + dice.pick(&[0, 0, 1, 7, 12])) as u32,
                     access: if dice.chance(30) { Access::ReadOnly } else { Access::ReadWrite },
-                    faults: if options.faults && !options.sound_backings { backing_faults(dice) } else { BackingFaults::default() },
+                    faults: if options.faults && !options.sound_backings {
+                        backing_faults(dice)
+                    } else {
+                        BackingFaults::default()
+                    },
                 }
             })
             .collect();

@@ -2,7 +2,9 @@
 
 use hob_engine::io::{Durability, Io, IoError, IoOp, Op, Reply, Request, Target, Zeroing};
 use hob_engine::outcome::Outcome;
-use hob_engine::units::{BufferId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
+use hob_engine::units::{
+    BufferId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor,
+};
 
 use super::audit::Fetch;
 use super::{Event, Sabotage, Side, World};
@@ -217,10 +219,12 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Flash I/O stays inside the segments of its disk's cache.
+    /// Flash I/O stays inside the segments of its disk's cache, and does not keep a change waiting.
     fn check_inside(&self, io: &Io) -> Result<(), Violation> {
         let Target::Flash(device) = io.target else { return Ok(()) };
         let disk = io.slice.map(|slice| self.buffers[&slice.id].disk).unwrap_or_default();
+        let waits = self.asked.values().find(|asked| asked.changes_cache_of(disk));
+        ensure!(waits.is_none(), "{io:?} begins while {waits:?} waits for flash");
         let len = self.scenario.segment_bytes;
         let mut at = io.offset;
         while at < io.offset.saturating_add(io.len) {
@@ -285,10 +289,8 @@ impl World<'_> {
         if let Some(id) = request.buffer {
             self.buffers.get_mut(&id).expect("held until released").replied = true;
         }
-        let cannot = matches!(
-            request.op,
-            Op::WriteZeroes(_, Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated)
-        );
+        let cannot =
+            matches!(request.op, Op::WriteZeroes(_, Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated));
         match (refusal, result) {
             (Some(expected), result) => {
                 ensure!(result == Err(expected) && outcome == Outcome::Refused, "{request:?} got {reply:?}");

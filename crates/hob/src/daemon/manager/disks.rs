@@ -230,6 +230,8 @@ fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {
         can_trim: info.can_discard,
         can_fast_zero: info.can_fast_zero,
         description: info.description.clone(),
+        block_size_min: info.block_bytes_min,
+        block_size_preferred: info.block_bytes_min.max(4096),
         ..ExportInfo::new(info.size_bytes)
     }
 }

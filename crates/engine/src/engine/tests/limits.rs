@@ -1,0 +1,127 @@
+//! Limits: what is handed back, what is refused, and what slow flash may hold.
+
+use super::*;
+
+/// A refused request is handed back: the front end keeps it.
+#[test]
+fn too_many_requests_are_handed_back() {
+    let mut bench = Bench::bare(Limits { requests_max: 3, ..Limits::default() });
+    let reads: Vec<_> = (0..3).map(|i| bench.read(i * 4096, 4 * KIB)).collect();
+    let back = bench.try_request(Op::Read, 0, 512).unwrap_err();
+    assert_eq!((back.offset, back.len), (0, 512));
+    assert_eq!(bench.replies, []);
+    bench.settle();
+    assert!(reads.iter().all(|id| bench.reply(*id).is_some()));
+    assert!(bench.try_request(Op::Read, 0, 512).is_ok());
+}
+
+/// Promise 5: no request panics the engine or makes it count nonsense.
+#[test]
+fn requests_that_make_no_sense_are_refused() {
+    let mut bench = Bench::cached(16, 4 * KIB);
+    for (op, offset, len) in [
+        (Op::Read, 64 * MIB, 512),
+        (Op::Read, 64 * MIB - 512, 1024),
+        (Op::Read, 0, 0),
+        (WRITE, 0, 0),
+        (Op::Flush, 0, 512),
+        (Op::Read, u64::MAX, u64::MAX),
+        (Op::Read, u64::MAX, 1),
+        (WRITE, 1, u64::MAX),
+        (WRITE, 2, u64::MAX - 1),
+        (Op::Read, 0, (32 << 20) + 1),
+        (Op::Discard(Durability::Volatile), 0, 33 << 20),
+    ] {
+        let id = bench.request(op, offset, len);
+        let reply = bench.reply(id).expect("at once");
+        assert_eq!((reply.result, reply.outcome), (Err(IoError::Invalid), Outcome::Refused));
+    }
+    assert_eq!(bench.ios.len(), 0);
+    assert_eq!(bench.released.len(), 9, "buffers come back");
+    let stats = bench.stats();
+    assert_eq!(stats.outcomes[Outcome::Refused as usize].count, 11);
+    assert_eq!((stats.reads, stats.writes, stats.read_bytes, stats.request_bytes_max), (0, 0, 0, 0));
+    assert_eq!(bench.read_alone(0, 32 << 20), Outcome::MissNoBlock, "the longest is served");
+}
+
+#[test]
+fn a_read_only_disk_takes_no_changes() {
+    let mut bench = Bench::with_disk(Limits::default(), MIB, Access::ReadOnly);
+    bench.enable(64 * KIB, 4 * KIB);
+    let discard = Op::Discard(Durability::Volatile);
+    for op in [WRITE, discard, Op::WriteZeroes(Durability::Durable, crate::io::Zeroing::MayUnmap)] {
+        let id = bench.request(op, 0, 4 * KIB);
+        assert_eq!(bench.reply(id).unwrap().result, Err(IoError::ReadOnly));
+    }
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+    let flush = bench.request(Op::Flush, 0, 0);
+    bench.settle();
+    assert_eq!(bench.reply(flush).unwrap().result, Ok(()));
+}
+
+/// Slow flash never holds guests up: beyond `fill_bytes_max` misses are served and not filled.
+#[test]
+fn fills_are_bounded_in_bytes() {
+    let mut bench = Bench::bare(Limits { fill_bytes_max: 12 * KIB, ..Limits::default() });
+    bench.enable(MIB, 4 * KIB);
+    let reads: Vec<_> = (0..5).map(|i| bench.read(i * 8 * KIB, 4 * KIB)).collect();
+    let fetches: Vec<_> = bench.ios.drain(..).collect();
+    fetches.into_iter().for_each(|io| bench.end(io));
+    let outcomes: Vec<_> = reads.iter().map(|id| bench.outcome(*id)).collect();
+    let filled = [Outcome::MissFilled; 3].into_iter().chain([Outcome::MissFlashBusy; 2]);
+    assert_eq!(outcomes, filled.collect::<Vec<_>>());
+    assert_eq!(bench.released.len(), 2);
+    let fill = bench.ios.pop_front().unwrap();
+    bench.end(fill);
+    let again = bench.read(MIB, 4 * KIB);
+    let fetch = bench.ios.pop_back().unwrap();
+    bench.end(fetch);
+    assert_eq!(bench.outcome(again), Outcome::MissFilled, "one has ended");
+}
+
+/// … and fills take at most half of the requests there may be.
+#[test]
+fn fills_are_bounded_in_number() {
+    let mut bench = Bench::bare(Limits { requests_max: 8, ..Limits::default() });
+    bench.enable(MIB, 4 * KIB);
+    let mut hanging = vec![];
+    for i in 0..20 {
+        let read = bench.read(i * 8 * KIB, 4 * KIB);
+        let fetch = bench.only_io();
+        bench.end(fetch);
+        let expected = if i < 4 { Outcome::MissFilled } else { Outcome::MissFlashBusy };
+        assert_eq!(bench.outcome(read), expected, "request {i}");
+        hanging.extend(bench.ios.drain(..));
+    }
+    assert_eq!((hanging.len(), bench.engine.in_flight()), (4, 4));
+    hanging.into_iter().for_each(|io| bench.end(io));
+    assert_eq!(bench.read_alone(MIB, 4 * KIB), Outcome::MissFilled);
+}
+
+/// Requests are answered in any order their I/O ends in; ids are not reused while in flight.
+#[test]
+fn completions_come_in_any_order() {
+    let mut bench = Bench::cached(64, 4 * KIB);
+    let reads: Vec<_> = (0..8).map(|i| bench.read(i * 8 * KIB, 4 * KIB)).collect();
+    let mut ids: Vec<_> = bench.ios.iter().map(|io| io.id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 8);
+    while let Some(io) = bench.ios.pop_back() {
+        bench.end(io);
+    }
+    let first = bench.replies.first().map(|reply| reply.id);
+    assert_eq!(first, reads.last().copied());
+    assert_eq!(bench.replies.len(), 8);
+}
+
+/// Who calls the engine wrongly hears of it at once.
+#[test]
+#[should_panic(expected = "completes once")]
+fn an_io_completes_once() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.read(0, 4 * KIB);
+    let io = bench.only_io();
+    bench.end(io);
+    bench.end(io);
+}

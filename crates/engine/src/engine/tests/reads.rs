@@ -1,0 +1,155 @@
+//! Reads: all from flash or all from the backing.
+
+use super::*;
+
+/// SYSTEMS §1: "Look the request up. If *all* of it is cached: hit, served from flash."
+#[test]
+fn a_read_that_is_all_cached_is_served_from_flash() {
+    let mut bench = Bench::cached(16, 4 * KIB);
+    assert_eq!(bench.read_alone(0, 12 * KIB), Outcome::MissFilled);
+    let read = bench.read(4 * KIB, 8 * KIB);
+    let io = bench.only_io();
+    assert_eq!((io.target, io.op, io.offset, io.len), (Target::Flash(DeviceId(0)), IoOp::Read, 4096, 8192));
+    assert_eq!(bench.reply(read), None);
+    bench.end(io);
+    assert_eq!(bench.reply(read).map(|r| (r.result, r.outcome)), Some((Ok(()), Outcome::Hit)));
+    assert_eq!(bench.ios.len(), 0);
+}
+
+/// SYSTEMS §1: "If any part is missing: miss; the *whole* request is read from the backing disk,
+/// returned, and written into the cache at the same time."
+#[test]
+fn a_read_that_is_partly_cached_is_read_whole_from_the_backing() {
+    let mut bench = Bench::cached(16, 4 * KIB);
+    bench.read_alone(4 * KIB, 4 * KIB);
+    let read = bench.read(0, 12 * KIB);
+    let io = bench.only_io();
+    assert_eq!((io.target, io.op, io.offset, io.len), (Target::Backing(DISK), IoOp::Read, 0, 12 * KIB));
+    bench.end(io);
+    assert_eq!(bench.outcome(read), Outcome::PartialMiss, "answered while flash is being written");
+    let written: Vec<u32> = bench.ios.iter().map(|io| io.slice.unwrap().offset).collect();
+    assert!(bench.ios.iter().all(|io| is_flash(io) && io.op == IoOp::Write(Durability::Volatile)));
+    assert_eq!(written, [0, 8192], "only what flash has not");
+    bench.settle();
+    assert_eq!(bench.read_alone(0, 12 * KIB), Outcome::Hit);
+}
+
+/// SYSTEMS §1: "… returned, and written into the cache at the same time": the reply does not wait
+/// for flash, and the buffer comes back only after both.
+#[test]
+fn the_reply_does_not_wait_for_the_fill() {
+    let mut bench = Bench::cached(16, 4 * KIB);
+    let read = bench.read(0, 4 * KIB);
+    let io = bench.only_io();
+    bench.end(io);
+    assert_eq!(bench.outcome(read), Outcome::MissFilled);
+    assert_eq!(bench.released, []);
+    assert_eq!(bench.engine.in_flight(), 1);
+    bench.settle();
+    assert_eq!(bench.released.len(), 1);
+    assert_eq!(bench.engine.in_flight(), 0);
+}
+
+/// A sector becomes valid when its write has completed, not before.
+#[test]
+fn a_read_during_the_fill_waits_and_then_hits() {
+    let mut bench = Bench::cached(16, 4 * KIB);
+    bench.read(0, 4 * KIB);
+    let io = bench.only_io();
+    bench.end(io);
+    let again = bench.read(0, 4 * KIB);
+    let fill = bench.only_io();
+    bench.end(fill);
+    let hit = bench.only_io();
+    assert!(is_flash(&hit) && hit.op == IoOp::Read);
+    bench.end(hit);
+    assert_eq!(bench.outcome(again), Outcome::Hit);
+}
+
+/// Issue: "misses to one block are fetched once".
+#[test]
+fn concurrent_misses_to_the_same_data_are_fetched_once() {
+    let mut bench = Bench::cached(16, 16 * KIB);
+    let reads: Vec<_> = (0..4).map(|i| bench.read(i * 4096, 16 * KIB - i * 4096)).collect();
+    let fetch = bench.only_io();
+    assert_eq!(fetch.target, Target::Backing(DISK));
+    bench.end(fetch);
+    bench.settle();
+    let outcomes: Vec<_> = reads.iter().map(|id| bench.outcome(*id)).collect();
+    assert_eq!(outcomes, [Outcome::MissFilled, Outcome::Hit, Outcome::Hit, Outcome::Hit]);
+    assert_eq!(bench.stats().backing.ios, 1);
+}
+
+/// Reads of what is in flash do not wait for each other, nor for a miss next to them.
+#[test]
+fn hits_do_not_wait() {
+    let mut bench = Bench::cached(16, 4 * KIB);
+    bench.read_alone(0, 8 * KIB);
+    bench.read(4 * KIB, 8 * KIB);
+    for _ in 0..3 {
+        bench.read(0, 8 * KIB);
+    }
+    assert_eq!(bench.ios.len(), 4);
+}
+
+/// Requests of 512 bytes are served through whole sectors; the payload starts inside the buffer.
+#[test]
+fn an_unaligned_read_moves_whole_sectors() {
+    let mut bench = Bench::cached(16, 4 * KIB);
+    bench.read(3 * 512, 6 * KIB);
+    let io = bench.only_io();
+    assert_eq!((io.offset, io.len, io.slice.unwrap().offset), (0, 8 * KIB, 0));
+    bench.end(io);
+    bench.settle();
+    bench.read(512, 512);
+    let io = bench.only_io();
+    assert!(is_flash(&io));
+    assert_eq!(io.len, 4 * KIB);
+}
+
+/// A disk may end inside a sector: the backing read is shortened, and the sector is cached whole.
+#[test]
+fn a_disk_may_end_inside_a_sector() {
+    let mut bench = Bench::with_disk(Limits::default(), 10 * KIB + 512, Access::ReadWrite);
+    bench.enable(64 * KIB, 16 * KIB);
+    let read = bench.read(8 * KIB, 2 * KIB + 512);
+    let io = bench.only_io();
+    assert_eq!((io.offset, io.len), (8 * KIB, 2 * KIB + 512));
+    bench.end(io);
+    let fill = bench.only_io();
+    assert_eq!(fill.len, 4 * KIB);
+    bench.end(fill);
+    assert_eq!(bench.outcome(read), Outcome::MissFilled);
+    assert_eq!(bench.read_alone(10 * KIB, 512), Outcome::Hit);
+    let beyond = bench.read(10 * KIB, KIB);
+    assert_eq!(bench.reply(beyond).unwrap().result, Err(IoError::Invalid));
+    // A write to the last, short sector leaves nothing whole to copy: its rest is not in the buffer.
+    assert_eq!(bench.write_alone(8 * KIB, 2 * KIB + 512), Outcome::WriteNotCopied);
+    assert_eq!(bench.read_alone(8 * KIB, 512), Outcome::MissFilled);
+}
+
+/// NBD_CMD_CACHE brings data into flash; what is there already costs no I/O.
+#[test]
+fn a_prefetch_fills_and_a_second_one_does_nothing() {
+    let mut bench = Bench::cached(16, 4 * KIB);
+    let first = bench.request(Op::Prefetch, 0, 8 * KIB);
+    bench.settle();
+    assert_eq!(bench.outcome(first), Outcome::MissFilled);
+    let second = bench.request(Op::Prefetch, 0, 8 * KIB);
+    assert_eq!(bench.ios.len(), 0);
+    assert_eq!(bench.outcome(second), Outcome::Hit);
+    assert_eq!(bench.released.len(), 2);
+    assert_eq!(bench.read_alone(0, 8 * KIB), Outcome::Hit);
+    let stats = bench.stats();
+    assert_eq!((stats.reads, stats.read_hits), (1, 1), "prefetches are no reads");
+}
+
+/// Without a cache every read goes to the backing, and reads do not wait for each other.
+#[test]
+fn without_a_cache_the_backing_serves() {
+    let mut bench = Bench::bare(Limits::default());
+    let reads = [bench.read(0, 4 * KIB), bench.read(0, 4 * KIB)];
+    assert_eq!(bench.ios.len(), 2);
+    bench.settle();
+    assert_eq!(reads.map(|id| bench.outcome(id)), [Outcome::CacheOff; 2]);
+}

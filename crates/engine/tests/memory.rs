@@ -1,0 +1,112 @@
+//! Index memory, measured with a counting allocator: everything that grows with a cache, in bytes
+//! for each 4 KiB block. ARCHITECTURE, promise 6: "at most 24 bytes per block all-in".
+//!
+//! One test, because the allocator counts for the whole process.
+
+use std::alloc::System;
+
+use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Event, Segment};
+use hob_engine::io::{Op, Request, Target};
+use hob_engine::policy::PolicyKind;
+use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
+use hob_engine::{Engine, Limits};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const DISK: DiskId = DiskId(0);
+const BLOCKS: u64 = 1 << 20;
+const SEGMENT_BYTES: u64 = 64 << 20;
+const REQUEST_BYTES: u64 = 256 << 10;
+const BYTES_PER_BLOCK_MAX: f64 = 24.0;
+
+struct Bench {
+    engine: Engine,
+    commands: u64,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let mut bench = Bench { engine: Engine::new(Limits::default()), commands: 0 };
+        let size_bytes = 4 * BLOCKS * SECTOR_BYTES;
+        bench.command(Command::AddDisk(DiskConfig { size_bytes, access: Access::ReadWrite }));
+        bench
+    }
+
+    fn command(&mut self, command: Command) {
+        self.commands += 1;
+        self.engine.handle_command(Instant(0), CommandId(self.commands), DISK, command);
+        while let Some(event) = self.engine.poll_event() {
+            assert!(matches!(event, Event::Done { result: Ok(_), .. }), "{event:?}");
+        }
+    }
+
+    /// Reads a range of the disk from its start, once, with misses filled.
+    fn read(&mut self, bytes: u64) {
+        let sums = [7; (REQUEST_BYTES / SECTOR_BYTES) as usize];
+        for offset in (0..bytes).step_by(REQUEST_BYTES as usize) {
+            let request = Request {
+                id: RequestId(offset),
+                disk: DISK,
+                op: Op::Read,
+                offset,
+                len: REQUEST_BYTES,
+                buffer: Some(BufferId(0)),
+            };
+            self.engine.handle_request(Instant(0), request).expect("one at a time");
+            while let Some(io) = self.engine.poll_io() {
+                let sectors = match io.target {
+                    Target::Flash(_) => (io.len / SECTOR_BYTES) as usize,
+                    Target::Backing(_) => 0,
+                };
+                self.engine.handle_completion(Instant(0), io.id, Ok(()), &sums[..sectors]);
+            }
+            while self.engine.poll_reply().is_some() {}
+            while self.engine.poll_release().is_some() {}
+        }
+        assert_eq!(self.engine.in_flight(), 0);
+    }
+
+    /// Live bytes since `region` began, for each block; they are what the engine says they are.
+    fn measure(&self, region: &Region<'_, System>, policy: &str, when: &str) {
+        let change = region.change();
+        let live = (change.bytes_allocated - change.bytes_deallocated) as f64;
+        let stats = self.engine.stats(Instant(0), DISK).expect("the disk exists");
+        let per_block = live / stats.blocks as f64;
+        println!("{policy:8} {when:22} {:7} blocks  {per_block:.2} bytes per block", stats.blocks);
+        assert!(per_block <= BYTES_PER_BLOCK_MAX, "{policy} {when}: {per_block}");
+        let told = stats.index_bytes as f64;
+        assert!((told - live).abs() <= 0.02 * live, "{policy} {when}: says {told}, takes {live}");
+    }
+}
+
+fn segments(range: std::ops::Range<u64>) -> Vec<Segment> {
+    range.map(|i| Segment { device: DeviceId(0), offset: i * SEGMENT_BYTES }).collect()
+}
+
+#[test]
+fn the_index_takes_at_most_24_bytes_per_block() {
+    let all = BLOCKS * SECTOR_BYTES / SEGMENT_BYTES;
+    for policy in PolicyKind::all() {
+        let name = policy.info().name;
+        let mut bench = Bench::new();
+        bench.read(16 << 20);
+        let region = Region::new(ALLOCATOR);
+        let config = CacheConfig { block_bytes: SECTOR_BYTES as u32, segment_bytes: SEGMENT_BYTES, policy };
+        bench.command(Command::Cache(CacheChange::Enable(config, segments(0..all))));
+        bench.measure(&region, name, "empty");
+        bench.read(BLOCKS * SECTOR_BYTES * 5 / 4);
+        let stats = bench.engine.stats(Instant(0), DISK).expect("the disk exists");
+        assert_eq!((stats.blocks_cached, stats.evictions.blocks), (BLOCKS, BLOCKS / 4));
+        bench.measure(&region, name, "full, after evictions");
+        bench.command(Command::Cache(CacheChange::Shrink(all as u32 / 4)));
+        bench.measure(&region, name, "after shrinking");
+        bench.command(Command::Cache(CacheChange::Grow(segments(all..all + 5))));
+        bench.measure(&region, name, "after growing");
+        bench.command(Command::Cache(CacheChange::Disable));
+        let change = region.change();
+        let left = change.bytes_allocated - change.bytes_deallocated;
+        assert!(left < 64 << 10, "{name}: {left} bytes left after the cache is gone");
+    }
+}
