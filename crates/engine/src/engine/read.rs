@@ -69,7 +69,14 @@ impl Engine {
             Source::Flash => self.serve_from_flash(now, slot),
             Source::Backing(outcome) => {
                 self.requests[slot].outcome = outcome;
-                self.read_backing(now, slot);
+                let would_fill = matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss);
+                if self.requests[slot].request.op == Op::Prefetch && !would_fill {
+                    // A hint that cannot be taken: nobody wants the data itself.
+                    self.reply(now, slot, Ok(()));
+                    self.finish(slot);
+                } else {
+                    self.read_backing(now, slot);
+                }
             }
         }
     }

@@ -25,6 +25,7 @@ use hob_storage::backing::{Backing, BackingOptions, ModelledOp, ServiceTime};
 use hob_storage::pool::{DeviceSpec, Lifetime, Overwrite, OwnerId, Pool, device_bytes_for};
 use hob_world::disk_model::{self, ArrayConfig, ArrayModel};
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::Semaphore;
 
 use crate::daemon::exports::{Export, Exports};
 use crate::daemon::listen::Listener;
@@ -39,6 +40,7 @@ const SEGMENT_BYTES: u64 = 1 << 20;
 const REQUEST_BYTES: u32 = 8 << 10;
 const REQUESTS: usize = 4_000;
 const DEPTH: usize = 16;
+const CONNECTIONS_MAX: usize = 64;
 /// The warm pass is repeated until it is long enough to be seen beside the slow ones.
 const WARM_FOR: Duration = Duration::from_secs(3);
 
@@ -116,10 +118,7 @@ impl Host {
         let (disk, flash, socket) =
             (scratch.join("disk.img"), scratch.join("flash.pool"), scratch.join("nbd.sock"));
         make_disk(&disk)?;
-        let spec = DeviceSpec {
-            path: flash,
-            size_bytes: Some(device_bytes_for(CACHE_BYTES, SEGMENT_BYTES)),
-        };
+        let spec = DeviceSpec { path: flash, size_bytes: Some(device_bytes_for(CACHE_BYTES, SEGMENT_BYTES)) };
         let pool = Pool::create("demo", &[spec], SEGMENT_BYTES, Overwrite::Refuse)?;
         let backing = Backing::open(path_text(&disk)?, Access::ReadWrite, &BackingOptions::default())?
             .modelled(Box::new(Array(ArrayModel::new(ArrayConfig::raid5_of_four_7200(DISK_BYTES)))));
@@ -152,7 +151,7 @@ impl Host {
                     std::future::pending::<()>().await
                 };
                 tokio::select! {
-                    () = listener.run(exports) => {}
+                    () = listener.run(exports, Arc::new(Semaphore::new(CONNECTIONS_MAX))) => {}
                     _ = ended => {}
                     () = interrupt => {}
                 }
@@ -244,7 +243,11 @@ fn make_disk(path: &Path) -> anyhow::Result<()> {
             word.copy_from_slice(&value.to_le_bytes());
         }
         file.write_all(&chunk).with_context(|| {
-            format!("cannot write {}; name a place with {} to spare with --scratch", path.display(), mib_free())
+            format!(
+                "cannot write {}; name a place with {} to spare with --scratch",
+                path.display(),
+                mib_free()
+            )
         })?;
     }
     Ok(())
@@ -302,5 +305,6 @@ fn mib_free() -> String {
 }
 
 fn path_text(path: &Path) -> anyhow::Result<&str> {
-    path.to_str().with_context(|| format!("{} is not UTF-8; name another place with --scratch", path.display()))
+    path.to_str()
+        .with_context(|| format!("{} is not UTF-8; name another place with --scratch", path.display()))
 }

@@ -26,7 +26,7 @@ use output::Format;
 
 /// hob keeps the hot blocks of virtual machine disks on local flash
 #[derive(Debug, Parser)]
-#[command(name = "hob", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(name = "hob", version, disable_help_subcommand = true)]
 #[command(arg_required_else_help = true, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -105,7 +105,7 @@ pub(crate) fn main() -> u8 {
         Ok(()) => 0,
         Err(error) if is_broken_pipe(&error) => 0,
         Err(error) => {
-            complain(&format!("{error:#}"));
+            complain(&with_causes(&error));
             1
         }
     }
@@ -139,6 +139,17 @@ fn usage_line(message: &str) -> String {
         .take_while(|word| word.starts_with(|c: char| c.is_ascii_lowercase()))
         .collect();
     format!("{said}; see '{} --help'", path.join(" "))
+}
+
+/// The error and its causes, without those that a message names already.
+fn with_causes(error: &anyhow::Error) -> String {
+    let mut said = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !said.contains(&cause) {
+            said = format!("{said}: {cause}");
+        }
+    }
+    said
 }
 
 fn complain(what: &str) {

@@ -71,3 +71,10 @@ fn these_lines_are_refused_in_one_line_that_says_what_to_do() {
         assert!(said.contains("--help'") && !said.contains('\n'), "{line}: {said}");
     }
 }
+
+#[test]
+fn causes_are_said_once() {
+    let cause = std::io::Error::other("the disk is full");
+    let error = anyhow::Error::from(cause).context("cannot save: the disk is full").context("cannot start");
+    assert_eq!(with_causes(&error), "cannot start: cannot save: the disk is full");
+}

@@ -5,10 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
-use hob_control::{CacheEnable, DiskAdd, Endpoint, PoolCreate, Size, check_name};
+use hob_control::{CacheEnable, Endpoint, PoolCreate, Size, check_name};
 use serde::Deserialize;
 
-use super::hardware::RingKind;
+use super::hardware::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX, RingKind};
 
 /// Where the state is kept unless the file says otherwise.
 const STATE_DIR: &str = "/var/lib/hob";
@@ -82,7 +82,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             connections_max: 256,
-            buffer_bytes_max: Size(256 << 20),
+            buffer_bytes_max: Size(ARENA_BYTES_DEFAULT as u64),
             backing_wait_ms_max: 30_000,
             flash_stall_ms_max: 1_000,
             flash_errors_max: 16,
@@ -103,13 +103,6 @@ pub(crate) struct DiskEntry {
     pub(crate) read_only: bool,
     /// Its cache.
     pub(crate) cache: Option<CacheEnable>,
-}
-
-impl DiskEntry {
-    /// The same as a request.
-    pub(crate) fn add(&self) -> DiskAdd {
-        DiskAdd { name: self.name.clone(), backing: self.backing.clone(), read_only: self.read_only }
-    }
 }
 
 /// What is wrong with the file, in one line.
@@ -151,7 +144,7 @@ impl Config {
         }
         let limits = [
             ("connections_max", self.limits.connections_max as u64, 1, 65_536),
-            ("buffer_bytes_max", self.limits.buffer_bytes_max.bytes(), 64 << 20, 1 << 40),
+            ("buffer_bytes_max", self.limits.buffer_bytes_max.bytes(), 64 << 20, ARENA_BYTES_MAX as u64),
             ("backing_wait_ms_max", self.limits.backing_wait_ms_max, 0, 86_400_000),
             ("flash_stall_ms_max", self.limits.flash_stall_ms_max, 10, 600_000),
             ("flash_errors_max", u64::from(self.limits.flash_errors_max), 1, 1_000_000),

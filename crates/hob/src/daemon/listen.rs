@@ -13,15 +13,16 @@ use hob_control::Endpoint;
 use hob_nbd::server::handshake::{Handshake, HandshakeLimits, HandshakeOutcome, Negotiated};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::exports::Exports;
 
 /// A client must have chosen its export by then.
 const NEGOTIATION_MAX: Duration = Duration::from_secs(15);
 
-/// Clients that may be negotiating at once; further ones wait in the kernel.
-const NEGOTIATING_MAX: usize = 128;
+/// The right to be connected. There are as many as connections may be; further clients wait in the
+/// kernel.
+pub(crate) type Place = OwnedSemaphorePermit;
 
 /// A bound socket. Dropping it removes a Unix socket's file.
 pub(crate) struct Listener {
@@ -51,12 +52,13 @@ impl Listener {
     }
 
     /// Accepts clients until the task is dropped.
-    pub(crate) async fn run(self, exports: Exports) {
-        let negotiating = Arc::new(Semaphore::new(NEGOTIATING_MAX));
+    pub(crate) async fn run(self, exports: Exports, places: Arc<Semaphore>) {
         loop {
-            let permit = Arc::clone(&negotiating).acquire_owned().await.expect("never closed");
+            let place = Arc::clone(&places).acquire_owned().await.expect("never closed");
             let accepted = match &self.socket {
-                Socket::Unix(listener) => listener.accept().await.and_then(|(s, _)| s.into_std()).map(OwnedFd::from),
+                Socket::Unix(listener) => {
+                    listener.accept().await.and_then(|(s, _)| s.into_std()).map(OwnedFd::from)
+                }
                 Socket::Tcp(listener) => listener.accept().await.and_then(|(s, _)| {
                     s.set_nodelay(true)?;
                     s.into_std().map(OwnedFd::from)
@@ -67,10 +69,9 @@ impl Listener {
                 Ok(socket) => {
                     let exports = exports.clone();
                     tokio::spawn(async move {
-                        if let Err(error) = serve(socket, is_unix, &exports).await {
+                        if let Err(error) = serve(socket, is_unix, &exports, place).await {
                             tracing::info!("a client did not get as far as an export: {error}");
                         }
-                        drop(permit);
                     });
                 }
                 Err(error) => {
@@ -105,7 +106,7 @@ pub(crate) fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-async fn serve(socket: OwnedFd, is_unix: bool, exports: &Exports) -> io::Result<()> {
+async fn serve(socket: OwnedFd, is_unix: bool, exports: &Exports, place: Place) -> io::Result<()> {
     let (socket, outcome) = if is_unix {
         let mut stream = tokio::net::UnixStream::from_std(socket.into())?;
         let outcome = tokio::time::timeout(NEGOTIATION_MAX, negotiate(&mut stream, exports)).await;
@@ -119,7 +120,7 @@ async fn serve(socket: OwnedFd, is_unix: bool, exports: &Exports) -> io::Result<
     if let Some((negotiated, leftover)) = chosen
         && let Some(export) = exports.get(&negotiated.export)
     {
-        export.shard.attach(export.disk, socket, negotiated, leftover).map_err(io::Error::other)?;
+        export.shard.attach(export.disk, socket, negotiated, leftover, place).map_err(io::Error::other)?;
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ mod room;
 mod start;
 mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -61,7 +61,9 @@ struct Inner {
     disks: BTreeMap<String, DiskEntry>,
     /// Ids of devices are not used twice: a shard remembers what it thinks of each.
     next_device: u16,
-    /// Defined in hob.toml, and removed by command.
+    /// Names that hob.toml defines.
+    defined: BTreeSet<String>,
+    /// Of these, removed by command.
     pools_removed: Vec<String>,
     disks_removed: Vec<String>,
 }

@@ -116,8 +116,10 @@ fn load_token(path: Option<&Path>) -> anyhow::Result<Option<Token>> {
 
 /// Runs until a signal says to end. A second signal ends the process at once.
 pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the control thread")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the control thread")?;
     let result = runtime.block_on(live(plan));
     // A device or backing that hangs must not keep the process.
     runtime.shutdown_background();
@@ -150,8 +152,10 @@ async fn serve(
     events: mpsc::UnboundedReceiver<ShardEvent>,
 ) -> anyhow::Result<()> {
     let Plan { listen, control, token, limits, content, .. } = plan;
-    let backing_options =
-        BackingOptions { wait_max: Duration::from_millis(limits.backing_wait_ms_max), ..BackingOptions::default() };
+    let backing_options = BackingOptions {
+        wait_max: Duration::from_millis(limits.backing_wait_ms_max),
+        ..BackingOptions::default()
+    };
     let exports = Exports::default();
     let mut tasks = JoinSet::new();
     // Bound before anything is touched, so that two daemons do not get in each other's way.
@@ -173,10 +177,12 @@ async fn serve(
             manager
         }
     };
+    let places = Arc::new(tokio::sync::Semaphore::new(plan.limits.connections_max));
     for endpoint in &listen {
-        let listener = Listener::bind(endpoint).await.with_context(|| format!("cannot listen on {endpoint}"))?;
+        let listener =
+            Listener::bind(endpoint).await.with_context(|| format!("cannot listen on {endpoint}"))?;
         tracing::info!("NBD clients connect to {endpoint}");
-        tasks.spawn(listener.run(exports.clone()));
+        tasks.spawn(listener.run(exports.clone(), Arc::clone(&places)));
     }
     spawn_controls(&mut tasks, controls, &manager);
     // They run for ever; if one ends all the same, the daemon does.

@@ -17,6 +17,7 @@ use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
 use super::hardware::{Backing, FlashDevice};
+use super::listen::Place;
 
 /// How long anybody waits for a shard.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -87,6 +88,8 @@ pub(crate) enum ShardCall {
         negotiated: Box<Negotiated>,
         /// Bytes that came after the negotiation and have been read.
         leftover: Vec<u8>,
+        /// Held for as long as the connection lasts.
+        place: Place,
     },
     /// End: close every connection, finish what is in flight, close everything.
     Stop {
@@ -214,8 +217,9 @@ impl ShardHandle {
         socket: OwnedFd,
         negotiated: Negotiated,
         leftover: Vec<u8>,
+        place: Place,
     ) -> Result<(), ShardError> {
-        self.send(ShardCall::Attach { id, socket, negotiated: Box::new(negotiated), leftover })
+        self.send(ShardCall::Attach { id, socket, negotiated: Box::new(negotiated), leftover, place })
     }
 
     /// Ends the shard, waiting for at most [`PATIENCE`].

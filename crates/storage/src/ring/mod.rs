@@ -324,6 +324,19 @@ impl Ring {
         result
     }
 
+    /// Passes what was started to the kernel and sleeps until `events` operations have completed, for
+    /// at most `nap`, so that they are handled together: fewer wake-ups and longer sends for the price
+    /// of that much latency. The thread pool waits as usual.
+    ///
+    /// # Errors
+    /// As for [`Ring::submit_and_wait`].
+    pub fn submit_and_nap(&mut self, events: usize, nap: Duration) -> io::Result<()> {
+        match &mut self.driver {
+            Driver::Uring(uring) if self.ready.is_empty() && !self.waker.take() => uring.nap(events, nap),
+            _ => self.submit_and_wait(Duration::ZERO, Some(nap)),
+        }
+    }
+
     /// The next operation that ended.
     pub fn next_completion(&mut self) -> Option<Completion> {
         loop {

@@ -34,6 +34,9 @@ const POLL_FIRST: u16 = 1;
 /// How often a spinning wait looks at the clock.
 const LOOKS_PER_CLOCK: u32 = 64;
 
+/// How long a wait takes a send's end for granted.
+const SEND_MAX: Duration = Duration::from_micros(200);
+
 /// An attempt that ended.
 #[derive(Debug)]
 pub(super) struct Ended {
@@ -53,6 +56,8 @@ pub(super) struct Uring {
     fixed_memory: std::ops::Range<usize>,
     fixed_files: bool,
     poll_first: bool,
+    /// Sends since the last submission. They nearly always end while they are submitted.
+    sends: usize,
 }
 
 impl std::fmt::Debug for Uring {
@@ -102,6 +107,7 @@ impl Uring {
             fixed_memory,
             fixed_files,
             poll_first,
+            sends: 0,
         };
         uring.await_wake();
         Ok(uring)
@@ -120,6 +126,7 @@ impl Uring {
     }
 
     pub(super) fn start(&mut self, op: u32, index: u16, entry: &FdEntry, attempt: Attempt) {
+        self.sends += usize::from(matches!(attempt, Attempt::Send { .. } | Attempt::SendMessage(_)));
         let sqe = match entry.fixed {
             true => self.entry(i32::from(index), entry, attempt).flags(Flags::FIXED_FILE),
             false => self.entry(entry.raw(), entry, attempt),
@@ -202,18 +209,38 @@ impl Uring {
         let dont_wait = timeout == Some(Duration::ZERO) || !self.ring.completion().is_empty();
         if dont_wait || !spin.is_zero() {
             if !self.ring.submission().is_empty() || self.ring.submission().taskrun() {
+                self.sends = 0;
                 quiet(self.ring.submit())?;
             }
             if dont_wait || self.spin(spin) {
                 return Ok(());
             }
         }
+        // The end of a send is no reason to wake up for: wait for one more event, but not for ever,
+        // because a peer that does not read may hold a send up.
+        let sends = std::mem::take(&mut self.sends);
+        let timeout = match timeout {
+            Some(timeout) if sends > 0 => Some(timeout.min(SEND_MAX)),
+            None if sends > 0 => Some(SEND_MAX),
+            timeout => timeout,
+        };
+        self.enter(1 + sends, timeout)
+    }
+
+    /// Submits, and lets so many events gather, for at most that long.
+    pub(super) fn nap(&mut self, events: usize, nap: Duration) -> io::Result<()> {
+        self.push_backlog();
+        let sends = std::mem::take(&mut self.sends);
+        self.enter(events.saturating_add(sends).min(usize::from(u16::MAX)), Some(nap))
+    }
+
+    fn enter(&mut self, events: usize, timeout: Option<Duration>) -> io::Result<()> {
         let timespec = timeout.map(types::Timespec::from);
         quiet(match &timespec {
-            None => self.ring.submit_and_wait(1),
+            None => self.ring.submit_and_wait(events),
             Some(timespec) => {
                 let args = types::SubmitArgs::new().timespec(timespec);
-                self.ring.submitter().submit_with_args(1, &args)
+                self.ring.submitter().submit_with_args(events, &args)
             }
         })
     }

@@ -34,7 +34,7 @@ impl Manager {
         e: CacheEnable,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.enable(&disk, e, Fit::Exactly).await }).await
+        self.change(async move { manager.enable(&disk, e).await }).await
     }
 
     /// Changes a cache's size, block size or policy.
@@ -59,11 +59,11 @@ impl Manager {
         self.change(async move { manager.clear(&disk).await }).await
     }
 
+    /// As `cache_enable`, however long it takes.
     pub(super) async fn enable(
         self: &Arc<Self>,
         name: &str,
         enable: CacheEnable,
-        fit: Fit,
     ) -> Result<DiskChanged, Refusal> {
         let claim = self.claim_disk(name, "given a cache")?;
         let (spec, mut notes) = {
@@ -78,7 +78,7 @@ impl Manager {
             disk.wanted.cache = Some(spec.clone());
             (spec, notes)
         };
-        match self.fit_cache(name, fit).await {
+        match self.fit_cache(name, Fit::Exactly).await {
             Ok(more) => notes.extend(more),
             Err(refusal) => {
                 self.inner().disk_mut(name)?.wanted.cache = None;
@@ -369,7 +369,10 @@ fn no_cache(name: &str) -> Refusal {
 }
 
 /// Checks what was asked for and rounds it to whole segments.
-fn cache_spec(enable: CacheEnable, segment_bytes: u64) -> Result<(CacheSpec, Vec<String>), Refusal> {
+pub(super) fn cache_spec(
+    enable: CacheEnable,
+    segment_bytes: u64,
+) -> Result<(CacheSpec, Vec<String>), Refusal> {
     let CacheEnable { pool, size, block_size, policy } = enable;
     let block_size = block_size.unwrap_or(BLOCK_SIZE);
     if !block_size.bytes().is_power_of_two()

@@ -61,6 +61,7 @@ impl Manager {
 
     async fn remove(self: &Arc<Self>, name: &str) -> Result<DiskChanged, Refusal> {
         let claim = self.claim_disk(name, "removed")?;
+        self.exports.remove(name);
         let (shard, id, pool) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -70,7 +71,6 @@ impl Manager {
             };
             (shard, disk.id, disk.cache().map(|spec| spec.pool.clone()))
         };
-        self.exports.remove(name);
         if let Some(shard) = shard {
             let released = shard.remove_disk(id).await.unwrap_or_else(|error| {
                 tracing::warn!("{name}: {error}");
@@ -84,7 +84,9 @@ impl Manager {
         {
             let mut inner = self.inner();
             inner.disks.remove(name);
-            inner.disks_removed.push(name.to_owned());
+            if inner.defined.contains(name) {
+                inner.disks_removed.push(name.to_owned());
+            }
         }
         drop(claim);
         tracing::info!("{name} is not served any more");

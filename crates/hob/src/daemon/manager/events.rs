@@ -31,7 +31,7 @@ impl Manager {
     }
 
     fn retry(self: &Arc<Self>) {
-        let (disks, pools) = {
+        let (disks, pools, roomy) = {
             let inner = self.inner();
             let offline = inner.disks.iter().filter(|(_, disk)| matches!(disk.life, Life::Offline(_)));
             let disks: Vec<String> = offline.map(|(name, _)| name.clone()).collect();
@@ -40,7 +40,9 @@ impl Manager {
                 .iter()
                 .filter(|(_, pool)| pool.devices.iter().any(|device| device.state == DeviceState::Offline));
             let pools: Vec<String> = sick.map(|(name, _)| name.clone()).collect();
-            (disks, pools)
+            let roomy = inner.pools.iter().filter(|(_, pool)| pool.free_segments() > 0);
+            let roomy: Vec<String> = roomy.map(|(name, _)| name.clone()).collect();
+            (disks, pools, roomy)
         };
         // Each by itself: one that hangs holds up no other. A claim keeps attempts from piling up.
         for name in disks {
@@ -50,6 +52,11 @@ impl Manager {
         for name in pools {
             let manager = self.clone();
             tokio::spawn(async move { manager.retry_devices(&name).await });
+        }
+        // A cache that was being changed when room came up missed it.
+        for name in roomy {
+            let manager = self.clone();
+            tokio::spawn(async move { manager.top_up(&name).await });
         }
     }
 

@@ -10,7 +10,7 @@ use super::refusal::{Kind, Refusal};
 use super::report::percent;
 
 /// A cache that holds data in less of its blocks is still being filled.
-const FULL_PERCENT: f64 = 99.0;
+const FULL_PERCENT: f64 = 95.0;
 
 /// Below this share of hits, a full cache is said to be too small.
 const LOW_HITS_PERCENT: f64 = 50.0;
@@ -151,7 +151,7 @@ fn about_fill(stats: &DiskStats, size: Size) -> Vec<String> {
     let per_eviction = stats.vsphere.evict_avg_num_blocks_per_op;
     if stats.blocks_cached == 0 {
         sentences.push(format!("The cache of {} is empty.", size.human()));
-    } else if filled < FULL_PERCENT && stats.evictions.operations == 0 {
+    } else if filled < FULL_PERCENT {
         sentences.push(format!(
             "The cache of {} is warming: {filled:.0} % of its {} blocks hold data.",
             size.human(),
@@ -186,3 +186,6 @@ fn about_fill(stats: &DiskStats, size: Size) -> Vec<String> {
     }
     sentences
 }
+
+#[cfg(test)]
+mod tests;

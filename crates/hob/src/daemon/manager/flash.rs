@@ -2,6 +2,9 @@
 //!
 //! Pool operations read and write devices, which may hang. They run on blocking threads; the
 //! control thread sees the figures that the last operation left.
+//!
+//! A device that was opened gives no segments until it is [admitted](Flash::set_admission): the
+//! shards have to know it first.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,8 +44,9 @@ impl Flash {
         overwrite: Overwrite,
     ) -> Result<Opened, Refusal> {
         blocking(move || {
-            let pool =
+            let mut pool =
                 Pool::create(&name, &devices, segment_bytes, overwrite).map_err(|error| refuse(&error))?;
+            hold_back(&mut pool);
             Ok(Opened {
                 uuid: Some(pool.uuid().to_string()),
                 segment_bytes,
@@ -80,7 +84,7 @@ impl Flash {
             }
             let segment_bytes = parts.first().map_or(segment_bytes, Pool::segment_bytes);
             for pool in &mut parts {
-                admit_all(pool);
+                hold_back(pool);
             }
             let devices = parts.iter().flat_map(Pool::devices).collect();
             let flash = Flash { name, segment_bytes, parts: Arc::new(Mutex::new(parts)) };
@@ -101,7 +105,7 @@ impl Flash {
             if pool.segment_bytes() != segment_bytes {
                 return Err(Refusal::failed("its segments have another size"));
             }
-            admit_all(&mut pool);
+            hold_back(&mut pool);
             parts.push(pool);
             Ok(())
         })
@@ -119,8 +123,9 @@ impl Flash {
         self.with(move |parts| match parts.first_mut() {
             Some(pool) => pool.add_device(&spec, overwrite).map_err(|error| refuse(&error)),
             None => {
-                let pool =
+                let mut pool =
                     Pool::create(&name, &[spec], segment_bytes, overwrite).map_err(|error| refuse(&error))?;
+                hold_back(&mut pool);
                 let id = pool.devices()[0].id;
                 parts.push(pool);
                 Ok(id)
@@ -134,18 +139,16 @@ impl Flash {
         self.with(|parts| Ok(parts.first().map(|pool| pool.uuid().to_string()))).await.map(|(uuid, _)| uuid)
     }
 
-    /// Gives the device no more segments, or gives it some again. A device that is too sick to be
-    /// told is not an error.
+    /// Lets caches have segments of the device, or no more of them. A device that is too sick to
+    /// be told is not an error.
     pub(super) async fn set_admission(
         &self,
         id: DeviceId,
         admission: Admission,
     ) -> Result<Vec<DeviceInfo>, Refusal> {
         self.with(move |parts| {
-            if let Some(pool) = part_of(parts, id)
-                && let Err(error) = pool.set_admission(id, admission)
-            {
-                tracing::warn!("{error}");
+            if let Some(pool) = part_of(parts, id) {
+                set(pool, id, admission);
             }
             Ok(())
         })
@@ -267,14 +270,18 @@ fn open_one(path: &Path, name: &str, uuid: Option<&str>) -> Result<Pool, String>
     Ok(pool)
 }
 
-/// Devices that were fenced before the restart get another chance.
-fn admit_all(pool: &mut Pool) {
+/// Lets nobody have segments of devices that the shards do not know yet.
+fn hold_back(pool: &mut Pool) {
     for device in pool.devices() {
-        if device.admission == Admission::Out
-            && let Err(error) = pool.set_admission(device.id, Admission::In)
-        {
-            tracing::warn!("{error}");
-        }
+        set(pool, device.id, Admission::Out);
+    }
+}
+
+/// A device that is too sick to be told is not an error.
+fn set(pool: &mut Pool, id: DeviceId, admission: Admission) {
+    let is_so = pool.devices().iter().any(|device| device.id == id && device.admission == admission);
+    if !is_so && let Err(error) = pool.set_admission(id, admission) {
+        tracing::warn!("{error}");
     }
 }
 

@@ -89,7 +89,11 @@ impl Manager {
             inner.pools.insert(name.to_owned(), entry);
         }
         for info in &devices {
-            self.connect_device(name, info).await?;
+            if let Err(refusal) = self.connect_device(name, info).await {
+                tracing::error!("pool {name}: {} is offline: {refusal}", info.path.display());
+                let entry = DeviceEntry::offline(info.path.clone(), refusal.problem.error);
+                self.inner().pool_mut(name)?.devices.push(entry);
+            }
         }
         self.inner().pool_mut(name)?.busy = None;
         Ok(())
@@ -110,13 +114,17 @@ impl Manager {
         for shard in &self.shards {
             shard.add_device(id, flash.file(info.id).await?).await?;
         }
-        let mut inner = self.inner();
-        let devices = &mut inner.pool_mut(pool)?.devices;
-        let entry = DeviceEntry::online(info, id);
-        match devices.iter_mut().find(|device| device.path == info.path) {
-            Some(device) => *device = entry,
-            None => devices.push(entry),
+        {
+            let mut inner = self.inner();
+            let devices = &mut inner.pool_mut(pool)?.devices;
+            let entry = DeviceEntry::online(info, id);
+            match devices.iter_mut().find(|device| device.path == info.path) {
+                Some(device) => *device = entry,
+                None => devices.push(entry),
+            }
         }
+        let devices = flash.set_admission(info.id, Admission::In).await?;
+        self.refresh(pool, &devices);
         Ok(())
     }
 
@@ -158,7 +166,7 @@ impl Manager {
         if let Some(ids) = ids {
             let devices = flash.set_admission(ids.in_pool, Admission::Out).await?;
             self.refresh(pool, &devices);
-            match self.empty_device(ids.on_shards).await {
+            match self.empty_device(pool, ids.on_shards).await {
                 Ok(more) => notes.extend(more),
                 Err(refusal) => {
                     let devices = flash.set_admission(ids.in_pool, Admission::In).await?;
@@ -194,8 +202,8 @@ impl Manager {
         self.pool_changed(pool, notes)
     }
 
-    /// Moves all caches off a device.
-    async fn empty_device(self: &Arc<Self>, device: DeviceId) -> Result<Vec<String>, Refusal> {
+    /// Moves all caches off a device, which gives no more segments.
+    async fn empty_device(self: &Arc<Self>, pool: &str, device: DeviceId) -> Result<Vec<String>, Refusal> {
         let on_it = |segments: &[hob_engine::command::Segment]| segments.iter().any(|s| s.device == device);
         let disks: Vec<String> = {
             let inner = self.inner();
@@ -212,6 +220,14 @@ impl Manager {
         let mut notes = Vec::new();
         for (disk, _claim) in disks.iter().zip(claims) {
             notes.extend(self.leave_device(disk, device).await?);
+        }
+        let mut inner = self.inner();
+        let entry = inner.pool_mut(pool)?.by_shard_id(device);
+        let taken = entry.map_or(0, |entry| entry.segments - entry.free_segments - entry.lost.len() as u64);
+        if taken > 0 {
+            // A change that was under way before the device was closed to caches.
+            return Err(Refusal::conflict("a cache is getting room on the device at this moment")
+                .hint("try again when that is done"));
         }
         Ok(notes)
     }
@@ -239,7 +255,9 @@ impl Manager {
         {
             let mut inner = self.inner();
             inner.pools.remove(pool);
-            inner.pools_removed.push(pool.to_owned());
+            if inner.defined.contains(pool) {
+                inner.pools_removed.push(pool.to_owned());
+            }
         }
         drop(claim);
         tracing::info!("pool {pool} is no more");

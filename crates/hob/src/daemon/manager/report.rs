@@ -26,7 +26,11 @@ impl Manager {
 }
 
 /// All of it, under the API's names.
-pub(super) fn report(disk: &str, block_size: Size, stats: &stats::DiskStats) -> DiskStats {
+pub(in crate::daemon::manager) fn report(
+    disk: &str,
+    block_size: Size,
+    stats: &stats::DiskStats,
+) -> DiskStats {
     let requests = stats.requests();
     let latency = stats.latency();
     let outcomes = OUTCOMES.iter().zip(&stats.outcomes).map(|(row, outcome)| OutcomeStats {

@@ -32,7 +32,9 @@ impl Manager {
         let mut inner = self.inner();
         let entry = inner.pool_mut(pool)?;
         entry.refresh(&devices);
-        Ok(segments.into_iter().filter_map(|segment| entry.on_shards(segment)).collect())
+        let known =
+            |segment| entry.on_shards(segment).expect("segments come from devices that the shards know");
+        Ok(segments.into_iter().map(known).collect())
     }
 
     /// Gives segments back that no cache uses.

@@ -4,15 +4,20 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hob_control::{CacheEnable, DiskAdd, PoolCreate, Size};
 use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for};
 
-use super::caches::Fit;
+use super::caches::cache_spec;
 use super::flash::{Flash, Opened, are_pool_devices};
 use super::refusal::Refusal;
 use super::{Config, Manager};
+use crate::daemon::config::DiskEntry;
 use crate::daemon::state::{DiskState, PoolState, State};
+
+/// How long NBD clients and the control API wait at the start for backings that are slow to open.
+const OPENING_MAX: Duration = Duration::from_secs(3);
 
 /// Name of the pool in serve mode.
 const SERVE_POOL: &str = "default";
@@ -22,8 +27,15 @@ impl Manager {
     pub(crate) async fn start(self: &Arc<Self>, kept: State, config: &Config) -> Result<(), Refusal> {
         {
             let mut inner = self.inner();
-            inner.pools_removed = kept.pools_removed.clone();
-            inner.disks_removed = kept.disks_removed.clone();
+            let names =
+                config.pools.iter().map(|pool| &pool.name).chain(config.disks.iter().map(|disk| &disk.name));
+            inner.defined = names.cloned().collect();
+            // A definition that was taken out of the file and comes back later is meant.
+            let defined = |names: &[String]| {
+                names.iter().filter(|name| inner.defined.contains(*name)).cloned().collect()
+            };
+            (inner.pools_removed, inner.disks_removed) =
+                (defined(&kept.pools_removed), defined(&kept.disks_removed));
         }
         for pool in &kept.pools {
             self.start_pool(pool).await?;
@@ -37,15 +49,12 @@ impl Manager {
             }
         }
         let mut disks = kept.disks.clone();
-        let mut caches: Vec<(String, CacheEnable)> = Vec::new();
         for disk in &config.disks {
             let known = kept.disks.iter().any(|kept| kept.name == disk.name);
             if kept.disks_removed.contains(&disk.name) {
                 tracing::info!("disk {} of hob.toml was removed by command and stays away", disk.name);
             } else if !known {
-                let DiskAdd { name, backing, read_only } = disk.add();
-                caches.extend(disk.cache.clone().map(|cache| (name.clone(), cache)));
-                disks.push(DiskState { name, backing, read_only, cache: None });
+                disks.push(self.first_state(disk));
             }
         }
         let mut opening = Vec::new();
@@ -55,17 +64,31 @@ impl Manager {
             let manager = self.clone();
             opening.push(tokio::spawn(async move { manager.bring_online(&name).await }));
         }
+        // One that hangs is listed as offline until it is through; the others do not wait for it.
+        let deadline = tokio::time::Instant::now() + OPENING_MAX;
         for task in opening {
-            // One that hangs is listed as offline until it is through; the others do not wait.
-            let _ = tokio::time::timeout(super::PATIENCE, task).await;
-        }
-        for (name, cache) in caches {
-            match self.enable(&name, cache, Fit::AsFarAsPossible).await {
-                Ok(changed) => changed.notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
-                Err(refusal) => tracing::error!("{name} has no cache: {refusal}"),
-            }
+            let _ = tokio::time::timeout_at(deadline, task).await;
         }
         self.save().await
+    }
+
+    /// A disk of hob.toml that is not known yet, with the cache it is to have.
+    fn first_state(&self, disk: &DiskEntry) -> DiskState {
+        let DiskEntry { name, backing, read_only, cache } = disk.clone();
+        let spec = cache.and_then(|cache| {
+            let segment_bytes = self.inner().pool(&cache.pool).map(|pool| pool.segment_bytes);
+            match segment_bytes.and_then(|segment_bytes| cache_spec(cache, segment_bytes)) {
+                Ok((spec, notes)) => {
+                    notes.iter().for_each(|note| tracing::info!("{name}: {note}"));
+                    Some(spec)
+                }
+                Err(refusal) => {
+                    tracing::error!("disk {name} of hob.toml has no cache: {refusal}");
+                    None
+                }
+            }
+        });
+        DiskState { name, backing, read_only, cache: spec }
     }
 
     async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), Refusal> {
@@ -102,6 +125,10 @@ impl Manager {
         force: bool,
     ) -> Result<(), Refusal> {
         let name = disk.name.clone();
+        if let Some((_, enable)) = &cache {
+            // Better said before a pool file is made.
+            cache_spec(enable.clone(), SEGMENT_BYTES_MIN)?;
+        }
         for note in self.add(disk).await?.notes {
             tracing::warn!("{name}: {note}");
         }
@@ -109,7 +136,7 @@ impl Manager {
             let path = std::path::absolute(&device)
                 .map_err(|error| Refusal::invalid(format!("{device}: {error}")))?;
             self.serve_pool(&path, enable.size, force).await?;
-            for note in self.enable(&name, enable, Fit::Exactly).await?.notes {
+            for note in self.enable(&name, enable).await?.notes {
                 tracing::info!("{name}: {note}");
             }
         }

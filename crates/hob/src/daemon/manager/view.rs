@@ -117,9 +117,11 @@ impl DiskEntry {
             let on_it = |id| self.held.iter().any(|segment| segment.device == id);
             device.state == DeviceState::Stalled && device.ids.is_some_and(|ids| on_it(ids.on_shards))
         };
-        if self.busy.is_some() {
+        if !matches!(self.life, Life::Online(_)) {
+            CacheState::None
+        } else if self.busy.is_some() {
             CacheState::Changing
-        } else if !self.has_cache || !matches!(self.life, Life::Online(_)) {
+        } else if !self.has_cache {
             CacheState::None
         } else if self.held.is_empty() {
             CacheState::Fenced

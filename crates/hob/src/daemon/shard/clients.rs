@@ -13,6 +13,8 @@ use hob_storage::buffers::Arena;
 use hob_storage::ring::{Completion, Fd, FdClass, Returned, Ring, RxBuf};
 use hob_storage::token::Token;
 
+use crate::daemon::listen::Place;
+
 const RECEIVE: u16 = Token::CALLER;
 const RECEIVE_PAYLOAD: u16 = Token::CALLER + 1;
 const SEND: u16 = Token::CALLER + 2;
@@ -24,9 +26,17 @@ const RECEIVE_BYTES: usize = 64 << 10;
 /// is sent away. Nanoseconds.
 const HOARDING_NS_MAX: u64 = 5_000_000_000;
 
+/// A negotiated connection on its way in.
+pub(super) struct Seat {
+    pub(super) socket: OwnedFd,
+    /// Given back when the connection ends.
+    pub(super) place: Place,
+}
+
 struct Client {
     connection: Connection,
     fd: Fd,
+    _place: Place,
     /// Here while no receive is in flight.
     rx: Option<RxBuf>,
     receiving_payload: bool,
@@ -59,7 +69,8 @@ pub(super) struct Clients {
     /// The engine was full: these hold requests.
     refused: Vec<u16>,
     queries: VecDeque<(DiskId, StatusQuery)>,
-    commands: usize,
+    /// Requests that one receive brings, a moving average in 256ths.
+    batch: u32,
 }
 
 impl Clients {
@@ -69,7 +80,7 @@ impl Clients {
         now: Instant,
         ring: &mut Ring,
         disk: DiskId,
-        socket: OwnedFd,
+        seat: Seat,
         negotiated: Negotiated,
         leftover: &[u8],
     ) {
@@ -81,7 +92,8 @@ impl Clients {
         let rx = RxBuf::with(RECEIVE_BYTES, leftover);
         self.clients[usize::from(number)] = Some(Client {
             connection,
-            fd: ring.attach(socket, FdClass::Socket),
+            fd: ring.attach(seat.socket, FdClass::Socket),
+            _place: seat.place,
             rx: Some(rx),
             receiving_payload: false,
             sending: false,
@@ -164,9 +176,10 @@ impl Clients {
         self.queries.pop_front()
     }
 
-    /// Commands in flight, as of the last pump.
-    pub(super) fn commands_in_flight(&self) -> usize {
-        self.commands
+    /// Do clients send requests before earlier ones are answered? A client that waits for each
+    /// answer never has two requests in one receive.
+    pub(super) fn requests_overlap(&self) -> bool {
+        self.batch > 256 + 8
     }
 
     /// Lets every connection with something to do go on. False when there is none.
@@ -186,7 +199,6 @@ impl Clients {
         let client = self.clients[usize::from(number)].as_mut().expect("listed connections exist");
         client.listed = false;
         let connection = &mut client.connection;
-        let before = connection.in_flight();
         let mut gate = Gate::new(ring, connection, self.waiting.is_empty());
         if !client.waiting {
             connection.retry_alloc(&mut gate);
@@ -196,7 +208,9 @@ impl Clients {
             rx.consume(used);
         }
         let greedy = gate.greedy;
+        let mut requests = 0;
         while let Some(request) = connection.poll_request() {
+            requests += 1;
             if let Err(request) = engine.handle_request(now, request) {
                 connection.unpoll_request(request);
                 self.refused.push(number);
@@ -206,7 +220,9 @@ impl Clients {
         while let Some(query) = connection.poll_status() {
             self.queries.push_back((connection.disk(), query));
         }
-        self.commands = (self.commands + connection.in_flight()).saturating_sub(before);
+        if requests > 0 {
+            self.batch = (self.batch * 15 + requests * 256) / 16;
+        }
         if let Some(gather) = connection.poll_send() {
             client.sending = true;
             ring.send(Token::new(SEND, number, 0), client.fd, gather);
@@ -300,7 +316,9 @@ impl Clients {
                 && !client.shut_down
             {
                 client.shut_down = true;
-                tracing::warn!("a client holds buffers and does not move a byte while others wait: closing it");
+                tracing::warn!(
+                    "a client holds buffers and does not move a byte while others wait: closing it"
+                );
                 ring.shutdown(client.fd);
             }
         }

@@ -7,6 +7,7 @@ use hob_engine::units::{CommandId, DiskId, Instant};
 use hob_storage::backing::Backing;
 
 use super::Shard;
+use super::clients::Seat;
 use crate::daemon::shard_api::{Answer, EventSender, ShardCall, ShardError, ShardEvent};
 
 /// Answers that are due.
@@ -15,10 +16,13 @@ pub(super) struct Commands {
     last: u64,
     waiting: BTreeMap<CommandId, Waiting>,
     /// Disks whose engine part is gone and whose backing is being closed.
-    closing: BTreeMap<DiskId, Option<(Answer<Vec<Segment>>, Vec<Segment>)>>,
+    closing: BTreeMap<DiskId, Option<Farewell>>,
     stop: Option<Answer<()>>,
     over: bool,
 }
+
+/// Who wants to know that a disk is gone, and the segments that it leaves.
+type Farewell = (Answer<Vec<Segment>>, Vec<Segment>);
 
 enum Waiting {
     /// A disk was added; nobody waits for more than an error.
@@ -92,11 +96,12 @@ impl Shard {
                 let stats = self.engine.stats(now, id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
-            ShardCall::Attach { id, socket, negotiated, leftover } => {
+            ShardCall::Attach { id, socket, negotiated, leftover, place } => {
                 let serves = self.backings.get(id.0 as usize).is_some_and(Option::is_some);
                 // A disk that left in the meantime takes the connection with it.
                 if serves && self.commands.stop.is_none() {
-                    self.clients.attach(now, &mut self.ring, id, socket, *negotiated, &leftover);
+                    let seat = Seat { socket, place };
+                    self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
                 }
             }
             ShardCall::Stop { answer } => self.stop(now, answer),
@@ -153,7 +158,11 @@ impl Shard {
                 ShardEvent::Fenced { device, errors }
             }
             Event::Lost { disk, segments } => {
-                tracing::error!(disk = disk.0, segments = segments.len(), "cache gave up segments of a fenced device");
+                tracing::error!(
+                    disk = disk.0,
+                    segments = segments.len(),
+                    "cache gave up segments of a fenced device"
+                );
                 ShardEvent::Lost { disk, segments }
             }
             Event::Stalled(device) => {

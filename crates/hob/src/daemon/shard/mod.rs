@@ -23,6 +23,12 @@ use super::shard_api::{EventSender, ShardCall, ShardHandle};
 use clients::Clients;
 use commands::Commands;
 
+/// Longest time for which events are left to gather. docs/decisions/0004 has the measurement.
+const NAP_MAX: Duration = Duration::from_micros(30);
+
+/// A sleep is short below that many nanoseconds.
+const QUICK_NS_MAX: u64 = 50_000;
+
 /// How a shard is set up.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardOptions {
@@ -78,8 +84,9 @@ struct Shard {
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
     spin_max: Duration,
-    /// The last sleep was shorter than `spin_max`: watching is worth while.
-    quick: bool,
+    /// The last sleep was short. One for sleeps in which only clients can make anything happen, one
+    /// for those in which devices work.
+    quick: [bool; 2],
 }
 
 impl Shard {
@@ -99,7 +106,7 @@ impl Shard {
             calls,
             origin: std::time::Instant::now(),
             spin_max: options.spin_max,
-            quick: false,
+            quick: [false; 2],
         }
     }
 
@@ -242,18 +249,30 @@ impl Shard {
         progress
     }
 
+    /// Sleeps until something happens. How, depends on what the last sleeps of the kind were like.
     fn sleep(&mut self) {
         let backings = self.backings.iter().flatten().filter_map(Backing::poll_timeout);
         let due = backings.chain(self.engine.poll_timeout()).chain(self.clients.poll_timeout()).min();
         let before = self.now();
         let timeout = due.map(|at| Duration::from_nanos(at - before));
-        let alone = self.clients.commands_in_flight() <= 1;
-        let spin = if self.quick && alone { self.spin_max } else { Duration::ZERO };
-        if let Err(error) = self.ring.submit_and_wait(spin, timeout) {
+        let working = self.engine.in_flight() as usize;
+        let kind = usize::from(working > 0);
+        let waited = match (self.quick[kind], self.clients.requests_overlap()) {
+            // Events come one by one, and many. Taking several at a time saves more than it costs:
+            // what clients send while nothing else is under way, or a quarter of what is.
+            (true, true) => {
+                let events = if working == 0 { usize::MAX } else { 1 + working / 4 };
+                self.ring.submit_and_nap(events, timeout.unwrap_or(NAP_MAX).min(NAP_MAX))
+            }
+            // A client answers sooner than a wake-up takes. A device does not.
+            (true, false) if working == 0 => self.ring.submit_and_wait(self.spin_max, timeout),
+            _ => self.ring.submit_and_wait(Duration::ZERO, timeout),
+        };
+        if let Err(error) = waited {
             tracing::error!(%error, "the ring cannot wait; trying again");
             std::thread::sleep(Duration::from_millis(10));
         }
-        self.quick = self.now() - before < self.spin_max.as_nanos() as u64;
+        self.quick[kind] = self.now() - before < QUICK_NS_MAX;
     }
 
     fn now(&self) -> Instant {
@@ -267,8 +286,6 @@ fn wire_extents(extent: &StatusExtent) -> impl Iterator<Item = Extent> + use<> {
     let hole = if extent.hole { Extent::HOLE } else { 0 };
     let zero = if extent.zero { Extent::ZERO } else { 0 };
     let len = extent.len;
-    (0..len.div_ceil(LENGTH_MAX)).map(move |i| Extent {
-        length: (len - i * LENGTH_MAX).min(LENGTH_MAX) as u32,
-        state: hole | zero,
-    })
+    (0..len.div_ceil(LENGTH_MAX))
+        .map(move |i| Extent { length: (len - i * LENGTH_MAX).min(LENGTH_MAX) as u32, state: hole | zero })
 }

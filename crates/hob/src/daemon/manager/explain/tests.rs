@@ -1,0 +1,121 @@
+//! What is said of caches in every state.
+
+use hob_control::{Cache, Evictions};
+
+use super::*;
+use crate::daemon::manager::report;
+
+const BLOCKS: u64 = 1000;
+
+fn disk(state: CacheState, reason: Option<&str>) -> Disk {
+    Disk {
+        name: "vm".into(),
+        state: DiskState::Online,
+        reason: None,
+        backing: "/vm.img".into(),
+        size: Size(1 << 30),
+        read_only: false,
+        cache: Some(Cache {
+            pool: "p".into(),
+            state,
+            reason: reason.map(str::to_owned),
+            size: Size(64 << 20),
+            room: Size(64 << 20),
+            block_size: Size(65536),
+            policy: "lru".into(),
+        }),
+    }
+}
+
+/// Figures of a disk that had these requests, and whose cache holds so many blocks.
+fn figures(cache: CacheState, counts: &[(Outcome, u64)], blocks_cached: u64) -> DiskStats {
+    let mut engine = hob_engine::Engine::new(hob_engine::Limits::default());
+    let config =
+        hob_engine::command::DiskConfig { size_bytes: 4096, access: hob_engine::command::Access::ReadOnly };
+    let add = hob_engine::command::Command::AddDisk(config);
+    let (now, id) = (hob_engine::units::Instant(0), hob_engine::units::DiskId(0));
+    engine.handle_command(now, hob_engine::units::CommandId(0), id, add);
+    let mut stats = report::report("vm", Size(65536), &engine.stats(now, id).unwrap());
+    stats.requests = counts.iter().map(|(_, count)| count).sum();
+    for (outcome, count) in counts {
+        stats.outcomes[*outcome as usize].count = *count;
+        stats.outcomes[*outcome as usize].percent = percent(*count, stats.requests);
+    }
+    stats.reads = stats.requests;
+    stats.hit_percent = stats.outcomes[Outcome::Hit as usize].percent;
+    stats.cache = cache;
+    stats.blocks = BLOCKS;
+    stats.blocks_cached = blocks_cached;
+    stats.sectors_valid = blocks_cached * 16;
+    stats
+}
+
+fn said(disk: &Disk, stats: &DiskStats) -> String {
+    explain(disk, Some(stats)).sentences.join(" ")
+}
+
+#[test]
+fn each_state_has_its_sentence() {
+    let none = Disk { cache: None, ..disk(CacheState::None, None) };
+    assert!(said(&none, &figures(CacheState::None, &[], 0)).contains("'hob cache enable vm'"));
+    for (state, reason, part) in [
+        (CacheState::None, Some("pool p has room for 0 of 64M only"), "has none: pool p has room for 0"),
+        (CacheState::Changing, None, "is being changed"),
+        (CacheState::Stalled, None, "hob pool show p"),
+        (CacheState::Fenced, None, "hob pool remove-device p"),
+        (CacheState::Active, None, "of 64 MiB is empty"),
+        (
+            CacheState::Active,
+            Some("2 of its 4 segments were lost"),
+            "not all the room it should have: 2 of its 4",
+        ),
+    ] {
+        let said = said(&disk(state, reason), &figures(state, &[], 0));
+        assert!(said.contains(part), "{state:?}: {said}");
+    }
+    let offline = Disk { state: DiskState::Offline, reason: Some("no such file".into()), ..none };
+    assert_eq!(explain(&offline, None).sentences, ["vm is not served: no such file."]);
+}
+
+#[test]
+fn a_cache_is_warming_then_full_and_perhaps_too_small() {
+    let active = disk(CacheState::Active, None);
+    let warming = said(&active, &figures(CacheState::Active, &[(Outcome::Hit, 10)], 370));
+    assert!(warming.contains("is warming: 37 % of its 1000 blocks"), "{warming}");
+    let full = figures(CacheState::Active, &[(Outcome::Hit, 9000), (Outcome::MissFilled, 1000)], BLOCKS);
+    assert!(said(&active, &full).contains("nothing had to give way"), "{}", said(&active, &full));
+    let evictions = Evictions { operations: 100, blocks: 800, last_operation_at_ns: 1, last_blocks: 8 };
+    let mut evicting = DiskStats { evictions, ..full };
+    evicting.vsphere.evict_avg_num_blocks_per_op = 8.0;
+    let busy = said(&active, &evicting);
+    assert!(
+        busy.contains("800 blocks gave way to others, 8.0 each time") && !busy.contains("too small"),
+        "{busy}"
+    );
+    let small = DiskStats { hit_percent: 12.0, ..evicting.clone() };
+    assert!(said(&active, &small).contains("only 12 % of the reads hit; try 'hob cache resize vm 128M'"));
+    let sparse = DiskStats { sectors_valid: BLOCKS, ..evicting };
+    assert!(
+        said(&active, &sparse).contains("Its blocks of 64K are only 6 % filled"),
+        "{}",
+        said(&active, &sparse)
+    );
+}
+
+#[test]
+fn reasons_come_most_frequent_first_and_hits_are_none() {
+    let counts = [
+        (Outcome::Hit, 5000),
+        (Outcome::MissFilled, 3000),
+        (Outcome::WriteCopied, 1999),
+        (Outcome::BypassFlush, 1),
+    ];
+    let explanation =
+        explain(&disk(CacheState::Active, None), Some(&figures(CacheState::Active, &counts, 10)));
+    assert_eq!((explanation.requests, explanation.served_from_flash_percent), (10_000, 50.0));
+    let reasons: Vec<_> = explanation.not_served.iter().map(|share| share.class.as_str()).collect();
+    assert_eq!(reasons, ["miss-filled", "write", "bypass"]);
+    let row = Outcome::MissFilled.info();
+    assert_eq!(explanation.not_served[0].sentence, format!("30.0 % (3000) {}.", row.sentence));
+    assert!(explanation.not_served[2].sentence.starts_with("Less than 0.1 % (1) "));
+}
