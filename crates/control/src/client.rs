@@ -15,8 +15,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::{
-    CacheEnable, CachePatch, DeviceAdd, Disk, DiskAdd, DiskChanged, DiskStats, Endpoint, Explanation, Pool,
-    PoolChanged, PoolCreate, Problem, Version,
+    CacheEnable, CachePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskStats, Endpoint,
+    Explanation, Pool, PoolChanged, PoolCreate, Problem, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -108,9 +108,19 @@ impl Client {
         self.send(Method::POST, &format!("{}/devices", pool_path(pool)), Some(add)).await
     }
 
+    /// Lets a device give new segments, or no more of them.
+    pub async fn device_set(
+        &self,
+        pool: &str,
+        path: &str,
+        patch: &DevicePatch,
+    ) -> Result<PoolChanged, ClientError> {
+        self.send(Method::PATCH, &device_path(pool, path), Some(patch)).await
+    }
+
     /// Takes a device from a pool.
     pub async fn device_remove(&self, pool: &str, path: &str) -> Result<PoolChanged, ClientError> {
-        self.delete(&format!("{}/devices?path={}", pool_path(pool), percent_encode(path))).await
+        self.delete(&device_path(pool, path)).await
     }
 
     /// All disks.
@@ -248,6 +258,10 @@ impl Client {
 
 fn pool_path(pool: &str) -> String {
     format!("/v1/pools/{}", percent_encode(pool))
+}
+
+fn device_path(pool: &str, path: &str) -> String {
+    format!("{}/devices?path={}", pool_path(pool), percent_encode(path))
 }
 
 fn disk_path(disk: &str) -> String {

@@ -20,8 +20,8 @@ pub use error::Problem;
 pub use explain::{Explanation, Share};
 pub use name::{NAME_CHARS_MAX, NameError, check_name};
 pub use resources::{
-    Cache, CacheEnable, CachePatch, CacheState, Device, DeviceAdd, DeviceState, Disk, DiskAdd, DiskChanged,
-    DiskState, IoMode, Pool, PoolChanged, PoolCreate, Version,
+    Admission, Cache, CacheEnable, CachePatch, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk,
+    DiskAdd, DiskChanged, DiskState, IoMode, Pool, PoolChanged, PoolCreate, Version,
 };
 pub use size::{Size, SizeParseError};
 pub use stats::{Bucket, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats};

@@ -29,7 +29,7 @@ pub struct Pool {
     pub segment_size: Size,
     /// Room for caches in all, on devices that are online.
     pub size: Size,
-    /// Room that no cache has.
+    /// Room that no cache has, on devices that give new segments.
     pub free: Size,
     /// Its devices.
     pub devices: Vec<Device>,
@@ -47,6 +47,8 @@ pub struct Device {
     /// Why not, where it cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Does it give new segments? A fenced one never does.
+    pub admission: Admission,
     /// Room for caches.
     pub size: Size,
     /// Room that no cache has.
@@ -68,6 +70,16 @@ pub enum DeviceState {
     Fenced,
     /// It could not be opened.
     Offline,
+}
+
+/// Does a flash device give caches new segments?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Admission {
+    /// Yes.
+    In,
+    /// No; segments in use on it stay.
+    Out,
 }
 
 /// Does the kernel's page cache stand between hob and a device?
@@ -184,6 +196,14 @@ pub struct DeviceAdd {
     pub force: bool,
 }
 
+/// `PATCH /v1/pools/{pool}/devices`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DevicePatch {
+    /// Is it to give new segments?
+    pub admission: Admission,
+}
+
 /// `POST /v1/disks`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -281,6 +301,17 @@ mod tests {
         let text = serde_json::to_string(&disk).unwrap();
         assert!(text.contains(r#""state":"offline""#) && text.contains(r#""state":"changing""#), "{text}");
         assert_eq!(serde_json::from_str::<Disk>(&text).unwrap(), disk);
+    }
+
+    #[test]
+    fn admission_is_one_of_two_words() {
+        let patch = DevicePatch { admission: Admission::Out };
+        assert_eq!(serde_json::to_string(&patch).unwrap(), r#"{"admission":"out"}"#);
+        assert_eq!(serde_json::from_str::<DevicePatch>(r#"{"admission":"out"}"#).unwrap(), patch);
+        for wrong in [r#"{"admission":"Out"}"#, r#"{"admision":"out"}"#, "{}"] {
+            let error = serde_json::from_str::<DevicePatch>(wrong).unwrap_err().to_string();
+            assert!(error.contains("`out`") || error.contains("`admission`"), "{error}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Index memory, measured with a counting allocator: everything that grows with a cache, in bytes
-//! for each 4 KiB block. ARCHITECTURE, promise 6: "at most 24 bytes per block all-in".
+//! for each 4 KiB block. Promise 6: "at most 24 bytes per block all-in".
 //!
 //! One test, because the allocator counts for the whole process.
 
@@ -85,6 +85,7 @@ fn segments(range: std::ops::Range<u64>) -> Vec<Segment> {
     range.map(|i| Segment { device: DeviceId(0), offset: i * SEGMENT_BYTES }).collect()
 }
 
+/// Promise 6: at most 24 bytes per 4 KiB block, everything that grows with the cache included.
 #[test]
 fn the_index_takes_at_most_24_bytes_per_block() {
     let all = BLOCKS * SECTOR_BYTES / SEGMENT_BYTES;

@@ -1,7 +1,10 @@
 //! `hob pool …`: the flash of this host.
 
 use clap::Subcommand;
-use hob_control::{Device, DeviceAdd, Pool as PoolInfo, PoolChanged, PoolCreate, Size};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use hob_control::{
+    Admission, Device, DeviceAdd, DevicePatch, Pool as PoolInfo, PoolChanged, PoolCreate, Size,
+};
 
 use super::Global;
 use super::output::{Format, numbers, pairs, print, table, with_notes, words};
@@ -39,6 +42,16 @@ pub(crate) enum Pool {
         /// Use a device that holds other data, which is lost
         #[arg(long)]
         force: bool,
+    },
+    /// Let a device give caches new room, or no more; what they have on it stays
+    SetDevice {
+        /// The pool
+        pool: String,
+        /// The device, as `pool show` calls it
+        device: String,
+        /// Does it give new room?
+        #[arg(long, value_parser = admissions())]
+        admission: Admission,
     },
     /// Take a device out of a pool; caches on it move to others, or get smaller
     RemoveDevice {
@@ -80,6 +93,11 @@ pub(super) fn run(command: Pool, global: &Global) -> anyhow::Result<()> {
             let add = DeviceAdd { path: absolute(device), size, force };
             ask(global, async |client| client.device_add(&pool, &add).await)?
         }
+        Pool::SetDevice { pool, device, admission } => {
+            let path = absolute(device);
+            let patch = DevicePatch { admission };
+            ask(global, async |client| client.device_set(&pool, &path, &patch).await)?
+        }
         Pool::RemoveDevice { pool, device } => {
             let path = absolute(device);
             ask(global, async |client| client.device_remove(&pool, &path).await)?
@@ -87,6 +105,11 @@ pub(super) fn run(command: Pool, global: &Global) -> anyhow::Result<()> {
         Pool::Remove { pool } => ask(global, async |client| client.pool_remove(&pool).await)?,
     };
     print_change(global.output, &changed)
+}
+
+fn admissions() -> impl TypedValueParser<Value = Admission> {
+    PossibleValuesParser::new(["in", "out"])
+        .map(|word| if word == "in" { Admission::In } else { Admission::Out })
 }
 
 /// The daemon has another working directory.
@@ -126,12 +149,20 @@ fn show(pool: &PoolInfo) -> String {
         ("segment size", pool.segment_size.to_string()),
         ("caches", if pool.caches.is_empty() { "none".to_owned() } else { pool.caches.join(", ") }),
     ]);
-    let columns =
-        [words("DEVICE"), words("STATE"), numbers("SIZE"), numbers("FREE"), words("I/O"), words("REASON")];
+    let columns = [
+        words("DEVICE"),
+        words("STATE"),
+        words("ADMISSION"),
+        numbers("SIZE"),
+        numbers("FREE"),
+        words("I/O"),
+        words("REASON"),
+    ];
     let row = |device: &Device| {
         vec![
             device.path.clone(),
             super::output::word(&device.state),
+            super::output::word(&device.admission),
             device.size.human(),
             device.free.human(),
             device.io.map_or_else(String::new, |io| super::output::word(&io)),

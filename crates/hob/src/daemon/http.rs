@@ -43,7 +43,10 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/version", get(version))
         .route("/v1/pools", get(pools).post(pool_create))
         .route("/v1/pools/{pool}", get(pool).delete(pool_remove))
-        .route("/v1/pools/{pool}/devices", get(devices).post(device_add).delete(device_remove))
+        .route(
+            "/v1/pools/{pool}/devices",
+            get(devices).post(device_add).patch(device_set).delete(device_remove),
+        )
         .route("/v1/disks", get(disks).post(disk_add))
         .route("/v1/disks/{disk}", get(disk).delete(disk_remove))
         .route(
@@ -87,6 +90,7 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::pool_remove,
         handlers::devices,
         handlers::device_add,
+        handlers::device_set,
         handlers::device_remove,
         handlers::disks,
         handlers::disk_add,

@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hob_control::{DeviceState, Size};
+use hob_control::{Admission, DeviceState, Size};
 use hob_engine::command::Segment;
 use hob_engine::units::{DeviceId, DiskId};
 
@@ -85,6 +85,8 @@ struct DeviceEntry {
     ids: Option<DeviceIds>,
     state: DeviceState,
     reason: Option<String>,
+    /// What was chosen; a fence goes before it.
+    admission: Admission,
     segments: u64,
     free_segments: u64,
     access: &'static str,
@@ -189,6 +191,7 @@ impl Inner {
         let pools = self.pools.iter().map(|(name, pool)| PoolState {
             name: name.clone(),
             devices: pool.devices.iter().map(|device| device.path.clone()).collect(),
+            devices_out: pool.chosen_out().map(|device| device.path.clone()).collect(),
             segment_size: Size(pool.segment_bytes),
             uuid: pool.uuid.clone(),
         });

@@ -42,6 +42,9 @@ pub(crate) struct PoolState {
     pub(crate) name: String,
     /// Paths of its devices.
     pub(crate) devices: Vec<PathBuf>,
+    /// Of these, the ones that give no new segments.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) devices_out: Vec<PathBuf>,
     /// Unit of allocation.
     pub(crate) segment_size: Size,
     /// Its identity, as its devices tell it.
@@ -199,7 +202,8 @@ mod tests {
         State {
             pools: vec![PoolState {
                 name: "default".into(),
-                devices: vec!["/nvme/a".into()],
+                devices: vec!["/nvme/a".into(), "/nvme/b".into()],
+                devices_out: vec!["/nvme/b".into()],
                 segment_size: Size(16 << 20),
                 uuid: Some("01234567-89ab-4cde-8f01-23456789abcd".into()),
             }],
@@ -228,6 +232,14 @@ mod tests {
         drop(store);
         let (_store, state) = Store::open(&dir.path().join("new/sub")).unwrap();
         assert_eq!(state, example());
+    }
+
+    #[test]
+    fn a_file_without_devices_out_has_none() {
+        let new = serde_json::to_string(&example()).unwrap();
+        let old = new.replace(r#""devices_out":["/nvme/b"],"#, "");
+        assert_ne!(old, new);
+        assert!(parse(old.as_bytes()).unwrap().pools[0].devices_out.is_empty());
     }
 
     #[test]

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use hob_control::{
-    Cache, CacheEnable, CachePatch, Device, DeviceAdd, Disk, DiskAdd, DiskChanged, DiskStats, Explanation,
-    Pool, PoolChanged, PoolCreate, Problem, Version,
+    Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskStats,
+    Explanation, Pool, PoolChanged, PoolCreate, Problem, Version,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -101,34 +102,56 @@ pub(super) async fn device_add(
     manager.device_add(pool, add).await.into()
 }
 
-/// Which device to remove.
+/// Which device of a pool.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct DeviceRemove {
+pub(super) struct WhichDevice {
     /// Its path.
     path: String,
+}
+
+/// Lets a device give new segments, or no more of them. Segments in use on it stay.
+#[utoipa::path(
+    patch,
+    path = "/v1/pools/{pool}/devices",
+    params(("pool" = String, Path, description = "The pool"), WhichDevice),
+    request_body = DevicePatch,
+    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn device_set(
+    State(manager): App,
+    Path(pool): Path<String>,
+    query: Result<Query<WhichDevice>, QueryRejection>,
+    Body(patch): Body<DevicePatch>,
+) -> Answer<PoolChanged> {
+    match query {
+        Ok(Query(device)) => manager.device_set(pool, device.path, patch).await.into(),
+        Err(_) => no_path("PATCH"),
+    }
 }
 
 /// Takes a device out of a pool. Caches on it move to other devices, or get smaller.
 #[utoipa::path(
     delete,
     path = "/v1/pools/{pool}/devices",
-    params(("pool" = String, Path, description = "The pool"), DeviceRemove),
+    params(("pool" = String, Path, description = "The pool"), WhichDevice),
     responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn device_remove(
     State(manager): App,
     Path(pool): Path<String>,
-    query: Result<Query<DeviceRemove>, axum::extract::rejection::QueryRejection>,
+    query: Result<Query<WhichDevice>, QueryRejection>,
 ) -> Answer<PoolChanged> {
     match query {
         Ok(Query(device)) => manager.device_remove(pool, device.path).await.into(),
-        Err(_) => Answer::No(
-            StatusCode::BAD_REQUEST,
-            Problem::new("say which device: DELETE …/devices?path=/dev/nvme0n1"),
-        ),
+        Err(_) => no_path("DELETE"),
     }
+}
+
+fn no_path<T>(method: &str) -> Answer<T> {
+    let problem = Problem::new(format!("say which device: {method} …/devices?path=/dev/nvme0n1"));
+    Answer::No(StatusCode::BAD_REQUEST, problem)
 }
 
 /// All disks.

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use hob_control::client::{Client, ClientError};
-use hob_control::{CacheEnable, CachePatch, DeviceAdd, DiskAdd, Endpoint, PoolCreate, Size};
+use hob_control::{
+    Admission, CacheEnable, CachePatch, DeviceAdd, DevicePatch, DiskAdd, Endpoint, PoolCreate, Size,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -72,6 +74,9 @@ fn a_client_can_do_everything() {
         let odd = odd.trim_end_matches('/').to_owned();
         client.device_add("p", &DeviceAdd { path: odd.clone(), size, force: false }).await.unwrap();
         assert_eq!(client.pool("p").await.unwrap().devices.len(), 2);
+        let patch = DevicePatch { admission: Admission::Out };
+        let pool = client.device_set("p", &odd, &patch).await.unwrap().pool.unwrap();
+        assert_eq!((pool.devices[1].admission, pool.free), (Admission::Out, Size(4 * MIB)));
         client.device_remove("p", &odd).await.unwrap();
         std::fs::File::create(dir.join("vm.img")).unwrap().set_len(8 * MIB).unwrap();
         let add = DiskAdd { name: "vm".into(), backing: path("vm.img"), read_only: false };
@@ -118,6 +123,9 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
             ("POST", "/v1/disks", &long, 413, "65536"),
             ("POST", "/v1/pools", "{\"name\":\"p\",\"devices\":[\"/x\"],\"size\":\"lots\"}", 400, "64M"),
             ("DELETE", "/v1/pools/p/devices", "", 400, "?path="),
+            ("PATCH", "/v1/pools/p/devices", "{\"admission\":\"in\"}", 400, "?path="),
+            ("PATCH", "/v1/pools/p/devices?path=/a", "{\"admission\":\"maybe\"}", 400, "maybe"),
+            ("PATCH", "/v1/pools/none/devices?path=/a", "{\"admission\":\"in\"}", 404, "'none'"),
             ("PATCH", "/v1/disks/none/cache", "{\"size\":\"1M\"}", 404, "'none'"),
             ("PUT", "/v1/disks/none/cache", "{\"pool\":\"p\"}", 400, "size"),
         ] {
@@ -186,7 +194,7 @@ fn the_openapi_document_describes_every_path() {
             ("/v1/version", &["get"]),
             ("/v1/pools", &["get", "post"]),
             ("/v1/pools/{pool}", &["get", "delete"]),
-            ("/v1/pools/{pool}/devices", &["get", "post", "delete"]),
+            ("/v1/pools/{pool}/devices", &["get", "post", "patch", "delete"]),
             ("/v1/disks", &["get", "post"]),
             ("/v1/disks/{disk}", &["get", "delete"]),
             ("/v1/disks/{disk}/cache", &["get", "put", "patch", "delete"]),

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hob_control::{DeviceAdd, DeviceState, PoolChanged, PoolCreate, Size, check_name};
+use hob_control::{
+    Admission as Chosen, DeviceAdd, DevicePatch, DeviceState, PoolChanged, PoolCreate, Size, check_name,
+};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, SEGMENT_BYTES_DEFAULT};
 
@@ -32,6 +34,17 @@ impl Manager {
     ) -> Result<PoolChanged, Refusal> {
         let manager = self.clone();
         self.change(async move { manager.add_device(&pool, add).await }).await
+    }
+
+    /// Lets a device give new segments, or no more of them.
+    pub(crate) async fn device_set(
+        self: &Arc<Self>,
+        pool: String,
+        path: String,
+        patch: DevicePatch,
+    ) -> Result<PoolChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.set_device(&pool, Path::new(&path), patch).await }).await
     }
 
     /// Takes a device out of a pool.
@@ -65,20 +78,29 @@ impl Manager {
         let segment_bytes = segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
         let specs = devices.into_iter().map(|path| device_spec(path, size)).collect();
         let opened = Flash::create(name.clone(), specs, segment_bytes, overwrite(force)).await?;
-        self.take_pool_in(&name, opened).await?;
+        self.take_pool_in(&name, opened, &[]).await?;
         self.inner().pools_removed.retain(|removed| *removed != name);
         tracing::info!("pool {name} is there");
         self.save().await?;
         self.pool_changed(&name, Vec::new())
     }
 
-    /// Makes a pool that was opened usable.
-    pub(super) async fn take_pool_in(self: &Arc<Self>, name: &str, opened: Opened) -> Result<(), Refusal> {
+    /// Makes a pool that was opened usable. Its devices give segments, but for those that are `out`.
+    pub(super) async fn take_pool_in(
+        self: &Arc<Self>,
+        name: &str,
+        opened: Opened,
+        out: &[PathBuf],
+    ) -> Result<(), Refusal> {
+        let chosen = |path: &PathBuf| if out.contains(path) { Chosen::Out } else { Chosen::In };
         let Opened { flash, uuid, segment_bytes, devices, offline } = opened;
         for (path, reason) in &offline {
             tracing::error!("pool {name}: {} is offline: {reason}", path.display());
         }
-        let offline = offline.into_iter().map(|(path, reason)| DeviceEntry::offline(path, reason));
+        let offline = offline.into_iter().map(|(path, reason)| {
+            let chosen = chosen(&path);
+            DeviceEntry::offline(path, reason, chosen)
+        });
         let entry =
             PoolEntry { flash, uuid, segment_bytes, devices: offline.collect(), busy: Some("opened") };
         {
@@ -89,9 +111,10 @@ impl Manager {
             inner.pools.insert(name.to_owned(), entry);
         }
         for info in &devices {
-            if let Err(refusal) = self.connect_device(name, info).await {
+            if let Err(refusal) = self.connect_device(name, info, chosen(&info.path)).await {
                 tracing::error!("pool {name}: {} is offline: {refusal}", info.path.display());
-                let entry = DeviceEntry::offline(info.path.clone(), refusal.problem.error);
+                let chosen = chosen(&info.path);
+                let entry = DeviceEntry::offline(info.path.clone(), refusal.problem.error, chosen);
                 self.inner().pool_mut(name)?.devices.push(entry);
             }
         }
@@ -99,8 +122,13 @@ impl Manager {
         Ok(())
     }
 
-    /// Gives a device that is open to all shards.
-    async fn connect_device(self: &Arc<Self>, pool: &str, info: &DeviceInfo) -> Result<(), Refusal> {
+    /// Gives a device that is open to all shards, and its segments to caches if that was chosen.
+    async fn connect_device(
+        self: &Arc<Self>,
+        pool: &str,
+        info: &DeviceInfo,
+        chosen: Chosen,
+    ) -> Result<(), Refusal> {
         let (id, flash) = {
             let mut inner = self.inner();
             (inner.new_device_id()?, inner.pool(pool)?.flash.clone())
@@ -117,15 +145,28 @@ impl Manager {
         {
             let mut inner = self.inner();
             let devices = &mut inner.pool_mut(pool)?.devices;
-            let entry = DeviceEntry::online(info, id);
+            let entry = DeviceEntry::online(info, id, chosen);
             match devices.iter_mut().find(|device| device.path == info.path) {
                 Some(device) => *device = entry,
                 None => devices.push(entry),
             }
         }
-        let devices = flash.set_admission(info.id, Admission::In).await?;
-        self.refresh(pool, &devices);
+        self.admit(pool, &flash, info.id).await?;
         Ok(())
+    }
+
+    /// Lets caches have segments of a device if that was chosen and it is not fenced, else no more
+    /// of them. False if the device is too sick to be told.
+    async fn admit(&self, pool: &str, flash: &Flash, id: DeviceId) -> Result<bool, Refusal> {
+        loop {
+            let admission = self.inner().pool(pool)?.admission(id);
+            let devices = flash.set_admission(id, admission).await?;
+            self.refresh(pool, &devices);
+            // It may have been fenced meanwhile.
+            if self.inner().pool(pool)?.admission(id) == admission {
+                return Ok(devices.iter().any(|device| device.id == id && device.admission == admission));
+            }
+        }
     }
 
     async fn add_device(self: &Arc<Self>, pool: &str, add: DeviceAdd) -> Result<PoolChanged, Refusal> {
@@ -141,11 +182,52 @@ impl Manager {
         let uuid = flash.uuid().await?;
         let info = devices.into_iter().find(|device| device.id == id);
         let info = info.ok_or_else(|| Refusal::failed("the new device has gone again"))?;
-        self.connect_device(pool, &info).await?;
+        self.connect_device(pool, &info, Chosen::In).await?;
         self.inner().pool_mut(pool)?.uuid = uuid;
         drop(claim);
         tracing::info!("pool {pool} has {} now", path.display());
         let notes = self.top_up(pool).await;
+        self.save().await?;
+        self.pool_changed(pool, notes)
+    }
+
+    async fn set_device(
+        self: &Arc<Self>,
+        pool: &str,
+        path: &Path,
+        patch: DevicePatch,
+    ) -> Result<PoolChanged, Refusal> {
+        let DevicePatch { admission } = patch;
+        let claim = self.claim_pool(pool, "changed")?;
+        let (flash, ids, before) = {
+            let mut inner = self.inner();
+            let entry = inner.pool_mut(pool)?;
+            let flash = entry.flash.clone();
+            let device = entry.device_mut(path).ok_or_else(|| no_device(pool, path))?;
+            if device.state == DeviceState::Fenced {
+                let path = path.display();
+                return Err(Refusal::conflict(format!("{path} is fenced and stays out, whatever is chosen"))
+                    .hint(format!("take it out of the pool with 'hob pool remove-device {pool} {path}'")));
+            }
+            (flash, device.ids, std::mem::replace(&mut device.admission, admission))
+        };
+        if let Some(ids) = ids
+            && !self.admit(pool, &flash, ids.in_pool).await?
+        {
+            if let Some(device) = self.inner().pool_mut(pool)?.device_mut(path) {
+                device.admission = before;
+            }
+            return Err(Refusal::failed(format!("{} cannot be told; the log says why", path.display())));
+        }
+        drop(claim);
+        let mut notes = Vec::new();
+        if before == admission {
+            notes.push("the device was so already".to_owned());
+        } else {
+            let now = if admission == Chosen::In { "gives segments" } else { "gives no new segments" };
+            tracing::info!("pool {pool}: {} {now}", path.display());
+        }
+        notes.extend(self.top_up(pool).await);
         self.save().await?;
         self.pool_changed(pool, notes)
     }
@@ -156,11 +238,7 @@ impl Manager {
             let inner = self.inner();
             let entry = inner.pool(pool)?;
             let device = entry.devices.iter().find(|device| device.path == path);
-            let missing = || {
-                Refusal::not_found(format!("pool {pool} has no device {}", path.display()))
-                    .hint(format!("'hob pool show {pool}' lists them"))
-            };
-            (entry.flash.clone(), device.ok_or_else(missing)?.ids)
+            (entry.flash.clone(), device.ok_or_else(|| no_device(pool, path))?.ids)
         };
         let mut notes = Vec::new();
         if let Some(ids) = ids {
@@ -169,8 +247,7 @@ impl Manager {
             match self.empty_device(pool, ids.on_shards).await {
                 Ok(more) => notes.extend(more),
                 Err(refusal) => {
-                    let devices = flash.set_admission(ids.in_pool, Admission::In).await?;
-                    self.refresh(pool, &devices);
+                    self.admit(pool, &flash, ids.in_pool).await?;
                     return Err(refusal);
                 }
             }
@@ -272,14 +349,14 @@ impl Manager {
             let inner = self.inner();
             let Ok(entry) = inner.pool(pool) else { return };
             let offline = entry.devices.iter().filter(|device| device.state == DeviceState::Offline);
-            let offline: Vec<PathBuf> = offline.map(|device| device.path.clone()).collect();
+            let offline: Vec<_> = offline.map(|device| (device.path.clone(), device.admission)).collect();
             (entry.flash.clone(), entry.uuid.clone(), offline)
         };
         let mut back = false;
-        for path in offline {
+        for (path, chosen) in offline {
             let Ok(devices) = flash.open_late(path.clone(), uuid.clone()).await else { continue };
             let Some(info) = devices.iter().find(|device| device.path == path) else { continue };
-            match self.connect_device(pool, info).await {
+            match self.connect_device(pool, info, chosen).await {
                 Ok(()) => {
                     tracing::info!("pool {pool}: {} is back", path.display());
                     back = true;
@@ -294,6 +371,12 @@ impl Manager {
 
     fn pool_changed(&self, name: &str, notes: Vec<String>) -> Result<PoolChanged, Refusal> {
         Ok(PoolChanged { pool: Some(self.pool(name)?), notes })
+    }
+}
+
+impl PoolEntry {
+    fn device_mut(&mut self, path: &Path) -> Option<&mut DeviceEntry> {
+        self.devices.iter_mut().find(|device| device.path == path)
     }
 }
 
@@ -317,6 +400,11 @@ impl super::Inner {
             None => Ok(()),
         }
     }
+}
+
+fn no_device(pool: &str, path: &Path) -> Refusal {
+    Refusal::not_found(format!("pool {pool} has no device {}", path.display()))
+        .hint(format!("'hob pool show {pool}' lists them"))
 }
 
 pub(super) fn device_spec(path: String, size: Option<Size>) -> DeviceSpec {

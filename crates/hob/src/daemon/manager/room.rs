@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use hob_control::DeviceState;
+use hob_control::{Admission, DeviceState};
 use hob_engine::command::Segment;
 use hob_engine::units::{DeviceId, DiskId};
-use hob_storage::pool::{DeviceInfo, OwnerId};
+use hob_storage::pool::{self, DeviceInfo, OwnerId};
 
 use super::refusal::Refusal;
 use super::{DeviceEntry, DeviceIds, Inner, Manager, PoolEntry};
@@ -75,9 +75,9 @@ impl PoolEntry {
         }
     }
 
-    /// Free segments on devices that caches can use.
+    /// Free segments on devices that give them.
     pub(super) fn free_segments(&self) -> u64 {
-        self.usable().map(|device| device.free_segments).sum()
+        self.usable().filter(|device| device.gives_segments()).map(|device| device.free_segments).sum()
     }
 
     /// Segments on devices that caches can use.
@@ -89,6 +89,18 @@ impl PoolEntry {
         self.devices
             .iter()
             .filter(|device| matches!(device.state, DeviceState::Online | DeviceState::Stalled))
+    }
+
+    /// Devices that were opted out.
+    pub(super) fn chosen_out(&self) -> impl Iterator<Item = &DeviceEntry> {
+        self.devices.iter().filter(|device| device.admission == Admission::Out)
+    }
+
+    /// What the pool is to be told of a device that it calls so.
+    pub(super) fn admission(&self, id: DeviceId) -> pool::Admission {
+        let mut mine = self.devices.iter().filter(|device| device.ids.is_some_and(|ids| ids.in_pool == id));
+        let gives = mine.any(DeviceEntry::gives_segments);
+        if gives { pool::Admission::In } else { pool::Admission::Out }
     }
 
     pub(super) fn by_shard_id(&mut self, id: DeviceId) -> Option<&mut DeviceEntry> {
@@ -140,12 +152,13 @@ impl Inner {
 
 impl DeviceEntry {
     /// A device that is open.
-    pub(super) fn online(info: &DeviceInfo, on_shards: DeviceId) -> DeviceEntry {
+    pub(super) fn online(info: &DeviceInfo, on_shards: DeviceId, admission: Admission) -> DeviceEntry {
         DeviceEntry {
             path: info.path.clone(),
             ids: Some(DeviceIds { in_pool: info.id, on_shards }),
             state: DeviceState::Online,
             reason: None,
+            admission,
             segments: info.segments,
             free_segments: info.free_segments,
             access: info.access,
@@ -154,16 +167,22 @@ impl DeviceEntry {
     }
 
     /// A device that is not.
-    pub(super) fn offline(path: PathBuf, reason: String) -> DeviceEntry {
+    pub(super) fn offline(path: PathBuf, reason: String, admission: Admission) -> DeviceEntry {
         DeviceEntry {
             path,
             ids: None,
             state: DeviceState::Offline,
             reason: Some(reason),
+            admission,
             segments: 0,
             free_segments: 0,
             access: "",
             lost: Vec::new(),
         }
+    }
+
+    /// May caches have new segments of it, as soon as it is open?
+    pub(super) fn gives_segments(&self) -> bool {
+        self.admission == Admission::In && self.state != DeviceState::Fenced
     }
 }

@@ -95,7 +95,7 @@ impl Manager {
         let segment_bytes = pool.segment_size.bytes();
         let opened =
             Flash::open(pool.name.clone(), pool.devices.clone(), pool.uuid.clone(), segment_bytes).await?;
-        self.take_pool_in(&pool.name, opened).await
+        self.take_pool_in(&pool.name, opened, &pool.devices_out).await
     }
 
     /// A pool of hob.toml that is not known: made, or found where it was made before.
@@ -105,14 +105,14 @@ impl Manager {
         let segment_bytes = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
         if !pool.force && are_pool_devices(paths.clone()).await? {
             let opened = Flash::open(name, paths, None, segment_bytes).await?;
-            return self.take_pool_in(&pool.name, opened).await;
+            return self.take_pool_in(&pool.name, opened, &[]).await;
         }
         match self.create(pool.clone()).await {
             Ok(_) => Ok(()),
             Err(refusal) => {
                 tracing::error!("pool {name} of hob.toml cannot be made: {refusal}");
                 let opened = Flash::open(name, paths, None, segment_bytes).await?;
-                self.take_pool_in(&pool.name, opened).await
+                self.take_pool_in(&pool.name, opened, &[]).await
             }
         }
     }
@@ -154,7 +154,7 @@ impl Manager {
                     .hint("name another pool file, or say --force if its contents may go"));
             }
             if room(&opened) >= size.bytes() || !is_file {
-                return self.take_pool_in(SERVE_POOL, opened).await;
+                return self.take_pool_in(SERVE_POOL, opened, &[]).await;
             }
             tracing::info!("{} is too small for {size} and is made anew", path.display());
             drop(opened);

@@ -1,5 +1,7 @@
 //! The manager with real pools and backings on files, and shards that decide but move no bytes.
 
+mod admission;
+
 use std::path::Path;
 
 use hob_control::{

@@ -1,7 +1,8 @@
 //! Pools and disks as the API shows them. Nothing here asks a shard or a device.
 
 use hob_control::{
-    Cache, CacheState, Device, DeviceState, Disk, DiskState as DiskLife, IoMode, Pool, Size, Version,
+    Admission, Cache, CacheState, Device, DeviceState, Disk, DiskState as DiskLife, IoMode, Pool, Size,
+    Version,
 };
 
 use super::refusal::Refusal;
@@ -63,6 +64,7 @@ impl DeviceEntry {
             path: self.path.to_string_lossy().into_owned(),
             state: self.state,
             reason: self.reason.clone(),
+            admission: if self.gives_segments() { Admission::In } else { Admission::Out },
             size: Size(self.segments * segment_bytes),
             free: Size(self.free_segments * segment_bytes),
             io: match self.access {

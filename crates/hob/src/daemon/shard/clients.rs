@@ -152,9 +152,7 @@ impl Clients {
         let client = self.clients[usize::from(number)].as_mut().expect("connections outlive their requests");
         client.connection.handle_reply(reply, &mut ungated(ring));
         self.list(number);
-        for number in std::mem::take(&mut self.refused) {
-            self.list(number);
-        }
+        self.retry_refused();
     }
 
     /// A backing answers.
@@ -166,9 +164,16 @@ impl Clients {
         self.list(number);
     }
 
-    /// There may be room for a buffer.
+    /// There may be room for a buffer, and in the engine.
     pub(super) fn buffer_released(&mut self) {
         self.room = true;
+        self.retry_refused();
+    }
+
+    fn retry_refused(&mut self) {
+        while let Some(number) = self.refused.pop() {
+            self.list(number);
+        }
     }
 
     /// The next question for a backing.

@@ -1,0 +1,96 @@
+//! Devices that are opted out of their pool, and in again.
+
+use hob_control::{DevicePatch, PoolChanged};
+
+use super::*;
+
+async fn set(bench: &Bench, device: &str, admission: Admission) -> Result<PoolChanged, Refusal> {
+    bench.manager.device_set("p".into(), bench.path(device), DevicePatch { admission }).await
+}
+
+/// Admission and free MiB of a device.
+fn device(bench: &Bench, name: &str) -> (Admission, u64) {
+    let path = bench.path(name);
+    let pool = bench.manager.pool("p").unwrap();
+    let device = pool.devices.iter().find(|device| device.path == path).unwrap();
+    (device.admission, device.free.bytes() / MIB)
+}
+
+#[test]
+fn a_device_that_is_out_gives_nothing_new_and_keeps_what_is_in_use() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 4).await;
+        for disk in ["vm", "other"] {
+            bench.disk(disk).await;
+        }
+        bench.cache("vm", 2).await.unwrap();
+        assert_eq!((device(&bench, "a"), device(&bench, "b")), ((Admission::In, 3), (Admission::In, 3)));
+        assert!(set(&bench, "a", Admission::Out).await.unwrap().notes.is_empty());
+        assert_eq!((bench.room("vm"), bench.free()), (2, 3));
+        assert_eq!(device(&bench, "a"), (Admission::Out, 3));
+        let refusal = bench.cache("other", 4).await.unwrap_err();
+        assert!(refusal.to_string().contains("3M free and 4M are needed"), "{refusal}");
+        bench.cache("other", 3).await.unwrap();
+        assert_eq!((device(&bench, "a").1, device(&bench, "b").1, bench.free()), (3, 0, 0));
+        assert_eq!(set(&bench, "a", Admission::Out).await.unwrap().notes, ["the device was so already"]);
+        set(&bench, "a", Admission::In).await.unwrap();
+        assert_eq!((device(&bench, "a"), bench.free()), ((Admission::In, 3), 3));
+        bench.resize("other", 6).await.unwrap();
+        assert_eq!((bench.room("vm"), bench.room("other"), bench.free()), (2, 6, 0));
+    });
+}
+
+#[test]
+fn a_restart_keeps_a_device_out_until_it_is_opted_in() {
+    run(async |bench| {
+        let state_dir = bench.dir.path().join("state");
+        let (store, _) = Store::open(&state_dir).unwrap();
+        let (manager, shard) = manager(store);
+        let mut bench = Bench { manager, shard, ..bench };
+        bench.pool(&["a", "b"], 4).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 6).await.unwrap();
+        set(&bench, "a", Admission::Out).await.unwrap();
+        assert_eq!(bench.room("vm"), 6);
+        // Once as it was left, and once with the device coming late.
+        for late in [false, true] {
+            let (here, away) = (bench.path("a"), bench.path("a.away"));
+            bench.shard.stop();
+            drop(bench.manager);
+            if late {
+                std::fs::rename(&here, &away).unwrap();
+            }
+            let (manager, shard) = restart(&state_dir, "").await;
+            bench = Bench { manager, shard, dir: bench.dir };
+            if late {
+                assert_eq!(device(&bench, "a"), (Admission::Out, 0));
+                std::fs::rename(&away, &here).unwrap();
+                bench.manager.retry_devices("p").await;
+            }
+            // Caches start anew, without the device.
+            assert_eq!((bench.room("vm"), bench.free()), (4, 0));
+            assert_eq!(device(&bench, "a"), (Admission::Out, 4));
+        }
+        set(&bench, "a", Admission::In).await.unwrap();
+        assert_eq!((bench.room("vm"), bench.free()), (6, 2));
+    });
+}
+
+#[test]
+fn a_device_that_is_fenced_or_unknown_is_refused() {
+    run(async |bench| {
+        bench.pool(&["a"], 4).await;
+        let refusal = set(&bench, "b", Admission::Out).await.unwrap_err();
+        assert_eq!(refusal.kind, Kind::NotFound);
+        let removal = bench.manager.device_remove("p".into(), bench.path("b")).await.unwrap_err();
+        assert_eq!(refusal, removal);
+        let sick = bench.shard.devices()[0];
+        bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });
+        for admission in [Admission::In, Admission::Out] {
+            let refusal = set(&bench, "a", admission).await.unwrap_err();
+            assert_eq!(refusal.kind, Kind::Conflict);
+            assert!(refusal.to_string().contains("is fenced and stays out"), "{refusal}");
+        }
+        assert_eq!((device(&bench, "a").0, bench.free()), (Admission::Out, 0));
+    });
+}
