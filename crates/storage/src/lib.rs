@@ -12,4 +12,5 @@ pub mod pool;
 pub mod ring;
 pub mod token;
 
+mod lock;
 mod memory;

@@ -121,7 +121,7 @@ pub(super) fn open(
         Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
         Access::ReadOnly => FlockOperation::NonBlockingLockShared,
     };
-    match rustix::fs::flock(&buffered, lock) {
+    match crate::lock::lock(&buffered, lock) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => return Err(OpenError::InUse { path: path.into() }),
         Err(errno) => return Err(system(errno.into())),

@@ -133,7 +133,7 @@ impl OpenDevice {
                 (file, if memory { "memory" } else { "buffered" })
             }
         };
-        match rustix::fs::flock(&data, FlockOperation::NonBlockingLockExclusive) {
+        match crate::lock::lock(&data, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(PoolError::InUse { path: path.into() }),
             Err(errno) => return Err(system("lock it", errno.into())),
