@@ -338,13 +338,19 @@ impl Clients {
     }
 }
 
+/// A request of at most that many bytes is small: it does not queue behind large ones.
+const SMALL_BYTES_MAX: usize = 1 << 20;
+
+/// The part of the arena that large requests must leave to small ones.
+const RESERVE_SHARE: usize = 16;
+
 /// The arena as one connection sees it.
 ///
-/// A connection may hold as many bytes as are free beside it. So one gets half of the arena, k greedy
-/// ones get all but 1/(k + 1) of it, and there is always something left for who asks for little.
+/// A connection may hold as many bytes as are free beside it, and large requests leave a sixteenth.
+/// So whatever greedy clients ask for, there is always something left for who asks for little.
 struct Gate<'a> {
     arena: &'a mut Arena,
-    /// Nobody waits for a buffer already.
+    /// Nobody waits for a large buffer already.
     open: bool,
     held_bytes: usize,
     /// It was refused for what it holds.
@@ -366,7 +372,9 @@ impl Payload for Gate<'_> {
     fn alloc(&mut self, len: usize) -> Option<BufferId> {
         let free = self.arena.capacity() - self.arena.used();
         self.greedy = self.held_bytes > 0 && self.held_bytes + len > free;
-        if self.greedy || !self.open {
+        let is_small = len <= SMALL_BYTES_MAX;
+        let leaves_enough = free >= len + self.arena.capacity() / RESERVE_SHARE;
+        if self.greedy || !is_small && !(self.open && leaves_enough) {
             return None;
         }
         let id = self.arena.alloc(len)?;
