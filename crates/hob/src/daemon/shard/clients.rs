@@ -372,9 +372,9 @@ impl Payload for Gate<'_> {
     fn alloc(&mut self, len: usize) -> Option<BufferId> {
         let free = self.arena.capacity() - self.arena.used();
         self.greedy = self.held_bytes > 0 && self.held_bytes + len > free;
-        let is_small = len <= SMALL_BYTES_MAX;
         let leaves_enough = free >= len + self.arena.capacity() / RESERVE_SHARE;
-        if self.greedy || !is_small && !(self.open && leaves_enough) {
+        let has_turn = len <= SMALL_BYTES_MAX || (self.open && leaves_enough);
+        if self.greedy || !has_turn {
             return None;
         }
         let id = self.arena.alloc(len)?;
