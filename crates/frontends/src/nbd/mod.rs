@@ -158,11 +158,6 @@ impl Connection {
         self.disk
     }
 
-    /// Commands without an answer.
-    pub fn in_flight(&self) -> usize {
-        self.commands.len()
-    }
-
     /// Bytes of buffers that its commands hold, until their answers are sent.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes

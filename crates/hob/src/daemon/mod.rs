@@ -34,9 +34,6 @@ use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
 use state::{State, Store};
 
-/// How long a shard watches for the next event before it sleeps.
-const SPIN_MAX: Duration = Duration::from_micros(50);
-
 /// What a daemon is to be.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -203,14 +200,13 @@ fn start_shards(plan: &Plan, events: &mpsc::UnboundedSender<ShardEvent>) -> anyh
     let arena_bytes = usize::try_from(plan.limits.buffer_bytes_max.bytes()).unwrap_or(usize::MAX);
     let start = |number| {
         let options = ShardOptions {
-            number,
             ring: RingConfig { kind: plan.ring, arena_bytes, ..RingConfig::default() },
             limits: hob_engine::Limits {
                 flash_errors_max: plan.limits.flash_errors_max,
                 flash_stall_ms_max: plan.limits.flash_stall_ms_max,
                 ..hob_engine::Limits::default()
             },
-            spin_max: SPIN_MAX,
+            ..ShardOptions::new(number)
         };
         shard::spawn(options, events.clone()).map_err(anyhow::Error::from)
     };
