@@ -115,12 +115,15 @@ fn check(accesses: &[Access], negotiated: &Negotiated) -> Result<()> {
     let read_only = negotiated.flags.contains(TransmissionFlags::READ_ONLY);
     for (index, access) in accesses.iter().enumerate() {
         let Access { offset, len, op } = *access;
+        if op == Op::Flush {
+            continue;
+        }
         let end = offset.checked_add(u64::from(len)).filter(|&end| end <= size);
         ensure!(end.is_some(), "access {index} ({offset}+{len}) is beyond the export's {size} bytes");
         ensure!(len > 0 && len <= negotiated.block_size_max, "access {index} has a length of {len} bytes");
         let aligned = offset.is_multiple_of(unit) && u64::from(len).is_multiple_of(unit);
         ensure!(aligned, "access {index} ({offset}+{len}) is not made of the export's {unit}-byte units");
-        ensure!(op == Op::Read || !read_only, "access {index} writes, and the export is read-only");
+        ensure!(op == Op::Read || !read_only, "access {index} changes the disk, and the export is read-only");
     }
     Ok(())
 }
@@ -206,6 +209,10 @@ fn encode(bytes: &mut Vec<u8>, cookie: u64, access: &Access, payload: &[u8]) {
             bytes.extend_from_slice(&request::write_header(cookie, access.offset, access.len, flags));
             bytes.extend_from_slice(&payload[..access.len as usize]);
         }
+        Op::Discard => {
+            bytes.extend_from_slice(&request::trim(cookie, access.offset, access.len, CommandFlags::NONE));
+        }
+        Op::Flush => bytes.extend_from_slice(&request::flush(cookie)),
     }
 }
 
@@ -277,6 +284,8 @@ impl<P: FnMut(u64, u64)> Receiver<'_, P> {
             let command = match access.op {
                 Op::Read => Command::Read,
                 Op::Write => Command::Write,
+                Op::Discard => Command::Trim,
+                Op::Flush => Command::Flush,
             };
             Some(Expected { command, offset: access.offset, length: access.len })
         };

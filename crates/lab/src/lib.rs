@@ -7,4 +7,5 @@ pub mod driver;
 pub mod picture;
 pub mod prng;
 pub mod summary;
+pub mod trace;
 pub mod workload;

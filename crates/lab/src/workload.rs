@@ -4,15 +4,7 @@
 //! to whoever drives it. Offsets and lengths are bytes, multiples of the request size.
 
 use crate::prng::{Prng, splitmix64};
-
-/// What an access does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Op {
-    /// Bytes are asked for.
-    Read,
-    /// Bytes are handed over.
-    Write,
-}
+pub use crate::trace::Op;
 
 /// One request to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -66,6 +66,13 @@ pub trait Policy: Send {
     /// A request used the block in this frame.
     fn hit(&mut self, frame: FrameNo);
 
+    /// A block that is not in the cache was asked for. May it come in? If so, room is made with `evict`
+    /// where no frame is free, and `insert` follows, unless every candidate was busy. A policy that
+    /// learns from misses learns here.
+    fn admit(&mut self, _block: BlockNo) -> bool {
+        true
+    }
+
     /// A block came into this frame, which the policy did not know or has given up since.
     fn insert(&mut self, frame: FrameNo, block: BlockNo);
 
