@@ -259,9 +259,9 @@ impl Shard {
         let kind = usize::from(working > 0);
         let waited = match (self.quick[kind], self.clients.requests_overlap()) {
             // Events come one by one, and many. Taking several at a time saves more than it costs:
-            // what clients send while nothing else is under way, or a quarter of what is.
+            // what clients send while nothing else is under way, or an eighth of what is.
             (true, true) => {
-                let events = if working == 0 { usize::MAX } else { 1 + working / 4 };
+                let events = if working == 0 { usize::MAX } else { 1 + working / 8 };
                 self.ring.submit_and_nap(events, timeout.unwrap_or(NAP_MAX).min(NAP_MAX))
             }
             // A client answers sooner than a wake-up takes. A device does not.
