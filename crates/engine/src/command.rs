@@ -4,6 +4,7 @@
 //! is in flight, and meanwhile the disk's requests go to the backing. The change is finished when
 //! [`Event::Done`] names its id.
 
+use crate::admission::Admission;
 use crate::policy::PolicyKind;
 use crate::units::{CommandId, DeviceId, DiskId};
 
@@ -25,6 +26,8 @@ pub struct CacheConfig {
     pub segment_bytes: u64,
     /// Replacement.
     pub policy: PolicyKind,
+    /// What may come in.
+    pub admission: Admission,
 }
 
 /// A disk as its guest sees it.

@@ -56,6 +56,12 @@ impl Index {
         self.block_of.len() as u32
     }
 
+    /// Is a frame in no use?
+    #[inline]
+    pub(crate) fn has_free(&self) -> bool {
+        self.free != NO_FRAME
+    }
+
     /// Frames that stand for a block.
     #[cfg(test)]
     pub(crate) fn used(&self) -> u32 {
@@ -81,6 +87,12 @@ impl Index {
     #[inline]
     pub(crate) fn find(&self, block: BlockNo) -> Option<FrameNo> {
         self.slot_of(block).map(|slot| self.frame_in(self.table[slot]))
+    }
+
+    /// The table's entry where a search for this block starts.
+    #[inline]
+    pub(crate) fn peek(&self, block: BlockNo) -> u32 {
+        self.table[self.home(hash(block))]
     }
 
     /// The block in a frame that is in use.

@@ -4,10 +4,12 @@
 //! I/O, replies and events come out of `poll_*`. Its owner — the daemon's shard loop, a simulation,
 //! the lab — does what it asks for and tells it the time.
 
+pub mod admission;
 mod cache;
 mod claims;
 pub mod command;
 mod device;
+mod directory;
 mod engine;
 pub mod gather;
 pub mod histogram;
@@ -15,8 +17,10 @@ mod index;
 pub mod io;
 pub mod outcome;
 pub mod policy;
+mod simulate;
 mod slab;
 pub mod stats;
 pub mod units;
 
 pub use engine::{DISKS_MAX, Engine, Limits, REQUEST_BYTES_MAX};
+pub use simulate::{CacheSim, SimConfig, SimStats, Unworkable};

@@ -17,6 +17,10 @@ pub enum Outcome {
     MissFlashBusy,
     /// Missed, and not filled because every block that could give way is in use.
     MissNoBlock,
+    /// Missed, and not filled because it is part of a sequential run.
+    MissSequential,
+    /// Missed, and not filled because admission wants to see the blocks again first.
+    MissUnproven,
     /// A write, written through to the backing; flash got its copy.
     WriteCopied,
     /// A write, written through to the backing; flash got no (complete) copy.
@@ -75,6 +79,8 @@ outcomes! {
     MissFilled "miss-filled" "" "were not in flash; they came from the backing and are in flash now"
     MissFlashBusy "miss-not-admitted" "flash-busy" "were not in flash and not put there, because flash writes were already queueing up"
     MissNoBlock "miss-not-admitted" "no-block" "were not in flash and not put there, because every block that could make room was in use"
+    MissSequential "miss-not-admitted" "sequential" "were not in flash and not put there, because they are parts of sequential runs, which admission lets pass by"
+    MissUnproven "miss-not-admitted" "unproven" "were not in flash and not put there, because admission waits until blocks are asked for more often"
     WriteCopied "write" "copied" "were writes: written through to the backing, with a copy in flash"
     WriteNotCopied "write" "not-copied" "were writes: written through to the backing, without a complete copy in flash"
     BypassZeroing "bypass" "zeroing" "were discards or zeroing, which concern the backing only"

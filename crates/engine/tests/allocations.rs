@@ -5,6 +5,7 @@
 
 use std::alloc::System;
 
+use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Segment};
 use hob_engine::io::{Durability, Io, Op, Request, Target};
 use hob_engine::outcome::Outcome;
@@ -65,7 +66,12 @@ fn nothing_is_allocated_in_steady_state() {
         let mut engine = Engine::new(Limits::default());
         let disk = DiskConfig { size_bytes: 1 << 30, access: Access::ReadWrite };
         engine.handle_command(Instant(0), CommandId(1), DISK, Command::AddDisk(disk));
-        let config = CacheConfig { block_bytes: 4096, segment_bytes: 1 << 20, policy };
+        let config = CacheConfig {
+            block_bytes: 4096,
+            segment_bytes: 1 << 20,
+            policy,
+            admission: Admission::default(),
+        };
         let segments = (0..16).map(|i| Segment { device: DeviceId(i % 2), offset: u64::from(i) << 20 });
         let enable = CacheChange::Enable(config, segments.collect());
         engine.handle_command(Instant(0), CommandId(2), DISK, Command::Cache(enable));

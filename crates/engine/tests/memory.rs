@@ -5,6 +5,7 @@
 
 use std::alloc::System;
 
+use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Event, Segment};
 use hob_engine::io::{Op, Request, Target};
 use hob_engine::policy::PolicyKind;
@@ -94,7 +95,12 @@ fn the_index_takes_at_most_24_bytes_per_block() {
         let mut bench = Bench::new();
         bench.read(16 << 20);
         let region = Region::new(ALLOCATOR);
-        let config = CacheConfig { block_bytes: SECTOR_BYTES as u32, segment_bytes: SEGMENT_BYTES, policy };
+        let config = CacheConfig {
+            block_bytes: SECTOR_BYTES as u32,
+            segment_bytes: SEGMENT_BYTES,
+            policy,
+            admission: Admission::default(),
+        };
         bench.command(Command::Cache(CacheChange::Enable(config, segments(0..all))));
         bench.measure(&region, name, "empty");
         bench.read(BLOCKS * SECTOR_BYTES * 5 / 4);

@@ -6,16 +6,20 @@
 use super::{Active, Engine, Limits, Pending, Phase};
 use crate::cache::push_run;
 use crate::claims::Range;
+use crate::directory::{Refusal, whole_sectors};
 use crate::io::{Durability, IoError, IoOp, Op};
 use crate::outcome::Outcome;
-use crate::units::{Instant, SECTOR_BYTES, sector_ceil};
+use crate::units::{Instant, SECTOR_BYTES};
 
 impl Engine {
     /// Starts the flash writes of a request whose buffer now holds what the disk holds. The error
     /// says why flash does not get all of it.
     pub(super) fn fill(&mut self, now: Instant, slot: u32) -> Result<(), Outcome> {
-        let Active { request, range, .. } = self.requests[slot];
-        let (first, end) = whole_sectors(&request.op, range, request.offset, request.len);
+        let Active { request, range, run, .. } = self.requests[slot];
+        let (first, end) = match request.op {
+            Op::Write(_) => whole_sectors(request.offset, request.len),
+            _ => (range.first, range.end),
+        };
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let Engine { disks, claims, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
@@ -26,27 +30,29 @@ impl Engine {
         }
         let is_busy = |first, end| claims.is_busy(&Range { disk: request.disk, first, end });
         runs.clear();
-        let mut complete = (first, end) == (range.first, range.end);
+        let mut refused = ((first, end) != (range.first, range.end)).then_some(Outcome::WriteNotCopied);
         let mut evicted = 0;
-        // Once no block can leave, the request's own blocks keep it so: it looks for no more.
-        let mut has_room = true;
         let mut buffer_sector = first - range.first;
         for span in cache.spans(first, end) {
-            let found = cache.find(span).inspect(|sector| cache.touch(*sector)).or_else(|| {
-                let placed = has_room.then(|| cache.allocate(span, is_busy)).flatten();
-                has_room = placed.is_some();
-                placed.map(|(sector, blocks)| {
-                    evicted += blocks;
-                    sector
-                })
-            });
-            match found {
+            let found = match cache.find(span) {
                 Some(sector) => {
+                    cache.touch(sector);
+                    Ok(sector)
+                }
+                // Once no block can leave, the request's own blocks keep it so: it looks for no more.
+                None if refused == Some(Outcome::MissNoBlock) => Err(Refusal::NoBlock),
+                None => cache.place(span, run, is_busy).map(|placed| {
+                    evicted += placed.evicted;
+                    placed.sector
+                }),
+            };
+            match found {
+                Ok(sector) => {
                     for i in (0..span.count).filter(|i| !cache.index.is_valid(sector + i)) {
                         push_run(runs, cache.extent(sector + i, 1), buffer_sector + i);
                     }
                 }
-                None => complete = false,
+                Err(refusal) => refused = Some(refusal.into()),
             }
             buffer_sector += span.count;
         }
@@ -58,7 +64,7 @@ impl Engine {
         self.fill_bytes += bytes;
         self.filling += 1;
         self.issue_runs(now, slot, IoOp::Write(Durability::Volatile));
-        if complete { Ok(()) } else { Err(Outcome::MissNoBlock) }
+        refused.map_or(Ok(()), Err)
     }
 
     /// After the reply: ends a request that has nothing to write to flash.
@@ -81,14 +87,12 @@ impl Engine {
     }
 }
 
-/// The sectors whose whole content the buffer has. A sector that a write covers in part would have
-/// to be read first: it stays invalid.
-fn whole_sectors(op: &Op, range: Range, offset: u64, len: u64) -> (u64, u64) {
-    match op {
-        Op::Write(_) => {
-            let first = sector_ceil(offset) / SECTOR_BYTES;
-            (first, first.max((offset + len) / SECTOR_BYTES))
+impl From<Refusal> for Outcome {
+    fn from(refusal: Refusal) -> Outcome {
+        match refusal {
+            Refusal::Sequential => Outcome::MissSequential,
+            Refusal::Unproven => Outcome::MissUnproven,
+            Refusal::NoBlock => Outcome::MissNoBlock,
         }
-        _ => (range.first, range.end),
     }
 }

@@ -26,7 +26,8 @@ mod write;
 
 use std::collections::VecDeque;
 
-use crate::cache::Run;
+use crate::admission::Run;
+use crate::cache::FlashRun;
 use crate::claims::{Claims, Kind, Range};
 use crate::command::{Access, Event};
 use crate::device::{self, Devices, Health};
@@ -92,7 +93,7 @@ pub struct Engine {
     /// Disks to bring to rest at the end of the current call.
     unsettled: Vec<DiskId>,
     /// Where a read's data lies, or where a fill's will; kept from call to call for its memory only.
-    runs: Vec<Run>,
+    runs: Vec<FlashRun>,
     io_out: VecDeque<Io>,
     reply_out: VecDeque<Reply>,
     release_out: VecDeque<BufferId>,
@@ -108,6 +109,8 @@ struct Active {
     phase: Phase,
     /// I/Os outstanding.
     pending: u32,
+    /// What kind of run it is part of.
+    run: Run,
     /// What it will be classified as, as far as known.
     outcome: Outcome,
     /// Buffer bytes counted in `Engine::fill_bytes`.
@@ -183,12 +186,14 @@ impl Engine {
             first: request.offset / SECTOR_BYTES,
             end: (request.offset + request.len).div_ceil(SECTOR_BYTES),
         };
+        let run = self.observe(&request, range);
         let slot = self.requests.insert(Active {
             request,
             arrived: now,
             range,
             phase: Phase::Waiting,
             pending: 0,
+            run,
             outcome: Outcome::CacheOff,
             fill_bytes: 0,
         });
@@ -290,6 +295,15 @@ impl Engine {
         }
     }
 
+    /// Shows a new read or write to the admission of its disk's cache.
+    #[inline]
+    fn observe(&mut self, request: &Request, range: Range) -> Run {
+        match (request.op, &mut self.disk_mut(request.disk).cache) {
+            (Op::Read | Op::Write(_), Some(cache)) => cache.observe(range.first, range.end),
+            _ => Run::Other,
+        }
+    }
+
     fn refuse(&mut self, now: Instant, request: &Request, error: IoError) {
         if let Some(Some(disk)) = self.disks.get_mut(request.disk.0 as usize) {
             disk.record(now, now, request, Outcome::Refused);
@@ -368,7 +382,7 @@ impl Engine {
         let request = self.requests[slot].request;
         let id = request.buffer.expect("flash I/O moves payload");
         let runs = std::mem::take(&mut self.runs);
-        for Run { extent, buffer_sector } in &runs {
+        for FlashRun { extent, buffer_sector } in &runs {
             let len = extent.count * SECTOR_BYTES;
             let slice = BufferSlice { id, offset: (buffer_sector * SECTOR_BYTES) as u32, len: len as u32 };
             let target = Target::Flash(extent.device);

@@ -14,6 +14,7 @@ mod writes;
 use std::collections::VecDeque;
 
 use super::{Engine, Limits};
+use crate::admission::Admission;
 use crate::command::{Access, CacheChange, CacheConfig, Command, CommandError, DiskConfig, Event, Segment};
 use crate::io::{Durability, Io, IoError, IoOp, Op, Reply, Request, Target};
 use crate::outcome::Outcome;
@@ -203,6 +204,7 @@ fn config(segment_bytes: u64, block_bytes: u64) -> CacheConfig {
         block_bytes: block_bytes as u32,
         segment_bytes,
         policy: PolicyKind::from_name("lru").expect("known"),
+        admission: Admission::default(),
     }
 }
 

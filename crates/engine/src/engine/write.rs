@@ -64,10 +64,6 @@ impl Engine {
     fn invalidate(&mut self, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
         let Some(cache) = self.disk_mut(request.disk).cache.as_mut() else { return };
-        for span in cache.spans(range.first, range.end) {
-            if let Some(sector) = cache.find(span) {
-                cache.index.clear_valid(sector, span.count);
-            }
-        }
+        cache.invalidate(range.first, range.end);
     }
 }

@@ -4,7 +4,7 @@
 //! holds and whether it may leave now, it learns from its caller.
 
 mod fifo;
-mod ghost;
+pub(crate) mod ghost;
 mod lru;
 mod queue;
 mod s3_fifo;

@@ -13,6 +13,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use comfy_table::Table;
 use hob_control::Endpoint;
+use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, DiskConfig};
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{DeviceId, DiskId};
@@ -190,6 +191,7 @@ impl Host {
             block_bytes: REQUEST_BYTES,
             segment_bytes: SEGMENT_BYTES,
             policy: PolicyKind::default(),
+            admission: Admission::default(),
         };
         self.runtime.block_on(self.shard.change_cache(DISK, CacheChange::Enable(config, segments)))?;
         Ok(())

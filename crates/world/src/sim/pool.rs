@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use hob_engine::admission::{Admission, Popularity};
 use hob_engine::command::{CacheChange, CacheConfig, Command, CommandError, DiskConfig, Event, Segment};
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{CommandId, DeviceId, DiskId};
@@ -103,6 +104,18 @@ impl World<'_> {
             },
             segment_bytes: self.scenario.segment_bytes,
             policy: self.dice.pick(&policies),
+            admission: self.draw_admission(),
+        }
+    }
+
+    fn draw_admission(&mut self) -> Admission {
+        Admission {
+            popularity: match self.dice.below(4) {
+                0 => Popularity::NthAccess(2 + self.dice.below(3) as u8),
+                1 => Popularity::Ghost,
+                _ => Popularity::Always,
+            },
+            sequential_bytes_max: self.dice.chance(250).then(|| 4096 << self.dice.below(6)),
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hob_control::{CacheEnable, CachePatch, DiskChanged, Size};
+use hob_engine::admission::Admission;
 use hob_engine::command::{CacheChange, CacheConfig, CommandError, Segment};
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DeviceId};
@@ -410,5 +411,6 @@ fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<CacheConfig, Re
         block_bytes: u32::try_from(spec.block_size.bytes()).unwrap_or(u32::MAX),
         segment_bytes,
         policy: PolicyKind::from_name(&spec.policy).ok_or_else(unknown)?,
+        admission: Admission::default(),
     })
 }

@@ -1,0 +1,189 @@
+//! Admission: which blocks may come into a cache that does not hold them. What is refused is served
+//! from the backing and costs no flash write and no eviction.
+//!
+//! Two parts that combine: how popular a block must be, and how long a sequential run may get before
+//! it passes by the cache. Users write `always`, `nth-access:3`, `ghost`, each with
+//! `+not-sequential:512K` if they like.
+
+mod popularity;
+mod streams;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::units::{BlockNo, SECTOR_BYTES};
+use popularity::Recent;
+use streams::Streams;
+
+/// Most accesses that `nth-access` may ask for.
+pub const ACCESSES_MAX: u8 = 8;
+
+/// What may come in. The default lets everything in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Admission {
+    /// How popular a block must be.
+    pub popularity: Popularity,
+    /// Requests that belong to a sequential run of at least so many bytes bring nothing in.
+    pub sequential_bytes_max: Option<u64>,
+}
+
+/// How popular a block must be to come in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Popularity {
+    /// Not at all.
+    #[default]
+    Always,
+    /// It must have been asked for that many times (2 to [`ACCESSES_MAX`]), this time included, while
+    /// no more other blocks than the cache holds were refused in between. EMC FAST Cache promotes at the third.
+    NthAccess(u8),
+    /// It must have left the cache, or have been refused, not long ago; anything goes while there is room.
+    Ghost,
+}
+
+/// A row of [`ADMISSIONS`].
+#[derive(Debug)]
+pub struct AdmissionInfo {
+    /// As users type it.
+    pub form: &'static str,
+    /// What it does.
+    pub summary: &'static str,
+}
+
+/// What [`Admission`] parses, for help and docs.
+pub const ADMISSIONS: &[AdmissionInfo] = &[
+    AdmissionInfo { form: "always", summary: "every block that is asked for comes in" },
+    AdmissionInfo {
+        form: "nth-access:N",
+        summary: "a block comes in when it is asked for the N-th time (2 to 8) within a cache's worth of other misses",
+    },
+    AdmissionInfo {
+        form: "ghost",
+        summary: "once the cache is full, only blocks that left it or were refused not long ago come in",
+    },
+    AdmissionInfo {
+        form: "…+not-sequential:BYTES",
+        summary: "and nothing of a sequential run that has reached BYTES (a plain number, or with K or M)",
+    },
+];
+
+/// Why an [`Admission`] does not parse.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownAdmission(String);
+
+impl fmt::Display for UnknownAdmission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let forms: Vec<&str> = ADMISSIONS.iter().map(|row| row.form).collect();
+        write!(f, "'{}' is no admission; it is one of {}", self.0, forms.join(", "))
+    }
+}
+
+impl std::error::Error for UnknownAdmission {}
+
+impl FromStr for Admission {
+    type Err = UnknownAdmission;
+
+    fn from_str(text: &str) -> Result<Self, UnknownAdmission> {
+        let unknown = || UnknownAdmission(text.to_owned());
+        let mut admission = Admission::default();
+        for (index, part) in text.split('+').enumerate() {
+            match part.split_once(':') {
+                None if index == 0 && part == "always" => {}
+                None if index == 0 && part == "ghost" => admission.popularity = Popularity::Ghost,
+                Some(("nth-access", n)) if index == 0 => {
+                    let n = n.parse().ok().filter(|n| (2..=ACCESSES_MAX).contains(n));
+                    admission.popularity = Popularity::NthAccess(n.ok_or_else(unknown)?);
+                }
+                Some(("not-sequential", bytes)) if admission.sequential_bytes_max.is_none() => {
+                    admission.sequential_bytes_max = Some(parse_bytes(bytes).ok_or_else(unknown)?);
+                }
+                _ => return Err(unknown()),
+            }
+        }
+        Ok(admission)
+    }
+}
+
+impl fmt::Display for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.popularity {
+            Popularity::Always => write!(f, "always")?,
+            Popularity::NthAccess(n) => write!(f, "nth-access:{n}")?,
+            Popularity::Ghost => write!(f, "ghost")?,
+        }
+        match self.sequential_bytes_max {
+            None => Ok(()),
+            Some(bytes) if bytes.is_multiple_of(1 << 20) => write!(f, "+not-sequential:{}M", bytes >> 20),
+            Some(bytes) if bytes.is_multiple_of(1 << 10) => write!(f, "+not-sequential:{}K", bytes >> 10),
+            Some(bytes) => write!(f, "+not-sequential:{bytes}"),
+        }
+    }
+}
+
+fn parse_bytes(text: &str) -> Option<u64> {
+    let (digits, shift) = match text.as_bytes().last()? {
+        b'K' | b'k' => (&text[..text.len() - 1], 10),
+        b'M' | b'm' => (&text[..text.len() - 1], 20),
+        _ => (text, 0),
+    };
+    let bytes = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
+    (bytes >= SECTOR_BYTES).then_some(bytes)
+}
+
+/// One cache's admission at work.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    popularity: Popularity,
+    /// What was refused, and for `Ghost` what left.
+    recent: Option<Recent>,
+    sequential: Option<(u64, Streams)>,
+}
+
+/// May blocks of a request come in?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Run {
+    /// It is part of a sequential run that passes by.
+    Sequential,
+    /// As far as the run goes.
+    Other,
+}
+
+impl Gate {
+    /// For a cache of that many frames.
+    pub(crate) fn new(admission: Admission, frames: u32) -> Gate {
+        Gate {
+            popularity: admission.popularity,
+            recent: (admission.popularity != Popularity::Always).then(|| Recent::new(frames)),
+            sequential: admission.sequential_bytes_max.map(|bytes| (bytes, Streams::default())),
+        }
+    }
+
+    /// Takes note of a read or write of the disk's sectors `first..end`, hits included.
+    #[inline]
+    pub(crate) fn observe(&mut self, first: u64, end: u64) -> Run {
+        let Some((bytes_max, streams)) = &mut self.sequential else { return Run::Other };
+        let run_bytes = streams.observe(first, end) * SECTOR_BYTES;
+        if run_bytes >= *bytes_max { Run::Sequential } else { Run::Other }
+    }
+
+    /// May this block come in, which was asked for and is not in the cache?
+    pub(crate) fn admit(&mut self, block: BlockNo, has_room: bool) -> bool {
+        match (self.popularity, &mut self.recent) {
+            (Popularity::NthAccess(n), Some(recent)) => recent.count(block, n) >= n,
+            (Popularity::Ghost, Some(recent)) => has_room || recent.count(block, 2) >= 2,
+            _ => true,
+        }
+    }
+
+    /// A block leaves the cache.
+    pub(crate) fn evicted(&mut self, block: BlockNo) {
+        if let (Popularity::Ghost, Some(recent)) = (self.popularity, &mut self.recent) {
+            recent.remember(block, 1);
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.recent.as_ref().map_or(0, Recent::bytes)
+    }
+}

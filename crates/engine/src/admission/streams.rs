@@ -1,0 +1,48 @@
+//! Sequential runs: requests that go on where one of the last few runs ended.
+
+/// Runs followed at a time.
+const RUNS: usize = 16;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Run {
+    /// The sector after its last.
+    end: u64,
+    sectors: u64,
+    /// When it was last continued, in requests.
+    used: u64,
+}
+
+/// The runs of one disk.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    runs: [Run; RUNS],
+    requests: u64,
+}
+
+impl Streams {
+    /// Takes note of a request for the sectors `first..end`. Returns the length of the run it
+    /// belongs to, itself included, in sectors.
+    pub(super) fn observe(&mut self, first: u64, end: u64) -> u64 {
+        self.requests += 1;
+        let sectors = end - first;
+        // Requests smaller than a sector, or not aligned to one, touch the run's last sector again.
+        let continued = self
+            .runs
+            .iter_mut()
+            .find(|run| run.sectors > 0 && (run.end == first || (run.end == first + 1 && end >= run.end)));
+        let run = match continued {
+            Some(run) => {
+                run.sectors += end - run.end;
+                run
+            }
+            None => {
+                let run = self.runs.iter_mut().min_by_key(|run| run.used).expect("there are runs");
+                run.sectors = sectors;
+                run
+            }
+        };
+        run.end = end;
+        run.used = self.requests;
+        run.sectors
+    }
+}

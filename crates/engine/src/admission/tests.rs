@@ -1,0 +1,96 @@
+//! Admissions by hand.
+
+use super::*;
+
+fn gate(text: &str, frames: u32) -> Gate {
+    Gate::new(text.parse().expect("an admission"), frames)
+}
+
+#[test]
+fn text_goes_both_ways() {
+    for text in
+        ["always", "nth-access:3", "ghost", "always+not-sequential:512K", "nth-access:3+not-sequential:1M"]
+    {
+        assert_eq!(text.parse::<Admission>().map(|a| a.to_string()), Ok(text.to_owned()));
+    }
+    for text in [
+        "",
+        "never",
+        "nth-access",
+        "nth-access:1",
+        "nth-access:9",
+        "always+ghost",
+        "not-sequential:x",
+        "not-sequential:1",
+        "always+not-sequential:99999999999999999999M",
+        "not-sequential:4K+not-sequential:4K",
+    ] {
+        let error = text.parse::<Admission>().expect_err(text);
+        assert!(error.to_string().contains("nth-access:N"), "{error}");
+    }
+}
+
+/// SYSTEMS §2, "Promotion: a page is promoted when it has been accessed three times".
+#[test]
+fn the_third_access_promotes() {
+    let mut gate = gate("nth-access:3", 1000);
+    let block = BlockNo(7);
+    assert_eq!(
+        [gate.admit(block, true), gate.admit(block, true), gate.admit(block, true)],
+        [false, false, true]
+    );
+    // Once in and out again, it has to prove itself anew.
+    gate.evicted(block);
+    assert!(!gate.admit(block, true));
+}
+
+#[test]
+fn accesses_too_long_ago_do_not_count() {
+    let mut gate = gate("nth-access:2", 1000);
+    assert!(!gate.admit(BlockNo(7), true));
+    (100..100_000).for_each(|block| _ = gate.admit(BlockNo(block), true));
+    assert!(!gate.admit(BlockNo(7), true));
+}
+
+#[test]
+fn a_ghost_comes_back_and_a_stranger_only_while_there_is_room() {
+    let mut gate = gate("ghost", 100);
+    assert!(gate.admit(BlockNo(1), true));
+    assert!(!gate.admit(BlockNo(2), false));
+    assert!(gate.admit(BlockNo(2), false), "refused a moment ago");
+    gate.evicted(BlockNo(1));
+    assert!(gate.admit(BlockNo(1), false), "left a moment ago");
+}
+
+/// SYSTEMS §2, "sequential streams and large I/O thus never populate it".
+#[test]
+fn sequential_runs_and_large_requests_pass_by() {
+    let mut gate = gate("always+not-sequential:64K", 100);
+    assert_eq!(gate.observe(1000, 1016), Run::Sequential, "one request of 64 KiB");
+    let runs: Vec<Run> = (0..17).map(|i| gate.observe(i, i + 1)).collect();
+    assert!(runs[..15].iter().all(|run| *run == Run::Other));
+    assert_eq!(runs[15..], [Run::Sequential; 2]);
+    assert_eq!(gate.observe(500, 501), Run::Other);
+}
+
+#[test]
+fn interleaved_runs_are_told_apart() {
+    let mut gate = gate("always+not-sequential:64K", 100);
+    let mut last = [Run::Other; 10];
+    for i in 0..16 {
+        for stream in 0..10u64 {
+            let at = stream * 100_000 + i;
+            last[stream as usize] = gate.observe(at, at + 1);
+        }
+    }
+    assert_eq!(last, [Run::Sequential; 10]);
+}
+
+#[test]
+fn small_requests_within_sectors_make_runs_too() {
+    let mut gate = gate("always+not-sequential:16K", 100);
+    // 2 KiB requests: two for each sector.
+    let runs: Vec<Run> = (0..8u64).map(|i| gate.observe(i / 2, i / 2 + 1)).collect();
+    assert_eq!(runs[..6], [Run::Other; 6]);
+    assert_eq!(runs[6..], [Run::Sequential; 2]);
+}

@@ -1,0 +1,179 @@
+//! What a cache holds and what gives way: index, admission and replacement, without a word on where
+//! the frames lie. The daemon's caches and simulations of them decide through this one type.
+
+use crate::admission::{Admission, Gate, Run};
+use crate::index::Index;
+use crate::policy::{Candidate, Policy, PolicyKind};
+use crate::units::{BlockNo, FrameNo, SECTOR_BYTES, sector_ceil};
+
+/// A part of one block, in sectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) block: BlockNo,
+    /// First sector inside the block.
+    pub(crate) first: u64,
+    pub(crate) count: u64,
+}
+
+/// Why a block got no frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// It belongs to a sequential run.
+    Sequential,
+    /// Admission or the policy wants to see it again first.
+    Unproven,
+    /// Every block that could give way is in use.
+    NoBlock,
+}
+
+/// A block's new frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    /// The cache sector at which the span starts.
+    pub(crate) sector: u64,
+    /// Blocks with data that had to leave: 0 or 1.
+    pub(crate) evicted: u64,
+}
+
+pub(crate) struct Directory {
+    pub(crate) index: Index,
+    policy: Box<dyn Policy>,
+    gate: Gate,
+    block_shift: u32,
+}
+
+impl Directory {
+    /// An empty one of `frames` frames (1 … 2³² − 2) of `1 << block_shift` sectors each.
+    pub(crate) fn new(frames: u32, block_shift: u32, policy: PolicyKind, admission: Admission) -> Directory {
+        Directory {
+            index: Index::new(frames, block_shift),
+            policy: (policy.info().build)(frames),
+            gate: Gate::new(admission, frames),
+            block_shift,
+        }
+    }
+
+    /// Memory, bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.index.bytes() + self.policy.bytes() + self.gate.bytes()
+    }
+
+    /// Splits a range of the disk's sectors at block boundaries.
+    #[inline]
+    pub(crate) fn spans(&self, first: u64, end: u64) -> impl Iterator<Item = Span> + use<> {
+        let shift = self.block_shift;
+        let mut at = first;
+        std::iter::from_fn(move || {
+            (at < end).then(|| {
+                let block = at >> shift;
+                let stop = end.min((block + 1) << shift);
+                let span =
+                    Span { block: BlockNo(block as u32), first: at - (block << shift), count: stop - at };
+                at = stop;
+                span
+            })
+        })
+    }
+
+    /// The cache sector at which a span starts, if its block has a frame.
+    #[inline]
+    pub(crate) fn find(&self, span: Span) -> Option<u64> {
+        self.index.find(span.block).map(|frame| self.index.first_sector(frame) + span.first)
+    }
+
+    /// Takes note of a read or write of the disk's sectors `first..end`, before it is looked up.
+    #[inline]
+    pub(crate) fn observe(&mut self, first: u64, end: u64) -> Run {
+        self.gate.observe(first, end)
+    }
+
+    /// Tells the policy that a request used the block of this cache sector.
+    #[inline]
+    pub(crate) fn touch(&mut self, sector: u64) {
+        self.policy.hit(FrameNo((sector >> self.block_shift) as u32));
+    }
+
+    /// Gives a frame to the block of `span`, which has none, if it may come in. Evicts if need be;
+    /// `is_busy` says whether I/O on a range of the disk's sectors is in flight.
+    #[inline]
+    pub(crate) fn place(
+        &mut self,
+        span: Span,
+        run: Run,
+        is_busy: impl Fn(u64, u64) -> bool,
+    ) -> Result<Placed, Refusal> {
+        if run == Run::Sequential {
+            return Err(Refusal::Sequential);
+        }
+        // Both are asked: each learns from what it is asked.
+        let popular = self.gate.admit(span.block, self.index.has_free());
+        if !(popular && self.policy.admit(span.block)) {
+            return Err(Refusal::Unproven);
+        }
+        let mut evicted = 0;
+        let frame = match self.index.insert(span.block) {
+            Some(frame) => frame,
+            None => {
+                evicted = self.evict(is_busy).ok_or(Refusal::NoBlock)?;
+                self.index.insert(span.block).expect("a frame was freed")
+            }
+        };
+        self.policy.insert(frame, span.block);
+        Ok(Placed { sector: self.index.first_sector(frame) + span.first, evicted })
+    }
+
+    /// Frees one frame. Returns how many blocks with data that cost: 0 or 1.
+    fn evict(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Option<u64> {
+        let (index, shift) = (&self.index, self.block_shift);
+        let frame = self.policy.evict(&mut |frame| {
+            let block = index.block(frame);
+            let first = u64::from(block.0) << shift;
+            if is_busy(first, first + (1 << shift)) {
+                Candidate::Busy
+            } else if index.block_is_empty(index.first_sector(frame)) {
+                Candidate::Empty
+            } else {
+                Candidate::Block(block)
+            }
+        })?;
+        let first = self.index.first_sector(frame);
+        let block = self.index.block(frame);
+        let held_data = !self.index.block_is_empty(first);
+        self.index.clear_valid(first, 1 << self.block_shift);
+        self.index.remove(block);
+        self.gate.evicted(block);
+        Some(u64::from(held_data))
+    }
+
+    /// Makes what the cache holds of the disk's sectors `first..end` invalid.
+    #[inline]
+    pub(crate) fn invalidate(&mut self, first: u64, end: u64) {
+        for span in self.spans(first, end) {
+            if let Some(sector) = self.find(span) {
+                self.index.clear_valid(sector, span.count);
+            }
+        }
+    }
+
+    /// Frames that hold data, with their heat, coldest first.
+    pub(crate) fn order(&self) -> impl Iterator<Item = (FrameNo, u8)> {
+        let index = &self.index;
+        let holds_data = |(frame, _): &(FrameNo, u8)| !index.block_is_empty(index.first_sector(*frame));
+        self.policy.order().into_iter().filter(holds_data)
+    }
+
+    /// Takes blocks over into this empty directory, with their contents and their place in the
+    /// order: `(from, to, heat)`, coldest first.
+    pub(crate) fn adopt(&mut self, other: &Directory, mut moves: Vec<(FrameNo, FrameNo, u8)>) {
+        moves.iter().for_each(|(_, to, heat)| self.policy.restore(*to, *heat));
+        moves.sort_unstable_by_key(|(_, to, _)| *to);
+        self.index.adopt(&other.index, moves.iter().map(|(from, to, _)| (*from, *to)));
+    }
+}
+
+/// The sectors whose whole content a write has: first, and one past the last. A sector that it covers in part
+/// would have to be read first: it stays invalid.
+pub(crate) fn whole_sectors(offset: u64, len: u64) -> (u64, u64) {
+    let first = sector_ceil(offset) / SECTOR_BYTES;
+    (first, first.max((offset + len) / SECTOR_BYTES))
+}

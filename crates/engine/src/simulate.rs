@@ -1,0 +1,210 @@
+//! A cache without time and without I/O: what would hit, what would be filled, what that costs.
+//!
+//! It decides through the same directory as the daemon's caches, and it answers each request as the
+//! engine does when requests come one at a time and nothing fails: a test compares the two request
+//! by request. Writes are written through.
+
+use crate::admission::Admission;
+use crate::directory::{Directory, Refusal, whole_sectors};
+use crate::outcome::Outcome;
+use crate::policy::PolicyKind;
+use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, SECTOR_BYTES};
+
+/// What to simulate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimConfig {
+    /// Blocks the cache has: 1 … 2³² − 2.
+    pub blocks: u32,
+    /// Bytes of a block: a power of two, 4 KiB to 1 MiB.
+    pub block_bytes: u32,
+    /// Replacement.
+    pub policy: PolicyKind,
+    /// What may come in.
+    pub admission: Admission,
+}
+
+/// The configuration makes no cache: no block, or blocks of a size that is not supported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unworkable;
+
+/// What was asked and what it cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SimStats {
+    /// Read requests.
+    pub reads: u64,
+    /// Bytes they asked for.
+    pub read_bytes: u64,
+    /// Read requests of which every sector was valid.
+    pub read_hits: u64,
+    /// Bytes these asked for.
+    pub read_hit_bytes: u64,
+    /// Read requests of which some sectors were valid.
+    pub partial_misses: u64,
+    /// Read requests that missed and brought less than all of theirs in.
+    pub not_admitted: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Bytes they brought.
+    pub write_bytes: u64,
+    /// Write requests whose first block had a frame already.
+    pub write_hits: u64,
+    /// Bytes written to flash: fills and copies of writes.
+    pub flash_write_bytes: u64,
+    /// Blocks with data that gave way.
+    pub evictions: u64,
+}
+
+impl SimStats {
+    /// Hits of the reads, 0 to 1; 0 when there was none.
+    pub fn read_hit_ratio(&self) -> f64 {
+        ratio(self.read_hits, self.reads)
+    }
+
+    /// Bytes of read hits of the bytes read, 0 to 1; 0 when there was none.
+    pub fn read_hit_byte_ratio(&self) -> f64 {
+        ratio(self.read_hit_bytes, self.read_bytes)
+    }
+
+    /// Requests that went to the backing: reads that missed, and every write.
+    pub fn backing_ios(&self) -> u64 {
+        self.reads - self.read_hits + self.writes
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// A simulated cache. Offsets and lengths are bytes; offsets lie below 2³² blocks.
+pub struct CacheSim {
+    directory: Directory,
+    stats: SimStats,
+}
+
+impl CacheSim {
+    /// An empty cache.
+    pub fn new(config: &SimConfig) -> Result<CacheSim, Unworkable> {
+        let SimConfig { blocks, block_bytes, policy, admission } = *config;
+        let bytes = u64::from(block_bytes);
+        let sized = bytes.is_power_of_two() && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes);
+        if !sized || blocks == 0 || blocks == u32::MAX {
+            return Err(Unworkable);
+        }
+        let block_shift = (bytes / SECTOR_BYTES).ilog2();
+        let directory = Directory::new(blocks, block_shift, policy, admission);
+        Ok(CacheSim { directory, stats: SimStats::default() })
+    }
+
+    /// What happened so far.
+    pub fn stats(&self) -> SimStats {
+        self.stats
+    }
+
+    /// Memory of the cache's index, policy and admission, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.directory.bytes()
+    }
+
+    /// A look at the index entry of an offset that will be asked for soon, so that the processor has it
+    /// at hand then. Changes nothing; the result means nothing but must be used, or the look is optimized away.
+    #[inline]
+    pub fn peek(&self, offset: u64) -> u32 {
+        let span = self.directory.spans(offset / SECTOR_BYTES, offset / SECTOR_BYTES + 1).next();
+        self.directory.index.peek(span.map_or(BlockNo(0), |span| span.block))
+    }
+
+    /// A read of `len` ≥ 1 bytes.
+    #[inline]
+    pub fn read(&mut self, offset: u64, len: u64) -> Outcome {
+        let (first, end) = (offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
+        self.stats.reads += 1;
+        self.stats.read_bytes += len;
+        let run = self.directory.observe(first, end);
+        let valid = self.valid(first, end);
+        if valid == end - first {
+            self.stats.read_hits += 1;
+            self.stats.read_hit_bytes += len;
+            for span in self.directory.spans(first, end) {
+                let sector = self.directory.find(span).expect("hits were found");
+                self.directory.touch(sector);
+            }
+            return Outcome::Hit;
+        }
+        self.stats.partial_misses += u64::from(valid > 0);
+        match self.fill((first, end), (first, end), run) {
+            Err(refusal) => {
+                self.stats.not_admitted += 1;
+                refusal.into()
+            }
+            Ok(()) if valid > 0 => Outcome::PartialMiss,
+            Ok(()) => Outcome::MissFilled,
+        }
+    }
+
+    /// A write of `len` ≥ 1 bytes.
+    #[inline]
+    pub fn write(&mut self, offset: u64, len: u64) -> Outcome {
+        let (first, end) = (offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
+        self.stats.writes += 1;
+        self.stats.write_bytes += len;
+        let run = self.directory.observe(first, end);
+        let head = self.directory.spans(first, end).next().expect("requests have a length");
+        self.stats.write_hits += u64::from(self.directory.find(head).is_some());
+        self.directory.invalidate(first, end);
+        let whole = whole_sectors(offset, len);
+        match self.fill(whole, (first, end), run) {
+            Ok(()) if whole == (first, end) => Outcome::WriteCopied,
+            _ => Outcome::WriteNotCopied,
+        }
+    }
+
+    /// A discard, or zeroes, of `len` ≥ 1 bytes.
+    pub fn discard(&mut self, offset: u64, len: u64) -> Outcome {
+        self.directory.invalidate(offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
+        Outcome::BypassZeroing
+    }
+
+    #[inline]
+    fn valid(&self, first: u64, end: u64) -> u64 {
+        let spans = self.directory.spans(first, end);
+        let valid_in = |span| {
+            let sector = self.directory.find(span)?;
+            Some(self.directory.index.count_valid(sector, span.count))
+        };
+        spans.filter_map(valid_in).sum()
+    }
+
+    /// Brings sectors in, on behalf of a request for the sectors `claim`, whose blocks must stay.
+    fn fill(
+        &mut self,
+        (first, end): (u64, u64),
+        claim: (u64, u64),
+        run: crate::admission::Run,
+    ) -> Result<(), Refusal> {
+        let is_busy = |first, end| first < claim.1 && claim.0 < end;
+        let mut result = Ok(());
+        for span in self.directory.spans(first, end) {
+            let found = match self.directory.find(span) {
+                Some(sector) => {
+                    self.directory.touch(sector);
+                    Ok(sector)
+                }
+                None if result == Err(Refusal::NoBlock) => result.map(|()| 0),
+                None => self.directory.place(span, run, is_busy).map(|placed| {
+                    self.stats.evictions += placed.evicted;
+                    placed.sector
+                }),
+            };
+            match found {
+                Ok(sector) => {
+                    let missing = span.count - self.directory.index.count_valid(sector, span.count);
+                    self.stats.flash_write_bytes += missing * SECTOR_BYTES;
+                    (sector..sector + span.count)
+                        .for_each(|sector| self.directory.index.set_valid(sector, 0));
+                }
+                Err(refusal) => result = Err(refusal),
+            }
+        }
+        result
+    }
+}
