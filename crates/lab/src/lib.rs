@@ -6,6 +6,7 @@
 pub mod driver;
 pub mod picture;
 pub mod prng;
+pub mod sim;
 pub mod summary;
 pub mod trace;
 pub mod workload;

@@ -1,0 +1,35 @@
+//! Which blocks a miniature follows.
+
+use crate::prng::splitmix64;
+use crate::trace::Record;
+
+/// A sample of the blocks, the same for each run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    /// A block is followed when its scattered number lies below.
+    threshold: u64,
+    block_bytes: u64,
+}
+
+impl Sample {
+    pub(super) fn new(rate: f64, block_bytes: u32) -> Sample {
+        Sample { threshold: (rate * u64::MAX as f64) as u64, block_bytes: u64::from(block_bytes) }
+    }
+
+    /// The parts of a request that lie in blocks of the sample, a block each.
+    pub(super) fn parts(self, record: &Record) -> impl Iterator<Item = Record> + use<> {
+        let Record { offset, len, .. } = *record;
+        let (record, end, size) = (*record, offset + u64::from(len), self.block_bytes);
+        (offset / size..end.div_ceil(size)).filter(move |block| self.follows(*block)).map(move |block| {
+            let first = offset.max(block * size);
+            let last = end.min((block + 1) * size);
+            Record { offset: first, len: (last - first) as u32, ..record }
+        })
+    }
+
+    /// Not the hash of the engine's index: the sample would crowd one end of its table.
+    fn follows(self, block: u64) -> bool {
+        let mut counter = block ^ 0x6d69_6e69_6174_7572;
+        splitmix64(&mut counter) < self.threshold
+    }
+}

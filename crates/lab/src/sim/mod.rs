@@ -1,0 +1,233 @@
+//! Hit ratios of many caches on one trace: which size, block size, policy and admission.
+//!
+//! The trace is read once. Batches of its records go to worker threads, each of which simulates some
+//! of the caches, so memory is bounded by the caches and a few batches, not by the trace. What a
+//! cache decides is the engine's ([`CacheSim`]). Sizes are bytes.
+//!
+//! A *miniature* follows only a sample of the blocks in a cache that is smaller by the same factor
+//! (Waldspurger, Saemundsson, Ahmad, Park: "Cache modeling and optimization using miniature
+//! simulations", USENIX ATC 2017). It sees each block's part of a request as a request of its own.
+
+mod mini;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use anyhow::{Context, Result, bail, ensure};
+use hob_engine::admission::Admission;
+use hob_engine::policy::PolicyKind;
+use hob_engine::{CacheSim, SimConfig, SimStats};
+
+use crate::trace::{Op, Record};
+use mini::Sample;
+
+/// Records that travel together: about a megabyte.
+const BATCH: usize = 1 << 15;
+/// Batches that wait for a slow worker.
+const BATCHES_WAITING_MAX: usize = 4;
+/// How far ahead the index is looked at while a request is simulated.
+const LOOK_AHEAD: usize = 8;
+
+/// Most blocks of one simulated cache.
+const BLOCKS_MAX: f64 = (1u64 << 30) as f64;
+const READING: &str = "cannot read the trace to its end";
+
+/// A cache to simulate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// Replacement.
+    pub policy: PolicyKind,
+    /// What may come in.
+    pub admission: Admission,
+    /// Bytes of a block.
+    pub block_bytes: u32,
+    /// Bytes of the cache; what does not fill a block is left out.
+    pub cache_bytes: u64,
+    /// Share of the blocks that are followed: 1 is an exact simulation, less a miniature.
+    pub sample_rate: f64,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Simulated {
+    /// The cache.
+    pub point: Point,
+    /// Counts; of a miniature, what was counted, not scaled up.
+    pub stats: SimStats,
+    /// Bytes of memory the cache's metadata took.
+    pub memory_bytes: u64,
+    /// Requests that lie beyond what a cache with this block size can address.
+    pub out_of_reach: u64,
+}
+
+/// One cache while it is simulated.
+pub struct Simulation {
+    point: Point,
+    cache: CacheSim,
+    sample: Option<Sample>,
+    /// First byte beyond the reach of block numbers.
+    end: u64,
+    out_of_reach: u64,
+    /// Keeps the looks ahead from being optimized away.
+    looked_at: u32,
+}
+
+impl Simulation {
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// The point makes no cache: a block size that is not supported, or no block at all.
+    pub fn new(point: Point) -> Result<Simulation> {
+        let Point { policy, admission, block_bytes, cache_bytes, sample_rate } = point;
+        ensure!(
+            sample_rate > 0.0 && sample_rate <= 1.0,
+            "a sample rate lies between 0 and 1, not {sample_rate}"
+        );
+        ensure!(block_bytes > 0, "blocks have a size");
+        let blocks = (cache_bytes / u64::from(block_bytes)) as f64 * sample_rate;
+        ensure!(
+            blocks <= BLOCKS_MAX,
+            "a cache of {cache_bytes} bytes has more than 2^30 blocks of {block_bytes} bytes"
+        );
+        let config = SimConfig { blocks: blocks.round() as u32, block_bytes, policy, admission };
+        let Ok(cache) = CacheSim::new(&config) else {
+            if config.blocks == 0 {
+                bail!(
+                    "a cache of {cache_bytes} bytes has no block of {block_bytes} bytes to simulate; make it larger"
+                );
+            }
+            bail!("a block size is a power of two from 4 KiB to 1 MiB, not {block_bytes} bytes");
+        };
+        let sample = (sample_rate < 1.0).then(|| Sample::new(sample_rate, block_bytes));
+        let end = u64::from(block_bytes) << 32;
+        Ok(Simulation { point, cache, sample, end, out_of_reach: 0, looked_at: 0 })
+    }
+
+    /// Takes requests in, in order.
+    pub fn feed(&mut self, records: &[Record]) {
+        for (index, record) in records.iter().enumerate() {
+            if record.offset.saturating_add(u64::from(record.len)) > self.end {
+                self.out_of_reach += 1;
+                continue;
+            }
+            match self.sample {
+                Some(sample) => sample.parts(record).for_each(|part| self.serve(&part)),
+                None => {
+                    if let Some(coming) = records.get(index + LOOK_AHEAD) {
+                        self.looked_at ^= self.cache.peek(coming.offset);
+                    }
+                    self.serve(record);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn serve(&mut self, record: &Record) {
+        let Record { offset, len, op, .. } = *record;
+        match op {
+            Op::Flush => {}
+            _ if len == 0 => {}
+            Op::Read => _ = self.cache.read(offset, u64::from(len)),
+            Op::Write => _ = self.cache.write(offset, u64::from(len)),
+            Op::Discard => _ = self.cache.discard(offset, u64::from(len)),
+        }
+    }
+
+    /// What came of it so far.
+    pub fn result(&self) -> Simulated {
+        std::hint::black_box(self.looked_at);
+        Simulated {
+            point: self.point,
+            stats: self.cache.stats(),
+            memory_bytes: self.cache.bytes(),
+            out_of_reach: self.out_of_reach,
+        }
+    }
+}
+
+/// Simulates every point on the same records, in `threads` threads besides the caller's, which reads; in the
+/// caller's alone when `threads` is 1. `progress` is told the records read so far, and ends the run early by returning false.
+///
+/// # Errors
+/// A point makes no cache, or the records end with an error.
+pub fn grid(
+    records: impl Iterator<Item = Result<Record>>,
+    points: &[Point],
+    threads: usize,
+    mut progress: impl FnMut(u64) -> bool,
+) -> Result<Vec<Simulated>> {
+    let mut simulations = points.iter().map(|point| Simulation::new(*point)).collect::<Result<Vec<_>>>()?;
+    if threads <= 1 {
+        let read = read_batches(records, |batch, count| {
+            simulations.iter_mut().for_each(|simulation| simulation.feed(&batch));
+            progress(count)
+        });
+        read.context(READING)?;
+        return Ok(simulations.iter().map(Simulation::result).collect());
+    }
+    let mut shares: Vec<Share> = (0..threads.min(points.len())).map(|_| vec![]).collect();
+    // Neighbours in the list tend to cost alike: dealing them out balances the shares.
+    let count = shares.len();
+    for (index, simulation) in simulations.into_iter().enumerate() {
+        shares[index % count].push((index, simulation));
+    }
+    let mut results = std::thread::scope(|scope| {
+        let (senders, workers): (Vec<_>, Vec<_>) = shares
+            .into_iter()
+            .map(|share| {
+                let (sender, receiver) = sync_channel::<Arc<Vec<Record>>>(BATCHES_WAITING_MAX);
+                (sender, scope.spawn(move || simulate(share, &receiver)))
+            })
+            .unzip();
+        let read = read_batches(records, |batch, count| {
+            let batch = Arc::new(batch);
+            // A worker that is gone has panicked; joining it says so.
+            senders.iter().all(|sender| sender.send(Arc::clone(&batch)).is_ok()) && progress(count)
+        });
+        drop(senders);
+        let results: Vec<(usize, Simulated)> = workers
+            .into_iter()
+            .flat_map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect();
+        read.context(READING).map(|()| results)
+    })?;
+    results.sort_by_key(|(index, _)| *index);
+    Ok(results.into_iter().map(|(_, result)| result).collect())
+}
+
+/// Some of the grid's simulations, with their places in the list.
+type Share = Vec<(usize, Simulation)>;
+
+fn simulate(
+    mut share: Vec<(usize, Simulation)>,
+    batches: &Receiver<Arc<Vec<Record>>>,
+) -> Vec<(usize, Simulated)> {
+    for batch in batches {
+        share.iter_mut().for_each(|(_, simulation)| simulation.feed(&batch));
+    }
+    share.into_iter().map(|(index, simulation)| (index, simulation.result())).collect()
+}
+
+/// Hands records on in batches, with the number read, until `take` wants no more.
+fn read_batches(
+    records: impl Iterator<Item = Result<Record>>,
+    mut take: impl FnMut(Vec<Record>, u64) -> bool,
+) -> Result<()> {
+    let mut batch = Vec::with_capacity(BATCH);
+    let mut count = 0;
+    for record in records {
+        batch.push(record?);
+        if batch.len() == BATCH {
+            count += BATCH as u64;
+            if !take(std::mem::replace(&mut batch, Vec::with_capacity(BATCH)), count) {
+                return Ok(());
+            }
+        }
+    }
+    count += batch.len() as u64;
+    take(batch, count);
+    Ok(())
+}
