@@ -140,7 +140,7 @@ impl Directory {
         let block = self.index.block(frame);
         let held_data = !self.index.block_is_empty(first);
         self.index.clear_valid(first, 1 << self.block_shift);
-        self.index.remove(block);
+        self.index.remove(frame);
         self.gate.evicted(block);
         Some(u64::from(held_data))
     }

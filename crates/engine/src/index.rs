@@ -1,21 +1,21 @@
 //! Which block lies in which frame, which of its sectors are valid, and what their checksums are.
 //!
-//! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.3 B hash table. The
-//! table is open addressing over frame numbers; the bits that a frame number does not need hold a
-//! tag of the block's hash, so that a probe seldom looks at another block's number. Frames in no use
-//! form a list through the block numbers they do not have.
+//! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.7 B hash table. Frames in
+//! no use form a list through the block numbers they do not have.
+
+mod table;
+
+use table::Table;
+pub(crate) use table::hash;
 
 use crate::units::{BlockNo, FrameNo};
 
-const EMPTY: u32 = u32::MAX;
 const NO_FRAME: u32 = u32::MAX;
 
 /// The index of one cache.
 #[derive(Debug)]
 pub(crate) struct Index {
-    /// Slots: `EMPTY`, or tag and frame.
-    table: Vec<u32>,
-    frame_bits: u32,
+    table: Table,
     /// Per frame: its block, or the next free frame.
     block_of: Vec<u32>,
     free: u32,
@@ -34,13 +34,11 @@ impl Index {
     pub(crate) fn new(frames: u32, block_shift: u32) -> Self {
         assert!(frames > 0 && frames < NO_FRAME);
         let sectors = (frames as usize) << block_shift;
-        let slots = (u64::from(frames) * 4).div_ceil(3) as usize + 1;
         // The low frames are handed out first: while a cache fills, its data stays together.
         let mut block_of: Vec<u32> = (1..=frames).collect();
         block_of[frames as usize - 1] = NO_FRAME;
         Index {
-            table: vec![EMPTY; slots],
-            frame_bits: 32 - frames.leading_zeros(),
+            table: Table::new(frames),
             block_of,
             free: 0,
             valid: vec![0; sectors.div_ceil(64)],
@@ -79,20 +77,20 @@ impl Index {
 
     /// Bytes of memory.
     pub(crate) fn bytes(&self) -> u64 {
-        let words = self.table.capacity() + self.block_of.capacity() + self.sums.capacity();
-        (words * 4 + self.valid.capacity() * 8) as u64
+        let words = self.block_of.capacity() + self.sums.capacity();
+        self.table.bytes() + (words * 4 + self.valid.capacity() * 8) as u64
     }
 
     /// The frame of a block.
     #[inline]
     pub(crate) fn find(&self, block: BlockNo) -> Option<FrameNo> {
-        self.slot_of(block).map(|slot| self.frame_in(self.table[slot]))
+        self.table.find(hash(block), |frame| self.block(frame) == block)
     }
 
-    /// The table's entry where a search for this block starts.
+    /// A word from where a search for this block starts.
     #[inline]
     pub(crate) fn peek(&self, block: BlockNo) -> u32 {
-        self.table[self.home(hash(block))]
+        self.table.peek(hash(block))
     }
 
     /// The block in a frame that is in use.
@@ -148,35 +146,14 @@ impl Index {
     /// Enters a block into the table.
     fn place(&mut self, block: BlockNo, frame: FrameNo) {
         self.block_of[frame.0 as usize] = block.0;
-        let hash = hash(block);
-        let mut slot = self.home(hash);
-        while self.table[slot] != EMPTY {
-            slot = self.next(slot);
-        }
-        self.table[slot] = self.tag(hash) | frame.0;
+        self.table.insert(hash(block), frame);
         self.used += 1;
     }
 
-    /// Frees the frame of a block. Its sectors must be invalid.
-    pub(crate) fn remove(&mut self, block: BlockNo) {
-        let mut hole = self.slot_of(block).expect("a block is removed once");
-        let frame = self.frame_in(self.table[hole]);
+    /// Frees a frame in use. Its sectors must be invalid.
+    pub(crate) fn remove(&mut self, frame: FrameNo) {
         debug_assert_eq!(self.count_valid(self.first_sector(frame), 1 << self.block_shift), 0);
-        // Backward shift: each follower that may move into the hole without passing its home does.
-        let mut slot = hole;
-        loop {
-            slot = self.next(slot);
-            let entry = self.table[slot];
-            if entry == EMPTY {
-                break;
-            }
-            let home = self.home(hash(self.block(self.frame_in(entry))));
-            if self.distance(home, slot) >= self.distance(hole, slot) {
-                self.table[hole] = entry;
-                hole = slot;
-            }
-        }
-        self.table[hole] = EMPTY;
+        self.table.remove(hash(self.block(frame)), frame);
         self.block_of[frame.0 as usize] = self.free;
         self.free = frame.0;
         self.used -= 1;
@@ -237,56 +214,6 @@ impl Index {
         let first = sector >> self.block_shift << self.block_shift;
         self.count_valid(first, 1 << self.block_shift) == 0
     }
-
-    fn slot_of(&self, block: BlockNo) -> Option<usize> {
-        let hash = hash(block);
-        let tag = self.tag(hash);
-        let mut slot = self.home(hash);
-        loop {
-            let entry = self.table[slot];
-            if entry == EMPTY {
-                return None;
-            }
-            let frame = self.frame_in(entry);
-            if entry ^ tag == frame.0 && self.block(frame) == block {
-                return Some(slot);
-            }
-            slot = self.next(slot);
-        }
-    }
-
-    fn frame_mask(&self) -> u32 {
-        ((1u64 << self.frame_bits) - 1) as u32
-    }
-
-    fn frame_in(&self, entry: u32) -> FrameNo {
-        FrameNo(entry & self.frame_mask())
-    }
-
-    fn tag(&self, hash: u64) -> u32 {
-        hash as u32 & !self.frame_mask()
-    }
-
-    fn home(&self, hash: u64) -> usize {
-        (((hash >> 32) * self.table.len() as u64) >> 32) as usize
-    }
-
-    fn next(&self, slot: usize) -> usize {
-        if slot + 1 == self.table.len() { 0 } else { slot + 1 }
-    }
-
-    fn distance(&self, from: usize, to: usize) -> usize {
-        if to >= from { to - from } else { to + self.table.len() - from }
-    }
-}
-
-/// Scatters block numbers over 64 bits (the finalizer of SplitMix64).
-#[inline]
-pub(crate) fn hash(block: BlockNo) -> u64 {
-    let mut x = u64::from(block.0).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// Calls `f` with each word of a bitmap that holds bits of the range, and the mask of these bits.
@@ -332,7 +259,7 @@ mod tests {
                     (true, false) => {
                         let (frame, _) = model.remove(&block).unwrap();
                         index.clear_valid(index.first_sector(frame), 1 << shift);
-                        index.remove(BlockNo(block));
+                        index.remove(frame);
                     }
                 }
                 prop_assert_eq!(index.used() as usize, model.len());

@@ -4,7 +4,7 @@
 //! engine does when requests come one at a time and nothing fails: a test compares the two request
 //! by request. Writes are written through.
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Run};
 use crate::directory::{Directory, Refusal, whole_sectors};
 use crate::outcome::Outcome;
 use crate::policy::PolicyKind;
@@ -79,6 +79,8 @@ fn ratio(part: u64, whole: u64) -> f64 {
 pub struct CacheSim {
     directory: Directory,
     stats: SimStats,
+    /// Where the blocks of the current request lie; kept from call to call for its memory only.
+    found: Vec<Option<u64>>,
 }
 
 impl CacheSim {
@@ -92,7 +94,7 @@ impl CacheSim {
         }
         let block_shift = (bytes / SECTOR_BYTES).ilog2();
         let directory = Directory::new(blocks, block_shift, policy, admission);
-        Ok(CacheSim { directory, stats: SimStats::default() })
+        Ok(CacheSim { directory, stats: SimStats::default(), found: Vec::new() })
     }
 
     /// What happened so far.
@@ -120,14 +122,12 @@ impl CacheSim {
         self.stats.reads += 1;
         self.stats.read_bytes += len;
         let run = self.directory.observe(first, end);
-        let valid = self.valid(first, end);
+        let valid = self.look_up(first, end);
         if valid == end - first {
             self.stats.read_hits += 1;
             self.stats.read_hit_bytes += len;
-            for span in self.directory.spans(first, end) {
-                let sector = self.directory.find(span).expect("hits were found");
-                self.directory.touch(sector);
-            }
+            let found = self.found.iter().map(|sector| sector.expect("hits were found"));
+            found.for_each(|sector| self.directory.touch(sector));
             return Outcome::Hit;
         }
         self.stats.partial_misses += u64::from(valid > 0);
@@ -148,10 +148,15 @@ impl CacheSim {
         self.stats.writes += 1;
         self.stats.write_bytes += len;
         let run = self.directory.observe(first, end);
-        let head = self.directory.spans(first, end).next().expect("requests have a length");
-        self.stats.write_hits += u64::from(self.directory.find(head).is_some());
-        self.directory.invalidate(first, end);
+        self.look_up(first, end);
+        self.stats.write_hits += u64::from(self.found[0].is_some());
+        for (span, sector) in self.directory.spans(first, end).zip(&self.found) {
+            sector.inspect(|sector| self.directory.index.clear_valid(*sector, span.count));
+        }
         let whole = whole_sectors(offset, len);
+        if whole != (first, end) {
+            self.look_up(whole.0, whole.1);
+        }
         match self.fill(whole, (first, end), run) {
             Ok(()) if whole == (first, end) => Outcome::WriteCopied,
             _ => Outcome::WriteNotCopied,
@@ -164,43 +169,43 @@ impl CacheSim {
         Outcome::BypassZeroing
     }
 
+    /// Notes where the blocks of the sectors `first..end` lie, in order, and returns how many of the sectors are valid.
     #[inline]
-    fn valid(&self, first: u64, end: u64) -> u64 {
-        let spans = self.directory.spans(first, end);
-        let valid_in = |span| {
-            let sector = self.directory.find(span)?;
-            Some(self.directory.index.count_valid(sector, span.count))
-        };
-        spans.filter_map(valid_in).sum()
+    fn look_up(&mut self, first: u64, end: u64) -> u64 {
+        self.found.clear();
+        let mut valid = 0;
+        for span in self.directory.spans(first, end) {
+            let sector = self.directory.find(span);
+            valid += sector.map_or(0, |sector| self.directory.index.count_valid(sector, span.count));
+            self.found.push(sector);
+        }
+        valid
     }
 
-    /// Brings sectors in, on behalf of a request for the sectors `claim`, whose blocks must stay.
-    fn fill(
-        &mut self,
-        (first, end): (u64, u64),
-        claim: (u64, u64),
-        run: crate::admission::Run,
-    ) -> Result<(), Refusal> {
+    /// Brings in the sectors that were looked up, on behalf of a request for the sectors `claim`,
+    /// whose blocks must stay.
+    #[inline]
+    fn fill(&mut self, (first, end): (u64, u64), claim: (u64, u64), run: Run) -> Result<(), Refusal> {
         let is_busy = |first, end| first < claim.1 && claim.0 < end;
+        let CacheSim { directory, stats, found } = self;
         let mut result = Ok(());
-        for span in self.directory.spans(first, end) {
-            let found = match self.directory.find(span) {
+        for (span, sector) in directory.spans(first, end).zip(found) {
+            let place = match *sector {
                 Some(sector) => {
-                    self.directory.touch(sector);
+                    directory.touch(sector);
                     Ok(sector)
                 }
-                None if result == Err(Refusal::NoBlock) => result.map(|()| 0),
-                None => self.directory.place(span, run, is_busy).map(|placed| {
-                    self.stats.evictions += placed.evicted;
+                None if result == Err(Refusal::NoBlock) => Err(Refusal::NoBlock),
+                None => directory.place(span, run, is_busy).map(|placed| {
+                    stats.evictions += placed.evicted;
                     placed.sector
                 }),
             };
-            match found {
+            match place {
                 Ok(sector) => {
-                    let missing = span.count - self.directory.index.count_valid(sector, span.count);
-                    self.stats.flash_write_bytes += missing * SECTOR_BYTES;
-                    (sector..sector + span.count)
-                        .for_each(|sector| self.directory.index.set_valid(sector, 0));
+                    let missing = span.count - directory.index.count_valid(sector, span.count);
+                    stats.flash_write_bytes += missing * SECTOR_BYTES;
+                    (sector..sector + span.count).for_each(|sector| directory.index.set_valid(sector, 0));
                 }
                 Err(refusal) => result = Err(refusal),
             }

@@ -1,7 +1,7 @@
 //! Hit ratios of many caches on one trace: which size, block size, policy and admission.
 //!
-//! The trace is read once. Batches of its records go to worker threads, each of which simulates some
-//! of the caches, so memory is bounded by the caches and a few batches, not by the trace. What a
+//! The trace is read once. Blocks of its records go to worker threads, each of which simulates some
+//! of the caches, so memory is bounded by the caches and a few blocks of records, not by the trace. What a
 //! cache decides is the engine's ([`CacheSim`]). Sizes are bytes.
 //!
 //! A *miniature* follows only a sample of the blocks in a cache that is smaller by the same factor
@@ -20,19 +20,17 @@ use hob_engine::admission::Admission;
 use hob_engine::policy::PolicyKind;
 use hob_engine::{CacheSim, SimConfig, SimStats};
 
+use crate::trace::blocks::Blocks;
 use crate::trace::{Op, Record};
 use mini::Sample;
 
-/// Records that travel together: about a megabyte.
-const BATCH: usize = 1 << 15;
-/// Batches that wait for a slow worker.
-const BATCHES_WAITING_MAX: usize = 4;
+/// Blocks of records that wait for a slow worker.
+const BLOCKS_WAITING_MAX: usize = 4;
 /// How far ahead the index is looked at while a request is simulated.
 const LOOK_AHEAD: usize = 8;
 
 /// Most blocks of one simulated cache.
 const BLOCKS_MAX: f64 = (1u64 << 30) as f64;
-const READING: &str = "cannot read the trace to its end";
 
 /// A cache to simulate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -154,18 +152,17 @@ impl Simulation {
 /// # Errors
 /// A point makes no cache, or the records end with an error.
 pub fn grid(
-    records: impl Iterator<Item = Result<Record>>,
+    records: &mut dyn Blocks,
     points: &[Point],
     threads: usize,
     mut progress: impl FnMut(u64) -> bool,
 ) -> Result<Vec<Simulated>> {
     let mut simulations = points.iter().map(|point| Simulation::new(*point)).collect::<Result<Vec<_>>>()?;
     if threads <= 1 {
-        let read = read_batches(records, |batch, count| {
-            simulations.iter_mut().for_each(|simulation| simulation.feed(&batch));
+        read_all(records, |block, count| {
+            simulations.iter_mut().for_each(|simulation| simulation.feed(block));
             progress(count)
-        });
-        read.context(READING)?;
+        })?;
         return Ok(simulations.iter().map(Simulation::result).collect());
     }
     let mut shares: Vec<Share> = (0..threads.min(points.len())).map(|_| vec![]).collect();
@@ -178,21 +175,21 @@ pub fn grid(
         let (senders, workers): (Vec<_>, Vec<_>) = shares
             .into_iter()
             .map(|share| {
-                let (sender, receiver) = sync_channel::<Arc<Vec<Record>>>(BATCHES_WAITING_MAX);
+                let (sender, receiver) = sync_channel::<Arc<[Record]>>(BLOCKS_WAITING_MAX);
                 (sender, scope.spawn(move || simulate(share, &receiver)))
             })
             .unzip();
-        let read = read_batches(records, |batch, count| {
-            let batch = Arc::new(batch);
+        let read = read_all(records, |block, count| {
+            let block: Arc<[Record]> = block.into();
             // A worker that is gone has panicked; joining it says so.
-            senders.iter().all(|sender| sender.send(Arc::clone(&batch)).is_ok()) && progress(count)
+            senders.iter().all(|sender| sender.send(Arc::clone(&block)).is_ok()) && progress(count)
         });
         drop(senders);
         let results: Vec<(usize, Simulated)> = workers
             .into_iter()
             .flat_map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect();
-        read.context(READING).map(|()| results)
+        read.map(|()| results)
     })?;
     results.sort_by_key(|(index, _)| *index);
     Ok(results.into_iter().map(|(_, result)| result).collect())
@@ -203,31 +200,22 @@ type Share = Vec<(usize, Simulation)>;
 
 fn simulate(
     mut share: Vec<(usize, Simulation)>,
-    batches: &Receiver<Arc<Vec<Record>>>,
+    blocks: &Receiver<Arc<[Record]>>,
 ) -> Vec<(usize, Simulated)> {
-    for batch in batches {
-        share.iter_mut().for_each(|(_, simulation)| simulation.feed(&batch));
+    for block in blocks {
+        share.iter_mut().for_each(|(_, simulation)| simulation.feed(&block));
     }
     share.into_iter().map(|(index, simulation)| (index, simulation.result())).collect()
 }
 
-/// Hands records on in batches, with the number read, until `take` wants no more.
-fn read_batches(
-    records: impl Iterator<Item = Result<Record>>,
-    mut take: impl FnMut(Vec<Record>, u64) -> bool,
-) -> Result<()> {
-    let mut batch = Vec::with_capacity(BATCH);
+/// Hands records on in blocks, with the number read, until `take` wants no more.
+fn read_all(records: &mut dyn Blocks, mut take: impl FnMut(&[Record], u64) -> bool) -> Result<()> {
     let mut count = 0;
-    for record in records {
-        batch.push(record?);
-        if batch.len() == BATCH {
-            count += BATCH as u64;
-            if !take(std::mem::replace(&mut batch, Vec::with_capacity(BATCH)), count) {
-                return Ok(());
-            }
+    loop {
+        let block = records.next_block().context("cannot read the trace to its end")?;
+        count += block.len() as u64;
+        if block.is_empty() || !take(block, count) {
+            return Ok(());
         }
     }
-    count += batch.len() as u64;
-    take(batch, count);
-    Ok(())
 }

@@ -1,6 +1,7 @@
 //! Grids against single runs, and miniatures against the real size.
 
 use super::*;
+use crate::trace::blocks::Gathered;
 use crate::workload::{Pattern, Workload, WorkloadConfig};
 
 fn point(policy: &str, blocks: u64) -> Point {
@@ -33,7 +34,8 @@ fn records(blocks: u64, count: usize) -> Vec<Record> {
 }
 
 fn run(records: &[Record], points: &[Point], threads: usize) -> Vec<Simulated> {
-    grid(records.iter().copied().map(Ok), points, threads, |_| true).expect("a good trace")
+    grid(&mut Gathered::new(records.iter().copied().map(Ok)), points, threads, |_| true)
+        .expect("a good trace")
 }
 
 #[test]
@@ -97,7 +99,8 @@ fn errors_name_the_remedy() {
     let odd = Point { block_bytes: 5000, ..point("lru", 10) };
     assert!(Simulation::new(odd).err().expect("refused").to_string().contains("power of two"));
     let broken = vec![Ok(records(10, 1)[0]), Err(anyhow::anyhow!("line 2 is broken"))];
-    let error = grid(broken.into_iter(), &[point("lru", 10)], 1, |_| true).expect_err("broken");
+    let error =
+        grid(&mut Gathered::new(broken.into_iter()), &[point("lru", 10)], 1, |_| true).expect_err("broken");
     assert!(format!("{error:#}").contains("line 2"), "{error:#}");
 }
 
@@ -105,10 +108,10 @@ fn errors_name_the_remedy() {
 fn a_run_can_be_stopped() {
     let records = records(1000, 200_000);
     let mut calls = 0;
-    let results = grid(records.iter().copied().map(Ok), &[point("lru", 10)], 1, |_| {
+    let results = grid(&mut Gathered::new(records.iter().copied().map(Ok)), &[point("lru", 10)], 1, |_| {
         calls += 1;
         calls < 2
     });
     let stats = results.expect("stopped, not failed")[0].stats;
-    assert_eq!(stats.reads + stats.writes, 2 * BATCH as u64);
+    assert_eq!(stats.reads + stats.writes, 2 * 8192);
 }

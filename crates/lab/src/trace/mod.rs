@@ -3,6 +3,7 @@
 //! Times are nanoseconds, offsets and lengths bytes.
 
 pub mod binary;
+pub mod blocks;
 pub mod csv;
 
 /// Offsets, and ends of requests, are at most this: what a disk may hold, 2⁶³ bytes.

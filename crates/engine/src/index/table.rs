@@ -1,0 +1,148 @@
+//! Which frame holds a block: a hash table over frame numbers, 5.7 bytes for each frame.
+//!
+//! Buckets of a cache line: 15 entries and a count. An entry is a frame number; the bits that frame
+//! numbers do not need hold a tag of the block's hash, so that a search seldom looks at another
+//! block's number. An entry that finds its home bucket full goes to the next that has room, and each
+//! bucket that it passes by counts it; a search goes on only from buckets that count someone. So an
+//! entry is removed without moving others, and most searches see one cache line.
+
+use crate::units::{BlockNo, FrameNo};
+
+const EMPTY: u32 = u32::MAX;
+const ENTRIES: usize = 15;
+
+/// 15 entries, and how many others passed by.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Bucket([u32; ENTRIES + 1]);
+
+const VACANT: Bucket = {
+    let mut words = [EMPTY; ENTRIES + 1];
+    words[ENTRIES] = 0;
+    Bucket(words)
+};
+
+impl Bucket {
+    /// A bit for each entry of which those bits that `mask` leaves equal `tag`.
+    #[inline]
+    fn matching(&self, mask: u32, tag: u32) -> u32 {
+        let mut bits = 0;
+        for (i, entry) in self.0[..ENTRIES].iter().enumerate() {
+            bits |= u32::from(entry & mask == tag) << i;
+        }
+        bits
+    }
+
+    fn passed_by(&self) -> u32 {
+        self.0[ENTRIES]
+    }
+}
+
+/// See the module's text. Whoever owns it knows which block lies in a frame.
+#[derive(Debug)]
+pub(super) struct Table {
+    buckets: Vec<Bucket>,
+    /// The bits of an entry that are its frame's.
+    frame_mask: u32,
+}
+
+impl Table {
+    /// Room for frames `0..frames`.
+    pub(super) fn new(frames: u32) -> Table {
+        // Three quarters full when all frames are in use.
+        let buckets = (u64::from(frames) * 4).div_ceil(3 * ENTRIES as u64);
+        let frame_bits = 32 - frames.leading_zeros();
+        Table { buckets: vec![VACANT; buckets as usize], frame_mask: ((1u64 << frame_bits) - 1) as u32 }
+    }
+
+    /// The frame of the block with this hash for which `is_it` holds.
+    #[inline]
+    pub(super) fn find(&self, hash: u64, is_it: impl Fn(FrameNo) -> bool) -> Option<FrameNo> {
+        let tag = self.tag(hash);
+        let mut at = self.home(hash);
+        loop {
+            let bucket = &self.buckets[at];
+            let mut bits = bucket.matching(!self.frame_mask, tag);
+            while bits != 0 {
+                let entry = bucket.0[bits.trailing_zeros() as usize];
+                let frame = FrameNo(entry & self.frame_mask);
+                if entry != EMPTY && is_it(frame) {
+                    return Some(frame);
+                }
+                bits &= bits - 1;
+            }
+            if bucket.passed_by() == 0 {
+                return None;
+            }
+            at = self.next(at);
+        }
+    }
+
+    /// Enters the frame of a block that has none yet.
+    #[inline]
+    pub(super) fn insert(&mut self, hash: u64, frame: FrameNo) {
+        let entry = self.tag(hash) | frame.0;
+        let mut at = self.home(hash);
+        loop {
+            let bits = self.buckets[at].matching(u32::MAX, EMPTY);
+            let bucket = &mut self.buckets[at];
+            if bits != 0 {
+                bucket.0[bits.trailing_zeros() as usize] = entry;
+                return;
+            }
+            bucket.0[ENTRIES] += 1;
+            at = self.next(at);
+        }
+    }
+
+    /// Takes an entry out that is there.
+    #[inline]
+    pub(super) fn remove(&mut self, hash: u64, frame: FrameNo) {
+        let entry = self.tag(hash) | frame.0;
+        let mut at = self.home(hash);
+        loop {
+            let bits = self.buckets[at].matching(u32::MAX, entry);
+            let bucket = &mut self.buckets[at];
+            if bits != 0 {
+                bucket.0[bits.trailing_zeros() as usize] = EMPTY;
+                return;
+            }
+            assert!(bucket.passed_by() > 0, "a frame is removed once");
+            bucket.0[ENTRIES] -= 1;
+            at = self.next(at);
+        }
+    }
+
+    /// A word of the bucket where a search begins.
+    #[inline]
+    pub(super) fn peek(&self, hash: u64) -> u32 {
+        self.buckets[self.home(hash)].0[0]
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        (self.buckets.capacity() * size_of::<Bucket>()) as u64
+    }
+
+    fn tag(&self, hash: u64) -> u32 {
+        hash as u32 & !self.frame_mask
+    }
+
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        (((hash >> 32) * self.buckets.len() as u64) >> 32) as usize
+    }
+
+    #[inline]
+    fn next(&self, at: usize) -> usize {
+        if at + 1 == self.buckets.len() { 0 } else { at + 1 }
+    }
+}
+
+/// Scatters block numbers over 64 bits (the finalizer of SplitMix64).
+#[inline]
+pub(crate) fn hash(block: BlockNo) -> u64 {
+    let mut x = u64::from(block.0).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
