@@ -77,6 +77,24 @@ fn empty_frames_leave_at_once() {
     }
 }
 
+/// Frames that left empty carry nothing over. (W-TinyLFU goes on counting requests: that is not a frame's.)
+#[test]
+fn a_drained_cache_is_like_a_new_one() {
+    for name in ["clock", "sieve", "lfu", "clock2qplus"] {
+        let mut drained = Replay::new(name, 40);
+        drained.run((0..40).chain(0..40));
+        while drained.policy.evict(&mut |_| Candidate::Empty).is_some() {}
+        drained.frame_of.clear();
+        drained.block_in.fill(None);
+        let mut new = Replay::new(name, 40);
+        for step in 0..3000 {
+            let dice = crate::index::hash(BlockNo(step)) as u32;
+            let block = 1000 + dice % 60 * (dice >> 16) % 60;
+            assert_eq!(drained.access(block), new.access(block), "{name}, step {step}");
+        }
+    }
+}
+
 /// Eviction may fail after a block was admitted, and then nothing comes in; frames come and go while others
 /// are busy. No frame is lost or offered twice.
 #[test]
