@@ -27,10 +27,16 @@ pub(crate) struct Ghost {
 impl Ghost {
     /// Remembers the last `capacity` blocks.
     pub(crate) fn new(capacity: u32) -> Self {
+        // Five quarters of the capacity: sets fill unevenly.
+        Self::with_sets(capacity, (capacity as usize * 5).div_ceil(4 * WAYS).max(1))
+    }
+
+    /// The same in a table of that many sets. With far more of them than it needs, up to 1023 blocks are
+    /// remembered exactly, for some 4000 insertions.
+    pub(super) fn with_sets(capacity: u32, sets: usize) -> Self {
         let per_stamp = u64::from(capacity).div_ceil(u64::from(SPAN)).max(1);
         Ghost {
-            // Five quarters of the capacity: sets fill unevenly.
-            sets: vec![[0; WAYS]; (capacity as usize * 5).div_ceil(4 * WAYS).max(1)],
+            sets: vec![[0; WAYS]; sets],
             insertions: 0,
             insertions_per_stamp: per_stamp,
             life: u64::from(capacity).div_ceil(per_stamp) as u32,

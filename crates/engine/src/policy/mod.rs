@@ -3,18 +3,35 @@
 //! A policy orders frames. It is told of insertions and hits, and asked for a victim; what a frame
 //! holds and whether it may leave now, it learns from its caller.
 
+mod bits;
+mod chain;
+mod clock;
+mod clock2q_plus;
 mod fifo;
 pub(crate) mod ghost;
+mod lfu;
 mod lru;
 mod queue;
 mod s3_fifo;
+mod sieve;
+mod sketch;
 #[cfg(test)]
 mod tests;
+mod wtinylfu;
 
 use crate::units::{BlockNo, FrameNo};
 
 /// Every policy, the default first.
-pub const POLICIES: &[PolicyInfo] = &[s3_fifo::INFO, lru::INFO, fifo::INFO];
+pub const POLICIES: &[PolicyInfo] = &[
+    s3_fifo::INFO,
+    lru::INFO,
+    fifo::INFO,
+    clock::INFO,
+    sieve::INFO,
+    lfu::INFO,
+    wtinylfu::INFO,
+    clock2q_plus::INFO,
+];
 
 /// A row of [`POLICIES`].
 #[derive(Debug)]

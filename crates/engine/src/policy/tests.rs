@@ -4,6 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
+mod clock;
+mod clock2q_plus;
+mod lfu;
+mod models;
+mod sieve;
+mod wtinylfu;
+mod zipf;
+
 /// A cache of single-sector blocks with nothing but a policy: replays block numbers.
 struct Replay {
     policy: Box<dyn Policy>,
@@ -15,8 +23,12 @@ struct Replay {
 impl Replay {
     fn new(name: &str, frames: u32) -> Self {
         let kind = PolicyKind::from_name(name).expect("known");
+        Self::with((kind.info().build)(frames), frames)
+    }
+
+    fn with(policy: Box<dyn Policy>, frames: u32) -> Self {
         Replay {
-            policy: (kind.info().build)(frames),
+            policy,
             frame_of: BTreeMap::new(),
             block_in: vec![None; frames as usize],
             busy: BTreeSet::new(),
@@ -28,6 +40,9 @@ impl Replay {
         if let Some(frame) = self.frame_of.get(&block) {
             self.policy.hit(*frame);
             return true;
+        }
+        if !self.policy.admit(BlockNo(block)) {
+            return false;
         }
         let free = self.block_in.iter().position(Option::is_none).map(|i| FrameNo(i as u32));
         let Some(frame) = free.or_else(|| self.evict()) else { return false };

@@ -1,0 +1,150 @@
+//! SIEVE: a FIFO queue with a hand that moves from its old end to its young end, sparing what was
+//! used and leaving it where it is. Zhang, Yang, Yue, Vigfusson, Rashmi: "SIEVE is simpler than LRU:
+//! an efficient turn-key eviction algorithm for web caches", NSDI 2024.
+//!
+//! Newcomers join the young end, ahead of the hand, so the survivors of a round are not mixed with
+//! them: that is what clock does differently. When the hand has passed the youngest, the next eviction
+//! starts at the oldest.
+//!
+//! The queue is linked in one direction only: frames leave at the hand alone, and the hand knows the
+//! frame it passed last. Memory: 4⅛ bytes a frame.
+
+use super::bits::Bits;
+use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
+use crate::units::{BlockNo, FrameNo};
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "sieve",
+    summary: "a hand sieves the queue for blocks not used since it last passed; the others keep their place",
+    source: "Zhang et al., NSDI 2024",
+    build: |frames| Box::new(Sieve::new(frames)),
+};
+
+const NONE: u32 = u32::MAX;
+/// In a heat: used since the hand last passed.
+const HEAT_USED: u8 = 1;
+/// In a heat: the hand passed it in this round.
+const HEAT_PASSED: u8 = 2;
+
+struct Sieve {
+    /// For each frame in the queue, the next younger one.
+    younger: Vec<u32>,
+    oldest: u32,
+    youngest: u32,
+    /// `NONE`: the next eviction starts at the oldest.
+    hand: u32,
+    /// The frame just older than the hand's, if the hand has a frame.
+    passed: u32,
+    used: Bits,
+    len: u32,
+}
+
+impl Sieve {
+    fn new(frames: u32) -> Self {
+        Sieve {
+            younger: vec![NONE; frames as usize],
+            oldest: NONE,
+            youngest: NONE,
+            hand: NONE,
+            passed: NONE,
+            used: Bits::new(frames),
+            len: 0,
+        }
+    }
+
+    /// Adds a frame next to an older one; `NONE`: as the oldest.
+    fn link_after(&mut self, older: u32, frame: FrameNo) {
+        let next = match older {
+            NONE => &mut self.oldest,
+            older => &mut self.younger[older as usize],
+        };
+        let younger = std::mem::replace(next, frame.0);
+        self.younger[frame.0 as usize] = younger;
+        if younger == NONE {
+            self.youngest = frame.0;
+        }
+        self.len += 1;
+    }
+
+    /// Takes the frame at the hand out. The hand is then at the next younger one.
+    fn unlink_at_hand(&mut self) {
+        let younger = self.younger[self.hand as usize];
+        match self.passed {
+            NONE => self.oldest = younger,
+            passed => self.younger[passed as usize] = younger,
+        }
+        if younger == NONE {
+            self.youngest = self.passed;
+        }
+        self.hand = younger;
+        self.len -= 1;
+    }
+
+    fn frames_from(&self, first: u32) -> impl Iterator<Item = FrameNo> + '_ {
+        let frame = |at: u32| (at != NONE).then_some(at);
+        std::iter::successors(frame(first), move |at| frame(self.younger[*at as usize])).map(FrameNo)
+    }
+}
+
+impl Policy for Sieve {
+    fn hit(&mut self, frame: FrameNo) {
+        self.used.set(frame);
+    }
+
+    fn insert(&mut self, frame: FrameNo, _: BlockNo) {
+        self.used.take(frame);
+        self.link_after(self.youngest, frame);
+    }
+
+    fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
+        let mut busy = 0;
+        // Two rounds: the first may clear the bit of the only frame that is not busy.
+        while busy < BUSY_MAX.min(2 * self.len) {
+            if self.hand == NONE {
+                (self.hand, self.passed) = (self.oldest, NONE);
+            }
+            let frame = FrameNo(self.hand);
+            match look(frame) {
+                Candidate::Busy => busy += 1,
+                Candidate::Block(_) if self.used.take(frame) => {}
+                Candidate::Block(_) | Candidate::Empty => {
+                    self.unlink_at_hand();
+                    return Some(frame);
+                }
+            }
+            (self.hand, self.passed) = (self.younger[frame.0 as usize], frame.0);
+        }
+        None
+    }
+
+    /// As the hand will meet them: what lies ahead of it, then what it has passed.
+    fn order(&self) -> Vec<(FrameNo, u8)> {
+        let used = |frame| if self.used.get(frame) { HEAT_USED } else { 0 };
+        let heat = |frame, passed| (frame, used(frame) | passed);
+        if self.hand == NONE {
+            return self.frames_from(self.oldest).map(|frame| heat(frame, 0)).collect();
+        }
+        let ahead = self.frames_from(self.hand).map(|frame| heat(frame, 0));
+        let behind = self.frames_from(self.oldest).take_while(|frame| frame.0 != self.hand);
+        ahead.chain(behind.map(|frame| heat(frame, HEAT_PASSED))).collect()
+    }
+
+    fn restore(&mut self, frame: FrameNo, heat: u8) {
+        if heat & HEAT_PASSED != 0 {
+            self.link_after(self.passed, frame);
+            self.passed = frame.0;
+        } else {
+            self.link_after(self.youngest, frame);
+            if self.hand == NONE {
+                self.hand = frame.0;
+            }
+        }
+        if heat & HEAT_USED != 0 {
+            self.used.set(frame);
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        4 * self.younger.capacity() as u64 + self.used.bytes()
+    }
+}

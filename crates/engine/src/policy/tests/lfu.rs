@@ -1,0 +1,112 @@
+//! LFU with ageing by hand and against its model.
+
+use super::models::{self, Model};
+use super::*;
+
+#[test]
+fn the_least_used_leaves_and_of_equals_the_oldest() {
+    let mut replay = Replay::new("lfu", 3);
+    replay.run([1, 1, 1, 2, 2, 3, 4]);
+    // 3 was worth one use, which is the age now.
+    assert_eq!(replay.holds(), [1, 2, 4]);
+    // So 4 is worth two, as 2 is, which has been for longer.
+    replay.access(5);
+    assert_eq!(replay.holds(), [1, 4, 5]);
+}
+
+#[test]
+fn what_was_popular_gives_way_as_the_cache_ages() {
+    let mut replay = Replay::new("lfu", 3);
+    // Values 4, 3 and 1.
+    replay.run([1, 1, 1, 1, 2, 2, 2, 3]);
+    // Age 1: 4 is worth 2. Age 2: 5 is worth 3, as much as 2, which waits longer.
+    replay.run([4, 5]);
+    assert_eq!(replay.holds(), [1, 2, 5]);
+    // Age 3: 6 is worth 4. 5 is still worth 3.
+    replay.access(6);
+    assert_eq!(replay.holds(), [1, 5, 6]);
+    replay.access(7);
+    assert_eq!(replay.holds(), [1, 6, 7]);
+    // 1, not used for long, is worth 4 and came first.
+    replay.access(8);
+    assert_eq!(replay.holds(), [6, 7, 8]);
+}
+
+#[test]
+fn a_use_counts_from_the_age_at_which_it_happens() {
+    let mut replay = Replay::new("lfu", 2);
+    replay.run([1, 1, 1]);
+    // Ages 1 and 2, then 1 is used for the fourth time: 6.
+    replay.run([2, 3, 4, 1]);
+    // Four blocks of values 3 to 6 come and go; the one worth 6 waits behind 1.
+    replay.run([5, 6, 7]);
+    assert_eq!(replay.holds(), [1, 7]);
+    replay.access(8);
+    assert_eq!(replay.holds(), [7, 8]);
+}
+
+/// Values as plain numbers. Which of the blocks of the least value leaves, the definition does not say.
+struct Lfu {
+    /// Block, uses, value.
+    held: Vec<(u32, u64, u64)>,
+    age: u64,
+    frames: usize,
+    /// Came in while the model was full.
+    newcomer: Option<u32>,
+}
+
+impl Model for Lfu {
+    fn access(&mut self, block: u32) -> bool {
+        if let Some((_, uses, value)) = self.held.iter_mut().find(|(held, ..)| *held == block) {
+            *uses = (*uses + 1).min(255);
+            *value = self.age + *uses;
+            return true;
+        }
+        if self.held.len() == self.frames {
+            self.newcomer = Some(block);
+        } else {
+            self.held.push((block, 1, self.age + 1));
+        }
+        false
+    }
+
+    fn learn(&mut self, gone: u32) {
+        let least = self.held.iter().map(|(_, _, value)| *value).min().expect("full");
+        let at = self.held.iter().position(|(held, ..)| *held == gone).expect("held");
+        assert_eq!(self.held[at].2, least, "{gone} was not of the least value");
+        self.held.remove(at);
+        self.age = least;
+        self.held.push((self.newcomer.take().expect("a miss"), 1, self.age + 1));
+    }
+}
+
+fn model(frames: u32) -> Lfu {
+    Lfu { held: Vec::new(), age: 0, frames: frames as usize, newcomer: None }
+}
+
+#[test]
+fn is_its_model() {
+    models::compare(super::super::lfu::INFO.build, model);
+}
+
+/// Long enough for uses to reach their bound and for values to pass 256 many times.
+#[test]
+fn is_its_model_for_long() {
+    let frames = 20;
+    let (mut replay, mut model) = (Replay::new("lfu", frames), model(frames));
+    for step in 0..60_000u32 {
+        let dice = crate::index::hash(BlockNo(step));
+        let block = match dice % 10 {
+            0 => 1000 + step,
+            1..4 => step / 5000 * 7,
+            _ => (dice >> 32) as u32 % 30 + step / 20_000 * 10,
+        };
+        let before = replay.holds();
+        let hit = replay.access(block);
+        assert_eq!(model.access(block), hit, "step {step}");
+        if let Some(gone) = before.iter().find(|block| !replay.frame_of.contains_key(block)) {
+            model.learn(*gone);
+        }
+    }
+    assert!(model.age > 1000 && model.held.iter().any(|(_, uses, _)| *uses == 255), "not long enough");
+}
