@@ -3,18 +3,34 @@
 //! A policy orders frames. It is told of insertions and hits, and asked for a victim; what a frame
 //! holds and whether it may leave now, it learns from its caller.
 
+mod arc;
+mod directory;
 mod fifo;
 mod ghost;
+mod larc;
+mod lirs;
+mod list;
 mod lru;
 mod queue;
 mod s3_fifo;
 #[cfg(test)]
 mod tests;
+mod two_level_lru;
+mod two_q;
 
 use crate::units::{BlockNo, FrameNo};
 
 /// Every policy, the default first.
-pub const POLICIES: &[PolicyInfo] = &[s3_fifo::INFO, lru::INFO, fifo::INFO];
+pub const POLICIES: &[PolicyInfo] = &[
+    s3_fifo::INFO,
+    lru::INFO,
+    fifo::INFO,
+    two_q::INFO,
+    arc::INFO,
+    lirs::INFO,
+    larc::INFO,
+    two_level_lru::INFO,
+];
 
 /// A row of [`POLICIES`].
 #[derive(Debug)]
@@ -25,6 +41,8 @@ pub struct PolicyInfo {
     pub summary: &'static str,
     /// Where it was published.
     pub source: &'static str,
+    /// May run in the daemon: within the promise of 24 bytes per 4 KiB block, index included.
+    pub serves: bool,
     /// Makes one for a cache of that many frames.
     pub build: fn(frames: u32) -> Box<dyn Policy>,
 }

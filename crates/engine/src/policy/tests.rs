@@ -1,5 +1,13 @@
 //! Policies on sequences worked out by hand, and rules that hold for each of them.
 
+mod any_candidates;
+mod arc;
+mod larc;
+mod lirs;
+mod models;
+mod two_level_lru;
+mod two_q;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
@@ -29,12 +37,20 @@ impl Replay {
             self.policy.hit(*frame);
             return true;
         }
+        if !self.policy.admit(BlockNo(block)) {
+            return false;
+        }
         let free = self.block_in.iter().position(Option::is_none).map(|i| FrameNo(i as u32));
         let Some(frame) = free.or_else(|| self.evict()) else { return false };
         self.block_in[frame.0 as usize] = Some(block);
         self.frame_of.insert(block, frame);
         self.policy.insert(frame, BlockNo(block));
         false
+    }
+
+    /// Asks for a block until it is there: some policies admit at the second miss only.
+    fn bring(&mut self, block: u32) -> bool {
+        (0..2).any(|_| self.access(block) || self.frame_of.contains_key(&block))
     }
 
     fn evict(&mut self) -> Option<FrameNo> {
@@ -123,15 +139,13 @@ fn every_policy_steps_over_busy_frames_and_gives_up_when_all_are_busy() {
     for kind in PolicyKind::all() {
         let name = kind.info().name;
         let mut replay = Replay::new(name, 8);
-        replay.run(0..8);
+        assert!((0..8).all(|block| replay.bring(block)), "{name}");
         replay.busy = (0..8).filter(|b| *b != 5).collect();
-        replay.access(100);
-        assert!(replay.frame_of.contains_key(&100) && !replay.frame_of.contains_key(&5), "{name}");
+        assert!(replay.bring(100) && !replay.frame_of.contains_key(&5), "{name}");
         replay.busy = replay.holds().into_iter().collect();
-        assert!(!replay.access(101) && !replay.frame_of.contains_key(&101), "{name}");
+        assert!(!replay.bring(101), "{name}");
         replay.busy.clear();
-        replay.access(101);
-        assert!(replay.frame_of.contains_key(&101), "{name}");
+        assert!(replay.bring(101), "{name}");
     }
 }
 
@@ -143,6 +157,7 @@ fn every_policy_survives_being_moved_to_another_instance() {
         replay.run((0..2000u32).map(|i| i * i % 37));
         let order = replay.policy.order();
         assert_eq!(order.len(), replay.frame_of.len(), "{name}");
+        assert!(order.len() > 10, "{name}");
         let mut moved = (kind.info().build)(20);
         order.iter().for_each(|(frame, heat)| moved.restore(*frame, *heat));
         assert_eq!(moved.order(), order, "{name}");
