@@ -1,6 +1,6 @@
 //! Which block lies in which frame, which of its sectors are valid, and what their checksums are.
 //!
-//! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.7 B hash table. Frames in
+//! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.3 B hash table. Frames in
 //! no use form a list through the block numbers they do not have.
 
 mod table;

@@ -3,6 +3,7 @@
 //! Workloads are made here, driven through a real NBD connection, summed up and turned into pictures. The lab may
 //! read the clock, use threads and fail with `anyhow`; nothing but the binary and xtask depends on it.
 
+pub mod belady;
 pub mod driver;
 pub mod picture;
 pub mod prng;

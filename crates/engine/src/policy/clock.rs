@@ -13,6 +13,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "clock",
     summary: "first in, first out, but a block used since its last turn is spared once",
     source: "Corbató 1969",
+    serves: true,
     build: |frames| Box::new(Clock::new(frames)),
 };
 

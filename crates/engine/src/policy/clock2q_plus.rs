@@ -23,6 +23,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "clock2qplus",
     summary: "like s3-fifo, but uses soon after a block came in count for nothing",
     source: "Zhai et al., arXiv 2511.21958 (VLDB 2026)",
+    serves: true,
     build: |frames| Box::new(Clock2QPlus::new(frames, Ghost::new(frames / 2))),
 };
 

@@ -8,6 +8,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "fifo",
     summary: "the block that came first leaves first, however often it was used",
     source: "the baseline",
+    serves: true,
     build: |frames| Box::new(Fifo { queue: Queue::new(), links: queue::links(frames) }),
 };
 

@@ -21,6 +21,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "lfu",
     summary: "the block used least often leaves; old uses count for less as the cache ages (LFU-DA)",
     source: "Arlitt et al., SIGMETRICS PER 2000",
+    serves: true,
     build: |frames| Box::new(Lfu::new(frames)),
 };
 

@@ -3,20 +3,26 @@
 //! A policy orders frames. It is told of insertions and hits, and asked for a victim; what a frame
 //! holds and whether it may leave now, it learns from its caller.
 
+mod arc;
 mod bits;
-mod chain;
 mod clock;
 mod clock2q_plus;
 mod fifo;
 pub(crate) mod ghost;
+mod larc;
 mod lfu;
+mod lirs;
+mod list;
 mod lru;
 mod queue;
+mod remembered;
 mod s3_fifo;
 mod sieve;
 mod sketch;
 #[cfg(test)]
 mod tests;
+mod two_level_lru;
+mod two_q;
 mod wtinylfu;
 
 use crate::units::{BlockNo, FrameNo};
@@ -31,6 +37,11 @@ pub const POLICIES: &[PolicyInfo] = &[
     lfu::INFO,
     wtinylfu::INFO,
     clock2q_plus::INFO,
+    two_q::INFO,
+    arc::INFO,
+    lirs::INFO,
+    larc::INFO,
+    two_level_lru::INFO,
 ];
 
 /// A row of [`POLICIES`].
@@ -42,6 +53,8 @@ pub struct PolicyInfo {
     pub summary: &'static str,
     /// Where it was published.
     pub source: &'static str,
+    /// May run in the daemon: within the promise of 24 bytes per 4 KiB block, index included.
+    pub serves: bool,
     /// Makes one for a cache of that many frames.
     pub build: fn(frames: u32) -> Box<dyn Policy>,
 }
@@ -61,9 +74,10 @@ impl PolicyKind {
         &POLICIES[self.0 as usize]
     }
 
-    /// The policy of that name.
+    /// The policy of that name; hyphens may be left out.
     pub fn from_name(name: &str) -> Option<PolicyKind> {
-        Self::all().find(|kind| kind.info().name == name)
+        let letters = |name: &str| name.replace('-', "");
+        Self::all().find(|kind| letters(kind.info().name) == letters(name))
     }
 }
 

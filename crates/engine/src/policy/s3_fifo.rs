@@ -17,6 +17,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "s3-fifo",
     summary: "blocks used once leave early, popular ones stay long; adapts by remembering what left",
     source: "Yang et al., SOSP 2023",
+    serves: true,
     build: |frames| Box::new(S3Fifo::new(frames)),
 };
 

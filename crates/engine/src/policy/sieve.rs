@@ -17,6 +17,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "sieve",
     summary: "a hand sieves the queue for blocks not used since it last passed; the others keep their place",
     source: "Zhang et al., NSDI 2024",
+    serves: true,
     build: |frames| Box::new(Sieve::new(frames)),
 };
 

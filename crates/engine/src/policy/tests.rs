@@ -1,16 +1,22 @@
 //! Policies on sequences worked out by hand, and rules that hold for each of them.
 
+mod any_candidates;
+mod arc;
+mod clock;
+mod clock2q_plus;
+mod larc;
+mod lfu;
+mod lirs;
+mod models;
+mod sieve;
+mod two_level_lru;
+mod two_q;
+mod wtinylfu;
+mod zipf;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-
-mod clock;
-mod clock2q_plus;
-mod lfu;
-mod models;
-mod sieve;
-mod wtinylfu;
-mod zipf;
 
 /// A cache of single-sector blocks with nothing but a policy: replays block numbers.
 struct Replay {
@@ -50,6 +56,11 @@ impl Replay {
         self.frame_of.insert(block, frame);
         self.policy.insert(frame, BlockNo(block));
         false
+    }
+
+    /// Asks for a block until it is there: some policies admit at the second miss only.
+    fn bring(&mut self, block: u32) -> bool {
+        (0..2).any(|_| self.access(block) || self.frame_of.contains_key(&block))
     }
 
     fn evict(&mut self) -> Option<FrameNo> {
@@ -138,15 +149,13 @@ fn every_policy_steps_over_busy_frames_and_gives_up_when_all_are_busy() {
     for kind in PolicyKind::all() {
         let name = kind.info().name;
         let mut replay = Replay::new(name, 8);
-        replay.run(0..8);
+        assert!((0..8).all(|block| replay.bring(block)), "{name}");
         replay.busy = (0..8).filter(|b| *b != 5).collect();
-        replay.access(100);
-        assert!(replay.frame_of.contains_key(&100) && !replay.frame_of.contains_key(&5), "{name}");
+        assert!(replay.bring(100) && !replay.frame_of.contains_key(&5), "{name}");
         replay.busy = replay.holds().into_iter().collect();
-        assert!(!replay.access(101) && !replay.frame_of.contains_key(&101), "{name}");
+        assert!(!replay.bring(101), "{name}");
         replay.busy.clear();
-        replay.access(101);
-        assert!(replay.frame_of.contains_key(&101), "{name}");
+        assert!(replay.bring(101), "{name}");
     }
 }
 
@@ -158,6 +167,7 @@ fn every_policy_survives_being_moved_to_another_instance() {
         replay.run((0..2000u32).map(|i| i * i % 37));
         let order = replay.policy.order();
         assert_eq!(order.len(), replay.frame_of.len(), "{name}");
+        assert!(order.len() > 10, "{name}");
         let mut moved = (kind.info().build)(20);
         order.iter().for_each(|(frame, heat)| moved.restore(*frame, *heat));
         assert_eq!(moved.order(), order, "{name}");

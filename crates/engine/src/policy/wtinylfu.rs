@@ -16,7 +16,7 @@
 //!
 //! Memory, bytes a frame: links 8, list and count 1, sketch 1.35.
 
-use super::chain::{self, Chain, Links};
+use super::list::{self, Links, List};
 use super::sketch::{COUNT_BITS, COUNT_MAX, Sketch};
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
 use crate::units::{BlockNo, FrameNo};
@@ -25,6 +25,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "wtinylfu",
     summary: "a small LRU window; what leaves it stays if it was asked for more often than what it displaces",
     source: "Einziger, Friedman, Manes, ToS 2017",
+    serves: true,
     build: |frames| Box::new(WTinyLfu::new(frames, Sketch::new(frames.div_ceil(FRAMES_PER_SKETCH_LINE)))),
 };
 
@@ -92,7 +93,7 @@ impl Marks {
 }
 
 pub(super) struct WTinyLfu {
-    lists: [Chain; LISTS.len()],
+    lists: [List; LISTS.len()],
     links: Links,
     marks: Marks,
     /// Counts of blocks that are not in the cache.
@@ -116,8 +117,8 @@ impl WTinyLfu {
     pub(super) fn new(frames: u32, sketch: Sketch) -> Self {
         let window_max = (frames / 100).max(1);
         WTinyLfu {
-            lists: LISTS.map(|_| Chain::new()),
-            links: chain::links(frames),
+            lists: LISTS.map(|_| List::new()),
+            links: list::links(frames as usize),
             marks: Marks::new(frames),
             sketch,
             requests: 0,
@@ -133,18 +134,18 @@ impl WTinyLfu {
 
     fn push(&mut self, list: u8, frame: FrameNo) {
         self.marks.set_list(frame, list);
-        self.lists[list as usize].push(&mut self.links, frame);
+        self.lists[list as usize].push(&mut self.links, frame.0);
     }
 
     fn remove(&mut self, frame: FrameNo) {
         let list = self.marks.list(frame);
-        self.lists[list as usize].remove(&mut self.links, frame);
+        self.lists[list as usize].remove(&mut self.links, frame.0);
     }
 
     /// Moves the oldest frames of a list that is too long to probation.
     fn trim(&mut self, list: u8, len_max: u32) {
         while self.len(list) > len_max {
-            let frame = self.lists[list as usize].oldest().expect("the list has frames");
+            let frame = FrameNo(self.lists[list as usize].oldest().expect("the list has frames"));
             self.remove(frame);
             self.push(PROBATION, frame);
         }
@@ -162,7 +163,7 @@ impl WTinyLfu {
 
     /// The oldest frame of a list that is not busy.
     fn coldest(&self, list: u8, busy: &mut u32, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Coldest {
-        for frame in self.lists[list as usize].iter(&self.links) {
+        for frame in self.lists[list as usize].iter(&self.links).map(FrameNo) {
             match look(frame) {
                 Candidate::Block(block) => return Coldest::Block(frame, block),
                 Candidate::Empty => return Coldest::Empty(frame),
@@ -203,7 +204,7 @@ impl Policy for WTinyLfu {
             self.push(PROTECTED, frame);
             self.trim(PROTECTED, self.protected_max);
         } else {
-            self.lists[list as usize].renew(&mut self.links, frame);
+            self.lists[list as usize].renew(&mut self.links, frame.0);
         }
     }
 
@@ -254,7 +255,7 @@ impl Policy for WTinyLfu {
     }
 
     fn order(&self) -> Vec<(FrameNo, u8)> {
-        let frames = LISTS.iter().flat_map(|list| self.lists[*list as usize].iter(&self.links));
+        let frames = LISTS.iter().flat_map(|list| self.lists[*list as usize].iter(&self.links)).map(FrameNo);
         frames.map(|frame| (frame, self.marks.peek(frame))).collect()
     }
 
@@ -265,6 +266,6 @@ impl Policy for WTinyLfu {
 
     fn bytes(&self) -> u64 {
         let marks = self.marks.marks.capacity() + self.marks.halvings_done.capacity();
-        (self.links.capacity() * size_of::<chain::Link>() + marks) as u64 + self.sketch.bytes()
+        list::bytes(&self.links) + marks as u64 + self.sketch.bytes()
     }
 }

@@ -1,7 +1,9 @@
 //! Miss ratios on Zipf-distributed requests, beside those that others have measured.
 
 use super::*;
-use crate::index::{Index, hash};
+use crate::admission::Admission;
+use crate::index::hash;
+use crate::{CacheSim, SimConfig};
 
 /// Requests for blocks by a Zipf law of exponent 1, most popular first scattered over the disk.
 struct Zipf {
@@ -36,28 +38,12 @@ impl Iterator for Zipf {
     }
 }
 
-/// Replays a stream through a policy and the engine's own index.
-fn miss_ratio(kind: PolicyKind, frames: u32, requests: &[BlockNo]) -> f64 {
-    let mut index = Index::new(frames, 0);
-    let mut policy = (kind.info().build)(frames);
-    let mut misses = 0u32;
-    for block in requests {
-        if let Some(frame) = index.find(*block) {
-            policy.hit(frame);
-            continue;
-        }
-        misses += 1;
-        if !policy.admit(*block) {
-            continue;
-        }
-        let frame = index.insert(*block).unwrap_or_else(|| {
-            let out = policy.evict(&mut |frame| Candidate::Block(index.block(frame))).expect("none is busy");
-            index.remove(index.block(out));
-            index.insert(*block).expect("a frame was freed")
-        });
-        policy.insert(frame, *block);
-    }
-    f64::from(misses) / requests.len() as f64
+/// Reads a stream of blocks through a simulated cache.
+fn miss_ratio(policy: PolicyKind, blocks: u32, requests: &[BlockNo]) -> f64 {
+    let config = SimConfig { blocks, block_bytes: 4096, policy, admission: Admission::default() };
+    let mut sim = CacheSim::new(&config).expect("workable");
+    requests.iter().for_each(|block| _ = sim.read(u64::from(block.0) * 4096, 4096));
+    1.0 - sim.stats().read_hit_ratio()
 }
 
 /// Against libCacheSim's figures for 20 million requests over a million blocks, caches of 1 % and 10 % of the

@@ -1,0 +1,246 @@
+//! LIRS: blocks are kept not by when they were used last but by how many others were used between
+//! their last two uses. Jiang and Zhang: "LIRS: an efficient low inter-reference recency set
+//! replacement policy to improve buffer cache performance", SIGMETRICS 2002.
+//!
+//! Most frames hold blocks that came back soon (LIR). The others, a hundredth of the cache but two at
+//! least, hold newcomers and blocks that came back late (HIR) and leave in the order of a queue (Q). A
+//! stack by recency (S) ends in the least recent LIR block; an HIR block that is used while it is still
+//! in S came back sooner than that one, and takes its place. HIR blocks stay in S when they leave the
+//! cache, until they fall off its end.
+//!
+//! The paper does not bound S. Here it remembers as many blocks that left as the cache has frames;
+//! those that left first are forgotten first. That takes 45 bytes a frame: too many for the daemon.
+
+use super::list::{self, Links, List};
+use super::remembered::{self, Remembered};
+use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
+use crate::units::{BlockNo, FrameNo};
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "lirs",
+    summary: "keeps the blocks with the fewest others between their last two uses",
+    source: "Jiang and Zhang, SIGMETRICS 2002",
+    serves: false,
+    build: |frames| Box::new(Lirs::new(frames)),
+};
+
+/// HIR frames of a cache: one in so many …
+const FRAMES_PER_HIR: u32 = 100;
+/// … and this many at least, if the cache has twice as many.
+const HIR_MIN: u32 = 2;
+/// Nodes of S that are looked at, beyond its end, when every frame of Q is busy.
+const STACK_STEPS_MAX: usize = 8 * BUSY_MAX as usize;
+const HEAT_LIR: u8 = 1;
+
+/// What a frame holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// A LIR block: in S, not in Q.
+    Lir,
+    /// A HIR block in S and Q.
+    HirInStack,
+    /// A HIR block in Q alone.
+    Hir,
+}
+
+struct Lirs {
+    /// Per frame.
+    state: Vec<State>,
+    /// Nodes: the frames, then the remembered blocks by their number in the directory.
+    stack_links: Links,
+    stack: List,
+    /// Of frames in Q, and of remembered blocks in the order in which they left.
+    queue_links: Links,
+    queue: List,
+    left: List,
+    remembered: Remembered,
+    remembered_max: u32,
+    lirs: u32,
+    lirs_max: u32,
+}
+
+impl Lirs {
+    fn new(frames: u32) -> Self {
+        let hirs = (frames / FRAMES_PER_HIR).max(HIR_MIN).min(frames.div_ceil(2));
+        // One more: a returning block keeps its entry until the block it displaces has got one.
+        let capacity = remembered::room(frames, frames.saturating_add(1));
+        let nodes = frames as usize + capacity as usize;
+        Lirs {
+            state: vec![State::Hir; frames as usize],
+            stack_links: list::links(nodes),
+            stack: List::new(),
+            queue_links: list::links(nodes),
+            queue: List::new(),
+            left: List::new(),
+            remembered: Remembered::new(capacity),
+            remembered_max: capacity.saturating_sub(1),
+            lirs: 0,
+            lirs_max: frames - hirs,
+        }
+    }
+
+    fn frames(&self) -> u32 {
+        self.state.len() as u32
+    }
+
+    /// A frame that is in neither S nor Q becomes LIR, on top of S.
+    fn push_lir(&mut self, frame: u32) {
+        self.state[frame as usize] = State::Lir;
+        self.stack.push(&mut self.stack_links, frame);
+        self.lirs += 1;
+        if self.lirs > self.lirs_max {
+            self.demote_oldest();
+        }
+    }
+
+    /// A frame that is in neither S nor Q becomes HIR, on top of S and last in Q.
+    fn push_hir(&mut self, frame: u32) {
+        self.queue.push(&mut self.queue_links, frame);
+        if self.lirs == 0 {
+            // S ends in a LIR block, or is empty.
+            self.state[frame as usize] = State::Hir;
+        } else {
+            self.state[frame as usize] = State::HirInStack;
+            self.stack.push(&mut self.stack_links, frame);
+        }
+    }
+
+    /// The least recent LIR block moves from the end of S to that of Q.
+    fn demote_oldest(&mut self) {
+        let frame = self.stack.oldest().expect("LIR blocks are in S");
+        debug_assert!(self.is_lir(frame));
+        self.stack.remove(&mut self.stack_links, frame);
+        self.state[frame as usize] = State::Hir;
+        self.queue.push(&mut self.queue_links, frame);
+        self.lirs -= 1;
+        self.prune();
+    }
+
+    /// Drops from the end of S what is not LIR.
+    fn prune(&mut self) {
+        while let Some(node) = self.stack.oldest()
+            && !self.is_lir(node)
+        {
+            if node < self.frames() {
+                self.stack.remove(&mut self.stack_links, node);
+                self.state[node as usize] = State::Hir;
+            } else {
+                self.forget(node);
+            }
+        }
+    }
+
+    fn is_lir(&self, node: u32) -> bool {
+        self.state.get(node as usize) == Some(&State::Lir)
+    }
+
+    fn forget(&mut self, node: u32) {
+        self.stack.remove(&mut self.stack_links, node);
+        self.left.remove(&mut self.queue_links, node);
+        self.remembered.remove(node - self.frames());
+    }
+
+    /// Makes sure that no more than so many blocks are remembered.
+    fn forget_down_to(&mut self, count: u32) {
+        while self.remembered.len() > count
+            && let Some(oldest) = self.left.oldest()
+        {
+            self.forget(oldest);
+        }
+    }
+
+    /// The frame's block leaves the cache and stays in S.
+    fn remember(&mut self, frame: u32, block: BlockNo) {
+        self.forget_down_to(self.remembered_max);
+        let node = self.frames() + self.remembered.insert(block);
+        self.stack.replace(&mut self.stack_links, frame, node);
+        self.left.push(&mut self.queue_links, node);
+    }
+
+    fn evict_hir(&mut self, frame: u32, candidate: Candidate) {
+        self.queue.remove(&mut self.queue_links, frame);
+        match (self.state[frame as usize], candidate) {
+            (State::HirInStack, Candidate::Block(block)) => self.remember(frame, block),
+            (State::HirInStack, _) => self.stack.remove(&mut self.stack_links, frame),
+            _ => {}
+        }
+    }
+
+    /// When all of Q is busy: the least recent LIR block that is not.
+    fn evict_lir(&mut self, patience: u32, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
+        let near_the_end = self.stack.iter(&self.stack_links).take(STACK_STEPS_MAX);
+        let frame = near_the_end
+            .filter(|node| self.is_lir(*node))
+            .take(patience as usize)
+            .find(|frame| look(FrameNo(*frame)) != Candidate::Busy)?;
+        self.stack.remove(&mut self.stack_links, frame);
+        self.lirs -= 1;
+        self.prune();
+        Some(FrameNo(frame))
+    }
+}
+
+impl Policy for Lirs {
+    fn hit(&mut self, frame: FrameNo) {
+        let frame = frame.0;
+        match self.state[frame as usize] {
+            State::Lir => {
+                self.stack.renew(&mut self.stack_links, frame);
+                self.prune();
+            }
+            State::HirInStack => {
+                self.stack.remove(&mut self.stack_links, frame);
+                self.queue.remove(&mut self.queue_links, frame);
+                self.push_lir(frame);
+            }
+            State::Hir => {
+                self.queue.remove(&mut self.queue_links, frame);
+                self.push_hir(frame);
+            }
+        }
+    }
+
+    /// A block enters as LIR if it comes back while it is in S, and as long as there are too few.
+    fn insert(&mut self, frame: FrameNo, block: BlockNo) {
+        let returning = self.remembered.find(block);
+        if let Some(number) = returning {
+            self.forget(self.frames() + number);
+        }
+        if returning.is_some() || self.lirs < self.lirs_max {
+            self.push_lir(frame.0);
+        } else {
+            self.push_hir(frame.0);
+        }
+        self.forget_down_to(self.remembered_max);
+    }
+
+    fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
+        let mut patience = BUSY_MAX;
+        match self.queue.victim(&self.queue_links, &mut patience, look) {
+            Some((frame, candidate)) => {
+                self.evict_hir(frame, candidate);
+                Some(FrameNo(frame))
+            }
+            None => self.evict_lir(patience, look),
+        }
+    }
+
+    fn order(&self) -> Vec<(FrameNo, u8)> {
+        let hirs = self.queue.iter(&self.queue_links).map(|frame| (FrameNo(frame), 0));
+        let lirs = self.stack.iter(&self.stack_links).filter(|node| self.is_lir(*node));
+        hirs.chain(lirs.map(|frame| (FrameNo(frame), HEAT_LIR))).collect()
+    }
+
+    /// HIR blocks come without their place in S, the lists without the blocks that left.
+    fn restore(&mut self, frame: FrameNo, heat: u8) {
+        match heat {
+            HEAT_LIR => self.push_lir(frame.0),
+            _ => self.push_hir(frame.0),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let links = list::bytes(&self.stack_links) + list::bytes(&self.queue_links);
+        links + self.state.capacity() as u64 + self.remembered.bytes()
+    }
+}

@@ -1,0 +1,74 @@
+//! What each policy owes its caller, whatever the candidates are: busy, empty, or all busy, so that
+//! no insertion follows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Policies that try every frame before they give up, while fewer than `BUSY_MAX` are busy. The
+/// others may see busy frames only.
+const THOROUGH: &[&str] = &["lru", "2q", "arc", "lirs", "larc", "two-level-lru"];
+
+/// Runs requests in which, by turns, some blocks are busy and some frames hold nothing valid.
+fn run(kind: PolicyKind, frames: u32, blocks: &[u32], dice: &[u32]) -> Result<(), TestCaseError> {
+    let name = kind.info().name;
+    let mut policy = (kind.info().build)(frames);
+    let mut block_in: BTreeMap<u32, u32> = BTreeMap::new();
+    for (i, &block) in blocks.iter().enumerate() {
+        let die = dice[i % dice.len()];
+        let state = |block: u32| match (block ^ die) % 7 {
+            0..=2 if die.is_multiple_of(3) => Candidate::Busy,
+            3 => Candidate::Empty,
+            // Now and then all are busy.
+            _ if die.is_multiple_of(11) => Candidate::Busy,
+            _ => Candidate::Block(BlockNo(block)),
+        };
+        if let Some((frame, _)) = block_in.iter().find(|(_, held)| **held == block) {
+            policy.hit(FrameNo(*frame));
+            continue;
+        }
+        if !policy.admit(BlockNo(block)) {
+            continue;
+        }
+        let free = (0..frames).find(|frame| !block_in.contains_key(frame));
+        let frame = free.or_else(|| {
+            let victim = policy.evict(&mut |frame| state(block_in[&frame.0]))?;
+            let left = block_in.remove(&victim.0).expect("policies choose frames in use");
+            assert_ne!(state(left), Candidate::Busy, "{name}");
+            Some(victim.0)
+        });
+        match frame {
+            Some(frame) => {
+                policy.insert(FrameNo(frame), BlockNo(block));
+                block_in.insert(frame, block);
+            }
+            None if !THOROUGH.contains(&name) => {}
+            None => {
+                let busy = block_in.values().filter(|held| state(**held) == Candidate::Busy);
+                prop_assert_eq!(busy.count(), frames as usize, "{} gave up", name);
+            }
+        }
+        let order = policy.order();
+        prop_assert_eq!(order.len(), block_in.len(), "{}", name);
+        let known: BTreeSet<u32> = order.iter().map(|(frame, _)| frame.0).collect();
+        prop_assert!(known.iter().eq(block_in.keys()), "{}", name);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn every_policy_knows_its_frames_whatever_is_busy_or_empty(
+        frames in 1u32..30,
+        blocks in super::models::stretches(),
+        dice in prop::collection::vec(any::<u32>(), 1..200),
+    ) {
+        for kind in PolicyKind::all() {
+            run(kind, frames, &blocks, &dice)?;
+        }
+    }
+}

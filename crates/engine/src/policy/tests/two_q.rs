@@ -1,0 +1,97 @@
+//! 2Q by hand, and against its definition.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::Replay;
+use super::models::{Model, agree, stretches, take};
+
+#[test]
+fn by_hand() {
+    // A1in keeps to one frame, A1out remembers three departures.
+    let mut replay = Replay::new("2q", 4);
+    replay.run([1, 2, 3, 4]);
+    // Uses in A1in do not help.
+    replay.run([1, 1, 5]);
+    assert_eq!(replay.holds(), [2, 3, 4, 5]);
+    // Called back, one after the other: 1, 2 and 3 go to Am. A1in has only 5 left.
+    replay.run([1, 2, 3]);
+    assert_eq!(replay.holds(), [1, 2, 3, 5]);
+    // So Am has to give now: 1, which is not remembered …
+    replay.access(6);
+    assert_eq!(replay.holds(), [2, 3, 5, 6]);
+    // … and comes back as a newcomer. A1in is above its share: 5 leaves.
+    replay.access(1);
+    assert_eq!(replay.holds(), [1, 2, 3, 6]);
+    // 5 is called back, and 6 leaves: Am has 2, 3, 5, A1in has 1.
+    replay.run([5, 2]);
+    assert_eq!(replay.holds(), [1, 2, 3, 5]);
+    // Am goes by recency: 3 is next, not 2.
+    replay.access(7);
+    assert_eq!(replay.holds(), [1, 2, 5, 7]);
+}
+
+#[test]
+fn a_scan_does_not_wash_out_what_proved_itself() {
+    let mut replay = Replay::new("2q", 8);
+    replay.run([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2]);
+    replay.run(100..200);
+    let holds = replay.holds();
+    assert!(holds.contains(&1) && holds.contains(&2), "{holds:?}");
+}
+
+struct TwoQ {
+    frames: usize,
+    a1in: Vec<u32>,
+    am: Vec<u32>,
+    /// The last departures from A1in; `None` for one that was called back.
+    a1out: VecDeque<Option<u32>>,
+}
+
+impl Model for TwoQ {
+    fn access(&mut self, block: u32) -> bool {
+        if self.a1in.contains(&block) {
+            return true;
+        }
+        if take(&mut self.am, block) {
+            self.am.push(block);
+            return true;
+        }
+        if self.a1in.len() + self.am.len() == self.frames {
+            if self.a1in.len() > self.frames / 4 || self.am.is_empty() {
+                self.a1out.push_back(Some(self.a1in.remove(0)));
+            } else {
+                self.am.remove(0);
+            }
+        }
+        // The departure just made does not count.
+        while self.a1out.len() > (self.frames * 48).div_ceil(100) + 1 {
+            self.a1out.pop_front();
+        }
+        match self.a1out.iter_mut().find(|departed| **departed == Some(block)) {
+            Some(departed) => {
+                *departed = None;
+                self.am.push(block);
+            }
+            None => self.a1in.push(block),
+        }
+        false
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    // To 22 frames: up to there all that is remembered lies in one set of the ghost, and is exact.
+    #[test]
+    fn like_its_model(frames in 1u32..=22, blocks in stretches()) {
+        let model = TwoQ {
+            frames: frames as usize,
+            a1in: Vec::new(),
+            am: Vec::new(),
+            a1out: VecDeque::new(),
+        };
+        agree("2q", frames, model, &blocks)?;
+    }
+}

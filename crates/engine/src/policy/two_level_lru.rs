@@ -1,0 +1,173 @@
+//! Two-level LRU: SYSTEMS §4, the part of it that is replacement. Blocks come into Inactive; used
+//! again, they become Active. When Active has grown larger than Inactive, the least used of Active go
+//! back until both are equal. The victim is the earliest of Inactive.
+//!
+//! The source's other two states are places of the write-back cache: Clean is an Inactive block whose
+//! data is on the backing, Free a frame without a block. As long as every write goes through, all
+//! blocks are clean, and the earliest Inactive is what Clean would give up first. Once data can be
+//! dirty, the blocks that may leave are the clean ones: that is for the caller's `look` to say.
+//!
+//! "Least used" is counted: uses since the block came, 15 at most, halved each time that ten times as
+//! many requests have come by as the cache has frames; of equals, the one used longest ago. An Active
+//! block whose count falls to nothing so "was not accessed for a while" and goes back too, or a loop
+//! that fits into the cache but not into half of it would never find room beside what was popular
+//! once. A list for each count makes the ranking: no use costs more than a few steps, but for the
+//! halving, which is a pass over a byte for each frame. 9 bytes a frame.
+
+use super::list::{self, Links, List};
+use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
+use crate::units::{BlockNo, FrameNo};
+
+pub(super) const INFO: PolicyInfo = PolicyInfo {
+    name: "two-level-lru",
+    summary: "blocks used again become Active; only Inactive ones leave; Active keeps to half",
+    source: "SmartX ZBS",
+    serves: true,
+    build: |frames| Box::new(TwoLevelLru::new(frames)),
+};
+
+/// Counts of blocks in Active begin at 1: list 0 is Inactive.
+const LISTS: usize = 16;
+const COUNT_MAX: u8 = LISTS as u8 - 1;
+/// In a heat, beside the count.
+const ACTIVE: u8 = 1 << 7;
+/// Requests, for each frame of the cache, after which counts are halved.
+const REQUESTS_PER_FRAME: u64 = 10;
+
+struct TwoLevelLru {
+    links: Links,
+    /// Per frame: its count, and whether it is in Active.
+    heats: Vec<u8>,
+    /// Inactive, then Active by count.
+    lists: [List; LISTS],
+    /// A bit for each list of Active that has frames.
+    occupied: u16,
+    active: u32,
+    /// Requests since counts were halved.
+    requests: u64,
+}
+
+/// The list in which a frame of that heat is.
+fn list_of(heat: u8) -> usize {
+    if heat & ACTIVE == 0 { 0 } else { usize::from(heat & !ACTIVE) }
+}
+
+impl TwoLevelLru {
+    fn new(frames: u32) -> Self {
+        TwoLevelLru {
+            links: list::links(frames as usize),
+            heats: vec![0; frames as usize],
+            lists: [List::new(); LISTS],
+            occupied: 0,
+            active: 0,
+            requests: 0,
+        }
+    }
+
+    fn push(&mut self, frame: u32, heat: u8) {
+        self.heats[frame as usize] = heat;
+        let list = list_of(heat);
+        self.lists[list].push(&mut self.links, frame);
+        if list > 0 {
+            self.active += 1;
+            self.occupied |= 1 << list;
+        }
+    }
+
+    /// Returns the frame's heat.
+    fn remove(&mut self, frame: u32) -> u8 {
+        let heat = self.heats[frame as usize];
+        let list = list_of(heat);
+        self.lists[list].remove(&mut self.links, frame);
+        if list > 0 {
+            self.active -= 1;
+            self.occupied &= !(u16::from(self.lists[list].len() == 0) << list);
+        }
+        heat
+    }
+
+    /// The lists of Active that have frames, least used first.
+    fn active_lists(&self) -> impl Iterator<Item = usize> + use<> {
+        let mut left = self.occupied;
+        std::iter::from_fn(move || {
+            (left != 0).then(|| {
+                let list = left.trailing_zeros();
+                left &= left - 1;
+                list as usize
+            })
+        })
+    }
+
+    /// Active keeps to half.
+    fn balance(&mut self) {
+        while self.active > self.lists[0].len() {
+            let least = self.active_lists().next().expect("Active is not empty");
+            let frame = self.lists[least].oldest().expect("its bit says so");
+            let heat = self.remove(frame);
+            self.push(frame, heat & !ACTIVE);
+        }
+    }
+
+    /// Counts a request. When it is time, halves all counts; Active blocks left with none go back.
+    fn tick(&mut self) {
+        self.requests += 1;
+        if self.requests < REQUESTS_PER_FRAME * self.heats.len() as u64 {
+            return;
+        }
+        self.requests = 0;
+        for heat in &mut self.heats {
+            let count = (*heat & !ACTIVE) / 2;
+            *heat = if count > 0 { *heat & ACTIVE | count } else { 0 };
+        }
+        self.active -= self.lists[1].len();
+        for list in 1..LISTS {
+            let mut from = std::mem::replace(&mut self.lists[list], List::new());
+            self.lists[list / 2].append(&mut self.links, &mut from);
+        }
+        let lists = self.lists.iter().enumerate().skip(1);
+        self.occupied = lists.map(|(i, list)| u16::from(list.len() > 0) << i).sum();
+    }
+}
+
+impl Policy for TwoLevelLru {
+    fn hit(&mut self, frame: FrameNo) {
+        let old = self.heats[frame.0 as usize];
+        let new = ACTIVE | ((old & !ACTIVE) + 1).min(COUNT_MAX);
+        if old == new {
+            self.lists[list_of(new)].renew(&mut self.links, frame.0);
+        } else {
+            self.remove(frame.0);
+            self.push(frame.0, new);
+        }
+        if old & ACTIVE == 0 {
+            self.balance();
+        }
+        self.tick();
+    }
+
+    fn insert(&mut self, frame: FrameNo, _: BlockNo) {
+        self.push(frame.0, 0);
+        self.tick();
+    }
+
+    fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
+        let mut patience = BUSY_MAX;
+        let mut lists = std::iter::once(0).chain(self.active_lists());
+        let (frame, _) = lists.find_map(|i| self.lists[i].victim(&self.links, &mut patience, look))?;
+        self.remove(frame);
+        Some(FrameNo(frame))
+    }
+
+    fn order(&self) -> Vec<(FrameNo, u8)> {
+        let frames = self.lists.iter().flat_map(|list| list.iter(&self.links));
+        frames.map(|frame| (FrameNo(frame), self.heats[frame as usize])).collect()
+    }
+
+    fn restore(&mut self, frame: FrameNo, heat: u8) {
+        self.push(frame.0, heat);
+    }
+
+    fn bytes(&self) -> u64 {
+        list::bytes(&self.links) + self.heats.capacity() as u64
+    }
+}

@@ -1,0 +1,152 @@
+//! Belady's optimum: the fewest misses that any replacement could have had, if it had known the
+//! requests in advance. The bound that the policies are measured against.
+//!
+//! Belady: "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966:
+//! out of the cache goes the block whose next use is furthest in the future. Here the block just asked
+//! for may be that one: it then does not come in at all, as with a policy that refuses admission. So
+//! the bound holds for those policies too (a cache that must take every block misses a little more).
+//!
+//! Every request is a use of one whole block, read or write alike.
+//!
+//! Time: O(n log n) for n requests and each cache size; the logarithm's base is 64. Memory: 4 bytes a
+//! request and, while the next uses are being found, some 30 bytes a distinct block; then an eighth of a
+//! byte a request for each size being worked on. So a trace of 2³² − 1 requests, which is the longest,
+//! takes 18 GB at one size.
+
+use std::collections::HashMap;
+
+use anyhow::ensure;
+
+/// No later use. Requests are numbered below it.
+const NEVER: u32 = u32::MAX;
+
+/// A trace as Belady sees it: for each request, when the same block is asked for next.
+#[derive(Debug)]
+pub struct NextUses {
+    next: Vec<u32>,
+    distinct: u64,
+}
+
+impl NextUses {
+    /// From the blocks asked for, in order. The keys are any numbers that tell blocks apart.
+    ///
+    /// # Errors
+    /// When there are 2³² requests or more.
+    pub fn new(keys: impl IntoIterator<Item = u64>) -> anyhow::Result<NextUses> {
+        let mut next: Vec<u32> = Vec::new();
+        let mut last_use: HashMap<u64, u32> = HashMap::new();
+        for key in keys {
+            ensure!(
+                next.len() < NEVER as usize,
+                "Belady's optimum takes {NEVER} requests at most: cut the trace or sample its blocks"
+            );
+            if let Some(last) = last_use.insert(key, next.len() as u32) {
+                next[last as usize] = next.len() as u32;
+            }
+            next.push(NEVER);
+        }
+        Ok(NextUses { next, distinct: last_use.len() as u64 })
+    }
+
+    /// Requests in the trace.
+    pub fn requests(&self) -> u64 {
+        self.next.len() as u64
+    }
+
+    /// Different blocks in the trace.
+    pub fn distinct(&self) -> u64 {
+        self.distinct
+    }
+
+    /// The fewest misses possible with a cache of so many blocks.
+    pub fn misses(&self, blocks: u64) -> u64 {
+        // The cache, as the moments at which its blocks are used next. A moment belongs to one block,
+        // so a request finds its block in the cache exactly if its own moment is in the set. What is
+        // never used again is never in it.
+        let mut cached = Moments::new(self.next.len());
+        let (mut held, mut misses) = (0u64, 0);
+        for (now, next) in (0..).zip(&self.next) {
+            if cached.remove(now) {
+                held -= 1;
+            } else {
+                misses += 1;
+            }
+            if *next != NEVER {
+                cached.insert(*next);
+                held += 1;
+                if held > blocks {
+                    let furthest = cached.last().expect("it holds something");
+                    cached.remove(furthest);
+                    held -= 1;
+                }
+            }
+        }
+        misses
+    }
+
+    /// The lowest miss ratio possible at each of these cache sizes, in blocks. 0 for an empty trace.
+    pub fn miss_ratios(&self, sizes: &[u64]) -> Vec<f64> {
+        let requests = self.requests().max(1) as f64;
+        sizes.iter().map(|blocks| self.misses(*blocks) as f64 / requests).collect()
+    }
+}
+
+/// A set of moments below a bound, which knows its last one: a bitmap, over it a bitmap of its words that
+/// are not empty, and so on up to a single word.
+struct Moments {
+    /// From the moments themselves up.
+    levels: Vec<Vec<u64>>,
+}
+
+impl Moments {
+    fn new(bound: usize) -> Self {
+        let mut levels = vec![vec![0; bound.div_ceil(64).max(1)]];
+        while let Some(top) = levels.last()
+            && top.len() > 1
+        {
+            levels.push(vec![0; top.len().div_ceil(64)]);
+        }
+        Moments { levels }
+    }
+
+    fn insert(&mut self, moment: u32) {
+        let mut at = moment as usize;
+        for level in &mut self.levels {
+            let word = &mut level[at / 64];
+            let was_empty = *word == 0;
+            *word |= 1 << (at % 64);
+            if !was_empty {
+                return;
+            }
+            at /= 64;
+        }
+    }
+
+    /// False if it was not there.
+    fn remove(&mut self, moment: u32) -> bool {
+        let mut at = moment as usize;
+        if self.levels[0][at / 64] >> (at % 64) & 1 == 0 {
+            return false;
+        }
+        for level in &mut self.levels {
+            let word = &mut level[at / 64];
+            *word &= !(1 << (at % 64));
+            if *word != 0 {
+                break;
+            }
+            at /= 64;
+        }
+        true
+    }
+
+    fn last(&self) -> Option<u32> {
+        let mut at = 0;
+        for level in self.levels.iter().rev() {
+            at = at * 64 + level[at].checked_ilog2()? as usize;
+        }
+        Some(at as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! Belady's optimum against trying everything, and against every policy.
+
+use std::collections::{BTreeSet, HashMap};
+
+use hob_engine::policy::{Candidate, Policy, PolicyKind};
+use hob_engine::units::{BlockNo, FrameNo};
+
+use super::*;
+use crate::prng::Prng;
+
+/// Misses of `blocks` in a cache of so many, whatever is kept: every choice is tried.
+fn brute_force(blocks: &[u64], size: usize) -> u64 {
+    // What can be in the cache now, and the fewest misses with which it can be.
+    let mut states: HashMap<BTreeSet<u64>, u64> = HashMap::from([(BTreeSet::new(), 0)]);
+    for block in blocks {
+        let mut next: HashMap<BTreeSet<u64>, u64> = HashMap::new();
+        let mut reach = |held: BTreeSet<u64>, misses: u64| {
+            let best = next.entry(held).or_insert(misses);
+            *best = misses.min(*best);
+        };
+        for (held, misses) in states {
+            if held.contains(block) {
+                reach(held, misses);
+                continue;
+            }
+            let mut with = held.clone();
+            with.insert(*block);
+            if with.len() <= size {
+                reach(with, misses + 1);
+            } else {
+                with.iter().for_each(|out| {
+                    let kept = with.iter().copied().filter(|b| b != out).collect();
+                    reach(kept, misses + 1);
+                });
+            }
+            reach(held, misses + 1);
+        }
+        states = next;
+    }
+    states.into_values().min().expect("there is always a way")
+}
+
+/// Misses of a policy in a cache of single-sector blocks below `bound`, none of them ever busy.
+fn misses(kind: PolicyKind, frames: u32, bound: u32, blocks: impl Iterator<Item = u32>) -> u64 {
+    const NONE: u32 = u32::MAX;
+    let mut policy: Box<dyn Policy> = (kind.info().build)(frames);
+    let mut frame_of = vec![NONE; bound as usize];
+    let mut block_in: Vec<u32> = Vec::new();
+    let mut misses = 0;
+    for block in blocks {
+        let frame = frame_of[block as usize];
+        if frame != NONE {
+            policy.hit(FrameNo(frame));
+            continue;
+        }
+        misses += 1;
+        if !policy.admit(BlockNo(block)) {
+            continue;
+        }
+        let frame = if block_in.len() < frames as usize {
+            block_in.push(block);
+            block_in.len() as u32 - 1
+        } else {
+            let look = &mut |frame: FrameNo| Candidate::Block(BlockNo(block_in[frame.0 as usize]));
+            policy.evict(look).expect("none is busy").0
+        };
+        let left = std::mem::replace(&mut block_in[frame as usize], block);
+        frame_of[left as usize] = NONE;
+        frame_of[block as usize] = frame;
+        policy.insert(FrameNo(frame), BlockNo(block));
+    }
+    misses
+}
+
+#[test]
+fn by_hand() {
+    // 1 and 2 stay for their next use, 3 does not come in; then 2 is over.
+    let uses = NextUses::new([1, 2, 3, 1, 2, 3, 1]).expect("short");
+    assert_eq!((uses.requests(), uses.distinct()), (7, 3));
+    assert_eq!(uses.misses(0), 7);
+    // 1 stays through.
+    assert_eq!(uses.misses(1), 5);
+    // 1 and 2 stay; 3 misses twice.
+    assert_eq!(uses.misses(2), 4);
+    assert_eq!(uses.misses(3), 3);
+    assert_eq!(uses.misses(1000), 3);
+    assert_eq!(uses.miss_ratios(&[1, 3]), [5.0 / 7.0, 3.0 / 7.0]);
+}
+
+#[test]
+fn nothing_asked_for_is_nothing_missed() {
+    let uses = NextUses::new([]).expect("short");
+    assert_eq!((uses.misses(0), uses.miss_ratios(&[0, 5])), (0, vec![0.0, 0.0]));
+}
+
+#[test]
+fn no_choice_misses_less() {
+    let mut dice = Prng::new(3);
+    for _ in 0..400 {
+        let span = 2 + dice.below(6);
+        let blocks: Vec<u64> = (0..1 + dice.below(30)).map(|_| dice.below(span) * 1_000_000_007).collect();
+        let uses = NextUses::new(blocks.iter().copied()).expect("short");
+        for size in 0..6 {
+            assert_eq!(uses.misses(size), brute_force(&blocks, size as usize), "{size} of {blocks:?}");
+        }
+    }
+}
+
+/// The set of moments spans several levels here.
+#[test]
+fn moments_know_their_last() {
+    let mut dice = Prng::new(5);
+    let bound = 300_000;
+    let (mut moments, mut model) = (Moments::new(bound), BTreeSet::new());
+    for step in 0..100_000u32 {
+        let moment = dice.below(bound as u64) as u32;
+        if step % 3 == 0 {
+            assert_eq!(moments.remove(moment), model.remove(&moment));
+        } else if step % 7 == 0 {
+            let last = model.pop_last();
+            assert_eq!(moments.last(), last);
+            last.into_iter().for_each(|last| assert!(moments.remove(last)));
+        } else {
+            moments.insert(moment);
+            model.insert(moment);
+        }
+    }
+    while let Some(last) = model.pop_last() {
+        assert_eq!(moments.last(), Some(last));
+        moments.remove(last);
+    }
+    assert_eq!(moments.last(), None);
+}
+
+#[test]
+fn no_policy_misses_less() {
+    let mut dice = Prng::new(11);
+    for round in 0..12 {
+        // Skewed requests, with a loop or a scan in between.
+        let mut blocks: Vec<u32> = Vec::new();
+        for stretch in 0..10u32 {
+            let skewed = |dice: &mut Prng| (dice.unit() * dice.unit() * dice.unit() * 500.0) as u32;
+            blocks.extend((0..1000).map(|_| skewed(&mut dice)));
+            match round % 3 {
+                0 => blocks.extend((0..1200).map(|i| 500 + i % 300)),
+                1 => blocks.extend((0..600).map(|i| 1000 + 600 * stretch + i)),
+                _ => {}
+            }
+        }
+        let uses = NextUses::new(blocks.iter().map(|b| u64::from(*b))).expect("short");
+        for frames in [1, 2, 7, 50, 200, 450] {
+            let best = uses.misses(u64::from(frames));
+            for kind in PolicyKind::all() {
+                let misses = misses(kind, frames, 8000, blocks.iter().copied());
+                assert!(best <= misses, "{} with {frames}: {misses}, optimum {best}", kind.info().name);
+            }
+        }
+    }
+}
+
+/// Miss ratios that libCacheSim gives on 20 M requests, Zipf(1.0), over 1 M blocks, with a cache of 1 % and
+/// 10 % of the blocks asked for. Its stream came from another seed.
+const PUBLISHED: &[(&str, [f64; 2])] = &[
+    ("lru", [0.422, 0.230]),
+    ("2q", [0.357, 0.200]),
+    ("arc", [0.346, 0.193]),
+    ("lirs", [0.346, 0.193]),
+    ("s3-fifo", [0.343, 0.189]),
+];
+const PUBLISHED_OPTIMUM: [f64; 2] = [0.287, 0.134];
+
+/// Takes a minute: `cargo test -p hob-lab belady -- --ignored --nocapture`.
+#[test]
+#[ignore = "20 million requests to each policy"]
+fn miss_ratios_of_a_large_zipf_stream() {
+    const BLOCKS: u32 = 1_000_000;
+    let mut sum = 0.0;
+    let mut up_to: Vec<f64> = Vec::new();
+    for rank in 1..=BLOCKS {
+        sum += 1.0 / f64::from(rank);
+        up_to.push(sum);
+    }
+    let mut dice = Prng::new(1);
+    let mut draw = || {
+        let at = dice.unit() * sum;
+        up_to.partition_point(|up_to| *up_to <= at).min(BLOCKS as usize - 1) as u32
+    };
+    let blocks: Vec<u32> = (0..20_000_000).map(|_| draw()).collect();
+    let uses = NextUses::new(blocks.iter().map(|b| u64::from(*b))).expect("short");
+    let frames = [100, 10].map(|part| (uses.distinct() / part) as u32);
+    let near = |name: &str, ours: [f64; 2], published: [f64; 2]| {
+        println!("{name:13} {:.4} {:.4}, published {published:?}", ours[0], ours[1]);
+        assert!((0..2).all(|i| (ours[i] - published[i]).abs() < 0.01), "{name}: {ours:?}, {published:?}");
+    };
+    let optimum = frames.map(|frames| uses.misses(u64::from(frames)) as f64 / 2e7);
+    near("optimum", optimum, PUBLISHED_OPTIMUM);
+    for kind in PolicyKind::all() {
+        let name = kind.info().name;
+        let ours = frames.map(|frames| misses(kind, frames, BLOCKS, blocks.iter().copied()) as f64 / 2e7);
+        match PUBLISHED.iter().find(|(published, _)| *published == name) {
+            Some((_, published)) => near(name, ours, *published),
+            None => println!("{name:13} {:.4} {:.4}", ours[0], ours[1]),
+        }
+        assert!(optimum[0] <= ours[0] && optimum[1] <= ours[1], "{name}: {ours:?}");
+    }
+}
