@@ -5,6 +5,7 @@
 
 pub mod driver;
 mod markup;
+pub mod page;
 pub mod picture;
 pub mod prng;
 pub mod summary;

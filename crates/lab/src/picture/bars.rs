@@ -5,7 +5,7 @@
 
 use super::axis::{Axis, Ends, Ruler};
 use super::canvas::{Anchor, Canvas, Style};
-use super::frame::{self, Frame, Grid, Legend};
+use super::frame::{self, Frame, Grid, Legend, Sample};
 use super::palette::{FAINT, INK, series};
 use super::unit::Unit;
 use super::words;
@@ -131,7 +131,12 @@ impl BarChart {
     }
 
     fn legend(&self, left: f64) -> Legend {
-        Legend::new(self.series.iter().map(String::as_str), left, f64::from(frame::WIDTH) - frame::MARGIN)
+        Legend::new(
+            self.series.iter().map(String::as_str),
+            Sample::Field,
+            left,
+            f64::from(frame::WIDTH) - frame::MARGIN,
+        )
     }
 
     fn canvas(&self, height: i32) -> Canvas {
@@ -175,7 +180,7 @@ fn lying(chart: &BarChart) -> String {
     let ruler = Ruler::new(&chart.axis, chart.ends(), (left + negative, frame.right), 8, Ends::Round);
     let mut canvas = chart.canvas((bottom + 74.0) as i32);
     frame::heading_cut(&mut canvas, &chart.title, &chart.subtitle, left);
-    legend.draw(&mut canvas, 94.0, Legend::field);
+    legend.draw(&mut canvas, 94.0);
     frame::axis_bottom(&mut canvas, frame, &ruler, &chart.axis.name, Grid::Lines);
     let base = ruler.base();
     for (number, group) in chart.groups.iter().enumerate() {
@@ -255,7 +260,7 @@ impl Upright {
         let Frame { left, right, bottom, .. } = self.frame;
         let mut canvas = chart.canvas((bottom + 50.0) as i32);
         frame::heading_cut(&mut canvas, &chart.title, &chart.subtitle, left);
-        self.legend.draw(&mut canvas, 94.0, Legend::field);
+        self.legend.draw(&mut canvas, 94.0);
         frame::axis_left(&mut canvas, self.frame, &self.ruler, &chart.axis.name);
         let base = self.ruler.base();
         for (number, group) in chart.groups.iter().enumerate() {

@@ -4,10 +4,10 @@
 //! there are named in rows below. Where a series has more points than pixels, each column of pixels keeps its first,
 //! lowest, highest and last, so no peak is lost.
 
-use super::axis::{Axis, Ends, Place, Ruler};
+use super::axis::{Axis, Ends, Place, Ruler, Tick};
 use super::canvas::{Anchor, Canvas, Style};
-use super::frame::{self, Frame, Grid, Legend};
-use super::palette::{FAINT, INK, PAPER, series};
+use super::frame::{self, Frame, Grid, Legend, Sample};
+use super::palette::{Colour, FAINT, INK, PAPER, series};
 use super::{thin, words};
 
 const HEIGHT: i32 = 520;
@@ -17,6 +17,8 @@ const LABELS_Y: usize = 7;
 const ROW: i32 = 21;
 /// Width of the name column, at most.
 const NAMES_MAX: f64 = 250.0;
+/// Pixels between dots, at least.
+const DOTS_APART: f64 = 12.0;
 /// Series described in words, at most.
 const DESCRIBED_MAX: usize = 20;
 
@@ -72,7 +74,7 @@ impl Curve {
         Curve { name: name.into(), points, dots: false, steps: false, area: false }
     }
 
-    /// With a dot at each point; left out where they would be a blot.
+    /// With a dot at each point, except where dots would cover each other.
     pub fn dots(self) -> Curve {
         Curve { dots: true, ..self }
     }
@@ -128,13 +130,18 @@ impl<'a> Drawing<'a> {
             chart.curves.iter().map(|c| c.name.as_str()).filter(|n| !n.is_empty()).collect();
         let names_at_ends = named.len() as i32 * ROW <= (bottom - top) as i32 + ROW;
         let names_wide = named.iter().map(|name| words::width(name, frame::LABEL)).fold(0.0, f64::max);
-        let names = if names_at_ends && !named.is_empty() { names_wide.min(NAMES_MAX) + 52.0 } else { 0.0 };
+        let names = if names_at_ends && !named.is_empty() { names_wide.min(NAMES_MAX) + 46.0 } else { 0.0 };
         let left = (widest + 54.0).max(84.0);
-        let frame = Frame { left, right: f64::from(frame::WIDTH) - frame::MARGIN - names, top, bottom };
-        let pixels = (frame.left, frame.right);
-        let x = Ruler::new(&chart.x, drawn().map(|point| point.0), pixels, LABELS_X, Ends::Exact);
+        let border = f64::from(frame::WIDTH) - frame::MARGIN;
+        let ruler =
+            |right| Ruler::new(&chart.x, drawn().map(|point| point.0), (left, right), LABELS_X, Ends::Exact);
+        // The last label is centred on its tick and must not stick out of the picture.
+        let half = |tick: &Tick| words::width(&tick.label, frame::LABEL) / 2.0;
+        let over = ruler(border).ticks().last().map_or(0.0, |tick| half(tick) - frame::MARGIN + 4.0).max(0.0);
+        let right = border - names.max(over);
+        let (frame, x) = (Frame { left, right, top, bottom }, ruler(right));
         let below = chart.curves.iter().map(|curve| if names_at_ends { "" } else { curve.name.as_str() });
-        let legend = Legend::new(below, frame.left, f64::from(frame::WIDTH) - frame::MARGIN);
+        let legend = Legend::new(below, Sample::Line, frame.left, f64::from(frame::WIDTH) - frame::MARGIN);
         let height = HEIGHT + legend.height() as i32;
         let canvas = Canvas::named(frame::WIDTH, height, &chart.spoken(), &chart.described());
         let runs = chart.curves.iter().map(|curve| chart.runs(curve, &x, &y)).collect();
@@ -162,7 +169,7 @@ impl<'a> Drawing<'a> {
         if self.names_at_ends {
             self.draw_names();
         } else {
-            self.legend.draw(&mut self.canvas, f64::from(HEIGHT), Legend::line);
+            self.legend.draw(&mut self.canvas, f64::from(HEIGHT));
         }
         self.canvas.finish()
     }
@@ -184,16 +191,12 @@ impl<'a> Drawing<'a> {
         let curve = &self.chart.curves[index];
         let (colour, dash) = series(index);
         let width = if curve.area { 1.6 } else { 2.6 };
-        let dots = curve.dots && curve.points.len() <= 120;
         for run in &self.runs[index] {
             if run.len() > 1 {
                 self.canvas.line(&traced(run, curve.steps), colour.stroke(width).dashed(dash).rounded());
             }
-            if dots || run.len() == 1 {
-                for &point in run {
-                    self.canvas.dot(point, 5.0, PAPER.into());
-                    self.canvas.dot(point, 3.8, colour.into());
-                }
+            if curve.dots || run.len() == 1 {
+                draw_dots(&mut self.canvas, run, colour);
             }
         }
     }
@@ -217,7 +220,7 @@ impl<'a> Drawing<'a> {
         let heights: Vec<i32> = named.iter().map(|&(_, y, _)| y.round() as i32).collect();
         let (top, bottom) = (self.frame.top as i32 - ROW / 2, self.frame.bottom as i32 + ROW / 2);
         let rows = words::spread(&heights, &vec![ROW; named.len()], top, bottom);
-        let (border, x) = (self.frame.right, self.frame.right + 18.0);
+        let (border, x) = (self.frame.right, self.frame.right + 28.0);
         for (&(index, end, _), row) in named.iter().zip(rows) {
             let (colour, dash) = series(index);
             let y = f64::from(row);
@@ -263,7 +266,7 @@ impl<'a> Drawing<'a> {
     fn draw_vertical_labels(&mut self) {
         let marked = self.vertical();
         let middles: Vec<i32> = marked.iter().map(|&(_, x, _)| x as i32).collect();
-        let wide = |label: &str| words::width(label, frame::LABEL) as i32 + 16;
+        let wide = |label: &str| words::bold_width(label, frame::LABEL) as i32 + 16;
         let widths: Vec<i32> = marked.iter().map(|(_, _, label)| wide(label)).collect();
         let borders = (self.frame.left as i32 - 40, frame::WIDTH - 8);
         let centres = words::spread(&middles, &widths, borders.0, borders.1);
@@ -284,7 +287,7 @@ impl<'a> Drawing<'a> {
             let Marker::Y(value, label) = marker else { continue };
             let Some(value) = self.chart.y.clean(*value) else { continue };
             let label = words::cut(label, frame::LABEL, right - left - 60.0);
-            let wide = words::width(&label, frame::LABEL);
+            let wide = words::bold_width(&label, frame::LABEL);
             let (label, y) = match self.y.place(value) {
                 Place::At(y) => {
                     let line = [(left, y), (right, y)];
@@ -358,6 +361,19 @@ impl CurveChart {
         };
         let sentences: Vec<String> = self.curves.iter().take(DESCRIBED_MAX).filter_map(sentence).collect();
         sentences.join(" ")
+    }
+}
+
+/// A dot at each point; those that would cover the one before are left out.
+fn draw_dots(canvas: &mut Canvas, run: &[(f64, f64)], colour: Colour) {
+    let mut drawn: Option<(f64, f64)> = None;
+    for &(x, y) in run {
+        if drawn.is_some_and(|before| (x - before.0).hypot(y - before.1) < DOTS_APART) {
+            continue;
+        }
+        drawn = Some((x, y));
+        canvas.dot((x, y), 5.0, PAPER.into());
+        canvas.dot((x, y), 3.8, colour.into());
     }
 }
 

@@ -96,26 +96,58 @@ pub(super) struct Legend {
     /// Number of the series, left end, row.
     places: Vec<(usize, f64, usize)>,
     names: Vec<String>,
+    sample: Sample,
+}
+
+/// What stands before a name to show which series it means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sample {
+    /// A piece of its line.
+    Line,
+    /// A field of its colour.
+    Field,
+}
+
+impl Sample {
+    fn width(self) -> f64 {
+        match self {
+            Sample::Line => 34.0,
+            Sample::Field => 18.0,
+        }
+    }
+
+    fn draw(self, canvas: &mut Canvas, index: usize, (x, y): (f64, f64)) {
+        let (colour, dash) = series(index);
+        let to = x + self.width();
+        match self {
+            Sample::Line => canvas.line(&[(x, y), (to, y)], colour.stroke(3.0).dashed(dash)),
+            Sample::Field => canvas.rect((x, y - 7.0), (to, y + 7.0), colour.into()),
+        }
+    }
 }
 
 impl Legend {
     /// Height of a row.
     pub(super) const ROW: f64 = 26.0;
-    const SAMPLE: f64 = 34.0;
 
     /// Lays the names out in as many rows as they need between the borders; empty names take no place.
-    pub(super) fn new<'a>(names: impl Iterator<Item = &'a str>, left: f64, right: f64) -> Legend {
+    pub(super) fn new<'a>(
+        names: impl Iterator<Item = &'a str>,
+        sample: Sample,
+        left: f64,
+        right: f64,
+    ) -> Legend {
         let names: Vec<String> = names.map(|name| words::cut(name, LABEL, 300.0)).collect();
         let (mut x, mut row, mut places) = (left, 0, Vec::new());
         for (index, name) in names.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
-            let wide = Legend::SAMPLE + 8.0 + words::width(name, LABEL);
+            let wide = sample.width() + 8.0 + words::width(name, LABEL);
             if x > left && x + wide > right {
                 (x, row) = (left, row + 1);
             }
             places.push((index, x, row));
             x += wide + 26.0;
         }
-        Legend { places, names }
+        Legend { places, names, sample }
     }
 
     /// Pixels it takes.
@@ -123,24 +155,13 @@ impl Legend {
         self.places.last().map_or(0.0, |&(_, _, row)| (row + 1) as f64 * Legend::ROW)
     }
 
-    /// Draws it with the middle of its first row at `y`; `sample` draws what marks the series.
-    pub(super) fn draw(&self, canvas: &mut Canvas, y: f64, sample: impl Fn(&mut Canvas, usize, f64, f64)) {
+    /// Draws it with the middle of its first row at `y`.
+    pub(super) fn draw(&self, canvas: &mut Canvas, y: f64) {
         for &(index, x, row) in &self.places {
             let y = y + row as f64 * Legend::ROW;
-            sample(canvas, index, x, y);
-            let at = (x + Legend::SAMPLE + 8.0, y);
+            self.sample.draw(canvas, index, (x, y));
+            let at = (x + self.sample.width() + 8.0, y);
             canvas.text(&self.names[index], at, Style::new(LABEL, INK, Anchor::Start));
         }
-    }
-
-    /// A piece of the series' line.
-    pub(super) fn line(canvas: &mut Canvas, index: usize, x: f64, y: f64) {
-        let (colour, dash) = series(index);
-        canvas.line(&[(x, y), (x + Legend::SAMPLE, y)], colour.stroke(3.0).dashed(dash));
-    }
-
-    /// A field of the series' colour.
-    pub(super) fn field(canvas: &mut Canvas, index: usize, x: f64, y: f64) {
-        canvas.rect((x + 16.0, y - 7.0), (x + Legend::SAMPLE, y + 7.0), series(index).0.into());
     }
 }

@@ -8,6 +8,11 @@ pub(super) fn width(text: &str, size: f64) -> f64 {
     text.chars().map(share).sum::<f64>() * size
 }
 
+/// About the width of the text in bold.
+pub(super) fn bold_width(text: &str, size: f64) -> f64 {
+    width(text, size) * 1.1
+}
+
 /// A character's width as a share of the font's height.
 fn share(char: char) -> f64 {
     match char {
@@ -36,20 +41,29 @@ pub(super) fn cut(text: &str, size: f64, room: f64) -> String {
     kept + "…"
 }
 
-/// Moves labels of these widths as little as needed so that none overlap and all lie between the borders.
+/// Moves labels of these widths, in order of their middles, as little as possible (by the sum of squares) so that none
+/// overlap and, where they have room, all lie between the borders.
+///
+/// With the widths before it taken off, each label wants a place no left of its predecessor's: labels that collide pool
+/// to their mean, which is the pool-adjacent-violators algorithm of isotonic regression.
 pub(super) fn spread(middles: &[i32], widths: &[i32], left: i32, right: i32) -> Vec<i32> {
-    let mut centres = middles.to_vec();
-    let mut border = right;
-    for (centre, width) in centres.iter_mut().zip(widths).rev() {
-        *centre = (*centre).min(border - width / 2);
-        border = *centre - width / 2;
+    let mut before = 0;
+    let offsets: Vec<i32> = widths.iter().map(|width| (before + width / 2, before += width).0).collect();
+    let mut pools: Vec<(f64, usize)> = Vec::new();
+    for (middle, offset) in middles.iter().zip(&offsets) {
+        let mut pool = (f64::from(middle - offset), 1);
+        while let Some(&(mean, count)) = pools.last().filter(|last| last.0 > pool.0) {
+            let both = count + pool.1;
+            pool = ((mean * count as f64 + pool.0 * pool.1 as f64) / both as f64, both);
+            pools.pop();
+        }
+        pools.push(pool);
     }
-    let mut border = left;
-    for (centre, width) in centres.iter_mut().zip(widths) {
-        *centre = (*centre).max(border + width / 2);
-        border = *centre + width / 2;
-    }
-    centres
+    let last = f64::from(right - before).max(f64::from(left));
+    let starts = pools.into_iter().flat_map(|(mean, count)| std::iter::repeat_n(mean, count));
+    let placed =
+        starts.zip(offsets).map(|(start, offset)| start.clamp(f64::from(left), last).round() as i32 + offset);
+    placed.collect()
 }
 
 #[cfg(test)]
@@ -61,6 +75,9 @@ mod tests {
         assert_eq!(spread(&[100, 500, 900], &[80, 80, 80], 0, 1000), [100, 500, 900]);
         assert_eq!(spread(&[400, 980, 990], &[80, 80, 80], 0, 1000), [400, 880, 960]);
         assert_eq!(spread(&[5, 10, 500], &[80, 80, 80], 0, 1000), [40, 120, 500]);
+        assert_eq!(spread(&[500, 500, 500], &[80, 100, 80], 0, 1000), [410, 500, 590]);
+        assert_eq!(spread(&[50, 60], &[80, 80], 0, 100), [40, 120], "no room: apart, and beyond the border");
+        assert_eq!(spread(&[], &[], 0, 100), [0; 0]);
     }
 
     #[test]
