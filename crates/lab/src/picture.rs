@@ -10,6 +10,25 @@
 //! the numbers are, a picture is drawn: values that are not finite, or beyond ±10²⁴, are gaps, and where nothing is
 //! left the picture says "no data". Names are escaped and cut to their room; a picture's size does not grow with the
 //! number of points.
+//!
+//! ```
+//! use hob_lab::picture::{Axis, Bar, BarChart, BarGroup, Curve, CurveChart, Marker, Unit, bars, curves};
+//! const MIB: f64 = 1048576.0;
+//! let sizes = Axis::new("cache size", Unit::Bytes).log();
+//! let misses = CurveChart::new("Miss ratio by cache size", sizes, Axis::new("miss ratio", Unit::Percent))
+//!     .subtitle("web.csv, 4 KiB blocks")
+//!     .curve(Curve::new("lru", vec![(4.0 * MIB, 0.9), (64.0 * MIB, 0.4), (1024.0 * MIB, 0.1)]).dots())
+//!     .marker(Marker::X(64.0 * MIB, "knee 64 MiB".to_owned()));
+//! assert!(curves(&misses).starts_with("<svg "));
+//! let rate = CurveChart::new("Arrivals", Axis::new("time", Unit::Seconds), Axis::new("requests/s", Unit::Count))
+//!     .curve(Curve::new("reads", vec![(0.0, 120.0), (60.0, 80.0), (120.0, 80.0)]).steps().area());
+//! assert!(curves(&rate).contains("<polygon"));
+//! let shapes = BarChart::new("Published and measured", "speed-up", Unit::Times)
+//!     .series("published")
+//!     .series("measured")
+//!     .group(BarGroup::new("DSS", [Bar::Span(1.6, 2.2), Bar::Value(1.9)]));
+//! assert!(bars(&shapes).contains("1.6–2.2 ×"));
+//! ```
 
 mod axis;
 mod bars;

@@ -3,6 +3,9 @@
 use super::line;
 use crate::markup::escaped;
 
+/// Text of more bytes than this gets room in its column, even where the table must scroll for it.
+const LONG: usize = 30;
+
 /// A verdict, said by a sign and a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
@@ -151,7 +154,11 @@ impl Table {
 }
 
 fn cell_html(column: usize, cell: &Cell) -> String {
-    let class = if cell.is_number() { " class=\"number\"" } else { "" };
+    let class = match cell {
+        _ if cell.is_number() => " class=\"number\"",
+        Cell::Text(text) if text.len() > LONG => " class=\"long\"",
+        _ => "",
+    };
     match column {
         0 => format!("<th scope=\"row\"{class}>{}</th>", cell.html()),
         _ => format!("<td{class}>{}</td>", cell.html()),

@@ -131,12 +131,8 @@ impl BarChart {
     }
 
     fn legend(&self, left: f64) -> Legend {
-        Legend::new(
-            self.series.iter().map(String::as_str),
-            Sample::Field,
-            left,
-            f64::from(frame::WIDTH) - frame::MARGIN,
-        )
+        let room = f64::from(frame::WIDTH) - frame::MARGIN - left;
+        Legend::new(self.series.iter().map(String::as_str), Sample::Field, room)
     }
 
     fn canvas(&self, height: i32) -> Canvas {
@@ -180,7 +176,7 @@ fn lying(chart: &BarChart) -> String {
     let ruler = Ruler::new(&chart.axis, chart.ends(), (left + negative, frame.right), 8, Ends::Round);
     let mut canvas = chart.canvas((bottom + 74.0) as i32);
     frame::heading_cut(&mut canvas, &chart.title, &chart.subtitle, left);
-    legend.draw(&mut canvas, 94.0);
+    legend.draw(&mut canvas, (left, 94.0));
     frame::axis_bottom(&mut canvas, frame, &ruler, &chart.axis.name, Grid::Lines);
     let base = ruler.base();
     for (number, group) in chart.groups.iter().enumerate() {
@@ -189,29 +185,25 @@ fn lying(chart: &BarChart) -> String {
         let middle = first + THICK * chart.count() as f64 / 2.0;
         canvas.text(&name, (left - 12.0, middle), Style::new(frame::LABEL, INK, Anchor::End));
         for index in 0..chart.count() {
-            let bar = chart.bar(group, index);
-            let y = first + THICK * index as f64;
-            let (mut from, mut to) = (base, base);
-            if let Some((low, high)) = bar.ends(&chart.axis) {
-                (from, to) = (ruler.pixel(low), visible(ruler.pixel(low), ruler.pixel(high)));
-                canvas.rect((from, y + 1.0), (to, y + THICK - 1.0), series(index).0.into());
-            }
-            let at = y + THICK / 2.0;
-            let style = |anchor| Style::new(VALUE, INK, anchor).edged();
-            if bar.is_negative(&chart.axis) {
-                canvas.text(&bar.text(&chart.axis), (from - 7.0, at), style(Anchor::End));
-            } else {
-                canvas.text(&bar.text(&chart.axis), (to + 7.0, at), style(Anchor::Start));
-            }
+            let top = first + THICK * index as f64;
+            lying_bar(&mut canvas, chart.bar(group, index), &chart.axis, &ruler, (index, top));
         }
     }
     canvas.line(&[(base, top), (base, bottom)], FAINT.stroke(1.5));
     finish(canvas, chart, frame)
 }
 
-/// A value of almost nothing still has a bar to be seen.
-fn visible(from: f64, to: f64) -> f64 {
-    to.max(from + 1.0)
+/// The bar of a series, and its value at the end that is away from zero.
+fn lying_bar(canvas: &mut Canvas, bar: Bar, axis: &Axis, ruler: &Ruler, (index, top): (usize, f64)) {
+    let (mut from, mut to) = (ruler.base(), ruler.base());
+    if let Some((low, high)) = bar.ends(axis) {
+        // A value of almost nothing still has a bar to be seen.
+        (from, to) = (ruler.pixel(low), ruler.pixel(high).max(ruler.pixel(low) + 1.0));
+        canvas.rect((from, top + 1.0), (to, top + THICK - 1.0), series(index).0.into());
+    }
+    let (x, anchor) =
+        if bar.is_negative(axis) { (from - 7.0, Anchor::End) } else { (to + 7.0, Anchor::Start) };
+    canvas.text(&bar.text(axis), (x, top + THICK / 2.0), Style::new(VALUE, INK, anchor).edged());
 }
 
 fn finish(mut canvas: Canvas, chart: &BarChart, frame: Frame) -> String {
@@ -233,7 +225,8 @@ struct Upright {
 impl Upright {
     /// Measures with which every name and value has room, if there are any.
     fn fitting(chart: &BarChart) -> Option<Upright> {
-        let legend = chart.legend(84.0);
+        // The left border depends on labels that depend on the legend's height; this is beyond any.
+        let legend = chart.legend(200.0);
         let (top, bottom) = (112.0 + legend.height(), f64::from(HEIGHT) - 50.0 + legend.height());
         let below = chart.ends().any(|end| end < 0.0);
         let floor = if below { bottom - 22.0 } else { bottom };
@@ -260,7 +253,7 @@ impl Upright {
         let Frame { left, right, bottom, .. } = self.frame;
         let mut canvas = chart.canvas((bottom + 50.0) as i32);
         frame::heading_cut(&mut canvas, &chart.title, &chart.subtitle, left);
-        self.legend.draw(&mut canvas, 94.0);
+        self.legend.draw(&mut canvas, (left, 94.0));
         frame::axis_left(&mut canvas, self.frame, &self.ruler, &chart.axis.name);
         let base = self.ruler.base();
         for (number, group) in chart.groups.iter().enumerate() {

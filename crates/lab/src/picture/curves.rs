@@ -141,7 +141,7 @@ impl<'a> Drawing<'a> {
         let right = border - names.max(over);
         let (frame, x) = (Frame { left, right, top, bottom }, ruler(right));
         let below = chart.curves.iter().map(|curve| if names_at_ends { "" } else { curve.name.as_str() });
-        let legend = Legend::new(below, Sample::Line, frame.left, f64::from(frame::WIDTH) - frame::MARGIN);
+        let legend = Legend::new(below, Sample::Line, border - left);
         let height = HEIGHT + legend.height() as i32;
         let canvas = Canvas::named(frame::WIDTH, height, &chart.spoken(), &chart.described());
         let runs = chart.curves.iter().map(|curve| chart.runs(curve, &x, &y)).collect();
@@ -169,7 +169,7 @@ impl<'a> Drawing<'a> {
         if self.names_at_ends {
             self.draw_names();
         } else {
-            self.legend.draw(&mut self.canvas, f64::from(HEIGHT));
+            self.legend.draw(&mut self.canvas, (self.frame.left, f64::from(HEIGHT)));
         }
         self.canvas.finish()
     }

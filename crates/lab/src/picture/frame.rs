@@ -93,7 +93,7 @@ pub(super) enum Grid {
 
 /// Where the names of series go when they stand in rows.
 pub(super) struct Legend {
-    /// Number of the series, left end, row.
+    /// Number of the series, left end from the legend's, row.
     places: Vec<(usize, f64, usize)>,
     names: Vec<String>,
     sample: Sample,
@@ -130,19 +130,14 @@ impl Legend {
     /// Height of a row.
     pub(super) const ROW: f64 = 26.0;
 
-    /// Lays the names out in as many rows as they need between the borders; empty names take no place.
-    pub(super) fn new<'a>(
-        names: impl Iterator<Item = &'a str>,
-        sample: Sample,
-        left: f64,
-        right: f64,
-    ) -> Legend {
+    /// Lays the names out in as many rows as they need in this room; empty names take no place.
+    pub(super) fn new<'a>(names: impl Iterator<Item = &'a str>, sample: Sample, room: f64) -> Legend {
         let names: Vec<String> = names.map(|name| words::cut(name, LABEL, 300.0)).collect();
-        let (mut x, mut row, mut places) = (left, 0, Vec::new());
+        let (mut x, mut row, mut places) = (0.0, 0, Vec::new());
         for (index, name) in names.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
             let wide = sample.width() + 8.0 + words::width(name, LABEL);
-            if x > left && x + wide > right {
-                (x, row) = (left, row + 1);
+            if x > 0.0 && x + wide > room {
+                (x, row) = (0.0, row + 1);
             }
             places.push((index, x, row));
             x += wide + 26.0;
@@ -155,10 +150,10 @@ impl Legend {
         self.places.last().map_or(0.0, |&(_, _, row)| (row + 1) as f64 * Legend::ROW)
     }
 
-    /// Draws it with the middle of its first row at `y`.
-    pub(super) fn draw(&self, canvas: &mut Canvas, y: f64) {
+    /// Draws it with the left end of its first row, at half height, at this point.
+    pub(super) fn draw(&self, canvas: &mut Canvas, (left, y): (f64, f64)) {
         for &(index, x, row) in &self.places {
-            let y = y + row as f64 * Legend::ROW;
+            let (x, y) = (left + x, y + row as f64 * Legend::ROW);
             self.sample.draw(canvas, index, (x, y));
             let at = (x + self.sample.width() + 8.0, y);
             canvas.text(&self.names[index], at, Style::new(LABEL, INK, Anchor::Start));

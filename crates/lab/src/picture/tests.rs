@@ -50,9 +50,10 @@ fn curves_are_sound_whatever_the_points() {
     inputs.push(vec![]);
     inputs.push(ODD.iter().flat_map(|&x| ODD.iter().map(move |&y| (x, y))).collect());
     inputs.push(vec![(1.0, 5.0), (1.0, 5.0), (1.0, 5.0)]);
-    for x in axes() {
-        for y in axes() {
-            for points in inputs.iter().rev().take(40) {
+    for (i, x) in axes().into_iter().enumerate() {
+        for (j, y) in axes().into_iter().enumerate() {
+            // Every axis meets every input, though not with every other axis.
+            for points in inputs.iter().skip((i + j) % 12).step_by(12) {
                 let curve = Curve::new("one", points.clone()).steps().area().dots();
                 let chart = CurveChart::new("t", x.clone(), y.clone()).curve(curve);
                 let marked = ODD.into_iter().fold(chart, |chart, value| {
