@@ -1,10 +1,12 @@
 //! The lab: what a cache does for a disk, tried out and drawn.
 //!
-//! Workloads are made here, driven through a real NBD connection, summed up and turned into pictures. The lab may
-//! read the clock, use threads and fail with `anyhow`; nothing but the binary and xtask depends on it.
+//! Workloads are made here, driven through a real NBD connection, summed up and turned into pictures and reports. The
+//! lab may read the clock, use threads and fail with `anyhow`; nothing but the binary and xtask depends on it.
 
 pub mod belady;
 pub mod driver;
+mod markup;
+pub mod page;
 pub mod picture;
 pub mod prng;
 pub mod sim;

@@ -101,19 +101,3 @@ pub(super) fn count_text(count: f64) -> String {
     }
     text
 }
-
-/// Moves labels of these widths as little as needed so that none overlap and all lie between the borders.
-pub(super) fn spread(middles: &[i32], widths: &[i32], left: i32, right: i32) -> Vec<i32> {
-    let mut centres = middles.to_vec();
-    let mut border = right;
-    for (centre, width) in centres.iter_mut().zip(widths).rev() {
-        *centre = (*centre).min(border - width / 2);
-        border = *centre - width / 2;
-    }
-    let mut border = left;
-    for (centre, width) in centres.iter_mut().zip(widths) {
-        *centre = (*centre).max(border + width / 2);
-        border = *centre + width / 2;
-    }
-    centres
-}

@@ -1,166 +1,137 @@
-//! The picture's arithmetic, and what the file must contain whatever the runs were.
+//! What holds for every picture, whatever its data: it is well-formed and small, and foreign words stay words.
 
 use super::*;
-use crate::prng::Prng;
-use crate::workload::{Pattern, Workload, WorkloadConfig};
-use scale::{count_text, spread};
+use crate::markup::judge::flaw;
 
-/// A made-up run: `hits` of 1000 requests take tens of microseconds, the others tens of milliseconds.
-fn run(count: u64, gap_ns: u64, hits: impl Fn(u64) -> u64, known: bool, seed: u64) -> Vec<Sample> {
-    let mut dice = Prng::new(seed);
-    (0..count)
-        .map(|i| {
-            let hit = dice.below(1000) < hits(i);
-            let wobble = (dice.unit() + dice.unit() + dice.unit()) / 1.5;
-            let latency = if hit { 55_000.0 * wobble.exp() } else { 9e6 * (wobble * 1.6).exp() };
-            Sample { at_ns: i * gap_ns, latency_ns: latency as u64, hit: known.then_some(hit) }
-        })
-        .collect()
-}
+const HOSTILE: &str = "<script>&\"'\u{0}\u{202e}]]>";
+const ODD: [f64; 14] = [
+    0.0,
+    -0.0,
+    1.0,
+    -7.5,
+    0.3,
+    1e-30,
+    1e24,
+    -1e24,
+    1e300,
+    -1e300,
+    f64::MIN_POSITIVE,
+    f64::INFINITY,
+    f64::NEG_INFINITY,
+    f64::NAN,
+];
 
-fn three_phases(known: bool) -> [Vec<Sample>; 3] {
-    let cold = |i: u64| 820 * i / (i + 900);
-    [
-        run(4_500, 1_700_000, |_| 0, false, 1),
-        run(4_500, 1_100_000, cold, known, 2),
-        run(9_000, 380_000, |_| 890, known, 3),
-    ]
-}
-
-fn drawn(samples: &[Vec<Sample>; 3]) -> String {
-    let text = ChartText::new("A slow disk, without and with hob", "8 KiB reads, Zipf 1.0, depth 32");
-    let names = ["no cache", "cold pass", "warm pass"];
-    let notes = ["straight to the disk", "the cache fills", "89 % hits"];
-    let phases = [0, 1, 2].map(|i| Phase { name: names[i], samples: &samples[i], note: notes[i] });
-    render(&text, &phases).unwrap()
-}
-
-/// `HOB_PICTURES=dir cargo test -p hob-lab pictures` leaves the files there to be looked at.
-#[test]
-fn pictures_are_small_and_say_what_they_show() {
-    for known in [false, true] {
-        let svg = drawn(&three_phases(known));
-        assert!(svg.len() < 500_000, "{} bytes", svg.len());
-        for word in ["no cache", "cold pass", "warm pass", "10 ms", "100 µs", "89 % hits", "</svg>"] {
-            assert!(svg.contains(word), "{word}");
-        }
-        assert_eq!(svg.contains(">\nhits\n"), known);
-        if let Some(dir) = std::env::var_os("HOB_PICTURES") {
-            let name = if known { "hits.svg" } else { "phases.svg" };
-            std::fs::write(Path::new(&dir).join(name), svg).unwrap();
-            let narrow = [run(16_000, 1_700_000, |_| 0, false, 1), run(4_000, 800_000, |_| 500, known, 2)];
-            let [slow, cold] = narrow;
-            let svg = drawn(&[slow, cold, run(16_000, 60_000, |_| 999, known, 3)]);
-            std::fs::write(Path::new(&dir).join(format!("narrow-{name}")), svg).unwrap();
+/// Every number in the attributes that place things, and the document's own words about itself, must be sound.
+fn sound(svg: &str) {
+    assert_eq!(flaw(svg), None);
+    assert!(!svg.contains("NaN") && !svg.contains("inf\""), "{svg}");
+    for attribute in [" x=\"", " y=\"", " width=\"", " height=\"", " points=\"", " cx=\"", " cy=\""] {
+        for part in svg.split(attribute).skip(1) {
+            let value = part.split('"').next().unwrap();
+            for number in value.split([' ', ',']).filter(|number| !number.is_empty()) {
+                let number: f64 = number.parse().unwrap_or_else(|_| panic!("{attribute}{value}"));
+                assert!((-60.0..=9_000.0).contains(&number), "{attribute}{value}");
+            }
         }
     }
+    assert!(!svg.contains("width=\"-") && !svg.contains("height=\"-"), "{svg}");
+}
+
+fn axes() -> Vec<Axis> {
+    let units = [Unit::Count, Unit::Percent, Unit::Bytes, Unit::Seconds];
+    let kinds = |unit| [Axis::new("a", unit), Axis::new("a", unit).log(), Axis::new("a", unit).fitted()];
+    units.into_iter().flat_map(kinds).collect()
 }
 
 #[test]
-fn hundreds_of_thousands_of_requests_make_no_larger_file() {
-    let samples = [run(300_000, 10_000, |_| 500, true, 4), run(10, 1_000, |_| 0, true, 5), vec![]];
-    assert!(drawn(&samples).len() < 500_000);
-}
-
-#[test]
-fn odd_runs_are_drawn_and_empty_ones_refused() {
-    let zero = Sample { at_ns: 0, latency_ns: 0, hit: None };
-    let huge = Sample { at_ns: 1 << 60, latency_ns: 1 << 60, hit: None };
-    for samples in [vec![zero], vec![huge], vec![zero, huge]] {
-        drawn(&[samples, vec![], vec![]]);
+fn curves_are_sound_whatever_the_points() {
+    let pairs = ODD.iter().flat_map(|&x| ODD.iter().map(move |&y| (x, y)));
+    let mut inputs: Vec<Vec<(f64, f64)>> = pairs.map(|pair| vec![pair]).collect();
+    inputs.push(vec![]);
+    inputs.push(ODD.iter().flat_map(|&x| ODD.iter().map(move |&y| (x, y))).collect());
+    inputs.push(vec![(1.0, 5.0), (1.0, 5.0), (1.0, 5.0)]);
+    for (i, x) in axes().into_iter().enumerate() {
+        for (j, y) in axes().into_iter().enumerate() {
+            // Every axis meets every input, though not with every other axis.
+            for points in inputs.iter().skip((i + j) % 12).step_by(12) {
+                let curve = Curve::new("one", points.clone()).steps().area().dots();
+                let chart = CurveChart::new("t", x.clone(), y.clone()).curve(curve);
+                let marked = ODD.into_iter().fold(chart, |chart, value| {
+                    let both = [Marker::X(value, "here".to_owned()), Marker::Y(value, "there".to_owned())];
+                    both.into_iter().fold(chart, CurveChart::marker)
+                });
+                sound(&curves(&marked));
+            }
+        }
     }
-    let empty = [Phase { name: "nothing", samples: &[], note: "" }];
-    let error = render(&ChartText::new("", ""), &empty).unwrap_err();
-    assert!(error.to_string().contains("no phase has a request"));
 }
 
 #[test]
-fn the_words_of_the_caller_are_escaped() {
-    let samples = [Sample { at_ns: 0, latency_ns: 1000, hit: None }];
-    let phases = [Phase { name: "<b>", samples: &samples, note: "a & b" }];
-    let svg = render(&ChartText::new("\"x\" < y", ""), &phases).unwrap();
-    assert!(svg.contains("&lt;b&gt;") && svg.contains("a &amp; b") && !svg.contains("<b>"));
-}
-
-#[test]
-fn the_file_is_written_where_asked() {
-    let path = std::env::temp_dir().join(format!("hob-picture-{}.svg", std::process::id()));
-    let samples = [Sample { at_ns: 0, latency_ns: 1000, hit: None }];
-    let phases = [Phase { name: "one", samples: &samples, note: "" }];
-    latency_over_time(&path, &ChartText::new("t", "s"), &phases).unwrap();
-    assert!(std::fs::read_to_string(&path).unwrap().starts_with("<svg"));
-    std::fs::remove_file(&path).unwrap();
-    assert!(latency_over_time(Path::new("/nowhere/x.svg"), &ChartText::new("t", "s"), &phases).is_err());
-}
-
-#[test]
-fn latencies_are_written_with_three_digits() {
-    let table = [
-        (0, "0 ns"),
-        (999, "999 ns"),
-        (1_000, "1 µs"),
-        (1_234, "1.23 µs"),
-        (10_000, "10 µs"),
-        (51_340_000, "51.3 ms"),
-        (321_400, "321 µs"),
-        (999_499, "999 µs"),
-        (999_500, "1 ms"),
-        (1_000_000_000, "1 s"),
-        (2_500_000_000, "2.50 s"),
-    ];
-    for (ns, text) in table {
-        assert_eq!(latency_text(ns), text);
+fn bars_are_sound_whatever_the_values() {
+    for upright in [false, true] {
+        for unit in [Unit::Count, Unit::Percent, Unit::Times, Unit::Bytes, Unit::Seconds] {
+            for &low in &ODD {
+                let spans = ODD.map(|high| BarGroup::new("g", [Bar::Value(low), Bar::Span(low, high)]));
+                for groups in [vec![spans[0].clone()], spans.to_vec()] {
+                    let empty = BarChart::new("t", "v", unit).series("a").series("b");
+                    let chart = groups.into_iter().fold(empty, BarChart::group);
+                    sound(&bars(&if upright { chart.upright() } else { chart }));
+                }
+            }
+        }
     }
-    assert_eq!(
-        [count_text(608.4), count_text(12_345.0), count_text(1e6)],
-        ["608", "12\u{2009}345", "1\u{2009}000\u{2009}000"]
-    );
 }
 
 #[test]
-fn axes_place_their_ends_and_label_round_values() {
-    let latency = LatencyAxis::new(45_000, 88_000_000, 500, 100);
-    assert_eq!(latency.decades().collect::<Vec<_>>(), [10_000, 100_000, 1_000_000, 10_000_000, 100_000_000]);
-    assert_eq!((latency.y(10_000), latency.y(1_000_000), latency.y(100_000_000)), (500, 300, 100));
-    let time = TimeAxis::new(17_000_000_000, 0, 1700);
-    let labels: Vec<String> = time.ticks().into_iter().map(|(_, label)| label).collect();
-    assert_eq!(labels, ["0", "2", "4", "6", "8", "10", "12", "14", "16"]);
-    assert_eq!((time.x(0), time.x(1_000_000_000), time.x(u64::MAX)), (0, 100, 1700));
-    assert_eq!(TimeAxis::new(300_000_000, 0, 10).unit(), "milliseconds");
+fn where_there_is_nothing_the_picture_says_so() {
+    let axis = || Axis::new("a", Unit::Count);
+    let none = CurveChart::new("t", axis(), axis());
+    let gaps = none.clone().curve(Curve::new("c", vec![(f64::NAN, 1.0), (1.0, f64::INFINITY)]));
+    let below =
+        CurveChart::new("t", axis().log(), axis()).curve(Curve::new("c", vec![(0.0, 1.0), (-2.0, 1.0)]));
+    for chart in [none, gaps, below] {
+        let svg = curves(&chart);
+        sound(&svg);
+        assert!(svg.contains("no data"));
+    }
+    let none = BarChart::new("t", "v", Unit::Count);
+    let missing = none.clone().series("a").group(BarGroup::new("g", [Bar::Missing, Bar::Value(f64::NAN)]));
+    for chart in [none, missing] {
+        for chart in [chart.clone(), chart.upright()] {
+            let svg = bars(&chart);
+            sound(&svg);
+            assert!(svg.contains("no data"));
+        }
+    }
+    let some = CurveChart::new("t", axis(), axis()).curve(Curve::new("c", vec![(1.0, 1.0)]));
+    assert!(!curves(&some).contains("no data") && curves(&some).contains("<circle"));
 }
 
 #[test]
-fn labels_make_room_for_each_other() {
-    assert_eq!(spread(&[100, 500, 900], &[80, 80, 80], 0, 1000), [100, 500, 900]);
-    assert_eq!(spread(&[400, 980, 990], &[80, 80, 80], 0, 1000), [400, 880, 960]);
-    assert_eq!(spread(&[5, 10, 500], &[80, 80, 80], 0, 1000), [40, 120, 500]);
+fn foreign_words_stay_words_and_keep_to_their_room() {
+    let long = HOSTILE.repeat(3000);
+    for word in [HOSTILE, &long, "", "\n\n", "漢字の名前".repeat(90).as_str()] {
+        let axis = || Axis::new(word, Unit::Count);
+        let chart = CurveChart::new(word, axis(), axis()).subtitle(word);
+        let chart = chart.marker(Marker::X(1.0, word.to_owned())).marker(Marker::Y(1.5, word.to_owned()));
+        let chart =
+            (0..40).fold(chart, |chart, _| chart.curve(Curve::new(word, vec![(1.0, 1.0), (2.0, 2.0)])));
+        sound(&curves(&chart));
+        let chart = BarChart::new(word, word, Unit::Count).subtitle(word).series(word).series(word);
+        let chart = chart.group(BarGroup::new(word, [Bar::Value(3.0), Bar::Missing]));
+        sound(&bars(&chart));
+        sound(&bars(&chart.upright()));
+    }
 }
 
 #[test]
-fn medians_are_those_of_their_buckets() {
-    let sample = |at_ns, latency_ns| Sample { at_ns, latency_ns, hit: None };
-    let samples = [sample(0, 5), sample(1, 9), sample(2, 7), sample(25, 40), sample(39, 3)];
-    let medians = thin::medians(&samples, 40, 4);
-    assert_eq!(medians, [Some((0, 10, 7)), None, Some((20, 30, 40)), Some((30, 40, 3))]);
-}
-
-#[test]
-fn thinning_keeps_the_slowest() {
-    let config = WorkloadConfig {
-        footprint_bytes: 1 << 30,
-        request_bytes: 4096,
-        pattern: Pattern::Uniform,
-        read_permille: 1000,
-        seed: 8,
-    };
-    let samples: Vec<Sample> = Workload::new(&config)
-        .take(10_000)
-        .zip(0..)
-        .map(|(access, at_ns)| Sample { at_ns, latency_ns: access.offset, hit: None })
-        .collect();
-    let kept = thin::thinned(&samples, 100);
-    assert!((100..=124).contains(&kept.len()));
-    let slowest = samples.iter().map(|sample| sample.latency_ns).max();
-    assert_eq!(kept.iter().map(|sample| sample.latency_ns).max(), slowest);
-    assert_eq!(thin::thinned(&samples[..50], 100).len(), 50);
+fn a_picture_does_not_grow_with_its_points() {
+    let points =
+        |n: u32| (0..n).map(|i| (f64::from(i), f64::from(i.wrapping_mul(2_654_435_761) >> 8))).collect();
+    let axis = || Axis::new("", Unit::Count);
+    let drawn =
+        |n| curves(&CurveChart::new("t", axis(), axis()).curve(Curve::new("c", points(n)).steps().area()));
+    let (some, many) = (drawn(10_000), drawn(300_000));
+    sound(&many);
+    assert!(many.len() < 200_000 && many.len() < some.len() * 11 / 10, "{} {}", some.len(), many.len());
 }

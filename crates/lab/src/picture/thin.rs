@@ -34,3 +34,24 @@ pub(super) fn medians(samples: &[Sample], span_ns: u64, buckets: u64) -> Vec<Opt
     };
     latencies.into_iter().enumerate().map(median).collect()
 }
+
+/// Points by rising x, in pixels, with no more than four of each column of pixels: its first, lowest, highest and
+/// last.
+pub(super) fn columns(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut kept: Vec<(f64, f64)> = Vec::new();
+    for column in points.chunk_by(|a, b| a.0.floor() == b.0.floor()) {
+        if column.len() <= 4 {
+            kept.extend_from_slice(column);
+            continue;
+        }
+        let by_height = |a: &usize, b: &usize| column[*a].1.total_cmp(&column[*b].1);
+        let lowest = (0..column.len()).min_by(by_height);
+        let highest = (0..column.len()).max_by(by_height);
+        let mut chosen: Vec<usize> =
+            [Some(0), lowest, highest, Some(column.len() - 1)].into_iter().flatten().collect();
+        chosen.sort_unstable();
+        chosen.dedup();
+        kept.extend(chosen.into_iter().map(|index| column[index]));
+    }
+    kept
+}

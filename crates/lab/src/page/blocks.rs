@@ -1,0 +1,335 @@
+//! What stands in a section: paragraphs, notes, commands, tables, figures.
+
+use super::line;
+use crate::markup::escaped;
+
+/// Text of more bytes than this gets room in its column, even where the table must scroll for it.
+const LONG: usize = 30;
+
+/// A verdict, said by a sign and a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// As expected.
+    Pass,
+    /// Not as expected.
+    Fail,
+    /// Not tried, or not possible yet.
+    Open,
+}
+
+impl Check {
+    /// The verdict of a test.
+    pub fn of(passed: bool) -> Check {
+        if passed { Check::Pass } else { Check::Fail }
+    }
+
+    /// Sign and word, as they stand in the page.
+    pub fn text(self) -> &'static str {
+        match self {
+            Check::Pass => "✔ pass",
+            Check::Fail => "✘ fail",
+            Check::Open => "– not yet",
+        }
+    }
+
+    fn class(self) -> &'static str {
+        match self {
+            Check::Pass => "pass",
+            Check::Fail => "fail",
+            Check::Open => "open",
+        }
+    }
+
+    pub(super) fn html(self) -> String {
+        format!("<span class=\"check {}\">{}</span>", self.class(), self.text())
+    }
+}
+
+/// One cell of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cell {
+    /// Words, left-aligned.
+    Text(String),
+    /// A number with its unit, as it shall be read; right-aligned.
+    Number(String),
+    /// A verdict.
+    Check(Check),
+    /// Nothing is known; an en dash is written, right-aligned as a number would be.
+    Missing,
+}
+
+impl Cell {
+    /// Words.
+    pub fn text(text: impl Into<String>) -> Cell {
+        Cell::Text(text.into())
+    }
+
+    /// A number, written already.
+    pub fn number(text: impl Into<String>) -> Cell {
+        Cell::Number(text.into())
+    }
+
+    /// A verdict.
+    pub fn check(check: Check) -> Cell {
+        Cell::Check(check)
+    }
+
+    fn html(&self) -> String {
+        match self {
+            Cell::Text(text) | Cell::Number(text) => escaped(text),
+            Cell::Check(check) => check.html(),
+            Cell::Missing => "–".to_owned(),
+        }
+    }
+
+    fn is_number(&self) -> bool {
+        matches!(self, Cell::Number(_) | Cell::Missing)
+    }
+}
+
+/// A table; the first cell of a row names it.
+#[derive(Clone, Debug)]
+pub struct Table {
+    caption: String,
+    heads: Vec<String>,
+    rows: Vec<Vec<Cell>>,
+    csv: Option<String>,
+}
+
+impl Table {
+    /// A table with these columns. A column whose cells are all numbers has its head right-aligned too.
+    pub fn new<H: Into<String>>(heads: impl IntoIterator<Item = H>) -> Table {
+        let heads = heads.into_iter().map(Into::into).collect();
+        Table { caption: String::new(), heads, rows: Vec::new(), csv: None }
+    }
+
+    /// With a caption above.
+    pub fn caption(self, caption: impl Into<String>) -> Table {
+        Table { caption: caption.into(), ..self }
+    }
+
+    /// With one more row.
+    ///
+    /// # Panics
+    /// When it has not as many cells as there are columns.
+    pub fn row(mut self, cells: impl IntoIterator<Item = Cell>) -> Table {
+        let cells: Vec<Cell> = cells.into_iter().collect();
+        assert_eq!(cells.len(), self.heads.len(), "a row has a cell for each column");
+        self.rows.push(cells);
+        self
+    }
+
+    /// With a link to the same numbers as a file; see [`Figure::csv`].
+    pub fn csv(self, path: impl Into<String>) -> Table {
+        Table { csv: Some(path.into()), ..self }
+    }
+
+    fn write(&self, out: &mut String, section: &str) {
+        let name = if self.caption.is_empty() { section.to_owned() } else { escaped(&self.caption) };
+        scroll(out, &format!("table: {name}"));
+        line(out, format_args!("<table>"));
+        if !self.caption.is_empty() {
+            line(out, format_args!("<caption>{}</caption>", escaped(&self.caption)));
+        }
+        let numbers = |column: usize| {
+            let cells = || self.rows.iter().map(|row| &row[column]);
+            cells().all(Cell::is_number) && cells().any(|cell| matches!(cell, Cell::Number(_)))
+        };
+        let head = |(column, head): (usize, &String)| {
+            let class = if numbers(column) { " class=\"number\"" } else { "" };
+            format!("<th scope=\"col\"{class}>{}</th>", escaped(head))
+        };
+        let heads: String = self.heads.iter().enumerate().map(head).collect();
+        line(out, format_args!("<thead><tr>{heads}</tr></thead>\n<tbody>"));
+        for row in &self.rows {
+            let cells: String =
+                row.iter().enumerate().map(|(column, cell)| cell_html(column, cell)).collect();
+            line(out, format_args!("<tr>{cells}</tr>"));
+        }
+        line(out, format_args!("</tbody>\n</table>\n</div>"));
+        if let Some(path) = &self.csv {
+            line(out, format_args!("<p>{}</p>", csv_link(path)));
+        }
+    }
+}
+
+fn cell_html(column: usize, cell: &Cell) -> String {
+    let class = match cell {
+        _ if cell.is_number() => " class=\"number\"",
+        Cell::Text(text) if text.len() > LONG => " class=\"long\"",
+        _ => "",
+    };
+    match column {
+        0 => format!("<th scope=\"row\"{class}>{}</th>", cell.html()),
+        _ => format!("<td{class}>{}</td>", cell.html()),
+    }
+}
+
+/// A picture with a caption.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    svg: String,
+    caption: String,
+    csv: Option<String>,
+}
+
+impl Figure {
+    /// A picture. The text of `svg` goes into the page as it is, so it must come from [`crate::picture`].
+    ///
+    /// # Panics
+    /// When it is no SVG element.
+    pub fn new(svg: impl Into<String>, caption: impl Into<String>) -> Figure {
+        let svg = svg.into();
+        assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "a figure is an SVG element");
+        Figure { svg, caption: caption.into(), csv: None }
+    }
+
+    /// With a link to its numbers: a path relative to the page. It leads nowhere but there, whatever its characters.
+    pub fn csv(self, path: impl Into<String>) -> Figure {
+        Figure { csv: Some(path.into()), ..self }
+    }
+
+    fn write(&self, out: &mut String) {
+        line(out, format_args!("<figure>"));
+        let name = if self.caption.is_empty() { "no caption".to_owned() } else { escaped(&self.caption) };
+        scroll(out, &format!("figure: {name}"));
+        line(out, format_args!("{}\n</div>", self.svg.trim_end()));
+        let link = self.csv.as_deref().map(csv_link).unwrap_or_default();
+        if !self.caption.is_empty() || !link.is_empty() {
+            line(out, format_args!("<figcaption>{} {link}</figcaption>", escaped(&self.caption)));
+        }
+        line(out, format_args!("</figure>"));
+    }
+}
+
+/// Opens a box that scrolls sideways where it is too wide; the keyboard reaches it.
+fn scroll(out: &mut String, name: &str) {
+    line(out, format_args!("<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{name}\">"));
+}
+
+fn csv_link(path: &str) -> String {
+    format!("<a href=\"{}\">{} (CSV)</a>", relative(path), escaped(path))
+}
+
+/// The path as a relative reference: "./" keeps a colon from making a scheme, and all that is not plain is encoded.
+fn relative(path: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+            (byte as char).to_string()
+        }
+        _ => format!("%{byte:02X}"),
+    };
+    let encoded: String = path.trim_start_matches('/').bytes().map(byte).collect();
+    format!("./{encoded}")
+}
+
+/// A part of the page under a heading.
+#[derive(Clone, Debug)]
+pub struct Section {
+    title: String,
+    check: Option<Check>,
+    blocks: Vec<Block>,
+}
+
+#[derive(Clone, Debug)]
+enum Block {
+    Paragraph(String),
+    Note(String),
+    Command(String),
+    Table(Table),
+    Figure(Figure),
+}
+
+impl Section {
+    /// An empty section.
+    pub fn new(title: impl Into<String>) -> Section {
+        Section { title: title.into(), check: None, blocks: Vec::new() }
+    }
+
+    /// With a verdict beside the heading and in the index.
+    pub fn check(self, check: Check) -> Section {
+        Section { check: Some(check), ..self }
+    }
+
+    /// With a paragraph.
+    pub fn paragraph(self, text: impl Into<String>) -> Section {
+        self.with(Block::Paragraph(text.into()))
+    }
+
+    /// With a paragraph that stands out: a limit, a stand-in, a warning.
+    pub fn note(self, text: impl Into<String>) -> Section {
+        self.with(Block::Note(text.into()))
+    }
+
+    /// With text as it is typed in a terminal or a file; line ends are kept.
+    pub fn command(self, text: impl Into<String>) -> Section {
+        self.with(Block::Command(text.into()))
+    }
+
+    /// With a table.
+    pub fn table(self, table: Table) -> Section {
+        self.with(Block::Table(table))
+    }
+
+    /// With a figure.
+    pub fn figure(self, figure: Figure) -> Section {
+        self.with(Block::Figure(figure))
+    }
+
+    fn with(mut self, block: Block) -> Section {
+        self.blocks.push(block);
+        self
+    }
+
+    /// Title and verdict as HTML.
+    pub(super) fn heading(&self) -> (String, String) {
+        let verdict = self.check.map(|check| format!(" {}", check.html())).unwrap_or_default();
+        (escaped(&self.title), verdict)
+    }
+
+    pub(super) fn write(&self, out: &mut String, number: usize) {
+        let (title, verdict) = self.heading();
+        line(out, format_args!("<section id=\"section-{number}\">\n<h2>{title}{verdict}</h2>"));
+        for block in &self.blocks {
+            match block {
+                Block::Paragraph(text) => line(out, format_args!("<p>{}</p>", escaped(text))),
+                Block::Note(text) => line(out, format_args!("<p class=\"note-box\">{}</p>", escaped(text))),
+                Block::Command(text) => line(out, format_args!("<pre><code>{}</code></pre>", escaped(text))),
+                Block::Table(table) => table.write(out, &title),
+                Block::Figure(figure) => figure.write(out),
+            }
+        }
+        line(out, format_args!("</section>"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_lead_nowhere_but_to_files_beside_the_page() {
+        let table = [
+            ("figures/size sweep.csv", "./figures/size%20sweep.csv"),
+            ("javascript:alert(1)", "./javascript%3Aalert%281%29"),
+            ("//elsewhere.example/x", "./elsewhere.example/x"),
+            ("\"><script>é", "./%22%3E%3Cscript%3E%C3%A9"),
+            ("a?b#c", "./a%3Fb%23c"),
+        ];
+        for (path, link) in table {
+            assert_eq!(relative(path), link);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a cell for each column")]
+    fn a_row_fits_its_table() {
+        let _ = Table::new(["a", "b"]).row([Cell::Missing]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a figure is an SVG element")]
+    fn a_figure_is_a_picture() {
+        let _ = Figure::new("<script>alert(1)</script>", "");
+    }
+}

@@ -1,0 +1,162 @@
+//! What every picture has around its data: heading, grid, axes, legend.
+
+use super::axis::Ruler;
+use super::canvas::{Anchor, Canvas, Style};
+use super::palette::{FAINT, GRID, INK, series};
+use super::words;
+
+/// How wide all pictures are, in pixels.
+pub(super) const WIDTH: i32 = 1200;
+/// How much of it is kept free at the right.
+pub(super) const MARGIN: f64 = 36.0;
+/// Height of a tick's label.
+pub(super) const LABEL: f64 = 16.0;
+/// Height of text that names an axis.
+const NAME: f64 = 16.0;
+
+/// The rectangle of the data, in pixels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame {
+    pub(super) left: f64,
+    pub(super) right: f64,
+    pub(super) top: f64,
+    pub(super) bottom: f64,
+}
+
+/// The height of a font whose line is this high.
+pub(super) fn size(line: i32) -> f64 {
+    f64::from(line) / 1.24
+}
+
+/// Title and subtitle.
+pub(super) fn heading(canvas: &mut Canvas, title: &str, subtitle: &str, left: f64) {
+    canvas.text(title, (left, 34.0), Style::new(size(27), INK, Anchor::Start).bold());
+    canvas.text(subtitle, (left, 62.0), Style::new(size(18), FAINT, Anchor::Start));
+}
+
+/// Title and subtitle of any length, cut at the right margin.
+pub(super) fn heading_cut(canvas: &mut Canvas, title: &str, subtitle: &str, left: f64) {
+    let room = f64::from(WIDTH) - MARGIN - left;
+    let title = words::cut(title, size(27) * 1.08, room);
+    heading(canvas, &title, &words::cut(subtitle, size(18), room), left);
+}
+
+/// Where data would be if there were any.
+pub(super) fn no_data(canvas: &mut Canvas, frame: Frame) {
+    let middle = ((frame.left + frame.right) / 2.0, (frame.top + frame.bottom) / 2.0);
+    canvas.text("no data", middle, Style::new(20.0, FAINT, Anchor::Middle));
+}
+
+/// The vertical axis at the left: grid lines, labels, name.
+pub(super) fn axis_left(canvas: &mut Canvas, frame: Frame, ruler: &Ruler, name: &str) {
+    for &y in ruler.minor() {
+        canvas.line(&[(frame.left, y), (frame.left + 5.0, y)], FAINT.mix(0.6).stroke(1.0));
+    }
+    for tick in ruler.ticks() {
+        canvas.line(&[(frame.left, tick.at), (frame.right, tick.at)], GRID.stroke(1.0));
+        canvas.text(&tick.label, (frame.left - 10.0, tick.at), Style::new(LABEL, INK, Anchor::End));
+    }
+    let name = words::cut(name, NAME, frame.bottom - frame.top + 60.0);
+    let middle = (20.0, (frame.top + frame.bottom) / 2.0);
+    canvas.text(&name, middle, Style::new(NAME, FAINT, Anchor::Middle).turned());
+}
+
+/// The horizontal axis at the bottom: ticks or grid lines, labels, name.
+pub(super) fn axis_bottom(canvas: &mut Canvas, frame: Frame, ruler: &Ruler, name: &str, grid: Grid) {
+    for &x in ruler.minor() {
+        canvas.line(&[(x, frame.bottom), (x, frame.bottom + 4.0)], FAINT.mix(0.6).stroke(1.0));
+    }
+    let mut free = f64::MIN;
+    for tick in ruler.ticks() {
+        let x = tick.at;
+        if grid == Grid::Lines {
+            canvas.line(&[(x, frame.top), (x, frame.bottom)], GRID.stroke(1.0));
+        }
+        canvas.line(&[(x, frame.bottom), (x, frame.bottom + 6.0)], FAINT.stroke(1.0));
+        let half = words::width(&tick.label, LABEL) / 2.0;
+        if x - half < free {
+            continue;
+        }
+        free = x + half + 8.0;
+        canvas.text(&tick.label, (x, frame.bottom + 20.0), Style::new(LABEL, INK, Anchor::Middle));
+    }
+    let name = words::cut(name, NAME, frame.right - frame.left);
+    canvas.text(&name, (frame.right, frame.bottom + 46.0), Style::new(NAME, FAINT, Anchor::End));
+}
+
+/// Whether an axis draws lines through the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Grid {
+    Ticks,
+    Lines,
+}
+
+/// Where the names of series go when they stand in rows.
+pub(super) struct Legend {
+    /// Number of the series, left end from the legend's, row.
+    places: Vec<(usize, f64, usize)>,
+    names: Vec<String>,
+    sample: Sample,
+}
+
+/// What stands before a name to show which series it means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sample {
+    /// A piece of its line.
+    Line,
+    /// A field of its colour.
+    Field,
+}
+
+impl Sample {
+    fn width(self) -> f64 {
+        match self {
+            Sample::Line => 34.0,
+            Sample::Field => 18.0,
+        }
+    }
+
+    fn draw(self, canvas: &mut Canvas, index: usize, (x, y): (f64, f64)) {
+        let (colour, dash) = series(index);
+        let to = x + self.width();
+        match self {
+            Sample::Line => canvas.line(&[(x, y), (to, y)], colour.stroke(3.0).dashed(dash)),
+            Sample::Field => canvas.rect((x, y - 7.0), (to, y + 7.0), colour.into()),
+        }
+    }
+}
+
+impl Legend {
+    /// Height of a row.
+    pub(super) const ROW: f64 = 26.0;
+
+    /// Lays the names out in as many rows as they need in this room; empty names take no place.
+    pub(super) fn new<'a>(names: impl Iterator<Item = &'a str>, sample: Sample, room: f64) -> Legend {
+        let names: Vec<String> = names.map(|name| words::cut(name, LABEL, 300.0)).collect();
+        let (mut x, mut row, mut places) = (0.0, 0, Vec::new());
+        for (index, name) in names.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
+            let wide = sample.width() + 8.0 + words::width(name, LABEL);
+            if x > 0.0 && x + wide > room {
+                (x, row) = (0.0, row + 1);
+            }
+            places.push((index, x, row));
+            x += wide + 26.0;
+        }
+        Legend { places, names, sample }
+    }
+
+    /// Pixels it takes.
+    pub(super) fn height(&self) -> f64 {
+        self.places.last().map_or(0.0, |&(_, _, row)| (row + 1) as f64 * Legend::ROW)
+    }
+
+    /// Draws it with the left end of its first row, at half height, at this point.
+    pub(super) fn draw(&self, canvas: &mut Canvas, (left, y): (f64, f64)) {
+        for &(index, x, row) in &self.places {
+            let (x, y) = (left + x, y + row as f64 * Legend::ROW);
+            self.sample.draw(canvas, index, (x, y));
+            let at = (x + self.sample.width() + 8.0, y);
+            canvas.text(&self.names[index], at, Style::new(LABEL, INK, Anchor::Start));
+        }
+    }
+}
