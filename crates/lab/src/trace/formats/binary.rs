@@ -79,12 +79,12 @@ impl Hob {
     fn finish(&mut self) -> Step {
         let torn = self.end - self.next;
         (self.next, self.end) = (0, 0);
-        let said = std::mem::take(&mut self.header.records);
         if torn > 0 {
-            Step::Bad(
-                format!("the trace was cut off within the next record, after {torn} bytes of it").into(),
-            )
-        } else if said > self.records {
+            let said = format!("the trace was cut off within the next record, after {torn} bytes of it");
+            return Step::Bad(said.into());
+        }
+        let said = std::mem::take(&mut self.header.records);
+        if said > self.records {
             Step::Bad(format!("the trace ends after {} records; its header says {said}", self.records).into())
         } else {
             Step::End

@@ -1,6 +1,7 @@
 //! blkreplay load files: `start ; sector; length ; op ;  replay_delay ; replay_duration`.
 //!
-//! Start is seconds, sector and length are sectors of 512 bytes, the operation is R, W or D. Any text may stand above
+//! Start is seconds, sector and length are sectors of 512 bytes, the operation is R, W or D,
+//! of whose further letters (RA: read ahead) nothing is made. Any text may stand above
 //! the line that begins with `start`. Source: github.com/schoebel/blkreplay, its manual and example loads.
 
 use super::super::disks::Disks;
@@ -40,7 +41,7 @@ impl ParseLine for Blkreplay {
                 at_ns: time_ns(start, 1_000_000_000)?,
                 offset: bytes(sector, 512, "the sector")?,
                 len: bytes(sectors, 512, "the length")?,
-                op: operation(op)?,
+                op: operation(op.get(..1).unwrap_or(op))?,
                 disk: 0,
             })
         });

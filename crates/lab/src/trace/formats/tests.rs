@@ -162,7 +162,7 @@ fn samples() -> Vec<Sample> {
             text: "Copyright whoever; all rights\n\nany text\n\
                    start ; sector; length ; op ;  replay_delay ; replay_duration=0\n\
                    \x20     0.000000000 ;     37766853 ;   64 ; W ; 0.0 ; 0.0\n\
-                   \x20     0.449518165 ;     37766917 ;   14 ; R ; 0.0 ; 0.0\n",
+                   \x20     0.449518165 ;     37766917 ;   14 ; RA ; 0.0 ; 0.0\n",
             records: vec![
                 record(0, Write, 37_766_853 * 512, 32_768, 0),
                 Record { at_ns: 449_518_165, ..record(0, Read, 37_766_917 * 512, 7_168, 0) },
