@@ -140,9 +140,9 @@ impl Lirs {
         self.remembered.remove(node - self.frames());
     }
 
-    /// Makes sure that no more than so many blocks are remembered.
-    fn forget_down_to(&mut self, count: u32) {
-        while self.remembered.len() > count
+    /// Forgets the block that left first if one too many is remembered.
+    fn forget_surplus(&mut self) {
+        if self.remembered.len() > self.remembered_max
             && let Some(oldest) = self.left.oldest()
         {
             self.forget(oldest);
@@ -151,7 +151,7 @@ impl Lirs {
 
     /// The frame's block leaves the cache and stays in S.
     fn remember(&mut self, frame: u32, block: BlockNo) {
-        self.forget_down_to(self.remembered_max);
+        self.forget_surplus();
         let node = self.frames() + self.remembered.insert(block);
         self.stack.replace(&mut self.stack_links, frame, node);
         self.left.push(&mut self.queue_links, node);
@@ -211,7 +211,7 @@ impl Policy for Lirs {
         } else {
             self.push_hir(frame.0);
         }
-        self.forget_down_to(self.remembered_max);
+        self.forget_surplus();
     }
 
     fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {

@@ -11,12 +11,22 @@ use super::*;
 /// others may see busy frames only.
 const THOROUGH: &[&str] = &["lru", "2q", "arc", "lirs", "larc", "two-level-lru"];
 
-/// Runs requests in which, by turns, some blocks are busy and some frames hold nothing valid.
-fn run(kind: PolicyKind, frames: u32, blocks: &[u32], dice: &[u32]) -> Result<(), TestCaseError> {
+/// Runs requests in which, by turns, some blocks are busy and some frames hold nothing valid. Half-way
+/// the cache is resized.
+fn run(kind: PolicyKind, sizes: [u32; 2], blocks: &[u32], dice: &[u32]) -> Result<(), TestCaseError> {
     let name = kind.info().name;
+    let mut frames = sizes[0];
     let mut policy = (kind.info().build)(frames);
     let mut block_in: BTreeMap<u32, u32> = BTreeMap::new();
     for (i, &block) in blocks.iter().enumerate() {
+        if i == blocks.len() / 2 {
+            frames = sizes[1];
+            let order = policy.order();
+            policy = (kind.info().build)(frames);
+            let stay = order.iter().filter(|(frame, _)| frame.0 < frames);
+            stay.for_each(|(frame, heat)| policy.restore(*frame, *heat));
+            block_in.retain(|frame, _| *frame < frames);
+        }
         let die = dice[i % dice.len()];
         let state = |block: u32| match (block ^ die) % 7 {
             0..=2 if die.is_multiple_of(3) => Candidate::Busy,
@@ -63,12 +73,12 @@ proptest! {
 
     #[test]
     fn every_policy_knows_its_frames_whatever_is_busy_or_empty(
-        frames in 1u32..30,
+        sizes in [1u32..30, 1u32..30],
         blocks in super::models::stretches(),
         dice in prop::collection::vec(any::<u32>(), 1..200),
     ) {
         for kind in PolicyKind::all() {
-            run(kind, frames, &blocks, &dice)?;
+            run(kind, sizes, &blocks, &dice)?;
         }
     }
 }

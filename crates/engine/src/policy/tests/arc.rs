@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::Replay;
 use super::models::{Model, agree, stretches, take};
+use super::{PolicyKind, Replay};
 
 #[test]
 fn by_hand() {
@@ -25,6 +25,18 @@ fn by_hand() {
     assert_eq!(replay.holds(), [1, 3, 6]);
     replay.run([7, 8, 9, 10]);
     assert_eq!(replay.holds(), [1, 3, 10]);
+}
+
+#[test]
+fn a_resized_cache_keeps_the_balance_it_found() {
+    let mut replay = Replay::new("arc", 3);
+    // As above: T1 5, T2 1 3, the target 1.
+    replay.run([1, 2, 1, 3, 4, 5, 3]);
+    let order = replay.policy.order();
+    replay.policy = (PolicyKind::from_name("arc").expect("known").info().build)(3);
+    order.iter().for_each(|(frame, heat)| replay.policy.restore(*frame, *heat));
+    replay.access(6);
+    assert_eq!(replay.holds(), [3, 5, 6]);
 }
 
 /// Hits of each policy on the same requests.
