@@ -1,4 +1,12 @@
 //! Traces: what a disk was asked, and when.
+//!
+//! Times are nanoseconds, offsets and lengths bytes.
+
+pub mod binary;
+pub mod csv;
+
+/// Offsets, and ends of requests, are at most this: what a disk may hold, 2⁶³ bytes.
+pub const DISK_BYTES_MAX: u64 = 1 << 63;
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,4 +34,29 @@ pub struct Record {
     pub op: Op,
     /// Which of the trace's disks it went to; 0 when there is only one.
     pub disk: u16,
+}
+
+impl Record {
+    /// Whether offset and length are what they are said to be above; says what is not.
+    pub fn check(&self) -> Result<(), &'static str> {
+        if self.op == Op::Flush {
+            return if self.offset == 0 && self.len == 0 { Ok(()) } else { Err("a flush with a range") };
+        }
+        check_range(self.offset, u64::from(self.len))
+    }
+}
+
+/// Whether a request that is no flush may cover this range; says why not.
+fn check_range(offset: u64, len: u64) -> Result<(), &'static str> {
+    if len == 0 {
+        Err("the length is 0")
+    } else if len > u64::from(u32::MAX) {
+        Err("the length is 4 GiB or more")
+    } else if offset >= DISK_BYTES_MAX {
+        Err("the offset is 2^63 or more")
+    } else if offset + len > DISK_BYTES_MAX {
+        Err("the request ends beyond 2^63")
+    } else {
+        Ok(())
+    }
 }

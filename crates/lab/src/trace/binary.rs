@@ -1,0 +1,295 @@
+//! hob's own trace format: a 64-byte header and records of 24 bytes, little-endian, as `docs/TRACE.md` specifies.
+//!
+//! [`Writer`] and [`Reader`] work on blocks of 256 KiB, so that reading keeps up with a simulator. A file that was
+//! cut off is good up to the last whole record; the reader says so instead of failing. What it refuses: another
+//! version, required flags it does not know, and records that [`Record::check`] refuses.
+
+use std::io::{self, Read, Seek, SeekFrom, Write};
+
+use anyhow::{Context, bail, ensure};
+
+use super::{Op, Record};
+
+/// The first bytes of a trace in this format.
+pub const MAGIC: [u8; 8] = *b"hobtrace";
+/// The version that is written.
+pub const VERSION: u32 = 1;
+/// Bytes of the header.
+pub const HEADER_BYTES: usize = 64;
+/// Bytes of a record.
+pub const RECORD_BYTES: usize = 24;
+
+const RECORDS_A_BLOCK: usize = (256 << 10) / RECORD_BYTES;
+/// The upper half of the flags must be understood.
+const FLAGS_REQUIRED: u32 = 0xffff_0000;
+
+/// What the header says of a trace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Records; 0 when the writer could not go back to say, then the file's end decides.
+    pub records: u64,
+    /// Disks: one more than the highest number; 0 when not known.
+    pub disks: u32,
+    /// Requests that a recorder could not keep up with and left out.
+    pub dropped: u64,
+    /// When the trace began, nanoseconds of Unix time; 0 when not known.
+    pub started_unix_ns: u64,
+}
+
+impl Header {
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0x00..0x08].copy_from_slice(&MAGIC);
+        bytes[0x08..0x0c].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[0x10..0x18].copy_from_slice(&self.records.to_le_bytes());
+        bytes[0x18..0x20].copy_from_slice(&self.dropped.to_le_bytes());
+        bytes[0x20..0x28].copy_from_slice(&self.started_unix_ns.to_le_bytes());
+        bytes[0x28..0x2c].copy_from_slice(&self.disks.to_le_bytes());
+        bytes
+    }
+
+    /// What `bytes` say.
+    ///
+    /// # Errors
+    /// Another magic, another version, or a required flag that this version does not know.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> anyhow::Result<Header> {
+        ensure!(bytes[..8] == MAGIC, "this is no hob trace: it does not begin with 'hobtrace'");
+        let version = u32_at(bytes, 0x08);
+        ensure!(version == VERSION, "the trace has version {version}; this hob reads version {VERSION}");
+        let flags = u32_at(bytes, 0x0c);
+        ensure!(
+            flags & FLAGS_REQUIRED == 0,
+            "the trace needs features ({flags:#x}) that this hob does not know"
+        );
+        let disks = u32_at(bytes, 0x28);
+        ensure!(disks <= 1 << 16, "the header says {disks} disks, of at most 65536");
+        Ok(Header {
+            records: u64_at(bytes, 0x10),
+            dropped: u64_at(bytes, 0x18),
+            started_unix_ns: u64_at(bytes, 0x20),
+            disks,
+        })
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// A record's bytes.
+pub fn encode(record: &Record) -> [u8; RECORD_BYTES] {
+    let mut bytes = [0; RECORD_BYTES];
+    bytes[0..8].copy_from_slice(&record.at_ns.to_le_bytes());
+    bytes[8..16].copy_from_slice(&record.offset.to_le_bytes());
+    bytes[16..20].copy_from_slice(&record.len.to_le_bytes());
+    bytes[20] = match record.op {
+        Op::Read => 0,
+        Op::Write => 1,
+        Op::Discard => 2,
+        Op::Flush => 3,
+    };
+    bytes[22..24].copy_from_slice(&record.disk.to_le_bytes());
+    bytes
+}
+
+/// The record in `bytes`, or what is wrong with it.
+#[inline]
+pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Result<Record, &'static str> {
+    let op = match bytes[20] {
+        0 => Op::Read,
+        1 => Op::Write,
+        2 => Op::Discard,
+        3 => Op::Flush,
+        _ => return Err("the operation is none that this hob knows"),
+    };
+    let record = Record {
+        at_ns: u64_at(bytes, 0),
+        offset: u64_at(bytes, 8),
+        len: u32_at(bytes, 16),
+        op,
+        disk: u16::from_le_bytes([bytes[22], bytes[23]]),
+    };
+    record.check().map(|()| record)
+}
+
+/// Writes a trace. Nothing is complete before [`finish`](Writer::finish) or
+/// [`finish_counted`](Writer::finish_counted).
+#[derive(Debug)]
+pub struct Writer<W> {
+    out: W,
+    block: Vec<u8>,
+    header: Header,
+}
+
+impl<W: Write> Writer<W> {
+    /// Writes the header, with the number of records not known yet. Needs no buffering below it.
+    pub fn new(out: W) -> io::Result<Writer<W>> {
+        Self::with_header(out, Header::default())
+    }
+
+    /// As [`new`](Self::new), with what is known beforehand; `records` is ignored.
+    pub fn with_header(mut out: W, header: Header) -> io::Result<Writer<W>> {
+        let header = Header { records: 0, ..header };
+        out.write_all(&header.encode())?;
+        Ok(Writer { out, block: Vec::with_capacity(RECORDS_A_BLOCK * RECORD_BYTES), header })
+    }
+
+    /// Adds a record.
+    ///
+    /// # Errors
+    /// A record that [`Record::check`] refuses, as `InvalidInput`; or the file below.
+    pub fn push(&mut self, record: &Record) -> io::Result<()> {
+        record.check().map_err(|reason| io::Error::new(io::ErrorKind::InvalidInput, reason))?;
+        self.block.extend_from_slice(&encode(record));
+        self.header.records += 1;
+        self.header.disks = self.header.disks.max(u32::from(record.disk) + 1);
+        if self.block.len() == RECORDS_A_BLOCK * RECORD_BYTES {
+            self.flush_block()?;
+        }
+        Ok(())
+    }
+
+    /// Records so far.
+    pub fn records(&self) -> u64 {
+        self.header.records
+    }
+
+    /// Writes what is left and flushes. The header goes on saying "not known", which suits pipes.
+    pub fn finish(mut self) -> io::Result<W> {
+        self.flush_block()?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+
+    fn flush_block(&mut self) -> io::Result<()> {
+        self.out.write_all(&self.block)?;
+        self.block.clear();
+        Ok(())
+    }
+}
+
+impl<W: Write + Seek> Writer<W> {
+    /// As [`finish`](Self::finish), and puts the numbers of records, disks and `dropped` requests into the header,
+    /// which must be where `W` began.
+    pub fn finish_counted(mut self, dropped: u64) -> io::Result<W> {
+        self.flush_block()?;
+        self.header.dropped = dropped;
+        self.out.seek(SeekFrom::Start(0))?;
+        self.out.write_all(&self.header.encode())?;
+        self.out.seek(SeekFrom::End(0))?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+}
+
+/// Reads a trace, block by block ([`read_block`](Reader::read_block)) or record by record (as an iterator). The first
+/// bad record ends it with an error that names its number.
+#[derive(Debug)]
+pub struct Reader<R> {
+    input: R,
+    header: Header,
+    bytes: Vec<u8>,
+    block: Vec<Record>,
+    next: usize,
+    read: u64,
+    torn_bytes: usize,
+    ended: bool,
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads the header. Needs no buffering below it.
+    ///
+    /// # Errors
+    /// What [`Header::decode`] refuses, a file shorter than a header, or the file below.
+    pub fn new(mut input: R) -> anyhow::Result<Reader<R>> {
+        let mut bytes = [0; HEADER_BYTES];
+        let got = read_whole(&mut input, &mut bytes).context("cannot read the trace")?;
+        ensure!(got == HEADER_BYTES, "the trace ends within its header, after {got} bytes of {HEADER_BYTES}");
+        Ok(Reader {
+            input,
+            header: Header::decode(&bytes)?,
+            bytes: vec![0; RECORDS_A_BLOCK * RECORD_BYTES],
+            block: Vec::with_capacity(RECORDS_A_BLOCK),
+            next: 0,
+            read: 0,
+            torn_bytes: 0,
+            ended: false,
+        })
+    }
+
+    /// What the header says.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Bytes after the last whole record: more than 0 when the file was cut off. Known at the end.
+    pub fn torn_bytes(&self) -> usize {
+        self.torn_bytes
+    }
+
+    /// Records that the header promised and the file does not have. Known at the end.
+    pub fn missing(&self) -> u64 {
+        if self.ended { self.header.records.saturating_sub(self.read) } else { 0 }
+    }
+
+    /// The next records, some ten thousand of them, none at the end. Not to be mixed with the iterator.
+    pub fn read_block(&mut self) -> anyhow::Result<&[Record]> {
+        self.block.clear();
+        self.next = 0;
+        if self.ended {
+            return Ok(&self.block);
+        }
+        let got = read_whole(&mut self.input, &mut self.bytes).context("cannot read the trace")?;
+        self.ended = got < self.bytes.len();
+        let mut bad = None;
+        let (whole, torn) = self.bytes[..got].as_chunks::<RECORD_BYTES>();
+        self.torn_bytes = torn.len();
+        self.block
+            .extend(whole.iter().map_while(|bytes| decode(bytes).map_err(|reason| bad = Some(reason)).ok()));
+        self.read += self.block.len() as u64;
+        if let Some(reason) = bad {
+            self.ended = true;
+            bail!("record {} of the trace: {reason}", self.read + 1);
+        }
+        Ok(&self.block)
+    }
+}
+
+impl<R: Read> Iterator for Reader<R> {
+    type Item = anyhow::Result<Record>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next == self.block.len() {
+            match self.read_block() {
+                Ok([]) => return None,
+                Ok(_) => {}
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        self.next += 1;
+        Some(Ok(self.block[self.next - 1]))
+    }
+}
+
+/// Fills `bytes` as far as the input goes.
+pub(super) fn read_whole(input: &mut (impl Read + ?Sized), bytes: &mut [u8]) -> io::Result<usize> {
+    let mut got = 0;
+    while got < bytes.len() {
+        match input.read(&mut bytes[got..]) {
+            Ok(0) => break,
+            Ok(more) => got += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(got)
+}
+
+#[cfg(test)]
+mod tests;
