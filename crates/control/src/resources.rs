@@ -300,7 +300,6 @@ mod tests {
             backing: "/vm.img".into(),
             size: Size(1 << 30),
             read_only: true,
-            recording: None,
             cache: Some(Cache {
                 pool: "default".into(),
                 state: CacheState::Changing,
@@ -310,6 +309,7 @@ mod tests {
                 block_size: Size(4096),
                 policy: "lru".into(),
             }),
+            recording: Some(Recording { requests: 7, dropped: 1 }),
         };
         let text = serde_json::to_string(&disk).unwrap();
         assert!(text.contains(r#""state":"offline""#) && text.contains(r#""state":"changing""#), "{text}");

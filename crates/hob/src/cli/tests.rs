@@ -38,6 +38,7 @@ fn these_lines_make_sense() {
         "hob stats",
         "hob stats vm --control unix:/c.sock",
         "hob explain vm --log debug",
+        "hob record vm --out t.hob --seconds 60 --requests 1000 --format csv",
         "hob completions bash",
         "hob man --out /tmp/x",
         "hob docs --out docs --check",
@@ -67,6 +68,8 @@ fn these_lines_are_refused_in_one_line_that_says_what_to_do() {
         ("hob cash", "cash"),
         ("hob stats -o yaml", "json"),
         ("hob explain", "DISK"),
+        ("hob record vm", "--out"),
+        ("hob record vm --out t --seconds 0", "0"),
     ] {
         let error = parse(line).unwrap_err();
         let said = usage_line(&error.to_string());
