@@ -35,7 +35,11 @@ impl Trace {
     #[track_caller]
     pub fn read(path: &Path) -> Self {
         let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("read {}: {e}", path.display()));
-        assert!(bytes.len() >= 64 && (bytes.len() - 64) % 24 == 0, "{} bytes are no trace", bytes.len());
+        assert!(
+            bytes.len() >= 64 && (bytes.len() - 64).is_multiple_of(24),
+            "{} bytes are no trace",
+            bytes.len()
+        );
         let (head, body) = bytes.split_at(64);
         assert_eq!((&head[..8], number(&head[8..12])), (&b"hobtrace"[..], 1), "magic and version");
         let mut trace = Self {

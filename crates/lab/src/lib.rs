@@ -3,9 +3,11 @@
 //! Workloads are made here, driven through a real NBD connection, summed up and turned into pictures. The lab may
 //! read the clock, use threads and fail with `anyhow`; nothing but the binary and xtask depends on it.
 
+mod clock;
 pub mod driver;
 pub mod picture;
 pub mod prng;
+pub mod replay;
 pub mod summary;
 pub mod trace;
 pub mod workload;
