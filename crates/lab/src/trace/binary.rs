@@ -188,7 +188,7 @@ impl<W: Write + Seek> Writer<W> {
 }
 
 /// Reads a trace, block by block ([`read_block`](Reader::read_block)) or record by record (as an iterator). The first
-/// bad record ends it with an error that names its number.
+/// bad record ends it with an error that names its number; [`super::open`] is for files that need forgiving.
 #[derive(Debug)]
 pub struct Reader<R> {
     input: R,

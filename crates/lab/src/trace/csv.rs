@@ -1,5 +1,5 @@
 //! hob's trace as text: the header `ts_us,op,offset,size` and a line for each request, for spreadsheets and other
-//! programs.
+//! programs. [`super::open`] reads it.
 //!
 //! `ts_us` are microseconds from the start, cut to whole ones when written; `op` is R, W, D (discard) or F (flush);
 //! offset and size are bytes. A trace of several disks has a fifth column, `disk`.

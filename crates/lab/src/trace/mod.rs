@@ -1,9 +1,28 @@
 //! Traces: what a disk was asked, and when.
 //!
-//! Times are nanoseconds, offsets and lengths bytes.
+//! [`open`] reads any format of the table [`FORMATS`], compressed or not, as a stream of [`Record`]s. Memory is
+//! bounded whatever the file holds: a line, a window of records put into order, the names of the disks.
+//! What a file says is checked before it becomes a record; what makes no sense is counted, and skipped or fatal by
+//! option. [`binary`] and [`csv`] also write, and [`profile`] sums a trace up. Times are nanoseconds from the first
+//! record, offsets and lengths bytes.
 
 pub mod binary;
 pub mod csv;
+mod decompress;
+mod disks;
+mod fields;
+mod formats;
+mod input;
+mod open;
+pub mod profile;
+#[cfg(test)]
+mod tests;
+mod window;
+
+pub use decompress::Compression;
+pub use formats::{FORMATS, FormatInfo};
+pub use input::Place;
+pub use open::{Limits, OnBad, OpenOptions, Skipped, SkippedEntry, TraceReader, open, open_stream};
 
 /// Offsets, and ends of requests, are at most this: what a disk may hold, 2⁶³ bytes.
 pub const DISK_BYTES_MAX: u64 = 1 << 63;

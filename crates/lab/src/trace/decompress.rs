@@ -1,0 +1,202 @@
+//! Compressed files, known by their first bytes and decoded as a stream. All decoders are Rust; their windows are
+//! bounded, so a header cannot make them allocate what it likes.
+
+use std::io::{self, BufRead, Read};
+
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+
+/// An xz file may ask for this much, KiB; `xz -9` asks for 64 MiB.
+const XZ_MEMORY_KIB_MAX: u32 = 256 << 10;
+/// Blocks of zstd are decoded until about this much is there.
+const ZSTD_CHUNK_BYTES: usize = 256 << 10;
+
+/// How a file is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// Not at all.
+    None,
+    /// gzip.
+    Gzip,
+    /// Zstandard.
+    Zstd,
+    /// bzip2.
+    Bzip2,
+    /// xz.
+    Xz,
+}
+
+impl Compression {
+    /// What a file with these first bytes is; six decide.
+    pub(super) fn of(start: &[u8]) -> Compression {
+        match start {
+            [0x1f, 0x8b, 0x08, ..] => Compression::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
+            [b'B', b'Z', b'h', b'1'..=b'9', ..] => Compression::Bzip2,
+            [0xfd, b'7', b'z', b'X', b'Z', 0x00, ..] => Compression::Xz,
+            _ => Compression::None,
+        }
+    }
+
+    /// What is in the file.
+    pub(super) fn decoder(self, input: impl BufRead + Send + 'static) -> Box<dyn Read + Send> {
+        match self {
+            Compression::None => Box::new(input),
+            Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(input)),
+            Compression::Zstd => Box::new(Zstd { input, frame: FrameDecoder::new(), within: false }),
+            Compression::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(input)),
+            Compression::Xz => Box::new(lzma_rust2::XzReader::new_mem_limit(input, true, XZ_MEMORY_KIB_MAX)),
+        }
+    }
+}
+
+/// Zstandard frames, one after another; frames to be skipped are.
+struct Zstd<R> {
+    input: R,
+    frame: FrameDecoder,
+    within: bool,
+}
+
+impl<R: BufRead> Zstd<R> {
+    /// Begins the next frame; `false` at the end of the file.
+    fn begin(&mut self) -> io::Result<bool> {
+        loop {
+            if self.input.fill_buf()?.is_empty() {
+                return Ok(false);
+            }
+            match self.frame.reset(&mut self.input) {
+                Ok(()) => {
+                    self.within = true;
+                    return Ok(true);
+                }
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => {
+                    let skipped = io::copy(&mut (&mut self.input).take(u64::from(length)), &mut io::sink())?;
+                    if skipped < u64::from(length) {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Err(error) => return Err(damaged(error)),
+            }
+        }
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.within = false;
+        match (self.frame.get_checksum_from_data(), self.frame.get_calculated_checksum()) {
+            (Some(said), Some(found)) if said != found => Err(damaged("a checksum does not match")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<R: BufRead> Read for Zstd<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            if !self.within && !self.begin()? {
+                return Ok(0);
+            }
+            if self.frame.can_collect() == 0 && !self.frame.is_finished() {
+                let strategy = BlockDecodingStrategy::UptoBytes(ZSTD_CHUNK_BYTES);
+                self.frame.decode_blocks(&mut self.input, strategy).map_err(damaged)?;
+            }
+            let got = self.frame.read(out)?;
+            if got > 0 {
+                return Ok(got);
+            }
+            if self.frame.is_finished() {
+                self.end()?;
+            }
+        }
+    }
+}
+
+fn damaged(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// 300 KB that compress well and do not repeat.
+    fn text() -> Vec<u8> {
+        (0..40_000_u32).flat_map(|n| format!("{}\n", n.wrapping_mul(2_654_435_761)).into_bytes()).collect()
+    }
+
+    fn compressed(how: Compression, text: &[u8]) -> Vec<u8> {
+        match how {
+            Compression::None => text.to_vec(),
+            Compression::Gzip => {
+                let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+                encoder.write_all(text).unwrap();
+                encoder.finish().unwrap()
+            }
+            Compression::Zstd => {
+                ruzstd::encoding::compress_to_vec(text, ruzstd::encoding::CompressionLevel::Fastest)
+            }
+            Compression::Bzip2 => {
+                let mut encoder = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+                encoder.write_all(text).unwrap();
+                encoder.finish().unwrap()
+            }
+            Compression::Xz => {
+                let options = lzma_rust2::XzOptions::with_preset(1);
+                let mut encoder = lzma_rust2::XzWriter::new(Vec::new(), options).unwrap();
+                encoder.write_all(text).unwrap();
+                encoder.finish().unwrap()
+            }
+        }
+    }
+
+    fn decoded(bytes: &[u8]) -> io::Result<Vec<u8>> {
+        let mut out = Vec::new();
+        let input = io::Cursor::new(bytes.to_vec());
+        Compression::of(bytes).decoder(input).read_to_end(&mut out).map(|_| out)
+    }
+
+    const ALL: [Compression; 5] =
+        [Compression::None, Compression::Gzip, Compression::Zstd, Compression::Bzip2, Compression::Xz];
+
+    #[test]
+    fn each_is_known_and_decoded_also_when_two_files_are_joined() {
+        let text = text();
+        for how in ALL {
+            let bytes = compressed(how, &text);
+            assert_eq!(Compression::of(&bytes), how);
+            assert!(decoded(&bytes).unwrap() == text, "{how:?}");
+            let twice = [&bytes[..], &bytes[..]].concat();
+            assert!(decoded(&twice).unwrap() == text.repeat(2), "{how:?} twice");
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_cut_off_or_changed_is_an_error() {
+        let text = text();
+        for how in ALL.into_iter().skip(1) {
+            let bytes = compressed(how, &text);
+            let cut = decoded(&bytes[..bytes.len() / 2]);
+            assert!(cut.is_err_and(|error| error.raw_os_error().is_none()), "{how:?} cut");
+            let mut changed = bytes.clone();
+            changed[bytes.len() / 2] ^= 0x55;
+            let out = decoded(&changed);
+            // What this encoder of zstd writes has a checksum as well.
+            assert!(out.is_err(), "{how:?} changed");
+        }
+    }
+
+    #[test]
+    fn frames_to_skip_are_skipped() {
+        let mut bytes = vec![0x51, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3];
+        bytes.extend(compressed(Compression::Zstd, b"text"));
+        assert_eq!(decoded(&bytes).unwrap(), b"text");
+        assert!(decoded(&bytes[..9]).is_err());
+    }
+}

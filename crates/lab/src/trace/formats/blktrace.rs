@@ -1,0 +1,156 @@
+//! blktrace's binary records, as the kernel writes them, in either byte order.
+//!
+//! A record has 48 bytes: magic and version u32, sequence u32, time u64 (ns), sector u64 (512 bytes), bytes u32, action
+//! u32, pid u32, device u32, cpu u32, error u16, length u16 of what follows it, which is passed over. The action's upper half says
+//! what kind of request it is, its lower half what happens to it; events of one kind are taken, as in `blkparse`: queued when
+//! the beginning has any, else inserted, issued or completed. Each processor has a file of its own: `blkparse -i NAME -d FILE`
+//! merges them. Version 7 is read; version 8 (Linux 6.19) is refused. Source: `include/uapi/linux/blktrace_api.h`.
+
+use std::io;
+
+use super::super::Op;
+use super::super::disks::Disks;
+use super::super::fields::{Reason, scaled};
+use super::super::input::Input;
+use super::{FormatInfo, Head, Likeness, Parse, Raw, Settings, Step};
+
+pub(super) const FORMAT: FormatInfo = FormatInfo {
+    name: "blktrace",
+    summary: "binary blktrace, version 7; queue events",
+    source: "include/uapi/linux/blktrace_api.h",
+    hints: &["blktrace"],
+    detect: |head| if order(head.bytes).is_some() { Likeness::Surely } else { Likeness::No },
+    parser,
+};
+
+const RECORD_BYTES: usize = 48;
+/// The upper three bytes; the lowest is the version.
+const MAGIC: u32 = 0x6561_7400;
+const VERSION: u32 = 7;
+
+/// Bits of the action's upper half.
+const WRITE: u32 = 1 << 1;
+const FLUSH: u32 = 1 << 2;
+const NOTIFY: u32 = 1 << 10;
+const DISCARD: u32 = 1 << 13;
+const PC: u32 = 1 << 9;
+/// Set in the lower half when a control group's number follows.
+const CGROUP: u32 = 1 << 8;
+/// Events, in order of preference: queued, inserted, issued, completed.
+const EVENTS: [u32; 4] = [1, 12, 7, 8];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Little,
+    Big,
+}
+
+fn u32_at(bytes: &[u8], at: usize, order: Order) -> u32 {
+    let field = bytes[at..at + 4].try_into().expect("four bytes");
+    if order == Order::Little { u32::from_le_bytes(field) } else { u32::from_be_bytes(field) }
+}
+
+fn u64_at(bytes: &[u8], at: usize, order: Order) -> u64 {
+    let field = bytes[at..at + 8].try_into().expect("eight bytes");
+    if order == Order::Little { u64::from_le_bytes(field) } else { u64::from_be_bytes(field) }
+}
+
+fn u16_at(bytes: &[u8], at: usize, order: Order) -> u16 {
+    let field = [bytes[at], bytes[at + 1]];
+    if order == Order::Little { u16::from_le_bytes(field) } else { u16::from_be_bytes(field) }
+}
+
+fn order(bytes: &[u8]) -> Option<Order> {
+    let start = bytes.get(..4)?;
+    [Order::Little, Order::Big].into_iter().find(|order| u32_at(start, 0, *order) & !0xff == MAGIC)
+}
+
+/// Which events to take: the best that the beginning has.
+fn event(head: &[u8], order: Order) -> u32 {
+    let mut found = [false; EVENTS.len()];
+    let mut rest = head;
+    while let Some((record, after)) = rest.split_first_chunk::<RECORD_BYTES>() {
+        let action = u32_at(record, 28, order);
+        if action >> 16 & NOTIFY == 0
+            && let Some(n) = EVENTS.iter().position(|event| *event == action & 0xffff & !CGROUP)
+        {
+            found[n] = true;
+        }
+        let Some(next) = after.get(usize::from(u16_at(record, 46, order))..) else { break };
+        rest = next;
+    }
+    EVENTS[found.iter().position(|found| *found).unwrap_or(0)]
+}
+
+fn parser(head: &Head<'_>, _: &Settings) -> Result<Box<dyn Parse>, Reason> {
+    let order = order(head.bytes).ok_or("it does not begin with blktrace's magic number")?;
+    let version = u32_at(head.bytes, 0, order) & 0xff;
+    if version != VERSION {
+        return Err(format!("its version is {version}, and {VERSION} is read").into());
+    }
+    Ok(Box::new(Blktrace { order, event: event(head.bytes, order), lost: false, name: String::new() }))
+}
+
+struct Blktrace {
+    order: Order,
+    event: u32,
+    lost: bool,
+    name: String,
+}
+
+impl Parse for Blktrace {
+    fn next(&mut self, input: &mut Input, disks: &mut Disks) -> io::Result<Step> {
+        let mut record = [0; RECORD_BYTES];
+        let got = if self.lost { 0 } else { input.bytes(&mut record)? };
+        if got == 0 {
+            return Ok(Step::End);
+        }
+        input.next_record();
+        if got < RECORD_BYTES {
+            return Ok(Step::Bad(
+                format!("the trace was cut off after {got} of {RECORD_BYTES} bytes").into(),
+            ));
+        }
+        if u32_at(&record, 0, self.order) != MAGIC | VERSION {
+            self.lost = true;
+            return Ok(Step::Bad("the magic number is wrong; what follows is not read".into()));
+        }
+        let more = u64::from(u16_at(&record, 46, self.order));
+        if input.skip(more)? < more {
+            return Ok(Step::Bad("the trace was cut off within what belongs to a record".into()));
+        }
+        Ok(match self.request(&record, disks) {
+            Ok(Some(raw)) => Step::Request(raw),
+            Ok(None) => Step::Event,
+            Err(reason) => Step::Bad(reason),
+        })
+    }
+}
+
+impl Blktrace {
+    fn request(&mut self, record: &[u8; RECORD_BYTES], disks: &mut Disks) -> Result<Option<Raw>, Reason> {
+        use std::fmt::Write;
+
+        let order = self.order;
+        let action = u32_at(record, 28, order);
+        let kind = action >> 16;
+        if kind & (NOTIFY | PC) != 0 || action & 0xffff & !CGROUP != self.event {
+            return Ok(None);
+        }
+        let len = u64::from(u32_at(record, 24, order));
+        let op = match () {
+            () if len == 0 && kind & FLUSH != 0 => Op::Flush,
+            () if len == 0 => return Ok(None),
+            () if kind & DISCARD != 0 => Op::Discard,
+            () if kind & WRITE != 0 => Op::Write,
+            () => Op::Read,
+        };
+        let offset = if op == Op::Flush { 0 } else { scaled(u64_at(record, 16, order), 512, "the sector")? };
+        let device = u32_at(record, 36, order);
+        self.name.clear();
+        // The kernel's own split: twelve bits of major number, twenty of minor.
+        write!(self.name, "{},{}", device >> 20, device & 0xf_ffff).expect("a string takes everything");
+        let disk = disks.named(&self.name)?;
+        Ok(Some(Raw { at_ns: u64_at(record, 8, order), offset, len, op, disk }))
+    }
+}

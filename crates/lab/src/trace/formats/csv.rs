@@ -1,0 +1,53 @@
+//! hob's CSV: `ts_us,op,offset,size` and perhaps `disk`; see [`crate::trace::csv`]. The first line may be missing.
+
+use super::super::csv::{HEADER, HEADER_DISKS};
+use super::super::disks::Disks;
+use super::super::fields::{More, Reason, columns, number, operation, time_ns};
+use super::{Entry, FormatInfo, Lines, ParseLine, Raw, lines_like};
+
+pub(super) const FORMAT: FormatInfo = FormatInfo {
+    name: "csv",
+    summary: "hob's CSV: ts_us,op,offset,size and perhaps disk; bytes",
+    source: "docs/TRACE.md",
+    hints: &[".csv"],
+    detect: |head| lines_like(head, Csv::default()),
+    parser: |_, _| Ok(Box::new(Lines(Csv::default()))),
+};
+
+#[derive(Default)]
+struct Csv {
+    with_disks: bool,
+}
+
+impl ParseLine for Csv {
+    fn line(&mut self, line: &str, disks: &mut Disks) -> Result<Entry, Reason> {
+        if line.starts_with("ts_us") {
+            let line = line.trim();
+            if line != HEADER && line != HEADER_DISKS {
+                return Err(format!("the first line is neither {HEADER} nor {HEADER_DISKS}").into());
+            }
+            self.with_disks = line == HEADER_DISKS;
+            return Ok(Entry::Text);
+        }
+        let ([time, op, offset, size], disk) = if self.with_disks {
+            let [time, op, offset, size, disk] = columns(line, ',', More::Refused)?;
+            let number = number(disk, "the disk")?;
+            let disk =
+                u16::try_from(number).map_err(|_| format!("the disk's number is above 65535: {number}"))?;
+            ([time, op, offset, size], disk)
+        } else {
+            (columns(line, ',', More::Refused)?, 0)
+        };
+        let raw = Raw {
+            at_ns: time_ns(time, 1_000)?,
+            op: operation(op)?,
+            offset: number(offset, "the offset")?,
+            len: number(size, "the size")?,
+            disk,
+        };
+        if self.with_disks {
+            disks.own(disk);
+        }
+        Ok(Entry::Request(raw))
+    }
+}

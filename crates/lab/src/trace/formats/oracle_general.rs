@@ -1,0 +1,78 @@
+//! libCacheSim's oracleGeneral: little-endian records of 24 bytes without a header.
+//!
+//! Time u32 in seconds, object u64, size u32 in bytes, and when the object is next asked for (i64, a count of requests
+//! or −1), which is not used here. There are no writes. Objects of block traces are numbers of blocks of 512 bytes, as in
+//! the CloudPhysics sample of libCacheSim; another size can be told. Source: libCacheSim, `oracleGeneralBin.h`.
+
+use std::io;
+
+use super::super::Op;
+use super::super::disks::Disks;
+use super::super::fields::scaled;
+use super::super::input::Input;
+use super::{FormatInfo, Head, Likeness, Parse, Raw, Step};
+
+pub(super) const FORMAT: FormatInfo = FormatInfo {
+    name: "oracle-general",
+    summary: "libCacheSim oracleGeneral: seconds, object, size; objects are blocks of 512 bytes unless told otherwise",
+    source: "libCacheSim, oracleGeneralBin.h",
+    hints: &["oraclegeneral"],
+    detect,
+    parser: |_, settings| Ok(Box::new(OracleGeneral { block_bytes: settings.page_bytes })),
+};
+
+const RECORD_BYTES: usize = 24;
+
+struct OracleGeneral {
+    block_bytes: u64,
+}
+
+/// There is no magic: times must not fall, sizes be sensible, and what comes next lie ahead.
+fn detect(head: &Head<'_>) -> Likeness {
+    let (records, _) = head.bytes.as_chunks::<RECORD_BYTES>();
+    let mut last = 0;
+    let fits = |(n, record): (usize, &[u8; RECORD_BYTES])| {
+        let time = u32::from_le_bytes(record[0..4].try_into().expect("four bytes"));
+        let size = u32::from_le_bytes(record[12..16].try_into().expect("four bytes"));
+        let next = i64::from_le_bytes(record[16..24].try_into().expect("eight bytes"));
+        let fits = time >= last && (1..=1 << 28).contains(&size) && (next == -1 || next > n as i64);
+        last = time;
+        fits
+    };
+    if records.len() < 2 || !records.iter().enumerate().take(1000).all(fits) {
+        Likeness::No
+    } else if head.name_has("oraclegeneral") {
+        Likeness::Surely
+    } else {
+        Likeness::Perhaps
+    }
+}
+
+impl Parse for OracleGeneral {
+    fn next(&mut self, input: &mut Input, _: &mut Disks) -> io::Result<Step> {
+        let mut record = [0; RECORD_BYTES];
+        let got = input.bytes(&mut record)?;
+        if got == 0 {
+            return Ok(Step::End);
+        }
+        input.next_record();
+        if got < RECORD_BYTES {
+            return Ok(Step::Bad(
+                format!("the trace was cut off after {got} of {RECORD_BYTES} bytes").into(),
+            ));
+        }
+        let time = u32::from_le_bytes(record[0..4].try_into().expect("four bytes"));
+        let object = u64::from_le_bytes(record[4..12].try_into().expect("eight bytes"));
+        let size = u32::from_le_bytes(record[12..16].try_into().expect("four bytes"));
+        Ok(match scaled(object, self.block_bytes, "the object's number") {
+            Ok(offset) => Step::Request(Raw {
+                at_ns: u64::from(time) * 1_000_000_000,
+                offset,
+                len: u64::from(size),
+                op: Op::Read,
+                disk: 0,
+            }),
+            Err(reason) => Step::Bad(reason),
+        })
+    }
+}

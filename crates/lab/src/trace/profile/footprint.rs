@@ -1,0 +1,148 @@
+//! The set of sectors that were touched: a bitmap in pieces of 512 sectors, by disk and place.
+//!
+//! When there are too many pieces, half of them, chosen by a hash of their place, are given up for good, and again when
+//! that is not enough; what the others hold is scaled up. (Spatial sampling as in SHARDS, Waldspurger et al., FAST 2015.)
+
+use std::collections::HashMap;
+
+use super::{Footprint, SECTOR_BYTES};
+
+/// What a table of 2²¹ places holds before it grows: 73 bytes each.
+pub(super) const CHUNKS_MAX: usize = (1 << 21) / 8 * 7;
+const CHUNK_SECTORS: u64 = 512;
+/// Disks hold 2⁶³ bytes, so 2⁴² pieces.
+const CHUNK_BITS: u32 = 42;
+
+#[derive(Debug)]
+pub(super) struct SectorSet {
+    chunks: HashMap<u64, [u64; 8]>,
+    chunks_max: usize,
+    /// Pieces count whose hash is below 2⁶⁴ ≫ `halvings`.
+    halvings: u32,
+    sectors: u64,
+    touches: u64,
+}
+
+/// Spreads places over all 64-bit numbers, one to one (the finalizer of SplitMix64).
+fn stirred(place: u64) -> u64 {
+    let place = (place ^ place >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let place = (place ^ place >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    place ^ place >> 31
+}
+
+impl SectorSet {
+    pub(super) fn new(chunks_max: usize) -> SectorSet {
+        SectorSet { chunks: HashMap::new(), chunks_max, halvings: 0, sectors: 0, touches: 0 }
+    }
+
+    /// Adds the sectors `first ..= last` of a disk.
+    pub(super) fn touch(&mut self, disk: u16, first: u64, last: u64) {
+        self.touches += last - first + 1;
+        for chunk in first / CHUNK_SECTORS..=last / CHUNK_SECTORS {
+            let place = stirred(u64::from(disk) << CHUNK_BITS | chunk);
+            if !self.counts(place) {
+                continue;
+            }
+            let base = chunk * CHUNK_SECTORS;
+            let from = first.max(base) - base;
+            let to = last.min(base + CHUNK_SECTORS - 1) - base;
+            self.sectors += set(self.chunks.entry(place).or_default(), from as usize, to as usize);
+            while self.chunks.len() > self.chunks_max {
+                self.halve();
+            }
+        }
+    }
+
+    fn counts(&self, place: u64) -> bool {
+        // A shift by 64 would be none; so many halvings leave nothing to halve long before.
+        place <= u64::MAX >> self.halvings
+    }
+
+    fn halve(&mut self) {
+        self.halvings += 1;
+        let limit = u64::MAX >> self.halvings;
+        self.chunks.retain(|place, _| *place <= limit);
+        self.sectors = self.chunks.values().flatten().map(|word| u64::from(word.count_ones())).sum();
+    }
+
+    pub(super) fn footprint(&self) -> Footprint {
+        let scale = 2_f64.powi(self.halvings as i32);
+        let sectors = ((self.sectors as f64 * scale) as u64).min(self.touches);
+        Footprint {
+            sectors,
+            bytes: sectors * SECTOR_BYTES,
+            touches: self.touches,
+            reuse_percent: super::percent(self.touches - sectors, self.touches),
+            estimated: self.halvings > 0,
+            sample_rate: 1.0 / scale,
+        }
+    }
+}
+
+/// Sets bits `from ..= to` and returns how many were not set.
+fn set(words: &mut [u64; 8], from: usize, to: usize) -> u64 {
+    let mut new = 0;
+    for (n, word) in words.iter_mut().enumerate().take(to / 64 + 1).skip(from / 64) {
+        let low = if n == from / 64 { from % 64 } else { 0 };
+        let high = if n == to / 64 { to % 64 } else { 63 };
+        let mask = u64::MAX << low & u64::MAX >> (63 - high);
+        new += u64::from((mask & !*word).count_ones());
+        *word |= mask;
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::prng::Prng;
+
+    #[test]
+    fn it_counts_what_a_set_of_sectors_counts() {
+        let mut rng = Prng::new(7);
+        let (mut set, mut model, mut touches) = (SectorSet::new(1 << 20), BTreeSet::new(), 0);
+        for _ in 0..3_000 {
+            let disk = rng.below(3) as u16;
+            let first = rng.below(5_000);
+            let longest = if rng.below(10) == 0 { 2_000 } else { 20 };
+            let last = first + rng.below(longest);
+            set.touch(disk, first, last);
+            model.extend((first..=last).map(|sector| (disk, sector)));
+            touches += last - first + 1;
+        }
+        let found = set.footprint();
+        assert_eq!((found.sectors, found.touches, found.estimated), (model.len() as u64, touches, false));
+        assert_eq!(found.bytes, found.sectors * 4096);
+        let reuse = (touches - found.sectors) as f64 / touches as f64 * 100.0;
+        assert!((found.reuse_percent - reuse).abs() < 1e-9);
+    }
+
+    #[test]
+    fn beyond_the_limit_it_estimates_within_a_few_percent() {
+        let mut set = SectorSet::new(1_000);
+        // 20,000 pieces, each with 3 sectors, twice.
+        for _ in 0..2 {
+            for chunk in 0..20_000 {
+                set.touch(1, chunk * 512 * 7 + 5, chunk * 512 * 7 + 7);
+            }
+        }
+        let found = set.footprint();
+        assert!(found.estimated && found.sample_rate <= 1.0 / 16.0);
+        assert!(set.chunks.len() <= 1_000);
+        let error = found.sectors as f64 / 60_000.0 - 1.0;
+        assert!(error.abs() < 0.1, "{error}");
+        assert_eq!(found.touches, 120_000);
+    }
+
+    #[test]
+    fn the_ends_of_the_largest_disk_fit() {
+        let mut set = SectorSet::new(10);
+        let last = (1 << 51) - 1;
+        set.touch(u16::MAX, last, last);
+        set.touch(0, 0, 0);
+        set.touch(u16::MAX, last - 511, last);
+        assert_eq!(set.footprint().sectors, 513);
+    }
+}
