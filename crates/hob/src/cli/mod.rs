@@ -16,6 +16,7 @@ mod output;
 mod pool;
 mod record;
 mod remote;
+mod replay;
 mod serve;
 mod stats;
 
@@ -70,6 +71,7 @@ enum Command {
     Stats(stats::Stats),
     Explain(explain::Explain),
     Record(record::Record),
+    Replay(replay::Replay),
     Completions(completions::Completions),
     Man(man::Man),
     #[command(hide = true)]
@@ -87,6 +89,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Stats(args) => stats::run(&args, global),
         Command::Explain(args) => explain::run(&args, global),
         Command::Record(args) => record::run(&args, global),
+        Command::Replay(args) => replay::run(&args, global),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Docs(args) => docs::run(&args),
