@@ -14,6 +14,7 @@ pub mod process;
 pub mod scratch;
 pub mod stats;
 pub mod tool;
+pub mod trace;
 
 pub use hob::{Daemon, Hob, Serve};
 pub use scratch::Scratch;

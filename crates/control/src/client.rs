@@ -4,10 +4,10 @@ use std::io;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,7 +16,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::{
     CacheEnable, CachePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskStats, Endpoint,
-    Explanation, Pool, PoolChanged, PoolCreate, Problem, Version,
+    Explanation, Pool, PoolChanged, PoolCreate, Problem, TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -51,6 +51,12 @@ pub enum ClientError {
         endpoint: Endpoint,
         /// What was wrong.
         what: String,
+    },
+    /// An answer without end ended.
+    #[error("{endpoint} ended the connection; the daemon was stopped or has failed")]
+    BrokeOff {
+        /// Who.
+        endpoint: Endpoint,
     },
     /// No answer in time.
     #[error("{endpoint} did not answer within {ANSWER_SECONDS_MAX} s")]
@@ -173,6 +179,19 @@ impl Client {
         self.get(&format!("{}/explain", disk_path(disk))).await
     }
 
+    /// Records a disk's requests from now on.
+    pub async fn trace(&self, disk: &str) -> Result<Trace, ClientError> {
+        let path = format!("{}/trace", disk_path(disk));
+        let (answer, driver) = self.in_time(self.ask(Method::GET, &path, Vec::new())).await?;
+        Ok(Trace {
+            client: self.clone(),
+            body: answer.into_body(),
+            decoder: TraceDecoder::default(),
+            over: false,
+            _driver: driver,
+        })
+    }
+
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.send(Method::GET, path, None::<&()>).await
     }
@@ -192,27 +211,44 @@ impl Client {
             None => Vec::new(),
         };
         let exchange = async {
-            match &self.endpoint {
-                Endpoint::Unix(socket) => {
-                    let stream =
-                        UnixStream::connect(socket).await.map_err(|error| self.unreachable(error))?;
-                    self.exchange(stream, method, path, body).await
-                }
-                Endpoint::Tcp { host, port } => {
-                    let stream = TcpStream::connect((host.as_str(), *port))
-                        .await
-                        .map_err(|error| self.unreachable(error))?;
-                    self.exchange(stream, method, path, body).await
-                }
+            let (answer, _driver) = self.ask(method, path, body).await?;
+            self.collect(answer).await
+        };
+        let answer = self.in_time(exchange).await?;
+        serde_json::from_slice(&answer).map_err(|error| self.garbled(error))
+    }
+
+    /// Waits for a limited time.
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
+        tokio::time::timeout(Duration::from_secs(ANSWER_SECONDS_MAX), work)
+            .await
+            .map_err(|_| ClientError::TimedOut { endpoint: self.endpoint.clone() })?
+    }
+
+    /// Connects, asks, and returns an answer that is a success, up to its body.
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<(Response<Incoming>, Driver), ClientError> {
+        let (answer, driver) = match &self.endpoint {
+            Endpoint::Unix(socket) => {
+                let stream = UnixStream::connect(socket).await.map_err(|error| self.unreachable(error))?;
+                self.exchange(stream, method, path, body).await?
+            }
+            Endpoint::Tcp { host, port } => {
+                let stream = TcpStream::connect((host.as_str(), *port))
+                    .await
+                    .map_err(|error| self.unreachable(error))?;
+                self.exchange(stream, method, path, body).await?
             }
         };
-        let (status, answer) = tokio::time::timeout(Duration::from_secs(ANSWER_SECONDS_MAX), exchange)
-            .await
-            .map_err(|_| ClientError::TimedOut { endpoint: self.endpoint.clone() })??;
+        let status = answer.status();
         if status.is_success() {
-            return serde_json::from_slice(&answer).map_err(|error| self.garbled(error));
+            return Ok((answer, driver));
         }
-        match serde_json::from_slice::<Problem>(&answer) {
+        match serde_json::from_slice::<Problem>(&self.collect(answer).await?) {
             Ok(problem) => Err(ClientError::Refused { status: status.as_u16(), problem }),
             Err(_) => Err(self.garbled(format!("HTTP status {status}"))),
         }
@@ -224,10 +260,10 @@ impl Client {
         method: Method,
         path: &str,
         body: Vec<u8>,
-    ) -> Result<(StatusCode, Bytes), ClientError> {
+    ) -> Result<(Response<Incoming>, Driver), ClientError> {
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.garbled(error))?;
-        let driver = tokio::spawn(connection);
+        let driver = Driver(tokio::spawn(connection));
         let mut request = Request::builder().method(method).uri(path).header(HOST, "hob");
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, "application/json");
@@ -236,15 +272,13 @@ impl Client {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(Full::new(Bytes::from(body))).map_err(|error| self.garbled(error))?;
-        let response = sender.send_request(request).await.map_err(|error| self.garbled(error))?;
-        let status = response.status();
-        let answer = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
-            .collect()
-            .await
-            .map_err(|error| self.garbled(error))?
-            .to_bytes();
-        driver.abort();
-        Ok((status, answer))
+        let answer = sender.send_request(request).await.map_err(|error| self.garbled(error))?;
+        Ok((answer, driver))
+    }
+
+    async fn collect(&self, answer: Response<Incoming>) -> Result<Bytes, ClientError> {
+        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+        Ok(body.map_err(|error| self.garbled(error))?.to_bytes())
     }
 
     fn unreachable(&self, source: io::Error) -> ClientError {
@@ -253,6 +287,46 @@ impl Client {
 
     fn garbled(&self, what: impl ToString) -> ClientError {
         ClientError::Garbled { endpoint: self.endpoint.clone(), what: what.to_string() }
+    }
+}
+
+/// The task that moves a connection's bytes. Dropping it closes the connection.
+#[derive(Debug)]
+struct Driver(tokio::task::JoinHandle<hyper::Result<()>>);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A recording under way. Dropping it ends the recording.
+#[derive(Debug)]
+pub struct Trace {
+    client: Client,
+    body: Incoming,
+    decoder: TraceDecoder,
+    over: bool,
+    _driver: Driver,
+}
+
+impl Trace {
+    /// The next frame; `None` after the last one, which comes when the disk is gone. May be dropped and called
+    /// again.
+    pub async fn next(&mut self) -> Result<Option<TraceFrame>, ClientError> {
+        while !self.over {
+            if let Some(frame) = self.decoder.poll_frame().map_err(|error| self.client.garbled(error))? {
+                self.over = frame.is_last;
+                return Ok(Some(frame));
+            }
+            let broke_off = || ClientError::BrokeOff { endpoint: self.client.endpoint.clone() };
+            let piece = self.client.in_time(async { Ok(self.body.frame().await) }).await?;
+            let piece = piece.ok_or_else(broke_off)?.map_err(|_| broke_off())?;
+            if let Ok(bytes) = piece.into_data() {
+                self.decoder.handle_input(&bytes);
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -14,6 +14,7 @@ mod name;
 mod resources;
 mod size;
 mod stats;
+mod trace;
 
 pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
@@ -21,7 +22,8 @@ pub use explain::{Explanation, Share};
 pub use name::{NAME_CHARS_MAX, NameError, check_name};
 pub use resources::{
     Admission, Cache, CacheEnable, CachePatch, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk,
-    DiskAdd, DiskChanged, DiskState, IoMode, Pool, PoolChanged, PoolCreate, Version,
+    DiskAdd, DiskChanged, DiskState, IoMode, Pool, PoolChanged, PoolCreate, Recording, Version,
 };
 pub use size::{Size, SizeParseError};
 pub use stats::{Bucket, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats};
+pub use trace::{FRAME_RECORDS_MAX, TraceDecoder, TraceFrame, TraceOp, TraceRecord, TraceStreamError};

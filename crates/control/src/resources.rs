@@ -113,6 +113,18 @@ pub struct Disk {
     /// Its cache, if it is to have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
+    /// The recording of its requests that is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recording: Option<Recording>,
+}
+
+/// A recording of a disk's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Recording {
+    /// Requests recorded so far.
+    pub requests: u64,
+    /// Requests that are missing because the client is too slow.
+    pub dropped: u64,
 }
 
 /// Is a disk served?
@@ -297,6 +309,7 @@ mod tests {
                 block_size: Size(4096),
                 policy: "lru".into(),
             }),
+            recording: Some(Recording { requests: 7, dropped: 1 }),
         };
         let text = serde_json::to_string(&disk).unwrap();
         assert!(text.contains(r#""state":"offline""#) && text.contains(r#""state":"changing""#), "{text}");

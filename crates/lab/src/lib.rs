@@ -4,11 +4,13 @@
 //! lab may read the clock, use threads and fail with `anyhow`; nothing but the binary and xtask depends on it.
 
 pub mod belady;
+mod clock;
 pub mod driver;
 mod markup;
 pub mod page;
 pub mod picture;
 pub mod prng;
+pub mod replay;
 pub mod sim;
 pub mod summary;
 pub mod trace;

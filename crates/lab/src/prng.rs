@@ -61,6 +61,14 @@ pub(crate) fn splitmix64(counter: &mut u64) -> u64 {
     word ^ (word >> 31)
 }
 
+/// Bytes that neither compress nor repeat, always the same.
+pub(crate) fn noise(len: usize) -> Vec<u8> {
+    let mut dice = Prng::new(0);
+    let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| dice.next_u64().to_le_bytes()).collect();
+    bytes.truncate(len);
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -144,6 +144,10 @@ impl Table {
         }
     }
 
+    pub(super) fn get(&self, slot: u32) -> &InFlight {
+        self.slots[slot as usize].as_ref().expect("a command in flight")
+    }
+
     pub(super) fn get_mut(&mut self, slot: u32) -> &mut InFlight {
         self.slots[slot as usize].as_mut().expect("an answer to a command in flight")
     }

@@ -240,6 +240,13 @@ impl Connection {
         self.requests.pop_front()
     }
 
+    /// The client's command that a request of `poll_request` begins; `None` if the request is a
+    /// later piece of one. To be asked before the request is answered.
+    pub fn command_begun_by(&self, request: &Request) -> Option<&hob_nbd::Request> {
+        let command = self.commands.get(request.id.0 as u32);
+        (command.header.offset == request.offset).then_some(&command.header)
+    }
+
     /// Takes back a request that the engine has no room for.
     pub fn unpoll_request(&mut self, request: Request) {
         self.requests.push_front(request);

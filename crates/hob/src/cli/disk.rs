@@ -120,6 +120,10 @@ fn show(disk: &DiskInfo) -> String {
             facts.push(("cache policy", cache.policy.clone()));
         }
     }
+    if let Some(recording) = &disk.recording {
+        let (requests, dropped) = (recording.requests, recording.dropped);
+        facts.push(("recording", format!("{requests} requests, {dropped} dropped")));
+    }
     pairs(facts)
 }
 

@@ -14,7 +14,9 @@ mod explain;
 mod man;
 mod output;
 mod pool;
+mod record;
 mod remote;
+mod replay;
 mod serve;
 mod stats;
 
@@ -68,6 +70,8 @@ enum Command {
     Cache(cache::Cache),
     Stats(stats::Stats),
     Explain(explain::Explain),
+    Record(record::Record),
+    Replay(replay::Replay),
     Completions(completions::Completions),
     Man(man::Man),
     #[command(hide = true)]
@@ -84,6 +88,8 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Cache(args) => cache::run(args, global),
         Command::Stats(args) => stats::run(&args, global),
         Command::Explain(args) => explain::run(&args, global),
+        Command::Record(args) => record::run(&args, global),
+        Command::Replay(args) => replay::run(&args, global),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Docs(args) => docs::run(&args),

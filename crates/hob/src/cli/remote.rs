@@ -14,13 +14,22 @@ pub(super) fn ask<T>(
     global: &Global,
     exchange: impl AsyncFnOnce(Client) -> Result<T, ClientError>,
 ) -> anyhow::Result<T> {
+    converse(global, async |client| exchange(client).await.map_err(explain))
+}
+
+/// Runs whatever needs the daemon that the options name.
+pub(super) fn converse<T>(
+    global: &Global,
+    work: impl AsyncFnOnce(Client) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     let client = Client::new(endpoint(global)?, token(global)?);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
-    runtime.block_on(exchange(client)).map_err(explain)
+    runtime.block_on(work(client))
 }
 
-fn explain(error: ClientError) -> anyhow::Error {
+/// What went wrong, and what to do about it.
+pub(super) fn explain(error: ClientError) -> anyhow::Error {
     match &error {
         ClientError::Unreachable { .. } => {
             anyhow!("{error}; start it with 'hob daemon' or name its socket with --control")

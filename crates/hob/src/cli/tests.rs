@@ -38,6 +38,10 @@ fn these_lines_make_sense() {
         "hob stats",
         "hob stats vm --control unix:/c.sock",
         "hob explain vm --log debug",
+        "hob replay t.hob --target nbd://h/e",
+        "hob replay t.csv --target /dev/x --pace x0.5 --depth 32 --allow-writes --wrap --direct --from 60 --limit 9",
+        "hob replay t --target f --pace asap --reads-only --disk 3 -o json",
+        "hob record vm --out t.hob --seconds 60 --requests 1000 --format csv",
         "hob completions bash",
         "hob man --out /tmp/x",
         "hob docs --out docs --check",
@@ -67,6 +71,11 @@ fn these_lines_are_refused_in_one_line_that_says_what_to_do() {
         ("hob cash", "cash"),
         ("hob stats -o yaml", "json"),
         ("hob explain", "DISK"),
+        ("hob record vm", "--out"),
+        ("hob replay t.hob", "--target"),
+        ("hob replay t --target f --pace fast", "asap"),
+        ("hob replay t --target f --allow-writes --reads-only", "--reads-only"),
+        ("hob record vm --out t --seconds 0", "0"),
     ] {
         let error = parse(line).unwrap_err();
         let said = usage_line(&error.to_string());

@@ -13,6 +13,8 @@ use tokio::sync::Notify;
 
 use super::hardware::{Backing, FlashDevice};
 use super::shard_api::{ShardCall, ShardError, ShardHandle};
+use super::tape::Recorder;
+use hob_control::TraceRecord;
 
 /// The test's end.
 #[derive(Clone)]
@@ -26,6 +28,7 @@ struct State {
     hangs: bool,
     devices: BTreeMap<DeviceId, FlashDevice>,
     backings: BTreeMap<DiskId, Backing>,
+    recorders: BTreeMap<DiskId, Recorder>,
 }
 
 impl FakeShard {
@@ -53,6 +56,12 @@ impl FakeShard {
     /// Devices that it has open.
     pub(crate) fn devices(&self) -> Vec<DeviceId> {
         self.state.lock().unwrap().devices.keys().copied().collect()
+    }
+
+    /// Takes a request of a guest, if somebody records them.
+    pub(crate) fn request(&self, id: DiskId, record: &TraceRecord) -> bool {
+        let mut state = self.state.lock().unwrap();
+        state.recorders.get_mut(&id).map(|recorder| recorder.push(record)).is_some()
     }
 
     async fn run(self, receiver: mpsc::Receiver<ShardCall>) {
@@ -88,6 +97,7 @@ impl State {
             }
             ShardCall::RemoveDisk { id, answer } => {
                 self.backings.remove(&id);
+                self.recorders.remove(&id);
                 let _ = answer.send(command(engine, id, Command::RemoveDisk));
             }
             ShardCall::ChangeCache { id, change, answer } => {
@@ -97,6 +107,11 @@ impl State {
                 let stats = engine.stats(Instant(1_000_000_000), id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::Record { id, recorder, answer } => {
+                self.recorders.insert(id, recorder);
+                let _ = answer.send(Ok(()));
+            }
+            ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
             ShardCall::Attach { .. } => {}
             ShardCall::Stop { answer } => {
                 let _ = answer.send(Ok(()));

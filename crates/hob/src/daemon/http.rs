@@ -1,6 +1,6 @@
 //! The control API: JSON over HTTP/1.1 on Unix sockets, and on TCP for who has the token.
 //!
-//! Every answer is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
+//! Every answer but a recording is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
 //! Requests are bounded in length ([`BODY_BYTES_MAX`]) and time ([`REQUEST_SECONDS_MAX`]), and
 //! connections in number. A change that takes longer goes on in the background.
 
@@ -8,6 +8,7 @@ mod auth;
 mod extract;
 mod handlers;
 mod listen;
+mod trace;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,6 +57,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/cache/clear", post(cache_clear))
         .route("/v1/disks/{disk}/stats", get(stats))
         .route("/v1/disks/{disk}/explain", get(explain))
+        .route("/v1/disks/{disk}/trace", get(trace))
         .fallback(async || Answer::no(StatusCode::NOT_FOUND, "there is nothing here; see /openapi.json"))
         .method_not_allowed_fallback(async || {
             Answer::no(
@@ -103,6 +105,7 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::cache_clear,
         handlers::stats,
         handlers::explain,
+        handlers::trace,
     ),
     components(schemas(Problem)),
     modifiers(&BearerOverTcp),

@@ -16,6 +16,7 @@ mod events;
 mod explain;
 mod flash;
 mod pools;
+mod record;
 mod refusal;
 mod report;
 mod room;
@@ -35,7 +36,9 @@ use super::exports::Exports;
 use super::hardware::BackingOptions;
 use super::shard_api::{PATIENCE, ShardHandle};
 use super::state::{CacheSpec, DiskState, PoolState, State, Store};
+use super::tape::Counter;
 use flash::Flash;
+pub(crate) use record::Recording;
 pub(crate) use refusal::{Kind, Refusal};
 
 /// Pools there can be.
@@ -115,6 +118,8 @@ struct DiskEntry {
     cache_reason: Option<String>,
     /// What is being done to it.
     busy: Option<&'static str>,
+    /// The recording of its requests that is under way, if one is.
+    recording: Counter,
 }
 
 /// Is a disk served?

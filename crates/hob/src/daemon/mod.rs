@@ -12,6 +12,7 @@ mod manager;
 pub(crate) mod shard;
 pub(crate) mod shard_api;
 mod state;
+pub(crate) mod tape;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 
 use super::hardware::{Backing, FlashDevice};
 use super::listen::Place;
+use super::tape::Recorder;
 
 /// How long anybody waits for a shard.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -25,7 +26,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Where a shard puts the answer to a call. Dropping it says that the shard is gone.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
-/// A question or an instruction to a shard. Each is answered once, [`ShardCall::Attach`] never.
+/// A question or an instruction to a shard. Each is answered once, [`ShardCall::Attach`] and
+/// [`ShardCall::EndRecording`] never.
 #[derive(Debug)]
 pub(crate) enum ShardCall {
     /// Open a flash device for the caches of this shard.
@@ -77,6 +79,20 @@ pub(crate) enum ShardCall {
         id: DiskId,
         /// As of now.
         answer: Answer<Box<DiskStats>>,
+    },
+    /// Record a disk's requests from now on, instead of what recorded them before.
+    Record {
+        /// Which.
+        id: DiskId,
+        /// Where to.
+        recorder: Recorder,
+        /// When it has begun.
+        answer: Answer<()>,
+    },
+    /// Let go of a disk's recorder if nobody reads what it writes.
+    EndRecording {
+        /// Which.
+        id: DiskId,
     },
     /// A client has negotiated and sends requests now.
     Attach {
@@ -208,6 +224,18 @@ impl ShardHandle {
     pub(crate) async fn stats(&self, id: DiskId) -> Result<Box<DiskStats>, ShardError> {
         let question = self.ask(|answer| ShardCall::Stats { id, answer });
         tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// Records a disk's requests from now on.
+    pub(crate) async fn record(&self, id: DiskId, recorder: Recorder) -> Result<(), ShardError> {
+        let begin = self.ask(|answer| ShardCall::Record { id, recorder, answer });
+        tokio::time::timeout(PATIENCE, begin).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// Lets go of a disk's recorder, whose reader is gone.
+    pub(crate) fn end_recording(&self, id: DiskId) {
+        // A shard that is gone records nothing.
+        let _ = self.send(ShardCall::EndRecording { id });
     }
 
     /// Hands over a client that has negotiated.

@@ -76,20 +76,32 @@ impl Write for &Stream {
     }
 }
 
-/// Ready for requests.
-pub(super) struct Connection {
+/// A connection to an NBD export, ready for requests.
+pub struct Connection {
     pub(super) stream: Stream,
     pub(super) negotiated: Negotiated,
     /// Bytes that came behind the negotiation.
     pub(super) early: Vec<u8>,
 }
 
-pub(super) fn open(target: &NbdUri) -> Result<Connection> {
-    let stream = Stream::connect(&target.address).with_context(|| format!("cannot connect to {target}"))?;
-    stream.set_read_timeout(Some(SILENCE_MAX))?;
-    let (negotiated, early) =
-        negotiate(&stream, &target.export).with_context(|| format!("cannot use {target}"))?;
-    Ok(Connection { stream, negotiated, early })
+impl Connection {
+    /// Connects and negotiates.
+    ///
+    /// # Errors
+    /// The server cannot be reached, is none, or refuses the export.
+    pub fn open(target: &NbdUri) -> Result<Connection> {
+        let stream =
+            Stream::connect(&target.address).with_context(|| format!("cannot connect to {target}"))?;
+        stream.set_read_timeout(Some(SILENCE_MAX))?;
+        let (negotiated, early) =
+            negotiate(&stream, &target.export).with_context(|| format!("cannot use {target}"))?;
+        Ok(Connection { stream, negotiated, early })
+    }
+
+    /// What the server said of the export.
+    pub fn negotiated(&self) -> &Negotiated {
+        &self.negotiated
+    }
 }
 
 fn negotiate(mut stream: &Stream, export: &str) -> Result<(Negotiated, Vec<u8>)> {

@@ -1,10 +1,12 @@
 //! The driver against a small server of its own, written from the specification and sharing no code with `hob_nbd`.
 
-use std::io::Result as IoResult;
+use std::io::{Read, Result as IoResult, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use hob_nbd::uri::Address;
 
@@ -116,6 +118,33 @@ fn against(
     });
     std::fs::remove_file(path)?;
     run
+}
+
+/// Runs requests with times, and returns when each was due and sent, and how the run ended.
+fn timed(
+    manners: Manners,
+    requests: impl Iterator<Item = Result<Timed>> + Send,
+    depth: usize,
+    stop: &AtomicBool,
+) -> (Vec<(u64, u64)>, Result<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let target =
+        NbdUri { address: Address::Tcp { host: "127.0.0.1".to_owned(), port }, export: String::new() };
+    let mut times = Vec::new();
+    let ended = thread::scope(|scope| {
+        scope.spawn(|| listener.accept().map(|(client, _)| serve(client, manners)));
+        let connection = Connection::open(&target).unwrap();
+        connection.run(requests, depth, stop, |done| {
+            assert_eq!(done.number, times.len() as u64);
+            times.push((done.timed.due_ns, done.sent_ns));
+        })
+    });
+    (times, ended)
+}
+
+fn due_at(due_ns: u64) -> Result<Timed> {
+    Ok(Timed { due_ns, access: Access { offset: 4096, len: 4096, op: Op::Read } })
 }
 
 fn accesses(count: usize, read_permille: u16) -> Vec<Access> {
@@ -240,4 +269,57 @@ fn what_does_not_fit_the_export_is_refused_before_it_is_sent() {
     let nowhere = NbdUri { address: Address::Unix { path: "/nowhere.sock".into() }, export: String::new() };
     assert!(drive(&nowhere, &[read], 1, &GO, |_, _| {}).is_err());
     assert!(drive(&nowhere, &[read], 0, &GO, |_, _| {}).unwrap_err().to_string().contains("depth"));
+}
+
+const MS: u64 = 1_000_000;
+
+#[test]
+fn nothing_is_sent_before_it_is_due() {
+    for depth in [1, 8] {
+        let (times, ended) = timed(WILLING, (0..60).map(|i| due_at(i / 2 * 3 * MS)), depth, &GO);
+        ended.unwrap();
+        assert_eq!(times.len(), 60);
+        assert!(times.iter().all(|(due_ns, sent_ns)| sent_ns >= due_ns), "{times:?}");
+    }
+}
+
+#[test]
+fn a_request_waits_for_a_place_and_is_late() {
+    let slow = Manners { delay: Duration::from_millis(4), ..WILLING };
+    let (times, ended) = timed(slow, (0..20).map(|i| due_at(i * MS)), 1, &GO);
+    ended.unwrap();
+    for (i, (due_ns, sent_ns)) in (0..).zip(&times) {
+        assert_eq!(*due_ns, i * MS);
+        assert!(
+            *sent_ns >= i * 4 * MS,
+            "request {i} was sent after {sent_ns} ns, before the answer to the last"
+        );
+    }
+}
+
+#[test]
+fn neither_a_stop_nor_a_hang_up_waits_for_the_next_request() {
+    let hour_ns = 3_600_000 * MS;
+    let start = Instant::now();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(100));
+            stop.store(true, Ordering::Relaxed);
+        });
+        let (times, ended) = timed(WILLING, [due_at(0), due_at(hour_ns)].into_iter(), 4, &stop);
+        assert_eq!((times.len(), ended.is_ok()), (1, true));
+    });
+    let leaving = Manners { answers_max: 1, hangs_up: true, ..WILLING };
+    let requests = [due_at(0), due_at(0), due_at(hour_ns)];
+    let (times, ended) = timed(leaving, requests.into_iter(), 4, &GO);
+    assert_eq!((times.len(), ended.is_err()), (1, true));
+    assert!(start.elapsed() < Duration::from_secs(600));
+}
+
+#[test]
+fn a_list_that_breaks_off_ends_the_run_after_what_was_sent() {
+    let requests = (0..30).map(|i| if i == 20 { Err(anyhow::anyhow!("torn")) } else { due_at(0) });
+    let (times, ended) = timed(WILLING, requests, 4, &GO);
+    assert_eq!((times.len(), ended.unwrap_err().to_string()), (20, "torn".to_owned()));
 }

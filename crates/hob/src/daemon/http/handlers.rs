@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use axum::body::Body as HttpBody;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
-use axum::response::IntoResponse;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
 use hob_control::{
     Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskStats,
     Explanation, Pool, PoolChanged, PoolCreate, Problem, Version,
@@ -15,6 +16,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::extract::{Answer, Body};
+use super::trace::TraceBody;
 use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
@@ -278,4 +280,30 @@ pub(super) async fn stats(State(manager): App, Path(disk): Path<String>) -> Answ
 )]
 pub(super) async fn explain(State(manager): App, Path(disk): Path<String>) -> Answer<Explanation> {
     manager.explain(&disk).await.into()
+}
+
+/// Records a disk's requests as they come, until the client or the disk goes. A disk has one recording at a time.
+///
+/// The answer is a stream of frames: a head of 24 bytes (u64 nanoseconds for which the recording has lasted, u64
+/// requests dropped so far because the client was too slow, u32 count of records, u8 1 for the last frame, 3 zeroes)
+/// and that many records of 24 bytes (u64 nanoseconds from the start, u64 first byte, u32 bytes, u8 0 read, 1 write, 2
+/// discard or zeroes, 3 flush, 3 zeroes), all little-endian. Frames come several times a second, also without records.
+#[utoipa::path(
+    get,
+    path = "/v1/disks/{disk}/trace",
+    params(("disk" = String, Path, description = "The disk")),
+    responses(
+        (status = 200, description = "Frames without end", content_type = "application/octet-stream", body = Vec<u8>),
+        (status = "4XX", body = Problem),
+        (status = "5XX", body = Problem)
+    )
+)]
+pub(super) async fn trace(State(manager): App, Path(disk): Path<String>) -> Response {
+    match manager.record(&disk).await {
+        Ok(recording) => {
+            let headers = [(CONTENT_TYPE, "application/octet-stream"), (CACHE_CONTROL, "no-store")];
+            (headers, HttpBody::new(TraceBody::new(recording))).into_response()
+        }
+        Err(refusal) => Answer::<()>::from(Err(refusal)).into_response(),
+    }
 }

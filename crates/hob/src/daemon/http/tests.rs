@@ -15,6 +15,8 @@ use crate::daemon::fake_shard::FakeShard;
 use crate::daemon::hardware::BackingOptions;
 use crate::daemon::state::Store;
 
+mod trace;
+
 const MIB: u64 = 1 << 20;
 
 fn run(test: impl AsyncFnOnce(&Path, Endpoint)) {
@@ -112,6 +114,7 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
             ("GET", "/v1/disks/none", "", 404, "'none'"),
             ("GET", "/v1/disks/none/stats", "", 404, "'none'"),
             ("GET", "/v1/disks/none/explain", "", 404, "'none'"),
+            ("GET", "/v1/disks/none/trace", "", 404, "'none'"),
             ("GET", "/v1/disks/%2e%2e%2fpools", "", 404, "'../pools'"),
             ("POST", "/v1/disks", "", 400, "EOF"),
             ("POST", "/v1/disks", "{\"name\":", 400, "EOF"),
@@ -201,6 +204,7 @@ fn the_openapi_document_describes_every_path() {
             ("/v1/disks/{disk}/cache/clear", &["post"]),
             ("/v1/disks/{disk}/stats", &["get"]),
             ("/v1/disks/{disk}/explain", &["get"]),
+            ("/v1/disks/{disk}/trace", &["get"]),
         ] {
             let found =
                 paths.get(path).and_then(serde_json::Value::as_object).unwrap_or_else(|| panic!("{path}"));

@@ -16,6 +16,7 @@ use crate::daemon::exports::Export;
 use crate::daemon::hardware::Backing;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::DiskState;
+use crate::daemon::tape::Counter;
 
 /// What is being done to a disk that has never been online.
 pub(super) const ADDING: &str = "added";
@@ -119,6 +120,7 @@ impl Manager {
             held: Vec::new(),
             cache_reason: None,
             busy,
+            recording: Counter::default(),
         };
         inner.disks.insert(name.clone(), entry);
         drop(inner);

@@ -110,6 +110,7 @@ impl DiskEntry {
             size: Size(self.size_bytes),
             read_only: self.wanted.read_only,
             cache,
+            recording: self.recording.read(),
         }
     }
 

@@ -13,6 +13,7 @@ use hob_storage::buffers::Arena;
 use hob_storage::ring::{Completion, Fd, FdClass, Returned, Ring, RxBuf};
 use hob_storage::token::Token;
 
+use super::recorders::Recorders;
 use crate::daemon::listen::Place;
 
 const RECEIVE: u16 = Token::CALLER;
@@ -69,6 +70,8 @@ pub(super) struct Clients {
     /// The engine was full: these hold requests.
     refused: Vec<u16>,
     queries: VecDeque<(DiskId, StatusQuery)>,
+    /// Who records the requests.
+    pub(super) recorders: Recorders,
     /// Requests that one receive brings, a moving average in 256ths.
     batch: u32,
 }
@@ -214,12 +217,16 @@ impl Clients {
         }
         let greedy = gate.greedy;
         let mut requests = 0;
+        let mut recording = self.recorders.of(connection.disk());
         while let Some(request) = connection.poll_request() {
             requests += 1;
             if let Err(request) = engine.handle_request(now, request) {
                 connection.unpoll_request(request);
                 self.refused.push(number);
                 break;
+            }
+            if let Some(recording) = &mut recording {
+                recording.note(connection.command_begun_by(&request));
             }
         }
         while let Some(query) = connection.poll_status() {

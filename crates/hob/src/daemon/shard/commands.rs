@@ -96,16 +96,28 @@ impl Shard {
                 let stats = self.engine.stats(now, id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::Record { id, recorder, answer } => {
+                let _ = answer.send(if self.serves(id) {
+                    self.clients.recorders.begin(id, recorder);
+                    Ok(())
+                } else {
+                    Err(ShardError::Command(CommandError::NoSuchDisk))
+                });
+            }
+            ShardCall::EndRecording { id } => self.clients.recorders.end_if_abandoned(id),
             ShardCall::Attach { id, socket, negotiated, leftover, place } => {
-                let serves = self.backings.get(id.0 as usize).is_some_and(Option::is_some);
                 // A disk that left in the meantime takes the connection with it.
-                if serves && self.commands.stop.is_none() {
+                if self.serves(id) {
                     let seat = Seat { socket, place };
                     self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
                 }
             }
             ShardCall::Stop { answer } => self.stop(now, answer),
         }
+    }
+
+    fn serves(&self, id: DiskId) -> bool {
+        self.commands.stop.is_none() && self.backings.get(id.0 as usize).is_some_and(Option::is_some)
     }
 
     fn add_disk(
@@ -136,6 +148,7 @@ impl Shard {
 
     fn remove_disk(&mut self, now: Instant, id: DiskId, answer: Option<Answer<Vec<Segment>>>) {
         self.clients.close_all(id, &mut self.ring);
+        self.clients.recorders.end(id);
         let command = self.commands.next(Waiting::Remove(answer));
         self.engine.handle_command(now, command, id, Command::RemoveDisk);
     }

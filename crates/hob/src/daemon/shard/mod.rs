@@ -6,6 +6,7 @@
 
 mod clients;
 mod commands;
+mod recorders;
 
 use std::sync::mpsc;
 use std::time::Duration;

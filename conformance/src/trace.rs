@@ -1,0 +1,66 @@
+//! Reads hob's trace format, from its specification in docs/TRACE.md and with no code of hob.
+
+use std::path::Path;
+
+/// One request of a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// R, W, D or F.
+    pub op: char,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// A whole trace.
+#[derive(Debug, Clone)]
+pub struct Trace {
+    /// How many records the header promises.
+    pub records: u64,
+    /// How many requests it says are missing.
+    pub dropped: u64,
+    /// What was asked.
+    pub requests: Vec<Request>,
+    /// And when, nanoseconds from the start.
+    pub at_ns: Vec<u64>,
+}
+
+impl Trace {
+    /// Reads a trace of one disk.
+    ///
+    /// # Panics
+    /// When the file cannot be read or breaks the specification.
+    #[must_use]
+    #[track_caller]
+    pub fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("read {}: {e}", path.display()));
+        assert!(
+            bytes.len() >= 64 && (bytes.len() - 64).is_multiple_of(24),
+            "{} bytes are no trace",
+            bytes.len()
+        );
+        let (head, body) = bytes.split_at(64);
+        assert_eq!((&head[..8], number(&head[8..12])), (&b"hobtrace"[..], 1), "magic and version");
+        let mut trace = Self {
+            records: number(&head[16..24]),
+            dropped: number(&head[24..32]),
+            requests: Vec::new(),
+            at_ns: Vec::new(),
+        };
+        for record in body.chunks_exact(24) {
+            assert_eq!(record[21..], [0; 3], "reserved bytes, and the disk's number");
+            trace.at_ns.push(number(&record[..8]));
+            trace.requests.push(Request {
+                op: *['R', 'W', 'D', 'F'].get(usize::from(record[20])).expect("an operation of the format"),
+                offset: number(&record[8..16]),
+                len: number(&record[16..20]) as u32,
+            });
+        }
+        trace
+    }
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}

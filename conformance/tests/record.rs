@@ -1,0 +1,200 @@
+//! `hob record`: the trace of a live disk holds the requests that its guest sent, and nothing else.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use conformance::data::noise_file;
+use conformance::nbd_client::{CMD_CACHE, Client};
+use conformance::process::{Output, Process};
+use conformance::scratch::wait_until;
+use conformance::trace::{Request, Trace};
+use conformance::{Hob, MIB, Scratch, Serve, hob};
+use rustix::process::Signal;
+
+const SIZE: u64 = 16 * MIB;
+
+fn stage() -> (Scratch, Hob) {
+    let scratch = Scratch::new();
+    noise_file(&scratch.path("disk.img"), SIZE, 90);
+    let hob =
+        Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "8M", "4K").start(&scratch);
+    (scratch, hob)
+}
+
+/// Starts a recording of the disk and waits until it has begun.
+#[track_caller]
+fn record(scratch: &Scratch, hob: &Hob, options: &[&str]) -> Process {
+    let out = scratch.text("trace");
+    let mut command = Command::new(hob::binary());
+    command.args(["record", "disk", "--out", &out, "--control", hob.control(), "-o", "json"]).args(options);
+    let process = Process::start("hob record", &mut command).unwrap();
+    wait_until("a recording", Duration::from_secs(20), || {
+        hob.ctl(&["disk", "show", "disk", "-o", "json"]).contains("\"recording\"")
+    });
+    process
+}
+
+#[track_caller]
+fn end(mut recording: Process) -> serde_json::Value {
+    report(&recording.finish(Duration::from_secs(20)))
+}
+
+#[track_caller]
+fn report(output: &Output) -> serde_json::Value {
+    assert!(output.success(), "{:?}: {}", output.status, output.all());
+    serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output.stdout))
+}
+
+/// Sends a request of every kind, some of them awkward, and returns what a trace must hold of them.
+fn send(client: &mut Client) -> Vec<Request> {
+    let mut sent = Vec::new();
+    let mut note = |op, offset, len| sent.push(Request { op, offset, len });
+    for i in 0..40_u32 {
+        let (offset, len) = (u64::from(i) * 70_000 / 512 * 512, (i % 9 + 1) * 1536);
+        match i % 4 {
+            0 | 1 => {
+                client.read(offset, len).unwrap();
+                note('R', offset, len);
+            }
+            2 => {
+                client.write(offset, &vec![i as u8; len as usize]).unwrap();
+                note('W', offset, len);
+            }
+            _ => {
+                client.flush().unwrap();
+                note('F', 0, 0);
+            }
+        }
+    }
+    // Longer than anything hob does in one piece.
+    client.trim(MIB, 12 << 20).unwrap();
+    note('D', MIB, 12 << 20);
+    client.write_zeroes(4096, 8192).unwrap();
+    note('D', 4096, 8192);
+    // A hint moves nothing, and what is refused never reaches the disk.
+    client.call(0, CMD_CACHE, 0, 1 << 20, &[]).unwrap();
+    client.read(SIZE, 512).unwrap_err();
+    client.read(SIZE - 512, 512).unwrap();
+    note('R', SIZE - 512, 512);
+    sent
+}
+
+#[track_caller]
+fn check(trace: &Path, sent: &[Request]) -> Trace {
+    let trace = Trace::read(trace);
+    assert_eq!(trace.requests, sent);
+    assert!(trace.at_ns.is_sorted(), "times go up");
+    assert_eq!((trace.records, trace.dropped), (sent.len() as u64, 0), "the header says so");
+    trace
+}
+
+#[test]
+fn the_trace_holds_what_was_sent_until_ctrl_c() {
+    let (scratch, hob) = stage();
+    let mut client = hob.connect();
+    client.read(0, 4096).unwrap();
+    let mut recording = record(&scratch, &hob, &[]);
+    let sent = send(&mut client);
+    recording.signal(Signal::INT);
+    let report = end(recording);
+    check(&scratch.path("trace"), &sent);
+    assert_eq!(report["requests"], sent.len());
+    assert_eq!((&report["dropped"], &report["ended"]), (&0.into(), &"interrupted".into()));
+    // Nothing is recorded any more, and a new recording starts afresh.
+    client.read(0, 4096).unwrap();
+    wait_until("the end of the recording", Duration::from_secs(20), || {
+        !hob.ctl(&["disk", "show", "disk", "-o", "json"]).contains("\"recording\"")
+    });
+    let mut recording = record(&scratch, &hob, &[]);
+    let again = send(&mut hob.connect());
+    recording.signal(Signal::TERM);
+    end(recording);
+    check(&scratch.path("trace"), &again);
+    hob.stop();
+}
+
+#[test]
+fn it_ends_by_number_and_by_time() {
+    let (scratch, hob) = stage();
+    let mut client = hob.connect();
+    let recording = record(&scratch, &hob, &["--requests", "7"]);
+    let sent = send(&mut client);
+    let report = end(recording);
+    check(&scratch.path("trace"), &sent[..7]);
+    assert_eq!(report["ended"], "requests");
+    wait_until("the end of the recording", Duration::from_secs(20), || {
+        !hob.ctl(&["disk", "show", "disk", "-o", "json"]).contains("\"recording\"")
+    });
+    let recording = record(&scratch, &hob, &["--seconds", "2"]);
+    client.read(512, 1024).unwrap();
+    let report = end(recording);
+    let trace = check(&scratch.path("trace"), &[Request { op: 'R', offset: 512, len: 1024 }]);
+    assert!(trace.at_ns[0] < 2_000_000_000);
+    assert_eq!((&report["ended"], &report["elapsed_ns"]), (&"seconds".into(), &2_000_000_000_u64.into()));
+    hob.stop();
+}
+
+#[test]
+fn it_ends_with_the_disk_and_with_the_daemon() {
+    let (scratch, hob) = stage();
+    let recording = record(&scratch, &hob, &[]);
+    let sent = send(&mut hob.connect());
+    hob.ctl(&["disk", "remove", "disk"]);
+    let report = end(recording);
+    check(&scratch.path("trace"), &sent);
+    assert_eq!(report["ended"], "disk-removed");
+    hob.stop();
+
+    let (scratch, hob) = stage();
+    let mut recording = record(&scratch, &hob, &[]);
+    let sent = send(&mut hob.connect());
+    wait_until("all requests in the recording", Duration::from_secs(20), || {
+        let disk = hob.ctl(&["disk", "show", "disk", "-o", "json"]);
+        let disk: serde_json::Value = serde_json::from_str(&disk).unwrap();
+        disk["recording"]["requests"] == sent.len()
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    hob.kill();
+    let output = recording.finish(Duration::from_secs(20));
+    assert!(!output.success() && output.stderr.contains("complete up to then"), "{}", output.all());
+    check(&scratch.path("trace"), &sent);
+}
+
+#[test]
+fn a_second_recording_and_wrong_ones_are_refused() {
+    let (scratch, hob) = stage();
+    let mut recording = record(&scratch, &hob, &[]);
+    let other = scratch.text("other");
+    for (args, mentions) in
+        [(["record", "disk", "--out", &other], "already"), (["record", "floppy", "--out", &other], "floppy")]
+    {
+        let output = hob.try_ctl(&args);
+        assert!(!output.success() && output.stderr.contains(mentions), "{args:?}: {}", output.all());
+        assert!(!scratch.path("other").exists(), "{args:?} left a file");
+    }
+    let sent = send(&mut hob.connect());
+    recording.signal(Signal::INT);
+    end(recording);
+    check(&scratch.path("trace"), &sent);
+    let nowhere = scratch.text("no/such/trace");
+    let output = hob.try_ctl(&["record", "disk", "--out", &nowhere]);
+    assert!(!output.success() && output.stderr.contains("no/such/trace"), "{}", output.all());
+    hob.stop();
+}
+
+#[test]
+fn text_says_the_same() {
+    let (scratch, hob) = stage();
+    let mut recording = record(&scratch, &hob, &["--format", "csv"]);
+    let sent = send(&mut hob.connect());
+    recording.signal(Signal::INT);
+    end(recording);
+    let text = std::fs::read_to_string(scratch.path("trace")).unwrap();
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("ts_us,op,offset,size"));
+    let found: Vec<String> = lines.map(|line| line.split_once(',').unwrap().1.to_owned()).collect();
+    let expected: Vec<String> = sent.iter().map(|r| format!("{},{},{}", r.op, r.offset, r.len)).collect();
+    assert_eq!(found, expected);
+    hob.stop();
+}

@@ -1,0 +1,218 @@
+//! `hob replay TRACE`: the requests of a trace, sent to a real disk in real time.
+//!
+//! The trace is read twice: once to see whether it fits the target and is wanted there, once to
+//! replay it. The report is complete however the replay ends.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use hob_lab::replay::{Changes, Class, FileAccess, Options, Pace, Part, Report, Survey, Target, replay};
+use hob_lab::trace::{self, OpenOptions, TraceReader};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::Global;
+use super::output::{duration, numbers, pairs, print, table, words};
+
+/// Requests in flight at most, unless said otherwise or the target takes less.
+const DEPTH_DEFAULT: usize = 128;
+
+/// The status of a process that a second Ctrl-C ends, as shells have it.
+const STATUS_INTERRUPTED: i32 = 130;
+
+/// Send the requests of a trace to a disk in real time, and measure the answers
+///
+/// Written data is noise. Ctrl-C ends the replay with its report, a second one without.
+#[derive(Debug, Args)]
+pub(crate) struct Replay {
+    /// The trace, in any format that hob reads
+    trace: PathBuf,
+    /// Where to: nbd://host/export, nbd+unix:///export?socket=PATH, a file or a block device
+    #[arg(long, value_name = "SPEC")]
+    target: String,
+    /// How fast: original, asap, or a factor like x10 or x0.5
+    #[arg(long, default_value_t)]
+    pace: Pace,
+    /// Requests in flight at most; a request that has to wait is late [default: 128]
+    #[arg(long, value_name = "N")]
+    depth: Option<usize>,
+    /// Make the changes that the trace makes: the target loses its data
+    #[arg(long)]
+    allow_writes: bool,
+    /// Send the reads only
+    #[arg(long, conflicts_with = "allow_writes")]
+    reads_only: bool,
+    /// Fold offsets beyond the target's end onto it
+    #[arg(long)]
+    wrap: bool,
+    /// Read and write a file or block device past the page cache
+    #[arg(long)]
+    direct: bool,
+    /// Start that many seconds into the trace
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    from: u64,
+    /// Send that many requests of the trace at most
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+    /// Send only the requests to the disk of that number, of a trace of several disks
+    #[arg(long, value_name = "N")]
+    disk: Option<u16>,
+}
+
+impl Replay {
+    fn changes(&self) -> Changes {
+        match (self.allow_writes, self.reads_only) {
+            (true, _) => Changes::Allow,
+            (_, true) => Changes::LeaveOut,
+            (false, false) => Changes::Refuse,
+        }
+    }
+
+    fn part(&self) -> Part {
+        Part {
+            from_ns: self.from.saturating_mul(1_000_000_000),
+            requests_max: self.limit.unwrap_or(u64::MAX),
+        }
+    }
+
+    fn open(&self) -> anyhow::Result<TraceReader> {
+        trace::open(&self.trace, &OpenOptions { disk: self.disk, ..OpenOptions::default() })
+    }
+}
+
+pub(super) fn run(args: &Replay, global: &Global) -> anyhow::Result<()> {
+    ensure!(args.trace.as_os_str() != "-", "a trace is read twice, so it cannot come from standard input");
+    let access = if args.direct { FileAccess::Direct } else { FileAccess::Buffered };
+    let stop = stop_on_signals()?;
+    let reader = args.open()?;
+    let target = Target::open(&args.target, access, args.changes())?;
+    let survey = look_at(args, reader, &stop)?;
+    let options = Options {
+        pace: args.pace,
+        depth: args.depth.unwrap_or(DEPTH_DEFAULT.min(target.depth_max())),
+        changes: args.changes(),
+        wrap: args.wrap,
+    };
+    let style = "{bar:40} {percent:>3} %  {human_pos} of {human_len} requests, {per_sec}, {eta} left  {msg}";
+    let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template(style)?);
+    let records = args.part().of(args.open()?);
+    let report = replay(target, records, &survey, &options, &stop, |progress| {
+        bar.set_length(progress.total);
+        bar.set_position(progress.answered);
+        if args.pace != Pace::Asap && progress.answered % 256 == 1 {
+            bar.set_message(format!("{} late", duration(progress.late_ns)));
+        }
+    })?;
+    bar.finish_and_clear();
+    print(global.output, &report, show)?;
+    match report.failure {
+        Some(failure) => bail!("the replay broke off after {} requests: {failure}", report.answered),
+        None => Ok(()),
+    }
+}
+
+/// The whole trace, once.
+fn look_at(args: &Replay, mut reader: TraceReader, stop: &AtomicBool) -> anyhow::Result<Survey> {
+    let style = ProgressStyle::with_template("{spinner} looking at the trace: {human_pos} requests")?;
+    let spinner = ProgressBar::new_spinner().with_style(style);
+    let (mut first_disk, mut many_disks) = (None, false);
+    let records = args.part().of(&mut reader).inspect(|record| {
+        if let Ok(record) = record {
+            many_disks |= *first_disk.get_or_insert(record.disk) != record.disk;
+        }
+        spinner.inc(1);
+    });
+    let survey = Survey::of(records.take_while(|_| !stop.load(Ordering::Relaxed)))?;
+    spinner.finish_and_clear();
+    ensure!(!stop.load(Ordering::Relaxed), "interrupted before the first request was sent");
+    ensure!(
+        survey.requests() > 0,
+        "there is no request in {}, or in the part asked for",
+        args.trace.display()
+    );
+    if many_disks {
+        tracing::warn!(
+            "the trace is of several disks, which all go to one place; --disk N sends those of one"
+        );
+    }
+    let skipped = reader.skipped();
+    if skipped.count > 0 {
+        let first = skipped.first.first().map(ToString::to_string).unwrap_or_default();
+        tracing::warn!(
+            "{} entries of the trace make no sense and are left out, the first: {first}",
+            skipped.count
+        );
+    }
+    Ok(survey)
+}
+
+fn show(report: &Report) -> String {
+    let mut facts = vec![
+        ("target", report.target.clone()),
+        ("pace", format!("{}, {} in flight at most", report.pace, report.depth)),
+        (
+            "requests",
+            format!("{} of {} answered, {} left out", report.answered, report.requests, report.left_out),
+        ),
+        ("errors", report.errors.to_string()),
+    ];
+    facts.extend(report.first_error.clone().map(|error| ("first error", error)));
+    facts.push(("time", duration(report.elapsed_ns)));
+    facts.push(("IOPS", format!("{:.1}", report.iops)));
+    if let Some(late) = &report.lateness {
+        let [mean, p99, max] = [late.mean_ns, late.p99_ns, late.max_ns].map(duration);
+        facts.push(("sent late by", format!("{mean} (mean), {p99} (p99), {max} (max)")));
+    }
+    match (&report.failure, report.interrupted) {
+        (Some(failure), _) => facts.push(("broke off", failure.clone())),
+        (None, true) => facts.push(("interrupted", "yes".to_owned())),
+        (None, false) => {}
+    }
+    let columns = [
+        words("CLASS"),
+        numbers("REQUESTS"),
+        numbers("ERRORS"),
+        numbers("BYTES"),
+        numbers("MEAN"),
+        numbers("P50"),
+        numbers("P99"),
+        numbers("P99.9"),
+        numbers("MAX"),
+    ];
+    let row = |class: &Class| {
+        let [requests, errors, bytes] = [class.requests, class.errors, class.bytes].map(|it| it.to_string());
+        let times = [class.mean_ns, class.p50_ns, class.p99_ns, class.p999_ns, class.max_ns].map(duration);
+        [vec![class.class.to_owned(), requests, errors, bytes], times.to_vec()].concat()
+    };
+    format!("{}\n\n{}", pairs(facts), table(&columns, report.classes.iter().map(row)))
+}
+
+/// A flag that SIGINT and SIGTERM set. A second signal ends the process.
+fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let (mut int, mut term) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
+    thread::spawn(move || {
+        runtime.block_on(async {
+            loop {
+                tokio::select! {
+                    _ = int.recv() => {}
+                    _ = term.recv() => {}
+                }
+                if flag.swap(true, Ordering::Relaxed) {
+                    std::process::exit(STATUS_INTERRUPTED);
+                }
+            }
+        });
+    });
+    Ok(stop)
+}

@@ -1,0 +1,71 @@
+//! Who records the requests of which disk.
+//!
+//! A request is recorded when the engine takes it: whole, as the guest sent it, and once, in however
+//! many pieces the engine sees it. A write has its data by then. What the protocol refuses never
+//! gets so far; prefetches and questions about allocation move no data and are left out.
+
+use hob_control::{TraceOp, TraceRecord};
+use hob_engine::units::DiskId;
+use hob_nbd::Command;
+
+use crate::daemon::tape::Recorder;
+
+/// The recorders, by disk.
+#[derive(Default)]
+pub(super) struct Recorders {
+    recorders: Vec<Option<Recorder>>,
+}
+
+impl Recorders {
+    /// Records a disk's requests from now on.
+    pub(super) fn begin(&mut self, disk: DiskId, recorder: Recorder) {
+        let index = disk.0 as usize;
+        if self.recorders.len() <= index {
+            self.recorders.resize_with(index + 1, || None);
+        }
+        self.recorders[index] = Some(recorder);
+    }
+
+    /// Ends it, for the disk goes.
+    pub(super) fn end(&mut self, disk: DiskId) {
+        if let Some(recorder) = self.recorders.get_mut(disk.0 as usize) {
+            *recorder = None;
+        }
+    }
+
+    /// Ends it if nobody reads what is recorded. A recording that was begun since goes on.
+    pub(super) fn end_if_abandoned(&mut self, disk: DiskId) {
+        if let Some(slot) = self.recorders.get_mut(disk.0 as usize) {
+            slot.take_if(|recorder| recorder.is_abandoned());
+        }
+    }
+
+    /// For requests of that disk that come now, if they are recorded.
+    #[inline]
+    pub(super) fn of(&mut self, disk: DiskId) -> Option<Noting<'_>> {
+        let recorder = self.recorders.get_mut(disk.0 as usize)?.as_mut()?;
+        Some(Noting { at_ns: recorder.now_ns(), recorder })
+    }
+}
+
+/// A disk's recorder at one time.
+pub(super) struct Noting<'a> {
+    recorder: &'a mut Recorder,
+    at_ns: u64,
+}
+
+impl Noting<'_> {
+    /// Records a command of a guest, if it is of a recorded kind.
+    pub(super) fn note(&mut self, command: Option<&hob_nbd::Request>) {
+        let Some(command) = command else { return };
+        let op = match command.command {
+            Command::Read => TraceOp::Read,
+            Command::Write => TraceOp::Write,
+            Command::Trim | Command::WriteZeroes => TraceOp::Discard,
+            Command::Flush => TraceOp::Flush,
+            _ => return,
+        };
+        let (offset, len) = (command.offset, command.length);
+        self.recorder.push(&TraceRecord { at_ns: self.at_ns, offset, len, op });
+    }
+}

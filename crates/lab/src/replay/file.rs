@@ -1,0 +1,166 @@
+//! Files and block devices as targets: a thread for each request in flight, with pread and pwrite.
+//!
+//! The threads share the list of requests. The one that has it takes the next request, waits until it is due, passes
+//! the list on and does the request itself, so nothing lies between the wait and the system call. A request that the
+//! kernel does not end cannot be given up: the run ends when it does. Discards are not done (they would need system
+//! calls that the standard library does not offer), and written bytes mean nothing.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
+
+use anyhow::Result;
+
+use super::FileAccess;
+use crate::clock::{Clock, RealClock, wait_until};
+use crate::driver::{Done, Fault, Timed};
+use crate::prng::noise;
+use crate::workload::{Access, Op};
+
+/// Most requests in flight, and so threads.
+pub(super) const DEPTH_MAX: usize = 256;
+/// Longest read or write. A thread's buffer grows to the longest that it meets.
+pub(super) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
+/// Direct I/O wants buffers aligned like the device's blocks, which are rarely longer.
+const ALIGNMENT: usize = 4096;
+/// Answers that may wait to be counted.
+const DONE_MAX: usize = 4096;
+
+#[cfg(target_arch = "x86_64")]
+const O_DIRECT: Option<i32> = Some(0o40_000);
+#[cfg(target_arch = "aarch64")]
+const O_DIRECT: Option<i32> = Some(0o200_000);
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const O_DIRECT: Option<i32> = None;
+
+/// A file or block device, open.
+pub(super) struct FileTarget {
+    file: File,
+    access: FileAccess,
+}
+
+impl FileTarget {
+    pub(super) fn open(path: &Path, access: FileAccess, writes: bool) -> io::Result<FileTarget> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(writes);
+        if access == FileAccess::Direct {
+            let flag = O_DIRECT.ok_or(io::Error::from(io::ErrorKind::Unsupported))?;
+            options.custom_flags(flag);
+        }
+        Ok(FileTarget { file: options.open(path)?, access })
+    }
+
+    pub(super) fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    pub(super) fn unit_bytes(&self) -> u32 {
+        match self.access {
+            FileAccess::Buffered => 1,
+            FileAccess::Direct => 512,
+        }
+    }
+
+    /// As [`Connection::run`](crate::driver::Connection::run).
+    pub(super) fn run(
+        &self,
+        source: impl Iterator<Item = Result<Timed>> + Send,
+        depth: usize,
+        stop: &AtomicBool,
+        mut done: impl FnMut(&Done),
+    ) -> Result<()> {
+        let clock = RealClock::start();
+        let list = Mutex::new(List { source, next: 0, failure: None, over: false });
+        let (answers, answered) = mpsc::sync_channel(DONE_MAX);
+        thread::scope(|scope| {
+            for _ in 0..depth {
+                let answers = answers.clone();
+                let (list, clock) = (&list, &clock);
+                scope.spawn(move || {
+                    let mut buffers = Buffers::default();
+                    while let Some((number, timed)) = take(list, clock, stop) {
+                        let sent_ns = clock.now_ns();
+                        let result = self.perform(&timed.access, &mut buffers);
+                        let latency_ns = clock.now_ns() - sent_ns;
+                        let fault = result.err().map(Fault::System);
+                        // Whoever counts is there until all threads have ended.
+                        let _ = answers.send(Done { number, timed, sent_ns, latency_ns, fault });
+                    }
+                });
+            }
+            drop(answers);
+            answered.iter().for_each(|answer| done(&answer));
+        });
+        list.into_inner().unwrap_or_else(PoisonError::into_inner).failure.map_or(Ok(()), Err)
+    }
+
+    fn perform(&self, access: &Access, buffers: &mut Buffers) -> io::Result<()> {
+        let (offset, len) = (access.offset, access.len as usize);
+        match access.op {
+            Op::Read => self.file.read_exact_at(buffers.read.get(len, |len| vec![0; len]), offset),
+            Op::Write => self.file.write_all_at(buffers.write.get(len, noise), offset),
+            Op::Flush => self.file.sync_data(),
+            Op::Discard => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+/// What is still to be sent.
+struct List<S> {
+    source: S,
+    next: u64,
+    failure: Option<anyhow::Error>,
+    over: bool,
+}
+
+/// The next request, when it is due. None at the end, and after a stop.
+fn take<S: Iterator<Item = Result<Timed>>>(
+    list: &Mutex<List<S>>,
+    clock: &impl Clock,
+    stop: &AtomicBool,
+) -> Option<(u64, Timed)> {
+    let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+    if list.over || stop.load(Ordering::Relaxed) {
+        return None;
+    }
+    match list.source.next() {
+        Some(Ok(timed)) if wait_until(clock, timed.due_ns, &|| stop.load(Ordering::Relaxed)) => {
+            list.next += 1;
+            return Some((list.next - 1, timed));
+        }
+        Some(Err(error)) => list.failure = Some(error),
+        Some(Ok(_)) | None => {}
+    }
+    list.over = true;
+    None
+}
+
+/// One thread's.
+#[derive(Default)]
+struct Buffers {
+    read: Aligned,
+    write: Aligned,
+}
+
+/// Bytes that begin at a multiple of [`ALIGNMENT`] in memory.
+#[derive(Default)]
+struct Aligned {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Aligned {
+    /// As many bytes as asked for; `make` makes more when there are too few.
+    fn get(&mut self, len: usize, make: impl Fn(usize) -> Vec<u8>) -> &mut [u8] {
+        if self.bytes.len() < self.start + len {
+            self.bytes = make(len.next_power_of_two() + ALIGNMENT);
+            let past = self.bytes.as_ptr().addr() % ALIGNMENT;
+            self.start = (ALIGNMENT - past) % ALIGNMENT;
+        }
+        &mut self.bytes[self.start..self.start + len]
+    }
+}

@@ -1,0 +1,135 @@
+//! Real-time replay: the requests of a trace, sent to a real disk when they are due.
+//!
+//! First a [`Survey`] of the whole trace, then [`replay`] of it, streaming: memory does not grow with the trace.
+//! Nothing is sent before the trace is known to fit the target and to be wanted there ([`Changes`]). A request is due
+//! at its time in the trace, from the first request on, divided by the [`Pace`]'s factor. When as many as `depth` are
+//! in flight, the next waits for an answer and is late. How late requests were is part of the [`Report`]. On an idle
+//! machine that is some microseconds; a machine without a processor to spare adds what it takes to get one.
+
+mod file;
+mod pace;
+mod report;
+mod survey;
+mod target;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Result, ensure};
+
+use crate::driver::Timed;
+use crate::trace::Record;
+pub use pace::Pace;
+use pace::Schedule;
+use report::Meter;
+pub use report::{Class, Lateness, Report};
+use survey::Fit;
+pub use survey::{Kind, Survey};
+pub use target::{FileAccess, Target, TargetInfo};
+
+/// What becomes of writes and discards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Changes {
+    /// A trace that has any is refused.
+    #[default]
+    Refuse,
+    /// They are made.
+    Allow,
+    /// They are left out, and flushes with them.
+    LeaveOut,
+}
+
+/// How to replay.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// How fast.
+    pub pace: Pace,
+    /// Most requests in flight, 1 or more.
+    pub depth: usize,
+    /// What becomes of writes and discards.
+    pub changes: Changes,
+    /// Offsets beyond the target are taken modulo its size, instead of refused.
+    pub wrap: bool,
+}
+
+/// A part of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Only requests from that time on, nanoseconds.
+    pub from_ns: u64,
+    /// Only so many of them.
+    pub requests_max: u64,
+}
+
+impl Part {
+    /// The requests of the part. What comes after it is not read.
+    pub fn of<I: Iterator<Item = Result<Record>>>(
+        self,
+        records: I,
+    ) -> impl Iterator<Item = Result<Record>> + use<I> {
+        let from_ns = self.from_ns;
+        let is_before = move |record: &Result<Record>| matches!(record, Ok(it) if it.at_ns < from_ns);
+        records.skip_while(is_before).take(usize::try_from(self.requests_max).unwrap_or(usize::MAX))
+    }
+}
+
+/// How far a replay is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Requests that were answered.
+    pub answered: u64,
+    /// Requests to be sent in all.
+    pub total: u64,
+    /// How late the last one was sent, nanoseconds.
+    pub late_ns: u64,
+}
+
+/// Replays `records`, which `survey` has been made of, to the target.
+///
+/// `progress` is called on this thread for every answer. When `stop` becomes true nothing more is sent, and what is
+/// in flight is waited for, but for an NBD server no longer than a few seconds. A target that goes away in the middle,
+/// and a trace that cannot be read any further, end the replay with a report that says so.
+///
+/// # Errors
+/// Before anything is sent: the trace does not fit the target, changes it without leave, or the depth is out of range.
+pub fn replay(
+    target: Target,
+    records: impl Iterator<Item = Result<Record>> + Send,
+    survey: &Survey,
+    options: &Options,
+    stop: &AtomicBool,
+    mut progress: impl FnMut(&Progress),
+) -> Result<Report> {
+    let (depth, depth_max) = (options.depth, target.depth_max());
+    ensure!((1..=depth_max).contains(&depth), "the depth must lie between 1 and {depth_max}, not {depth}");
+    let fit = Fit::new(survey, target.info(), options)?;
+    let (name, total) = (target.info().name.clone(), fit.count(survey));
+
+    let mut schedule = Schedule::new(options.pace);
+    let requests = records.filter_map(move |record| match record {
+        Ok(record) => {
+            let due_ns = schedule.due_ns(record.at_ns);
+            fit.place(&record).map(|access| Ok(Timed { due_ns, access }))
+        }
+        Err(error) => Some(Err(error)),
+    });
+    let mut meter = Meter::new();
+    let ended = target.run(requests, depth, stop, |done| {
+        meter.note(done);
+        let late_ns = done.sent_ns.saturating_sub(done.timed.due_ns);
+        progress(&Progress { answered: meter.answered, total, late_ns });
+    });
+    let figures = meter.report();
+    Ok(Report {
+        target: name,
+        pace: options.pace.to_string(),
+        depth,
+        requests: survey.requests(),
+        left_out: survey.requests() - total,
+        interrupted: stop.load(Ordering::Relaxed) && figures.answered < total,
+        failure: ended.err().map(|error| format!("{error:#}")),
+        lateness: figures.lateness.filter(|_| options.pace != Pace::Asap && figures.answered > 0),
+        ..figures
+    })
+}

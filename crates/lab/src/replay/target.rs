@@ -1,0 +1,137 @@
+//! Where a trace is replayed to: an NBD export, a file, or a block device.
+
+use std::io::{Seek, SeekFrom};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result, ensure};
+use hob_nbd::TransmissionFlags;
+
+use super::Changes;
+use super::file::FileTarget;
+use crate::driver::{Connection, DEPTH_MAX, Done, Timed};
+
+/// What a target can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetInfo {
+    /// As it was given.
+    pub name: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Offsets and lengths are multiples of this.
+    pub unit_bytes: u32,
+    /// Longest read or write.
+    pub payload_bytes_max: u32,
+    /// Does it refuse changes?
+    pub read_only: bool,
+    /// Does it take discards?
+    pub can_discard: bool,
+    /// Does it take flushes?
+    pub can_flush: bool,
+}
+
+/// How a file or block device is read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileAccess {
+    /// Through the kernel's page cache, which answers much by itself.
+    #[default]
+    Buffered,
+    /// Past it (O_DIRECT), in units of 512 bytes at least.
+    Direct,
+}
+
+/// A target, open.
+pub struct Target {
+    info: TargetInfo,
+    way: Way,
+}
+
+enum Way {
+    Nbd(Box<Connection>),
+    File(FileTarget),
+}
+
+impl Target {
+    /// Opens `spec`: an NBD URI, or the path of a file or block device, which is opened for writing only when changes
+    /// are allowed.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be used.
+    pub fn open(spec: &str, access: FileAccess, changes: Changes) -> Result<Target> {
+        match spec.split_once("://") {
+            Some(_) => {
+                ensure!(
+                    access == FileAccess::Buffered,
+                    "{spec} is no file, so its way is not ours to choose"
+                );
+                Self::open_nbd(spec)
+            }
+            None => Self::open_file(spec, access, changes),
+        }
+    }
+
+    fn open_nbd(spec: &str) -> Result<Target> {
+        let connection = Connection::open(&spec.parse()?)?;
+        let negotiated = connection.negotiated();
+        let has = |flag| negotiated.flags.contains(flag);
+        let info = TargetInfo {
+            name: spec.to_owned(),
+            size_bytes: negotiated.size_bytes,
+            unit_bytes: negotiated.block_size_min,
+            payload_bytes_max: negotiated.block_size_max,
+            read_only: has(TransmissionFlags::READ_ONLY),
+            can_discard: has(TransmissionFlags::SEND_TRIM),
+            can_flush: has(TransmissionFlags::SEND_FLUSH),
+        };
+        Ok(Target { info, way: Way::Nbd(Box::new(connection)) })
+    }
+
+    fn open_file(spec: &str, access: FileAccess, changes: Changes) -> Result<Target> {
+        let writes = changes == Changes::Allow;
+        let open = || FileTarget::open(Path::new(spec), access, writes);
+        let mut file = open().with_context(|| format!("cannot open {spec}"))?;
+        let kind = file.file().metadata()?.file_type();
+        ensure!(!kind.is_dir(), "{spec} is a directory, not a file or block device");
+        let size_bytes = file
+            .file()
+            .seek(SeekFrom::End(0))
+            .with_context(|| format!("{spec} is no file or block device"))?;
+        let info = TargetInfo {
+            name: spec.to_owned(),
+            size_bytes,
+            unit_bytes: file.unit_bytes(),
+            payload_bytes_max: super::file::PAYLOAD_BYTES_MAX,
+            read_only: !writes,
+            can_discard: false,
+            can_flush: true,
+        };
+        Ok(Target { info, way: Way::File(file) })
+    }
+
+    /// What it can do.
+    pub fn info(&self) -> &TargetInfo {
+        &self.info
+    }
+
+    /// Most requests it takes at once.
+    pub fn depth_max(&self) -> usize {
+        match self.way {
+            Way::Nbd(_) => DEPTH_MAX,
+            Way::File(_) => super::file::DEPTH_MAX,
+        }
+    }
+
+    /// Sends everything; see [`Connection::run`].
+    pub(super) fn run(
+        self,
+        source: impl Iterator<Item = Result<Timed>> + Send,
+        depth: usize,
+        stop: &AtomicBool,
+        done: impl FnMut(&Done),
+    ) -> Result<()> {
+        match self.way {
+            Way::Nbd(connection) => connection.run(source, depth, stop, done),
+            Way::File(file) => file.run(source, depth, stop, done),
+        }
+    }
+}
