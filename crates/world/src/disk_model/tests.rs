@@ -169,16 +169,56 @@ fn every_byte_of_a_row_lies_once_on_a_disk_that_is_not_its_parity() {
 
 #[test]
 fn seeks_average_to_the_data_sheet() {
-    let curve = DriveConfig::enterprise_sata_7200().seek;
-    let steps = 10_000;
-    let mean: f64 = (0..steps)
-        .map(|i| (f64::from(i) + 0.5) / f64::from(steps))
-        .map(|d| curve.seek_ns(d) as f64 * 2.0 * (1.0 - d) / f64::from(steps))
-        .sum();
-    assert!((mean / 1e6 - 8.5).abs() < 0.05, "{:.3} ms", mean / 1e6);
-    assert_eq!(curve.seek_ns(0.0), 0);
-    assert!(curve.seek_ns(1.0) > 16 * MS && curve.seek_ns(1.0) < 18 * MS);
-    assert!(curve.seek_ns(1e-6) < MS, "track to track");
+    let drives = [
+        (DriveConfig::enterprise_sata_7200(), 8.5, 16..18),
+        (DriveConfig::sas_10k(), 3.8, 7..8),
+        (DriveConfig::sas_15k(), 3.4, 6..8),
+    ];
+    for (drive, average_ms, full_stroke_ms) in drives {
+        let steps = 10_000;
+        let mean: f64 = (0..steps)
+            .map(|i| (f64::from(i) + 0.5) / f64::from(steps))
+            .map(|d| drive.seek.seek_ns(d) as f64 * 2.0 * (1.0 - d) / f64::from(steps))
+            .sum();
+        assert!((mean / 1e6 - average_ms).abs() < 0.05, "{:.3} ms", mean / 1e6);
+        assert_eq!(drive.seek.seek_ns(0.0), 0);
+        assert!(full_stroke_ms.contains(&(drive.seek.seek_ns(1.0) / MS)), "{drive:?}");
+        assert!(drive.seek.seek_ns(1e-6) < MS, "track to track");
+    }
+}
+
+/// One drive asked for one random 4 KB read after the other, and the usual ratings of its class.
+#[test]
+fn one_drive_meets_the_ratings_of_its_class() {
+    let drives = [
+        (7_200, DriveConfig::enterprise_sata_7200(), 75.0..=90.0),
+        (10_000, DriveConfig::sas_10k(), 110.0..=150.0),
+        (15_000, DriveConfig::sas_15k(), 175.0..=210.0),
+    ];
+    for (rpm, drive, rating) in drives {
+        let four = ArrayConfig::raid5_of_four_7200(300 * GB);
+        let config = ArrayConfig { disks: 1, rpm, level: Level::Raid0, drive, controller_ns: 0, ..four };
+        let (iops, _) = closed_loop(&mut ArrayModel::new(config), 1, 20_000, |i| {
+            (Access::Read, scattered(i, 4096, 300 * GB), 4096)
+        });
+        assert!(rating.contains(&iops), "{rpm} rpm: {iops:.0} IOPS");
+    }
+}
+
+#[test]
+fn a_desktop_array_takes_bursts_of_writes_in_memory() {
+    let size = 100 * GB;
+    let mean_ms = |config| {
+        let mut array = ArrayModel::new(config);
+        let writes = (0..2_000u64).map(|i| {
+            let at = i * 250_000;
+            array.submit(at, Access::Write, scattered(i, 12_288, size), 12_288) - at
+        });
+        writes.sum::<u64>() as f64 / 2e9
+    };
+    let (plain, cached) = (ArrayConfig::raid5_of_five_15k(size), ArrayConfig::raid5_of_five_15k_vdi(size));
+    assert!(mean_ms(plain) > 100.0, "4000 writes a second are too many for five disks");
+    assert!(mean_ms(cached) < 0.5);
 }
 
 #[test]
