@@ -250,3 +250,37 @@ fn a_small_array_is_as_slow_as_a_large_one() {
     let (iops, _) = closed_loop(&mut array, 64, 20_000, |i| (Access::Read, scattered(i, 8192, small), 8192));
     assert!((560.0..=620.0).contains(&iops), "{iops:.0} IOPS");
 }
+
+fn with_memory() -> ArrayConfig {
+    let cache = ReadCache { bytes: 1 << 30, latency_ns: 200_000, prefetch_bytes: 512 << 10 };
+    ArrayConfig { read_cache: Some(cache), ..ArrayConfig::raid5_of_four_7200(200 * GB) }
+}
+
+#[test]
+fn what_was_read_or_written_is_read_from_memory_while_there_is_room() {
+    let mut array = ArrayModel::new(with_memory());
+    let cold = array.submit(0, Access::Read, 80 * GB, 8192);
+    assert!(cold > 4 * MS);
+    assert_eq!(array.submit(cold, Access::Read, 80 * GB, 4096), cold + 200_000);
+    let written = array.submit(cold, Access::Write, 8 * GB, 4096);
+    assert_eq!(array.submit(written, Access::Read, 8 * GB, 4096), written + 200_000);
+    let mut now = written;
+    for i in 0..(1 << 30) / (1 << 20) {
+        now = array.submit(now, Access::Read, i << 20, 1 << 20);
+    }
+    assert!(array.submit(now, Access::Read, 80 * GB, 8192) > now + MS, "a gigabyte later it is gone");
+}
+
+/// One stream is what a drive's own read-ahead is for; sixteen at a time need the controller's.
+#[test]
+fn streams_are_read_ahead_of() {
+    let small_reads = |config| {
+        let (rate, _) = closed_loop(&mut ArrayModel::new(config), 16, 20_000, |i| {
+            (Access::Read, i % 16 * 10 * GB + i / 16 * 8192, 8192)
+        });
+        rate
+    };
+    let (plain, ahead) = (small_reads(ArrayConfig::raid5_of_four_7200(200 * GB)), small_reads(with_memory()));
+    assert!(ahead > 4.0 * plain, "{ahead:.0} against {plain:.0} a second");
+    assert!(ahead * 8192.0 < 4.0 * 130e6, "no faster than the media: {ahead:.0} a second");
+}
