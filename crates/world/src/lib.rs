@@ -5,15 +5,21 @@
 //! or not at all, caches are changed under load, and every answer is held against a plain model of a
 //! disk. One seed is one history, on every machine; a violation names its seed.
 //!
+//! [`replay`] is the same loop without doubts: modelled devices ([`disk_model`], [`flash_model`], [`service`]), no
+//! contents, no faults, and a latency for every request.
+//!
 //! Nothing here reads a clock, rolls the machine's dice, or touches a file. Contents are tags, one
 //! for each unit of 512 bytes, so a torn sector is a sector whose tags come from two writes.
 
 pub mod content;
 pub mod dice;
 pub mod disk_model;
+pub mod flash_model;
 pub mod media;
 pub mod model;
 pub mod queue;
+pub mod replay;
+pub mod service;
 pub mod sim;
 
 /// A promise was broken, and how.

@@ -1,19 +1,48 @@
 //! What happens next: events by virtual time, and those of one moment in the order they were entered.
 
-use std::collections::BTreeMap;
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
 
 use hob_engine::units::Instant;
 
 /// Events to come.
 #[derive(Debug)]
 pub struct Queue<E> {
-    events: BTreeMap<(Instant, u64), E>,
+    events: BinaryHeap<Entry<E>>,
     entered: u64,
 }
 
+#[derive(Debug)]
+struct Entry<E> {
+    at: Instant,
+    entered: u64,
+    event: E,
+}
+
+/// The first to happen is the greatest: that is what a heap hands out.
+impl<E> Ord for Entry<E> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at, other.entered).cmp(&(self.at, self.entered))
+    }
+}
+
+impl<E> PartialOrd for Entry<E> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<E> PartialEq for Entry<E> {
+    fn eq(&self, other: &Self) -> bool {
+        self.entered == other.entered
+    }
+}
+
+impl<E> Eq for Entry<E> {}
+
 impl<E> Default for Queue<E> {
     fn default() -> Self {
-        Queue { events: BTreeMap::new(), entered: 0 }
+        Queue { events: BinaryHeap::new(), entered: 0 }
     }
 }
 
@@ -21,17 +50,17 @@ impl<E> Queue<E> {
     /// Enters an event.
     pub fn push(&mut self, at: Instant, event: E) {
         self.entered += 1;
-        self.events.insert((at, self.entered), event);
+        self.events.push(Entry { at, entered: self.entered, event });
     }
 
     /// When the next event is due.
     pub fn next_at(&self) -> Option<Instant> {
-        self.events.keys().next().map(|(at, _)| *at)
+        self.events.peek().map(|entry| entry.at)
     }
 
     /// Takes the next event.
     pub fn pop(&mut self) -> Option<(Instant, E)> {
-        self.events.pop_first().map(|((at, _), event)| (at, event))
+        self.events.pop().map(|entry| (entry.at, entry.event))
     }
 }
 
@@ -42,11 +71,11 @@ mod tests {
     #[test]
     fn by_time_then_by_entry() {
         let mut queue = Queue::default();
-        for (at, name) in [(5, "c"), (3, "a"), (5, "d"), (4, "b")] {
+        for (at, name) in [(5, "c"), (3, "a"), (5, "d"), (4, "b"), (5, "e")] {
             queue.push(Instant(at), name);
         }
         assert_eq!(queue.next_at(), Some(Instant(3)));
         let names: String = std::iter::from_fn(|| queue.pop()).map(|(_, name)| name).collect();
-        assert_eq!(names, "abcd");
+        assert_eq!(names, "abcde");
     }
 }

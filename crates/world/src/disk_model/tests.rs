@@ -169,16 +169,56 @@ fn every_byte_of_a_row_lies_once_on_a_disk_that_is_not_its_parity() {
 
 #[test]
 fn seeks_average_to_the_data_sheet() {
-    let curve = DriveConfig::enterprise_sata_7200().seek;
-    let steps = 10_000;
-    let mean: f64 = (0..steps)
-        .map(|i| (f64::from(i) + 0.5) / f64::from(steps))
-        .map(|d| curve.seek_ns(d) as f64 * 2.0 * (1.0 - d) / f64::from(steps))
-        .sum();
-    assert!((mean / 1e6 - 8.5).abs() < 0.05, "{:.3} ms", mean / 1e6);
-    assert_eq!(curve.seek_ns(0.0), 0);
-    assert!(curve.seek_ns(1.0) > 16 * MS && curve.seek_ns(1.0) < 18 * MS);
-    assert!(curve.seek_ns(1e-6) < MS, "track to track");
+    let drives = [
+        (DriveConfig::enterprise_sata_7200(), 8.5, 16..18),
+        (DriveConfig::sas_10k(), 3.8, 7..8),
+        (DriveConfig::sas_15k(), 3.4, 6..8),
+    ];
+    for (drive, average_ms, full_stroke_ms) in drives {
+        let steps = 10_000;
+        let mean: f64 = (0..steps)
+            .map(|i| (f64::from(i) + 0.5) / f64::from(steps))
+            .map(|d| drive.seek.seek_ns(d) as f64 * 2.0 * (1.0 - d) / f64::from(steps))
+            .sum();
+        assert!((mean / 1e6 - average_ms).abs() < 0.05, "{:.3} ms", mean / 1e6);
+        assert_eq!(drive.seek.seek_ns(0.0), 0);
+        assert!(full_stroke_ms.contains(&(drive.seek.seek_ns(1.0) / MS)), "{drive:?}");
+        assert!(drive.seek.seek_ns(1e-6) < MS, "track to track");
+    }
+}
+
+/// One drive asked for one random 4 KB read after the other, and the usual ratings of its class.
+#[test]
+fn one_drive_meets_the_ratings_of_its_class() {
+    let drives = [
+        (7_200, DriveConfig::enterprise_sata_7200(), 75.0..=90.0),
+        (10_000, DriveConfig::sas_10k(), 110.0..=150.0),
+        (15_000, DriveConfig::sas_15k(), 175.0..=210.0),
+    ];
+    for (rpm, drive, rating) in drives {
+        let four = ArrayConfig::raid5_of_four_7200(300 * GB);
+        let config = ArrayConfig { disks: 1, rpm, level: Level::Raid0, drive, controller_ns: 0, ..four };
+        let (iops, _) = closed_loop(&mut ArrayModel::new(config), 1, 20_000, |i| {
+            (Access::Read, scattered(i, 4096, 300 * GB), 4096)
+        });
+        assert!(rating.contains(&iops), "{rpm} rpm: {iops:.0} IOPS");
+    }
+}
+
+#[test]
+fn a_desktop_array_takes_bursts_of_writes_in_memory() {
+    let size = 100 * GB;
+    let mean_ms = |config| {
+        let mut array = ArrayModel::new(config);
+        let writes = (0..2_000u64).map(|i| {
+            let at = i * 250_000;
+            array.submit(at, Access::Write, scattered(i, 12_288, size), 12_288) - at
+        });
+        writes.sum::<u64>() as f64 / 2e9
+    };
+    let (plain, cached) = (ArrayConfig::raid5_of_five_15k(size), ArrayConfig::raid5_of_five_15k_vdi(size));
+    assert!(mean_ms(plain) > 100.0, "4000 writes a second are too many for five disks");
+    assert!(mean_ms(cached) < 0.5);
 }
 
 #[test]
@@ -209,4 +249,38 @@ fn a_small_array_is_as_slow_as_a_large_one() {
     let mut array = ArrayModel::new(ArrayConfig::raid5_of_four_7200(small));
     let (iops, _) = closed_loop(&mut array, 64, 20_000, |i| (Access::Read, scattered(i, 8192, small), 8192));
     assert!((560.0..=620.0).contains(&iops), "{iops:.0} IOPS");
+}
+
+fn with_memory() -> ArrayConfig {
+    let cache = ReadCache { bytes: 1 << 30, latency_ns: 200_000, prefetch_bytes: 512 << 10 };
+    ArrayConfig { read_cache: Some(cache), ..ArrayConfig::raid5_of_four_7200(200 * GB) }
+}
+
+#[test]
+fn what_was_read_or_written_is_read_from_memory_while_there_is_room() {
+    let mut array = ArrayModel::new(with_memory());
+    let cold = array.submit(0, Access::Read, 80 * GB, 8192);
+    assert!(cold > 4 * MS);
+    assert_eq!(array.submit(cold, Access::Read, 80 * GB, 4096), cold + 200_000);
+    let written = array.submit(cold, Access::Write, 8 * GB, 4096);
+    assert_eq!(array.submit(written, Access::Read, 8 * GB, 4096), written + 200_000);
+    let mut now = written;
+    for i in 0..(1 << 30) / (1 << 20) {
+        now = array.submit(now, Access::Read, i << 20, 1 << 20);
+    }
+    assert!(array.submit(now, Access::Read, 80 * GB, 8192) > now + MS, "a gigabyte later it is gone");
+}
+
+/// One stream is what a drive's own read-ahead is for; sixteen at a time need the controller's.
+#[test]
+fn streams_are_read_ahead_of() {
+    let small_reads = |config| {
+        let (rate, _) = closed_loop(&mut ArrayModel::new(config), 16, 20_000, |i| {
+            (Access::Read, i % 16 * 10 * GB + i / 16 * 8192, 8192)
+        });
+        rate
+    };
+    let (plain, ahead) = (small_reads(ArrayConfig::raid5_of_four_7200(200 * GB)), small_reads(with_memory()));
+    assert!(ahead > 4.0 * plain, "{ahead:.0} against {plain:.0} a second");
+    assert!(ahead * 8192.0 < 4.0 * 130e6, "no faster than the media: {ahead:.0} a second");
 }

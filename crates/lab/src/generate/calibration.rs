@@ -1,0 +1,98 @@
+//! The I/O calibration of the Oracle database: small random reads at depth, several passes over the same data files.
+//!
+//! Published: a disk of 200 GB on a RAID 5 of four 7.2K disks does 576–608 reads a second; with a cache of 50 GB and
+//! 8 KB blocks 268 in the first pass, then more and more, at 29 % hits. A quarter of the disk cannot give more than
+//! 25 % under uniform reads, so the data files are taken to fill 172 GB of it, in extents all over the disk. How many
+//! reads a pass has is fitted to "several passes".
+
+use super::parameters::{Bytes, parameters, within};
+use super::pieces::{check_clients, check_footprint, check_request, check_scale, scaled};
+use super::{Clients, Generate, Load, Plan, Turn};
+use crate::prng::Prng;
+use crate::trace::Op;
+
+parameters! {
+    /// See the module's text.
+    Calibration {
+        passes: u64 = 6, "passes; the first one is cold";
+        pass_percent: f64 = 15.0, "reads of a pass, of the data files' blocks (fitted)";
+        depth: u64 = 64, "reads under way at a time";
+        disk: Bytes = Bytes(200 << 30), "size of the disk";
+        files: Bytes = Bytes(172 << 30), "data files on it (fitted)";
+        io: Bytes = Bytes(8192), "size of a read";
+        cache: Bytes = Bytes(50 << 30), "cache of the set-up";
+    }
+}
+
+/// Blocks of a data file that lie together.
+const EXTENT_BLOCKS: u64 = 64;
+
+impl Generate for Calibration {
+    const NAME: &'static str = "calibration";
+    const SUMMARY: &'static str = "Oracle I/O calibration: random 8 KB reads at depth, several passes";
+    const SOURCE: &'static str = "vSphere Flash Read Cache study, Oracle I/O calibration (SYSTEMS §1)";
+
+    fn plan(&self) -> Result<Plan, String> {
+        check_scale(self.scale)?;
+        check_clients("depth", self.depth)?;
+        check_footprint("disk", self.disk)?;
+        check_request("io", self.io)?;
+        within("files", self.files, self.io..=self.disk)?;
+        within("passes", self.passes, 1..=1 << 20)?;
+        within("pass-percent", self.pass_percent, 0.001..=10_000.0)?;
+        let blocks = scaled(self.files, self.scale, self.io.0) / self.io.0;
+        let pass = ((blocks as f64 * self.pass_percent / 100.0) as u64).max(1);
+        let disk = scaled(self.disk, self.scale, self.io.0).max(blocks * self.io.0);
+        let readers = Readers {
+            config: self.clone(),
+            blocks,
+            gap_blocks: (disk / self.io.0 - blocks) / blocks.div_ceil(EXTENT_BLOCKS),
+            pass,
+            done: 0,
+            dice: Prng::new(self.seed),
+        };
+        Ok(Plan {
+            disks: vec![disk],
+            cache_bytes: self.cache.0 / self.scale,
+            block_bytes: 8192,
+            warmup: 0,
+            qos_mean_ns: None,
+            load: Load::Closed(Box::new(readers)),
+        })
+    }
+}
+
+struct Readers {
+    config: Calibration,
+    blocks: u64,
+    /// Free blocks behind each extent.
+    gap_blocks: u64,
+    /// Reads of a pass.
+    pass: u64,
+    done: u64,
+    dice: Prng,
+}
+
+impl Clients for Readers {
+    fn count(&self) -> u32 {
+        self.config.depth as u32
+    }
+
+    fn next(&mut self, _: u32) -> Option<Turn> {
+        let pass = self.done / self.pass;
+        if pass == self.config.passes {
+            return None;
+        }
+        self.done += 1;
+        let block = self.dice.below(self.blocks);
+        let block = block + block / EXTENT_BLOCKS * self.gap_blocks;
+        Some(Turn {
+            think_ns: 0,
+            op: Op::Read,
+            offset: block * self.config.io.0,
+            len: self.config.io.0 as u32,
+            disk: 0,
+            tag: pass as u32,
+        })
+    }
+}

@@ -1,0 +1,139 @@
+//! A decision-support database: queries that scan ranges of large tables and look rows up through indexes, one
+//! query after the other from each of some twenty users.
+//!
+//! Published: 15 GB, 8 KB I/O; a cache of 8 GB with 8 KB blocks hits 89 %; 61.7 transactions a minute of 20.389 s each
+//! without it and 112.9 of 10.859 s with it. Rate times response time is the number of users: 21. Response time fell
+//! by half and the disks' part of it by far more, so half of a query is not I/O: that is the think time here. Layout,
+//! skew, I/Os in a query and think time are fitted.
+
+use super::parameters::{Bytes, parameters, within};
+use super::pieces::{
+    check_clients, check_footprint, check_percent, check_request, check_scale, check_theta, scaled,
+};
+use super::{Clients, Generate, Load, Plan, Turn};
+use crate::prng::Prng;
+use crate::trace::Op;
+use crate::workload::{Scatter, Zipf};
+
+parameters! {
+    /// See the module's text.
+    Dss {
+        transactions: u64 = 420, "queries measured, of all users together";
+        clients: u64 = 21, "users (published rate times published response time)";
+        database: Bytes = Bytes(15 << 30), "size of the database";
+        io: Bytes = Bytes(8192), "size of a request";
+        cache: Bytes = Bytes(8 << 30), "cache of the set-up";
+        index_percent: f64 = 30.0, "share of the database that is indexes and small tables (fitted)";
+        lookup_percent: f64 = 25.0, "share of requests that look rows up, the others scan (fitted)";
+        lookup_theta: f64 = 0.9, "skew of look-ups over the indexes (fitted)";
+        partitions: u64 = 32, "parts of the large tables; a query scans within one (fitted)";
+        partition_theta: f64 = 1.3, "skew of queries over partitions: recent data is asked for most (fitted)";
+        ios: u64 = 1_080, "requests of a query (fitted)";
+        think_us: u64 = 9_750, "processing between requests, microseconds (fitted)";
+        warmup_per_block: f64 = 4.0, "requests before the measured ones, for each block of the database (fitted)";
+    }
+}
+
+impl Generate for Dss {
+    const NAME: &'static str = "dss";
+    const SUMMARY: &'static str = "decision support: scans and index look-ups of 21 users";
+    const SOURCE: &'static str = "vSphere Flash Read Cache study, decision-support database (SYSTEMS §1)";
+
+    fn plan(&self) -> Result<Plan, String> {
+        check_scale(self.scale)?;
+        check_clients("clients", self.clients)?;
+        check_footprint("database", self.database)?;
+        check_request("io", self.io)?;
+        check_percent("index-percent", self.index_percent)?;
+        check_percent("lookup-percent", self.lookup_percent)?;
+        check_theta("lookup-theta", self.lookup_theta)?;
+        check_theta("partition-theta", self.partition_theta)?;
+        within("partitions", self.partitions, 1..=1 << 20)?;
+        within("ios", self.ios, 1..=1 << 32)?;
+        within("transactions", self.transactions, 0..=1 << 24)?;
+        within("think-us", self.think_us, 0..=1_000_000_000)?;
+        within("warmup-per-block", self.warmup_per_block, 0.0..=1000.0)?;
+        let bytes = scaled(self.database, self.scale, self.io.0);
+        let blocks = bytes / self.io.0;
+        let index_blocks = (blocks as f64 * self.index_percent / 100.0) as u64;
+        let partition_blocks = (blocks - index_blocks) / self.partitions;
+        if index_blocks == 0 || partition_blocks == 0 {
+            return Err(format!("scale={}: too little is left of the database", self.scale));
+        }
+        let warmup = (self.warmup_per_block * blocks as f64) as u64;
+        let users = Users {
+            config: self.clone(),
+            lookups: (Zipf::new(index_blocks, self.lookup_theta), Scatter::new(index_blocks, self.seed)),
+            queries: (
+                Zipf::new(self.partitions, self.partition_theta),
+                Scatter::new(self.partitions, self.seed),
+            ),
+            index_blocks,
+            partition_blocks,
+            left: warmup.saturating_add(self.transactions * self.ios),
+            scans: vec![Scan::default(); self.clients as usize],
+            dice: Prng::new(self.seed),
+        };
+        Ok(Plan {
+            disks: vec![bytes],
+            cache_bytes: self.cache.0 / self.scale,
+            block_bytes: 8192,
+            warmup,
+            qos_mean_ns: None,
+            load: Load::Closed(Box::new(users)),
+        })
+    }
+}
+
+struct Users {
+    config: Dss,
+    lookups: (Zipf, Scatter),
+    queries: (Zipf, Scatter),
+    /// Indexes lie first, then one partition after the other.
+    index_blocks: u64,
+    partition_blocks: u64,
+    left: u64,
+    scans: Vec<Scan>,
+    dice: Prng,
+}
+
+/// A user's query.
+#[derive(Clone, Copy, Debug, Default)]
+struct Scan {
+    partition: u64,
+    /// Next block, inside the partition.
+    block: u64,
+    /// Requests it has left.
+    left: u64,
+}
+
+impl Clients for Users {
+    fn count(&self) -> u32 {
+        self.scans.len() as u32
+    }
+
+    fn next(&mut self, client: u32) -> Option<Turn> {
+        self.left = self.left.checked_sub(1)?;
+        let scan = &mut self.scans[client as usize];
+        if scan.left == 0 {
+            scan.partition = self.queries.1.place(self.queries.0.rank(&mut self.dice));
+            scan.block = self.dice.below(self.partition_blocks);
+            scan.left = self.config.ios;
+        }
+        scan.left -= 1;
+        let block = if self.dice.unit() * 100.0 < self.config.lookup_percent {
+            self.lookups.1.place(self.lookups.0.rank(&mut self.dice))
+        } else {
+            scan.block = (scan.block + 1) % self.partition_blocks;
+            self.index_blocks + scan.partition * self.partition_blocks + scan.block
+        };
+        Some(Turn {
+            think_ns: self.config.think_us * 1000,
+            op: Op::Read,
+            offset: block * self.config.io.0,
+            len: self.config.io.0 as u32,
+            disk: 0,
+            tag: u32::from(scan.left == 0),
+        })
+    }
+}

@@ -1,0 +1,95 @@
+//! A hardware-monitoring server, after the trace `hm_1` of MSR Cambridge as the Flash Read Cache study used it: many
+//! small hot spots, far apart, nearly all reads.
+//!
+//! Published: 600 000 requests, 95 % reads, mostly 4 KB; a cache of 4 GB with 4 KB blocks hits 85 %, and larger
+//! blocks in the same space do worse until 512 KB are hardly better than no cache. 600 000 requests of 4 KB cannot
+//! fill 4 GB: the published ratio is that of a warm cache, so a warm-up drawn from the same spots comes first.
+//! Number, popularity and spread of the spots are fitted to the published curve over block sizes.
+
+use super::parameters::{Bytes, parameters};
+use super::pieces::{
+    Arrivals, HotSpots, SLOT_BYTES, check_footprint, check_percent, check_rate, check_scale, check_theta,
+    draw_op, scaled,
+};
+use super::{Generate, Load, Plan};
+use crate::prng::Prng;
+use crate::trace::Record;
+
+parameters! {
+    /// See the module's text.
+    Hm {
+        requests: u64 = 600_000, "requests measured";
+        read_percent: f64 = 95.0, "share of reads";
+        small_percent: f64 = 95.0, "share of spots of 4 KiB, the others are of 8 or 16 (published: mostly 4 KB)";
+        spots: u64 = 1_280_000, "hot spots (fitted)";
+        theta: f64 = 0.58, "skew of their popularity (fitted)";
+        disk: Bytes = Bytes(128 << 30), "the disk they are scattered over (fitted)";
+        iops: f64 = 100.0, "mean arrivals a second (published: a week of about one)";
+        cache: Bytes = Bytes(4 << 30), "cache of the set-up";
+        warmup_per_spot: f64 = 4.0, "requests before the measured ones, for each spot (fitted)";
+    }
+}
+
+impl Generate for Hm {
+    const NAME: &'static str = "hm";
+    const SUMMARY: &'static str = "hardware monitoring: small scattered hot spots, 95 % reads";
+    const SOURCE: &'static str = "vSphere Flash Read Cache study, MSR Cambridge hm_1 (SYSTEMS §1)";
+
+    fn plan(&self) -> Result<Plan, String> {
+        check_scale(self.scale)?;
+        check_theta("theta", self.theta)?;
+        check_footprint("disk", self.disk)?;
+        SpotLoad {
+            requests: self.requests,
+            read_percent: self.read_percent,
+            small_percent: self.small_percent,
+            spots: (self.spots / self.scale).max(1),
+            theta: self.theta,
+            disk_bytes: scaled(self.disk, self.scale, SLOT_BYTES),
+            iops: self.iops,
+            cache_bytes: self.cache.0 / self.scale,
+            warmup_per_spot: self.warmup_per_spot,
+            seed: self.seed,
+        }
+        .plan()
+    }
+}
+
+/// An open load on hot spots of one disk, already scaled.
+pub(super) struct SpotLoad {
+    pub(super) requests: u64,
+    pub(super) read_percent: f64,
+    pub(super) small_percent: f64,
+    pub(super) spots: u64,
+    pub(super) theta: f64,
+    pub(super) disk_bytes: u64,
+    pub(super) iops: f64,
+    pub(super) cache_bytes: u64,
+    pub(super) warmup_per_spot: f64,
+    pub(super) seed: u64,
+}
+
+impl SpotLoad {
+    pub(super) fn plan(self) -> Result<Plan, String> {
+        check_percent("read-percent", self.read_percent)?;
+        check_percent("small-percent", self.small_percent)?;
+        check_rate("iops", self.iops)?;
+        super::parameters::within("warmup-per-spot", self.warmup_per_spot, 0.0..=1000.0)?;
+        let spots = HotSpots::new(self.spots, self.disk_bytes, self.theta, self.small_percent, self.seed)?;
+        let warmup = (self.warmup_per_spot * self.spots as f64) as u64;
+        let (mut dice, mut arrivals) = (Prng::new(self.seed), Arrivals::new());
+        let records = (0..warmup.saturating_add(self.requests)).map(move |_| {
+            let at_ns = arrivals.next(self.iops, &mut dice);
+            let (offset, len) = spots.draw(&mut dice);
+            Record { at_ns, offset, len, op: draw_op(self.read_percent, &mut dice), disk: 0 }
+        });
+        Ok(Plan {
+            disks: vec![self.disk_bytes],
+            cache_bytes: self.cache_bytes,
+            block_bytes: 4096,
+            warmup,
+            qos_mean_ns: None,
+            load: Load::Open(Box::new(records)),
+        })
+    }
+}

@@ -1,0 +1,216 @@
+//! Workload generators: what the published experiments ran, made up again from what they published.
+//!
+//! Each generator is one file and one row of [`GENERATORS`]. Its parameters default to the published values; what was
+//! not published was fitted to the published results, and its description says so. The same parameters and seed make
+//! the same requests on every machine.
+//!
+//! A generator makes a [`Plan`]: disks, the cache of the source's set-up, and a load that is *open* (records with times
+//! of their own) or *closed* (clients that ask again after each answer). [`run`] plays a plan through the engine in
+//! virtual time.
+//!
+//! Units: bytes, nanoseconds, per cent where a name says so.
+
+mod calibration;
+mod dss;
+mod dvdstore;
+mod hm;
+mod parameters;
+mod pieces;
+mod proxy;
+mod rand_write;
+pub mod run;
+mod seq_write;
+#[cfg(test)]
+mod tests;
+mod vdi;
+mod vmmark;
+mod zipf;
+
+use std::fmt;
+
+pub use parameters::{Bytes, Parameter};
+
+use crate::trace::{Op, Record};
+use parameters::Parameters;
+
+/// Every generator.
+pub const GENERATORS: &[GeneratorInfo] = &[
+    row::<hm::Hm>(),
+    row::<proxy::Proxy>(),
+    row::<dss::Dss>(),
+    row::<dvdstore::DvdStore>(),
+    row::<calibration::Calibration>(),
+    row::<vdi::Vdi>(),
+    row::<vmmark::VmMark>(),
+    row::<seq_write::SeqWrite>(),
+    row::<rand_write::RandWrite>(),
+    row::<zipf::ZipfLoad>(),
+];
+
+/// A row of [`GENERATORS`].
+#[derive(Debug)]
+pub struct GeneratorInfo {
+    /// As users type it.
+    pub name: &'static str,
+    /// One line on what it does.
+    pub summary: &'static str,
+    /// Whose experiment it stands for.
+    pub source: &'static str,
+    /// Its parameters with their defaults.
+    pub parameters: fn() -> Vec<Parameter>,
+    plan: fn(&[Setting<'_>]) -> Result<Plan, ParameterError>,
+}
+
+impl GeneratorInfo {
+    /// The generator of that name.
+    pub fn find(name: &str) -> Result<&'static GeneratorInfo, ParameterError> {
+        GENERATORS.iter().find(|info| info.name == name).ok_or_else(|| {
+            let names: Vec<&str> = GENERATORS.iter().map(|info| info.name).collect();
+            ParameterError(format!("there is no generator {name}; there are {}", names.join(", ")))
+        })
+    }
+
+    /// The plan with these `key=value` settings, later ones winning.
+    pub fn plan<S: AsRef<str>>(&self, settings: &[S]) -> Result<Plan, ParameterError> {
+        let mut pairs = Vec::with_capacity(settings.len());
+        for setting in settings {
+            let setting = setting.as_ref();
+            let pair = setting
+                .split_once('=')
+                .ok_or_else(|| ParameterError(format!("{}: expected key=value, not {setting}", self.name)))?;
+            pairs.push((pair.0.trim(), pair.1.trim()));
+        }
+        (self.plan)(&pairs)
+    }
+}
+
+/// A parameter's name and its value as text.
+type Setting<'a> = (&'a str, &'a str);
+
+/// Why there is no plan: one line that says what would be right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterError(pub String);
+
+impl fmt::Display for ParameterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ParameterError {}
+
+/// What is to be done to which disks.
+#[derive(Debug)]
+pub struct Plan {
+    /// Sizes of the disks, bytes.
+    pub disks: Vec<u64>,
+    /// Cache of the source's set-up, all disks together and scaled, bytes; 0 where it had none.
+    pub cache_bytes: u64,
+    /// Cache block of the source's set-up, bytes.
+    pub block_bytes: u32,
+    /// A disk that is served more slowly in the mean, nanoseconds, fails the source's quality of service.
+    pub qos_mean_ns: Option<u64>,
+    /// Requests that come first and are not part of what is measured: they warm the cache.
+    pub warmup: u64,
+    /// The requests.
+    pub load: Load,
+}
+
+/// Requests, and what sets their pace.
+pub enum Load {
+    /// Their own times do.
+    Open(Box<dyn Iterator<Item = Record> + Send>),
+    /// The answers do.
+    Closed(Box<dyn Clients + Send>),
+}
+
+impl fmt::Debug for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Load::Open(_) => f.write_str("Open"),
+            Load::Closed(clients) => write!(f, "Closed({})", clients.count()),
+        }
+    }
+}
+
+/// The clients of a closed load.
+pub trait Clients {
+    /// How many there are.
+    fn count(&self) -> u32;
+
+    /// What this client does after its last answer; `None` ends it.
+    fn next(&mut self, client: u32) -> Option<Turn>;
+}
+
+/// A client thinks, then asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Between the last answer and this request, nanoseconds.
+    pub think_ns: u64,
+    /// What it does.
+    pub op: Op,
+    /// First byte on the disk.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Which disk.
+    pub disk: u16,
+    /// The generator's mark: 1 on the last request of a transaction, the pass of a calibration.
+    pub tag: u32,
+}
+
+impl Plan {
+    /// The requests as a trace. Clients take turns, `turn_ns` apart: their order is right, their times are a stand-in
+    /// for what only a replay knows.
+    pub fn into_records(self, turn_ns: u64) -> Box<dyn Iterator<Item = Record> + Send> {
+        let mut clients = match self.load {
+            Load::Open(records) => return records,
+            Load::Closed(clients) => clients,
+        };
+        let count = clients.count();
+        let (mut turn, mut ended) = (0u64, vec![false; count as usize]);
+        Box::new(std::iter::from_fn(move || {
+            while !ended.iter().all(|ended| *ended) {
+                let client = (turn % u64::from(count)) as u32;
+                turn += 1;
+                if ended[client as usize] {
+                    continue;
+                }
+                match clients.next(client) {
+                    Some(Turn { op, offset, len, disk, .. }) => {
+                        return Some(Record { at_ns: (turn - 1) * turn_ns, offset, len, op, disk });
+                    }
+                    None => ended[client as usize] = true,
+                }
+            }
+            None
+        }))
+    }
+}
+
+/// A generator: a name, parameters, and how they become a plan.
+trait Generate: Parameters {
+    const NAME: &'static str;
+    const SUMMARY: &'static str;
+    const SOURCE: &'static str;
+
+    /// The plan, or what is wrong with the parameters. `scale` is checked already.
+    fn plan(&self) -> Result<Plan, String>;
+}
+
+const fn row<G: Generate>() -> GeneratorInfo {
+    GeneratorInfo {
+        name: G::NAME,
+        summary: G::SUMMARY,
+        source: G::SOURCE,
+        parameters: || G::default().list(),
+        plan: |settings| {
+            let mut generator = G::default();
+            let plan = settings
+                .iter()
+                .try_for_each(|(name, text)| generator.set(name, text))
+                .and_then(|()| generator.plan());
+            plan.map_err(|why| ParameterError(format!("{}: {why}", G::NAME)))
+        },
+    }
+}

@@ -1,0 +1,205 @@
+//! Parameters of a generator: typed fields with a default and a sentence each, set from `key=value` text.
+//!
+//! [`parameters!`] writes the struct, its default and its table from one list, so a name stands in one place.
+//! Every generator also has `scale` and `seed`. Text that does not parse, or a value out of range, is an error in one
+//! line that says what would be right.
+
+use std::fmt;
+
+/// A row of a generator's table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// As users type it.
+    pub name: String,
+    /// Its value unless it is set, as users would type it.
+    pub default: String,
+    /// What it is, and where the default comes from if it was not published.
+    pub about: &'static str,
+}
+
+/// Bytes; written `15GiB`, `8KiB`, `512`. Units are binary, whether or not the `i` is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub u64);
+
+const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = UNITS.iter().find(|(_, bytes)| self.0 > 0 && self.0.is_multiple_of(*bytes));
+        match unit {
+            Some((name, bytes)) => write!(f, "{}{name}", self.0 / bytes),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+/// Something a parameter can be.
+pub(super) trait Value: Sized + fmt::Display {
+    /// What to type.
+    const EXPECTED: &'static str;
+    fn parse(text: &str) -> Option<Self>;
+}
+
+impl Value for u64 {
+    const EXPECTED: &'static str = "a whole number such as 600000";
+    fn parse(text: &str) -> Option<u64> {
+        text.replace('_', "").parse().ok()
+    }
+}
+
+impl Value for f64 {
+    const EXPECTED: &'static str = "a number such as 0.9";
+    fn parse(text: &str) -> Option<f64> {
+        text.parse().ok().filter(|number: &f64| number.is_finite())
+    }
+}
+
+impl Value for Bytes {
+    const EXPECTED: &'static str = "a size such as 8KiB or 15GiB";
+    fn parse(text: &str) -> Option<Bytes> {
+        let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (digits, unit) = text.split_at(digits_end);
+        let unit = match unit.trim().to_ascii_uppercase().as_str() {
+            "" | "B" => 1,
+            "K" | "KB" | "KIB" => 1 << 10,
+            "M" | "MB" | "MIB" => 1 << 20,
+            "G" | "GB" | "GIB" => 1 << 30,
+            "T" | "TB" | "TIB" => 1 << 40,
+            _ => return None,
+        };
+        digits.parse::<u64>().ok()?.checked_mul(unit).map(Bytes)
+    }
+}
+
+/// A generator's parameters.
+pub(super) trait Parameters: Default {
+    /// Every parameter with its present value.
+    fn list(&self) -> Vec<Parameter>;
+    /// Sets one.
+    fn set(&mut self, name: &str, text: &str) -> Result<(), String>;
+}
+
+/// Writes a parameter struct; see the module's text.
+macro_rules! parameters {
+    ($(#[$doc:meta])* $config:ident { $($field:ident: $type:ty = $default:expr, $about:literal;)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub(super) struct $config {
+            $(#[doc = $about] pub(super) $field: $type,)*
+            /// Footprint, cache and warm-up are divided by this; rates and devices are not
+            pub(super) scale: u64,
+            /// The dice
+            pub(super) seed: u64,
+        }
+
+        impl Default for $config {
+            fn default() -> Self {
+                $config { $($field: $default,)* scale: 1, seed: 1 }
+            }
+        }
+
+        impl $crate::generate::parameters::Parameters for $config {
+            fn list(&self) -> Vec<$crate::generate::Parameter> {
+                use $crate::generate::parameters::row;
+                vec![
+                    $(row(stringify!($field), &self.$field, $about),)*
+                    row("scale", &self.scale, "footprint, cache and warm-up are divided by this; rates and devices are not"),
+                    row("seed", &self.seed, "the dice"),
+                ]
+            }
+
+            fn set(&mut self, name: &str, text: &str) -> Result<(), String> {
+                use $crate::generate::parameters::value;
+                match name.replace('-', "_").as_str() {
+                    $(stringify!($field) => self.$field = value(name, text)?,)*
+                    "scale" => self.scale = value(name, text)?,
+                    "seed" => self.seed = value(name, text)?,
+                    _ => {
+                        let names: Vec<String> = self.list().into_iter().map(|row| row.name).collect();
+                        return Err(format!("there is no parameter {name}; there are {}", names.join(", ")));
+                    }
+                }
+                Ok(())
+            }
+        }
+    };
+}
+pub(super) use parameters;
+
+pub(super) fn row(name: &str, value: &impl fmt::Display, about: &'static str) -> Parameter {
+    Parameter { name: name.replace('_', "-"), default: value.to_string(), about }
+}
+
+pub(super) fn value<V: Value>(name: &str, text: &str) -> Result<V, String> {
+    V::parse(text).ok_or_else(|| format!("{name}={text}: expected {}", V::EXPECTED))
+}
+
+/// Refuses a value outside `range`.
+pub(super) fn within<T: PartialOrd + fmt::Display>(
+    name: &str,
+    value: T,
+    range: std::ops::RangeInclusive<T>,
+) -> Result<(), String> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    Err(format!("{name}={value}: expected {} to {}", range.start(), range.end()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    parameters! {
+        /// For the tests.
+        Sample {
+            size: Bytes = Bytes(15 << 30), "a size";
+            read_percent: f64 = 95.0, "a share";
+            requests: u64 = 600_000, "a count";
+        }
+    }
+
+    #[test]
+    fn what_is_listed_can_be_set() {
+        let mut sample = Sample::default();
+        for Parameter { name, default, .. } in Sample::default().list() {
+            sample.set(&name, &default).unwrap();
+        }
+        assert_eq!(sample, Sample::default());
+        sample.set("read_percent", "12.5").unwrap();
+        sample.set("read-percent", "60").unwrap();
+        sample.set("size", "8 kb").unwrap();
+        sample.set("requests", "1_000").unwrap();
+        assert_eq!((sample.read_percent, sample.size, sample.requests), (60.0, Bytes(8192), 1000));
+    }
+
+    #[test]
+    fn what_cannot_be_set_says_what_could() {
+        let mut sample = Sample::default();
+        let mut error = |name, text| sample.set(name, text).unwrap_err();
+        assert_eq!(error("size", "8QB"), "size=8QB: expected a size such as 8KiB or 15GiB");
+        assert_eq!(
+            error("size", "99999999999TiB"),
+            "size=99999999999TiB: expected a size such as 8KiB or 15GiB"
+        );
+        assert_eq!(error("read-percent", "nan"), "read-percent=nan: expected a number such as 0.9");
+        assert_eq!(error("requests", "-1"), "requests=-1: expected a whole number such as 600000");
+        assert_eq!(
+            error("sise", "1"),
+            "there is no parameter sise; there are size, read-percent, requests, scale, seed"
+        );
+        assert_eq!(
+            within("read-percent", 101.0, 0.0..=100.0).unwrap_err(),
+            "read-percent=101: expected 0 to 100"
+        );
+    }
+
+    #[test]
+    fn sizes_are_written_in_the_largest_unit_that_fits() {
+        let written: Vec<String> = [0, 512, 4096, 5 << 20, 1536 << 20, 15 << 30, 2 << 40]
+            .into_iter()
+            .map(|bytes| Bytes(bytes).to_string())
+            .collect();
+        assert_eq!(written, ["0", "512", "4KiB", "5MiB", "1536MiB", "15GiB", "2TiB"]);
+    }
+}

@@ -1,0 +1,129 @@
+//! What several generators are made of: arrival times, request sizes, hot spots, and checks of parameters.
+
+use super::parameters::{Bytes, within};
+use crate::prng::{Prng, splitmix64};
+use crate::trace::Op;
+use crate::workload::{Scatter, Zipf};
+
+pub(super) const SECTOR: u64 = 4096;
+
+/// Times of independent arrivals: exponential gaps of a mean that may change.
+#[derive(Clone, Debug)]
+pub(super) struct Arrivals {
+    at_ns: f64,
+}
+
+impl Arrivals {
+    pub(super) fn new() -> Self {
+        Arrivals { at_ns: 0.0 }
+    }
+
+    /// When the next request comes, at this many a second. Never before the last one.
+    pub(super) fn next(&mut self, per_s: f64, dice: &mut Prng) -> u64 {
+        self.at_ns += -(1.0 - dice.unit()).ln() * 1e9 / per_s;
+        self.at_ns as u64
+    }
+
+    pub(super) fn now_s(&self) -> f64 {
+        self.at_ns / 1e9
+    }
+}
+
+/// Reads this often, else writes.
+pub(super) fn draw_op(read_percent: f64, dice: &mut Prng) -> Op {
+    if dice.unit() * 100.0 < read_percent { Op::Read } else { Op::Write }
+}
+
+/// A size of whole sectors, one of two neighbouring powers of two, whose mean is `mean`.
+pub(super) fn draw_size(mean: u64, dice: &mut Prng) -> u32 {
+    let low = SECTOR << (mean / SECTOR).max(1).ilog2();
+    let share_high = mean.saturating_sub(low) as f64 / low as f64;
+    (if dice.unit() < share_high { 2 * low } else { low }) as u32
+}
+
+/// Bytes divided by the scale, whole units of `unit`, at least one.
+pub(super) fn scaled(bytes: Bytes, scale: u64, unit: u64) -> u64 {
+    (bytes.0 / scale / unit).max(1) * unit
+}
+
+pub(super) fn check_scale(scale: u64) -> Result<(), String> {
+    within("scale", scale, 1..=1 << 20)
+}
+
+pub(super) fn check_percent(name: &str, percent: f64) -> Result<(), String> {
+    within(name, percent, 0.0..=100.0)
+}
+
+pub(super) fn check_rate(name: &str, per_s: f64) -> Result<(), String> {
+    within(name, per_s, 0.001..=1e9)
+}
+
+/// A request size: whole sectors, up to what an engine takes at once.
+pub(super) fn check_request(name: &str, bytes: Bytes) -> Result<(), String> {
+    within(name, bytes, Bytes(SECTOR)..=Bytes(16 << 20))?;
+    if bytes.0.is_multiple_of(SECTOR) {
+        return Ok(());
+    }
+    Err(format!("{name}={bytes}: expected a multiple of 4KiB"))
+}
+
+/// Up to 2⁵⁰ bytes, so that arithmetic on places has room.
+pub(super) fn check_footprint(name: &str, bytes: Bytes) -> Result<(), String> {
+    within(name, bytes, Bytes(1 << 20)..=Bytes(1 << 50))
+}
+
+pub(super) fn check_clients(name: &str, count: u64) -> Result<(), String> {
+    within(name, count, 1..=1 << 16)
+}
+
+pub(super) fn check_theta(name: &str, theta: f64) -> Result<(), String> {
+    within(name, theta, 0.0..=5.0)
+}
+
+/// Distance of hot spots: none lies in the same 32 KiB as another.
+pub(super) const SLOT_BYTES: u64 = 32 << 10;
+
+/// Small extents scattered over a disk, their popularity a Zipf law. Each spot keeps its place and its length, so what
+/// was read once is read the same way again.
+#[derive(Clone, Debug)]
+pub(super) struct HotSpots {
+    popularity: Zipf,
+    slots: Scatter,
+    small_percent: f64,
+    seed: u64,
+}
+
+impl HotSpots {
+    /// `spots` extents on a disk of `disk_bytes`; `small_percent` of them are of 4 KiB, the others of 8 or 16.
+    pub(super) fn new(
+        spots: u64,
+        disk_bytes: u64,
+        theta: f64,
+        small_percent: f64,
+        seed: u64,
+    ) -> Result<Self, String> {
+        let slots = disk_bytes / SLOT_BYTES;
+        if spots == 0 || spots > slots {
+            let most = Bytes(disk_bytes);
+            return Err(format!(
+                "spots={spots}: expected 1 to {slots} on a disk of {most}, one in each 32KiB"
+            ));
+        }
+        let (popularity, slots) = (Zipf::new(spots, theta), Scatter::new(slots, seed));
+        Ok(HotSpots { popularity, slots, small_percent, seed })
+    }
+
+    /// First byte and length of a spot, popular ones more often.
+    pub(super) fn draw(&self, dice: &mut Prng) -> (u64, u32) {
+        let spot = self.popularity.rank(dice);
+        let mut counter = self.seed ^ spot.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let (size_die, place_die) = (splitmix64(&mut counter), splitmix64(&mut counter));
+        let unit = (size_die >> 11) as f64 / (1u64 << 53) as f64;
+        let sectors = match unit * 100.0 < self.small_percent {
+            true => 1,
+            false => 2 << (size_die & 1),
+        };
+        let within_slot = place_die % (SLOT_BYTES / SECTOR - sectors + 1) * SECTOR;
+        (self.slots.place(spot) * SLOT_BYTES + within_slot, (sectors * SECTOR) as u32)
+    }
+}

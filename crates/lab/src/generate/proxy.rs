@@ -1,0 +1,50 @@
+//! A web proxy, after the trace `prxy` of MSR Cambridge as the Flash Read Cache study used it: small hot spots, a third
+//! of the requests writes.
+//!
+//! Published: about 5 million requests, 67 % reads, mostly 4 KB; a cache of 16 GB with 4 KB blocks hits 83 %. Number and
+//! popularity of the spots are fitted to that ratio of a warm cache; [`hm`](super::hm) says why warm.
+
+use super::hm::SpotLoad;
+use super::parameters::{Bytes, parameters};
+use super::pieces::{SLOT_BYTES, check_footprint, check_scale, check_theta, scaled};
+use super::{Generate, Plan};
+
+parameters! {
+    /// See the module's text.
+    Proxy {
+        requests: u64 = 5_000_000, "requests measured";
+        read_percent: f64 = 67.0, "share of reads";
+        small_percent: f64 = 95.0, "share of spots of 4 KiB, the others are of 8 or 16 (published: mostly 4 KB)";
+        spots: u64 = 5_500_000, "hot spots (fitted)";
+        theta: f64 = 0.6, "skew of their popularity (fitted)";
+        disk: Bytes = Bytes(512 << 30), "the disk they are scattered over (fitted)";
+        iops: f64 = 300.0, "mean arrivals a second (published: a week of about eight)";
+        cache: Bytes = Bytes(16 << 30), "cache of the set-up";
+        warmup_per_spot: f64 = 4.0, "requests before the measured ones, for each spot (fitted)";
+    }
+}
+
+impl Generate for Proxy {
+    const NAME: &'static str = "proxy";
+    const SUMMARY: &'static str = "web proxy: small scattered hot spots, 67 % reads";
+    const SOURCE: &'static str = "vSphere Flash Read Cache study, MSR Cambridge prxy (SYSTEMS §1)";
+
+    fn plan(&self) -> Result<Plan, String> {
+        check_scale(self.scale)?;
+        check_theta("theta", self.theta)?;
+        check_footprint("disk", self.disk)?;
+        SpotLoad {
+            requests: self.requests,
+            read_percent: self.read_percent,
+            small_percent: self.small_percent,
+            spots: (self.spots / self.scale).max(1),
+            theta: self.theta,
+            disk_bytes: scaled(self.disk, self.scale, SLOT_BYTES),
+            iops: self.iops,
+            cache_bytes: self.cache.0 / self.scale,
+            warmup_per_spot: self.warmup_per_spot,
+            seed: self.seed,
+        }
+        .plan()
+    }
+}

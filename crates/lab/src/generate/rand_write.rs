@@ -1,0 +1,35 @@
+//! fio's random writer: every block of a span once, in random order, as fio does with its default random map.
+
+use super::parameters::{Bytes, parameters};
+use super::pieces::{check_clients, check_footprint, check_request, check_scale, scaled};
+use super::seq_write::Writers;
+use super::{Generate, Plan};
+use crate::workload::Scatter;
+
+parameters! {
+    /// See the module's text.
+    RandWrite {
+        span: Bytes = Bytes(300 << 30), "bytes written (the other run has 500GiB)";
+        io: Bytes = Bytes(4096), "size of a write";
+        depth: u64 = 128, "writes under way at a time (chosen)";
+        cache: Bytes = Bytes(894 << 30), "cache of the set-up: one group's flash device";
+    }
+}
+
+impl Generate for RandWrite {
+    const NAME: &'static str = "rand-write";
+    const SUMMARY: &'static str = "fio-like random writes of 4 KiB";
+    const SOURCE: &'static str = "SmartX ZBS and vSAN comparison (SYSTEMS §4)";
+
+    fn plan(&self) -> Result<Plan, String> {
+        check_scale(self.scale)?;
+        check_clients("depth", self.depth)?;
+        check_footprint("span", self.span)?;
+        check_request("io", self.io)?;
+        let blocks = scaled(self.span, self.scale, self.io.0) / self.io.0;
+        let order = Scatter::new(blocks, self.seed);
+        let place = move |n| order.place(n);
+        let writers = Writers { depth: self.depth as u32, io: self.io.0 as u32, blocks, done: 0, place };
+        Ok(writers.plan(self.cache.0 / self.scale))
+    }
+}

@@ -1,0 +1,145 @@
+//! Plays a plan through the engine in virtual time, warm-up first.
+
+use hob_engine::Limits;
+use hob_engine::io::{self, Durability};
+use hob_engine::policy::PolicyKind;
+use hob_engine::stats::DiskStats;
+use hob_world::replay::{Ask, CacheSetup, DiskSetup, Replay, Run, Served, Setup, SetupError};
+use hob_world::service::ServiceModel;
+
+use super::{Clients, Load, Plan, Turn};
+use crate::trace::{Op, Record};
+
+/// The cache of a run; its room is shared among the disks in proportion to their sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// All disks together.
+    pub bytes: u64,
+    /// Cache block.
+    pub block_bytes: u32,
+    /// Replacement.
+    pub policy: PolicyKind,
+}
+
+/// What was measured, the warm-up not counted.
+#[derive(Clone, Debug)]
+pub struct Played {
+    /// Requests and times.
+    pub run: Run,
+    /// The engine's statistics of each disk.
+    pub disks: Vec<DiskStats>,
+}
+
+impl Plan {
+    /// The cache of the source's set-up.
+    pub fn cache(&self, policy: PolicyKind) -> Cache {
+        Cache { bytes: self.cache_bytes, block_bytes: self.block_bytes, policy }
+    }
+
+    /// The set-up: disks one behind the other on the backing, sharing cache and flash.
+    pub fn setup(
+        &self,
+        cache: Option<Cache>,
+        flash: impl Into<ServiceModel>,
+        backing: impl Into<ServiceModel>,
+    ) -> Setup {
+        let total: u64 = self.disks_bytes();
+        let mut backing_offset = 0;
+        let disks = self.disks.iter().map(|&size_bytes| {
+            let share = |cache: Cache| CacheSetup {
+                bytes: (u128::from(cache.bytes) * u128::from(size_bytes) / u128::from(total)) as u64,
+                block_bytes: cache.block_bytes,
+                policy: cache.policy,
+            };
+            let disk = DiskSetup { size_bytes, backing_offset, cache: cache.map(share) };
+            backing_offset += size_bytes;
+            disk
+        });
+        Setup {
+            disks: disks.collect(),
+            flash: flash.into(),
+            backing: backing.into(),
+            limits: Limits::default(),
+        }
+    }
+
+    /// Bytes of all disks: what the backing has to hold.
+    pub fn disks_bytes(&self) -> u64 {
+        self.disks.iter().sum()
+    }
+
+    /// Plays the plan; `served` hears of each measured request. Times of an open load are divided by `acceleration`.
+    pub fn play(
+        self,
+        setup: Setup,
+        acceleration: f64,
+        mut served: impl FnMut(&Served),
+    ) -> Result<Played, SetupError> {
+        let disks = setup.disks.len() as u32;
+        let mut replay = Replay::new(setup)?;
+        let run = match self.load {
+            Load::Open(records) => play_open(&mut replay, records, self.warmup, acceleration, &mut served),
+            Load::Closed(clients) => play_closed(&mut replay, clients, self.warmup, &mut served),
+        };
+        let disks = (0..disks).filter_map(|disk| replay.stats(disk)).collect();
+        Ok(Played { run, disks })
+    }
+}
+
+fn play_open(
+    replay: &mut Replay,
+    mut records: impl Iterator<Item = Record>,
+    warmup: u64,
+    acceleration: f64,
+    served: &mut impl FnMut(&Served),
+) -> Run {
+    let ask = |start_ns: u64| {
+        move |record: Record| {
+            let at_ns = record.at_ns.saturating_sub(start_ns) as f64 / acceleration;
+            (at_ns as u64, ask(record))
+        }
+    };
+    let mut start_ns = 0;
+    if warmup > 0 {
+        let warming = records.by_ref().take(usize::try_from(warmup).unwrap_or(usize::MAX));
+        replay.open(warming.inspect(|record| start_ns = record.at_ns).map(ask(0)), |_| {});
+        replay.reset_stats();
+    }
+    replay.open(records.map(ask(start_ns)), served)
+}
+
+fn play_closed(
+    replay: &mut Replay,
+    mut clients: Box<dyn Clients + Send>,
+    mut warmup: u64,
+    served: &mut impl FnMut(&Served),
+) -> Run {
+    let count = clients.count();
+    let mut next = |client| {
+        let Turn { think_ns, op, offset, len, disk, tag } = clients.next(client)?;
+        Some((think_ns, Ask { tag, ..ask(Record { at_ns: 0, offset, len, op, disk }) }))
+    };
+    if warmup > 0 {
+        replay.closed(
+            count,
+            |_, client| {
+                warmup = warmup.checked_sub(1)?;
+                next(client)
+            },
+            |_| {},
+        );
+        replay.reset_stats();
+    }
+    replay.closed(count, |_, client| next(client), served)
+}
+
+/// A record as the engine is asked.
+pub fn ask(record: Record) -> Ask {
+    let op = match record.op {
+        Op::Read => io::Op::Read,
+        Op::Write => io::Op::Write(Durability::Volatile),
+        Op::Discard => io::Op::Discard(Durability::Volatile),
+        Op::Flush => io::Op::Flush,
+    };
+    Ask { disk: record.disk.into(), op, offset: record.offset, len: record.len.into(), tag: 0 }
+}

@@ -1,0 +1,77 @@
+//! fio's sequential writer: one large request after the other, several under way.
+
+use super::parameters::{Bytes, parameters};
+use super::pieces::{check_clients, check_footprint, check_request, check_scale, scaled};
+use super::{Clients, Generate, Load, Plan, Turn};
+use crate::trace::Op;
+
+parameters! {
+    /// See the module's text.
+    SeqWrite {
+        span: Bytes = Bytes(300 << 30), "bytes written, once, from the start of the disk (the other run has 500GiB)";
+        io: Bytes = Bytes(256 << 10), "size of a write";
+        depth: u64 = 32, "writes under way at a time (chosen)";
+        cache: Bytes = Bytes(894 << 30), "cache of the set-up: one group's flash device";
+    }
+}
+
+impl Generate for SeqWrite {
+    const NAME: &'static str = "seq-write";
+    const SUMMARY: &'static str = "fio-like sequential writes of 256 KiB";
+    const SOURCE: &'static str = "SmartX ZBS and vSAN comparison (SYSTEMS §4)";
+
+    fn plan(&self) -> Result<Plan, String> {
+        check_scale(self.scale)?;
+        check_clients("depth", self.depth)?;
+        check_footprint("span", self.span)?;
+        check_request("io", self.io)?;
+        let span = scaled(self.span, self.scale, self.io.0);
+        let writers = Writers {
+            depth: self.depth as u32,
+            io: self.io.0 as u32,
+            blocks: span / self.io.0,
+            done: 0,
+            place: |n| n,
+        };
+        Ok(writers.plan(self.cache.0 / self.scale))
+    }
+}
+
+/// Clients that write every block of a span once, in an order of theirs.
+pub(super) struct Writers<F> {
+    pub(super) depth: u32,
+    pub(super) io: u32,
+    pub(super) blocks: u64,
+    pub(super) done: u64,
+    /// The n-th block to be written.
+    pub(super) place: F,
+}
+
+impl<F: Fn(u64) -> u64 + Send + 'static> Writers<F> {
+    pub(super) fn plan(self, cache_bytes: u64) -> Plan {
+        Plan {
+            disks: vec![self.blocks * u64::from(self.io)],
+            cache_bytes,
+            block_bytes: 64 << 10,
+            warmup: 0,
+            qos_mean_ns: None,
+            load: Load::Closed(Box::new(self)),
+        }
+    }
+}
+
+impl<F: Fn(u64) -> u64> Clients for Writers<F> {
+    fn count(&self) -> u32 {
+        self.depth
+    }
+
+    fn next(&mut self, _: u32) -> Option<Turn> {
+        if self.done == self.blocks {
+            return None;
+        }
+        let block = (self.place)(self.done);
+        self.done += 1;
+        let offset = block * u64::from(self.io);
+        Some(Turn { think_ns: 0, op: Op::Write, offset, len: self.io, disk: 0, tag: 0 })
+    }
+}

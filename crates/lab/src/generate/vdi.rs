@@ -1,0 +1,150 @@
+//! Virtual desktops: everybody boots, everybody logs in, then the day goes on.
+//!
+//! Published: 200 desktops on 100 GB, each 1.34 reads of 14 KB and 7.58 writes of 12 KB a second (15 and 85 %), peaks
+//! of 3848 I/Os a second. The peak is taken to be the boot storm. Desktops are linked clones: what they boot from is
+//! one image (disk 0), what they change is their own (disks 1, 2 …). Mixes and lengths of the storms, the image and
+//! the skew are this project's choice.
+
+use super::parameters::{Bytes, parameters, within};
+use super::pieces::{
+    Arrivals, SECTOR, check_footprint, check_percent, check_rate, check_scale, check_theta, draw_op,
+    draw_size, scaled,
+};
+use super::{Generate, Load, Plan};
+use crate::prng::Prng;
+use crate::trace::{Op, Record};
+use crate::workload::{Scatter, Zipf};
+
+parameters! {
+    /// See the module's text.
+    Vdi {
+        desktops: u64 = 200, "desktops";
+        read_iops: f64 = 1.34, "reads a second of a desktop at work";
+        write_iops: f64 = 7.58, "writes a second of a desktop at work";
+        read_size: Bytes = Bytes(14 << 10), "mean size of a read";
+        write_size: Bytes = Bytes(12 << 10), "mean size of a write";
+        boot_s: f64 = 60.0, "length of the boot storm, seconds (chosen)";
+        boot_iops: f64 = 19.24, "I/Os a second of a booting desktop: the published peak over all of them";
+        boot_read_percent: f64 = 85.0, "share of reads while booting (chosen)";
+        login_s: f64 = 120.0, "length of the log-in storm, seconds (chosen)";
+        login_iops: f64 = 14.0, "I/Os a second of a desktop whose user logs in (chosen)";
+        login_read_percent: f64 = 50.0, "share of reads while logging in (chosen)";
+        work_s: f64 = 600.0, "length of the work after them, seconds";
+        data: Bytes = Bytes(100 << 30), "image and all desktops together";
+        image: Bytes = Bytes(4 << 30), "the image all desktops share (chosen)";
+        theta: f64 = 1.0, "skew over the pages of 64 KiB of the image and of a desktop (chosen)";
+        cache: Bytes = Bytes(100 << 30), "cache of the set-up";
+    }
+}
+
+const PAGE: u64 = 64 << 10;
+
+impl Generate for Vdi {
+    const NAME: &'static str = "vdi";
+    const SUMMARY: &'static str = "virtual desktops: boot storm, log-in storm, then mostly small writes";
+    const SOURCE: &'static str = "EMC FAST Cache study, 200 virtual desktops (SYSTEMS §2)";
+
+    fn plan(&self) -> Result<Plan, String> {
+        check_scale(self.scale)?;
+        within("desktops", self.desktops, 1..=60_000)?;
+        for (name, per_s) in [
+            ("read-iops", self.read_iops),
+            ("write-iops", self.write_iops),
+            ("boot-iops", self.boot_iops),
+            ("login-iops", self.login_iops),
+        ] {
+            check_rate(name, per_s)?;
+        }
+        for (name, seconds) in [("boot-s", self.boot_s), ("login-s", self.login_s), ("work-s", self.work_s)] {
+            within(name, seconds, 0.0..=1e7)?;
+        }
+        check_percent("boot-read-percent", self.boot_read_percent)?;
+        check_percent("login-read-percent", self.login_read_percent)?;
+        for (name, size) in [("read-size", self.read_size), ("write-size", self.write_size)] {
+            within(name, size, Bytes(SECTOR)..=Bytes(PAGE / 2))?;
+        }
+        check_theta("theta", self.theta)?;
+        check_footprint("data", self.data)?;
+        within("image", self.image, Bytes(PAGE)..=Bytes(self.data.0 - PAGE))?;
+        let image = scaled(self.image, self.scale, PAGE);
+        let own = scaled(Bytes((self.data.0 - self.image.0) / self.desktops), self.scale, PAGE);
+        let desktops = Desktops {
+            config: self.clone(),
+            image: Pages::new(image / PAGE, self.theta, self.seed),
+            own: Pages::new(own / PAGE, self.theta, self.seed.wrapping_add(1)),
+            arrivals: Arrivals::new(),
+            dice: Prng::new(self.seed),
+        };
+        let disks = std::iter::once(image).chain((0..self.desktops).map(|_| own)).collect();
+        Ok(Plan {
+            disks,
+            cache_bytes: self.cache.0 / self.scale,
+            block_bytes: PAGE as u32,
+            warmup: 0,
+            qos_mean_ns: None,
+            load: Load::Open(Box::new(desktops)),
+        })
+    }
+}
+
+/// Pages of a disk, some more popular than others.
+struct Pages {
+    popularity: Zipf,
+    places: Scatter,
+}
+
+impl Pages {
+    fn new(pages: u64, theta: f64, seed: u64) -> Self {
+        Pages { popularity: Zipf::new(pages, theta), places: Scatter::new(pages, seed) }
+    }
+
+    /// First byte of `len` bytes inside a page.
+    fn draw(&self, len: u32, dice: &mut Prng) -> u64 {
+        let page = self.places.place(self.popularity.rank(dice));
+        page * PAGE + dice.below((PAGE - u64::from(len)) / SECTOR + 1) * SECTOR
+    }
+}
+
+struct Desktops {
+    config: Vdi,
+    image: Pages,
+    own: Pages,
+    arrivals: Arrivals,
+    dice: Prng,
+}
+
+impl Desktops {
+    /// I/Os a second of one desktop, the share of reads, and whether reads are of the image; `None` at the end of
+    /// the day.
+    fn phase(&self) -> Option<(f64, f64, bool)> {
+        let c = &self.config;
+        let now = self.arrivals.now_s();
+        let work = c.read_iops + c.write_iops;
+        [
+            (c.boot_s, (c.boot_iops, c.boot_read_percent, true)),
+            (c.boot_s + c.login_s, (c.login_iops, c.login_read_percent, true)),
+            (c.boot_s + c.login_s + c.work_s, (work, c.read_iops / work * 100.0, false)),
+        ]
+        .into_iter()
+        .find_map(|(until, phase)| (now < until).then_some(phase))
+    }
+}
+
+impl Iterator for Desktops {
+    type Item = Record;
+
+    fn next(&mut self) -> Option<Record> {
+        let (iops, read_percent, from_image) = self.phase()?;
+        let at_ns = self.arrivals.next(iops * self.config.desktops as f64, &mut self.dice);
+        let dice = &mut self.dice;
+        let desktop = dice.below(self.config.desktops);
+        let op = draw_op(read_percent, dice);
+        let mean = if op == Op::Read { self.config.read_size } else { self.config.write_size };
+        let len = draw_size(mean.0, dice);
+        Some(if op == Op::Read && from_image {
+            Record { at_ns, offset: self.image.draw(len, dice), len, op, disk: 0 }
+        } else {
+            Record { at_ns, offset: self.own.draw(len, dice), len, op, disk: 1 + desktop as u16 }
+        })
+    }
+}

@@ -1,0 +1,111 @@
+//! VMmark-like tiles: each tile is one more set of servers with the same load, and fails when it is served too slowly.
+//!
+//! Published: four tiles, 24 % reads and 76 % writes, 1.09 TB of data; DRAM and 92 GB of flash (8 % of the data) serve at
+//! least 92 %; without flash 20 disks carry two tiles and 11 disks none, with flash both carry four. The hot part
+//! of the data is fitted to the first figure, a tile's rate to the second. The limit on a tile's latency is this
+//! project's: the benchmark's own limits are per application.
+
+use super::parameters::{Bytes, parameters, within};
+use super::pieces::{
+    Arrivals, check_footprint, check_percent, check_rate, check_request, check_scale, draw_op, scaled,
+};
+use super::{Generate, Load, Plan};
+use crate::prng::Prng;
+use crate::trace::Record;
+use crate::workload::Scatter;
+
+parameters! {
+    /// See the module's text.
+    VmMark {
+        tiles: u64 = 4, "tiles, each on a disk of its own";
+        tile_data: Bytes = Bytes(279 << 30), "data of a tile: a quarter of 1.09 TB";
+        read_percent: f64 = 24.0, "share of reads";
+        io: Bytes = Bytes(8192), "size of a request (chosen)";
+        tile_iops: f64 = 650.0, "I/Os a second of a tile (fitted)";
+        hot_percent: f64 = 6.0, "part of the data that is hot, in extents of 64 KiB (fitted)";
+        hot_share_percent: f64 = 96.0, "share of requests that go there (fitted)";
+        seconds: f64 = 600.0, "length";
+        qos_ms: f64 = 30.0, "mean latency up to which a tile passes, milliseconds (chosen)";
+        cache: Bytes = Bytes(92 << 30), "cache of the set-up";
+    }
+}
+
+const EXTENT: u64 = 64 << 10;
+
+impl Generate for VmMark {
+    const NAME: &'static str = "vmmark";
+    const SUMMARY: &'static str = "tiles of mixed servers, 76 % writes, a latency limit for each";
+    const SOURCE: &'static str = "EMC FAST Cache study, VMmark tiles (SYSTEMS §2)";
+
+    fn plan(&self) -> Result<Plan, String> {
+        check_scale(self.scale)?;
+        within("tiles", self.tiles, 1..=1000)?;
+        check_footprint("tile-data", self.tile_data)?;
+        check_percent("read-percent", self.read_percent)?;
+        check_request("io", self.io)?;
+        within("io", self.io, Bytes(4096)..=Bytes(EXTENT))?;
+        check_rate("tile-iops", self.tile_iops)?;
+        within("hot-percent", self.hot_percent, 0.001..=99.9)?;
+        check_percent("hot-share-percent", self.hot_share_percent)?;
+        within("seconds", self.seconds, 0.0..=1e7)?;
+        within("qos-ms", self.qos_ms, 0.001..=1e6)?;
+        let tile = scaled(self.tile_data, self.scale, EXTENT);
+        let extents = tile / EXTENT;
+        let hot = ((extents as f64 * self.hot_percent / 100.0) as u64).max(1);
+        if hot >= extents {
+            return Err(format!("scale={}: too little is left of a tile", self.scale));
+        }
+        let tiles = Tiles {
+            config: self.clone(),
+            places: (0..self.tiles).map(|tile| Scatter::new(extents, self.seed.wrapping_add(tile))).collect(),
+            hot,
+            extents,
+            arrivals: Arrivals::new(),
+            dice: Prng::new(self.seed),
+        };
+        Ok(Plan {
+            disks: vec![tile; self.tiles as usize],
+            cache_bytes: self.cache.0 / self.scale,
+            block_bytes: EXTENT as u32,
+            warmup: 0,
+            qos_mean_ns: Some((self.qos_ms * 1e6) as u64),
+            load: Load::Open(Box::new(tiles)),
+        })
+    }
+}
+
+struct Tiles {
+    config: VmMark,
+    /// Where each tile's extents lie, the hot ones first.
+    places: Vec<Scatter>,
+    hot: u64,
+    extents: u64,
+    arrivals: Arrivals,
+    dice: Prng,
+}
+
+impl Iterator for Tiles {
+    type Item = Record;
+
+    fn next(&mut self) -> Option<Record> {
+        let config = &self.config;
+        let dice = &mut self.dice;
+        let at_ns = self.arrivals.next(config.tile_iops * config.tiles as f64, dice);
+        if self.arrivals.now_s() > config.seconds {
+            return None;
+        }
+        let tile = dice.below(config.tiles);
+        let extent = match dice.unit() * 100.0 < config.hot_share_percent {
+            true => dice.below(self.hot),
+            false => self.hot + dice.below(self.extents - self.hot),
+        };
+        let within_extent = dice.below(EXTENT / config.io.0) * config.io.0;
+        Some(Record {
+            at_ns,
+            offset: self.places[tile as usize].place(extent) * EXTENT + within_extent,
+            len: config.io.0 as u32,
+            op: draw_op(config.read_percent, dice),
+            disk: tile as u16,
+        })
+    }
+}

@@ -1,0 +1,63 @@
+//! Independent requests whose places follow Zipf's law, as virtual machines' disks roughly do (skew 0.8–1.2).
+
+use super::parameters::{Bytes, parameters};
+use super::pieces::{
+    Arrivals, check_footprint, check_percent, check_rate, check_request, check_scale, check_theta, scaled,
+};
+use super::{Generate, Load, Plan};
+use crate::prng::Prng;
+use crate::trace::Record;
+use crate::workload::{Pattern, Workload, WorkloadConfig};
+
+parameters! {
+    /// See the module's text.
+    ZipfLoad {
+        requests: u64 = 1_000_000, "requests";
+        footprint: Bytes = Bytes(16 << 30), "bytes they range over";
+        io: Bytes = Bytes(4096), "size of a request";
+        theta: f64 = 1.0, "skew; 0 is uniform";
+        read_percent: f64 = 100.0, "share of reads, to a tenth";
+        iops: f64 = 1000.0, "mean arrivals a second";
+        cache: Bytes = Bytes(16 << 30 >> 3), "cache";
+    }
+}
+
+impl Generate for ZipfLoad {
+    const NAME: &'static str = "zipf";
+    const SUMMARY: &'static str = "independent requests, places by Zipf's law";
+    const SOURCE: &'static str = "the usual model of block popularity";
+
+    fn plan(&self) -> Result<Plan, String> {
+        check_scale(self.scale)?;
+        check_footprint("footprint", self.footprint)?;
+        check_request("io", self.io)?;
+        check_theta("theta", self.theta)?;
+        check_percent("read-percent", self.read_percent)?;
+        check_rate("iops", self.iops)?;
+        let footprint_bytes = scaled(self.footprint, self.scale, self.io.0);
+        let workload = Workload::new(&WorkloadConfig {
+            footprint_bytes,
+            request_bytes: self.io.0 as u32,
+            pattern: Pattern::Zipf { theta: self.theta },
+            read_permille: (self.read_percent * 10.0).round() as u16,
+            seed: self.seed,
+        });
+        let (mut arrivals, mut dice, iops) = (Arrivals::new(), Prng::new(!self.seed), self.iops);
+        let requests = usize::try_from(self.requests).unwrap_or(usize::MAX);
+        let records = workload.take(requests).map(move |access| Record {
+            at_ns: arrivals.next(iops, &mut dice),
+            offset: access.offset,
+            len: access.len,
+            op: access.op,
+            disk: 0,
+        });
+        Ok(Plan {
+            disks: vec![footprint_bytes],
+            cache_bytes: self.cache.0 / self.scale,
+            block_bytes: 4096,
+            warmup: 0,
+            qos_mean_ns: None,
+            load: Load::Open(Box::new(records)),
+        })
+    }
+}
