@@ -15,6 +15,7 @@ mod index;
 pub mod io;
 pub mod outcome;
 pub mod policy;
+pub mod sizing;
 mod slab;
 pub mod stats;
 pub mod units;
