@@ -50,13 +50,16 @@ pub struct Shards {
     threshold: u64,
     /// The inverse of the share of the blocks that are samples.
     blocks_per_sample: f64,
+    /// The threshold falls no lower.
+    threshold_min: u64,
     /// Added to every place.
     seed: u64,
+    /// Most samples at the lowest threshold.
     samples_max: u32,
     samples: Samples,
     timeline: Timeline,
-    /// Of a fixed size: the samples' numbers, a heap with the highest place on top.
-    heap: Option<Vec<u32>>,
+    /// While the threshold may fall.
+    heap: Option<Heap>,
     buckets: Buckets,
     /// Of what is used the first time: its leverage.
     cold_leverage: f64,
@@ -64,6 +67,19 @@ pub struct Shards {
     weight: u64,
     /// Weight that the sampled accesses stand for.
     estimated: f64,
+}
+
+/// The samples' numbers, the one with the highest place on top, and how many they may be.
+#[derive(Clone, Debug)]
+struct Heap {
+    numbers: Vec<u32>,
+    samples_max: u32,
+}
+
+impl Heap {
+    fn new(samples_max: u32) -> Self {
+        Heap { numbers: Vec::with_capacity(samples_max as usize), samples_max }
+    }
 }
 
 impl Shards {
@@ -86,13 +102,34 @@ impl Shards {
     /// When `samples_max` is out of range.
     pub fn fixed_size(samples_max: u32) -> Self {
         assert!((1..=SAMPLES_MAX).contains(&samples_max), "memory is bounded");
-        let heap = Vec::with_capacity(samples_max as usize);
-        Shards::new(u64::MAX, samples_max, samples_max, Some(heap))
+        let mut shards = Shards::new(0, samples_max, samples_max, Some(Heap::new(samples_max)));
+        shards.let_fall_from_all();
+        shards
     }
 
-    fn new(threshold: u64, samples_max: u32, room: u32, heap: Option<Vec<u32>>) -> Self {
+    /// Of a fixed rate: samples more than the rate says where that would give fewer than `samples_min`
+    /// (1 … [`SAMPLES_MAX`]) samples. The error falls with the root of the samples, and a share of few blocks is few.
+    ///
+    /// # Panics
+    /// When `samples_min` is out of range, or it has seen an access.
+    pub fn with_samples_min(mut self, samples_min: u32) -> Self {
+        assert!((1..=SAMPLES_MAX).contains(&samples_min), "memory is bounded");
+        assert!(self.samples.len() == 0, "samples stay samples");
+        self.samples_max = self.samples_max.max(samples_min);
+        self.heap = Some(Heap::new(samples_min));
+        self.let_fall_from_all();
+        self
+    }
+
+    fn let_fall_from_all(&mut self) {
+        self.threshold = u64::MAX;
+        self.blocks_per_sample = 1.0;
+    }
+
+    fn new(threshold: u64, samples_max: u32, room: u32, heap: Option<Heap>) -> Self {
         Shards {
             threshold,
+            threshold_min: threshold,
             blocks_per_sample: blocks_per_sample(threshold),
             seed: 0,
             samples_max,
@@ -140,11 +177,13 @@ impl Shards {
         let mut hits = hot;
         let mut builder = Builder::new();
         let resolution = self.blocks_per_sample.round() as u64;
+        if hot > 0.0 && self.buckets.iter().next().is_none_or(|(lowest, ..)| lowest > resolution) {
+            builder.drop_by_logarithm(resolution, 1.0 - hits / total);
+        }
         for (lowest, highest, bucket) in self.buckets.iter() {
             hits += bucket.weight + per_leverage * bucket.leverage;
             let miss_ratio = 1.0 - hits / total;
-            let from = highest.saturating_sub(resolution.max(highest - lowest + 1));
-            match from {
+            match highest.saturating_sub(resolution.max(highest - lowest + 1)) {
                 0 => builder.drop_by_logarithm(highest, miss_ratio),
                 from => builder.drop_to(from, highest, miss_ratio),
             }
@@ -169,7 +208,7 @@ impl Shards {
 
     /// Bytes of memory.
     pub fn bytes(&self) -> u64 {
-        let heap = self.heap.as_ref().map_or(0, |heap| heap.capacity() * 4);
+        let heap = self.heap.as_ref().map_or(0, |heap| heap.numbers.capacity() * 4);
         let own = size_of::<Self>() + heap;
         own as u64 + self.samples.bytes() + self.timeline.bytes() + self.buckets.bytes()
     }
@@ -222,13 +261,14 @@ impl Shards {
 
     /// Takes a new sample in, in place of another where there is no room; `None` when it is the one to be given up.
     fn admit(&mut self, sample: Sample, place: u64) -> Option<u32> {
-        if self.samples.len() < self.samples_max {
+        let samples_max = self.heap.as_ref().map_or(self.samples_max, |heap| heap.samples_max);
+        if self.samples.len() < samples_max {
             if self.samples.len() == self.samples.room() {
                 self.grow();
             }
             let number = self.samples.add(sample);
             if let Some(heap) = &mut self.heap {
-                heap.push(number);
+                heap.numbers.push(number);
                 self.sift_up();
             }
             return Some(number);
@@ -240,11 +280,17 @@ impl Shards {
             self.samples.replace(number, sample);
             return Some(number);
         };
-        let number = heap[0];
+        let number = heap.numbers[0];
         let highest = self.samples.get(number);
         let highest_place = self.place(highest.block);
-        self.threshold = highest_place.max(place).saturating_sub(1);
+        let threshold = highest_place.max(place).saturating_sub(1);
+        self.threshold = threshold.max(self.threshold_min);
         self.blocks_per_sample = blocks_per_sample(self.threshold);
+        if threshold < self.threshold_min {
+            // No sample is above the lowest threshold: from here on the rate is fixed.
+            self.heap = None;
+            return self.admit(sample, place);
+        }
         if place >= highest_place {
             return None;
         }
@@ -262,7 +308,7 @@ impl Shards {
 
     #[cold]
     fn grow(&mut self) {
-        let room = (self.samples.len() * 2).min(self.samples_max);
+        let room = self.samples.len().saturating_mul(2).min(self.samples_max);
         let mut samples = self.samples.with_room(room);
         self.timeline = self.timeline.with_room(room, |number, slot| samples.get_mut(number).slot = slot);
         self.samples = samples;
@@ -273,17 +319,17 @@ impl Shards {
     }
 
     fn sift_up(&mut self) {
-        let mut heap = self.heap.take().expect("of a fixed size");
+        let Some(Heap { numbers: mut heap, samples_max }) = self.heap.take() else { return };
         let mut at = heap.len() - 1;
         while at > 0 && self.height(heap[at]) > self.height(heap[(at - 1) / 2]) {
             heap.swap(at, (at - 1) / 2);
             at = (at - 1) / 2;
         }
-        self.heap = Some(heap);
+        self.heap = Some(Heap { numbers: heap, samples_max });
     }
 
     fn sift_down(&mut self) {
-        let mut heap = self.heap.take().expect("of a fixed size");
+        let Some(Heap { numbers: mut heap, samples_max }) = self.heap.take() else { return };
         let mut at = 0;
         loop {
             let children = [2 * at + 1, 2 * at + 2].into_iter().filter(|child| *child < heap.len());
@@ -295,7 +341,7 @@ impl Shards {
                 _ => break,
             }
         }
-        self.heap = Some(heap);
+        self.heap = Some(Heap { numbers: heap, samples_max });
     }
 }
 
