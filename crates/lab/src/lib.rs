@@ -4,6 +4,7 @@
 //! read the clock, use threads and fail with `anyhow`; nothing but the binary and xtask depends on it.
 
 pub mod driver;
+pub mod mrc;
 pub mod picture;
 pub mod prng;
 pub mod summary;
