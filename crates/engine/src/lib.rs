@@ -18,6 +18,7 @@ pub mod io;
 pub mod outcome;
 pub mod policy;
 mod simulate;
+pub mod sizing;
 mod slab;
 pub mod stats;
 pub mod units;

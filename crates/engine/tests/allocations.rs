@@ -10,6 +10,7 @@ use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig,
 use hob_engine::io::{Durability, Io, Op, Request, Target};
 use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
+use hob_engine::sizing::Shards;
 use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
 use hob_engine::{Engine, Limits};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -99,4 +100,16 @@ fn nothing_is_allocated_in_steady_state() {
         assert_eq!(change.allocations, 0, "{} misses", policy.info().name);
         assert!(change.reallocations <= 2, "{} misses: {}", policy.info().name, change.reallocations);
     }
+
+    // The sampled miss-ratio curve: of a fixed size from the first access on, at a fixed rate once it has its samples.
+    let watch = |shards: &mut Shards| (0..300_000u64).for_each(|i| shards.access(i * i % 100_003, 1));
+    let mut fixed_size = Shards::fixed_size(1000);
+    let mut fixed_rate = Shards::fixed_rate(0.05, 200_000);
+    watch(&mut fixed_rate);
+    let region = Region::new(ALLOCATOR);
+    watch(&mut fixed_size);
+    watch(&mut fixed_rate);
+    let change = region.change();
+    assert_eq!((change.allocations, change.reallocations), (0, 0), "SHARDS");
+    assert!(fixed_size.rate() < 0.1 && fixed_rate.samples() > 1000);
 }

@@ -8,6 +8,7 @@ mod clock;
 pub mod driver;
 pub mod generate;
 mod markup;
+pub mod mrc;
 pub mod page;
 pub mod picture;
 pub mod prng;

@@ -17,6 +17,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::fmt;
 
+use hob_engine::admission::Admission;
 use hob_engine::command::{self, CacheChange, CacheConfig, Command, DiskConfig, Event, Segment};
 use hob_engine::io::{Io, IoOp, Op, Reply, Request, Target};
 use hob_engine::outcome::Outcome;
@@ -317,7 +318,8 @@ impl Replay {
         let segments = (0..count).map(|i| *flash_at + i * segment_bytes);
         let segments = segments.map(|offset| Segment { device: DeviceId(0), offset }).collect();
         *flash_at += count * segment_bytes;
-        let config = CacheConfig { block_bytes, segment_bytes, policy };
+        let admission = Admission::default();
+        let config = CacheConfig { block_bytes, segment_bytes, policy, admission };
         self.command(index, Command::Cache(CacheChange::Enable(config, segments)))
     }
 

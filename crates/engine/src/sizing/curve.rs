@@ -1,0 +1,145 @@
+//! A miss-ratio curve: the share of the accesses that a cache of each size would miss.
+
+/// A point of a [`Curve`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CurvePoint {
+    /// Size of the cache, blocks.
+    pub blocks: u64,
+    /// Misses per access, 0 … 1.
+    pub miss_ratio: f64,
+}
+
+/// The miss ratio as a function of the cache size. It never rises. Between two points it runs straight; a step is two
+/// points one block apart. From the last point on it is level.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Curve {
+    points: Vec<CurvePoint>,
+}
+
+impl Curve {
+    /// The curve through these points, the first of which is the miss ratio of no cache.
+    ///
+    /// # Panics
+    /// When there is no point at 0 blocks, sizes do not rise, ratios rise, or a ratio is not in 0 … 1.
+    pub fn new(points: Vec<CurvePoint>) -> Self {
+        assert!(points.first().is_some_and(|first| first.blocks == 0), "a curve starts without a cache");
+        assert!(points.iter().all(|point| (0.0..=1.0).contains(&point.miss_ratio)), "ratios are shares");
+        assert!(
+            points.windows(2).all(|w| w[0].blocks < w[1].blocks && w[0].miss_ratio >= w[1].miss_ratio),
+            "a larger LRU cache never misses more"
+        );
+        Curve { points }
+    }
+
+    /// The curve of `total` accesses (or bytes, or any weight) of which `(distance, weight)` says what is hit from a
+    /// size of `distance` blocks on. Distances rise and are at least 1. Without accesses the ratio is 1.
+    pub fn from_distances(total: u64, distances: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let mut builder = Builder::new();
+        let mut misses = total;
+        for (distance, weight) in distances {
+            misses = misses.checked_sub(weight).expect("no more hits than accesses");
+            builder.drop_to(distance - 1, distance, misses as f64 / total as f64);
+        }
+        builder.finish()
+    }
+
+    /// Its points, sizes rising; the first is at 0 blocks.
+    pub fn points(&self) -> &[CurvePoint] {
+        &self.points
+    }
+
+    /// The miss ratio of a cache of that many blocks.
+    pub fn miss_ratio_at(&self, blocks: u64) -> f64 {
+        let next = self.points.partition_point(|point| point.blocks <= blocks);
+        let left = self.points[next - 1];
+        match self.points.get(next) {
+            Some(right) => {
+                let part = (blocks - left.blocks) as f64 / (right.blocks - left.blocks) as f64;
+                left.miss_ratio + part * (right.miss_ratio - left.miss_ratio)
+            }
+            None => left.miss_ratio,
+        }
+    }
+
+    /// The smallest cache, in blocks, whose hit ratio is at least this; `None` when no cache reaches it.
+    pub fn size_for(&self, hit_ratio: f64) -> Option<u64> {
+        let wanted = 1.0 - hit_ratio;
+        // 1 − (1 − x) is not always x: a ratio read off this very curve must be found again.
+        let reaches = |miss_ratio: f64| miss_ratio <= wanted || 1.0 - miss_ratio >= hit_ratio;
+        let next = self.points.partition_point(|point| !reaches(point.miss_ratio));
+        let right = self.points.get(next)?;
+        let Some(left) = next.checked_sub(1).map(|i| self.points[i]) else { return Some(right.blocks) };
+        let part = (left.miss_ratio - wanted) / (left.miss_ratio - right.miss_ratio);
+        let estimate = left.blocks + (part * (right.blocks - left.blocks) as f64).floor() as u64;
+        let mut blocks = estimate.clamp(left.blocks + 1, right.blocks);
+        while blocks < right.blocks && !reaches(self.miss_ratio_at(blocks)) {
+            blocks += 1;
+        }
+        Some(blocks)
+    }
+
+    /// The knee: the size beyond which more cache buys little. It is the point furthest below the chord from no cache
+    /// to the smallest cache with the lowest miss ratio, both axes scaled to that range (Satopää et al., "Finding a
+    /// 'Kneedle' in a haystack", 2011). A curve that is nowhere below its chord, such as a loop's single cliff, has
+    /// its knee at the chord's end. `None` when no size has any hit.
+    pub fn knee(&self) -> Option<CurvePoint> {
+        let first = self.points[0];
+        let lowest = self.points[self.points.len() - 1].miss_ratio;
+        let end = self.points[self.points.partition_point(|point| point.miss_ratio > lowest)];
+        if end.blocks == 0 {
+            return None;
+        }
+        let below_chord = |point: &CurvePoint| {
+            let across = point.blocks as f64 / end.blocks as f64;
+            let up = (point.miss_ratio - lowest) / (first.miss_ratio - lowest);
+            1.0 - across - up
+        };
+        let candidates = self.points.iter().filter(|point| point.blocks > 0 && point.blocks <= end.blocks);
+        let best = candidates
+            .map(|point| (below_chord(point), *point))
+            .fold((0.0, end), |best, next| if next.0 > best.0 { next } else { best });
+        Some(best.1)
+    }
+}
+
+/// Makes a curve from its falls, in order.
+pub(super) struct Builder {
+    points: Vec<CurvePoint>,
+}
+
+impl Builder {
+    pub(super) fn new() -> Self {
+        Builder { points: vec![CurvePoint { blocks: 0, miss_ratio: 1.0 }] }
+    }
+
+    /// From size `from` (or the last point, if that is larger) to size `to`, the ratio falls to `miss_ratio`; a value
+    /// above the last point's counts as that.
+    pub(super) fn drop_to(&mut self, from: u64, to: u64, miss_ratio: f64) {
+        let last = self.points[self.points.len() - 1];
+        let miss_ratio = miss_ratio.clamp(0.0, last.miss_ratio);
+        if miss_ratio == last.miss_ratio || to <= last.blocks {
+            return;
+        }
+        if from > last.blocks {
+            self.points.push(CurvePoint { blocks: from, miss_ratio: last.miss_ratio });
+        }
+        self.points.push(CurvePoint { blocks: to, miss_ratio });
+    }
+
+    /// From size 0 (or the last point) to size `to`, the ratio falls to `miss_ratio`: from size 0, as much for each
+    /// doubling of the size.
+    pub(super) fn drop_by_logarithm(&mut self, to: u64, miss_ratio: f64) {
+        if self.points.len() == 1 {
+            let between: Vec<u64> = (0..64).map(|bit| 1 << bit).take_while(|blocks| *blocks < to).collect();
+            let part = (miss_ratio - 1.0) / (between.len() + 1) as f64;
+            for (i, blocks) in between.iter().enumerate() {
+                self.drop_to(0, *blocks, 1.0 + part * (i + 1) as f64);
+            }
+        }
+        self.drop_to(0, to, miss_ratio);
+    }
+
+    pub(super) fn finish(self) -> Curve {
+        Curve::new(self.points)
+    }
+}

@@ -1,0 +1,132 @@
+//! The sampled blocks: a table from block number to sample. Open addressing over sample numbers, at most half full;
+//! a sample keeps its number for as long as it is one.
+
+use super::buckets::BucketNo;
+
+const EMPTY: u32 = u32::MAX;
+
+/// A sampled block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    pub(super) block: u64,
+    /// Weight of its accesses.
+    pub(super) used: f64,
+    /// Its slot in the timeline.
+    pub(super) slot: u32,
+    /// The bucket of its last access's distance; none at the first.
+    pub(super) bucket: Option<BucketNo>,
+}
+
+/// All samples.
+#[derive(Clone, Debug)]
+pub(super) struct Samples {
+    samples: Vec<Sample>,
+    /// Slots: `EMPTY` or a sample's number. A power of two of them.
+    table: Vec<u32>,
+    capacity: u32,
+}
+
+impl Samples {
+    /// Room for `capacity` samples; it never grows by itself.
+    pub(super) fn new(capacity: u32) -> Self {
+        let slots = (capacity as usize * 2).next_power_of_two().max(2);
+        Samples { samples: Vec::with_capacity(capacity as usize), table: vec![EMPTY; slots], capacity }
+    }
+
+    /// The same samples, by the same numbers, with room for more.
+    pub(super) fn with_room(&self, capacity: u32) -> Self {
+        let mut wide = Samples::new(capacity);
+        self.samples.iter().for_each(|sample| {
+            wide.add(*sample);
+        });
+        wide
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        self.samples.len() as u32
+    }
+
+    /// How many there may be.
+    pub(super) fn room(&self) -> u32 {
+        self.capacity
+    }
+
+    pub(super) fn get(&self, number: u32) -> Sample {
+        self.samples[number as usize]
+    }
+
+    pub(super) fn get_mut(&mut self, number: u32) -> &mut Sample {
+        &mut self.samples[number as usize]
+    }
+
+    /// The number of a block's sample.
+    #[inline]
+    pub(super) fn find(&self, block: u64) -> Option<u32> {
+        let mut at = self.home(block);
+        loop {
+            let number = self.table[at];
+            if number == EMPTY {
+                return None;
+            }
+            if self.samples[number as usize].block == block {
+                return Some(number);
+            }
+            at = (at + 1) & (self.table.len() - 1);
+        }
+    }
+
+    /// A new sample; its number is the next.
+    pub(super) fn add(&mut self, sample: Sample) -> u32 {
+        assert!(self.len() < self.capacity, "samples have their room");
+        let number = self.len();
+        self.samples.push(sample);
+        self.enter(number);
+        number
+    }
+
+    /// Another block becomes the sample of this number.
+    pub(super) fn replace(&mut self, number: u32, sample: Sample) {
+        self.leave(number);
+        self.samples[number as usize] = sample;
+        self.enter(number);
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        (self.samples.capacity() * size_of::<Sample>() + self.table.capacity() * 4) as u64
+    }
+
+    fn enter(&mut self, number: u32) {
+        let mut at = self.home(self.samples[number as usize].block);
+        while self.table[at] != EMPTY {
+            at = (at + 1) & (self.table.len() - 1);
+        }
+        self.table[at] = number;
+    }
+
+    fn leave(&mut self, number: u32) {
+        let mask = self.table.len() - 1;
+        let mut hole = self.home(self.samples[number as usize].block);
+        while self.table[hole] != number {
+            hole = (hole + 1) & mask;
+        }
+        // Backward shift: each follower that may move into the hole without passing its home does.
+        let mut at = hole;
+        loop {
+            at = (at + 1) & mask;
+            let follower = self.table[at];
+            if follower == EMPTY {
+                break;
+            }
+            let home = self.home(self.samples[follower as usize].block);
+            if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
+                self.table[hole] = follower;
+                hole = at;
+            }
+        }
+        self.table[hole] = EMPTY;
+    }
+
+    fn home(&self, block: u64) -> usize {
+        super::shards::scatter(block) as usize & (self.table.len() - 1)
+    }
+}

@@ -1,0 +1,359 @@
+//! SHARDS: an LRU miss-ratio curve from a sample of the blocks (Waldspurger, Park, Garthwaite and Ahmad, "Efficient
+//! MRC construction with SHARDS", FAST 2015).
+//!
+//! A block has a place in 0 … 2⁶⁴ that depends on its number alone; it is a sample while its place is not above a
+//! threshold. The LRU stack distance among the samples, divided by the share of the blocks that are samples, estimates
+//! the distance among all blocks. At a fixed rate the threshold stays; at a fixed size it falls, whenever one sample
+//! too many comes, to the highest place of a sample, which is given up. An access counts for as many as the share at
+//! its time says, which is what rescaling the histogram at every fall of the threshold comes to.
+//!
+//! Two things differ from the paper, both for smaller errors at the same number of samples:
+//!
+//! * Places are not random but evenly spread: those of consecutive blocks are a golden-ratio sequence (Kronecker), so
+//!   of any run of blocks nearly exactly its share is sampled. Extents that are used alike are common on disks, and a
+//!   random sample of them scatters for no gain. Each region of 4096 blocks starts its sequence elsewhere, so that no
+//!   stride of the workload can follow the sequence far.
+//! * The accesses are known to be N, while the samples say N′. The paper's SHARDS-adj counts the difference as hits
+//!   at any size: right where very hot blocks are missing among the samples, wrong where the samples have a few blocks
+//!   too many that are used once. Here the difference is shared out like the accesses of the sampled blocks, each
+//!   weighted by its block's number of accesses: the regression estimator of sampling theory (Särndal, Swensson and
+//!   Wretman, "Model assisted survey sampling", 1992, chapter 6). What is missing beyond one standard deviation of N′
+//!   is taken to be a hot block's, as in SHARDS-adj.
+//!
+//! Sizes below one block per sample are beyond the resolution: the curve falls there along the logarithm of the size.
+
+use super::buckets::{Bucket, Buckets};
+use super::curve::{Builder, Curve};
+use super::samples::{Sample, Samples};
+use super::timeline::Timeline;
+
+/// Most samples of a fixed-size [`Shards`]: with them it takes less than 1 MiB.
+pub const SAMPLES_MAX: u32 = 16 << 10;
+
+/// Samples there is room for at first when more may come.
+const SAMPLES_FIRST: u32 = 64;
+
+/// Bits of a block's number within its region.
+const REGION_BITS: u32 = 12;
+/// 2⁶⁴ / φ, the step from one block to the next in its region.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+/// 2⁶⁴ (√3 − 1), the step from one region to the next. Of the usual badly approximable numbers it goes best with the
+/// other step: over strides of 1 … 2²⁴ the samples of a progression scatter a third as much as random ones on
+/// average, and 1.7 times as much at worst.
+const REGION_STEP: u64 = 0xbb67_ae85_84ca_a73b;
+
+/// Estimates the miss-ratio curve of the accesses it is shown. Deterministic. Allocates only where a fixed rate meets
+/// twice as many samples as ever before.
+#[derive(Clone, Debug)]
+pub struct Shards {
+    /// A block is a sample when its place is not above.
+    threshold: u64,
+    /// The inverse of the share of the blocks that are samples.
+    blocks_per_sample: f64,
+    /// The threshold falls no lower.
+    threshold_min: u64,
+    /// Added to every place.
+    seed: u64,
+    /// Most samples at the lowest threshold.
+    samples_max: u32,
+    samples: Samples,
+    timeline: Timeline,
+    /// While the threshold may fall.
+    heap: Option<Heap>,
+    buckets: Buckets,
+    /// Of what is used the first time: its leverage.
+    cold_leverage: f64,
+    /// Weight of all accesses.
+    weight: u64,
+    /// Weight that the sampled accesses stand for.
+    estimated: f64,
+}
+
+/// The samples' numbers, the one with the highest place on top, and how many they may be.
+#[derive(Clone, Debug)]
+struct Heap {
+    numbers: Vec<u32>,
+    samples_max: u32,
+}
+
+impl Heap {
+    fn new(samples_max: u32) -> Self {
+        Heap { numbers: Vec::with_capacity(samples_max as usize), samples_max }
+    }
+}
+
+impl Shards {
+    /// Samples this share of the blocks (0 < `rate` ≤ 1), for the curve of caches of up to `blocks_max` blocks.
+    /// Memory grows with the blocks seen, up to about 54 bytes for each of `rate × blocks_max`.
+    ///
+    /// # Panics
+    /// When `rate` is not a share.
+    pub fn fixed_rate(rate: f64, blocks_max: u64) -> Self {
+        assert!(rate > 0.0 && rate <= 1.0, "a rate is a share of the blocks");
+        let samples_max = (rate * blocks_max as f64).ceil().clamp(1.0, f64::from(1u32 << 29)) as u32;
+        let threshold = (rate * 2f64.powi(64)) as u64;
+        Shards::new(threshold, samples_max, samples_max.min(SAMPLES_FIRST), None)
+    }
+
+    /// Samples every block while there are at most `samples_max` (1 … [`SAMPLES_MAX`]) of them, and from then on as
+    /// large a share as that many samples allow. All memory is taken here.
+    ///
+    /// # Panics
+    /// When `samples_max` is out of range.
+    pub fn fixed_size(samples_max: u32) -> Self {
+        assert!((1..=SAMPLES_MAX).contains(&samples_max), "memory is bounded");
+        let mut shards = Shards::new(0, samples_max, samples_max, Some(Heap::new(samples_max)));
+        shards.let_fall_from_all();
+        shards
+    }
+
+    /// Of a fixed rate: samples more than the rate says where that would give fewer than `samples_min`
+    /// (1 … [`SAMPLES_MAX`]) samples. The error falls with the root of the samples, and a share of few blocks is few.
+    ///
+    /// # Panics
+    /// When `samples_min` is out of range, or it has seen an access.
+    pub fn with_samples_min(mut self, samples_min: u32) -> Self {
+        assert!((1..=SAMPLES_MAX).contains(&samples_min), "memory is bounded");
+        assert!(self.samples.len() == 0, "samples stay samples");
+        self.samples_max = self.samples_max.max(samples_min);
+        self.heap = Some(Heap::new(samples_min));
+        self.let_fall_from_all();
+        self
+    }
+
+    fn let_fall_from_all(&mut self) {
+        self.threshold = u64::MAX;
+        self.blocks_per_sample = 1.0;
+    }
+
+    fn new(threshold: u64, samples_max: u32, room: u32, heap: Option<Heap>) -> Self {
+        Shards {
+            threshold,
+            threshold_min: threshold,
+            blocks_per_sample: blocks_per_sample(threshold),
+            seed: 0,
+            samples_max,
+            samples: Samples::new(room),
+            timeline: Timeline::new(room),
+            heap,
+            buckets: Buckets::new(),
+            cold_leverage: 0.0,
+            weight: 0,
+            estimated: 0.0,
+        }
+    }
+
+    /// The same with another choice of samples: curves under several seeds show how far they scatter.
+    ///
+    /// # Panics
+    /// When it has seen an access.
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        assert!(self.samples.len() == 0, "samples stay samples");
+        self.seed = scatter(seed);
+        self
+    }
+
+    /// A block is used. `weight` is what that counts for: 1 for the ratio of accesses, bytes for the ratio of bytes.
+    /// With weight 0 it is used without being counted, as by a write when the curve is that of the reads.
+    #[inline]
+    pub fn access(&mut self, block: u64, weight: u32) {
+        self.weight += u64::from(weight);
+        let place = self.place(block);
+        if place <= self.threshold {
+            self.access_sample(block, place, weight);
+        }
+    }
+
+    /// The curve of the accesses so far.
+    pub fn curve(&self) -> Curve {
+        let total = self.weight as f64;
+        let leverage =
+            self.cold_leverage + self.buckets.iter().map(|(_, _, bucket)| bucket.leverage).sum::<f64>();
+        let off = total - self.estimated;
+        let deviation = (leverage * self.blocks_per_sample).sqrt();
+        let hot = (off - deviation).max(0.0);
+        let per_leverage = if leverage > 0.0 { (off - hot) / leverage } else { 0.0 };
+
+        let mut hits = hot;
+        let mut builder = Builder::new();
+        let resolution = self.blocks_per_sample.round() as u64;
+        if hot > 0.0 && self.buckets.iter().next().is_none_or(|(lowest, ..)| lowest > resolution) {
+            builder.drop_by_logarithm(resolution, 1.0 - hits / total);
+        }
+        for (lowest, highest, bucket) in self.buckets.iter() {
+            hits += bucket.weight + per_leverage * bucket.leverage;
+            let miss_ratio = 1.0 - hits / total;
+            match highest.saturating_sub(resolution.max(highest - lowest + 1)) {
+                0 => builder.drop_by_logarithm(highest, miss_ratio),
+                from => builder.drop_to(from, highest, miss_ratio),
+            }
+        }
+        builder.finish()
+    }
+
+    /// The share of the blocks that are samples now.
+    pub fn rate(&self) -> f64 {
+        1.0 / self.blocks_per_sample
+    }
+
+    /// Samples now.
+    pub fn samples(&self) -> u32 {
+        self.samples.len()
+    }
+
+    /// Weight of all accesses so far.
+    pub fn weight(&self) -> u64 {
+        self.weight
+    }
+
+    /// Bytes of memory.
+    pub fn bytes(&self) -> u64 {
+        let heap = self.heap.as_ref().map_or(0, |heap| heap.numbers.capacity() * 4);
+        let own = size_of::<Self>() + heap;
+        own as u64 + self.samples.bytes() + self.timeline.bytes() + self.buckets.bytes()
+    }
+
+    #[inline]
+    fn place(&self, block: u64) -> u64 {
+        let inside = (block & ((1 << REGION_BITS) - 1)).wrapping_mul(STEP);
+        let region = (block >> REGION_BITS).wrapping_mul(REGION_STEP);
+        inside.wrapping_add(region).wrapping_add(self.seed)
+    }
+
+    fn access_sample(&mut self, block: u64, place: u64, weight: u32) {
+        let weight = f64::from(weight);
+        self.estimated += weight * self.blocks_per_sample;
+        match self.samples.find(block) {
+            Some(number) => self.access_again(number, weight),
+            None => {
+                self.cold_leverage += weight * weight * self.blocks_per_sample;
+                let sample = Sample { block, used: weight, slot: 0, bucket: None };
+                if let Some(number) = self.admit(sample, place) {
+                    self.make_youngest(number);
+                }
+            }
+        }
+    }
+
+    /// A sample is used again. Its leverage, the square of its weight, grows by `weight` times the weight before and
+    /// after; each part goes where the accesses went that the weight comes from. Those between the first and the
+    /// last are taken to have had the last one's distance.
+    fn access_again(&mut self, number: u32, weight: f64) {
+        let sample = self.samples.get(number);
+        let distance = f64::from(self.timeline.younger(sample.slot) + 1);
+        self.timeline.remove(sample.slot);
+        self.make_youngest(number);
+
+        let bucket = Buckets::bucket_of((distance * self.blocks_per_sample).round() as u64);
+        let first = weight.min(sample.used);
+        self.cold_leverage += weight * first * self.blocks_per_sample;
+        let between = weight * (sample.used - first) * self.blocks_per_sample;
+        match sample.bucket {
+            Some(last) => self.buckets.add(last, Bucket { weight: 0.0, leverage: between }),
+            None => self.cold_leverage += between,
+        }
+        let used = sample.used + weight;
+        let (counts, leverage) = (weight * self.blocks_per_sample, weight * used * self.blocks_per_sample);
+        self.buckets.add(bucket, Bucket { weight: counts, leverage });
+        let sample = self.samples.get_mut(number);
+        (sample.used, sample.bucket) = (used, Some(bucket));
+    }
+
+    /// Takes a new sample in, in place of another where there is no room; `None` when it is the one to be given up.
+    fn admit(&mut self, sample: Sample, place: u64) -> Option<u32> {
+        let samples_max = self.heap.as_ref().map_or(self.samples_max, |heap| heap.samples_max);
+        if self.samples.len() < samples_max {
+            if self.samples.len() == self.samples.room() {
+                self.grow();
+            }
+            let number = self.samples.add(sample);
+            if let Some(heap) = &mut self.heap {
+                heap.numbers.push(number);
+                self.sift_up();
+            }
+            return Some(number);
+        }
+        let Some(heap) = &self.heap else {
+            // Beyond the largest cache of interest.
+            let (number, slot) = self.timeline.oldest().expect("it is full");
+            self.timeline.remove(slot);
+            self.samples.replace(number, sample);
+            return Some(number);
+        };
+        let number = heap.numbers[0];
+        let highest = self.samples.get(number);
+        let highest_place = self.place(highest.block);
+        let threshold = highest_place.max(place).saturating_sub(1);
+        self.threshold = threshold.max(self.threshold_min);
+        self.blocks_per_sample = blocks_per_sample(self.threshold);
+        if threshold < self.threshold_min {
+            // No sample is above the lowest threshold: from here on the rate is fixed.
+            self.heap = None;
+            return self.admit(sample, place);
+        }
+        if place >= highest_place {
+            return None;
+        }
+        self.timeline.remove(highest.slot);
+        self.samples.replace(number, sample);
+        self.sift_down();
+        Some(number)
+    }
+
+    fn make_youngest(&mut self, number: u32) {
+        let samples = &mut self.samples;
+        let slot = self.timeline.push(number, |number, slot| samples.get_mut(number).slot = slot);
+        samples.get_mut(number).slot = slot;
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let room = self.samples.len().saturating_mul(2).min(self.samples_max);
+        let mut samples = self.samples.with_room(room);
+        self.timeline = self.timeline.with_room(room, |number, slot| samples.get_mut(number).slot = slot);
+        self.samples = samples;
+    }
+
+    fn height(&self, number: u32) -> u64 {
+        self.place(self.samples.get(number).block)
+    }
+
+    fn sift_up(&mut self) {
+        let Some(Heap { numbers: mut heap, samples_max }) = self.heap.take() else { return };
+        let mut at = heap.len() - 1;
+        while at > 0 && self.height(heap[at]) > self.height(heap[(at - 1) / 2]) {
+            heap.swap(at, (at - 1) / 2);
+            at = (at - 1) / 2;
+        }
+        self.heap = Some(Heap { numbers: heap, samples_max });
+    }
+
+    fn sift_down(&mut self) {
+        let Some(Heap { numbers: mut heap, samples_max }) = self.heap.take() else { return };
+        let mut at = 0;
+        loop {
+            let children = [2 * at + 1, 2 * at + 2].into_iter().filter(|child| *child < heap.len());
+            match children.max_by_key(|child| self.height(heap[*child])) {
+                Some(child) if self.height(heap[child]) > self.height(heap[at]) => {
+                    heap.swap(child, at);
+                    at = child;
+                }
+                _ => break,
+            }
+        }
+        self.heap = Some(Heap { numbers: heap, samples_max });
+    }
+}
+
+fn blocks_per_sample(threshold: u64) -> f64 {
+    2f64.powi(64) / (threshold as f64 + 1.0)
+}
+
+/// Scatters numbers over 64 bits (the finalizer of SplitMix64).
+#[inline]
+pub(super) fn scatter(x: u64) -> u64 {
+    let mut x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

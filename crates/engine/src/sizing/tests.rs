@@ -1,0 +1,199 @@
+//! Sizing against slow and obvious models.
+
+use proptest::prelude::*;
+
+use super::shards::scatter;
+use super::*;
+
+/// LRU by a plain stack: the size from which on each access hits.
+fn distances(blocks: impl IntoIterator<Item = u64>) -> Vec<Option<u64>> {
+    let mut stack: Vec<u64> = Vec::new();
+    let mut distance_of = |block| {
+        let depth = stack.iter().rev().position(|other| *other == block);
+        if let Some(depth) = depth {
+            stack.remove(stack.len() - 1 - depth);
+        }
+        stack.push(block);
+        depth.map(|depth| depth as u64 + 1)
+    };
+    blocks.into_iter().map(&mut distance_of).collect()
+}
+
+fn curve_of(points: &[(u64, f64)]) -> Curve {
+    Curve::new(points.iter().map(|&(blocks, miss_ratio)| CurvePoint { blocks, miss_ratio }).collect())
+}
+
+proptest! {
+    #[test]
+    fn a_timeline_keeps_order_and_ranks(steps in prop::collection::vec((0u32..70, 0u8..8), 0..2000)) {
+        let mut line = Timeline::new(8);
+        let mut room = 8;
+        let mut slots = vec![None; 70];
+        let mut model: Vec<u32> = Vec::new();
+        for (member, what) in steps {
+            if let Some(slot) = slots[member as usize].take() {
+                let at = model.iter().position(|other| *other == member).unwrap();
+                prop_assert_eq!(line.younger(slot) as usize, model.len() - 1 - at);
+                model.remove(at);
+                line.remove(slot);
+            }
+            if what > 0 {
+                if line.len() == room {
+                    room *= 2;
+                    line = line.with_room(room, |member, slot| slots[member as usize] = Some(slot));
+                }
+                let slot = line.push(member, |member, slot| slots[member as usize] = Some(slot));
+                slots[member as usize] = Some(slot);
+                model.push(member);
+            }
+            prop_assert_eq!(line.len() as usize, model.len());
+            prop_assert_eq!(line.oldest(), model.first().map(|&m| (m, slots[m as usize].unwrap())));
+        }
+    }
+
+    #[test]
+    fn with_every_block_a_sample_the_curve_is_exact(
+        accesses in prop::collection::vec((0u64..200, 0u32..4), 1..1500), by_size in any::<bool>(),
+    ) {
+        let mut shards = if by_size { Shards::fixed_size(256) } else { Shards::fixed_rate(1.0, 1000) };
+        accesses.iter().for_each(|&(block, weight)| shards.access(block << 20, weight));
+        let total: u64 = accesses.iter().map(|&(_, weight)| u64::from(weight)).sum();
+        let distances = distances(accesses.iter().map(|&(block, _)| block));
+        let curve = shards.curve();
+        for size in 0..=201 {
+            let hit = |distance: &Option<u64>| distance.is_some_and(|distance| distance <= size);
+            let hits: u64 =
+                distances.iter().zip(&accesses).filter(|(d, _)| hit(d)).map(|(_, a)| u64::from(a.1)).sum();
+            let misses = if total == 0 { 1.0 } else { 1.0 - hits as f64 / total as f64 };
+            prop_assert!((curve.miss_ratio_at(size) - misses).abs() < 1e-9, "at {}: {:?}", size, curve);
+        }
+    }
+
+    #[test]
+    fn a_size_for_a_hit_ratio_is_the_smallest(
+        falls in prop::collection::vec((1u64..50, 0u32..20), 1..30), hit_ratio in 0.0..1.0,
+    ) {
+        let mut points = vec![(0, 1.0)];
+        for (across, down) in falls {
+            let (blocks, miss_ratio) = points[points.len() - 1];
+            points.push((blocks + across, f64::max(0.0, miss_ratio - f64::from(down) / 100.0)));
+        }
+        let curve = curve_of(&points);
+        let end = points[points.len() - 1].0;
+        let slow = (0..=end).find(|blocks| 1.0 - curve.miss_ratio_at(*blocks) >= hit_ratio);
+        prop_assert_eq!(curve.size_for(hit_ratio), slow);
+        for (blocks, miss_ratio) in points {
+            prop_assert!(curve.size_for(1.0 - miss_ratio).is_some_and(|found| found <= blocks));
+        }
+    }
+}
+
+#[test]
+fn curves_are_read_between_their_points() {
+    let curve = curve_of(&[(0, 1.0), (10, 0.5), (19, 0.5), (20, 0.25)]);
+    let read = [0, 5, 10, 15, 19, 20, u64::MAX].map(|blocks| curve.miss_ratio_at(blocks));
+    assert_eq!(read, [1.0, 0.75, 0.5, 0.5, 0.5, 0.25, 0.25]);
+    assert_eq!([0.0, 0.25, 0.5, 0.6, 0.75].map(|hits| curve.size_for(hits)), [0, 5, 10, 20, 20].map(Some));
+    assert_eq!(curve.size_for(0.76), None);
+    assert_eq!(curve_of(&[(0, 1.0)]).miss_ratio_at(7), 1.0);
+}
+
+#[test]
+fn the_knee_is_where_more_buys_little() {
+    let knee = |points: &[(u64, f64)]| curve_of(points).knee().map(|point| point.blocks);
+    assert_eq!(knee(&[(0, 1.0), (100, 0.2), (1000, 0.1)]), Some(100));
+    // A loop: nothing until all of it fits.
+    assert_eq!(knee(&[(0, 1.0), (499, 1.0), (500, 0.01)]), Some(500));
+    // A loop and a long tail.
+    assert_eq!(knee(&[(0, 1.0), (99, 1.0), (100, 0.3), (5000, 0.25)]), Some(100));
+    // Two working sets, the second worth its blocks.
+    assert_eq!(knee(&[(0, 1.0), (10, 0.9), (299, 0.9), (300, 0.1), (10_000, 0.05)]), Some(300));
+    assert_eq!(knee(&[(0, 1.0)]), None);
+}
+
+#[test]
+fn a_fixed_size_keeps_its_size_and_adapts_its_rate() {
+    let mut shards = Shards::fixed_size(SAMPLES_MAX);
+    let bytes = shards.bytes();
+    assert!(bytes <= 1_000_000, "{bytes} bytes");
+    for block in 0..2_000_000u64 {
+        shards.access(block * 3, 1);
+        assert!(shards.samples() <= SAMPLES_MAX);
+        assert!(block < u64::from(SAMPLES_MAX) || shards.samples() > SAMPLES_MAX - 2);
+    }
+    assert_eq!(shards.bytes(), bytes);
+    let kept = shards.rate() * 2_000_000.0;
+    assert!((kept / f64::from(SAMPLES_MAX) - 1.0).abs() < 0.05, "{kept} of {SAMPLES_MAX}");
+}
+
+#[test]
+fn a_fixed_rate_samples_its_share_of_any_extent() {
+    for (start, stride) in
+        [(0, 1), (1 << 40, 1), (77, 8), (5, 64), (9, 4096), (3, 1 << 20), (0, 4181), (1, 6765)]
+    {
+        let mut shards = Shards::fixed_rate(0.01, 1 << 40);
+        (0..100_000).for_each(|i| shards.access(start + i * stride, 1));
+        let off = f64::from(shards.samples()) / 1000.0 - 1.0;
+        assert!(off.abs() < 0.1, "{} samples at stride {stride}", shards.samples());
+    }
+}
+
+#[test]
+fn a_fixed_rate_is_bounded_by_the_largest_cache_of_interest() {
+    let mut shards = Shards::fixed_rate(0.1, 10_000);
+    // A loop that fits and one that does not.
+    for _ in 0..20 {
+        (0..5000).for_each(|block| shards.access(block, 1));
+    }
+    (0..20 * 5000).for_each(|i| shards.access(1_000_000 + i % 50_000, 1));
+    assert_eq!(shards.samples(), 1000);
+    assert!(shards.bytes() < 300_000, "{} bytes", shards.bytes());
+    let curve = shards.curve();
+    assert!((curve.miss_ratio_at(5_050) - 0.525).abs() < 0.02, "{:?}", curve.knee());
+    assert!((curve.miss_ratio_at(10_000) - 0.525).abs() < 0.02);
+}
+
+#[test]
+fn the_same_accesses_give_the_same_curve() {
+    let run = |seed: Option<u64>| {
+        let mut shards = Shards::fixed_size(500);
+        if let Some(seed) = seed {
+            shards = shards.with_seed(seed);
+        }
+        (0..200_000u64).for_each(|i| shards.access(scatter(i) % (1 + i % 20_000), 1 + (i % 3) as u32));
+        shards.curve()
+    };
+    assert_eq!(run(None), run(None));
+    assert_eq!(run(Some(4)), run(Some(4)));
+    assert_ne!(run(Some(4)), run(Some(5)));
+}
+
+#[test]
+fn few_blocks_are_sampled_more_closely() {
+    let mut shards = Shards::fixed_rate(0.01, 1 << 40).with_samples_min(1000);
+    let mut seen = 0;
+    for (blocks, samples) in
+        [(500, 500), (20_000, 1000), (90_000, 1000), (500_000, 5000), (1_000_000, 10_000)]
+    {
+        (seen..blocks).for_each(|block| shards.access(block, 1));
+        seen = blocks;
+        assert!(shards.samples().abs_diff(samples) <= 10, "{} of {blocks}", shards.samples());
+    }
+    assert_eq!(shards.rate(), Shards::fixed_rate(0.01, 1).rate());
+}
+
+/// Hot blocks that are no samples, and samples of blocks used once, must not be taken for each other.
+#[test]
+fn what_the_samples_lack_is_attributed() {
+    // One block, no sample, takes a third of the accesses; the others come once.
+    let mut shards = Shards::fixed_rate(0.01, 1 << 30);
+    (0..600_000u64).for_each(|i| shards.access(if i % 3 == 0 { 12_345 } else { 1_000_000 + i }, 1));
+    let missed = shards.curve().miss_ratio_at(1000);
+    assert!((missed - 2.0 / 3.0).abs() < 0.02, "{missed}");
+    // Nothing ever comes again: no seed may show hits.
+    for seed in 0..20 {
+        let mut shards = Shards::fixed_rate(0.01, 1 << 30).with_seed(seed);
+        (0..100_000u64).for_each(|i| shards.access(i * 999, 1));
+        assert!(shards.curve().miss_ratio_at(u64::MAX) > 0.97, "seed {seed}");
+    }
+}
