@@ -11,6 +11,7 @@ mod demo;
 mod disk;
 mod docs;
 mod explain;
+mod lab;
 mod man;
 mod output;
 mod pool;
@@ -68,6 +69,8 @@ enum Command {
     Cache(cache::Cache),
     Stats(stats::Stats),
     Explain(explain::Explain),
+    #[command(subcommand)]
+    Lab(lab::Lab),
     Completions(completions::Completions),
     Man(man::Man),
     #[command(hide = true)]
@@ -84,6 +87,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Cache(args) => cache::run(args, global),
         Command::Stats(args) => stats::run(&args, global),
         Command::Explain(args) => explain::run(&args, global),
+        Command::Lab(args) => lab::run(args, global),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Docs(args) => docs::run(&args),

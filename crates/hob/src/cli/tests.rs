@@ -38,6 +38,10 @@ fn these_lines_make_sense() {
         "hob stats",
         "hob stats vm --control unix:/c.sock",
         "hob explain vm --log debug",
+        "hob lab import in.csv.gz out.trace --format msr --disk 3 --on-bad fail --to csv --force",
+        "hob lab import - -",
+        "hob lab info trace --page-size 4K -o json",
+        "hob lab formats",
         "hob completions bash",
         "hob man --out /tmp/x",
         "hob docs --out docs --check",
@@ -67,6 +71,9 @@ fn these_lines_are_refused_in_one_line_that_says_what_to_do() {
         ("hob cash", "cash"),
         ("hob stats -o yaml", "json"),
         ("hob explain", "DISK"),
+        ("hob lab import t", "OUT"),
+        ("hob lab info t --format best", "blkparse"),
+        ("hob lab info t --disk 65536", "65535"),
     ] {
         let error = parse(line).unwrap_err();
         let said = usage_line(&error.to_string());
