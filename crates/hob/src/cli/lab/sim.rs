@@ -101,7 +101,9 @@ struct Row {
     /// Of the bytes the trace touches, if that was counted.
     cache_share: Option<f64>,
     reads: u64,
-    /// Read requests served whole from flash, of all.
+    /// Read requests served whole from flash.
+    read_hits: u64,
+    /// The same, of all.
     read_hit_ratio: f64,
     /// The same by bytes.
     byte_hit_ratio: f64,
@@ -334,6 +336,7 @@ impl Row {
             cache_bytes: point.cache_bytes,
             cache_share: footprint_bytes.map(|bytes| point.cache_bytes as f64 / bytes.max(1) as f64),
             reads: stats.reads,
+            read_hits: stats.read_hits,
             read_hit_ratio: stats.read_hit_ratio(),
             byte_hit_ratio: stats.read_hit_byte_ratio(),
             partial_misses: stats.partial_misses,
@@ -362,6 +365,7 @@ impl Row {
             cache_bytes,
             cache_share: footprint.map(|bytes| cache_bytes as f64 / bytes.max(1) as f64),
             reads: accesses,
+            read_hits: ((1.0 - misses) * accesses as f64).round() as u64,
             read_hit_ratio: 1.0 - misses,
             byte_hit_ratio: 1.0 - misses,
             partial_misses: 0,
@@ -437,18 +441,19 @@ fn show(report: &Report) -> String {
 
 fn csv(rows: &[Row]) -> String {
     let mut text = String::from(
-        "policy,admission,block_bytes,cache_bytes,cache_share,reads,read_hit_ratio,byte_hit_ratio,partial_misses,\
+        "policy,admission,block_bytes,cache_bytes,cache_share,reads,read_hits,read_hit_ratio,byte_hit_ratio,partial_misses,\
          not_admitted,writes,write_hits,flash_write_bytes,backing_ios,evictions,memory_bytes_per_block\n",
     );
     for row in rows {
         let share = row.cache_share.map(|share| share.to_string()).unwrap_or_default();
-        let figures: [&dyn fmt::Display; 16] = [
+        let figures: [&dyn fmt::Display; 17] = [
             &row.policy,
             &row.admission,
             &row.block_bytes,
             &row.cache_bytes,
             &share,
             &row.reads,
+            &row.read_hits,
             &row.read_hit_ratio,
             &row.byte_hit_ratio,
             &row.partial_misses,
