@@ -101,7 +101,9 @@ struct Row {
     /// Of the bytes the trace touches, if that was counted.
     cache_share: Option<f64>,
     reads: u64,
-    /// Read requests served whole from flash, of all.
+    /// Read requests served whole from flash.
+    read_hits: u64,
+    /// The same, of all.
     read_hit_ratio: f64,
     /// The same by bytes.
     byte_hit_ratio: f64,
@@ -333,6 +335,7 @@ impl Row {
             cache_bytes: point.cache_bytes,
             cache_share: footprint_bytes.map(|bytes| point.cache_bytes as f64 / bytes.max(1) as f64),
             reads: stats.reads,
+            read_hits: stats.read_hits,
             read_hit_ratio: stats.read_hit_ratio(),
             byte_hit_ratio: stats.read_hit_byte_ratio(),
             block_hit_ratio: stats.read_block_hit_ratio(),
@@ -428,18 +431,19 @@ fn show(report: &Report) -> String {
 
 fn csv(rows: &[Row]) -> String {
     let mut text = String::from(
-        "policy,admission,block_bytes,cache_bytes,cache_share,reads,read_hit_ratio,byte_hit_ratio,block_hit_ratio,partial_misses,\
+        "policy,admission,block_bytes,cache_bytes,cache_share,reads,read_hits,read_hit_ratio,byte_hit_ratio,block_hit_ratio,partial_misses,\
          not_admitted,writes,write_hits,flash_write_bytes,backing_ios,evictions,memory_bytes_per_block\n",
     );
     for row in rows {
         let share = row.cache_share.map(|share| share.to_string()).unwrap_or_default();
-        let figures: [&dyn fmt::Display; 17] = [
+        let figures: [&dyn fmt::Display; 18] = [
             &row.policy,
             &row.admission,
             &row.block_bytes,
             &row.cache_bytes,
             &share,
             &row.reads,
+            &row.read_hits,
             &row.read_hit_ratio,
             &row.byte_hit_ratio,
             &row.block_hit_ratio,
