@@ -158,9 +158,9 @@ fn an_interrupted_replay_and_a_broken_one_report_what_they_did() {
     let start = || {
         let mut command = Command::new(hob::binary());
         command.args(["replay", &scratch.text("slow.csv"), "--target", &hob.uri(), "-o", "json"]);
-        let replay = Process::start("hob replay", &mut command).unwrap();
         let reads = || hob.stats().number("reads").unwrap();
         let before = reads();
+        let replay = Process::start("hob replay", &mut command).unwrap();
         wait_until("the first hundred", Duration::from_secs(20), || reads() >= before + 100.0);
         replay
     };

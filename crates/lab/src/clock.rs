@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub(crate) const STOP_POLL: Duration = Duration::from_millis(50);
 
 /// How long before its end a wait stops sleeping, nanoseconds.
-const AWAKE_NS: u64 = 100_000;
+pub(crate) const AWAKE_NS: u64 = 100_000;
 
 /// Something that tells the time and lets it pass.
 pub(crate) trait Clock {

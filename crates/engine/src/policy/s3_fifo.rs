@@ -93,13 +93,16 @@ impl Policy for S3Fifo {
     }
 
     fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
-        let mut busy = 0;
+        let (mut busy, mut busy_small) = (0, 0);
         while busy < BUSY_MAX.min(self.small.len() + self.main.len()) {
-            let from_small = self.small.len() >= self.small_max || self.main.len() == 0;
+            // Blocks that go round busy must not keep the main queue from being asked.
+            let small_is_due = self.small.len() >= self.small_max && busy_small < self.small.len();
+            let from_small = small_is_due || self.main.len() == 0;
             let queue = if from_small { &mut self.small } else { &mut self.main };
             let frame = queue.pop(&self.links)?;
             let candidate = look(frame);
             busy += u32::from(candidate == Candidate::Busy);
+            busy_small += u32::from(from_small && candidate == Candidate::Busy);
             let out = if from_small {
                 self.evict_small(frame, candidate)
             } else {

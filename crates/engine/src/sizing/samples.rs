@@ -1,5 +1,5 @@
 //! The sampled blocks: a table from block number to sample. Open addressing over sample numbers, at most half full;
-//! a sample keeps its number for as long as it is one.
+//! a sample keeps its number until others are given up.
 
 use super::buckets::BucketNo;
 
@@ -89,6 +89,13 @@ impl Samples {
         self.leave(number);
         self.samples[number as usize] = sample;
         self.enter(number);
+    }
+
+    /// Gives up the samples that are not to be kept; the others move up, in order.
+    pub(super) fn retain(&mut self, keep: impl Fn(&Sample) -> bool) {
+        self.samples.retain(keep);
+        self.table.fill(EMPTY);
+        (0..self.len()).for_each(|number| self.enter(number));
     }
 
     pub(super) fn bytes(&self) -> u64 {

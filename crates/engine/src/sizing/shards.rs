@@ -4,7 +4,7 @@
 //! A block has a place in 0 … 2⁶⁴ that depends on its number alone; it is a sample while its place is not above a
 //! threshold. The LRU stack distance among the samples, divided by the share of the blocks that are samples, estimates
 //! the distance among all blocks. At a fixed rate the threshold stays; at a fixed size it falls, whenever one sample
-//! too many comes, to the highest place of a sample, which is given up. An access counts for as many as the share at
+//! too many comes, and the samples above it are given up. An access counts for as many as the share at
 //! its time says, which is what rescaling the histogram at every fall of the threshold comes to.
 //!
 //! Two things differ from the paper, both for smaller errors at the same number of samples:
@@ -50,16 +50,15 @@ pub struct Shards {
     threshold: u64,
     /// The inverse of the share of the blocks that are samples.
     blocks_per_sample: f64,
-    /// The threshold falls no lower.
+    /// The threshold falls, where there are more samples than `falling_max`, but no lower than this.
     threshold_min: u64,
+    falling_max: u32,
     /// Added to every place.
     seed: u64,
     /// Most samples at the lowest threshold.
     samples_max: u32,
     samples: Samples,
     timeline: Timeline,
-    /// While the threshold may fall.
-    heap: Option<Heap>,
     buckets: Buckets,
     /// Of what is used the first time: its leverage.
     cold_leverage: f64,
@@ -67,19 +66,6 @@ pub struct Shards {
     weight: u64,
     /// Weight that the sampled accesses stand for.
     estimated: f64,
-}
-
-/// The samples' numbers, the one with the highest place on top, and how many they may be.
-#[derive(Clone, Debug)]
-struct Heap {
-    numbers: Vec<u32>,
-    samples_max: u32,
-}
-
-impl Heap {
-    fn new(samples_max: u32) -> Self {
-        Heap { numbers: Vec::with_capacity(samples_max as usize), samples_max }
-    }
 }
 
 impl Shards {
@@ -92,7 +78,7 @@ impl Shards {
         assert!(rate > 0.0 && rate <= 1.0, "a rate is a share of the blocks");
         let samples_max = (rate * blocks_max as f64).ceil().clamp(1.0, f64::from(1u32 << 29)) as u32;
         let threshold = (rate * 2f64.powi(64)) as u64;
-        Shards::new(threshold, samples_max, samples_max.min(SAMPLES_FIRST), None)
+        Shards::new(threshold, threshold, 0, samples_max)
     }
 
     /// Samples every block while there are at most `samples_max` (1 … [`SAMPLES_MAX`]) of them, and from then on as
@@ -102,40 +88,33 @@ impl Shards {
     /// When `samples_max` is out of range.
     pub fn fixed_size(samples_max: u32) -> Self {
         assert!((1..=SAMPLES_MAX).contains(&samples_max), "memory is bounded");
-        let mut shards = Shards::new(0, samples_max, samples_max, Some(Heap::new(samples_max)));
-        shards.let_fall_from_all();
-        shards
+        Shards::new(u64::MAX, 0, samples_max, samples_max)
     }
 
-    /// Of a fixed rate: samples more than the rate says where that would give fewer than `samples_min`
-    /// (1 … [`SAMPLES_MAX`]) samples. The error falls with the root of the samples, and a share of few blocks is few.
+    /// Of a fixed rate: samples more than the rate says while that gives fewer than about `samples_min`
+    /// (1 … [`SAMPLES_MAX`]) samples. The error falls with the root of the samples, and a small share of few blocks is
+    /// few samples.
     ///
     /// # Panics
     /// When `samples_min` is out of range, or it has seen an access.
-    pub fn with_samples_min(mut self, samples_min: u32) -> Self {
+    pub fn with_samples_min(self, samples_min: u32) -> Self {
         assert!((1..=SAMPLES_MAX).contains(&samples_min), "memory is bounded");
         assert!(self.samples.len() == 0, "samples stay samples");
-        self.samples_max = self.samples_max.max(samples_min);
-        self.heap = Some(Heap::new(samples_min));
-        self.let_fall_from_all();
-        self
+        let samples_max = self.samples_max.max(samples_min);
+        Shards { seed: self.seed, ..Shards::new(u64::MAX, self.threshold_min, samples_min, samples_max) }
     }
 
-    fn let_fall_from_all(&mut self) {
-        self.threshold = u64::MAX;
-        self.blocks_per_sample = 1.0;
-    }
-
-    fn new(threshold: u64, samples_max: u32, room: u32, heap: Option<Heap>) -> Self {
+    fn new(threshold: u64, threshold_min: u64, falling_max: u32, samples_max: u32) -> Self {
+        let room = samples_max.min(falling_max.max(SAMPLES_FIRST));
         Shards {
             threshold,
-            threshold_min: threshold,
+            threshold_min,
+            falling_max,
             blocks_per_sample: blocks_per_sample(threshold),
             seed: 0,
             samples_max,
             samples: Samples::new(room),
             timeline: Timeline::new(room),
-            heap,
             buckets: Buckets::new(),
             cold_leverage: 0.0,
             weight: 0,
@@ -208,16 +187,12 @@ impl Shards {
 
     /// Bytes of memory.
     pub fn bytes(&self) -> u64 {
-        let heap = self.heap.as_ref().map_or(0, |heap| heap.numbers.capacity() * 4);
-        let own = size_of::<Self>() + heap;
-        own as u64 + self.samples.bytes() + self.timeline.bytes() + self.buckets.bytes()
+        size_of::<Self>() as u64 + self.samples.bytes() + self.timeline.bytes() + self.buckets.bytes()
     }
 
     #[inline]
     fn place(&self, block: u64) -> u64 {
-        let inside = (block & ((1 << REGION_BITS) - 1)).wrapping_mul(STEP);
-        let region = (block >> REGION_BITS).wrapping_mul(REGION_STEP);
-        inside.wrapping_add(region).wrapping_add(self.seed)
+        place(self.seed, block)
     }
 
     fn access_sample(&mut self, block: u64, place: u64, weight: u32) {
@@ -259,45 +234,45 @@ impl Shards {
         (sample.used, sample.bucket) = (used, Some(bucket));
     }
 
-    /// Takes a new sample in, in place of another where there is no room; `None` when it is the one to be given up.
+    /// Takes a new sample in; `None` when the threshold has to fall below it. Where there is no room even at the lowest
+    /// threshold, the least recently used sample leaves: it is beyond the largest cache of interest.
     fn admit(&mut self, sample: Sample, place: u64) -> Option<u32> {
-        let samples_max = self.heap.as_ref().map_or(self.samples_max, |heap| heap.samples_max);
-        if self.samples.len() < samples_max {
-            if self.samples.len() == self.samples.room() {
-                self.grow();
-            }
-            let number = self.samples.add(sample);
-            if let Some(heap) = &mut self.heap {
-                heap.numbers.push(number);
-                self.sift_up();
-            }
-            return Some(number);
+        while self.threshold > self.threshold_min && self.samples.len() >= self.falling_max {
+            self.lower_threshold();
         }
-        let Some(heap) = &self.heap else {
-            // Beyond the largest cache of interest.
+        if place > self.threshold {
+            return None;
+        }
+        if self.samples.len() == self.samples_max {
             let (number, slot) = self.timeline.oldest().expect("it is full");
             self.timeline.remove(slot);
             self.samples.replace(number, sample);
             return Some(number);
-        };
-        let number = heap.numbers[0];
-        let highest = self.samples.get(number);
-        let highest_place = self.place(highest.block);
-        let threshold = highest_place.max(place).saturating_sub(1);
-        self.threshold = threshold.max(self.threshold_min);
+        }
+        if self.samples.len() == self.samples.room() {
+            self.grow();
+        }
+        Some(self.samples.add(sample))
+    }
+
+    /// Gives up the eighth of the samples with the highest places. By eighths, since looking at all of them for one
+    /// would cost too much, and keeping them in order of place as well.
+    #[cold]
+    fn lower_threshold(&mut self) {
+        self.threshold = (self.threshold - (self.threshold / 8).max(1)).max(self.threshold_min);
         self.blocks_per_sample = blocks_per_sample(self.threshold);
-        if threshold < self.threshold_min {
-            // No sample is above the lowest threshold: from here on the rate is fixed.
-            self.heap = None;
-            return self.admit(sample, place);
+        let mut kept = 0;
+        for number in 0..self.samples.len() {
+            let sample = self.samples.get(number);
+            if self.place(sample.block) > self.threshold {
+                self.timeline.remove(sample.slot);
+            } else {
+                self.timeline.rename(sample.slot, kept);
+                kept += 1;
+            }
         }
-        if place >= highest_place {
-            return None;
-        }
-        self.timeline.remove(highest.slot);
-        self.samples.replace(number, sample);
-        self.sift_down();
-        Some(number)
+        let (threshold, seed) = (self.threshold, self.seed);
+        self.samples.retain(|sample| place(seed, sample.block) <= threshold);
     }
 
     fn make_youngest(&mut self, number: u32) {
@@ -313,36 +288,13 @@ impl Shards {
         self.timeline = self.timeline.with_room(room, |number, slot| samples.get_mut(number).slot = slot);
         self.samples = samples;
     }
+}
 
-    fn height(&self, number: u32) -> u64 {
-        self.place(self.samples.get(number).block)
-    }
-
-    fn sift_up(&mut self) {
-        let Some(Heap { numbers: mut heap, samples_max }) = self.heap.take() else { return };
-        let mut at = heap.len() - 1;
-        while at > 0 && self.height(heap[at]) > self.height(heap[(at - 1) / 2]) {
-            heap.swap(at, (at - 1) / 2);
-            at = (at - 1) / 2;
-        }
-        self.heap = Some(Heap { numbers: heap, samples_max });
-    }
-
-    fn sift_down(&mut self) {
-        let Some(Heap { numbers: mut heap, samples_max }) = self.heap.take() else { return };
-        let mut at = 0;
-        loop {
-            let children = [2 * at + 1, 2 * at + 2].into_iter().filter(|child| *child < heap.len());
-            match children.max_by_key(|child| self.height(heap[*child])) {
-                Some(child) if self.height(heap[child]) > self.height(heap[at]) => {
-                    heap.swap(child, at);
-                    at = child;
-                }
-                _ => break,
-            }
-        }
-        self.heap = Some(Heap { numbers: heap, samples_max });
-    }
+#[inline]
+fn place(seed: u64, block: u64) -> u64 {
+    let inside = (block & ((1 << REGION_BITS) - 1)).wrapping_mul(STEP);
+    let region = (block >> REGION_BITS).wrapping_mul(REGION_STEP);
+    inside.wrapping_add(region).wrapping_add(seed)
 }
 
 fn blocks_per_sample(threshold: u64) -> f64 {

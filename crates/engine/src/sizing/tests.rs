@@ -119,11 +119,11 @@ fn a_fixed_size_keeps_its_size_and_adapts_its_rate() {
     for block in 0..2_000_000u64 {
         shards.access(block * 3, 1);
         assert!(shards.samples() <= SAMPLES_MAX);
-        assert!(block < u64::from(SAMPLES_MAX) || shards.samples() > SAMPLES_MAX - 2);
+        assert!(block < u64::from(SAMPLES_MAX) || shards.samples() > SAMPLES_MAX / 8 * 7 - 100);
     }
     assert_eq!(shards.bytes(), bytes);
     let kept = shards.rate() * 2_000_000.0;
-    assert!((kept / f64::from(SAMPLES_MAX) - 1.0).abs() < 0.05, "{kept} of {SAMPLES_MAX}");
+    assert!((kept / f64::from(shards.samples()) - 1.0).abs() < 0.02, "{kept} for {}", shards.samples());
 }
 
 #[test]
@@ -172,12 +172,12 @@ fn the_same_accesses_give_the_same_curve() {
 fn few_blocks_are_sampled_more_closely() {
     let mut shards = Shards::fixed_rate(0.01, 1 << 40).with_samples_min(1000);
     let mut seen = 0;
-    for (blocks, samples) in
-        [(500, 500), (20_000, 1000), (90_000, 1000), (500_000, 5000), (1_000_000, 10_000)]
-    {
+    let expected =
+        [(500u64, 500..=500u32), (20_000, 850..=1000), (90_000, 850..=1000), (500_000, 4950..=5050)];
+    for (blocks, samples) in expected {
         (seen..blocks).for_each(|block| shards.access(block, 1));
         seen = blocks;
-        assert!(shards.samples().abs_diff(samples) <= 10, "{} of {blocks}", shards.samples());
+        assert!(samples.contains(&shards.samples()), "{} of {blocks}", shards.samples());
     }
     assert_eq!(shards.rate(), Shards::fixed_rate(0.01, 1).rate());
 }

@@ -108,6 +108,11 @@ impl Timeline {
         }
     }
 
+    /// The member that holds `slot` is called `member` from here on.
+    pub fn rename(&mut self, slot: u32, member: u32) {
+        self.member[slot as usize] = member;
+    }
+
     /// The member whose last use is the longest ago, and its slot.
     pub fn oldest(&mut self) -> Option<(u32, u32)> {
         if self.members == 0 {

@@ -62,8 +62,10 @@ pub(crate) enum Cache {
 pub(super) fn policy_names() -> clap::builder::PossibleValuesParser {
     use clap::builder::PossibleValue;
 
-    let values =
-        hob_engine::policy::POLICIES.iter().map(|row| PossibleValue::new(row.name).help(row.summary));
+    let values = hob_engine::policy::POLICIES
+        .iter()
+        .filter(|row| row.serves)
+        .map(|row| PossibleValue::new(row.name).help(row.summary));
     clap::builder::PossibleValuesParser::new(values)
 }
 

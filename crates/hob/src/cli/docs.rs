@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use hob_engine::admission::ADMISSIONS;
 use hob_engine::outcome::OUTCOMES;
 use hob_engine::policy::POLICIES;
 
@@ -124,10 +125,18 @@ fn outcomes_page() -> String {
 fn policies_page() -> String {
     let mut page = format!(
         "{GENERATED}# Replacement policies\n\nWhich block gives way when room is needed. The first is the default.\n\n\
-         | name | what it does | source |\n|---|---|---|\n"
+         | name | what it does | source | runs in |\n|---|---|---|---|\n"
     );
     for row in POLICIES {
-        let _ = writeln!(page, "| `{}` | {} | {} |", row.name, row.summary, row.source);
+        let place = if row.serves { "daemon and lab" } else { "lab: takes more than 24 bytes a block" };
+        let _ = writeln!(page, "| `{}` | {} | {} | {place} |", row.name, row.summary, row.source);
+    }
+    page.push_str(
+        "\n# Admission\n\nWhich blocks may come in at all; `hob lab sim --admission` tries them.\n\n\
+         | form | what it does |\n|---|---|\n",
+    );
+    for row in ADMISSIONS {
+        let _ = writeln!(page, "| `{}` | {} |", row.form, row.summary);
     }
     page
 }

@@ -11,6 +11,7 @@ mod demo;
 mod disk;
 mod docs;
 mod explain;
+mod lab;
 mod man;
 mod output;
 mod pool;
@@ -72,6 +73,8 @@ enum Command {
     Explain(explain::Explain),
     Record(record::Record),
     Replay(replay::Replay),
+    #[command(subcommand)]
+    Lab(lab::Lab),
     Completions(completions::Completions),
     Man(man::Man),
     #[command(hide = true)]
@@ -90,6 +93,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Explain(args) => explain::run(&args, global),
         Command::Record(args) => record::run(&args, global),
         Command::Replay(args) => replay::run(&args, global),
+        Command::Lab(args) => lab::run(args, global),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Docs(args) => docs::run(&args),

@@ -42,6 +42,12 @@ fn these_lines_make_sense() {
         "hob replay t.csv --target /dev/x --pace x0.5 --depth 32 --allow-writes --wrap --direct --from 60 --limit 9",
         "hob replay t --target f --pace asap --reads-only --disk 3 -o json",
         "hob record vm --out t.hob --seconds 60 --requests 1000 --format csv",
+        "hob lab import in.csv.gz out.trace --format msr --disk 3 --on-bad fail --to csv --force",
+        "hob lab import - -",
+        "hob lab info trace --page-size 4K -o json",
+        "hob lab formats",
+        "hob lab sim t.csv --policy all --size 1G,10% --block-size 4K,64K --admission nth-access:3+not-sequential:512K",
+        "hob lab sim t --preset vfrc --sample 0.1 --threads 1 --csv a.csv --picture a.svg -o json",
         "hob completions bash",
         "hob man --out /tmp/x",
         "hob docs --out docs --check",
@@ -76,6 +82,9 @@ fn these_lines_are_refused_in_one_line_that_says_what_to_do() {
         ("hob replay t --target f --pace fast", "asap"),
         ("hob replay t --target f --allow-writes --reads-only", "--reads-only"),
         ("hob record vm --out t --seconds 0", "0"),
+        ("hob lab import t", "OUT"),
+        ("hob lab info t --format best", "blkparse"),
+        ("hob lab info t --disk 65536", "65535"),
     ] {
         let error = parse(line).unwrap_err();
         let said = usage_line(&error.to_string());

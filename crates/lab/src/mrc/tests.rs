@@ -352,17 +352,25 @@ fn a_hundredth_of_the_blocks_is_enough() {
         assert!(blocks > 100_000, "{name}: {blocks} blocks");
         let accesses = || stream.iter().map(|block| (*block, 1));
         let exact = exact_accesses(accesses()).unwrap();
-        for mut shards in [Shards::fixed_rate(0.01, 1 << 40), Shards::fixed_size(SAMPLES_MAX)] {
+        let error_of = |mut shards: Shards| {
             accesses().for_each(|(block, weight)| shards.access(block, weight));
-            let error = mean_error(&exact, &shards.curve(), blocks);
-            println!("{name}: {} samples of {blocks}, mean error {error:.4}", shards.samples());
-            assert!(error < 0.01, "{name}: {error} with {} samples", shards.samples());
             assert!(shards.bytes() <= 1_000_000, "{name}: {} bytes", shards.bytes());
-        }
+            mean_error(&exact, &shards.curve(), blocks)
+        };
+        // One choice of samples may be unlucky; none may be far off, and on average they are good.
+        let errors: Vec<f64> =
+            (0..10).map(|seed| error_of(Shards::fixed_rate(0.01, 1 << 40).with_seed(seed))).collect();
+        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+        assert!(mean < 0.01, "{name}: {errors:?}");
+        assert!(errors.iter().all(|error| *error < 0.025), "{name}: {errors:?}");
+        let error = error_of(Shards::fixed_rate(0.01, 1 << 40).with_samples_min(4096));
+        assert!(error < 0.01, "{name}: {error} with at least 4096 samples");
+        let error = error_of(Shards::fixed_size(SAMPLES_MAX));
+        assert!(error < 0.005, "{name}: {error} with {SAMPLES_MAX} samples");
     }
 }
 
-/// The share of sampled blocks is of the trace's accesses what `exact_blocks` counts, writes and block sizes included.
+/// Both see the same accesses, whatever the writes do and the block size is.
 #[test]
 fn samples_of_a_trace_estimate_its_block_curve() {
     let mut dice = Prng::new(5);

@@ -1,8 +1,8 @@
 //! Files and block devices as targets: a thread for each request in flight, with pread and pwrite.
 //!
-//! The threads share the list of requests. The one that has it takes the next request, waits until it is due, passes
-//! the list on and does the request itself, so nothing lies between the wait and the system call. A request that the
-//! kernel does not end cannot be given up: the run ends when it does. Discards are not done (they would need system
+//! The threads share the list of requests. The one that has it takes the next request, sleeps until that is almost due,
+//! passes the list on, waits for the rest and does the request itself: nothing lies between the wait and the system
+//! call, and the next thread has time to wake. A request that the kernel does not end cannot be given up: the run ends when it does. Discards are not done (they would need system
 //! calls that the standard library does not offer), and written bytes mean nothing.
 
 use std::fs::{File, OpenOptions};
@@ -10,13 +10,13 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
 
 use anyhow::Result;
 
 use super::FileAccess;
-use crate::clock::{Clock, RealClock, wait_until};
+use crate::clock::{AWAKE_NS, Clock, RealClock, wait_until};
 use crate::driver::{Done, Fault, Timed};
 use crate::prng::noise;
 use crate::workload::{Access, Op};
@@ -73,16 +73,20 @@ impl FileTarget {
         stop: &AtomicBool,
         mut done: impl FnMut(&Done),
     ) -> Result<()> {
-        let clock = RealClock::start();
+        let start: OnceLock<RealClock> = OnceLock::new();
         let list = Mutex::new(List { source, next: 0, failure: None, over: false });
         let (answers, answered) = mpsc::sync_channel(DONE_MAX);
         thread::scope(|scope| {
+            // Time begins when all threads are there, which takes a while.
+            let held = list.lock();
             for _ in 0..depth {
                 let answers = answers.clone();
-                let (list, clock) = (&list, &clock);
+                let (list, start) = (&list, &start);
                 scope.spawn(move || {
                     let mut buffers = Buffers::default();
-                    while let Some((number, timed)) = take(list, clock, stop) {
+                    while let Some((number, timed, clock)) = take(list, start, stop)
+                        && wait_until(&clock, timed.due_ns, &|| stop.load(Ordering::Relaxed))
+                    {
                         let sent_ns = clock.now_ns();
                         let result = self.perform(&timed.access, &mut buffers);
                         let latency_ns = clock.now_ns() - sent_ns;
@@ -92,7 +96,8 @@ impl FileTarget {
                     }
                 });
             }
-            drop(answers);
+            start.get_or_init(RealClock::start);
+            drop((held, answers));
             answered.iter().for_each(|answer| done(&answer));
         });
         list.into_inner().unwrap_or_else(PoisonError::into_inner).failure.map_or(Ok(()), Err)
@@ -117,20 +122,22 @@ struct List<S> {
     over: bool,
 }
 
-/// The next request, when it is due. None at the end, and after a stop.
+/// The next request, when it is almost due. None at the end, and after a stop.
 fn take<S: Iterator<Item = Result<Timed>>>(
     list: &Mutex<List<S>>,
-    clock: &impl Clock,
+    start: &OnceLock<RealClock>,
     stop: &AtomicBool,
-) -> Option<(u64, Timed)> {
+) -> Option<(u64, Timed, RealClock)> {
     let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+    let clock = *start.get().expect("it is set before the list is let go");
     if list.over || stop.load(Ordering::Relaxed) {
         return None;
     }
+    let halted = || stop.load(Ordering::Relaxed);
     match list.source.next() {
-        Some(Ok(timed)) if wait_until(clock, timed.due_ns, &|| stop.load(Ordering::Relaxed)) => {
+        Some(Ok(timed)) if wait_until(&clock, timed.due_ns.saturating_sub(AWAKE_NS), &halted) => {
             list.next += 1;
-            return Some((list.next - 1, timed));
+            return Some((list.next - 1, timed, clock));
         }
         Some(Err(error)) => list.failure = Some(error),
         Some(Ok(_)) | None => {}

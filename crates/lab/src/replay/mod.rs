@@ -114,6 +114,9 @@ pub fn replay(
         }
         Err(error) => Some(Err(error)),
     });
+    // What a reader has to do before its first request is done before time begins.
+    let mut requests = requests.peekable();
+    requests.peek();
     let mut meter = Meter::new();
     let ended = target.run(requests, depth, stop, |done| {
         meter.note(done);

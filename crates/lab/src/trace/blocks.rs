@@ -1,10 +1,12 @@
 //! Records some thousand at a time, so that what follows them runs over slices.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use super::{Record, binary};
+use super::{OpenOptions, Record, TraceReader, binary, open};
 
 /// Records of a made-up or decoded trace that travel together.
 const RECORDS_A_BLOCK: usize = 1 << 13;
@@ -31,6 +33,13 @@ pub struct Gathered<I> {
     block: Vec<Record>,
 }
 
+impl<I> Gathered<I> {
+    /// Where the records come from.
+    pub fn source(&self) -> &I {
+        &self.records
+    }
+}
+
 impl<I: Iterator<Item = Result<Record>>> Gathered<I> {
     /// Blocks of these records.
     pub fn new(records: I) -> Self {
@@ -45,5 +54,50 @@ impl<I: Iterator<Item = Result<Record>>> Blocks for Gathered<I> {
             self.block.push(record?);
         }
         Ok(&self.block)
+    }
+}
+
+/// A trace file as blocks: hob's own format by the fastest way, every other through a [`TraceReader`].
+#[derive(Debug)]
+pub enum TraceBlocks {
+    /// hob's own format, uncompressed, of which every disk is wanted.
+    Binary(binary::Reader<File>),
+    /// Anything else.
+    Other(Gathered<TraceReader>),
+}
+
+impl TraceBlocks {
+    /// Opens a trace; see [`open`](super::open).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<TraceBlocks> {
+        let is_plain = options.disk.is_none() && options.format.is_none() && path != Path::new("-");
+        if is_plain && path.is_file() {
+            let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+            let mut magic = [0; binary::MAGIC.len()];
+            if file.read_exact(&mut magic).is_ok() && magic == binary::MAGIC {
+                file.rewind().with_context(|| format!("cannot read {}", path.display()))?;
+                return Ok(TraceBlocks::Binary(binary::Reader::new(file)?));
+            }
+        }
+        Ok(TraceBlocks::Other(Gathered::new(open(path, options)?)))
+    }
+
+    /// The reader, for what it skipped; none for hob's own format, of which nothing is skipped.
+    pub fn reader(&self) -> Option<&TraceReader> {
+        match self {
+            TraceBlocks::Binary(_) => None,
+            TraceBlocks::Other(gathered) => Some(gathered.source()),
+        }
+    }
+}
+
+impl Blocks for TraceBlocks {
+    fn next_block(&mut self) -> Result<&[Record]> {
+        match self {
+            TraceBlocks::Binary(reader) => reader.next_block(),
+            TraceBlocks::Other(gathered) => gathered.next_block(),
+        }
     }
 }

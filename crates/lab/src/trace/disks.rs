@@ -1,5 +1,5 @@
 //! The disks of a trace: names and numbers of volumes, hosts or files become disk numbers in the order in which they
-//! first appear.
+//! first appear. Where a format numbers its disks from 0 without gaps, they keep their numbers.
 
 use std::collections::HashMap;
 
@@ -62,6 +62,14 @@ impl Disks {
         }
     }
 
+    /// As [`own`](Self::own), for a format whose disks are numbered from 0 without gaps: they keep their numbers.
+    pub(super) fn dense(&mut self, number: u64) -> Result<u16, Reason> {
+        let disk =
+            u16::try_from(number).map_err(|_| format!("the disk's number is above 65535: {number}"))?;
+        self.own(disk);
+        Ok(disk)
+    }
+
     /// Names by disk number; none for a trace of one disk without a name.
     pub(super) fn names(&self) -> &[String] {
         &self.names
@@ -96,5 +104,8 @@ mod tests {
         disks.own(2);
         disks.own(1);
         assert_eq!(disks.names(), ["0", "1", "2"]);
+        assert_eq!(disks.dense(3), Ok(3));
+        assert_eq!(disks.dense(65_536).unwrap_err(), "the disk's number is above 65535: 65536");
+        assert_eq!(disks.names().len(), 4);
     }
 }

@@ -218,7 +218,8 @@ fn explain(error: &io::Error, compression: Compression) -> String {
 /// by [`late`](TraceReader::late). A time more than some 36 years away from the middle of the first window, and later
 /// from the start, is absurd, and its record bad.
 ///
-/// **Disks** that a trace names are numbered in the order of their appearance.
+/// **Disks** that a trace names are numbered in the order of their appearance; those that it numbers from 0 without
+/// gaps keep their numbers.
 ///
 /// **Bad entries** are skipped and counted, or end the trace with an error, as [`OnBad`] says. Data that is
 /// compressed and turns out to be damaged counts as one bad entry, after which there is nothing. After an error there is nothing either.

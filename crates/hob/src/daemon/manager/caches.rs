@@ -384,13 +384,17 @@ pub(super) fn cache_spec(
         )));
     }
     let policy = policy.unwrap_or_else(|| POLICIES[0].name.to_owned());
-    if PolicyKind::from_name(&policy).is_none() {
-        let names: Vec<_> = POLICIES.iter().map(|row| row.name).collect();
-        return Err(Refusal::invalid(format!(
-            "there is no policy '{policy}'; there are {}",
-            names.join(", ")
-        )));
-    }
+    let policy = match PolicyKind::from_name(&policy).map(PolicyKind::info) {
+        Some(info) if info.serves => info.name.to_owned(),
+        known => {
+            let why = if known.is_some() { "is for the lab only" } else { "does not exist" };
+            let names: Vec<_> = POLICIES.iter().filter(|row| row.serves).map(|row| row.name).collect();
+            return Err(Refusal::invalid(format!(
+                "the policy '{policy}' {why}; there are {}",
+                names.join(", ")
+            )));
+        }
+    };
     if size.bytes() == 0 {
         return Err(Refusal::invalid("a cache cannot have size 0").hint("'hob cache disable' takes it away"));
     }

@@ -1,3 +1,5 @@
+//! The golden bytes, blocks and pipes, torn tails, and what is refused.
+
 use std::io::Cursor;
 
 use super::*;

@@ -31,9 +31,7 @@ impl ParseLine for Csv {
         }
         let ([time, op, offset, size], disk) = if self.with_disks {
             let [time, op, offset, size, disk] = columns(line, ',', More::Refused)?;
-            let number = number(disk, "the disk")?;
-            let disk =
-                u16::try_from(number).map_err(|_| format!("the disk's number is above 65535: {number}"))?;
+            let disk = number(disk, "the disk")?;
             ([time, op, offset, size], disk)
         } else {
             (columns(line, ',', More::Refused)?, 0)
@@ -43,11 +41,8 @@ impl ParseLine for Csv {
             op: operation(op)?,
             offset: number(offset, "the offset")?,
             len: number(size, "the size")?,
-            disk,
+            disk: if self.with_disks { disks.dense(disk)? } else { 0 },
         };
-        if self.with_disks {
-            disks.own(disk);
-        }
         Ok(Entry::Request(raw))
     }
 }

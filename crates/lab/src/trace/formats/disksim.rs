@@ -88,7 +88,7 @@ impl ParseLine for Kind {
             offset: bytes(block, unit, "the offset")?,
             len: bytes(size, unit, "the size")?,
             op,
-            disk: disks.numbered(number(device, "the device")?)?,
+            disk: disks.dense(number(device, "the device")?)?,
         }))
     }
 }

@@ -29,7 +29,7 @@ impl ParseLine for Spc {
             offset: bytes(block, self.block_bytes, "the offset")?,
             len: number(size, "the size")?,
             op: operation(op)?,
-            disk: disks.numbered(number(unit, "the unit")?)?,
+            disk: disks.dense(number(unit, "the unit")?)?,
         }))
     }
 }

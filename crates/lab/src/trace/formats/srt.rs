@@ -115,7 +115,7 @@ impl Srt {
             offset: scaled(u64::from(word(7)), sector_bytes, "the block")?,
             len: u64::from(word(6)),
             op: if word(11) & 1 == 1 { Op::Read } else { Op::Write },
-            disk: disks.numbered(disk)?,
+            disk: disks.dense(disk)?,
         }))
     }
 }

@@ -31,7 +31,7 @@ impl ParseLine for Systor {
                 offset: number(offset, "the offset")?,
                 len: number(size, "the size")?,
                 op,
-                disk: disks.numbered(number(lun, "the LUN")?)?,
+                disk: disks.dense(number(lun, "the LUN")?)?,
             })
         };
         if op.is_empty() { Ok(Entry::Event) } else { operation(op).and_then(raw).map(Entry::Request) }

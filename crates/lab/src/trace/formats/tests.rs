@@ -492,11 +492,11 @@ fn srt(seconds: u32, micros: u32, bytes: u32, block: u32, disk: u32, flags: u32)
 #[test]
 fn srt_knows_its_sectors() {
     let mut bytes = SRT_HEADER.as_bytes().to_vec();
-    bytes.extend(srt(10, 5, 8192, 100, 0, 0x1b));
-    bytes.extend(srt(10, 9, 1024, 100, 1, 0x8010a));
+    bytes.extend(srt(10, 5, 1024, 100, 1, 0x8010a));
+    bytes.extend(srt(10, 9, 8192, 100, 0, 0x1b));
     let (records, reader) = read_with(&bytes, OpenOptions::default());
     assert_eq!(reader.format().name, "srt");
-    assert_eq!(records, [record(0, Read, 25_600, 8192, 0), record(4, Write, 102_400, 1024, 1)]);
+    assert_eq!(records, [record(0, Write, 102_400, 1024, 1), record(4, Read, 25_600, 8192, 0)]);
     assert_eq!(reader.disks(), ["0", "1"]);
     let (records, reader) = read_with(&bytes[..bytes.len() - 1], OpenOptions::default());
     assert_eq!(

@@ -1,3 +1,5 @@
+//! A profile worked out by hand, and the ends of the scale.
+
 use super::*;
 
 fn record(at_ns: u64, op: Op, offset: u64, len: u32, disk: u16) -> Record {

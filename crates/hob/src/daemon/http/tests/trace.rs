@@ -96,3 +96,29 @@ fn a_client_that_is_too_slow_learns_how_much_it_misses() {
         assert_eq!(seen + dropped, COUNT);
     });
 }
+
+#[test]
+fn sixteen_disks_are_recorded_at_once_and_no_more() {
+    run_with_disk(async |client, _| {
+        let backing = client.disk("vm").await.unwrap().backing;
+        for number in 0..16 {
+            let (name, backing) = (format!("vm{number}"), format!("{backing}{number}"));
+            std::fs::File::create(&backing).unwrap().set_len(MIB).unwrap();
+            client.disk_add(&DiskAdd { name, backing, read_only: false }).await.unwrap();
+        }
+        let mut traces = Vec::new();
+        for number in 0..16 {
+            traces.push(client.trace(&format!("vm{number}")).await.unwrap());
+        }
+        match client.trace("vm").await {
+            Err(ClientError::Refused { status: 409, problem }) => {
+                assert!(problem.error.starts_with("16 disks"), "{problem}");
+            }
+            other => panic!("{other:?}"),
+        }
+        traces.pop();
+        while client.trace("vm").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}

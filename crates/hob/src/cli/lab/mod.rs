@@ -1,0 +1,160 @@
+//! `hob lab …`: what a cache would do, worked out from a trace. No daemon is asked.
+
+mod formats;
+mod import;
+mod info;
+mod sim;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, bail, ensure};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand, ValueEnum};
+use hob_control::Size;
+use hob_lab::trace::blocks::TraceBlocks;
+use hob_lab::trace::{self, FORMATS, FormatInfo, OnBad, OpenOptions, Record, TraceReader};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::Global;
+
+/// Read traces of block I/O and work out what a cache would do
+#[derive(Debug, Subcommand)]
+pub(crate) enum Lab {
+    Import(import::Import),
+    Info(info::Info),
+    Sim(sim::Sim),
+    Formats(formats::Formats),
+}
+
+pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
+    match command {
+        Lab::Import(args) => import::run(&args),
+        Lab::Info(args) => info::run(&args, global),
+        Lab::Sim(args) => sim::run(&args, global),
+        Lab::Formats(args) => formats::run(&args, global),
+    }
+}
+
+/// A trace and how to read it.
+#[derive(Clone, Debug, Args)]
+struct Source {
+    /// The trace, perhaps compressed with gzip, zstd, bzip2 or xz; - is standard input
+    #[arg(value_name = "TRACE")]
+    trace: PathBuf,
+    /// Its format [default: told from its content]; 'hob lab formats' describes them
+    #[arg(long, value_parser = formats(), hide_possible_values = true)]
+    format: Option<&'static FormatInfo>,
+    /// Only this disk, by the number that 'hob lab info' shows
+    #[arg(long, value_name = "NUMBER")]
+    disk: Option<u16>,
+    /// What to do with an entry that makes no sense
+    #[arg(long, value_enum, default_value_t)]
+    on_bad: Bad,
+    /// Size of a page, for formats that count in pages and do not say (arc, oracle-general, spc) [default: 512]
+    #[arg(long, value_name = "SIZE")]
+    page_size: Option<Size>,
+}
+
+/// What to do with an entry that makes no sense.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Bad {
+    /// Leave it out and count it.
+    #[default]
+    Skip,
+    /// Stop there.
+    Fail,
+}
+
+fn formats() -> impl TypedValueParser<Value = &'static FormatInfo> {
+    PossibleValuesParser::new(FORMATS.iter().map(|format| format.name))
+        .try_map(|name| FormatInfo::named(&name).map_err(|error| error.to_string()))
+}
+
+impl Source {
+    fn open(&self) -> anyhow::Result<TraceReader> {
+        trace::open(&self.trace, &self.options()?)
+    }
+
+    /// The same, some thousand records at a time.
+    fn open_blocks(&self) -> anyhow::Result<TraceBlocks> {
+        TraceBlocks::open(&self.trace, &self.options()?)
+    }
+
+    fn options(&self) -> anyhow::Result<OpenOptions> {
+        let page_bytes = match self.page_size {
+            None => None,
+            Some(Size(bytes)) => match u32::try_from(bytes) {
+                Ok(bytes @ 1..) => Some(bytes),
+                _ => bail!("a page of {bytes} bytes makes no sense"),
+            },
+        };
+        let on_bad = if self.on_bad == Bad::Fail { OnBad::Fail } else { OnBad::Skip };
+        Ok(OpenOptions { format: self.format, on_bad, disk: self.disk, page_bytes, ..OpenOptions::default() })
+    }
+}
+
+/// Records between looks at the clock, the bar and Ctrl-C.
+const RECORDS_A_LOOK: u64 = 8192;
+
+/// Reads all of a trace with a progress bar, until Ctrl-C.
+fn read_all(
+    reader: &mut TraceReader,
+    stop: &AtomicBool,
+    mut each: impl FnMut(&Record) -> anyhow::Result<()>,
+) -> anyhow::Result<u64> {
+    let bar = match reader.bytes() {
+        Some(bytes) => ProgressBar::new(bytes)
+            .with_style(ProgressStyle::with_template("{bar:40} {percent:>3} %  {msg}  {eta} left")?),
+        None => ProgressBar::no_length().with_style(ProgressStyle::with_template("{spinner} {msg}")?),
+    };
+    let mut records = 0_u64;
+    while let Some(record) = reader.next() {
+        each(&record?)?;
+        records += 1;
+        if records.is_multiple_of(RECORDS_A_LOOK) {
+            bar.set_position(reader.bytes_read());
+            bar.set_message(format!("{records} requests"));
+            ensure!(!stop.load(Ordering::Relaxed), "interrupted after {records} requests");
+        }
+    }
+    bar.finish_and_clear();
+    let skipped = reader.skipped();
+    match skipped.first.first() {
+        Some(first) if records == 0 => {
+            bail!("there is no request in it, and {} entries make no sense; {first}", skipped.count)
+        }
+        _ => Ok(records),
+    }
+}
+
+/// Becomes true at Ctrl-C, which from now on does not end the program.
+fn interruption() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&stop);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let wait = move || {
+        let _ = runtime.block_on(tokio::signal::ctrl_c());
+        told.store(true, Ordering::Relaxed);
+    };
+    std::thread::Builder::new().name("ctrl-c".to_owned()).spawn(wait).context("cannot start a thread")?;
+    Ok(stop)
+}
+
+/// What a reader has to say beside the records, a line each.
+fn remarks(reader: &TraceReader) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let skipped = reader.skipped();
+    if skipped.count > 0 {
+        remarks.push(format!("{} entries make no sense and were skipped:", skipped.count));
+        remarks.extend(skipped.first.iter().map(|entry| format!("  {entry}")));
+        if skipped.count > skipped.first.len() as u64 {
+            remarks.push("  …".to_owned());
+        }
+    }
+    if reader.late() > 0 {
+        remarks.push(format!("{} requests were too far out of order and got a later time", reader.late()));
+    }
+    remarks
+}

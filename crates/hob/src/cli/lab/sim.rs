@@ -1,0 +1,517 @@
+//! `hob lab sim TRACE`: every combination of policy, admission, block size and cache size, simulated.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use hob_control::Size;
+use hob_engine::admission::Admission;
+use hob_engine::policy::{POLICIES, PolicyKind};
+use hob_lab::belady::NextUses;
+use hob_lab::picture::{Axis, Curve, CurveChart, Unit, curves};
+use hob_lab::sim::{Point, Simulated, grid};
+use hob_lab::trace::blocks::Blocks;
+use hob_lab::trace::profile::Profiler;
+use hob_lab::trace::{Op, Record};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::{Source, interruption, remarks};
+use crate::cli::Global;
+use crate::cli::output::{numbers, print, table, with_notes, words};
+
+/// The name under which the bound for all policies is asked for.
+const OPTIMUM: &str = "optimum";
+/// Combinations of one run.
+const POINTS_MAX: usize = 10_000;
+
+/// Simulate caches on a trace: hit ratios, flash writes and backing I/O of every combination
+#[derive(Debug, Args)]
+pub(crate) struct Sim {
+    #[command(flatten)]
+    source: Source,
+    /// Policies; 'all' for every one, 'optimum' for Belady's bound
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "s3-fifo")]
+    policy: Vec<String>,
+    /// Cache sizes, absolute or as a share of the bytes the trace touches
+    #[arg(
+        long,
+        value_name = "SIZE|PERCENT",
+        value_delimiter = ',',
+        default_value = "0.1%,1%,5%,10%,20%,50%"
+    )]
+    size: Vec<CacheSize>,
+    /// Sizes of a cache block
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K")]
+    block_size: Vec<Size>,
+    /// Admissions: always, nth-access:N, ghost, each with +not-sequential:BYTES
+    #[arg(long, value_name = "ADMISSION", value_delimiter = ',', default_value = "always")]
+    admission: Vec<Admission>,
+    /// Policy and admission of a preset; so far there is vfrc
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "admission"])]
+    preset: Option<String>,
+    /// Follow only this share of the blocks, in caches smaller by as much
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
+    sample: f64,
+    /// Threads [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Write every figure to this file, comma-separated
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Draw hit ratio against size into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
+}
+
+/// How large a cache is to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum CacheSize {
+    Bytes(u64),
+    /// Of the trace's footprint: 0.1 is a tenth.
+    Share(f64),
+}
+
+impl FromStr for CacheSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_suffix('%') {
+            Some(percent) => match percent.trim().parse::<f64>() {
+                Ok(percent) if percent > 0.0 && percent <= 1000.0 => Ok(CacheSize::Share(percent / 100.0)),
+                _ => Err(format!("'{text}' is no share: say something like 10%")),
+            },
+            None => {
+                text.parse::<Size>().map(|size| CacheSize::Bytes(size.bytes())).map_err(|e| e.to_string())
+            }
+        }
+    }
+}
+
+/// A line of the answer.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    policy: String,
+    admission: String,
+    block_bytes: u32,
+    cache_bytes: u64,
+    /// Of the bytes the trace touches, if that was counted.
+    cache_share: Option<f64>,
+    reads: u64,
+    /// Read requests served whole from flash, of all.
+    read_hit_ratio: f64,
+    /// The same by bytes.
+    byte_hit_ratio: f64,
+    partial_misses: u64,
+    not_admitted: u64,
+    writes: u64,
+    write_hits: u64,
+    flash_write_bytes: u64,
+    backing_ios: u64,
+    evictions: u64,
+    /// Memory of the cache's metadata for each of its blocks.
+    memory_bytes_per_block: f64,
+    out_of_reach: u64,
+}
+
+/// The answer.
+#[derive(Debug, Serialize)]
+struct Report {
+    trace: String,
+    footprint_bytes: Option<u64>,
+    requests: u64,
+    sample: f64,
+    /// Reading and simulating, without the pass that counts the footprint.
+    seconds: f64,
+    results: Vec<Row>,
+}
+
+pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
+    let wanted = Wanted::parse(args)?;
+    let stop = interruption()?;
+    let counted = if wanted.needs_footprint(args) { Some(count(args, &stop)?) } else { None };
+    let footprint_bytes = counted.map(|(bytes, _)| bytes);
+    let points = wanted.points(args, footprint_bytes)?;
+
+    let mut blocks = args.source.open_blocks()?;
+    let bar = bar(counted.map(|(_, requests)| requests))?;
+    let threads = args.threads.unwrap_or_else(processors);
+    ensure!(threads > 0, "--threads 0 simulates nothing");
+    let began = std::time::Instant::now();
+    let mut requests = 0;
+    let simulated = grid(&mut blocks, &points, threads, |count| {
+        requests = count;
+        bar.set_position(count);
+        !stop.load(Ordering::Relaxed)
+    })?;
+    let seconds = began.elapsed().as_secs_f64();
+    bar.finish_and_clear();
+    ensure!(!stop.load(Ordering::Relaxed), "interrupted after {requests} requests");
+    ensure!(requests > 0, "there is no request in {}", args.source.trace.display());
+    let mut notes = blocks.reader().map(remarks).unwrap_or_default();
+
+    let mut results: Vec<Row> = simulated.iter().map(|result| Row::new(result, footprint_bytes)).collect();
+    if wanted.optimum {
+        results.extend(optimum(args, footprint_bytes, &mut notes)?);
+    }
+    let out_of_reach = results.iter().map(|row| row.out_of_reach).max().unwrap_or(0);
+    if out_of_reach > 0 {
+        notes.push(format!("{out_of_reach} requests lie beyond 2^32 blocks and were left out"));
+    }
+    let trace = args.source.trace.display().to_string();
+    let report = Report { trace, footprint_bytes, requests, sample: args.sample, seconds, results };
+    if let Some(path) = &args.csv {
+        write(path, &csv(&report.results))?;
+    }
+    if let Some(path) = &args.picture {
+        write(path, &draw(&report))?;
+    }
+    print(global.output, &report, |report| with_notes(show(report), &notes))
+}
+
+/// What the command line names, checked.
+struct Wanted {
+    policies: Vec<PolicyKind>,
+    optimum: bool,
+}
+
+impl Wanted {
+    fn parse(args: &Sim) -> anyhow::Result<Wanted> {
+        let mut wanted = Wanted { policies: vec![], optimum: false };
+        match args.preset.as_deref() {
+            None => {}
+            // The command line's defaults are the parts of this preset.
+            Some("vfrc") => {}
+            Some(name @ ("fast-cache" | "vsan" | "zbs" | "auto")) => {
+                bail!("the preset '{name}' needs write-back, which this hob does not have yet; there is vfrc")
+            }
+            Some(name) => bail!("there is no preset '{name}'; there is vfrc"),
+        }
+        for name in &args.policy {
+            match name.as_str() {
+                "all" => {
+                    wanted.policies.extend(PolicyKind::all());
+                    wanted.optimum = true;
+                }
+                OPTIMUM | "belady" => wanted.optimum = true,
+                name => wanted.policies.push(PolicyKind::from_name(name).with_context(|| unknown(name))?),
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn needs_footprint(&self, args: &Sim) -> bool {
+        args.size.iter().any(|size| matches!(size, CacheSize::Share(_)))
+    }
+
+    fn points(&self, args: &Sim, footprint_bytes: Option<u64>) -> anyhow::Result<Vec<Point>> {
+        let mut points = Vec::new();
+        for policy in &self.policies {
+            for admission in &args.admission {
+                for block_size in &args.block_size {
+                    for size in &args.size {
+                        let block_bytes = u32::try_from(block_size.bytes()).unwrap_or(u32::MAX);
+                        let cache_bytes = bytes(*size, footprint_bytes, block_bytes);
+                        let (policy, admission, sample_rate) = (*policy, *admission, args.sample);
+                        points.push(Point { policy, admission, block_bytes, cache_bytes, sample_rate });
+                    }
+                }
+            }
+        }
+        ensure!(points.len() <= POINTS_MAX, "{} combinations are more than {POINTS_MAX}", points.len());
+        Ok(points)
+    }
+}
+
+fn unknown(name: &str) -> String {
+    let names: Vec<&str> = POLICIES.iter().map(|row| row.name).collect();
+    format!("there is no policy '{name}'; there are {}, {OPTIMUM} and all", names.join(", "))
+}
+
+/// A share of the footprint is rounded to whole blocks, one at least.
+fn bytes(size: CacheSize, footprint_bytes: Option<u64>, block_bytes: u32) -> u64 {
+    match size {
+        CacheSize::Bytes(bytes) => bytes,
+        CacheSize::Share(share) => {
+            let bytes = footprint_bytes.expect("shares have the footprint counted") as f64 * share;
+            let blocks = (bytes / f64::from(block_bytes.max(1))).round().max(1.0);
+            blocks as u64 * u64::from(block_bytes)
+        }
+    }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// The bytes a trace touches, and its requests.
+fn count(args: &Sim, stop: &std::sync::atomic::AtomicBool) -> anyhow::Result<(u64, u64)> {
+    if args.source.trace == Path::new("-") {
+        bail!("standard input cannot be read twice: give sizes in bytes instead of shares of the footprint");
+    }
+    let mut blocks = args.source.open_blocks()?;
+    let bar = bar(None)?;
+    bar.set_message("counting what the trace touches");
+    let mut profiler = Profiler::default();
+    let mut requests = 0;
+    loop {
+        let block = blocks.next_block()?;
+        if block.is_empty() {
+            break;
+        }
+        block.iter().for_each(|record| profiler.add(record));
+        requests += block.len() as u64;
+        bar.set_position(requests);
+        ensure!(!stop.load(Ordering::Relaxed), "interrupted after {requests} requests");
+    }
+    bar.finish_and_clear();
+    ensure!(requests > 0, "there is no request in {}", args.source.trace.display());
+    Ok((profiler.finish().footprint.bytes, requests))
+}
+
+fn bar(length: Option<u64>) -> anyhow::Result<ProgressBar> {
+    Ok(match length {
+        Some(length) => ProgressBar::new(length).with_style(ProgressStyle::with_template(
+            "{bar:40} {percent:>3} %  {human_pos} requests  {eta} left",
+        )?),
+        None => ProgressBar::no_length()
+            .with_style(ProgressStyle::with_template("{spinner} {human_pos} requests  {msg}")?),
+    })
+}
+
+/// Belady's bound. It counts block by block, reads and writes alike.
+fn optimum(args: &Sim, footprint: Option<u64>, notes: &mut Vec<String>) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for block_size in &args.block_size {
+        let block_bytes = block_size.bytes();
+        let mut blocks = args.source.open_blocks()?;
+        let mut keys = Vec::new();
+        loop {
+            let block = blocks.next_block()?;
+            if block.is_empty() {
+                break;
+            }
+            keys.extend(block.iter().flat_map(|record| touched(record, block_bytes)));
+        }
+        let next_uses = NextUses::new(keys)?;
+        let sizes: Vec<u64> =
+            args.size.iter().map(|size| bytes(*size, footprint, block_bytes as u32)).collect();
+        let counts: Vec<u64> = sizes.iter().map(|bytes| bytes / block_bytes).collect();
+        for (cache_bytes, miss_ratio) in sizes.into_iter().zip(next_uses.miss_ratios(&counts)) {
+            rows.push(Row::optimum(
+                block_bytes as u32,
+                cache_bytes,
+                footprint,
+                next_uses.requests(),
+                miss_ratio,
+            ));
+        }
+    }
+    notes.push("the optimum counts block by block, reads and writes alike".to_owned());
+    Ok(rows)
+}
+
+fn touched(record: &Record, block_bytes: u64) -> std::ops::Range<u64> {
+    match record.op {
+        Op::Read | Op::Write => {
+            record.offset / block_bytes..(record.offset + u64::from(record.len)).div_ceil(block_bytes)
+        }
+        Op::Discard | Op::Flush => 0..0,
+    }
+}
+
+impl Row {
+    fn new(result: &Simulated, footprint_bytes: Option<u64>) -> Row {
+        let Simulated { point, stats, memory_bytes, out_of_reach } = result;
+        let blocks = (point.cache_bytes / u64::from(point.block_bytes)) as f64 * point.sample_rate;
+        Row {
+            policy: point.policy.info().name.to_owned(),
+            admission: point.admission.to_string(),
+            block_bytes: point.block_bytes,
+            cache_bytes: point.cache_bytes,
+            cache_share: footprint_bytes.map(|bytes| point.cache_bytes as f64 / bytes.max(1) as f64),
+            reads: stats.reads,
+            read_hit_ratio: stats.read_hit_ratio(),
+            byte_hit_ratio: stats.read_hit_byte_ratio(),
+            partial_misses: stats.partial_misses,
+            not_admitted: stats.not_admitted,
+            writes: stats.writes,
+            write_hits: stats.write_hits,
+            flash_write_bytes: stats.flash_write_bytes,
+            backing_ios: stats.backing_ios(),
+            evictions: stats.evictions,
+            memory_bytes_per_block: *memory_bytes as f64 / blocks.round().max(1.0),
+            out_of_reach: *out_of_reach,
+        }
+    }
+
+    fn optimum(
+        block_bytes: u32,
+        cache_bytes: u64,
+        footprint: Option<u64>,
+        accesses: u64,
+        misses: f64,
+    ) -> Row {
+        Row {
+            policy: OPTIMUM.to_owned(),
+            admission: "-".to_owned(),
+            block_bytes,
+            cache_bytes,
+            cache_share: footprint.map(|bytes| cache_bytes as f64 / bytes.max(1) as f64),
+            reads: accesses,
+            read_hit_ratio: 1.0 - misses,
+            byte_hit_ratio: 1.0 - misses,
+            partial_misses: 0,
+            not_admitted: 0,
+            writes: 0,
+            write_hits: 0,
+            flash_write_bytes: (misses * accesses as f64) as u64 * u64::from(block_bytes),
+            backing_ios: (misses * accesses as f64) as u64,
+            evictions: 0,
+            memory_bytes_per_block: 0.0,
+            out_of_reach: 0,
+        }
+    }
+
+    /// What tells it from other rows, apart from its size.
+    fn kind(&self, report: &Report) -> String {
+        let differs = |of: fn(&Row) -> String| {
+            report.results.iter().any(|row| row.policy != OPTIMUM && of(row) != of(&report.results[0]))
+        };
+        let mut kind = self.policy.clone();
+        if self.policy != OPTIMUM && differs(|row| row.admission.clone()) {
+            kind = format!("{kind} {}", self.admission);
+        }
+        if differs(|row| row.block_bytes.to_string()) {
+            kind = format!("{kind} {}", Size(u64::from(self.block_bytes)));
+        }
+        kind
+    }
+}
+
+fn percent(ratio: f64) -> String {
+    format!("{:.2}", ratio * 100.0)
+}
+
+fn show(report: &Report) -> String {
+    let columns = [
+        words("POLICY"),
+        words("ADMISSION"),
+        numbers("BLOCK"),
+        numbers("CACHE"),
+        numbers("SHARE %"),
+        numbers("READ HITS %"),
+        numbers("BYTE HITS %"),
+        numbers("FLASH WRITES"),
+        numbers("BACKING I/O"),
+        numbers("EVICTIONS"),
+    ];
+    let rows = report.results.iter().map(|row| {
+        vec![
+            row.policy.clone(),
+            row.admission.clone(),
+            Size(u64::from(row.block_bytes)).to_string(),
+            Unit::Bytes.text(row.cache_bytes as f64),
+            row.cache_share.map_or("-".to_owned(), percent),
+            percent(row.read_hit_ratio),
+            percent(row.byte_hit_ratio),
+            Unit::Bytes.text(row.flash_write_bytes as f64),
+            row.backing_ios.to_string(),
+            row.evictions.to_string(),
+        ]
+    });
+    let mut text = table(&columns, rows);
+    let touched = report
+        .footprint_bytes
+        .map(|bytes| format!(", which touch {}", Unit::Bytes.text(bytes as f64)))
+        .unwrap_or_default();
+    text.push_str(&format!(
+        "\n\n{} requests{touched}; simulated in {:.2} s\n",
+        report.requests, report.seconds
+    ));
+    text
+}
+
+fn csv(rows: &[Row]) -> String {
+    let mut text = String::from(
+        "policy,admission,block_bytes,cache_bytes,cache_share,reads,read_hit_ratio,byte_hit_ratio,partial_misses,\
+         not_admitted,writes,write_hits,flash_write_bytes,backing_ios,evictions,memory_bytes_per_block\n",
+    );
+    for row in rows {
+        let share = row.cache_share.map(|share| share.to_string()).unwrap_or_default();
+        let figures: [&dyn fmt::Display; 16] = [
+            &row.policy,
+            &row.admission,
+            &row.block_bytes,
+            &row.cache_bytes,
+            &share,
+            &row.reads,
+            &row.read_hit_ratio,
+            &row.byte_hit_ratio,
+            &row.partial_misses,
+            &row.not_admitted,
+            &row.writes,
+            &row.write_hits,
+            &row.flash_write_bytes,
+            &row.backing_ios,
+            &row.evictions,
+            &row.memory_bytes_per_block,
+        ];
+        let cells: Vec<String> = figures.iter().map(ToString::to_string).collect();
+        text.push_str(&cells.join(","));
+        text.push('\n');
+    }
+    text
+}
+
+fn draw(report: &Report) -> String {
+    let mut kinds: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+    for row in &report.results {
+        let kind = row.kind(report);
+        let point = (row.cache_bytes as f64, row.read_hit_ratio);
+        match kinds.iter_mut().find(|(name, _)| *name == kind) {
+            Some((_, points)) => points.push(point),
+            None => kinds.push((kind, vec![point])),
+        }
+    }
+    let mut chart = CurveChart::new(
+        "Reads served from flash, by cache size",
+        Axis::new("cache size", Unit::Bytes).log(),
+        Axis::new("read hits", Unit::Percent),
+    )
+    .subtitle(format!("{}, {} requests", report.trace, report.requests));
+    for (name, mut points) in kinds {
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        chart = chart.curve(Curve::new(name, points).dots());
+    }
+    curves(&chart)
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_bytes_or_shares() {
+        assert_eq!("10%".parse(), Ok(CacheSize::Share(0.1)));
+        assert_eq!("0.5 %".parse(), Ok(CacheSize::Share(0.005)));
+        assert_eq!("2G".parse(), Ok(CacheSize::Bytes(2 << 30)));
+        for bad in ["", "%", "-1%", "0%", "nan%", "x", "5000%"] {
+            assert!(bad.parse::<CacheSize>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_share_is_whole_blocks_and_one_at_least() {
+        assert_eq!(bytes(CacheSize::Share(0.1), Some(1 << 20), 4096), 26 * 4096);
+        assert_eq!(bytes(CacheSize::Share(0.001), Some(4096), 65536), 65536);
+        assert_eq!(bytes(CacheSize::Bytes(12345), None, 4096), 12345);
+    }
+}
