@@ -6,7 +6,7 @@ use hob_world::flash_model::FlashConfig;
 use super::case::{Backing, Case, CaseCache, Measured};
 use super::line::Line;
 use super::{FigureInfo, Findings, Size, Work};
-use crate::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
+use crate::picture::{Axis, Curve, CurveChart, Unit, curves};
 
 /// Block size and published mean latency, microseconds.
 const PUBLISHED: [(u32, f64); 8] = [
@@ -37,17 +37,12 @@ pub(super) const INFO: FigureInfo = FigureInfo {
 
 fn cases(size: Size) -> Vec<Case> {
     let settings = match size {
-        Size::Full => ["scale=8", "requests=300000"],
+        Size::Full => ["scale=1", "requests=600000"],
         Size::Quick => ["scale=256", "requests=6000"],
     };
-    let case = |cache| Case {
-        generator: "hm",
-        settings: settings.map(str::to_owned).to_vec(),
-        cache,
-        backing: Backing::FixedNs(BASELINE_NS),
-    };
+    let case = |cache| Case::new("hm", &settings, cache, Backing::FixedNs(BASELINE_NS));
     let blocks = PUBLISHED.map(|(bytes, _)| case(CaseCache::Blocks(FlashConfig::sata_ssd(), bytes)));
-    std::iter::once(case(CaseCache::Off)).chain(blocks).collect()
+    std::iter::once(case(CaseCache::Off).cold("warmup-per-spot=0")).chain(blocks).collect()
 }
 
 fn judge(runs: &[Measured]) -> Result<Findings> {
@@ -92,9 +87,9 @@ fn picture(without: f64, means: &[f64], requests: u64) -> String {
     let measured = sizes().zip(means.iter().copied()).collect();
     let (x, y) = (Axis::new("cache block", Unit::Bytes).log(), Axis::new("mean latency", Unit::Seconds));
     let chart = CurveChart::new("Mean latency by cache block", x, y)
-        .subtitle(format!("{requests} requests of the generator hm on each"))
+        .subtitle(format!("{} requests of the generator hm on each", Unit::Count.text(requests as f64)))
         .curve(Curve::new("published", published).dots())
         .curve(Curve::new("measured", measured).dots())
-        .marker(Marker::Y(without, "no cache".to_owned()));
+        .curve(Curve::new("no cache", sizes().map(|bytes| (bytes, without)).collect()));
     curves(&chart)
 }

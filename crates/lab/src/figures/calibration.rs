@@ -7,7 +7,7 @@ use hob_world::flash_model::FlashConfig;
 use super::case::{Backing, Case, CaseCache, Measured};
 use super::line::Line;
 use super::{FigureInfo, Findings, Size, Work};
-use crate::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
+use crate::picture::{Axis, Curve, CurveChart, Unit, curves};
 
 /// Published reads a second: without a cache, and in the first pass.
 const BASELINE: (f64, f64) = (576.0, 608.0);
@@ -35,15 +35,12 @@ const COLD_NOTE: &str = "The source lost half its reads a second while its cache
 
 fn cases(size: Size) -> Vec<Case> {
     let scale = match size {
-        Size::Full => "scale=8",
+        Size::Full => "scale=1",
         Size::Quick => "scale=1024",
     };
-    let case = |cache, passes: usize| Case {
-        generator: "calibration",
-        settings: vec![scale.to_owned(), format!("passes={passes}")],
-        cache,
-        backing: Backing::Array(ArrayConfig::raid5_of_four_7200),
-    };
+    let array = Backing::Array(ArrayConfig::raid5_of_four_7200);
+    let case =
+        |cache, passes: usize| Case::new("calibration", &[scale, &format!("passes={passes}")], cache, array);
     vec![case(CaseCache::Off, 1), case(CaseCache::Planned(FlashConfig::sata_ssd()), PASSES)]
 }
 
@@ -72,12 +69,13 @@ fn judge(runs: &[Measured]) -> Result<Findings> {
     lines.push(Line::new("read hits, last pass", Unit::Percent, hits).published(0.29).within(0.26, 0.32));
     let notes = if is_slower { vec![] } else { vec![COLD_NOTE.to_owned()] };
     let points = (1..).zip(&with).map(|(number, (rate, _))| (f64::from(number), *rate)).collect();
+    let flat = |rate: f64| vec![(1.0, rate), (with.len() as f64, rate)];
     let (x, y) = (Axis::new("pass", Unit::Count), Axis::new("reads a second", Unit::Count));
     let chart = CurveChart::new("Reads a second, pass by pass", x, y)
-        .subtitle(format!("{} reads of the generator calibration", runs[1].requests))
+        .subtitle(format!("{} reads of the generator calibration", Unit::Count.text(runs[1].requests as f64)))
         .curve(Curve::new("measured, with the cache", points).dots())
         .curve(Curve::new("published, first pass", vec![(1.0, COLD)]).dots())
-        .marker(Marker::Y(baseline, "measured, no cache".to_owned()))
-        .marker(Marker::Y(BASELINE.0, "published, no cache: 576–608".to_owned()));
+        .curve(Curve::new("measured, no cache", flat(baseline)))
+        .curve(Curve::new("published, no cache", flat(middle)));
     Ok(Findings { lines, notes, picture: curves(&chart) })
 }

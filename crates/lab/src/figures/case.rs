@@ -29,6 +29,25 @@ pub(super) struct Case {
     pub(super) backing: Backing,
 }
 
+impl Case {
+    /// A run of that generator with these `key=value` settings.
+    pub(super) fn new(
+        generator: &'static str,
+        settings: &[&str],
+        cache: CaseCache,
+        backing: Backing,
+    ) -> Case {
+        let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
+        Case { generator, settings, cache, backing }
+    }
+
+    /// With the setting that leaves the warm-up out: without a cache there is nothing to warm.
+    pub(super) fn cold(mut self, setting: &str) -> Case {
+        self.settings.push(setting.to_owned());
+        self
+    }
+}
+
 /// The cache of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CaseCache {

@@ -22,16 +22,12 @@ pub(super) const INFO: FigureInfo = FigureInfo {
 
 fn cases(size: Size) -> Vec<Case> {
     let settings = match size {
-        Size::Full => ["scale=8", "transactions=840"],
+        Size::Full => ["scale=1", "transactions=840"],
         Size::Quick => ["scale=512", "transactions=84"],
     };
-    let case = |cache| Case {
-        generator: "dss",
-        settings: settings.map(str::to_owned).to_vec(),
-        cache,
-        backing: Backing::Array(ArrayConfig::raid5_of_five_15k),
-    };
-    vec![case(CaseCache::Off), case(CaseCache::Planned(FlashConfig::sata_ssd()))]
+    let array = Backing::Array(ArrayConfig::raid5_of_five_15k);
+    let case = |cache| Case::new("dss", &settings, cache, array);
+    vec![case(CaseCache::Off).cold("warmup-per-block=0"), case(CaseCache::Planned(FlashConfig::sata_ssd()))]
 }
 
 fn judge(runs: &[Measured]) -> Result<Findings> {

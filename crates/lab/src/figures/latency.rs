@@ -47,7 +47,7 @@ struct Source {
 
 const HM_SOURCE: Source = Source {
     generator: "hm",
-    full: ["scale=4", "requests=600000"],
+    full: ["scale=1", "requests=600000"],
     quick: ["scale=256", "requests=6000"],
     baseline_ns: 1_230_000,
     with_s: 321e-6,
@@ -56,7 +56,7 @@ const HM_SOURCE: Source = Source {
 
 const PROXY_SOURCE: Source = Source {
     generator: "proxy",
-    full: ["scale=8", "requests=1000000"],
+    full: ["scale=1", "requests=5000000"],
     quick: ["scale=1024", "requests=6000"],
     baseline_ns: 1_357_000,
     with_s: 612e-6,
@@ -71,13 +71,8 @@ fn cases(source: &Source, size: Size) -> Vec<Case> {
         Size::Full => source.full,
         Size::Quick => source.quick,
     };
-    let case = |cache| Case {
-        generator: source.generator,
-        settings: settings.map(str::to_owned).to_vec(),
-        cache,
-        backing: Backing::FixedNs(source.baseline_ns),
-    };
-    vec![case(CaseCache::Off), case(CaseCache::Planned(FlashConfig::sata_ssd()))]
+    let case = |cache| Case::new(source.generator, &settings, cache, Backing::FixedNs(source.baseline_ns));
+    vec![case(CaseCache::Off).cold("warmup-per-spot=0"), case(CaseCache::Planned(FlashConfig::sata_ssd()))]
 }
 
 fn judge(source: &Source, runs: &[Measured]) -> Result<Findings> {

@@ -96,7 +96,7 @@ fn section(figure: &FigureReport) -> Section {
 fn scale(figure: &FigureReport) -> String {
     match figure.scale {
         None => "Scale: none, everything is of full size.".to_owned(),
-        Some(1) => "Scale: 1, everything is of full size.".to_owned(),
+        Some(1) => "Scale: 1. Footprint, cache, warm-up and number of requests are of full size.".to_owned(),
         Some(scale) => format!(
             "Scale: 1/{scale}. Footprint, cache and warm-up are divided by {scale}, so the cache holds the same share \
              of the data; block and request sizes, rates and devices are not scaled."

@@ -26,12 +26,8 @@ fn cases(size: Size) -> Vec<Case> {
         Size::Full => &["scale=4", "requests=300000"],
         Size::Quick => &["scale=4", "requests=6000", "warmup-per-spot=0"],
     };
-    vec![Case {
-        generator: "hm",
-        settings: settings.iter().map(|&setting| setting.to_owned()).collect(),
-        cache: CaseCache::Blocks(FlashConfig::sata_ssd(), 8 << 10),
-        backing: Backing::FixedNs(1_230_000),
-    }]
+    let cache = CaseCache::Blocks(FlashConfig::sata_ssd(), 8 << 10);
+    vec![Case::new("hm", settings, cache, Backing::FixedNs(1_230_000))]
 }
 
 fn judge(runs: &[Measured]) -> Result<Findings> {

@@ -51,7 +51,8 @@ fn every_figure_runs_and_is_written() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
-    (files.sort(), left.sort());
+    files.sort();
+    left.sort();
     assert_eq!(files, left, "and nothing else is left behind");
     let (green, red) = report.checks();
     let verdicts = |word: &str| html.matches(&format!("<td><span class=\"check {word}\">")).count();

@@ -56,8 +56,15 @@ pub(super) fn run(args: &Figures, global: &Global) -> anyhow::Result<()> {
     print(global.output, &report, show)?;
     match report.checks() {
         (_, 0) => Ok(()),
-        (green, red) => bail!("{red} of {} checks do not hold", green + red),
+        (green, red) => bail!("{red} of {} checks red: {}", green + red, red_lines(&report).join("; ")),
     }
+}
+
+fn red_lines(report: &Report) -> Vec<String> {
+    let figures = report.figures.iter();
+    let lines = figures.flat_map(|figure| figure.lines.iter().map(move |line| (figure.name, line)));
+    let red = lines.filter(|(_, line)| line.check == Some(Check::Fail));
+    red.map(|(name, line)| format!("{name}, {}", line.what)).collect()
 }
 
 fn show(report: &Report) -> String {
@@ -88,12 +95,13 @@ fn show(report: &Report) -> String {
 /// A row a line; the figure is named in its first one.
 fn rows(figure: &FigureReport) -> Vec<Vec<String>> {
     if let Some(why) = figure.waits_for {
-        let check = format!("{}: {why}", Check::Open.text());
+        let missing = || "–".to_owned();
+        let check = Check::Open.text().to_owned();
         return vec![vec![
             figure.name.to_owned(),
-            figure.title.to_owned(),
-            "–".into(),
-            "–".into(),
+            why.to_owned(),
+            missing(),
+            missing(),
             String::new(),
             check,
         ]];
