@@ -45,7 +45,7 @@ fn judge(runs: &[Measured]) -> Result<Findings> {
         BarGroup::new(name, [Bar::Value(published), Bar::Value(run.per_minute())])
     };
     let chart = BarChart::new("Transactions a minute", "transactions a minute", Unit::Count)
-        .subtitle(format!("{} requests of the generator dss", with.requests))
+        .subtitle(format!("{} requests of the generator dss", Unit::Count.text(with.requests as f64)))
         .series("published")
         .series("measured")
         .group(group("no cache", 61.7, without))

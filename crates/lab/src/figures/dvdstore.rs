@@ -59,7 +59,10 @@ fn judge(runs: &[Measured]) -> Result<Findings> {
         lines.push(Line::new(what, Unit::Percent, run.stats.read_hit_ratio()));
     }
     let mut chart = BarChart::new("Orders a minute", "orders a minute", Unit::Count)
-        .subtitle(format!("{} requests of the generator dvdstore on each", runs[0].requests))
+        .subtitle(format!(
+            "{} requests of the generator dvdstore on each",
+            Unit::Count.text(runs[0].requests as f64)
+        ))
         .series("published")
         .series("measured");
     for (index, name) in names.into_iter().enumerate() {

@@ -88,10 +88,11 @@ fn judge(source: &Source, runs: &[Measured]) -> Result<Findings> {
             .published(source.hits)
             .within(source.hits - HITS_APART_MAX, source.hits + HITS_APART_MAX),
     ];
+    let requests = Unit::Count.text(runs[1].requests as f64);
     let group =
         |name, published, measured| BarGroup::new(name, [Bar::Value(published), Bar::Value(measured)]);
     let chart = BarChart::new("Mean latency", "mean latency", Unit::Seconds)
-        .subtitle(format!("{} requests of the generator {}", runs[1].requests, source.generator))
+        .subtitle(format!("{requests} requests of the generator {}", source.generator))
         .series("published")
         .series("measured")
         .group(group("no cache", baseline_s, without))

@@ -171,10 +171,14 @@ fn play_all(
     };
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads.clamp(1, runs_total.max(1))).map(|_| scope.spawn(work)).collect();
-        while workers.iter().any(|worker| !worker.is_finished()) {
-            std::thread::sleep(PROGRESS_EVERY);
+        loop {
+            let is_over = workers.iter().all(|worker| worker.is_finished());
             let runs = results.lock().map_or(0, |results| results.len());
             progress(Progress { runs, runs_total, requests: requests.load(Ordering::Relaxed) });
+            if is_over {
+                break;
+            }
+            std::thread::sleep(PROGRESS_EVERY);
         }
         // A run that panicked says so here.
         for worker in workers {
