@@ -6,6 +6,7 @@
 pub mod belady;
 mod clock;
 pub mod driver;
+pub mod figures;
 pub mod generate;
 mod markup;
 pub mod mrc;

@@ -46,6 +46,8 @@ fn these_lines_make_sense() {
         "hob lab import - -",
         "hob lab info trace --page-size 4K -o json",
         "hob lab formats",
+        "hob lab figures",
+        "hob lab figures dss block-size --out d --threads 2 --quick -o json",
         "hob lab sim t.csv --policy all --size 1G,10% --block-size 4K,64K --admission nth-access:3+not-sequential:512K",
         "hob lab sim t --preset vfrc --sample 0.1 --threads 1 --csv a.csv --picture a.svg -o json",
         "hob completions bash",
@@ -85,6 +87,7 @@ fn these_lines_are_refused_in_one_line_that_says_what_to_do() {
         ("hob lab import t", "OUT"),
         ("hob lab info t --format best", "blkparse"),
         ("hob lab info t --disk 65536", "65535"),
+        ("hob lab figures dds", "block-size, dss, dvdstore"),
     ] {
         let error = parse(line).unwrap_err();
         let said = usage_line(&error.to_string());

@@ -1,5 +1,6 @@
 //! `hob lab …`: what a cache would do, worked out from a trace. No daemon is asked.
 
+mod figures;
 mod formats;
 mod import;
 mod info;
@@ -25,6 +26,7 @@ pub(crate) enum Lab {
     Import(import::Import),
     Info(info::Info),
     Sim(sim::Sim),
+    Figures(figures::Figures),
     Formats(formats::Formats),
 }
 
@@ -33,6 +35,7 @@ pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
         Lab::Import(args) => import::run(&args),
         Lab::Info(args) => info::run(&args, global),
         Lab::Sim(args) => sim::run(&args, global),
+        Lab::Figures(args) => figures::run(&args, global),
         Lab::Formats(args) => formats::run(&args, global),
     }
 }

@@ -247,7 +247,7 @@ fn bytes(size: CacheSize, footprint_bytes: Option<u64>, block_bytes: u32) -> u64
     }
 }
 
-fn processors() -> usize {
+pub(super) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
