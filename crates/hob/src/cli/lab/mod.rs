@@ -1,5 +1,6 @@
 //! `hob lab …`: what a cache would do, worked out from a trace. No daemon is asked.
 
+mod advise;
 mod formats;
 mod import;
 mod info;
@@ -26,6 +27,7 @@ pub(crate) enum Lab {
     Info(info::Info),
     Sim(sim::Sim),
     Formats(formats::Formats),
+    Advise(advise::Advise),
 }
 
 pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
@@ -34,6 +36,7 @@ pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
         Lab::Info(args) => info::run(&args, global),
         Lab::Sim(args) => sim::run(&args, global),
         Lab::Formats(args) => formats::run(&args, global),
+        Lab::Advise(args) => advise::run(&args, global),
     }
 }
 
