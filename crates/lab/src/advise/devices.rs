@@ -143,6 +143,14 @@ impl Endurance {
             Endurance::TerabytesWritten(terabytes) => terabytes * 1e12,
         }
     }
+
+    /// The device that may be written so much each day.
+    pub(super) fn device_bytes(self, bytes_per_day: f64) -> Option<f64> {
+        match self {
+            Endurance::DriveWritesPerDay(times) => Some(bytes_per_day / times),
+            Endurance::TerabytesWritten(_) => None,
+        }
+    }
 }
 
 impl FromStr for Endurance {

@@ -203,6 +203,8 @@ pub struct Wear {
     pub endurance_bytes: f64,
     /// Years until then, if the device writes no more than it is told to.
     pub life_years: f64,
+    /// How large a device with a rating in drive writes a day must be to last five years.
+    pub device_bytes: Option<f64>,
 }
 
 /// Told how far the work is: the stage in a word or two, and the share of all work, 0 to 1. Ends it by returning false.
@@ -305,5 +307,6 @@ fn wear(held: &Held, options: &Options, cache: &Trial) -> Option<Wear> {
         endurance: options.endurance.to_string(),
         endurance_bytes,
         life_years: endurance_bytes / per_day.max(1.0) / devices::DAYS_A_YEAR,
+        device_bytes: options.endurance.device_bytes(per_day),
     })
 }

@@ -15,8 +15,13 @@ use super::curves::Start;
 use super::material::{Held, Sample, Slices};
 use crate::sim::{self, Point, Simulated};
 
-/// Sizes to try, in parts of the one LRU needs.
-const SIZES: [f64; 6] = [0.25, 0.35, 0.5, 0.7, 1.0, 1.4];
+/// From one size to the next, as long as a policy reaches the target.
+const SMALLER: f64 = 0.7;
+const LARGER: f64 = 1.25;
+/// Smaller sizes to try: down to a twelfth of what LRU needs.
+const STEPS_MAX: u32 = 7;
+/// Sizes to try between one that is too small and one that is not.
+const BETWEEN: [f64; 3] = [0.25, 0.5, 0.75];
 /// Sizes to show, in parts of the chosen one.
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
 /// Flash writes nearer than this are the same.
@@ -159,39 +164,52 @@ fn choose_policy(
     target: f64,
     admission: Admission,
 ) -> Result<(Setting, Vec<Trial>)> {
+    let enough = target - POINT / 2.0;
     let block_bytes = start.block_bytes as u32;
-    let settings_of = |cache_bytes: u64| {
-        serving().map(move |policy| Setting { cache_bytes, block_bytes, policy, admission })
+    let all_at = |cache_bytes: u64| {
+        let setting = |policy| Setting { cache_bytes, block_bytes, policy, admission };
+        trials.run(&serving().map(setting).collect::<Vec<_>>())
     };
-    let mut sizes: Vec<u64> = SIZES.iter().map(|part| rounded(start.cache_bytes as f64 * part)).collect();
-    sizes.dedup();
-    let results = trials.run(&sizes.iter().flat_map(|size| settings_of(*size)).collect::<Vec<_>>())?;
-    let by_size: Vec<&[Trial]> = results.chunks(serving().count()).collect();
-    let best = |trials: &[Trial]| trials.iter().map(|trial| trial.read_hit_ratio).fold(0.0, f64::max);
-    let found = by_size.iter().position(|trials| best(trials) >= target - POINT / 2.0);
-    let index = found.unwrap_or(by_size.len() - 1);
-    let mut at_size = by_size[index].to_vec();
-    let mut setting = pick(&at_size).setting;
-    // Between this size and the next smaller one there may be a smaller one still.
-    if let (Some(below), Some(_)) = (index.checked_sub(1).map(|below| sizes[below]), found) {
-        let between =
-            [0.25, 0.5, 0.75].map(|part| rounded(below as f64 + part * (sizes[index] - below) as f64));
-        let settings = between.map(|cache_bytes| Setting { cache_bytes, ..setting });
-        let reached =
-            trials.run(&settings)?.into_iter().find(|trial| trial.read_hit_ratio >= target - POINT / 2.0);
-        if let Some(smaller) = reached {
-            setting = smaller.setting;
-            at_size = trials.run(&settings_of(setting.cache_bytes).collect::<Vec<_>>())?;
-            setting = pick(&at_size).setting;
-        }
+    // LRU reaches it at the first size, but for rounding and what a sample leaves uncertain.
+    let mut size = rounded(start.cache_bytes as f64);
+    let mut at_size = all_at(size)?;
+    if best(&at_size) < enough {
+        size = rounded(size as f64 * LARGER);
+        at_size = all_at(size)?;
     }
-    Ok((setting, at_size))
+    let mut too_small = size;
+    for _ in 0..STEPS_MAX {
+        let smaller = rounded(size as f64 * SMALLER);
+        if smaller == size {
+            break;
+        }
+        let trials = all_at(smaller)?;
+        too_small = smaller;
+        if best(&trials) < enough {
+            break;
+        }
+        (size, at_size) = (smaller, trials);
+    }
+    let setting = pick(&at_size, enough).setting;
+    let between = BETWEEN.map(|part| rounded(too_small as f64 + part * (size - too_small) as f64));
+    let settings = between.map(|cache_bytes| Setting { cache_bytes, ..setting });
+    let reached = trials.run(&settings)?.into_iter().find(|trial| trial.read_hit_ratio >= enough);
+    if let Some(smaller) = reached.filter(|smaller| smaller.setting.cache_bytes < size) {
+        at_size = all_at(smaller.setting.cache_bytes)?;
+    }
+    Ok((pick(&at_size, enough).setting, at_size))
 }
 
-/// Within a point of the best, what writes least to flash; among equals the first.
-fn pick(trials: &[Trial]) -> &Trial {
-    let best = trials.iter().map(|trial| trial.read_hit_ratio).fold(0.0, f64::max);
-    let good: Vec<&Trial> = trials.iter().filter(|trial| trial.read_hit_ratio >= best - POINT).collect();
+fn best(trials: &[Trial]) -> f64 {
+    trials.iter().map(|trial| trial.read_hit_ratio).fold(0.0, f64::max)
+}
+
+/// Of those within a point of the best, and with `enough` hits if any has, what writes least to flash; among equals
+/// the first.
+fn pick(trials: &[Trial], enough: f64) -> &Trial {
+    let best = best(trials);
+    let least_hits = (best - POINT).max(enough.min(best));
+    let good: Vec<&Trial> = trials.iter().filter(|trial| trial.read_hit_ratio >= least_hits).collect();
     let least = good.iter().map(|trial| trial.flash_write_bytes).min().expect("the best is good");
     let alike = |trial: &&&Trial| trial.flash_write_bytes as f64 <= least as f64 * WRITES_ALIKE;
     good.iter().find(alike).expect("the least is alike")
@@ -202,8 +220,8 @@ fn choose_block(trials: &Trials<'_>, setting: Setting, block_bytes_max: u32) -> 
     let sizes = (12..=block_bytes_max.ilog2()).map(|shift| 1 << shift);
     let settings: Vec<Setting> = sizes.map(|block_bytes| Setting { block_bytes, ..setting }).collect();
     let results = trials.run(&settings)?;
-    let best = results.iter().map(|trial| trial.read_hit_ratio).fold(0.0, f64::max);
-    let good = results.iter().rfind(|trial| trial.read_hit_ratio >= best - POINT / 2.0);
+    let least = best(&results) - POINT / 2.0;
+    let good = results.iter().rfind(|trial| trial.read_hit_ratio >= least);
     Ok(good.expect("the best is good").setting)
 }
 
@@ -217,7 +235,7 @@ fn choose_admission(
     let results = trials.run(&admissions.map(|admission| Setting { admission, ..setting }))?;
     let can_be_set = |trial: &&Trial| served.contains(&trial.setting.admission);
     let settable: Vec<Trial> = results.iter().filter(can_be_set).cloned().collect();
-    let setting = if settable.is_empty() { setting } else { pick(&settable).setting };
+    let setting = if settable.is_empty() { setting } else { pick(&settable, 0.0).setting };
     Ok((setting, results))
 }
 

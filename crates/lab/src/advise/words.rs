@@ -1,5 +1,6 @@
 //! The advice in sentences: what to do, why, and what may be wrong about it.
 
+use super::devices::WARRANTY_YEARS;
 use super::latency::{self, Timing};
 use super::material::Held;
 use super::trials::Trial;
@@ -209,11 +210,14 @@ fn push_mode(advice: &mut Advice) {
 
 fn push_write_back(advice: &mut Advice) {
     if let Some(saves) = advice.write_back {
+        // Dirty blocks leave one by one, so writes larger than a block become more of them.
+        let writes = match saves.writes_saved_ratio {
+            0.005.. => format!(" and {} of the writes", percent(saves.writes_saved_ratio)),
+            _ => String::new(),
+        };
+        let absorbed = percent(saves.absorbed_ratio);
         advice.why.push(format!(
-            "Writing back, which hob cannot do yet, would keep {} of the written bytes and {} of the writes from \
-             the backing.",
-            percent(saves.absorbed_ratio),
-            percent(saves.writes_saved_ratio),
+            "Writing back, which hob cannot do yet, would keep {absorbed} of the written bytes{writes} from the backing."
         ));
     }
 }
@@ -255,17 +259,18 @@ fn push_latency(advice: &mut Advice, options: &Options) {
 
 fn push_wear(advice: &mut Advice) {
     let Some(wear) = &advice.wear else { return };
-    let size = advice.recommendation.as_ref().map_or(0, |advised| advised.cache.setting.cache_bytes);
     let sentence = format!(
-        "Flash: the cache writes {:.1} times its size a day; rated for {}, its {} last {}.",
+        "Flash: the cache writes {:.1} times its size a day; room of its size rated for {} lasts {}.",
         wear.cache_writes_per_day,
         wear.endurance,
-        bytes(size),
         years(wear.life_years),
     );
-    if wear.life_years < super::devices::WARRANTY_YEARS {
-        let advised = "Put it on a larger or better rated device (--endurance), or make the cache larger.";
-        advice.caveats.push(format!("{sentence} {advised}"));
+    let advised = match wear.device_bytes {
+        Some(device) => format!("For {WARRANTY_YEARS} years give it a device of {}", bytes(device as u64)),
+        None => "It takes more".to_owned(),
+    };
+    if wear.life_years < WARRANTY_YEARS {
+        advice.caveats.push(format!("{sentence} {advised}, or a better rated one (--endurance)."));
     } else {
         advice.why.push(sentence);
     }
@@ -313,7 +318,7 @@ fn push_trace_caveats(advice: &mut Advice, held: &Held) {
     }
     if let Some(seconds) = latency::seconds(held).filter(|seconds| *seconds < LONG_ENOUGH_S) {
         let what = match advice.verdict {
-            Verdict::Cache => "a day would show more reuse, and what flash writes a day really are",
+            Verdict::Cache => "a day would show more reuse, and what is really written to flash in a day",
             Verdict::NoCache => "what is read once in it may come again in a day: record a longer one",
         };
         advice.caveats.push(format!("The trace lasts {}: {what}.", Unit::Seconds.text(seconds)));
