@@ -152,10 +152,12 @@ fn dense_reuse_gets_larger_blocks_than_scattered() {
 
 #[test]
 fn a_target_is_reached_at_the_least_size_or_said_to_be_beyond_reach() {
-    let records = zipf(&["requests=100000"]);
+    let records = zipf(&["requests=100000", "footprint=1G", "theta=0.9"]);
     let half = advice_with(&records, &Options { target_hit: Some(0.5), ..Options::default() });
     let cache = half.recommendation.unwrap().cache;
-    assert!((0.49..0.56).contains(&cache.read_hit_ratio), "{}", half.summary);
+    assert!(cache.read_hit_ratio >= 0.495, "{}", half.summary);
+    let smaller = Setting { cache_bytes: cache.setting.cache_bytes - MIB, ..cache.setting };
+    assert!(simulated(&records, smaller) < 0.5, "{}", half.summary);
     let all = advice_with(&records, &Options { target_hit: Some(0.999), ..Options::default() });
     assert!(all.caveats.iter().any(|words| words.contains("No cache reaches")), "{:?}", all.caveats);
 }
@@ -167,7 +169,8 @@ fn reads_become_faster_and_flash_is_worn_as_the_trace_says() {
     let found = advice_with(&records, &options);
     let latency = found.latency.unwrap();
     let cache = found.recommendation.unwrap().cache;
-    assert_eq!((latency.timing, latency.without_ns), (Timing::Original, 10_000_000));
+    // Some reads wait for a write of the same sectors.
+    assert_eq!((latency.timing, latency.without_ns / 200_000), (Timing::Original, 50));
     assert!(latency.hit_ns < 500_000 && latency.miss_ns >= 10_000_000, "{latency:?}");
     let expected =
         cache.read_hit_ratio * latency.hit_ns as f64 + (1.0 - cache.read_hit_ratio) * latency.miss_ns as f64;

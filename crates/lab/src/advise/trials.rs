@@ -179,10 +179,11 @@ fn choose_policy(
     }
     let mut too_small = size;
     for _ in 0..STEPS_MAX {
-        let smaller = rounded(size as f64 * SMALLER);
-        if smaller == size {
+        if size == CACHE_BYTES_MIN {
             break;
         }
+        // Rounding up must not end up where it began.
+        let smaller = rounded(size as f64 * SMALLER).min(size - CACHE_BYTES_MIN);
         let trials = all_at(smaller)?;
         too_small = smaller;
         if best(&trials) < enough {
