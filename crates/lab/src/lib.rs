@@ -3,6 +3,7 @@
 //! Workloads are made here, driven through a real NBD connection, summed up and turned into pictures and reports. The
 //! lab may read the clock, use threads and fail with `anyhow`; nothing but the binary and xtask depends on it.
 
+pub mod advise;
 pub mod belady;
 mod clock;
 pub mod driver;

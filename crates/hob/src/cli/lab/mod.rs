@@ -1,5 +1,6 @@
 //! `hob lab …`: what a cache would do, worked out from a trace. No daemon is asked.
 
+mod advise;
 mod figures;
 mod formats;
 mod import;
@@ -28,6 +29,7 @@ pub(crate) enum Lab {
     Sim(sim::Sim),
     Figures(figures::Figures),
     Formats(formats::Formats),
+    Advise(advise::Advise),
 }
 
 pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
@@ -37,6 +39,7 @@ pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
         Lab::Sim(args) => sim::run(&args, global),
         Lab::Figures(args) => figures::run(&args, global),
         Lab::Formats(args) => formats::run(&args, global),
+        Lab::Advise(args) => advise::run(&args, global),
     }
 }
 

@@ -1,0 +1,151 @@
+//! What LRU caches of every size do, for each block size: where the search for the right one begins.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::Result;
+use hob_engine::sizing::Curve;
+
+use super::material::{REGION_BYTES, Sample};
+use super::{BlockSize, POINT, SizePoint, WriteBack};
+use crate::mrc::{self, Mode};
+use crate::trace::Op;
+
+/// Sectors in the blocks of one curve: 64 times what a sample touches at most would be 1 GB.
+const BLOCK_SECTORS_MAX: u64 = 32 << 20;
+/// Points of a curve in the report.
+const POINTS: u32 = 64;
+
+/// The curve of one block size, in bytes of the real cache and for the whole trace.
+pub(super) struct BlockCurve<'a> {
+    pub(super) block_bytes: u64,
+    sample: &'a Sample<'a>,
+    misses: Curve,
+}
+
+/// Where to begin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Start {
+    pub(super) block_bytes: u64,
+    pub(super) cache_bytes: u64,
+    /// All block sizes that were looked at.
+    pub(super) block_bytes_max: u64,
+}
+
+/// Write-through curves of whole reads, for each block size that is not too large for what the trace touches.
+pub(super) fn by_block_size<'a>(sample: &'a Sample<'a>, threads: usize) -> Result<Vec<BlockCurve<'a>>> {
+    let sizes: Vec<u64> = (12..=REGION_BYTES.ilog2()).map(|shift| 1 << shift).collect();
+    let blocks = sample.blocks(&sizes);
+    let sectors = |index: usize| blocks[index] * (sizes[index] / sizes[0]);
+    let count =
+        (0..sizes.len()).take_while(|index| *index == 0 || sectors(*index) <= BLOCK_SECTORS_MAX).count();
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(block_bytes) = sizes[..count].get(index).copied() else { return };
+            let curves = mrc::exact(sample.records.iter().copied(), block_bytes, Mode::WriteThrough);
+            let curve = curves.map(|curves| BlockCurve { block_bytes, sample, misses: curves.read_misses() });
+            done.lock().expect("nobody panics with it").push(curve);
+        }
+    };
+    std::thread::scope(|scope| (0..threads.max(1)).for_each(|_| _ = scope.spawn(work)));
+    let done = done.into_inner().expect("nobody panics with it");
+    let mut curves = done.into_iter().collect::<Result<Vec<_>>>()?;
+    curves.sort_by_key(|curve| curve.block_bytes);
+    Ok(curves)
+}
+
+impl BlockCurve<'_> {
+    fn bytes(&self, blocks: u64) -> u64 {
+        ((blocks as f64 / self.sample.rate).round() as u64).saturating_mul(self.block_bytes)
+    }
+
+    /// Hits of a cache of any size.
+    pub(super) fn best(&self) -> f64 {
+        let points = self.misses.points();
+        match points.len() {
+            1 => 0.0,
+            _ => self.sample.corrected(1.0 - points[points.len() - 1].miss_ratio),
+        }
+    }
+
+    /// Hits of a cache of that size.
+    pub(super) fn hit_ratio(&self, cache_bytes: u64) -> f64 {
+        let blocks = (cache_bytes / self.block_bytes) as f64 * self.sample.rate;
+        match blocks.round() as u64 {
+            0 => 0.0,
+            blocks => self.sample.corrected(1.0 - self.misses.miss_ratio_at(blocks)),
+        }
+    }
+
+    /// The smallest cache with that many hits.
+    fn size_for(&self, hit_ratio: f64) -> Option<u64> {
+        // What is read off the curve is found again in spite of rounding.
+        let wanted = self.sample.uncorrected(hit_ratio) - 1e-12;
+        self.misses.size_for(wanted).map(|blocks| self.bytes(blocks.max(1)))
+    }
+
+    pub(super) fn knee(&self) -> Option<SizePoint> {
+        let knee = self.misses.knee()?;
+        let read_hit_ratio = self.sample.corrected(1.0 - knee.miss_ratio);
+        Some(SizePoint { cache_bytes: self.bytes(knee.blocks), read_hit_ratio })
+    }
+
+    /// For people: with the hits at the size that was chosen, or at the target's where that is 0.
+    pub(super) fn report(&self, target: f64, cache_bytes: u64) -> BlockSize {
+        let target_bytes = self.size_for(target).filter(|_| self.best() > 0.0);
+        let at = if cache_bytes == 0 { target_bytes.unwrap_or(0) } else { cache_bytes };
+        let end = self.misses.points().last().map_or(1, |point| point.blocks).max(1);
+        // As many sizes for each factor of two; the last is the largest that makes a difference.
+        let blocks = |i: u32| (end as f64).powf(f64::from(i) / f64::from(POINTS - 1)).round() as u64;
+        let mut sizes: Vec<u64> = (0..POINTS).map(blocks).collect();
+        sizes.dedup();
+        let point = |blocks: u64| {
+            let miss_ratio = self.misses.miss_ratio_at(blocks);
+            SizePoint {
+                cache_bytes: self.bytes(blocks),
+                read_hit_ratio: self.sample.corrected(1.0 - miss_ratio),
+            }
+        };
+        BlockSize {
+            block_bytes: self.block_bytes,
+            target_bytes,
+            knee: self.knee(),
+            read_hit_ratio: self.hit_ratio(at),
+            curve: sizes.into_iter().map(point).collect(),
+        }
+    }
+}
+
+/// The smallest size that reaches the target, and the largest block that is as good there: larger blocks need less
+/// memory for their index. `None` when no read is ever a hit.
+pub(super) fn start(curves: &[BlockCurve<'_>], target: f64) -> Option<Start> {
+    let reaching = curves.iter().filter(|curve| curve.best() > 0.0);
+    let cache_bytes = reaching.filter_map(|curve| curve.size_for(target)).min()?;
+    let hits = |curve: &BlockCurve<'_>| curve.hit_ratio(cache_bytes);
+    let best = curves.iter().map(hits).fold(0.0, f64::max);
+    let as_good = curves.iter().filter(|curve| hits(curve) >= best - POINT / 2.0);
+    let block_bytes = as_good.map(|curve| curve.block_bytes).max().expect("the best is as good as the best");
+    let block_bytes_max = curves.iter().map(|curve| curve.block_bytes).max().expect("there are curves");
+    Some(Start { block_bytes, cache_bytes, block_bytes_max })
+}
+
+/// What writing back would save; `None` for a trace without writes.
+pub(super) fn write_back(
+    sample: &Sample<'_>,
+    block_bytes: u64,
+    cache_bytes: u64,
+) -> Result<Option<WriteBack>> {
+    if !sample.records.iter().any(|record| record.op == Op::Write) {
+        return Ok(None);
+    }
+    let curves = mrc::exact(sample.records.iter().copied(), block_bytes, Mode::WriteBack)?;
+    let blocks = (cache_bytes / block_bytes) as f64 * sample.rate;
+    let (at, totals) = (curves.at((blocks.round() as u64).max(1)), curves.totals());
+    let ratio = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+    Ok(Some(WriteBack {
+        absorbed_ratio: ratio(at.absorbed_bytes, totals.write_bytes),
+        writes_saved_ratio: 1.0 - ratio(at.backing_writes.min(totals.writes), totals.writes),
+    }))
+}

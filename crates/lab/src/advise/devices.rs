@@ -1,0 +1,181 @@
+//! What lies below and beside the cache, as users name it: backing, flash, and how much the flash may be written.
+
+use std::fmt;
+use std::str::FromStr;
+
+use hob_world::disk_model::{ArrayConfig, ArrayModel};
+use hob_world::flash_model::{FlashConfig, FlashModel};
+use hob_world::service::{FixedModel, ServiceModel};
+
+/// Years that a rating in drive writes a day holds for.
+pub(super) const WARRANTY_YEARS: f64 = 5.0;
+pub(super) const DAYS_A_YEAR: f64 = 365.25;
+/// Longest fixed latency, milliseconds.
+const FIXED_MS_MAX: f64 = 60_000.0;
+
+/// What the disk lies on.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Backing {
+    /// RAID 5 of four 7200 rpm disks.
+    #[default]
+    Raid5Of7200,
+    /// RAID 5 of ten 10K disks.
+    Raid5Of10K,
+    /// RAID 5 of five 15K disks.
+    Raid5Of15K,
+    /// Whatever it is, it takes so long.
+    Fixed {
+        /// Milliseconds for a read.
+        read_ms: f64,
+        /// Milliseconds for a write.
+        write_ms: f64,
+    },
+}
+
+impl Backing {
+    /// The forms that parse, for help.
+    pub const FORMS: &'static str = "7.2k-raid5, 10k-raid5, 15k-raid5 or fixed:READ_MS,WRITE_MS";
+
+    pub(super) fn model(self, capacity_bytes: u64) -> ServiceModel {
+        let array = match self {
+            Backing::Raid5Of7200 => ArrayConfig::raid5_of_four_7200(capacity_bytes),
+            Backing::Raid5Of10K => ArrayConfig::raid5_of_ten_10k(capacity_bytes),
+            Backing::Raid5Of15K => ArrayConfig::raid5_of_five_15k(capacity_bytes),
+            Backing::Fixed { read_ms, write_ms } => {
+                let ns = |ms: f64| (ms * 1e6) as u64;
+                return FixedModel::new(ns(read_ms), ns(write_ms), usize::MAX).into();
+            }
+        };
+        ArrayModel::new(array).into()
+    }
+
+    /// In words.
+    pub fn describe(self) -> String {
+        match self {
+            Backing::Raid5Of7200 => "a RAID 5 of four 7200 rpm disks".to_owned(),
+            Backing::Raid5Of10K => "a RAID 5 of ten 10K disks".to_owned(),
+            Backing::Raid5Of15K => "a RAID 5 of five 15K disks".to_owned(),
+            Backing::Fixed { read_ms, write_ms } => {
+                format!("a backing that reads in {read_ms} ms and writes in {write_ms} ms")
+            }
+        }
+    }
+}
+
+impl FromStr for Backing {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Backing, String> {
+        let ms = |text: &str| text.parse().ok().filter(|ms| (0.0..=FIXED_MS_MAX).contains(ms));
+        let fixed = |text: &str| {
+            let (read, write) = text.strip_prefix("fixed:")?.split_once(',')?;
+            Some(Backing::Fixed { read_ms: ms(read)?, write_ms: ms(write)? })
+        };
+        match text {
+            "7.2k-raid5" => Ok(Backing::Raid5Of7200),
+            "10k-raid5" => Ok(Backing::Raid5Of10K),
+            "15k-raid5" => Ok(Backing::Raid5Of15K),
+            _ => fixed(text).ok_or_else(|| format!("a backing is {}", Backing::FORMS)),
+        }
+    }
+}
+
+/// What the cache lies on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Flash {
+    /// A SATA SSD.
+    #[default]
+    Sata,
+    /// A PCIe card.
+    Pcie,
+}
+
+impl Flash {
+    pub(super) fn model(self) -> ServiceModel {
+        let config = match self {
+            Flash::Sata => FlashConfig::sata_ssd(),
+            Flash::Pcie => FlashConfig::pcie_card(),
+        };
+        FlashModel::new(config).into()
+    }
+
+    /// In words.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Flash::Sata => "a SATA SSD",
+            Flash::Pcie => "a PCIe flash card",
+        }
+    }
+}
+
+impl FromStr for Flash {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Flash, String> {
+        match text {
+            "sata" => Ok(Flash::Sata),
+            "pcie" => Ok(Flash::Pcie),
+            _ => Err("flash is sata or pcie".to_owned()),
+        }
+    }
+}
+
+/// How much may be written to the flash before it is worn out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Endurance {
+    /// So many times its own size each day, for five years. Of the cache's share of a device, that is the cache's size.
+    DriveWritesPerDay(f64),
+    /// So many terabytes (10¹² bytes) in all.
+    TerabytesWritten(f64),
+}
+
+impl Default for Endurance {
+    fn default() -> Endurance {
+        Endurance::DriveWritesPerDay(1.0)
+    }
+}
+
+impl Endurance {
+    /// Bytes that may be written in all, by a cache of that size.
+    pub(super) fn bytes(self, cache_bytes: u64) -> f64 {
+        match self {
+            Endurance::DriveWritesPerDay(times) => times * cache_bytes as f64 * DAYS_A_YEAR * WARRANTY_YEARS,
+            Endurance::TerabytesWritten(terabytes) => terabytes * 1e12,
+        }
+    }
+
+    /// The device that may be written so much each day.
+    pub(super) fn device_bytes(self, bytes_per_day: f64) -> Option<f64> {
+        match self {
+            Endurance::DriveWritesPerDay(times) => Some(bytes_per_day / times),
+            Endurance::TerabytesWritten(_) => None,
+        }
+    }
+}
+
+impl FromStr for Endurance {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Endurance, String> {
+        let text = text.trim().to_ascii_uppercase();
+        let number = |suffix| {
+            let number = text.strip_suffix(suffix)?.trim().parse::<f64>().ok()?;
+            (number > 0.0 && number <= 1e9).then_some(number)
+        };
+        (number("DWPD").map(Endurance::DriveWritesPerDay))
+            .or_else(|| number("TBW").map(Endurance::TerabytesWritten))
+            .ok_or_else(|| format!("'{text}' is no endurance; write it like 1DWPD or 600TBW"))
+    }
+}
+
+impl fmt::Display for Endurance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endurance::DriveWritesPerDay(times) => {
+                let s = if *times == 1.0 { "" } else { "s" };
+                write!(f, "{times} drive write{s} a day over {WARRANTY_YEARS} years")
+            }
+            Endurance::TerabytesWritten(terabytes) => write!(f, "{terabytes} TB written"),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Expected latencies: a window of the trace through the full engine in virtual time, without and with the cache.
+//!
+//! The window is the end of the trace, and what comes before it warms the cache. That is seldom enough to fill a
+//! large one, so latencies are taken apart: reads that came from flash, reads that did not; the expectation is their
+//! mean, weighed with the hit ratio over the whole trace.
+//!
+//! Requests come at their own times, unless the trace has none, or the backing is so slow that they would queue up
+//! without end: then one at a time, which tells service times and nothing about queues.
+
+use anyhow::{Result, anyhow};
+use hob_engine::REQUEST_BYTES_MAX;
+use hob_engine::io::Op;
+use hob_engine::outcome::Outcome;
+use hob_world::replay::{CacheSetup, Replay, Served, Setup};
+use serde::Serialize;
+
+use super::material::Held;
+use super::{Options, Trial};
+use crate::generate::run::ask;
+use crate::trace::Record;
+
+/// Requests measured.
+const WINDOW_MAX: usize = 50_000;
+/// Requests before them that warm the cache.
+const WARM_MAX: usize = 150_000;
+/// Reads this many times slower than one at a time: the backing does not keep up.
+const OVERLOAD: f64 = 10.0;
+/// Times that vary less than this between requests are numbers of requests, not times.
+const VARIATION_MIN: f64 = 0.01;
+
+/// When requests of the window come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Timing {
+    /// At their times in the trace.
+    Original,
+    /// One at a time, because the trace does not say when.
+    OneAtATimeNoTimes,
+    /// One at a time, because the backing alone could not keep up with the trace.
+    OneAtATimeOverload,
+}
+
+/// Mean latencies of reads, nanoseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Latency {
+    /// Without a cache.
+    pub without_ns: u64,
+    /// With the recommended one: hits and misses weighed with the hit ratio over the whole trace.
+    pub with_ns: u64,
+    /// Reads from flash.
+    pub hit_ns: u64,
+    /// Reads that the cache could not serve.
+    pub miss_ns: u64,
+    /// How requests came.
+    pub timing: Timing,
+    /// Requests that were measured.
+    pub requests: u64,
+    /// Requests before them that warmed the cache.
+    pub warmup: u64,
+    /// The backing's model.
+    pub backing: String,
+    /// The flash's model.
+    pub flash: String,
+}
+
+/// How long the trace lasts; `None` when its times are none.
+pub(super) fn seconds(held: &Held) -> Option<f64> {
+    let profile = &held.profile;
+    let has_times = profile.duration_ns > 0 && profile.gaps.variation > VARIATION_MIN;
+    has_times.then_some(profile.duration_ns as f64 / 1e9)
+}
+
+/// Sums of the reads' latencies.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reads {
+    hits: (u64, u64),
+    misses: (u64, u64),
+}
+
+impl Reads {
+    fn add(&mut self, served: &Served) {
+        if served.ask.op != Op::Read || served.outcome == Outcome::Refused {
+            return;
+        }
+        let (count, sum) = if served.outcome == Outcome::Hit { &mut self.hits } else { &mut self.misses };
+        *count += 1;
+        *sum += served.latency_ns;
+    }
+
+    fn mean(&self) -> Option<f64> {
+        mean((self.hits.0 + self.misses.0, self.hits.1 + self.misses.1))
+    }
+}
+
+fn mean((count, sum): (u64, u64)) -> Option<f64> {
+    (count > 0).then(|| sum as f64 / count as f64)
+}
+
+/// What reads will take; `None` when the window has none that shows it.
+pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<Option<Latency>> {
+    let (warm, window) = window(&held.records);
+    let play = |cache, timing| play(held, options, cache, (warm, window), timing);
+    let alone = play(None, Timing::OneAtATimeNoTimes)?;
+    let Some(alone_ns) = alone.mean() else { return Ok(None) };
+    let (mut without, mut timing) = (alone, Timing::OneAtATimeNoTimes);
+    if seconds(held).is_some() {
+        (without, timing) = (play(None, Timing::Original)?, Timing::Original);
+        if without.mean().is_none_or(|ns| ns > alone_ns * OVERLOAD) {
+            (without, timing) = (alone, Timing::OneAtATimeOverload);
+        }
+    }
+    let with = play(Some(cache), timing)?;
+    let (Some(without_ns), Some(hit_ns)) = (without.mean(), mean(with.hits)) else { return Ok(None) };
+    let miss_ns = mean(with.misses).unwrap_or(without_ns);
+    let with_ns = cache.read_hit_ratio * hit_ns + (1.0 - cache.read_hit_ratio) * miss_ns;
+    Ok(Some(Latency {
+        without_ns: without_ns as u64,
+        with_ns: with_ns as u64,
+        hit_ns: hit_ns as u64,
+        miss_ns: miss_ns as u64,
+        timing,
+        requests: window.len() as u64,
+        warmup: warm.len() as u64,
+        backing: options.backing.describe(),
+        flash: options.flash.describe().to_owned(),
+    }))
+}
+
+/// What warms the cache, and what is measured.
+fn window(records: &[Record]) -> (&[Record], &[Record]) {
+    let (before, window) = records.split_at(records.len() - (records.len() / 2).clamp(1, WINDOW_MAX));
+    (&before[before.len() - before.len().min(WARM_MAX)..], window)
+}
+
+fn play(
+    held: &Held,
+    options: &Options,
+    cache: Option<&Trial>,
+    (warm, window): (&[Record], &[Record]),
+    timing: Timing,
+) -> Result<Reads> {
+    let setup = cache.map(|cache| CacheSetup {
+        bytes: cache.setting.cache_bytes,
+        block_bytes: cache.setting.block_bytes,
+        policy: cache.setting.policy,
+    });
+    let backing = options.backing.model(held.span_bytes);
+    let setup = Setup::one_disk(held.span_bytes, setup, options.flash.model(), backing);
+    let mut replay = Replay::new(setup).map_err(|error| anyhow!("cannot set up the replay: {error}"))?;
+    let mut reads = Reads::default();
+    if cache.is_some() {
+        run(&mut replay, warm, timing, |_| {});
+    }
+    run(&mut replay, window, timing, |served| reads.add(served));
+    Ok(reads)
+}
+
+fn run(replay: &mut Replay, records: &[Record], timing: Timing, served: impl FnMut(&Served)) {
+    let start_ns = records.first().map_or(0, |record| record.at_ns);
+    let fits = |record: &&Record| u64::from(record.len) <= REQUEST_BYTES_MAX;
+    let asks = records.iter().filter(fits).map(|record| (record.at_ns - start_ns, ask(*record)));
+    if timing == Timing::Original {
+        replay.open(asks, served);
+        return;
+    }
+    let mut asks = asks;
+    replay.closed(1, |_, _| asks.next().map(|(_, ask)| (0, ask)), served);
+}

@@ -1,0 +1,220 @@
+//! What the advice is worked out from: the trace's requests in memory, on one address space, and a sample of them.
+//!
+//! Requests are held because they are gone through many times; a trace of more than is allowed is cut there, and the
+//! advice says so. Where a trace has several disks or addresses beyond 4 TiB, the pieces of 1 MiB that it touches are
+//! moved together, in order: caches do not see that, seeks of the backing become shorter.
+//!
+//! The *sample* follows 256 KiB regions, chosen by a hash of their place (spatially hashed sampling: Waldspurger et al.,
+//! "Efficient MRC construction with SHARDS", USENIX FAST 2015). A request inside one region stays whole, so hits are
+//! still those of requests, with every sector valid, at every block size up to a region. A cache that is smaller by the
+//! sample's rate then stands for the real one. Regions that are hotter than the average make a sample hold more or fewer
+//! requests than its rate says; as SHARDS-adj does, the difference is taken to be hits.
+
+use std::borrow::Cow;
+
+use anyhow::{Result, ensure};
+
+use crate::prng::splitmix64;
+use crate::trace::blocks::Blocks;
+use crate::trace::profile::{Profile, Profiler};
+use crate::trace::{Op, Record};
+
+/// Addresses above this are moved together.
+const SPAN_BYTES_MAX: u64 = 4 << 40;
+/// Pieces that are moved together stay whole; they are larger than any block.
+const CHUNK_SHIFT: u32 = 20;
+/// What a sample follows or not: the largest block that is advised.
+pub(super) const REGION_BYTES: u64 = 256 << 10;
+/// Records that travel together.
+const RECORDS_A_BLOCK: usize = 1 << 13;
+
+/// Gathers a trace.
+#[derive(Debug)]
+pub struct Material {
+    records: Vec<Record>,
+    requests_max: usize,
+    left_out: u64,
+    profiler: Profiler,
+}
+
+/// The gathered trace.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) records: Vec<Record>,
+    pub(super) profile: Profile,
+    /// Requests that there was no room for.
+    pub(super) left_out: u64,
+    /// Where the last request ends, in whole MiB.
+    pub(super) span_bytes: u64,
+    /// Whether addresses were moved together.
+    pub(super) is_moved: bool,
+}
+
+impl Material {
+    /// Room for so many requests, at 24 bytes each; only what is used is taken.
+    pub fn new(requests_max: usize) -> Material {
+        Material { records: Vec::new(), requests_max, left_out: 0, profiler: Profiler::default() }
+    }
+
+    /// Takes the next request, in order of time. A request too many is counted and left out.
+    pub fn add(&mut self, record: &Record) {
+        if self.records.len() == self.requests_max {
+            self.left_out += 1;
+            return;
+        }
+        self.profiler.add(record);
+        self.records.push(*record);
+    }
+
+    pub(super) fn finish(self) -> Result<Held> {
+        let Material { mut records, left_out, profiler, .. } = self;
+        let profile = profiler.finish();
+        ensure!(
+            profile.reads + profile.writes > 0,
+            "the trace has no read and no write: there is nothing to advise on"
+        );
+        let end = |record: &Record| record.offset + u64::from(record.len);
+        let is_moved = profile.disks > 1 || records.iter().map(end).max() > Some(SPAN_BYTES_MAX);
+        if is_moved {
+            move_together(&mut records)?;
+        }
+        records.iter_mut().for_each(|record| record.disk = 0);
+        let last = records.iter().map(end).max().unwrap_or(0);
+        let span_bytes = last.next_multiple_of(1 << CHUNK_SHIFT).max(1 << CHUNK_SHIFT);
+        Ok(Held { records, profile, left_out, span_bytes, is_moved })
+    }
+}
+
+/// The chunks of a request, as numbers in which disks come one after the other.
+fn chunks(record: &Record) -> std::ops::Range<u64> {
+    let disk = u64::from(record.disk) << (64 - CHUNK_SHIFT);
+    let end = (record.offset + u64::from(record.len)).div_ceil(1 << CHUNK_SHIFT);
+    disk | (record.offset >> CHUNK_SHIFT)..disk | end
+}
+
+fn move_together(records: &mut [Record]) -> Result<()> {
+    let chunks_max = (SPAN_BYTES_MAX >> CHUNK_SHIFT) as usize;
+    let mut known: Vec<u64> = Vec::new();
+    let mut sorted = 0;
+    for record in records.iter() {
+        let new = chunks(record).filter(|chunk| known.last() != Some(chunk));
+        let new: Vec<u64> = new.collect();
+        known.extend(new);
+        // Sorting when it has doubled keeps memory in proportion to what is different.
+        if known.len() > 2 * sorted + (1 << 20) {
+            known.sort_unstable();
+            known.dedup();
+            sorted = known.len();
+            ensure!(
+                sorted <= chunks_max,
+                "the trace is spread over more than 4 TiB; advise on one disk of it with --disk"
+            );
+        }
+    }
+    known.sort_unstable();
+    known.dedup();
+    ensure!(
+        known.len() <= chunks_max,
+        "the trace is spread over more than 4 TiB; advise on one disk of it with --disk"
+    );
+    for record in records.iter_mut().filter(|record| record.len > 0) {
+        let first = chunks(record).start;
+        let place = known.binary_search(&first).expect("every chunk is known") as u64;
+        record.offset = (place << CHUNK_SHIFT) | (record.offset & ((1 << CHUNK_SHIFT) - 1));
+    }
+    Ok(())
+}
+
+/// Part of the trace that stands for all of it.
+#[derive(Clone, Debug)]
+pub(super) struct Sample<'a> {
+    pub(super) records: Cow<'a, [Record]>,
+    /// The share of regions in it; 1 when it is the trace itself.
+    pub(super) rate: f64,
+    /// Reads in it, over what the rate lets expect.
+    pub(super) correction: f64,
+}
+
+impl Held {
+    /// All of the trace, as a sample.
+    pub(super) fn whole(&self) -> Sample<'_> {
+        Sample { records: Cow::Borrowed(&self.records), rate: 1.0, correction: 1.0 }
+    }
+
+    /// A sample that touches about so many sectors at most.
+    pub(super) fn sample(&self, touches_max: u64) -> Sample<'_> {
+        let touches = self.profile.footprint.touches;
+        if touches <= touches_max {
+            return self.whole();
+        }
+        let rate = touches_max as f64 / touches as f64;
+        let threshold = (rate * u64::MAX as f64) as u64;
+        let (mut records, mut reads, mut sampled_reads) = (Vec::new(), 0_u64, 0_u64);
+        for part in self.records.iter().filter(|record| record.len > 0).flat_map(parts) {
+            let is_read = u64::from(part.op == Op::Read);
+            reads += is_read;
+            let mut place = (part.offset / REGION_BYTES) ^ 0x6164_7669_7365_5f31;
+            if splitmix64(&mut place) < threshold {
+                sampled_reads += is_read;
+                records.push(part);
+            }
+        }
+        let expected = reads as f64 * rate;
+        let correction = if sampled_reads == 0 { 1.0 } else { sampled_reads as f64 / expected };
+        Sample { records: Cow::Owned(records), rate, correction }
+    }
+}
+
+/// A request cut where regions meet.
+fn parts(record: &Record) -> impl Iterator<Item = Record> + use<> {
+    let record = *record;
+    let end = record.offset + u64::from(record.len);
+    (record.offset / REGION_BYTES..end.div_ceil(REGION_BYTES)).map(move |region| {
+        let first = record.offset.max(region * REGION_BYTES);
+        let last = end.min((region + 1) * REGION_BYTES);
+        Record { offset: first, len: (last - first) as u32, ..record }
+    })
+}
+
+impl Sample<'_> {
+    /// The hit ratio of the whole trace, from one that was found in the sample.
+    pub(super) fn corrected(&self, hit_ratio: f64) -> f64 {
+        (1.0 - (1.0 - hit_ratio) * self.correction).clamp(0.0, 1.0)
+    }
+
+    /// The hit ratio to look for in the sample, for one of the whole trace.
+    pub(super) fn uncorrected(&self, hit_ratio: f64) -> f64 {
+        1.0 - (1.0 - hit_ratio) / self.correction
+    }
+
+    /// Different blocks that reads and writes touch, for each block size (bytes).
+    pub(super) fn blocks(&self, sizes: &[u64]) -> Vec<u64> {
+        let smallest = sizes[0];
+        let covered = |record: &Record| {
+            record.offset / smallest..(record.offset + u64::from(record.len)).div_ceil(smallest)
+        };
+        let moves = self.records.iter().filter(|record| matches!(record.op, Op::Read | Op::Write));
+        let mut blocks: Vec<u64> = moves.flat_map(covered).collect();
+        blocks.sort_unstable();
+        let mut counts = Vec::with_capacity(sizes.len());
+        let mut size = smallest;
+        for wanted in sizes {
+            blocks.iter_mut().for_each(|block| *block /= wanted / size);
+            size = *wanted;
+            blocks.dedup();
+            counts.push(blocks.len() as u64);
+        }
+        counts
+    }
+}
+
+/// Records in memory, block by block.
+pub(super) struct Slices<'a>(pub(super) &'a [Record]);
+
+impl Blocks for Slices<'_> {
+    fn next_block(&mut self) -> Result<&[Record]> {
+        let (block, rest) = self.0.split_at(self.0.len().min(RECORDS_A_BLOCK));
+        self.0 = rest;
+        Ok(block)
+    }
+}

@@ -1,0 +1,276 @@
+//! Advice on traces whose right answer is known.
+
+use hob_engine::policy::PolicyKind;
+
+use super::*;
+use crate::generate::GENERATORS;
+use crate::prng::Prng;
+use crate::sim::{Point, Simulation};
+use crate::trace::{Op, Record};
+
+const MIB: u64 = 1 << 20;
+
+fn read(at_ns: u64, offset: u64, len: u32) -> Record {
+    Record { at_ns, offset, len, op: Op::Read, disk: 0 }
+}
+
+fn advice_with(records: &[Record], options: &Options) -> Advice {
+    let mut material = Material::new(usize::MAX);
+    records.iter().for_each(|record| material.add(record));
+    advise(material, options, &mut |_, _| true).unwrap()
+}
+
+fn advice(records: &[Record]) -> Advice {
+    advice_with(records, &Options::default())
+}
+
+/// Requests of a generator, one a millisecond on average.
+fn generated(name: &str, settings: &[&str]) -> Vec<Record> {
+    let generator = GENERATORS.iter().find(|row| row.name == name).unwrap();
+    generator.plan(settings).unwrap().into_records(1_000_000).collect()
+}
+
+fn zipf(settings: &[&str]) -> Vec<Record> {
+    generated("zipf", &[&["footprint=256M", "theta=1.0"], settings].concat())
+}
+
+/// The hit ratio of a cache, over all records.
+fn simulated(records: &[Record], setting: Setting) -> f64 {
+    let Setting { cache_bytes, block_bytes, policy, admission } = setting;
+    let point = Point { policy, admission, block_bytes, cache_bytes, sample_rate: 1.0 };
+    let mut simulation = Simulation::new(point).unwrap();
+    simulation.feed(records);
+    simulation.result().stats.read_hit_ratio()
+}
+
+fn lru() -> PolicyKind {
+    PolicyKind::from_name("lru").unwrap()
+}
+
+#[test]
+fn a_zipf_load_gets_a_size_at_its_target() {
+    let records = zipf(&["requests=200000"]);
+    let advice = advice(&records);
+    let advised = advice.recommendation.as_ref().unwrap();
+    let setting = advised.cache.setting;
+    assert_eq!((advice.verdict, advice.sample_rate), (Verdict::Cache, 1.0));
+    assert_eq!(advised.cache.read_hit_ratio, simulated(&records, setting));
+    let best = advice.target.best_read_hit_ratio;
+    let distinct = advice.profile.footprint.sectors as f64;
+    assert!((best - (1.0 - distinct / 200_000.0)).abs() < 1e-9, "all but first reads: {best}");
+    assert!((advised.cache.read_hit_ratio - 0.9 * best).abs() < 0.03, "{}", advice.summary);
+    // No larger than LRU needs, nor so small that half of it would do.
+    let lru_bytes = advice.block_sizes[0].target_bytes.unwrap();
+    assert!(setting.cache_bytes <= lru_bytes + MIB, "{} of {lru_bytes}", setting.cache_bytes);
+    let half = Setting { cache_bytes: setting.cache_bytes / 2, ..setting };
+    assert!(simulated(&records, half) < 0.9 * best - 0.01);
+    // Near the knee: scattered sectors in small blocks, within a few times the size.
+    let knee = advice.knee.unwrap();
+    assert!((1..=6).contains(&(setting.cache_bytes / knee.cache_bytes)), "knee {knee:?}, {setting:?}");
+    assert_eq!(setting.block_bytes, 4096);
+    assert_eq!(advice.policies.len(), PolicyKind::all().filter(|kind| kind.info().serves).count());
+    assert!(
+        advice.command.contains(&format!("--policy {} ", setting.policy.info().name)) || {
+            advice.command.ends_with(&format!("--policy {}", setting.policy.info().name))
+        }
+    );
+}
+
+#[test]
+fn a_sample_gives_nearly_the_same_advice_as_the_whole() {
+    let records = zipf(&["requests=300000", "io=16K", "footprint=1G", "theta=0.8"]);
+    let whole = advice(&records);
+    let sampled = advice_with(&records, &Options { touches_max: 150_000, ..Options::default() });
+    assert!(whole.sample_rate == 1.0 && sampled.sample_rate < 0.2);
+    let (whole_at, sampled_at) = (whole.recommendation.unwrap().cache, sampled.recommendation.unwrap().cache);
+    let sizes = sampled_at.setting.cache_bytes as f64 / whole_at.setting.cache_bytes as f64;
+    assert!((0.7..1.4).contains(&sizes), "{sizes}");
+    assert!((sampled_at.read_hit_ratio - whole_at.read_hit_ratio).abs() < 0.04);
+    // What the sample promised holds over the whole trace.
+    assert!((sampled_at.read_hit_ratio - sampled.target.read_hit_ratio).abs() < 0.03);
+    assert_eq!(sampled_at.read_hit_ratio, simulated(&records, sampled_at.setting));
+    for (a, b) in whole.block_sizes.iter().zip(&sampled.block_sizes) {
+        let (a, b) = (a.target_bytes.unwrap() as f64, b.target_bytes.unwrap() as f64);
+        assert!((0.6..1.5).contains(&(b / a)), "{a} {b}");
+    }
+    assert!(sampled.caveats.iter().any(|words| words.contains("estimated from")), "{:?}", sampled.caveats);
+}
+
+#[test]
+fn a_scan_gets_no_cache() {
+    let records: Vec<Record> =
+        (0..20_000).map(|i| read(i * i % 7919 + i * 10_000, i * 65_536, 65_536)).collect();
+    let advice = advice(&records);
+    assert_eq!((advice.verdict, advice.command.as_str()), (Verdict::NoCache, ""));
+    assert!(advice.recommendation.is_none());
+    assert!(advice.summary.contains("does not help"), "{}", advice.summary);
+    assert!(advice.caveats.iter().any(|words| words.contains("record a longer one")), "{:?}", advice.caveats);
+    assert!(text(&advice).starts_with(&advice.summary[..40]));
+    assert!(page(&advice, "").contains("does not help"));
+}
+
+#[test]
+fn rare_returns_and_a_disk_that_is_only_written_get_no_cache() {
+    let mut records: Vec<Record> = (0..10_000).map(|i| read(i * 1000, i * 4096, 4096)).collect();
+    records.extend((0..300).map(|i| read((10_000 + i) * 1000, i * 4096, 4096)));
+    let rare = advice(&records);
+    assert_eq!(rare.verdict, Verdict::NoCache);
+    assert!(rare.summary.contains("2.9 %"), "{}", rare.summary);
+    let writes: Vec<Record> =
+        (0..5000).map(|i| Record { op: Op::Write, ..read(i * 1000, (i % 100) * 4096, 4096) }).collect();
+    let written = advice(&writes);
+    assert!(written.summary.contains("nothing is read"), "{}", written.summary);
+    assert_eq!(written.verdict, Verdict::NoCache);
+}
+
+#[test]
+fn a_loop_gets_room_for_all_of_it_or_a_policy_that_stands_loops() {
+    // 64 MiB, read 20 times over: below its size LRU has no hit at all.
+    let records: Vec<Record> =
+        (0..20 * 16_384_u64).map(|i| read(i * 100_000, i % 16_384 * 4096, 4096)).collect();
+    let found = advice(&records);
+    let advised = found.recommendation.unwrap();
+    assert!((found.target.best_read_hit_ratio - 0.95).abs() < 1e-9);
+    assert!(advised.cache.read_hit_ratio > 0.84, "{}", found.summary);
+    let setting = advised.cache.setting;
+    assert!((40 * MIB..=65 * MIB).contains(&setting.cache_bytes), "{setting:?}");
+    let smaller = Setting { cache_bytes: 60 * MIB, policy: lru(), ..setting };
+    assert_eq!(simulated(&records, smaller), 0.0);
+    // Without gaps that vary there is no pace to speak of.
+    assert!(found.wear.is_none());
+    assert!(found.caveats.iter().any(|words| words.contains("no times")), "{:?}", found.caveats);
+}
+
+#[test]
+fn dense_reuse_gets_larger_blocks_than_scattered() {
+    let dense = advice(&zipf(&["requests=60000", "io=64K", "footprint=512M"]));
+    let scattered = advice(&zipf(&["requests=60000", "footprint=4G", "theta=1.1"]));
+    let block = |advice: &Advice| advice.recommendation.as_ref().unwrap().cache.setting.block_bytes;
+    assert_eq!(block(&dense), 64 << 10);
+    assert_eq!(block(&scattered), 4 << 10);
+}
+
+#[test]
+fn a_target_is_reached_at_the_least_size_or_said_to_be_beyond_reach() {
+    let records = zipf(&["requests=100000", "footprint=1G", "theta=0.9"]);
+    let half = advice_with(&records, &Options { target_hit: Some(0.5), ..Options::default() });
+    let cache = half.recommendation.unwrap().cache;
+    assert!(cache.read_hit_ratio >= 0.495, "{}", half.summary);
+    let smaller = Setting { cache_bytes: cache.setting.cache_bytes - MIB, ..cache.setting };
+    assert!(simulated(&records, smaller) < 0.5, "{}", half.summary);
+    let all = advice_with(&records, &Options { target_hit: Some(0.999), ..Options::default() });
+    assert!(all.caveats.iter().any(|words| words.contains("No cache reaches")), "{:?}", all.caveats);
+}
+
+#[test]
+fn reads_become_faster_and_flash_is_worn_as_the_trace_says() {
+    let records = zipf(&["requests=60000", "read-percent=70", "iops=50", "footprint=64M"]);
+    let options = Options { backing: "fixed:10,10".parse().unwrap(), ..Options::default() };
+    let found = advice_with(&records, &options);
+    let latency = found.latency.unwrap();
+    let cache = found.recommendation.unwrap().cache;
+    // Some reads wait for a write of the same sectors.
+    assert_eq!((latency.timing, latency.without_ns / 200_000), (Timing::Original, 50));
+    assert!(latency.hit_ns < 500_000 && latency.miss_ns >= 10_000_000, "{latency:?}");
+    let expected =
+        cache.read_hit_ratio * latency.hit_ns as f64 + (1.0 - cache.read_hit_ratio) * latency.miss_ns as f64;
+    assert!((latency.with_ns as f64 - expected).abs() < 2.0);
+    let wear = found.wear.unwrap();
+    let days = found.profile.duration_ns as f64 / 86_400e9;
+    assert!((wear.flash_write_bytes_per_day * days - cache.flash_write_bytes as f64).abs() < 2.0);
+    let per_day = wear.flash_write_bytes_per_day / cache.setting.cache_bytes as f64;
+    assert!((wear.life_years * per_day - 5.0).abs() < 0.01, "a drive write a day lasts five years");
+    assert_eq!(wear.device_bytes, Some(wear.flash_write_bytes_per_day));
+    let saves = found.write_back.unwrap();
+    assert!((0.2..1.0).contains(&saves.absorbed_ratio), "{saves:?}");
+}
+
+#[test]
+fn a_backing_that_cannot_keep_up_is_measured_without_queues() {
+    let records = zipf(&["requests=30000", "iops=20000"]);
+    let found = advice(&records);
+    let latency = found.latency.unwrap();
+    assert_eq!(latency.timing, Timing::OneAtATimeOverload);
+    assert!((1_000_000..30_000_000).contains(&latency.without_ns), "{latency:?}");
+    assert!(found.caveats.iter().any(|words| words.contains("--backing")));
+}
+
+#[test]
+fn several_disks_share_no_block_and_far_addresses_are_moved_together() {
+    let mut dice = Prng::new(7);
+    // Both disks read the same addresses, each once in a while: were they one disk, half of all reads would be hits.
+    let records: Vec<Record> = (0..4000_u64)
+        .map(|i| Record {
+            disk: (i % 2) as u16,
+            ..read(i * 1000 + dice.below(900), i / 2 * 4096 + (1 << 60), 4096)
+        })
+        .collect();
+    let found = advice(&records);
+    assert_eq!((found.verdict, found.target.best_read_hit_ratio), (Verdict::NoCache, 0.0));
+    assert!(found.caveats.iter().any(|words| words.contains("--disk")), "{:?}", found.caveats);
+    let again: Vec<Record> = records.iter().chain(&records).copied().collect();
+    assert!((advice(&again).target.best_read_hit_ratio - 0.5).abs() < 1e-9);
+}
+
+#[test]
+fn what_is_no_trace_to_advise_on_is_an_error() {
+    let error = |records: &[Record]| {
+        let mut material = Material::new(100);
+        records.iter().for_each(|record| material.add(record));
+        advise(material, &Options::default(), &mut |_, _| true).unwrap_err().to_string()
+    };
+    assert!(error(&[]).contains("no read and no write"));
+    assert!(error(&[Record { op: Op::Flush, ..read(0, 0, 0) }]).contains("no read and no write"));
+    let mut material = Material::new(10);
+    (0..50).for_each(|i| material.add(&read(i, 0, 4096)));
+    let stopped = advise(material, &Options::default(), &mut |_, share| share < 0.5).unwrap_err();
+    assert_eq!(stopped.to_string(), "interrupted");
+}
+
+#[test]
+fn a_trace_too_long_is_cut_and_says_so() {
+    let mut material = Material::new(1000);
+    (0..5000).for_each(|i| material.add(&read(i * i, i % 100 * 4096, 4096)));
+    let found = advise(material, &Options::default(), &mut |_, _| true).unwrap();
+    assert_eq!(found.profile.requests, 1000);
+    assert!(
+        found.caveats.iter().any(|words| words.contains("4000 more were left out")),
+        "{:?}",
+        found.caveats
+    );
+}
+
+#[test]
+fn the_page_and_the_text_say_what_was_found() {
+    let records = zipf(&["requests=30000", "footprint=32M"]);
+    let options = Options { trace: "<web & co>.csv".to_owned(), ..Options::default() };
+    let found = advice_with(&records, &options);
+    let html = page(&found, "hob lab advise");
+    assert!(html.starts_with("<!doctype html>") && html.trim_end().ends_with("</html>"));
+    assert!(html.contains("&lt;web &amp; co&gt;.csv") && !html.contains("<web"));
+    assert!(html.contains(&found.command) && html.contains("(advised)"));
+    assert_eq!(html.matches("<svg ").count(), 2);
+    assert_eq!(html.matches("<section").count(), html.matches("</section>").count());
+    assert_eq!(html.matches("<table>").count(), html.matches("</table>").count());
+    for marker in ["knee ", "advised "] {
+        assert!(html.contains(marker), "{marker}");
+    }
+    let words = text(&found);
+    assert!(words.contains(&found.command) && words.lines().count() < 60, "{words}");
+    assert!(words.lines().all(|line| line.chars().count() <= 110), "{words}");
+}
+
+#[test]
+fn devices_parse_as_they_are_shown() {
+    assert_eq!("fixed:5,2.5".parse(), Ok(Backing::Fixed { read_ms: 5.0, write_ms: 2.5 }));
+    assert_eq!("15k-raid5".parse(), Ok(Backing::Raid5Of15K));
+    assert_eq!("0.3DWPD".parse(), Ok(Endurance::DriveWritesPerDay(0.3)));
+    assert_eq!("600 tbw".parse(), Ok(Endurance::TerabytesWritten(600.0)));
+    assert_eq!("pcie".parse(), Ok(Flash::Pcie));
+    for text in ["", "fixed:", "fixed:1", "fixed:-1,2", "fixed:1,1e9", "fixed:NaN,1", "ssd"] {
+        assert!(text.parse::<Backing>().unwrap_err().contains("fixed:READ_MS,WRITE_MS"), "{text}");
+    }
+    for text in ["", "DWPD", "0DWPD", "-1TBW", "infTBW", "NaNDWPD", "5"] {
+        assert!(text.parse::<Endurance>().unwrap_err().contains("600TBW"), "{text}");
+    }
+}

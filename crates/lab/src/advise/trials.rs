@@ -1,0 +1,258 @@
+//! Simulations of caches one might choose, and the choice.
+//!
+//! The choice is greedy, one property after the other, each by simulation with the ones before: the policy with the
+//! smallest size that reaches the target, then the largest block, then the admission that writes least to flash;
+//! hit ratios within a point count as equal. It is not the optimum of all combinations, which would cost
+//! hundreds of simulations to gain what the next day's load takes away again.
+
+use anyhow::Result;
+use hob_engine::admission::Admission;
+use hob_engine::policy::PolicyKind;
+use serde::{Serialize, Serializer};
+
+use super::POINT;
+use super::curves::Start;
+use super::material::{Held, Sample, Slices};
+use crate::sim::{self, Point, Simulated};
+
+/// From one size to the next, as long as a policy reaches the target.
+const SMALLER: f64 = 0.7;
+const LARGER: f64 = 1.25;
+/// Smaller sizes to try: down to a twelfth of what LRU needs.
+const STEPS_MAX: u32 = 7;
+/// Sizes to try between one that is too small and one that is not.
+const BETWEEN: [f64; 3] = [0.25, 0.5, 0.75];
+/// Sizes to show, in parts of the chosen one.
+const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
+/// Flash writes nearer than this are the same.
+const WRITES_ALIKE: f64 = 1.02;
+/// Other sizes are simulated over the whole trace if it touches no more sectors.
+const WHOLE_TOUCHES_MAX: u64 = 20_000_000;
+/// Nothing smaller can be given.
+const CACHE_BYTES_MIN: u64 = 1 << 20;
+/// What is tried besides letting everything in.
+const ADMISSIONS: [&str; 6] = [
+    "always",
+    "always+not-sequential:512K",
+    "nth-access:2",
+    "nth-access:2+not-sequential:512K",
+    "ghost",
+    "ghost+not-sequential:512K",
+];
+
+/// A cache.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Setting {
+    /// Its size; whole blocks of it are used.
+    pub cache_bytes: u64,
+    /// Its blocks.
+    pub block_bytes: u32,
+    /// Replacement.
+    #[serde(serialize_with = "policy_name")]
+    pub policy: PolicyKind,
+    /// What may come in.
+    #[serde(serialize_with = "admission_form")]
+    pub admission: Admission,
+}
+
+fn policy_name<S: Serializer>(policy: &PolicyKind, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(policy.info().name)
+}
+
+fn admission_form<S: Serializer>(admission: &Admission, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(admission)
+}
+
+/// A cache, and what it does with the trace.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Trial {
+    /// The cache.
+    #[serde(flatten)]
+    pub setting: Setting,
+    /// Reads that are served from flash.
+    pub read_hit_ratio: f64,
+    /// Bytes of these, of all bytes read.
+    pub read_hit_byte_ratio: f64,
+    /// Bytes written to flash over the trace.
+    pub flash_write_bytes: u64,
+    /// Memory for index, policy and admission.
+    pub memory_bytes: u64,
+}
+
+/// What simulations need.
+pub(super) struct Trials<'a> {
+    pub(super) sample: &'a Sample<'a>,
+    pub(super) held: &'a Held,
+    pub(super) threads: usize,
+}
+
+/// The choice, and what it was chosen from.
+pub(super) struct Chosen {
+    pub(super) setting: Setting,
+    pub(super) policies: Vec<Trial>,
+    pub(super) admissions: Vec<Trial>,
+}
+
+impl Trials<'_> {
+    /// Simulates caches on the sample.
+    fn run(&self, settings: &[Setting]) -> Result<Vec<Trial>> {
+        run(self.sample, self.threads, settings)
+    }
+
+    /// Simulates a cache on the whole trace.
+    pub(super) fn exactly(&self, setting: Setting) -> Result<Trial> {
+        Ok(run(&self.held.whole(), 1, &[setting])?.remove(0))
+    }
+}
+
+fn run(sample: &Sample<'_>, threads: usize, settings: &[Setting]) -> Result<Vec<Trial>> {
+    let point = |setting: &Setting| {
+        let Setting { cache_bytes, block_bytes, policy, admission } = *setting;
+        let blocks = (cache_bytes / u64::from(block_bytes)) as f64 * sample.rate;
+        let cache_bytes = (blocks.round() as u64).max(1) * u64::from(block_bytes);
+        Point { policy, admission, block_bytes, cache_bytes, sample_rate: 1.0 }
+    };
+    let points: Vec<Point> = settings.iter().map(point).collect();
+    let results = sim::grid(&mut Slices(&sample.records), &points, threads, |_| true)?;
+    let trial = |(setting, simulated): (&Setting, Simulated)| {
+        let scaled = |count: u64| (count as f64 / sample.rate) as u64;
+        Trial {
+            setting: *setting,
+            read_hit_ratio: sample.corrected(simulated.stats.read_hit_ratio()),
+            read_hit_byte_ratio: sample.corrected(simulated.stats.read_hit_byte_ratio()),
+            flash_write_bytes: scaled(simulated.stats.flash_write_bytes),
+            memory_bytes: scaled(simulated.memory_bytes),
+        }
+    };
+    Ok(settings.iter().zip(results).map(trial).collect())
+}
+
+/// Rounds up to a size people can type: 1/64 exact, whole MiB.
+pub(super) fn rounded(bytes: f64) -> u64 {
+    let bytes = (bytes as u64).max(CACHE_BYTES_MIN);
+    bytes.next_multiple_of((1 << bytes.ilog2() >> 6).max(CACHE_BYTES_MIN))
+}
+
+/// The policies the daemon has.
+fn serving() -> impl Iterator<Item = PolicyKind> {
+    PolicyKind::all().filter(|policy| policy.info().serves)
+}
+
+/// Chooses; see the module's text.
+pub(super) fn choose(
+    trials: &Trials<'_>,
+    start: &Start,
+    target: f64,
+    served: &[Admission],
+) -> Result<Chosen> {
+    let block_bytes = start.block_bytes as u32;
+    let (setting, mut policies) = choose_policy(trials, start, target, served[0])?;
+    let setting = choose_block(trials, setting, start.block_bytes_max as u32)?;
+    if setting.block_bytes != block_bytes {
+        let others = policies.iter().map(|trial| Setting { policy: trial.setting.policy, ..setting });
+        policies = trials.run(&others.collect::<Vec<_>>())?;
+    }
+    policies.sort_by(|a, b| b.read_hit_ratio.total_cmp(&a.read_hit_ratio));
+    let (setting, admissions) = choose_admission(trials, setting, served)?;
+    Ok(Chosen { setting, policies, admissions })
+}
+
+/// The smallest size at which a policy reaches the target, and the policy there.
+fn choose_policy(
+    trials: &Trials<'_>,
+    start: &Start,
+    target: f64,
+    admission: Admission,
+) -> Result<(Setting, Vec<Trial>)> {
+    let enough = target - POINT / 2.0;
+    let block_bytes = start.block_bytes as u32;
+    let all_at = |cache_bytes: u64| {
+        let setting = |policy| Setting { cache_bytes, block_bytes, policy, admission };
+        trials.run(&serving().map(setting).collect::<Vec<_>>())
+    };
+    // LRU reaches it at the first size, but for rounding and what a sample leaves uncertain.
+    let mut size = rounded(start.cache_bytes as f64);
+    let mut at_size = all_at(size)?;
+    if best(&at_size) < enough {
+        size = rounded(size as f64 * LARGER);
+        at_size = all_at(size)?;
+    }
+    let mut too_small = size;
+    for _ in 0..STEPS_MAX {
+        if size == CACHE_BYTES_MIN {
+            break;
+        }
+        // Rounding up must not end up where it began.
+        let smaller = rounded(size as f64 * SMALLER).min(size - CACHE_BYTES_MIN);
+        let trials = all_at(smaller)?;
+        too_small = smaller;
+        if best(&trials) < enough {
+            break;
+        }
+        (size, at_size) = (smaller, trials);
+    }
+    let setting = pick(&at_size, enough).setting;
+    let between = BETWEEN.map(|part| rounded(too_small as f64 + part * (size - too_small) as f64));
+    let settings = between.map(|cache_bytes| Setting { cache_bytes, ..setting });
+    let reached = trials.run(&settings)?.into_iter().find(|trial| trial.read_hit_ratio >= enough);
+    if let Some(smaller) = reached.filter(|smaller| smaller.setting.cache_bytes < size) {
+        at_size = all_at(smaller.setting.cache_bytes)?;
+    }
+    Ok((pick(&at_size, enough).setting, at_size))
+}
+
+fn best(trials: &[Trial]) -> f64 {
+    trials.iter().map(|trial| trial.read_hit_ratio).fold(0.0, f64::max)
+}
+
+/// Of those within a point of the best, and with `enough` hits if any has, what writes least to flash; among equals
+/// the first.
+fn pick(trials: &[Trial], enough: f64) -> &Trial {
+    let best = best(trials);
+    let least_hits = (best - POINT).max(enough.min(best));
+    let good: Vec<&Trial> = trials.iter().filter(|trial| trial.read_hit_ratio >= least_hits).collect();
+    let least = good.iter().map(|trial| trial.flash_write_bytes).min().expect("the best is good");
+    let alike = |trial: &&&Trial| trial.flash_write_bytes as f64 <= least as f64 * WRITES_ALIKE;
+    good.iter().find(alike).expect("the least is alike")
+}
+
+/// The largest block that is as good as the best.
+fn choose_block(trials: &Trials<'_>, setting: Setting, block_bytes_max: u32) -> Result<Setting> {
+    let sizes = (12..=block_bytes_max.ilog2()).map(|shift| 1 << shift);
+    let settings: Vec<Setting> = sizes.map(|block_bytes| Setting { block_bytes, ..setting }).collect();
+    let results = trials.run(&settings)?;
+    let least = best(&results) - POINT / 2.0;
+    let good = results.iter().rfind(|trial| trial.read_hit_ratio >= least);
+    Ok(good.expect("the best is good").setting)
+}
+
+/// Of what can be set, the admission that writes least to flash for as many hits; and all of them.
+fn choose_admission(
+    trials: &Trials<'_>,
+    setting: Setting,
+    served: &[Admission],
+) -> Result<(Setting, Vec<Trial>)> {
+    let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("these are admissions"));
+    let results = trials.run(&admissions.map(|admission| Setting { admission, ..setting }))?;
+    let can_be_set = |trial: &&Trial| served.contains(&trial.setting.admission);
+    let settable: Vec<Trial> = results.iter().filter(can_be_set).cloned().collect();
+    let setting = if settable.is_empty() { setting } else { pick(&settable, 0.0).setting };
+    Ok((setting, results))
+}
+
+/// The chosen cache in other sizes, smallest first.
+pub(super) fn sizes(trials: &Trials<'_>, setting: Setting, knee_bytes: Option<u64>) -> Result<Vec<Trial>> {
+    let parts = SIZES_SHOWN.map(|part| setting.cache_bytes as f64 * part);
+    let most = trials.held.profile.footprint.bytes as f64 * 1.5;
+    let small_enough = |bytes: &f64| *bytes <= most.max(setting.cache_bytes as f64);
+    let shown = parts.into_iter().filter(small_enough).map(rounded);
+    let mut sizes: Vec<u64> = shown.chain(knee_bytes.map(|bytes| rounded(bytes as f64))).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let settings: Vec<Setting> =
+        sizes.into_iter().map(|cache_bytes| Setting { cache_bytes, ..setting }).collect();
+    match trials.held.profile.footprint.touches {
+        0..=WHOLE_TOUCHES_MAX => run(&trials.held.whole(), trials.threads, &settings),
+        _ => trials.run(&settings),
+    }
+}

@@ -1,0 +1,333 @@
+//! The advice in sentences: what to do, why, and what may be wrong about it.
+
+use super::devices::WARRANTY_YEARS;
+use super::latency::{self, Timing};
+use super::material::Held;
+use super::trials::Trial;
+use super::{Advice, HIT_RATIO_MIN, Options, POINT, Verdict};
+use crate::picture::Unit;
+
+/// A trace shorter than this does not show what returns.
+const LONG_ENOUGH_S: f64 = 3600.0;
+/// Longer lives are not told apart.
+const LIFE_YEARS_MAX: f64 = 50.0;
+/// A target this far above what is attained is worth a word.
+const OVER: f64 = 0.005;
+
+pub(super) fn bytes(value: u64) -> String {
+    Unit::Bytes.text(value as f64)
+}
+
+/// A share, without false precision.
+pub(super) fn percent(ratio: f64) -> String {
+    let percent = ratio * 100.0;
+    if percent > 0.0 && percent < 9.95 || percent > 99.0 && percent < 100.0 {
+        format!("{percent:.1} %")
+    } else {
+        format!("{percent:.0} %")
+    }
+}
+
+pub(super) fn ms(ns: u64) -> String {
+    Unit::Seconds.text(ns as f64 / 1e9)
+}
+
+pub(super) fn years(years: f64) -> String {
+    match years {
+        _ if years > LIFE_YEARS_MAX => format!("more than {LIFE_YEARS_MAX} years"),
+        _ if years < 1.0 => format!("{:.0} days", years * 365.25),
+        _ => format!("{years:.1} years"),
+    }
+}
+
+/// A byte count as `hob` reads it.
+fn typed(bytes: u64) -> String {
+    let suffixes = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+    let exact = suffixes.into_iter().find(|(shift, _)| bytes.is_multiple_of(1 << shift));
+    exact.map_or(bytes.to_string(), |(shift, suffix)| format!("{}{suffix}", bytes >> shift))
+}
+
+/// Words for a disk that a cache does not help.
+pub(super) fn refusing(mut advice: Advice, held: &Held) -> Advice {
+    advice.verdict = Verdict::NoCache;
+    let best = advice.target.best_read_hit_ratio;
+    let profile = &advice.profile;
+    advice.summary = if profile.reads == 0 {
+        "Give this disk no read cache: nothing is read from it in this trace.".to_owned()
+    } else if best == 0.0 {
+        "A cache does not help this disk: nothing it reads was read or written before in this trace."
+            .to_owned()
+    } else {
+        format!(
+            "A cache does not help this disk: only {} of its reads ask for what was read or written before, \
+             so that is all a cache of any size could serve.",
+            percent(best)
+        )
+    };
+    if profile.reads > 0 {
+        advice.why.push(format!(
+            "Of {} reads at most {} could be hits; below {} a cache costs flash and gives nothing back.",
+            profile.reads,
+            percent(best),
+            percent(HIT_RATIO_MIN),
+        ));
+    }
+    push_write_back(&mut advice);
+    push_trace_caveats(&mut advice, held);
+    advice
+}
+
+/// Words for a recommendation, which is there.
+pub(super) fn recommending(mut advice: Advice, held: &Held, options: &Options) -> Advice {
+    let recommendation = advice.recommendation.clone().expect("there is a recommendation");
+    let cache = &recommendation.cache;
+    let setting = &cache.setting;
+    let policy = setting.policy.info().name;
+    let mut summary = format!(
+        "Give this disk {} with {} blocks, policy {policy}: {} of its reads from flash (now: none)",
+        bytes(setting.cache_bytes),
+        bytes(setting.block_bytes.into()),
+        percent(cache.read_hit_ratio),
+    );
+    if let Some(latency) = &advice.latency {
+        summary += &format!(", mean read {} → {}", ms(latency.without_ns), ms(latency.with_ns));
+    }
+    if let Some(wear) = &advice.wear {
+        summary += &format!(", {} of flash writes a day", bytes(wear.flash_write_bytes_per_day as u64));
+    }
+    advice.summary = summary + ".";
+    advice.command = format!(
+        "hob cache enable DISK --pool POOL --size {} --block-size {} --policy {policy}",
+        typed(setting.cache_bytes),
+        typed(setting.block_bytes.into()),
+    );
+    push_size(&mut advice, cache, recommendation.of_footprint);
+    push_policy(&mut advice, cache);
+    push_block(&mut advice, cache);
+    push_admission(&mut advice, cache);
+    push_mode(&mut advice);
+    push_latency(&mut advice, options);
+    push_wear(&mut advice);
+    push_target_caveats(&mut advice, cache, options);
+    push_trace_caveats(&mut advice, held);
+    advice
+}
+
+fn push_size(advice: &mut Advice, cache: &Trial, of_footprint: f64) {
+    let target = &advice.target;
+    let aim = if target.is_given {
+        format!("the {} you asked for", percent(target.read_hit_ratio))
+    } else {
+        format!("nine tenths of the {} that no cache can exceed", percent(target.best_read_hit_ratio))
+    };
+    let size = bytes(cache.setting.cache_bytes);
+    advice.why.push(format!(
+        "Size: {size}, {} of the {} the trace touches, is the smallest tried that reaches {aim}.",
+        percent(of_footprint),
+        bytes(advice.profile.footprint.bytes),
+    ));
+    if let Some(knee) = advice.knee
+        && knee.cache_bytes * 10 < cache.setting.cache_bytes * 9
+    {
+        advice.why.push(format!(
+            "The knee is at {} ({} by LRU): the choice when flash is scarce.",
+            bytes(knee.cache_bytes),
+            percent(knee.read_hit_ratio),
+        ));
+    }
+}
+
+fn push_policy(advice: &mut Advice, cache: &Trial) {
+    let chosen = cache.setting.policy;
+    let name = chosen.info().name;
+    let find = |name: &str| advice.policies.iter().find(|trial| trial.setting.policy.info().name == name);
+    let (Some(own), Some(best)) = (find(name), advice.policies.first()) else { return };
+    let against = match find("lru") {
+        Some(lru) if name != "lru" => format!(" (lru: {})", percent(lru.read_hit_ratio)),
+        _ => String::new(),
+    };
+    let leads = best.read_hit_ratio - own.read_hit_ratio < 1e-9;
+    let place = if leads {
+        "has the most hits of all at this size"
+    } else {
+        "is within a point of the best at this size"
+    };
+    let place = if best.read_hit_ratio - own.read_hit_ratio > POINT {
+        format!("has fewer hits than {}, for fewer flash writes", best.setting.policy.info().name)
+    } else {
+        place.to_owned()
+    };
+    advice.why.push(format!("Policy: {name} {place}, {}{against}.", percent(own.read_hit_ratio)));
+}
+
+fn push_block(advice: &mut Advice, cache: &Trial) {
+    let block = u64::from(cache.setting.block_bytes);
+    let larger = advice.block_sizes.iter().find(|size| size.block_bytes == block * 2);
+    let smallest = advice.block_sizes.first().filter(|size| size.block_bytes < block);
+    let against = match (larger, smallest) {
+        (Some(larger), _) => {
+            format!("{} blocks come to {} by LRU", bytes(block * 2), percent(larger.read_hit_ratio))
+        }
+        (None, Some(_)) => "larger ones were not tried".to_owned(),
+        (None, None) => "larger ones would hold mostly air".to_owned(),
+    };
+    advice.why.push(format!(
+        "Blocks: {} is the largest size without loss of hits, and its index takes {} of memory; {against}.",
+        bytes(block),
+        bytes(cache.memory_bytes),
+    ));
+}
+
+fn push_admission(advice: &mut Advice, cache: &Trial) {
+    let own = advice.admissions.iter().find(|trial| trial.setting.admission == cache.setting.admission);
+    let Some(own) = own else { return };
+    let is_good = |trial: &&Trial| trial.read_hit_ratio >= own.read_hit_ratio - POINT;
+    let best = advice.admissions.iter().filter(is_good).min_by_key(|trial| trial.flash_write_bytes);
+    let Some(best) = best.filter(|best| best.flash_write_bytes * 10 < own.flash_write_bytes * 9) else {
+        return;
+    };
+    let saved = 1.0 - best.flash_write_bytes as f64 / own.flash_write_bytes as f64;
+    advice.why.push(format!(
+        "Admission {} would write {} less to flash for {} of the reads; a daemon cannot be told to use it yet.",
+        best.setting.admission,
+        percent(saved),
+        percent(best.read_hit_ratio),
+    ));
+}
+
+fn push_mode(advice: &mut Advice) {
+    let profile = &advice.profile;
+    if profile.writes == 0 {
+        advice.why.push("Mode: write-through (preset vfrc); the trace writes nothing.".to_owned());
+        return;
+    }
+    advice.why.push(format!(
+        "Mode: write-through (preset vfrc): {} of the requests are reads, and writes take as long as before.",
+        percent(profile.read_percent / 100.0),
+    ));
+    push_write_back(advice);
+}
+
+fn push_write_back(advice: &mut Advice) {
+    if let Some(saves) = advice.write_back {
+        // Dirty blocks leave one by one, so writes larger than a block become more of them.
+        let writes = match saves.writes_saved_ratio {
+            0.005.. => format!(" and {} of the writes", percent(saves.writes_saved_ratio)),
+            _ => String::new(),
+        };
+        let absorbed = percent(saves.absorbed_ratio);
+        advice.why.push(format!(
+            "Writing back, which hob cannot do yet, would keep {absorbed} of the written bytes{writes} from the backing."
+        ));
+    }
+}
+
+fn push_latency(advice: &mut Advice, options: &Options) {
+    let Some(latency) = advice.latency.clone() else {
+        advice
+            .caveats
+            .push("Latency is not estimated: the end of the trace has no read that hits.".to_owned());
+        return;
+    };
+    advice.why.push(format!(
+        "Latency: {} from {}, {} from {}; both are models{}.",
+        ms(latency.hit_ns),
+        latency.flash,
+        ms(latency.miss_ns),
+        latency.backing,
+        if latency.timing == Timing::Original {
+            ", at the trace's own times"
+        } else {
+            ", one request at a time"
+        },
+    ));
+    match latency.timing {
+        Timing::Original => {}
+        Timing::OneAtATimeNoTimes => advice.caveats.push(
+            "The trace has no times: latencies are without queues, flash writes a day unknown.".to_owned(),
+        ),
+        Timing::OneAtATimeOverload => advice.caveats.push(format!(
+            "The trace comes faster than {} alone can serve it: latencies are without queues. Name your backing \
+             with --backing.",
+            options.backing.describe(),
+        )),
+    }
+    if latency.with_ns >= latency.without_ns {
+        advice.caveats.push("On this backing the cache saves no time.".to_owned());
+    }
+}
+
+fn push_wear(advice: &mut Advice) {
+    let Some(wear) = &advice.wear else { return };
+    let sentence = format!(
+        "Flash: the cache writes {:.1} times its size a day; room of its size rated for {} lasts {}.",
+        wear.cache_writes_per_day,
+        wear.endurance,
+        years(wear.life_years),
+    );
+    let advised = match wear.device_bytes {
+        Some(device) => format!("For {WARRANTY_YEARS} years give it a device of {}", bytes(device as u64)),
+        None => "It takes more".to_owned(),
+    };
+    if wear.life_years < WARRANTY_YEARS {
+        advice.caveats.push(format!("{sentence} {advised}, or a better rated one (--endurance)."));
+    } else {
+        advice.why.push(sentence);
+    }
+}
+
+fn push_target_caveats(advice: &mut Advice, cache: &Trial, options: &Options) {
+    let best = advice.target.best_read_hit_ratio;
+    if let Some(asked) = options.target_hit.filter(|asked| *asked > best + OVER) {
+        advice.caveats.push(format!(
+            "No cache reaches the {} you asked for: {} is the most, as the other reads are first ones.",
+            percent(asked),
+            percent(best),
+        ));
+    }
+    if advice.sample_rate < 1.0 {
+        let estimated = "The tables on other sizes, policies and blocks are";
+        advice.caveats.push(format!(
+            "{estimated} estimated from {} of the trace; the recommended cache was simulated over all of it.",
+            percent(advice.sample_rate),
+        ));
+    }
+    if cache.read_hit_ratio < advice.target.read_hit_ratio - 3.0 * POINT {
+        advice.caveats.push(format!(
+            "The sample promised {}: over the whole trace it is less.",
+            percent(advice.target.read_hit_ratio),
+        ));
+    }
+}
+
+fn push_trace_caveats(advice: &mut Advice, held: &Held) {
+    let profile = &held.profile;
+    if held.left_out > 0 {
+        advice.caveats.push(format!(
+            "Only the first {} requests were used; {} more were left out.",
+            profile.requests, held.left_out
+        ));
+    }
+    if profile.disks > 1 {
+        advice.caveats.push(format!(
+            "The trace has {} disks, and this is one cache for all; hob gives each its own: use --disk.",
+            profile.disks
+        ));
+    } else if held.is_moved {
+        advice.caveats.push("Addresses beyond 4 TiB were moved together, so seeks look shorter.".to_owned());
+    }
+    if let Some(seconds) = latency::seconds(held).filter(|seconds| *seconds < LONG_ENOUGH_S) {
+        let what = match advice.verdict {
+            Verdict::Cache => "a day would show more reuse, and what is really written to flash in a day",
+            Verdict::NoCache => "what is read once in it may come again in a day: record a longer one",
+        };
+        advice.caveats.push(format!("The trace lasts {}: {what}.", Unit::Seconds.text(seconds)));
+    }
+    let cold = 1.0 - advice.target.best_read_hit_ratio;
+    if advice.verdict == Verdict::Cache && cold > 0.5 {
+        advice.caveats.push(format!(
+            "{} of the reads are first ones; a longer trace may show that they return.",
+            percent(cold)
+        ));
+    }
+}
