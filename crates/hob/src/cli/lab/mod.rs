@@ -1,11 +1,15 @@
 //! `hob lab …`: what a cache would do, worked out from a trace. No daemon is asked.
 
+mod feed;
 mod formats;
+mod generate;
 mod import;
 mod info;
+mod mrc;
+mod out;
 mod sim;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,6 +29,8 @@ pub(crate) enum Lab {
     Import(import::Import),
     Info(info::Info),
     Sim(sim::Sim),
+    Mrc(mrc::Mrc),
+    Generate(generate::Generate),
     Formats(formats::Formats),
 }
 
@@ -33,6 +39,8 @@ pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
         Lab::Import(args) => import::run(&args),
         Lab::Info(args) => info::run(&args, global),
         Lab::Sim(args) => sim::run(&args, global),
+        Lab::Mrc(args) => mrc::run(&args, global),
+        Lab::Generate(args) => generate::run(&args, global),
         Lab::Formats(args) => formats::run(&args, global),
     }
 }
@@ -157,4 +165,13 @@ fn remarks(reader: &TraceReader) -> Vec<String> {
         remarks.push(format!("{} requests were too far out of order and got a later time", reader.late()));
     }
     remarks
+}
+
+/// A ratio as per cent, without the sign.
+fn percent(ratio: f64) -> String {
+    format!("{:.2}", ratio * 100.0)
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
