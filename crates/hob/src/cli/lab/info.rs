@@ -212,12 +212,15 @@ fn sparkline(buckets: &[ArrivalBucket]) -> String {
     counts.into_iter().map(|count| LEVELS[level(count).min(8)]).collect()
 }
 
+/// The requests of one kind in a bucket.
+type Count = fn(&ArrivalBucket) -> u64;
+
 /// Requests a second over time, by kind.
 fn draw(report: &Report) -> String {
     let Profile { arrivals, duration_ns, .. } = &report.profile;
     let end = *duration_ns as f64 / 1e9;
     // What does not happen has no line.
-    let kinds: [(&str, fn(&ArrivalBucket) -> u64); 3] = [
+    let kinds: [(&str, Count); 3] = [
         ("reads", |bucket| bucket.reads),
         ("writes", |bucket| bucket.writes),
         ("discards, flushes", |bucket| bucket.others),

@@ -43,7 +43,7 @@ pub(crate) struct Mrc {
     block_size: Vec<Size>,
     /// What a write does to the cache
     #[arg(long, value_enum, default_value_t)]
-    mode: WriteMode,
+    mode: Writes,
     /// Follow every block, however long the trace; beyond 8 million requests the default is --samples 16384
     #[arg(long, conflicts_with_all = ["sample", "samples"])]
     exact: bool,
@@ -66,23 +66,28 @@ pub(crate) struct Mrc {
 
 /// What a write does to the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum WriteMode {
+enum Writes {
     /// It goes to the backing and into the cache.
     #[default]
-    WriteThrough,
+    #[value(name = "write-through")]
+    #[serde(rename = "write-through")]
+    Through,
     /// It goes into the cache, and to the backing when its block leaves.
-    WriteBack,
+    #[value(name = "write-back")]
+    #[serde(rename = "write-back")]
+    Back,
     /// It goes to the backing; what the cache holds of it becomes invalid.
-    WriteAround,
+    #[value(name = "write-around")]
+    #[serde(rename = "write-around")]
+    Around,
 }
 
-impl From<WriteMode> for Mode {
-    fn from(mode: WriteMode) -> Mode {
+impl From<Writes> for Mode {
+    fn from(mode: Writes) -> Mode {
         match mode {
-            WriteMode::WriteThrough => Mode::WriteThrough,
-            WriteMode::WriteBack => Mode::WriteBack,
-            WriteMode::WriteAround => Mode::WriteAround,
+            Writes::Through => Mode::WriteThrough,
+            Writes::Back => Mode::WriteBack,
+            Writes::Around => Mode::WriteAround,
         }
     }
 }
@@ -106,7 +111,7 @@ fn target(text: &str) -> Result<f64, String> {
 struct Report {
     trace: String,
     requests: u64,
-    mode: WriteMode,
+    mode: Writes,
     /// Of reads, 0 to 1.
     target_hit_ratio: f64,
     curves: Vec<CurveReport>,

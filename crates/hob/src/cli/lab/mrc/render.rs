@@ -114,7 +114,10 @@ pub(super) fn draw(report: &Report) -> String {
         Axis::new("read hits", Unit::Percent),
     )
     .subtitle(format!("{}, {} requests", report.trace, report.requests))
-    .marker(Marker::Y(report.target_hit_ratio, format!("target {} %", percent(report.target_hit_ratio))));
+    .marker(Marker::Y(
+        report.target_hit_ratio,
+        format!("target {}", Unit::Percent.text(report.target_hit_ratio)),
+    ));
     for curve in &report.curves {
         let points = curve.points.iter().map(|row| (row.cache_bytes as f64, row.read_hit_ratio)).collect();
         let sampled = if curve.sampled.is_some() { ", sampled" } else { "" };
