@@ -1,5 +1,5 @@
 //! The daemon does what the lab predicts: `hob lab sim` and a served disk to which `hob replay` sends the
-//! same trace agree on every hit, miss and eviction, for every policy that serves.
+//! same trace agree on every hit, miss and eviction, for every policy that serves. And the lab agrees with itself.
 //!
 //! The daemon answers a miss or a write first and fills flash afterwards; the simulation knows no "afterwards". What a
 //! fill in flight holds cannot be evicted, so a request that comes before it has ended may push out another block, and
@@ -184,4 +184,84 @@ fn the_daemon_does_what_the_lab_predicts() {
             assert!(check.join().is_ok(), "{policy}: see above");
         }
     });
+}
+
+/// One pass over all sizes says of each size what simulating it alone says.
+#[test]
+fn a_miss_ratio_curve_goes_through_every_lru_simulation() {
+    let scratch = Scratch::new();
+    let (trace, curve) = (scratch.text("t.csv"), scratch.text("curve.csv"));
+    self::trace(&scratch.path("t.csv"));
+    let sizes = ["256K", "1M", "4M", "16M"];
+    for block_size in ["4K", "64K"] {
+        let common = [&trace, "--block-size", block_size, "-o", "json", "--csv", &curve];
+        json(&[&["lab", "mrc", "--exact"], &common[..]].concat());
+        let text = std::fs::read_to_string(&curve).unwrap();
+        let mut rows = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
+        let head = rows.next().unwrap();
+        let rows: Vec<Vec<&str>> = rows.collect();
+        let size_list = sizes.join(",");
+        let sim = json(&[&["lab", "sim", "--policy", "lru", "--size", &size_list], &common[..5]].concat());
+        for point in sim["results"].as_array().unwrap() {
+            let size = point["cache_bytes"].to_string();
+            let row = rows.iter().find(|row| row[1] == size).unwrap_or_else(|| panic!("{size} in {text}"));
+            for name in ["read_hit_ratio", "byte_hit_ratio", "flash_write_bytes", "backing_ios"] {
+                let column = head.iter().position(|column| *column == name).unwrap();
+                let (curve, sim): (f64, f64) = (row[column].parse().unwrap(), point[name].as_f64().unwrap());
+                assert!((curve - sim).abs() < 1e-9, "{name}, {size}, blocks of {block_size}: {curve}, {sim}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_generated_trace_is_what_was_asked_for() {
+    let scratch = Scratch::new();
+    let (trace, lines, picture) = (scratch.text("t.trace"), scratch.text("t.csv"), scratch.text("rate.svg"));
+    let settings = ["requests=20000", "footprint=32MiB", "read-percent=75", "seed=7"];
+    let generate = |out: &str, to: &str| {
+        let args = [&["lab", "generate", "zipf"], &settings[..], &["--out", out, "--to", to]].concat();
+        hob::command(&args)
+    };
+    assert!(generate(&trace, "binary").success() && generate(&lines, "csv").success());
+    let again = generate(&trace, "binary");
+    assert!(!again.success() && again.stderr.contains("--force"), "{}", again.all());
+    let mut profiles =
+        [&trace, &lines].map(|file| json(&["lab", "info", file, "--picture", &picture, "-o", "json"]));
+    for profile in &mut profiles {
+        assert_eq!(profile["requests"], 20_000, "{profile}");
+        assert!((profile["read_percent"].as_f64().unwrap() - 75.0).abs() < 2.0, "{profile}");
+        assert!(profile["footprint"]["bytes"].as_u64().unwrap() <= 32 * MIB, "{profile}");
+        // CSV has whole microseconds.
+        for name in ["trace", "format", "disk_names", "gaps", "arrivals", "duration_ns"] {
+            profile[name] = Value::Null;
+        }
+    }
+    assert_eq!(profiles[0], profiles[1]);
+    assert!(std::fs::read_to_string(&picture).unwrap().starts_with("<svg "));
+
+    let exact = json(&["lab", "mrc", &trace, "-o", "json"]);
+    let sampled = json(&["lab", "mrc", &trace, "--samples", "4096", "-o", "json"]);
+    let ratios = |report: &Value| -> Vec<f64> {
+        let rows = report["curves"][0]["rows"].as_array().unwrap();
+        rows.iter().map(|row| row["read_hit_ratio"].as_f64().unwrap()).collect()
+    };
+    let (exact, sampled) = (ratios(&exact), ratios(&sampled));
+    assert!(exact.len() == 7 && exact.is_sorted() && exact[6] > 0.5, "{exact:?}");
+    let error = exact.iter().zip(&sampled).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(error < 0.05, "{exact:?}, {sampled:?}");
+
+    let list = json(&["lab", "generate", "-o", "json"]);
+    for name in list.as_array().unwrap().iter().map(|generator| generator["name"].as_str().unwrap()) {
+        let args = ["lab", "generate", name, "scale=1000", "--requests", "300", "--out", &lines, "--force"];
+        let output = hob::command(&args);
+        assert!(output.success() && output.stderr.starts_with("300 requests"), "{name}: {}", output.all());
+    }
+}
+
+#[track_caller]
+fn json(args: &[&str]) -> Value {
+    let output = hob::command(args);
+    assert!(output.success(), "{args:?}: {}", output.all());
+    serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output.stdout))
 }

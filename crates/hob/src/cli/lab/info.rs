@@ -1,12 +1,15 @@
 //! `hob lab info TRACE`: what a trace is like.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use hob_control::Size;
+use hob_lab::picture::{Axis, Curve, CurveChart, Unit, curves};
 use hob_lab::trace::TraceReader;
 use hob_lab::trace::profile::{ArrivalBucket, Profile, Profiler, SizeBucket};
 use serde::Serialize;
 
-use super::{Source, interruption, read_all, remarks};
+use super::{Source, interruption, read_all, remarks, write};
 use crate::cli::Global;
 use crate::cli::output::{duration, numbers, pairs, print, table, words};
 
@@ -15,6 +18,9 @@ use crate::cli::output::{duration, numbers, pairs, print, table, words};
 pub(crate) struct Info {
     #[command(flatten)]
     source: Source,
+    /// Draw the rate of requests over time into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
 }
 
 /// The answer.
@@ -42,6 +48,9 @@ pub(super) fn run(args: &Info, global: &Global) -> anyhow::Result<()> {
     })?;
     let remarks = remarks(&reader);
     let report = report(args.source.trace.display().to_string(), &reader, profiler.finish());
+    if let Some(path) = &args.picture {
+        write(path, &draw(&report))?;
+    }
     print(global.output, &report, |report| show(report, &remarks))
 }
 
@@ -203,9 +212,75 @@ fn sparkline(buckets: &[ArrivalBucket]) -> String {
     counts.into_iter().map(|count| LEVELS[level(count).min(8)]).collect()
 }
 
+/// The requests of one kind in a bucket.
+type Count = fn(&ArrivalBucket) -> u64;
+
+/// Requests a second over time, by kind.
+fn draw(report: &Report) -> String {
+    let Profile { arrivals, duration_ns, .. } = &report.profile;
+    let end = *duration_ns as f64 / 1e9;
+    // What does not happen has no line.
+    let kinds: [(&str, Count); 3] = [
+        ("reads", |bucket| bucket.reads),
+        ("writes", |bucket| bucket.writes),
+        ("discards, flushes", |bucket| bucket.others),
+    ];
+    let mut chart = CurveChart::new(
+        "Requests over time",
+        Axis::new("time", Unit::Seconds),
+        Axis::new("requests/s", Unit::Count),
+    )
+    .subtitle(format!("{}, {} requests", report.trace, report.profile.requests));
+    for (name, of) in kinds {
+        if arrivals.buckets.iter().all(|bucket| of(bucket) == 0) {
+            continue;
+        }
+        let from = |n: usize| n as f64 * arrivals.bucket_ns as f64 / 1e9;
+        let mut points = Vec::with_capacity(arrivals.buckets.len() + 1);
+        for (n, bucket) in arrivals.buckets.iter().enumerate() {
+            // The last bucket is cut short by the trace's end; one that is hardly begun would show a made-up peak.
+            let width = if n == 0 { from(1) } else { (end - from(n)).clamp(from(1) / 2.0, from(1)) };
+            points.push((from(n), of(bucket) as f64 / width));
+        }
+        points.extend(points.last().map(|last| (end.max(last.0), last.1)));
+        let curve = Curve::new(name, points).steps();
+        chart = chart.curve(if name == "reads" { curve.area() } else { curve });
+    }
+    curves(&chart)
+}
+
 #[cfg(test)]
 mod tests {
+    use hob_lab::trace::{Op, Record};
+
     use super::*;
+
+    fn report_of(records: &[Record]) -> Report {
+        let mut profiler = Profiler::default();
+        records.iter().for_each(|record| profiler.add(record));
+        Report {
+            trace: "t".to_owned(),
+            format: "hob",
+            profile: profiler.finish(),
+            disk_names: vec![],
+            skipped: 0,
+            skipped_first: vec![],
+            ignored: 0,
+            late: 0,
+        }
+    }
+
+    #[test]
+    fn the_picture_shows_the_kinds_that_there_are() {
+        let record = |at_ns, op| Record { at_ns, offset: 0, len: 512, op, disk: 0 };
+        let some = report_of(&[record(0, Op::Read), record(5_000_000_000, Op::Flush)]);
+        let picture = draw(&some);
+        assert!(picture.contains("\nreads\n") && picture.contains("\ndiscards, flushes\n"), "{picture}");
+        assert!(!picture.contains("\nwrites\n"), "{picture}");
+        for nothing in [report_of(&[]), report_of(&[record(7, Op::Write)])] {
+            assert!(draw(&nothing).starts_with("<svg "));
+        }
+    }
 
     #[test]
     fn sizes_and_durations_are_readable() {

@@ -1,13 +1,17 @@
 //! `hob lab …`: what a cache would do, worked out from a trace. No daemon is asked.
 
 mod advise;
+mod feed;
 mod figures;
 mod formats;
+mod generate;
 mod import;
 mod info;
+mod mrc;
+mod out;
 mod sim;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,6 +32,8 @@ pub(crate) enum Lab {
     Info(info::Info),
     Sim(sim::Sim),
     Figures(figures::Figures),
+    Mrc(mrc::Mrc),
+    Generate(generate::Generate),
     Formats(formats::Formats),
     Advise(advise::Advise),
 }
@@ -38,6 +44,8 @@ pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
         Lab::Info(args) => info::run(&args, global),
         Lab::Sim(args) => sim::run(&args, global),
         Lab::Figures(args) => figures::run(&args, global),
+        Lab::Mrc(args) => mrc::run(&args, global),
+        Lab::Generate(args) => generate::run(&args, global),
         Lab::Formats(args) => formats::run(&args, global),
         Lab::Advise(args) => advise::run(&args, global),
     }
@@ -163,4 +171,13 @@ fn remarks(reader: &TraceReader) -> Vec<String> {
         remarks.push(format!("{} requests were too far out of order and got a later time", reader.late()));
     }
     remarks
+}
+
+/// A ratio as per cent, without the sign.
+fn percent(ratio: f64) -> String {
+    format!("{:.2}", ratio * 100.0)
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

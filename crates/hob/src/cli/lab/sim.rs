@@ -16,10 +16,10 @@ use hob_lab::sim::{Point, Simulated, grid};
 use hob_lab::trace::blocks::Blocks;
 use hob_lab::trace::profile::Profiler;
 use hob_lab::trace::{Op, Record};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use super::{Source, interruption, remarks};
+use super::feed::bar;
+use super::{Source, interruption, percent, remarks, write};
 use crate::cli::Global;
 use crate::cli::output::{numbers, print, table, with_notes, words};
 
@@ -276,16 +276,6 @@ fn count(args: &Sim, stop: &std::sync::atomic::AtomicBool) -> anyhow::Result<(u6
     Ok((profiler.finish().footprint.bytes, requests))
 }
 
-fn bar(length: Option<u64>) -> anyhow::Result<ProgressBar> {
-    Ok(match length {
-        Some(length) => ProgressBar::new(length).with_style(ProgressStyle::with_template(
-            "{bar:40} {percent:>3} %  {human_pos} requests  {eta} left",
-        )?),
-        None => ProgressBar::no_length()
-            .with_style(ProgressStyle::with_template("{spinner} {human_pos} requests  {msg}")?),
-    })
-}
-
 /// Belady's bound, block by block: writes bring blocks in, reads count.
 fn optimum(args: &Sim, footprint: Option<u64>) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
@@ -384,10 +374,6 @@ impl Row {
     }
 }
 
-fn percent(ratio: f64) -> String {
-    format!("{:.2}", ratio * 100.0)
-}
-
 fn show(report: &Report) -> String {
     let columns = [
         words("POLICY"),
@@ -484,10 +470,6 @@ fn draw(report: &Report) -> String {
         chart = chart.curve(Curve::new(name, points).dots());
     }
     curves(&chart)
-}
-
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]

@@ -1,0 +1,128 @@
+//! The records of a trace as a plain iterator, for what takes records and nothing else: what else can happen while
+//! they are read (errors, Ctrl-C, a limit) ends the iterator and is asked for afterwards.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::bail;
+use hob_lab::trace::Record;
+use hob_lab::trace::blocks::{Blocks, TraceBlocks};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::{Source, remarks};
+
+/// A bar of so many requests, or one that only counts.
+pub(super) fn bar(length: Option<u64>) -> anyhow::Result<ProgressBar> {
+    Ok(match length {
+        Some(length) => ProgressBar::new(length).with_style(ProgressStyle::with_template(
+            "{bar:40} {percent:>3} %  {human_pos} requests  {eta} left",
+        )?),
+        None => ProgressBar::no_length()
+            .with_style(ProgressStyle::with_template("{spinner} {human_pos} requests  {msg}")?),
+    })
+}
+
+/// A trace that is being read once through.
+pub(super) struct Feed<'a> {
+    blocks: TraceBlocks,
+    block: Vec<Record>,
+    /// The next record's place in `block`.
+    at: usize,
+    /// Records handed on.
+    count: u64,
+    /// Most records to hand on.
+    limit: u64,
+    stop: &'a AtomicBool,
+    bar: ProgressBar,
+    end: Option<End>,
+}
+
+/// Why there are no more records.
+enum End {
+    Complete,
+    Interrupted,
+    Failed(anyhow::Error),
+}
+
+/// What was read.
+pub(super) struct Fed {
+    /// Records handed on.
+    pub(super) count: u64,
+    /// The trace goes on beyond the limit.
+    pub(super) is_cut: bool,
+    /// What the reader has to say beside the records, a line each.
+    pub(super) remarks: Vec<String>,
+}
+
+impl<'a> Feed<'a> {
+    /// Opens a trace, of which `limit` records at most are read. `message` stands beside the bar, which ends at
+    /// `length` requests if that is known.
+    ///
+    /// # Errors
+    /// The trace cannot be opened.
+    pub(super) fn open(
+        source: &Source,
+        limit: u64,
+        length: Option<u64>,
+        message: String,
+        stop: &'a AtomicBool,
+    ) -> anyhow::Result<Feed<'a>> {
+        let (blocks, bar) = (source.open_blocks()?, bar(length)?.with_message(message));
+        Ok(Feed { blocks, block: Vec::new(), at: 0, count: 0, limit, stop, bar, end: None })
+    }
+
+    /// What was read, when the records have ended.
+    ///
+    /// # Errors
+    /// The trace could not be read to its end, Ctrl-C, or nothing was in it.
+    pub(super) fn finish(self) -> anyhow::Result<Fed> {
+        self.bar.finish_and_clear();
+        let is_cut = match self.end {
+            Some(End::Failed(error)) => return Err(error),
+            Some(End::Interrupted) => bail!("interrupted after {} requests", self.count),
+            Some(End::Complete) => false,
+            None => true,
+        };
+        let mut remarks = self.blocks.reader().map(remarks).unwrap_or_default();
+        if self.count == 0 {
+            remarks.insert(0, "there is no request in the trace".to_owned());
+            bail!("{}", remarks.join(" "));
+        }
+        Ok(Fed { count: self.count, is_cut, remarks })
+    }
+
+    /// Reads the next block; `end` says why there is none.
+    fn refill(&mut self) {
+        self.bar.set_position(self.count);
+        self.block.clear();
+        self.at = 0;
+        if self.stop.load(Ordering::Relaxed) {
+            self.end = Some(End::Interrupted);
+            return;
+        }
+        match self.blocks.next_block() {
+            Ok([]) => self.end = Some(End::Complete),
+            Ok(block) => self.block.extend_from_slice(block),
+            Err(error) => self.end = Some(End::Failed(error)),
+        }
+    }
+}
+
+impl Iterator for Feed<'_> {
+    type Item = Record;
+
+    #[inline]
+    fn next(&mut self) -> Option<Record> {
+        if self.at == self.block.len() {
+            if self.end.is_some() {
+                return None;
+            }
+            self.refill();
+        }
+        let record = *self.block.get(self.at)?;
+        if self.count == self.limit {
+            return None;
+        }
+        (self.at, self.count) = (self.at + 1, self.count + 1);
+        Some(record)
+    }
+}

@@ -1,0 +1,123 @@
+//! Where commands of the lab write a trace.
+//!
+//! The file appears when it is complete; Ctrl-C or an error leaves nothing behind.
+
+use std::fs::Permissions;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use clap::ValueEnum;
+use hob_lab::trace::{Record, binary, csv};
+
+/// What to write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum To {
+    /// hob's binary format, which the other commands read fastest.
+    #[default]
+    Binary,
+    /// ts_us,op,offset,size and, of several disks, the disk.
+    Csv,
+}
+
+/// A second disk came along in a trace that was taken for one of a single disk.
+#[derive(Debug, thiserror::Error)]
+#[error("the trace has several disks")]
+pub(super) struct SeveralDisks;
+
+/// Which CSV to write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Columns {
+    OneDisk,
+    Disks,
+}
+
+/// Where the records go.
+pub(super) enum Out {
+    BinaryFile(binary::Writer<tempfile::NamedTempFile>, Target),
+    CsvFile(csv::Writer<tempfile::NamedTempFile>, Columns, Target),
+    BinaryPipe(binary::Writer<io::Stdout>),
+    CsvPipe(csv::Writer<io::Stdout>),
+}
+
+impl Out {
+    /// `out` may be -, standard output.
+    ///
+    /// # Errors
+    /// The file exists and `force` is not given, is no plain file, or cannot be made.
+    pub(super) fn create(out: &Path, to: To, force: bool, columns: Columns) -> anyhow::Result<Out> {
+        let cannot = || format!("cannot write {}", out.display());
+        if out.as_os_str() == "-" {
+            return Ok(match to {
+                To::Binary => Out::BinaryPipe(binary::Writer::new(io::stdout()).with_context(cannot)?),
+                To::Csv => Out::CsvPipe(writer(io::stdout(), columns).with_context(cannot)?),
+            });
+        }
+        check_target(out, force)?;
+        let target = Target { out: out.to_owned(), force };
+        let directory = out.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let file = tempfile::Builder::new()
+            .prefix(".hob-trace-")
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(directory.unwrap_or(Path::new(".")))
+            .with_context(cannot)?;
+        Ok(match to {
+            To::Binary => Out::BinaryFile(binary::Writer::new(file).with_context(cannot)?, target),
+            To::Csv => Out::CsvFile(writer(file, columns).with_context(cannot)?, columns, target),
+        })
+    }
+
+    /// Adds a record.
+    ///
+    /// # Errors
+    /// [`SeveralDisks`], or the file cannot be written.
+    pub(super) fn push(&mut self, record: &Record) -> anyhow::Result<()> {
+        if let Out::CsvFile(_, Columns::OneDisk, _) = self
+            && record.disk != 0
+        {
+            return Err(SeveralDisks.into());
+        }
+        match self {
+            Out::BinaryFile(writer, _) => writer.push(record),
+            Out::CsvFile(writer, ..) => writer.push(record),
+            Out::BinaryPipe(writer) => writer.push(record),
+            Out::CsvPipe(writer) => writer.push(record),
+        }
+        .context("cannot write the records")
+    }
+
+    /// The trace is complete: the file appears.
+    pub(super) fn finish(self) -> anyhow::Result<()> {
+        let (file, target) = match self {
+            Out::BinaryFile(writer, target) => (writer.finish_counted(0), target),
+            Out::CsvFile(writer, _, target) => (writer.finish(), target),
+            Out::BinaryPipe(writer) => return writer.finish().map(drop).context("cannot write the records"),
+            Out::CsvPipe(writer) => return writer.finish().map(drop).context("cannot write the records"),
+        };
+        let file = file.context("cannot write the records")?;
+        let Target { out, force } = target;
+        // Somebody may have made the file meanwhile.
+        let kept = if force { file.persist(&out) } else { file.persist_noclobber(&out) };
+        kept.map(drop).with_context(|| format!("cannot make {}", out.display()))
+    }
+}
+
+/// The file to be.
+pub(super) struct Target {
+    out: PathBuf,
+    force: bool,
+}
+
+fn writer<W: Write>(out: W, columns: Columns) -> io::Result<csv::Writer<W>> {
+    if columns == Columns::Disks { csv::Writer::with_disks(out) } else { csv::Writer::new(out) }
+}
+
+/// A trace never takes the place of something that is no file, like a disk.
+fn check_target(out: &Path, force: bool) -> anyhow::Result<()> {
+    if let Ok(metadata) = out.symlink_metadata() {
+        ensure!(metadata.is_file(), "{} is there and no plain file; name another", out.display());
+        ensure!(force, "{} is there already; --force replaces it", out.display());
+    }
+    Ok(())
+}
