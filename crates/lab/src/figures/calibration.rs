@@ -22,16 +22,16 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     published: "A disk of 200 GB on RAID 5 of four 7.2K disks, a cache of 50 GB with 8 KB blocks: 576–608 reads a \
                 second without the cache; with it 268 in the first pass, then rising, at 29 % read hits.",
     method: "Stands in for the original tool: the generator calibration with the published characteristics, on models \
-             of that array and of a SATA SSD with the rating the source quotes.",
+             of that array and of a SATA SSD with the rating the source quotes; which flash it had here is not known.",
     work: Work::Play { cases, judge },
 };
 
 /// Why the check of the first pass is red; it is no accident, so the page says it.
 const COLD_NOTE: &str = "The source lost half its reads a second while its cache was empty. hob does not, and the \
     check that it would is red: hob answers a miss as soon as the disks have, and copies the data to flash after \
-    the answer, on a device that takes some forty times as many writes a second as these disks give reads. No guest \
-    waits for a copy; when flash does fall behind, hob leaves copies out. The first pass thus runs at the speed of \
-    the disks, a little above it with the blocks that are read twice.";
+    the answer, on a device that takes some forty times as many writes a second as these disks give reads. No answer \
+    waits for its own copy, and the disks do nothing more than without a cache. The first pass thus runs at the speed \
+    of the disks, a little above it with the blocks that are read twice.";
 
 fn cases(size: Size) -> Vec<Case> {
     let scale = match size {

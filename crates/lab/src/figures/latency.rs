@@ -19,7 +19,8 @@ pub(super) const HM: FigureInfo = FigureInfo {
                 blocks takes the mean latency from 1.23 ms to 0.321 ms at 85 % hits.",
     method: "Stands in for the original trace: the generator hm with the published characteristics. The backing \
              answers in the published 1.23 ms, whatever is asked: without a cache the mean is set, not measured. The \
-             flash is a model of a SATA SSD with the rating the source quotes.",
+             flash is a model of a SATA SSD with the rating the source quotes; which \
+             flash it had here is not known.",
     work: Work::Play { cases: |size| cases(&HM_SOURCE, size), judge: |runs| judge(&HM_SOURCE, runs) },
 };
 
@@ -31,7 +32,8 @@ pub(super) const PROXY: FigureInfo = FigureInfo {
                 blocks takes the mean latency from 1.357 ms to 0.612 ms at 83 % hits.",
     method: "Stands in for the original trace: the generator proxy with the published characteristics. The backing \
              answers in the published 1.357 ms, whatever is asked: without a cache the mean is set, not measured. \
-             The flash is a model of a SATA SSD with the rating the source quotes.",
+             The flash is a model of a SATA SSD with the rating the source quotes; which \
+             flash it had here is not known.",
     work: Work::Play { cases: |size| cases(&PROXY_SOURCE, size), judge: |runs| judge(&PROXY_SOURCE, runs) },
 };
 

@@ -60,6 +60,11 @@ fn page(report: &Report, options: &Options) -> Page {
             "What was published of other caches, beside what hob does with the same kind of load: its own engine in \
              virtual time, on models of the sources' devices. Times are virtual and the same on every machine.",
         )
+        .lead(
+            "The sources' traces and benchmarks are not at hand: generators with the published characteristics stand \
+             in for them. What was not published was fitted to the published results, so that hit ratios agree is no \
+             discovery; what hob makes of such a load is.",
+        )
         .card(
             Card::new("checks that hold", format!("{green} of {}", green + red)).check(Check::of(red == 0)),
         )
@@ -96,7 +101,7 @@ fn section(figure: &FigureReport) -> Section {
 fn scale(figure: &FigureReport) -> String {
     match figure.scale {
         None => "Scale: none, everything is of full size.".to_owned(),
-        Some(1) => "Scale: 1. Footprint, cache, warm-up and number of requests are of full size.".to_owned(),
+        Some(1) => "Scale: 1. Footprint, cache and warm-up are of full size.".to_owned(),
         Some(scale) => format!(
             "Scale: 1/{scale}. Footprint, cache and warm-up are divided by {scale}, so the cache holds the same share \
              of the data; block and request sizes, rates and devices are not scaled."
