@@ -126,3 +126,54 @@ impl Iterator for Feed<'_> {
         Some(record)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::lab::{Bad, FormatInfo};
+
+    fn source(directory: &tempfile::TempDir, text: &str) -> Source {
+        let trace = directory.path().join("t.csv");
+        std::fs::write(&trace, text).unwrap();
+        let format = FormatInfo::named("csv").ok();
+        Source { trace, format, disk: None, on_bad: Bad::Fail, page_size: None }
+    }
+
+    /// The offsets that come out, and what is said afterwards.
+    fn read(text: &str, limit: u64, stop: bool) -> (Vec<u64>, anyhow::Result<Fed>) {
+        let (directory, stop) = (tempfile::tempdir().unwrap(), AtomicBool::new(stop));
+        let mut feed =
+            Feed::open(&source(&directory, text), limit, None, String::new(), &stop).expect("a trace");
+        (feed.by_ref().map(|record| record.offset).collect(), feed.finish())
+    }
+
+    #[test]
+    fn a_limit_cuts_only_what_goes_on() {
+        let text = "ts_us,op,offset,size\n0,R,0,512\n1,R,512,512\n2,W,1024,512\n";
+        for (limit, offsets, is_cut) in [
+            (u64::MAX, &[0, 512, 1024][..], false),
+            (3, &[0, 512, 1024], false),
+            (2, &[0, 512], true),
+            (1, &[0], true),
+        ] {
+            let (read, fed) = read(text, limit, false);
+            let fed = fed.unwrap();
+            assert_eq!(
+                (&read[..], fed.count, fed.is_cut),
+                (offsets, offsets.len() as u64, is_cut),
+                "{limit}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_ends_it_early_is_told_afterwards() {
+        let broken = "ts_us,op,offset,size\n0,R,0,512\n1,R,-512,512\n";
+        let said = |read: (Vec<u64>, anyhow::Result<Fed>)| format!("{:#}", read.1.err().expect("an error"));
+        assert!(said(read(broken, u64::MAX, false)).contains("line 3"));
+        assert!(
+            said(read("ts_us,op,offset,size\n0,R,0,512\n", u64::MAX, true)).contains("interrupted after 0")
+        );
+        assert!(said(read("ts_us,op,offset,size\n", u64::MAX, false)).contains("no request"));
+    }
+}
