@@ -45,6 +45,12 @@ impl Stats {
             .sum()
     }
 
+    /// Blocks that gave way to others.
+    #[must_use]
+    pub fn evicted_blocks(&self) -> u64 {
+        self.disk["evictions"]["blocks"].as_u64().unwrap_or(0)
+    }
+
     /// A plain counter or gauge of the disk by name, searched at every depth; `None` when nothing is called so.
     #[must_use]
     pub fn number(&self, name: &str) -> Option<f64> {

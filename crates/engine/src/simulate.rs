@@ -38,6 +38,10 @@ pub struct SimStats {
     pub read_hits: u64,
     /// Bytes these asked for.
     pub read_hit_bytes: u64,
+    /// Blocks that read requests have a part of, request by request.
+    pub read_blocks: u64,
+    /// Of these, blocks of which the whole part was valid, whether or not the request hit.
+    pub read_block_hits: u64,
     /// Read requests of which some sectors were valid.
     pub partial_misses: u64,
     /// Read requests that missed and brought less than all of theirs in.
@@ -65,6 +69,12 @@ impl SimStats {
         ratio(self.read_hit_bytes, self.read_bytes)
     }
 
+    /// Blocks that were there of the blocks read, 0 to 1; 0 when there was none. What simulators count that
+    /// know no requests, only blocks.
+    pub fn read_block_hit_ratio(&self) -> f64 {
+        ratio(self.read_block_hits, self.read_blocks)
+    }
+
     /// Requests that went to the backing: reads that missed, and every write.
     pub fn backing_ios(&self) -> u64 {
         self.reads - self.read_hits + self.writes
@@ -73,6 +83,17 @@ impl SimStats {
 
 fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// What a look-up counted.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    /// Valid sectors.
+    valid: u64,
+    /// Blocks the request has a part of.
+    blocks: u64,
+    /// Of these, blocks of which the whole part is valid.
+    whole_blocks: u64,
 }
 
 /// A simulated cache. Offsets and lengths are bytes; offsets lie below 2³² blocks.
@@ -122,7 +143,9 @@ impl CacheSim {
         self.stats.reads += 1;
         self.stats.read_bytes += len;
         let run = self.directory.observe(first, end);
-        let valid = self.look_up(first, end);
+        let Found { valid, blocks, whole_blocks } = self.look_up(first, end);
+        self.stats.read_blocks += blocks;
+        self.stats.read_block_hits += whole_blocks;
         if valid == end - first {
             self.stats.read_hits += 1;
             self.stats.read_hit_bytes += len;
@@ -169,17 +192,20 @@ impl CacheSim {
         Outcome::BypassZeroing
     }
 
-    /// Notes where the blocks of the sectors `first..end` lie, in order, and returns how many of the sectors are valid.
+    /// Notes where the blocks of the sectors `first..end` lie, in order, and counts what is valid there.
     #[inline]
-    fn look_up(&mut self, first: u64, end: u64) -> u64 {
+    fn look_up(&mut self, first: u64, end: u64) -> Found {
         self.found.clear();
-        let mut valid = 0;
+        let mut found = Found::default();
         for span in self.directory.spans(first, end) {
             let sector = self.directory.find(span);
-            valid += sector.map_or(0, |sector| self.directory.index.count_valid(sector, span.count));
+            let valid = sector.map_or(0, |sector| self.directory.index.count_valid(sector, span.count));
+            found.valid += valid;
+            found.blocks += 1;
+            found.whole_blocks += u64::from(valid == span.count);
             self.found.push(sector);
         }
-        valid
+        found
     }
 
     /// Brings in the sectors that were looked up, on behalf of a request for the sectors `claim`,

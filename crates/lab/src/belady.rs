@@ -6,7 +6,8 @@
 //! for may be that one: it then does not come in at all, as with a policy that refuses admission. So
 //! the bound holds for those policies too (a cache that must take every block misses a little more).
 //!
-//! Every request is a use of one whole block, read or write alike.
+//! Every request is a use of one whole block. Of which requests the misses count, the caller says: those of
+//! reads, for one.
 //!
 //! Time: O(n log n) for n requests and each cache size; the logarithm's base is 64. Memory: 4 bytes a
 //! request and, while the next uses are being found, some 30 bytes a distinct block; then an eighth of a
@@ -24,6 +25,9 @@ const NEVER: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct NextUses {
     next: Vec<u32>,
+    /// A bit for each request: do its misses count?
+    counts: Vec<u64>,
+    counted: u64,
     distinct: u64,
 }
 
@@ -33,9 +37,18 @@ impl NextUses {
     /// # Errors
     /// When there are 2³² requests or more.
     pub fn new(keys: impl IntoIterator<Item = u64>) -> anyhow::Result<NextUses> {
+        Self::counting(keys.into_iter().map(|key| (key, true)))
+    }
+
+    /// As [`new`](Self::new), with a word on whether each request's misses count.
+    ///
+    /// # Errors
+    /// When there are 2³² requests or more.
+    pub fn counting(uses: impl IntoIterator<Item = (u64, bool)>) -> anyhow::Result<NextUses> {
         let mut next: Vec<u32> = Vec::new();
+        let (mut counts, mut counted) = (Vec::new(), 0);
         let mut last_use: HashMap<u64, u32> = HashMap::new();
-        for key in keys {
+        for (key, is_counted) in uses {
             ensure!(
                 next.len() < NEVER as usize,
                 "Belady's optimum takes {NEVER} requests at most: cut the trace or sample its blocks"
@@ -43,9 +56,14 @@ impl NextUses {
             if let Some(last) = last_use.insert(key, next.len() as u32) {
                 next[last as usize] = next.len() as u32;
             }
+            if next.len().is_multiple_of(64) {
+                counts.push(0);
+            }
+            *counts.last_mut().expect("a word for each 64") |= u64::from(is_counted) << (next.len() % 64);
+            counted += u64::from(is_counted);
             next.push(NEVER);
         }
-        Ok(NextUses { next, distinct: last_use.len() as u64 })
+        Ok(NextUses { next, counts, counted, distinct: last_use.len() as u64 })
     }
 
     /// Requests in the trace.
@@ -53,12 +71,17 @@ impl NextUses {
         self.next.len() as u64
     }
 
+    /// Requests whose misses count.
+    pub fn counted(&self) -> u64 {
+        self.counted
+    }
+
     /// Different blocks in the trace.
     pub fn distinct(&self) -> u64 {
         self.distinct
     }
 
-    /// The fewest misses possible with a cache of so many blocks.
+    /// The misses that count of those that the best replacement for all requests has, with a cache of so many blocks.
     pub fn misses(&self, blocks: u64) -> u64 {
         // The cache, as the moments at which its blocks are used next. A moment belongs to one block,
         // so a request finds its block in the cache exactly if its own moment is in the set. What is
@@ -69,7 +92,7 @@ impl NextUses {
             if cached.remove(now) {
                 held -= 1;
             } else {
-                misses += 1;
+                misses += self.counts[now as usize / 64] >> (now % 64) & 1;
             }
             if *next != NEVER {
                 cached.insert(*next);
@@ -84,9 +107,9 @@ impl NextUses {
         misses
     }
 
-    /// The lowest miss ratio possible at each of these cache sizes, in blocks. 0 for an empty trace.
+    /// The miss ratio of the requests that count at each of these cache sizes, in blocks. 0 for an empty trace.
     pub fn miss_ratios(&self, sizes: &[u64]) -> Vec<f64> {
-        let requests = self.requests().max(1) as f64;
+        let requests = self.counted.max(1) as f64;
         sizes.iter().map(|blocks| self.misses(*blocks) as f64 / requests).collect()
     }
 }

@@ -7,6 +7,7 @@ pub mod advise;
 pub mod belady;
 mod clock;
 pub mod driver;
+pub mod figures;
 pub mod generate;
 mod markup;
 pub mod mrc;

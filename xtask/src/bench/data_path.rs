@@ -114,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         bail!("{} not installed; `cargo xtask install` does that", missing.join(", "));
     }
     let bench = Bench {
-        hob: hob(arguments)?,
+        hob: super::hob(arguments.hob.as_deref())?,
         rounds: if arguments.quick { 1 } else { arguments.rounds.max(1) },
         seconds: if arguments.quick { 1 } else { arguments.seconds.max(1) },
         quick: arguments.quick,
@@ -142,14 +142,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         bail!("{} bars missed", report.missed());
     }
     Ok(())
-}
-
-fn hob(arguments: &Arguments) -> Result<PathBuf> {
-    if let Some(path) = arguments.hob.clone().or_else(|| std::env::var_os("HOB_BIN").map(PathBuf::from)) {
-        return path.canonicalize().with_context(|| format!("find {}", path.display()));
-    }
-    shell::run(&mut shell::cargo(&["build", "--release", "-p", "hob"]))?;
-    Ok(shell::target_dir()?.join("release/hob"))
 }
 
 fn scratch(dir: &Path) -> Result<TempDir> {

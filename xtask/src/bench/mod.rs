@@ -2,20 +2,48 @@
 
 mod data_path;
 mod fio;
+mod lab;
 mod report;
 mod server;
 
-use anyhow::Result;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
 use clap::Subcommand;
+
+use crate::shell;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
     /// The path of the data when every read is a hit: hob against qemu-nbd, nbdkit and the bare file
     DataPath(data_path::Arguments),
+    /// How fast the lab simulates, and its miss ratios beside libCacheSim's
+    Lab(lab::Arguments),
 }
 
 pub(crate) fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::DataPath(arguments) => data_path::run(arguments),
+        Bench::Lab(arguments) => lab::run(arguments),
+    }
+}
+
+/// The hob to measure: the one named, or what HOB_BIN names, or else a fresh release build.
+fn hob(named: Option<&Path>) -> Result<PathBuf> {
+    if let Some(path) = named.map(PathBuf::from).or_else(|| std::env::var_os("HOB_BIN").map(PathBuf::from)) {
+        return path.canonicalize().with_context(|| format!("find {}", path.display()));
+    }
+    shell::run(&mut shell::cargo(&["build", "--release", "-p", "hob"]))?;
+    Ok(shell::target_dir()?.join("release/hob"))
+}
+
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(values[middle]),
+        _ => Some((values[middle - 1] + values[middle]) / 2.0),
     }
 }

@@ -139,14 +139,7 @@ impl Setting {
 
     fn median(&self, workload: &str, server: &str, measure: Measure) -> Option<f64> {
         let runs = self.runs.iter().filter(|r| r.workload == workload && r.server == server);
-        let mut values: Vec<f64> = runs.filter_map(|r| measure.of(r)).collect();
-        values.sort_by(f64::total_cmp);
-        let middle = values.len() / 2;
-        match values.len() {
-            0 => None,
-            n if n % 2 == 1 => Some(values[middle]),
-            _ => Some((values[middle - 1] + values[middle]) / 2.0),
-        }
+        super::median(runs.filter_map(|r| measure.of(r)))
     }
 
     fn ratio(&self, bar: &Bar) -> Option<f64> {

@@ -47,6 +47,8 @@ fn these_lines_make_sense() {
         "hob lab info trace --page-size 4K -o json",
         "hob lab formats",
         "hob lab advise trace --target-hit 85% --backing fixed:8,2.5 --flash pcie --endurance 0.3DWPD --html a.html",
+        "hob lab figures",
+        "hob lab figures dss block-size --out d --threads 2 --quick -o json",
         "hob lab sim t.csv --policy all --size 1G,10% --block-size 4K,64K --admission nth-access:3+not-sequential:512K",
         "hob lab sim t --preset vfrc --sample 0.1 --threads 1 --csv a.csv --picture a.svg -o json",
         "hob completions bash",
@@ -89,6 +91,7 @@ fn these_lines_are_refused_in_one_line_that_says_what_to_do() {
         ("hob lab advise t --target-hit 120%", "85%"),
         ("hob lab advise t --backing floppy", "15k-raid5"),
         ("hob lab advise t --endurance 5", "600TBW"),
+        ("hob lab figures dds", "block-size, dss, dvdstore"),
     ] {
         let error = parse(line).unwrap_err();
         let said = usage_line(&error.to_string());

@@ -7,7 +7,8 @@ use crate::markup::escaped;
 const LONG: usize = 30;
 
 /// A verdict, said by a sign and a word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Check {
     /// As expected.
     Pass,

@@ -63,7 +63,7 @@ pub enum TraceBlocks {
     /// hob's own format, uncompressed, of which every disk is wanted.
     Binary(binary::Reader<File>),
     /// Anything else.
-    Other(Gathered<TraceReader>),
+    Other(Box<Gathered<TraceReader>>),
 }
 
 impl TraceBlocks {
@@ -81,7 +81,7 @@ impl TraceBlocks {
                 return Ok(TraceBlocks::Binary(binary::Reader::new(file)?));
             }
         }
-        Ok(TraceBlocks::Other(Gathered::new(open(path, options)?)))
+        Ok(TraceBlocks::Other(Box::new(Gathered::new(open(path, options)?))))
     }
 
     /// The reader, for what it skipped; none for hob's own format, of which nothing is skipped.

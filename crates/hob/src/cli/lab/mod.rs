@@ -1,6 +1,7 @@
 //! `hob lab …`: what a cache would do, worked out from a trace. No daemon is asked.
 
 mod advise;
+mod figures;
 mod formats;
 mod import;
 mod info;
@@ -26,6 +27,7 @@ pub(crate) enum Lab {
     Import(import::Import),
     Info(info::Info),
     Sim(sim::Sim),
+    Figures(figures::Figures),
     Formats(formats::Formats),
     Advise(advise::Advise),
 }
@@ -35,6 +37,7 @@ pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
         Lab::Import(args) => import::run(&args),
         Lab::Info(args) => info::run(&args, global),
         Lab::Sim(args) => sim::run(&args, global),
+        Lab::Figures(args) => figures::run(&args, global),
         Lab::Formats(args) => formats::run(&args, global),
         Lab::Advise(args) => advise::run(&args, global),
     }

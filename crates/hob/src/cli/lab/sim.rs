@@ -62,7 +62,7 @@ pub(crate) struct Sim {
     /// Write every figure to this file, comma-separated
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Draw hit ratio against size into this file, as SVG
+    /// Draw block hits against size into this file, as SVG
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 }
@@ -92,7 +92,7 @@ impl FromStr for CacheSize {
 }
 
 /// A line of the answer.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 struct Row {
     policy: String,
     admission: String,
@@ -101,10 +101,14 @@ struct Row {
     /// Of the bytes the trace touches, if that was counted.
     cache_share: Option<f64>,
     reads: u64,
-    /// Read requests served whole from flash, of all.
+    /// Read requests served whole from flash.
+    read_hits: u64,
+    /// The same, of all.
     read_hit_ratio: f64,
     /// The same by bytes.
     byte_hit_ratio: f64,
+    /// Blocks that were there of the blocks that reads touch, also in requests that missed as a whole.
+    block_hit_ratio: f64,
     partial_misses: u64,
     not_admitted: u64,
     writes: u64,
@@ -155,7 +159,7 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
 
     let mut results: Vec<Row> = simulated.iter().map(|result| Row::new(result, footprint_bytes)).collect();
     if wanted.optimum {
-        results.extend(optimum(args, footprint_bytes, &mut notes)?);
+        results.extend(optimum(args, footprint_bytes)?);
     }
     let out_of_reach = results.iter().map(|row| row.out_of_reach).max().unwrap_or(0);
     if out_of_reach > 0 {
@@ -243,7 +247,7 @@ fn bytes(size: CacheSize, footprint_bytes: Option<u64>, block_bytes: u32) -> u64
     }
 }
 
-fn processors() -> usize {
+pub(super) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
@@ -282,8 +286,8 @@ fn bar(length: Option<u64>) -> anyhow::Result<ProgressBar> {
     })
 }
 
-/// Belady's bound. It counts block by block, reads and writes alike.
-fn optimum(args: &Sim, footprint: Option<u64>, notes: &mut Vec<String>) -> anyhow::Result<Vec<Row>> {
+/// Belady's bound, block by block: writes bring blocks in, reads count.
+fn optimum(args: &Sim, footprint: Option<u64>) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for block_size in &args.block_size {
         let block_bytes = block_size.bytes();
@@ -294,23 +298,20 @@ fn optimum(args: &Sim, footprint: Option<u64>, notes: &mut Vec<String>) -> anyho
             if block.is_empty() {
                 break;
             }
-            keys.extend(block.iter().flat_map(|record| touched(record, block_bytes)));
+            keys.extend(
+                block.iter().flat_map(|record| {
+                    touched(record, block_bytes).map(|block| (block, record.op == Op::Read))
+                }),
+            );
         }
-        let next_uses = NextUses::new(keys)?;
+        let next_uses = NextUses::counting(keys)?;
         let sizes: Vec<u64> =
             args.size.iter().map(|size| bytes(*size, footprint, block_bytes as u32)).collect();
         let counts: Vec<u64> = sizes.iter().map(|bytes| bytes / block_bytes).collect();
         for (cache_bytes, miss_ratio) in sizes.into_iter().zip(next_uses.miss_ratios(&counts)) {
-            rows.push(Row::optimum(
-                block_bytes as u32,
-                cache_bytes,
-                footprint,
-                next_uses.requests(),
-                miss_ratio,
-            ));
+            rows.push(Row::optimum(block_bytes as u32, cache_bytes, footprint, miss_ratio));
         }
     }
-    notes.push("the optimum counts block by block, reads and writes alike".to_owned());
     Ok(rows)
 }
 
@@ -334,8 +335,10 @@ impl Row {
             cache_bytes: point.cache_bytes,
             cache_share: footprint_bytes.map(|bytes| point.cache_bytes as f64 / bytes.max(1) as f64),
             reads: stats.reads,
+            read_hits: stats.read_hits,
             read_hit_ratio: stats.read_hit_ratio(),
             byte_hit_ratio: stats.read_hit_byte_ratio(),
+            block_hit_ratio: stats.read_block_hit_ratio(),
             partial_misses: stats.partial_misses,
             not_admitted: stats.not_admitted,
             writes: stats.writes,
@@ -348,32 +351,21 @@ impl Row {
         }
     }
 
-    fn optimum(
-        block_bytes: u32,
-        cache_bytes: u64,
-        footprint: Option<u64>,
-        accesses: u64,
-        misses: f64,
-    ) -> Row {
+    fn optimum(block_bytes: u32, cache_bytes: u64, footprint: Option<u64>, miss_ratio: f64) -> Row {
         Row {
             policy: OPTIMUM.to_owned(),
             admission: "-".to_owned(),
             block_bytes,
             cache_bytes,
             cache_share: footprint.map(|bytes| cache_bytes as f64 / bytes.max(1) as f64),
-            reads: accesses,
-            read_hit_ratio: 1.0 - misses,
-            byte_hit_ratio: 1.0 - misses,
-            partial_misses: 0,
-            not_admitted: 0,
-            writes: 0,
-            write_hits: 0,
-            flash_write_bytes: (misses * accesses as f64) as u64 * u64::from(block_bytes),
-            backing_ios: (misses * accesses as f64) as u64,
-            evictions: 0,
-            memory_bytes_per_block: 0.0,
-            out_of_reach: 0,
+            block_hit_ratio: 1.0 - miss_ratio,
+            ..Row::default()
         }
+    }
+
+    /// The optimum knows blocks and no requests.
+    fn by_request(&self, figure: String) -> String {
+        if self.policy == OPTIMUM { "-".to_owned() } else { figure }
     }
 
     /// What tells it from other rows, apart from its size.
@@ -405,6 +397,7 @@ fn show(report: &Report) -> String {
         numbers("SHARE %"),
         numbers("READ HITS %"),
         numbers("BYTE HITS %"),
+        numbers("BLOCK HITS %"),
         numbers("FLASH WRITES"),
         numbers("BACKING I/O"),
         numbers("EVICTIONS"),
@@ -416,11 +409,12 @@ fn show(report: &Report) -> String {
             Size(u64::from(row.block_bytes)).to_string(),
             Unit::Bytes.text(row.cache_bytes as f64),
             row.cache_share.map_or("-".to_owned(), percent),
-            percent(row.read_hit_ratio),
-            percent(row.byte_hit_ratio),
-            Unit::Bytes.text(row.flash_write_bytes as f64),
-            row.backing_ios.to_string(),
-            row.evictions.to_string(),
+            row.by_request(percent(row.read_hit_ratio)),
+            row.by_request(percent(row.byte_hit_ratio)),
+            percent(row.block_hit_ratio),
+            row.by_request(Unit::Bytes.text(row.flash_write_bytes as f64)),
+            row.by_request(row.backing_ios.to_string()),
+            row.by_request(row.evictions.to_string()),
         ]
     });
     let mut text = table(&columns, rows);
@@ -437,20 +431,22 @@ fn show(report: &Report) -> String {
 
 fn csv(rows: &[Row]) -> String {
     let mut text = String::from(
-        "policy,admission,block_bytes,cache_bytes,cache_share,reads,read_hit_ratio,byte_hit_ratio,partial_misses,\
+        "policy,admission,block_bytes,cache_bytes,cache_share,reads,read_hits,read_hit_ratio,byte_hit_ratio,block_hit_ratio,partial_misses,\
          not_admitted,writes,write_hits,flash_write_bytes,backing_ios,evictions,memory_bytes_per_block\n",
     );
     for row in rows {
         let share = row.cache_share.map(|share| share.to_string()).unwrap_or_default();
-        let figures: [&dyn fmt::Display; 16] = [
+        let figures: [&dyn fmt::Display; 18] = [
             &row.policy,
             &row.admission,
             &row.block_bytes,
             &row.cache_bytes,
             &share,
             &row.reads,
+            &row.read_hits,
             &row.read_hit_ratio,
             &row.byte_hit_ratio,
+            &row.block_hit_ratio,
             &row.partial_misses,
             &row.not_admitted,
             &row.writes,
@@ -471,16 +467,16 @@ fn draw(report: &Report) -> String {
     let mut kinds: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     for row in &report.results {
         let kind = row.kind(report);
-        let point = (row.cache_bytes as f64, row.read_hit_ratio);
+        let point = (row.cache_bytes as f64, row.block_hit_ratio);
         match kinds.iter_mut().find(|(name, _)| *name == kind) {
             Some((_, points)) => points.push(point),
             None => kinds.push((kind, vec![point])),
         }
     }
     let mut chart = CurveChart::new(
-        "Reads served from flash, by cache size",
+        "Blocks found in the cache by reads, by cache size",
         Axis::new("cache size", Unit::Bytes).log(),
-        Axis::new("read hits", Unit::Percent),
+        Axis::new("block hits", Unit::Percent),
     )
     .subtitle(format!("{}, {} requests", report.trace, report.requests));
     for (name, mut points) in kinds {

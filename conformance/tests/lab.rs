@@ -1,0 +1,187 @@
+//! The daemon does what the lab predicts: `hob lab sim` and a served disk to which `hob replay` sends the
+//! same trace agree on every hit, miss and eviction, for every policy that serves.
+//!
+//! The daemon answers a miss or a write first and fills flash afterwards; the simulation knows no "afterwards". What a
+//! fill in flight holds cannot be evicted, so a request that comes before it has ended may push out another block, and
+//! on a slow disk one often does. A flush does not wait for fills, and a pause is only a guess. But a request for the
+//! same sectors waits, so the trace lets one follow whatever fills:
+//!
+//! * A read is followed by itself. The second one waits for the first one's fill, hits, and leaves nothing in flight.
+//! * A write of whole sectors is followed by a read of them: the same.
+//! * A write that covers a sector in part leaves that sector invalid; a trim in it waits and changes nothing.
+//!
+//! Both sides get this trace, so it is compared as it stands; at depth 1 no timing can tell them apart.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::thread;
+
+use conformance::data::{Noise, empty_file};
+use conformance::stats::Stats;
+use conformance::{MIB, Scratch, Serve, hob};
+use serde_json::Value;
+
+const SIZE: u64 = 32 * MIB;
+const SECTOR: u64 = 4096;
+/// Requests, those that only wait for others included.
+const REQUESTS: usize = 4_000;
+
+/// Caches: bytes and block, as the command line takes them. Whole segments, so that the daemon rounds nothing.
+const CACHES: [(&str, &str); 3] = [("4M", "4K"), ("8M", "16K"), ("8M", "64K")];
+
+/// What both count.
+#[derive(Debug, PartialEq, Eq)]
+struct Counts {
+    reads: u64,
+    hits: u64,
+    partial_misses: u64,
+    misses: u64,
+    not_admitted: u64,
+    writes: u64,
+    evicted_blocks: u64,
+}
+
+impl Counts {
+    fn simulated(row: &Value) -> Counts {
+        let number = |name: &str| row[name].as_u64().unwrap_or_else(|| panic!("{name} in {row}"));
+        let (reads, hits) = (number("reads"), number("read_hits"));
+        let (partial_misses, not_admitted) = (number("partial_misses"), number("not_admitted"));
+        Counts {
+            reads,
+            hits,
+            partial_misses,
+            misses: reads - hits - partial_misses - not_admitted,
+            not_admitted,
+            writes: number("writes"),
+            evicted_blocks: number("evictions"),
+        }
+    }
+
+    fn served(stats: &Stats) -> Counts {
+        let number = |name: &str| stats.number(name).unwrap_or_else(|| panic!("{name}")) as u64;
+        for class in ["cache-off", "flash-error", "backing-error", "refused"] {
+            assert_eq!(stats.class(class), 0, "{class}: {}", stats.text());
+        }
+        Counts {
+            reads: number("reads"),
+            hits: stats.class("hit"),
+            partial_misses: stats.class("partial-miss"),
+            misses: stats.class("miss-filled"),
+            not_admitted: stats.class("miss-not-admitted"),
+            writes: stats.class("write"),
+            evicted_blocks: stats.evicted_blocks(),
+        }
+    }
+}
+
+/// Reads, writes and trims of 512 bytes to 128 KiB: hot spots, a scan that comes round, and requests anywhere; each
+/// followed by what waits for it.
+fn trace(path: &Path) {
+    let (mut noise, mut scan) = (Noise::new(0x1ab), 0);
+    let mut requests = Vec::new();
+    while requests.len() < REQUESTS {
+        // Half of the requests are whole sectors, as most guests send them.
+        let unit = [512, SECTOR][noise.below(2) as usize];
+        let (offset, len) = match noise.below(10) {
+            0..6 => {
+                // Of 192 hot spots the first are hotter.
+                let spot = noise.below(192).min(noise.below(192));
+                let len = (1 + noise.below(16 * 1024 / unit)) * unit;
+                (spot * 163 * 1024 / unit * unit + noise.below(4) * unit, len)
+            }
+            6..8 => {
+                let (offset, len) = (20 * MIB + scan, 32 * 1024);
+                scan = (scan + len) % (6 * MIB);
+                (offset, len)
+            }
+            _ => {
+                let len = (1 + noise.below(128 * 1024 / unit)) * unit;
+                (noise.below((SIZE - len) / unit) * unit, len)
+            }
+        };
+        let end = offset + len;
+        match noise.below(100) {
+            0..55 => requests.extend([('R', offset, len); 2]),
+            55..95 => {
+                let partly = [(offset, offset), (end, end - 512)];
+                let partly = partly.into_iter().find(|(edge, _)| !edge.is_multiple_of(SECTOR));
+                let waiting = partly.map_or(('R', offset, len), |(_, within)| ('D', within, 512));
+                requests.extend([('W', offset, len), waiting]);
+            }
+            _ => requests.push(('D', offset, len)),
+        }
+    }
+    let mut lines = String::from("ts_us,op,offset,size\n");
+    for (i, (op, offset, len)) in requests.into_iter().take(REQUESTS).enumerate() {
+        writeln!(lines, "{i},{op},{offset},{len}").unwrap();
+    }
+    std::fs::write(path, lines).unwrap();
+}
+
+/// Every policy that the daemon offers, from what it says to one that does not exist.
+fn policies() -> Vec<String> {
+    let output = hob::command(&["serve", "--policy", "?"]);
+    let (_, list) =
+        output.stderr.split_once("possible values: ").unwrap_or_else(|| panic!("{}", output.all()));
+    let (list, _) = list.split_once(']').unwrap();
+    let names: Vec<String> = list.split(", ").map(str::to_owned).collect();
+    assert!(names.len() >= 3 && names.iter().any(|name| name == "s3-fifo"), "{names:?}");
+    names
+}
+
+fn predict(trace: &str, policy: &str, (size, block_size): (&str, &str)) -> Counts {
+    let args =
+        ["lab", "sim", trace, "--policy", policy, "--size", size, "--block-size", block_size, "-o", "json"];
+    let output = hob::command(&args);
+    assert!(output.success(), "{args:?}: {}", output.all());
+    let report: Value = serde_json::from_str(&output.stdout).unwrap();
+    Counts::simulated(&report["results"][0])
+}
+
+fn serve(scratch: &Scratch, trace: &str, policy: &str, (size, block_size): (&str, &str)) -> Counts {
+    let (disk, pool) = (scratch.path("disk.img"), scratch.path("pool"));
+    // What the disk holds does not matter here; that guests get it is shown elsewhere.
+    empty_file(&disk, SIZE);
+    let _ = std::fs::remove_file(&pool);
+    let hob = Serve::disk(&scratch.text("disk.img"))
+        .cached(&pool, size, block_size)
+        .arg("--policy", policy)
+        .start(scratch);
+    let uri = hob.uri();
+    let args = ["replay", trace, "--target", &uri, "--pace", "asap", "--depth", "1", "--allow-writes"];
+    let output = hob::command(&[&args[..], &["-o", "json"]].concat());
+    assert!(output.success(), "{args:?}: {}", output.all());
+    let report: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!((&report["answered"], &report["errors"]), (&REQUESTS.into(), &0.into()), "{report}");
+    let counts = Counts::served(&hob.stats());
+    hob.stop();
+    counts
+}
+
+fn check(policy: &str) {
+    let scratch = Scratch::new();
+    trace(&scratch.path("trace.csv"));
+    let file = scratch.text("trace.csv");
+    for cache in CACHES {
+        let predicted = predict(&file, policy, cache);
+        let what = format!("{policy}, {} in blocks of {}", cache.0, cache.1);
+        // The trace is worth comparing: everything that is compared happens, and not only at second requests.
+        let Counts { reads, hits, partial_misses, misses, evicted_blocks, .. } = predicted;
+        assert!(
+            hits > reads / 2 && misses.min(evicted_blocks).min(partial_misses) >= 50,
+            "{what}: {predicted:?}"
+        );
+        assert_eq!(serve(&scratch, &file, policy, cache), predicted, "{what}: served, and predicted");
+    }
+}
+
+#[test]
+fn the_daemon_does_what_the_lab_predicts() {
+    let policies = policies();
+    thread::scope(|scope| {
+        let checks: Vec<_> = policies.iter().map(|policy| scope.spawn(move || check(policy))).collect();
+        for (policy, check) in policies.iter().zip(checks) {
+            assert!(check.join().is_ok(), "{policy}: see above");
+        }
+    });
+}

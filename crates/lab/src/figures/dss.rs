@@ -1,0 +1,54 @@
+//! A decision-support database on five 15K disks: transactions a minute and their response time.
+
+use anyhow::Result;
+use hob_world::disk_model::ArrayConfig;
+use hob_world::flash_model::FlashConfig;
+
+use super::case::{Backing, Case, CaseCache, Measured};
+use super::line::Line;
+use super::{FigureInfo, Findings, Size, Work};
+use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
+
+pub(super) const INFO: FigureInfo = FigureInfo {
+    name: "dss",
+    title: "Decision support: transactions a minute and response time",
+    section: "SYSTEMS §1",
+    published: "A database of 15 GB on RAID 5 of five 15K disks, a cache of 8 GB with 8 KB blocks on a SATA SSD: 61.7 \
+                transactions a minute become 112.9, 20.389 s become 10.859 s, at 89 % hits.",
+    method: "Stands in for the original benchmark: the generator dss with the published characteristics, on models of \
+             that array and of an SSD with the rating the source quotes.",
+    work: Work::Play { cases, judge },
+};
+
+fn cases(size: Size) -> Vec<Case> {
+    let settings = match size {
+        Size::Full => ["scale=1", "transactions=840"],
+        Size::Quick => ["scale=512", "transactions=84"],
+    };
+    let array = Backing::Array(ArrayConfig::raid5_of_five_15k);
+    let case = |cache| Case::new("dss", &settings, cache, array);
+    vec![case(CaseCache::Off).cold("warmup-per-block=0"), case(CaseCache::Planned(FlashConfig::sata_ssd()))]
+}
+
+fn judge(runs: &[Measured]) -> Result<Findings> {
+    let [without, with] = [&runs[0], &runs[1]];
+    let speed_up = with.per_minute() / without.per_minute();
+    let lines = vec![
+        Line::new("transactions a minute, no cache", Unit::Count, without.per_minute()).published(61.7),
+        Line::new("transactions a minute, cache", Unit::Count, with.per_minute()).published(112.9),
+        Line::new("throughput", Unit::Times, speed_up).published(112.9 / 61.7).within(1.6, 2.2),
+        Line::new("mean response time, no cache", Unit::Seconds, without.response_s()).published(20.389),
+        Line::new("mean response time, cache", Unit::Seconds, with.response_s()).published(10.859),
+        Line::new("read hits", Unit::Percent, with.stats.read_hit_ratio()).published(0.89).within(0.86, 0.92),
+    ];
+    let group = |name, published, run: &Measured| {
+        BarGroup::new(name, [Bar::Value(published), Bar::Value(run.per_minute())])
+    };
+    let chart = BarChart::new("Transactions a minute", "transactions a minute", Unit::Count)
+        .subtitle(format!("{} requests of the generator dss", Unit::Count.text(with.requests as f64)))
+        .series("published")
+        .series("measured")
+        .group(group("no cache", 61.7, without))
+        .group(group("cache", 112.9, with));
+    Ok(Findings { lines, notes: vec![], picture: bars(&chart) })
+}

@@ -1,0 +1,188 @@
+//! A line of a figure: what, as published, as measured, what it must be, and whether it is.
+
+use serde::{Serialize, Serializer};
+
+use crate::page::{Cell, Check};
+use crate::picture::Unit;
+
+/// A published or measured value.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Quantity {
+    /// A value, in the line's unit.
+    Number(f64),
+    /// Between two values.
+    Span(f64, f64),
+    /// Said in words.
+    Words(String),
+}
+
+impl From<f64> for Quantity {
+    fn from(value: f64) -> Quantity {
+        Quantity::Number(value)
+    }
+}
+
+impl From<(f64, f64)> for Quantity {
+    fn from((low, high): (f64, f64)) -> Quantity {
+        Quantity::Span(low, high)
+    }
+}
+
+impl From<&str> for Quantity {
+    fn from(words: &str) -> Quantity {
+        Quantity::Words(words.to_owned())
+    }
+}
+
+impl Quantity {
+    /// As people write it.
+    pub fn text(&self, unit: Unit) -> String {
+        match self {
+            Quantity::Number(value) => unit.text(*value),
+            Quantity::Span(low, high) => format!("{} – {}", unit.text(*low), unit.text(*high)),
+            Quantity::Words(words) => words.clone(),
+        }
+    }
+
+    /// For programs: plain numbers, "576..608" for a span.
+    fn plain(&self) -> String {
+        match self {
+            Quantity::Number(value) => value.to_string(),
+            Quantity::Span(low, high) => format!("{low}..{high}"),
+            Quantity::Words(words) => words.clone(),
+        }
+    }
+}
+
+/// See the module's text.
+#[derive(Clone, Debug, Serialize)]
+pub struct Line {
+    /// What was measured.
+    pub what: String,
+    /// Of both values; seconds and bytes, and "ratio" for shares of one.
+    #[serde(serialize_with = "unit_word")]
+    pub unit: Unit,
+    /// The source's value; none where it gives none.
+    pub published: Option<Quantity>,
+    /// Ours.
+    pub measured: Quantity,
+    /// What ours must be; empty where nothing is checked.
+    pub expected: String,
+    /// Whether it is.
+    pub check: Option<Check>,
+}
+
+impl Line {
+    /// A line that checks nothing.
+    pub(super) fn new(what: impl Into<String>, unit: Unit, measured: impl Into<Quantity>) -> Line {
+        let (what, measured) = (what.into(), measured.into());
+        Line { what, unit, published: None, measured, expected: String::new(), check: None }
+    }
+
+    /// With the source's value.
+    pub(super) fn published(self, value: impl Into<Quantity>) -> Line {
+        Line { published: Some(value.into()), ..self }
+    }
+
+    /// With what must be, and whether it is.
+    pub(super) fn check(self, expected: impl Into<String>, holds: bool) -> Line {
+        Line { expected: expected.into(), check: Some(Check::of(holds)), ..self }
+    }
+
+    /// With the bounds, ends included, that the measured number must keep.
+    pub(super) fn within(self, low: f64, high: f64) -> Line {
+        let expected = Quantity::Span(low, high).text(self.unit);
+        let holds = matches!(self.measured, Quantity::Number(value) if (low..=high).contains(&value));
+        self.check(expected, holds)
+    }
+
+    /// The source's value as people write it.
+    pub fn published_text(&self) -> String {
+        self.published.as_ref().map_or("–".to_owned(), |value| value.text(self.unit))
+    }
+
+    /// Ours as people write it.
+    pub fn measured_text(&self) -> String {
+        self.measured.text(self.unit)
+    }
+
+    /// For the table of the page.
+    pub(super) fn cells(&self) -> [Cell; 5] {
+        let published = match &self.published {
+            Some(Quantity::Words(words)) => Cell::text(words),
+            Some(value) => Cell::number(value.text(self.unit)),
+            None => Cell::Missing,
+        };
+        let measured = match &self.measured {
+            Quantity::Words(words) => Cell::text(words),
+            value => Cell::number(value.text(self.unit)),
+        };
+        let check = self.check.map_or(Cell::text(""), Cell::check);
+        [Cell::text(&self.what), published, measured, Cell::text(&self.expected), check]
+    }
+
+    /// A row of the CSV that [`CSV_HEAD`] names.
+    pub(super) fn csv(&self) -> String {
+        let published = self.published.as_ref().map_or(String::new(), Quantity::plain);
+        let check = match self.check {
+            None => "",
+            Some(Check::Pass) => "pass",
+            Some(Check::Fail) => "fail",
+            Some(Check::Open) => "open",
+        };
+        let cells = [&self.what, word(self.unit), &published, &self.measured.plain(), &self.expected, check];
+        let cells: Vec<String> = cells.iter().map(|cell| quoted(cell)).collect();
+        cells.join(",")
+    }
+}
+
+pub(super) const CSV_HEAD: &str = "what,unit,published,measured,expected,check";
+
+/// A cell of a CSV, quoted where it must be.
+fn quoted(cell: &str) -> String {
+    if cell.contains([',', '"', '\n', '\r']) {
+        return format!("\"{}\"", cell.replace('"', "\"\""));
+    }
+    cell.to_owned()
+}
+
+fn word(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Count => "count",
+        Unit::Percent => "ratio",
+        Unit::Times => "times",
+        Unit::Bytes => "bytes",
+        Unit::BytesPerSecond => "bytes/s",
+        Unit::Seconds => "s",
+    }
+}
+
+fn unit_word<S: Serializer>(unit: &Unit, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(word(*unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_kept_or_not() {
+        let line =
+            |value: f64| Line::new("speed-up, DSS", Unit::Times, value).published(1.83).within(1.6, 2.2);
+        assert_eq!([1.59, 1.6, 2.2, 2.21, f64::NAN].map(|value| line(value).check), {
+            use Check::{Fail, Pass};
+            [Fail, Pass, Pass, Fail, Fail].map(Some)
+        });
+        assert_eq!(line(1.9).csv(), "\"speed-up, DSS\",times,1.83,1.9,1.6 × – 2.2 ×,pass");
+        assert_eq!(line(1.9).published_text(), "1.83 ×");
+    }
+
+    #[test]
+    fn spans_and_words_are_values_too() {
+        let line = Line::new("reads a second", Unit::Count, 590.0).published((576.0, 608.0));
+        assert_eq!(line.csv(), "reads a second,count,576..608,590,,");
+        let line = Line::new("order", Unit::Count, "rising").check("rising", true);
+        assert_eq!((line.published_text().as_str(), line.measured_text().as_str()), ("–", "rising"));
+    }
+}

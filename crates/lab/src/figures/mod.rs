@@ -1,0 +1,168 @@
+//! The published figures of the systems hob follows, measured again with hob's own engine.
+//!
+//! A figure is a row of [`FIGURES`]: what was published, how it is made here, the runs it takes and what they must
+//! show. [`run()`] plays them in virtual time (generators for workloads, device models for flash and disks, the engine
+//! as it is) and writes one page with a picture, a table and a CSV for each.
+//!
+//! Nothing is fitted here: workloads come from [`generate`](crate::generate), where every fitted parameter says so.
+//! Checks are about shape (how many times faster, which order); where hob does not do as the source did, the
+//! check is red and a note says why. What needs a feature that hob does not have yet is listed as such and not run.
+//!
+//! Units: seconds, bytes, and shares of one.
+
+mod block_size;
+mod calibration;
+mod case;
+mod dss;
+mod dvdstore;
+mod latency;
+mod line;
+mod memory;
+mod publish;
+mod run;
+mod statistics;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use anyhow::{Result, bail};
+
+use case::{Case, Measured};
+pub use line::{Line, Quantity};
+pub use run::{FigureReport, Options, Progress, Report, run};
+
+/// Why the figures of systems that write back wait.
+const NEEDS_WRITE_BACK: &str = "needs write-back";
+
+/// Every figure, in the order of the sources.
+pub const FIGURES: &[FigureInfo] = &[
+    latency::HM,
+    latency::PROXY,
+    block_size::INFO,
+    dss::INFO,
+    dvdstore::INFO,
+    calibration::INFO,
+    statistics::INFO,
+    memory::INFO,
+    not_yet(
+        "fast-cache-tiles",
+        "FAST Cache: VMmark tiles before the quality of service fails",
+        "SYSTEMS §2",
+        "4 tiles instead of 2 on 20 disks, 4 instead of 0 on 11; the score rises by 26 % at one tile, 31 % at two.",
+    ),
+    not_yet(
+        "fast-cache-share",
+        "FAST Cache: share of I/O served by DRAM and flash",
+        "SYSTEMS §2",
+        "At least 92 % with 92 GB, 8 % of the data, under four tiles; nearly all with 366 GB.",
+    ),
+    not_yet(
+        "fast-cache-desktops",
+        "FAST Cache: 200 virtual desktops",
+        "SYSTEMS §2",
+        "3848 IOPS at the peak, mean below 2 ms, 3.17 ms at the peak, on five 15K disks and 100 GB of flash.",
+    ),
+    not_yet(
+        "vsan-split",
+        "vSAN hybrid: the read cache and the write buffer",
+        "SYSTEMS §3",
+        "Of 894 GB of flash in a group 620.6 GB cache reads and 268.3 GB buffer writes.",
+    ),
+    not_yet(
+        "zbs-sequential",
+        "ZBS and vSAN: 256 KB sequential writes",
+        "SYSTEMS §4",
+        "vSAN falls from 280 to 75 MB/s when 300 GB have filled its buffer; ZBS takes 500 GB without a drop.",
+    ),
+    not_yet(
+        "zbs-random",
+        "ZBS and vSAN: 4 KB random writes",
+        "SYSTEMS §4",
+        "vSAN falls from 37 176 to 16 060 IOPS within 300 GB; ZBS takes 500 GB without a drop.",
+    ),
+];
+
+/// A row of [`FIGURES`].
+pub struct FigureInfo {
+    /// As users type it, and what its files are called.
+    pub name: &'static str,
+    /// One line.
+    pub title: &'static str,
+    /// Where its numbers are listed.
+    pub section: &'static str,
+    /// What was published.
+    pub published: &'static str,
+    /// How it is made here.
+    pub method: &'static str,
+    work: Work,
+}
+
+impl FigureInfo {
+    /// The figure of that name.
+    ///
+    /// # Errors
+    /// There is none; the message lists those there are.
+    pub fn find(name: &str) -> Result<&'static FigureInfo> {
+        let Some(info) = FIGURES.iter().find(|info| info.name == name) else {
+            let names: Vec<&str> = FIGURES.iter().map(|info| info.name).collect();
+            bail!("there is no figure {name}; there are {}", names.join(", "));
+        };
+        Ok(info)
+    }
+
+    /// What it waits for, if it cannot be made yet.
+    pub fn waits_for(&self) -> Option<&'static str> {
+        match self.work {
+            Work::Play { .. } => None,
+            Work::NotYet(why) => Some(why),
+        }
+    }
+}
+
+impl fmt::Debug for FigureInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FigureInfo({})", self.name)
+    }
+}
+
+/// How large the workloads are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Size {
+    /// As large as a few minutes allow: what the checks are for.
+    #[default]
+    Full,
+    /// Seconds: shows that every figure runs. Checks may be red for want of requests.
+    Quick,
+}
+
+/// What a figure takes.
+enum Work {
+    /// Runs, each by itself, and what they show together.
+    Play {
+        /// The runs.
+        cases: fn(Size) -> Vec<Case>,
+        /// Lines, picture and notes; the runs are handed in, in the order of `cases`.
+        judge: fn(&[Measured]) -> Result<Findings>,
+    },
+    /// Something that hob does not have yet.
+    NotYet(&'static str),
+}
+
+/// What runs show.
+struct Findings {
+    lines: Vec<Line>,
+    /// Limits, and why a check is red.
+    notes: Vec<String>,
+    /// SVG.
+    picture: String,
+}
+
+const fn not_yet(
+    name: &'static str,
+    title: &'static str,
+    section: &'static str,
+    published: &'static str,
+) -> FigureInfo {
+    FigureInfo { name, title, section, published, method: "", work: Work::NotYet(NEEDS_WRITE_BACK) }
+}

@@ -1,0 +1,105 @@
+//! Writes figures: a page with everything, and picture and table of each as files beside it.
+//!
+//! Each file is written under another name first and the page last, so there is never half a page.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::Size;
+use super::line::CSV_HEAD;
+use super::run::{FigureReport, Options, Report};
+use crate::page::{Card, Check, Figure, Page, Section, Table};
+use crate::picture::Unit;
+
+pub(super) const PAGE: &str = "index.html";
+
+pub(super) fn csv_name(figure: &str) -> String {
+    format!("{figure}.csv")
+}
+
+pub(super) fn svg_name(figure: &str) -> String {
+    format!("{figure}.svg")
+}
+
+/// Writes everything into the directory, which exists.
+pub(super) fn write(report: &Report, options: &Options) -> Result<()> {
+    for figure in report.figures.iter().filter(|figure| figure.waits_for.is_none()) {
+        place(&options.out, &svg_name(figure.name), &figure.picture)?;
+        place(&options.out, &csv_name(figure.name), &csv(figure))?;
+    }
+    place(&options.out, PAGE, &page(report, options).render())
+}
+
+fn place(dir: &Path, name: &str, text: &str) -> Result<()> {
+    let (path, unfinished) = (dir.join(name), dir.join(format!("{name}.tmp")));
+    fs::write(&unfinished, text)
+        .and_then(|()| fs::rename(&unfinished, &path))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn csv(figure: &FigureReport) -> String {
+    let rows = figure.lines.iter().map(|line| line.csv());
+    let mut text = std::iter::once(CSV_HEAD.to_owned()).chain(rows).collect::<Vec<String>>().join("\n");
+    text.push('\n');
+    text
+}
+
+fn page(report: &Report, options: &Options) -> Page {
+    let (green, red) = report.checks();
+    let open = report.figures.iter().filter(|figure| figure.check == Check::Open).count();
+    let verdict = match red {
+        0 => "Every check holds.".to_owned(),
+        1 => "One check is red; its section says what was measured, and why if that is known.".to_owned(),
+        _ => format!("{red} checks are red; their sections say what was measured, and why if that is known."),
+    };
+    let mut page = Page::new("hob: published figures, measured again")
+        .lead(verdict)
+        .lead(
+            "What was published of other caches, beside what hob does with the same kind of load: its own engine in \
+             virtual time, on models of the sources' devices. Times are virtual and the same on every machine.",
+        )
+        .card(
+            Card::new("checks that hold", format!("{green} of {}", green + red)).check(Check::of(red == 0)),
+        )
+        .card(Card::new("figures to come", open.to_string()).note("they need write-back"))
+        .card(
+            Card::new("time taken", Unit::Seconds.text(report.elapsed_s))
+                .note(format!("{} requests", Unit::Count.text(report.requests as f64))),
+        );
+    if options.size == Size::Quick {
+        page = page.lead("Quick: the workloads are far too small for the checks to mean anything.");
+    }
+    for figure in &report.figures {
+        page = page.section(section(figure));
+    }
+    page.made_by(&options.made_by)
+}
+
+fn section(figure: &FigureReport) -> Section {
+    let section = Section::new(figure.title)
+        .check(figure.check)
+        .paragraph(format!("Published ({}): {}", figure.section, figure.published));
+    if let Some(why) = figure.waits_for {
+        return section.note(format!("Not yet: {why}."));
+    }
+    let mut section = section.paragraph(figure.method).note(scale(figure));
+    section = figure.notes.iter().fold(section, |section, note| section.note(note));
+    let heads = ["", "published", "measured", "must be", "check"];
+    let table = figure.lines.iter().fold(Table::new(heads), |table, line| table.row(line.cells()));
+    let picture = Figure::new(&figure.picture, format!("{}: published and measured", figure.name));
+    section.figure(picture).table(table.csv(csv_name(figure.name)))
+}
+
+/// What was made smaller.
+fn scale(figure: &FigureReport) -> String {
+    match figure.scale {
+        None => "Scale: none, everything is of full size.".to_owned(),
+        Some(1) => "Scale: 1. Footprint, cache, warm-up and number of requests are of full size.".to_owned(),
+        Some(scale) => format!(
+            "Scale: 1/{scale}. Footprint, cache and warm-up are divided by {scale}, so the cache holds the same share \
+             of the data; block and request sizes, rates and devices are not scaled."
+        ),
+    }
+}

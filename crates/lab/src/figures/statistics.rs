@@ -1,0 +1,60 @@
+//! The statistics of one cache, under the names the source gives them: `numBlocks` and those that size by hand.
+
+use anyhow::Result;
+use hob_world::flash_model::FlashConfig;
+
+use super::case::{Backing, Case, CaseCache, Measured};
+use super::line::Line;
+use super::{FigureInfo, Findings, Size, Work};
+use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
+
+/// Blocks of 8 KiB in 1 GiB.
+const BLOCKS: f64 = 131_072.0;
+
+pub(super) const INFO: FigureInfo = FigureInfo {
+    name: "statistics",
+    title: "Statistics of a cache of 1 GB with 8 KB blocks",
+    section: "SYSTEMS §1",
+    published: "A cache of 1 GB with 8 KB blocks has numBlocks = 131072.",
+    method: "At a quarter of its size the generator hm has a cache of just 1 GB, which is the example's. The statistics \
+             are read from the engine, as hob stats does.",
+    work: Work::Play { cases, judge },
+};
+
+fn cases(size: Size) -> Vec<Case> {
+    // A quarter of the generator's own cache of 4 GB is the 1 GB of the example.
+    let settings: &[&str] = match size {
+        Size::Full => &["scale=4", "requests=300000"],
+        Size::Quick => &["scale=4", "requests=6000", "warmup-per-spot=0"],
+    };
+    let cache = CaseCache::Blocks(FlashConfig::sata_ssd(), 8 << 10);
+    vec![Case::new("hm", settings, cache, Backing::FixedNs(1_230_000))]
+}
+
+fn judge(runs: &[Measured]) -> Result<Findings> {
+    let stats = &runs[0].stats;
+    let (blocks, cached) = (stats.blocks as f64, stats.blocks_cached as f64);
+    let evictions = stats.evictions;
+    let per_operation = evictions.blocks as f64 / evictions.operations.max(1) as f64;
+    let latency = |ns: u64| ns as f64 / 1e9;
+    let lines = vec![
+        Line::new("numBlocks", Unit::Count, blocks)
+            .published(BLOCKS)
+            .check(Unit::Count.text(BLOCKS), blocks == BLOCKS),
+        Line::new("numBlocksCurrentlyCached", Unit::Count, cached),
+        Line::new("vFlash:cacheHitPercentage", Unit::Percent, stats.read_hit_ratio()),
+        Line::new("total I/Os", Unit::Count, stats.requests() as f64),
+        Line::new("mean I/Os a second", Unit::Count, stats.iops_mean()),
+        Line::new("mean size of an I/O", Unit::Bytes, stats.request_bytes_mean()),
+        Line::new("mean cache I/O latency", Unit::Seconds, latency(stats.flash.mean_ns())),
+        Line::new("mean disk I/O latency", Unit::Seconds, latency(stats.backing.mean_ns())),
+        Line::new("Evict:avgNumBlocksPerOp", Unit::Count, per_operation),
+        Line::new("failed flash I/Os", Unit::Count, stats.flash.errors as f64),
+    ];
+    let chart = BarChart::new("Blocks of the cache", "blocks", Unit::Count)
+        .series("published")
+        .series("measured")
+        .group(BarGroup::new("numBlocks", [Bar::Value(BLOCKS), Bar::Value(blocks)]))
+        .group(BarGroup::new("numBlocksCurrentlyCached", [Bar::Missing, Bar::Value(cached)]));
+    Ok(Findings { lines, notes: vec![], picture: bars(&chart) })
+}
