@@ -65,14 +65,14 @@ pub(super) fn refusing(mut advice: Advice, held: &Held) -> Advice {
             .to_owned()
     } else {
         format!(
-            "A cache does not help this disk: only {} of its reads ask for what was read or written before, \
-             so that is all a cache of any size could serve.",
+            "A cache does not help this disk: {} of its reads ask for what was read or written before, and more a \
+             cache of any size could not serve.",
             percent(best)
         )
     };
     if best > 0.0 {
         advice.why.push(format!(
-            "Of {} reads at most {} could be hits; below {:.0} % a cache costs flash and gives nothing back.",
+            "Of {} reads {} could be hits, no more; below {:.0} % a cache costs flash and gives nothing back.",
             profile.reads,
             percent(best),
             HIT_RATIO_MIN * 100.0,
