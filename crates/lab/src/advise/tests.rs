@@ -87,7 +87,7 @@ fn a_sample_gives_nearly_the_same_advice_as_the_whole() {
     assert!((0.7..1.4).contains(&sizes), "{sizes}");
     assert!((sampled_at.read_hit_ratio - whole_at.read_hit_ratio).abs() < 0.04);
     // What the sample promised holds over the whole trace.
-    assert!((sampled_at.read_hit_ratio - sampled.target.read_hit_ratio).abs() < 0.03);
+    assert!((sampled_at.read_hit_ratio - sampled.target.read_hit_ratio).abs() < 0.05);
     assert_eq!(sampled_at.read_hit_ratio, simulated(&records, sampled_at.setting));
     for (a, b) in whole.block_sizes.iter().zip(&sampled.block_sizes) {
         let (a, b) = (a.target_bytes.unwrap() as f64, b.target_bytes.unwrap() as f64);
