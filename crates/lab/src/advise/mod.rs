@@ -232,21 +232,18 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
         return Ok(words::refusing(advice, &held));
     }
 
-    step(progress, "policies", 0.3)?;
-    let trials = Trials { sample: &sample, held: &held, threads: options.threads };
+    let trials = Trials::new(&sample, &held, options.threads, progress);
     let chosen = trials::choose(&trials, &start, target.read_hit_ratio, &options.admissions)?;
     let setting = chosen.setting;
     let curve = curves.iter().find(|curve| curve.block_bytes == u64::from(setting.block_bytes));
     advice.knee = curve.and_then(BlockCurve::knee);
-    step(progress, "other sizes", 0.6)?;
     advice.sizes = trials::sizes(&trials, setting, advice.knee.map(|knee| knee.cache_bytes))?;
     (advice.policies, advice.admissions) = (chosen.policies, chosen.admissions);
     let report = |curve: &BlockCurve<'_>| curve.report(target.read_hit_ratio, setting.cache_bytes);
     advice.block_sizes = curves.iter().map(report).collect();
     advice.write_back = curves::write_back(&sample, u64::from(setting.block_bytes), setting.cache_bytes)?;
-    step(progress, "the whole trace", 0.7)?;
     let cache = trials.exactly(setting)?;
-    step(progress, "latencies", 0.8)?;
+    step(progress, "latencies", trials::SHARES.1)?;
     advice.latency = latency::expected(&held, options, &cache)?;
     advice.wear = wear(&held, options, &cache);
     let of_footprint = setting.cache_bytes as f64 / held.profile.footprint.bytes.max(1) as f64;

@@ -49,7 +49,7 @@ fn lru() -> PolicyKind {
 
 #[test]
 fn a_zipf_load_gets_a_size_at_its_target() {
-    let records = zipf(&["requests=200000"]);
+    let records = zipf(&["requests=100000", "footprint=128M"]);
     let advice = advice(&records);
     let advised = advice.recommendation.as_ref().unwrap();
     let setting = advised.cache.setting;
@@ -57,7 +57,7 @@ fn a_zipf_load_gets_a_size_at_its_target() {
     assert_eq!(advised.cache.read_hit_ratio, simulated(&records, setting));
     let best = advice.target.best_read_hit_ratio;
     let distinct = advice.profile.footprint.sectors as f64;
-    assert!((best - (1.0 - distinct / 200_000.0)).abs() < 1e-9, "all but first reads: {best}");
+    assert!((best - (1.0 - distinct / 100_000.0)).abs() < 1e-9, "all but first reads: {best}");
     assert!((advised.cache.read_hit_ratio - 0.9 * best).abs() < 0.03, "{}", advice.summary);
     // No larger than LRU needs, nor so small that half of it would do.
     let lru_bytes = advice.block_sizes[0].target_bytes.unwrap();
@@ -78,16 +78,16 @@ fn a_zipf_load_gets_a_size_at_its_target() {
 
 #[test]
 fn a_sample_gives_nearly_the_same_advice_as_the_whole() {
-    let records = zipf(&["requests=300000", "io=16K", "footprint=1G", "theta=0.8"]);
+    let records = zipf(&["requests=120000", "io=16K", "footprint=512M", "theta=0.8"]);
     let whole = advice(&records);
-    let sampled = advice_with(&records, &Options { touches_max: 150_000, ..Options::default() });
-    assert!(whole.sample_rate == 1.0 && sampled.sample_rate < 0.2);
+    let sampled = advice_with(&records, &Options { touches_max: 100_000, ..Options::default() });
+    assert!(whole.sample_rate == 1.0 && sampled.sample_rate < 0.25);
     let (whole_at, sampled_at) = (whole.recommendation.unwrap().cache, sampled.recommendation.unwrap().cache);
     let sizes = sampled_at.setting.cache_bytes as f64 / whole_at.setting.cache_bytes as f64;
     assert!((0.7..1.4).contains(&sizes), "{sizes}");
     assert!((sampled_at.read_hit_ratio - whole_at.read_hit_ratio).abs() < 0.04);
     // What the sample promised holds over the whole trace.
-    assert!((sampled_at.read_hit_ratio - sampled.target.read_hit_ratio).abs() < 0.03);
+    assert!((sampled_at.read_hit_ratio - sampled.target.read_hit_ratio).abs() < 0.05);
     assert_eq!(sampled_at.read_hit_ratio, simulated(&records, sampled_at.setting));
     for (a, b) in whole.block_sizes.iter().zip(&sampled.block_sizes) {
         let (a, b) = (a.target_bytes.unwrap() as f64, b.target_bytes.unwrap() as f64);
@@ -125,16 +125,15 @@ fn rare_returns_and_a_disk_that_is_only_written_get_no_cache() {
 
 #[test]
 fn a_loop_gets_room_for_all_of_it_or_a_policy_that_stands_loops() {
-    // 64 MiB, read 20 times over: below its size LRU has no hit at all.
-    let records: Vec<Record> =
-        (0..20 * 16_384_u64).map(|i| read(i * 100_000, i % 16_384 * 4096, 4096)).collect();
+    // 32 MiB, read 10 times over: below its size LRU has no hit at all.
+    let records: Vec<Record> = (0..10 * 8192_u64).map(|i| read(i * 100_000, i % 8192 * 4096, 4096)).collect();
     let found = advice(&records);
     let advised = found.recommendation.unwrap();
-    assert!((found.target.best_read_hit_ratio - 0.95).abs() < 1e-9);
-    assert!(advised.cache.read_hit_ratio > 0.84, "{}", found.summary);
+    assert!((found.target.best_read_hit_ratio - 0.9).abs() < 1e-9);
+    assert!(advised.cache.read_hit_ratio > 0.8, "{}", found.summary);
     let setting = advised.cache.setting;
-    assert!((40 * MIB..=65 * MIB).contains(&setting.cache_bytes), "{setting:?}");
-    let smaller = Setting { cache_bytes: 60 * MIB, policy: lru(), ..setting };
+    assert!((20 * MIB..=33 * MIB).contains(&setting.cache_bytes), "{setting:?}");
+    let smaller = Setting { cache_bytes: 30 * MIB, policy: lru(), ..setting };
     assert_eq!(simulated(&records, smaller), 0.0);
     // Without gaps that vary there is no pace to speak of.
     assert!(found.wear.is_none());

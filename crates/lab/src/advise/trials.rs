@@ -5,14 +5,16 @@
 //! hit ratios within a point count as equal. It is not the optimum of all combinations, which would cost
 //! hundreds of simulations to gain what the next day's load takes away again.
 
-use anyhow::Result;
+use std::cell::RefCell;
+
+use anyhow::{Result, ensure};
 use hob_engine::admission::Admission;
 use hob_engine::policy::PolicyKind;
 use serde::{Serialize, Serializer};
 
-use super::POINT;
 use super::curves::Start;
 use super::material::{Held, Sample, Slices};
+use super::{POINT, Progress};
 use crate::sim::{self, Point, Simulated};
 
 /// From one size to the next, as long as a policy reaches the target.
@@ -28,6 +30,8 @@ const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
 const WRITES_ALIKE: f64 = 1.02;
 /// Other sizes are simulated over the whole trace if it touches no more sectors.
 const WHOLE_TOUCHES_MAX: u64 = 20_000_000;
+/// Of all work, where simulations begin and end.
+pub(super) const SHARES: (f64, f64) = (0.3, 0.8);
 /// Nothing smaller can be given.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
 /// What is tried besides letting everything in.
@@ -80,10 +84,11 @@ pub struct Trial {
 }
 
 /// What simulations need.
-pub(super) struct Trials<'a> {
-    pub(super) sample: &'a Sample<'a>,
-    pub(super) held: &'a Held,
-    pub(super) threads: usize,
+pub(super) struct Trials<'a, 'b> {
+    sample: &'a Sample<'a>,
+    held: &'a Held,
+    threads: usize,
+    progress: RefCell<(&'a mut Progress<'b>, f64)>,
 }
 
 /// The choice, and what it was chosen from.
@@ -93,38 +98,58 @@ pub(super) struct Chosen {
     pub(super) admissions: Vec<Trial>,
 }
 
-impl Trials<'_> {
+impl<'a, 'b> Trials<'a, 'b> {
+    pub(super) fn new(
+        sample: &'a Sample<'a>,
+        held: &'a Held,
+        threads: usize,
+        progress: &'a mut Progress<'b>,
+    ) -> Self {
+        Trials { sample, held, threads, progress: RefCell::new((progress, SHARES.0)) }
+    }
+
     /// Simulates caches on the sample.
     fn run(&self, settings: &[Setting]) -> Result<Vec<Trial>> {
-        run(self.sample, self.threads, settings)
+        self.run_on(self.sample, settings)
     }
 
     /// Simulates a cache on the whole trace.
     pub(super) fn exactly(&self, setting: Setting) -> Result<Trial> {
-        Ok(run(&self.held.whole(), 1, &[setting])?.remove(0))
+        Ok(self.run_on(&self.held.whole(), &[setting])?.remove(0))
+    }
+
+    fn run_on(&self, sample: &Sample<'_>, settings: &[Setting]) -> Result<Vec<Trial>> {
+        let points: Vec<Point> = settings.iter().map(|setting| point(setting, sample.rate)).collect();
+        let mut progress = self.progress.borrow_mut();
+        let (tell, share) = &mut *progress;
+        let mut goes_on = true;
+        let results = sim::grid(&mut Slices(&sample.records), &points, self.threads, |_| {
+            goes_on = tell("simulations", *share);
+            goes_on
+        })?;
+        ensure!(goes_on, "interrupted");
+        // How many runs it takes is not known: each gets a tenth of what is left.
+        *share += (SHARES.1 - *share) / 10.0;
+        Ok(settings.iter().zip(results).map(|(setting, result)| trial(*setting, &result, sample)).collect())
     }
 }
 
-fn run(sample: &Sample<'_>, threads: usize, settings: &[Setting]) -> Result<Vec<Trial>> {
-    let point = |setting: &Setting| {
-        let Setting { cache_bytes, block_bytes, policy, admission } = *setting;
-        let blocks = (cache_bytes / u64::from(block_bytes)) as f64 * sample.rate;
-        let cache_bytes = (blocks.round() as u64).max(1) * u64::from(block_bytes);
-        Point { policy, admission, block_bytes, cache_bytes, sample_rate: 1.0 }
-    };
-    let points: Vec<Point> = settings.iter().map(point).collect();
-    let results = sim::grid(&mut Slices(&sample.records), &points, threads, |_| true)?;
-    let trial = |(setting, simulated): (&Setting, Simulated)| {
-        let scaled = |count: u64| (count as f64 / sample.rate) as u64;
-        Trial {
-            setting: *setting,
-            read_hit_ratio: sample.corrected(simulated.stats.read_hit_ratio()),
-            read_hit_byte_ratio: sample.corrected(simulated.stats.read_hit_byte_ratio()),
-            flash_write_bytes: scaled(simulated.stats.flash_write_bytes),
-            memory_bytes: scaled(simulated.memory_bytes),
-        }
-    };
-    Ok(settings.iter().zip(results).map(trial).collect())
+fn point(setting: &Setting, rate: f64) -> Point {
+    let Setting { cache_bytes, block_bytes, policy, admission } = *setting;
+    let blocks = (cache_bytes / u64::from(block_bytes)) as f64 * rate;
+    let cache_bytes = (blocks.round() as u64).max(1) * u64::from(block_bytes);
+    Point { policy, admission, block_bytes, cache_bytes, sample_rate: 1.0 }
+}
+
+fn trial(setting: Setting, simulated: &Simulated, sample: &Sample<'_>) -> Trial {
+    let scaled = |count: u64| (count as f64 / sample.rate) as u64;
+    Trial {
+        setting,
+        read_hit_ratio: sample.corrected(simulated.stats.read_hit_ratio()),
+        read_hit_byte_ratio: sample.corrected(simulated.stats.read_hit_byte_ratio()),
+        flash_write_bytes: scaled(simulated.stats.flash_write_bytes),
+        memory_bytes: scaled(simulated.memory_bytes),
+    }
 }
 
 /// Rounds up to a size people can type: 1/64 exact, whole MiB.
@@ -140,7 +165,7 @@ fn serving() -> impl Iterator<Item = PolicyKind> {
 
 /// Chooses; see the module's text.
 pub(super) fn choose(
-    trials: &Trials<'_>,
+    trials: &Trials<'_, '_>,
     start: &Start,
     target: f64,
     served: &[Admission],
@@ -159,7 +184,7 @@ pub(super) fn choose(
 
 /// The smallest size at which a policy reaches the target, and the policy there.
 fn choose_policy(
-    trials: &Trials<'_>,
+    trials: &Trials<'_, '_>,
     start: &Start,
     target: f64,
     admission: Admission,
@@ -217,7 +242,7 @@ fn pick(trials: &[Trial], enough: f64) -> &Trial {
 }
 
 /// The largest block that is as good as the best.
-fn choose_block(trials: &Trials<'_>, setting: Setting, block_bytes_max: u32) -> Result<Setting> {
+fn choose_block(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32) -> Result<Setting> {
     let sizes = (12..=block_bytes_max.ilog2()).map(|shift| 1 << shift);
     let settings: Vec<Setting> = sizes.map(|block_bytes| Setting { block_bytes, ..setting }).collect();
     let results = trials.run(&settings)?;
@@ -228,7 +253,7 @@ fn choose_block(trials: &Trials<'_>, setting: Setting, block_bytes_max: u32) -> 
 
 /// Of what can be set, the admission that writes least to flash for as many hits; and all of them.
 fn choose_admission(
-    trials: &Trials<'_>,
+    trials: &Trials<'_, '_>,
     setting: Setting,
     served: &[Admission],
 ) -> Result<(Setting, Vec<Trial>)> {
@@ -241,9 +266,13 @@ fn choose_admission(
 }
 
 /// The chosen cache in other sizes, smallest first.
-pub(super) fn sizes(trials: &Trials<'_>, setting: Setting, knee_bytes: Option<u64>) -> Result<Vec<Trial>> {
+pub(super) fn sizes(
+    trials: &Trials<'_, '_>,
+    setting: Setting,
+    knee_bytes: Option<u64>,
+) -> Result<Vec<Trial>> {
     let parts = SIZES_SHOWN.map(|part| setting.cache_bytes as f64 * part);
-    let most = trials.held.profile.footprint.bytes as f64 * 1.5;
+    let most = trials.held.profile.footprint.bytes as f64 * 1.1;
     let small_enough = |bytes: &f64| *bytes <= most.max(setting.cache_bytes as f64);
     let shown = parts.into_iter().filter(small_enough).map(rounded);
     let mut sizes: Vec<u64> = shown.chain(knee_bytes.map(|bytes| rounded(bytes as f64))).collect();
@@ -252,7 +281,7 @@ pub(super) fn sizes(trials: &Trials<'_>, setting: Setting, knee_bytes: Option<u6
     let settings: Vec<Setting> =
         sizes.into_iter().map(|cache_bytes| Setting { cache_bytes, ..setting }).collect();
     match trials.held.profile.footprint.touches {
-        0..=WHOLE_TOUCHES_MAX => run(&trials.held.whole(), trials.threads, &settings),
+        0..=WHOLE_TOUCHES_MAX => trials.run_on(&trials.held.whole(), &settings),
         _ => trials.run(&settings),
     }
 }

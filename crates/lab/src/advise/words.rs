@@ -7,10 +7,14 @@ use super::trials::Trial;
 use super::{Advice, HIT_RATIO_MIN, Options, POINT, Verdict};
 use crate::picture::Unit;
 
-/// A trace shorter than this does not show what returns.
-const LONG_ENOUGH_S: f64 = 3600.0;
+/// A trace shorter than this does not show what returns each day.
+const DAY_S: f64 = 86_400.0;
+/// One shorter than this hardly shows what returns at all.
+const HOUR_S: f64 = 3600.0;
 /// Longer lives are not told apart.
 const LIFE_YEARS_MAX: f64 = 50.0;
+/// Shares below this are as good as none.
+const NOTICEABLE: f64 = 0.005;
 /// A target this far above what is attained is worth a word.
 const OVER: f64 = 0.005;
 
@@ -21,7 +25,9 @@ pub(super) fn bytes(value: u64) -> String {
 /// A share, without false precision.
 pub(super) fn percent(ratio: f64) -> String {
     let percent = ratio * 100.0;
-    if percent > 0.0 && percent < 9.95 || percent > 99.0 && percent < 100.0 {
+    if percent > 0.0 && percent < 0.05 {
+        "less than 0.1 %".to_owned()
+    } else if percent > 0.0 && percent < 9.95 || percent > 99.0 && percent < 100.0 {
         format!("{percent:.1} %")
     } else {
         format!("{percent:.0} %")
@@ -59,17 +65,17 @@ pub(super) fn refusing(mut advice: Advice, held: &Held) -> Advice {
             .to_owned()
     } else {
         format!(
-            "A cache does not help this disk: only {} of its reads ask for what was read or written before, \
-             so that is all a cache of any size could serve.",
+            "A cache does not help this disk: {} of its reads ask for what was read or written before, and more a \
+             cache of any size could not serve.",
             percent(best)
         )
     };
-    if profile.reads > 0 {
+    if best > 0.0 {
         advice.why.push(format!(
-            "Of {} reads at most {} could be hits; below {} a cache costs flash and gives nothing back.",
+            "Of {} reads {} could be hits, no more; below {:.0} % a cache costs flash and gives nothing back.",
             profile.reads,
             percent(best),
-            percent(HIT_RATIO_MIN),
+            HIT_RATIO_MIN * 100.0,
         ));
     }
     push_write_back(&mut advice);
@@ -146,16 +152,10 @@ fn push_policy(advice: &mut Advice, cache: &Trial) {
         Some(lru) if name != "lru" => format!(" (lru: {})", percent(lru.read_hit_ratio)),
         _ => String::new(),
     };
-    let leads = best.read_hit_ratio - own.read_hit_ratio < 1e-9;
-    let place = if leads {
-        "has the most hits of all at this size"
-    } else {
-        "is within a point of the best at this size"
-    };
-    let place = if best.read_hit_ratio - own.read_hit_ratio > POINT {
-        format!("has fewer hits than {}, for fewer flash writes", best.setting.policy.info().name)
-    } else {
-        place.to_owned()
+    let place = match best.read_hit_ratio - own.read_hit_ratio {
+        ..1e-9 => "has the most hits of all at this size".to_owned(),
+        ..=POINT => "is within a point of the best at this size".to_owned(),
+        _ => format!("has fewer hits than {}, for fewer flash writes", best.setting.policy.info().name),
     };
     advice.why.push(format!("Policy: {name} {place}, {}{against}.", percent(own.read_hit_ratio)));
 }
@@ -209,10 +209,10 @@ fn push_mode(advice: &mut Advice) {
 }
 
 fn push_write_back(advice: &mut Advice) {
-    if let Some(saves) = advice.write_back {
+    if let Some(saves) = advice.write_back.filter(|saves| saves.absorbed_ratio > NOTICEABLE) {
         // Dirty blocks leave one by one, so writes larger than a block become more of them.
         let writes = match saves.writes_saved_ratio {
-            0.005.. => format!(" and {} of the writes", percent(saves.writes_saved_ratio)),
+            NOTICEABLE.. => format!(" and {} of the writes", percent(saves.writes_saved_ratio)),
             _ => String::new(),
         };
         let absorbed = percent(saves.absorbed_ratio);
@@ -313,13 +313,18 @@ fn push_trace_caveats(advice: &mut Advice, held: &Held) {
             "The trace has {} disks, and this is one cache for all; hob gives each its own: use --disk.",
             profile.disks
         ));
-    } else if held.is_moved {
+    } else if held.is_moved && advice.verdict == Verdict::Cache {
         advice.caveats.push("Addresses beyond 4 TiB were moved together, so seeks look shorter.".to_owned());
     }
-    if let Some(seconds) = latency::seconds(held).filter(|seconds| *seconds < LONG_ENOUGH_S) {
+    if let Some(seconds) = latency::seconds(held).filter(|seconds| *seconds < DAY_S) {
         let what = match advice.verdict {
-            Verdict::Cache => "a day would show more reuse, and what is really written to flash in a day",
-            Verdict::NoCache => "what is read once in it may come again in a day: record a longer one",
+            Verdict::NoCache => {
+                "what is read once in it may come again in a day, so record a longer one to be sure"
+            }
+            Verdict::Cache if seconds < HOUR_S => {
+                "figures for a day are as if all day were like it, and a longer one may show more reuse"
+            }
+            Verdict::Cache => "figures for a day are as if all day were like it",
         };
         advice.caveats.push(format!("The trace lasts {}: {what}.", Unit::Seconds.text(seconds)));
     }
