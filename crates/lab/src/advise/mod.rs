@@ -234,7 +234,8 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
 
     let trials = Trials::new(&sample, &held, options.threads, progress);
     let chosen = trials::choose(&trials, &start, target.read_hit_ratio, &options.admissions)?;
-    let setting = chosen.setting;
+    let cache = trials::settled(&trials, chosen.setting, target.read_hit_ratio)?;
+    let setting = cache.setting;
     let curve = curves.iter().find(|curve| curve.block_bytes == u64::from(setting.block_bytes));
     advice.knee = curve.and_then(BlockCurve::knee);
     advice.sizes = trials::sizes(&trials, setting, advice.knee.map(|knee| knee.cache_bytes))?;
@@ -242,7 +243,6 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     let report = |curve: &BlockCurve<'_>| curve.report(target.read_hit_ratio, setting.cache_bytes);
     advice.block_sizes = curves.iter().map(report).collect();
     advice.write_back = curves::write_back(&sample, u64::from(setting.block_bytes), setting.cache_bytes)?;
-    let cache = trials.exactly(setting)?;
     step(progress, "latencies", trials::SHARES.1)?;
     advice.latency = latency::expected(&held, options, &cache)?;
     advice.wear = wear(&held, options, &cache);

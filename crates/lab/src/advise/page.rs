@@ -2,7 +2,7 @@
 
 use super::text::footprint;
 use super::words::{bytes, ms, percent, years};
-use super::{Advice, BlockSize, Trial};
+use super::{Advice, BlockSize, Setting, Trial};
 use crate::page::{Card, Cell, Figure, Page, Section, Table};
 use crate::picture::{Axis, Bar, BarChart, BarGroup, Curve, CurveChart, Marker, Unit, bars, curves};
 
@@ -92,17 +92,22 @@ fn size_section(advice: &Advice) -> Section {
     ];
     let rows = advice.sizes.iter().map(|trial| {
         let share = percent(trial.setting.cache_bytes as f64 / footprint(advice));
-        [vec![named(bytes(trial.setting.cache_bytes), trial, advice), Cell::number(share)], figures(trial)]
-            .concat()
+        [
+            vec![
+                named(bytes(trial.setting.cache_bytes), advice, |advised| *advised == trial.setting),
+                Cell::number(share),
+            ],
+            figures(trial),
+        ]
+        .concat()
     });
     section.table(rows.fold(Table::new(heads).caption("The advised cache in other sizes"), Table::row))
 }
 
-/// A row's name, with a word where it is the advised cache.
-fn named(name: String, trial: &Trial, advice: &Advice) -> Cell {
-    let advised = advice.recommendation.as_ref();
-    let is_advised = advised.is_some_and(|advised| advised.cache.setting == trial.setting);
-    Cell::text(if is_advised { format!("{name} (advised)") } else { name })
+/// A row's name, with a word where it is the advised cache's.
+fn named(name: String, advice: &Advice, is_same: impl Fn(&Setting) -> bool) -> Cell {
+    let advised = advice.recommendation.as_ref().is_some_and(|advised| is_same(&advised.cache.setting));
+    Cell::text(if advised { format!("{name} (advised)") } else { name })
 }
 
 fn figures(trial: &Trial) -> Vec<Cell> {
@@ -136,7 +141,13 @@ fn policy_section(advice: &Advice) -> Section {
 fn admission_section(advice: &Advice) -> Section {
     let heads = ["admission"].into_iter().chain(FIGURES);
     let rows = advice.admissions.iter().map(|trial| {
-        [vec![named(trial.setting.admission.to_string(), trial, advice)], figures(trial)].concat()
+        [
+            vec![named(trial.setting.admission.to_string(), advice, |advised| {
+                advised.admission == trial.setting.admission
+            })],
+            figures(trial),
+        ]
+        .concat()
     });
     Section::new("Admission")
         .paragraph("What may come in decides how much is written to flash.")

@@ -20,6 +20,8 @@ use crate::sim::{self, Point, Simulated};
 /// From one size to the next, as long as a policy reaches the target.
 const SMALLER: f64 = 0.7;
 const LARGER: f64 = 1.25;
+/// Times that a cache is enlarged because a sample promised too much.
+const ENLARGED_MAX: u32 = 3;
 /// Smaller sizes to try: down to a twelfth of what LRU needs.
 const STEPS_MAX: u32 = 7;
 /// Sizes to try between one that is too small and one that is not.
@@ -132,6 +134,20 @@ impl<'a, 'b> Trials<'a, 'b> {
         *share += (SHARES.1 - *share) / 10.0;
         Ok(settings.iter().zip(results).map(|(setting, result)| trial(*setting, &result, sample)).collect())
     }
+}
+
+/// What a sample promised, made true: the cache simulated over the whole trace, and enlarged as long as it has fewer
+/// hits than it should.
+pub(super) fn settled(trials: &Trials<'_, '_>, setting: Setting, target: f64) -> Result<Trial> {
+    let mut cache = trials.exactly(setting)?;
+    for _ in 0..ENLARGED_MAX {
+        if trials.sample.rate == 1.0 || cache.read_hit_ratio >= target - POINT {
+            break;
+        }
+        let cache_bytes = rounded(cache.setting.cache_bytes as f64 * LARGER);
+        cache = trials.exactly(Setting { cache_bytes, ..setting })?;
+    }
+    Ok(cache)
 }
 
 fn point(setting: &Setting, rate: f64) -> Point {
