@@ -138,11 +138,10 @@ impl Directory {
         })?;
         let first = self.index.first_sector(frame);
         let block = self.index.block(frame);
-        let held_data = !self.index.block_is_empty(first);
-        self.index.clear_valid(first, 1 << self.block_shift);
+        let valid = self.index.clear_valid(first, 1 << self.block_shift);
         self.index.remove(frame);
         self.gate.evicted(block);
-        Some(u64::from(held_data))
+        Some(u64::from(valid > 0))
     }
 
     /// Makes what the cache holds of the disk's sectors `first..end` invalid.

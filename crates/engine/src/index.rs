@@ -168,6 +168,9 @@ impl Index {
     /// How many of the `count` sectors from `first` on are valid.
     #[inline]
     pub(crate) fn count_valid(&self, first: u64, count: u64) -> u64 {
+        if count == 1 {
+            return u64::from(self.is_valid(first));
+        }
         let mut total = 0;
         for_words(first, count, |word, mask| total += u64::from((self.valid[word] & mask).count_ones()));
         total
@@ -184,6 +187,7 @@ impl Index {
     }
 
     /// Makes one sector valid.
+    #[inline]
     pub(crate) fn set_valid(&mut self, sector: u64, sum: u32) {
         self.sums[sector as usize] = sum;
         if !self.is_valid(sector) {
@@ -195,11 +199,12 @@ impl Index {
         }
     }
 
-    /// Makes sectors of one frame invalid.
-    pub(crate) fn clear_valid(&mut self, first: u64, count: u64) {
+    /// Makes sectors of one frame invalid. Returns how many were valid.
+    #[inline]
+    pub(crate) fn clear_valid(&mut self, first: u64, count: u64) -> u64 {
         let before = self.count_valid(first, count);
         if before == 0 {
-            return;
+            return 0;
         }
         let valid = &mut self.valid;
         for_words(first, count, |word, mask| valid[word] &= !mask);
@@ -207,12 +212,19 @@ impl Index {
         if self.block_is_empty(first) {
             self.blocks_holding_data -= 1;
         }
+        before
     }
 
     /// Has the frame of this sector no valid sector?
+    #[inline]
     pub(crate) fn block_is_empty(&self, sector: u64) -> bool {
+        if self.block_shift == 0 {
+            return !self.is_valid(sector);
+        }
         let first = sector >> self.block_shift << self.block_shift;
-        self.count_valid(first, 1 << self.block_shift) == 0
+        let mut is_empty = true;
+        for_words(first, 1 << self.block_shift, |word, mask| is_empty &= self.valid[word] & mask == 0);
+        is_empty
     }
 }
 

@@ -174,7 +174,9 @@ impl CacheSim {
         self.look_up(first, end);
         self.stats.write_hits += u64::from(self.found[0].is_some());
         for (span, sector) in self.directory.spans(first, end).zip(&self.found) {
-            sector.inspect(|sector| self.directory.index.clear_valid(*sector, span.count));
+            if let Some(sector) = sector {
+                self.directory.index.clear_valid(*sector, span.count);
+            }
         }
         let whole = whole_sectors(offset, len);
         if whole != (first, end) {

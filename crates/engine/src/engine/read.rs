@@ -119,7 +119,7 @@ impl Engine {
         let disk = self.disks[disk_id.0 as usize].as_mut().expect("disks outlive their requests");
         let index = &mut disk.cache.as_mut().expect("changes wait for flash I/O").index;
         if result.is_err() {
-            (io.sector..io.sector + io.sectors).for_each(|sector| index.clear_valid(sector, 1));
+            (io.sector..io.sector + io.sectors).for_each(|sector| _ = index.clear_valid(sector, 1));
             self.requests[slot].outcome = Outcome::FlashFailed;
         } else {
             assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector read");
