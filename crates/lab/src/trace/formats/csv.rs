@@ -3,16 +3,21 @@
 use super::super::csv::{HEADER, HEADER_DISKS};
 use super::super::disks::Disks;
 use super::super::fields::{More, Reason, columns, number, operation, time_ns};
-use super::{Entry, FormatInfo, Lines, ParseLine, Raw, lines_like};
+use super::{Entry, FormatInfo, Head, Likeness, Lines, ParseLine, Raw, lines_like};
 
 pub(super) const FORMAT: FormatInfo = FormatInfo {
     name: "csv",
     summary: "hob's CSV: ts_us,op,offset,size and perhaps disk; bytes",
     source: "docs/TRACE.md",
     hints: &[".csv"],
-    detect: |head| lines_like(head, Csv::default()),
+    detect: |head| if has_header(head) { Likeness::Surely } else { lines_like(head, Csv::default()) },
     parser: |_, _| Ok(Box::new(Lines(Csv::default()))),
 };
+
+/// The header settles it, whatever follows.
+fn has_header(head: &Head<'_>) -> bool {
+    head.lines().next().is_some_and(|line| [HEADER, HEADER_DISKS].contains(&line.trim()))
+}
 
 #[derive(Default)]
 struct Csv {

@@ -544,3 +544,13 @@ fn names_are_unique_and_every_row_is_filled() {
         assert_eq!(FormatInfo::named(format.name).unwrap().name, format.name);
     }
 }
+
+/// A trace of hob's own that holds nothing good, or nothing at all, is still one.
+#[test]
+fn the_header_of_hobs_csv_settles_its_format() {
+    for (text, bad) in [("", 0), ("x\n-1,R,0,1\n1,R,9223372036854775808,1\n5,R,0\r\n", 4)] {
+        let text = format!("ts_us,op,offset,size\n{text}");
+        let (records, reader) = read_with(text.as_bytes(), OpenOptions::default());
+        assert_eq!((records.len(), reader.format().name, reader.skipped().count), (0, "csv", bad));
+    }
+}
