@@ -26,7 +26,7 @@ const BASELINE_NS: u64 = 1_269_000;
 pub(super) const INFO: FigureInfo = FigureInfo {
     name: "block-size",
     title: "Block-size sweep on hardware monitoring",
-    section: "SYSTEMS §1",
+    source: "the vSphere Flash Read Cache study",
     published: "The trace of the hardware-monitoring server on a cache of 4 GB: 321 µs with blocks of 4 KB, then \
                 slower with each larger block, up to 1185 µs with 512 KB; 1269 µs without a cache.",
     method: "Stands in for the original trace: the generator hm, whose hot spots are fitted to this curve. The \

@@ -18,7 +18,7 @@ const PASSES: usize = 6;
 pub(super) const INFO: FigureInfo = FigureInfo {
     name: "calibration",
     title: "Oracle I/O calibration: reads a second, cold and then warmer",
-    section: "SYSTEMS §1",
+    source: "the vSphere Flash Read Cache study",
     published: "A disk of 200 GB on RAID 5 of four 7.2K disks, a cache of 50 GB with 8 KB blocks: 576–608 reads a \
                 second without the cache; with it 268 in the first pass, then rising, at 29 % read hits.",
     method: "Stands in for the original tool: the generator calibration with the published characteristics, on models \

@@ -12,7 +12,7 @@ use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 pub(super) const INFO: FigureInfo = FigureInfo {
     name: "dss",
     title: "Decision support: transactions a minute and response time",
-    section: "SYSTEMS §1",
+    source: "the vSphere Flash Read Cache study",
     published: "A database of 15 GB on RAID 5 of five 15K disks, a cache of 8 GB with 8 KB blocks on a SATA SSD: 61.7 \
                 transactions a minute become 112.9, 20.389 s become 10.859 s, at 89 % hits.",
     method: "Stands in for the original benchmark: the generator dss with the published characteristics, on models of \

@@ -12,7 +12,7 @@ use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 pub(super) const INFO: FigureInfo = FigureInfo {
     name: "dvdstore",
     title: "DVD Store: orders a minute with caches of 10 GB and 15 GB",
-    section: "SYSTEMS §1",
+    source: "the vSphere Flash Read Cache study",
     published: "A database of 15 GB, random over all of it, 60 % reads, RAID 5 of ten 10K disks, a PCIe card: 8802 \
                 orders a minute, 8937 with a cache of 10 GB, 12 319 with one of 15 GB.",
     method: "Stands in for the original benchmark: the generator dvdstore with the published characteristics, on \

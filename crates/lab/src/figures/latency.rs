@@ -14,7 +14,7 @@ use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 pub(super) const HM: FigureInfo = FigureInfo {
     name: "hm-latency",
     title: "Hardware monitoring: mean latency without and with a cache",
-    section: "SYSTEMS §1",
+    source: "the vSphere Flash Read Cache study",
     published: "MSR Cambridge hm_1, some 600 000 requests, 95 % reads, mostly of 4 KB: a cache of 4 GB with 4 KB \
                 blocks takes the mean latency from 1.23 ms to 0.321 ms at 85 % hits.",
     method: "Stands in for the original trace: the generator hm with the published characteristics. The backing \
@@ -27,7 +27,7 @@ pub(super) const HM: FigureInfo = FigureInfo {
 pub(super) const PROXY: FigureInfo = FigureInfo {
     name: "proxy-latency",
     title: "Web proxy: mean latency without and with a cache",
-    section: "SYSTEMS §1",
+    source: "the vSphere Flash Read Cache study",
     published: "MSR Cambridge prxy, about 5 million requests, 67 % reads, mostly of 4 KB: a cache of 16 GB with 4 KB \
                 blocks takes the mean latency from 1.357 ms to 0.612 ms at 83 % hits.",
     method: "Stands in for the original trace: the generator proxy with the published characteristics. The backing \

@@ -19,7 +19,7 @@ const NEAR_NOTHING: f64 = 0.002;
 pub(super) const INFO: FigureInfo = FigureInfo {
     name: "metadata-memory",
     title: "Memory of a cache's metadata by block size",
-    section: "SYSTEMS §1",
+    source: "the vSphere Flash Read Cache study",
     published: "Over 2 % of the cache's size with blocks of 4 KB, less with each larger block, near 0 with 512 KB.",
     method: "A cache of 1 GiB of each block size is set up as the daemon would; its index, policy, validity and \
              checksums are counted, all of which it has from the start.",

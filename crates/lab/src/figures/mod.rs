@@ -48,37 +48,37 @@ pub const FIGURES: &[FigureInfo] = &[
     not_yet(
         "fast-cache-tiles",
         "FAST Cache: VMmark tiles before the quality of service fails",
-        "SYSTEMS §2",
+        "the EMC FAST Cache study",
         "4 tiles instead of 2 on 20 disks, 4 instead of 0 on 11; the score rises by 26 % at one tile, 31 % at two.",
     ),
     not_yet(
         "fast-cache-share",
         "FAST Cache: share of I/O served by DRAM and flash",
-        "SYSTEMS §2",
+        "the EMC FAST Cache study",
         "At least 92 % with 92 GB, 8 % of the data, under four tiles; nearly all with 366 GB.",
     ),
     not_yet(
         "fast-cache-desktops",
         "FAST Cache: 200 virtual desktops",
-        "SYSTEMS §2",
+        "the EMC FAST Cache study",
         "3848 IOPS at the peak, mean below 2 ms, 3.17 ms at the peak, on five 15K disks and 100 GB of flash.",
     ),
     not_yet(
         "vsan-split",
         "vSAN hybrid: the read cache and the write buffer",
-        "SYSTEMS §3",
+        "the comparison of vSAN and SmartX ZBS",
         "Of 894 GB of flash in a group 620.6 GB cache reads and 268.3 GB buffer writes.",
     ),
     not_yet(
         "zbs-sequential",
         "ZBS and vSAN: 256 KB sequential writes",
-        "SYSTEMS §4",
+        "the comparison of vSAN and SmartX ZBS",
         "vSAN falls from 280 to 75 MB/s when 300 GB have filled its buffer; ZBS takes 500 GB without a drop.",
     ),
     not_yet(
         "zbs-random",
         "ZBS and vSAN: 4 KB random writes",
-        "SYSTEMS §4",
+        "the comparison of vSAN and SmartX ZBS",
         "vSAN falls from 37 176 to 16 060 IOPS within 300 GB; ZBS takes 500 GB without a drop.",
     ),
 ];
@@ -89,8 +89,8 @@ pub struct FigureInfo {
     pub name: &'static str,
     /// One line.
     pub title: &'static str,
-    /// Where its numbers are listed.
-    pub section: &'static str,
+    /// Where its numbers were published.
+    pub source: &'static str,
     /// What was published.
     pub published: &'static str,
     /// How it is made here.
@@ -161,8 +161,8 @@ struct Findings {
 const fn not_yet(
     name: &'static str,
     title: &'static str,
-    section: &'static str,
+    source: &'static str,
     published: &'static str,
 ) -> FigureInfo {
-    FigureInfo { name, title, section, published, method: "", work: Work::NotYet(NEEDS_WRITE_BACK) }
+    FigureInfo { name, title, source, published, method: "", work: Work::NotYet(NEEDS_WRITE_BACK) }
 }

@@ -85,7 +85,7 @@ fn page(report: &Report, options: &Options) -> Page {
 fn section(figure: &FigureReport) -> Section {
     let section = Section::new(figure.title)
         .check(figure.check)
-        .paragraph(format!("Published ({}): {}", figure.section, figure.published));
+        .paragraph(format!("Published in {}: {}", figure.source, figure.published));
     if let Some(why) = figure.waits_for {
         return section.note(format!("Not yet: {why}."));
     }

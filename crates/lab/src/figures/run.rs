@@ -63,8 +63,8 @@ pub struct FigureReport {
     pub name: &'static str,
     /// One line.
     pub title: &'static str,
-    /// Where its numbers are listed.
-    pub section: &'static str,
+    /// Where its numbers were published.
+    pub source: &'static str,
     /// What was published.
     pub published: &'static str,
     /// How it is made.
@@ -208,7 +208,7 @@ fn report_on(figure: &'static FigureInfo, cases: &[Case], runs: &[Measured]) -> 
     Ok(FigureReport {
         name: figure.name,
         title: figure.title,
-        section: figure.section,
+        source: figure.source,
         published: figure.published,
         method: figure.method,
         check,

@@ -14,7 +14,7 @@ const BLOCKS: f64 = 131_072.0;
 pub(super) const INFO: FigureInfo = FigureInfo {
     name: "statistics",
     title: "Statistics of a cache of 1 GB with 8 KB blocks",
-    section: "SYSTEMS §1",
+    source: "the vSphere Flash Read Cache study",
     published: "A cache of 1 GB with 8 KB blocks has numBlocks = 131072.",
     method: "At a quarter of its size the generator hm has a cache of just 1 GB, which is the example's. The statistics \
              are read from the engine, as hob stats does.",

@@ -30,7 +30,7 @@ const EXTENT_BLOCKS: u64 = 64;
 impl Generate for Calibration {
     const NAME: &'static str = "calibration";
     const SUMMARY: &'static str = "Oracle I/O calibration: random 8 KB reads at depth, several passes";
-    const SOURCE: &'static str = "vSphere Flash Read Cache study, Oracle I/O calibration (SYSTEMS §1)";
+    const SOURCE: &'static str = "vSphere Flash Read Cache study, Oracle I/O calibration";
 
     fn plan(&self) -> Result<Plan, String> {
         check_scale(self.scale)?;

@@ -37,7 +37,7 @@ parameters! {
 impl Generate for Dss {
     const NAME: &'static str = "dss";
     const SUMMARY: &'static str = "decision support: scans and index look-ups of 21 users";
-    const SOURCE: &'static str = "vSphere Flash Read Cache study, decision-support database (SYSTEMS §1)";
+    const SOURCE: &'static str = "vSphere Flash Read Cache study, decision-support database";
 
     fn plan(&self) -> Result<Plan, String> {
         check_scale(self.scale)?;

@@ -31,7 +31,7 @@ parameters! {
 impl Generate for DvdStore {
     const NAME: &'static str = "dvdstore";
     const SUMMARY: &'static str = "DVD Store orders: random over the whole database, 60 % reads";
-    const SOURCE: &'static str = "vSphere Flash Read Cache study, DVD Store (SYSTEMS §1)";
+    const SOURCE: &'static str = "vSphere Flash Read Cache study, DVD Store";
 
     fn plan(&self) -> Result<Plan, String> {
         check_scale(self.scale)?;

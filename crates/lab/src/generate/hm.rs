@@ -33,7 +33,7 @@ parameters! {
 impl Generate for Hm {
     const NAME: &'static str = "hm";
     const SUMMARY: &'static str = "hardware monitoring: small scattered hot spots, 95 % reads";
-    const SOURCE: &'static str = "vSphere Flash Read Cache study, MSR Cambridge hm_1 (SYSTEMS §1)";
+    const SOURCE: &'static str = "vSphere Flash Read Cache study, MSR Cambridge hm_1";
 
     fn plan(&self) -> Result<Plan, String> {
         check_scale(self.scale)?;

@@ -27,7 +27,7 @@ parameters! {
 impl Generate for Proxy {
     const NAME: &'static str = "proxy";
     const SUMMARY: &'static str = "web proxy: small scattered hot spots, 67 % reads";
-    const SOURCE: &'static str = "vSphere Flash Read Cache study, MSR Cambridge prxy (SYSTEMS §1)";
+    const SOURCE: &'static str = "vSphere Flash Read Cache study, MSR Cambridge prxy";
 
     fn plan(&self) -> Result<Plan, String> {
         check_scale(self.scale)?;

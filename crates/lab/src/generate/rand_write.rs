@@ -19,7 +19,7 @@ parameters! {
 impl Generate for RandWrite {
     const NAME: &'static str = "rand-write";
     const SUMMARY: &'static str = "fio-like random writes of 4 KiB";
-    const SOURCE: &'static str = "SmartX ZBS and vSAN comparison (SYSTEMS §4)";
+    const SOURCE: &'static str = "SmartX ZBS and vSAN comparison";
 
     fn plan(&self) -> Result<Plan, String> {
         check_scale(self.scale)?;

@@ -18,7 +18,7 @@ parameters! {
 impl Generate for SeqWrite {
     const NAME: &'static str = "seq-write";
     const SUMMARY: &'static str = "fio-like sequential writes of 256 KiB";
-    const SOURCE: &'static str = "SmartX ZBS and vSAN comparison (SYSTEMS §4)";
+    const SOURCE: &'static str = "SmartX ZBS and vSAN comparison";
 
     fn plan(&self) -> Result<Plan, String> {
         check_scale(self.scale)?;

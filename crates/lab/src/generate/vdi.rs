@@ -42,7 +42,7 @@ const PAGE: u64 = 64 << 10;
 impl Generate for Vdi {
     const NAME: &'static str = "vdi";
     const SUMMARY: &'static str = "virtual desktops: boot storm, log-in storm, then mostly small writes";
-    const SOURCE: &'static str = "EMC FAST Cache study, 200 virtual desktops (SYSTEMS §2)";
+    const SOURCE: &'static str = "EMC FAST Cache study, 200 virtual desktops";
 
     fn plan(&self) -> Result<Plan, String> {
         check_scale(self.scale)?;

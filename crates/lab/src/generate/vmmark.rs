@@ -35,7 +35,7 @@ const EXTENT: u64 = 64 << 10;
 impl Generate for VmMark {
     const NAME: &'static str = "vmmark";
     const SUMMARY: &'static str = "tiles of mixed servers, 76 % writes, a latency limit for each";
-    const SOURCE: &'static str = "EMC FAST Cache study, VMmark tiles (SYSTEMS §2)";
+    const SOURCE: &'static str = "EMC FAST Cache study, VMmark tiles";
 
     fn plan(&self) -> Result<Plan, String> {
         check_scale(self.scale)?;
