@@ -150,7 +150,7 @@ impl Simulation {
 /// caller's alone when `threads` is 1. `progress` is told the records read so far, and ends the run early by returning false.
 ///
 /// # Errors
-/// A point makes no cache, or the records end with an error.
+/// A point makes no cache, the records are of several disks, or they end with an error.
 pub fn grid(
     records: &mut dyn Blocks,
     points: &[Point],
@@ -210,9 +210,18 @@ fn simulate(
 
 /// Hands records on in blocks, with the number read, until `take` wants no more.
 fn read_all(records: &mut dyn Blocks, mut take: impl FnMut(&[Record], u64) -> bool) -> Result<()> {
-    let mut count = 0;
+    let (mut count, mut disk) = (0, None);
     loop {
         let block = records.next_block().context("cannot read the trace to its end")?;
+        let first = disk.or(block.first().map(|record| record.disk));
+        if let Some(other) = block.iter().find(|record| Some(record.disk) != first) {
+            bail!(
+                "the trace has several disks, {} and {} among them, and a cache belongs to one: choose it with --disk",
+                first.unwrap_or(other.disk),
+                other.disk,
+            );
+        }
+        disk = first;
         count += block.len() as u64;
         if block.is_empty() || !take(block, count) {
             return Ok(());

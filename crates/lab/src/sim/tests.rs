@@ -105,6 +105,15 @@ fn errors_name_the_remedy() {
 }
 
 #[test]
+fn several_disks_are_refused() {
+    let mut list = records(100, 10_000);
+    list[9_000].disk = 3;
+    let run = grid(&mut Gathered::new(list.into_iter().map(Ok)), &[point("lru", 10)], 1, |_| true);
+    let error = run.expect_err("two disks").to_string();
+    assert!(error.contains("0 and 3") && error.contains("--disk"), "{error}");
+}
+
+#[test]
 fn a_run_can_be_stopped() {
     let records = records(1000, 200_000);
     let mut calls = 0;
