@@ -266,13 +266,16 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
                 .to_owned(),
         );
     }
-    let slower = "latencies grow with the trace's length; try --pace x0.1, or --pace asap for one at a time";
+    let slower = format!(
+        "latencies grow with the trace's length; try --pace x{}, or --pace asap for one at a time",
+        slower_pace(answer, options)
+    );
     let with = answer.with.as_ref();
     match (answer.without.is_overloaded, with.map(|with| with.is_overloaded)) {
         (true, Some(false)) => notes.push(format!(
-            "without the cache the array is overloaded, with it it keeps up: in the run without, {slower}"
+            "without the cache the backing is overloaded, with it it keeps up: in the run without, {slower}"
         )),
-        (true, _) => notes.push(format!("the array is overloaded: {slower}")),
+        (true, _) => notes.push(format!("the backing is overloaded: {slower}")),
         (false, Some(true)) => notes.push(format!("with the cache the flash is overloaded: {slower}")),
         (false, _) => {}
     }
@@ -285,6 +288,18 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
         notes.push(format!("{refused} requests were refused and count in no other row"));
     }
     notes
+}
+
+/// A tenth of the pace, because of bursts, or half of what the slowest run kept up with on the whole; to one digit.
+fn slower_pace(answer: &Latencies, options: &Options) -> f64 {
+    let now = if let Some(Pace::Times(factor)) = options.pace { factor } else { 1.0 };
+    let elapsed_ns = answer.with.iter().chain([&answer.without]).map(|run| run.elapsed_ns).max().unwrap_or(0);
+    let span_ns = answer.span_s.unwrap_or(0.0) * 1e9;
+    let pace = now * (span_ns / elapsed_ns.max(1) as f64 / 2.0).min(0.1);
+    let digit = 10_f64.powf(pace.max(0.001).log10().floor());
+    // Dividing by a whole number, as below 1, leaves no trailing digits.
+    let digits = (pace / digit).floor().max(1.0);
+    if digit < 1.0 { digits / (1.0 / digit).round() } else { digits * digit }
 }
 
 /// The requests, each tagged with its interval.
@@ -402,13 +417,13 @@ impl Player<'_> {
             let first_request = first as u64;
             first += came;
             let start_s = self.span_ns as f64 / 1e9 * index as f64 / count as f64;
-            let some = sum.histogram.len() > 0;
+            let some = !sum.histogram.is_empty();
             Interval {
                 start_s: (self.arrivals == Arrivals::Timed).then_some(start_s),
                 first_request,
                 requests: sum.histogram.len(),
                 mean_ns: some.then(|| sum.mean_ns()),
-                p99_ns: some.then(|| sum.histogram.value_at_quantile(0.99)),
+                p99_ns: some.then(|| sum.quantile_ns(0.99)),
                 read_hit_ratio: ratio(tally.hits[index], tally.reads[index]),
             }
         };
@@ -443,17 +458,20 @@ impl Sum {
         self.total_ns.checked_div(u128::from(self.histogram.len())).unwrap_or(0) as u64
     }
 
+    /// A histogram's values stand for the ends of their ranges, which may lie beyond the longest.
+    fn quantile_ns(&self, share: f64) -> u64 {
+        self.histogram.value_at_quantile(share).min(self.max_ns)
+    }
+
     fn class(&self, class: &'static str) -> Class {
-        // A histogram's values stand for the ends of their ranges, which may lie beyond the longest.
-        let quantile = |share| self.histogram.value_at_quantile(share).min(self.max_ns);
         Class {
             class,
             requests: self.histogram.len(),
             mean_ns: self.mean_ns(),
-            p50_ns: quantile(0.5),
-            p90_ns: quantile(0.9),
-            p99_ns: quantile(0.99),
-            p999_ns: quantile(0.999),
+            p50_ns: self.quantile_ns(0.5),
+            p90_ns: self.quantile_ns(0.9),
+            p99_ns: self.quantile_ns(0.99),
+            p999_ns: self.quantile_ns(0.999),
             max_ns: self.max_ns,
         }
     }

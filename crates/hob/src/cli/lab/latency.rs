@@ -20,7 +20,7 @@ use super::{Source, interruption, percent, read_all, remarks, write};
 use crate::cli::Global;
 use crate::cli::output::{duration, numbers, pairs, print, table, with_notes, words};
 
-/// Most requests of one run: 1.2 GB of them.
+/// Most requests of one run: 3.2 GB of them.
 const REQUESTS_MAX: i64 = 50_000_000;
 
 /// Play a trace in virtual time and report its latencies, without a cache and with one
@@ -56,7 +56,7 @@ pub(crate) struct Latency {
     /// Play the trace once before measuring
     #[arg(long)]
     warm: bool,
-    /// Requests used at most, from the trace's start; a million take 70 MB
+    /// Requests used at most, from the trace's start; a million take 65 MB
     #[arg(long, value_name = "N", default_value_t = 2_000_000, value_parser = clap::value_parser!(u32).range(1..=REQUESTS_MAX))]
     limit: u32,
     /// Write latency over time to this file, comma-separated
