@@ -9,6 +9,7 @@ mod clock;
 pub mod driver;
 pub mod figures;
 pub mod generate;
+pub mod latency;
 mod markup;
 pub mod mrc;
 pub mod page;

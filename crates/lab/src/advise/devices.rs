@@ -36,7 +36,7 @@ impl Backing {
     /// The forms that parse, for help.
     pub const FORMS: &'static str = "7.2k-raid5, 10k-raid5, 15k-raid5 or fixed:READ_MS,WRITE_MS";
 
-    pub(super) fn model(self, capacity_bytes: u64) -> ServiceModel {
+    pub(crate) fn model(self, capacity_bytes: u64) -> ServiceModel {
         let array = match self {
             Backing::Raid5Of7200 => ArrayConfig::raid5_of_four_7200(capacity_bytes),
             Backing::Raid5Of10K => ArrayConfig::raid5_of_ten_10k(capacity_bytes),
@@ -91,7 +91,7 @@ pub enum Flash {
 }
 
 impl Flash {
-    pub(super) fn model(self) -> ServiceModel {
+    pub(crate) fn model(self) -> ServiceModel {
         let config = match self {
             Flash::Sata => FlashConfig::sata_ssd(),
             Flash::Pcie => FlashConfig::pcie_card(),

@@ -64,7 +64,7 @@ pub struct Latency {
 }
 
 /// How long the trace lasts; `None` when its times are none.
-pub(super) fn seconds(held: &Held) -> Option<f64> {
+pub(crate) fn seconds(held: &Held) -> Option<f64> {
     let profile = &held.profile;
     let has_times = profile.duration_ns > 0 && profile.gaps.variation > VARIATION_MIN;
     has_times.then_some(profile.duration_ns as f64 / 1e9)

@@ -39,15 +39,15 @@ pub struct Material {
 
 /// The gathered trace.
 #[derive(Debug)]
-pub(super) struct Held {
-    pub(super) records: Vec<Record>,
-    pub(super) profile: Profile,
+pub(crate) struct Held {
+    pub(crate) records: Vec<Record>,
+    pub(crate) profile: Profile,
     /// Requests that there was no room for.
-    pub(super) left_out: u64,
+    pub(crate) left_out: u64,
     /// Where the last request ends, in whole MiB.
-    pub(super) span_bytes: u64,
+    pub(crate) span_bytes: u64,
     /// Whether addresses were moved together.
-    pub(super) is_moved: bool,
+    pub(crate) is_moved: bool,
 }
 
 impl Material {
@@ -66,7 +66,7 @@ impl Material {
         self.records.push(*record);
     }
 
-    pub(super) fn finish(self) -> Result<Held> {
+    pub(crate) fn finish(self) -> Result<Held> {
         let Material { mut records, left_out, profiler, .. } = self;
         let profile = profiler.finish();
         ensure!(
@@ -107,7 +107,7 @@ fn move_together(records: &mut [Record]) -> Result<()> {
             sorted = known.len();
             ensure!(
                 sorted <= chunks_max,
-                "the trace is spread over more than 4 TiB; advise on one disk of it with --disk"
+                "the trace is spread over more than 4 TiB; take one disk of it with --disk"
             );
         }
     }
@@ -115,7 +115,7 @@ fn move_together(records: &mut [Record]) -> Result<()> {
     known.dedup();
     ensure!(
         known.len() <= chunks_max,
-        "the trace is spread over more than 4 TiB; advise on one disk of it with --disk"
+        "the trace is spread over more than 4 TiB; take one disk of it with --disk"
     );
     for record in records.iter_mut().filter(|record| record.len > 0) {
         let first = chunks(record).start;

@@ -32,6 +32,7 @@ use material::Held;
 use trials::Trials;
 
 pub use devices::{Backing, Endurance, Flash};
+pub(crate) use latency::seconds;
 pub use latency::{Latency, Timing};
 pub use material::Material;
 pub use page::page;

@@ -21,7 +21,7 @@ use anyhow::{Result, ensure};
 use crate::driver::Timed;
 use crate::trace::Record;
 pub use pace::Pace;
-use pace::Schedule;
+pub(crate) use pace::Schedule;
 use report::Meter;
 pub use report::{Class, Lateness, Report};
 use survey::Fit;

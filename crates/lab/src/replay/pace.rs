@@ -51,18 +51,18 @@ impl fmt::Display for Pace {
 /// Times of a trace into times of its replay, nanoseconds from the replay's start. The first request is due at once,
 /// and no request before its predecessor.
 #[derive(Clone, Debug)]
-pub(super) struct Schedule {
+pub(crate) struct Schedule {
     pace: Pace,
     first_ns: Option<u64>,
     last_due_ns: u64,
 }
 
 impl Schedule {
-    pub(super) fn new(pace: Pace) -> Schedule {
+    pub(crate) fn new(pace: Pace) -> Schedule {
         Schedule { pace, first_ns: None, last_due_ns: 0 }
     }
 
-    pub(super) fn due_ns(&mut self, at_ns: u64) -> u64 {
+    pub(crate) fn due_ns(&mut self, at_ns: u64) -> u64 {
         let since_first = at_ns.saturating_sub(*self.first_ns.get_or_insert(at_ns));
         let due_ns = match self.pace {
             Pace::Original => since_first,

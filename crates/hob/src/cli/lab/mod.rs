@@ -7,6 +7,7 @@ mod formats;
 mod generate;
 mod import;
 mod info;
+mod latency;
 mod mrc;
 mod out;
 mod sim;
@@ -36,6 +37,7 @@ pub(crate) enum Lab {
     Generate(generate::Generate),
     Formats(formats::Formats),
     Advise(advise::Advise),
+    Latency(latency::Latency),
 }
 
 pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
@@ -48,6 +50,7 @@ pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
         Lab::Generate(args) => generate::run(&args, global),
         Lab::Formats(args) => formats::run(&args, global),
         Lab::Advise(args) => advise::run(&args, global),
+        Lab::Latency(args) => latency::run(&args, global),
     }
 }
 

@@ -1,0 +1,524 @@
+//! Latencies of a trace in virtual time: played through the full engine on modelled devices, without a cache and
+//! with one.
+//!
+//! Requests come at the trace's own times, accelerated by the pace, whatever becomes of those before them; or one at a
+//! time, when the trace has no times or nobody wants them. Both runs see the same requests, and each interval of the
+//! series is the same part of the trace in both. With a warm-up the whole trace is played once before it counts.
+//!
+//! An open load does not wait for slow devices. Where the backing cannot keep up, requests pile up, latencies grow with
+//! the trace's length and say nothing about the devices: such a run is marked as overloaded.
+//!
+//! Percentiles come from histograms with three significant digits (two in the series); means and maxima are exact.
+//! Requests that the engine refuses count in their class only. Requests longer than the engine takes are left out.
+//!
+//! Units: bytes, nanoseconds of virtual time, seconds where a name says so.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, anyhow, bail, ensure};
+use hdrhistogram::Histogram;
+use hob_engine::REQUEST_BYTES_MAX;
+use hob_engine::io::Op;
+use hob_engine::outcome::{OUTCOMES, Outcome};
+use hob_engine::stats::DeviceIoStats;
+use hob_world::replay::{Ask, CacheSetup, Replay, Run, Served, Setup};
+use serde::Serialize;
+
+use crate::advise::{Backing, Flash, Material, seconds};
+use crate::generate::run::{Cache, ask};
+use crate::replay::{Pace, Schedule};
+use crate::trace::Record;
+
+/// Intervals of a series, at most.
+pub const INTERVALS_MAX: usize = 200;
+/// Longest trace at its pace: a hundred years. A warm-up doubles it, and virtual time ends after 584.
+const SPAN_NS_MAX: u64 = 100 * 31_557_600_000_000_000;
+/// Requests between two reports of progress.
+const REQUESTS_A_REPORT: u64 = 4096;
+/// A run is overloaded when one of so many requests found the engine full, …
+const WAITED_SHARE: u64 = 100;
+/// … or when after the last arrival it goes on for this part of the trace's time, …
+const TAIL_SHARE: u64 = 20;
+/// … and for that long.
+const TAIL_NS_MIN: u64 = 1_000_000_000;
+
+/// What to play a trace on.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// The cache of the second run; without one there is no second run.
+    pub cache: Option<Cache>,
+    /// What the disk lies on.
+    pub backing: Backing,
+    /// What the cache lies on.
+    pub flash: Flash,
+    /// [`Pace::Asap`] is one request at a time. `None`: as it was recorded, or one at a time when the trace does not
+    /// say when requests came.
+    pub pace: Option<Pace>,
+    /// Play the trace once before measuring, in both runs.
+    pub warm: bool,
+}
+
+/// How requests came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Arrivals {
+    /// At the trace's times, at the pace.
+    Timed,
+    /// One at a time.
+    OneAtATime,
+}
+
+/// Latencies of one kind of requests, nanoseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Class {
+    /// `all`, `reads`, `writes`, or a class of [`OUTCOMES`].
+    pub class: &'static str,
+    /// Requests.
+    pub requests: u64,
+    /// Mean.
+    pub mean_ns: u64,
+    /// Half took at most this long.
+    pub p50_ns: u64,
+    /// 90 % took at most this long.
+    pub p90_ns: u64,
+    /// 99 % took at most this long.
+    pub p99_ns: u64,
+    /// 99.9 % took at most this long.
+    pub p999_ns: u64,
+    /// Longest.
+    pub max_ns: u64,
+}
+
+/// I/O of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DeviceIo {
+    /// I/Os.
+    pub ios: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+}
+
+/// A part of the trace.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Interval {
+    /// When it begins, seconds of the run; nothing when requests came one at a time.
+    pub start_s: Option<f64>,
+    /// How many requests came before it.
+    pub first_request: u64,
+    /// Requests, those refused not among them.
+    pub requests: u64,
+    /// Their mean, nanoseconds.
+    pub mean_ns: Option<u64>,
+    /// 99 % took at most this long, nanoseconds.
+    pub p99_ns: Option<u64>,
+    /// Reads served whole from flash, of all reads.
+    pub read_hit_ratio: Option<f64>,
+}
+
+/// One run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Played {
+    /// All requests, those refused not among them.
+    pub all: Class,
+    /// Reads.
+    pub reads: Option<Class>,
+    /// Writes.
+    pub writes: Option<Class>,
+    /// By class of outcome, in the order of [`OUTCOMES`].
+    pub classes: Vec<Class>,
+    /// Reads served whole from flash, of all reads.
+    pub read_hit_ratio: Option<f64>,
+    /// I/O of the flash, fills included.
+    pub flash: DeviceIo,
+    /// I/O of the backing.
+    pub backing: DeviceIo,
+    /// Requests that found the engine full and had to wait outside.
+    pub waited: u64,
+    /// Most requests in the engine at a time.
+    pub in_flight_max: u32,
+    /// From the first request to the end of the last I/O.
+    pub elapsed_ns: u64,
+    /// The devices did not keep up with the pace.
+    pub is_overloaded: bool,
+    /// Latency over time.
+    pub series: Vec<Interval>,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Latencies {
+    /// Requests that were played and measured in each run.
+    pub requests: u64,
+    /// Requests beyond the limit.
+    pub left_out: u64,
+    /// Requests longer than the engine takes; they are left out, too.
+    pub too_long: u64,
+    /// How requests came.
+    pub arrivals: Arrivals,
+    /// From the first arrival to the last at this pace, seconds; nothing when requests came one at a time.
+    pub span_s: Option<f64>,
+    /// Whether the trace was played once before.
+    pub is_warm: bool,
+    /// The backing, in words.
+    pub backing: String,
+    /// The flash, in words.
+    pub flash: &'static str,
+    /// Without a cache.
+    pub without: Played,
+    /// With it.
+    pub with: Option<Played>,
+    /// What to know about these figures, a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// Plays the gathered trace. `progress` hears what is done and which share of all is, and ends it by returning `false`.
+///
+/// # Errors
+/// There is nothing to play, the cache cannot be, the trace takes too long at this pace, or `progress` ended it.
+pub fn measure(
+    material: Material,
+    options: &Options,
+    progress: &mut dyn FnMut(&str, f64) -> bool,
+) -> Result<Latencies> {
+    let held = material.finish()?;
+    let arrivals = match options.pace {
+        Some(Pace::Asap) => Arrivals::OneAtATime,
+        Some(_) if held.profile.duration_ns > 0 => Arrivals::Timed,
+        None if seconds(&held).is_some() => Arrivals::Timed,
+        _ => Arrivals::OneAtATime,
+    };
+    let mut schedule = Schedule::new(options.pace.unwrap_or_default());
+    let fits = |record: &&Record| u64::from(record.len) <= REQUEST_BYTES_MAX;
+    let asks: Vec<(u64, Ask)> = held
+        .records
+        .iter()
+        .filter(fits)
+        .map(|record| (schedule.due_ns(record.at_ns), ask(*record)))
+        .collect();
+    let too_long = (held.records.len() - asks.len()) as u64;
+    let span_ns = asks.last().map_or(0, |(due_ns, _)| *due_ns);
+    ensure!(
+        !asks.is_empty(),
+        "all requests are longer than {REQUEST_BYTES_MAX} bytes, the longest that is served"
+    );
+    ensure!(
+        arrivals == Arrivals::OneAtATime || span_ns <= SPAN_NS_MAX,
+        "the trace lasts longer than a hundred years at this pace: take a faster one, or one request at a time"
+    );
+    let passes = (1 + u64::from(options.cache.is_some())) * (1 + u64::from(options.warm));
+    let requests = asks.len() as u64;
+    let total = passes * requests;
+    let mut stage = Stage { report: progress, done: 0, total, is_stopped: false };
+    let player = Player {
+        asks: marked(asks, arrivals, span_ns),
+        span_bytes: held.span_bytes,
+        span_ns,
+        arrivals,
+        options,
+    };
+    let without = player.play(None, &mut stage)?;
+    let with = options.cache.map(|cache| player.play(Some(cache), &mut stage)).transpose()?;
+    let mut answer = Latencies {
+        requests,
+        left_out: held.left_out,
+        too_long,
+        arrivals,
+        span_s: (arrivals == Arrivals::Timed).then_some(span_ns as f64 / 1e9),
+        is_warm: options.warm,
+        backing: options.backing.describe(),
+        flash: options.flash.describe(),
+        without,
+        with,
+        notes: Vec::new(),
+    };
+    answer.notes = notes(&answer, options, held.is_moved);
+    Ok(answer)
+}
+
+/// What to know about the figures.
+fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
+    let mut notes = Vec::new();
+    if answer.left_out > 0 {
+        notes.push(format!(
+            "the trace is cut: {} requests after the first {} were left out",
+            answer.left_out,
+            answer.requests + answer.too_long
+        ));
+    }
+    if answer.too_long > 0 {
+        let mib = REQUEST_BYTES_MAX >> 20;
+        notes.push(format!("{} requests longer than {mib} MiB were left out", answer.too_long));
+    }
+    if is_moved {
+        notes.push(
+            "several disks or addresses beyond 4 TiB were moved together on one disk: seeks are shorter than they were"
+                .to_owned(),
+        );
+    }
+    if answer.arrivals == Arrivals::OneAtATime && options.pace != Some(Pace::Asap) {
+        notes.push(
+            "the trace does not say when requests came: they were played one at a time, which tells nothing about queues"
+                .to_owned(),
+        );
+    }
+    let slower = format!(
+        "latencies grow with the trace's length; try --pace x{}, or --pace asap for one at a time",
+        slower_pace(answer, options)
+    );
+    let with = answer.with.as_ref();
+    match (answer.without.is_overloaded, with.map(|with| with.is_overloaded)) {
+        (true, Some(false)) => notes.push(format!(
+            "without the cache the backing is overloaded, with it it keeps up: in the run without, {slower}"
+        )),
+        (true, _) => notes.push(format!("the backing is overloaded: {slower}")),
+        (false, Some(true)) => notes.push(format!("with the cache the flash is overloaded: {slower}")),
+        (false, _) => {}
+    }
+    let refused = |played: &Played| {
+        let row = played.classes.iter().find(|row| row.class == Outcome::Refused.info().class);
+        row.map_or(0, |row| row.requests)
+    };
+    let refused = refused(&answer.without).max(with.map_or(0, refused));
+    if refused > 0 {
+        notes.push(format!("{refused} requests were refused and count in no other row"));
+    }
+    notes
+}
+
+/// A tenth of the pace, because of bursts, or half of what the slowest run kept up with on the whole; to one digit.
+fn slower_pace(answer: &Latencies, options: &Options) -> f64 {
+    let now = if let Some(Pace::Times(factor)) = options.pace { factor } else { 1.0 };
+    let elapsed_ns = answer.with.iter().chain([&answer.without]).map(|run| run.elapsed_ns).max().unwrap_or(0);
+    let span_ns = answer.span_s.unwrap_or(0.0) * 1e9;
+    let pace = now * (span_ns / elapsed_ns.max(1) as f64 / 2.0).min(0.1);
+    let digit = 10_f64.powf(pace.max(0.001).log10().floor());
+    // Dividing by a whole number, as below 1, leaves no trailing digits.
+    let digits = (pace / digit).floor().max(1.0);
+    if digit < 1.0 { digits / (1.0 / digit).round() } else { digits * digit }
+}
+
+/// The requests, each tagged with its interval.
+fn marked(mut asks: Vec<(u64, Ask)>, arrivals: Arrivals, span_ns: u64) -> Vec<(u64, Ask)> {
+    let count = asks.len();
+    let intervals = INTERVALS_MAX.min(count) as u128;
+    for (index, (due_ns, ask)) in asks.iter_mut().enumerate() {
+        let (at, end) = match arrivals {
+            Arrivals::Timed => (u128::from(*due_ns), u128::from(span_ns) + 1),
+            Arrivals::OneAtATime => (index as u128, count as u128),
+        };
+        ask.tag = (at * intervals / end) as u32;
+    }
+    asks
+}
+
+/// How far all runs together are.
+struct Stage<'a> {
+    report: &'a mut dyn FnMut(&str, f64) -> bool,
+    done: u64,
+    total: u64,
+    is_stopped: bool,
+}
+
+impl Stage<'_> {
+    /// One more request is played; whether it goes on.
+    fn goes_on(&mut self, what: &str) -> bool {
+        if self.done.is_multiple_of(REQUESTS_A_REPORT) {
+            self.is_stopped |= !(self.report)(what, self.done as f64 / self.total as f64);
+        }
+        self.done += 1;
+        !self.is_stopped
+    }
+}
+
+/// What both runs have in common.
+struct Player<'a> {
+    asks: Vec<(u64, Ask)>,
+    span_bytes: u64,
+    span_ns: u64,
+    arrivals: Arrivals,
+    options: &'a Options,
+}
+
+impl Player<'_> {
+    fn play(&self, cache: Option<Cache>, stage: &mut Stage<'_>) -> Result<Played> {
+        let Options { backing, flash, warm, .. } = *self.options;
+        let what = if cache.is_some() { "with the cache" } else { "without the cache" };
+        let cache =
+            cache.map(|Cache { bytes, block_bytes, policy }| CacheSetup { bytes, block_bytes, policy });
+        let setup = Setup::one_disk(self.span_bytes, cache, flash.model(), backing.model(self.span_bytes));
+        let mut replay = Replay::new(setup).map_err(|error| anyhow!("cannot set up the cache: {error}"))?;
+        if warm {
+            self.run(&mut replay, stage, "warming up", |_| {});
+            replay.reset_stats();
+        }
+        let mut tally = Tally::new(self.asks.last().map_or(0, |(_, ask)| ask.tag as usize + 1));
+        let run = self.run(&mut replay, stage, what, |served| tally.add(served));
+        if stage.is_stopped {
+            bail!("interrupted");
+        }
+        let stats = replay.stats(0).expect("there is one disk");
+        Ok(self.summed_up(&tally, run, &stats.flash, &stats.backing))
+    }
+
+    fn run(
+        &self,
+        replay: &mut Replay,
+        stage: &mut Stage<'_>,
+        what: &str,
+        served: impl FnMut(&Served),
+    ) -> Run {
+        let mut asks = self.asks.iter().copied().take_while(|_| stage.goes_on(what));
+        match self.arrivals {
+            Arrivals::Timed => replay.open(asks, served),
+            Arrivals::OneAtATime => replay.closed(1, |_, _| asks.next().map(|(_, ask)| (0, ask)), served),
+        }
+    }
+
+    fn summed_up(&self, tally: &Tally, run: Run, flash: &DeviceIoStats, backing: &DeviceIoStats) -> Played {
+        let io = |stats: &DeviceIoStats| DeviceIo {
+            ios: stats.ios,
+            read_bytes: stats.read_bytes,
+            write_bytes: stats.write_bytes,
+        };
+        let elapsed_ns = run.ended - run.began;
+        let tail_ns = elapsed_ns.saturating_sub(self.span_ns);
+        let is_late = tail_ns > TAIL_NS_MIN && tail_ns > self.span_ns / TAIL_SHARE;
+        let is_full = run.waited > run.requests / WAITED_SHARE;
+        let of = |class| Some(tally.ops.get(class)?.class(class));
+        Played {
+            all: tally.all.class("all"),
+            reads: of("reads"),
+            writes: of("writes"),
+            classes: OUTCOMES
+                .chunk_by(|one, next| one.class == next.class)
+                .filter_map(|rows| Some(tally.classes.get(rows[0].class)?.class(rows[0].class)))
+                .collect(),
+            read_hit_ratio: ratio(tally.hits.iter().sum(), tally.reads.iter().sum()),
+            flash: io(flash),
+            backing: io(backing),
+            waited: run.waited,
+            in_flight_max: run.in_flight_max,
+            elapsed_ns,
+            is_overloaded: self.arrivals == Arrivals::Timed && (is_late || is_full),
+            series: self.series(tally),
+        }
+    }
+
+    fn series(&self, tally: &Tally) -> Vec<Interval> {
+        let mut first = 0;
+        let count = tally.intervals.len();
+        let interval = |(index, sum): (usize, &Sum)| {
+            let came = self.asks[first..].partition_point(|(_, ask)| ask.tag as usize <= index);
+            let first_request = first as u64;
+            first += came;
+            let start_s = self.span_ns as f64 / 1e9 * index as f64 / count as f64;
+            let some = !sum.histogram.is_empty();
+            Interval {
+                start_s: (self.arrivals == Arrivals::Timed).then_some(start_s),
+                first_request,
+                requests: sum.histogram.len(),
+                mean_ns: some.then(|| sum.mean_ns()),
+                p99_ns: some.then(|| sum.quantile_ns(0.99)),
+                read_hit_ratio: ratio(tally.hits[index], tally.reads[index]),
+            }
+        };
+        tally.intervals.iter().enumerate().map(interval).collect()
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+/// Latencies that belong together.
+struct Sum {
+    histogram: Histogram<u64>,
+    total_ns: u128,
+    max_ns: u64,
+}
+
+impl Sum {
+    fn new(digits: u8) -> Sum {
+        let histogram = Histogram::new(digits).expect("at most five digits");
+        Sum { histogram, total_ns: 0, max_ns: 0 }
+    }
+
+    fn add(&mut self, ns: u64) {
+        self.histogram.record(ns).expect("it grows as it must");
+        self.total_ns += u128::from(ns);
+        self.max_ns = self.max_ns.max(ns);
+    }
+
+    fn mean_ns(&self) -> u64 {
+        self.total_ns.checked_div(u128::from(self.histogram.len())).unwrap_or(0) as u64
+    }
+
+    /// A histogram's values stand for the ends of their ranges, which may lie beyond the longest.
+    fn quantile_ns(&self, share: f64) -> u64 {
+        self.histogram.value_at_quantile(share).min(self.max_ns)
+    }
+
+    fn class(&self, class: &'static str) -> Class {
+        Class {
+            class,
+            requests: self.histogram.len(),
+            mean_ns: self.mean_ns(),
+            p50_ns: self.quantile_ns(0.5),
+            p90_ns: self.quantile_ns(0.9),
+            p99_ns: self.quantile_ns(0.99),
+            p999_ns: self.quantile_ns(0.999),
+            max_ns: self.max_ns,
+        }
+    }
+}
+
+/// What one run adds up.
+struct Tally {
+    all: Sum,
+    ops: BTreeMap<&'static str, Sum>,
+    classes: BTreeMap<&'static str, Sum>,
+    intervals: Vec<Sum>,
+    /// Reads of each interval, and those of them that came from flash.
+    reads: Vec<u64>,
+    hits: Vec<u64>,
+}
+
+impl Tally {
+    fn new(intervals: usize) -> Tally {
+        Tally {
+            all: Sum::new(3),
+            ops: BTreeMap::new(),
+            classes: BTreeMap::new(),
+            intervals: (0..intervals).map(|_| Sum::new(2)).collect(),
+            reads: vec![0; intervals],
+            hits: vec![0; intervals],
+        }
+    }
+
+    fn add(&mut self, served: &Served) {
+        let ns = served.latency_ns;
+        let named =
+            |sums: &mut BTreeMap<_, Sum>, name| sums.entry(name).or_insert_with(|| Sum::new(3)).add(ns);
+        named(&mut self.classes, served.outcome.info().class);
+        if served.outcome == Outcome::Refused {
+            return;
+        }
+        let interval = served.ask.tag as usize;
+        self.all.add(ns);
+        self.intervals[interval].add(ns);
+        match served.ask.op {
+            Op::Read => {
+                named(&mut self.ops, "reads");
+                self.reads[interval] += 1;
+                self.hits[interval] += u64::from(served.outcome == Outcome::Hit);
+            }
+            Op::Write(_) => named(&mut self.ops, "writes"),
+            _ => {}
+        }
+    }
+}
