@@ -93,6 +93,15 @@ impl Directory {
         self.policy.hit(FrameNo((sector >> self.block_shift) as u32));
     }
 
+    /// Tells the policy that a request used the blocks of these cache sectors, each once.
+    #[inline]
+    pub(crate) fn touch_all(&mut self, sector: u64, count: u64) {
+        let last = sector + count - 1;
+        for frame in sector >> self.block_shift..=last >> self.block_shift {
+            self.policy.hit(FrameNo(frame as u32));
+        }
+    }
+
     /// Gives a frame to the block of `span`, which has none, if it may come in. Evicts if need be;
     /// `is_busy` says whether I/O on a range of the disk's sectors is in flight.
     #[inline]

@@ -85,12 +85,13 @@ impl Engine {
         let active = &mut self.requests[slot];
         active.outcome = Outcome::Hit;
         active.phase = Phase::FlashRead;
-        let Active { request, range, .. } = *active;
-        let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        let request = active.request;
+        let Engine { disks, runs, .. } = self;
+        let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         let cache = disk.cache.as_mut().expect("hits have a cache");
-        for span in cache.spans(range.first, range.end) {
-            let sector = cache.find(span).expect("hits were found");
-            cache.touch(sector);
+        // Where the blocks are is known since the look-up: they need not be found again.
+        for extent in runs.iter().map(|run| run.extent) {
+            cache.touch_all(extent.sector, extent.count);
         }
         if request.op == Op::Prefetch {
             self.reply(now, slot, Ok(()));
