@@ -1,6 +1,6 @@
 //! The engine driven by hand: requests and commands in, I/O completed one by one, in the order and
-//! with the result that the test chooses. Each sentence of SYSTEMS §1 and of the issue on the read
-//! cache that the engine answers for has a test that cites it.
+//! with the result that the test chooses. Each sentence of SYSTEMS §1 that the
+//! engine answers for has a test that cites it.
 
 mod blocks;
 mod change;

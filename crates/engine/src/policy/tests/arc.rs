@@ -44,7 +44,7 @@ fn hits(requests: impl Iterator<Item = u32> + Clone) -> [usize; 3] {
     ["lru", "arc", "lirs"].map(|name| Replay::new(name, 100).run(requests.clone()))
 }
 
-/// The "ARC and LIRS beat LRU on loops and scans".
+/// ARC and LIRS beat LRU on loops and scans, as their authors say.
 #[test]
 fn arc_and_lirs_beat_lru_on_scans() {
     // 60 blocks, each used twice, between scans of 300 strangers.
