@@ -102,15 +102,29 @@ impl Directory {
         }
     }
 
-    /// Gives a frame to the block of `span`, which has none, if it may come in. Evicts if need be;
-    /// `is_busy` says whether I/O on a range of the disk's sectors is in flight.
+    /// Sees to it that the block of `span` has a frame, for a request that brings its data: the one in which it was
+    /// found, which counts as a use, or a new one.
     #[inline]
-    pub(crate) fn place(
+    pub(crate) fn bring(
         &mut self,
         span: Span,
+        found: Option<u64>,
         run: Run,
         is_busy: impl Fn(u64, u64) -> bool,
     ) -> Result<Placed, Refusal> {
+        match found {
+            Some(sector) => {
+                self.touch(sector);
+                Ok(Placed { sector, evicted: 0 })
+            }
+            None => self.place(span, run, is_busy),
+        }
+    }
+
+    /// Gives a frame to the block of `span`, which has none, if it may come in. Evicts if need be;
+    /// `is_busy` says whether I/O on a range of the disk's sectors is in flight.
+    #[inline]
+    fn place(&mut self, span: Span, run: Run, is_busy: impl Fn(u64, u64) -> bool) -> Result<Placed, Refusal> {
         if run == Run::Sequential {
             return Err(Refusal::Sequential);
         }

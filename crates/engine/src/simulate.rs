@@ -5,7 +5,7 @@
 //! by request. Writes are written through.
 
 use crate::admission::{Admission, Run};
-use crate::directory::{Directory, Refusal, whole_sectors};
+use crate::directory::{Directory, Placed, Refusal, whole_sectors};
 use crate::outcome::Outcome;
 use crate::policy::PolicyKind;
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, SECTOR_BYTES};
@@ -218,19 +218,14 @@ impl CacheSim {
         let CacheSim { directory, stats, found } = self;
         let mut result = Ok(());
         for (span, sector) in directory.spans(first, end).zip(found) {
-            let place = match *sector {
-                Some(sector) => {
-                    directory.touch(sector);
-                    Ok(sector)
-                }
-                None if result == Err(Refusal::NoBlock) => Err(Refusal::NoBlock),
-                None => directory.place(span, run, is_busy).map(|placed| {
-                    stats.evictions += placed.evicted;
-                    placed.sector
-                }),
+            let brought = if sector.is_none() && result == Err(Refusal::NoBlock) {
+                Err(Refusal::NoBlock)
+            } else {
+                directory.bring(span, *sector, run, is_busy)
             };
-            match place {
-                Ok(sector) => {
+            match brought {
+                Ok(Placed { sector, evicted }) => {
+                    stats.evictions += evicted;
                     let missing = span.count - directory.index.count_valid(sector, span.count);
                     stats.flash_write_bytes += missing * SECTOR_BYTES;
                     (sector..sector + span.count).for_each(|sector| directory.index.set_valid(sector, 0));

@@ -6,7 +6,7 @@
 use super::{Active, Engine, Limits, Pending, Phase};
 use crate::cache::push_run;
 use crate::claims::Range;
-use crate::directory::{Refusal, whole_sectors};
+use crate::directory::{Placed, Refusal, whole_sectors};
 use crate::io::{Durability, IoError, IoOp, Op};
 use crate::outcome::Outcome;
 use crate::units::{Instant, SECTOR_BYTES};
@@ -34,20 +34,16 @@ impl Engine {
         let mut evicted = 0;
         let mut buffer_sector = first - range.first;
         for span in cache.spans(first, end) {
-            let found = match cache.find(span) {
-                Some(sector) => {
-                    cache.touch(sector);
-                    Ok(sector)
-                }
-                // Once no block can leave, the request's own blocks keep it so: it looks for no more.
-                None if refused == Some(Outcome::MissNoBlock) => Err(Refusal::NoBlock),
-                None => cache.place(span, run, is_busy).map(|placed| {
-                    evicted += placed.evicted;
-                    placed.sector
-                }),
+            let found = cache.find(span);
+            // Once no block can leave, the request's own blocks keep it so: it looks for no more.
+            let brought = if found.is_none() && refused == Some(Outcome::MissNoBlock) {
+                Err(Refusal::NoBlock)
+            } else {
+                cache.bring(span, found, run, is_busy)
             };
-            match found {
-                Ok(sector) => {
+            match brought {
+                Ok(Placed { sector, evicted: gone }) => {
+                    evicted += gone;
                     for i in (0..span.count).filter(|i| !cache.index.is_valid(sector + i)) {
                         push_run(runs, cache.extent(sector + i, 1), buffer_sector + i);
                     }
