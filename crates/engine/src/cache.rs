@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::command::{CacheConfig, CommandError, Segment};
+use crate::command::{CacheConfig, CommandError, DataSegment};
 use crate::directory::Directory;
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DeviceId, FrameNo, SECTOR_BYTES};
 
@@ -42,7 +42,7 @@ pub(crate) fn push_run(runs: &mut Vec<FlashRun>, extent: Extent, buffer_sector: 
 
 pub(crate) struct Cache {
     pub(crate) config: CacheConfig,
-    pub(crate) segments: Vec<Segment>,
+    pub(crate) segments: Vec<DataSegment>,
     directory: Directory,
     block_shift: u32,
     segment_shift: u32,
@@ -67,7 +67,7 @@ impl Cache {
     /// An empty cache for a disk of `disk_bytes`.
     pub(crate) fn new(
         config: CacheConfig,
-        segments: Vec<Segment>,
+        segments: Vec<DataSegment>,
         disk_bytes: u64,
     ) -> Result<Cache, CommandError> {
         let block_bytes = u64::from(config.block_bytes);
@@ -104,7 +104,7 @@ impl Cache {
     /// ends.
     #[inline]
     pub(crate) fn extent(&self, sector: u64, count: u64) -> Extent {
-        let segment = self.segments[(sector >> self.segment_shift) as usize];
+        let segment = self.segments[(sector >> self.segment_shift) as usize].place;
         let inside = sector & ((1 << self.segment_shift) - 1);
         Extent {
             sector,
@@ -116,11 +116,11 @@ impl Cache {
 
     /// Does any of the cache lie on this device?
     pub(crate) fn is_on(&self, device: DeviceId) -> bool {
-        self.segments.iter().any(|segment| segment.device == device)
+        self.segments.iter().any(|segment| segment.place.device == device)
     }
 
     /// The `count` segments that hold the fewest blocks, and of equals the last.
-    pub(crate) fn emptiest_segments(&self, count: usize) -> Vec<Segment> {
+    pub(crate) fn emptiest_segments(&self, count: usize) -> Vec<DataSegment> {
         let mut blocks = vec![0u32; self.segments.len()];
         for (frame, _) in self.directory.order() {
             blocks[(self.index.first_sector(frame) >> self.segment_shift) as usize] += 1;
@@ -132,9 +132,13 @@ impl Cache {
 
     /// The same cache on other segments: blocks on segments that stay keep their contents and their
     /// place in the replacement order, the others are forgotten. O(blocks).
-    pub(crate) fn relocated(&self, segments: Vec<Segment>, disk_bytes: u64) -> Result<Cache, CommandError> {
+    pub(crate) fn relocated(
+        &self,
+        segments: Vec<DataSegment>,
+        disk_bytes: u64,
+    ) -> Result<Cache, CommandError> {
         let mut new = Cache::new(self.config, segments, disk_bytes)?;
-        let mut places: Vec<(Segment, u64)> =
+        let mut places: Vec<(DataSegment, u64)> =
             new.segments.iter().enumerate().map(|(i, segment)| (*segment, i as u64)).collect();
         places.sort_unstable();
         let frames_per_segment = self.segment_shift - self.block_shift;

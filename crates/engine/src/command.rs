@@ -17,7 +17,103 @@ pub struct Segment {
     pub offset: u64,
 }
 
-/// Settings of one cache that its contents depend on.
+/// A segment that keeps cache data, and what the journal calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DataSegment {
+    /// Where.
+    pub place: Segment,
+    /// Unlike that of any other data segment of the cache, for as long as the cache has it. Means
+    /// nothing in a volatile cache.
+    pub ordinal: u32,
+}
+
+/// What a cache does with writes, and with reads it does not hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Writes go to the backing, and a copy to flash.
+    #[default]
+    WriteThrough,
+    /// Writes go to flash, and to the backing later. Needs a journal.
+    WriteBack,
+    /// Writes go to the backing only; what flash holds of their range is given up.
+    WriteAround,
+    /// As `WriteAround`, and reads are served from flash but bring nothing new into it.
+    ReadOnlyCache,
+    /// Everything goes to the backing; the cache holds nothing.
+    PassThrough,
+}
+
+/// In which order dirty data goes to the backing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DestageOrder {
+    /// As it lies on the disk, round and round.
+    #[default]
+    Elevator,
+    /// What the policy would evict next goes first: least recently used, or earliest Inactive.
+    Coldest,
+}
+
+/// When and how dirty data goes to the backing. Shares are per mille of the cache's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destage {
+    /// In which order.
+    pub order: DestageOrder,
+    /// Destaging starts when more than this share is dirty…
+    pub start_permille: u16,
+    /// … and stops when no more than this is.
+    pub stop_permille: u16,
+    /// Above this share, writes to blocks that are not in the cache go through to the backing.
+    pub full_permille: u16,
+    /// Dirty data goes to the backing within this time, milliseconds; 0: when the shares above say so.
+    pub dirty_age_ms_max: u64,
+    /// What lies next to each other on the disk is written in one I/O of up to this many bytes.
+    pub io_bytes_max: u32,
+    /// The backing always holds a state that existed: nothing written after a guest's flush goes
+    /// there before everything that was written before it.
+    pub ordered: bool,
+}
+
+impl Default for Destage {
+    fn default() -> Self {
+        Destage {
+            order: DestageOrder::Elevator,
+            start_permille: 100,
+            stop_permille: 50,
+            full_permille: 700,
+            dirty_age_ms_max: 30_000,
+            io_bytes_max: 1 << 20,
+            ordered: false,
+        }
+    }
+}
+
+/// How a cache's blocks are shared between what was read and what was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Layout {
+    /// One room for both. What has been destaged stays, clean.
+    #[default]
+    Unified,
+    /// A read cache of this share of the blocks, per mille, and a write buffer of the others. What has been destaged is given
+    /// up; a read brings it into the read cache.
+    Split {
+        /// Share of the read cache.
+        read_permille: u16,
+    },
+}
+
+/// How many copies flash keeps of what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Copies {
+    /// One of everything.
+    #[default]
+    One,
+    /// Two of what is not on the backing yet, on different devices.
+    TwoOfDirty,
+    /// Two of everything, on different devices.
+    TwoOfAll,
+}
+
+/// Settings of one cache. Contents survive a change of `mode`, `destage` and `copies` only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     /// Cache block, bytes: a power of two, 4 KiB to 1 MiB, at most `segment_bytes`.
@@ -28,6 +124,49 @@ pub struct CacheConfig {
     pub policy: PolicyKind,
     /// What may come in.
     pub admission: Admission,
+    /// What happens to writes.
+    pub mode: Mode,
+    /// Reads and writes together, or apart.
+    pub layout: Layout,
+    /// When dirty data goes to the backing.
+    pub destage: Destage,
+    /// Of dirty data, or of all.
+    pub copies: Copies,
+}
+
+impl CacheConfig {
+    /// Of a volatile write-through cache.
+    pub fn write_through(
+        block_bytes: u32,
+        segment_bytes: u64,
+        policy: PolicyKind,
+        admission: Admission,
+    ) -> CacheConfig {
+        CacheConfig {
+            block_bytes,
+            segment_bytes,
+            policy,
+            admission,
+            mode: Mode::WriteThrough,
+            layout: Layout::Unified,
+            destage: Destage::default(),
+            copies: Copies::One,
+        }
+    }
+}
+
+/// A new ring for a persistent cache's journal. See docs/FORMAT.md.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewRing {
+    /// The owner of the segments.
+    pub cache: [u8; 16],
+    /// Higher than that of any ring the cache had before.
+    pub number: u32,
+    /// What the daemon knows the backing by.
+    pub identity: [u8; 32],
+    /// The segments of each copy, one or two, in order; as many in each, on different devices. Together
+    /// they hold at least [`ring_pages_min`](crate::journal::ring_pages_min) pages.
+    pub copies: Vec<Vec<Segment>>,
 }
 
 /// A disk as its guest sees it.
@@ -49,7 +188,7 @@ pub enum Access {
 }
 
 /// One instruction.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Command {
     /// A disk comes under this engine's care, without a cache.
     AddDisk(DiskConfig),
@@ -62,23 +201,64 @@ pub enum Command {
     ResetStats,
 }
 
-/// A change to one disk's cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A change to one disk's cache. Changes of a persistent cache's structure bring a ring for its journal; the
+/// old one's segments are among those that are released.
+#[derive(Clone, Debug)]
 pub enum CacheChange {
-    /// Give the disk a cache, empty.
-    Enable(CacheConfig, Vec<Segment>),
-    /// Take the cache away.
+    /// Give the disk a cache: empty and volatile, or with a journal, or as it was recovered.
+    Enable(Box<Enable>),
+    /// Take the cache away. Refused while it holds dirty data.
     Disable,
     /// More room; contents stay.
-    Grow(Vec<Segment>),
-    /// Release that many segments, the emptiest first; blocks elsewhere stay.
-    Shrink(u32),
-    /// Release every segment on a device, and use these in their place.
-    Leave(DeviceId, Vec<Segment>),
-    /// Another block size or policy: same room, emptied.
-    Configure(CacheConfig),
-    /// Forget the contents.
-    Clear,
+    Grow(Vec<DataSegment>, Option<NewRing>),
+    /// Release that many segments, the emptiest first; blocks elsewhere stay. Refused while dirty data
+    /// would be lost.
+    Shrink(u32, Option<NewRing>),
+    /// Release every segment on a device, and use these in their place. Refused while dirty data would be lost.
+    Leave(DeviceId, Vec<DataSegment>, Option<NewRing>),
+    /// Another block size, policy or admission: same room, emptied. Refused while there is dirty data.
+    Configure(CacheConfig, Option<NewRing>),
+    /// Forget the contents. Refused while there is dirty data.
+    Clear(Option<NewRing>),
+    /// Another mode, destage or number of copies, at once. Dirty data stays until it is destaged.
+    Tune(Mode, Destage, Copies),
+    /// Destage until nothing is dirty; meanwhile writes go through. Done then.
+    Drain,
+    /// Stop a drain that is under way, which ends with [`CommandError::Stopped`].
+    StopDrain,
+    /// Forget what is dirty: acknowledged writes are lost.
+    DiscardDirty,
+    /// Bring the journal to rest: everything recorded, durable, and marked as closed cleanly. The cache bypasses from
+    /// then on what it can, and holds what it cannot.
+    Close,
+}
+
+/// A cache to be.
+#[derive(Clone, Debug)]
+pub struct Enable {
+    /// Settings.
+    pub config: CacheConfig,
+    /// Room for data. With `recovered`, those segments that were found, all of them.
+    pub segments: Vec<DataSegment>,
+    /// Makes it persistent.
+    pub journal: Option<NewRing>,
+    /// What an earlier journal tells.
+    pub recovered: Option<crate::journal::Recovered>,
+}
+
+impl CacheChange {
+    /// An empty volatile cache.
+    pub fn enable_volatile(config: CacheConfig, segments: Vec<Segment>) -> CacheChange {
+        let segments = DataSegment::without_order(segments);
+        CacheChange::Enable(Box::new(Enable { config, segments, journal: None, recovered: None }))
+    }
+}
+
+impl DataSegment {
+    /// Segments of a volatile cache.
+    pub fn without_order(segments: Vec<Segment>) -> Vec<DataSegment> {
+        segments.into_iter().map(|place| DataSegment { place, ordinal: 0 }).collect()
+    }
 }
 
 /// Why a command was not carried out. Nothing was changed.
@@ -96,6 +276,14 @@ pub enum CommandError {
     Removing,
     /// The cache has no more segments than it is asked to release, or none are given.
     TooSmall,
+    /// It would lose data that is not on the backing: drain or discard first.
+    Dirty,
+    /// The mode needs a journal, or the change a new ring for it.
+    NoJournal,
+    /// Another command ended it.
+    Stopped,
+    /// The journal could not be written.
+    JournalFailed,
     /// The configuration cannot work: block size not a power of two in range, segment smaller than
     /// a block, a disk of more than 2³² blocks, or more than 2³² − 2 blocks of cache.
     Unworkable,
@@ -131,4 +319,14 @@ pub enum Event {
     Stalled(DeviceId),
     /// A stalled device answered again.
     Resumed(DeviceId),
+    /// Dirty data cannot be read from flash, nor its second copy. Its sectors fail until they are written again, or
+    /// discarded.
+    DirtyLost {
+        /// Whose.
+        disk: DiskId,
+        /// Sectors that cannot be read, in all.
+        sectors: u64,
+    },
+    /// The journal cannot be written any more: the cache takes no dirty data, and what it has goes to the backing.
+    JournalLost(DiskId),
 }

@@ -1,10 +1,14 @@
 //! Which block lies in which frame, which of its sectors are valid, and what their checksums are.
 //!
-//! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.3 B hash table. Frames in
-//! no use form a list through the block numbers they do not have.
+//! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.3 B hash table; in a persistent
+//! cache 2 bits more. Frames in no use form a list through the block numbers they do not have.
 
+mod bitmap;
 mod table;
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use bitmap::Bitmap;
 use table::Table;
 pub(crate) use table::hash;
 
@@ -12,16 +16,33 @@ use crate::units::{BlockNo, FrameNo};
 
 const NO_FRAME: u32 = u32::MAX;
 
+/// What is known of the sectors of a cache with a journal.
+#[derive(Clone, Debug)]
+struct Marks {
+    /// Valid, and not on the backing.
+    dirty: Bitmap,
+    /// May be dirty in the durable journal: not to be overwritten, whatever else is known.
+    held: Bitmap,
+    dirty_sectors: u64,
+    /// Dirty, and of unknown checksum until they are read.
+    unproven: BTreeSet<u64>,
+    /// Frames that hold a second copy, by the frame that holds the first, and the other way round.
+    second_of: BTreeMap<FrameNo, FrameNo>,
+    first_of: BTreeMap<FrameNo, FrameNo>,
+}
+
 /// The index of one cache.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Index {
     table: Table,
     /// Per frame: its block, or the next free frame.
     block_of: Vec<u32>,
     free: u32,
     /// Per sector of every frame.
-    valid: Vec<u64>,
+    valid: Bitmap,
     sums: Vec<u32>,
+    /// Of a persistent cache. Without bits in a volatile one.
+    marks: Option<Box<Marks>>,
     /// log2 of the sectors in a block.
     block_shift: u32,
     used: u32,
@@ -41,8 +62,9 @@ impl Index {
             table: Table::new(frames),
             block_of,
             free: 0,
-            valid: vec![0; sectors.div_ceil(64)],
+            valid: Bitmap::new(sectors as u64),
             sums: vec![0; sectors],
+            marks: None,
             block_shift,
             used: 0,
             sectors_valid: 0,
@@ -78,7 +100,10 @@ impl Index {
     /// Bytes of memory.
     pub(crate) fn bytes(&self) -> u64 {
         let words = self.block_of.capacity() + self.sums.capacity();
-        self.table.bytes() + (words * 4 + self.valid.capacity() * 8) as u64
+        self.table.bytes()
+            + (words * 4) as u64
+            + self.valid.bytes()
+            + self.marks.as_ref().map_or(0, |marks| marks.dirty.bytes() + marks.held.bytes())
     }
 
     /// The frame of a block.
@@ -168,17 +193,12 @@ impl Index {
     /// How many of the `count` sectors from `first` on are valid.
     #[inline]
     pub(crate) fn count_valid(&self, first: u64, count: u64) -> u64 {
-        if count == 1 {
-            return u64::from(self.is_valid(first));
-        }
-        let mut total = 0;
-        for_words(first, count, |word, mask| total += u64::from((self.valid[word] & mask).count_ones()));
-        total
+        self.valid.count(first, count)
     }
 
     #[inline]
     pub(crate) fn is_valid(&self, sector: u64) -> bool {
-        self.valid[(sector / 64) as usize] >> (sector % 64) & 1 == 1
+        self.valid.get(sector)
     }
 
     #[inline]
@@ -194,20 +214,20 @@ impl Index {
             if self.block_is_empty(sector) {
                 self.blocks_holding_data += 1;
             }
-            self.valid[(sector / 64) as usize] |= 1 << (sector % 64);
+            self.valid.set(sector);
             self.sectors_valid += 1;
         }
     }
 
-    /// Makes sectors of one frame invalid. Returns how many were valid.
+    /// Makes sectors of one frame invalid, and so not dirty. Returns how many were valid.
     #[inline]
     pub(crate) fn clear_valid(&mut self, first: u64, count: u64) -> u64 {
         let before = self.count_valid(first, count);
         if before == 0 {
             return 0;
         }
-        let valid = &mut self.valid;
-        for_words(first, count, |word, mask| valid[word] &= !mask);
+        self.clear_dirty(first, count);
+        self.valid.clear(first, count);
         self.sectors_valid -= before;
         if self.block_is_empty(first) {
             self.blocks_holding_data -= 1;
@@ -221,24 +241,116 @@ impl Index {
         if self.block_shift == 0 {
             return !self.is_valid(sector);
         }
-        let first = sector >> self.block_shift << self.block_shift;
-        let mut is_empty = true;
-        for_words(first, 1 << self.block_shift, |word, mask| is_empty &= self.valid[word] & mask == 0);
-        is_empty
+        !self.valid.any(sector >> self.block_shift << self.block_shift, 1 << self.block_shift)
     }
-}
 
-/// Calls `f` with each word of a bitmap that holds bits of the range, and the mask of these bits.
-#[inline]
-fn for_words(first: u64, count: u64, mut f: impl FnMut(usize, u64)) {
-    let mut at = first;
-    let end = first + count;
-    while at < end {
-        let bit = at % 64;
-        let n = (64 - bit).min(end - at);
-        let mask = if n == 64 { u64::MAX } else { ((1 << n) - 1) << bit };
-        f((at / 64) as usize, mask);
-        at += n;
+    /// From now on sectors can be dirty and held.
+    pub(crate) fn keep_marks(&mut self) {
+        let sectors = self.sums.len() as u64;
+        self.marks.get_or_insert_with(|| {
+            Box::new(Marks {
+                dirty: Bitmap::new(sectors),
+                held: Bitmap::new(sectors),
+                dirty_sectors: 0,
+                unproven: BTreeSet::new(),
+                second_of: BTreeMap::new(),
+                first_of: BTreeMap::new(),
+            })
+        });
+    }
+
+    /// Sectors that are dirty.
+    #[inline]
+    pub(crate) fn dirty_sectors(&self) -> u64 {
+        self.marks.as_ref().map_or(0, |marks| marks.dirty_sectors)
+    }
+
+    #[inline]
+    pub(crate) fn is_dirty(&self, sector: u64) -> bool {
+        self.marks.as_ref().is_some_and(|marks| marks.dirty.get(sector))
+    }
+
+    /// How many of these sectors are dirty.
+    #[inline]
+    pub(crate) fn count_dirty(&self, first: u64, count: u64) -> u64 {
+        self.marks.as_ref().map_or(0, |marks| marks.dirty.count(first, count))
+    }
+
+    /// Makes a valid sector dirty.
+    pub(crate) fn set_dirty(&mut self, sector: u64) {
+        debug_assert!(self.is_valid(sector));
+        let marks = self.marks.as_mut().expect("only a persistent cache has dirty data");
+        if !marks.dirty.get(sector) {
+            marks.dirty.set(sector);
+            marks.dirty_sectors += 1;
+        }
+    }
+
+    /// Makes sectors clean. Returns how many were dirty.
+    pub(crate) fn clear_dirty(&mut self, first: u64, count: u64) -> u64 {
+        let Some(marks) = &mut self.marks else { return 0 };
+        let before = marks.dirty.count(first, count);
+        if before > 0 {
+            marks.dirty.clear(first, count);
+            marks.dirty_sectors -= before;
+            (first..first + count).for_each(|sector| _ = marks.unproven.remove(&sector));
+        }
+        before
+    }
+
+    /// Is the checksum of this dirty sector unknown?
+    #[inline]
+    pub(crate) fn is_unproven(&self, sector: u64) -> bool {
+        self.marks
+            .as_ref()
+            .is_some_and(|marks| !marks.unproven.is_empty() && marks.unproven.contains(&sector))
+    }
+
+    /// The checksum of a dirty sector is not known from now on, or known again.
+    pub(crate) fn set_unproven(&mut self, sector: u64, unproven: bool) {
+        let marks = self.marks.as_mut().expect("only a persistent cache has dirty data");
+        match unproven {
+            true => _ = marks.unproven.insert(sector),
+            false => _ = marks.unproven.remove(&sector),
+        }
+    }
+
+    /// The frame with the second copy of what this one holds.
+    #[inline]
+    pub(crate) fn second_of(&self, frame: FrameNo) -> Option<FrameNo> {
+        self.marks.as_ref()?.second_of.get(&frame).copied()
+    }
+
+    /// The frame of which this one holds the second copy.
+    pub(crate) fn first_of(&self, frame: FrameNo) -> Option<FrameNo> {
+        self.marks.as_ref()?.first_of.get(&frame).copied()
+    }
+
+    #[inline]
+    pub(crate) fn is_held(&self, sector: u64) -> bool {
+        self.marks.as_ref().is_some_and(|marks| marks.held.get(sector))
+    }
+
+    /// Is any of these sectors held?
+    #[inline]
+    pub(crate) fn any_held(&self, first: u64, count: u64) -> bool {
+        self.marks.as_ref().is_some_and(|marks| marks.held.any(first, count))
+    }
+
+    /// The durable journal says that a sector is dirty, or that it is not.
+    pub(crate) fn set_held(&mut self, sector: u64, held: bool) {
+        let marks = self.marks.as_mut().expect("only a persistent cache holds sectors");
+        match held {
+            true => marks.held.set(sector),
+            false => marks.held.clear(sector, 1),
+        }
+    }
+
+    /// Must the frame of this sector stay as it is, for dirty data that is or may be there?
+    #[inline]
+    pub(crate) fn is_pinned(&self, frame: FrameNo) -> bool {
+        let (first, count) = (self.first_sector(frame), 1 << self.block_shift);
+        self.marks.as_ref().is_some_and(|marks| marks.held.any(first, count) || marks.dirty.any(first, count))
     }
 }
 

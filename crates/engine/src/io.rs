@@ -126,6 +126,9 @@ pub enum IoOp {
     Discard,
     /// Zero the range.
     WriteZeroes(Zeroing),
+    /// Write the pages that [`Engine::journal_pages`](crate::Engine::journal_pages) shows, for as long as the I/O is in
+    /// flight.
+    WriteJournal,
 }
 
 /// One I/O for storage to perform. It is answered by exactly one `handle_completion`.

@@ -15,6 +15,7 @@ pub mod gather;
 pub mod histogram;
 mod index;
 pub mod io;
+pub mod journal;
 pub mod outcome;
 pub mod policy;
 mod simulate;

@@ -25,10 +25,16 @@ pub enum Outcome {
     WriteCopied,
     /// A write, written through to the backing; flash got no (complete) copy.
     WriteNotCopied,
+    /// A write, taken by flash; the backing gets it later.
+    WriteBack,
     /// Discard or write-zeroes: nothing to serve from flash.
     BypassZeroing,
     /// A flush: nothing to serve.
     BypassFlush,
+    /// A flush of data that is in flash: the journal was committed.
+    FlushCommitted,
+    /// The cache's mode sends it past the cache.
+    BypassMode,
     /// The cache was being changed at that moment.
     BypassChanging,
     /// The flash does not answer in time.
@@ -41,6 +47,8 @@ pub enum Outcome {
     FlashFailed,
     /// In flash, but its checksum did not match; served from the backing and repaired.
     ChecksumMismatch,
+    /// Not on the backing yet, and flash lost it; the guest got the error.
+    DirtyLost,
     /// The backing failed; the guest got the error.
     BackingError,
     /// Refused before any I/O: out of range, read-only or shutting down.
@@ -52,7 +60,7 @@ pub enum Outcome {
 pub struct OutcomeInfo {
     /// The outcome.
     pub outcome: Outcome,
-    /// Its class: `hit`, `partial-miss`, `miss-filled`, `miss-not-admitted`, `write`, `bypass`,
+    /// Its class: `hit`, `partial-miss`, `miss-filled`, `miss-not-admitted`, `write`, `flush`, `bypass`,
     /// `cache-off`, `flash-error`, `backing-error` or `refused`.
     pub class: &'static str,
     /// The reason inside the class; empty where the class says it all.
@@ -83,14 +91,18 @@ outcomes! {
     MissUnproven "miss-not-admitted" "unproven" "were not in flash and not put there, because admission waits until blocks are asked for more often"
     WriteCopied "write" "copied" "were writes: written through to the backing, with a copy in flash"
     WriteNotCopied "write" "not-copied" "were writes: written through to the backing, without a complete copy in flash"
+    WriteBack "write" "to-flash" "were writes that flash took; the backing gets them later"
     BypassZeroing "bypass" "zeroing" "were discards or zeroing, which concern the backing only"
     BypassFlush "bypass" "flush" "were flushes, which concern the backing only"
+    FlushCommitted "flush" "committed" "were flushes that made what flash holds durable"
+    BypassMode "bypass" "mode" "went past the cache, as its mode says"
     BypassChanging "bypass" "cache-changing" "bypassed the cache while its settings were being changed"
     BypassStalled "bypass" "flash-stalled" "bypassed the cache because the flash device did not answer in time"
     BypassFenced "bypass" "flash-fenced" "bypassed the cache because its flash devices are fenced after repeated errors"
     CacheOff "cache-off" "" "went to the backing because the disk has no cache"
     FlashFailed "flash-error" "io" "were in flash, but flash failed; the backing served them"
     ChecksumMismatch "flash-error" "checksum" "were in flash, but with a wrong checksum; the backing served them and repaired flash"
+    DirtyLost "flash-error" "dirty-lost" "failed because flash lost data that the backing does not have yet"
     BackingError "backing-error" "" "failed because the backing failed"
     Refused "refused" "" "were refused: out of range, or a write to a read-only disk"
 }

@@ -1,6 +1,7 @@
 //! What one disk did: a count and a latency histogram per outcome, and the statistics that vSphere
 //! shows for a flash read cache.
 
+use crate::command::Mode;
 use crate::histogram::Histogram;
 use crate::io::Op;
 use crate::outcome::Outcome;
@@ -105,6 +106,22 @@ pub struct DiskStats {
     pub blocks_cached: u64,
     /// Sectors that hold data.
     pub sectors_valid: u64,
+    /// Sectors that are not on the backing yet.
+    pub sectors_dirty: u64,
+    /// Of these, those that flash cannot deliver.
+    pub sectors_lost: u64,
+    /// Bytes written from flash to the backing.
+    pub destaged_bytes: u64,
+    /// Destage writes that failed; they are tried again.
+    pub destage_errors: u64,
+    /// Bytes of journal pages written, all copies.
+    pub journal_bytes: u64,
+    /// Bytes of sectors written to flash a second time, as second copies.
+    pub second_copy_bytes: u64,
+    /// A drain is under way.
+    pub draining: bool,
+    /// What the cache does with writes.
+    pub mode: Mode,
     /// Memory of everything that grows with the cache, bytes.
     pub index_bytes: u64,
     /// What the cache is doing.
@@ -134,6 +151,14 @@ impl DiskStats {
             blocks: 0,
             blocks_cached: 0,
             sectors_valid: 0,
+            sectors_dirty: 0,
+            sectors_lost: 0,
+            destaged_bytes: 0,
+            destage_errors: 0,
+            journal_bytes: 0,
+            second_copy_bytes: 0,
+            draining: false,
+            mode: Mode::default(),
             index_bytes: 0,
             cache: CacheState::None,
             in_flight: 0,

@@ -67,14 +67,9 @@ fn nothing_is_allocated_in_steady_state() {
         let mut engine = Engine::new(Limits::default());
         let disk = DiskConfig { size_bytes: 1 << 30, access: Access::ReadWrite };
         engine.handle_command(Instant(0), CommandId(1), DISK, Command::AddDisk(disk));
-        let config = CacheConfig {
-            block_bytes: 4096,
-            segment_bytes: 1 << 20,
-            policy,
-            admission: Admission::default(),
-        };
+        let config = CacheConfig::write_through(4096, 1 << 20, policy, Admission::default());
         let segments = (0..16).map(|i| Segment { device: DeviceId(i % 2), offset: u64::from(i) << 20 });
-        let enable = CacheChange::Enable(config, segments.collect());
+        let enable = CacheChange::enable_volatile(config, segments.collect());
         engine.handle_command(Instant(0), CommandId(2), DISK, Command::Cache(enable));
         while engine.poll_event().is_some() {}
 

@@ -7,7 +7,9 @@
 use std::alloc::System;
 
 use hob_engine::admission::Admission;
-use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Event, Segment};
+use hob_engine::command::{
+    Access, CacheChange, CacheConfig, Command, DataSegment, DiskConfig, Event, Segment,
+};
 use hob_engine::io::{Op, Request, Target};
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
@@ -97,13 +99,9 @@ fn the_index_takes_at_most_24_bytes_per_block() {
         let mut bench = Bench::new();
         bench.read(16 << 20);
         let region = Region::new(ALLOCATOR);
-        let config = CacheConfig {
-            block_bytes: SECTOR_BYTES as u32,
-            segment_bytes: SEGMENT_BYTES,
-            policy,
-            admission: Admission::default(),
-        };
-        bench.command(Command::Cache(CacheChange::Enable(config, segments(0..all))));
+        let config =
+            CacheConfig::write_through(SECTOR_BYTES as u32, SEGMENT_BYTES, policy, Admission::default());
+        bench.command(Command::Cache(CacheChange::enable_volatile(config, segments(0..all))));
         bench.measure(&region, name, "empty");
         bench.read(BLOCKS * SECTOR_BYTES * 5 / 4);
         let stats = bench.engine.stats(Instant(0), DISK).expect("the disk exists");
@@ -112,9 +110,12 @@ fn the_index_takes_at_most_24_bytes_per_block() {
             assert_eq!((stats.blocks_cached, stats.evictions.blocks), (BLOCKS, BLOCKS / 4));
         }
         bench.measure(&region, name, "full, after evictions");
-        bench.command(Command::Cache(CacheChange::Shrink(all as u32 / 4)));
+        bench.command(Command::Cache(CacheChange::Shrink(all as u32 / 4, None)));
         bench.measure(&region, name, "after shrinking");
-        bench.command(Command::Cache(CacheChange::Grow(segments(all..all + 5))));
+        bench.command(Command::Cache(CacheChange::Grow(
+            DataSegment::without_order(segments(all..all + 5)),
+            None,
+        )));
         bench.measure(&region, name, "after growing");
         bench.command(Command::Cache(CacheChange::Disable));
         let change = region.change();

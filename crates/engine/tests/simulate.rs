@@ -28,10 +28,10 @@ impl Whole {
         let disk = DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite };
         let SimConfig { blocks, block_bytes, policy, admission } = *config;
         let segment_bytes = u64::from(block_bytes);
-        let cache = CacheConfig { block_bytes, segment_bytes, policy, admission };
+        let cache = CacheConfig::write_through(block_bytes, segment_bytes, policy, admission);
         let segments =
             (0..u64::from(blocks)).map(|i| Segment { device: DeviceId(0), offset: i * segment_bytes });
-        let enable = Command::Cache(CacheChange::Enable(cache, segments.collect()));
+        let enable = Command::Cache(CacheChange::enable_volatile(cache, segments.collect()));
         for (id, command) in [(1, Command::AddDisk(disk)), (2, enable)] {
             whole.engine.handle_command(Instant(0), CommandId(id), DISK, command);
         }

@@ -86,6 +86,7 @@ impl Flash {
             (IoOp::Flush, _) => ring.fsync(token, fd),
             (IoOp::Discard, _) => ring.post(token, 0),
             (IoOp::WriteZeroes(_), _) => ring.post(token, -libc::EOPNOTSUPP),
+            (IoOp::WriteJournal, _) => unimplemented!(),
             (IoOp::Read | IoOp::Write(_), None) => unreachable!("a transfer has a slice"),
         }
     }

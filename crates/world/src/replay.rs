@@ -319,8 +319,8 @@ impl Replay {
         let segments = segments.map(|offset| Segment { device: DeviceId(0), offset }).collect();
         *flash_at += count * segment_bytes;
         let admission = Admission::default();
-        let config = CacheConfig { block_bytes, segment_bytes, policy, admission };
-        self.command(index, Command::Cache(CacheChange::Enable(config, segments)))
+        let config = CacheConfig::write_through(block_bytes, segment_bytes, policy, admission);
+        self.command(index, Command::Cache(CacheChange::enable_volatile(config, segments)))
     }
 
     fn command(&mut self, index: usize, command: Command) -> Result<(), SetupError> {
@@ -423,7 +423,7 @@ impl Replay {
     fn serve(&mut self, io: &Io) -> (u64, u32) {
         let access = match io.op {
             IoOp::Read => Access::Read,
-            IoOp::Write(_) | IoOp::WriteZeroes(_) => Access::Write,
+            IoOp::Write(_) | IoOp::WriteZeroes(_) | IoOp::WriteJournal => Access::Write,
             IoOp::Flush | IoOp::Discard => Access::Flush,
         };
         let now = self.now.0;

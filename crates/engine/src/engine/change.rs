@@ -7,7 +7,7 @@
 use super::disk::Disk;
 use super::{DISKS_MAX, Engine};
 use crate::cache::Cache;
-use crate::command::{CacheChange, Command, CommandError, Event, Segment};
+use crate::command::{CacheChange, Command, CommandError, DataSegment, Event, Segment};
 use crate::device;
 use crate::stats::DiskStats;
 use crate::units::{CommandId, DeviceId, DiskId, Instant};
@@ -55,7 +55,7 @@ impl Engine {
         if let Some(command) = disk.removing
             && disk.in_flight == 0
         {
-            let segments = disk.cache.take().map(|cache| cache.segments).unwrap_or_default();
+            let segments = disk.cache.take().map(|cache| places(&cache.segments)).unwrap_or_default();
             self.disks[id.0 as usize] = None;
             return self.done(command, id, Ok(segments));
         }
@@ -64,7 +64,7 @@ impl Engine {
             && let Some((command, change)) = disk.changes.pop_front()
         {
             let left = match &change {
-                CacheChange::Leave(device, _) if disk.cache.is_some() => Some(*device),
+                CacheChange::Leave(device, ..) if disk.cache.is_some() => Some(*device),
                 _ => None,
             };
             let result = disk.apply(change);
@@ -103,14 +103,16 @@ impl Engine {
             disk.stalled = false;
             return;
         };
-        let mut on: Vec<DeviceId> = cache.segments.iter().map(|segment| segment.device).collect();
+        let mut on: Vec<DeviceId> = cache.segments.iter().map(|segment| segment.place.device).collect();
         on.sort_unstable();
         on.dedup();
         disk.stalled = on.iter().any(|device| self.devices.get(*device).is_stalled());
         for device in on.into_iter().filter(|device| self.devices.get(*device).is_fenced()) {
-            let leave = (None, CacheChange::Leave(device, Vec::new()));
-            if !disk.changes.contains(&leave) {
-                disk.changes.push_back(leave);
+            let is_leaving = |(command, change): &(Option<CommandId>, CacheChange)| {
+                command.is_none() && matches!(change, CacheChange::Leave(other, ..) if *other == device)
+            };
+            if !disk.changes.iter().any(is_leaving) {
+                disk.changes.push_back((None, CacheChange::Leave(device, Vec::new(), None)));
             }
         }
     }
@@ -126,8 +128,8 @@ impl Disk {
         let size = self.config.size_bytes;
         let cache = match (&self.cache, change) {
             (Some(_), CacheChange::Enable(..)) => return Err(CommandError::CacheExists),
-            (None, CacheChange::Enable(config, segments)) => {
-                self.cache = Some(Cache::new(config, segments, size)?);
+            (None, CacheChange::Enable(enable)) => {
+                self.cache = Some(Cache::new(enable.config, enable.segments, size)?);
                 self.fenced = false;
                 return Ok(Vec::new());
             }
@@ -137,45 +139,59 @@ impl Disk {
             }
             (None, _) => return Err(CommandError::NoCache),
             (Some(_), CacheChange::Disable) => {
-                return Ok(self.cache.take().expect("matched").segments);
+                return Ok(places(&self.cache.take().expect("matched").segments));
             }
-            (Some(cache), CacheChange::Clear) => Cache::new(cache.config, cache.segments.clone(), size)?,
-            (Some(cache), CacheChange::Configure(config)) => {
+            (Some(cache), CacheChange::Clear(_)) => Cache::new(cache.config, cache.segments.clone(), size)?,
+            (Some(cache), CacheChange::Configure(config, _)) => {
                 if config.segment_bytes != cache.config.segment_bytes {
                     return Err(CommandError::Unworkable);
                 }
                 Cache::new(config, cache.segments.clone(), size)?
             }
-            (Some(cache), CacheChange::Grow(more)) => {
+            (Some(cache), CacheChange::Grow(more, _)) => {
                 if more.is_empty() {
                     return Err(CommandError::TooSmall);
                 }
                 cache.relocated([cache.segments.clone(), more].concat(), size)?
             }
-            (Some(cache), CacheChange::Shrink(count)) => {
+            (Some(cache), CacheChange::Shrink(count, _)) => {
                 if count as usize >= cache.segments.len() {
                     return Err(CommandError::TooSmall);
                 }
                 let mut leaving = cache.emptiest_segments(count as usize);
                 leaving.sort_unstable();
-                let stay = |segment: &&Segment| leaving.binary_search(segment).is_err();
+                let stay = |segment: &&DataSegment| leaving.binary_search(segment).is_err();
                 cache.relocated(cache.segments.iter().filter(stay).copied().collect(), size)?
             }
-            (Some(cache), CacheChange::Leave(device, replacements)) => {
+            (Some(cache), CacheChange::Leave(device, replacements, _)) => {
                 if !cache.is_on(device) {
                     return Err(CommandError::NoCache);
                 }
-                let elsewhere = cache.segments.iter().filter(|segment| segment.device != device);
-                let segments: Vec<Segment> = elsewhere.copied().chain(replacements).collect();
+                let elsewhere = cache.segments.iter().filter(|segment| segment.place.device != device);
+                let segments: Vec<DataSegment> = elsewhere.copied().chain(replacements).collect();
                 if segments.is_empty() {
-                    return Ok(self.cache.take().expect("matched").segments);
+                    return Ok(places(&self.cache.take().expect("matched").segments));
                 }
                 cache.relocated(segments, size)?
             }
+            (
+                Some(_),
+                CacheChange::Tune(..)
+                | CacheChange::Drain
+                | CacheChange::StopDrain
+                | CacheChange::DiscardDirty
+                | CacheChange::Close,
+            ) => {
+                return Err(CommandError::NoJournal);
+            }
         };
         let old = self.cache.replace(cache).expect("matched");
-        let mut kept = self.cache.as_ref().expect("just set").segments.clone();
+        let mut kept = places(&self.cache.as_ref().expect("just set").segments);
         kept.sort_unstable();
-        Ok(old.segments.into_iter().filter(|segment| kept.binary_search(segment).is_err()).collect())
+        Ok(places(&old.segments).into_iter().filter(|segment| kept.binary_search(segment).is_err()).collect())
     }
+}
+
+fn places(segments: &[DataSegment]) -> Vec<Segment> {
+    segments.iter().map(|segment| segment.place).collect()
 }

@@ -264,6 +264,17 @@ impl Engine {
         self.event_out.pop_front()
     }
 
+    /// Gives the engine a buffer of its own, for destaging, scrubbing and the like. Without any, nothing is destaged.
+    /// `bytes` is a multiple of the largest block.
+    pub fn lend(&mut self, _buffer: BufferId, _bytes: u32) {
+        unimplemented!()
+    }
+
+    /// The pages that an I/O with [`IoOp::WriteJournal`] writes: a multiple of 4096 bytes, `Io::len` of them.
+    pub fn journal_pages(&self, _io: IoId) -> &[u8] {
+        unimplemented!()
+    }
+
     /// What a disk did until now.
     pub fn stats(&self, now: Instant, disk: DiskId) -> Option<DiskStats> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.snapshot(now))

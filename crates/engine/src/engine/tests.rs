@@ -70,7 +70,7 @@ impl Bench {
 
     /// Gives the disk a cache in one segment on device 0.
     fn enable(&mut self, bytes: u64, block_bytes: u64) {
-        self.change(CacheChange::Enable(config(bytes, block_bytes), vec![segment(0, 0)]))
+        self.change(CacheChange::enable_volatile(config(bytes, block_bytes), vec![segment(0, 0)]))
             .expect("no cache yet");
     }
 
@@ -200,12 +200,12 @@ impl Bench {
 }
 
 fn config(segment_bytes: u64, block_bytes: u64) -> CacheConfig {
-    CacheConfig {
-        block_bytes: block_bytes as u32,
+    CacheConfig::write_through(
+        block_bytes as u32,
         segment_bytes,
-        policy: PolicyKind::from_name("lru").expect("known"),
-        admission: Admission::default(),
-    }
+        PolicyKind::from_name("lru").expect("known"),
+        Admission::default(),
+    )
 }
 
 fn segment(device: u16, offset: u64) -> Segment {

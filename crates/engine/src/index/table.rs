@@ -39,7 +39,7 @@ impl Bucket {
 }
 
 /// See the module's text. Whoever owns it knows which block lies in a frame.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Table {
     buckets: Vec<Bucket>,
     /// The bits of an entry that are its frame's.

@@ -187,13 +187,14 @@ impl Host {
     fn enable_cache(&self) -> anyhow::Result<()> {
         let count = CACHE_BYTES / SEGMENT_BYTES;
         let segments = self.pool.borrow_mut().allocate(OwnerId(1), Lifetime::Volatile, count)?;
-        let config = CacheConfig {
-            block_bytes: REQUEST_BYTES,
-            segment_bytes: SEGMENT_BYTES,
-            policy: PolicyKind::default(),
-            admission: Admission::default(),
-        };
-        self.runtime.block_on(self.shard.change_cache(DISK, CacheChange::Enable(config, segments)))?;
+        let config = CacheConfig::write_through(
+            REQUEST_BYTES,
+            SEGMENT_BYTES,
+            PolicyKind::default(),
+            Admission::default(),
+        );
+        self.runtime
+            .block_on(self.shard.change_cache(DISK, CacheChange::enable_volatile(config, segments)))?;
         Ok(())
     }
 

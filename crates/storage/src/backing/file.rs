@@ -367,6 +367,7 @@ impl Driver for FileBacking {
                 Some(_) => self.start_several(ring, io, Step::Parts),
             },
             (IoOp::Read | IoOp::Write(_), None) => unreachable!("a transfer has a slice"),
+            (IoOp::WriteJournal, _) => unreachable!("journals are on flash"),
             (IoOp::Flush, _) => ring.fsync(tokens.token(io.id.0), buffered),
             (IoOp::Discard, _) => self.start_several(ring, io, Step::Discard),
             (IoOp::WriteZeroes(Zeroing::MayUnmap | Zeroing::FastMayUnmap), _) => {

@@ -93,7 +93,7 @@ impl Driver for Modelled {
             IoOp::Read => ModelledOp::Read,
             IoOp::Write(_) => ModelledOp::Write,
             IoOp::Flush => ModelledOp::Flush,
-            IoOp::Discard | IoOp::WriteZeroes(_) => ModelledOp::Other,
+            IoOp::Discard | IoOp::WriteZeroes(_) | IoOp::WriteJournal => ModelledOp::Other,
         };
         let done = self.model.submit(now.0, op, io.offset, io.len);
         self.due.insert(io.id, Instant(done.max(now.0)));

@@ -303,6 +303,7 @@ impl Driver for NbdBacking {
             }
             IoOp::Flush | IoOp::Discard => self.end_or_flush(job),
             IoOp::WriteZeroes(zeroing) => self.ask_zeroes(job, io, zeroing, payload_max),
+            IoOp::WriteJournal => unreachable!("journals are on flash"),
         }
         self.send(ring);
     }

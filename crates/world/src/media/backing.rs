@@ -90,6 +90,7 @@ impl Backing {
             }
             IoOp::Discard | IoOp::WriteZeroes(_) => transfer.tags = vec![ZERO; transfer.count],
             IoOp::Write(_) => {}
+            IoOp::WriteJournal => return Err(Violation(format!("{io:?} on a backing"))),
         }
         if io.op != IoOp::Read && self.lie != Some(Lie::EarlyAcknowledgement) {
             self.apply(&transfer, Moment::Submission, dice);

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use hob_engine::admission::{Admission, Popularity};
-use hob_engine::command::{CacheChange, CacheConfig, Command, CommandError, DiskConfig, Event, Segment};
+use hob_engine::command::{
+    CacheChange, CacheConfig, Command, CommandError, DataSegment, DiskConfig, Event, Segment,
+};
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{CommandId, DeviceId, DiskId};
 
@@ -27,15 +29,13 @@ impl Asked {
     }
 
     /// The segments that go to the cache if the command succeeds.
-    fn segments(&self) -> &[Segment] {
-        match &self.command {
-            Command::Cache(
-                CacheChange::Enable(_, segments)
-                | CacheChange::Grow(segments)
-                | CacheChange::Leave(_, segments),
-            ) => segments,
-            _ => &[],
-        }
+    fn segments(&self) -> Vec<Segment> {
+        let data = match &self.command {
+            Command::Cache(CacheChange::Enable(enable)) => &enable.segments,
+            Command::Cache(CacheChange::Grow(segments, _) | CacheChange::Leave(_, segments, _)) => segments,
+            _ => return Vec::new(),
+        };
+        data.iter().map(|segment| segment.place).collect()
     }
 }
 
@@ -59,22 +59,22 @@ impl World<'_> {
         if self.disks[disk].config.is_none() && self.dice.chance(800) {
             let config = self.draw_config();
             let segments = self.take_free();
-            return self.command(disk, Command::Cache(CacheChange::Enable(config, segments)));
+            return self.command(disk, Command::Cache(CacheChange::enable_volatile(config, segments)));
         }
         let change = match self.dice.below(18) {
             0 if self.dice.chance(400) => return self.command(disk, Command::RemoveDisk),
             0 | 1 => return self.command(disk, Command::ResetStats),
             2..5 => CacheChange::Disable,
-            5 => CacheChange::Enable(self.draw_config(), self.take_free()),
-            6..9 => CacheChange::Grow(self.take_free()),
-            9..12 => CacheChange::Shrink(self.dice.below(5) as u32),
+            5 => CacheChange::enable_volatile(self.draw_config(), self.take_free()),
+            6..9 => CacheChange::Grow(DataSegment::without_order(self.take_free()), None),
+            9..12 => CacheChange::Shrink(self.dice.below(5) as u32, None),
             12 => {
                 let segments = if self.dice.chance(500) { self.take_free() } else { vec![] };
                 let device = DeviceId(self.dice.below(self.flash.len() as u64) as u16);
-                CacheChange::Leave(device, segments)
+                CacheChange::Leave(device, DataSegment::without_order(segments), None)
             }
-            13 => CacheChange::Clear,
-            _ => CacheChange::Configure(self.draw_config()),
+            13 => CacheChange::Clear(None),
+            _ => CacheChange::Configure(self.draw_config(), None),
         };
         self.command(disk, Command::Cache(change));
     }
@@ -87,7 +87,7 @@ impl World<'_> {
             Command::ResetStats if !self.disks[disk].leaving => self.disks[disk].tally = Default::default(),
             _ => {}
         }
-        if command == Command::RemoveDisk {
+        if matches!(command, Command::RemoveDisk) {
             self.disks[disk].leaving = true;
         }
         self.asked.insert(id, Asked { disk, command: command.clone() });
@@ -97,15 +97,15 @@ impl World<'_> {
     fn draw_config(&mut self) -> CacheConfig {
         let policies: Vec<PolicyKind> = PolicyKind::all().collect();
         let blocks = 1 + (self.scenario.segment_bytes / 4096).ilog2().min(8);
-        CacheConfig {
-            block_bytes: match self.dice.below(40) {
+        CacheConfig::write_through(
+            match self.dice.below(40) {
                 0 => self.dice.pick(&[0, 512, 12_288, 2 << 20]),
                 _ => 4096 << self.dice.below(u64::from(blocks)),
             },
-            segment_bytes: self.scenario.segment_bytes,
-            policy: self.dice.pick(&policies),
-            admission: self.draw_admission(),
-        }
+            self.scenario.segment_bytes,
+            self.dice.pick(&policies),
+            self.draw_admission(),
+        )
     }
 
     fn draw_admission(&mut self) -> Admission {
@@ -172,6 +172,7 @@ impl World<'_> {
                 self.report.resumptions += 1;
                 Ok(())
             }
+            Event::DirtyLost { .. } | Event::JournalLost(_) => Ok(()),
         }
     }
 
@@ -188,8 +189,9 @@ impl World<'_> {
         let disk = &mut self.disks[index];
         disk.segments.extend(asked.segments());
         match &asked.command {
-            Command::Cache(CacheChange::Enable(config, _) | CacheChange::Configure(config)) => {
-                disk.config = Some(*config);
+            Command::Cache(CacheChange::Configure(config, _)) => disk.config = Some(*config),
+            Command::Cache(CacheChange::Enable(enable)) => {
+                disk.config = Some(enable.config);
             }
             Command::RemoveDisk => disk.leaving = false,
             _ => {}
@@ -198,7 +200,7 @@ impl World<'_> {
         let disk = &mut self.disks[index];
         let ended = matches!(asked.command, Command::Cache(CacheChange::Disable) | Command::RemoveDisk);
         ensure!(!ended || disk.segments.is_empty(), "disk {index} keeps {:?}", disk.segments);
-        if let Command::Cache(CacheChange::Shrink(count)) = asked.command {
+        if let Command::Cache(CacheChange::Shrink(count, _)) = asked.command {
             ensure!(released.len() == count as usize, "shrunk by {}, not {count}", released.len());
         }
         Ok(())
@@ -211,19 +213,21 @@ impl World<'_> {
             (CommandError::Removing, _) => disk.leaving,
             (CommandError::NoSuchDisk, _) => !disk.present && !disk.leaving,
             (CommandError::DiskExists, Command::AddDisk(_)) => disk.leaving,
-            (CommandError::NoCache, Command::Cache(CacheChange::Leave(device, _))) => {
+            (CommandError::NoCache, Command::Cache(CacheChange::Leave(device, ..))) => {
                 disk.segments.iter().all(|segment| segment.device != *device)
             }
             (CommandError::NoCache, _) => disk.config.is_none(),
             (CommandError::CacheExists, Command::Cache(CacheChange::Enable(..))) => disk.config.is_some(),
-            (CommandError::TooSmall, Command::Cache(CacheChange::Shrink(count))) => {
+            (CommandError::TooSmall, Command::Cache(CacheChange::Shrink(count, _))) => {
                 *count as usize >= disk.segments.len()
             }
             (CommandError::TooSmall, _) => asked.segments().is_empty(),
-            (
-                CommandError::Unworkable,
-                Command::Cache(CacheChange::Enable(config, _) | CacheChange::Configure(config)),
-            ) => {
+            (CommandError::Unworkable, Command::Cache(change)) => {
+                let config = match change {
+                    CacheChange::Enable(enable) => enable.config,
+                    CacheChange::Configure(config, _) => *config,
+                    _ => return Err(Violation(format!("{asked:?} failed with {error:?}"))),
+                };
                 !config.block_bytes.is_power_of_two()
                     || !(4096..=1 << 20).contains(&config.block_bytes)
                     || u64::from(config.block_bytes) > config.segment_bytes

@@ -14,7 +14,7 @@ fn blocks_are_size_divided_by_block_size() {
     ] {
         let mut bench = Bench::bare(Limits::default());
         let segments = (0..segments).map(|i| segment(0, i * segment_bytes)).collect();
-        bench.change(CacheChange::Enable(config(segment_bytes, block_bytes), segments)).unwrap();
+        bench.change(CacheChange::enable_volatile(config(segment_bytes, block_bytes), segments)).unwrap();
         let stats = bench.stats();
         assert_eq!((stats.blocks, stats.blocks_cached), (blocks, 0));
     }
@@ -127,7 +127,7 @@ fn a_new_engine_starts_empty() {
 fn neighbours_in_flash_move_in_one_io() {
     let mut bench = Bench::bare(Limits::default());
     let segments = vec![segment(0, 0), segment(1, 0), segment(1, 16 * KIB)];
-    bench.change(CacheChange::Enable(config(16 * KIB, 4 * KIB), segments)).unwrap();
+    bench.change(CacheChange::enable_volatile(config(16 * KIB, 4 * KIB), segments)).unwrap();
     bench.read_alone(0, 48 * KIB);
     bench.read(0, 48 * KIB);
     let ios: Vec<_> = bench.ios.iter().map(|io| (io.target, io.offset, io.len)).collect();

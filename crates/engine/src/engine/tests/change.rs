@@ -44,7 +44,8 @@ fn a_change_waits_for_flash_io_and_requests_bypass_meanwhile() {
     bench.read_alone(0, 12 * KIB);
     let hit = bench.read(0, 4 * KIB);
     let io = bench.only_io();
-    let grow = bench.start_change(CacheChange::Grow(vec![segment(0, 64 * KIB)]));
+    let grow =
+        bench.start_change(CacheChange::Grow(DataSegment::without_order(vec![segment(0, 64 * KIB)]), None));
     assert_eq!(bench.result(grow), None);
     assert_eq!(bench.stats().cache, CacheState::Changing);
     assert_eq!(bench.read_alone(4 * KIB, 4 * KIB), Outcome::BypassChanging);
@@ -62,13 +63,13 @@ fn a_change_waits_for_flash_io_and_requests_bypass_meanwhile() {
 fn shrinking_releases_the_emptiest_segments_and_keeps_the_rest() {
     let mut bench = Bench::bare(Limits::default());
     let segments: Vec<_> = (0..4).map(|i| segment(0, i * 16 * KIB)).collect();
-    bench.change(CacheChange::Enable(config(16 * KIB, 4 * KIB), segments)).unwrap();
+    bench.change(CacheChange::enable_volatile(config(16 * KIB, 4 * KIB), segments)).unwrap();
     bench.read_alone(0, 64 * KIB);
     for offset in [16 * KIB, 20 * KIB, 52 * KIB] {
         bench.request(Op::Discard(Durability::Volatile), offset, 4 * KIB);
         bench.settle();
     }
-    let released = bench.change(CacheChange::Shrink(2)).unwrap();
+    let released = bench.change(CacheChange::Shrink(2, None)).unwrap();
     assert_eq!(released, [segment(0, 16 * KIB), segment(0, 48 * KIB)]);
     assert_eq!(bench.stats().blocks, 8);
     assert_eq!(bench.read_alone(0, 16 * KIB), Outcome::Hit);
@@ -83,9 +84,10 @@ fn shrinking_releases_the_emptiest_segments_and_keeps_the_rest() {
 fn leaving_a_device_keeps_what_is_elsewhere() {
     let mut bench = Bench::bare(Limits::default());
     let segments = vec![segment(0, 0), segment(1, 0)];
-    bench.change(CacheChange::Enable(config(16 * KIB, 4 * KIB), segments)).unwrap();
+    bench.change(CacheChange::enable_volatile(config(16 * KIB, 4 * KIB), segments)).unwrap();
     bench.read_alone(0, 32 * KIB);
-    let released = bench.change(CacheChange::Leave(DeviceId(0), vec![segment(2, 0)]));
+    let released =
+        bench.change(CacheChange::Leave(DeviceId(0), DataSegment::without_order(vec![segment(2, 0)]), None));
     assert_eq!(released, Ok(vec![segment(0, 0)]));
     assert_eq!(bench.stats().blocks, 8);
     assert_eq!(bench.read_alone(16 * KIB, 16 * KIB), Outcome::Hit);
@@ -99,11 +101,11 @@ fn leaving_a_device_keeps_what_is_elsewhere() {
 fn another_block_size_empties_the_cache() {
     let mut bench = Bench::cached(16, 4 * KIB);
     bench.read_alone(0, 64 * KIB);
-    assert_eq!(bench.change(CacheChange::Configure(config(64 * KIB, 16 * KIB))), Ok(vec![]));
+    assert_eq!(bench.change(CacheChange::Configure(config(64 * KIB, 16 * KIB), None)), Ok(vec![]));
     let stats = bench.stats();
     assert_eq!((stats.blocks, stats.blocks_cached), (4, 0));
     assert_eq!(bench.read_alone(0, 64 * KIB), Outcome::MissFilled);
-    bench.change(CacheChange::Clear).unwrap();
+    bench.change(CacheChange::Clear(None)).unwrap();
     assert_eq!(bench.read_alone(0, 64 * KIB), Outcome::MissFilled);
 }
 
@@ -115,8 +117,9 @@ fn changes_queue_up() {
     bench.read(0, 4 * KIB);
     let io = bench.only_io();
     let disable = bench.start_change(CacheChange::Disable);
-    let clear = bench.start_change(CacheChange::Clear);
-    let enable = bench.start_change(CacheChange::Enable(config(64 * KIB, 4 * KIB), vec![segment(0, 0)]));
+    let clear = bench.start_change(CacheChange::Clear(None));
+    let enable =
+        bench.start_change(CacheChange::enable_volatile(config(64 * KIB, 4 * KIB), vec![segment(0, 0)]));
     bench.end(io);
     assert_eq!(bench.result(disable), Some(Ok(vec![segment(0, 0)])));
     assert_eq!(bench.result(clear), Some(Err(CommandError::NoCache)));
@@ -150,7 +153,8 @@ fn removal_overtakes_changes_that_wait() {
     let mut bench = Bench::cached(16, 4 * KIB);
     bench.read_alone(0, 4 * KIB);
     bench.read(0, 4 * KIB);
-    let grow = bench.start_change(CacheChange::Grow(vec![segment(0, 64 * KIB)]));
+    let grow =
+        bench.start_change(CacheChange::Grow(DataSegment::without_order(vec![segment(0, 64 * KIB)]), None));
     let remove = bench.start_command(Command::RemoveDisk);
     assert_eq!(bench.result(grow), Some(Err(CommandError::Removing)));
     bench.settle();

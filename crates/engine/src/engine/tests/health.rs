@@ -11,7 +11,7 @@ fn limits() -> Limits {
 fn on_two_devices() -> Bench {
     let mut bench = Bench::bare(limits());
     let segments = vec![segment(0, 0), segment(1, 0)];
-    bench.change(CacheChange::Enable(config(16 * KIB, 4 * KIB), segments)).unwrap();
+    bench.change(CacheChange::enable_volatile(config(16 * KIB, 4 * KIB), segments)).unwrap();
     bench.read_alone(0, 32 * KIB);
     bench
 }
@@ -44,7 +44,7 @@ fn repeated_errors_fence_a_device_and_its_cache_bypasses() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::BypassFenced);
     assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteNotCopied);
     // A cache on another device ends that.
-    bench.change(CacheChange::Enable(config(16 * KIB, 4 * KIB), vec![segment(1, 0)])).unwrap();
+    bench.change(CacheChange::enable_volatile(config(16 * KIB, 4 * KIB), vec![segment(1, 0)])).unwrap();
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
@@ -158,7 +158,10 @@ fn an_idle_engine_wants_no_timeout() {
 #[test]
 fn leaving_the_last_device_by_command_is_no_fence() {
     let mut bench = Bench::cached(4, 4 * KIB);
-    assert_eq!(bench.change(CacheChange::Leave(DeviceId(0), vec![])), Ok(vec![segment(0, 0)]));
+    assert_eq!(
+        bench.change(CacheChange::Leave(DeviceId(0), DataSegment::without_order(vec![]), None)),
+        Ok(vec![segment(0, 0)])
+    );
     assert_eq!(bench.stats().cache, CacheState::None);
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::CacheOff);
 }

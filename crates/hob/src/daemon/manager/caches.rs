@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hob_control::{CacheEnable, CachePatch, DiskChanged, Size};
 use hob_engine::admission::Admission;
-use hob_engine::command::{CacheChange, CacheConfig, CommandError, Segment};
+use hob_engine::command::{CacheChange, CacheConfig, CommandError, DataSegment, Segment};
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DeviceId};
 
@@ -155,7 +155,7 @@ impl Manager {
             (disk.shard()?, disk.id, disk.has_cache && !disk.held.is_empty())
         };
         if has_cache {
-            shard.change_cache(id, CacheChange::Clear).await?;
+            shard.change_cache(id, CacheChange::Clear(None)).await?;
         }
         drop(claim);
         self.disk_changed(name, Vec::new())
@@ -178,7 +178,7 @@ impl Manager {
         if have > target {
             let surplus =
                 u32::try_from(have - target).map_err(|_| Refusal::invalid("that is too large a change"))?;
-            let released = shard.change_cache(id, CacheChange::Shrink(surplus)).await?;
+            let released = shard.change_cache(id, CacheChange::Shrink(surplus, None)).await?;
             let free = self.let_go(name, &released, |_| false);
             self.give_back(&spec.pool, &free).await;
         }
@@ -192,13 +192,13 @@ impl Manager {
         let got = segments.len() as u64;
         if got > 0 {
             let change = if has_cache {
-                CacheChange::Grow(segments.clone())
+                CacheChange::Grow(DataSegment::without_order(segments.clone()), None)
             } else {
-                CacheChange::Enable(config, segments.clone())
+                CacheChange::enable_volatile(config, segments.clone())
             };
             let mut result = shard.change_cache(id, change).await;
             if has_cache && result == Err(ShardError::Command(CommandError::NoCache)) {
-                result = shard.change_cache(id, CacheChange::Enable(config, segments.clone())).await;
+                result = shard.change_cache(id, CacheChange::enable_volatile(config, segments.clone())).await;
             }
             if let Err(error) = result {
                 self.give_back(&spec.pool, &segments).await;
@@ -231,7 +231,7 @@ impl Manager {
             (has_cache.then(|| disk.shard()), disk.id, config)
         };
         if let Some(shard) = shard {
-            shard?.change_cache(id, CacheChange::Configure(config)).await?;
+            shard?.change_cache(id, CacheChange::Configure(config, None)).await?;
         }
         Ok(())
     }
@@ -278,7 +278,7 @@ impl Manager {
         if all == leaving && got == 0 {
             self.take_cache(name).await?;
         } else {
-            let change = CacheChange::Leave(device, replacements.clone());
+            let change = CacheChange::Leave(device, DataSegment::without_order(replacements.clone()), None);
             match shard.change_cache(id, change).await {
                 Ok(released) => {
                     let free = self.let_go(name, &released, |segment| segment.device == device);
@@ -411,10 +411,10 @@ pub(super) fn cache_spec(
 
 fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<CacheConfig, Refusal> {
     let unknown = || Refusal::failed(format!("this hob has no policy '{}'", spec.policy));
-    Ok(CacheConfig {
-        block_bytes: u32::try_from(spec.block_size.bytes()).unwrap_or(u32::MAX),
+    Ok(CacheConfig::write_through(
+        u32::try_from(spec.block_size.bytes()).unwrap_or(u32::MAX),
         segment_bytes,
-        policy: PolicyKind::from_name(&spec.policy).ok_or_else(unknown)?,
-        admission: Admission::default(),
-    })
+        PolicyKind::from_name(&spec.policy).ok_or_else(unknown)?,
+        Admission::default(),
+    ))
 }

@@ -1,0 +1,70 @@
+//! One bit for each sector.
+
+/// Bits 0 … n − 1.
+#[derive(Clone, Debug)]
+pub(super) struct Bitmap(Vec<u64>);
+
+impl Bitmap {
+    /// `bits` zeroes.
+    pub(super) fn new(bits: u64) -> Bitmap {
+        Bitmap(vec![0; bits.div_ceil(64) as usize])
+    }
+
+    #[inline]
+    pub(super) fn get(&self, bit: u64) -> bool {
+        self.0[(bit / 64) as usize] >> (bit % 64) & 1 == 1
+    }
+
+    #[inline]
+    pub(super) fn set(&mut self, bit: u64) {
+        self.0[(bit / 64) as usize] |= 1 << (bit % 64);
+    }
+
+    /// How many of the `count` bits from `first` on are set.
+    #[inline]
+    pub(super) fn count(&self, first: u64, count: u64) -> u64 {
+        if count == 1 {
+            return u64::from(self.get(first));
+        }
+        let mut total = 0;
+        for_words(first, count, |word, mask| total += u64::from((self.0[word] & mask).count_ones()));
+        total
+    }
+
+    /// Is any of these bits set?
+    #[inline]
+    pub(super) fn any(&self, first: u64, count: u64) -> bool {
+        if count == 1 {
+            return self.get(first);
+        }
+        let mut any = false;
+        for_words(first, count, |word, mask| any |= self.0[word] & mask != 0);
+        any
+    }
+
+    /// Makes these bits zero.
+    #[inline]
+    pub(super) fn clear(&mut self, first: u64, count: u64) {
+        let words = &mut self.0;
+        for_words(first, count, |word, mask| words[word] &= !mask);
+    }
+
+    /// Memory, bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.capacity() as u64 * 8
+    }
+}
+
+/// Calls `f` with each word that holds bits of the range, and the mask of these bits.
+#[inline]
+fn for_words(first: u64, count: u64, mut f: impl FnMut(usize, u64)) {
+    let mut at = first;
+    let end = first + count;
+    while at < end {
+        let bit = at % 64;
+        let n = (64 - bit).min(end - at);
+        let mask = if n == 64 { u64::MAX } else { ((1 << n) - 1) << bit };
+        f((at / 64) as usize, mask);
+        at += n;
+    }
+}
