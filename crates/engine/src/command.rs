@@ -280,6 +280,8 @@ pub enum CommandError {
     Dirty,
     /// The mode needs a journal, or the change a new ring for it.
     NoJournal,
+    /// Some of the dirty data cannot be read from flash.
+    Lost,
     /// Another command ended it.
     Stopped,
     /// The journal could not be written.
