@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::command::{CacheConfig, CommandError, DataSegment};
+use crate::command::{CacheConfig, CommandError, Copies, DataSegment, Destage, Mode};
 use crate::directory::Directory;
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DeviceId, FrameNo, SECTOR_BYTES};
 
@@ -93,6 +93,11 @@ impl Cache {
         }
     }
 
+    /// Takes settings that concern no contents.
+    pub(crate) fn tune(&mut self, mode: Mode, destage: Destage, copies: Copies) {
+        (self.config.mode, self.config.destage, self.config.copies) = (mode, destage, copies);
+    }
+
     /// Takes a recovered index in place of its own, which is empty and as large.
     pub(crate) fn restore(&mut self, index: crate::index::Index) {
         self.directory.restore(index);
@@ -101,7 +106,9 @@ impl Cache {
     /// Is anything dirty in this segment?
     pub(crate) fn has_dirty(&self, segment: &DataSegment) -> bool {
         let at = self.segments.iter().position(|other| other == segment);
-        at.is_some_and(|at| self.index.count_dirty((at as u64) << self.segment_shift, 1 << self.segment_shift) > 0)
+        at.is_some_and(|at| {
+            self.index.count_dirty((at as u64) << self.segment_shift, 1 << self.segment_shift) > 0
+        })
     }
 
     /// Memory of everything that grows with the cache, bytes.

@@ -286,6 +286,8 @@ pub enum CommandError {
     Stopped,
     /// The journal could not be written.
     JournalFailed,
+    /// The backing could not be flushed.
+    BackingFailed,
     /// The configuration cannot work: block size not a power of two in range, segment smaller than
     /// a block, a disk of more than 2³² blocks, or more than 2³² − 2 blocks of cache.
     Unworkable,

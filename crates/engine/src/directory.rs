@@ -202,9 +202,11 @@ impl Directory {
     pub(crate) fn restore(&mut self, index: Index) {
         assert!(index.frames() == self.index.frames() && index.block_shift() == self.block_shift);
         self.index = index;
-        for frame in (0..self.index.frames()).map(FrameNo).filter(|frame| self.index.is_used(*frame)) {
-            self.policy.restore(frame, 0);
-        }
+        let index = &self.index;
+        let holds = |frame: &FrameNo| {
+            !index.block_is_empty(index.first_sector(*frame)) && index.first_of(*frame).is_none()
+        };
+        (0..index.frames()).map(FrameNo).filter(holds).for_each(|frame| self.policy.restore(frame, 0));
     }
 
     /// Frames that hold data, with their heat, coldest first.

@@ -254,6 +254,11 @@ impl Index {
         !self.valid.any(sector >> self.block_shift << self.block_shift, 1 << self.block_shift)
     }
 
+    /// Can sectors be dirty and held?
+    pub(crate) fn keeps_marks(&self) -> bool {
+        self.marks.is_some()
+    }
+
     /// From now on sectors can be dirty and held.
     pub(crate) fn keep_marks(&mut self) {
         let sectors = self.sums.len() as u64;
@@ -395,6 +400,11 @@ impl Index {
     /// The sectors that the durable journal has no checksum of.
     pub(crate) fn unproven_sectors(&self) -> Vec<u64> {
         self.marks.as_ref().map_or_else(Vec::new, |marks| marks.unproven.ones().collect())
+    }
+
+    /// The sectors that are dirty.
+    pub(crate) fn all_dirty(&self) -> Vec<u64> {
+        self.marks.as_ref().map_or_else(Vec::new, |marks| marks.dirty.ones().collect())
     }
 
     /// The journal is new: it says of all that is dirty, and of nothing else, that it is dirty.

@@ -11,7 +11,7 @@ use crate::command::{Event, NewRing};
 use crate::index::Index;
 use crate::io::{IoError, IoOp, Target};
 use crate::journal::{Change, PAGE_BYTES, Writer};
-use crate::units::{DeviceId, DiskId, Instant};
+use crate::units::{DeviceId, DiskId, FrameNo, Instant};
 
 /// Pages in one I/O at most.
 const RUN_PAGES_MAX: u64 = 16;
@@ -30,15 +30,6 @@ pub(super) enum JournalIo {
     Pages { first: u64, copy: u8, tries: u8 },
     /// A flush of a device, for the round.
     Flush { tries: u8 },
-}
-
-/// What a record does to a sector once it is durable.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Effect {
-    /// The sector is not dirty any more: it may be overwritten and leave.
-    Release(u64),
-    /// The sector is dirty, and its checksum is not known: it may be overwritten.
-    Unproven(u64),
 }
 
 /// See the module's text.
@@ -60,7 +51,8 @@ pub(super) struct Journal {
     /// The last page known to be durable.
     durable: u64,
     waiting: Vec<u32>,
-    effects: Vec<Effect>,
+    /// Sectors that are not dirty any more, though the durable journal may say so.
+    releases: Vec<u64>,
     round: Option<Round>,
     /// When the oldest record that is not durable was made.
     oldest: Option<Instant>,
@@ -73,7 +65,7 @@ struct Round {
     /// The last page it makes durable.
     upto: u64,
     waiters: Vec<u32>,
-    effects: Vec<Effect>,
+    releases: Vec<u64>,
     /// Flushes in flight; `None` while pages are being written.
     flushes: Option<u32>,
     /// A guest's flush would have to wait for it.
@@ -94,20 +86,20 @@ impl Journal {
             marks_in: 0,
             durable: 0,
             waiting: Vec::new(),
-            effects: Vec::new(),
+            releases: Vec::new(),
             round: None,
             oldest: None,
             dead: false,
         }
     }
 
-    /// Adds a record; `effects` come about when it is durable.
-    pub(super) fn record(&mut self, now: Instant, change: Change, effects: impl IntoIterator<Item = Effect>) {
+    /// Adds a record. When it is durable, the sector `release` is held no longer, unless it is dirty then.
+    pub(super) fn record(&mut self, now: Instant, change: Change, release: Option<u64>) {
         if self.dead {
             return;
         }
         self.writer.push(change);
-        self.effects.extend(effects);
+        self.releases.extend(release);
         self.oldest.get_or_insert(now);
     }
 
@@ -137,6 +129,18 @@ impl Journal {
         self.in_flight.len()
     }
 
+    /// Records that sectors from `sector` on have been filled.
+    pub(super) fn record_clean(&mut self, now: Instant, index: &Index, sector: u64, sums: &[u32]) {
+        for (at, sum) in (sector..).zip(sums) {
+            let frame = FrameNo((at >> index.block_shift()) as u32);
+            let inside = (at - index.first_sector(frame)) as u8;
+            let (block, sum) = (index.block(frame), *sum);
+            let change =
+                Change::Set { frame, block, sector: inside, sum, dirty: false, second: false, moved: None };
+            self.record(now, change, None);
+        }
+    }
+
     /// Data was written to a device.
     pub(super) fn wrote(&mut self, device: DeviceId) {
         self.written.insert(device);
@@ -154,7 +158,7 @@ impl Journal {
 
     /// Is a round to begin?
     fn is_due(&self, now: Instant) -> bool {
-        !self.waiting.is_empty() || self.writer.must_wait() || self.deadline().is_some_and(|at| at <= now)
+        !self.waiting.is_empty() || self.writer.wants_commit() || self.deadline().is_some_and(|at| at <= now)
     }
 
     /// When it wants to be looked at.
@@ -163,7 +167,11 @@ impl Journal {
     }
 
     /// Seals pages that go into one I/O: at most [`RUN_PAGES_MAX`], not past the end of the ring or of a segment.
-    pub(super) fn seal_run(&mut self, index: &Index, mut more: impl FnMut(&Writer) -> bool) -> Option<(u64, Vec<u8>)> {
+    pub(super) fn seal_run(
+        &mut self,
+        index: &Index,
+        mut more: impl FnMut(&Writer) -> bool,
+    ) -> Option<(u64, Vec<u8>)> {
         let mut bytes = Vec::new();
         let mut first = None;
         while more(&self.writer) && !self.writer.must_wait() {
@@ -228,7 +236,9 @@ impl Engine {
                 None => return,
                 Some(round) => {
                     let upto = round.upto;
-                    if round.flushes.is_some() || journal.in_flight.keys().next().is_some_and(|at| *at <= upto) {
+                    if round.flushes.is_some()
+                        || journal.in_flight.keys().next().is_some_and(|at| *at <= upto)
+                    {
                         return;
                     }
                     let devices = std::mem::take(&mut journal.written);
@@ -247,7 +257,8 @@ impl Engine {
     /// Writes sealed pages to every copy that can be written.
     pub(super) fn write_pages(&mut self, now: Instant, disk: DiskId, first: u64, bytes: Vec<u8>) {
         let journal = self.journal_mut(disk).expect("it sealed them");
-        let copies: Vec<u8> = (0..journal.lost.len()).filter(|i| !journal.lost[*i]).map(|i| i as u8).collect();
+        let copies: Vec<u8> =
+            (0..journal.lost.len()).filter(|i| !journal.lost[*i]).map(|i| i as u8).collect();
         journal.in_flight.insert(first, copies.len() as u8);
         for copy in copies {
             self.write_pages_to(now, disk, JournalIo::Pages { first, copy, tries: 1 }, bytes.clone());
@@ -260,7 +271,16 @@ impl Engine {
         let (device, offset) = journal.place(usize::from(copy), journal.writer.page_number(first));
         let len = bytes.len() as u64;
         self.disk_mut(disk).stats.journal_bytes += len;
-        let id = self.issue(now, Owner::Journal(io), disk, Target::Flash(device), IoOp::WriteJournal, (offset, len), None, 0);
+        let id = self.issue(
+            now,
+            Owner::Journal(io),
+            disk,
+            Target::Flash(device),
+            IoOp::WriteJournal,
+            (offset, len),
+            None,
+            0,
+        );
         self.pages.insert(id, bytes);
         let serial = self.serial;
         self.devices.get(device).issued(id, serial, now);
@@ -330,14 +350,12 @@ impl Engine {
     /// Everything the round was to make durable is.
     fn end_round(&mut self, now: Instant, disk: DiskId) {
         let (journal, index) = self.disk_mut(disk).journal_and_index().expect("it had a round");
-        let Round { upto, waiters, effects, .. } = journal.round.take().expect("it had a round");
+        let Round { upto, waiters, releases, .. } = journal.round.take().expect("it had a round");
         journal.writer.committed(upto);
         journal.durable = upto;
-        for effect in effects {
-            match effect {
-                Effect::Release(sector) if !index.is_dirty(sector) => index.set_held(sector, false),
-                Effect::Unproven(sector) if index.is_dirty(sector) => index.set_unproven(sector, true),
-                Effect::Release(_) | Effect::Unproven(_) => {}
+        for sector in releases {
+            if !index.is_dirty(sector) {
+                index.set_held(sector, false);
             }
         }
         for slot in waiters {
@@ -384,11 +402,11 @@ impl Journal {
         let complete = self.writer.pending() == 0 && !self.unsealed_marks;
         let urgent = self.urgent;
         let waiters = if complete { std::mem::take(&mut self.waiting) } else { Vec::new() };
-        let effects = if complete { std::mem::take(&mut self.effects) } else { Vec::new() };
+        let releases = if complete { std::mem::take(&mut self.releases) } else { Vec::new() };
         if complete {
             self.oldest = None;
             self.urgent = false;
         }
-        self.round = Some(Round { upto: self.writer.sealed(), waiters, effects, flushes: None, urgent });
+        self.round = Some(Round { upto: self.writer.sealed(), waiters, releases, flushes: None, urgent });
     }
 }

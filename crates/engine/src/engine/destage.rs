@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Engine;
 use super::jobs::JobKind;
-use super::{Engine, commit::Effect};
 use crate::cache::Cache;
 use crate::claims::{Kind, Range};
 use crate::command::{CommandError, DestageOrder, Layout, Mode};
@@ -45,7 +45,7 @@ pub(super) struct Destager {
     /// Of these, those that the flush under way makes durable.
     flushing: BTreeSet<u64>,
     is_flushing: bool,
-    transfers: u32,
+    pub(super) transfers: u32,
     failures: u32,
     rest_until: Option<Instant>,
     /// When there may be something to do though nothing happened.
@@ -157,7 +157,9 @@ impl Engine {
     /// order is kept.)
     pub(super) fn breaks_order(&self, disk: DiskId, first: u64, end: u64, past_the_cache: bool) -> bool {
         let disk = self.disk(disk);
-        let Some(cache) = disk.cache.as_ref().filter(|cache| cache.config.destage.ordered) else { return false };
+        let Some(cache) = disk.cache.as_ref().filter(|cache| cache.config.destage.ordered) else {
+            return false;
+        };
         if past_the_cache {
             return cache.index.dirty_sectors() > 0;
         }
@@ -166,7 +168,8 @@ impl Engine {
             Some(epoch) => *epoch < destager.flushes,
             None => {
                 let found = cache.find(span).map(|sector| sector - span.first);
-                let on_its_way = found.is_some_and(|at| cache.index.count_dirty(at, 1 << cache.block_shift()) > 0);
+                let on_its_way =
+                    found.is_some_and(|at| cache.index.count_dirty(at, 1 << cache.block_shift()) > 0);
                 on_its_way && destager.front < destager.flushes
             }
         })
@@ -220,7 +223,9 @@ impl Engine {
             let Some(sector) = cache.find(span) else { continue };
             let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
             let left = (0..span.count).any(|i| {
-                cache.index.is_dirty(sector + i) && !destager.is_moved(start + i) && !disk.lost.contains(&(sector + i))
+                cache.index.is_dirty(sector + i)
+                    && !destager.is_moved(start + i)
+                    && !disk.lost.contains(&(sector + i))
             });
             if left {
                 // It was among the oldest.
@@ -260,7 +265,13 @@ impl Engine {
     }
 
     /// A flush of the backing ended, which began after `upto` writes to it.
-    pub(super) fn backing_flushed(&mut self, now: Instant, id: DiskId, upto: u64, result: Result<(), IoError>) {
+    pub(super) fn backing_flushed(
+        &mut self,
+        now: Instant,
+        id: DiskId,
+        upto: u64,
+        result: Result<(), IoError>,
+    ) {
         let disk = self.disk_mut(id);
         disk.destager.is_flushing = false;
         let flushed = std::mem::take(&mut disk.destager.flushing);
@@ -295,20 +306,26 @@ impl Engine {
         for at in sectors {
             let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else { return };
             let shift = cache.block_shift();
-            let span = crate::directory::Span { block: BlockNo((at >> shift) as u32), first: at & ((1 << shift) - 1), count: 1 };
-            let Some(sector) = cache.find(span).filter(|sector| cache.index.is_dirty(*sector)) else { continue };
+            let span = crate::directory::Span {
+                block: BlockNo((at >> shift) as u32),
+                first: at & ((1 << shift) - 1),
+                count: 1,
+            };
+            let Some(sector) = cache.find(span).filter(|sector| cache.index.is_dirty(*sector)) else {
+                continue;
+            };
             let (block, inside) = (span.block, span.first as u8);
             let frame = FrameNo((sector >> shift) as u32);
             let change = if split {
                 Change::Drop { frame, block, first: inside, count: 1 }
             } else if cache.index.is_unproven(sector) {
                 let sum = cache.index.sum(sector);
-                Change::Set { frame, block, sector: inside, sum, dirty: false, second: false }
+                Change::Set { frame, block, sector: inside, sum, dirty: false, second: false, moved: None }
             } else {
                 Change::Clean { frame, block, first: inside, count: 1 }
             };
             journal.urgent = true;
-            journal.record(now, change, [Effect::Release(sector)]);
+            journal.record(now, change, Some(sector));
             match split {
                 true => _ = cache.index.clear_valid(sector, 1),
                 false => _ = cache.index.clear_dirty(sector, 1),
@@ -349,7 +366,8 @@ impl super::Disk {
         destager.running = share > u64::from(destage.start_permille)
             || destager.running && share > u64::from(destage.stop_permille);
         let dead = self.journal.as_ref().is_some_and(|journal| journal.dead);
-        let all = self.draining.is_some() || dead || mode != Mode::WriteBack || !destager.order_waiters.is_empty();
+        let all =
+            self.draining.is_some() || dead || mode != Mode::WriteBack || !destager.order_waiters.is_empty();
         let oldest = *destager.epochs.keys().next()?;
         if destage.ordered {
             // The next epoch begins when nothing of the one before is left or on its way.
@@ -371,8 +389,10 @@ impl super::Disk {
     fn hurry(&self) -> usize {
         let Some(cache) = &self.cache else { return 0 };
         let destage = cache.config.destage;
-        let high = u64::from(destage.start_permille.max(destage.full_permille / 2) + destage.full_permille) / 2;
-        if self.draining.is_some() || !self.destager.order_waiters.is_empty() || cache.dirty_permille() > high {
+        let high =
+            u64::from(destage.start_permille.max(destage.full_permille / 2) + destage.full_permille) / 2;
+        if self.draining.is_some() || !self.destager.order_waiters.is_empty() || cache.dirty_permille() > high
+        {
             2
         } else {
             usize::from(self.backing_in_flight == 0)
@@ -392,7 +412,9 @@ impl super::Disk {
         let shift = cache.block_shift();
         let blocks_max = (cache.config.destage.io_bytes_max / cache.config.block_bytes).max(1);
         let mut end = block.0;
-        while end - block.0 < blocks_max && destager.todo.get(&BlockNo(end)).is_some_and(|epoch| *epoch <= newest) {
+        while end - block.0 < blocks_max
+            && destager.todo.get(&BlockNo(end)).is_some_and(|epoch| *epoch <= newest)
+        {
             destager.take(BlockNo(end));
             match end.checked_add(1) {
                 Some(next) => end = next,
@@ -401,7 +423,11 @@ impl super::Disk {
         }
         destager.cursor = BlockNo(end);
         let sectors = self.config.size_bytes.div_ceil(SECTOR_BYTES);
-        let range = Range { disk: id, first: u64::from(block.0) << shift, end: (u64::from(end) << shift).min(sectors) };
+        let range = Range {
+            disk: id,
+            first: u64::from(block.0) << shift,
+            end: (u64::from(end) << shift).min(sectors),
+        };
         Some(range)
     }
 

@@ -76,8 +76,16 @@ impl Engine {
         }
         let kind = JobKind::Flush(self.disk(disk).backing_writes);
         let range = Range { disk, first: 0, end: 0 };
-        let job =
-            self.jobs.insert(Job { disk, kind, whole: range, range, pending: 0, step: Step::Flush, buffer: None, failed: false });
+        let job = self.jobs.insert(Job {
+            disk,
+            kind,
+            whole: range,
+            range,
+            pending: 0,
+            step: Step::Flush,
+            buffer: None,
+            failed: false,
+        });
         self.disk_mut(disk).jobs += 1;
         self.issue(now, Owner::Job(job), disk, Target::Backing(disk), IoOp::Flush, (0, 0), None, 0);
         true
@@ -157,7 +165,9 @@ impl Engine {
         self.lent.extend(buffer);
         match kind {
             JobKind::Flush(upto) => self.backing_flushed(now, disk, upto, result),
-            JobKind::Destage | JobKind::Edges(_) => self.transferred(now, disk, (range, whole), moved, result),
+            JobKind::Destage | JobKind::Edges(_) => {
+                self.transferred(now, disk, (range, whole), moved, result)
+            }
         }
         match kind {
             JobKind::Destage => {
@@ -165,7 +175,7 @@ impl Engine {
                 let runnable = &mut self.runnable;
                 self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
             }
-            JobKind::Edges(slot) => self.edges_done(now, slot, moved, result),
+            JobKind::Edges(slot) => self.edges_destaged(now, slot, result),
             JobKind::Flush(_) => {}
         }
         self.unsettled.push(disk);

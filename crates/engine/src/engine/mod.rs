@@ -519,7 +519,8 @@ impl Engine {
             let len = extent.count * SECTOR_BYTES;
             let slice = BufferSlice { id, offset: (buffer_sector * SECTOR_BYTES) as u32, len: len as u32 };
             let target = Target::Flash(extent.device);
-            let io = self.issue(now, owner, disk, target, op, (extent.offset, len), Some(slice), extent.sector);
+            let io =
+                self.issue(now, owner, disk, target, op, (extent.offset, len), Some(slice), extent.sector);
             let serial = self.serial;
             self.devices.get(extent.device).issued(io, serial, now);
         }

@@ -5,6 +5,7 @@
 //! - a *new ring* is written: one complete dump, a flush, and a page that names it. Until that is durable the old ring counts, and if it
 //!   fails the cache is as it was;
 //! - a *clean end* records what is known and closes with a page that says so;
+//! - a *discard* records that what is dirty is dropped;
 //! - an *end for good* marks all zones: nothing clean will be believed, though the ring is still there.
 
 use super::Engine;
@@ -38,6 +39,7 @@ enum Kind {
     Ring,
     Close,
     Void,
+    Discard,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +95,12 @@ impl Engine {
             CacheChange::Enable(_) => return Err(CommandError::CacheExists),
             CacheChange::Close => return Ok(self.begin_opening(now, id, command, Kind::Close, None, vec![])),
             _ if dirty && cache.would_lose(&change) => return Err(CommandError::Dirty),
-            CacheChange::Disable => return Ok(self.begin_opening(now, id, command, Kind::Void, None, vec![])),
+            CacheChange::DiscardDirty => {
+                return Ok(self.begin_opening(now, id, command, Kind::Discard, None, vec![]));
+            }
+            CacheChange::Disable => {
+                return Ok(self.begin_opening(now, id, command, Kind::Void, None, vec![]));
+            }
             CacheChange::Clear(ring) => (Cache::new(cache.config, cache.segments.clone(), size)?, ring),
             CacheChange::Configure(config, ring) => {
                 if config.segment_bytes != cache.config.segment_bytes {
@@ -120,7 +127,7 @@ impl Engine {
                 let segments: Vec<DataSegment> = stay.copied().chain(replacements).collect();
                 (cache.relocated(segments, size)?, ring)
             }
-            CacheChange::Tune(..) | CacheChange::Drain | CacheChange::StopDrain | CacheChange::DiscardDirty => {
+            CacheChange::Tune(..) | CacheChange::Drain | CacheChange::StopDrain => {
                 panic!("these do not wait")
             }
         };
@@ -238,13 +245,15 @@ impl Engine {
         if kind == Kind::Ring {
             return Stage::Dump;
         }
-        journal.writer.unmark_all();
-        if kind == Kind::Void {
-            (0..ZONES).for_each(|zone| journal.writer.mark(zone));
-        } else {
-            prove(now, journal, index);
+        match kind {
+            Kind::Void => (0..ZONES).for_each(|zone| journal.writer.mark(zone)),
+            Kind::Discard => drop_dirty(now, journal, index),
+            Kind::Close | Kind::Ring => {
+                prove(now, journal, index);
+                (0..ZONES).for_each(|zone| journal.writer.unmark(zone));
+                journal.writer.set_clean();
+            }
         }
-        journal.writer.set_clean(kind == Kind::Close);
         self.finish_last(now, id)
     }
 
@@ -256,9 +265,8 @@ impl Engine {
             if !one && journal.writer.pending() == 0 {
                 break;
             }
-            let Some((first, bytes)) = journal.seal_run(index, |writer| std::mem::take(&mut one) || writer.pending() > 0) else {
-                break;
-            };
+            let more = |writer: &Writer| std::mem::take(&mut one) || writer.pending() > 0;
+            let Some((first, bytes)) = journal.seal_run(index, more) else { break };
             self.write_pages(now, id, first, bytes);
         }
         self.journal_mut(id).expect("it has one").begin_round();
@@ -270,7 +278,8 @@ impl Engine {
     fn dump(&mut self, now: Instant, id: DiskId) -> bool {
         loop {
             let disk = self.disk_mut(id);
-            let devices: Vec<_> = disk.cache.iter().flat_map(|cache| &cache.segments).map(|s| s.place.device).collect();
+            let devices: Vec<_> =
+                disk.cache.iter().flat_map(|cache| &cache.segments).map(|s| s.place.device).collect();
             let (journal, index) = disk.journal_and_index().expect("it is being made");
             if journal.has_round() {
                 self.pump_journal(now, id);
@@ -303,12 +312,14 @@ impl Engine {
                 let cache = disk.cache.as_mut().expect("it was made");
                 cache.index.hold_dirty();
                 disk.lost.clear();
-                let dirty: Vec<BlockNo> = cache.dirty_blocks().collect();
+                let dirty: Vec<BlockNo> = cache.index.dirty_blocks().collect();
                 disk.destager.restart(dirty.into_iter());
                 disk.fenced = false;
             }
-            Kind::Close => {
-                disk.closed = true;
+            Kind::Close => disk.closed = true,
+            Kind::Discard => {
+                disk.lost.clear();
+                disk.destager.restart(std::iter::empty());
             }
             Kind::Void => {
                 let cache = disk.cache.take().expect("it was there");
@@ -378,8 +389,22 @@ fn prove(now: Instant, journal: &mut Journal, index: &mut Index) {
         let frame = FrameNo((sector >> index.block_shift()) as u32);
         let inside = (sector - index.first_sector(frame)) as u8;
         let (block, sum) = (index.block(frame), index.sum(sector));
-        journal.record(now, Change::Set { frame, block, sector: inside, sum, dirty: true, second: false }, []);
+        journal.record(
+            now,
+            Change::Set { frame, block, sector: inside, sum, dirty: true, second: false, moved: None },
+            None,
+        );
         index.set_unproven(sector, false);
+    }
+}
+
+/// Forgets what is dirty.
+fn drop_dirty(now: Instant, journal: &mut Journal, index: &mut Index) {
+    for sector in index.all_dirty() {
+        let frame = FrameNo((sector >> index.block_shift()) as u32);
+        let (block, first) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
+        journal.record(now, Change::Drop { frame, block, first, count: 1 }, Some(sector));
+        index.clear_valid(sector, 1);
     }
 }
 
@@ -393,7 +418,7 @@ fn new_journal(cache: &Cache, disk_bytes: u64, ring: NewRing) -> Result<Journal,
     let descriptor = Descriptor {
         cache: ring.cache,
         ring: ring.number,
-        block_shift: cache.block_shift() as u8,
+        block_shift: cache.block_shift(),
         disk_bytes,
         identity: ring.identity,
         segment_frames: segment_frames as u32,
@@ -415,7 +440,7 @@ impl Cache {
     /// Would this change lose dirty data?
     fn would_lose(&self, change: &CacheChange) -> bool {
         match change {
-            CacheChange::Grow(..) => false,
+            CacheChange::Grow(..) | CacheChange::DiscardDirty => false,
             CacheChange::Shrink(count, _) if (*count as usize) < self.segments.len() => {
                 self.emptiest_segments(*count as usize).iter().any(|segment| self.has_dirty(segment))
             }

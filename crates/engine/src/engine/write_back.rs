@@ -9,7 +9,6 @@
 
 use super::jobs::JobKind;
 use super::{Active, Engine, Pending, Phase};
-use super::commit::Effect;
 use crate::cache::push_run;
 use crate::claims::Range;
 use crate::command::{Layout, Mode};
@@ -122,8 +121,10 @@ impl Engine {
                 if index.is_dirty(sector) {
                     let frame = FrameNo((sector >> index.block_shift()) as u32);
                     let first = (sector - index.first_sector(frame)) as u8;
+                    // From now on no dump says otherwise; it is overwritten when that is durable.
+                    index.set_unproven(sector, true);
                     let change = Change::Unproven { frame, block: index.block(frame), first, count: 1 };
-                    journal.record(now, change, [Effect::Unproven(sector)]);
+                    journal.record(now, change, None);
                 }
             }
         }
@@ -156,8 +157,16 @@ impl Engine {
                     let frame = FrameNo((sector >> index.block_shift()) as u32);
                     let inside = (sector - index.first_sector(frame)) as u8;
                     let block = index.block(frame);
-                    let change = Change::Set { frame, block, sector: inside, sum: *sum, dirty: true, second: false };
-                    journal.record(now, change, []);
+                    let change = Change::Set {
+                        frame,
+                        block,
+                        sector: inside,
+                        sum: *sum,
+                        dirty: true,
+                        second: false,
+                        moved: None,
+                    };
+                    journal.record(now, change, None);
                 }
             }
             if !disk.lost.is_empty() {
@@ -256,16 +265,17 @@ impl Engine {
         self.drop_sectors(now, slot, |_| true);
         let active = &mut self.requests[slot];
         active.over_dirty = false;
-        active.outcome = match active.request.op {
-            Op::Write(_) => Outcome::WriteNotCopied,
-            _ => Outcome::BypassZeroing,
-        };
+        let op = active.request.op;
+        active.outcome =
+            if matches!(op, Op::Write(_)) { Outcome::WriteNotCopied } else { Outcome::BypassZeroing };
         let durable = matches!(
-            active.request.op,
-            Op::Write(Durability::Durable) | Op::Discard(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _)
+            op,
+            Op::Write(Durability::Durable)
+                | Op::Discard(Durability::Durable)
+                | Op::WriteZeroes(Durability::Durable, _)
         );
         if durable {
-            active.phase = Phase::CommitThenReply;
+            self.requests[slot].phase = Phase::CommitThenReply;
             self.commit(slot);
         } else {
             self.end_written(now, slot, Ok(()));
@@ -287,8 +297,8 @@ impl Engine {
                     continue;
                 }
                 let first = (span.first + i) as u8;
-                let effect = cache.index.is_held(at).then_some(Effect::Release(at));
-                journal.record(now, Change::Drop { frame, block: span.block, first, count: 1 }, effect);
+                let release = cache.index.is_held(at).then_some(at);
+                journal.record(now, Change::Drop { frame, block: span.block, first, count: 1 }, release);
                 journal.urgent |= is_dirty;
                 cache.index.clear_valid(at, 1);
                 disk.lost.remove(&at);
@@ -310,9 +320,10 @@ impl Engine {
                 new = true;
             }
         }
-        self.requests[slot].zoned = true;
         // One that has just been marked by another is not durable yet either.
-        new || !journal.dead && journal.marks_pending()
+        let waits = new || !journal.dead && journal.marks_pending();
+        self.requests[slot].zoned = true;
+        waits
     }
 
     fn zones_of(&self, slot: u32) -> std::ops::RangeInclusive<usize> {
