@@ -367,6 +367,15 @@ impl Model {
         Ok(())
     }
 
+    /// Nothing is known to have been durable: every unit may read as anything that it ever held.
+    pub fn forget_all(&mut self) {
+        for unit in &mut self.units {
+            (unit.floor, unit.pinned) = (0, None);
+        }
+        self.forgotten = self.changes.len();
+        self.unflushed.clear();
+    }
+
     /// Nothing goes on, and the disk holds what the backing holds, whatever that is.
     pub fn adopt(&mut self, backing: &[Tag]) -> Result<(), Violation> {
         self.forget(backing)?;

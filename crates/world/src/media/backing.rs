@@ -153,6 +153,12 @@ impl Backing {
         }
     }
 
+    /// Somebody else writes units, durably, while no engine looks after the disk.
+    pub fn replace(&mut self, first: usize, tags: &[Tag]) {
+        assert!(self.in_flight.is_empty(), "written behind a running engine's back");
+        self.medium.replace(first, tags);
+    }
+
     /// Nothing fails from now on.
     pub fn soothe(&mut self) {
         self.faults = BackingFaults::default();

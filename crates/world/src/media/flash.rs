@@ -241,7 +241,11 @@ impl Flash {
         if crash == Crash::PowerCut {
             self.medium.cut_power(dice);
         }
-        self.intended = self.medium.now().to_vec();
+    }
+
+    /// What the last writes to these bytes meant to leave there.
+    pub fn intended(&self, offset: u64, len: u64) -> &[Tag] {
+        &self.intended[(offset / UNIT_BYTES) as usize..((offset + len) / UNIT_BYTES) as usize]
     }
 
     /// What these bytes hold, for whoever opens a cache; nothing where the device cannot be read.

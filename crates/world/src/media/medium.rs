@@ -56,6 +56,15 @@ impl Medium {
         }
     }
 
+    /// Units are written, durably.
+    pub(super) fn replace(&mut self, first: usize, tags: &[Tag]) {
+        for (unit, tag) in (first..).zip(tags) {
+            self.stamp += 1;
+            (self.now[unit], self.now_stamp[unit]) = (*tag, self.stamp);
+        }
+        self.secure(first..first + tags.len());
+    }
+
     /// What a flush that begins now has to make durable.
     pub(super) fn snapshot(&mut self) -> Vec<Flushing> {
         self.dirty.sort_unstable();
