@@ -114,7 +114,7 @@ impl World<'_> {
                 Ok(())
             }
             Event::JournalLost(disk) => {
-                ensure!(self.any_bad(), "disk {disk}: journal lost on sound devices");
+                ensure!(self.may_lose(disk.0 as usize), "disk {disk}: journal lost with a sound device");
                 if let Some(owner) = &mut self.disks[disk.0 as usize].owner {
                     owner.journal_lost = true;
                 }
