@@ -100,8 +100,16 @@ pub enum Loss {
 impl Model {
     /// A disk whose units hold `tag(1, disk, unit)`.
     pub fn new(disk: u8, units: u32) -> Self {
-        let initial =
-            Change { first: 0, end: units, kind: Kind::Data, began: 1, ended: 1, ok: true, durable: true, reverts: false };
+        let initial = Change {
+            first: 0,
+            end: units,
+            kind: Kind::Data,
+            began: 1,
+            ended: 1,
+            ok: true,
+            durable: true,
+            reverts: false,
+        };
         let unit =
             Unit { floor: 1, last_began: 1, last_ended: 1, zeroed: 0, active: 0, zeroing: 0, pinned: None };
         Model {
