@@ -5,6 +5,7 @@
 
 mod bitmap;
 mod free;
+pub(crate) mod restore;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,6 +81,10 @@ impl Index {
 
     pub(crate) fn frames(&self) -> u32 {
         self.block_of.len() as u32
+    }
+
+    pub(crate) fn sectors_in_block(&self) -> usize {
+        1 << self.block_shift
     }
 
     /// Is a frame in no use?

@@ -106,8 +106,10 @@ impl Destager {
 
     /// Forgets everything: these blocks are dirty, and have been for long.
     pub(super) fn restart(&mut self, dirty: impl Iterator<Item = BlockNo>) {
+        // Transfers that wait for a claim will find out what is dirty when they have it.
         let (order_waiters, flushes) = (std::mem::take(&mut self.order_waiters), self.flushes);
-        *self = Destager { order_waiters, flushes, front: flushes, ..Destager::default() };
+        let transfers = self.transfers;
+        *self = Destager { order_waiters, flushes, front: flushes, transfers, ..Destager::default() };
         let epoch = if flushes > 0 { flushes - 1 } else { 0 };
         dirty.for_each(|block| self.add(block, epoch));
     }

@@ -61,7 +61,6 @@ impl Engine {
             buffer: Some(buffer),
             failed: false,
         });
-        self.disk_mut(range.disk).jobs += 1;
         let claim = self.limits.requests_max + job;
         if matches!(kind, JobKind::Edges(_)) || self.claims.enter(claim, range, Kind::Fill, Kind::Fill) {
             self.start_job(now, job);
@@ -121,6 +120,7 @@ impl Engine {
         let it = &mut self.jobs[job];
         (it.range.first, it.range.end) = (first, end);
         it.step = Step::FlashRead;
+        disk.jobs += 1;
         let buffer = buffer.expect("a transfer has a buffer").0;
         self.issue_runs_of(now, Owner::Job(job), disk_id, buffer, IoOp::Read);
     }
@@ -160,8 +160,9 @@ impl Engine {
 
     fn end_job(&mut self, now: Instant, job: u32, result: Result<(), IoError>) {
         let moved = self.jobs[job].step == Step::BackingWrite;
+        let started = self.jobs[job].step != Step::Waiting;
         let Job { disk, kind, whole, range, buffer, .. } = self.jobs.remove(job);
-        self.disk_mut(disk).jobs -= 1;
+        self.disk_mut(disk).jobs -= u32::from(started);
         self.lent.extend(buffer);
         match kind {
             JobKind::Flush(upto) => self.backing_flushed(now, disk, upto, result),

@@ -154,6 +154,8 @@ enum Phase {
     Waiting,
     FlashRead,
     BackingRead,
+    /// A read waits for a claim that the destager respects, and then reads the backing.
+    ClaimThenBacking,
     /// What is dirty is read over what the backing delivered.
     Overlay,
     BackingChange,

@@ -353,16 +353,21 @@ impl Engine {
         if let Some(command) = command {
             self.done(command, id, result);
         }
+        self.unhold(id);
+        self.unsettled.push(id);
+        if self.disk_mut(id).journal.is_some() {
+            self.wake(id);
+        }
+    }
+
+    /// Lets those go on that waited for changes, if there are none any more.
+    pub(super) fn unhold(&mut self, id: DiskId) {
         let disk = self.disk_mut(id);
-        if disk.changes.is_empty() && !disk.closed {
+        if disk.holds && disk.changes.is_empty() && disk.opening.is_none() && !disk.closed {
             disk.holds = false;
             let held = std::mem::take(&mut disk.held);
             let edge_waiters = std::mem::take(&mut disk.edge_waiters);
             self.runnable.extend(held.into_iter().chain(edge_waiters));
-        }
-        self.unsettled.push(id);
-        if self.disk_mut(id).journal.is_some() {
-            self.wake(id);
         }
     }
 
