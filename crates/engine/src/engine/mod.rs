@@ -188,6 +188,7 @@ struct Pending {
     is_write: bool,
     issued: Instant,
     bytes: u64,
+    slice: Option<BufferSlice>,
     /// Flash I/O: first of the cache's sectors, and how many.
     sector: u64,
     sectors: u64,
@@ -559,6 +560,7 @@ impl Engine {
             is_write: op != IoOp::Read,
             issued: now,
             bytes: len,
+            slice,
             sector,
             sectors: len / SECTOR_BYTES,
         }));

@@ -228,7 +228,7 @@ impl Engine {
         sums: &[u32],
     ) {
         let disk = self.requests[slot].request.disk;
-        self.requests[slot].failed |= !self.check_dirty(disk, io, result, sums);
+        self.requests[slot].failed |= !self.check_dirty(now, disk, io, result, sums);
         let Active { pending, failed, .. } = self.requests[slot];
         if pending > 0 {
             return;
