@@ -108,7 +108,8 @@ impl Engine {
                 let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
                 let found = cache.find(span);
                 for i in 0..span.count {
-                    let is_dirty = found.is_some_and(|sector| cache.index.is_dirty(sector + i));
+                    let is_dirty = found.is_some_and(|sector| cache.index.is_dirty(sector + i))
+                        && !disk.destager.is_moved(start + i);
                     match (is_dirty, first < end) {
                         (true, false) => (first, end) = (start + i, start + i + 1),
                         (true, true) => end = start + i + 1,

@@ -329,6 +329,9 @@ impl Engine {
                 released.extend(cache.segments.iter().map(|segment| segment.place));
                 released.extend(disk.journal.take().expect("it was there").segments());
                 disk.destager.restart(std::iter::empty());
+                if let Some(drain) = self.disk_mut(id).draining.take() {
+                    self.done(drain, id, Err(CommandError::Stopped));
+                }
             }
         }
         self.end_change_of_structure(id, opening.command, Ok(released));
