@@ -377,12 +377,20 @@ impl Disk {
     /// no marks for them.
     pub(super) fn is_at_rest(&self) -> bool {
         let journal = self.journal.as_ref().is_none_or(|journal| journal.is_idle());
-        journal && self.backing_in_flight == 0 && self.flash_in_flight == 0 && self.journal_in_flight == 0 && self.jobs == 0
+        journal
+            && self.backing_in_flight == 0
+            && self.flash_in_flight == 0
+            && self.journal_in_flight == 0
+            && self.jobs == 0
     }
 }
 
 /// An empty cache that can have a journal.
-fn persistent(config: CacheConfig, segments: Vec<DataSegment>, disk_bytes: u64) -> Result<Cache, CommandError> {
+fn persistent(
+    config: CacheConfig,
+    segments: Vec<DataSegment>,
+    disk_bytes: u64,
+) -> Result<Cache, CommandError> {
     let mut cache = Cache::new(config, segments, disk_bytes)?;
     cache.index.keep_marks();
     Ok(cache)
@@ -399,7 +407,7 @@ fn prove(now: Instant, journal: &mut Journal, index: &mut Index) {
         let (block, sum) = (index.block(frame), index.sum(sector));
         journal.record(
             now,
-            Change::Set { frame, block, sector: inside, sum, dirty: true, second: false, moved: None },
+            Change::Set { frame, block, sector: inside, sum, dirty: true, second: false },
             None,
         );
         index.set_unproven(sector, false);

@@ -53,7 +53,9 @@ impl Restoring {
     /// The frame of one copy of a block.
     #[inline]
     pub(crate) fn find(&self, block: BlockNo, copy: Copy) -> Option<FrameNo> {
-        self.index.table.find(hash(block), |frame| self.index.block(frame) == block && self.copy(frame) == copy)
+        self.index
+            .table
+            .find(hash(block), |frame| self.index.block(frame) == block && self.copy(frame) == copy)
     }
 
     /// Puts this copy of a block into a frame. Another frame that held it holds nothing any more; nor does this one
@@ -97,6 +99,7 @@ impl Restoring {
     /// The checksum of a dirty sector is not known.
     pub(crate) fn set_unproven(&mut self, sector: u64) {
         self.index.set_unproven(sector, true);
+        self.index.forget_sum(sector);
     }
 
     /// Makes sectors of a frame clean.
@@ -134,15 +137,16 @@ impl Restoring {
                 index.free = frame;
             }
         }
-        let marks = index.marks.as_mut().expect("made with them");
-        marks.held = marks.dirty.clone();
+        index.hold_dirty();
         index
     }
 
     /// Takes second copies out of the table.
     fn pair(&mut self) {
         for second in (0..self.index.frames()).map(FrameNo) {
-            let Some(block) = self.block(second).filter(|_| self.copy(second) == Copy::Second) else { continue };
+            let Some(block) = self.block(second).filter(|_| self.copy(second) == Copy::Second) else {
+                continue;
+            };
             let Some(first) = self.find(block, Copy::First) else {
                 self.promote(second);
                 continue;
@@ -191,9 +195,7 @@ impl Index {
                 self.give_up(frame);
             }
         }
-        if let Some(marks) = &mut self.marks {
-            marks.held = marks.dirty.clone();
-        }
+        self.hold_dirty();
     }
 
     /// Frees a frame without valid sectors, and parts it from the other copy of its block.

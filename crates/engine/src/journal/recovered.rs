@@ -82,7 +82,8 @@ impl Recovered {
 
     /// Dirty sectors, in the order of the disk.
     pub fn dirty(&self) -> impl Iterator<Item = DirtySector> + use<'_> {
-        let is_dirty = |frame: &FrameNo| self.index.count_dirty(self.index.first_sector(*frame), self.per_block()) > 0;
+        let is_dirty =
+            |frame: &FrameNo| self.index.count_dirty(self.index.first_sector(*frame), self.per_block()) > 0;
         let mut firsts: Vec<FrameNo> = (0..self.index.frames())
             .map(FrameNo)
             .filter(is_dirty)
@@ -140,7 +141,7 @@ impl Recovered {
         self.index.is_dirty(sector).then(|| FlashSector {
             segment: (sector / per_segment) as u32,
             sector: sector % per_segment,
-            sum: (!self.index.is_unproven(sector)).then(|| self.index.sum(sector)),
+            sum: (!self.index.is_sum_unknown(sector)).then(|| self.index.sum(sector)),
         })
     }
 }
