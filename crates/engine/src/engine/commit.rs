@@ -135,8 +135,7 @@ impl Journal {
             let frame = FrameNo((at >> index.block_shift()) as u32);
             let inside = (at - index.first_sector(frame)) as u8;
             let (block, sum) = (index.block(frame), *sum);
-            let change =
-                Change::Set { frame, block, sector: inside, sum, dirty: false, second: false, moved: None };
+            let change = Change::Set { frame, block, sector: inside, sum, dirty: false, second: false };
             self.record(now, change, None);
         }
     }

@@ -324,7 +324,7 @@ impl Engine {
                 Change::Drop { frame, block, first: inside, count: 1 }
             } else if cache.index.is_unproven(sector) {
                 let sum = cache.index.sum(sector);
-                Change::Set { frame, block, sector: inside, sum, dirty: false, second: false, moved: None }
+                Change::Set { frame, block, sector: inside, sum, dirty: false, second: false }
             } else {
                 Change::Clean { frame, block, first: inside, count: 1 }
             };

@@ -407,7 +407,7 @@ fn prove(now: Instant, journal: &mut Journal, index: &mut Index) {
         let (block, sum) = (index.block(frame), index.sum(sector));
         journal.record(
             now,
-            Change::Set { frame, block, sector: inside, sum, dirty: true, second: false, moved: None },
+            Change::Set { frame, block, sector: inside, sum, dirty: true, second: false },
             None,
         );
         index.set_unproven(sector, false);

@@ -157,15 +157,8 @@ impl Engine {
                     let frame = FrameNo((sector >> index.block_shift()) as u32);
                     let inside = (sector - index.first_sector(frame)) as u8;
                     let block = index.block(frame);
-                    let change = Change::Set {
-                        frame,
-                        block,
-                        sector: inside,
-                        sum: *sum,
-                        dirty: true,
-                        second: false,
-                        moved: None,
-                    };
+                    let change =
+                        Change::Set { frame, block, sector: inside, sum: *sum, dirty: true, second: false };
                     journal.record(now, change, None);
                 }
             }

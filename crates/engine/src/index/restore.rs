@@ -99,6 +99,7 @@ impl Restoring {
     /// The checksum of a dirty sector is not known.
     pub(crate) fn set_unproven(&mut self, sector: u64) {
         self.index.set_unproven(sector, true);
+        self.index.forget_sum(sector);
     }
 
     /// Makes sectors of a frame clean.
@@ -136,8 +137,7 @@ impl Restoring {
                 index.free = frame;
             }
         }
-        let marks = index.marks.as_mut().expect("made with them");
-        marks.held = marks.dirty.clone();
+        index.hold_dirty();
         index
     }
 
@@ -195,9 +195,7 @@ impl Index {
                 self.give_up(frame);
             }
         }
-        if let Some(marks) = &mut self.marks {
-            marks.held = marks.dirty.clone();
-        }
+        self.hold_dirty();
     }
 
     /// Frees a frame without valid sectors, and parts it from the other copy of its block.
