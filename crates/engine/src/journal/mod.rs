@@ -18,7 +18,7 @@ pub use recovered::{DirtySector, FlashSector, Recovered, Summary};
 pub use replay::{Replay, ReplayError};
 pub use survey::{Plan, Ring, Survey};
 pub use writer::ring_pages_min;
-pub(crate) use writer::{Change, Descriptor, Moved, Writer};
+pub(crate) use writer::{Change, Descriptor, Writer};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
