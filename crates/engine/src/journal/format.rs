@@ -503,6 +503,15 @@ impl<'a> PageBuilder<'a> {
     }
 }
 
+/// Makes a page out of what a fuzzer made: of this cache and ring 3, with the right magic and checksum.
+pub(super) fn seal_bytes(page: &mut [u8; PAGE_BYTES], cache: &[u8; 16]) {
+    page[MAGIC_AT..][..4].copy_from_slice(&MAGIC);
+    page[CACHE_AT..][..16].copy_from_slice(cache);
+    page[RING_AT..][..4].copy_from_slice(&3u32.to_le_bytes());
+    let crc = checksum(page);
+    page[CRC_AT..][..4].copy_from_slice(&crc.to_le_bytes());
+}
+
 /// Of a page, its own four bytes taken as zeroes.
 fn checksum(page: &[u8]) -> u32 {
     Crc::new().add(&page[..CRC_AT]).add(&[0; 4]).add(&page[CRC_AT + 4..]).finish()

@@ -200,11 +200,13 @@ impl Writer {
     }
 
     /// Changes pushed so far: the number of the last one.
+    #[cfg(test)]
     pub(crate) fn pushed(&self) -> u64 {
         self.pushed
     }
 
     /// The last change that is in a sealed page. All before it are too.
+    #[cfg(test)]
     pub(crate) fn recorded(&self) -> u64 {
         self.recorded
     }

@@ -344,11 +344,11 @@ impl World {
         });
         self.releases.push((self.writer.pushed(), at));
         if let Some(second) = self.frame_of(block, true) {
-            self.drop_frame(second, block);
+            self.drop_frame(second);
         }
     }
 
-    fn drop_frame(&mut self, frame: usize, block: u32) {
+    fn drop_frame(&mut self, frame: usize) {
         self.evict(frame);
         let number = self.writer.pushed();
         let sectors = frame << self.shift..(frame + 1) << self.shift;
@@ -374,8 +374,8 @@ impl World {
         if let Some(frame) = self.frame_of(block, false) {
             let sector = (frame << self.shift) + i;
             if self.shift == 0 {
-                self.drop_frame(frame, block);
-                self.frame_of(block, true).into_iter().for_each(|second| self.drop_frame(second, block));
+                self.drop_frame(frame);
+                self.frame_of(block, true).into_iter().for_each(|second| self.drop_frame(second));
             } else if self.sector(sector).is_some() {
                 self.frames[frame].sectors[i] = None;
                 self.push_range(frame, block, i, 1, |frame, block, first, count| Change::Drop {
