@@ -43,6 +43,7 @@ impl Engine {
                 Some(_) if mode == Mode::WriteBack && disk.journal.is_none() => Err(CommandError::NoJournal),
                 Some(cache) => {
                     cache.tune(mode, destage, copies);
+                    disk.care.look_for_missing(cache.index.frames());
                     self.wake(disk_id);
                     Ok(())
                 }
