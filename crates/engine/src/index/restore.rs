@@ -214,6 +214,9 @@ impl Index {
             if let Some(second) = second {
                 marks.first_of.remove(&second);
                 self.table.insert(hash(block), second);
+                // It counts from now on.
+                let first = u64::from(second.0) << self.block_shift;
+                marks.dirty_sectors += marks.dirty.count(first, 1 << self.block_shift);
             }
         }
         self.free.push(&mut self.block_of, frame.0);
