@@ -192,6 +192,9 @@ impl Engine {
                 }
             }
         }
+        if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
+            journal.record_gone(now, cache);
+        }
         if runs.is_empty() {
             return self.end_job(now, job, Ok(()));
         }
