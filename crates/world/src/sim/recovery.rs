@@ -65,6 +65,10 @@ impl World<'_> {
         let clean = if summary.identity == identity { differing } else { None };
         let right = changed || !noticed || doubtful;
         ensure!(right, "disk {index}: a recovered clean sector ({clean:?}) is not the backing's");
+        if changed {
+            // The daemon will know again, whatever becomes of the new ring.
+            self.disks[index].generation += 1;
+        }
         if noticed && self.options.sabotage != Some(Sabotage::ServedStale) {
             recovered.drop_clean();
             if summary.sectors_dirty > 0 {
