@@ -8,7 +8,7 @@ use hob_engine::preset::{OneDevice, PRESETS, Preset, preset};
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 
 use super::refusal::Refusal;
-use crate::daemon::state::{CacheOwner, CacheSpec, DestageSpec, JournalSpec};
+use crate::daemon::state::{CacheSpec, DestageSpec, JournalSpec};
 
 /// Devices of a pool that two copies need.
 const DEVICES_FOR_COPIES: usize = 2;
@@ -94,7 +94,7 @@ fn of_preset(row: &Preset) -> CacheSpec {
         admission: row.admission,
         destage: DestageSpec::of(&row.destage),
         copies: row.copies,
-        journal: row.persistent.then(|| JournalSpec { owner: CacheOwner::random(), closed: None }),
+        journal: row.persistent.then(JournalSpec::new),
     }
 }
 
@@ -182,7 +182,7 @@ fn set_persistent(
     match wanted {
         false => spec.journal = None,
         true if spec.journal.is_none() => {
-            spec.journal = Some(JournalSpec { owner: CacheOwner::random(), closed: None });
+            spec.journal = Some(JournalSpec::new());
         }
         true => {}
     }

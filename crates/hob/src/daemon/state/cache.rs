@@ -95,23 +95,35 @@ impl DestageSpec {
 }
 
 /// What makes a cache persistent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct JournalSpec {
     /// Whose segments they are.
     #[serde(with = "word")]
     pub(crate) owner: CacheOwner,
+    /// The highest number that a ring of it has had.
+    #[serde(default)]
+    pub(crate) ring: u32,
     /// How the backing was when the cache was closed, until it is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
 }
 
 /// What is known of the backing of a cache that was closed cleanly.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Closed {
-    /// When the backing was changed last, in storage's words.
-    pub(crate) changed: String,
+    /// Bytes of what it lies in, which may be an image file.
+    pub(crate) size_bytes: u64,
+    /// When it was changed last, nanoseconds since 1970.
+    pub(crate) modified_ns: i64,
+}
+
+impl JournalSpec {
+    /// Of a cache that is new.
+    pub(crate) fn new() -> JournalSpec {
+        JournalSpec { owner: CacheOwner::random(), ring: 0, closed: None }
+    }
 }
 
 /// Owner of the segments of a persistent cache: random, 32 hexadecimal digits.

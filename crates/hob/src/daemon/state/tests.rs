@@ -28,8 +28,9 @@ fn example() -> State {
                 destage: DestageSpec { dirty_start: 24, ordered: true, ..DestageSpec::default() },
                 copies: Copies::TwoOfDirty,
                 journal: Some(JournalSpec {
-                    owner: CacheOwner::random(),
-                    closed: Some(Closed { changed: "1,2,3".into() }),
+                    owner: CacheOwner(0xF123_4567_89AB_CDEF_0123_4567_89AB_CDEF),
+                    ring: 7,
+                    closed: Some(Closed { size_bytes: 512, modified_ns: -1 }),
                 }),
             }),
         }],
