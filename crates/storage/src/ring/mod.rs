@@ -50,6 +50,7 @@ use crate::token::Token;
 pub use config::{RingConfig, RingError, RingKind};
 use fds::FdEntry;
 pub use fds::{Fd, FdClass};
+pub(crate) use op::read_now;
 use op::{Attempt, Message, Op, Work};
 pub use op::{Completion, Returned, RxBuf};
 pub use waker::Waker;
