@@ -16,7 +16,8 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::{
     CacheEnable, CachePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskStats, Endpoint,
-    Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem, TraceDecoder, TraceFrame, Version,
+    Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem, TraceDecoder, TraceFrame,
+    Version,
 };
 
 /// Longest answer that is read, bytes.

@@ -217,17 +217,20 @@ impl Flash {
         .await
     }
 
-    /// Room for a ring of a journal: the segments of each copy, on a device of its own.
+    /// Room for a ring of a journal: the segments of each copy, on a device of its own. Its number is `number` or, if
+    /// the owner has used that, a higher one.
     pub(super) async fn allocate_ring(
         &self,
         owner: OwnerId,
         number: u32,
         copies: usize,
         segments: u64,
-    ) -> Result<(Vec<Vec<Segment>>, Vec<DeviceInfo>), Refusal> {
+    ) -> Result<((u32, Vec<Vec<Segment>>), Vec<DeviceInfo>), Refusal> {
         self.with(move |pool| match pool {
             Some(pool) => {
-                pool.allocate_ring(owner, number, copies, segments).map_err(|error| refuse(&error))
+                let number = number.max(pool.ring_number_max(owner).saturating_add(1));
+                let ring = pool.allocate_ring(owner, number, copies, segments);
+                ring.map(|ring| (number, ring)).map_err(|error| refuse(&error))
             }
             None => Err(Refusal::conflict("no device of the pool is there")),
         })
@@ -241,15 +244,15 @@ impl Flash {
     }
 
     /// Who has persistent caches on the devices, and how many segments each.
-    pub(super) async fn owners(&self) -> Result<Vec<(OwnerId, u64)>, Refusal> {
-        let owners = self.with(|pool| {
+    pub(super) async fn owners(&self) -> Result<(Vec<(OwnerId, u64)>, Vec<DeviceInfo>), Refusal> {
+        self.with(|pool| {
             let owners = pool.iter().flat_map(|pool| {
                 let size = |owner| (owner, pool.segments_of(owner).len() as u64);
                 pool.owners().into_iter().map(size).collect::<Vec<_>>()
             });
             Ok(owners.collect())
-        });
-        Ok(owners.await?.0)
+        })
+        .await
     }
 
     /// Takes segments back. A device that cannot record it has forgotten it by the next start.
@@ -346,7 +349,6 @@ fn refuse(error: &PoolError) -> Refusal {
         | PoolError::OtherPool { .. }
         | PoolError::InUse { .. }
         | PoolError::Full { .. }
-        | PoolError::TooFewDevices { .. }
         | PoolError::TooFewDevices { .. }
         | PoolError::DeviceBusy { .. }
         | PoolError::NotAPool { .. }

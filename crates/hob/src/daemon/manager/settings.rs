@@ -74,8 +74,13 @@ pub(super) fn preset_of(spec: &CacheSpec) -> Option<&'static str> {
         let other = of_preset(row);
         let copies =
             spec.copies == row.copies || (spec.copies == Copies::One && row.one_device == OneDevice::OneCopy);
-        let place =
-            CacheSpec { pool: spec.pool.clone(), size: spec.size, copies: spec.copies, journal: None, ..other };
+        let place = CacheSpec {
+            pool: spec.pool.clone(),
+            size: spec.size,
+            copies: spec.copies,
+            journal: None,
+            ..other
+        };
         copies
             && row.persistent == spec.journal.is_some()
             && place == CacheSpec { journal: None, ..spec.clone() }

@@ -153,9 +153,7 @@ impl FromStr for CacheOwner {
     fn from_str(text: &str) -> Result<CacheOwner, String> {
         let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = digits.then(|| u128::from_str_radix(text, 16).ok()).flatten();
-        number
-            .map(CacheOwner)
-            .ok_or_else(|| format!("'{text}' is no owner; it has 32 hexadecimal digits"))
+        number.map(CacheOwner).ok_or_else(|| format!("'{text}' is no owner; it has 32 hexadecimal digits"))
     }
 }
 
