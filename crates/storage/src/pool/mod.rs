@@ -15,6 +15,7 @@
 mod device;
 mod error;
 mod format;
+mod reader;
 mod segments;
 mod table;
 
@@ -32,6 +33,7 @@ pub use device::{DeviceSpec, Overwrite};
 pub use error::PoolError;
 use format::{Entry, Features, Kind, Superblock, SuperblockFlags};
 pub use format::{FORMAT_VERSION, OwnerId, Uuid, device_bytes_for};
+pub use reader::{SectorCopy, SectorLost, SectorReader};
 pub use segments::RingOnFlash;
 
 use crate::ring::FdClass;

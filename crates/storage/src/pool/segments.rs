@@ -5,6 +5,7 @@
 //! table keeps of that, and in which order.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
 
 use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
@@ -48,9 +49,7 @@ impl Pool {
     }
 
     /// Gives a persistent cache room for a ring of its journal: so many copies of so many segments, each copy on a device of
-    /// its own. Devices with the most room are taken first. The number is higher than that
-    /// of any ring the cache ever had, those on devices that are away included: a
-    /// number that comes twice makes both rings unreadable.
+    /// its own. Devices with the most room are taken first. The number is [`Pool::next_ring_number`]'s.
     ///
     /// # Errors
     /// `TooFewDevices`, a device's own; `Unworkable` for a number in use, or not one or two copies.
@@ -185,6 +184,15 @@ impl Pool {
             }
         }
         rings.into_iter().rev().filter_map(|(number, copies)| whole_ring(number, copies)).collect()
+    }
+
+    /// A number for a new ring: higher than that of any ring the cache ever had, on devices that are away included. (It
+    /// is the time in seconds, so that a ring made while a device was away wins against those that it brings back.)
+    pub fn next_ring_number(&self, owner: OwnerId) -> u32 {
+        let seconds =
+            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let above = self.ring_numbers(owner).last().map_or(1, |highest| highest.saturating_add(1));
+        above.max(u32::try_from(seconds).unwrap_or(0))
     }
 
     /// Numbers of all rings of an owner of which there is anything, lowest first.

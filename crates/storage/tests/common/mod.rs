@@ -1,6 +1,7 @@
 //! A shard in miniature: one ring, one backing, calls that wait.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod journal;
 pub mod server;
 
 use std::time::{Duration, Instant as Clock};
