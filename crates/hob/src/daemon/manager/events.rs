@@ -139,7 +139,8 @@ impl Manager {
                 Err(refusal) => {
                     tracing::error!("the cache of {name} cannot leave a failed device: {refusal}");
                     if let Ok(disk) = self.inner().disk_mut(&name) {
-                        disk.cache_reason = Some(format!("it lies on a failed device: {}", refusal.problem.error));
+                        disk.cache_reason =
+                            Some(format!("it lies on a failed device: {}", refusal.problem.error));
                     }
                 }
             }

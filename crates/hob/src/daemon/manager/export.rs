@@ -48,8 +48,10 @@ impl Manager {
             let disk = inner.disk(name)?;
             let spec = disk.cache().ok_or_else(|| no_cache(name))?;
             if !matches!(disk.life, Life::Offline(_)) {
-                return Err(Refusal::conflict(format!("{name} is online: what is dirty can be read from the disk"))
-                    .hint(format!("'hob drain {name}' brings it to the backing")));
+                return Err(Refusal::conflict(format!(
+                    "{name} is online: what is dirty can be read from the disk"
+                ))
+                .hint(format!("'hob drain {name}' brings it to the backing")));
             }
             let journal = spec.journal.ok_or_else(|| {
                 Refusal::conflict("nothing can be dirty in this cache: the backing has everything")
@@ -59,7 +61,11 @@ impl Manager {
         let to = path.clone();
         let exported = flash.read(move |pool| export_to(pool, owner, &to)).await?;
         drop(claim);
-        tracing::info!("{name}: {} of dirty data were exported to {}", Size(exported.bytes).human(), path.display());
+        tracing::info!(
+            "{name}: {} of dirty data were exported to {}",
+            Size(exported.bytes).human(),
+            path.display()
+        );
         let mut notes = vec![format!(
             "{} of dirty data are in {path}, each sector where it lies on the disk; {path}.map says which ranges count",
             Size(exported.bytes).human(),
@@ -74,7 +80,8 @@ impl Manager {
 
 /// Writes both files.
 fn export_to(pool: &Pool, owner: OwnerId, path: &Path) -> Result<Exported, Refusal> {
-    let found = recovery::recover(pool, owner, |_, _| ()).map_err(|error| Refusal::failed(error.to_string()))?;
+    let found =
+        recovery::recover(pool, owner, |_, _| ()).map_err(|error| Refusal::failed(error.to_string()))?;
     let (recovered, remains) = match found {
         Found::Recovered(recovered, remains) => (recovered, remains),
         Found::Nothing(_) => return Err(Refusal::conflict("the cache holds nothing")),
@@ -154,7 +161,9 @@ mod tests {
     fn neighbours_share_a_line() {
         let mut text = Vec::new();
         let mut map = Map { to: &mut text, run: None };
-        for (kind, offset, len) in [("data", 0, 4096), ("data", 4096, 4096), ("lost", 8192, 4096), ("lost", 16384, 512)] {
+        for (kind, offset, len) in
+            [("data", 0, 4096), ("data", 4096, 4096), ("lost", 8192, 4096), ("lost", 16384, 512)]
+        {
             map.add(kind, offset, len).unwrap();
         }
         map.end().unwrap();

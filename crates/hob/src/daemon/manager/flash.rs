@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
-use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError};
 use hob_storage::pool::recovery::{self, Found};
+use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError};
 
 use super::refusal::Refusal;
 use crate::daemon::hardware::FlashDevice;

@@ -152,7 +152,10 @@ impl Manager {
             return Ok(());
         }
         let devices = missing.join(", ");
-        Err(refused(name, &format!("{devices} of pool {} is not there and may hold dirty data of its cache", spec.pool)))
+        Err(refused(
+            name,
+            &format!("{devices} of pool {} is not there and may hold dirty data of its cache", spec.pool),
+        ))
     }
 
     fn note_recovery(&self, name: &str, done: u64, all: u64) {
@@ -218,8 +221,13 @@ impl Manager {
             Ok(all) => {
                 let inner = self.inner();
                 let (Ok(entry), Ok(disk)) = (inner.pool(&spec.pool), inner.disk(name)) else { return };
-                let is_used = |segment: &hob_engine::command::Segment| disk.held.contains(segment) || disk.ring.contains(segment);
-                all.into_iter().filter_map(|segment| entry.on_shards(segment)).filter(|s| !is_used(s)).collect::<Vec<_>>()
+                let is_used = |segment: &hob_engine::command::Segment| {
+                    disk.held.contains(segment) || disk.ring.contains(segment)
+                };
+                all.into_iter()
+                    .filter_map(|segment| entry.on_shards(segment))
+                    .filter(|s| !is_used(s))
+                    .collect::<Vec<_>>()
             }
             Err(refusal) => return tracing::warn!("pool {}: {refusal}", spec.pool),
         };
@@ -249,7 +257,9 @@ fn compare(
             "its backing has {} bytes and had {} when the cache was in use",
             info.size_bytes, summary.disk_bytes
         ),
-        (_, Same::No, _) => format!("its backing is another one than before: now it is {}", info.identity_text),
+        (_, Same::No, _) => {
+            format!("its backing is another one than before: now it is {}", info.identity_text)
+        }
         (_, _, Changed::Yes) => "its backing was changed while hob did not serve it".to_owned(),
         _ => "its backing does not hold what the cache remembers of it".to_owned(),
     };
@@ -266,8 +276,10 @@ fn sample(backing: &mut Backing, samples: &[(u64, u32)]) -> Result<Sample, Refus
         let len = SECTOR_BYTES.min(size.saturating_sub(offset)) as usize;
         bytes.fill(0);
         backing.read_before_attach(offset, &mut bytes[..len]).map_err(|error| {
-            Refusal::failed(format!("its backing cannot be compared with its cache: sector {sector}: {error:?}"))
-                .hint("repair the backing; it is tried again every few seconds")
+            Refusal::failed(format!(
+                "its backing cannot be compared with its cache: sector {sector}: {error:?}"
+            ))
+            .hint("repair the backing; it is tried again every few seconds")
         })?;
         sums.clear();
         hob_storage::checksum::sector_sums(&bytes, &mut sums);
