@@ -377,12 +377,20 @@ impl Disk {
     /// no marks for them.
     pub(super) fn is_at_rest(&self) -> bool {
         let journal = self.journal.as_ref().is_none_or(|journal| journal.is_idle());
-        journal && self.backing_in_flight == 0 && self.flash_in_flight == 0 && self.journal_in_flight == 0 && self.jobs == 0
+        journal
+            && self.backing_in_flight == 0
+            && self.flash_in_flight == 0
+            && self.journal_in_flight == 0
+            && self.jobs == 0
     }
 }
 
 /// An empty cache that can have a journal.
-fn persistent(config: CacheConfig, segments: Vec<DataSegment>, disk_bytes: u64) -> Result<Cache, CommandError> {
+fn persistent(
+    config: CacheConfig,
+    segments: Vec<DataSegment>,
+    disk_bytes: u64,
+) -> Result<Cache, CommandError> {
     let mut cache = Cache::new(config, segments, disk_bytes)?;
     cache.index.keep_marks();
     Ok(cache)

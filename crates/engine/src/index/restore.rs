@@ -53,7 +53,9 @@ impl Restoring {
     /// The frame of one copy of a block.
     #[inline]
     pub(crate) fn find(&self, block: BlockNo, copy: Copy) -> Option<FrameNo> {
-        self.index.table.find(hash(block), |frame| self.index.block(frame) == block && self.copy(frame) == copy)
+        self.index
+            .table
+            .find(hash(block), |frame| self.index.block(frame) == block && self.copy(frame) == copy)
     }
 
     /// Puts this copy of a block into a frame. Another frame that held it holds nothing any more; nor does this one
@@ -142,7 +144,9 @@ impl Restoring {
     /// Takes second copies out of the table.
     fn pair(&mut self) {
         for second in (0..self.index.frames()).map(FrameNo) {
-            let Some(block) = self.block(second).filter(|_| self.copy(second) == Copy::Second) else { continue };
+            let Some(block) = self.block(second).filter(|_| self.copy(second) == Copy::Second) else {
+                continue;
+            };
             let Some(first) = self.find(block, Copy::First) else {
                 self.promote(second);
                 continue;
