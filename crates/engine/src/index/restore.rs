@@ -4,7 +4,8 @@
 //! table, and has no list of free frames: [`Restoring::finish`] makes both as they belong.
 
 use super::bitmap::Bitmap;
-use super::{Index, NO_FRAME, hash};
+use super::free::FreeFrames;
+use super::{Index, hash};
 use crate::units::{BlockNo, FrameNo};
 
 /// Stands for a frame without a block: blocks of a cache with a journal are below it.
@@ -30,6 +31,7 @@ impl Restoring {
         let mut index = Index::new(frames, block_shift);
         index.keep_marks();
         index.block_of.fill(NO_BLOCK);
+        index.free = FreeFrames::none();
         Restoring { index, second: Bitmap::new(u64::from(frames)) }
     }
 
@@ -129,12 +131,14 @@ impl Restoring {
         }
         self.pair();
         let Restoring { mut index, .. } = self;
-        index.free = NO_FRAME;
-        for frame in (0..frames).rev() {
+        for frame in 0..frames {
             if index.block_of[frame as usize] == NO_BLOCK {
-                index.block_of[frame as usize] = index.free;
-                index.free = frame;
+                index.free.push_last(&mut index.block_of, frame);
             }
+        }
+        index.recount_dirty();
+        for sector in index.unproven_sectors() {
+            index.forget_sum(sector);
         }
         let marks = index.marks.as_mut().expect("made with them");
         marks.held = marks.dirty.clone();
@@ -214,8 +218,7 @@ impl Index {
                 self.table.insert(hash(block), second);
             }
         }
-        self.block_of[frame.0 as usize] = self.free;
-        self.free = frame.0;
+        self.free.push(&mut self.block_of, frame.0);
         self.used -= 1;
     }
 }
