@@ -336,15 +336,18 @@ impl Engine {
             let Some(sector) = cache.find(span).filter(|sector| cache.index.is_dirty(*sector)) else {
                 continue;
             };
-            if let Some(second) = cache.index.second_sector(sector) {
-                match copies {
-                    Copies::TwoOfAll if !split => journal.clean_sector(now, &mut cache.index, second),
-                    _ => journal.drop_sector(now, &mut cache.index, second),
-                }
-            }
+            let second = cache.index.second_sector(sector);
             match split {
                 true => journal.drop_sector(now, &mut cache.index, sector),
                 false => journal.clean_sector(now, &mut cache.index, sector),
+            }
+            // What is recorded of the first copy counts for the second too, not the other way round.
+            match (second, copies) {
+                (None, _) => {}
+                (Some(second), Copies::TwoOfAll) if !split => {
+                    journal.clean_sector(now, &mut cache.index, second);
+                }
+                (Some(second), _) => journal.drop_sector(now, &mut cache.index, second),
             }
             journal.urgent = true;
         }
