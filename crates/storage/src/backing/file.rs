@@ -159,6 +159,13 @@ pub(super) fn open(
         true => format!("device:{:x}", metadata.rdev()),
         false => format!("file:{:x}:{}", metadata.dev(), metadata.ino()),
     };
+    // What is not written loses nothing.
+    let volatile = write && crate::volatile::volatile(&buffered).map_err(system)?.is_some();
+    let class = match memory {
+        _ if volatile => FdClass::Volatile,
+        true => FdClass::Memory,
+        false => FdClass::File,
+    };
     let info = BackingInfo {
         size_bytes,
         block_bytes: direct.as_ref().map_or(1, |(_, bytes)| *bytes),
@@ -173,7 +180,7 @@ pub(super) fn open(
         info,
         direct: direct.map(|(file, _)| Arc::new(file.into())),
         buffered: Arc::new(buffered.into()),
-        class: if memory { FdClass::Memory } else { FdClass::File },
+        class,
         is_block_device,
         attached: None,
         several: Vec::new(),
@@ -313,8 +320,9 @@ impl FileBacking {
         let mut at = offset;
         while at < end && extents.len() < EXTENTS_MAX {
             let data = match rustix::fs::seek(&self.buffered, rustix::fs::SeekFrom::Data(at)) {
-                Ok(data) if !self.is_block_device => data.min(end),
-                Err(Errno::NXIO) => end,
+                // A volatile file's holes may have been written in its cache.
+                Ok(data) if !self.is_block_device && self.class != FdClass::Volatile => data.min(end),
+                Err(Errno::NXIO) if self.class != FdClass::Volatile => end,
                 // Not known: data everywhere is never wrong.
                 _ => {
                     extents.push(StatusExtent { len: end - at, hole: false, zero: false });
