@@ -135,6 +135,15 @@ pub(crate) enum ShardEvent {
     Stalled(DeviceId),
     /// A stalled device answers again.
     Resumed(DeviceId),
+    /// Dirty data cannot be read from flash any more.
+    DirtyLost {
+        /// Whose.
+        disk: DiskId,
+        /// Sectors that cannot be read, in all.
+        sectors: u64,
+    },
+    /// The journal of a cache cannot be written any more.
+    JournalLost(DiskId),
 }
 
 /// Where shards put their events.
@@ -165,6 +174,15 @@ fn explain_refusal(error: CommandError) -> &'static str {
         CommandError::CacheExists => "the disk has a cache already",
         CommandError::Removing => "the disk is being removed",
         CommandError::TooSmall => "a cache cannot get smaller than one segment",
+        CommandError::Dirty => {
+            "the cache holds data that is not on the backing yet: drain it with 'hob drain', or give that data up with \
+             'hob cache discard-dirty'"
+        }
+        CommandError::NoJournal => "the cache keeps no journal, which this needs; make it persistent first",
+        CommandError::Stopped => "it was stopped before it was done; begin it again when you like",
+        CommandError::JournalFailed => {
+            "the journal of the cache cannot be written; 'hob pool show' tells which device fails"
+        }
         CommandError::Unworkable => {
             "these settings cannot work together: a cache block is a power of two from 4K to 1M and at most a \
              segment, and a disk or cache has less than 2^32 blocks; use a larger block"

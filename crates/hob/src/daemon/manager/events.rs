@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hob_control::DeviceState;
-use hob_engine::units::DeviceId;
+use hob_control::{DeviceState, Size};
+use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
 use hob_storage::pool::Admission;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -91,7 +91,29 @@ impl Manager {
                 );
             }
             ShardEvent::Resumed(device) => self.note_health(device, DeviceState::Online, ""),
+            ShardEvent::DirtyLost { disk, sectors } => {
+                let lost = Size(sectors * SECTOR_BYTES);
+                self.note_cache(
+                    disk,
+                    &format!(
+                        "{lost} of data that is not on the backing cannot be read from flash; reads of it fail until it is \
+                         written again, or given up with 'hob cache discard-dirty'"
+                    ),
+                );
+            }
+            ShardEvent::JournalLost(disk) => self.note_cache(
+                disk,
+                "its journal cannot be written: it takes no more writes, and what is dirty goes to the backing",
+            ),
         }
+    }
+
+    /// Notes that something is wrong with a disk's cache.
+    fn note_cache(&self, disk: DiskId, reason: &str) {
+        let mut inner = self.inner();
+        let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
+        tracing::error!("the cache of {}: {reason}", entry.wanted.name);
+        entry.cache_reason = Some(reason.to_owned());
     }
 
     fn fence(self: &Arc<Self>, device: DeviceId, errors: u32) {

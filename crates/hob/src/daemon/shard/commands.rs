@@ -186,6 +186,14 @@ impl Shard {
                 tracing::info!(device = device.0, "flash device answers again");
                 ShardEvent::Resumed(device)
             }
+            Event::DirtyLost { disk, sectors } => {
+                tracing::error!(disk = disk.0, sectors, "dirty data cannot be read from flash");
+                ShardEvent::DirtyLost { disk, sectors }
+            }
+            Event::JournalLost(disk) => {
+                tracing::error!(disk = disk.0, "the journal of the cache cannot be written");
+                ShardEvent::JournalLost(disk)
+            }
         };
         // Without a manager there is nobody to tell, and the shard is about to be stopped.
         let _ = self.commands.events.send(report);
