@@ -29,7 +29,8 @@ pub(super) fn obey() -> anyhow::Result<()> {
     let (parent, options) = parse(&text).with_context(refusal)?;
     let actual = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
     ensure!(actual == Some(parent), refusal());
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).context("cannot bind to selftest")?;
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .context("cannot bind to selftest")?;
     Ok(volatile::switch_on(options)?)
 }
 
@@ -43,7 +44,9 @@ pub(super) fn end_in_peace() {
 /// Parent and options, from what [`order`] writes.
 fn parse(text: &str) -> anyhow::Result<(i32, VolatileOptions)> {
     let words: Vec<&str> = text.split(' ').collect();
-    let [parent, seed, flushes, cut_after] = words[..] else { bail!("four words are expected, not '{text}'") };
+    let [parent, seed, flushes, cut_after] = words[..] else {
+        bail!("four words are expected, not '{text}'")
+    };
     let flushes = match flushes {
         "honest" => Flushes::Honest,
         "ignored" => Flushes::Ignored,
@@ -66,7 +69,9 @@ mod tests {
         ] {
             assert_eq!(parse(&order(&options)).unwrap(), (parent, options));
         }
-        for nonsense in ["", "1", "1 2 honest", "1 2 honest 3 4", "1 2 lies 3", "x 2 honest 3", "1 -2 honest 3"] {
+        for nonsense in
+            ["", "1", "1 2 honest", "1 2 honest 3 4", "1 2 lies 3", "x 2 honest 3", "1 -2 honest 3"]
+        {
             assert!(parse(nonsense).is_err(), "{nonsense}");
         }
     }
