@@ -3,14 +3,23 @@
 //! One operation of the ring per I/O and one slot of a table; the sums of a completed transfer go
 //! into one vector that is used again. A flash device forgets nothing and zeroes nothing: discards
 //! are acknowledged, because a thick pool keeps its room, and zeroing is not supported.
+//!
+//! Journal pages come from the engine's own memory. They are copied into room that the ring keeps for
+//! them, so that they are aligned and registered and never wait for guests' buffers; when more of them are in flight
+//! than that room holds, the later ones wait for the earlier.
 
-use hob_engine::io::{Io, IoError, IoOp, Target};
-use hob_engine::units::{DeviceId, IoId};
+use std::collections::VecDeque;
+
+use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Target};
+use hob_engine::units::{BufferId, DeviceId, IoId};
 
 use crate::checksum::sector_sums;
 use crate::pool::FlashFile;
-use crate::ring::{Completion, Fd, Ring};
+use crate::ring::{Completion, Fd, JOURNAL_ROOM_BYTES, Ring};
 use crate::token::{Token, TokenSpace};
+
+/// Longest [`IoOp::WriteJournal`], bytes.
+pub const JOURNAL_IO_BYTES_MAX: u32 = 64 << 10;
 
 /// The shard's end of the pool.
 #[derive(Debug)]
@@ -18,9 +27,29 @@ pub struct Flash {
     tokens: TokenSpace,
     /// By device id.
     devices: Vec<Option<Fd>>,
-    ios: Vec<Io>,
+    slots: Vec<Slot>,
     free: Vec<u32>,
     sums: Vec<u32>,
+    journal: JournalRoom,
+}
+
+/// An I/O in flight.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    io: Io,
+    /// The part of the journals' room that its pages are in.
+    part: Option<u32>,
+}
+
+/// Where journal pages are while they are written: parts of [`JOURNAL_IO_BYTES_MAX`] each.
+#[derive(Debug, Default)]
+struct JournalRoom {
+    buffer: Option<BufferId>,
+    free: Vec<u32>,
+    /// I/Os that found no part free, by slot.
+    waiting: VecDeque<(u32, Vec<u8>)>,
+    /// Memory of I/Os that have waited.
+    spare: Vec<Vec<u8>>,
 }
 
 /// A flash I/O that ended.
@@ -40,9 +69,10 @@ impl Flash {
         Flash {
             tokens: TokenSpace::new(Token::FLASH, owner),
             devices: Vec::new(),
-            ios: Vec::new(),
+            slots: Vec::new(),
             free: Vec::new(),
             sums: Vec::new(),
+            journal: JournalRoom::default(),
         }
     }
 
@@ -63,39 +93,78 @@ impl Flash {
         }
     }
 
-    /// Starts an I/O whose target is a flash device. On one that is not attached it fails.
-    pub fn submit(&mut self, ring: &mut Ring, io: &Io) {
-        let Target::Flash(device) = io.target else { unreachable!("not for flash: {io:?}") };
-        let slot = match self.free.pop() {
-            Some(slot) => {
-                self.ios[slot as usize] = *io;
-                slot
-            }
-            None => {
-                self.ios.push(*io);
-                self.ios.len() as u32 - 1
-            }
-        };
-        let token = self.tokens.token(slot);
-        let Some(&Some(fd)) = self.devices.get(usize::from(device.0)) else {
-            return ring.post(token, -libc::ENODEV);
-        };
+    /// Starts an I/O whose target is a flash device. On one that is not attached it fails. `journal` are the bytes of
+    /// a [`IoOp::WriteJournal`], which are copied; others have none.
+    pub fn submit(&mut self, ring: &mut Ring, io: &Io, journal: &[u8]) {
+        assert_eq!(journal.len() as u64, if io.op == IoOp::WriteJournal { io.len } else { 0 }, "{io:?}");
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { io: *io, part: None });
+            self.slots.len() as u32 - 1
+        });
+        self.slots[number as usize] = Slot { io: *io, part: None };
+        let token = self.tokens.token(number);
+        let Some(fd) = self.device(io) else { return ring.post(token, -libc::ENODEV) };
         match (io.op, io.slice) {
             (IoOp::Read, Some(slice)) => ring.read(token, fd, io.offset, slice),
             (IoOp::Write(durability), Some(slice)) => ring.write(token, fd, io.offset, slice, durability),
             (IoOp::Flush, _) => ring.fsync(token, fd),
             (IoOp::Discard, _) => ring.post(token, 0),
             (IoOp::WriteZeroes(_), _) => ring.post(token, -libc::EOPNOTSUPP),
-            (IoOp::WriteJournal, _) => unimplemented!(),
+            (IoOp::WriteJournal, _) => self.submit_journal(ring, number, journal),
             (IoOp::Read | IoOp::Write(_), None) => unreachable!("a transfer has a slice"),
         }
     }
 
+    fn device(&self, io: &Io) -> Option<Fd> {
+        let Target::Flash(device) = io.target else { unreachable!("not for flash: {io:?}") };
+        self.devices.get(usize::from(device.0)).copied().flatten()
+    }
+
+    fn submit_journal(&mut self, ring: &mut Ring, number: u32, pages: &[u8]) {
+        let room = &mut self.journal;
+        if room.buffer.is_none() {
+            room.buffer = Some(ring.take_journal_room().expect("a ring has one user of its journal room"));
+            room.free.extend(0..JOURNAL_ROOM_BYTES / JOURNAL_IO_BYTES_MAX);
+        }
+        match room.free.pop() {
+            Some(part) => self.write_journal(ring, number, part, pages),
+            None => {
+                let mut copy = room.spare.pop().unwrap_or_default();
+                copy.clear();
+                copy.extend_from_slice(pages);
+                room.waiting.push_back((number, copy));
+            }
+        }
+    }
+
+    /// Copies pages into a part of the room and writes them from there.
+    fn write_journal(&mut self, ring: &mut Ring, number: u32, part: u32, pages: &[u8]) {
+        let slot = &mut self.slots[number as usize];
+        slot.part = Some(part);
+        let io = slot.io;
+        let token = self.tokens.token(number);
+        let Some(fd) = self.device(&io) else { return ring.post(token, -libc::ENODEV) };
+        assert!(pages.len() as u64 <= u64::from(JOURNAL_IO_BYTES_MAX), "{io:?} is too long");
+        let id = self.journal.buffer.expect("there is room, since a part of it is free");
+        let slice = BufferSlice { id, offset: part * JOURNAL_IO_BYTES_MAX, len: pages.len() as u32 };
+        ring.arena_mut().slice_mut(slice).copy_from_slice(pages);
+        ring.write(token, fd, io.offset, slice, Durability::Volatile);
+    }
+
     /// Takes a completion whose token is of kind [`Token::FLASH`].
-    pub fn handle_completion(&mut self, ring: &Ring, completion: &Completion) -> FlashDone<'_> {
-        let slot = completion.token.index();
-        let io = self.ios[slot as usize];
-        self.free.push(slot);
+    pub fn handle_completion(&mut self, ring: &mut Ring, completion: &Completion) -> FlashDone<'_> {
+        let number = completion.token.index();
+        let Slot { io, part } = self.slots[number as usize];
+        self.free.push(number);
+        if let Some(part) = part {
+            match self.journal.waiting.pop_front() {
+                Some((next, pages)) => {
+                    self.write_journal(ring, next, part, &pages);
+                    self.journal.spare.push(pages);
+                }
+                None => self.journal.free.push(part),
+            }
+        }
         self.sums.clear();
         let result = match completion.result {
             0.. => Ok(()),

@@ -155,3 +155,72 @@ fn a_modelled_backing_takes_its_time() {
     rig.close();
     rig.wait(id).unwrap();
 }
+
+#[test]
+fn a_file_is_known_again_and_another_one_is_not_taken_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 1 << 20);
+    let info = |path: &Path| {
+        Backing::open(path.to_str().unwrap(), Access::ReadWrite, &options()).unwrap().info().clone()
+    };
+    let first = info(&path);
+    assert!(first.identity_text.starts_with("file with inode "), "{}", first.identity_text);
+    assert!(first.identity_text.ends_with(", 1048576 bytes"));
+    // Under another name it is the same; a copy under the same name is another.
+    let moved = dir.path().join("moved");
+    std::fs::rename(&path, &moved).unwrap();
+    assert_eq!((info(&moved).identity, info(&moved).identity_text), (first.identity, first.identity_text));
+    std::fs::copy(&moved, &path).unwrap();
+    assert_ne!(info(&path).identity, first.identity);
+    OpenOptions::new().write(true).open(&moved).unwrap().set_len(2 << 20).unwrap();
+    assert_ne!(info(&moved).identity, first.identity, "another size");
+}
+
+#[test]
+fn a_change_behind_the_back_shows() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 1 << 20);
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    let mut rig = Rig::open(RingKind::Threads, path.to_str().unwrap(), Access::ReadWrite);
+    let at_open = rig.backing.info().changed.unwrap();
+    assert_eq!(at_open.size_bytes, 1 << 20);
+    assert_eq!(rig.backing.change_mark(), Some(at_open));
+    // Timestamps are as fine as the kernel's tick.
+    std::thread::sleep(Duration::from_millis(20));
+    rig.write(IoOp::Write(Durability::Volatile), 0, &[7; 4096]).unwrap();
+    let at_close = rig.backing.change_mark().unwrap();
+    assert!(at_close.modified_ns > at_open.modified_ns, "its own writes count");
+    rig.close();
+    drop(rig);
+    let changed =
+        || Backing::open(path.to_str().unwrap(), Access::ReadWrite, &options()).unwrap().info().changed;
+    assert_eq!(changed(), Some(at_close), "nothing happened");
+    std::thread::sleep(Duration::from_millis(20));
+    file.write_all_at(b"!", 77).unwrap();
+    assert_ne!(changed(), Some(at_close));
+}
+
+#[test]
+fn samples_are_read_before_there_is_a_ring() {
+    for place in ["/tmp", "/dev/shm"] {
+        let dir = tempfile::tempdir_in(place).unwrap();
+        let path = image(dir.path(), 1 << 20);
+        let content = pattern(1 << 20, 4);
+        std::fs::write(&path, &content).unwrap();
+        let mut backing = Backing::open(path.to_str().unwrap(), Access::ReadWrite, &options()).unwrap();
+        for (offset, len) in [(0, 4096), (8192, 4096), ((1 << 20) - 512, 512), (100, 33)] {
+            let mut bytes = vec![0; len];
+            backing.read_before_attach(offset as u64, &mut bytes).unwrap();
+            assert!(bytes == content[offset..offset + len]);
+        }
+        for offset in [1 << 20, (1 << 20) - 4095, u64::MAX] {
+            assert_eq!(backing.read_before_attach(offset, &mut [0; 4096]), Err(IoError::Invalid));
+        }
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        assert_eq!(backing.read_before_attach(8192, &mut [0; 4096]), Err(IoError::Failed));
+        let mut rig = Rig::of(RingKind::IoUring, backing);
+        assert!(rig.read(0, 4096).unwrap() == content[..4096]);
+        rig.close();
+    }
+}

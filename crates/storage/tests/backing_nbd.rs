@@ -353,3 +353,106 @@ fn a_damaged_image_is_refused() {
     let error = refused.unwrap_err();
     assert!(matches!(error, OpenError::Unfit { .. }), "{error}");
 }
+
+#[test]
+fn exports_are_known_again_by_address_name_and_size() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let info = |uri: &str| Backing::open(uri, Access::ReadWrite, &options()).unwrap().info().clone();
+    let first = info(&server.uri);
+    assert!(
+        first.identity_text.starts_with("NBD export nbd+unix:///disk?socket="),
+        "{}",
+        first.identity_text
+    );
+    assert!(first.identity_text.ends_with(", 1048576 bytes"), "{}", first.identity_text);
+    assert_eq!((info(&server.uri).identity, first.changed), (first.identity, None));
+    assert_ne!(info(&Server::start(ExportInfo::new(MIB)).uri).identity, first.identity);
+    server.set(|script| script.export.size_bytes = 2 * MIB);
+    assert_ne!(info(&server.uri).identity, first.identity);
+}
+
+#[test]
+fn an_image_is_known_again_when_it_has_grown() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let image = image.to_str().unwrap();
+    let made = Command::new("qemu-img").args(["create", "-q", "-f", "qcow2", image, "8M"]).status();
+    assert!(made.expect("qemu-img is installed").success());
+    let mut rig = Rig::open(RingKind::IoUring, image, Access::ReadWrite);
+    let first = rig.backing.info().clone();
+    assert!(first.identity_text.starts_with("qcow2 image with inode "), "{}", first.identity_text);
+    let data = pattern(MIB as usize, 5);
+    rig.write(WRITE, 4096, &data).unwrap();
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    rig.close();
+    drop(rig);
+    let mut again = Backing::open(image, Access::ReadWrite, &options()).unwrap();
+    assert_eq!(again.info().identity, first.identity);
+    let mut sample = vec![0; 8192];
+    again.read_before_attach(4096, &mut sample).unwrap();
+    assert!(sample == data[..8192]);
+}
+
+#[test]
+fn samples_are_read_over_the_connection_that_is_attached_later() {
+    for change in [
+        (|_| {}) as fn(&mut ExportInfo),
+        |export| export.block_size_max = 4096,
+        |export| export.block_size_min = 512,
+    ] {
+        let mut export = ExportInfo::new(MIB);
+        change(&mut export);
+        let server = Server::start(export);
+        let content = pattern(MIB as usize, 6);
+        server.set(|script| script.data.copy_from_slice(&content));
+        let mut backing = Backing::open(&server.uri, Access::ReadWrite, &options()).unwrap();
+        let mut bytes = vec![0; 300 << 10];
+        for offset in [0, 4096, MIB - (300 << 10)] {
+            backing.read_before_attach(offset, &mut bytes).unwrap();
+            assert!(bytes == content[offset as usize..][..300 << 10]);
+        }
+        assert_eq!(backing.read_before_attach(MIB, &mut bytes[..4096]), Err(IoError::Invalid));
+        if backing.info().block_bytes_min > 1 {
+            assert_eq!(backing.read_before_attach(1, &mut bytes[..4096]), Err(IoError::Invalid));
+        }
+        let mut rig = Rig::of(RingKind::IoUring, backing);
+        assert!(rig.read(8192, 4096).unwrap() == content[8192..12288]);
+        assert_eq!(server.script.lock().unwrap().connections, 1);
+        rig.close();
+    }
+}
+
+#[test]
+fn a_sample_survives_one_broken_connection_and_no_silence() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let content = pattern(MIB as usize, 7);
+    server.set(|script| script.data.copy_from_slice(&content));
+    let patience = hob_storage::backing::BackingOptions { connect_max: Duration::from_secs(1), ..options() };
+    let mut backing = Backing::open(&server.uri, Access::ReadWrite, &patience).unwrap();
+    let mut bytes = vec![0; 4096];
+    let wrong_cookie = hob_nbd::server::reply::simple_ok_header(0x0001_0000_0003);
+    let faults: [&dyn Fn(); 3] = [
+        &|| server.set(|script| script.answers_left = Some(0)),
+        &|| server.set(|script| script.garbage = Some(vec![0xFF; 4096])),
+        &|| server.set(|script| script.garbage = Some(wrong_cookie.to_vec())),
+    ];
+    for (number, fault) in faults.iter().enumerate() {
+        fault();
+        backing.read_before_attach(4096, &mut bytes).unwrap();
+        assert!(bytes == content[4096..8192]);
+        assert_eq!(server.script.lock().unwrap().connections, 2 + number);
+    }
+    server.set(|script| script.silent = true);
+    let start = Instant::now();
+    assert_eq!(backing.read_before_attach(0, &mut bytes), Err(IoError::Failed));
+    assert!(start.elapsed() < Duration::from_secs(10));
+    // Whoever attaches it all the same gets a connection that works.
+    server.set(|script| script.silent = false);
+    let mut rig = Rig::of(RingKind::IoUring, backing);
+    assert!(rig.read(0, 8192).unwrap() == content[..8192]);
+    rig.close();
+    // A server that has become another one is not asked again.
+    let mut backing = Backing::open(&server.uri, Access::ReadWrite, &patience).unwrap();
+    server.set(|script| (script.answers_left, script.export.size_bytes) = (Some(0), 2 * MIB));
+    assert_eq!(backing.read_before_attach(0, &mut bytes), Err(IoError::Failed));
+}

@@ -1,11 +1,12 @@
 //! Flash I/O as the shard does it: pool, ring, checksums.
 
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Target};
 use hob_engine::units::{DeviceId, IoId};
 use hob_storage::flash::Flash;
-use hob_storage::pool::{DeviceSpec, Lifetime, Overwrite, OwnerId, Pool, device_bytes_for};
+use hob_storage::pool::{DeviceSpec, Overwrite, OwnerId, Pool, device_bytes_for};
 use hob_storage::ring::{Completion, Ring, RingConfig, RingKind};
 use hob_storage::token::Token;
 
@@ -29,7 +30,7 @@ fn transfers_bring_their_checksums() {
                 DeviceSpec { path: path.clone(), size_bytes: Some(device_bytes_for(4 << 20, 1 << 20)) };
             let mut pool = Pool::create("p", &[spec], 1 << 20, Overwrite::Refuse).unwrap();
             assert_eq!(pool.devices()[0].access == "memory", place == "/dev/shm");
-            let segment = pool.allocate(OwnerId(1), Lifetime::Volatile, 1).unwrap()[0];
+            let segment = pool.allocate(OwnerId(1), 1).unwrap()[0];
             let mut ring = Ring::new(&RingConfig { kind, ..RingConfig::default() }).unwrap();
             let mut flash = Flash::new(2);
             flash.attach(&mut ring, segment.device, pool.file(segment.device).unwrap());
@@ -48,9 +49,9 @@ fn transfers_bring_their_checksums() {
                 slice: Some(BufferSlice { id: buffer, offset: 4096, len: 8192 }),
             };
             for (id, op) in [(1, IoOp::Write(Durability::Volatile)), (2, IoOp::Read)] {
-                flash.submit(&mut ring, &io(id, op));
+                flash.submit(&mut ring, &io(id, op), &[]);
                 let completion = next(&mut ring);
-                let done = flash.handle_completion(&ring, &completion);
+                let done = flash.handle_completion(&mut ring, &completion);
                 assert_eq!((done.io, done.result, done.sums), (IoId(id), Ok(()), &expected[..]));
                 ring.arena_mut().bytes_mut(buffer).fill(0);
             }
@@ -60,21 +61,89 @@ fn transfers_bring_their_checksums() {
                 (IoOp::Discard, segment.device, Ok(())),
                 (IoOp::Flush, DeviceId(9), Err(IoError::Failed)),
             ] {
-                flash.submit(&mut ring, &other(op, device));
+                flash.submit(&mut ring, &other(op, device), &[]);
                 let completion = next(&mut ring);
-                let done = flash.handle_completion(&ring, &completion);
+                let done = flash.handle_completion(&mut ring, &completion);
                 assert_eq!((done.result, done.sums), (result, &[][..]));
             }
             // A truncated device is an error, not zeroes; and a write repairs it.
             std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
-            flash.submit(&mut ring, &io(4, IoOp::Read));
+            flash.submit(&mut ring, &io(4, IoOp::Read), &[]);
             let completion = next(&mut ring);
-            assert_eq!(flash.handle_completion(&ring, &completion).result, Err(IoError::Failed));
-            flash.submit(&mut ring, &io(5, IoOp::Write(Durability::Volatile)));
+            assert_eq!(flash.handle_completion(&mut ring, &completion).result, Err(IoError::Failed));
+            flash.submit(&mut ring, &io(5, IoOp::Write(Durability::Volatile)), &[]);
             let completion = next(&mut ring);
-            assert_eq!(flash.handle_completion(&ring, &completion).result, Ok(()));
+            assert_eq!(flash.handle_completion(&mut ring, &completion).result, Ok(()));
             flash.detach(&mut ring, segment.device);
             ring.arena_mut().free(buffer);
+        }
+    }
+}
+
+/// Many more journal writes at once than the ring keeps room for, with guests holding all other memory.
+#[test]
+fn journals_are_written_in_any_number_and_without_free_buffers() {
+    for kind in [RingKind::IoUring, RingKind::Threads] {
+        for place in ["/tmp", "/dev/shm"] {
+            let dir = tempfile::tempdir_in(place).unwrap();
+            let path = dir.path().join("pool");
+            let spec =
+                DeviceSpec { path: path.clone(), size_bytes: Some(device_bytes_for(8 << 20, 1 << 20)) };
+            let mut pool = Pool::create("p", &[spec], 1 << 20, Overwrite::Refuse).unwrap();
+            let ring_segments = pool.allocate_ring(OwnerId(1), 1, 1, 4).unwrap().remove(0);
+            let config = RingConfig { kind, arena_bytes: 1 << 20, ..RingConfig::default() };
+            let mut ring = Ring::new(&config).unwrap();
+            while ring.arena_mut().alloc(4096).is_some() {}
+            let mut flash = Flash::new(2);
+            let device = ring_segments[0].device;
+            flash.attach(&mut ring, device, pool.file(device).unwrap());
+            let start = ring_segments[0].offset;
+            let len = |n: u64| if n.is_multiple_of(3) { 4096 } else { 64 << 10 };
+            let pages = |n: u64| -> Vec<u8> { (0..len(n)).map(|at| (at / 7 + n * 31) as u8).collect() };
+            let io = |n: u64| Io {
+                id: IoId(n as u32),
+                target: Target::Flash(device),
+                op: IoOp::WriteJournal,
+                offset: start + n * (64 << 10),
+                len: len(n),
+                slice: None,
+            };
+            for round in 0..2 {
+                let mut left: Vec<u64> = (0..40).collect();
+                for n in &left {
+                    // What is passed may change as soon as it has been passed.
+                    let mut bytes = pages(*n + round);
+                    flash.submit(&mut ring, &Io { len: bytes.len() as u64, ..io(*n) }, &bytes);
+                    bytes.fill(0);
+                }
+                while !left.is_empty() {
+                    let completion = next(&mut ring);
+                    let done = flash.handle_completion(&mut ring, &completion);
+                    assert_eq!((done.result, done.sums), (Ok(()), &[][..]));
+                    let at = left.iter().position(|n| *n == u64::from(done.io.0)).expect("each ends once");
+                    left.swap_remove(at);
+                }
+                let flush = Io { op: IoOp::Flush, offset: 0, len: 0, ..io(99) };
+                flash.submit(&mut ring, &flush, &[]);
+                let completion = next(&mut ring);
+                assert_eq!(flash.handle_completion(&mut ring, &completion).result, Ok(()));
+                let file = std::fs::File::open(&path).unwrap();
+                for n in 0..40 {
+                    let mut found = vec![0; len(n + round) as usize];
+                    file.read_exact_at(&mut found, start + n * (64 << 10)).unwrap();
+                    assert!(found == pages(n + round), "journal write {n}");
+                }
+            }
+            // A device that leaves takes those that still wait with it.
+            (0..40).for_each(|n| flash.submit(&mut ring, &io(n), &pages(n)));
+            flash.detach(&mut ring, device);
+            let results: Vec<_> = (0..40)
+                .map(|_| {
+                    let completion = next(&mut ring);
+                    flash.handle_completion(&mut ring, &completion).result
+                })
+                .collect();
+            assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 8);
         }
     }
 }

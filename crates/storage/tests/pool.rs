@@ -5,10 +5,9 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
-use hob_storage::pool::{
-    Admission, DeviceSpec, Lifetime, Overwrite, OwnerId, Pool, PoolError, device_bytes_for,
-};
+use hob_storage::pool::{Admission, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, device_bytes_for};
 
 const MIB: u64 = 1 << 20;
 
@@ -21,6 +20,10 @@ fn create(paths: &[(PathBuf, u64)]) -> Pool {
     Pool::create("test", &specs, MIB, Overwrite::Refuse).unwrap()
 }
 
+fn places(segments: &[DataSegment]) -> Vec<Segment> {
+    segments.iter().map(|segment| segment.place).collect()
+}
+
 fn overwrite(path: &Path, offset: u64, bytes: &[u8]) {
     OpenOptions::new().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
 }
@@ -31,16 +34,13 @@ fn segments_are_spread_kept_and_released() {
     let paths = [(dir.path().join("a"), 4), (dir.path().join("b"), 4), (dir.path().join("c"), 2)];
     let mut pool = create(&paths);
     assert_eq!(pool.free_segments(), 10);
-    let volatile = pool.allocate(OwnerId(1), Lifetime::Volatile, 3).unwrap();
+    let volatile = pool.allocate(OwnerId(1), 3).unwrap();
     let devices: HashSet<_> = volatile.iter().map(|segment| segment.device).collect();
     assert_eq!(devices.len(), 3, "one from each device");
-    let persistent = pool.allocate(OwnerId(2), Lifetime::Persistent, 6).unwrap();
+    let persistent = places(&pool.allocate_data(OwnerId(2), 6).unwrap());
     let all: HashSet<_> = volatile.iter().chain(&persistent).collect();
     assert_eq!(all.len(), 9);
-    assert!(matches!(
-        pool.allocate(OwnerId(3), Lifetime::Volatile, 2),
-        Err(PoolError::Full { wanted: 2, free: 1 })
-    ));
+    assert!(matches!(pool.allocate(OwnerId(3), 2), Err(PoolError::Full { wanted: 2, free: 1 })));
     assert!(persistent.iter().all(|segment| segment.offset.is_multiple_of(MIB)));
     // Thick: the files have all their blocks.
     for (path, _) in &paths {
@@ -56,8 +56,8 @@ fn segments_are_spread_kept_and_released() {
     assert_eq!(pool.free_segments(), 4, "what was volatile is free");
     assert_eq!(pool.segments_of(OwnerId(1)), []);
     assert_eq!(pool.segments_of(OwnerId(2)), persistent);
-    let more = pool.allocate(OwnerId(2), Lifetime::Persistent, 1).unwrap();
-    assert_eq!(pool.segments_of(OwnerId(2)).last(), more.last());
+    let more = pool.allocate_data(OwnerId(2), 1).unwrap();
+    assert_eq!(pool.segments_of(OwnerId(2)).last(), Some(&more[0].place));
     pool.release(&persistent).unwrap();
     drop(pool);
     assert_eq!(Pool::open(&paths).unwrap().free_segments(), 9);
@@ -71,8 +71,8 @@ fn devices_come_and_go() {
     assert_eq!(pool.add_device(&spec(&b, 3), Overwrite::Refuse).unwrap(), DeviceId(1));
     pool.set_admission(DeviceId(0), Admission::Out).unwrap();
     assert_eq!(pool.free_segments(), 3);
-    let segments = pool.allocate(OwnerId(1), Lifetime::Persistent, 3).unwrap();
-    assert!(segments.iter().all(|segment| segment.device == DeviceId(1)));
+    let segments = pool.allocate_data(OwnerId(1), 3).unwrap();
+    assert!(segments.iter().all(|segment| segment.place.device == DeviceId(1)));
     assert!(matches!(pool.remove_device(DeviceId(1)), Err(PoolError::DeviceBusy { segments: 3, .. })));
     pool.remove_device(DeviceId(0)).unwrap();
     assert!(matches!(pool.remove_device(DeviceId(0)), Err(PoolError::NoSuchDevice { .. })));
@@ -175,7 +175,7 @@ fn one_torn_copy_of_anything_is_survived() {
     let path = dir.path().join("a");
     let segments = {
         let mut pool = create(&[(path.clone(), 200)]);
-        pool.allocate(OwnerId(1), Lifetime::Persistent, 150).unwrap()
+        places(&pool.allocate_data(OwnerId(1), 150).unwrap())
     };
     let garbage = [0xA5u8; 4096];
     let pristine = std::fs::read(&path).unwrap();
@@ -204,55 +204,4 @@ fn one_torn_copy_of_anything_is_survived() {
     let refused = Pool::open(std::slice::from_ref(&path));
     assert!(matches!(refused, Err(PoolError::Damaged { .. })), "both superblocks: {refused:?}");
     assert!(Pool::create("again", &[spec(&path, 200)], MIB, Overwrite::Force).is_ok());
-}
-
-/// Version 1, for ever: the sectors of a device made by hob 0.1.0. Each line is an offset and bytes in
-/// hexadecimal, zeroes up to the end of the 4 KiB left out.
-#[test]
-fn the_golden_image_of_version_1_opens() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("golden");
-    let file = File::create(&path).unwrap();
-    file.set_len(device_bytes_for(5 * MIB, MIB)).unwrap();
-    for line in include_str!("golden/pool-v1.txt").lines().filter(|line| !line.starts_with('#')) {
-        let (offset, hex) = line.split_once(' ').unwrap();
-        let bytes: Vec<u8> = hex
-            .as_bytes()
-            .chunks(2)
-            .map(|two| u8::from_str_radix(std::str::from_utf8(two).unwrap(), 16).unwrap())
-            .collect();
-        file.write_all_at(&bytes, offset.parse().unwrap()).unwrap();
-    }
-    let pool = Pool::open(&[path]).unwrap();
-    assert_eq!(pool.name(), "golden");
-    assert_eq!(pool.segment_bytes(), MIB);
-    let infos = pool.devices();
-    assert_eq!((infos[0].id, infos[0].segments, infos[0].admission), (DeviceId(0), 5, Admission::In));
-    assert_eq!(pool.free_segments(), 3);
-    let offsets: Vec<_> = pool.segments_of(OwnerId(0xFEED)).iter().map(|segment| segment.offset).collect();
-    assert_eq!(offsets, [2 * MIB, 3 * MIB]);
-    assert_eq!(pool.segments_of(OwnerId(0xBEEF)), [], "that cache was volatile");
-}
-
-/// Writes the golden image anew: only for a new format version, under a new name.
-#[test]
-#[ignore = "writes into the source tree"]
-fn write_the_golden_image() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("golden");
-    let mut pool = Pool::create("golden", &[spec(&path, 5)], MIB, Overwrite::Refuse).unwrap();
-    pool.allocate(OwnerId(0xFEED), Lifetime::Persistent, 2).unwrap();
-    pool.allocate(OwnerId(0xBEEF), Lifetime::Volatile, 1).unwrap();
-    drop(pool);
-    let mut text = String::from("# A pool device of format version 1; see tests/pool.rs.\n");
-    let bytes = std::fs::read(&path).unwrap();
-    for (number, sector) in bytes.chunks(4096).enumerate() {
-        let used = sector.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-        if used > 0 {
-            let hex: String = sector[..used].iter().map(|byte| format!("{byte:02x}")).collect();
-            text.push_str(&format!("{} {hex}\n", number * 4096));
-        }
-    }
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pool-v1.txt");
-    std::fs::write(golden, text).unwrap();
 }

@@ -23,7 +23,7 @@ use hob_lab::summary::Summary;
 use hob_lab::workload::{Pattern, Workload, WorkloadConfig};
 use hob_nbd::{ExportInfo, NbdUri};
 use hob_storage::backing::{Backing, BackingOptions, ModelledOp, ServiceTime};
-use hob_storage::pool::{DeviceSpec, Lifetime, Overwrite, OwnerId, Pool, device_bytes_for};
+use hob_storage::pool::{DeviceSpec, Overwrite, OwnerId, Pool, device_bytes_for};
 use hob_world::disk_model::{self, ArrayConfig, ArrayModel};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::Semaphore;
@@ -186,7 +186,7 @@ impl Host {
 
     fn enable_cache(&self) -> anyhow::Result<()> {
         let count = CACHE_BYTES / SEGMENT_BYTES;
-        let segments = self.pool.borrow_mut().allocate(OwnerId(1), Lifetime::Volatile, count)?;
+        let segments = self.pool.borrow_mut().allocate(OwnerId(1), count)?;
         let config = CacheConfig::write_through(
             REQUEST_BYTES,
             SEGMENT_BYTES,

@@ -15,6 +15,7 @@
 //! success or an [`IoError`]; nothing is retried except what a lost NBD connection left unanswered.
 
 mod file;
+mod identity;
 mod modelled;
 mod nbd;
 mod qemu_nbd;
@@ -29,6 +30,7 @@ use hob_engine::units::{Instant, IoId};
 
 use crate::ring::{Completion, Ring};
 use crate::token::{Token, TokenSpace};
+pub use identity::ChangeMark;
 pub use modelled::{ModelledOp, ServiceTime};
 
 /// One kind of backing.
@@ -168,8 +170,12 @@ pub struct BackingInfo {
     pub read_only: bool,
     /// For people: kind, place, how it is accessed.
     pub description: String,
-    /// Something that differs when it is another backing: a cache is bound to it.
-    pub identity: String,
+    /// Differs when it is another backing: a persistent cache is bound to it.
+    pub identity: [u8; 32],
+    /// For people: what `identity` was made of.
+    pub identity_text: String,
+    /// When it was last changed, as it was opened; `None` where nobody can tell.
+    pub changed: Option<ChangeMark>,
 }
 
 /// State of a range of a backing.
@@ -211,6 +217,14 @@ pub trait Driver: Send {
     fn close(&mut self, ring: &mut Ring);
     /// See [`Backing::is_closed`].
     fn is_closed(&self) -> bool;
+    /// See [`Backing::read_before_attach`].
+    fn read_before_attach(&mut self, _offset: u64, _bytes: &mut [u8]) -> Result<(), IoError> {
+        Err(IoError::Unsupported)
+    }
+    /// See [`Backing::change_mark`].
+    fn change_mark(&self) -> Option<ChangeMark> {
+        None
+    }
 }
 
 /// An open backing.
@@ -249,6 +263,29 @@ impl Backing {
     /// What it is.
     pub fn info(&self) -> &BackingInfo {
         self.driver.info()
+    }
+
+    /// Reads where the caller stands, and waits: to compare the backing with what a cache remembers of it before
+    /// the cache is trusted. Not for the shard's thread.
+    ///
+    /// # Errors
+    /// As an I/O's; `Invalid` for what is not all inside the disk or not aligned to its `block_bytes_min`,
+    /// `Unsupported` where there is no way to do it.
+    pub fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        assert!(self.tokens.is_none(), "an attached backing is read through its ring");
+        let info = self.info();
+        let inside = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= info.size_bytes);
+        let aligned = (offset | bytes.len() as u64).is_multiple_of(u64::from(info.block_bytes_min));
+        if !inside || !aligned {
+            return Err(IoError::Invalid);
+        }
+        self.driver.read_before_attach(offset, bytes)
+    }
+
+    /// When it was last changed, by hob or by others; `None` where nobody can tell. To be taken after the
+    /// last I/O, and compared with [`BackingInfo::changed`] when it is opened again.
+    pub fn change_mark(&self) -> Option<ChangeMark> {
+        self.driver.change_mark()
     }
 
     /// Brings the backing to its shard. Its completions will carry tokens of kind

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId};
 
-use super::{BackingInfo, Driver, Status};
+use super::{BackingInfo, ChangeMark, Driver, Status};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -144,5 +144,13 @@ impl Driver for Modelled {
 
     fn is_closed(&self) -> bool {
         self.inner.is_closed() && self.waiting.is_empty() && self.due.is_empty()
+    }
+
+    fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        self.inner.read_before_attach(offset, bytes)
+    }
+
+    fn change_mark(&self) -> Option<ChangeMark> {
+        self.inner.change_mark()
     }
 }

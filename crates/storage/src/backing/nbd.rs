@@ -21,6 +21,7 @@ mod connect;
 mod exchange;
 mod jobs;
 mod recovery;
+mod sample;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -35,11 +36,13 @@ use hob_nbd::client::request;
 use hob_nbd::uri::NbdUri;
 use hob_nbd::{CommandFlags, TransmissionFlags};
 
+use super::identity;
 use super::{BackingInfo, BackingOptions, Driver, OpenError, Status, StatusExtent};
 use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 use connect::{Attempt, Link};
 use jobs::{Asker, Jobs, What};
+use sample::SampleError;
 
 /// Token indices of the operations a connection has in the ring: at most one of each.
 const SEND: u32 = 0;
@@ -67,16 +70,18 @@ pub(super) fn open(
         spec: spec.to_owned(),
         reason: error.to_string(),
     })?;
-    let driver = open_uri(&uri, access, options, format!("NBD export {spec}"), spec.to_owned())?;
+    let whose = |size_bytes| format!("NBD export {uri}, {size_bytes} bytes");
+    let driver = open_uri(&uri, access, options, format!("NBD export {spec}"), &whose)?;
     Ok(Box::new(driver))
 }
 
+/// `whose` makes the sentence of the identity out of the disk's size in bytes.
 pub(super) fn open_uri(
     uri: &NbdUri,
     access: Access,
     options: &BackingOptions,
     description: String,
-    identity: String,
+    whose: &dyn Fn(u64) -> String,
 ) -> Result<NbdBacking, OpenError> {
     let link = connect::connect(uri, options.connect_max)
         .map_err(|reason| OpenError::Connect { peer: description.clone(), reason })?;
@@ -94,6 +99,7 @@ pub(super) fn open_uri(
     if read_only && access == Access::ReadWrite {
         return Err(unfit("the server exports it read-only; add the disk read-only".into()));
     }
+    let identity_text = whose(size_bytes);
     let info = BackingInfo {
         size_bytes,
         block_bytes: block_size_min.max(1),
@@ -102,7 +108,9 @@ pub(super) fn open_uri(
         can_fast_zero: flags.contains(TransmissionFlags::SEND_FAST_ZERO),
         read_only: access == Access::ReadOnly,
         description,
-        identity,
+        identity: identity::hash(&identity_text),
+        identity_text,
+        changed: None,
     };
     Ok(NbdBacking {
         info,
@@ -239,6 +247,30 @@ impl NbdBacking {
             flags = flags | CommandFlags::FAST_ZERO;
         }
         self.ask_range(job, io, |_, _, _| What::WriteZeroes(flags), COMMAND_BYTES_MAX);
+    }
+
+    /// One read over the connection that waits to be attached, or over a new one in its place.
+    fn read_sample(&mut self, offset: u64, bytes: &mut [u8], limit: Duration) -> Result<(), IoError> {
+        let State::Detached(link) = &mut self.state else { return Err(IoError::Failed) };
+        let mut result = sample::read(link, offset, bytes, limit);
+        if let Err(SampleError::Broken(why)) = &result {
+            tracing::warn!(backing = self.info.description, why, "connecting again to read a sample");
+            // The old one must not be used any more: whoever attaches it finds it closed.
+            let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
+            let again = connect::connect(&self.uri, limit);
+            match again {
+                Ok(again) if again.negotiated.size_bytes == self.info.size_bytes => *link = again,
+                _ => return Err(IoError::Failed),
+            }
+            result = sample::read(link, offset, bytes, limit);
+        }
+        result.map_err(|error| match error {
+            SampleError::Refused(error) => error,
+            SampleError::Broken(_) => {
+                let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
+                IoError::Failed
+            }
+        })
     }
 
     fn payload_bytes_max(&self) -> u64 {
@@ -419,5 +451,15 @@ impl Driver for NbdBacking {
 
     fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed)
+    }
+
+    fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        let limit = self.options.connect_max;
+        let mut offset = offset;
+        for piece in bytes.chunks_mut(self.payload_bytes_max() as usize) {
+            self.read_sample(offset, piece, limit)?;
+            offset += piece.len() as u64;
+        }
+        Ok(())
     }
 }

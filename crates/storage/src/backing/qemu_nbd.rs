@@ -24,6 +24,7 @@ use hob_engine::units::{Instant, IoId};
 use hob_nbd::uri::{Address, NbdUri};
 use rustix::process::{Pid, Signal};
 
+use super::identity;
 use super::nbd::{NbdBacking, open_uri};
 use super::{BackingInfo, BackingOptions, Driver, OpenError, Status};
 use crate::ring::{Completion, Ring};
@@ -80,6 +81,8 @@ pub(super) fn open(
     let Some((format, qemu_format)) = format_of(&path) else {
         return Err(OpenError::Spec { spec: spec.to_owned(), reason: "not an image any more".into() });
     };
+    let metadata =
+        std::fs::metadata(&path).map_err(|source| OpenError::System { path: path.clone(), source })?;
     let mut complaint = String::new();
     for modes in ACCESS_MODES {
         match Server::start(&path, qemu_format, access, modes, options.connect_max) {
@@ -87,8 +90,8 @@ pub(super) fn open(
                 let address = Address::Unix { path: server.socket() };
                 let uri = NbdUri { address, export: String::new() };
                 let description = format!("{format} image {spec} (qemu-nbd {})", modes.join(" "));
-                let identity = format!("{qemu_format}:{}", path.display());
-                match open_uri(&uri, access, options, description, identity) {
+                let whose = |size_bytes| identity::of_file(&format!("{format} image"), &metadata, size_bytes);
+                match open_uri(&uri, access, options, description, &whose) {
                     Ok(inner) => return Ok(Box::new(QemuNbd { inner, _server: server })),
                     // It listens before it looks at the image; why it gave up, it says on its way out.
                     Err(OpenError::Connect { reason, .. }) => {
@@ -296,5 +299,9 @@ impl Driver for QemuNbd {
 
     fn is_closed(&self) -> bool {
         self.inner.is_closed()
+    }
+
+    fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        self.inner.read_before_attach(offset, bytes)
     }
 }

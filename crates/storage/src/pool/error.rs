@@ -77,6 +77,19 @@ pub enum PoolError {
         /// Free segments on devices that are in.
         free: u64,
     },
+    /// A journal's copies do not find devices of their own.
+    #[error(
+        "{copies} copies of a journal need as many devices with {segments} free segments each, and the pool has \
+         {devices}; add a device, make a cache smaller, or keep fewer copies"
+    )]
+    TooFewDevices {
+        /// Copies wanted.
+        copies: usize,
+        /// Segments of each.
+        segments: u64,
+        /// Devices that are in and have room for one.
+        devices: usize,
+    },
     /// Segments of the device are in use.
     #[error("device {device} still has {segments} segments in use; move the caches away from it first")]
     DeviceBusy {

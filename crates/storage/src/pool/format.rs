@@ -75,12 +75,18 @@ mod entry_at {
     pub(super) const OWNER: usize = 0x00;
     pub(super) const ORDINAL: usize = 0x10;
     pub(super) const KIND: usize = 0x14;
+    pub(super) const RING: usize = 0x18;
+    pub(super) const COPY: usize = 0x1C;
     pub(super) const BYTES: usize = 0x20;
 }
 
 const KIND_FREE: u32 = 0;
 const KIND_DATA_VOLATILE: u32 = 1;
 const KIND_DATA_PERSISTENT: u32 = 2;
+const KIND_RING: u32 = 3;
+
+/// Copies of a ring at most.
+pub(super) const RING_COPIES_MAX: u8 = 2;
 
 /// 128 random bits that name something.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -117,6 +123,26 @@ impl SuperblockFlags {
     pub(super) const OUT: SuperblockFlags = SuperblockFlags(1);
 }
 
+/// What a hob must know to open a device, one bit each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Features(pub(super) u64);
+
+impl Features {
+    /// There are or were persistent caches, and rings of their journals.
+    pub(super) const JOURNAL: Features = Features(1);
+
+    pub(super) const fn contains(self, other: Features) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    pub(super) const fn with(self, other: Features) -> Features {
+        Features(self.0 | other.0)
+    }
+}
+
+/// Those that this hob knows.
+const FEATURES_KNOWN: Features = Features::JOURNAL;
+
 /// What a device says about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
@@ -130,6 +156,7 @@ pub(super) struct Superblock {
     pub(super) device_bytes: u64,
     pub(super) segment_bytes: u64,
     pub(super) layout: Layout,
+    pub(super) features: Features,
     pub(super) name: String,
 }
 
@@ -211,6 +238,7 @@ impl Superblock {
         put(&mut bytes, at::TABLE_OFFSET, &self.layout.table_offset.to_le_bytes());
         put(&mut bytes, at::TABLE_PAGES, &self.layout.table_pages.to_le_bytes());
         put(&mut bytes, at::DATA_OFFSET, &self.layout.data_offset.to_le_bytes());
+        put(&mut bytes, at::FEATURES_REQUIRED, &self.features.0.to_le_bytes());
         assert!(self.name.len() <= NAME_BYTES_MAX, "the pool checked its name");
         put(&mut bytes, at::NAME_BYTES, &[self.name.len() as u8]);
         put(&mut bytes, at::NAME, self.name.as_bytes());
@@ -231,9 +259,10 @@ impl Superblock {
         if version != FORMAT_VERSION {
             return Err(NotSuperblock::Newer(format!("format version {version}")));
         }
-        let features = u64_at(bytes, at::FEATURES_REQUIRED);
-        if features != 0 {
-            return Err(NotSuperblock::Newer(format!("features {features:#x}")));
+        let features = Features(u64_at(bytes, at::FEATURES_REQUIRED));
+        if !FEATURES_KNOWN.contains(features) {
+            let unknown = features.0 & !FEATURES_KNOWN.0;
+            return Err(NotSuperblock::Newer(format!("features {unknown:#x}")));
         }
         let name_bytes = usize::from(bytes[at::NAME_BYTES]);
         let name = bytes[at::NAME..].get(..name_bytes).filter(|_| name_bytes <= NAME_BYTES_MAX);
@@ -253,6 +282,7 @@ impl Superblock {
                 table_pages: u64_at(bytes, at::TABLE_PAGES),
                 data_offset: u64_at(bytes, at::DATA_OFFSET),
             },
+            features,
             name: name.ok_or(NotSuperblock::Damaged("the pool's name is no text"))?.to_owned(),
         };
         superblock.check().map_err(NotSuperblock::Damaged)?;
@@ -301,10 +331,22 @@ pub(super) enum Entry {
     Free,
     Owned {
         owner: OwnerId,
-        /// Which of the owner's segments it is.
+        /// Which of the owner's segments of this kind it is; in a ring, which of the copy's.
         ordinal: u32,
-        lifetime: super::Lifetime,
+        kind: Kind,
     },
+}
+
+/// What a segment is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Data of a volatile cache: free when the pool is opened.
+    Volatile,
+    /// Data of a persistent cache, which had no ring of a higher number than `since` when it got
+    /// the segment.
+    Data { since: u32 },
+    /// Part of one copy of a ring of a persistent cache's journal.
+    Ring { number: u32, copy: u8 },
 }
 
 /// A page of the segment table, without its entries.
@@ -326,10 +368,18 @@ pub(super) fn encode_page(header: PageHeader, entries: &[Entry]) -> Vec<u8> {
     put(&mut bytes, page_at::COUNT, &(entries.len() as u32).to_le_bytes());
     for (at, entry) in entries.iter().enumerate() {
         let start = page_at::ENTRIES + at * entry_at::BYTES;
-        let Entry::Owned { owner, ordinal, lifetime } = entry else { continue };
-        let kind = match lifetime {
-            super::Lifetime::Volatile => KIND_DATA_VOLATILE,
-            super::Lifetime::Persistent => KIND_DATA_PERSISTENT,
+        let Entry::Owned { owner, ordinal, kind } = entry else { continue };
+        let kind = match kind {
+            Kind::Volatile => KIND_DATA_VOLATILE,
+            Kind::Data { since } => {
+                put(&mut bytes, start + entry_at::RING, &since.to_le_bytes());
+                KIND_DATA_PERSISTENT
+            }
+            Kind::Ring { number, copy } => {
+                put(&mut bytes, start + entry_at::RING, &number.to_le_bytes());
+                put(&mut bytes, start + entry_at::COPY, &[*copy]);
+                KIND_RING
+            }
         };
         put(&mut bytes, start + entry_at::OWNER, &owner.0.to_le_bytes());
         put(&mut bytes, start + entry_at::ORDINAL, &ordinal.to_le_bytes());
@@ -367,14 +417,18 @@ pub(super) fn decode_page(
 }
 
 fn decode_entry(bytes: &[u8]) -> Option<Entry> {
-    let lifetime = match u32_at(bytes, entry_at::KIND) {
+    let ring = u32_at(bytes, entry_at::RING);
+    let kind = match u32_at(bytes, entry_at::KIND) {
         KIND_FREE => return Some(Entry::Free),
-        KIND_DATA_VOLATILE => super::Lifetime::Volatile,
-        KIND_DATA_PERSISTENT => super::Lifetime::Persistent,
+        KIND_DATA_VOLATILE => Kind::Volatile,
+        KIND_DATA_PERSISTENT => Kind::Data { since: ring },
+        KIND_RING if bytes[entry_at::COPY] < RING_COPIES_MAX => {
+            Kind::Ring { number: ring, copy: bytes[entry_at::COPY] }
+        }
         _ => return None,
     };
     let owner = OwnerId(u128::from_le_bytes(array_at(bytes, entry_at::OWNER)));
-    Some(Entry::Owned { owner, ordinal: u32_at(bytes, entry_at::ORDINAL), lifetime })
+    Some(Entry::Owned { owner, ordinal: u32_at(bytes, entry_at::ORDINAL), kind })
 }
 
 /// CRC-32C of all bytes, those of the checksum itself taken as zeroes.

@@ -5,8 +5,9 @@
 //! and do cache I/O without it. The bytes on the devices are specified in `docs/FORMAT.md`.
 //!
 //! # Rules
-//! * A segment has one owner; who owns it is on its device before [`Pool::allocate`] returns.
+//! * A segment has one owner; who owns it is on its device before one of the `allocate` functions returns.
 //! * Segments of volatile caches are free when a pool is opened: their contents died with the index.
+//!   Those of persistent caches stay their owner's until they are released.
 //! * A device with somebody else's data on it is refused, unless told otherwise.
 //! * All devices of a pool have segments of one size. A device's id is its ordinal and stays for
 //!   as long as it belongs to the pool.
@@ -14,23 +15,26 @@
 mod device;
 mod error;
 mod format;
+mod reader;
+mod segments;
 mod table;
 
 #[cfg(test)]
 mod tests;
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use hob_engine::command::Segment;
 use hob_engine::units::DeviceId;
 
 pub(crate) use device::is_memory_filesystem;
 use device::{Device, OpenDevice};
 pub use device::{DeviceSpec, Overwrite};
 pub use error::PoolError;
-use format::{Entry, Superblock, SuperblockFlags};
+use format::{Entry, Features, Kind, Superblock, SuperblockFlags};
 pub use format::{FORMAT_VERSION, OwnerId, Uuid, device_bytes_for};
+pub use reader::{SectorCopy, SectorLost, SectorReader};
+pub use segments::RingOnFlash;
 
 use crate::ring::FdClass;
 
@@ -50,15 +54,6 @@ pub struct FlashFile {
     pub file: OwnedFd,
     /// How the ring should treat it.
     pub class: FdClass,
-}
-
-/// Do a segment's contents outlive the daemon?
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lifetime {
-    /// No: it is free when the pool is opened.
-    Volatile,
-    /// Yes: it stays its owner's.
-    Persistent,
 }
 
 /// Does a device get new segments?
@@ -164,21 +159,10 @@ impl Pool {
                 devices: Vec::new(),
                 turn: 0,
             });
-            if superblock.pool_uuid != pool.uuid || superblock.segment_bytes != pool.segment_bytes {
-                return Err(PoolError::OtherPool {
-                    path: path.clone(),
-                    found: format!("{} ({})", superblock.name, superblock.pool_uuid),
-                    expected: format!("{} ({})", pool.name, pool.uuid),
-                });
-            }
-            if pool.devices.iter().any(|other| other.superblock.ordinal == superblock.ordinal) {
-                let reason =
-                    format!("{} is a copy of another device of the pool; leave one out", path.display());
-                return Err(PoolError::Unworkable { reason });
-            }
+            pool.check_sibling(superblock, path)?;
             pool.next_ordinal = pool.next_ordinal.max(superblock.next_ordinal);
             for segment in 0..device.table.entries().len() {
-                if let Entry::Owned { lifetime: Lifetime::Volatile, .. } = device.table.entries()[segment] {
+                if let Entry::Owned { kind: Kind::Volatile, .. } = device.table.entries()[segment] {
                     device.table.set(segment, Entry::Free);
                 }
             }
@@ -186,6 +170,35 @@ impl Pool {
             pool.devices.push(device);
         }
         pool.ok_or_else(|| PoolError::Unworkable { reason: "a pool is opened by naming its devices".into() })
+    }
+
+    /// Takes in devices of the same pool that were opened later.
+    ///
+    /// # Errors
+    /// `OtherPool`, or `Unworkable` for a copy of a device that is here already; then `late` is closed.
+    pub fn join(&mut self, late: Pool) -> Result<(), PoolError> {
+        for device in &late.devices {
+            self.check_sibling(&device.superblock, &device.open.path)?;
+        }
+        self.next_ordinal = self.next_ordinal.max(late.next_ordinal);
+        self.devices.extend(late.devices);
+        Ok(())
+    }
+
+    /// Is it another device of this pool?
+    fn check_sibling(&self, superblock: &Superblock, path: &Path) -> Result<(), PoolError> {
+        if superblock.pool_uuid != self.uuid || superblock.segment_bytes != self.segment_bytes {
+            return Err(PoolError::OtherPool {
+                path: path.into(),
+                found: format!("{} ({})", superblock.name, superblock.pool_uuid),
+                expected: format!("{} ({})", self.name, self.uuid),
+            });
+        }
+        if self.devices.iter().any(|other| other.superblock.ordinal == superblock.ordinal) {
+            let reason = format!("{} is a copy of another device of the pool; leave one out", path.display());
+            return Err(PoolError::Unworkable { reason });
+        }
+        Ok(())
     }
 
     /// Takes a device into the pool. The file is created when there is none.
@@ -225,6 +238,7 @@ impl Pool {
             device_bytes: open.size_bytes,
             segment_bytes: self.segment_bytes,
             layout,
+            features: self.features(),
             name: self.name.clone(),
         };
         // The others learn first which ordinal is taken: a crash here wastes a number, no more.
@@ -272,87 +286,21 @@ impl Pool {
         device.store_superblock().inspect_err(|_| device.superblock.flags = old)
     }
 
-    /// Gives `count` free segments to `owner`, from all devices that are in, in turn.
-    ///
-    /// # Errors
-    /// `Full`, or a device's own.
-    pub fn allocate(
-        &mut self,
-        owner: OwnerId,
-        lifetime: Lifetime,
-        count: u64,
-    ) -> Result<Vec<Segment>, PoolError> {
-        let free = self.free_segments();
-        if count > free {
-            return Err(PoolError::Full { wanted: count, free });
-        }
-        let first = self.segments_of(owner).len() as u32;
-        let mut segments = Vec::with_capacity(count as usize);
-        for ordinal in (first..).take(count as usize) {
-            let device = self.next_device();
-            let segment = device.table.find_free().expect("the device has a free segment");
-            device.table.set(segment, Entry::Owned { owner, ordinal, lifetime });
-            segments.push(segment_at(device, segment));
-        }
-        if let Err(error) = self.store_tables() {
-            // What was not written is free again; what was is freed as soon as its device lets us.
-            let _ = self.release(&segments);
-            return Err(error);
-        }
-        Ok(segments)
+    /// What a hob must know that opens this pool.
+    fn features(&self) -> Features {
+        self.devices.iter().fold(Features::default(), |all, device| all.with(device.superblock.features))
     }
 
-    fn next_device(&mut self) -> &mut Device {
-        let count = self.devices.len();
-        let start = self.turn;
-        let usable = |at: &usize| admits(&self.devices[*at]) && self.devices[*at].table.free() > 0;
-        let at = (start..start + count).map(|at| at % count).find(usable).expect("there are free segments");
-        self.turn = at + 1;
-        &mut self.devices[at]
-    }
-
-    fn store_tables(&mut self) -> Result<(), PoolError> {
-        self.devices.iter_mut().try_for_each(Device::store_table)
-    }
-
-    /// Takes segments back. Segments of devices that are gone are ignored.
-    ///
-    /// # Errors
-    /// A device's own; the segments count as free nevertheless.
-    ///
-    /// # Panics
-    /// If one of them is free already or no segment at all.
-    pub fn release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
-        for segment in segments {
-            let Ok(at) = self.position(segment.device) else { continue };
-            let device = &mut self.devices[at];
-            let layout = device.superblock.layout;
-            let distance =
-                segment.offset.checked_sub(layout.data_offset).expect("segments lie behind the table");
-            assert!(distance.is_multiple_of(self.segment_bytes), "{segment:?} is where no segment starts");
-            let index = (distance / self.segment_bytes) as usize;
-            assert!(device.table.entries()[index] != Entry::Free, "{segment:?} is free already");
-            device.table.set(index, Entry::Free);
-        }
-        // Every device is tried, the first error is told.
-        self.devices.iter_mut().map(Device::store_table).fold(Ok(()), Result::and)
-    }
-
-    /// The segments of one owner, in its order.
-    pub fn segments_of(&self, owner: OwnerId) -> Vec<Segment> {
-        let mut found = Vec::new();
-        for device in &self.devices {
-            for (index, entry) in device.table.entries().iter().enumerate() {
-                match entry {
-                    Entry::Owned { owner: other, ordinal, .. } if *other == owner => {
-                        found.push((*ordinal, segment_at(device, index)));
-                    }
-                    _ => {}
-                }
+    /// Says so on every device that does not say it yet.
+    fn require(&mut self, feature: Features) -> Result<(), PoolError> {
+        for device in &mut self.devices {
+            let old = device.superblock.features;
+            if !old.contains(feature) {
+                device.superblock.features = old.with(feature);
+                device.store_superblock().inspect_err(|_| device.superblock.features = old)?;
             }
         }
-        found.sort_unstable_by_key(|(ordinal, _)| *ordinal);
-        found.into_iter().map(|(_, segment)| segment).collect()
+        Ok(())
     }
 
     /// Free segments on devices that are in.
@@ -410,14 +358,6 @@ impl Pool {
 
 fn admits(device: &Device) -> bool {
     device.superblock.flags.0 & SuperblockFlags::OUT.0 == 0
-}
-
-fn segment_at(device: &Device, index: usize) -> Segment {
-    let superblock = &device.superblock;
-    Segment {
-        device: DeviceId(superblock.ordinal),
-        offset: superblock.layout.data_offset + index as u64 * superblock.segment_bytes,
-    }
 }
 
 fn new_uuid() -> Uuid {

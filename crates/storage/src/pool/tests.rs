@@ -4,7 +4,6 @@ use proptest::prelude::*;
 
 use super::device::recognise;
 use super::format::*;
-use super::*;
 
 fn superblock() -> Superblock {
     let layout = Layout::fitting(64 << 20, 1 << 20).unwrap();
@@ -18,6 +17,7 @@ fn superblock() -> Superblock {
         device_bytes: 64 << 20,
         segment_bytes: 1 << 20,
         layout,
+        features: Features::JOURNAL,
         name: "größer".to_owned(),
     }
 }
@@ -26,7 +26,11 @@ fn page() -> (PageHeader, Vec<Entry>) {
     let owned = |n: u32| Entry::Owned {
         owner: OwnerId(u128::from(n) << 90 | 5),
         ordinal: n,
-        lifetime: if n.is_multiple_of(2) { Lifetime::Volatile } else { Lifetime::Persistent },
+        kind: match n % 3 {
+            0 => Kind::Volatile,
+            1 => Kind::Data { since: n * 7 },
+            _ => Kind::Ring { number: n << 20, copy: (n % 2) as u8 },
+        },
     };
     let entries = (0..100u32).map(|n| if n.is_multiple_of(7) { Entry::Free } else { owned(n) }).collect();
     (PageHeader { generation: 4, device_uuid: Uuid([2; 16]), index: 1 }, entries)

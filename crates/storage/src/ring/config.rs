@@ -23,7 +23,8 @@ pub struct RingConfig {
     pub kind: RingKind,
     /// Entries of the submission queue. More operations than that may be in flight.
     pub entries: u32,
-    /// Memory for payload, bytes; at most 1 GiB less [`ZEROES_BYTES`](super::ZEROES_BYTES).
+    /// Memory for payload, bytes; at most 1 GiB less [`ZEROES_BYTES`](super::ZEROES_BYTES) and
+    /// [`JOURNAL_ROOM_BYTES`](super::JOURNAL_ROOM_BYTES).
     pub arena_bytes: usize,
     /// Most threads of [`RingKind::Threads`].
     pub threads_max: usize,

@@ -52,12 +52,16 @@ use crate::volatile::Dice;
 pub use config::{RingConfig, RingError, RingKind};
 use fds::FdEntry;
 pub use fds::{Fd, FdClass};
+pub(crate) use op::read_now;
 use op::{Attempt, Message, Op, Work};
 pub use op::{Completion, Returned, RxBuf};
 pub use waker::Waker;
 
 /// Bytes of [`Ring::zeroes`].
 pub const ZEROES_BYTES: u32 = 64 << 10;
+
+/// Bytes that each ring keeps for the writing of journals, beside its [`RingConfig::arena_bytes`].
+pub const JOURNAL_ROOM_BYTES: u32 = 512 << 10;
 
 /// How long dropping a ring waits for operations in flight.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
@@ -91,6 +95,8 @@ pub struct Ring {
     dice: Dice,
     /// Never written to, never released.
     zeroes: BufferId,
+    /// Until somebody takes it.
+    journal_room: Option<BufferId>,
     /// Keeps the ring on its thread: the kernel accepts submissions from one task only.
     _not_send: PhantomData<*const ()>,
 }
@@ -102,8 +108,10 @@ impl Ring {
     /// [`RingError`]. `RingKind::Auto` falls back to threads with a warning instead of `NoUring`.
     pub fn new(config: &RingConfig) -> Result<Ring, RingError> {
         let resources = |source| RingError::Resources { arena_bytes: config.arena_bytes, source };
-        let mut arena = Arena::new(config.arena_bytes + ZEROES_BYTES as usize).map_err(resources)?;
+        let own_bytes = (ZEROES_BYTES + JOURNAL_ROOM_BYTES) as usize;
+        let mut arena = Arena::new(config.arena_bytes + own_bytes).map_err(resources)?;
         let zeroes = arena.alloc(ZEROES_BYTES as usize).expect("a fresh arena has room");
+        let journal_room = arena.alloc(JOURNAL_ROOM_BYTES as usize);
         let waker = Waker::new().map_err(resources)?;
         let uring = match config.kind {
             RingKind::Threads => None,
@@ -138,6 +146,7 @@ impl Ring {
             held: Vec::new(),
             dice: Dice::new(0),
             zeroes,
+            journal_room,
             _not_send: PhantomData,
         })
     }
@@ -163,6 +172,12 @@ impl Ring {
     /// `len` zero bytes that are always there, to be written; at most [`ZEROES_BYTES`].
     pub fn zeroes(&self, len: u32) -> BufferSlice {
         BufferSlice { id: self.zeroes, offset: 0, len: len.min(ZEROES_BYTES) }
+    }
+
+    /// The buffer of [`JOURNAL_ROOM_BYTES`] that is there however full the arena is: for the first who asks,
+    /// for as long as the ring lives.
+    pub(crate) fn take_journal_room(&mut self) -> Option<BufferId> {
+        self.journal_room.take()
     }
 
     /// Makes `submit_and_wait` return, from any thread.

@@ -294,7 +294,7 @@ impl Op {
 }
 
 /// Fills `bytes` from a file on the calling thread.
-pub(super) fn read_now(file: &OwnedFd, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+pub(crate) fn read_now(file: &OwnedFd, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
         match rustix::io::pread(file, &mut bytes[done..], offset + done as u64) {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hob_engine::command::Segment;
 use hob_engine::units::DeviceId;
-use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Lifetime, Overwrite, OwnerId, Pool, PoolError};
+use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError};
 
 use super::refusal::Refusal;
 use crate::daemon::hardware::FlashDevice;
@@ -200,7 +200,7 @@ impl Flash {
                 if wanted == 0 {
                     continue;
                 }
-                match parts[at].allocate(owner, Lifetime::Volatile, wanted) {
+                match parts[at].allocate(owner, wanted) {
                     Ok(more) => segments.extend(more),
                     Err(error) => {
                         parts.iter_mut().for_each(|pool| release_from(pool, &segments));
@@ -311,6 +311,7 @@ fn refuse(error: &PoolError) -> Refusal {
         | PoolError::OtherPool { .. }
         | PoolError::InUse { .. }
         | PoolError::Full { .. }
+        | PoolError::TooFewDevices { .. }
         | PoolError::DeviceBusy { .. }
         | PoolError::NotAPool { .. }
         | PoolError::NoSpace { .. } => Refusal::conflict(what),

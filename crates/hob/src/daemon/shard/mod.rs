@@ -11,7 +11,7 @@ mod recorders;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use hob_engine::io::{Io, IoError, Target};
+use hob_engine::io::{Io, IoError, IoOp, Target};
 use hob_engine::units::{DiskId, Instant, IoId};
 use hob_engine::{Engine, Limits};
 use hob_nbd::Extent;
@@ -141,7 +141,7 @@ impl Shard {
         let token = completion.token;
         match token.kind() {
             Token::FLASH => {
-                let done = self.flash.handle_completion(&self.ring, &completion);
+                let done = self.flash.handle_completion(&mut self.ring, &completion);
                 self.engine.handle_completion(now, done.io, done.result, done.sums);
             }
             Token::BACKING => {
@@ -196,7 +196,11 @@ impl Shard {
 
     fn submit(&mut self, now: Instant, io: &Io) {
         match io.target {
-            Target::Flash(_) => self.flash.submit(&mut self.ring, io),
+            Target::Flash(_) => {
+                let is_journal = io.op == IoOp::WriteJournal;
+                let pages = if is_journal { self.engine.journal_pages(io.id) } else { &[] };
+                self.flash.submit(&mut self.ring, io, pages);
+            }
             Target::Backing(disk) => match self.backings[disk.0 as usize].as_mut() {
                 Some(backing) => {
                     backing.submit(&mut self.ring, now, io);

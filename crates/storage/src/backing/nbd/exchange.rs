@@ -173,7 +173,7 @@ fn push_request(gather: &mut Gather, jobs: &mut Jobs, slot: u32, ring: &Ring, ch
     header.len() + len as usize
 }
 
-fn io_error(code: ErrorCode) -> IoError {
+pub(super) fn io_error(code: ErrorCode) -> IoError {
     match code {
         ErrorCode::Perm => IoError::ReadOnly,
         ErrorCode::NoSpc => IoError::NoSpace,

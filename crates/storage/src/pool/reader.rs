@@ -1,0 +1,123 @@
+//! Reading flash directly and waiting for it: for recovery, and for taking dirty data out by hand.
+//!
+//! It goes through the descriptors of the caches' data, which are O_DIRECT where that works, so what is read is what
+//! the device has, not what some cache of the host remembers. Nothing is written.
+
+use std::os::fd::OwnedFd;
+
+use hob_engine::command::Segment;
+use hob_engine::units::{DeviceId, SECTOR_BYTES};
+use rustix::io::Errno;
+
+use super::{Pool, PoolError};
+use crate::checksum::sector_sums;
+use crate::ring::read_now;
+
+/// What O_DIRECT wants memory to be aligned to, bytes.
+const ALIGNMENT: usize = 4096;
+
+/// Memory that O_DIRECT reads into.
+#[derive(Debug)]
+pub(super) struct AlignedBuffer {
+    memory: Vec<u8>,
+    skip: usize,
+    len: usize,
+}
+
+impl AlignedBuffer {
+    pub(super) fn new(len: usize) -> AlignedBuffer {
+        let memory = vec![0; len + ALIGNMENT];
+        let skip = memory.as_ptr().align_offset(ALIGNMENT);
+        AlignedBuffer { memory, skip, len }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.memory[self.skip..][..self.len]
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.skip..][..self.len]
+    }
+}
+
+/// The devices of a pool, open for reading. Outlives the pool's lock on its own.
+#[derive(Debug)]
+pub(super) struct Devices(Vec<(DeviceId, OwnedFd)>);
+
+impl Devices {
+    pub(super) fn of(pool: &Pool) -> Result<Devices, PoolError> {
+        let files = pool.devices.iter().map(|device| {
+            let id = DeviceId(device.superblock.ordinal);
+            Ok((id, pool.file(id)?.file))
+        });
+        Ok(Devices(files.collect::<Result<_, PoolError>>()?))
+    }
+
+    /// Fills `bytes`, which are aligned, from `offset` on.
+    pub(super) fn read(&self, device: DeviceId, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+        let found = self.0.iter().find(|(id, _)| *id == device);
+        let (_, file) = found.ok_or(Errno::NODEV)?;
+        read_now(file, offset, bytes)
+    }
+}
+
+/// Where a copy of a sector is, and how it is known again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SectorCopy {
+    /// The data segment.
+    pub place: Segment,
+    /// The sector's number in it.
+    pub sector: u64,
+    /// CRC-32C of its bytes; `None` where nobody knows it, and whatever is there counts.
+    pub sum: Option<u32>,
+}
+
+/// Why a sector cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SectorLost {
+    /// No copy of it can be read.
+    #[error("no copy of it can be read from flash")]
+    Unreadable,
+    /// What can be read has another checksum.
+    #[error("what flash holds has another checksum")]
+    Wrong,
+}
+
+/// Reads single sectors of caches that no shard runs.
+#[derive(Debug)]
+pub struct SectorReader {
+    devices: Devices,
+    buffer: AlignedBuffer,
+    sums: Vec<u32>,
+}
+
+impl SectorReader {
+    /// Of the devices that `pool` has now.
+    ///
+    /// # Errors
+    /// The system's, when there are no descriptors left.
+    pub fn new(pool: &Pool) -> Result<SectorReader, PoolError> {
+        let buffer = AlignedBuffer::new(SECTOR_BYTES as usize);
+        Ok(SectorReader { devices: Devices::of(pool)?, buffer, sums: Vec::new() })
+    }
+
+    /// The bytes of the first of these copies of one sector that can be read and has its checksum.
+    ///
+    /// # Errors
+    /// [`SectorLost`], when there is none.
+    pub fn read(&mut self, copies: &[SectorCopy]) -> Result<&[u8], SectorLost> {
+        let mut lost = SectorLost::Unreadable;
+        for copy in copies {
+            let offset = copy.place.offset + copy.sector * SECTOR_BYTES;
+            if self.devices.read(copy.place.device, offset, self.buffer.bytes_mut()).is_err() {
+                continue;
+            }
+            sector_sums(self.buffer.bytes(), &mut self.sums);
+            if copy.sum.is_none_or(|sum| self.sums == [sum]) {
+                return Ok(self.buffer.bytes());
+            }
+            lost = SectorLost::Wrong;
+        }
+        Err(lost)
+    }
+}

@@ -1,0 +1,264 @@
+//! Segments: given to caches, found again after a restart, taken back.
+//!
+//! A volatile cache has data segments without order. A persistent one has data segments with numbers that stay, and
+//! rings for its journal, of one or two copies on different devices. docs/FORMAT.md says what the
+//! table keeps of that, and in which order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
+
+use hob_engine::command::{DataSegment, Segment};
+use hob_engine::units::DeviceId;
+
+use super::device::Device;
+use super::error::PoolError;
+use super::format::{Entry, Features, Kind, OwnerId, RING_COPIES_MAX};
+use super::{Pool, admits};
+
+/// A ring of a journal, as far as its devices are there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingOnFlash {
+    /// Its number; the journal with the highest one that is finished counts.
+    pub number: u32,
+    /// Segments of each copy, in order; as many in each.
+    pub copies: Vec<Vec<Segment>>,
+}
+
+impl Pool {
+    /// Gives `count` free segments to a volatile cache, from all devices that are in, in turn.
+    ///
+    /// # Errors
+    /// `Full`, or a device's own.
+    pub fn allocate(&mut self, owner: OwnerId, count: u64) -> Result<Vec<Segment>, PoolError> {
+        let first = self.segments_of(owner).len() as u32;
+        let segments = self.allocate_in_turn(owner, Kind::Volatile, (first..).take(count as usize))?;
+        Ok(segments.into_iter().map(|segment| segment.place).collect())
+    }
+
+    /// Gives `count` free segments for data to a persistent cache, from all devices that are in, in turn. They get the
+    /// lowest numbers that the owner does not use.
+    ///
+    /// # Errors
+    /// `Full`, or a device's own.
+    pub fn allocate_data(&mut self, owner: OwnerId, count: u64) -> Result<Vec<DataSegment>, PoolError> {
+        self.require(Features::JOURNAL)?;
+        let taken: BTreeSet<u32> = self.data_of(owner).iter().map(|segment| segment.ordinal).collect();
+        let since = self.ring_numbers(owner).last().copied().unwrap_or(0);
+        let ordinals = (0..).filter(|ordinal| !taken.contains(ordinal)).take(count as usize);
+        self.allocate_in_turn(owner, Kind::Data { since }, ordinals)
+    }
+
+    /// Gives a persistent cache room for a ring of its journal: so many copies of so many segments, each copy on a device of
+    /// its own. Devices with the most room are taken first. The number is [`Pool::next_ring_number`]'s.
+    ///
+    /// # Errors
+    /// `TooFewDevices`, a device's own; `Unworkable` for a number in use, or not one or two copies.
+    pub fn allocate_ring(
+        &mut self,
+        owner: OwnerId,
+        number: u32,
+        copies: usize,
+        segments: u64,
+    ) -> Result<Vec<Vec<Segment>>, PoolError> {
+        if copies == 0 || copies > usize::from(RING_COPIES_MAX) || segments == 0 {
+            let reason = format!(
+                "a journal has one or two copies of at least one segment, not {copies} of {segments}"
+            );
+            return Err(PoolError::Unworkable { reason });
+        }
+        if self.ring_numbers(owner).contains(&number) {
+            return Err(PoolError::Unworkable { reason: format!("the cache has a ring {number} already") });
+        }
+        let with_room = |at: &usize| admits(&self.devices[*at]) && self.devices[*at].table.free() >= segments;
+        let mut devices: Vec<usize> = (0..self.devices.len()).filter(with_room).collect();
+        if devices.len() < copies {
+            return Err(PoolError::TooFewDevices { copies, segments, devices: devices.len() });
+        }
+        self.require(Features::JOURNAL)?;
+        devices.sort_by_key(|at| std::cmp::Reverse(self.devices[*at].table.free()));
+        let mut ring = Vec::with_capacity(copies);
+        for (copy, at) in (0..).zip(devices.into_iter().take(copies)) {
+            let device = &mut self.devices[at];
+            let kind = Kind::Ring { number, copy };
+            let take = |ordinal| take_segment(device, Entry::Owned { owner, ordinal, kind });
+            ring.push((0..segments as u32).map(take).collect::<Vec<Segment>>());
+        }
+        self.store_or_release(&ring.concat())?;
+        Ok(ring)
+    }
+
+    fn allocate_in_turn(
+        &mut self,
+        owner: OwnerId,
+        kind: Kind,
+        ordinals: impl Iterator<Item = u32>,
+    ) -> Result<Vec<DataSegment>, PoolError> {
+        let ordinals: Vec<u32> = ordinals.collect();
+        let (wanted, free) = (ordinals.len() as u64, self.free_segments());
+        if wanted > free {
+            return Err(PoolError::Full { wanted, free });
+        }
+        let mut segments = Vec::with_capacity(ordinals.len());
+        for ordinal in ordinals {
+            let place = take_segment(self.next_device(), Entry::Owned { owner, ordinal, kind });
+            segments.push(DataSegment { place, ordinal });
+        }
+        self.store_or_release(&segments.iter().map(|segment| segment.place).collect::<Vec<_>>())?;
+        Ok(segments)
+    }
+
+    fn next_device(&mut self) -> &mut Device {
+        let count = self.devices.len();
+        let start = self.turn;
+        let usable = |at: &usize| admits(&self.devices[*at]) && self.devices[*at].table.free() > 0;
+        let at = (start..start + count).map(|at| at % count).find(usable).expect("there are free segments");
+        self.turn = at + 1;
+        &mut self.devices[at]
+    }
+
+    /// Writes who has `segments` now.
+    fn store_or_release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
+        let stored = self.devices.iter_mut().try_for_each(Device::store_table);
+        stored.inspect_err(|_| {
+            // What was not written is free again; what was is freed as soon as its device lets us.
+            let _ = self.release(segments);
+        })
+    }
+
+    /// Takes segments back, whatever they were for. Segments of devices that are gone are ignored.
+    ///
+    /// # Errors
+    /// A device's own; the segments count as free nevertheless.
+    ///
+    /// # Panics
+    /// If one of them is free already or no segment at all.
+    pub fn release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
+        for segment in segments {
+            let Ok(at) = self.position(segment.device) else { continue };
+            let device = &mut self.devices[at];
+            let layout = device.superblock.layout;
+            let distance =
+                segment.offset.checked_sub(layout.data_offset).expect("segments lie behind the table");
+            assert!(distance.is_multiple_of(self.segment_bytes), "{segment:?} is where no segment starts");
+            let index = (distance / self.segment_bytes) as usize;
+            assert!(device.table.entries()[index] != Entry::Free, "{segment:?} is free already");
+            device.table.set(index, Entry::Free);
+        }
+        // Every device is tried, the first error is told.
+        self.devices.iter_mut().map(Device::store_table).fold(Ok(()), Result::and)
+    }
+
+    /// All segments of one owner, whatever they are for, those left over from changes that a crash ended included. Data
+    /// segments first, in their order.
+    pub fn segments_of(&self, owner: OwnerId) -> Vec<Segment> {
+        let order = |kind| match kind {
+            Kind::Volatile | Kind::Data { .. } => (0, 0),
+            Kind::Ring { number, copy } => (number.saturating_add(1), copy),
+        };
+        let mut found: Vec<_> =
+            self.rows_of(owner).map(|(kind, ordinal, place)| (order(kind), ordinal, place)).collect();
+        found.sort_unstable();
+        found.into_iter().map(|(.., place)| place).collect()
+    }
+
+    /// Data segments of a persistent cache, by number. Where a device that had been away brings back a
+    /// number that has been given anew meanwhile, the segment is left out.
+    pub fn data_of(&self, owner: OwnerId) -> Vec<DataSegment> {
+        let data = |(kind, ordinal, place)| match kind {
+            Kind::Data { since } => Some((ordinal, std::cmp::Reverse(since), place)),
+            _ => None,
+        };
+        let mut found: Vec<(u32, _, Segment)> = self.rows_of(owner).filter_map(data).collect();
+        found.sort_unstable();
+        found.dedup_by_key(|(ordinal, ..)| *ordinal);
+        found.into_iter().map(|(ordinal, _, place)| DataSegment { place, ordinal }).collect()
+    }
+
+    /// Rings of a persistent cache, those with the highest number first. A copy whose device is away is left out; a ring of
+    /// which a crash left only parts is too, since nothing was ever written to it.
+    pub fn rings_of(&self, owner: OwnerId) -> Vec<RingOnFlash> {
+        let mut rings: BTreeMap<u32, [Vec<(u32, Segment)>; RING_COPIES_MAX as usize]> = BTreeMap::new();
+        for (kind, ordinal, place) in self.rows_of(owner) {
+            if let Kind::Ring { number, copy } = kind {
+                rings.entry(number).or_default()[usize::from(copy)].push((ordinal, place));
+            }
+        }
+        rings.into_iter().rev().filter_map(|(number, copies)| whole_ring(number, copies)).collect()
+    }
+
+    /// A number for a new ring: higher than that of any ring the cache ever had, on devices that are away included. (It
+    /// is the time in seconds, so that a ring made while a device was away wins against those that it brings back.)
+    pub fn next_ring_number(&self, owner: OwnerId) -> u32 {
+        let seconds =
+            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let above = self.ring_numbers(owner).last().map_or(1, |highest| highest.saturating_add(1));
+        above.max(u32::try_from(seconds).unwrap_or(0))
+    }
+
+    /// Numbers of all rings of an owner of which there is anything, lowest first.
+    fn ring_numbers(&self, owner: OwnerId) -> Vec<u32> {
+        let number = |(kind, ..): (Kind, u32, Segment)| match kind {
+            Kind::Ring { number, .. } => Some(number),
+            _ => None,
+        };
+        let numbers: BTreeSet<u32> = self.rows_of(owner).filter_map(number).collect();
+        numbers.into_iter().collect()
+    }
+
+    /// Who has persistent caches here.
+    pub fn owners(&self) -> Vec<OwnerId> {
+        let owner =
+            |(owner, kind, ..): (OwnerId, Kind, u32, Segment)| (kind != Kind::Volatile).then_some(owner);
+        let owners: BTreeSet<OwnerId> = self.rows().filter_map(owner).collect();
+        owners.into_iter().collect()
+    }
+
+    /// Every segment in use.
+    fn rows(&self) -> impl Iterator<Item = (OwnerId, Kind, u32, Segment)> {
+        self.devices.iter().flat_map(|device| {
+            let row = move |(index, entry): (usize, &Entry)| match *entry {
+                Entry::Free => None,
+                Entry::Owned { owner, ordinal, kind } => {
+                    Some((owner, kind, ordinal, segment_at(device, index)))
+                }
+            };
+            device.table.entries().iter().enumerate().filter_map(row)
+        })
+    }
+
+    fn rows_of(&self, wanted: OwnerId) -> impl Iterator<Item = (Kind, u32, Segment)> {
+        let row = move |(owner, kind, ordinal, place)| (owner == wanted).then_some((kind, ordinal, place));
+        self.rows().filter_map(row)
+    }
+}
+
+/// A ring of which each copy is there as a whole or not at all.
+fn whole_ring(number: u32, copies: [Vec<(u32, Segment)>; RING_COPIES_MAX as usize]) -> Option<RingOnFlash> {
+    let mut ring = RingOnFlash { number, copies: Vec::new() };
+    for mut copy in copies {
+        copy.sort_unstable();
+        if !copy.iter().map(|(ordinal, _)| *ordinal).eq(0..copy.len() as u32) {
+            return None;
+        }
+        if !copy.is_empty() {
+            ring.copies.push(copy.into_iter().map(|(_, place)| place).collect());
+        }
+    }
+    let len = ring.copies.first()?.len();
+    ring.copies.iter().all(|copy| copy.len() == len).then_some(ring)
+}
+
+/// Gives a device's lowest free segment away.
+fn take_segment(device: &mut Device, entry: Entry) -> Segment {
+    let index = device.table.find_free().expect("the device has a free segment");
+    device.table.set(index, entry);
+    segment_at(device, index)
+}
+
+fn segment_at(device: &Device, index: usize) -> Segment {
+    let superblock = &device.superblock;
+    Segment {
+        device: DeviceId(superblock.ordinal),
+        offset: superblock.layout.data_offset + index as u64 * superblock.segment_bytes,
+    }
+}
