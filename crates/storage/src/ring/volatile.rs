@@ -4,7 +4,6 @@
 //! So operations in flight overtake each other, a flush may pass the write that was started before it, and a kill
 //! may come between the start of an operation and its effect, all of which real devices do too.
 
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -62,8 +61,7 @@ impl Ring {
         };
         match result {
             Ok(()) => moved as i32,
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => -libc::ENODATA,
-            Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+            Err(error) => -volatile::errno(error).raw_os_error(),
         }
     }
 }

@@ -32,6 +32,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use rustix::io::Errno;
+
 pub(crate) use control::ControlFile;
 pub(crate) use dice::Dice;
 pub(crate) use file::VolatileFile;
@@ -122,6 +124,14 @@ fn adopt(file: &File, options: VolatileOptions) -> io::Result<Arc<VolatileFile>>
 pub(crate) fn known(file: impl AsFd) -> Option<Arc<VolatileFile>> {
     let key = key(file).ok()?;
     lock(&FILES).get(&key).cloned()
+}
+
+/// What a system call would say in place of a volatile file's error: behind the end there is no data.
+pub(crate) fn errno(error: io::Error) -> Errno {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => Errno::NODATA,
+        _ => Errno::from_io_error(&error).unwrap_or(Errno::IO),
+    }
 }
 
 fn key(file: impl AsFd) -> io::Result<(u64, u64)> {
