@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::command::{CacheConfig, CommandError, DataSegment};
+use crate::command::{CacheConfig, CommandError, Copies, DataSegment, Destage, Mode};
 use crate::directory::Directory;
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DeviceId, FrameNo, SECTOR_BYTES};
 
@@ -44,7 +44,6 @@ pub(crate) struct Cache {
     pub(crate) config: CacheConfig,
     pub(crate) segments: Vec<DataSegment>,
     directory: Directory,
-    block_shift: u32,
     segment_shift: u32,
 }
 
@@ -86,13 +85,30 @@ impl Cache {
                 Ok(Cache {
                     directory: Directory::new(frames as u32, block_shift, config.policy, config.admission),
                     segment_shift: (config.segment_bytes / SECTOR_BYTES).ilog2(),
-                    block_shift,
                     config,
                     segments,
                 })
             }
             _ => Err(CommandError::Unworkable),
         }
+    }
+
+    /// Takes settings that concern no contents.
+    pub(crate) fn tune(&mut self, mode: Mode, destage: Destage, copies: Copies) {
+        (self.config.mode, self.config.destage, self.config.copies) = (mode, destage, copies);
+    }
+
+    /// Takes a recovered index in place of its own, which is empty and as large.
+    pub(crate) fn restore(&mut self, index: crate::index::Index) {
+        self.directory.restore(index);
+    }
+
+    /// Is anything dirty in this segment?
+    pub(crate) fn has_dirty(&self, segment: &DataSegment) -> bool {
+        let at = self.segments.iter().position(|other| other == segment);
+        at.is_some_and(|at| {
+            self.index.count_dirty((at as u64) << self.segment_shift, 1 << self.segment_shift) > 0
+        })
     }
 
     /// Memory of everything that grows with the cache, bytes.
@@ -138,10 +154,13 @@ impl Cache {
         disk_bytes: u64,
     ) -> Result<Cache, CommandError> {
         let mut new = Cache::new(self.config, segments, disk_bytes)?;
+        if self.index.keeps_marks() {
+            new.index.keep_marks();
+        }
         let mut places: Vec<(DataSegment, u64)> =
             new.segments.iter().enumerate().map(|(i, segment)| (*segment, i as u64)).collect();
         places.sort_unstable();
-        let frames_per_segment = self.segment_shift - self.block_shift;
+        let frames_per_segment = self.segment_shift - self.block_shift();
         let moved_to = |frame: FrameNo| {
             let segment = self.segments[(frame.0 >> frames_per_segment) as usize];
             let place = places.binary_search_by_key(&segment, |(segment, _)| *segment).ok()?;

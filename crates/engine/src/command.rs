@@ -280,10 +280,14 @@ pub enum CommandError {
     Dirty,
     /// The mode needs a journal, or the change a new ring for it.
     NoJournal,
+    /// Some of the dirty data cannot be read from flash.
+    Lost,
     /// Another command ended it.
     Stopped,
     /// The journal could not be written.
     JournalFailed,
+    /// The backing could not be flushed.
+    BackingFailed,
     /// The configuration cannot work: block size not a power of two in range, segment smaller than
     /// a block, a disk of more than 2³² blocks, or more than 2³² − 2 blocks of cache.
     Unworkable,

@@ -151,7 +151,7 @@ impl Directory {
         let frame = self.policy.evict(&mut |frame| {
             let block = index.block(frame);
             let first = u64::from(block.0) << shift;
-            if is_busy(first, first + (1 << shift)) {
+            if index.is_pinned(frame) || is_busy(first, first + (1 << shift)) {
                 Candidate::Busy
             } else if index.block_is_empty(index.first_sector(frame)) {
                 Candidate::Empty
@@ -167,6 +167,27 @@ impl Directory {
         Some(u64::from(valid > 0))
     }
 
+    /// Of the blocks that would be evicted next, if their data were not dirty, the first for which `wanted` holds.
+    pub(crate) fn coldest(&mut self, wanted: impl Fn(BlockNo) -> bool) -> Option<BlockNo> {
+        let index = &self.index;
+        let mut found = None;
+        let left = self.policy.evict(&mut |frame| {
+            let block = index.block(frame);
+            if found.is_none() && wanted(block) {
+                found = Some(block);
+            }
+            Candidate::Busy
+        });
+        assert!(left.is_none(), "busy frames stay");
+        found
+    }
+
+    /// log2 of the sectors in a block.
+    #[inline]
+    pub(crate) fn block_shift(&self) -> u32 {
+        self.block_shift
+    }
+
     /// Makes what the cache holds of the disk's sectors `first..end` invalid.
     #[inline]
     pub(crate) fn invalidate(&mut self, first: u64, end: u64) {
@@ -175,6 +196,17 @@ impl Directory {
                 self.index.clear_valid(sector, span.count);
             }
         }
+    }
+
+    /// Takes a recovered index in place of the empty one. Nothing is known of what was used last.
+    pub(crate) fn restore(&mut self, index: Index) {
+        assert!(index.frames() == self.index.frames() && index.block_shift() == self.block_shift);
+        self.index = index;
+        let index = &self.index;
+        let holds = |frame: &FrameNo| {
+            !index.block_is_empty(index.first_sector(*frame)) && index.first_of(*frame).is_none()
+        };
+        (0..index.frames()).map(FrameNo).filter(holds).for_each(|frame| self.policy.restore(frame, 0));
     }
 
     /// Frames that hold data, with their heat, coldest first.

@@ -1,7 +1,7 @@
 //! Which block lies in which frame, which of its sectors are valid, and what their checksums are.
 //!
 //! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.3 B hash table; in a persistent
-//! cache 2 bits more. Frames in no use form a list through the block numbers they do not have.
+//! cache 3 bits more. Frames in no use form a list through the block numbers they do not have.
 
 mod bitmap;
 mod table;
@@ -21,11 +21,14 @@ const NO_FRAME: u32 = u32::MAX;
 struct Marks {
     /// Valid, and not on the backing.
     dirty: Bitmap,
-    /// May be dirty in the durable journal: not to be overwritten, whatever else is known.
+    /// May be dirty in the durable journal: what lies there is not to be replaced by another block's data, and to be
+    /// overwritten only where it is unproven.
     held: Bitmap,
+    /// Dirty in the durable journal, without a checksum.
+    unproven: Bitmap,
     dirty_sectors: u64,
-    /// Dirty, and of unknown checksum until they are read.
-    unproven: BTreeSet<u64>,
+    /// Of unknown checksum until they are read: unproven when the cache was recovered.
+    unknown: BTreeSet<u64>,
     /// Frames that hold a second copy, by the frame that holds the first, and the other way round.
     second_of: BTreeMap<FrameNo, FrameNo>,
     first_of: BTreeMap<FrameNo, FrameNo>,
@@ -103,7 +106,7 @@ impl Index {
         self.table.bytes()
             + (words * 4) as u64
             + self.valid.bytes()
-            + self.marks.as_ref().map_or(0, |marks| marks.dirty.bytes() + marks.held.bytes())
+            + self.marks.as_ref().map_or(0, |marks| 3 * marks.dirty.bytes())
     }
 
     /// The frame of a block.
@@ -161,7 +164,9 @@ impl Index {
             for i in 0..1 << self.block_shift {
                 let sector = other.first_sector(from) + i;
                 if other.is_valid(sector) {
-                    self.set_valid(self.first_sector(to) + i, other.sum(sector));
+                    let to = self.first_sector(to) + i;
+                    self.set_valid(to, other.sum(sector));
+                    self.adopt_marks(other, sector, to);
                 }
             }
         }
@@ -210,6 +215,11 @@ impl Index {
     #[inline]
     pub(crate) fn set_valid(&mut self, sector: u64, sum: u32) {
         self.sums[sector as usize] = sum;
+        if let Some(marks) = &mut self.marks
+            && !marks.unknown.is_empty()
+        {
+            marks.unknown.remove(&sector);
+        }
         if !self.is_valid(sector) {
             if self.block_is_empty(sector) {
                 self.blocks_holding_data += 1;
@@ -244,6 +254,11 @@ impl Index {
         !self.valid.any(sector >> self.block_shift << self.block_shift, 1 << self.block_shift)
     }
 
+    /// Can sectors be dirty and held?
+    pub(crate) fn keeps_marks(&self) -> bool {
+        self.marks.is_some()
+    }
+
     /// From now on sectors can be dirty and held.
     pub(crate) fn keep_marks(&mut self) {
         let sectors = self.sums.len() as u64;
@@ -252,7 +267,8 @@ impl Index {
                 dirty: Bitmap::new(sectors),
                 held: Bitmap::new(sectors),
                 dirty_sectors: 0,
-                unproven: BTreeSet::new(),
+                unproven: Bitmap::new(sectors),
+                unknown: BTreeSet::new(),
                 second_of: BTreeMap::new(),
                 first_of: BTreeMap::new(),
             })
@@ -293,26 +309,55 @@ impl Index {
         if before > 0 {
             marks.dirty.clear(first, count);
             marks.dirty_sectors -= before;
-            (first..first + count).for_each(|sector| _ = marks.unproven.remove(&sector));
+            marks.unproven.clear(first, count);
+            if !marks.unknown.is_empty() {
+                (first..first + count).for_each(|sector| _ = marks.unknown.remove(&sector));
+            }
         }
         before
     }
 
-    /// Is the checksum of this dirty sector unknown?
+    /// Is this sector dirty without a checksum in the durable journal?
     #[inline]
     pub(crate) fn is_unproven(&self, sector: u64) -> bool {
-        self.marks
-            .as_ref()
-            .is_some_and(|marks| !marks.unproven.is_empty() && marks.unproven.contains(&sector))
+        self.marks.as_ref().is_some_and(|marks| marks.unproven.get(sector))
     }
 
-    /// The checksum of a dirty sector is not known from now on, or known again.
+    /// The durable journal has no checksum of this dirty sector, or has one again.
     pub(crate) fn set_unproven(&mut self, sector: u64, unproven: bool) {
         let marks = self.marks.as_mut().expect("only a persistent cache has dirty data");
         match unproven {
-            true => _ = marks.unproven.insert(sector),
-            false => _ = marks.unproven.remove(&sector),
+            true => marks.unproven.set(sector),
+            false => marks.unproven.clear(sector, 1),
         }
+    }
+
+    /// Nobody knows the checksum of this sector before it is read or written.
+    pub(crate) fn forget_sum(&mut self, sector: u64) {
+        self.marks.as_mut().expect("only a persistent cache has dirty data").unknown.insert(sector);
+    }
+
+    /// Is the checksum of this sector known to nobody?
+    pub(crate) fn is_sum_unknown(&self, sector: u64) -> bool {
+        self.marks.as_ref().is_some_and(|marks| marks.unknown.contains(&sector))
+    }
+
+    /// Has a sector this checksum? One of unknown checksum has any, and has this one from now on.
+    #[inline]
+    pub(crate) fn matches(&mut self, sector: u64, sum: u32) -> bool {
+        if let Some(marks) = &mut self.marks
+            && !marks.unknown.is_empty()
+            && marks.unknown.remove(&sector)
+        {
+            self.sums[sector as usize] = sum;
+        }
+        self.sum(sector) == sum
+    }
+
+    /// May new data of its own block be written over a sector?
+    #[inline]
+    pub(crate) fn may_overwrite(&self, sector: u64) -> bool {
+        self.marks.as_ref().is_none_or(|marks| !marks.held.get(sector) || marks.unproven.get(sector))
     }
 
     /// The frame with the second copy of what this one holds.
@@ -343,6 +388,55 @@ impl Index {
         match held {
             true => marks.held.set(sector),
             false => marks.held.clear(sector, 1),
+        }
+    }
+
+    /// log2 of the sectors in a block.
+    #[inline]
+    pub(crate) fn block_shift(&self) -> u32 {
+        self.block_shift
+    }
+
+    /// The sectors that the durable journal has no checksum of.
+    pub(crate) fn unproven_sectors(&self) -> Vec<u64> {
+        self.marks.as_ref().map_or_else(Vec::new, |marks| marks.unproven.ones().collect())
+    }
+
+    /// The sectors that are dirty.
+    pub(crate) fn all_dirty(&self) -> Vec<u64> {
+        self.marks.as_ref().map_or_else(Vec::new, |marks| marks.dirty.ones().collect())
+    }
+
+    /// The journal is new: it says of all that is dirty, and of nothing else, that it is dirty.
+    pub(crate) fn hold_dirty(&mut self) {
+        let marks = self.marks.as_mut().expect("only a persistent cache has a journal");
+        marks.held = marks.dirty.clone();
+    }
+
+    /// The blocks with dirty sectors.
+    pub(crate) fn dirty_blocks(&self) -> impl Iterator<Item = BlockNo> {
+        let shift = self.block_shift;
+        let dirty = self.marks.iter().flat_map(|marks| marks.dirty.ones());
+        let mut last = NO_FRAME;
+        dirty.filter_map(move |sector| {
+            let frame = (sector >> shift) as u32;
+            (std::mem::replace(&mut last, frame) != frame).then(|| self.block(FrameNo(frame)))
+        })
+    }
+
+    /// Takes the marks of a frame's sectors over from another index.
+    fn adopt_marks(&mut self, other: &Index, from: u64, to: u64) {
+        let (Some(mine), Some(theirs)) = (&mut self.marks, &other.marks) else { return };
+        if theirs.dirty.get(from) {
+            mine.dirty.set(to);
+            mine.held.set(to);
+            mine.dirty_sectors += 1;
+        }
+        if theirs.unproven.get(from) {
+            mine.unproven.set(to);
+        }
+        if theirs.unknown.contains(&from) {
+            mine.unknown.insert(to);
         }
     }
 

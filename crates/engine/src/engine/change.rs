@@ -1,13 +1,13 @@
 //! Commands: disks come and go, caches change under load.
 //!
 //! A cache changes only while none of its flash I/O is in flight. Until then the disk bypasses it,
-//! which is right because the backing has everything. Blocks whose sectors become invalid meanwhile
+//! which is right because the backing has everything; a persistent cache makes requests wait (`structure.rs`). Blocks whose sectors become invalid meanwhile
 //! do so in the old index, from which the new one is made.
 
 use super::disk::Disk;
 use super::{DISKS_MAX, Engine};
 use crate::cache::Cache;
-use crate::command::{CacheChange, Command, CommandError, DataSegment, Event, Segment};
+use crate::command::{CacheChange, Command, CommandError, DataSegment, Event, Mode, Segment};
 use crate::device;
 use crate::stats::DiskStats;
 use crate::units::{CommandId, DeviceId, DiskId, Instant};
@@ -34,11 +34,38 @@ impl Engine {
                 for command in changes.into_iter().filter_map(|(command, _)| command) {
                     self.done(command, disk_id, Err(CommandError::Removing));
                 }
-                return self.settle(disk_id);
+                self.settle(now, disk_id);
+                return self.run(now);
+            }
+            (Command::Cache(CacheChange::Tune(mode, destage, copies)), Some(disk)) => match &mut disk.cache {
+                None => Err(CommandError::NoCache),
+                Some(_) if mode == Mode::WriteBack && disk.journal.is_none() => Err(CommandError::NoJournal),
+                Some(cache) => {
+                    cache.tune(mode, destage, copies);
+                    self.wake(disk_id);
+                    Ok(())
+                }
+            },
+            (Command::Cache(CacheChange::Drain), Some(disk)) => match (&disk.cache, disk.draining) {
+                (None, _) => Err(CommandError::NoCache),
+                (Some(_), Some(_)) => Err(CommandError::Stopped),
+                (Some(_), None) if disk.journal.is_none() => Ok(()),
+                (Some(_), None) => {
+                    disk.draining = Some(id);
+                    self.wake(disk_id);
+                    return self.run(now);
+                }
+            },
+            (Command::Cache(CacheChange::StopDrain), Some(disk)) => {
+                if let Some(drain) = disk.draining.take() {
+                    self.done(drain, disk_id, Err(CommandError::Stopped));
+                }
+                Ok(())
             }
             (Command::Cache(change), Some(disk)) => {
                 disk.changes.push_back((Some(id), change));
-                return self.settle(disk_id);
+                self.settle(now, disk_id);
+                return self.run(now);
             }
             (Command::ResetStats, Some(disk)) => {
                 disk.stats = DiskStats::new();
@@ -50,17 +77,30 @@ impl Engine {
     }
 
     /// Carries out what waited for this disk to come to rest.
-    pub(super) fn settle(&mut self, id: DiskId) {
+    pub(super) fn settle(&mut self, now: Instant, id: DiskId) {
         let Some(disk) = &mut self.disks[id.0 as usize] else { return };
-        if let Some(command) = disk.removing
+        if disk.removing.is_some() && disk.in_flight == 0 && disk.journal.is_some() && !disk.closed {
+            // Its cache is closed first, and stays on flash.
+            if disk.changes.is_empty() && disk.opening.is_none() {
+                disk.changes.push_back((None, CacheChange::Close));
+            }
+        } else if let Some(command) = disk.removing
             && disk.in_flight == 0
+            && disk.is_at_rest()
+            && disk.opening.is_none()
         {
-            let segments = disk.cache.take().map(|cache| places(&cache.segments)).unwrap_or_default();
+            let volatile = disk.cache.take().filter(|_| disk.journal.is_none());
+            let segments = volatile.map(|cache| places(&cache.segments)).unwrap_or_default();
             self.disks[id.0 as usize] = None;
             return self.done(command, id, Ok(segments));
         }
+        if self.settle_persistent(now, id) {
+            return;
+        }
         while let Some(disk) = &mut self.disks[id.0 as usize]
             && disk.flash_in_flight == 0
+            && !self.settle_persistent(now, id)
+            && let Some(disk) = &mut self.disks[id.0 as usize]
             && let Some((command, change)) = disk.changes.pop_front()
         {
             let left = match &change {
@@ -107,6 +147,10 @@ impl Engine {
         on.sort_unstable();
         on.dedup();
         disk.stalled = on.iter().any(|device| self.devices.get(*device).is_stalled());
+        if disk.journal.is_some() {
+            // What is dirty there may be readable yet; its owner decides when the cache leaves the device.
+            return;
+        }
         for device in on.into_iter().filter(|device| self.devices.get(*device).is_fenced()) {
             let is_leaving = |(command, change): &(Option<CommandId>, CacheChange)| {
                 command.is_none() && matches!(change, CacheChange::Leave(other, ..) if *other == device)
@@ -117,7 +161,12 @@ impl Engine {
         }
     }
 
-    fn done(&mut self, command: CommandId, disk: DiskId, result: Result<Vec<Segment>, CommandError>) {
+    pub(super) fn done(
+        &mut self,
+        command: CommandId,
+        disk: DiskId,
+        result: Result<Vec<Segment>, CommandError>,
+    ) {
         self.event_out.push_back(Event::Done { command, disk, result });
     }
 }
@@ -181,9 +230,7 @@ impl Disk {
                 | CacheChange::StopDrain
                 | CacheChange::DiscardDirty
                 | CacheChange::Close,
-            ) => {
-                return Err(CommandError::NoJournal);
-            }
+            ) => return Ok(Vec::new()),
         };
         let old = self.cache.replace(cache).expect("matched");
         let mut kept = places(&self.cache.as_ref().expect("just set").segments);

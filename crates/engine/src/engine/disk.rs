@@ -1,9 +1,13 @@
 //! What the engine keeps of one disk.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::commit::Journal;
+use super::destage::Destager;
+use super::structure::Opening;
 use crate::cache::Cache;
 use crate::command::{CacheChange, DiskConfig};
+use crate::index::Index;
 use crate::io::Request;
 use crate::outcome::Outcome;
 use crate::stats::{CacheState, DiskStats};
@@ -23,6 +27,36 @@ pub(super) struct Disk {
     /// Requests, fills included.
     pub(super) in_flight: u32,
     pub(super) flash_in_flight: u32,
+    /// I/Os of requests on the backing.
+    pub(super) backing_in_flight: u32,
+    /// Jobs under way.
+    pub(super) jobs: u32,
+    /// Of a persistent cache.
+    pub(super) journal: Option<Box<Journal>>,
+    pub(super) journal_in_flight: u32,
+    /// A cache whose first ring is being written; it takes the place of `cache`.
+    pub(super) opening: Option<Box<Opening>>,
+    pub(super) destager: Destager,
+    /// The command that drains the cache.
+    pub(super) draining: Option<CommandId>,
+    /// Requests wait until the change of a persistent cache is complete.
+    pub(super) holds: bool,
+    pub(super) held: Vec<u32>,
+    /// Sectors of the cache that are dirty and that flash did not deliver.
+    pub(super) lost: BTreeSet<u64>,
+    /// Writes to the backing that ended, and how many of them are durable.
+    pub(super) backing_writes: u64,
+    pub(super) backing_flushed: u64,
+    /// Zones being written past the cache, or not known to be durable: I/Os in flight, and the count of writes
+    /// when the last one ended.
+    pub(super) zones: BTreeMap<usize, (u32, u64, Instant)>,
+    pub(super) zones_due: Option<Instant>,
+    /// Changes that wait for a buffer, to destage what they cover in part.
+    pub(super) edge_waiters: Vec<u32>,
+    /// The cache was closed: it takes no more requests.
+    pub(super) closed: bool,
+    /// Its journal or its destager is to have a look.
+    pub(super) awake: bool,
     pub(super) stats: DiskStats,
     pub(super) stats_since: Instant,
 }
@@ -38,9 +72,39 @@ impl Disk {
             removing: None,
             in_flight: 0,
             flash_in_flight: 0,
+            backing_in_flight: 0,
+            jobs: 0,
+            journal: None,
+            journal_in_flight: 0,
+            opening: None,
+            destager: Destager::default(),
+            draining: None,
+            holds: false,
+            held: Vec::new(),
+            lost: BTreeSet::new(),
+            // What was written before the disk came under our care may not be durable either.
+            backing_writes: 1,
+            backing_flushed: 0,
+            zones: BTreeMap::new(),
+            zones_due: None,
+            edge_waiters: Vec::new(),
+            closed: false,
+            awake: false,
             stats: DiskStats::new(),
             stats_since: now,
         }
+    }
+
+    /// The journal with the index it speaks of.
+    pub(super) fn journal_and_index(&mut self) -> Option<(&mut Journal, &mut Index)> {
+        let index = &mut self.cache.as_mut()?.index;
+        Some((self.journal.as_deref_mut()?, index))
+    }
+
+    /// When its cache wants to be looked at.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let journal = self.journal.as_ref()?;
+        journal.deadline().into_iter().chain(self.destage_deadline()).chain(self.zones_due).min()
     }
 
     /// The cache, if flash I/O may be started now; else why not.
@@ -74,14 +138,18 @@ impl Disk {
         let mut stats = self.stats.clone();
         stats.elapsed_ns = now - self.stats_since;
         stats.in_flight = u64::from(self.in_flight);
+        stats.sectors_lost = self.lost.len() as u64;
+        stats.draining = self.draining.is_some();
         if let Some(cache) = &self.cache {
             stats.blocks = u64::from(cache.index.frames());
             stats.blocks_cached = cache.index.blocks_holding_data();
             stats.sectors_valid = cache.index.sectors_valid();
+            stats.sectors_dirty = cache.index.dirty_sectors();
+            stats.mode = cache.config.mode;
             stats.index_bytes = cache.bytes();
         }
         stats.cache = match &self.cache {
-            _ if !self.changes.is_empty() => CacheState::Changing,
+            _ if self.holds || self.opening.is_some() || !self.changes.is_empty() => CacheState::Changing,
             Some(_) if self.stalled => CacheState::Stalled,
             Some(_) => CacheState::Active,
             None if self.fenced => CacheState::Fenced,

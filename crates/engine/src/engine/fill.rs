@@ -6,8 +6,9 @@
 use super::{Active, Engine, Limits, Pending, Phase};
 use crate::cache::push_run;
 use crate::claims::Range;
+use crate::command::Mode;
 use crate::directory::{Placed, Refusal, whole_sectors};
-use crate::io::{Durability, IoError, IoOp, Op};
+use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::outcome::Outcome;
 use crate::units::{Instant, SECTOR_BYTES};
 
@@ -24,6 +25,11 @@ impl Engine {
         let Engine { disks, claims, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         let cache = disk.serving()?;
+        match (cache.config.mode, request.op) {
+            (Mode::ReadOnlyCache | Mode::PassThrough, _) => return Err(Outcome::BypassMode),
+            (Mode::WriteAround, Op::Write(_)) => return Err(Outcome::WriteNotCopied),
+            _ => {}
+        }
         let Limits { fill_bytes_max, requests_max, .. } = self.limits;
         if self.fill_bytes + bytes > fill_bytes_max || self.filling >= requests_max.div_ceil(2) {
             return Err(Outcome::MissFlashBusy);
@@ -44,7 +50,9 @@ impl Engine {
             match brought {
                 Ok(Placed { sector, evicted: gone }) => {
                     evicted += gone;
-                    for i in (0..span.count).filter(|i| !cache.index.is_valid(sector + i)) {
+                    let may =
+                        |i: &u64| !cache.index.is_valid(sector + i) && cache.index.may_overwrite(sector + i);
+                    for i in (0..span.count).filter(may) {
                         push_run(runs, cache.extent(sector + i, 1), buffer_sector + i);
                     }
                 }
@@ -70,16 +78,30 @@ impl Engine {
         }
     }
 
-    pub(super) fn fill_done(&mut self, io: &Pending, result: Result<(), IoError>, sums: &[u32]) {
-        if result.is_ok() {
-            assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector written");
-            let disk = self.requests[io.request].request.disk;
-            let cache = self.disk_mut(disk).cache.as_mut().expect("changes wait for flash I/O");
-            for (sector, sum) in (io.sector..).zip(sums) {
-                cache.index.set_valid(sector, *sum);
+    pub(super) fn fill_done(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        io: &Pending,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) {
+        let disk = self.disk_mut(io.disk);
+        let index = &mut disk.cache.as_mut().expect("changes wait for flash I/O").index;
+        if let (Some(journal), Target::Flash(device)) = (&mut disk.journal, io.target) {
+            journal.wrote(device);
+            if result.is_ok() {
+                journal.record_clean(now, index, io.sector, sums);
             }
         }
-        self.finish_unless_filling(io.request);
+        if result.is_ok() {
+            assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector written");
+            for (sector, sum) in (io.sector..).zip(sums) {
+                index.set_valid(sector, *sum);
+            }
+            self.wake(io.disk);
+        }
+        self.finish_unless_filling(slot);
     }
 }
 

@@ -13,18 +13,29 @@
 //!         waiting ─────────────────────→ backing read → reply → fill
 //! write   waiting → backing write → reply → fill
 //! zeroes, discard   waiting → backing change → (backing flush) → reply
-//! flush   backing flush → reply
+//! flush   (commit) → (backing flush) → reply
+//! ```
+//! A persistent cache adds to this (`commit.rs`, `write_back.rs`, `destage.rs`, `structure.rs`):
+//! ```text
+//! read    … backing read → (flash read of what is dirty) → reply → fill
+//! write   waiting → (commit) → flash write → (commit) → reply          write-back
+//!         waiting → (commit of a zone's mark) → backing write …       past the cache
 //! ```
 
 mod change;
+mod commit;
+mod destage;
 mod disk;
 mod fill;
+mod jobs;
 mod read;
+mod structure;
 #[cfg(test)]
 mod tests;
 mod write;
+mod write_back;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::admission::Run;
 use crate::cache::FlashRun;
@@ -36,13 +47,18 @@ use crate::outcome::Outcome;
 use crate::slab::Slab;
 use crate::stats::DiskStats;
 use crate::units::{BufferId, DiskId, Instant, IoId, SECTOR_BYTES, sector_ceil, sector_floor};
+use commit::JournalIo;
 use disk::Disk;
+use jobs::Job;
 
 /// Longest request, bytes. Front ends split what has no payload and is longer.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 
 /// Most disks of one engine; disk ids are below it.
 pub const DISKS_MAX: u32 = 1 << 16;
+
+/// Work of the engine's own under way at once, at most.
+const JOBS_MAX: u32 = 16;
 
 /// What one engine may use. The I/Os in flight are bounded by these and by the payload buffers: a
 /// request has at most one I/O for each sector of its buffer.
@@ -88,8 +104,16 @@ pub struct Engine {
     fill_bytes: u64,
     /// Answered requests that still fill.
     filling: u32,
-    /// Requests whose claim was granted by another's leaving.
+    /// Requests, and jobs counted on from `requests_max`, that can go on: their claim was granted by another's
+    /// leaving, or what they waited for has come.
     runnable: VecDeque<u32>,
+    jobs: Slab<Job>,
+    /// Buffers for jobs that none uses, and their length in bytes.
+    lent: Vec<(BufferId, u32)>,
+    /// What journal writes in flight write.
+    pages: BTreeMap<IoId, Vec<u8>>,
+    /// Disks whose journal or destager may have something to do.
+    awake: Vec<DiskId>,
     /// Disks to bring to rest at the end of the current call.
     unsettled: Vec<DiskId>,
     /// Where a read's data lies, or where a fill's will; kept from call to call for its memory only.
@@ -115,6 +139,14 @@ struct Active {
     outcome: Outcome,
     /// Buffer bytes counted in `Engine::fill_bytes`.
     fill_bytes: u64,
+    /// A change that goes to the backing over dirty data, which it is to replace.
+    over_dirty: bool,
+    /// Flash did not take all of a write.
+    failed: bool,
+    /// Its zones count it as a write to the backing in flight.
+    zoned: bool,
+    /// Writes to the backing that had ended when its flush of the backing began.
+    flush_mark: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,14 +154,33 @@ enum Phase {
     Waiting,
     FlashRead,
     BackingRead,
+    /// What is dirty is read over what the backing delivered.
+    Overlay,
     BackingChange,
     BackingFlush,
     Fill,
+    FlashWrite,
+    /// Its dirty edges are destaged.
+    Edges,
+    /// It waits for a commit, and then begins anew.
+    CommitThenChange,
+    CommitThenThrough,
+    CommitThenReply,
+    CommitThenFlush,
+}
+
+/// Whose I/O.
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    Request(u32),
+    Job(u32),
+    Journal(JournalIo),
 }
 
 /// An I/O in flight.
 struct Pending {
-    request: u32,
+    owner: Owner,
+    disk: DiskId,
     serial: u64,
     target: Target,
     is_write: bool,
@@ -152,13 +203,17 @@ impl Engine {
             },
             disks: Vec::new(),
             devices: Devices::default(),
-            claims: Claims::new(limits.requests_max),
+            claims: Claims::new(limits.requests_max + JOBS_MAX),
             requests: Slab::new(limits.requests_max),
             ios: Slab::new(limits.requests_max),
             serial: 0,
             fill_bytes: 0,
             filling: 0,
             runnable: VecDeque::new(),
+            jobs: Slab::new(JOBS_MAX),
+            lent: Vec::new(),
+            pages: BTreeMap::new(),
+            awake: Vec::new(),
             unsettled: Vec::new(),
             runs: Vec::new(),
             io_out: VecDeque::new(),
@@ -196,6 +251,10 @@ impl Engine {
             run,
             outcome: Outcome::CacheOff,
             fill_bytes: 0,
+            over_dirty: false,
+            failed: false,
+            zoned: false,
+            flush_mark: 0,
         });
         match request.op {
             Op::Flush => self.start_flush(now, slot),
@@ -216,29 +275,55 @@ impl Engine {
         assert!(self.ios.contains(id.0), "I/O {id} completes once");
         let io = self.ios.remove(id.0);
         self.account(now, &io, result);
-        let slot = io.request;
+        match io.owner {
+            Owner::Request(slot) => self.request_io_done(now, slot, &io, result, sums),
+            Owner::Job(job) => self.job_io_done(now, job, &io, result, sums),
+            Owner::Journal(what) => {
+                let bytes = self.pages.remove(&id);
+                self.journal_io_done(now, io.disk, what, io.target, bytes, result);
+            }
+        }
+        self.run(now);
+    }
+
+    fn request_io_done(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        io: &Pending,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) {
         let active = &mut self.requests[slot];
         active.pending -= 1;
         match active.phase {
-            Phase::FlashRead => self.flash_read_done(now, &io, result, sums),
+            Phase::FlashRead => self.flash_read_done(now, slot, io, result, sums),
             Phase::BackingRead => self.backing_read_done(now, slot, result),
+            Phase::Overlay => self.overlay_done(now, slot, io, result, sums),
             Phase::BackingChange => self.backing_change_done(now, slot, result),
             Phase::BackingFlush => self.backing_flush_done(now, slot, result),
-            Phase::Fill => self.fill_done(&io, result, sums),
-            Phase::Waiting => panic!("I/O of a request that waits"),
+            Phase::Fill => self.fill_done(now, slot, io, result, sums),
+            Phase::FlashWrite => self.flash_write_done(now, slot, io, result, sums),
+            phase => panic!("I/O of a request in {phase:?}"),
         }
-        self.run(now);
     }
 
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.check_devices(now);
+        for index in 0..self.disks.len() {
+            if self.disks[index].as_ref().and_then(|disk| disk.deadline()).is_some_and(|at| at <= now) {
+                self.wake(DiskId(index as u32));
+            }
+        }
         self.run(now);
     }
 
     /// When `handle_timeout` wants to be called, if nothing happens before.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.devices.iter().filter_map(|device| device.deadline(&self.health)).min()
+        let devices = self.devices.iter().filter_map(|device| device.deadline(&self.health));
+        let disks = self.disks.iter().flatten().filter_map(|disk| disk.deadline());
+        devices.chain(disks).min()
     }
 
     /// The next I/O for storage.
@@ -264,15 +349,15 @@ impl Engine {
         self.event_out.pop_front()
     }
 
-    /// Gives the engine a buffer of its own, for destaging, scrubbing and the like. Without any, nothing is destaged.
-    /// `bytes` is a multiple of the largest block.
-    pub fn lend(&mut self, _buffer: BufferId, _bytes: u32) {
-        unimplemented!()
+    /// Gives the engine a buffer of its own, for destaging and the like; without any, nothing is destaged. `bytes` is a
+    /// multiple of the largest block.
+    pub fn lend(&mut self, buffer: BufferId, bytes: u32) {
+        self.lent.push((buffer, bytes));
     }
 
-    /// The pages that an I/O with [`IoOp::WriteJournal`] writes: a multiple of 4096 bytes, `Io::len` of them.
-    pub fn journal_pages(&self, _io: IoId) -> &[u8] {
-        unimplemented!()
+    /// The pages that an I/O with [`IoOp::WriteJournal`] writes: `Io::len` bytes.
+    pub fn journal_pages(&self, io: IoId) -> &[u8] {
+        self.pages.get(&io).map_or(&[], Vec::as_slice)
     }
 
     /// What a disk did until now.
@@ -326,15 +411,46 @@ impl Engine {
 
     /// Starts what became possible, until nothing more does.
     fn run(&mut self, now: Instant) {
-        while let Some(slot) = self.runnable.pop_front() {
-            if self.requests[slot].request.op.modifies() {
-                self.start_change(now, slot);
+        loop {
+            if let Some(slot) = self.runnable.pop_front() {
+                self.go_on(now, slot);
+            } else if let Some(disk) = self.unsettled.pop() {
+                self.settle(now, disk);
+            } else if let Some(disk) = self.awake.pop() {
+                if self.disks[disk.0 as usize].is_some() {
+                    self.disk_mut(disk).awake = false;
+                    self.pump_destage(now, disk);
+                    self.pump_structure(now, disk);
+                    self.pump_journal(now, disk);
+                }
             } else {
-                self.start_read(now, slot);
+                return;
             }
         }
-        while let Some(disk) = self.unsettled.pop() {
-            self.settle(disk);
+    }
+
+    /// A request or a job has its claim, or what it waited for.
+    fn go_on(&mut self, now: Instant, slot: u32) {
+        let Some(slot) = slot.checked_sub(self.limits.requests_max).map_or(Some(slot), |job| {
+            self.start_job(now, job);
+            None
+        }) else {
+            return;
+        };
+        match self.requests[slot].request.op {
+            Op::Read | Op::Prefetch => self.start_read(now, slot),
+            Op::Flush => self.start_flush(now, slot),
+            _ => self.start_change(now, slot),
+        }
+    }
+
+    /// Lets the journal and the destager of a disk's cache have a look, at the end of the current call.
+    fn wake(&mut self, disk: DiskId) {
+        let it = self.disk_mut(disk);
+        if it.journal.is_some() || it.opening.is_some() {
+            if !std::mem::replace(&mut it.awake, true) {
+                self.awake.push(disk);
+            }
         }
     }
 
@@ -361,7 +477,7 @@ impl Engine {
         self.filling -= u32::from(active.phase == Phase::Fill);
         self.release_out.extend(active.request.buffer);
         self.disk_mut(active.request.disk).in_flight -= 1;
-        self.settle(active.request.disk);
+        self.unsettled.push(active.request.disk);
     }
 
     /// Sends an I/O to the backing of a request's disk.
@@ -385,42 +501,57 @@ impl Engine {
             }),
             _ => None,
         };
-        self.issue(now, slot, Target::Backing(request.disk), op, offset, end - offset, slice, 0);
+        let target = Target::Backing(request.disk);
+        self.issue(now, Owner::Request(slot), request.disk, target, op, (offset, end - offset), slice, 0);
     }
 
-    /// Sends an I/O to flash for each of `runs`.
+    /// Sends an I/O of a request to flash for each of `runs`.
     fn issue_runs(&mut self, now: Instant, slot: u32, op: IoOp) {
         let request = self.requests[slot].request;
-        let id = request.buffer.expect("flash I/O moves payload");
+        let buffer = request.buffer.expect("flash I/O moves payload");
+        self.issue_runs_of(now, Owner::Request(slot), request.disk, buffer, op);
+    }
+
+    /// Sends an I/O to flash for each of `runs`, with a buffer whose start is the runs' sector 0.
+    fn issue_runs_of(&mut self, now: Instant, owner: Owner, disk: DiskId, id: BufferId, op: IoOp) {
         let runs = std::mem::take(&mut self.runs);
         for FlashRun { extent, buffer_sector } in &runs {
             let len = extent.count * SECTOR_BYTES;
             let slice = BufferSlice { id, offset: (buffer_sector * SECTOR_BYTES) as u32, len: len as u32 };
             let target = Target::Flash(extent.device);
-            let io = self.issue(now, slot, target, op, extent.offset, len, Some(slice), extent.sector);
+            let io =
+                self.issue(now, owner, disk, target, op, (extent.offset, len), Some(slice), extent.sector);
             let serial = self.serial;
             self.devices.get(extent.device).issued(io, serial, now);
         }
-        self.disk_mut(request.disk).flash_in_flight += runs.len() as u32;
+        self.disk_mut(disk).flash_in_flight += runs.len() as u32;
         self.runs = runs;
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of an I/O, spelled out at two places")]
+    #[expect(clippy::too_many_arguments, reason = "the parts of an I/O, spelled out at few places")]
     fn issue(
         &mut self,
         now: Instant,
-        slot: u32,
+        owner: Owner,
+        disk: DiskId,
         target: Target,
         op: IoOp,
-        offset: u64,
-        len: u64,
+        (offset, len): (u64, u64),
         slice: Option<BufferSlice>,
         sector: u64,
     ) -> IoId {
         self.serial += 1;
-        self.requests[slot].pending += 1;
+        match owner {
+            Owner::Request(slot) => {
+                self.requests[slot].pending += 1;
+                self.disk_mut(disk).backing_in_flight += u32::from(matches!(target, Target::Backing(_)));
+            }
+            Owner::Job(job) => self.jobs[job].pending += 1,
+            Owner::Journal(_) => self.disk_mut(disk).journal_in_flight += 1,
+        }
         let id = IoId(self.ios.insert(Pending {
-            request: slot,
+            owner,
+            disk,
             serial: self.serial,
             target,
             is_write: op != IoOp::Read,
@@ -433,25 +564,31 @@ impl Engine {
         id
     }
 
-    /// Counts a completed I/O, for its disk and its device.
+    /// Counts a completed I/O, for its disk and its device. The journal's count as its bytes only.
     fn account(&mut self, now: Instant, io: &Pending, result: Result<(), IoError>) {
-        let disk = self.requests[io.request].request.disk;
-        let stats = {
-            let disk = self.disk_mut(disk);
-            match io.target {
-                Target::Backing(_) => &mut disk.stats.backing,
-                Target::Flash(_) => {
-                    disk.flash_in_flight -= 1;
-                    &mut disk.stats.flash
-                }
+        let disk = self.disk_mut(io.disk);
+        let stats = match (io.owner, io.target) {
+            (Owner::Journal(_), _) => {
+                disk.journal_in_flight -= 1;
+                None
+            }
+            (owner, Target::Backing(_)) => {
+                disk.backing_in_flight -= u32::from(matches!(owner, Owner::Request(_)));
+                Some(&mut disk.stats.backing)
+            }
+            (_, Target::Flash(_)) => {
+                disk.flash_in_flight -= 1;
+                Some(&mut disk.stats.flash)
             }
         };
-        stats.ios += 1;
-        stats.total_ns += now - io.issued;
-        stats.errors += u64::from(result.is_err());
-        match io.is_write {
-            true => stats.write_bytes += io.bytes,
-            false => stats.read_bytes += io.bytes,
+        if let Some(stats) = stats {
+            stats.ios += 1;
+            stats.total_ns += now - io.issued;
+            stats.errors += u64::from(result.is_err());
+            match io.is_write {
+                true => stats.write_bytes += io.bytes,
+                false => stats.read_bytes += io.bytes,
+            }
         }
         if let Target::Flash(device) = io.target {
             if result.is_err() {

@@ -4,6 +4,7 @@
 use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
 use crate::claims::Kind;
+use crate::command::Mode;
 use crate::io::{IoError, IoOp, Op};
 use crate::outcome::Outcome;
 use crate::units::Instant;
@@ -23,9 +24,12 @@ impl Engine {
     /// afterwards, so it waits as one that would fill.
     pub(super) fn enter_read(&mut self, now: Instant, slot: u32) {
         let source = self.source(slot);
+        let is_persistent = self.disk(self.requests[slot].request.disk).journal.is_some();
         let (kind, waiting) = match source {
             Source::Flash => (Kind::Read, Kind::Fill),
             Source::Backing(Outcome::MissFilled | Outcome::PartialMiss) => (Kind::Fill, Kind::Fill),
+            // The destager writes to the backing.
+            Source::Backing(_) if is_persistent => (Kind::Fill, Kind::Fill),
             Source::Backing(_) => (Kind::Read, Kind::Read),
         };
         if self.claims.enter(slot, self.requests[slot].range, kind, waiting) {
@@ -48,6 +52,9 @@ impl Engine {
             Ok(cache) => cache,
             Err(outcome) => return Source::Backing(outcome),
         };
+        if cache.config.mode == Mode::PassThrough {
+            return Source::Backing(Outcome::BypassMode);
+        }
         runs.clear();
         let (mut valid, mut buffer_sector) = (0, 0);
         for span in cache.spans(range.first, range.end) {
@@ -65,6 +72,9 @@ impl Engine {
     }
 
     fn serve_read(&mut self, now: Instant, slot: u32, source: Source) {
+        if self.disk(self.requests[slot].request.disk).holds {
+            return self.hold(slot);
+        }
         match source {
             Source::Flash => self.serve_from_flash(now, slot),
             Source::Backing(outcome) => {
@@ -111,22 +121,29 @@ impl Engine {
     pub(super) fn flash_read_done(
         &mut self,
         now: Instant,
+        slot: u32,
         io: &Pending,
         result: Result<(), IoError>,
         sums: &[u32],
     ) {
-        let slot = io.request;
         let disk_id = self.requests[slot].request.disk;
         let disk = self.disks[disk_id.0 as usize].as_mut().expect("disks outlive their requests");
         let index = &mut disk.cache.as_mut().expect("changes wait for flash I/O").index;
+        // What is dirty stays: the backing has something older. It is read once more over what the backing delivers.
         if result.is_err() {
-            (io.sector..io.sector + io.sectors).for_each(|sector| _ = index.clear_valid(sector, 1));
+            for sector in io.sector..io.sector + io.sectors {
+                if !index.is_dirty(sector) {
+                    index.clear_valid(sector, 1);
+                }
+            }
             self.requests[slot].outcome = Outcome::FlashFailed;
         } else {
             assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector read");
             for (sector, sum) in (io.sector..).zip(sums) {
-                if index.sum(sector) != *sum {
-                    index.clear_valid(sector, 1);
+                if !index.matches(sector, *sum) {
+                    if !index.is_dirty(sector) {
+                        index.clear_valid(sector, 1);
+                    }
                     disk.stats.checksum_mismatches += 1;
                     self.requests[slot].outcome = Outcome::ChecksumMismatch;
                 }
@@ -140,7 +157,7 @@ impl Engine {
             self.reply(now, slot, Ok(()));
             self.finish(slot);
         } else {
-            self.settle(disk_id);
+            self.unsettled.push(disk_id);
             self.read_backing(now, slot);
         }
     }
@@ -152,6 +169,58 @@ impl Engine {
             self.finish(slot);
             return;
         }
+        if self.find_dirty(slot) {
+            self.requests[slot].phase = Phase::Overlay;
+            return self.issue_runs(now, slot, IoOp::Read);
+        }
+        self.end_backing_read(now, slot);
+    }
+
+    /// Puts what is dirty of a request's range into `runs`. False if nothing is.
+    fn find_dirty(&mut self, slot: u32) -> bool {
+        let Active { request, range, .. } = self.requests[slot];
+        let Engine { disks, runs, .. } = self;
+        let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        runs.clear();
+        let Some(cache) = disk.cache.as_ref().filter(|cache| cache.index.dirty_sectors() > 0) else {
+            return false;
+        };
+        let mut buffer_sector = 0;
+        for span in cache.spans(range.first, range.end) {
+            if let Some(sector) = cache.find(span) {
+                for i in (0..span.count).filter(|i| cache.index.is_dirty(sector + i)) {
+                    push_run(runs, cache.extent(sector + i, 1), buffer_sector + i);
+                }
+            }
+            buffer_sector += span.count;
+        }
+        !runs.is_empty()
+    }
+
+    /// What is dirty has been read over what the backing delivered.
+    pub(super) fn overlay_done(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        io: &Pending,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) {
+        let disk = self.requests[slot].request.disk;
+        self.requests[slot].failed |= !self.check_dirty(disk, io, result, sums);
+        let Active { pending, failed, .. } = self.requests[slot];
+        if pending > 0 {
+            return;
+        }
+        if failed {
+            self.requests[slot].outcome = Outcome::DirtyLost;
+            self.reply(now, slot, Err(IoError::Failed));
+            return self.finish(slot);
+        }
+        self.end_backing_read(now, slot);
+    }
+
+    fn end_backing_read(&mut self, now: Instant, slot: u32) {
         if let Err(why) = self.fill(now, slot) {
             // A flash error stays the reason even when the repair has to wait.
             let outcome = &mut self.requests[slot].outcome;

@@ -9,7 +9,19 @@ impl Engine {
     /// Starts a change whose claim is granted. What flash holds of the range is invalid from here
     /// on; nobody reads it meanwhile, for the claim is exclusive.
     pub(super) fn start_change(&mut self, now: Instant, slot: u32) {
+        let disk = self.disk(self.requests[slot].request.disk);
+        if disk.holds {
+            return self.hold(slot);
+        }
+        if disk.journal.is_some() {
+            return self.change_persistent(now, slot);
+        }
         self.invalidate(slot);
+        self.change_backing(now, slot);
+    }
+
+    /// Sends a change to the backing.
+    pub(super) fn change_backing(&mut self, now: Instant, slot: u32) {
         let active = &mut self.requests[slot];
         active.phase = Phase::BackingChange;
         let op = match active.request.op {
@@ -22,15 +34,50 @@ impl Engine {
     }
 
     pub(super) fn start_flush(&mut self, now: Instant, slot: u32) {
+        let disk_id = self.requests[slot].request.disk;
+        let disk = self.disk_mut(disk_id);
+        if disk.holds {
+            return self.hold(slot);
+        }
+        let Some(journal) = &disk.journal else { return self.flush_request(now, slot) };
+        disk.destager.flush_point();
+        if journal.needs_commit() {
+            self.requests[slot].phase = Phase::CommitThenFlush;
+            return self.commit(slot);
+        }
+        self.flush_committed(now, slot, Ok(()));
+    }
+
+    /// What flash holds is durable. The backing is flushed if anything else was written to it.
+    pub(super) fn flush_committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        let disk = self.disk(self.requests[slot].request.disk);
+        if result.is_err() {
+            return self.end_written(now, slot, result);
+        }
+        if disk.backing_writes > disk.backing_flushed {
+            return self.flush_request(now, slot);
+        }
+        self.requests[slot].outcome = Outcome::FlushCommitted;
+        self.reply(now, slot, Ok(()));
+        self.finish(slot);
+    }
+
+    /// Flushes the backing for a request.
+    fn flush_request(&mut self, now: Instant, slot: u32) {
+        let mark = self.disk(self.requests[slot].request.disk).backing_writes;
+        self.requests[slot].flush_mark = mark;
         self.requests[slot].phase = Phase::BackingFlush;
         self.issue_backing(now, slot, IoOp::Flush);
     }
 
     pub(super) fn backing_change_done(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
-        let op = self.requests[slot].request.op;
+        self.backing_changed(now, slot);
+        let Active { request, over_dirty, .. } = self.requests[slot];
+        let op = request.op;
         match (op, result) {
+            (_, Ok(())) if over_dirty => self.flush_request(now, slot),
             (Op::Discard(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _), Ok(())) => {
-                self.start_flush(now, slot);
+                self.flush_request(now, slot);
             }
             (Op::Write(_), Ok(())) => {
                 let copied = self.fill(now, slot).is_ok();
@@ -44,6 +91,14 @@ impl Engine {
     }
 
     pub(super) fn backing_flush_done(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        let Active { request, over_dirty, flush_mark, .. } = self.requests[slot];
+        if result.is_ok() {
+            let disk = self.disk_mut(request.disk);
+            disk.backing_flushed = disk.backing_flushed.max(flush_mark);
+            if over_dirty {
+                return self.dirty_replaced(now, slot);
+            }
+        }
         self.end_change(now, slot, result);
     }
 

@@ -49,6 +49,13 @@ impl Bitmap {
         for_words(first, count, |word, mask| words[word] &= !mask);
     }
 
+    /// The bits that are set.
+    pub(super) fn ones(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(|(i, word)| {
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| i as u64 * 64 + bit)
+        })
+    }
+
     /// Memory, bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.0.capacity() as u64 * 8

@@ -4,7 +4,14 @@
 //! Writing: [`Writer`]. Reading: [`Survey`] looks at every page of a ring and finds out which count;
 //! [`Replay`] applies those, and names the sectors that have to be proved; the end is a [`Recovered`].
 
+mod crc;
+mod format;
+mod writer;
+
 use crate::index::Index;
+pub use writer::ring_pages_min;
+#[allow(unused_imports, reason = "for the engine's flow")]
+pub(crate) use writer::{Change, Descriptor, Moved, Writer};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
@@ -14,11 +21,6 @@ pub const CHANGES_MAX: usize = 54;
 
 /// Zones of a disk at most.
 pub const ZONES: usize = 4096;
-
-/// Pages that each copy of a ring must have for so many frames, so that a complete dump is always in it.
-pub fn ring_pages_min(_frames: u64, _block_bytes: u32, _segment_bytes: u64) -> u64 {
-    unimplemented!()
-}
 
 /// What an earlier journal tells of a cache: its index, and what is to be known of it.
 #[derive(Clone, Debug)]

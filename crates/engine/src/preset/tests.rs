@@ -19,7 +19,8 @@ fn every_row_stands_for_a_cache_that_can_be() {
         for text in [row.summary, row.source, row.notes] {
             assert!(!text.is_empty() && !text.ends_with('.') && !text.contains('|'), "{}: {text}", row.name);
         }
-        assert!(std::ptr::eq(super::preset(row.name).unwrap(), row), "{} stands there twice", row.name);
+        let namesakes = PRESETS.iter().filter(|other| other.name == row.name);
+        assert_eq!(namesakes.count(), 1, "{} stands there twice", row.name);
     }
     assert_eq!(DESTAGE, Destage::default());
 }

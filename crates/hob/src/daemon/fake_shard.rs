@@ -12,7 +12,7 @@ use hob_engine::{Engine, Limits};
 use tokio::sync::Notify;
 
 use super::hardware::{Backing, FlashDevice};
-use super::shard_api::{ShardCall, ShardError, ShardHandle};
+use super::shard_api::{Gone, ShardCall, ShardError, ShardHandle};
 use super::tape::Recorder;
 use hob_control::TraceRecord;
 
@@ -98,7 +98,8 @@ impl State {
             ShardCall::RemoveDisk { id, answer } => {
                 self.backings.remove(&id);
                 self.recorders.remove(&id);
-                let _ = answer.send(command(engine, id, Command::RemoveDisk));
+                let released = command(engine, id, Command::RemoveDisk);
+                let _ = answer.send(released.map(|released| Gone { released, changed: None }));
             }
             ShardCall::ChangeCache { id, change, answer } => {
                 let _ = answer.send(command(engine, id, Command::Cache(change)));

@@ -16,7 +16,7 @@ use hob_engine::units::{DeviceId, DiskId};
 use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
-use super::hardware::{Backing, FlashDevice};
+use super::hardware::{Backing, ChangeMark, FlashDevice};
 use super::listen::Place;
 use super::tape::Recorder;
 
@@ -61,8 +61,8 @@ pub(crate) enum ShardCall {
     RemoveDisk {
         /// Which.
         id: DiskId,
-        /// The segments of its cache, when the last request has been answered.
-        answer: Answer<Vec<Segment>>,
+        /// What it leaves, when the last request has been answered.
+        answer: Answer<Gone>,
     },
     /// Change a disk's cache.
     ChangeCache {
@@ -112,6 +112,15 @@ pub(crate) enum ShardCall {
         /// When it is done.
         answer: Answer<()>,
     },
+}
+
+/// What a disk leaves that is not served any more.
+#[derive(Debug, Default)]
+pub(crate) struct Gone {
+    /// Segments that its cache does not use any more.
+    pub(crate) released: Vec<Segment>,
+    /// When its backing was last changed, after everything that hob did.
+    pub(crate) changed: Option<ChangeMark>,
 }
 
 /// Something a shard reports unasked.
@@ -224,8 +233,8 @@ impl ShardHandle {
         self.ask(|answer| ShardCall::AddDisk { id, config, backing, answer }).await
     }
 
-    /// Stops serving a disk; gives back the segments of its cache.
-    pub(crate) async fn remove_disk(&self, id: DiskId) -> Result<Vec<Segment>, ShardError> {
+    /// Stops serving a disk. A persistent cache is closed and keeps its segments.
+    pub(crate) async fn remove_disk(&self, id: DiskId) -> Result<Gone, ShardError> {
         self.ask(|answer| ShardCall::RemoveDisk { id, answer }).await
     }
 

@@ -8,6 +8,7 @@ use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
 use hob_storage::pool::Admission;
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use super::drain::LOOK_EVERY;
 use super::{Life, Manager};
 use crate::daemon::shard_api::ShardEvent;
 
@@ -19,6 +20,8 @@ impl Manager {
     pub(crate) async fn tend(self: Arc<Self>, mut events: UnboundedReceiver<ShardEvent>) {
         let mut retry = tokio::time::interval(RETRY_EVERY);
         retry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 event = events.recv() => match event {
@@ -26,6 +29,7 @@ impl Manager {
                     None => return,
                 },
                 _ = retry.tick() => self.retry(),
+                _ = look.tick() => self.look_at_dirty(),
             }
         }
     }
@@ -33,7 +37,10 @@ impl Manager {
     fn retry(self: &Arc<Self>) {
         let (disks, pools, roomy) = {
             let inner = self.inner();
-            let offline = inner.disks.iter().filter(|(_, disk)| matches!(disk.life, Life::Offline(_)));
+            let now = tokio::time::Instant::now();
+            let offline = inner.disks.iter().filter(|(_, disk)| {
+                matches!(disk.life, Life::Offline(_)) && disk.retry_after.is_none_or(|at| at <= now)
+            });
             let disks: Vec<String> = offline.map(|(name, _)| name.clone()).collect();
             let sick = inner
                 .pools
@@ -68,6 +75,7 @@ impl Manager {
                 let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
                 let count = entry.held.len();
                 entry.held.retain(|segment| !segments.contains(segment));
+                entry.ring.retain(|segment| !segments.contains(segment));
                 let lost = count - entry.held.len();
                 let name = entry.wanted.name.clone();
                 entry.cache_reason = Some(match entry.held.len() {

@@ -1,0 +1,451 @@
+//! Destaging: which dirty data goes to the backing, when, and how it becomes clean.
+//!
+//! Sectors are transferred by jobs (`jobs.rs`), then the backing is flushed, then the journal says that they are
+//! clean. A write in between takes its sectors out of this: they stay dirty. An *epoch* says how old dirty data is: half of
+//! the dirty-age bound, or, where write order is kept, what lies between two flushes of the guest.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Engine;
+use super::jobs::JobKind;
+use crate::cache::Cache;
+use crate::claims::{Kind, Range};
+use crate::command::{CommandError, DestageOrder, Layout, Mode};
+use crate::io::IoError;
+use crate::journal::Change;
+use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
+
+/// Sectors written to the backing after which it is flushed, though there is more to destage.
+const UNFLUSHED_MAX: usize = 8192;
+
+/// Transfers of one disk at once: when the guest uses the backing too, when it does not, and when it is urgent.
+const TRANSFERS: [u32; 3] = [1, 2, 8];
+
+/// After a failure the destager rests for this long, doubled with each further one, nanoseconds.
+const REST_NS_MIN: u64 = 100_000_000;
+const REST_NS_MAX: u64 = 10_000_000_000;
+
+/// The dirty data of one cache.
+#[derive(Debug, Default)]
+pub(super) struct Destager {
+    /// Blocks with dirty sectors that are not on their way, and the epoch in which they became so.
+    todo: BTreeMap<BlockNo, u32>,
+    /// How many of them each epoch has.
+    epochs: BTreeMap<u32, u32>,
+    /// Guest flushes, where write order is kept.
+    flushes: u32,
+    /// The newest epoch whose data may go to the backing now, where write order is kept.
+    front: u32,
+    /// Where the elevator is.
+    cursor: BlockNo,
+    /// More is dirty than was to be, and not yet little enough.
+    running: bool,
+    /// Sectors of the disk that the backing got and that may not be durable there.
+    written: BTreeSet<u64>,
+    /// Of these, those that the flush under way makes durable.
+    flushing: BTreeSet<u64>,
+    is_flushing: bool,
+    pub(super) transfers: u32,
+    failures: u32,
+    rest_until: Option<Instant>,
+    /// When there may be something to do though nothing happened.
+    wake_at: Option<Instant>,
+    /// Requests that wait until older data is on the backing.
+    pub(super) order_waiters: Vec<u32>,
+}
+
+impl Destager {
+    /// What a guest's write makes of these blocks.
+    fn add(&mut self, block: BlockNo, epoch: u32) {
+        if let std::collections::btree_map::Entry::Vacant(entry) = self.todo.entry(block) {
+            entry.insert(epoch);
+            *self.epochs.entry(epoch).or_default() += 1;
+        }
+    }
+
+    fn take(&mut self, block: BlockNo) -> Option<u32> {
+        let epoch = self.todo.remove(&block)?;
+        let count = self.epochs.get_mut(&epoch).expect("each block is counted");
+        *count -= 1;
+        if *count == 0 {
+            self.epochs.remove(&epoch);
+        }
+        Some(epoch)
+    }
+
+    /// New data or no data: these sectors are not on their way any more.
+    pub(super) fn cut(&mut self, first: u64, end: u64) {
+        for set in [&mut self.written, &mut self.flushing] {
+            if !set.is_empty() {
+                let gone: Vec<u64> = set.range(first..end).copied().collect();
+                gone.iter().for_each(|sector| _ = set.remove(sector));
+            }
+        }
+    }
+
+    /// A guest flushed.
+    pub(super) fn flush_point(&mut self) {
+        self.flushes += 1;
+    }
+
+    /// Is the backing being flushed for it?
+    pub(super) fn is_flushing(&self) -> bool {
+        self.is_flushing
+    }
+
+    /// A flush of the backing has begun.
+    pub(super) fn begin_flush(&mut self) {
+        assert!(!self.is_flushing);
+        self.is_flushing = true;
+        self.flushing = std::mem::take(&mut self.written);
+    }
+
+    /// Is this sector of the disk on its way, and the backing has it?
+    pub(super) fn is_moved(&self, sector: u64) -> bool {
+        self.written.contains(&sector) || self.flushing.contains(&sector)
+    }
+
+    /// Forgets everything: these blocks are dirty, and have been for long.
+    pub(super) fn restart(&mut self, dirty: impl Iterator<Item = BlockNo>) {
+        let (order_waiters, flushes) = (std::mem::take(&mut self.order_waiters), self.flushes);
+        *self = Destager { order_waiters, flushes, front: flushes, ..Destager::default() };
+        let epoch = if flushes > 0 { flushes - 1 } else { 0 };
+        dirty.for_each(|block| self.add(block, epoch));
+    }
+
+    /// Is nothing under way?
+    pub(super) fn is_idle(&self) -> bool {
+        self.transfers == 0 && !self.is_flushing
+    }
+
+    /// The next block of which the epoch may go, from the cursor on, round and round.
+    fn elevator(&self, newest: u32) -> Option<BlockNo> {
+        if self.epochs.range(..=newest).next().is_none() {
+            return None;
+        }
+        let may = |(_, epoch): &(&BlockNo, &u32)| **epoch <= newest;
+        let ahead = self.todo.range(self.cursor..).find(may);
+        ahead.or_else(|| self.todo.iter().find(may)).map(|(block, _)| *block)
+    }
+}
+
+impl Cache {
+    /// Dirty sectors, per mille of all.
+    pub(super) fn dirty_permille(&self) -> u64 {
+        let sectors = u64::from(self.index.frames()) << self.block_shift();
+        self.index.dirty_sectors() * 1000 / sectors
+    }
+}
+
+impl Engine {
+    /// Blocks of these sectors have become dirty.
+    pub(super) fn note_dirty(&mut self, now: Instant, disk_id: DiskId, first: u64, end: u64) {
+        let disk = self.disk_mut(disk_id);
+        let cache = disk.cache.as_ref().expect("dirty data is in a cache");
+        let epoch = match (cache.config.destage.ordered, half_age_ns(cache)) {
+            (true, _) => disk.destager.flushes,
+            (false, Some(half)) => (now.0 / half) as u32,
+            (false, None) => 0,
+        };
+        for block in first >> cache.block_shift()..=(end - 1) >> cache.block_shift() {
+            disk.destager.add(BlockNo(block as u32), epoch);
+        }
+        self.wake(disk_id);
+    }
+
+    /// Would a write to these sectors, or past the cache, reach the backing before older data? (Only where write
+    /// order is kept.)
+    pub(super) fn breaks_order(&self, disk: DiskId, first: u64, end: u64, past_the_cache: bool) -> bool {
+        let disk = self.disk(disk);
+        let Some(cache) = disk.cache.as_ref().filter(|cache| cache.config.destage.ordered) else {
+            return false;
+        };
+        if past_the_cache {
+            return cache.index.dirty_sectors() > 0;
+        }
+        let destager = &disk.destager;
+        cache.spans(first, end).any(|span| match destager.todo.get(&span.block) {
+            Some(epoch) => *epoch < destager.flushes,
+            None => {
+                let found = cache.find(span).map(|sector| sector - span.first);
+                let on_its_way =
+                    found.is_some_and(|at| cache.index.count_dirty(at, 1 << cache.block_shift()) > 0);
+                on_its_way && destager.front < destager.flushes
+            }
+        })
+    }
+
+    /// Starts what is to be destaged now, and flushes what has been.
+    pub(super) fn pump_destage(&mut self, now: Instant, id: DiskId) {
+        while let Some(slot) = self.disk_mut(id).edge_waiters.pop() {
+            self.change_past_cache(now, slot);
+            if self.disk(id).edge_waiters.last() == Some(&slot) {
+                break;
+            }
+        }
+        loop {
+            let disk = self.disk_mut(id);
+            if disk.journal.is_none() || disk.holds {
+                return;
+            }
+            disk.destager.rest_until.take_if(|until| *until <= now);
+            disk.destager.wake_at = disk.destager.rest_until;
+            let Some(newest) = disk.due_epoch(now) else {
+                disk.destager.wake_at = disk.next_age();
+                break;
+            };
+            let limit = TRANSFERS[disk.hurry()];
+            if disk.destager.transfers >= limit || disk.destager.rest_until.is_some() {
+                break;
+            }
+            let Some(range) = disk.next_range(id, newest) else { break };
+            if !self.transfer(now, JobKind::Destage, range) {
+                self.put_back(id, range);
+                break;
+            }
+            self.disk_mut(id).destager.transfers += 1;
+        }
+        let destager = &self.disk(id).destager;
+        let enough = destager.transfers == 0 || destager.written.len() >= UNFLUSHED_MAX;
+        let may = !destager.written.is_empty() && !destager.is_flushing && destager.rest_until.is_none();
+        if may && enough && self.flush_backing(now, id) {
+            self.disk_mut(id).destager.begin_flush();
+        }
+        self.check_drained(id);
+        self.pump_zones(now, id);
+    }
+
+    /// Blocks of a range that were to be transferred still are, as far as they are dirty and not on their way.
+    fn put_back(&mut self, id: DiskId, range: Range) {
+        let disk = self.disk_mut(id);
+        let (Some(cache), destager) = (&disk.cache, &mut disk.destager) else { return };
+        for span in cache.spans(range.first, range.end) {
+            let Some(sector) = cache.find(span) else { continue };
+            let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
+            let left = (0..span.count).any(|i| {
+                cache.index.is_dirty(sector + i)
+                    && !destager.is_moved(start + i)
+                    && !disk.lost.contains(&(sector + i))
+            });
+            if left {
+                // It was among the oldest.
+                destager.add(span.block, destager.front);
+            }
+        }
+    }
+
+    /// A transfer of `range`, out of `whole`, ended: if it `moved` them, its sectors are on the backing, though
+    /// perhaps not durably.
+    pub(super) fn transferred(
+        &mut self,
+        now: Instant,
+        id: DiskId,
+        (range, whole): (Range, Range),
+        moved: bool,
+        result: Result<(), IoError>,
+    ) {
+        let disk = self.disk_mut(id);
+        if moved {
+            disk.backing_writes += 1;
+        }
+        match result {
+            Ok(()) if moved => {
+                disk.destager.failures = 0;
+                disk.stats.destaged_bytes += (range.end - range.first) * SECTOR_BYTES;
+                disk.destager.written.extend(range.first..range.end);
+            }
+            Ok(()) => {}
+            Err(_) => {
+                disk.stats.destage_errors += 1;
+                disk.rest(now);
+            }
+        }
+        self.put_back(id, whole);
+        self.wake(id);
+    }
+
+    /// A flush of the backing ended, which began after `upto` writes to it.
+    pub(super) fn backing_flushed(
+        &mut self,
+        now: Instant,
+        id: DiskId,
+        upto: u64,
+        result: Result<(), IoError>,
+    ) {
+        let disk = self.disk_mut(id);
+        disk.destager.is_flushing = false;
+        let flushed = std::mem::take(&mut disk.destager.flushing);
+        match result {
+            Ok(()) => {
+                disk.backing_flushed = disk.backing_flushed.max(upto);
+                self.make_clean(now, id, flushed.into_iter());
+            }
+            Err(_) => {
+                disk.stats.destage_errors += 1;
+                disk.rest(now);
+                for sector in flushed {
+                    self.put_back(id, Range { disk: id, first: sector, end: sector + 1 });
+                }
+            }
+        }
+        let waiters = std::mem::take(&mut self.disk_mut(id).destager.order_waiters);
+        self.unsettled.push(id);
+        for slot in waiters {
+            let range = self.requests[slot].range;
+            if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
+                self.runnable.push_back(slot);
+            }
+        }
+        self.wake(id);
+    }
+
+    /// These sectors of the disk, in order, are durable on the backing: what is still dirty of them is clean.
+    fn make_clean(&mut self, now: Instant, id: DiskId, sectors: impl Iterator<Item = u64>) {
+        let disk = self.disk_mut(id);
+        let split = disk.cache.as_ref().is_some_and(|cache| cache.config.layout != Layout::Unified);
+        for at in sectors {
+            let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else { return };
+            let shift = cache.block_shift();
+            let span = crate::directory::Span {
+                block: BlockNo((at >> shift) as u32),
+                first: at & ((1 << shift) - 1),
+                count: 1,
+            };
+            let Some(sector) = cache.find(span).filter(|sector| cache.index.is_dirty(*sector)) else {
+                continue;
+            };
+            let (block, inside) = (span.block, span.first as u8);
+            let frame = FrameNo((sector >> shift) as u32);
+            let change = if split {
+                Change::Drop { frame, block, first: inside, count: 1 }
+            } else if cache.index.is_unproven(sector) {
+                let sum = cache.index.sum(sector);
+                Change::Set { frame, block, sector: inside, sum, dirty: false, second: false, moved: None }
+            } else {
+                Change::Clean { frame, block, first: inside, count: 1 }
+            };
+            journal.urgent = true;
+            journal.record(now, change, Some(sector));
+            match split {
+                true => _ = cache.index.clear_valid(sector, 1),
+                false => _ = cache.index.clear_dirty(sector, 1),
+            }
+        }
+    }
+
+    /// Ends a drain that has come to its end, or cannot.
+    fn check_drained(&mut self, id: DiskId) {
+        let disk = self.disk_mut(id);
+        let Some(command) = disk.draining else { return };
+        let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
+        let lost = disk.lost.len() as u64;
+        if dirty > lost || !disk.destager.is_idle() {
+            return;
+        }
+        disk.draining = None;
+        let result = if dirty == 0 { Ok(Vec::new()) } else { Err(CommandError::Lost) };
+        self.done(command, id, result);
+    }
+}
+
+impl super::Disk {
+    /// Rests after a failure.
+    fn rest(&mut self, now: Instant) {
+        let destager = &mut self.destager;
+        let rest = REST_NS_MIN << destager.failures.min(10);
+        destager.failures += 1;
+        destager.rest_until = Some(now + rest.min(REST_NS_MAX));
+    }
+
+    /// The newest epoch that is to be destaged now, if any is.
+    fn due_epoch(&mut self, now: Instant) -> Option<u32> {
+        let cache = self.cache.as_ref()?;
+        let (destage, mode) = (cache.config.destage, cache.config.mode);
+        let share = cache.dirty_permille();
+        let destager = &mut self.destager;
+        destager.running = share > u64::from(destage.start_permille)
+            || destager.running && share > u64::from(destage.stop_permille);
+        let dead = self.journal.as_ref().is_some_and(|journal| journal.dead);
+        let all =
+            self.draining.is_some() || dead || mode != Mode::WriteBack || !destager.order_waiters.is_empty();
+        let oldest = *destager.epochs.keys().next()?;
+        if destage.ordered {
+            // The next epoch begins when nothing of the one before is left or on its way.
+            let nothing_left = oldest > destager.front && destager.written.is_empty() && destager.is_idle();
+            if nothing_left {
+                destager.front = oldest;
+            }
+            let aged = destage.dirty_age_ms_max > 0;
+            return (all || destager.running || aged).then_some(destager.front);
+        }
+        if all || destager.running {
+            return Some(u32::MAX);
+        }
+        let now_epoch = (now.0 / half_age_ns(cache)?) as u32;
+        (oldest < now_epoch).then(|| now_epoch - 1)
+    }
+
+    /// How hard the destager tries: an index of [`TRANSFERS`].
+    fn hurry(&self) -> usize {
+        let Some(cache) = &self.cache else { return 0 };
+        let destage = cache.config.destage;
+        let high =
+            u64::from(destage.start_permille.max(destage.full_permille / 2) + destage.full_permille) / 2;
+        if self.draining.is_some() || !self.destager.order_waiters.is_empty() || cache.dirty_permille() > high
+        {
+            2
+        } else {
+            usize::from(self.backing_in_flight == 0)
+        }
+    }
+
+    /// Takes the next blocks to be destaged out of those to do: neighbours that go in one I/O.
+    fn next_range(&mut self, id: DiskId, newest: u32) -> Option<Range> {
+        let (cache, destager) = (self.cache.as_mut()?, &mut self.destager);
+        let coldest = match cache.config.destage.order {
+            DestageOrder::Coldest => {
+                cache.coldest(|block| destager.todo.get(&block).is_some_and(|epoch| *epoch <= newest))
+            }
+            DestageOrder::Elevator => None,
+        };
+        let block = coldest.or_else(|| destager.elevator(newest))?;
+        let shift = cache.block_shift();
+        let blocks_max = (cache.config.destage.io_bytes_max / cache.config.block_bytes).max(1);
+        let mut end = block.0;
+        while end - block.0 < blocks_max
+            && destager.todo.get(&BlockNo(end)).is_some_and(|epoch| *epoch <= newest)
+        {
+            destager.take(BlockNo(end));
+            match end.checked_add(1) {
+                Some(next) => end = next,
+                None => break,
+            }
+        }
+        destager.cursor = BlockNo(end);
+        let sectors = self.config.size_bytes.div_ceil(SECTOR_BYTES);
+        let range = Range {
+            disk: id,
+            first: u64::from(block.0) << shift,
+            end: (u64::from(end) << shift).min(sectors),
+        };
+        Some(range)
+    }
+
+    /// When the oldest dirty data is to be destaged for its age.
+    fn next_age(&self) -> Option<Instant> {
+        let half = half_age_ns(self.cache.as_ref()?)?;
+        let oldest = u64::from(*self.destager.epochs.keys().next()?);
+        Some(Instant((oldest + 1) * half))
+    }
+
+    /// When the destager wants to be looked at.
+    pub(super) fn destage_deadline(&self) -> Option<Instant> {
+        self.destager.wake_at
+    }
+}
+
+/// Half of the dirty-age bound, if there is one. Epochs are numbered in 32 bits: they are a millisecond or longer.
+fn half_age_ns(cache: &Cache) -> Option<u64> {
+    let ms = cache.config.destage.dirty_age_ms_max;
+    (ms > 0).then(|| (ms * 500_000).max(1_000_000))
+}

@@ -1,0 +1,223 @@
+//! Work of the engine's own: dirty data on its way from flash to the backing, and flushes of the backing.
+//!
+//! A transfer claims its sectors like a read that fills, so that reads from flash go on and changes wait; it reads flash
+//! into a lent buffer, checks what came, and writes it to the backing. That alone makes nothing clean: the destager
+//! flushes the backing first (`destage.rs`).
+
+use super::{Engine, Owner, Pending};
+use crate::cache::push_run;
+use crate::claims::{Kind, Range};
+use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
+use crate::units::{BufferId, DiskId, Instant, SECTOR_BYTES};
+
+/// One piece of work.
+pub(super) struct Job {
+    pub(super) disk: DiskId,
+    pub(super) kind: JobKind,
+    /// Sectors of the disk that it looks at; empty for a flush.
+    whole: Range,
+    /// Of these, those it moves.
+    range: Range,
+    pub(super) pending: u32,
+    step: Step,
+    buffer: Option<(BufferId, u32)>,
+    failed: bool,
+}
+
+/// What it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum JobKind {
+    /// Dirty sectors go to the backing.
+    Destage,
+    /// Dirty sectors of a request's range go to the backing, under the request's claim.
+    Edges(u32),
+    /// The backing is flushed; what was written to it before, up to this count of writes, is durable then.
+    Flush(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Waiting,
+    FlashRead,
+    BackingWrite,
+    Flush,
+}
+
+impl Engine {
+    /// Begins a transfer, if there is a buffer for it and room among the jobs.
+    pub(super) fn transfer(&mut self, now: Instant, kind: JobKind, mut range: Range) -> bool {
+        if self.jobs.len() >= super::JOBS_MAX {
+            return false;
+        }
+        let Some(buffer) = self.lent.pop() else { return false };
+        range.end = range.end.min(range.first + u64::from(buffer.1) / SECTOR_BYTES);
+        let job = self.jobs.insert(Job {
+            disk: range.disk,
+            kind,
+            whole: range,
+            range,
+            pending: 0,
+            step: Step::Waiting,
+            buffer: Some(buffer),
+            failed: false,
+        });
+        self.disk_mut(range.disk).jobs += 1;
+        let claim = self.limits.requests_max + job;
+        if matches!(kind, JobKind::Edges(_)) || self.claims.enter(claim, range, Kind::Fill, Kind::Fill) {
+            self.start_job(now, job);
+        }
+        true
+    }
+
+    /// Flushes the backing, if there is room among the jobs.
+    pub(super) fn flush_backing(&mut self, now: Instant, disk: DiskId) -> bool {
+        if self.jobs.len() >= super::JOBS_MAX {
+            return false;
+        }
+        let kind = JobKind::Flush(self.disk(disk).backing_writes);
+        let range = Range { disk, first: 0, end: 0 };
+        let job = self.jobs.insert(Job {
+            disk,
+            kind,
+            whole: range,
+            range,
+            pending: 0,
+            step: Step::Flush,
+            buffer: None,
+            failed: false,
+        });
+        self.disk_mut(disk).jobs += 1;
+        self.issue(now, Owner::Job(job), disk, Target::Backing(disk), IoOp::Flush, (0, 0), None, 0);
+        true
+    }
+
+    /// A transfer has its claim: what is still dirty at the start of its range, in one piece, is read.
+    pub(super) fn start_job(&mut self, now: Instant, job: u32) {
+        let Job { disk: disk_id, range, buffer, .. } = self.jobs[job];
+        let Engine { disks, runs, .. } = self;
+        let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
+        runs.clear();
+        let (mut first, mut end) = (range.end, range.end);
+        if let (Some(cache), false) = (&mut disk.cache, disk.holds) {
+            'range: for span in cache.spans(range.first, range.end) {
+                let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
+                let found = cache.find(span);
+                for i in 0..span.count {
+                    let is_dirty = found.is_some_and(|sector| cache.index.is_dirty(sector + i));
+                    match (is_dirty, first < end) {
+                        (true, false) => (first, end) = (start + i, start + i + 1),
+                        (true, true) => end = start + i + 1,
+                        (false, true) if first < range.end => break 'range,
+                        (false, _) => continue,
+                    }
+                    let sector = found.expect("dirty sectors are found") + i;
+                    push_run(runs, cache.extent(sector, 1), start + i - first);
+                }
+            }
+        }
+        if runs.is_empty() {
+            return self.end_job(now, job, Ok(()));
+        }
+        let it = &mut self.jobs[job];
+        (it.range.first, it.range.end) = (first, end);
+        it.step = Step::FlashRead;
+        let buffer = buffer.expect("a transfer has a buffer").0;
+        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer, IoOp::Read);
+    }
+
+    /// An I/O of a job ended.
+    pub(super) fn job_io_done(
+        &mut self,
+        now: Instant,
+        job: u32,
+        io: &Pending,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) {
+        self.jobs[job].pending -= 1;
+        let Job { disk, range, step, buffer, .. } = self.jobs[job];
+        match step {
+            Step::FlashRead => {
+                self.jobs[job].failed |= !self.check_dirty(disk, io, result, sums);
+                if self.jobs[job].pending > 0 {
+                    return;
+                }
+                if self.jobs[job].failed {
+                    return self.end_job(now, job, Err(IoError::Failed));
+                }
+                self.jobs[job].step = Step::BackingWrite;
+                let offset = range.first * SECTOR_BYTES;
+                let len = (range.end * SECTOR_BYTES).min(self.disk(disk).config.size_bytes) - offset;
+                let (id, _) = buffer.expect("a transfer has a buffer");
+                let slice = Some(BufferSlice { id, offset: 0, len: len as u32 });
+                let op = IoOp::Write(Durability::Volatile);
+                self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, (offset, len), slice, 0);
+            }
+            Step::BackingWrite | Step::Flush => self.end_job(now, job, result),
+            Step::Waiting => panic!("I/O of a job that waits"),
+        }
+    }
+
+    fn end_job(&mut self, now: Instant, job: u32, result: Result<(), IoError>) {
+        let moved = self.jobs[job].step == Step::BackingWrite;
+        let Job { disk, kind, whole, range, buffer, .. } = self.jobs.remove(job);
+        self.disk_mut(disk).jobs -= 1;
+        self.lent.extend(buffer);
+        match kind {
+            JobKind::Flush(upto) => self.backing_flushed(now, disk, upto, result),
+            JobKind::Destage | JobKind::Edges(_) => {
+                self.transferred(now, disk, (range, whole), moved, result)
+            }
+        }
+        match kind {
+            JobKind::Destage => {
+                self.disk_mut(disk).destager.transfers -= 1;
+                let runnable = &mut self.runnable;
+                self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
+            }
+            JobKind::Edges(slot) => self.edges_destaged(now, slot, result),
+            JobKind::Flush(_) => {}
+        }
+        self.unsettled.push(disk);
+        self.wake_all();
+    }
+
+    /// Compares what was read of dirty data with its checksums. False if any of it is wrong.
+    pub(super) fn check_dirty(
+        &mut self,
+        disk_id: DiskId,
+        io: &Pending,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) -> bool {
+        let disk = self.disks[disk_id.0 as usize].as_mut().expect("disks outlive their I/O");
+        let cache = disk.cache.as_mut().expect("changes wait for flash I/O");
+        let mut good = result.is_ok();
+        for (i, sector) in (io.sector..io.sector + io.sectors).enumerate() {
+            let right = result.is_ok() && cache.index.matches(sector, sums[i]);
+            good &= right;
+            if !right && result.is_ok() {
+                disk.stats.checksum_mismatches += 1;
+            }
+            if !right {
+                disk.lost.insert(sector);
+            } else if !disk.lost.is_empty() {
+                disk.lost.remove(&sector);
+            }
+        }
+        if !good {
+            let sectors = disk.lost.len() as u64;
+            self.event_out.push_back(crate::command::Event::DirtyLost { disk: disk_id, sectors });
+        }
+        good
+    }
+
+    /// Buffers or jobs are free again: every destager may go on.
+    fn wake_all(&mut self) {
+        for index in 0..self.disks.len() {
+            if self.disks[index].as_ref().is_some_and(|disk| disk.journal.is_some()) {
+                self.wake(DiskId(index as u32));
+            }
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! Changes of a persistent cache that need the journal's help: a new ring, a clean end, an end for good.
+//!
+//! All of them begin when the cache is at rest, and requests wait until they are complete. First the backing is flushed, so
+//! that no zone needs its mark any more. Then
+//! - a *new ring* is written: one complete dump, a flush, and a page that names it. Until that is durable the old ring counts, and if it
+//!   fails the cache is as it was;
+//! - a *clean end* records what is known and closes with a page that says so;
+//! - a *discard* records that what is dirty is dropped;
+//! - an *end for good* marks all zones: nothing clean will be believed, though the ring is still there.
+
+use super::Engine;
+use super::commit::Journal;
+use super::disk::Disk;
+use crate::cache::Cache;
+use crate::command::{CacheChange, CacheConfig, CommandError, DataSegment, Enable, NewRing, Segment};
+use crate::index::Index;
+use crate::journal::{Change, Descriptor, PAGE_BYTES, Recovered, Writer, ZONES, ring_pages_min};
+use crate::units::{BlockNo, CommandId, DiskId, FrameNo, Instant};
+
+/// Runs of dump pages in flight at once.
+const RUNS_MAX: usize = 4;
+
+/// The backing's flush is tried so often.
+const FLUSHES_MAX: u8 = 5;
+
+/// A change under way.
+pub(super) struct Opening {
+    command: Option<CommandId>,
+    kind: Kind,
+    stage: Stage,
+    /// What the cache was before.
+    old: Option<(Cache, Option<Box<Journal>>)>,
+    /// Segments that are free if all goes well.
+    released: Vec<Segment>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Ring,
+    Close,
+    Void,
+    Discard,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The backing is flushed up to this count of writes, for the n-th time.
+    FlushBacking(u64, u8),
+    /// The dump of a new ring is written.
+    Dump,
+    /// The dump is made durable.
+    DumpCommit,
+    /// The last page is made durable.
+    LastCommit,
+}
+
+impl Engine {
+    /// Carries the first of a disk's changes out, if it concerns a persistent cache and the cache is at rest. False: it is for
+    /// a volatile one.
+    pub(super) fn settle_persistent(&mut self, now: Instant, id: DiskId) -> bool {
+        let disk = self.disk_mut(id);
+        if disk.opening.is_some() {
+            return true;
+        }
+        let Some((_, change)) = disk.changes.front() else { return false };
+        let brings_journal = matches!(change, CacheChange::Enable(enable) if enable.journal.is_some());
+        if disk.journal.is_none() && !brings_journal {
+            return false;
+        }
+        disk.holds = true;
+        if disk.is_at_rest() {
+            let (command, change) = disk.changes.pop_front().expect("looked at");
+            if let Err(error) = self.begin_change(now, id, command, change) {
+                self.end_change_of_structure(id, command, Err(error));
+            }
+        }
+        true
+    }
+
+    fn begin_change(
+        &mut self,
+        now: Instant,
+        id: DiskId,
+        command: Option<CommandId>,
+        change: CacheChange,
+    ) -> Result<(), CommandError> {
+        let disk = self.disk_mut(id);
+        let size = disk.config.size_bytes;
+        let Some(cache) = &disk.cache else {
+            let CacheChange::Enable(enable) = change else { return Err(CommandError::NoCache) };
+            return self.open_first(now, id, command, *enable);
+        };
+        let dirty = cache.index.dirty_sectors() > 0;
+        let (new, ring) = match change {
+            CacheChange::Enable(_) => return Err(CommandError::CacheExists),
+            CacheChange::Close => return Ok(self.begin_opening(now, id, command, Kind::Close, None, vec![])),
+            _ if dirty && cache.would_lose(&change) => return Err(CommandError::Dirty),
+            CacheChange::DiscardDirty => {
+                return Ok(self.begin_opening(now, id, command, Kind::Discard, None, vec![]));
+            }
+            CacheChange::Disable => {
+                return Ok(self.begin_opening(now, id, command, Kind::Void, None, vec![]));
+            }
+            CacheChange::Clear(ring) => (Cache::new(cache.config, cache.segments.clone(), size)?, ring),
+            CacheChange::Configure(config, ring) => {
+                if config.segment_bytes != cache.config.segment_bytes {
+                    return Err(CommandError::Unworkable);
+                }
+                (Cache::new(config, cache.segments.clone(), size)?, ring)
+            }
+            CacheChange::Grow(more, ring) => {
+                if more.is_empty() {
+                    return Err(CommandError::TooSmall);
+                }
+                (cache.relocated([cache.segments.clone(), more].concat(), size)?, ring)
+            }
+            CacheChange::Shrink(count, ring) => {
+                if count as usize >= cache.segments.len() {
+                    return Err(CommandError::TooSmall);
+                }
+                let leaving = cache.emptiest_segments(count as usize);
+                let stay = cache.segments.iter().filter(|segment| !leaving.contains(segment));
+                (cache.relocated(stay.copied().collect(), size)?, ring)
+            }
+            CacheChange::Leave(device, replacements, ring) => {
+                let stay = cache.segments.iter().filter(|segment| segment.place.device != device);
+                let segments: Vec<DataSegment> = stay.copied().chain(replacements).collect();
+                (cache.relocated(segments, size)?, ring)
+            }
+            CacheChange::Tune(..) | CacheChange::Drain | CacheChange::StopDrain => {
+                panic!("these do not wait")
+            }
+        };
+        let ring = ring.ok_or(CommandError::NoJournal)?;
+        let journal = new_journal(&new, size, ring)?;
+        let kept: Vec<Segment> = new.segments.iter().map(|segment| segment.place).collect();
+        let before = cache.segments.iter().map(|segment| segment.place).filter(|place| !kept.contains(place));
+        let old_ring = disk.journal.as_ref().expect("it is persistent").segments();
+        let released = before.chain(old_ring).collect();
+        self.begin_opening(now, id, command, Kind::Ring, Some((new, journal)), released);
+        Ok(())
+    }
+
+    fn open_first(
+        &mut self,
+        now: Instant,
+        id: DiskId,
+        command: Option<CommandId>,
+        enable: Enable,
+    ) -> Result<(), CommandError> {
+        let disk = self.disk_mut(id);
+        let size = disk.config.size_bytes;
+        let Enable { config, segments, journal, recovered } = enable;
+        let ring = journal.expect("it is persistent");
+        let mut cache = Cache::new(config, segments, size)?;
+        cache.index.keep_marks();
+        if let Some(recovered) = recovered {
+            cache.take_over(recovered, size)?;
+        }
+        let journal = new_journal(&cache, size, ring)?;
+        self.begin_opening(now, id, command, Kind::Ring, Some((cache, journal)), Vec::new());
+        Ok(())
+    }
+
+    fn begin_opening(
+        &mut self,
+        now: Instant,
+        id: DiskId,
+        command: Option<CommandId>,
+        kind: Kind,
+        new: Option<(Cache, Journal)>,
+        released: Vec<Segment>,
+    ) {
+        let disk = self.disk_mut(id);
+        let mut old = None;
+        if let Some((cache, journal)) = new {
+            old = disk.cache.replace(cache).map(|cache| (cache, disk.journal.take()));
+            disk.journal = Some(Box::new(journal));
+        }
+        let stage = Stage::FlushBacking(disk.backing_writes, 0);
+        disk.opening = Some(Box::new(Opening { command, kind, stage, old, released }));
+        disk.holds = true;
+        self.wake(id);
+        self.pump_structure(now, id);
+    }
+
+    /// Takes a change as far as it goes now.
+    pub(super) fn pump_structure(&mut self, now: Instant, id: DiskId) {
+        loop {
+            let disk = self.disk_mut(id);
+            let Some(Opening { kind, stage, .. }) = disk.opening.as_deref() else { return };
+            let (kind, stage) = (*kind, *stage);
+            if disk.journal.as_ref().is_some_and(|journal| journal.dead) {
+                if disk.journal_in_flight == 0 {
+                    self.abandon(id, CommandError::JournalFailed);
+                }
+                return;
+            }
+            let next = match stage {
+                Stage::FlushBacking(upto, _) if disk.backing_flushed >= upto => {
+                    disk.zones.clear();
+                    self.prepare(now, id, kind)
+                }
+                Stage::FlushBacking(upto, tries) => {
+                    if disk.destager.is_flushing() {
+                        return;
+                    }
+                    if tries == FLUSHES_MAX {
+                        return self.abandon(id, CommandError::BackingFailed);
+                    }
+                    if !self.flush_backing(now, id) {
+                        return;
+                    }
+                    self.disk_mut(id).destager.begin_flush();
+                    Stage::FlushBacking(upto, tries + 1)
+                }
+                Stage::Dump => match self.dump(now, id) {
+                    true => Stage::DumpCommit,
+                    false => return,
+                },
+                Stage::DumpCommit => {
+                    if !disk.journal.as_ref().expect("it is being made").is_idle() {
+                        return self.pump_journal(now, id);
+                    }
+                    self.finish_last(now, id)
+                }
+                Stage::LastCommit => {
+                    let journal = disk.journal.as_ref().expect("it is being closed");
+                    if !journal.is_idle() {
+                        return self.pump_journal(now, id);
+                    }
+                    return self.complete(id, kind);
+                }
+            };
+            if let Some(opening) = self.disk_mut(id).opening.as_deref_mut() {
+                opening.stage = next;
+            }
+        }
+    }
+
+    /// The backing has everything that was written to it.
+    fn prepare(&mut self, now: Instant, id: DiskId, kind: Kind) -> Stage {
+        let disk = self.disk_mut(id);
+        let (journal, index) = disk.journal_and_index().expect("it has one");
+        if kind == Kind::Ring {
+            return Stage::Dump;
+        }
+        match kind {
+            Kind::Void => (0..ZONES).for_each(|zone| journal.writer.mark(zone)),
+            Kind::Discard => drop_dirty(now, journal, index),
+            Kind::Close | Kind::Ring => {
+                prove(now, journal, index);
+                (0..ZONES).for_each(|zone| journal.writer.unmark(zone));
+                journal.writer.set_clean();
+            }
+        }
+        self.finish_last(now, id)
+    }
+
+    /// Writes what is recorded, with one page at least, and begins to make it durable.
+    fn finish_last(&mut self, now: Instant, id: DiskId) -> Stage {
+        let mut one = true;
+        loop {
+            let (journal, index) = self.disk_mut(id).journal_and_index().expect("it has one");
+            if !one && journal.writer.pending() == 0 {
+                break;
+            }
+            let more = |writer: &Writer| std::mem::take(&mut one) || writer.pending() > 0;
+            let Some((first, bytes)) = journal.seal_run(index, more) else { break };
+            self.write_pages(now, id, first, bytes);
+        }
+        self.journal_mut(id).expect("it has one").begin_round();
+        self.pump_journal(now, id);
+        Stage::LastCommit
+    }
+
+    /// Writes dump pages. True when all are written, and their commit has begun.
+    fn dump(&mut self, now: Instant, id: DiskId) -> bool {
+        loop {
+            let disk = self.disk_mut(id);
+            let devices: Vec<_> =
+                disk.cache.iter().flat_map(|cache| &cache.segments).map(|s| s.place.device).collect();
+            let (journal, index) = disk.journal_and_index().expect("it is being made");
+            if journal.has_round() {
+                self.pump_journal(now, id);
+                return false;
+            }
+            if journal.writer.first_dump_done() {
+                // What the dump speaks of is durable with it.
+                devices.into_iter().for_each(|device| journal.wrote(device));
+                journal.begin_round();
+                self.pump_journal(now, id);
+                return true;
+            }
+            if journal.runs_in_flight() >= RUNS_MAX {
+                return false;
+            }
+            match journal.seal_run(index, |writer| !writer.first_dump_done()) {
+                Some((first, bytes)) => self.write_pages(now, id, first, bytes),
+                None => journal.begin_round(),
+            }
+        }
+    }
+
+    /// It is done.
+    fn complete(&mut self, id: DiskId, kind: Kind) {
+        let disk = self.disk_mut(id);
+        let opening = disk.opening.take().expect("it is complete");
+        let mut released = opening.released;
+        match kind {
+            Kind::Ring => {
+                let cache = disk.cache.as_mut().expect("it was made");
+                cache.index.hold_dirty();
+                disk.lost.clear();
+                let dirty: Vec<BlockNo> = cache.index.dirty_blocks().collect();
+                disk.destager.restart(dirty.into_iter());
+                disk.fenced = false;
+            }
+            Kind::Close => disk.closed = true,
+            Kind::Discard => {
+                disk.lost.clear();
+                disk.destager.restart(std::iter::empty());
+            }
+            Kind::Void => {
+                let cache = disk.cache.take().expect("it was there");
+                released.extend(cache.segments.iter().map(|segment| segment.place));
+                released.extend(disk.journal.take().expect("it was there").segments());
+                disk.destager.restart(std::iter::empty());
+            }
+        }
+        self.end_change_of_structure(id, opening.command, Ok(released));
+    }
+
+    /// It failed: the cache is what it was before.
+    fn abandon(&mut self, id: DiskId, error: CommandError) {
+        let disk = self.disk_mut(id);
+        let opening = disk.opening.take().expect("it fails");
+        if opening.kind == Kind::Ring {
+            (disk.cache, disk.journal) = match opening.old {
+                Some((cache, journal)) => (Some(cache), journal),
+                None => (None, None),
+            };
+        }
+        self.end_change_of_structure(id, opening.command, Err(error));
+    }
+
+    fn end_change_of_structure(
+        &mut self,
+        id: DiskId,
+        command: Option<CommandId>,
+        result: Result<Vec<Segment>, CommandError>,
+    ) {
+        if let Some(command) = command {
+            self.done(command, id, result);
+        }
+        let disk = self.disk_mut(id);
+        if disk.changes.is_empty() && !disk.closed {
+            disk.holds = false;
+            let held = std::mem::take(&mut disk.held);
+            self.runnable.extend(held);
+        }
+        self.unsettled.push(id);
+        if self.disk_mut(id).journal.is_some() {
+            self.wake(id);
+        }
+    }
+
+    /// Lets a request wait until the change of its disk's cache is complete.
+    pub(super) fn hold(&mut self, slot: u32) {
+        let disk = self.requests[slot].request.disk;
+        self.disk_mut(disk).held.push(slot);
+    }
+}
+
+impl Disk {
+    /// Nothing of a persistent cache is under way, so that it may change.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let journal = self.journal.as_ref().is_none_or(|journal| journal.is_idle());
+        journal && self.flash_in_flight == 0 && self.journal_in_flight == 0 && self.jobs == 0
+    }
+}
+
+/// Records the checksums that the journal does not have.
+fn prove(now: Instant, journal: &mut Journal, index: &mut Index) {
+    for sector in index.unproven_sectors() {
+        if index.is_sum_unknown(sector) {
+            continue;
+        }
+        let frame = FrameNo((sector >> index.block_shift()) as u32);
+        let inside = (sector - index.first_sector(frame)) as u8;
+        let (block, sum) = (index.block(frame), index.sum(sector));
+        journal.record(
+            now,
+            Change::Set { frame, block, sector: inside, sum, dirty: true, second: false, moved: None },
+            None,
+        );
+        index.set_unproven(sector, false);
+    }
+}
+
+/// Forgets what is dirty.
+fn drop_dirty(now: Instant, journal: &mut Journal, index: &mut Index) {
+    for sector in index.all_dirty() {
+        let frame = FrameNo((sector >> index.block_shift()) as u32);
+        let (block, first) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
+        journal.record(now, Change::Drop { frame, block, first, count: 1 }, Some(sector));
+        index.clear_valid(sector, 1);
+    }
+}
+
+fn new_journal(cache: &Cache, disk_bytes: u64, ring: NewRing) -> Result<Journal, CommandError> {
+    let CacheConfig { block_bytes, segment_bytes, .. } = cache.config;
+    let segment_frames = segment_bytes / u64::from(block_bytes);
+    let lens: Vec<usize> = ring.copies.iter().map(Vec::len).collect();
+    let pages = lens.first().map_or(0, |len| *len as u64 * (segment_bytes / PAGE_BYTES as u64));
+    let highest = cache.segments.iter().map(|segment| u64::from(segment.ordinal) + 1).max().unwrap_or(0);
+    let mut ordinals: Vec<u32> = cache.segments.iter().map(|segment| segment.ordinal).collect();
+    let descriptor = Descriptor {
+        cache: ring.cache,
+        ring: ring.number,
+        block_shift: cache.block_shift(),
+        disk_bytes,
+        identity: ring.identity,
+        segment_frames: segment_frames as u32,
+        ordinals: ordinals.clone(),
+    };
+    ordinals.sort_unstable();
+    let workable = (1..=2).contains(&lens.len())
+        && lens.iter().all(|len| *len == lens[0])
+        && pages >= ring_pages_min(u64::from(cache.index.frames()), block_bytes, segment_bytes)
+        && highest * segment_frames < u64::from(u32::MAX)
+        && ordinals.windows(2).all(|pair| pair[0] != pair[1]);
+    if !workable {
+        return Err(CommandError::Unworkable);
+    }
+    Ok(Journal::new(Writer::new(descriptor, pages), ring, segment_bytes))
+}
+
+impl Cache {
+    /// Would this change lose dirty data?
+    fn would_lose(&self, change: &CacheChange) -> bool {
+        match change {
+            CacheChange::Grow(..) | CacheChange::DiscardDirty => false,
+            CacheChange::Shrink(count, _) if (*count as usize) < self.segments.len() => {
+                self.emptiest_segments(*count as usize).iter().any(|segment| self.has_dirty(segment))
+            }
+            CacheChange::Leave(device, ..) => {
+                self.segments.iter().any(|segment| segment.place.device == *device && self.has_dirty(segment))
+            }
+            _ => true,
+        }
+    }
+
+    /// Takes the contents of a recovered cache, which has the same segments.
+    fn take_over(&mut self, recovered: Recovered, disk_bytes: u64) -> Result<(), CommandError> {
+        let fits = recovered.summary.disk_bytes == disk_bytes
+            && recovered.summary.block_bytes == self.config.block_bytes
+            && recovered.index.frames() == self.index.frames();
+        if !fits {
+            return Err(CommandError::Unworkable);
+        }
+        self.restore(recovered.index);
+        Ok(())
+    }
+}

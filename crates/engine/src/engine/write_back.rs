@@ -1,0 +1,378 @@
+//! Changes to a disk with a persistent cache: to flash, or past it with the journal's knowledge.
+//!
+//! | the range | what happens |
+//! |---|---|
+//! | whole sectors, mode write-back, room | to flash; first a commit if it holds what the journal vouches for |
+//! | in part over dirty sectors | these go to the backing first, under the same claim |
+//! | over dirty sectors | backing change, backing flush, `Drop` records, answer |
+//! | else | a mark of its zones is committed, then as in a volatile cache |
+
+use super::jobs::JobKind;
+use super::{Active, Engine, Pending, Phase};
+use crate::cache::push_run;
+use crate::claims::Range;
+use crate::command::{Layout, Mode};
+use crate::directory::whole_sectors;
+use crate::io::{Durability, IoError, IoOp, Op, Target};
+use crate::journal::{Change, Writer};
+use crate::outcome::Outcome;
+use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
+
+/// A zone's mark goes away after so long without writes, nanoseconds.
+const ZONE_QUIET_NS: u64 = 5_000_000_000;
+
+impl Engine {
+    /// A change has its claim, and its disk's cache a journal.
+    pub(super) fn change_persistent(&mut self, now: Instant, slot: u32) {
+        let Active { request, range, failed, .. } = self.requests[slot];
+        if !failed && self.goes_to_flash(slot) {
+            if self.breaks_order(request.disk, range.first, range.end, false) {
+                return self.wait_for_order(slot);
+            }
+            if self.write_to_flash(now, slot) {
+                return;
+            }
+        }
+        self.change_past_cache(now, slot);
+    }
+
+    fn goes_to_flash(&mut self, slot: u32) -> bool {
+        let Active { request, range, .. } = self.requests[slot];
+        let disk = self.disk_mut(request.disk);
+        let takes = disk.draining.is_none() && disk.journal.as_ref().is_some_and(|journal| !journal.dead);
+        let mode = disk.cache.as_ref().map(|cache| cache.config.mode);
+        let is_whole = whole_sectors(request.offset, request.len) == (range.first, range.end);
+        takes && mode == Some(Mode::WriteBack) && matches!(request.op, Op::Write(_)) && is_whole
+    }
+
+    /// Lets a change wait, without its claim, until older data is on the backing.
+    fn wait_for_order(&mut self, slot: u32) {
+        let disk = self.requests[slot].request.disk;
+        let runnable = &mut self.runnable;
+        self.claims.leave(slot, |granted| runnable.push_back(granted));
+        self.disk_mut(disk).destager.order_waiters.push(slot);
+        self.wake(disk);
+    }
+
+    /// Begins to write to flash, or to wait for the commit that has to come first. False if there is no room for all of it.
+    fn write_to_flash(&mut self, now: Instant, slot: u32) -> bool {
+        let Active { request, range, run, .. } = self.requests[slot];
+        let Engine { disks, claims, runs, .. } = self;
+        let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        let Ok(cache) = disk.serving() else { return false };
+        let full = match cache.config.layout {
+            Layout::Unified => cache.config.destage.full_permille,
+            Layout::Split { read_permille } => 1000u16.saturating_sub(read_permille),
+        };
+        let is_full = cache.dirty_permille() >= u64::from(full);
+        let is_busy = |first, end| claims.is_busy(&Range { disk: request.disk, first, end });
+        runs.clear();
+        let mut evicted = 0;
+        let mut buffer_sector = 0;
+        for span in cache.spans(range.first, range.end) {
+            let found = cache.find(span);
+            if found.is_none() && is_full {
+                return false;
+            }
+            let Ok(placed) = cache.bring(span, found, run, is_busy) else { return false };
+            evicted += placed.evicted;
+            let mut at = placed.sector;
+            while at < placed.sector + span.count {
+                let extent = cache.extent(at, placed.sector + span.count - at);
+                push_run(runs, extent, buffer_sector);
+                (at, buffer_sector) = (at + extent.count, buffer_sector + extent.count);
+            }
+        }
+        if evicted > 0 {
+            disk.record_eviction(now, evicted);
+        }
+        if self.must_commit_first(now, slot) {
+            self.requests[slot].phase = Phase::CommitThenChange;
+            self.commit(slot);
+            return true;
+        }
+        let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        disk.destager.cut(range.first, range.end);
+        let index = &mut disk.cache.as_mut().expect("just written to").index;
+        for extent in self.runs.iter().map(|run| run.extent) {
+            for sector in extent.sector..extent.sector + extent.count {
+                if !index.is_dirty(sector) {
+                    index.clear_valid(sector, 1);
+                }
+            }
+        }
+        self.requests[slot].phase = Phase::FlashWrite;
+        self.issue_runs(now, slot, IoOp::Write(Durability::Volatile));
+        true
+    }
+
+    /// Does the durable journal vouch for something that `runs` overwrite? Then records what is to be known first.
+    fn must_commit_first(&mut self, now: Instant, slot: u32) -> bool {
+        let disk = self.requests[slot].request.disk;
+        let runs = std::mem::take(&mut self.runs);
+        let (journal, index) = self.disk_mut(disk).journal_and_index().expect("it is persistent");
+        let mut must = false;
+        for extent in runs.iter().map(|run| run.extent) {
+            for sector in extent.sector..extent.sector + extent.count {
+                if index.may_overwrite(sector) {
+                    continue;
+                }
+                must = true;
+                if index.is_dirty(sector) {
+                    let frame = FrameNo((sector >> index.block_shift()) as u32);
+                    let first = (sector - index.first_sector(frame)) as u8;
+                    // From now on no dump says otherwise; it is overwritten when that is durable.
+                    index.set_unproven(sector, true);
+                    let change = Change::Unproven { frame, block: index.block(frame), first, count: 1 };
+                    journal.record(now, change, None);
+                }
+            }
+        }
+        self.runs = runs;
+        must
+    }
+
+    /// Part of a write is in flash, or is not.
+    pub(super) fn flash_write_done(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        io: &Pending,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) {
+        let Active { request, range, pending, .. } = self.requests[slot];
+        let Target::Flash(device) = io.target else { panic!("a flash write") };
+        let disk = self.disk_mut(request.disk);
+        let (journal, index) = disk.journal_and_index().expect("changes wait for flash I/O");
+        journal.wrote(device);
+        journal.urgent = true;
+        if result.is_ok() {
+            assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector written");
+            for (sector, sum) in (io.sector..).zip(sums) {
+                index.set_valid(sector, *sum);
+                if !index.is_unproven(sector) {
+                    index.set_dirty(sector);
+                    index.set_held(sector, true);
+                    let frame = FrameNo((sector >> index.block_shift()) as u32);
+                    let inside = (sector - index.first_sector(frame)) as u8;
+                    let block = index.block(frame);
+                    let change = Change::Set {
+                        frame,
+                        block,
+                        sector: inside,
+                        sum: *sum,
+                        dirty: true,
+                        second: false,
+                        moved: None,
+                    };
+                    journal.record(now, change, None);
+                }
+            }
+            if !disk.lost.is_empty() {
+                (io.sector..io.sector + io.sectors).for_each(|sector| _ = disk.lost.remove(&sector));
+            }
+        } else {
+            self.requests[slot].failed = true;
+        }
+        self.note_dirty(now, request.disk, range.first, range.end);
+        if pending > 0 {
+            return;
+        }
+        if self.requests[slot].failed {
+            return self.change_past_cache(now, slot);
+        }
+        self.requests[slot].outcome = Outcome::WriteBack;
+        if request.op == Op::Write(Durability::Durable) {
+            self.requests[slot].phase = Phase::CommitThenReply;
+            self.commit(slot);
+        } else {
+            self.end_written(now, slot, Ok(()));
+        }
+    }
+
+    /// Answers a change of which everything is where it is to be.
+    pub(super) fn end_written(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        if result.is_err() {
+            self.requests[slot].outcome = Outcome::DirtyLost;
+        }
+        self.reply(now, slot, result);
+        self.finish(slot);
+    }
+
+    /// A change goes to the backing, whatever flash holds of its range.
+    pub(super) fn change_past_cache(&mut self, now: Instant, slot: u32) {
+        let Active { request, range, .. } = self.requests[slot];
+        if self.breaks_order(request.disk, range.first, range.end, true) {
+            return self.wait_for_order(slot);
+        }
+        let (whole_first, whole_end) = whole_sectors(request.offset, request.len);
+        let disk = self.disk_mut(request.disk);
+        let cache = disk.cache.as_ref().expect("it is persistent");
+        let mut dirty_edge = None;
+        let mut over_dirty = false;
+        for span in cache.spans(range.first, range.end) {
+            let Some(sector) = cache.find(span) else { continue };
+            let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
+            for i in 0..span.count {
+                if cache.index.is_dirty(sector + i) {
+                    over_dirty = true;
+                    let moved = disk.destager.is_moved(start + i);
+                    if !moved && !(whole_first..whole_end).contains(&(start + i)) {
+                        dirty_edge = Some(start + i);
+                    }
+                }
+            }
+        }
+        self.requests[slot].over_dirty |= over_dirty;
+        if let Some(first) = dirty_edge {
+            self.requests[slot].phase = Phase::Edges;
+            let edge = Range { disk: request.disk, first, end: first + 1 };
+            if !self.transfer(now, JobKind::Edges(slot), edge) {
+                self.disk_mut(request.disk).edge_waiters.push(slot);
+            }
+            return;
+        }
+        if self.mark_zones(slot) {
+            self.requests[slot].phase = Phase::CommitThenThrough;
+            return self.commit(slot);
+        }
+        self.go_through(now, slot);
+    }
+
+    /// What was dirty at a request's edges is on the backing, or cannot be read.
+    pub(super) fn edges_destaged(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        match result {
+            Ok(()) => self.change_past_cache(now, slot),
+            Err(error) => {
+                self.requests[slot].outcome = Outcome::DirtyLost;
+                self.reply(now, slot, Err(error));
+                self.finish(slot);
+            }
+        }
+    }
+
+    /// The journal knows: the backing may be written.
+    pub(super) fn go_through(&mut self, now: Instant, slot: u32) {
+        let Active { request, range, .. } = self.requests[slot];
+        self.disk_mut(request.disk).destager.cut(range.first, range.end);
+        self.drop_sectors(now, slot, |is_dirty| !is_dirty);
+        self.change_backing(now, slot);
+    }
+
+    /// The backing durably has what replaces dirty data.
+    pub(super) fn dirty_replaced(&mut self, now: Instant, slot: u32) {
+        self.drop_sectors(now, slot, |_| true);
+        let active = &mut self.requests[slot];
+        active.over_dirty = false;
+        let op = active.request.op;
+        active.outcome =
+            if matches!(op, Op::Write(_)) { Outcome::WriteNotCopied } else { Outcome::BypassZeroing };
+        let durable = matches!(
+            op,
+            Op::Write(Durability::Durable)
+                | Op::Discard(Durability::Durable)
+                | Op::WriteZeroes(Durability::Durable, _)
+        );
+        if durable {
+            self.requests[slot].phase = Phase::CommitThenReply;
+            self.commit(slot);
+        } else {
+            self.end_written(now, slot, Ok(()));
+        }
+    }
+
+    /// Gives up what flash holds of a request's range, where `which` says so of dirty and clean sectors.
+    fn drop_sectors(&mut self, now: Instant, slot: u32, which: impl Fn(bool) -> bool) {
+        let Active { request, range, .. } = self.requests[slot];
+        let disk = self.disk_mut(request.disk);
+        let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else { return };
+        for span in cache.spans(range.first, range.end) {
+            let Some(sector) = cache.find(span) else { continue };
+            let frame = FrameNo((sector >> cache.block_shift()) as u32);
+            for i in 0..span.count {
+                let at = sector + i;
+                let is_dirty = cache.index.is_dirty(at);
+                if !cache.index.is_valid(at) || !which(is_dirty) {
+                    continue;
+                }
+                let first = (span.first + i) as u8;
+                let release = cache.index.is_held(at).then_some(at);
+                journal.record(now, Change::Drop { frame, block: span.block, first, count: 1 }, release);
+                journal.urgent |= is_dirty;
+                cache.index.clear_valid(at, 1);
+                disk.lost.remove(&at);
+            }
+        }
+    }
+
+    /// Notes that the zones of a request are being written. True if some of them had no mark, which is to be durable first.
+    fn mark_zones(&mut self, slot: u32) -> bool {
+        let Active { request, .. } = self.requests[slot];
+        let zones = self.zones_of(slot);
+        let disk = self.disk_mut(request.disk);
+        let journal = disk.journal.as_mut().expect("it is persistent");
+        let mut new = false;
+        for zone in zones {
+            disk.zones.entry(zone).or_default().0 += 1;
+            if !journal.dead && !journal.writer.is_marked(zone) {
+                journal.mark(zone);
+                new = true;
+            }
+        }
+        // One that has just been marked by another is not durable yet either.
+        let waits = new || !journal.dead && journal.marks_pending();
+        self.requests[slot].zoned = true;
+        waits
+    }
+
+    fn zones_of(&self, slot: u32) -> std::ops::RangeInclusive<usize> {
+        let Active { request, range, .. } = &self.requests[slot];
+        let size = self.disk(request.disk).config.size_bytes;
+        let zone = |sector: u64| Writer::zone_of(size, sector * SECTOR_BYTES);
+        zone(range.first)..=zone(range.end - 1)
+    }
+
+    /// A change of the backing ended, well or not.
+    pub(super) fn backing_changed(&mut self, now: Instant, slot: u32) {
+        let Active { request, zoned, .. } = self.requests[slot];
+        let disk = self.disk_mut(request.disk);
+        disk.backing_writes += 1;
+        if !zoned {
+            return;
+        }
+        self.requests[slot].zoned = false;
+        let zones = self.zones_of(slot);
+        let disk = self.disk_mut(request.disk);
+        for zone in zones {
+            let (in_flight, writes, since) = disk.zones.get_mut(&zone).expect("it was entered");
+            *in_flight -= 1;
+            (*writes, *since) = (disk.backing_writes, now);
+        }
+        disk.zones_due.get_or_insert(now + ZONE_QUIET_NS);
+    }
+
+    /// Takes marks away from zones that are quiet, and of which the backing has everything.
+    pub(super) fn pump_zones(&mut self, now: Instant, id: DiskId) {
+        let disk = self.disk_mut(id);
+        if disk.holds || disk.zones_due.is_none_or(|due| due > now) {
+            return;
+        }
+        let Some(journal) = &mut disk.journal else { return };
+        let flushed = disk.backing_flushed;
+        let mut unflushed = false;
+        disk.zones.retain(|zone, (in_flight, writes, since)| {
+            let quiet = *in_flight == 0 && now - *since >= ZONE_QUIET_NS;
+            unflushed |= quiet && *writes > flushed;
+            let done = quiet && *writes <= flushed;
+            if done {
+                journal.writer.unmark(*zone);
+            }
+            !done
+        });
+        disk.zones_due = (!disk.zones.is_empty()).then(|| now + ZONE_QUIET_NS);
+        if unflushed && !disk.destager.is_flushing() && self.flush_backing(now, id) {
+            self.disk_mut(id).destager.begin_flush();
+        }
+    }
+}

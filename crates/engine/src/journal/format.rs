@@ -1,0 +1,336 @@
+//! Bytes of a journal page, as docs/FORMAT.md has them: made here, and judged here.
+//!
+//! [`PageBuilder`] writes a page. [`Page::read`] refuses whatever is not a page of ours from end to end: magic, checksum,
+//! and then every number, so that who goes through its records and frames meets nothing out of range. All integers
+//! are little-endian.
+
+use super::crc::Crc;
+use super::{CHANGES_MAX, PAGE_BYTES, ZONES};
+
+const MAGIC: [u8; 4] = *b"hobJ";
+
+const MAGIC_AT: usize = 0x00;
+const CRC_AT: usize = 0x04;
+const SEQUENCE_AT: usize = 0x08;
+const CACHE_AT: usize = 0x10;
+const RING_AT: usize = 0x20;
+const BLOCK_SHIFT_AT: usize = 0x24;
+const FLAGS_AT: usize = 0x25;
+const CHANGES_AT: usize = 0x26;
+const COMMITTED_AT: usize = 0x28;
+const DUMP_BEGIN_AT: usize = 0x30;
+const DISK_BYTES_AT: usize = 0x38;
+const IDENTITY_AT: usize = 0x40;
+const SEGMENT_FRAMES_AT: usize = 0x60;
+const DUMP_RUNS_AT: usize = 0x64;
+const DUMP_END_AT: usize = 0x68;
+const ZONES_AT: usize = 0x80;
+/// Where change records begin.
+const RECORDS_AT: usize = 0x280;
+
+pub(super) const RECORD_BYTES: usize = 16;
+/// What precedes the frames of a run.
+pub(super) const RUN_BYTES: usize = 8;
+/// Of the dump at least, in each page.
+pub(super) const DUMP_BYTES_MIN: usize = PAGE_BYTES - RECORDS_AT - CHANGES_MAX * RECORD_BYTES;
+
+const FLAG_CLEAN: u8 = 1;
+const SET_DIRTY: u8 = 1;
+const SET_SECOND: u8 = 2;
+const NO_BLOCK: u32 = u32::MAX;
+const FRAME_VALID: u8 = 1;
+const FRAME_DIRTY: u8 = 2;
+const FRAME_UNPROVEN: u8 = 4;
+const FRAME_SECOND: u8 = 0x80;
+
+/// log2 of the sectors in the largest block.
+pub(super) const BLOCK_SHIFT_MAX: u32 = 8;
+/// Sectors in the largest block.
+pub(super) const SECTORS_MAX: usize = 1 << BLOCK_SHIFT_MAX;
+
+/// A bit for each zone.
+pub(super) type Zones = [u8; ZONES / 8];
+
+/// log2 of a zone's bytes.
+pub(super) fn zone_shift(disk_bytes: u64) -> u32 {
+    disk_bytes.div_ceil(ZONES as u64).max(1 << 20).next_power_of_two().trailing_zeros()
+}
+
+/// Bytes of a frame with all its sectors valid, in a dump.
+pub(super) fn frame_bytes_max(block_shift: u32) -> usize {
+    let sectors = 1usize << block_shift;
+    let state = if block_shift == 0 { 0 } else { 3 * sectors.div_ceil(8) };
+    4 + 1 + state + 4 * sectors
+}
+
+/// What a page says besides records and dump.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) sequence: u64,
+    pub(super) cache: [u8; 16],
+    pub(super) ring: u32,
+    pub(super) block_shift: u32,
+    pub(super) clean: bool,
+    pub(super) committed: u64,
+    pub(super) dump_begin: u64,
+    pub(super) dump_end: u64,
+    pub(super) disk_bytes: u64,
+    pub(super) identity: [u8; 32],
+    pub(super) segment_frames: u32,
+    pub(super) zones: Zones,
+}
+
+/// What a change record says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Set { sum: u32, dirty: bool, second: bool },
+    Clean,
+    Drop,
+    Unproven,
+}
+
+/// A change record. `frame` is numbered by ordinals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) kind: Kind,
+    /// First sector inside the block.
+    pub(super) first: u8,
+    /// Sectors, 1 to 256; 1 of *set*.
+    pub(super) count: u16,
+    pub(super) frame: u32,
+    pub(super) block: u32,
+}
+
+/// Bits of the sectors of one block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SectorBits([u64; SECTORS_MAX / 64]);
+
+impl SectorBits {
+    pub(super) fn get(&self, sector: usize) -> bool {
+        self.0[sector / 64] >> (sector % 64) & 1 == 1
+    }
+
+    pub(super) fn set(&mut self, sector: usize) {
+        self.0[sector / 64] |= 1 << (sector % 64);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0 == [0; SECTORS_MAX / 64]
+    }
+
+    fn is_within(&self, other: &SectorBits) -> bool {
+        self.0.iter().zip(&other.0).all(|(mine, theirs)| mine & !theirs == 0)
+    }
+
+    fn byte(&self, at: usize) -> u8 {
+        (self.0[at / 8] >> (at % 8 * 8)) as u8
+    }
+
+    /// `None` if a bit beyond `sectors` is set.
+    fn read(bytes: &[u8], sectors: usize) -> Option<SectorBits> {
+        let mut bits = SectorBits::default();
+        for (at, byte) in bytes.iter().enumerate() {
+            bits.0[at / 8] |= u64::from(*byte) << (at % 8 * 8);
+        }
+        let excess = (sectors < 64).then(|| bits.0[0] >> sectors).unwrap_or_default();
+        (excess == 0).then_some(bits)
+    }
+}
+
+/// A frame as a dump has it.
+#[derive(Clone, Debug)]
+pub(super) struct FrameState {
+    pub(super) block: u32,
+    pub(super) second: bool,
+    pub(super) valid: SectorBits,
+    pub(super) dirty: SectorBits,
+    pub(super) unproven: SectorBits,
+    /// Of valid sectors, by sector; the others mean nothing.
+    pub(super) sums: [u32; SECTORS_MAX],
+}
+
+impl FrameState {
+    pub(super) fn new() -> FrameState {
+        FrameState {
+            block: NO_BLOCK,
+            second: false,
+            valid: SectorBits::default(),
+            dirty: SectorBits::default(),
+            unproven: SectorBits::default(),
+            sums: [0; SECTORS_MAX],
+        }
+    }
+
+    /// A frame that holds nothing.
+    pub(super) fn clear(&mut self, block: u32, second: bool) {
+        self.block = block;
+        self.second = second;
+        self.valid = SectorBits::default();
+        self.dirty = SectorBits::default();
+        self.unproven = SectorBits::default();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.block == NO_BLOCK || self.valid.is_empty()
+    }
+
+    /// Its bytes, at the end of `out`.
+    fn write(&self, block_shift: u32, out: &mut Vec<u8>) {
+        if self.is_empty() {
+            out.extend(NO_BLOCK.to_le_bytes());
+            return;
+        }
+        out.extend(self.block.to_le_bytes());
+        let second = if self.second { FRAME_SECOND } else { 0 };
+        let sectors = 1usize << block_shift;
+        if block_shift == 0 {
+            let dirty = if self.dirty.get(0) { FRAME_DIRTY } else { 0 };
+            let unproven = if self.unproven.get(0) { FRAME_UNPROVEN } else { 0 };
+            out.push(second | FRAME_VALID | dirty | unproven);
+        } else {
+            out.push(second);
+            for bits in [&self.valid, &self.dirty, &self.unproven] {
+                out.extend((0..sectors.div_ceil(8)).map(|at| bits.byte(at)));
+            }
+        }
+        for sector in (0..sectors).filter(|sector| self.valid.get(*sector)) {
+            out.extend(self.sums[sector].to_le_bytes());
+        }
+    }
+
+    /// Reads a frame, and how many bytes it has. `None` if it makes no sense.
+    fn read(&mut self, bytes: &[u8], block_shift: u32) -> Option<usize> {
+        let block = u32::from_le_bytes(*bytes.first_chunk()?);
+        self.clear(block, false);
+        if block == NO_BLOCK {
+            return Some(4);
+        }
+        let flags = *bytes.get(4)?;
+        self.second = flags & FRAME_SECOND != 0;
+        let mut at = 5;
+        let sectors = 1usize << block_shift;
+        if block_shift == 0 {
+            for (bit, bits) in [
+                (FRAME_VALID, &mut self.valid),
+                (FRAME_DIRTY, &mut self.dirty),
+                (FRAME_UNPROVEN, &mut self.unproven),
+            ] {
+                if flags & bit != 0 {
+                    bits.set(0);
+                }
+            }
+        } else {
+            let len = sectors.div_ceil(8);
+            for bits in [&mut self.valid, &mut self.dirty, &mut self.unproven] {
+                *bits = SectorBits::read(bytes.get(at..at + len)?, sectors)?;
+                at += len;
+            }
+        }
+        if !self.dirty.is_within(&self.valid) || !self.unproven.is_within(&self.dirty) {
+            return None;
+        }
+        for sector in 0..sectors {
+            if self.valid.get(sector) {
+                self.sums[sector] = u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?);
+                at += 4;
+            }
+        }
+        Some(at)
+    }
+}
+
+/// A page in the making, at the end of a vector.
+pub(super) struct PageBuilder<'a> {
+    out: &'a mut Vec<u8>,
+    start: usize,
+    block_shift: u32,
+    changes: u16,
+    runs: u16,
+    /// Where the run that is being written begins, its next frame, and how many it has.
+    run: Option<(usize, u32, u32)>,
+    segment_frames: u32,
+}
+
+impl<'a> PageBuilder<'a> {
+    pub(super) fn new(header: &Header, out: &'a mut Vec<u8>) -> PageBuilder<'a> {
+        let start = out.len();
+        out.resize(start + RECORDS_AT, 0);
+        let page = &mut out[start..];
+        page[MAGIC_AT..][..4].copy_from_slice(&MAGIC);
+        page[SEQUENCE_AT..][..8].copy_from_slice(&header.sequence.to_le_bytes());
+        page[CACHE_AT..][..16].copy_from_slice(&header.cache);
+        page[RING_AT..][..4].copy_from_slice(&header.ring.to_le_bytes());
+        page[BLOCK_SHIFT_AT] = header.block_shift as u8;
+        page[FLAGS_AT] = if header.clean { FLAG_CLEAN } else { 0 };
+        page[COMMITTED_AT..][..8].copy_from_slice(&header.committed.to_le_bytes());
+        page[DUMP_BEGIN_AT..][..8].copy_from_slice(&header.dump_begin.to_le_bytes());
+        page[DUMP_END_AT..][..8].copy_from_slice(&header.dump_end.to_le_bytes());
+        page[DISK_BYTES_AT..][..8].copy_from_slice(&header.disk_bytes.to_le_bytes());
+        page[IDENTITY_AT..][..32].copy_from_slice(&header.identity);
+        page[SEGMENT_FRAMES_AT..][..4].copy_from_slice(&header.segment_frames.to_le_bytes());
+        page[ZONES_AT..][..ZONES / 8].copy_from_slice(&header.zones);
+        let (block_shift, segment_frames) = (header.block_shift, header.segment_frames);
+        PageBuilder { out, start, block_shift, changes: 0, runs: 0, run: None, segment_frames }
+    }
+
+    /// Before the first frame.
+    pub(super) fn record(&mut self, record: &Record) {
+        assert!(usize::from(self.changes) < CHANGES_MAX && self.runs == 0, "records come first");
+        self.changes += 1;
+        let (kind, flags, sum) = match record.kind {
+            Kind::Set { sum, dirty, second } => {
+                let dirty = if dirty { SET_DIRTY } else { 0 };
+                (1, dirty | if second { SET_SECOND } else { 0 }, sum)
+            }
+            Kind::Clean => (2, 0, 0),
+            Kind::Drop => (3, 0, 0),
+            Kind::Unproven => (4, 0, 0),
+        };
+        let count = record.count.checked_sub(1).expect("a record speaks of sectors") as u8;
+        self.out.extend([kind, flags, record.first, count]);
+        self.out.extend(record.frame.to_le_bytes());
+        self.out.extend(record.block.to_le_bytes());
+        self.out.extend(sum.to_le_bytes());
+    }
+
+    /// Adds a frame to the dump; `false` when it has no room.
+    pub(super) fn frame(&mut self, number: u32, state: &FrameState) -> bool {
+        let before = self.out.len();
+        let run = match self.run {
+            Some((at, next, count)) if next == number && number % self.segment_frames != 0 => {
+                (at, number.wrapping_add(1), count + 1)
+            }
+            _ => {
+                self.out.extend(number.to_le_bytes());
+                self.out.extend([0; 4]);
+                (before, number.wrapping_add(1), 1)
+            }
+        };
+        state.write(self.block_shift, self.out);
+        if self.out.len() - self.start > PAGE_BYTES {
+            self.out.truncate(before);
+            return false;
+        }
+        if run.0 == before {
+            self.runs += 1;
+        }
+        self.out[run.0 + 4..][..4].copy_from_slice(&run.2.to_le_bytes());
+        self.run = Some(run);
+        true
+    }
+
+    /// Fills the page up and adds its checksum.
+    pub(super) fn finish(self) {
+        self.out.resize(self.start + PAGE_BYTES, 0);
+        let page = &mut self.out[self.start..];
+        page[CHANGES_AT..][..2].copy_from_slice(&self.changes.to_le_bytes());
+        page[DUMP_RUNS_AT..][..2].copy_from_slice(&self.runs.to_le_bytes());
+        let crc = checksum(page);
+        page[CRC_AT..][..4].copy_from_slice(&crc.to_le_bytes());
+    }
+}
+
+/// Of a page, its own four bytes taken as zeroes.
+fn checksum(page: &[u8]) -> u32 {
+    Crc::new().add(&page[..CRC_AT]).add(&[0; 4]).add(&page[CRC_AT + 4..]).finish()
+}

@@ -1,0 +1,410 @@
+//! Writing a journal: changes go in, pages come out, and the ring always holds what recovery needs.
+//!
+//! # What its owner promises
+//!
+//! - A change is pushed after the index shows it, and a *set* after its data was written (not flushed).
+//! - [`Writer::committed`] is told of a page when it, all before it, and all data written before it was sealed are durable.
+//! - A dirty sector is *held* from the push of its *set* on: a dump may speak of it before its record is in a page.
+//! - *Clean* and *unproven* are pushed for sectors of which the *set* is committed. Whoever overwrites in place knows then
+//!   that recovery need not prove what was there.
+//!
+//! # Why the ring is long enough
+//!
+//! Let a dump take at most P pages, and at most U pages be sealed and not committed. A page *C* that is committed names the newest dump that had ended
+//! by the commit that *C* knew, at most U pages before it. The next dump had not ended then, so the named one began less than
+//! 2P pages before that. The page to be sealed is at most U after *C*. So no more than 2P + 2U pages back are ever needed.
+
+use std::collections::VecDeque;
+
+use super::format::{
+    DUMP_BYTES_MIN, FrameState, Header, Kind, PageBuilder, RUN_BYTES, Record, Zones, frame_bytes_max,
+    zone_shift,
+};
+use super::{CHANGES_MAX, ZONES};
+use crate::index::Index;
+use crate::units::{BlockNo, FrameNo};
+
+/// Pages that are sealed and not committed, at most, in any ring; small ones allow fewer.
+const UNCOMMITTED_MAX: u64 = 256;
+
+/// One thing to be recorded. Frames are numbered as in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// A sector has this checksum.
+    Set {
+        frame: FrameNo,
+        block: BlockNo,
+        /// Inside the block.
+        sector: u8,
+        sum: u32,
+        dirty: bool,
+        /// It is the second copy.
+        second: bool,
+        /// The block (of one sector) was in another frame before, which holds nothing now.
+        moved: Option<Moved>,
+    },
+    /// Sectors are on the backing too.
+    Clean { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
+    /// Sectors hold nothing.
+    Drop { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
+    /// Sectors stay dirty, and their checksums will not hold.
+    Unproven { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
+}
+
+/// Where a block was, and what with. Until the move is in a page, dumps go on saying so: else a crash in
+/// between would find the block nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub(crate) frame: FrameNo,
+    pub(crate) sum: u32,
+    pub(crate) dirty: bool,
+}
+
+/// What a ring is of.
+#[derive(Clone, Debug)]
+pub(crate) struct Descriptor {
+    pub(crate) cache: [u8; 16],
+    pub(crate) ring: u32,
+    /// log2 of the sectors in a block.
+    pub(crate) block_shift: u32,
+    pub(crate) disk_bytes: u64,
+    pub(crate) identity: [u8; 32],
+    /// A power of two.
+    pub(crate) segment_frames: u32,
+    /// By position of the segment in memory.
+    pub(crate) ordinals: Vec<u32>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    of: Descriptor,
+    pages: u64,
+    uncommitted_max: u64,
+    pending: VecDeque<Change>,
+    /// Changes pushed, and those of them in sealed pages.
+    pushed: u64,
+    recorded: u64,
+    sealed: u64,
+    committed: u64,
+    /// Of each page that is sealed and not committed, the `dump_begin` it names.
+    uncommitted: VecDeque<u64>,
+    /// The `dump_begin` that the newest committed page names; 0: none, the ring does not exist yet.
+    keep_from: u64,
+    /// The next frame to be dumped, and the page in which this dump began.
+    cursor: u32,
+    dump_begin: u64,
+    /// Dumps (first and last page) that are complete and not committed.
+    complete: VecDeque<(u64, u64)>,
+    /// The newest one that is committed, or zeroes.
+    named: (u64, u64),
+    zones: Zones,
+    /// Marks to go away once so many changes are recorded.
+    unmarks: VecDeque<(u64, usize)>,
+    closing: bool,
+    scratch: Box<FrameState>,
+}
+
+/// Pages that a dump takes at most.
+fn dump_pages_max(frames: u64, block_shift: u32, segment_frames: u64) -> u64 {
+    // How many frames fit into any page, wherever segments end in it: n frames in a row lie in at most so many segments.
+    let runs = |n: u64| if n < 2 { n } else { n.min((n - 2) / segment_frames + 2) };
+    let bytes = |n: u64| n * frame_bytes_max(block_shift) as u64 + runs(n) * RUN_BYTES as u64;
+    let mut n = DUMP_BYTES_MIN as u64 / frame_bytes_max(block_shift) as u64;
+    while bytes(n) > DUMP_BYTES_MIN as u64 {
+        n -= 1;
+    }
+    assert!(n > 0, "every page dumps a frame");
+    frames.div_ceil(n)
+}
+
+/// Pages that each copy of a ring must have for so many frames, so that a complete dump is always in it.
+/// `block_bytes` and `segment_bytes` are powers of two.
+pub fn ring_pages_min(frames: u64, block_bytes: u32, segment_bytes: u64) -> u64 {
+    let block_shift = (block_bytes / crate::units::SECTOR_BYTES as u32).trailing_zeros();
+    let dump = dump_pages_max(frames, block_shift, (segment_bytes / u64::from(block_bytes)).max(1));
+    2 * dump + 2 * (dump / 8).clamp(8, UNCOMMITTED_MAX)
+}
+
+impl Writer {
+    /// For a ring of `pages` pages, at least [`ring_pages_min`].
+    pub(crate) fn new(of: Descriptor, pages: u64) -> Writer {
+        let segment_frames = u64::from(of.segment_frames);
+        assert!(of.segment_frames.is_power_of_two());
+        let frames = of.ordinals.len() as u64 * segment_frames;
+        let dump = dump_pages_max(frames, of.block_shift, segment_frames);
+        let uncommitted_max = (pages.saturating_sub(2 * dump) / 2).min(UNCOMMITTED_MAX);
+        assert!(uncommitted_max >= 2, "a ring of {pages} pages is too short for {frames} frames");
+        let fits = |ordinal: &u32| (u64::from(*ordinal) + 1) * segment_frames <= 1 << 32;
+        assert!(of.ordinals.iter().all(fits), "frames on flash are numbered with 32 bits");
+        Writer {
+            of,
+            pages,
+            uncommitted_max,
+            pending: VecDeque::new(),
+            pushed: 0,
+            recorded: 0,
+            sealed: 0,
+            committed: 0,
+            uncommitted: VecDeque::new(),
+            keep_from: 0,
+            cursor: 0,
+            dump_begin: 0,
+            complete: VecDeque::new(),
+            named: (0, 0),
+            zones: [0; ZONES / 8],
+            unmarks: VecDeque::new(),
+            closing: false,
+            scratch: Box::new(FrameState::new()),
+        }
+    }
+
+    /// Something has changed.
+    pub(crate) fn push(&mut self, change: Change) {
+        self.pushed += 1;
+        self.pending.push_back(change);
+    }
+
+    /// Changes in no page yet.
+    pub(crate) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Would a page be full of changes?
+    pub(crate) fn has_full_page(&self) -> bool {
+        self.pending.len() >= CHANGES_MAX
+    }
+
+    /// Changes pushed so far: the number of the last one.
+    pub(crate) fn pushed(&self) -> u64 {
+        self.pushed
+    }
+
+    /// The last change that is in a sealed page. All before it are too.
+    pub(crate) fn recorded(&self) -> u64 {
+        self.recorded
+    }
+
+    /// The sequence number of the last page sealed, or 0.
+    pub(crate) fn sealed(&self) -> u64 {
+        self.sealed
+    }
+
+    /// Which page of the ring that one is.
+    pub(crate) fn page_number(&self, sequence: u64) -> u64 {
+        sequence % self.pages
+    }
+
+    /// Has every frame been dumped once?
+    pub(crate) fn first_dump_done(&self) -> bool {
+        self.named.1 > 0 || !self.complete.is_empty()
+    }
+
+    /// Would recovery find this ring? From now on it does.
+    pub(crate) fn exists(&self) -> bool {
+        self.keep_from > 0
+    }
+
+    /// Must pages be committed before another may be sealed?
+    pub(crate) fn must_wait(&self) -> bool {
+        let uncommitted = self.sealed - self.committed;
+        match (self.first_dump_done(), self.exists()) {
+            (false, _) => false,
+            // The page that names the first dump comes when this is durable, and others when that page is: were it
+            // lost and a later one kept, the ring would look damaged.
+            (true, false) => uncommitted > 0,
+            (true, true) => uncommitted >= self.uncommitted_max,
+        }
+    }
+
+    /// Is it time to commit, before somebody has to wait?
+    pub(crate) fn wants_commit(&self) -> bool {
+        self.first_dump_done() && self.sealed - self.committed >= self.uncommitted_max / 2
+    }
+
+    /// Appends one page to `out`: as many pending changes as it holds, and as much of the dump. Returns its
+    /// sequence number.
+    pub(crate) fn seal(&mut self, index: &Index, out: &mut Vec<u8>) -> u64 {
+        assert!(!self.must_wait(), "a page is sealed before others are committed");
+        assert_eq!(u64::from(index.frames()), self.frames());
+        let sequence = self.sealed + 1;
+        // Page numbers repeat: what is overwritten is of no use to recovery, whatever becomes of this write.
+        let overwritten = sequence.saturating_sub(self.pages);
+        assert!(overwritten < self.keep_from.max(1), "page {overwritten} is overwritten, and needed");
+
+        let taken = self.pending.len().min(CHANGES_MAX);
+        self.recorded += taken as u64;
+        while self.unmarks.front().is_some_and(|(after, _)| *after <= self.recorded) {
+            let (_, zone) = self.unmarks.pop_front().expect("there is one");
+            self.zones[zone / 8] &= !(1 << (zone % 8));
+        }
+        let mut page = PageBuilder::new(&self.header(sequence, taken == self.pending.len()), out);
+        for change in self.pending.drain(..taken) {
+            page.record(&self.of.record(&change));
+        }
+        if self.cursor == 0 {
+            self.dump_begin = sequence;
+        }
+        let leaving = leaving(&self.pending);
+        while self.cursor < index.frames() {
+            let frame = FrameNo(self.cursor);
+            match leaving.binary_search_by_key(&frame, |(moved, ..)| moved.frame) {
+                Ok(at) => self.scratch.show_moved(&leaving[at]),
+                Err(_) => self.scratch.show(index, frame, self.of.block_shift),
+            }
+            if !page.frame(self.of.number(frame), &self.scratch) {
+                break;
+            }
+            self.cursor += 1;
+        }
+        page.finish();
+        if self.cursor == index.frames() {
+            self.cursor = 0;
+            self.complete.push_back((self.dump_begin, sequence));
+        }
+        self.sealed = sequence;
+        self.uncommitted.push_back(self.named.0);
+        sequence
+    }
+
+    fn header(&self, sequence: u64, nothing_left: bool) -> Header {
+        Header {
+            sequence,
+            cache: self.of.cache,
+            ring: self.of.ring,
+            block_shift: self.of.block_shift,
+            clean: self.closing && nothing_left,
+            // A ring that does not exist has nothing that could be missing.
+            committed: if self.named.0 > 0 { self.committed } else { 0 },
+            dump_begin: self.named.0,
+            dump_end: self.named.1,
+            disk_bytes: self.of.disk_bytes,
+            identity: self.of.identity,
+            segment_frames: self.of.segment_frames,
+            zones: self.zones,
+        }
+    }
+
+    fn frames(&self) -> u64 {
+        self.of.ordinals.len() as u64 * u64::from(self.of.segment_frames)
+    }
+
+    /// Every page up to this one is durable, with the data that was written before it was sealed.
+    pub(crate) fn committed(&mut self, sequence: u64) {
+        assert!(sequence <= self.sealed);
+        while self.committed < sequence {
+            self.committed += 1;
+            self.keep_from = self.uncommitted.pop_front().expect("one for each page");
+        }
+        while self.complete.front().is_some_and(|(_, end)| *end <= self.committed) {
+            self.named = self.complete.pop_front().expect("there is one");
+        }
+    }
+
+    /// The zone of a byte of the disk.
+    pub(crate) fn zone_of(disk_bytes: u64, offset: u64) -> usize {
+        debug_assert!(offset < disk_bytes);
+        (offset >> zone_shift(disk_bytes)) as usize
+    }
+
+    /// From the next page on: a crash drops what is clean in this zone.
+    pub(crate) fn mark(&mut self, zone: usize) {
+        self.unmarks.retain(|(_, unmarked)| *unmarked != zone);
+        self.zones[zone / 8] |= 1 << (zone % 8);
+    }
+
+    /// Is it marked, and to stay so?
+    pub(crate) fn is_marked(&self, zone: usize) -> bool {
+        self.zones[zone / 8] >> (zone % 8) & 1 == 1
+            && self.unmarks.iter().all(|(_, unmarked)| *unmarked != zone)
+    }
+
+    /// The mark goes away, in the first page by which everything pushed until now is recorded.
+    pub(crate) fn unmark(&mut self, zone: usize) {
+        if self.is_marked(zone) {
+            self.unmarks.push_back((self.pushed, zone));
+        }
+    }
+
+    /// The next page by which everything is recorded says that nothing follows it.
+    pub(crate) fn set_clean(&mut self) {
+        self.closing = true;
+    }
+
+    /// Memory, bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        let pending = self.pending.capacity() * size_of::<Change>();
+        let pages = self.uncommitted.capacity() * 8 + self.complete.capacity() * 16;
+        let zones = size_of::<Zones>() + self.unmarks.capacity() * 16;
+        (pending + pages + zones + self.of.ordinals.capacity() * 4 + size_of::<FrameState>()) as u64
+    }
+}
+
+/// Frames that dumps must not show empty yet, in order: blocks moved out of them, and no page says so.
+fn leaving(pending: &VecDeque<Change>) -> Vec<(Moved, BlockNo, bool)> {
+    let mut leaving: Vec<_> = pending
+        .iter()
+        .filter_map(|change| match *change {
+            Change::Set { block, second, moved: Some(moved), .. } => Some((moved, block, second)),
+            _ => None,
+        })
+        .collect();
+    leaving.sort_by_key(|(moved, ..)| moved.frame);
+    leaving
+}
+
+impl Descriptor {
+    /// What flash calls a frame.
+    fn number(&self, frame: FrameNo) -> u32 {
+        let segment = (frame.0 / self.segment_frames) as usize;
+        self.ordinals[segment] * self.segment_frames + frame.0 % self.segment_frames
+    }
+
+    fn record(&self, change: &Change) -> Record {
+        let (kind, frame, block, first, count) = match *change {
+            Change::Set { frame, block, sector, sum, dirty, second, .. } => {
+                (Kind::Set { sum, dirty, second }, frame, block, sector, 1)
+            }
+            Change::Clean { frame, block, first, count } => (Kind::Clean, frame, block, first, count),
+            Change::Drop { frame, block, first, count } => (Kind::Drop, frame, block, first, count),
+            Change::Unproven { frame, block, first, count } => (Kind::Unproven, frame, block, first, count),
+        };
+        assert!(u32::from(first) + u32::from(count) <= 1 << self.block_shift, "sectors of one block");
+        Record { kind, first, count, frame: self.number(frame), block: block.0 }
+    }
+}
+
+impl FrameState {
+    /// As the index has it.
+    fn show(&mut self, index: &Index, frame: FrameNo, block_shift: u32) {
+        let first = index.first_sector(frame);
+        if index.block_is_empty(first) {
+            self.clear(u32::MAX, false);
+            return;
+        }
+        self.clear(index.block(frame).0, index.first_of(frame).is_some());
+        for i in 0..1usize << block_shift {
+            let sector = first + i as u64;
+            if index.is_valid(sector) {
+                self.valid.set(i);
+                self.sums[i] = index.sum(sector);
+                if index.is_dirty(sector) {
+                    self.dirty.set(i);
+                }
+                if index.is_unproven(sector) {
+                    self.unproven.set(i);
+                }
+            }
+        }
+    }
+
+    /// As it was before its block moved away.
+    fn show_moved(&mut self, (moved, block, second): &(Moved, BlockNo, bool)) {
+        self.clear(block.0, *second);
+        self.valid.set(0);
+        self.sums[0] = moved.sum;
+        if moved.dirty {
+            self.dirty.set(0);
+        }
+    }
+}
