@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
-use hob_control::{DiskState, Endpoint, Size};
+use hob_control::{CacheState, DiskState, Endpoint, Size};
 use hob_lab::prng::Prng;
 use hob_storage::volatile::{Flushes, VolatileOptions};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -37,6 +37,9 @@ use setup::{SETUPS, Setup, Stage};
 
 /// Requests in the load before the clean end of each setup.
 const LAST_REQUESTS: u64 = 2_000;
+
+/// How long the last drain may take: there is little to drain, and the backing is a file.
+const DRAIN_MAX: Duration = Duration::from_secs(120);
 
 /// Milliseconds of load before a kill from outside: from, and so many more at most.
 const LOAD_MS: (u64, u64) = (10, 250);
@@ -177,6 +180,7 @@ fn failure(args: &Selftest, setup: &Setup, seed: u64, kept: &Path) -> String {
 
 /// One setup on its way.
 struct Trial<'a> {
+    setup: &'a Setup,
     stage: Stage,
     flushes: Flushes,
     model: Model,
@@ -189,7 +193,7 @@ struct Trial<'a> {
 impl<'a> Trial<'a> {
     fn new(
         args: &Selftest,
-        setup: &Setup,
+        setup: &'a Setup,
         seed: u64,
         scratch: &Path,
         stop: &'a AtomicBool,
@@ -199,6 +203,7 @@ impl<'a> Trial<'a> {
         // Of the name, so that a setup tested alone does the same.
         let seed = setup.name.bytes().fold(seed, |seed, byte| seed.wrapping_mul(31) ^ u64::from(byte));
         Ok(Trial {
+            setup,
             stage: Stage::make(scratch.join(setup.name), setup, size, &args.ring)?,
             flushes: if args.ignore_flushes { Flushes::Ignored } else { Flushes::Honest },
             model: Model::new(seed, size / UNIT_BYTES as u64),
@@ -281,34 +286,72 @@ impl<'a> Trial<'a> {
 
     /// Is the disk served as it was set up? A test of a cache that is not there would find nothing.
     fn look(&self) -> anyhow::Result<()> {
-        let global = Global {
+        let disk = converse(&self.global(), async |client| Ok(client.disk("disk").await?))?;
+        let cache = disk.cache.context("the daemon did not set the cache up; its log says why")?;
+        ensure!(disk.state == DiskState::Online, "the disk is not online: {:?}", disk.reason);
+        ensure!(cache.state != CacheState::None, "the cache is not on: {:?}", cache.reason);
+        ensure!(cache.mode == self.setup.mode, "the cache's mode is {}, not {}", cache.mode, self.setup.mode);
+        Ok(())
+    }
+
+    /// Has the daemon bring to the backing what only flash has.
+    fn drain(&self) -> anyhow::Result<()> {
+        converse(&self.global(), async |client| {
+            client.drain("disk").await?;
+            let start = Instant::now();
+            loop {
+                let dirty = client.disk("disk").await?.cache.and_then(|cache| cache.dirty);
+                match dirty {
+                    Some(dirty) if dirty.size.bytes() > 0 || dirty.draining => {
+                        let (size, why) = (dirty.size, dirty.why.unwrap_or_default());
+                        ensure!(start.elapsed() < DRAIN_MAX, "{size} are not drained: {why}");
+                    }
+                    _ => return Ok(()),
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+    }
+
+    fn global(&self) -> Global {
+        Global {
             control: Some(Endpoint::Unix(self.stage.control_socket())),
             token_file: None,
             output: super::output::Format::Table,
             log: None,
-        };
-        let disk = converse(&global, async |client| Ok(client.disk("disk").await?))?;
-        let cache = disk.cache.context("the daemon did not set the cache up; its log says why")?;
-        ensure!(disk.state == DiskState::Online, "the disk is not online: {:?}", disk.reason);
-        ensure!(cache.state != hob_control::CacheState::None, "the cache is not on: {:?}", cache.reason);
-        Ok(())
+        }
     }
 
-    /// The clean end: nothing that was answered may be missing, flushed or not.
+    /// Two clean ends: nothing that was answered may be missing, flushed or not. After the first, the next daemon
+    /// must know it; it drains, and after the second the backing has it all.
     fn peace(&mut self) -> anyhow::Result<()> {
+        self.live_in_peace(LAST_REQUESTS, |_| Ok(()))?;
+        let drain = |trial: &Self| match trial.setup.mode {
+            "write-back" => trial.drain(),
+            _ => Ok(()),
+        };
+        self.live_in_peace(0, drain).context("after a clean restart")?;
+        self.check_backing().context("the backing after a clean end")
+    }
+
+    /// A daemon from its start to an end that it was asked for.
+    fn live_in_peace(
+        &mut self,
+        requests: u64,
+        then: impl FnOnce(&Self) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         let mut daemon = self.start(None)?;
         let dialogue = daemon.connect(&self.stage)?.context("somebody else killed the daemon")?;
         let stop = self.stop;
         let mut client = self.client(dialogue);
-        let used = client.check_disk().and_then(|()| client.load(LAST_REQUESTS, stop));
-        match used {
+        match client.check_disk().and_then(|()| client.load(requests, stop)) {
             Ok(()) => {}
             Err(Trouble::Cut) => return Err(anyhow!("the daemon closed the connection by itself")),
             Err(Trouble::Wrong(error)) => return Err(error),
         }
         drop(client);
-        daemon.stop()?;
-        self.check_backing().context("the backing after a clean end")
+        then(self)?;
+        daemon.stop()
     }
 
     fn check_backing(&mut self) -> anyhow::Result<()> {

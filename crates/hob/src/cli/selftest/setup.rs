@@ -13,16 +13,65 @@ use tempfile::TempDir;
 pub(super) struct Setup {
     /// For `--setup`.
     pub(super) name: &'static str,
+    /// What the daemon must say its mode is.
+    pub(super) mode: &'static str,
     /// Files of the pool.
     devices: usize,
     /// Lines of `[disk.cache]` in hob.toml.
     settings: &'static str,
 }
 
-/// Every one.
+/// Every one. Together they have each mode that caches writes, with and without a journal, one copy and two,
+/// blocks that are replaced and blocks that are overwritten, and each preset that writes back.
 pub(super) const SETUPS: &[Setup] = &[
-    Setup { name: "write-through", devices: 1, settings: "block_size = \"4K\"" },
-    Setup { name: "write-through-64k", devices: 2, settings: "block_size = \"64K\"" },
+    Setup { name: "write-through", mode: "write-through", devices: 1, settings: r#"block_size = "4K""# },
+    Setup {
+        name: "write-back",
+        mode: "write-back",
+        devices: 1,
+        settings: r#"mode = "write-back"
+            block_size = "4K"
+            dirty_start = 20
+            dirty_stop = 10
+            dirty_age_max = 1"#,
+    },
+    Setup {
+        name: "two-copies",
+        mode: "write-back",
+        devices: 2,
+        settings: r#"mode = "write-back"
+            block_size = "8K"
+            copies = "2-dirty"
+            dirty_age_max = 2"#,
+    },
+    Setup {
+        name: "large-blocks",
+        mode: "write-back",
+        devices: 2,
+        settings: r#"mode = "write-back"
+            block_size = "64K"
+            dirty_start = 50
+            dirty_stop = 20"#,
+    },
+    Setup {
+        name: "ordered",
+        mode: "write-back",
+        devices: 1,
+        settings: r#"mode = "write-back"
+            block_size = "4K"
+            ordered = true
+            dirty_age_max = 1"#,
+    },
+    Setup {
+        name: "persistent",
+        mode: "write-through",
+        devices: 2,
+        settings: r#"block_size = "16K"
+            persistent = true"#,
+    },
+    Setup { name: "fast-cache", mode: "write-back", devices: 2, settings: r#"preset = "fast-cache""# },
+    Setup { name: "vsan", mode: "write-back", devices: 1, settings: r#"preset = "vsan""# },
+    Setup { name: "zbs", mode: "write-back", devices: 2, settings: r#"preset = "zbs""# },
 ];
 
 /// Where one setup lives.
