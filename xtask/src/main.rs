@@ -3,6 +3,7 @@
 mod bench;
 mod packages;
 mod shell;
+mod simulate;
 mod test;
 #[cfg(test)]
 mod tidy;
@@ -24,6 +25,8 @@ enum Command {
     Test(test::Arguments),
     /// Install the Debian packages that the conformance suite and the benches need
     Install,
+    /// Histories of the engine in the simulated world, until one breaks a promise
+    Simulate(simulate::Arguments),
     /// Measurements against other programs
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Test(arguments) => test::run(&arguments),
         Command::Install => packages::install(),
+        Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
     };
     match result {

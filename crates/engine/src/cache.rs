@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::command::{CacheConfig, CommandError, Copies, DataSegment, Destage, Mode};
+use crate::command::{CacheConfig, CommandError, Copies, DataSegment, Destage, Layout, Mode};
 use crate::directory::Directory;
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DeviceId, FrameNo, SECTOR_BYTES};
 
@@ -91,6 +91,23 @@ impl Cache {
             }
             _ => Err(CommandError::Unworkable),
         }
+    }
+
+    /// Before a block comes in by a read: in a split cache, clean blocks keep to their share. Returns how many
+    /// had to leave.
+    #[inline]
+    pub(crate) fn keep_to_read_share(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> u64 {
+        let Layout::Split { read_permille } = self.config.layout else { return 0 };
+        let share = u64::from(self.index.frames()) * u64::from(read_permille) / 1000;
+        let dirty = self.index.dirty_sectors().div_ceil(1 << self.block_shift());
+        let mut gone = 0;
+        while self.index.blocks_holding_data() - dirty.min(self.index.blocks_holding_data()) >= share.max(1) {
+            match self.evict(&is_busy) {
+                Some(evicted) => gone += evicted,
+                None => break,
+            }
+        }
+        gone
     }
 
     /// Takes settings that concern no contents.

@@ -146,7 +146,7 @@ impl Directory {
     }
 
     /// Frees one frame. Returns how many blocks with data that cost: 0 or 1.
-    fn evict(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Option<u64> {
+    pub(crate) fn evict(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Option<u64> {
         let (index, shift) = (&self.index, self.block_shift);
         let frame = self.policy.evict(&mut |frame| {
             let block = index.block(frame);

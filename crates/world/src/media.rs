@@ -7,6 +7,7 @@
 
 mod backing;
 mod flash;
+mod medium;
 
 use hob_engine::io::Io;
 
@@ -14,6 +15,7 @@ use crate::content::{Tag, UNIT_BYTES};
 use crate::dice::{Dice, scatter};
 pub use backing::{Backing, BackingFaults};
 pub use flash::{Ailment, Flash, FlashFaults};
+use medium::Medium;
 
 /// Lies that a device can be made to tell, to see whether the checkers notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +30,19 @@ pub enum Lie {
     EarlyAcknowledgement,
     /// Of long writes only the first half takes effect.
     HalfWrite,
+    /// Flushes of flash are acknowledged and make nothing durable.
+    EmptyFlashFlush,
+    /// Now and then a page of the journal is reported written and was not.
+    LostJournalPage,
+}
+
+/// How a life of the engine ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crash {
+    /// Devices keep what is durable, and any part of the rest.
+    PowerCut,
+    /// The process is killed: devices keep everything that completed, and any part of what was in flight.
+    Kill,
 }
 
 /// An I/O that a device has ended.
@@ -41,6 +56,16 @@ pub struct Done {
     pub tags: Vec<Tag>,
     /// The checksums storage computes.
     pub sums: Vec<u32>,
+}
+
+/// A change that was in flight when nobody could be told any more: each part of it may happen.
+fn abandon(change: &Transfer, medium: &mut Medium, dice: &mut Dice) {
+    let share = dice.pick(&[0, 500, 1000]);
+    for unit in change.moving(Moment::Completion) {
+        if dice.chance(share) {
+            medium.put(unit, change.tags[unit - change.first], dice);
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

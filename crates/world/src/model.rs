@@ -4,6 +4,10 @@
 //! the model keeps the moment before which a change must have ended to be certainly overwritten
 //! (`floor`), so one comparison tells whether a value is stale. Moments are counted, not measured.
 //!
+//! A disk whose cache writes back *lags*: its backing need not hold what was acknowledged, and is not looked at
+//! until everything has been drained. A crash ends all changes that went on, and takes the floors down to
+//! what is durable; what a read has returned since the crash before stays.
+//!
 //! Refused: guessing which of several overlapping changes won. Where that is open, each may have.
 
 use crate::content::{self, Tag, ZERO};
@@ -71,6 +75,24 @@ pub struct Model {
     units: Vec<Unit>,
     /// Acknowledged and not durable.
     unflushed: Vec<u32>,
+    lags: bool,
+    /// When the last crash was.
+    crashed: u32,
+    /// What the last crash left is durable: the power failed, or a flush has been acknowledged since.
+    settled: bool,
+    /// Changes before this one (an index) may be lost although they were durable: the owner gave them up.
+    forgotten: usize,
+}
+
+/// What a crash takes from a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Nothing that was acknowledged, but devices still hold it in volatile memory.
+    Nothing,
+    /// The process only: what was acknowledged and not durable, if flash had it and the journal did not.
+    Unrecorded,
+    /// Everything that was not durable.
+    Unflushed,
 }
 
 impl Model {
@@ -87,7 +109,21 @@ impl Model {
             ended_before: 1,
             units: vec![unit; units as usize],
             unflushed: vec![],
+            lags: false,
+            crashed: 0,
+            settled: true,
+            forgotten: 0,
         }
+    }
+
+    /// Does the backing lag behind? Then it is not compared.
+    pub fn set_lags(&mut self, lags: bool) {
+        self.lags = lags;
+    }
+
+    /// Does the backing lag behind?
+    pub fn lags(&self) -> bool {
+        self.lags
     }
 
     fn tick(&mut self) -> u32 {
@@ -128,7 +164,7 @@ impl Model {
         for at in change.first..change.end {
             let unit = &mut self.units[at as usize];
             let alone = unit.active == 1 && unit.last_began == change.began && unit.last_ended < change.began;
-            if ok && alone && change.kind != Kind::Discard {
+            if ok && alone && !self.lags && change.kind != Kind::Discard {
                 let expected = if change.kind == Kind::Zero { ZERO } else { content::tag(serial, disk, at) };
                 let (now, durable) = (now[at as usize], durable[at as usize]);
                 ensure!(
@@ -167,6 +203,7 @@ impl Model {
         let (flushed, rest) =
             self.unflushed.iter().partition(|serial| self.changes[**serial as usize - 1].ended < began);
         self.unflushed = rest;
+        self.settled |= self.crashed < began;
         let flushed: Vec<u32> = flushed;
         for serial in flushed {
             let change = &mut self.changes[serial as usize - 1];
@@ -175,7 +212,11 @@ impl Model {
                 let unit = &self.units[at];
                 let quiet = unit.active == 0 && unit.last_began < began && unit.last_ended < began;
                 let is_durable = now[at] == durable[at];
-                ensure!(!quiet || is_durable, "disk {} unit {at}: flushed {serial} not durable", self.disk);
+                ensure!(
+                    !quiet || is_durable || self.lags,
+                    "disk {} unit {at}: flushed {serial} not durable",
+                    self.disk
+                );
             }
         }
         Ok(())
@@ -202,7 +243,8 @@ impl Model {
                 continue;
             }
             let held = now[at as usize];
-            ensure!(*value == held, "disk {disk} unit {at}: read {value:x}, backing holds {held:x}");
+            let same = *value == held || self.lags;
+            ensure!(same, "disk {disk} unit {at}: read {value:x}, backing holds {held:x}");
             let pinned = *unit.pinned.get_or_insert(*value);
             ensure!(*value == pinned, "disk {disk} unit {at}: read {value:x}, and {pinned:x} before");
         }
@@ -257,17 +299,105 @@ impl Model {
 
     /// Power failed and `media` is what was left: nothing in it may be older than a durable change.
     pub fn check_power_cut(&self, media: &[Tag]) -> Result<(), Violation> {
-        let mut floors = vec![0; media.len()];
-        for change in self.changes.iter().filter(|change| change.durable && change.kind != Kind::Discard) {
-            for floor in &mut floors[change.first as usize..change.end as usize] {
-                *floor = change.began.max(*floor);
-            }
-        }
-        for (at, (value, floor)) in media.iter().zip(floors).enumerate() {
+        for (at, (value, floor)) in media.iter().zip(self.durable_floors()).enumerate() {
             let lost = self.ended(*value, at as u32)? < floor;
             ensure!(!lost, "disk {} unit {at}: {value:x} after a power cut, durable change lost", self.disk);
         }
         Ok(())
+    }
+
+    /// For each unit, when the last durable change began.
+    fn durable_floors(&self) -> Vec<u32> {
+        let mut floors = vec![0; self.units.len()];
+        for change in self.changes.iter().skip(self.forgotten) {
+            if change.durable && change.kind != Kind::Discard {
+                for floor in &mut floors[change.first as usize..change.end as usize] {
+                    *floor = change.began.max(*floor);
+                }
+            }
+        }
+        floors
+    }
+
+    /// The engine is gone. Changes that went on may have happened, in part or not at all. Of those that
+    /// were acknowledged, what `loss` says may be gone, unit by unit.
+    pub fn crash(&mut self, loss: Loss) {
+        let moment = self.tick();
+        let floors = if loss == Loss::Nothing { vec![] } else { self.durable_floors() };
+        for change in &mut self.changes[self.ended_before..] {
+            if change.ended == PENDING {
+                change.ended = moment;
+            }
+        }
+        self.ended_before = self.changes.len();
+        for (at, unit) in self.units.iter_mut().enumerate() {
+            if unit.active > 0 {
+                unit.last_ended = moment;
+            }
+            if unit.zeroing > 0 {
+                unit.zeroed = moment;
+            }
+            (unit.active, unit.zeroing) = (0, 0);
+            let stays = self.settled && unit.last_began < self.crashed || loss == Loss::Nothing;
+            if !stays {
+                unit.pinned = None;
+            }
+            if let Some(floor) = floors.get(at) {
+                unit.floor = *floor;
+            }
+        }
+        if loss != Loss::Nothing {
+            self.unflushed.clear();
+        }
+        self.settled = loss == Loss::Unflushed;
+        self.crashed = moment;
+    }
+
+    /// The owner gave up what the backing does not hold, which is `backing` at this moment: every unit may read as
+    /// that, or as anything newer.
+    pub fn forget(&mut self, backing: &[Tag]) -> Result<(), Violation> {
+        for (at, value) in backing.iter().enumerate() {
+            let ended = self.ended(*value, at as u32)?;
+            let unit = &mut self.units[at];
+            unit.floor = unit.floor.min(ended);
+            unit.pinned = None;
+        }
+        self.forgotten = self.changes.len();
+        self.unflushed.clear();
+        Ok(())
+    }
+
+    /// Nothing is known to have been durable: every unit may read as anything that it ever held.
+    pub fn forget_all(&mut self) {
+        for unit in &mut self.units {
+            (unit.floor, unit.pinned) = (0, None);
+        }
+        self.forgotten = self.changes.len();
+        self.unflushed.clear();
+    }
+
+    /// Nothing goes on, and the disk holds what the backing holds, whatever that is.
+    pub fn adopt(&mut self, backing: &[Tag]) -> Result<(), Violation> {
+        self.forget(backing)?;
+        for (unit, value) in self.units.iter_mut().zip(backing) {
+            unit.pinned = Some(*value);
+        }
+        Ok(())
+    }
+
+    /// Somebody wrote to the backing while nobody looked after the disk: units of one change, there and durable.
+    pub fn changed_behind(&mut self, first: u32, count: u32) -> u32 {
+        let serial = self.begin_change(Kind::Data, first, count);
+        let ended = self.tick();
+        let change = &mut self.changes[serial as usize - 1];
+        (change.ended, change.ok, change.durable) = (ended, true, true);
+        for unit in &mut self.units[first as usize..(first + count) as usize] {
+            unit.active -= 1;
+            unit.last_ended = ended;
+            unit.floor = unit.last_began;
+        }
+        self.ended_before = self.changes.len();
+        serial
     }
 }
 

@@ -58,6 +58,11 @@ impl<E> Queue<E> {
         self.events.peek().map(|entry| entry.at)
     }
 
+    /// Forgets events that will not happen.
+    pub fn retain(&mut self, mut keep: impl FnMut(&E) -> bool) {
+        self.events.retain(|entry| keep(&entry.event));
+    }
+
     /// Takes the next event.
     pub fn pop(&mut self) -> Option<(Instant, E)> {
         self.events.pop().map(|entry| (entry.at, entry.event))
@@ -75,6 +80,8 @@ mod tests {
             queue.push(Instant(at), name);
         }
         assert_eq!(queue.next_at(), Some(Instant(3)));
+        queue.push(Instant(4), "x");
+        queue.retain(|name| *name != "x");
         let names: String = std::iter::from_fn(|| queue.pop()).map(|(_, name)| name).collect();
         assert_eq!(names, "abcde");
     }

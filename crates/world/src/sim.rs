@@ -1,5 +1,7 @@
 //! One history: guests, the engine, its devices and the daemon's commands, in virtual time.
 //!
+//! A history has one life of the engine, or several, with crashes between them (`lives`, `recovery`, `finish`).
+//!
 //! The loop is the shard loop with a priority queue in place of the ring: take what happens next,
 //! tell the engine, carry out what it asks for. What is checked on the way:
 //!
@@ -13,27 +15,36 @@
 //! - everything ends, in bounded virtual time, with nothing left over.
 
 mod audit;
+mod commands;
+mod finish;
 mod guest;
+mod lives;
+mod owner;
 mod pool;
+mod recovery;
+mod report;
+mod sabotage;
 mod scenario;
 mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use hob_engine::Engine;
-use hob_engine::command::{Access, CacheConfig, Command, Segment};
-use hob_engine::outcome::Outcome;
+use hob_engine::command::{Access, CacheConfig, Command, CommandError, Segment};
 use hob_engine::units::{BufferId, CommandId, DeviceId, Instant, IoId, RequestId};
 
-use crate::content::{UNIT_BYTES, tag};
+use crate::content::{UNIT_BYTES, Written, tag};
 use crate::dice::Dice;
 use crate::media::{Backing, Flash, Lie};
 use crate::model::{Kind, Model};
 use crate::queue::Queue;
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
+use lives::Lent;
+use owner::Owner;
 use pool::Asked;
-use scenario::Scenario;
+pub use report::Report;
+use scenario::{End, Scenario};
 use traffic::{Buffer, InFlight};
 
 /// No history takes longer, nanoseconds of virtual time.
@@ -55,6 +66,8 @@ pub struct Options {
     pub commands: bool,
     /// Some histories end with a power cut.
     pub power_cuts: bool,
+    /// Histories have several lives, and caches may be persistent and write back.
+    pub lives: bool,
     /// Something is broken on purpose: the run must fail.
     pub sabotage: Option<Sabotage>,
 }
@@ -67,8 +80,16 @@ impl Default for Options {
             sound_backings: false,
             commands: true,
             power_cuts: true,
+            lives: false,
             sabotage: None,
         }
+    }
+}
+
+impl Options {
+    /// Histories of several lives: persistent caches, write-back, crashes and recovery.
+    pub fn lives() -> Self {
+        Options { requests: 200, lives: true, ..Options::default() }
     }
 }
 
@@ -91,50 +112,14 @@ pub enum Sabotage {
     Uncounted,
     /// Now and then a completion is lost.
     LostCompletion,
-}
-
-/// What a history contained.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Requests answered, by outcome.
-    pub outcomes: [u64; Outcome::COUNT],
-    /// Requests handed back because too many were in flight.
-    pub handed_back: u64,
-    /// Commands that ended, well or not.
-    pub commands: u64,
-    /// Devices fenced.
-    pub fences: u64,
-    /// Caches that lost segments by themselves.
-    pub losses: u64,
-    /// Devices that stopped answering in time.
-    pub stalls: u64,
-    /// Devices that answered again.
-    pub resumptions: u64,
-    /// Flash writes over sectors being read or written, with the content that belongs there.
-    pub repairs_under_reads: u64,
-    /// Blocks evicted.
-    pub evictions: u64,
-    /// Did it end with a power cut?
-    pub power_cuts: u64,
-    /// How long it took, nanoseconds of virtual time.
-    pub took_ns: u64,
-}
-
-impl Report {
-    /// Adds another history's figures.
-    pub fn add(&mut self, other: &Report) {
-        self.outcomes.iter_mut().zip(other.outcomes).for_each(|(a, b)| *a += b);
-        self.handed_back += other.handed_back;
-        self.commands += other.commands;
-        self.fences += other.fences;
-        self.losses += other.losses;
-        self.stalls += other.stalls;
-        self.resumptions += other.resumptions;
-        self.repairs_under_reads += other.repairs_under_reads;
-        self.evictions += other.evictions;
-        self.power_cuts += other.power_cuts;
-        self.took_ns += other.took_ns;
-    }
+    /// Recovery takes every sector of a tail as proved.
+    UncheckedTail,
+    /// Change records of a page are applied in the wrong order.
+    ReorderedRecords,
+    /// Recovery does not look at the newest ring, and old ones are kept.
+    IgnoredNewestRing,
+    /// Clean data is served although the backing has changed.
+    ServedStale,
 }
 
 /// Lives the history of this seed.
@@ -151,6 +136,7 @@ enum Event {
     Command,
     Ailment(usize),
     PowerCut,
+    End(End),
 }
 
 /// Who performs an I/O.
@@ -168,8 +154,23 @@ struct Disk {
     present: bool,
     /// Being removed.
     leaving: bool,
+    /// Data segments of its cache.
     segments: BTreeSet<Segment>,
     config: Option<CacheConfig>,
+    /// What the pool's table says of its cache, if that is persistent.
+    owner: Option<Owner>,
+    /// Counts changes of its backing by others, where its identity shows them.
+    generation: u64,
+    /// Guests wait for its cache.
+    gated: bool,
+    /// Times in a row that its recovered cache did not get into service.
+    attempts: u32,
+    /// Its cache reported dirty data lost.
+    dirty_lost: bool,
+    /// Since when writes go to the backing, by `World::clock`, if they do.
+    writes_through_since: Option<u64>,
+    /// When it had nothing in flight last, by `World::clock`.
+    quiet_at: u64,
     /// When its cache changed last, by `World::clock`.
     changed: u64,
     tally: Tally,
@@ -179,6 +180,13 @@ struct Disk {
 impl Disk {
     fn units(&self) -> u64 {
         self.backing.now().len() as u64
+    }
+
+    /// What the daemon knows the backing by.
+    fn identity(&self) -> [u8; 32] {
+        let mut identity = [7; 32];
+        identity[..8].copy_from_slice(&self.generation.to_le_bytes());
+        identity
     }
 }
 
@@ -197,6 +205,12 @@ struct World<'a> {
     fenced: BTreeSet<DeviceId>,
     asked: BTreeMap<CommandId, Asked>,
     commands: u64,
+    /// How commands ended, in a history of several lives.
+    ended: BTreeMap<CommandId, Result<(), CommandError>>,
+    /// Persistent caches made so far.
+    caches: u64,
+    /// Of the segments that a command released, those of rings.
+    ring_segments_released: usize,
     requests: BTreeMap<RequestId, InFlight>,
     /// Requests made so far.
     made: u64,
@@ -204,6 +218,12 @@ struct World<'a> {
     left: u32,
     buffers: BTreeMap<BufferId, Buffer>,
     spare: Vec<BufferId>,
+    /// The engine's own buffers.
+    lent: BTreeMap<BufferId, Lent>,
+    /// Contents of journal pages.
+    written: Written,
+    /// The daemon is ending.
+    stopping: bool,
     ios: BTreeSet<IoId>,
     has_power: bool,
     report: Report,
@@ -229,6 +249,13 @@ impl<'a> World<'a> {
             leaving: false,
             segments: BTreeSet::new(),
             config: None,
+            owner: None,
+            generation: 0,
+            gated: false,
+            attempts: 0,
+            dirty_lost: false,
+            writes_through_since: None,
+            quiet_at: 0,
             changed: 0,
             tally: Tally::default(),
             fetches: vec![],
@@ -247,11 +274,17 @@ impl<'a> World<'a> {
             fenced: BTreeSet::new(),
             asked: BTreeMap::new(),
             commands: 0,
+            ended: BTreeMap::new(),
+            caches: 0,
+            ring_segments_released: 0,
             requests: BTreeMap::new(),
             made: 0,
             left: options.requests,
             buffers: BTreeMap::new(),
             spare: vec![],
+            lent: BTreeMap::new(),
+            written: Written::default(),
+            stopping: false,
             ios: BTreeSet::new(),
             has_power: true,
             report: Report::default(),
@@ -262,16 +295,22 @@ impl<'a> World<'a> {
     }
 
     fn live(&mut self) -> Result<(), Violation> {
+        self.lend_buffers();
         for disk in 0..self.disks.len() {
             self.add_disk(disk);
             self.drain()?;
         }
-        for _ in 0..2 * self.disks.len() {
-            self.random_command();
-            self.drain()?;
+        if self.scenario.lives.is_some() {
+            self.begin_with_caches()?;
+            self.begin_life();
+        } else {
+            for _ in 0..2 * self.disks.len() {
+                self.random_command()?;
+                self.drain()?;
+            }
+            (0..self.scenario.guests.len()).for_each(|guest| self.schedule_guest(guest, self.now));
+            self.schedule_command();
         }
-        (0..self.scenario.guests.len()).for_each(|guest| self.schedule_guest(guest, self.now));
-        self.schedule_command();
         for (i, plan) in self.scenario.devices.iter().enumerate() {
             if let Some((at, _)) = plan.ailment {
                 self.queue.push(at, Event::Ailment(i));
@@ -282,6 +321,11 @@ impl<'a> World<'a> {
         }
         self.run_dry()?;
         if !self.has_power {
+            return Ok(());
+        }
+        if self.scenario.lives.is_some() {
+            self.finish()?;
+            self.report.took_ns = self.now.0;
             return Ok(());
         }
         self.check_rest()?;
@@ -301,7 +345,8 @@ impl<'a> World<'a> {
             let due = self.engine.poll_timeout().filter(|due| next.is_none_or(|next| *due < next));
             self.clock += 1;
             if let Some(due) = due {
-                ensure!(!self.ios.is_empty(), "a timeout is due with no I/O in flight");
+                let idle = self.ios.is_empty() && self.scenario.lives.is_none();
+                ensure!(!idle, "a timeout is due with no I/O in flight");
                 self.now = self.now.max(due);
                 self.engine.handle_timeout(self.now);
                 let again = self.engine.poll_timeout();
@@ -313,6 +358,10 @@ impl<'a> World<'a> {
                 return Ok(());
             }
             self.drain()?;
+            if self.has_stopped() {
+                self.next_life(End::Stop)?;
+                self.drain()?;
+            }
             let steps_max = STEPS_MAX * (20 + u64::from(self.options.requests));
             ensure!(self.now < TIME_MAX && self.clock < steps_max, "never answered: {:?}", self.requests);
             if self.clock.is_multiple_of(128) {
@@ -327,7 +376,9 @@ impl<'a> World<'a> {
             Event::Guest(guest) => self.guest_turn(guest),
             Event::Complete(side, id) => self.complete(side, id),
             Event::Command => {
-                self.random_command();
+                if !self.stopping {
+                    self.random_command()?;
+                }
                 self.schedule_command();
                 Ok(())
             }
@@ -336,6 +387,7 @@ impl<'a> World<'a> {
                 self.flash[device].suffer(ailment, &mut self.dice);
                 Ok(())
             }
+            Event::End(end) => self.end(end),
             Event::PowerCut => {
                 self.has_power = false;
                 self.report.power_cuts += 1;
@@ -363,6 +415,11 @@ impl<'a> World<'a> {
         let serial = model.begin_change(Kind::Data, unit, 1);
         backing.write_behind(unit as usize, tag(serial, 0, unit), &mut self.dice);
         model.end_change(serial, true, false, backing.now(), backing.durable())
+    }
+
+    /// Are old rings kept on purpose?
+    fn keeps_old_rings(&self) -> bool {
+        self.options.sabotage == Some(Sabotage::IgnoredNewestRing)
     }
 
     /// Should the sabotage, if it is this one, strike now?

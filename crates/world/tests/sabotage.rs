@@ -86,3 +86,69 @@ fn flash_io_outside_the_cache_is_noticed() {
 fn a_request_counted_wrongly_is_noticed() {
     expect(Sabotage::Uncounted, &["counts"]);
 }
+
+/// The same for histories of several lives, in which every seed but the sabotage's is sound.
+fn caught_over_crashes(sabotage: Sabotage) -> String {
+    let options = Options { faults: false, sabotage: Some(sabotage), ..Options::lives() };
+    let seed = (0..1000).find_map(|seed| Some((seed, run(seed, &options).err()?)));
+    let (seed, violation) = seed.unwrap_or_else(|| panic!("{sabotage:?} went unnoticed in 1000 histories"));
+    println!("{sabotage:?}: seed {seed}: {}", violation.0);
+    violation.0
+}
+
+fn expect_over_crashes(sabotage: Sabotage, reasons: &[&str]) {
+    let what = caught_over_crashes(sabotage);
+    assert!(reasons.iter().any(|reason| what.contains(reason)), "{sabotage:?} was noticed as: {what}");
+}
+
+#[test]
+fn without_sabotage_the_same_lives_pass() {
+    let options = Options { faults: false, ..Options::lives() };
+    for seed in 0..1000 {
+        run(seed, &options).unwrap();
+    }
+}
+
+/// What a recovery that lost something looks like.
+const LOST: &[&str] = &[
+    "stale",
+    "durable change lost",
+    "dirty sectors",
+    "is missing",
+    "no ring is whole",
+    "replay failed",
+    "clean sectors that the backing has not",
+    "DirtyLost",
+    "backing holds",
+    "and found open",
+];
+
+#[test]
+fn a_flush_of_flash_that_makes_nothing_durable_is_noticed() {
+    expect_over_crashes(Sabotage::Lie(Lie::EmptyFlashFlush), LOST);
+}
+
+#[test]
+fn a_lost_page_of_the_journal_is_noticed() {
+    expect_over_crashes(Sabotage::Lie(Lie::LostJournalPage), LOST);
+}
+
+#[test]
+fn a_tail_that_is_not_proved_is_noticed() {
+    expect_over_crashes(Sabotage::UncheckedTail, LOST);
+}
+
+#[test]
+fn records_applied_in_the_wrong_order_are_noticed() {
+    expect_over_crashes(Sabotage::ReorderedRecords, LOST);
+}
+
+#[test]
+fn a_recovery_from_an_old_ring_is_noticed() {
+    expect_over_crashes(Sabotage::IgnoredNewestRing, LOST);
+}
+
+#[test]
+fn clean_data_of_another_time_is_noticed() {
+    expect_over_crashes(Sabotage::ServedStale, LOST);
+}

@@ -177,7 +177,9 @@ impl Engine {
 
     /// Starts what is to be destaged now, and flushes what has been.
     pub(super) fn pump_destage(&mut self, now: Instant, id: DiskId) {
-        while let Some(slot) = self.disk_mut(id).edge_waiters.pop() {
+        while !self.disk(id).holds
+            && let Some(slot) = self.disk_mut(id).edge_waiters.pop()
+        {
             self.change_past_cache(now, slot);
             if self.disk(id).edge_waiters.last() == Some(&slot) {
                 break;
@@ -199,11 +201,13 @@ impl Engine {
                 break;
             }
             let Some(range) = disk.next_range(id, newest) else { break };
+            // A transfer of what is no longer dirty ends at once.
+            self.disk_mut(id).destager.transfers += 1;
             if !self.transfer(now, JobKind::Destage, range) {
+                self.disk_mut(id).destager.transfers -= 1;
                 self.put_back(id, range);
                 break;
             }
-            self.disk_mut(id).destager.transfers += 1;
         }
         let destager = &self.disk(id).destager;
         let enough = destager.transfers == 0 || destager.written.len() >= UNFLUSHED_MAX;

@@ -104,6 +104,9 @@ impl Disk {
     /// When its cache wants to be looked at.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let journal = self.journal.as_ref()?;
+        if self.holds {
+            return journal.deadline();
+        }
         journal.deadline().into_iter().chain(self.destage_deadline()).chain(self.zones_due).min()
     }
 
@@ -111,7 +114,7 @@ impl Disk {
     #[inline]
     pub(super) fn serving(&mut self) -> Result<&mut Cache, Outcome> {
         match &mut self.cache {
-            _ if !self.changes.is_empty() => Err(Outcome::BypassChanging),
+            _ if self.opening.is_some() || !self.changes.is_empty() => Err(Outcome::BypassChanging),
             Some(_) if self.stalled => Err(Outcome::BypassStalled),
             Some(cache) => Ok(cache),
             None if self.fenced => Err(Outcome::BypassFenced),

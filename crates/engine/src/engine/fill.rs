@@ -41,6 +41,9 @@ impl Engine {
         let mut buffer_sector = first - range.first;
         for span in cache.spans(first, end) {
             let found = cache.find(span);
+            if found.is_none() {
+                evicted += cache.keep_to_read_share(is_busy);
+            }
             // Once no block can leave, the request's own blocks keep it so: it looks for no more.
             let brought = if found.is_none() && refused == Some(Outcome::MissNoBlock) {
                 Err(Refusal::NoBlock)

@@ -101,12 +101,12 @@ impl Engine {
             CacheChange::Disable => {
                 return Ok(self.begin_opening(now, id, command, Kind::Void, None, vec![]));
             }
-            CacheChange::Clear(ring) => (Cache::new(cache.config, cache.segments.clone(), size)?, ring),
+            CacheChange::Clear(ring) => (persistent(cache.config, cache.segments.clone(), size)?, ring),
             CacheChange::Configure(config, ring) => {
                 if config.segment_bytes != cache.config.segment_bytes {
                     return Err(CommandError::Unworkable);
                 }
-                (Cache::new(config, cache.segments.clone(), size)?, ring)
+                (persistent(config, cache.segments.clone(), size)?, ring)
             }
             CacheChange::Grow(more, ring) => {
                 if more.is_empty() {
@@ -152,8 +152,7 @@ impl Engine {
         let size = disk.config.size_bytes;
         let Enable { config, segments, journal, recovered } = enable;
         let ring = journal.expect("it is persistent");
-        let mut cache = Cache::new(config, segments, size)?;
-        cache.index.keep_marks();
+        let mut cache = persistent(config, segments, size)?;
         if let Some(recovered) = recovered {
             cache.take_over(recovered, size)?;
         }
@@ -357,7 +356,8 @@ impl Engine {
         if disk.changes.is_empty() && !disk.closed {
             disk.holds = false;
             let held = std::mem::take(&mut disk.held);
-            self.runnable.extend(held);
+            let edge_waiters = std::mem::take(&mut disk.edge_waiters);
+            self.runnable.extend(held.into_iter().chain(edge_waiters));
         }
         self.unsettled.push(id);
         if self.disk_mut(id).journal.is_some() {
@@ -373,11 +373,19 @@ impl Engine {
 }
 
 impl Disk {
-    /// Nothing of a persistent cache is under way, so that it may change.
+    /// Nothing of a persistent cache is under way, so that it may change. Changes of the backing neither: a new ring has
+    /// no marks for them.
     pub(super) fn is_at_rest(&self) -> bool {
         let journal = self.journal.as_ref().is_none_or(|journal| journal.is_idle());
-        journal && self.flash_in_flight == 0 && self.journal_in_flight == 0 && self.jobs == 0
+        journal && self.backing_in_flight == 0 && self.flash_in_flight == 0 && self.journal_in_flight == 0 && self.jobs == 0
     }
+}
+
+/// An empty cache that can have a journal.
+fn persistent(config: CacheConfig, segments: Vec<DataSegment>, disk_bytes: u64) -> Result<Cache, CommandError> {
+    let mut cache = Cache::new(config, segments, disk_bytes)?;
+    cache.index.keep_marks();
+    Ok(cache)
 }
 
 /// Records the checksums that the journal does not have.

@@ -9,13 +9,16 @@ mod health;
 mod limits;
 mod reads;
 mod statistics;
+mod write_back;
 mod writes;
 
 use std::collections::VecDeque;
 
 use super::{Engine, Limits};
 use crate::admission::Admission;
-use crate::command::{Access, CacheChange, CacheConfig, Command, CommandError, DiskConfig, Event, Segment};
+use crate::command::{
+    Access, CacheChange, CacheConfig, Command, CommandError, DataSegment, DiskConfig, Event, Segment,
+};
 use crate::io::{Durability, Io, IoError, IoOp, Op, Reply, Request, Target};
 use crate::outcome::Outcome;
 use crate::policy::PolicyKind;

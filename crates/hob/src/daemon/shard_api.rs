@@ -188,6 +188,11 @@ fn explain_refusal(error: CommandError) -> &'static str {
              'hob cache discard-dirty'"
         }
         CommandError::NoJournal => "the cache keeps no journal, which this needs; make it persistent first",
+        CommandError::Lost => {
+            "some of the data that only flash has cannot be read from it; the rest is on the backing. Give up what is lost \
+             with 'hob cache discard-dirty'"
+        }
+        CommandError::BackingFailed => "the backing cannot be flushed; try again when it works",
         CommandError::Stopped => "it was stopped before it was done; begin it again when you like",
         CommandError::JournalFailed => {
             "the journal of the cache cannot be written; 'hob pool show' tells which device fails"

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use hob_engine::io::{Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::IoId;
 
-use super::{Done, Lie, Moment, Transfer};
+use super::medium::{Flushing, Medium};
+use super::{Crash, Done, Lie, Moment, Transfer};
 use crate::content::{self, Tag, ZERO};
 use crate::dice::Dice;
 use crate::{Violation, ensure};
@@ -21,21 +22,10 @@ pub struct BackingFaults {
     pub flush_error: u32,
 }
 
-/// What a unit held when a flush began, and its stamp.
-type Flushing = (u32, Tag, u32);
-
 /// One backing and the I/O it has in flight.
 #[derive(Debug)]
 pub struct Backing {
-    now: Vec<Tag>,
-    /// What a power cut leaves at least.
-    durable: Vec<Tag>,
-    /// Counts what happened to each unit, to order `now` and `durable`.
-    now_stamp: Vec<u32>,
-    durable_stamp: Vec<u32>,
-    stamp: u32,
-    /// Units that may not be durable.
-    dirty: Vec<u32>,
+    medium: Medium,
     in_flight: BTreeMap<IoId, (Transfer, Vec<Flushing>)>,
     faults: BackingFaults,
     lie: Option<Lie>,
@@ -45,49 +35,32 @@ pub struct Backing {
 impl Backing {
     /// A backing that holds these units, durably.
     pub fn new(content: Vec<Tag>, faults: BackingFaults, lie: Option<Lie>) -> Self {
-        let units = content.len();
-        Backing {
-            durable: content.clone(),
-            now: content,
-            now_stamp: vec![0; units],
-            durable_stamp: vec![0; units],
-            stamp: 0,
-            dirty: vec![],
-            in_flight: BTreeMap::new(),
-            faults,
-            lie,
-            late: vec![],
-        }
+        let medium = Medium::new(content);
+        Backing { medium, in_flight: BTreeMap::new(), faults, lie, late: vec![] }
     }
 
     /// What it holds.
     pub fn now(&self) -> &[Tag] {
-        &self.now
+        self.medium.now()
     }
 
     /// What it would hold after a power cut, at least.
     pub fn durable(&self) -> &[Tag] {
-        &self.durable
+        self.medium.durable()
     }
 
     /// Takes an I/O in. Refuses changes that overlap anything: the engine orders these.
     pub fn submit(&mut self, io: Io, payload: Vec<Tag>, dice: &mut Dice) -> Result<(), Violation> {
         let mut transfer = Transfer::new(io, payload, dice);
-        ensure!(transfer.units().end <= self.now.len(), "{io:?} is past the disk's end");
+        ensure!(transfer.units().end <= self.now().len(), "{io:?} is past the disk's end");
         let clash = self.in_flight.values().find(|(other, _)| {
             transfer.overlaps(other) && (io.op != IoOp::Read || other.io.op != IoOp::Read)
         });
         ensure!(clash.is_none(), "{io:?} overlaps {clash:?} in flight on the backing");
         let mut flushing = vec![];
         match io.op {
-            IoOp::Read => transfer.tags = self.now[transfer.units()].to_vec(),
-            IoOp::Flush => {
-                self.dirty.sort_unstable();
-                self.dirty.dedup();
-                let with_state =
-                    |unit: &u32| (*unit, self.now[*unit as usize], self.now_stamp[*unit as usize]);
-                flushing = self.dirty.iter().map(with_state).collect();
-            }
+            IoOp::Read => transfer.tags = self.now()[transfer.units()].to_vec(),
+            IoOp::Flush => flushing = self.medium.snapshot(),
             IoOp::Discard | IoOp::WriteZeroes(_) => transfer.tags = vec![ZERO; transfer.count],
             IoOp::Write(_) => {}
             IoOp::WriteJournal => return Err(Violation(format!("{io:?} on a backing"))),
@@ -107,17 +80,7 @@ impl Backing {
         // A discard spares what the backing cannot deallocate.
         let spared = |unit: &usize| change.io.op == IoOp::Discard && change.mix >> 8 & 3 < (*unit as u64 & 3);
         for unit in change.moving(when).filter(|unit| *unit < end && !spared(unit)) {
-            self.put(unit, change.tags[unit - change.first], dice);
-        }
-    }
-
-    fn put(&mut self, unit: usize, tag: Tag, dice: &mut Dice) {
-        self.stamp += 1;
-        (self.now[unit], self.now_stamp[unit]) = (tag, self.stamp);
-        if dice.chance(200) {
-            (self.durable[unit], self.durable_stamp[unit]) = (tag, self.stamp);
-        } else {
-            self.dirty.push(unit as u32);
+            self.medium.put(unit, change.tags[unit - change.first], dice);
         }
     }
 
@@ -129,14 +92,15 @@ impl Backing {
         match (io.op, result) {
             (IoOp::Read, Ok(())) => {
                 for unit in transfer.moving(Moment::Completion) {
-                    transfer.tags[unit - transfer.first] = self.now[unit];
+                    transfer.tags[unit - transfer.first] = self.now()[unit];
                 }
             }
             (IoOp::Read, Err(_)) => transfer.tags.fill_with(|| content::garbage(dice.roll())),
-            (IoOp::Flush, Ok(())) => self.settle(&flushing),
+            (IoOp::Flush, Ok(())) if self.lie == Some(Lie::EmptyFlush) => {}
+            (IoOp::Flush, Ok(())) => self.medium.settle(&flushing),
             (_, Ok(())) if self.lie == Some(Lie::EarlyAcknowledgement) => {
                 for (unit, tag) in std::mem::take(&mut self.late) {
-                    self.put(unit, tag, dice);
+                    self.medium.put(unit, tag, dice);
                 }
                 self.late = transfer.units().zip(transfer.tags.iter().copied()).collect();
             }
@@ -145,9 +109,7 @@ impl Backing {
         }
         if (io.op, result) == (IoOp::Write(Durability::Durable), Ok(())) && self.lie != Some(Lie::IgnoredFua)
         {
-            for unit in transfer.units() {
-                (self.durable[unit], self.durable_stamp[unit]) = (self.now[unit], self.now_stamp[unit]);
-            }
+            self.medium.secure(transfer.units());
         }
         Done { io, result, tags: transfer.tags, sums: vec![] }
     }
@@ -168,34 +130,37 @@ impl Backing {
         }
     }
 
-    /// Makes what was there when a flush began durable.
-    fn settle(&mut self, flushing: &[Flushing]) {
-        if self.lie == Some(Lie::EmptyFlush) {
-            return;
-        }
-        for (unit, tag, stamp) in flushing {
-            let unit = *unit as usize;
-            if self.durable_stamp[unit] < *stamp {
-                (self.durable[unit], self.durable_stamp[unit]) = (*tag, *stamp);
-            }
-        }
-        let (now, durable) = (&self.now_stamp, &self.durable_stamp);
-        self.dirty.retain(|unit| durable[*unit as usize] < now[*unit as usize]);
-    }
-
     /// Somebody else writes a unit, past every cache.
     pub fn write_behind(&mut self, unit: usize, tag: Tag, dice: &mut Dice) {
-        self.put(unit, tag, dice);
+        self.medium.put(unit, tag, dice);
     }
 
     /// One of the contents that a power cut at this moment may leave.
     pub fn power_cut(&self, dice: &mut Dice) -> Vec<Tag> {
-        let mut media = self.durable.clone();
-        for unit in &self.dirty {
-            if dice.chance(500) {
-                media[*unit as usize] = self.now[*unit as usize];
+        self.medium.after_power_cut(dice)
+    }
+
+    /// Nobody waits for the I/O in flight any more: its process was killed, or the power failed. Some of it took effect.
+    pub fn crash(&mut self, crash: Crash, dice: &mut Dice) {
+        for (transfer, _) in std::mem::take(&mut self.in_flight).into_values() {
+            if transfer.io.op != IoOp::Read && transfer.io.op != IoOp::Flush {
+                super::abandon(&transfer, &mut self.medium, dice);
             }
         }
-        media
+        self.late.clear();
+        if crash == Crash::PowerCut {
+            self.medium.cut_power(dice);
+        }
+    }
+
+    /// Somebody else writes units, durably, while no engine looks after the disk.
+    pub fn replace(&mut self, first: usize, tags: &[Tag]) {
+        assert!(self.in_flight.is_empty(), "written behind a running engine's back");
+        self.medium.replace(first, tags);
+    }
+
+    /// Nothing fails from now on.
+    pub fn soothe(&mut self) {
+        self.faults = BackingFaults::default();
     }
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::units::{IoId, SECTOR_BYTES};
 
-use super::{Done, Lie, Moment, Transfer};
+use super::medium::{Flushing, Medium};
+use super::{Crash, Done, Lie, Moment, Transfer};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
 use crate::dice::Dice;
 use crate::{Violation, ensure};
@@ -38,13 +39,24 @@ pub enum Ailment {
     Truncated(usize),
 }
 
+#[derive(Debug)]
+struct InFlight {
+    transfer: Transfer,
+    /// Of a write: for each sector, does it change what is meant to be there?
+    fresh: Vec<bool>,
+    /// A write that is acknowledged and does nothing.
+    lost: bool,
+    /// What a flush makes durable.
+    flushing: Vec<Flushing>,
+}
+
 /// One flash device and the I/O it has in flight.
 #[derive(Debug)]
 pub struct Flash {
-    tags: Vec<Tag>,
+    medium: Medium,
     /// What the engine asked to be there.
     intended: Vec<Tag>,
-    in_flight: BTreeMap<IoId, (Transfer, Vec<bool>, bool)>,
+    in_flight: BTreeMap<IoId, InFlight>,
     faults: FlashFaults,
     end: usize,
     dead: bool,
@@ -59,7 +71,7 @@ impl Flash {
     pub fn new(bytes: u64, faults: FlashFaults, lie: Option<Lie>) -> Self {
         let units = (bytes / UNIT_BYTES) as usize;
         Flash {
-            tags: vec![ZERO; units],
+            medium: Medium::new(vec![ZERO; units]),
             intended: vec![ZERO; units],
             in_flight: BTreeMap::new(),
             faults,
@@ -74,43 +86,64 @@ impl Flash {
     /// Takes an I/O in. Refuses what is not aligned, and a write with other content over sectors that
     /// are being read or written: a checksum could tell, but should not have to.
     pub fn submit(&mut self, io: Io, payload: Vec<Tag>, dice: &mut Dice) -> Result<(), Violation> {
-        let slice = io.slice.ok_or_else(|| Violation(format!("{io:?} on flash without payload")))?;
-        let aligned = [io.offset, io.len, u64::from(slice.offset)].iter().all(|n| n % SECTOR_BYTES == 0);
-        ensure!(aligned && io.len > 0, "{io:?} is not aligned");
+        let in_buffer = io.slice.map_or(0, |slice| u64::from(slice.offset));
+        let aligned = [io.offset, io.len, in_buffer].iter().all(|n| n % SECTOR_BYTES == 0);
+        ensure!(aligned && (io.len > 0) == (io.op != IoOp::Flush), "{io:?} is not aligned");
         let mut transfer = Transfer::new(io, payload, dice);
-        ensure!(transfer.units().end <= self.tags.len(), "{io:?} is past the device's end");
-        let is_write = io.op != IoOp::Read;
-        let fresh =
-            if is_write { self.intend(&transfer) } else { vec![false; transfer.count / SECTOR_UNITS] };
-        for (other, other_fresh, _) in self.in_flight.values().filter(|(other, ..)| other.overlaps(&transfer))
-        {
-            if !is_write && other.io.op == IoOp::Read {
+        ensure!(transfer.units().end <= self.units(), "{io:?} is past the device's end");
+        let (mut fresh, mut lost, mut flushing) = (vec![], false, vec![]);
+        match io.op {
+            IoOp::Flush => flushing = self.medium.snapshot(),
+            IoOp::Read => {
+                fresh = vec![false; transfer.count / SECTOR_UNITS];
+                self.check_clash(&transfer, &fresh)?;
+                transfer.tags = self.medium.now()[transfer.units()].to_vec();
+            }
+            IoOp::Write(_) | IoOp::WriteJournal => {
+                fresh = self.intend(&transfer);
+                self.check_clash(&transfer, &fresh)?;
+                lost = dice.chance(self.faults.lost_write)
+                    || match self.lie {
+                        Some(Lie::ForgedChecksums) => true,
+                        Some(Lie::LostJournalPage) => io.op == IoOp::WriteJournal && dice.chance(50),
+                        _ => false,
+                    };
+                if !lost {
+                    self.apply(&transfer, Moment::Submission, dice);
+                }
+            }
+            IoOp::Discard | IoOp::WriteZeroes(_) => return Err(Violation(format!("{io:?} on flash"))),
+        }
+        self.in_flight.insert(io.id, InFlight { transfer, fresh, lost, flushing });
+        Ok(())
+    }
+
+    /// Rewriting what is being written is harmless; so is reading what is being rewritten.
+    fn check_clash(&mut self, transfer: &Transfer, fresh: &[bool]) -> Result<(), Violation> {
+        let is_read = transfer.io.op == IoOp::Read;
+        for InFlight { transfer: other, fresh: other_fresh, .. } in self.in_flight.values() {
+            if !other.overlaps(transfer) || is_read && other.io.op == IoOp::Read {
                 continue;
             }
             let (start, end) = (
                 transfer.first.max(other.first) / SECTOR_UNITS,
                 transfer.units().end.min(other.units().end) / SECTOR_UNITS,
             );
-            // Rewriting what is being written is harmless; so is reading what is being rewritten.
             let clash = (start..end).find(|sector| {
                 let (mine, theirs) =
                     (sector - transfer.first / SECTOR_UNITS, sector - other.first / SECTOR_UNITS);
-                fresh[mine] || !is_write && other_fresh[theirs]
+                fresh[mine] || is_read && other_fresh[theirs]
             });
-            ensure!(clash.is_none(), "{io:?} overlaps {:?} in flight", other.io);
+            ensure!(clash.is_none(), "{:?} overlaps {:?} in flight", transfer.io, other.io);
             self.repairs_under_reads += 1;
         }
-        let lost =
-            is_write && (dice.chance(self.faults.lost_write) || self.lie == Some(Lie::ForgedChecksums));
-        if is_write && !lost {
-            for unit in transfer.moving(Moment::Submission) {
-                self.tags[unit] = transfer.tags[unit - transfer.first];
-            }
-        } else if !is_write {
-            transfer.tags = self.tags[transfer.units()].to_vec();
-        }
-        self.in_flight.insert(io.id, (transfer, fresh, lost));
         Ok(())
+    }
+
+    fn apply(&mut self, write: &Transfer, when: Moment, dice: &mut Dice) {
+        for unit in write.moving(when) {
+            self.medium.put(unit, write.tags[unit - write.first], dice);
+        }
     }
 
     /// Notes what a write means to leave behind. Tells for each sector whether that is new.
@@ -130,34 +163,43 @@ impl Flash {
     /// Is any I/O in flight that touches these bytes?
     pub fn is_busy(&self, offset: u64, len: u64) -> bool {
         let touches = |io: &Io| io.offset < offset + len && offset < io.offset + io.len;
-        self.in_flight.values().any(|(transfer, ..)| touches(&transfer.io))
+        self.in_flight.values().any(|other| touches(&other.transfer.io))
     }
 
     /// Ends an I/O.
     pub fn complete(&mut self, id: IoId, dice: &mut Dice) -> Done {
-        let (mut transfer, _, lost) = self.in_flight.remove(&id).expect("in flight");
-        let is_write = transfer.io.op != IoOp::Read;
-        let out = self.dead || transfer.units().end > self.end || is_write && self.read_only;
-        let error = if is_write { self.faults.write_error } else { self.faults.read_error };
+        let InFlight { mut transfer, lost, flushing, .. } = self.in_flight.remove(&id).expect("in flight");
+        let op = transfer.io.op;
+        let changes = op != IoOp::Read;
+        let out = self.dead || transfer.units().end > self.end || changes && self.read_only;
+        let error = if changes { self.faults.write_error } else { self.faults.read_error };
         let failed = out || dice.chance(error);
-        for unit in transfer.moving(Moment::Completion).filter(|_| !failed && !lost) {
-            match is_write {
-                true => self.tags[unit] = transfer.tags[unit - transfer.first],
-                false => transfer.tags[unit - transfer.first] = self.tags[unit],
+        match op {
+            IoOp::Flush if !failed && self.lie != Some(Lie::EmptyFlashFlush) => self.medium.settle(&flushing),
+            IoOp::Read if !failed => {
+                for unit in transfer.moving(Moment::Completion) {
+                    transfer.tags[unit - transfer.first] = self.medium.now()[unit];
+                }
             }
-        }
-        if is_write && dice.chance(self.faults.corruption) {
-            let unit = transfer.first + dice.below(transfer.count as u64) as usize;
-            self.tags[unit] = content::garbage(dice.roll());
-        }
-        if is_write && !failed {
-            self.note_written(&transfer);
+            IoOp::Write(_) | IoOp::WriteJournal => {
+                if !failed && !lost {
+                    self.apply(&transfer, Moment::Completion, dice);
+                }
+                if dice.chance(self.faults.corruption) {
+                    let unit = transfer.first + dice.below(transfer.count as u64) as usize;
+                    self.medium.put(unit, content::garbage(dice.roll()), dice);
+                }
+                if !failed {
+                    self.note_written(&transfer);
+                }
+            }
+            _ => {}
         }
         let mut sums = content::sums(&transfer.tags);
         if failed {
             // The checksums stay as if it had gone well: nobody may look at them.
             transfer.tags.fill_with(|| content::garbage(dice.roll()));
-        } else if self.lie == Some(Lie::ForgedChecksums) && !is_write {
+        } else if self.lie == Some(Lie::ForgedChecksums) && op == IoOp::Read {
             sums = content::sums(&self.intended[transfer.units()]);
         }
         let result = if failed { Err(IoError::Failed) } else { Ok(()) };
@@ -166,7 +208,10 @@ impl Flash {
 
     /// What other writes in flight would leave in these sectors is there now.
     fn note_written(&mut self, written: &Transfer) {
-        for (other, fresh, _) in self.in_flight.values_mut().filter(|(other, ..)| other.overlaps(written)) {
+        for InFlight { transfer: other, fresh, .. } in self.in_flight.values_mut() {
+            if fresh.is_empty() || !other.overlaps(written) {
+                continue;
+            }
             let start = written.first.max(other.first);
             let end = written.units().end.min(other.units().end);
             for unit in (start..end).step_by(SECTOR_UNITS) {
@@ -180,13 +225,47 @@ impl Flash {
         match ailment {
             Ailment::Dead => self.dead = true,
             Ailment::ReadOnly => self.read_only = true,
-            Ailment::Scrambled => self.tags.fill_with(|| content::garbage(dice.roll())),
+            Ailment::Scrambled => self.medium.scramble(|| content::garbage(dice.roll())),
             Ailment::Truncated(end) => self.end = end,
         }
     }
 
+    /// Nobody waits for the I/O in flight any more: its process was killed, or the power failed. Some of it took effect.
+    pub fn crash(&mut self, crash: Crash, dice: &mut Dice) {
+        for InFlight { transfer, lost, .. } in std::mem::take(&mut self.in_flight).into_values() {
+            let reaches = !lost && !self.dead && !self.read_only && transfer.units().end <= self.end;
+            if reaches && matches!(transfer.io.op, IoOp::Write(_) | IoOp::WriteJournal) {
+                super::abandon(&transfer, &mut self.medium, dice);
+            }
+        }
+        if crash == Crash::PowerCut {
+            self.medium.cut_power(dice);
+        }
+    }
+
+    /// What the last writes to these bytes meant to leave there.
+    pub fn intended(&self, offset: u64, len: u64) -> &[Tag] {
+        &self.intended[(offset / UNIT_BYTES) as usize..((offset + len) / UNIT_BYTES) as usize]
+    }
+
+    /// What these bytes hold, for whoever opens a cache; nothing where the device cannot be read.
+    pub fn inspect(&self, offset: u64, len: u64) -> Option<&[Tag]> {
+        let (first, end) = ((offset / UNIT_BYTES) as usize, ((offset + len) / UNIT_BYTES) as usize);
+        (!self.dead && end <= self.end).then(|| &self.medium.now()[first..end])
+    }
+
+    /// Does every I/O fail?
+    pub fn is_dead(&self) -> bool {
+        self.dead
+    }
+
+    /// No I/O fails from now on unless the device is ailing, and all of it is remembered.
+    pub fn soothe(&mut self) {
+        self.faults = FlashFaults::default();
+    }
+
     /// Units.
     pub fn units(&self) -> usize {
-        self.tags.len()
+        self.intended.len()
     }
 }

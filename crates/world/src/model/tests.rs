@@ -85,3 +85,98 @@ fn what_was_flushed_survives_a_power_cut() {
     let early = model.end_change(next, true, true, &[t(next, 0)], &new);
     assert!(early.is_err(), "FUA acknowledged before it was durable");
 }
+
+/// A disk with a cache that writes back.
+fn lagging(units: u32) -> Model {
+    let mut model = Model::new(0, units);
+    model.set_lags(true);
+    model
+}
+
+/// What a read that goes on alone sees; the backing is not looked at.
+fn sees(model: &mut Model, seen: &[Tag]) -> Result<(), Violation> {
+    let reading = model.begin_read(0, seen.len() as u32);
+    model.end_read(&reading, seen, &initial(seen.len() as u32))
+}
+
+fn write(model: &mut Model, fua: bool) -> u32 {
+    let write = model.begin_change(Kind::Data, 0, 1);
+    model.end_change(write, true, fua, &initial(1), &initial(1)).unwrap();
+    write
+}
+
+#[test]
+fn a_lagging_backing_is_not_looked_at_but_reads_are() {
+    let mut model = lagging(1);
+    let write = write(&mut model, false);
+    let flush = model.begin_flush();
+    model.end_flush(flush, &[t(write, 0)], &initial(1)).unwrap();
+    sees(&mut model, &[t(write, 0)]).unwrap();
+    assert!(sees(&mut model, &initial(1)).is_err(), "stale");
+}
+
+#[test]
+fn a_crash_takes_what_was_not_flushed_and_nothing_else() {
+    let mut model = lagging(1);
+    let flushed = write(&mut model, false);
+    let flush = model.begin_flush();
+    let (second, third) = (write(&mut model, false), write(&mut model, false));
+    model.end_flush(flush, &initial(1), &initial(1)).unwrap();
+    let open = model.begin_change(Kind::Data, 0, 1);
+    for loss in [Loss::Unflushed, Loss::Unrecorded] {
+        let mut model = model.clone();
+        model.crash(loss);
+        for serial in [flushed, second, third, open] {
+            sees(&mut model.clone(), &[t(serial, 0)]).unwrap();
+        }
+        assert!(sees(&mut model, &initial(1)).is_err(), "flushed, and lost");
+    }
+    model.crash(Loss::Nothing);
+    sees(&mut model.clone(), &[t(third, 0)]).unwrap();
+    sees(&mut model.clone(), &[t(open, 0)]).unwrap();
+    assert!(sees(&mut model, &[t(second, 0)]).is_err(), "acknowledged, and lost with nothing");
+}
+
+#[test]
+fn what_was_read_after_a_crash_stays_over_the_next() {
+    let mut model = lagging(1);
+    let (first, second) = (write(&mut model, false), write(&mut model, false));
+    model.crash(Loss::Unflushed);
+    sees(&mut model, &[t(first, 0)]).unwrap();
+    assert!(sees(&mut model.clone(), &[t(second, 0)]).is_err(), "flickers");
+    model.crash(Loss::Unflushed);
+    assert!(sees(&mut model.clone(), &[t(second, 0)]).is_err(), "came back");
+    assert!(sees(&mut model.clone(), &initial(1)).is_err(), "read, and lost");
+    sees(&mut model, &[t(first, 0)]).unwrap();
+}
+
+#[test]
+fn what_a_killed_process_left_is_durable_after_a_flush() {
+    let mut model = lagging(1);
+    let first = write(&mut model, false);
+    model.crash(Loss::Unrecorded);
+    sees(&mut model, &[t(first, 0)]).unwrap();
+    let mut flushed = model.clone();
+    model.crash(Loss::Unflushed);
+    sees(&mut model, &initial(1)).unwrap();
+    let flush = flushed.begin_flush();
+    flushed.end_flush(flush, &initial(1), &initial(1)).unwrap();
+    flushed.crash(Loss::Unflushed);
+    assert!(sees(&mut flushed, &initial(1)).is_err(), "flushed, and lost");
+}
+
+#[test]
+fn what_was_given_up_may_be_anything_down_to_the_backing() {
+    let mut model = lagging(1);
+    let (first, second) = (write(&mut model, true), write(&mut model, true));
+    assert!(sees(&mut model.clone(), &[t(first, 0)]).is_err());
+    model.forget(&[t(first, 0)]).unwrap();
+    assert!(sees(&mut model.clone(), &initial(1)).is_err(), "older than the backing");
+    sees(&mut model.clone(), &[t(second, 0)]).unwrap();
+    sees(&mut model, &[t(first, 0)]).unwrap();
+    model.adopt(&initial(1)).unwrap();
+    assert!(sees(&mut model.clone(), &[t(second, 0)]).is_err());
+    let behind = model.changed_behind(0, 1);
+    assert!(sees(&mut model.clone(), &initial(1)).is_err(), "changed behind");
+    sees(&mut model, &[t(behind, 0)]).unwrap();
+}

@@ -23,6 +23,8 @@ pub(super) struct Guest {
     /// Per mille of the requests that change something, and that start anywhere.
     change: u32,
     cold: u32,
+    /// Per mille of the requests that flush.
+    pub(super) flush: u32,
     /// Requests start at multiples of this many units.
     align: u64,
     /// Longest request but for rare ones, units.
@@ -42,6 +44,7 @@ impl Guest {
             hot: (0..dice.between(1, 6)).map(|_| dice.below(units)).collect(),
             change: dice.pick(&[20, 20, 250, 500, 900]),
             cold: dice.pick(&[20, 20, 200, 900]),
+            flush: 30,
             align: dice.pick(&[1, 8, 8, 16]),
             units_max: dice.pick(&[8, 16, 64, 256]),
         }
@@ -73,7 +76,7 @@ impl Guest {
 
     fn op(&self, dice: &mut Dice) -> Op {
         let durability = if dice.chance(200) { Durability::Durable } else { Durability::Volatile };
-        if dice.chance(30) {
+        if dice.chance(self.flush) {
             return Op::Flush;
         }
         if !dice.chance(self.change) {

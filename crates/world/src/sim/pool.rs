@@ -1,16 +1,13 @@
-//! The daemon's part: who owns which segments, and commands at random moments.
+//! The daemon's part: who owns which segments, and what becomes of commands.
 
 use std::collections::BTreeSet;
 
-use hob_engine::admission::{Admission, Popularity};
 use hob_engine::command::{
-    CacheChange, CacheConfig, Command, CommandError, DataSegment, DiskConfig, Event, Segment,
+    CacheChange, CacheConfig, Command, CommandError, Copies, Event, Layout, Mode, Segment,
 };
-use hob_engine::policy::PolicyKind;
-use hob_engine::units::{CommandId, DeviceId, DiskId};
+use hob_engine::units::DeviceId;
 
 use super::World;
-use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
 /// First byte of the segments on a device: what is before belongs to nobody.
@@ -19,17 +16,20 @@ pub(super) const SEGMENTS_START: u64 = 8192;
 /// A command the engine has not ended.
 #[derive(Debug)]
 pub(super) struct Asked {
-    disk: usize,
-    command: Command,
+    pub(super) disk: usize,
+    /// When it was given, by `World::clock`.
+    pub(super) given: u64,
+    pub(super) command: Command,
 }
 
 impl Asked {
+    /// Is it a change that waits for the flash I/O of this disk?
     pub(super) fn changes_cache_of(&self, disk: usize) -> bool {
         self.disk == disk && matches!(self.command, Command::Cache(_))
     }
 
     /// The segments that go to the cache if the command succeeds.
-    fn segments(&self) -> Vec<Segment> {
+    pub(super) fn segments(&self) -> Vec<Segment> {
         let data = match &self.command {
             Command::Cache(CacheChange::Enable(enable)) => &enable.segments,
             Command::Cache(CacheChange::Grow(segments, _) | CacheChange::Leave(_, segments, _)) => segments,
@@ -37,107 +37,38 @@ impl Asked {
         };
         data.iter().map(|segment| segment.place).collect()
     }
+
+    /// The new ring it brings.
+    pub(super) fn ring(&self) -> Option<u32> {
+        let ring = match &self.command {
+            Command::Cache(CacheChange::Enable(enable)) => &enable.journal,
+            Command::Cache(
+                CacheChange::Grow(_, ring)
+                | CacheChange::Shrink(_, ring)
+                | CacheChange::Leave(_, _, ring)
+                | CacheChange::Configure(_, ring)
+                | CacheChange::Clear(ring),
+            ) => ring,
+            _ => return None,
+        };
+        ring.as_ref().map(|ring| ring.number)
+    }
+
+    /// Does it open a cache that has been there before?
+    pub(super) fn recovers(&self) -> bool {
+        matches!(&self.command, Command::Cache(CacheChange::Enable(enable)) if enable.recovered.is_some())
+    }
+
+    fn config(&self) -> Option<CacheConfig> {
+        match &self.command {
+            Command::Cache(CacheChange::Enable(enable)) => Some(enable.config),
+            Command::Cache(CacheChange::Configure(config, _)) => Some(*config),
+            _ => None,
+        }
+    }
 }
 
 impl World<'_> {
-    pub(super) fn add_disk(&mut self, disk: usize) {
-        let size_bytes = self.disks[disk].units() * UNIT_BYTES;
-        let access = self.disks[disk].access;
-        self.command(disk, Command::AddDisk(DiskConfig { size_bytes, access }));
-        self.disks[disk].present = true;
-        if !self.disks[disk].leaving {
-            self.disks[disk].tally = Default::default();
-        }
-    }
-
-    /// Something changes, for a disk at random.
-    pub(super) fn random_command(&mut self) {
-        let disk = self.dice.below(self.disks.len() as u64) as usize;
-        if !self.disks[disk].present {
-            return self.add_disk(disk);
-        }
-        if self.disks[disk].config.is_none() && self.dice.chance(800) {
-            let config = self.draw_config();
-            let segments = self.take_free();
-            return self.command(disk, Command::Cache(CacheChange::enable_volatile(config, segments)));
-        }
-        let change = match self.dice.below(18) {
-            0 if self.dice.chance(400) => return self.command(disk, Command::RemoveDisk),
-            0 | 1 => return self.command(disk, Command::ResetStats),
-            2..5 => CacheChange::Disable,
-            5 => CacheChange::enable_volatile(self.draw_config(), self.take_free()),
-            6..9 => CacheChange::Grow(DataSegment::without_order(self.take_free()), None),
-            9..12 => CacheChange::Shrink(self.dice.below(5) as u32, None),
-            12 => {
-                let segments = if self.dice.chance(500) { self.take_free() } else { vec![] };
-                let device = DeviceId(self.dice.below(self.flash.len() as u64) as u16);
-                CacheChange::Leave(device, DataSegment::without_order(segments), None)
-            }
-            13 => CacheChange::Clear(None),
-            _ => CacheChange::Configure(self.draw_config(), None),
-        };
-        self.command(disk, Command::Cache(change));
-    }
-
-    pub(super) fn command(&mut self, disk: usize, command: Command) {
-        self.commands += 1;
-        let id = CommandId(self.commands);
-        match command {
-            Command::RemoveDisk => self.disks[disk].present = false,
-            Command::ResetStats if !self.disks[disk].leaving => self.disks[disk].tally = Default::default(),
-            _ => {}
-        }
-        if matches!(command, Command::RemoveDisk) {
-            self.disks[disk].leaving = true;
-        }
-        self.asked.insert(id, Asked { disk, command: command.clone() });
-        self.engine.handle_command(self.now, id, DiskId(disk as u32), command);
-    }
-
-    fn draw_config(&mut self) -> CacheConfig {
-        let policies: Vec<PolicyKind> = PolicyKind::all().collect();
-        let blocks = 1 + (self.scenario.segment_bytes / 4096).ilog2().min(8);
-        CacheConfig::write_through(
-            match self.dice.below(40) {
-                0 => self.dice.pick(&[0, 512, 12_288, 2 << 20]),
-                _ => 4096 << self.dice.below(u64::from(blocks)),
-            },
-            self.scenario.segment_bytes,
-            self.dice.pick(&policies),
-            self.draw_admission(),
-        )
-    }
-
-    fn draw_admission(&mut self) -> Admission {
-        Admission {
-            popularity: match self.dice.below(4) {
-                0 => Popularity::NthAccess(2 + self.dice.below(3) as u8),
-                1 => Popularity::Ghost,
-                _ => Popularity::Always,
-            },
-            sequential_bytes_max: self.dice.chance(250).then(|| 4096 << self.dice.below(6)),
-        }
-    }
-
-    /// Some free segments, seldom on fenced devices.
-    fn take_free(&mut self) -> Vec<Segment> {
-        let careless = self.dice.chance(50);
-        let fenced = self.fenced.clone();
-        let mut fit: Vec<Segment> = self
-            .free
-            .iter()
-            .filter(|segment| careless || !fenced.contains(&segment.device))
-            .copied()
-            .collect();
-        let wanted = self.dice.below(6) as usize;
-        let mut taken = vec![];
-        while taken.len() < wanted && !fit.is_empty() {
-            taken.push(fit.swap_remove(self.dice.below(fit.len() as u64) as usize));
-        }
-        taken.iter().for_each(|segment| assert!(self.free.remove(segment)));
-        taken
-    }
-
     /// Hears what the engine reports.
     pub(super) fn event(&mut self, event: Event) -> Result<(), Violation> {
         if matches!(event, Event::Stalled(_) | Event::Resumed(_)) {
@@ -150,6 +81,9 @@ impl World<'_> {
                 let asked = asked.ok_or_else(|| Violation(format!("command {command} ended twice")))?;
                 ensure!(asked.disk == disk.0 as usize, "command {command} ended for disk {disk}");
                 self.report.commands += 1;
+                if self.scenario.lives.is_some() {
+                    self.ended.insert(command, result.as_ref().map(|_| ()).map_err(|error| *error));
+                }
                 self.done(&asked, result)
             }
             Event::Fenced { device, errors } => {
@@ -172,8 +106,26 @@ impl World<'_> {
                 self.report.resumptions += 1;
                 Ok(())
             }
-            Event::DirtyLost { .. } | Event::JournalLost(_) => Ok(()),
+            Event::DirtyLost { disk, sectors } => {
+                let index = disk.0 as usize;
+                ensure!(self.may_lose(index) || sectors == 0, "disk {disk} lost {sectors} dirty sectors");
+                self.disks[index].dirty_lost = true;
+                self.report.dirty_lost += 1;
+                Ok(())
+            }
+            Event::JournalLost(disk) => {
+                ensure!(self.may_lose(disk.0 as usize), "disk {disk}: journal lost with a sound device");
+                if let Some(owner) = &mut self.disks[disk.0 as usize].owner {
+                    owner.journal_lost = true;
+                }
+                self.report.journals_lost += 1;
+                Ok(())
+            }
         }
+    }
+
+    pub(super) fn any_bad(&self) -> bool {
+        self.scenario.devices.iter().any(super::scenario::DevicePlan::is_bad)
     }
 
     fn done(&mut self, asked: &Asked, result: Result<Vec<Segment>, CommandError>) -> Result<(), Violation> {
@@ -182,33 +134,128 @@ impl World<'_> {
         let released = match result {
             Ok(released) => released,
             Err(error) => {
-                self.free.extend(asked.segments());
-                return self.refusal(asked, error);
+                self.refusal(asked, error)?;
+                return self.failed(asked);
             }
         };
         let disk = &mut self.disks[index];
         disk.segments.extend(asked.segments());
-        match &asked.command {
-            Command::Cache(CacheChange::Configure(config, _)) => disk.config = Some(*config),
-            Command::Cache(CacheChange::Enable(enable)) => {
-                disk.config = Some(enable.config);
-            }
-            Command::RemoveDisk => disk.leaving = false,
-            _ => {}
+        disk.config = asked.config().or(disk.config);
+        if let Some(owner) = &mut disk.owner {
+            owner.config = asked.config().unwrap_or(owner.config);
         }
+        self.succeeded(asked)?;
         self.released(index, &released)?;
         let disk = &mut self.disks[index];
+        if matches!(asked.command, Command::RemoveDisk) && disk.owner.is_some() {
+            ensure!(released.is_empty(), "disk {index} is removed, and its cache gives {released:?} up");
+            (disk.segments, disk.config) = (BTreeSet::new(), None);
+        }
         let ended = matches!(asked.command, Command::Cache(CacheChange::Disable) | Command::RemoveDisk);
         ensure!(!ended || disk.segments.is_empty(), "disk {index} keeps {:?}", disk.segments);
         if let Command::Cache(CacheChange::Shrink(count, _)) = asked.command {
-            ensure!(released.len() == count as usize, "shrunk by {}, not {count}", released.len());
+            let data = released.len() - self.ring_segments_released;
+            ensure!(data == count as usize, "shrunk by {data}, not {count}");
         }
+        self.new_ring_is_done(asked)
+    }
+
+    /// A command was carried out: what the daemon notes.
+    fn succeeded(&mut self, asked: &Asked) -> Result<(), Violation> {
+        let backing_is_exact = {
+            let disk = &mut self.disks[asked.disk];
+            match &asked.command {
+                Command::RemoveDisk => {
+                    disk.leaving = false;
+                    disk.owner.iter_mut().for_each(|owner| owner.closed = !owner.journal_lost);
+                    false
+                }
+                Command::Cache(CacheChange::Tune(mode, destage, copies)) => {
+                    let configs =
+                        disk.config.iter_mut().chain(disk.owner.iter_mut().map(|owner| &mut owner.config));
+                    for config in configs {
+                        (config.mode, config.destage, config.copies) = (*mode, *destage, *copies);
+                    }
+                    disk.writes_through_since = (*mode != Mode::WriteBack).then_some(self.clock);
+                    false
+                }
+                Command::Cache(CacheChange::Enable(_) | CacheChange::Configure(..)) => {
+                    let config = asked.config().expect("brings one");
+                    disk.writes_through_since = (config.mode != Mode::WriteBack).then_some(self.clock);
+                    false
+                }
+                Command::Cache(CacheChange::Close) => {
+                    disk.owner.iter_mut().for_each(|owner| owner.closed = !owner.journal_lost);
+                    false
+                }
+                Command::Cache(CacheChange::Drain) => {
+                    self.report.drains += 1;
+                    // Writes that were taken before the mode changed may have become dirty until they ended.
+                    let since = disk.writes_through_since.filter(|since| *since < asked.given);
+                    since.is_some_and(|since| disk.quiet_at >= since && disk.quiet_at <= asked.given)
+                }
+                Command::Cache(CacheChange::Disable) => true,
+                _ => false,
+            }
+        };
+        if matches!(asked.command, Command::Cache(CacheChange::DiscardDirty)) {
+            self.forget(asked.disk);
+        }
+        if backing_is_exact {
+            self.disks[asked.disk].model.set_lags(false);
+        }
+        if asked.recovers() {
+            self.open_gate(asked.disk);
+        }
+        Ok(())
+    }
+
+    /// A ring is complete: those before it are not needed any more.
+    fn new_ring_is_done(&mut self, asked: &Asked) -> Result<(), Violation> {
+        let Some(number) = asked.ring() else { return Ok(()) };
+        let keeps_old = self.keeps_old_rings();
+        let Some(owner) = &mut self.disks[asked.disk].owner else { return Ok(()) };
+        (owner.exists, owner.closed) = (true, false);
+        let older: Vec<u32> = owner.rings.keys().copied().filter(|other| *other < number).collect();
+        let kept: usize = older.iter().flat_map(|other| &owner.rings[other]).map(Vec::len).sum();
+        ensure!(
+            asked.recovers() || kept == 0,
+            "ring {number} is done, and {kept} segments of {older:?} kept"
+        );
+        if !keeps_old {
+            let gone = owner.drop_rings(|other| other < number);
+            self.free.extend(gone);
+        }
+        Ok(())
+    }
+
+    /// A command was not carried out: what it brought is free, unless it was the cache's before.
+    fn failed(&mut self, asked: &Asked) -> Result<(), Violation> {
+        if asked.recovers() {
+            return self.recovery_failed(asked);
+        }
+        let index = asked.disk;
+        let brought = asked.segments();
+        if let Some(owner) = &mut self.disks[index].owner {
+            owner.data.retain(|_, place| !brought.contains(place));
+            if let Some(number) = asked.ring() {
+                self.free.extend(owner.drop_rings(|other| other == number));
+            }
+            if (!owner.exists || owner.gone) && self.disks[index].config.is_none() {
+                let pending = self.asked.values().any(|other| other.disk == index && other.ring().is_some());
+                if !pending {
+                    self.disown(index);
+                }
+            }
+        }
+        self.free.extend(brought);
         Ok(())
     }
 
     /// A command failed: it had to.
     fn refusal(&mut self, asked: &Asked, error: CommandError) -> Result<(), Violation> {
         let disk = &self.disks[asked.disk];
+        let persistent = disk.owner.is_some();
         let just = match (error, &asked.command) {
             (CommandError::Removing, _) => disk.leaving,
             (CommandError::NoSuchDisk, _) => !disk.present && !disk.leaving,
@@ -222,16 +269,23 @@ impl World<'_> {
                 *count as usize >= disk.segments.len()
             }
             (CommandError::TooSmall, _) => asked.segments().is_empty(),
-            (CommandError::Unworkable, Command::Cache(change)) => {
-                let config = match change {
-                    CacheChange::Enable(enable) => enable.config,
-                    CacheChange::Configure(config, _) => *config,
-                    _ => return Err(Violation(format!("{asked:?} failed with {error:?}"))),
+            (CommandError::Unworkable, Command::Cache(_)) => {
+                let Some(config) = asked.config() else {
+                    return Err(Violation(format!("{asked:?} failed with {error:?}")));
                 };
                 !config.block_bytes.is_power_of_two()
                     || !(4096..=1 << 20).contains(&config.block_bytes)
                     || u64::from(config.block_bytes) > config.segment_bytes
+                    || config.layout != Layout::Unified
+                    || config.copies != Copies::One
             }
+            (CommandError::Dirty, Command::Cache(_)) => persistent && disk.model.lags(),
+            (CommandError::NoJournal, Command::Cache(CacheChange::Enable(enable))) => {
+                enable.journal.is_none()
+            }
+            (CommandError::NoJournal, Command::Cache(_)) => asked.ring().is_none(),
+            (CommandError::Stopped, Command::Cache(CacheChange::Drain)) => true,
+            (CommandError::JournalFailed, _) => persistent && self.any_bad(),
             _ => false,
         };
         let (cache, segments) = (&disk.config, &disk.segments);
@@ -246,16 +300,27 @@ impl World<'_> {
     fn released(&mut self, index: usize, segments: &[Segment]) -> Result<(), Violation> {
         let len = self.scenario.segment_bytes;
         self.disks[index].changed = self.clock;
+        self.ring_segments_released = 0;
         for segment in segments {
             let disk = &mut self.disks[index];
-            ensure!(disk.segments.remove(segment), "disk {index} gives up {segment:?}, which it has not");
+            let is_data = disk.segments.remove(segment);
+            let is_ring = disk.owner.as_mut().is_some_and(|owner| owner.take_from_ring(segment));
+            ensure!(is_data || is_ring, "disk {index} gives up {segment:?}, which it has not");
+            if let Some(owner) = &mut disk.owner {
+                owner.data.retain(|_, place| place != segment);
+            }
+            self.ring_segments_released += usize::from(is_ring);
             let busy = self.flash[usize::from(segment.device.0)].is_busy(segment.offset, len);
             ensure!(!busy, "disk {index} gives {segment:?} up with I/O in flight");
             ensure!(self.free.insert(*segment), "{segment:?} is free already");
         }
         let disk = &mut self.disks[index];
-        if disk.segments.is_empty() {
-            disk.config = None;
+        if disk.segments.is_empty() && disk.config.take().is_some() && disk.owner.is_some() && !disk.leaving {
+            disk.owner.iter_mut().for_each(|owner| owner.gone = true);
+            let pending = |asked: &Asked| asked.disk == index && asked.ring().is_some();
+            if !self.asked.values().any(pending) {
+                self.disown(index);
+            }
         }
         Ok(())
     }

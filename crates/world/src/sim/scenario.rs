@@ -20,6 +20,42 @@ pub(super) struct DevicePlan {
     pub(super) ailment: Option<(Instant, Ailment)>,
 }
 
+impl DevicePlan {
+    /// May anything on it get lost?
+    pub(super) fn is_bad(&self) -> bool {
+        let FlashFaults { read_error, write_error, corruption, lost_write, .. } = self.faults;
+        self.ailment.is_some() || read_error + write_error + corruption + lost_write > 0
+    }
+}
+
+/// How the lives of an engine end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The power fails.
+    PowerCut,
+    /// The process is killed.
+    Kill,
+    /// The daemon ends: it closes the caches first.
+    Stop,
+}
+
+/// What makes a history one of several lives.
+#[derive(Debug)]
+pub(super) struct Lives {
+    /// How long each life but the last takes, nanoseconds, and how it ends.
+    pub(super) ends: Vec<(u64, End)>,
+    /// Requests that guests may make in each.
+    pub(super) requests: u32,
+    /// Buffers that the engine gets for its own use, bytes.
+    pub(super) lent: Vec<u32>,
+    /// Segments of each device that are for journals only.
+    pub(super) ring_reserve: usize,
+    /// Per mille of the disks that somebody writes to while they are down.
+    pub(super) behind: u32,
+    /// Guests wait until a recovered cache is in service.
+    pub(super) careful: bool,
+}
+
 /// One disk and its guests.
 #[derive(Debug)]
 pub(super) struct DiskPlan {
@@ -42,6 +78,8 @@ pub(super) struct Scenario {
     /// Mean time between commands, nanoseconds; `None` for none after the first.
     pub(super) command_ns: Option<u64>,
     pub(super) power_cut: Option<Instant>,
+    /// `None`: one life, and volatile caches only.
+    pub(super) lives: Option<Lives>,
 }
 
 impl Scenario {
@@ -82,7 +120,8 @@ impl Scenario {
                 Guest::draw(disk, disks[disk].units, dice)
             })
             .collect();
-        Scenario {
+        let mut scenario = Scenario {
+            lives: None,
             limits: Limits {
                 requests_max: dice.pick(&[3, 16, 256, 256]),
                 fill_bytes_max: dice.pick(&[0, 64 << 10, 1 << 20, 32 << 20, 32 << 20]),
@@ -98,7 +137,64 @@ impl Scenario {
             backing_ns,
             command_ns: (options.commands && dice.chance(800)).then(|| 1 + span / dice.pick(&[1, 4, 12])),
             power_cut: (options.power_cuts && dice.chance(300)).then(|| Instant(dice.below(span))),
+        };
+        if options.lives {
+            scenario.add_lives(options, span, dice);
         }
+        scenario
+    }
+
+    /// Makes it a history of several lives: smaller, so that more meets, and with room for journals.
+    fn add_lives(&mut self, options: &Options, span: u64, dice: &mut Dice) {
+        self.segment_bytes = dice.pick(&[16 << 10, 64 << 10, 64 << 10, 256 << 10]);
+        self.power_cut = None;
+        let ring_reserve = if self.segment_bytes < 64 << 10 { 24 } else { 10 } * self.disks.len();
+        let spared =
+            (options.faults && dice.chance(500)).then(|| dice.below(self.devices.len() as u64) as usize);
+        for (i, device) in self.devices.iter_mut().enumerate() {
+            device.segments += ring_reserve as u64 + dice.below(8);
+            if options.faults && spared != Some(i) {
+                device.faults = FlashFaults::default();
+                device.ailment = None;
+            }
+            if let Some((_, Ailment::Truncated(end))) = &mut device.ailment {
+                *end = dice.below(device.segments * self.segment_bytes / 512) as usize;
+            }
+        }
+        for disk in &mut self.disks {
+            disk.units = disk.units.min(2048 + disk.units % 128);
+        }
+        self.guests = (0..self.disks.len() + dice.below(3) as usize)
+            .map(|i| {
+                let disk =
+                    if i < self.disks.len() { i } else { dice.below(self.disks.len() as u64) as usize };
+                let mut guest = Guest::draw(disk, self.disks[disk].units, dice);
+                guest.flush = dice.pick(&[0, 30, 150]);
+                guest
+            })
+            .collect();
+        let lives = dice.between(2, 5);
+        let span = span / lives;
+        let ends = (1..lives).map(|_| {
+            let life = match dice.below(8) {
+                0 | 1 => dice.below(1 + 40 * self.flash_ns),
+                2..6 => dice.below(span),
+                6 => dice.below(4 * span),
+                // Long enough for what waits a second or so.
+                _ => dice.below(span + 3000 * MS),
+            };
+            (life, dice.pick(&[End::PowerCut, End::PowerCut, End::PowerCut, End::Kill, End::Stop]))
+        });
+        let ends = ends.collect();
+        let requests = options.requests / lives as u32;
+        let lent = match dice.below(8) {
+            0 => vec![],
+            1 => vec![1 << 20],
+            2 => vec![256 << 10; 2],
+            _ => vec![1 << 20; 4],
+        };
+        let behind = dice.pick(&[0, 0, 0, 200]);
+        self.lives = Some(Lives { ends, requests, lent, ring_reserve, behind, careful: dice.chance(300) });
     }
 }
 

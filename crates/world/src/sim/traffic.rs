@@ -15,8 +15,9 @@ use crate::{Violation, ensure};
 /// A request the engine has taken and not answered.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    request: Request,
-    guest: usize,
+    pub(super) request: Request,
+    /// Whose; none at the end of a history.
+    guest: Option<usize>,
     token: Token,
     /// The engine has to refuse it, with this error.
     refusal: Option<IoError>,
@@ -49,13 +50,19 @@ impl World<'_> {
     pub(super) fn guest_turn(&mut self, index: usize) -> Result<(), Violation> {
         let guest = &mut self.scenario.guests[index];
         guest.is_due = false;
+        if self.disks[guest.disk].gated {
+            return Ok(());
+        }
         let room = guest.depth - guest.in_flight;
         for _ in 0..self.dice.between(1, 8).min(u64::from(room)) {
             if self.left == 0 {
                 return Ok(());
             }
             let full = self.engine.in_flight() >= self.scenario.limits.requests_max;
-            let request = self.make_request(index);
+            let guest = &self.scenario.guests[index];
+            let (op, offset, len) = guest.ask(&mut self.dice);
+            let disk = guest.disk;
+            let request = self.make_request(disk, op, offset, len);
             if full {
                 let back = self.engine.handle_request(self.now, request);
                 ensure!(back == Err(request), "{request:?} taken with {} in flight", self.engine.in_flight());
@@ -68,7 +75,7 @@ impl World<'_> {
                 return Ok(());
             }
             self.left -= 1;
-            self.hand_in(index, request)?;
+            self.hand_in(Some(index), request)?;
             if self.strikes(Sabotage::WriteBehind, 100) {
                 self.write_behind()?;
             }
@@ -83,10 +90,8 @@ impl World<'_> {
         }
     }
 
-    fn make_request(&mut self, index: usize) -> Request {
-        let guest = &self.scenario.guests[index];
-        let (op, offset, len) = guest.ask(&mut self.dice);
-        let disk = guest.disk;
+    /// A request with its buffer.
+    pub(super) fn make_request(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> Request {
         self.made += 1;
         let id = RequestId(self.made);
         let buffer = op.has_buffer().then(|| {
@@ -111,7 +116,8 @@ impl World<'_> {
         }
     }
 
-    fn hand_in(&mut self, guest: usize, request: Request) -> Result<(), Violation> {
+    /// Gives the engine a request that it has room for.
+    pub(super) fn hand_in(&mut self, guest: Option<usize>, request: Request) -> Result<(), Violation> {
         let disk = &mut self.disks[request.disk.0 as usize];
         let refusal = if !disk.present || disk.leaving {
             Some(IoError::ShuttingDown)
@@ -141,8 +147,10 @@ impl World<'_> {
                 *tag = content::tag(*serial, request.disk.0 as u8, unit);
             }
         }
-        self.scenario.guests[guest].in_flight += 1;
-        self.scenario.guests[guest].handed_back = 0;
+        if let Some(guest) = guest {
+            self.scenario.guests[guest].in_flight += 1;
+            self.scenario.guests[guest].handed_back = 0;
+        }
         let arrived = self.clock;
         self.requests.insert(request.id, InFlight { request, guest, token, refusal, arrived });
         let taken = self.engine.handle_request(self.now, request);
@@ -175,21 +183,7 @@ impl World<'_> {
 
     fn submit(&mut self, mut io: Io) -> Result<(), Violation> {
         ensure!(self.ios.insert(io.id), "{io:?} has the id of another in flight");
-        let payload = match (io.op, io.slice) {
-            (IoOp::Read | IoOp::Write(_), Some(slice)) => {
-                ensure!(u64::from(slice.len) == io.len, "{io:?}: slice and I/O differ in length");
-                let buffer = self.buffers.get_mut(&slice.id);
-                let buffer = buffer.ok_or_else(|| Violation(format!("{io:?} uses a buffer given back")))?;
-                buffer.ios += 1;
-                let start = (u64::from(slice.offset) / UNIT_BYTES) as usize;
-                let end = start + (io.len / UNIT_BYTES) as usize;
-                ensure!(end <= buffer.tags.len(), "{io:?} is outside its buffer");
-                ensure!(!(buffer.replied && io.op == IoOp::Read), "{io:?} after the reply");
-                if io.op == IoOp::Read { vec![] } else { buffer.tags[start..end].to_vec() }
-            }
-            (IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes(_), None) => vec![],
-            _ => return Err(Violation(format!("{io:?} with the wrong kind of payload"))),
-        };
+        let payload = self.payload(&io)?;
         let (side, mean) = match io.target {
             Target::Flash(device) => {
                 if self.strikes(Sabotage::MisroutedIo, 20) {
@@ -203,9 +197,10 @@ impl World<'_> {
             Target::Backing(id) => {
                 let disk = &mut self.disks[id.0 as usize];
                 disk.backing.submit(io, payload, &mut self.dice)?;
-                if io.op == IoOp::Read {
-                    let slice = io.slice.expect("checked");
-                    disk.fetches.push(Fetch::new(self.buffers[&slice.id].request, &io, self.clock));
+                if io.op == IoOp::Read
+                    && let Some(buffer) = io.slice.and_then(|slice| self.buffers.get(&slice.id))
+                {
+                    disk.fetches.push(Fetch::new(buffer.request, &io, self.clock));
                 }
                 (Side::Backing(id.0 as usize), self.scenario.backing_ns)
             }
@@ -219,21 +214,85 @@ impl World<'_> {
         Ok(())
     }
 
+    /// What an I/O writes. Notes that it uses its buffer.
+    fn payload(&mut self, io: &Io) -> Result<Vec<Tag>, Violation> {
+        match (io.op, io.slice) {
+            (IoOp::Read | IoOp::Write(_), Some(slice)) => {
+                ensure!(u64::from(slice.len) == io.len, "{io:?}: slice and I/O differ in length");
+                let start = (u64::from(slice.offset) / UNIT_BYTES) as usize;
+                let end = start + (io.len / UNIT_BYTES) as usize;
+                if let Some(lent) = self.lent.get_mut(&slice.id) {
+                    ensure!(end <= lent.tags.len(), "{io:?} is outside its buffer");
+                    let reads = io.op == IoOp::Read;
+                    let clash = lent.ios.iter().find(|(_, units, other_reads)| {
+                        units.start < end && start < units.end && (reads || *other_reads)
+                    });
+                    ensure!(clash.is_none(), "{io:?} uses what {clash:?} is using of a lent buffer");
+                    lent.ios.push((io.id, start..end, reads));
+                    return Ok(if reads { vec![] } else { lent.tags[start..end].to_vec() });
+                }
+                let buffer = self.buffers.get_mut(&slice.id);
+                let buffer = buffer.ok_or_else(|| Violation(format!("{io:?} uses a buffer given back")))?;
+                buffer.ios += 1;
+                ensure!(end <= buffer.tags.len(), "{io:?} is outside its buffer");
+                ensure!(!(buffer.replied && io.op == IoOp::Read), "{io:?} after the reply");
+                Ok(if io.op == IoOp::Read { vec![] } else { buffer.tags[start..end].to_vec() })
+            }
+            (IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes(_), None) => Ok(vec![]),
+            (IoOp::WriteJournal, None) => {
+                let pages = self.engine.journal_pages(io.id);
+                let whole = io.len > 0 && io.len.is_multiple_of(4096) && io.len <= 64 << 10;
+                ensure!(
+                    whole && pages.len() as u64 == io.len,
+                    "{io:?} writes {} bytes of pages",
+                    pages.len()
+                );
+                Ok(self.written.tags(pages))
+            }
+            _ => Err(Violation(format!("{io:?} with the wrong kind of payload"))),
+        }
+    }
+
     /// Flash I/O stays inside the segments of its disk's cache, and does not keep a change waiting.
     fn check_inside(&self, io: &Io) -> Result<(), Violation> {
         let Target::Flash(device) = io.target else { return Ok(()) };
-        let disk = io.slice.map(|slice| self.buffers[&slice.id].disk).unwrap_or_default();
-        let waits = self.asked.values().find(|asked| asked.changes_cache_of(disk));
-        ensure!(waits.is_none(), "{io:?} begins while {waits:?} waits for flash");
+        if io.op == IoOp::Flush {
+            return Ok(());
+        }
+        let disk = io.slice.and_then(|slice| self.buffers.get(&slice.id)).map(|buffer| buffer.disk);
+        if let Some(disk) = disk
+            && self.disks[disk].owner.is_none()
+            && self.scenario.lives.is_none()
+        {
+            let waits = self.asked.values().find(|asked| asked.changes_cache_of(disk));
+            ensure!(waits.is_none(), "{io:?} begins while {waits:?} waits for flash");
+        }
         let len = self.scenario.segment_bytes;
         let mut at = io.offset;
         while at < io.offset.saturating_add(io.len) {
             let inside = at.wrapping_sub(super::pool::SEGMENTS_START) % len;
             let segment = hob_engine::command::Segment { device, offset: at - inside.min(at) };
-            ensure!(self.disks[disk].segments.contains(&segment), "{io:?} outside the cache of disk {disk}");
+            let is_there = match (io.op, disk) {
+                (IoOp::WriteJournal, _) => {
+                    let owners = self.disks.iter().filter_map(|disk| disk.owner.as_ref());
+                    owners.into_iter().any(|owner| owner.has_in_ring(&segment))
+                }
+                (_, Some(disk)) => self.disks[disk].segments.contains(&segment),
+                (_, None) => self.disks.iter().any(|disk| disk.segments.contains(&segment)),
+            };
+            ensure!(is_there, "{io:?} outside the cache of disk {disk:?}");
             at += len - inside;
         }
         Ok(())
+    }
+
+    /// Notes when a disk has nothing in flight.
+    pub(super) fn note_quiet(&mut self, disk: usize) {
+        if self.scenario.lives.is_some()
+            && !self.requests.values().any(|other| other.request.disk.0 as usize == disk)
+        {
+            self.disks[disk].quiet_at = self.clock;
+        }
     }
 
     pub(super) fn complete(&mut self, side: Side, id: IoId) -> Result<(), Violation> {
@@ -243,7 +302,15 @@ impl World<'_> {
             Side::Backing(disk) => self.disks[disk].backing.complete(id, &mut self.dice),
         };
         let failed = done.result.is_err();
-        if let Some(slice) = done.io.slice {
+        if let Some(slice) = done.io.slice
+            && let Some(lent) = self.lent.get_mut(&slice.id)
+        {
+            let start = (u64::from(slice.offset) / UNIT_BYTES) as usize;
+            lent.ios.retain(|(other, ..)| *other != id);
+            if done.io.op == IoOp::Read {
+                lent.tags[start..start + done.tags.len()].copy_from_slice(&done.tags);
+            }
+        } else if let Some(slice) = done.io.slice {
             let buffer = self.buffers.get_mut(&slice.id).expect("checked at submission");
             let start = (u64::from(slice.offset) / UNIT_BYTES) as usize;
             let end = start + done.tags.len();
@@ -261,8 +328,7 @@ impl World<'_> {
             let disk = &mut self.disks[disk];
             disk.tally.backing_io(failed);
             let slice = done.io.slice.filter(|_| done.io.op == IoOp::Read);
-            if let Some(slice) = slice {
-                let request = self.buffers[&slice.id].request;
+            if let Some(request) = slice.and_then(|slice| self.buffers.get(&slice.id)).map(|b| b.request) {
                 disk.fetches.iter_mut().filter(|f| f.request == request).for_each(|f| f.ended = self.clock);
             }
         }
@@ -279,9 +345,12 @@ impl World<'_> {
         let InFlight { request, guest, token, refusal, arrived } =
             in_flight.ok_or_else(|| Violation(format!("{reply:?} to no request, or a second one")))?;
         ensure!(reply.disk == request.disk, "{reply:?} from another disk than {request:?}");
-        self.scenario.guests[guest].in_flight -= 1;
-        let think = self.now + self.dice.below(self.scenario.backing_ns);
-        self.schedule_guest(guest, think);
+        if let Some(guest) = guest {
+            self.scenario.guests[guest].in_flight -= 1;
+            let think = self.now + self.dice.below(self.scenario.backing_ns);
+            self.schedule_guest(guest, think);
+        }
+        self.note_quiet(request.disk.0 as usize);
         self.report.outcomes[outcome as usize] += 1;
         if !self.strikes(Sabotage::Uncounted, 20) {
             self.disks[request.disk.0 as usize].tally.request(&request, outcome);
@@ -298,7 +367,10 @@ impl World<'_> {
             }
             (None, Ok(())) => ensure!(outcome != Outcome::BackingError, "{reply:?} is no error"),
             (None, Err(IoError::Unsupported)) => ensure!(cannot, "{request:?} got {reply:?}"),
-            (None, Err(_)) => ensure!(outcome == Outcome::BackingError, "{request:?} got {reply:?}"),
+            (None, Err(_)) => {
+                let lost = outcome == Outcome::DirtyLost && self.may_lose(request.disk.0 as usize);
+                ensure!(lost || outcome == Outcome::BackingError, "{request:?} got {reply:?}");
+            }
         }
         self.check_fetched_once(&request, outcome, arrived)?;
         self.check_answer(&request, token, result.is_ok())

@@ -164,16 +164,25 @@ fn removal_overtakes_changes_that_wait() {
 #[test]
 fn every_refused_command_says_why() {
     use CacheChange::*;
+    let enable = CacheChange::enable_volatile;
+    let without_order = DataSegment::without_order;
     use CommandError::*;
     let add = || Command::AddDisk(DiskConfig { size_bytes: MIB, access: Access::ReadWrite });
     let good = config(64 * KIB, 4 * KIB);
     let some = || vec![segment(0, 0)];
     let mut bench = Bench::bare(Limits::default());
     assert_eq!(bench.command(add()), Err(DiskExists));
-    for change in [Disable, Grow(some()), Shrink(1), Leave(DeviceId(0), vec![]), Configure(good), Clear] {
+    for change in [
+        Disable,
+        Grow(without_order(some()), None),
+        Shrink(1, None),
+        Leave(DeviceId(0), vec![], None),
+        Configure(good, None),
+        Clear(None),
+    ] {
         assert_eq!(bench.change(change), Err(NoCache));
     }
-    assert_eq!(bench.change(Enable(good, vec![])), Err(TooSmall));
+    assert_eq!(bench.change(enable(good, vec![])), Err(TooSmall));
     let unworkable = [
         config(64 * KIB, 0),
         config(64 * KIB, 2 * KIB),
@@ -184,24 +193,24 @@ fn every_refused_command_says_why() {
         config(0, 4 * KIB),
     ];
     for bad in unworkable {
-        assert_eq!(bench.change(Enable(bad, some())), Err(Unworkable), "{bad:?}");
+        assert_eq!(bench.change(enable(bad, some())), Err(Unworkable), "{bad:?}");
     }
-    assert_eq!(bench.change(Enable(config(1 << 50, 4 * KIB), some())), Err(Unworkable), "too many blocks");
-    bench.change(Enable(good, some())).unwrap();
-    assert_eq!(bench.change(Enable(good, vec![segment(0, MIB)])), Err(CacheExists));
-    assert_eq!(bench.change(Grow(vec![])), Err(TooSmall));
-    assert_eq!(bench.change(Shrink(1)), Err(TooSmall));
-    assert_eq!(bench.change(Leave(DeviceId(9), some())), Err(NoCache));
+    assert_eq!(bench.change(enable(config(1 << 50, 4 * KIB), some())), Err(Unworkable), "too many blocks");
+    bench.change(enable(good, some())).unwrap();
+    assert_eq!(bench.change(enable(good, vec![segment(0, MIB)])), Err(CacheExists));
+    assert_eq!(bench.change(Grow(vec![], None)), Err(TooSmall));
+    assert_eq!(bench.change(Shrink(1, None)), Err(TooSmall));
+    assert_eq!(bench.change(Leave(DeviceId(9), without_order(some()), None)), Err(NoCache));
     for bad in unworkable {
-        assert_eq!(bench.change(Configure(bad)), Err(Unworkable), "{bad:?}");
+        assert_eq!(bench.change(Configure(bad, None)), Err(Unworkable), "{bad:?}");
     }
-    assert_eq!(bench.change(Configure(config(128 * KIB, 4 * KIB))), Err(Unworkable), "other segments");
+    assert_eq!(bench.change(Configure(config(128 * KIB, 4 * KIB), None)), Err(Unworkable), "other segments");
     assert_eq!(bench.stats().blocks, 16, "nothing was changed");
     assert_eq!(bench.command(Command::RemoveDisk), Ok(some()));
-    for command in [Command::RemoveDisk, Command::ResetStats, Command::Cache(Clear)] {
+    for command in [Command::RemoveDisk, Command::ResetStats, Command::Cache(Clear(None))] {
         assert_eq!(bench.command(command), Err(NoSuchDisk));
     }
     let mut vast = Bench::with_disk(Limits::default(), (1 << 44) + 4 * KIB, Access::ReadWrite);
-    assert_eq!(vast.change(Enable(good, some())), Err(Unworkable), "more than 2³² blocks");
-    assert_eq!(vast.change(Enable(config(64 * KIB, 8 * KIB), some())), Ok(vec![]));
+    assert_eq!(vast.change(enable(good, some())), Err(Unworkable), "more than 2³² blocks");
+    assert_eq!(vast.change(enable(config(64 * KIB, 8 * KIB), some())), Ok(vec![]));
 }

@@ -1,0 +1,408 @@
+//! Write-back by hand: what goes where, in which order, and what waits for what.
+
+use super::*;
+use crate::command::{Destage, DestageOrder, Enable, Layout, Mode, NewRing};
+
+const RING_DEVICE: u16 = 9;
+const FUA: Op = Op::Write(Durability::Durable);
+
+fn ring(number: u32) -> NewRing {
+    let segments = (0..8).map(|i| segment(RING_DEVICE, i * MIB)).collect();
+    NewRing { cache: [7; 16], number, identity: [0; 32], copies: vec![segments] }
+}
+
+fn lazy() -> Destage {
+    Destage { start_permille: 1000, stop_permille: 1000, dirty_age_ms_max: 0, ..Destage::default() }
+}
+
+impl Bench {
+    /// A disk of 64 MiB with a persistent cache of one segment of 1 MiB on device 0.
+    fn persistent(block_bytes: u64, mode: Mode, destage: Destage) -> Bench {
+        let mut bench = Bench::bare(Limits::default());
+        bench.engine.lend(BufferId(1 << 20), 1 << 20);
+        bench.engine.lend(BufferId(2 << 20), 1 << 20);
+        let config = CacheConfig { mode, destage, ..config(MIB, block_bytes) };
+        let enable = Enable {
+            config,
+            segments: vec![DataSegment { place: segment(0, 0), ordinal: 0 }],
+            journal: Some(ring(1)),
+            recovered: None,
+        };
+        let command = bench.start_change(CacheChange::Enable(Box::new(enable)));
+        assert_eq!(bench.result(command), None, "the ring is written first");
+        bench.settle();
+        assert_eq!(bench.result(command), Some(Ok(vec![])));
+        bench
+    }
+
+    fn write_back() -> Bench {
+        Bench::persistent(4 * KIB, Mode::WriteBack, lazy())
+    }
+
+    /// Ends the oldest I/O, which has to be of this kind.
+    fn next(&mut self, target: Target, op: IoOp) -> Io {
+        let io = self.ios.pop_front().expect("some I/O");
+        assert_eq!((io.target, io.op), (target, op), "{io:?}");
+        self.end(io);
+        io
+    }
+
+    fn answered(&self, id: RequestId) -> bool {
+        self.reply(id).is_some()
+    }
+
+    fn dirty(&self) -> u64 {
+        self.stats().sectors_dirty
+    }
+}
+
+fn flash(device: u16) -> Target {
+    Target::Flash(DeviceId(device))
+}
+
+fn backing() -> Target {
+    Target::Backing(DISK)
+}
+
+const VOLATILE: IoOp = IoOp::Write(Durability::Volatile);
+
+/// SYSTEMS §2: "a write to a promoted page completes in flash".
+#[test]
+fn a_write_completes_in_flash() {
+    let mut bench = Bench::write_back();
+    let write = bench.write(8 * KIB, 8 * KIB);
+    bench.next(flash(0), VOLATILE);
+    assert_eq!(bench.outcome(write), Outcome::WriteBack);
+    assert_eq!(bench.ios.len(), 0, "the backing hears nothing of it");
+    assert_eq!(bench.dirty(), 2);
+    assert_eq!(bench.read_alone(8 * KIB, 8 * KIB), Outcome::Hit);
+}
+
+#[test]
+fn a_flush_waits_for_the_journal_and_then_for_the_devices() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    let flush = bench.request(Op::Flush, 0, 0);
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    assert!(!bench.answered(flush));
+    bench.next(flash(0), IoOp::Flush);
+    assert!(!bench.answered(flush));
+    bench.next(flash(RING_DEVICE), IoOp::Flush);
+    assert_eq!(bench.outcome(flush), Outcome::FlushCommitted);
+    let again = bench.request(Op::Flush, 0, 0);
+    assert_eq!(bench.outcome(again), Outcome::FlushCommitted, "there is nothing to be made durable");
+}
+
+#[test]
+fn a_durable_write_is_answered_when_it_is_committed() {
+    let mut bench = Bench::write_back();
+    let write = bench.request(FUA, 0, 4 * KIB);
+    bench.next(flash(0), VOLATILE);
+    assert!(!bench.answered(write));
+    bench.settle();
+    assert_eq!(bench.outcome(write), Outcome::WriteBack);
+}
+
+#[test]
+fn flushes_that_come_during_a_commit_share_the_next() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    let first = bench.request(Op::Flush, 0, 0);
+    let write = bench.write(4 * KIB, 4 * KIB);
+    let page = bench.ios.pop_front().expect("a page");
+    bench.next(flash(0), VOLATILE);
+    assert!(bench.answered(write));
+    let later: Vec<_> = (0..3).map(|_| bench.request(Op::Flush, 0, 0)).collect();
+    bench.end(page);
+    bench.next(flash(0), IoOp::Flush);
+    bench.next(flash(RING_DEVICE), IoOp::Flush);
+    assert!(bench.answered(first));
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    bench.settle();
+    assert!(later.iter().all(|flush| bench.answered(*flush)));
+}
+
+/// What the durable journal vouches for is not overwritten before it says that it does not.
+#[test]
+fn rewriting_dirty_data_commits_first_and_once() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    let again = bench.write(0, 4 * KIB);
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    bench.next(flash(0), IoOp::Flush);
+    bench.next(flash(RING_DEVICE), IoOp::Flush);
+    bench.next(flash(0), VOLATILE);
+    assert_eq!(bench.outcome(again), Outcome::WriteBack);
+    let third = bench.write(0, 4 * KIB);
+    bench.next(flash(0), VOLATILE);
+    assert!(bench.answered(third));
+    assert_eq!(bench.dirty(), 1);
+}
+
+#[test]
+fn a_miss_reads_what_is_dirty_over_what_the_backing_has() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(4 * KIB, 4 * KIB);
+    let read = bench.read(0, 12 * KIB);
+    let io = bench.next(backing(), IoOp::Read);
+    assert_eq!((io.offset, io.len), (0, 12 * KIB));
+    assert!(!bench.answered(read));
+    let io = bench.next(flash(0), IoOp::Read);
+    assert_eq!((io.len, io.slice.expect("payload").offset), (4 * KIB, 4 * KIB as u32));
+    assert_eq!(bench.outcome(read), Outcome::PartialMiss);
+    bench.settle();
+    assert_eq!(bench.read_alone(0, 12 * KIB), Outcome::Hit);
+}
+
+#[test]
+fn dirty_data_that_flash_lost_is_an_error_and_never_the_backings_data() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    let read = bench.read(0, 4 * KIB);
+    for _ in 0..2 {
+        while let Some(io) = bench.ios.pop_front() {
+            match io.target {
+                Target::Flash(_) => bench.end_with(io, Ok(()), &[SUM + 1]),
+                Target::Backing(_) => bench.end(io),
+            }
+        }
+    }
+    assert_eq!(bench.reply(read).expect("answered").result, Err(IoError::Failed));
+    assert_eq!(bench.outcome(read), Outcome::DirtyLost);
+    assert!(bench.events.contains(&Event::DirtyLost { disk: DISK, sectors: 1 }));
+    assert_eq!(bench.stats().sectors_lost, 1);
+    bench.write_alone(0, 4 * KIB);
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit, "written again, it is as any other");
+    assert_eq!(bench.stats().sectors_lost, 0);
+}
+
+/// SYSTEMS §3: "a full buffer sends writes straight to disk".
+#[test]
+fn a_full_cache_writes_through() {
+    let full = Destage { full_permille: 500, ..lazy() };
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, full);
+    for block in 0..128 {
+        assert_eq!(bench.write_alone(block * 4 * KIB, 4 * KIB), Outcome::WriteBack);
+    }
+    assert_eq!(bench.dirty(), 128);
+    let through = bench.write(128 * 4 * KIB, 4 * KIB);
+    // The journal has to know first that the backing is written there.
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    bench.settle();
+    assert_eq!(bench.outcome(through), Outcome::WriteCopied);
+    assert_eq!(bench.dirty(), 128);
+    assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteBack, "a block that is in the cache stays there");
+}
+
+#[test]
+fn a_drain_ends_with_everything_clean_and_kept() {
+    let mut bench = Bench::write_back();
+    for block in [3, 4, 5, 9] {
+        bench.write_alone(block * 4 * KIB, 4 * KIB);
+    }
+    let drain = bench.start_change(CacheChange::Drain);
+    let mut writes = vec![];
+    while let Some(io) = bench.ios.pop_front() {
+        if (io.target, io.op) == (backing(), VOLATILE) {
+            writes.push((io.offset / (4 * KIB), io.len / (4 * KIB)));
+        }
+        assert_eq!(bench.result(drain), None);
+        bench.end(io);
+        if bench.result(drain).is_some() {
+            break;
+        }
+    }
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
+    assert_eq!(writes, [(3, 3), (9, 1)], "in the order of the disk, neighbours together");
+    assert_eq!((bench.dirty(), bench.stats().destaged_bytes), (0, 16 * KIB));
+    bench.settle();
+    assert_eq!(bench.read_alone(9 * 4 * KIB, 4 * KIB), Outcome::Hit);
+}
+
+#[test]
+fn writes_during_a_drain_go_through() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    let drain = bench.start_change(CacheChange::Drain);
+    let held: Vec<Io> = bench.ios.drain(..).collect();
+    let write = bench.write_alone(64 * KIB, 4 * KIB);
+    assert_eq!(write, Outcome::WriteCopied);
+    held.into_iter().for_each(|io| bench.end(io));
+    bench.settle();
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
+    assert_eq!(bench.write_alone(64 * KIB, 4 * KIB), Outcome::WriteBack);
+}
+
+#[test]
+fn a_drain_that_is_stopped_says_so() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    let drain = bench.start_change(CacheChange::Drain);
+    assert_eq!(bench.change(CacheChange::StopDrain), Ok(vec![]));
+    assert_eq!(bench.result(drain), Some(Err(CommandError::Stopped)));
+    bench.settle();
+    assert_eq!(bench.write_alone(64 * KIB, 4 * KIB), Outcome::WriteBack);
+}
+
+/// A write that comes between a block's way to the backing and its flush keeps it dirty.
+#[test]
+fn a_write_during_destaging_is_not_forgotten() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    let drain = bench.start_change(CacheChange::Drain);
+    bench.next(flash(0), IoOp::Read);
+    bench.next(backing(), VOLATILE);
+    assert_eq!(bench.change(CacheChange::StopDrain), Ok(vec![]));
+    assert_eq!(bench.result(drain), Some(Err(CommandError::Stopped)));
+    let flush = bench.ios.pop_front().expect("the backing is flushed");
+    assert_eq!(flush.op, IoOp::Flush);
+    bench.write_alone(0, 4 * KIB);
+    bench.end(flush);
+    assert_eq!(bench.dirty(), 1);
+}
+
+#[test]
+fn a_discard_over_dirty_data_reaches_the_backing_before_the_journal_forgets() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 8 * KIB);
+    let discard = bench.request(Op::Discard(Durability::Volatile), 0, 8 * KIB);
+    while bench.ios.front().is_some_and(|io| matches!(io.target, Target::Flash(_))) {
+        let io = bench.ios.pop_front().expect("looked at");
+        bench.end(io);
+    }
+    bench.next(backing(), IoOp::Discard);
+    assert_eq!(bench.dirty(), 2);
+    bench.next(backing(), IoOp::Flush);
+    assert_eq!(bench.outcome(discard), Outcome::BypassZeroing);
+    assert_eq!(bench.dirty(), 0);
+    assert_eq!(bench.read_alone(0, 8 * KIB), Outcome::MissFilled);
+}
+
+#[test]
+fn a_write_of_part_of_a_dirty_sector_takes_the_rest_to_the_backing_first() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    let write = bench.write(512, 512);
+    bench.next(flash(0), IoOp::Read);
+    let io = bench.next(backing(), VOLATILE);
+    assert_eq!((io.offset, io.len), (0, 4 * KIB));
+    bench.settle();
+    assert_eq!(bench.outcome(write), Outcome::WriteNotCopied);
+    assert_eq!(bench.dirty(), 0);
+}
+
+#[test]
+fn changes_that_would_lose_dirty_data_are_refused() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    let config = config(MIB, 4 * KIB);
+    for change in [
+        CacheChange::Disable,
+        CacheChange::Clear(Some(ring(2))),
+        CacheChange::Configure(config, Some(ring(2))),
+        CacheChange::Leave(DeviceId(0), vec![], Some(ring(2))),
+    ] {
+        let command = bench.start_change(change);
+        bench.settle();
+        assert_eq!(bench.result(command), Some(Err(CommandError::Dirty)));
+    }
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
+    let discard = bench.start_change(CacheChange::DiscardDirty);
+    bench.settle();
+    assert_eq!(bench.result(discard), Some(Ok(vec![])));
+    assert_eq!(bench.dirty(), 0);
+    let disable = bench.start_change(CacheChange::Disable);
+    bench.settle();
+    let released = bench.result(disable).expect("done").expect("clean");
+    assert_eq!(released.len(), 9, "data and ring");
+}
+
+#[test]
+fn a_cache_grows_with_what_is_dirty_in_it() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 16 * KIB);
+    let more = vec![DataSegment { place: segment(1, 0), ordinal: 1 }];
+    let grow = bench.start_change(CacheChange::Grow(more, Some(NewRing { number: 2, ..ring(2) })));
+    let read = bench.read(0, 16 * KIB);
+    assert!(!bench.answered(read), "it waits");
+    bench.settle();
+    assert_eq!(bench.result(grow).expect("done").expect("well").len(), 8, "the old ring");
+    assert_eq!(bench.outcome(read), Outcome::Hit);
+    assert_eq!((bench.dirty(), bench.stats().blocks), (4, 512));
+}
+
+#[test]
+fn old_dirty_data_is_destaged_within_its_bound() {
+    let aging = Destage { dirty_age_ms_max: 1000, ..lazy() };
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, aging);
+    bench.write_alone(0, 4 * KIB);
+    let born = bench.now;
+    while bench.dirty() > 0 {
+        bench.wait_ms(10);
+        bench.settle();
+        assert!(bench.now.0 - born.0 <= 1_000_000_000, "after {} ms", (bench.now.0 - born.0) / 1_000_000);
+    }
+}
+
+/// SYSTEMS §2: "the page is written to disk when the LRU picks it".
+#[test]
+fn the_coldest_goes_first_if_that_is_the_order() {
+    let coldest = Destage { order: DestageOrder::Coldest, start_permille: 10, stop_permille: 8, ..lazy() };
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, coldest);
+    for block in [50, 30] {
+        bench.write_alone(block * 4 * KIB, 4 * KIB);
+    }
+    bench.write(40 * 4 * KIB, 4 * KIB);
+    bench.next(flash(0), VOLATILE);
+    let io = bench.ios.pop_front().expect("1.1 % is dirty");
+    assert_eq!((io.target, io.op, io.offset), (flash(0), IoOp::Read, 0), "block 50 came first");
+}
+
+/// SYSTEMS §3: 30 % of the flash is a write buffer, from which data leaves for the disk.
+#[test]
+fn a_split_cache_gives_up_what_it_has_destaged() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.lend(BufferId(1 << 20), 1 << 20);
+    let config = CacheConfig {
+        mode: Mode::WriteBack,
+        destage: lazy(),
+        layout: Layout::Split { read_permille: 700 },
+        ..config(MIB, 4 * KIB)
+    };
+    let segments = vec![DataSegment { place: segment(0, 0), ordinal: 0 }];
+    let enable = Enable { config, segments, journal: Some(ring(1)), recovered: None };
+    bench.start_change(CacheChange::Enable(Box::new(enable)));
+    bench.settle();
+    let taken = (0..200).filter(|i| bench.write_alone(i * 4 * KIB, 4 * KIB) == Outcome::WriteBack).count();
+    assert_eq!(taken, 77, "the write buffer is 30 % of 256 blocks");
+    let drain = bench.start_change(CacheChange::Drain);
+    bench.settle();
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
+    bench.wait_ms(1500);
+    bench.settle();
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+    for block in 1000..1400 {
+        bench.read_alone(block * 4 * KIB, 4 * KIB);
+    }
+    assert_eq!(bench.stats().blocks_cached, 179, "the read cache is 70 % of 256 blocks");
+}
+
+/// Where write order is kept, nothing written after a flush reaches the backing before what was before it.
+#[test]
+fn write_order_is_kept_at_flushes() {
+    let ordered = Destage { ordered: true, dirty_age_ms_max: 1, ..lazy() };
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, ordered);
+    bench.write_alone(40 * KIB, 4 * KIB);
+    let kept: Vec<Io> = bench.ios.drain(..).collect();
+    let flush = bench.request(Op::Flush, 0, 0);
+    bench.settle();
+    assert!(bench.answered(flush));
+    let later = bench.write(0, 4 * KIB);
+    bench.settle();
+    assert_eq!(bench.outcome(later), Outcome::WriteBack);
+    let again = bench.write(40 * KIB, 4 * KIB);
+    assert!(!bench.answered(again), "its older data has to go first");
+    kept.into_iter().for_each(|io| bench.end(io));
+    bench.settle();
+    assert!(bench.answered(again));
+}

@@ -1,0 +1,117 @@
+//! Units that a device holds, and which of them a power cut leaves.
+//!
+//! What was written since the last flush may survive or not, unit by unit, whatever the order in which it was
+//! written. Of several values written to one unit, each may be the one that stays.
+
+use crate::content::Tag;
+use crate::dice::Dice;
+
+/// What a unit held when a flush began, and its stamp.
+pub(super) type Flushing = (u32, Tag, u32);
+
+/// The units of one device.
+#[derive(Debug)]
+pub(super) struct Medium {
+    now: Vec<Tag>,
+    /// What a power cut leaves at least.
+    durable: Vec<Tag>,
+    /// Counts what happened to each unit, to order `now` and `durable`.
+    now_stamp: Vec<u32>,
+    durable_stamp: Vec<u32>,
+    stamp: u32,
+    /// Units that may not be durable.
+    dirty: Vec<u32>,
+}
+
+impl Medium {
+    /// Holds these units, durably.
+    pub(super) fn new(content: Vec<Tag>) -> Self {
+        let units = content.len();
+        Medium {
+            durable: content.clone(),
+            now: content,
+            now_stamp: vec![0; units],
+            durable_stamp: vec![0; units],
+            stamp: 0,
+            dirty: vec![],
+        }
+    }
+
+    pub(super) fn now(&self) -> &[Tag] {
+        &self.now
+    }
+
+    pub(super) fn durable(&self) -> &[Tag] {
+        &self.durable
+    }
+
+    /// A unit is written; now and then it is durable at once.
+    pub(super) fn put(&mut self, unit: usize, tag: Tag, dice: &mut Dice) {
+        self.stamp += 1;
+        (self.now[unit], self.now_stamp[unit]) = (tag, self.stamp);
+        if dice.chance(200) {
+            (self.durable[unit], self.durable_stamp[unit]) = (tag, self.stamp);
+        } else {
+            self.dirty.push(unit as u32);
+        }
+    }
+
+    /// Units are written, durably.
+    pub(super) fn replace(&mut self, first: usize, tags: &[Tag]) {
+        for (unit, tag) in (first..).zip(tags) {
+            self.stamp += 1;
+            (self.now[unit], self.now_stamp[unit]) = (*tag, self.stamp);
+        }
+        self.secure(first..first + tags.len());
+    }
+
+    /// What a flush that begins now has to make durable.
+    pub(super) fn snapshot(&mut self) -> Vec<Flushing> {
+        self.dirty.sort_unstable();
+        self.dirty.dedup();
+        let state = |unit: &u32| (*unit, self.now[*unit as usize], self.now_stamp[*unit as usize]);
+        self.dirty.iter().map(state).collect()
+    }
+
+    /// A flush ended.
+    pub(super) fn settle(&mut self, flushing: &[Flushing]) {
+        for (unit, tag, stamp) in flushing {
+            let unit = *unit as usize;
+            if self.durable_stamp[unit] < *stamp {
+                (self.durable[unit], self.durable_stamp[unit]) = (*tag, *stamp);
+            }
+        }
+        let (now, durable) = (&self.now_stamp, &self.durable_stamp);
+        self.dirty.retain(|unit| durable[*unit as usize] < now[*unit as usize]);
+    }
+
+    /// What these units hold is durable.
+    pub(super) fn secure(&mut self, units: std::ops::Range<usize>) {
+        for unit in units {
+            (self.durable[unit], self.durable_stamp[unit]) = (self.now[unit], self.now_stamp[unit]);
+        }
+    }
+
+    /// One of the contents that a power cut at this moment may leave.
+    pub(super) fn after_power_cut(&self, dice: &mut Dice) -> Vec<Tag> {
+        let mut media = self.durable.clone();
+        // A device may have written nothing, everything, or any part of it.
+        let share = dice.pick(&[0, 500, 500, 1000]);
+        for unit in &self.dirty {
+            if dice.chance(share) {
+                media[*unit as usize] = self.now[*unit as usize];
+            }
+        }
+        media
+    }
+
+    /// The power fails.
+    pub(super) fn cut_power(&mut self, dice: &mut Dice) {
+        *self = Medium::new(self.after_power_cut(dice));
+    }
+
+    /// Everything is something else.
+    pub(super) fn scramble(&mut self, mut with: impl FnMut() -> Tag) {
+        *self = Medium::new(self.now.iter().map(|_| with()).collect());
+    }
+}

@@ -1,0 +1,348 @@
+//! The daemon's commands at random moments, most of them sensible.
+
+use hob_engine::admission::{Admission, Popularity};
+use hob_engine::command::{
+    CacheChange, CacheConfig, Command, Copies, DataSegment, Destage, DestageOrder, DiskConfig, Enable,
+    Layout, Mode, NewRing, Segment,
+};
+use hob_engine::policy::PolicyKind;
+use hob_engine::units::{CommandId, DeviceId, DiskId};
+
+use super::World;
+use super::owner::Owner;
+use super::pool::Asked;
+use crate::Violation;
+use crate::content::UNIT_BYTES;
+
+impl World<'_> {
+    pub(super) fn add_disk(&mut self, disk: usize) {
+        let size_bytes = self.disks[disk].units() * UNIT_BYTES;
+        let access = self.disks[disk].access;
+        self.command(disk, Command::AddDisk(DiskConfig { size_bytes, access }));
+        self.disks[disk].present = true;
+        if !self.disks[disk].leaving {
+            self.disks[disk].tally = Default::default();
+        }
+    }
+
+    /// Something changes, for a disk at random.
+    pub(super) fn random_command(&mut self) -> Result<(), Violation> {
+        let disk = self.dice.below(self.disks.len() as u64) as usize;
+        if self.scenario.lives.is_some() {
+            return self.random_command_of_many(disk);
+        }
+        if !self.disks[disk].present {
+            self.add_disk(disk);
+            return Ok(());
+        }
+        if self.disks[disk].config.is_none() && self.dice.chance(800) {
+            let config = self.draw_config();
+            let segments = self.take_free();
+            self.command(disk, Command::Cache(CacheChange::enable_volatile(config, segments)));
+            return Ok(());
+        }
+        self.change_volatile(disk);
+        Ok(())
+    }
+
+    /// A command to a disk whose cache is volatile or has just gone.
+    fn change_volatile(&mut self, disk: usize) {
+        let change = match self.dice.below(18) {
+            0 if self.dice.chance(400) => {
+                self.command(disk, Command::RemoveDisk);
+                return;
+            }
+            0 | 1 => {
+                self.command(disk, Command::ResetStats);
+                return;
+            }
+            2..5 => CacheChange::Disable,
+            5 => CacheChange::enable_volatile(self.draw_config(), self.take_free()),
+            6..9 => CacheChange::Grow(DataSegment::without_order(self.take_free()), None),
+            9..12 => CacheChange::Shrink(self.dice.below(5) as u32, None),
+            12 => {
+                let segments = if self.dice.chance(500) { self.take_free() } else { vec![] };
+                CacheChange::Leave(self.any_device(), DataSegment::without_order(segments), None)
+            }
+            13 => CacheChange::Clear(None),
+            _ => CacheChange::Configure(self.draw_config(), None),
+        };
+        self.command(disk, Command::Cache(change));
+    }
+
+    fn any_device(&mut self) -> DeviceId {
+        DeviceId(self.dice.below(self.flash.len() as u64) as u16)
+    }
+
+    /// In a history of several lives, where caches may be persistent.
+    fn random_command_of_many(&mut self, disk: usize) -> Result<(), Violation> {
+        let state = &self.disks[disk];
+        if !state.present {
+            return if state.leaving { Ok(()) } else { self.open_disk(disk) };
+        }
+        let idle = state.config.is_none() && state.owner.is_none();
+        if idle && self.dice.chance(850) {
+            if self.dice.chance(750) {
+                self.enable_persistent(disk);
+            } else {
+                let (config, segments) = (self.draw_config(), self.take_free());
+                self.command(disk, Command::Cache(CacheChange::enable_volatile(config, segments)));
+            }
+        } else if self.disks[disk].owner.is_some() {
+            self.change_persistent(disk);
+        } else if self.dice.chance(300) {
+            let change = self.tune();
+            self.command(disk, Command::Cache(change));
+        } else {
+            self.change_volatile(disk);
+        }
+        Ok(())
+    }
+
+    /// Most disks have a persistent cache from the first.
+    pub(super) fn begin_with_caches(&mut self) -> Result<(), Violation> {
+        for disk in 0..self.disks.len() {
+            if self.dice.chance(900) {
+                self.enable_persistent(disk);
+                self.drain()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A new persistent cache, if the pool has room for its journal.
+    pub(super) fn enable_persistent(&mut self, disk: usize) {
+        let config = self.draw_config();
+        self.caches += 1;
+        let mut cache = [0x5a; 16];
+        cache[..8].copy_from_slice(&self.caches.to_le_bytes());
+        self.disks[disk].owner = Some(Owner::new(cache, config));
+        let segments = self.take_free();
+        let segments = self.own(disk, segments);
+        match self.make_ring(disk, &config) {
+            Some(ring) => {
+                let doubled = ring.copies.len() == 2 && config.copies != Copies::One;
+                self.disks[disk].owner.as_mut().expect("just made").doubled = doubled;
+                let enable = Enable { config, segments, journal: Some(ring), recovered: None };
+                self.command(disk, Command::Cache(CacheChange::Enable(Box::new(enable))));
+            }
+            None => self.disown(disk),
+        }
+    }
+
+    /// A command to a disk whose cache is persistent, or is to be.
+    fn change_persistent(&mut self, disk: usize) {
+        let config = self.disks[disk].owner.as_ref().expect("persistent").config;
+        let change = match self.dice.below(32) {
+            0 => {
+                self.command(disk, Command::ResetStats);
+                return;
+            }
+            1 | 2 => {
+                self.command(disk, Command::RemoveDisk);
+                return;
+            }
+            3 | 4 => CacheChange::Disable,
+            5..9 => {
+                let segments = self.take_free();
+                let segments = self.own(disk, segments);
+                let Some(ring) = self.ring_or_none(disk, &config) else {
+                    return self.take_back(disk, &segments);
+                };
+                CacheChange::Grow(segments, ring)
+            }
+            9..12 => {
+                let count = self.dice.below(5) as u32;
+                let Some(ring) = self.ring_or_none(disk, &config) else { return };
+                CacheChange::Shrink(count, ring)
+            }
+            12 | 13 => {
+                let device = self.any_device();
+                let mut segments = if self.dice.chance(500) { self.take_free() } else { vec![] };
+                self.give(disk, segments.extract_if(.., |segment| segment.device == device).collect());
+                let segments = self.own(disk, segments);
+                let Some(ring) = self.ring_or_none(disk, &config) else {
+                    return self.take_back(disk, &segments);
+                };
+                CacheChange::Leave(device, segments, ring)
+            }
+            14 => match self.ring_or_none(disk, &config) {
+                Some(ring) => CacheChange::Clear(ring),
+                None => return,
+            },
+            15 | 16 => {
+                let config = self.draw_config();
+                let Some(ring) = self.ring_or_none(disk, &config) else { return };
+                CacheChange::Configure(config, ring)
+            }
+            17..24 => self.tune(),
+            24..28 => CacheChange::Drain,
+            28 | 29 => CacheChange::StopDrain,
+            30 => CacheChange::DiscardDirty,
+            _ => CacheChange::enable_volatile(self.draw_config(), self.take_free()),
+        };
+        self.command(disk, Command::Cache(change));
+    }
+
+    /// A new ring, or now and then, by mistake, none; nothing when the pool is too full.
+    #[expect(clippy::option_option, reason = "the outer one is whether the command can be given at all")]
+    fn ring_or_none(&mut self, disk: usize, config: &CacheConfig) -> Option<Option<NewRing>> {
+        if self.dice.chance(20) {
+            return Some(None);
+        }
+        self.make_ring(disk, config).map(Some)
+    }
+
+    /// Segments that were to become a cache's are free again.
+    fn take_back(&mut self, disk: usize, segments: &[DataSegment]) {
+        let owner = self.disks[disk].owner.as_mut().expect("persistent");
+        for segment in segments {
+            owner.data.remove(&segment.ordinal);
+        }
+        self.give(disk, segments.iter().map(|segment| segment.place).collect());
+    }
+
+    fn give(&mut self, disk: usize, segments: Vec<Segment>) {
+        for segment in segments {
+            assert!(self.free.insert(segment), "{segment:?} of disk {disk} is free already");
+        }
+    }
+
+    fn tune(&mut self) -> CacheChange {
+        let config = self.draw_config();
+        CacheChange::Tune(config.mode, config.destage, config.copies)
+    }
+
+    /// Gives a command.
+    pub(super) fn command(&mut self, disk: usize, command: Command) -> CommandId {
+        self.commands += 1;
+        let id = CommandId(self.commands);
+        let state = &mut self.disks[disk];
+        match &command {
+            Command::RemoveDisk => {
+                state.present = false;
+                state.leaving = true;
+            }
+            Command::ResetStats if !state.leaving => state.tally = Default::default(),
+            Command::Cache(change) => {
+                let may_lag = match change {
+                    CacheChange::Enable(enable) => enable.config.mode == Mode::WriteBack,
+                    CacheChange::Configure(config, _) => config.mode == Mode::WriteBack,
+                    CacheChange::Tune(mode, ..) => *mode == Mode::WriteBack,
+                    _ => false,
+                };
+                if may_lag {
+                    state.model.set_lags(true);
+                    state.writes_through_since = None;
+                }
+                if let (CacheChange::Tune(_, _, Copies::One), Some(owner)) = (change, &mut state.owner) {
+                    owner.doubled = false;
+                }
+            }
+            _ => {}
+        }
+        if matches!(command, Command::Cache(CacheChange::Drain)) {
+            self.note_quiet(disk);
+        }
+        if matches!(command, Command::Cache(CacheChange::DiscardDirty)) {
+            self.report.discards += 1;
+            self.forget(disk);
+        }
+        let asked = Asked { disk, given: self.clock, command: command.clone() };
+        self.asked.insert(id, asked);
+        self.engine.handle_command(self.now, id, DiskId(disk as u32), command);
+        id
+    }
+
+    /// Acknowledged writes of this disk are given up, down to what its backing holds.
+    pub(super) fn forget(&mut self, disk: usize) {
+        let state = &mut self.disks[disk];
+        state.model.forget(state.backing.now()).expect("a backing holds what was written to it");
+    }
+
+    pub(super) fn draw_config(&mut self) -> CacheConfig {
+        let policies: Vec<PolicyKind> = PolicyKind::all().collect();
+        let blocks = 1 + (self.scenario.segment_bytes / 4096).ilog2().min(8);
+        let mut config = CacheConfig::write_through(
+            match self.dice.below(40) {
+                0 => self.dice.pick(&[0, 512, 12_288, 2 << 20]),
+                _ => 4096 << self.dice.below(u64::from(blocks)),
+            },
+            self.scenario.segment_bytes,
+            self.dice.pick(&policies),
+            self.draw_admission(),
+        );
+        if self.scenario.lives.is_some() {
+            self.draw_write_back(&mut config);
+        }
+        config
+    }
+
+    fn draw_write_back(&mut self, config: &mut CacheConfig) {
+        use Mode::{PassThrough, ReadOnlyCache, WriteAround, WriteBack, WriteThrough};
+        let modes = [
+            WriteBack,
+            WriteBack,
+            WriteBack,
+            WriteBack,
+            WriteThrough,
+            WriteAround,
+            ReadOnlyCache,
+            PassThrough,
+        ];
+        config.mode = self.dice.pick(&modes);
+        if self.dice.chance(300) {
+            config.layout = Layout::Split { read_permille: self.dice.between(100, 900) as u16 };
+        }
+        if self.flash.len() > 1 {
+            config.copies = self.dice.pick(&[Copies::One, Copies::TwoOfDirty, Copies::TwoOfAll]);
+        }
+        let start = self.dice.pick(&[0, 10, 100, 500, 900]);
+        let full = self.dice.between(start, 1000) as u16;
+        config.destage = Destage {
+            order: self.dice.pick(&[DestageOrder::Elevator, DestageOrder::Coldest]),
+            start_permille: start as u16,
+            stop_permille: self.dice.between(0, start) as u16,
+            full_permille: full,
+            dirty_age_ms_max: self.dice.pick(&[0, 1, 100, 30_000]),
+            io_bytes_max: self.dice.pick(&[4096, 64 << 10, 1 << 20]),
+            ordered: self.dice.chance(200),
+        };
+    }
+
+    fn draw_admission(&mut self) -> Admission {
+        Admission {
+            popularity: match self.dice.below(4) {
+                0 => Popularity::NthAccess(2 + self.dice.below(3) as u8),
+                1 => Popularity::Ghost,
+                _ => Popularity::Always,
+            },
+            sequential_bytes_max: self.dice.chance(250).then(|| 4096 << self.dice.below(6)),
+        }
+    }
+
+    /// Some free segments, seldom on fenced devices. Each device keeps room for journals.
+    pub(super) fn take_free(&mut self) -> Vec<Segment> {
+        let careless = self.dice.chance(50);
+        let mut wanted = self.dice.below(6) as usize;
+        if self.scenario.lives.is_some() && wanted > 0 {
+            wanted += 2;
+        }
+        let mut taken = vec![];
+        while taken.len() < wanted {
+            let reserve = self.scenario.lives.as_ref().map_or(0, |lives| lives.ring_reserve);
+            let has_room = |device| self.free.iter().filter(|s| s.device == device).count() > reserve;
+            let fit = |segment: &&Segment| {
+                (careless || !self.fenced.contains(&segment.device)) && has_room(segment.device)
+            };
+            let fit: Vec<Segment> = self.free.iter().filter(fit).copied().collect();
+            if fit.is_empty() {
+                break;
+            }
+            let segment = fit[self.dice.below(fit.len() as u64) as usize];
+            self.free.remove(&segment);
+            taken.push(segment);
+        }
+        taken
+    }
+}

@@ -1,0 +1,129 @@
+//! The end of a history of several lives: everything is read, drained, flushed and read again, and the backings have
+//! to hold what the model says.
+
+use hob_engine::command::{CacheChange, Command, CommandError};
+use hob_engine::io::Op;
+use hob_engine::units::CommandId;
+
+use super::World;
+use crate::content::UNIT_BYTES;
+use crate::{Violation, ensure};
+
+/// Bytes of a read at the end.
+const READ_BYTES: u64 = 64 << 10;
+
+/// Times that a disk is opened before it is taken to be lost.
+const OPENINGS_MAX: u32 = 4;
+
+impl World<'_> {
+    /// Brings everything to an end.
+    pub(super) fn finish(&mut self) -> Result<(), Violation> {
+        self.flash.iter_mut().for_each(crate::media::Flash::soothe);
+        self.disks.iter_mut().for_each(|disk| disk.backing.soothe());
+        if self.lent.is_empty() {
+            self.lend(1 << 20);
+        }
+        for disk in 0..self.disks.len() {
+            self.bring_back(disk)?;
+            self.read_all(disk)?;
+        }
+        for disk in 0..self.disks.len() {
+            self.drain_cache(disk)?;
+            self.request_and_wait(disk, Op::Flush, 0, 0)?;
+            self.read_all(disk)?;
+        }
+        self.check_rest()?;
+        for disk in 0..self.disks.len() {
+            if self.disks[disk].config.is_some() {
+                self.command_and_wait(disk, Command::Cache(CacheChange::Disable))?;
+            }
+            self.command_and_wait(disk, Command::RemoveDisk)?;
+            ensure!(
+                self.disks[disk].owner.is_none(),
+                "disk {disk}: its cache was taken away, and has an owner"
+            );
+        }
+        self.check_empty()
+    }
+
+    /// A disk that is not there is opened, with its cache if that is at all possible.
+    fn bring_back(&mut self, disk: usize) -> Result<(), Violation> {
+        for _ in 0..OPENINGS_MAX {
+            if self.disks[disk].present && !self.disks[disk].gated {
+                return Ok(());
+            }
+            if !self.disks[disk].present {
+                self.open_disk(disk)?;
+            }
+            self.drain()?;
+            self.run_dry()?;
+        }
+        if self.disks[disk].present && !self.disks[disk].gated {
+            return Ok(());
+        }
+        ensure!(self.any_bad(), "disk {disk} cannot be opened");
+        if self.disks[disk].present {
+            self.command_and_wait(disk, Command::RemoveDisk)?;
+        }
+        self.disown(disk);
+        let state = &mut self.disks[disk];
+        state.gated = false;
+        state.model.set_lags(false);
+        state.model.adopt(state.backing.now())?;
+        self.open_disk(disk)?;
+        self.drain()?;
+        self.run_dry()
+    }
+
+    /// Nothing of a disk's cache is dirty afterwards.
+    fn drain_cache(&mut self, disk: usize) -> Result<(), Violation> {
+        if self.disks[disk].config.is_none() {
+            return Ok(());
+        }
+        let drain = Command::Cache(CacheChange::Drain);
+        let result = self.command_and_wait(disk, drain.clone())?;
+        let stats = |world: &Self| world.all_stats().into_iter().find(|(index, _)| *index == disk);
+        let lost = stats(self).map_or(0, |(_, stats)| stats.sectors_lost);
+        if result.is_err() && result != Err(CommandError::NoJournal) || lost > 0 {
+            ensure!(self.may_lose(disk), "disk {disk}: drain ended with {result:?}, {lost} sectors lost");
+            self.command_and_wait(disk, Command::Cache(CacheChange::DiscardDirty))?;
+            let again = self.command_and_wait(disk, drain)?;
+            ensure!(again.is_ok(), "disk {disk}: drain after a discard ended with {again:?}");
+        }
+        if let Some((_, stats)) = stats(self) {
+            let (dirty, lost) = (stats.sectors_dirty, stats.sectors_lost);
+            ensure!(dirty + lost == 0, "disk {disk}: {dirty} sectors dirty and {lost} lost after a drain");
+        }
+        self.disks[disk].model.set_lags(false);
+        Ok(())
+    }
+
+    fn command_and_wait(
+        &mut self,
+        disk: usize,
+        command: Command,
+    ) -> Result<Result<(), CommandError>, Violation> {
+        let id: CommandId = self.command(disk, command);
+        self.drain()?;
+        self.run_dry()?;
+        let ended = self.ended.remove(&id);
+        ended.ok_or_else(|| Violation(format!("disk {disk}: a command never ended: {:?}", self.asked)))
+    }
+
+    fn request_and_wait(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> Result<(), Violation> {
+        let request = self.make_request(disk, op, offset, len);
+        self.hand_in(None, request)?;
+        self.run_dry()?;
+        ensure!(self.requests.is_empty(), "never answered: {:?}", self.requests);
+        Ok(())
+    }
+
+    /// Reads a whole disk through the engine.
+    fn read_all(&mut self, disk: usize) -> Result<(), Violation> {
+        let size = self.disks[disk].units() * UNIT_BYTES;
+        for offset in (0..size).step_by(READ_BYTES as usize) {
+            self.request_and_wait(disk, Op::Read, offset, READ_BYTES.min(size - offset))?;
+        }
+        Ok(())
+    }
+}

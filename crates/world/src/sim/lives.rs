@@ -1,0 +1,182 @@
+//! Lives of the engine: how one ends, what outlives it, and how the next begins.
+//!
+//! Devices, backings, the pool's table and the model stay. Requests, commands and everything the engine knew are gone.
+//! Ends fall at random moments, so that crashes during recovery, changes, drains and destage come by themselves.
+
+use hob_engine::Engine;
+use hob_engine::command::{CacheChange, Command};
+use hob_engine::units::{BufferId, IoId};
+
+use super::scenario::End;
+use super::{Event, World};
+use crate::Violation;
+use crate::content::{self, Tag, UNIT_BYTES};
+use crate::ensure;
+use crate::media::Crash;
+use crate::model::Loss;
+
+/// A daemon that is to end waits that long for its caches to close, nanoseconds.
+const STOP_NS_MAX: u64 = 120_000_000_000;
+
+/// A buffer that the engine uses for itself.
+#[derive(Debug)]
+pub(super) struct Lent {
+    pub(super) tags: Vec<Tag>,
+    /// I/Os in flight: which, their units, and whether they fill it.
+    pub(super) ios: Vec<(IoId, std::ops::Range<usize>, bool)>,
+}
+
+impl World<'_> {
+    /// Buffers for the engine, as many as this history's daemon has.
+    pub(super) fn lend_buffers(&mut self) {
+        let Some(lives) = &self.scenario.lives else { return };
+        for bytes in lives.lent.clone() {
+            self.lend(bytes);
+        }
+    }
+
+    pub(super) fn lend(&mut self, bytes: u32) {
+        let id = BufferId(u32::MAX - self.lent.len() as u32);
+        let tags = vec![content::garbage(u64::from(id.0)); (u64::from(bytes) / UNIT_BYTES) as usize];
+        self.lent.insert(id, Lent { tags, ios: vec![] });
+        self.engine.lend(id, bytes);
+    }
+
+    /// How many requests this life has, and when it ends.
+    pub(super) fn begin_life(&mut self) {
+        let Some(lives) = &mut self.scenario.lives else { return };
+        self.left = lives.requests;
+        if let Some((after, end)) = lives.ends.pop() {
+            self.queue.push(self.now + after, Event::End(end));
+        }
+        (0..self.scenario.guests.len()).for_each(|guest| self.schedule_guest(guest, self.now));
+        self.schedule_command();
+    }
+
+    pub(super) fn end(&mut self, end: End) -> Result<(), Violation> {
+        if end != End::Stop {
+            return self.next_life(end);
+        }
+        self.stopping = true;
+        self.queue.push(self.now + STOP_NS_MAX, Event::End(End::Kill));
+        for disk in 0..self.disks.len() {
+            let state = &self.disks[disk];
+            if state.present && state.owner.is_some() {
+                let remove = self.dice.chance(300);
+                let close = Command::Cache(CacheChange::Close);
+                self.command(disk, if remove { Command::RemoveDisk } else { close });
+            }
+        }
+        Ok(())
+    }
+
+    /// Has everything been closed that was to be?
+    pub(super) fn has_stopped(&self) -> bool {
+        let closes =
+            |command: &Command| matches!(command, Command::Cache(CacheChange::Close) | Command::RemoveDisk);
+        self.stopping && !self.asked.values().any(|asked| closes(&asked.command))
+    }
+
+    /// The engine is gone, and another begins.
+    pub(super) fn next_life(&mut self, end: End) -> Result<(), Violation> {
+        self.crash(end)?;
+        self.engine = Engine::new(self.scenario.limits);
+        self.lend_buffers();
+        for disk in 0..self.disks.len() {
+            if self.dice.chance(950) {
+                self.open_disk(disk)?;
+            }
+        }
+        self.begin_life();
+        Ok(())
+    }
+
+    fn crash(&mut self, end: End) -> Result<(), Violation> {
+        let kind = if end == End::PowerCut { Crash::PowerCut } else { Crash::Kill };
+        self.count_crash(end);
+        for flash in &mut self.flash {
+            flash.crash(kind, &mut self.dice);
+        }
+        for disk in 0..self.disks.len() {
+            self.crash_disk(disk, end, kind)?;
+        }
+        let asked = std::mem::take(&mut self.asked);
+        for asked in asked.values().filter(|asked| asked.ring().is_none() && !asked.recovers()) {
+            // What was to go to a volatile cache; a persistent one has it in the table.
+            let owner = &self.disks[asked.disk].owner;
+            let owned: Vec<_> = owner.iter().flat_map(|owner| owner.data.values()).collect();
+            let free: Vec<_> =
+                asked.segments().into_iter().filter(|segment| !owned.contains(&segment)).collect();
+            self.free.extend(free);
+        }
+        self.requests.clear();
+        self.buffers.clear();
+        self.spare.clear();
+        self.lent.clear();
+        self.ios.clear();
+        self.fenced.clear();
+        self.stopping = false;
+        self.queue.retain(|event| matches!(event, Event::Ailment(_)));
+        for guest in &mut self.scenario.guests {
+            (guest.in_flight, guest.is_due, guest.handed_back) = (0, false, 0);
+        }
+        Ok(())
+    }
+
+    fn count_crash(&mut self, end: End) {
+        let report = &mut self.report;
+        *match end {
+            End::PowerCut => &mut report.power_cuts,
+            End::Kill => &mut report.kills,
+            End::Stop => &mut report.stops,
+        } += 1;
+        let changes = |asked: &&super::pool::Asked| asked.ring().is_some();
+        report.crashes_in_recovery += self.asked.values().filter(|asked| asked.recovers()).count() as u64;
+        report.crashes_in_change += self.asked.values().filter(changes).count() as u64;
+        let drains =
+            |asked: &&super::pool::Asked| matches!(asked.command, Command::Cache(CacheChange::Drain));
+        report.crashes_in_drain += self.asked.values().filter(drains).count() as u64;
+        for (_, stats) in self.all_stats() {
+            self.report.evictions += stats.evictions.blocks;
+            self.report.destaged_bytes += stats.destaged_bytes;
+        }
+    }
+
+    fn crash_disk(&mut self, index: usize, end: End, kind: Crash) -> Result<(), Violation> {
+        let disk = &mut self.disks[index];
+        disk.backing.crash(kind, &mut self.dice);
+        let lags = disk.model.lags();
+        if kind == Crash::PowerCut && !lags {
+            disk.model.check_power_cut(disk.backing.now())?;
+        }
+        let closed = disk.owner.as_ref().is_some_and(|owner| owner.closed);
+        let loss = match end {
+            End::PowerCut => Loss::Unflushed,
+            End::Kill | End::Stop if lags && !closed => Loss::Unrecorded,
+            End::Kill | End::Stop => Loss::Nothing,
+        };
+        disk.model.crash(loss);
+        (disk.present, disk.leaving, disk.gated) = (false, false, false);
+        disk.config = None;
+        disk.writes_through_since = None;
+        disk.fetches.clear();
+        let segments = std::mem::take(&mut disk.segments);
+        if disk.owner.as_ref().is_some_and(|owner| owner.gone) {
+            self.disown(index);
+        }
+        match &self.disks[index].owner {
+            Some(owner) => {
+                let known = segments.iter().all(|segment| owner.data.values().any(|place| place == segment));
+                ensure!(known, "disk {index}: segments that the table does not know");
+            }
+            None => self.free.extend(segments),
+        }
+        Ok(())
+    }
+
+    /// A disk comes under the engine's care, with the cache that it had, if that was persistent.
+    pub(super) fn open_disk(&mut self, disk: usize) -> Result<(), Violation> {
+        self.add_disk(disk);
+        if self.disks[disk].owner.is_some() { self.recover(disk, 0) } else { self.change_behind_bare(disk) }
+    }
+}

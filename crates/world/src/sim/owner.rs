@@ -1,0 +1,144 @@
+//! What the pool's table says of persistent caches: who owns which segments as what. It outlives every crash.
+//!
+//! The table itself is taken to be always right: that storage keeps it so is tested there.
+
+use std::collections::BTreeMap;
+
+use hob_engine::command::{CacheConfig, Copies, DataSegment, NewRing, Segment};
+use hob_engine::journal;
+use hob_engine::units::DeviceId;
+
+use super::World;
+
+/// One persistent cache, in use or not.
+#[derive(Debug)]
+pub(super) struct Owner {
+    pub(super) cache: [u8; 16],
+    /// What the daemon's configuration says.
+    pub(super) config: CacheConfig,
+    /// Data segments by ordinal.
+    pub(super) data: BTreeMap<u32, Segment>,
+    /// Rings by number: the segments of each copy.
+    pub(super) rings: BTreeMap<u32, Vec<Vec<Segment>>>,
+    /// The highest ring number so far.
+    number: u32,
+    /// A ring of it was reported done: from then on there has to be one.
+    pub(super) exists: bool,
+    /// The cache was taken away, and a command that it had been given before has not ended.
+    pub(super) gone: bool,
+    /// Its journal was brought to rest, and it was not in service since.
+    pub(super) closed: bool,
+    /// Dirty data and journal had two copies ever since there was any.
+    pub(super) doubled: bool,
+    /// The engine said that the journal cannot be written any more.
+    pub(super) journal_lost: bool,
+}
+
+impl Owner {
+    pub(super) fn new(cache: [u8; 16], config: CacheConfig) -> Self {
+        Owner {
+            cache,
+            config,
+            data: BTreeMap::new(),
+            rings: BTreeMap::new(),
+            number: 0,
+            exists: false,
+            gone: false,
+            closed: false,
+            doubled: false,
+            journal_lost: false,
+        }
+    }
+
+    /// Is it a segment of one of the rings?
+    pub(super) fn has_in_ring(&self, segment: &Segment) -> bool {
+        self.rings.values().flatten().flatten().any(|other| other == segment)
+    }
+
+    /// Takes a segment out of the rings. False if it is in none.
+    pub(super) fn take_from_ring(&mut self, segment: &Segment) -> bool {
+        let before: usize = self.rings.values().flatten().map(Vec::len).sum();
+        self.rings.values_mut().flatten().for_each(|copy| copy.retain(|other| other != segment));
+        before > self.rings.values().flatten().map(Vec::len).sum()
+    }
+
+    /// Takes rings out, and returns their segments.
+    pub(super) fn drop_rings(&mut self, which: impl Fn(u32) -> bool) -> Vec<Segment> {
+        let gone: Vec<u32> = self.rings.keys().copied().filter(|number| which(*number)).collect();
+        gone.iter().filter_map(|number| self.rings.remove(number)).flatten().flatten().collect()
+    }
+
+    pub(super) fn all_segments(&self) -> Vec<Segment> {
+        self.data.values().chain(self.rings.values().flatten().flatten()).copied().collect()
+    }
+}
+
+impl World<'_> {
+    /// Gives segments an owner as data: with ordinals that none of its others has.
+    pub(super) fn own(&mut self, disk: usize, segments: Vec<Segment>) -> Vec<DataSegment> {
+        let reuse = self.dice.chance(500);
+        let owner = self.disks[disk].owner.as_mut().expect("persistent");
+        let mut own = vec![];
+        for place in segments {
+            let next = owner.data.last_key_value().map_or(0, |(ordinal, _)| ordinal + 1);
+            let gap = (0..next).find(|ordinal| !owner.data.contains_key(ordinal));
+            let ordinal = gap.filter(|_| reuse).unwrap_or(next);
+            owner.data.insert(ordinal, place);
+            own.push(DataSegment { place, ordinal });
+        }
+        own
+    }
+
+    /// Segments for a new ring that can hold so many data segments of such a cache, or none if the pool is too full.
+    pub(super) fn make_ring(&mut self, disk: usize, config: &CacheConfig) -> Option<NewRing> {
+        let owner = self.disks[disk].owner.as_ref().expect("persistent");
+        let (cache, identity) = (owner.cache, self.disks[disk].identity());
+        let segment_bytes = self.scenario.segment_bytes;
+        let block_bytes = config.block_bytes.max(512);
+        let frames = owner.data.len() as u64 * segment_bytes / u64::from(block_bytes);
+        let workable = block_bytes.is_power_of_two() && (4096..=1 << 20).contains(&block_bytes) && frames > 0;
+        let pages = if workable { journal::ring_pages_min(frames, block_bytes, segment_bytes) } else { 1 };
+        let in_segment = segment_bytes / journal::PAGE_BYTES as u64;
+        let count = (pages.div_ceil(in_segment) + self.dice.below(2)) as usize;
+        let two = config.copies != Copies::One || self.flash.len() > 1 && self.dice.chance(100);
+        let mut devices: Vec<usize> = (0..self.flash.len()).collect();
+        let mut copies = vec![];
+        let careless = self.dice.chance(20);
+        while copies.len() < 1 + usize::from(two) {
+            if devices.is_empty() {
+                return None;
+            }
+            let device = DeviceId(devices.swap_remove(self.dice.below(devices.len() as u64) as usize) as u16);
+            if self.fenced.contains(&device) && !careless {
+                continue;
+            }
+            let mut on: Vec<Segment> = self.free.iter().filter(|s| s.device == device).copied().collect();
+            if on.len() < count {
+                continue;
+            }
+            let draw = (0..count).map(|_| on.swap_remove(self.dice.below(on.len() as u64) as usize));
+            copies.push(draw.collect::<Vec<_>>());
+        }
+        copies.iter().flatten().for_each(|segment| assert!(self.free.remove(segment)));
+        let owner = self.disks[disk].owner.as_mut().expect("persistent");
+        owner.number += 1;
+        owner.rings.insert(owner.number, copies.clone());
+        Some(NewRing { cache, number: owner.number, identity, copies })
+    }
+
+    /// The cache is no more: everything of it is free.
+    pub(super) fn disown(&mut self, disk: usize) {
+        if let Some(owner) = self.disks[disk].owner.take() {
+            for segment in owner.all_segments() {
+                assert!(self.free.insert(segment), "{segment:?} has one owner");
+            }
+        }
+    }
+
+    /// May flash lose dirty data of this disk? Not while a sound device has a copy of everything.
+    pub(super) fn may_lose(&self, disk: usize) -> bool {
+        let bad = self.scenario.devices.iter().filter(|plan| plan.is_bad()).count();
+        let doubled = self.disks[disk].owner.as_ref().is_some_and(|owner| owner.doubled);
+        bad > usize::from(doubled)
+    }
+}

@@ -1,0 +1,333 @@
+//! Opening a cache that was there before, as a daemon does it: read its rings, the highest first, prove the tail,
+//! compare the backing's identity and some clean sectors, and enable it with a new ring.
+//!
+//! What is expected: a sound device's ring is found whole, a journal that was brought to rest is found so, clean
+//! sectors are what the backing holds, and a backing that changed is noticed. Only where every copy of a ring lies on a device
+//! that may lie or lose data, nothing is expected, and the model forgets what was durable.
+
+use hob_engine::command::{CacheChange, Command, DataSegment, Enable, Mode, Segment};
+use hob_engine::journal::{PAGE_BYTES, Recovered, Replay, Ring, Survey};
+use hob_engine::units::SECTOR_BYTES;
+
+use super::pool::Asked;
+use super::{Sabotage, World};
+use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
+use crate::{Violation, ensure};
+
+/// A daemon tries so many rings before it gives a disk up for this life.
+const ATTEMPTS_MAX: u32 = 8;
+
+/// Clean sectors that are compared with the backing.
+const SAMPLES: usize = 64;
+
+/// What the rings of a cache told.
+struct Found {
+    recovered: Box<Recovered>,
+    segments: Vec<DataSegment>,
+    /// Every copy of the ring lies on a device that may have lied.
+    doubtful: bool,
+}
+
+impl World<'_> {
+    /// Brings the persistent cache of a disk back, or finds that there is none.
+    pub(super) fn recover(&mut self, index: usize, attempt: u32) -> Result<(), Violation> {
+        let found = self.read_rings(index)?;
+        let lags = self.disks[index].model.lags();
+        let Some(Found { mut recovered, segments, doubtful }) = found else {
+            let existed = self.disks[index].owner.as_ref().is_some_and(|owner| owner.exists);
+            self.disown(index);
+            self.disks[index].model.set_lags(false);
+            if lags && existed {
+                // The way out that a daemon offers: what the cache had is given up.
+                self.report.discards += 1;
+                self.adopt_backing(index)?;
+            }
+            return self.change_behind_bare(index);
+        };
+        let summary = recovered.summary;
+        if doubtful {
+            self.disks[index].model.forget_all();
+        }
+        let changed = attempt == 0 && self.change_behind(index, &recovered)?;
+        let (state, identity) = (&self.disks[index], self.disks[index].identity());
+        let size = state.units() * UNIT_BYTES;
+        ensure!(
+            summary.disk_bytes == size || doubtful,
+            "disk {index}: recovered for {} bytes",
+            summary.disk_bytes
+        );
+        let noticed = summary.identity != identity || self.samples_differ(index, &recovered);
+        ensure!(noticed || !changed, "disk {index}: its backing changed, and nobody noticed");
+        ensure!(
+            changed || !noticed || doubtful,
+            "disk {index}: recovered clean sectors that the backing has not"
+        );
+        if noticed && self.options.sabotage != Some(Sabotage::ServedStale) {
+            recovered.drop_clean();
+            if summary.sectors_dirty > 0 {
+                recovered.discard_dirty();
+                self.report.discards += 1;
+                self.adopt_backing(index)?;
+            }
+        }
+        self.count_recovery(&recovered);
+        self.enable_recovered(index, recovered, segments)
+    }
+
+    fn count_recovery(&mut self, recovered: &Recovered) {
+        let (summary, report) = (&recovered.summary, &mut self.report);
+        report.recoveries += 1;
+        report.recoveries_dirty += u64::from(summary.sectors_dirty > 0);
+        report.recoveries_undone += u64::from(summary.sectors_undone > 0);
+        report.recoveries_distrusting += u64::from(summary.sectors_distrusted > 0);
+        report.recoveries_clean += u64::from(summary.clean);
+    }
+
+    fn enable_recovered(
+        &mut self,
+        index: usize,
+        recovered: Box<Recovered>,
+        segments: Vec<DataSegment>,
+    ) -> Result<(), Violation> {
+        let mut config = self.disks[index].owner.as_ref().expect("found").config;
+        if self.dice.chance(200) {
+            let other = self.draw_config();
+            (config.mode, config.destage, config.copies) = (other.mode, other.destage, other.copies);
+        }
+        let Some(ring) = self.make_ring(index, &config) else {
+            self.command(index, Command::RemoveDisk);
+            return Ok(());
+        };
+        let state = &mut self.disks[index];
+        let owner = state.owner.as_mut().expect("found");
+        owner.doubled &= ring.copies.len() == 2 && config.copies == owner.config.copies;
+        state.model.set_lags(config.mode == Mode::WriteBack || recovered.summary.sectors_dirty > 0);
+        let careful = self.scenario.lives.as_ref().is_some_and(|lives| lives.careful);
+        self.disks[index].gated = careful || self.any_bad();
+        let recovered = Some(*recovered);
+        let enable = Enable { config, segments, journal: Some(ring), recovered };
+        self.command(index, Command::Cache(CacheChange::Enable(Box::new(enable))));
+        Ok(())
+    }
+
+    /// A recovered cache did not get into service: its new ring could not be written. The daemon tries others.
+    pub(super) fn recovery_failed(&mut self, asked: &Asked) -> Result<(), Violation> {
+        let index = asked.disk;
+        let number = asked.ring().expect("a recovered cache has one");
+        let owner = self.disks[index].owner.as_mut().expect("recovered");
+        let gone = owner.drop_rings(|other| other == number);
+        self.free.extend(gone);
+        self.disks[index].attempts += 1;
+        if self.disks[index].leaving || self.disks[index].attempts > ATTEMPTS_MAX {
+            self.disks[index].attempts = 0;
+            if !self.disks[index].leaving {
+                self.command(index, Command::RemoveDisk);
+            }
+            return Ok(());
+        }
+        self.recover(index, self.disks[index].attempts)
+    }
+
+    /// Guests may use the disk.
+    pub(super) fn open_gate(&mut self, index: usize) {
+        self.disks[index].attempts = 0;
+        self.disks[index].gated = false;
+        for guest in 0..self.scenario.guests.len() {
+            if self.scenario.guests[guest].disk == index {
+                self.schedule_guest(guest, self.now);
+            }
+        }
+    }
+
+    /// Reads the rings of a cache, the highest first, until one is whole.
+    fn read_rings(&mut self, index: usize) -> Result<Option<Found>, Violation> {
+        let owner = self.disks[index].owner.as_ref().expect("persistent");
+        let (cache, exists, journal_lost) = (owner.cache, owner.exists, owner.journal_lost);
+        let mut rings: Vec<(u32, Vec<Vec<Segment>>)> =
+            owner.rings.iter().rev().map(|(number, copies)| (*number, copies.clone())).collect();
+        if self.options.sabotage == Some(Sabotage::IgnoredNewestRing) && rings.len() > 1 {
+            rings.remove(0);
+        }
+        let mut sound = false;
+        let mut doubtful = false;
+        for (number, copies) in rings.iter().filter(|_| !journal_lost) {
+            let is_good = self.is_on_sound_device(copies);
+            sound |= is_good;
+            doubtful |= !is_good;
+            let pages = copies.iter().map(Vec::len).max().unwrap_or(0) as u64 * self.pages_in_segment();
+            let shown = self.ring_pages(copies, pages);
+            let mut survey = Survey::new(cache, *number, copies.len(), pages);
+            for (copy, page, bytes) in &shown {
+                survey.page(*copy, *page, bytes);
+            }
+            match survey.finish() {
+                Ring::Unfinished => {}
+                Ring::Damaged { missing } => {
+                    ensure!(!is_good, "disk {index}: page {missing} of ring {number} is missing");
+                    return Ok(None);
+                }
+                Ring::Whole(plan) => return self.replay(index, plan, copies, doubtful).map(Some),
+            }
+        }
+        ensure!(!exists || !sound || journal_lost, "disk {index}: no ring is whole, of {rings:?}");
+        Ok(None)
+    }
+
+    fn is_on_sound_device(&self, copies: &[Vec<Segment>]) -> bool {
+        let is_good = |segment: &Segment| !self.scenario.devices[usize::from(segment.device.0)].is_bad();
+        copies.iter().any(|copy| !copy.is_empty() && copy.iter().all(is_good))
+    }
+
+    fn pages_in_segment(&self) -> u64 {
+        self.scenario.segment_bytes / PAGE_BYTES as u64
+    }
+
+    /// The pages of a ring that can be read, in any order.
+    fn ring_pages(&mut self, copies: &[Vec<Segment>], pages: u64) -> Vec<(usize, u64, Vec<u8>)> {
+        let mut shown = vec![];
+        for (copy, segments) in copies.iter().enumerate() {
+            for page in 0..pages {
+                if let Some(bytes) = self.ring_page(segments, page) {
+                    shown.push((copy, page, bytes));
+                }
+            }
+        }
+        for last in (1..shown.len()).rev() {
+            shown.swap(last, self.dice.below(last as u64 + 1) as usize);
+        }
+        shown
+    }
+
+    fn ring_page(&self, segments: &[Segment], page: u64) -> Option<Vec<u8>> {
+        let in_segment = self.pages_in_segment();
+        let segment = segments.get((page / in_segment) as usize)?;
+        let offset = segment.offset + page % in_segment * PAGE_BYTES as u64;
+        let tags = self.flash[usize::from(segment.device.0)].inspect(offset, PAGE_BYTES as u64)?;
+        let mut bytes = self.written.bytes(tags);
+        if self.options.sabotage == Some(Sabotage::ReorderedRecords) {
+            super::sabotage::reorder_records(&mut bytes);
+        }
+        Some(bytes)
+    }
+
+    fn replay(
+        &mut self,
+        index: usize,
+        plan: hob_engine::journal::Plan,
+        copies: &[Vec<Segment>],
+        doubtful: bool,
+    ) -> Result<Found, Violation> {
+        let (segments, missing) = self.segments_there(index);
+        let owner = self.disks[index].owner.as_ref().expect("persistent");
+        let doubtful = doubtful || missing && !owner.doubled;
+        let closed = owner.closed;
+        ensure!(plan.clean || !closed || doubtful, "disk {index}: closed, and found open");
+        let ordinals: Vec<u32> = segments.iter().map(|segment| segment.ordinal).collect();
+        let reads: Vec<(usize, u64)> = plan.reads().collect();
+        let fail = |error: &dyn std::fmt::Debug| Violation(format!("disk {index}: replay failed: {error:?}"));
+        let segment_bytes = self.scenario.segment_bytes;
+        let mut replay = Replay::new(plan, segment_bytes, &ordinals).map_err(|error| fail(&error))?;
+        for (copy, page) in reads {
+            let bytes = self.ring_page(&copies[copy], page).ok_or_else(|| fail(&"unreadable now"))?;
+            replay.page(&bytes).map_err(|error| fail(&error))?;
+        }
+        let sums: Vec<Option<u32>> = replay
+            .to_prove()
+            .into_iter()
+            .map(|(segment, sector)| self.flash_sum(&segments[segment as usize].place, sector))
+            .collect();
+        Ok(Found { recovered: Box::new(replay.finish(&sums)), segments, doubtful })
+    }
+
+    /// The data segments of a cache that a device is there for, in any order, and whether some are missing. Those are not
+    /// the cache's any more.
+    fn segments_there(&mut self, index: usize) -> (Vec<DataSegment>, bool) {
+        let owner = self.disks[index].owner.as_mut().expect("persistent");
+        let (flash, free) = (&self.flash, &mut self.free);
+        let before = owner.data.len();
+        owner.data.retain(|_, place| {
+            let is_there = !flash[usize::from(place.device.0)].is_dead();
+            if !is_there {
+                free.insert(*place);
+            }
+            is_there
+        });
+        let missing = owner.data.len() < before;
+        let there =
+            owner.data.iter().map(|(ordinal, place)| DataSegment { place: *place, ordinal: *ordinal });
+        let mut there: Vec<DataSegment> = there.collect();
+        for last in (1..there.len()).rev() {
+            there.swap(last, self.dice.below(last as u64 + 1) as usize);
+        }
+        (there, missing)
+    }
+
+    /// The checksum of what a sector of flash holds.
+    fn flash_sum(&self, segment: &Segment, sector: u64) -> Option<u32> {
+        let flash = &self.flash[usize::from(segment.device.0)];
+        let offset = segment.offset + sector * SECTOR_BYTES;
+        let held = flash.inspect(offset, SECTOR_BYTES)?;
+        if self.options.sabotage == Some(Sabotage::UncheckedTail) {
+            return Some(content::sums(flash.intended(offset, SECTOR_BYTES))[0]);
+        }
+        Some(content::sums(held)[0])
+    }
+
+    /// Do clean sectors of the cache differ from what the backing holds?
+    fn samples_differ(&self, index: usize, recovered: &Recovered) -> bool {
+        let backing = self.disks[index].backing.now();
+        recovered.samples(SAMPLES).into_iter().any(|(sector, sum)| {
+            let first = sector as usize * SECTOR_UNITS;
+            let mut tags: Vec<Tag> = backing[first..].iter().take(SECTOR_UNITS).copied().collect();
+            tags.resize(SECTOR_UNITS, ZERO);
+            content::sums(&tags)[0] != sum
+        })
+    }
+
+    /// The disk is what its backing holds, and nothing else.
+    fn adopt_backing(&mut self, index: usize) -> Result<(), Violation> {
+        let disk = &mut self.disks[index];
+        disk.model.adopt(disk.backing.now())
+    }
+
+    /// Perhaps somebody wrote to the backing while it was nobody's: some of it, and its identity shows it; or all of it, and
+    /// a look at what the cache knows shows it.
+    fn change_behind(&mut self, index: usize, recovered: &Recovered) -> Result<bool, Violation> {
+        let behind = self.scenario.lives.as_ref().map_or(0, |lives| lives.behind);
+        if !self.dice.chance(behind) {
+            return Ok(false);
+        }
+        if self.dice.chance(500) && !recovered.samples(1).is_empty() {
+            self.write_while_down(index, 0, self.disks[index].units() as u32);
+        } else {
+            self.disks[index].generation += 1;
+            self.write_some_while_down(index);
+        }
+        Ok(true)
+    }
+
+    /// The same, for a disk without a cache: nobody needs to notice.
+    pub(super) fn change_behind_bare(&mut self, index: usize) -> Result<(), Violation> {
+        let behind = self.scenario.lives.as_ref().map_or(0, |lives| lives.behind);
+        if self.dice.chance(behind) {
+            self.disks[index].generation += 1;
+            self.write_some_while_down(index);
+        }
+        Ok(())
+    }
+
+    fn write_some_while_down(&mut self, index: usize) {
+        let units = self.disks[index].units();
+        let first = self.dice.below(units);
+        let count = self.dice.between(1, (units - first).min(64));
+        self.write_while_down(index, first as u32, count as u32);
+    }
+
+    fn write_while_down(&mut self, index: usize, first: u32, count: u32) {
+        let disk = &mut self.disks[index];
+        let serial = disk.model.changed_behind(first, count);
+        let tags: Vec<Tag> = (first..first + count).map(|unit| tag(serial, index as u8, unit)).collect();
+        disk.backing.replace(first as usize, &tags);
+        self.report.changed_behind += 1;
+    }
+}

@@ -1,0 +1,90 @@
+//! What histories contained, to see that they contain what they are for.
+
+use hob_engine::outcome::Outcome;
+
+/// What a history contained.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Requests answered, by outcome.
+    pub outcomes: [u64; Outcome::COUNT],
+    /// Requests handed back because too many were in flight.
+    pub handed_back: u64,
+    /// Commands that ended, well or not.
+    pub commands: u64,
+    /// Devices fenced.
+    pub fences: u64,
+    /// Caches that lost segments by themselves.
+    pub losses: u64,
+    /// Devices that stopped answering in time.
+    pub stalls: u64,
+    /// Devices that answered again.
+    pub resumptions: u64,
+    /// Flash writes over sectors being read or written, with the content that belongs there.
+    pub repairs_under_reads: u64,
+    /// Blocks evicted.
+    pub evictions: u64,
+    /// Power cuts.
+    pub power_cuts: u64,
+    /// Lives that ended with the process killed.
+    pub kills: u64,
+    /// Lives that ended with every journal brought to rest.
+    pub stops: u64,
+    /// Caches recovered from their journals.
+    pub recoveries: u64,
+    /// Of these, with dirty data.
+    pub recoveries_dirty: u64,
+    /// Of these, with sectors that a tail spoke of and flash did not have.
+    pub recoveries_undone: u64,
+    /// Of these, with clean sectors given up near writes to the backing.
+    pub recoveries_distrusting: u64,
+    /// Of these, closed cleanly.
+    pub recoveries_clean: u64,
+    /// Lives that ended while a recovered cache was not yet in service.
+    pub crashes_in_recovery: u64,
+    /// Lives that ended while a command was under way.
+    pub crashes_in_change: u64,
+    /// Lives that ended during a drain.
+    pub crashes_in_drain: u64,
+    /// Journals that flash had not kept.
+    pub journals_lost: u64,
+    /// Backings that changed while nobody looked after them.
+    pub changed_behind: u64,
+    /// Times that dirty data was given up, by command or because the backing had changed.
+    pub discards: u64,
+    /// Times that a cache reported dirty data lost.
+    pub dirty_lost: u64,
+    /// Drains that ended with nothing dirty.
+    pub drains: u64,
+    /// Bytes written from flash to backings.
+    pub destaged_bytes: u64,
+    /// How long it took, nanoseconds of virtual time.
+    pub took_ns: u64,
+}
+
+impl Report {
+    /// Adds another history's figures.
+    pub fn add(&mut self, other: &Report) {
+        self.outcomes.iter_mut().zip(other.outcomes).for_each(|(a, b)| *a += b);
+        let theirs = other.counts();
+        for ((_, mine), (_, theirs)) in self.counts_mut().into_iter().zip(theirs) {
+            *mine += theirs;
+        }
+    }
+
+    /// Every count but the outcomes, by name.
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.clone().counts_mut().into_iter().map(|(name, count)| (name, *count)).collect()
+    }
+
+    fn counts_mut(&mut self) -> Vec<(&'static str, &mut u64)> {
+        macro_rules! named {
+            ($($field:ident)*) => { vec![$((stringify!($field), &mut self.$field)),*] };
+        }
+        named! {
+            handed_back commands fences losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
+            recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
+            crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards dirty_lost
+            drains destaged_bytes took_ns
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Random histories of several lives: persistent caches and write-back over crashes, restarts and recovery.
+//! `HOB_SEED=n` replays one, `HOB_SEEDS=n` runs that many; `cargo xtask simulate` runs many more.
+
+use hob_engine::outcome::Outcome;
+use hob_world::sim::{Options, Report, run};
+
+/// Histories of one run of this test.
+const HISTORIES: u64 = 2_000;
+
+fn from_env(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+}
+
+/// Names the seed when the engine itself panics.
+struct Named(u64);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay with HOB_SEED={}", self.0);
+        }
+    }
+}
+
+fn live(seeds: std::ops::Range<u64>, options: &Options) -> Report {
+    let mut total = Report::default();
+    for seed in seeds {
+        let _named = Named(seed);
+        total.add(&run(seed, options).unwrap_or_else(|violation| panic!("{}", violation.0)));
+    }
+    total
+}
+
+#[test]
+fn random_lives_keep_every_promise() {
+    let seeds = match from_env("HOB_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..from_env("HOB_SEEDS").unwrap_or(HISTORIES),
+    };
+    let total = live(seeds.clone(), &Options::lives());
+    println!("{total:?}");
+    if seeds.end - seeds.start >= HISTORIES {
+        check_coverage(&total);
+    }
+}
+
+/// Whatever can happen did, often enough to mean something.
+fn check_coverage(total: &Report) {
+    for (outcome, least) in [
+        (Outcome::Hit, 1000),
+        (Outcome::WriteBack, 1000),
+        (Outcome::FlushCommitted, 1000),
+        (Outcome::BypassMode, 1000),
+        (Outcome::DirtyLost, 10),
+    ] {
+        let count = total.outcomes[outcome as usize];
+        assert!(count >= least, "{outcome:?} only {count} times");
+    }
+    for (name, count) in total.counts() {
+        let least = match name {
+            "power_cuts" | "kills" | "stops" | "recoveries" | "drains" | "evictions" => 500,
+            "recoveries_dirty" | "recoveries_clean" | "changed_behind" | "discards" => 200,
+            "recoveries_undone" | "recoveries_distrusting" | "dirty_lost" | "journals_lost" => 20,
+            "crashes_in_recovery" | "crashes_in_change" | "crashes_in_drain" => 20,
+            "destaged_bytes" => 10_000_000,
+            _ => 0,
+        };
+        assert!(count >= least, "{name} only {count}");
+    }
+}
+
+#[test]
+fn one_seed_is_one_history_of_many_lives() {
+    for seed in 0..20 {
+        assert_eq!(run(seed, &Options::lives()), run(seed, &Options::lives()));
+    }
+}
+
+/// Promise 1 by itself: nothing fails but the power, the process and the daemon's patience.
+#[test]
+fn sound_devices_lose_nothing_that_was_flushed() {
+    let options = Options { faults: false, ..Options::lives() };
+    let total = live(5_000_000..5_000_500, &options);
+    assert_eq!(total.outcomes[Outcome::DirtyLost as usize] + total.outcomes[Outcome::BackingError as usize], 0);
+    assert!(total.dirty_lost == 0 && total.journals_lost == 0);
+    assert!(total.recoveries_dirty > 100);
+}
+
+/// Few histories of many requests: what builds up slowly.
+#[test]
+fn long_lives_keep_every_promise() {
+    live(6_000_000..6_000_020, &Options { requests: 5000, ..Options::lives() });
+}

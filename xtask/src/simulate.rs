@@ -1,0 +1,47 @@
+//! `cargo xtask simulate`: many histories of the engine in the simulated world, on all cores. See docs/SIMULATION.md.
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use crate::shell;
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Histories to live
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    seeds: u64,
+    /// First seed
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    from: u64,
+    /// Stop after that long; 0: when all seeds are done
+    #[arg(long, value_name = "M", default_value_t = 0)]
+    minutes: u64,
+    /// What histories contain
+    #[arg(long, value_enum, default_value_t = Kind::Lives)]
+    kind: Kind,
+    /// Guest requests of one history
+    #[arg(long, value_name = "R", default_value_t = 200)]
+    requests: u32,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Kind {
+    /// Persistent caches and write-back, over crashes and restarts
+    Lives,
+    /// Volatile caches, one life of the engine
+    Single,
+}
+
+/// Builds the simulation with optimisation and runs it.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let kind = match arguments.kind {
+        Kind::Lives => "lives",
+        Kind::Single => "single",
+    };
+    let numbers = [arguments.from, arguments.seeds, arguments.minutes, u64::from(arguments.requests)]
+        .map(|n| n.to_string());
+    let mut words =
+        vec!["run", "--release", "--quiet", "-p", "hob-world", "--example", "simulate", "--", kind];
+    words.extend(numbers.iter().map(String::as_str));
+    shell::run(&mut shell::cargo(&words))
+}
