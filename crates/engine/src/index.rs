@@ -4,6 +4,7 @@
 //! cache 3 bits more. Frames in no use form a list through the block numbers they do not have.
 
 mod bitmap;
+pub(crate) mod restore;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,6 +78,10 @@ impl Index {
 
     pub(crate) fn frames(&self) -> u32 {
         self.block_of.len() as u32
+    }
+
+    pub(crate) fn sectors_in_block(&self) -> usize {
+        1 << self.block_shift
     }
 
     /// Is a frame in no use?

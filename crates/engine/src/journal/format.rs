@@ -6,6 +6,7 @@
 
 use super::crc::Crc;
 use super::{CHANGES_MAX, PAGE_BYTES, ZONES};
+use crate::units::SECTOR_BYTES;
 
 const MAGIC: [u8; 4] = *b"hobJ";
 
@@ -174,6 +175,16 @@ impl FrameState {
         self.block == NO_BLOCK || self.valid.is_empty()
     }
 
+    /// Is no sector valid from this one on?
+    fn ends_within(&self, sectors: u16) -> bool {
+        let word = |at: u16| match sectors.saturating_sub(64 * at) {
+            0 => 0,
+            64.. => u64::MAX,
+            some => (1 << some) - 1,
+        };
+        self.valid.is_within(&SectorBits([word(0), word(1), word(2), word(3)]))
+    }
+
     /// Its bytes, at the end of `out`.
     fn write(&self, block_shift: u32, out: &mut Vec<u8>) {
         if self.is_empty() {
@@ -237,6 +248,159 @@ impl FrameState {
         }
         Some(at)
     }
+}
+
+/// A page that was judged sound.
+#[derive(Debug)]
+pub(super) struct Page<'a> {
+    pub(super) header: Header,
+    bytes: &'a [u8],
+    pub(super) crc: u32,
+    changes: usize,
+    runs: usize,
+}
+
+impl<'a> Page<'a> {
+    /// `None` for whatever is no page, or speaks of what cannot be.
+    pub(super) fn read(bytes: &'a [u8]) -> Option<Page<'a>> {
+        if bytes.len() != PAGE_BYTES || bytes[MAGIC_AT..][..4] != MAGIC {
+            return None;
+        }
+        let crc = u32_at(bytes, CRC_AT);
+        if crc != checksum(bytes) {
+            return None;
+        }
+        let header = Header::read(bytes)?;
+        let changes = usize::from(u16_at(bytes, CHANGES_AT));
+        let runs = usize::from(u16_at(bytes, DUMP_RUNS_AT));
+        if changes > CHANGES_MAX {
+            return None;
+        }
+        let page = Page { header, bytes, crc, changes, runs };
+        page.walk_records(|_| ())?;
+        page.walk_dump(&mut FrameState::new(), |_, _| ())?;
+        Some(page)
+    }
+
+    /// Its change records, in order.
+    pub(super) fn records(&self, each: impl FnMut(Record)) {
+        self.walk_records(each).expect("judged before");
+    }
+
+    /// Its frames, in order.
+    pub(super) fn dump(&self, state: &mut FrameState, each: impl FnMut(u32, &FrameState)) {
+        self.walk_dump(state, each).expect("judged before");
+    }
+
+    /// The ordinals of the segments of its runs.
+    pub(super) fn ordinals(&self, mut each: impl FnMut(u32)) {
+        let mut last = None;
+        self.dump(&mut FrameState::new(), |number, _| {
+            let ordinal = number / self.header.segment_frames;
+            if last != Some(ordinal) {
+                last = Some(ordinal);
+                each(ordinal);
+            }
+        });
+    }
+
+    fn walk_records(&self, mut each: impl FnMut(Record)) -> Option<()> {
+        let (records, _) = self.bytes[RECORDS_AT..].as_chunks::<RECORD_BYTES>();
+        for bytes in &records[..self.changes] {
+            let flags = bytes[1];
+            let kind = match bytes[0] {
+                1 => Kind::Set {
+                    sum: u32_at(bytes, 12),
+                    dirty: flags & SET_DIRTY != 0,
+                    second: flags & SET_SECOND != 0,
+                },
+                2 => Kind::Clean,
+                3 => Kind::Drop,
+                4 => Kind::Unproven,
+                _ => return None,
+            };
+            let (first, count) = (bytes[2], u16::from(bytes[3]) + 1);
+            let (frame, block) = (u32_at(bytes, 4), u32_at(bytes, 8));
+            let end = u16::from(first) + count;
+            if end > self.header.sectors_of(block) || (bytes[0] == 1 && count > 1) {
+                return None;
+            }
+            each(Record { kind, first, count, frame, block });
+        }
+        Some(())
+    }
+
+    fn walk_dump(&self, state: &mut FrameState, mut each: impl FnMut(u32, &FrameState)) -> Option<()> {
+        let mut rest = &self.bytes[RECORDS_AT + self.changes * RECORD_BYTES..];
+        let segment_frames = self.header.segment_frames;
+        for _ in 0..self.runs {
+            let (run, frames) = rest.split_first_chunk::<RUN_BYTES>()?;
+            let (first, count) = (u32_at(run, 0), u32_at(run, 4));
+            if count == 0 || count > segment_frames - first % segment_frames {
+                return None;
+            }
+            rest = frames;
+            for i in 0..count {
+                let len = state.read(rest, self.header.block_shift)?;
+                rest = rest.get(len..)?;
+                if state.block != NO_BLOCK && !state.ends_within(self.header.sectors_of(state.block)) {
+                    return None;
+                }
+                each(first + i, state);
+            }
+        }
+        Some(())
+    }
+}
+
+impl Header {
+    fn read(bytes: &[u8]) -> Option<Header> {
+        let header = Header {
+            sequence: u64_at(bytes, SEQUENCE_AT),
+            cache: *bytes[CACHE_AT..].first_chunk()?,
+            ring: u32_at(bytes, RING_AT),
+            block_shift: u32::from(bytes[BLOCK_SHIFT_AT]),
+            clean: bytes[FLAGS_AT] & FLAG_CLEAN != 0,
+            committed: u64_at(bytes, COMMITTED_AT),
+            dump_begin: u64_at(bytes, DUMP_BEGIN_AT),
+            dump_end: u64_at(bytes, DUMP_END_AT),
+            disk_bytes: u64_at(bytes, DISK_BYTES_AT),
+            identity: *bytes[IDENTITY_AT..].first_chunk()?,
+            segment_frames: u32_at(bytes, SEGMENT_FRAMES_AT),
+            zones: *bytes[ZONES_AT..].first_chunk()?,
+        };
+        // Either a dump is named, and lies before what is committed, or nothing is.
+        let in_order = match header.dump_begin {
+            0 => header.dump_end == 0 && header.committed == 0 && header.sequence > 0,
+            begin => begin <= header.dump_end && header.dump_end <= header.committed,
+        };
+        let blocks = || header.disk_bytes.div_ceil(SECTOR_BYTES << header.block_shift);
+        let sound = in_order
+            && (header.dump_begin == 0 || header.committed < header.sequence)
+            && header.block_shift <= BLOCK_SHIFT_MAX
+            && (1..1 << 32).contains(&blocks())
+            && header.segment_frames.is_power_of_two();
+        sound.then_some(header)
+    }
+
+    /// Sectors of a block that lie on the disk.
+    fn sectors_of(&self, block: u32) -> u16 {
+        let sectors = self.disk_bytes.div_ceil(SECTOR_BYTES);
+        let before = u64::from(block) << self.block_shift;
+        sectors.saturating_sub(before).min(1 << self.block_shift) as u16
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..][..4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..][..8].try_into().expect("eight bytes"))
 }
 
 /// A page in the making, at the end of a vector.

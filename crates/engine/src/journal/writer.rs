@@ -80,7 +80,7 @@ pub(crate) struct Descriptor {
 pub(crate) struct Writer {
     of: Descriptor,
     pages: u64,
-    uncommitted_max: u64,
+    pub(super) limits: Limits,
     pending: VecDeque<Change>,
     /// Changes pushed, and those of them in sealed pages.
     pushed: u64,
@@ -103,6 +103,17 @@ pub(crate) struct Writer {
     unmarks: VecDeque<(u64, usize)>,
     closing: bool,
     scratch: Box<FrameState>,
+}
+
+/// What a page and a ring take at most.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Changes in a page.
+    pub(super) changes: usize,
+    /// Frames in a page; tests have dumps of many pages with few frames.
+    pub(super) frames: u32,
+    /// Pages sealed and not committed.
+    pub(super) uncommitted: u64,
 }
 
 /// Pages that a dump takes at most.
@@ -133,14 +144,14 @@ impl Writer {
         assert!(of.segment_frames.is_power_of_two());
         let frames = of.ordinals.len() as u64 * segment_frames;
         let dump = dump_pages_max(frames, of.block_shift, segment_frames);
-        let uncommitted_max = (pages.saturating_sub(2 * dump) / 2).min(UNCOMMITTED_MAX);
-        assert!(uncommitted_max >= 2, "a ring of {pages} pages is too short for {frames} frames");
+        let uncommitted = (pages.saturating_sub(2 * dump) / 2).min(UNCOMMITTED_MAX);
+        assert!(uncommitted >= 2, "a ring of {pages} pages is too short for {frames} frames");
         let fits = |ordinal: &u32| (u64::from(*ordinal) + 1) * segment_frames <= 1 << 32;
         assert!(of.ordinals.iter().all(fits), "frames on flash are numbered with 32 bits");
         Writer {
             of,
             pages,
-            uncommitted_max,
+            limits: Limits { changes: CHANGES_MAX, frames: u32::MAX, uncommitted },
             pending: VecDeque::new(),
             pushed: 0,
             recorded: 0,
@@ -159,6 +170,12 @@ impl Writer {
         }
     }
 
+    /// Of a shorter ring than real ones are.
+    #[cfg(test)]
+    pub(super) fn set_pages(&mut self, pages: u64) {
+        self.pages = pages;
+    }
+
     /// Something has changed.
     pub(crate) fn push(&mut self, change: Change) {
         self.pushed += 1;
@@ -172,7 +189,7 @@ impl Writer {
 
     /// Would a page be full of changes?
     pub(crate) fn has_full_page(&self) -> bool {
-        self.pending.len() >= CHANGES_MAX
+        self.pending.len() >= self.limits.changes
     }
 
     /// Changes pushed so far: the number of the last one.
@@ -213,13 +230,13 @@ impl Writer {
             // The page that names the first dump comes when this is durable, and others when that page is: were it
             // lost and a later one kept, the ring would look damaged.
             (true, false) => uncommitted > 0,
-            (true, true) => uncommitted >= self.uncommitted_max,
+            (true, true) => uncommitted >= self.limits.uncommitted,
         }
     }
 
     /// Is it time to commit, before somebody has to wait?
     pub(crate) fn wants_commit(&self) -> bool {
-        self.first_dump_done() && self.sealed - self.committed >= self.uncommitted_max / 2
+        self.first_dump_done() && self.sealed - self.committed >= self.limits.uncommitted / 2
     }
 
     /// Appends one page to `out`: as many pending changes as it holds, and as much of the dump. Returns its
@@ -232,7 +249,7 @@ impl Writer {
         let overwritten = sequence.saturating_sub(self.pages);
         assert!(overwritten < self.keep_from.max(1), "page {overwritten} is overwritten, and needed");
 
-        let taken = self.pending.len().min(CHANGES_MAX);
+        let taken = self.pending.len().min(self.limits.changes);
         self.recorded += taken as u64;
         while self.unmarks.front().is_some_and(|(after, _)| *after <= self.recorded) {
             let (_, zone) = self.unmarks.pop_front().expect("there is one");
@@ -246,7 +263,8 @@ impl Writer {
             self.dump_begin = sequence;
         }
         let leaving = leaving(&self.pending);
-        while self.cursor < index.frames() {
+        let stop = index.frames().min(self.cursor.saturating_add(self.limits.frames));
+        while self.cursor < stop {
             let frame = FrameNo(self.cursor);
             match leaving.binary_search_by_key(&frame, |(moved, ..)| moved.frame) {
                 Ok(at) => self.scratch.show_moved(&leaving[at]),

@@ -1,0 +1,217 @@
+//! Building an index out of what a journal says, in any order, and giving parts of it up again.
+//!
+//! Unlike an index in use, a [`Restoring`] may show two frames for one block, the first and the second copy, in the same
+//! table, and has no list of free frames: [`Restoring::finish`] makes both as they belong.
+
+use super::bitmap::Bitmap;
+use super::{Index, NO_FRAME, hash};
+use crate::units::{BlockNo, FrameNo};
+
+/// Stands for a frame without a block: blocks of a cache with a journal are below it.
+const NO_BLOCK: u32 = u32::MAX;
+
+/// Which of two copies of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copy {
+    First,
+    Second,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub(crate) struct Restoring {
+    index: Index,
+    second: Bitmap,
+}
+
+impl Restoring {
+    /// `frames` empty frames.
+    pub(crate) fn new(frames: u32, block_shift: u32) -> Restoring {
+        let mut index = Index::new(frames, block_shift);
+        index.keep_marks();
+        index.block_of.fill(NO_BLOCK);
+        Restoring { index, second: Bitmap::new(u64::from(frames)) }
+    }
+
+    /// What is known so far. Only for its sectors.
+    pub(crate) fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// The block in a frame.
+    #[inline]
+    pub(crate) fn block(&self, frame: FrameNo) -> Option<BlockNo> {
+        Some(self.index.block(frame)).filter(|block| block.0 != NO_BLOCK)
+    }
+
+    /// Of a frame that holds a block.
+    #[inline]
+    pub(crate) fn copy(&self, frame: FrameNo) -> Copy {
+        if self.second.get(u64::from(frame.0)) { Copy::Second } else { Copy::First }
+    }
+
+    /// The frame of one copy of a block.
+    #[inline]
+    pub(crate) fn find(&self, block: BlockNo, copy: Copy) -> Option<FrameNo> {
+        self.index.table.find(hash(block), |frame| self.index.block(frame) == block && self.copy(frame) == copy)
+    }
+
+    /// Puts this copy of a block into a frame. Another frame that held it holds nothing any more; nor does this one
+    /// hold anything yet, unless it held just that.
+    #[inline]
+    pub(crate) fn place(&mut self, frame: FrameNo, block: BlockNo, copy: Copy) {
+        if self.block(frame) == Some(block) && self.copy(frame) == copy {
+            return;
+        }
+        self.vacate(frame);
+        if let Some(before) = self.find(block, copy) {
+            self.vacate(before);
+        }
+        self.index.place(block, frame);
+        if copy == Copy::Second {
+            self.second.set(u64::from(frame.0));
+        }
+    }
+
+    /// Empties a frame.
+    #[inline]
+    pub(crate) fn vacate(&mut self, frame: FrameNo) {
+        let Some(block) = self.block(frame) else { return };
+        self.clear(self.index.first_sector(frame), 1 << self.index.block_shift);
+        self.index.table.remove(hash(block), frame);
+        self.index.block_of[frame.0 as usize] = NO_BLOCK;
+        self.index.used -= 1;
+        self.second.clear(u64::from(frame.0), 1);
+    }
+
+    /// Makes a sector valid, and either dirty or clean.
+    #[inline]
+    pub(crate) fn set(&mut self, sector: u64, sum: u32, dirty: bool) {
+        self.index.clear_dirty(sector, 1);
+        self.index.set_valid(sector, sum);
+        if dirty {
+            self.index.set_dirty(sector);
+        }
+    }
+
+    /// The checksum of a dirty sector is not known.
+    pub(crate) fn set_unproven(&mut self, sector: u64) {
+        self.index.set_unproven(sector, true);
+    }
+
+    /// Makes sectors of a frame clean.
+    pub(crate) fn clean(&mut self, first: u64, count: u64) {
+        self.index.clear_dirty(first, count);
+    }
+
+    /// Makes sectors of a frame invalid.
+    #[inline]
+    pub(crate) fn clear(&mut self, first: u64, count: u64) {
+        self.index.clear_valid(first, count);
+    }
+
+    /// Makes the only copy of a block the first one.
+    pub(crate) fn promote(&mut self, frame: FrameNo) {
+        self.second.clear(u64::from(frame.0), 1);
+    }
+
+    /// The index of the first `frames` frames, all others being empty. Frames without valid sectors are free; what is dirty is held.
+    pub(crate) fn finish(mut self, frames: u32) -> Index {
+        if frames < self.index.frames() {
+            self = self.shortened(frames);
+        }
+        for frame in (0..frames).map(FrameNo) {
+            if self.index.block_is_empty(self.index.first_sector(frame)) {
+                self.vacate(frame);
+            }
+        }
+        self.pair();
+        let Restoring { mut index, .. } = self;
+        index.free = NO_FRAME;
+        for frame in (0..frames).rev() {
+            if index.block_of[frame as usize] == NO_BLOCK {
+                index.block_of[frame as usize] = index.free;
+                index.free = frame;
+            }
+        }
+        let marks = index.marks.as_mut().expect("made with them");
+        marks.held = marks.dirty.clone();
+        index
+    }
+
+    /// Takes second copies out of the table.
+    fn pair(&mut self) {
+        for second in (0..self.index.frames()).map(FrameNo) {
+            let Some(block) = self.block(second).filter(|_| self.copy(second) == Copy::Second) else { continue };
+            let Some(first) = self.find(block, Copy::First) else {
+                self.promote(second);
+                continue;
+            };
+            self.index.table.remove(hash(block), second);
+            let marks = self.index.marks.as_mut().expect("made with them");
+            marks.second_of.insert(first, second);
+            marks.first_of.insert(second, first);
+        }
+    }
+
+    /// The same in fewer frames.
+    fn shortened(&self, frames: u32) -> Restoring {
+        let mut shorter = Restoring::new(frames, self.index.block_shift);
+        for frame in (0..frames).map(FrameNo) {
+            let Some(block) = self.block(frame) else { continue };
+            shorter.place(frame, block, self.copy(frame));
+            let first = self.index.first_sector(frame);
+            for sector in (first..first + (1 << self.index.block_shift)).filter(|s| self.index.is_valid(*s)) {
+                shorter.set(sector, self.index.sum(sector), self.index.is_dirty(sector));
+                if self.index.is_unproven(sector) {
+                    shorter.set_unproven(sector);
+                }
+            }
+        }
+        shorter
+    }
+}
+
+impl Index {
+    /// Gives up every sector of frames in use for which `is_wanted` does not hold, given whether it is dirty, and
+    /// frames in which none is left. Nothing is held afterwards but what is dirty.
+    pub(crate) fn retain(&mut self, is_wanted: impl Fn(bool) -> bool) {
+        let sectors = 1 << self.block_shift;
+        for frame in (0..self.frames()).map(FrameNo) {
+            let first = self.first_sector(frame);
+            if self.block_is_empty(first) {
+                continue;
+            }
+            for sector in first..first + sectors {
+                if self.is_valid(sector) && !is_wanted(self.is_dirty(sector)) {
+                    self.clear_valid(sector, 1);
+                }
+            }
+            if self.block_is_empty(first) {
+                self.give_up(frame);
+            }
+        }
+        if let Some(marks) = &mut self.marks {
+            marks.held = marks.dirty.clone();
+        }
+    }
+
+    /// Frees a frame without valid sectors, and parts it from the other copy of its block.
+    fn give_up(&mut self, frame: FrameNo) {
+        let block = self.block(frame);
+        let marks = self.marks.as_mut().expect("a cache with a journal");
+        if let Some(first) = marks.first_of.remove(&frame) {
+            marks.second_of.remove(&first);
+        } else {
+            let second = marks.second_of.remove(&frame);
+            self.table.remove(hash(block), frame);
+            if let Some(second) = second {
+                marks.first_of.remove(&second);
+                self.table.insert(hash(block), second);
+            }
+        }
+        self.block_of[frame.0 as usize] = self.free;
+        self.free = frame.0;
+        self.used -= 1;
+    }
+}

@@ -1,0 +1,146 @@
+//! What an earlier journal tells of a cache, and what its owner may ask of it before it is used.
+
+use super::format::SECTORS_MAX;
+use crate::index::Index;
+use crate::units::FrameNo;
+
+/// What an earlier journal tells of a cache: its index, and what is to be known of it.
+#[derive(Clone, Debug)]
+pub struct Recovered {
+    pub(crate) index: Index,
+    /// What was found.
+    pub summary: Summary,
+    pub(super) block_shift: u32,
+    pub(super) segment_frames: u32,
+}
+
+/// A recovered cache in figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// The cache was closed cleanly.
+    pub clean: bool,
+    /// Sectors that hold data.
+    pub sectors_valid: u64,
+    /// Of these, not on the backing.
+    pub sectors_dirty: u64,
+    /// Sectors whose last write before the crash did not reach flash whole, and were not flushed.
+    pub sectors_undone: u64,
+    /// Clean sectors given up because the backing was being written near them.
+    pub sectors_distrusted: u64,
+    /// Sectors that are dirty in segments that are not there: acknowledged writes that are lost unless those segments
+    /// come back.
+    pub sectors_missing: u64,
+    /// Bytes of the disk that the cache was of.
+    pub disk_bytes: u64,
+    /// What the daemon knew its backing by.
+    pub identity: [u8; 32],
+    /// Cache block, bytes.
+    pub block_bytes: u32,
+}
+
+/// A sector that is not on the backing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirtySector {
+    /// Of the disk.
+    pub sector: u64,
+    /// Where it is.
+    pub place: FlashSector,
+    /// Where it is too.
+    pub second: Option<FlashSector>,
+}
+
+/// A place of a sector on flash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlashSector {
+    /// The segment, by its place among the ordinals that [`Replay`](super::Replay) was given.
+    pub segment: u32,
+    /// In the segment.
+    pub sector: u64,
+    /// CRC-32C, if it is known.
+    pub sum: Option<u32>,
+}
+
+impl Recovered {
+    /// Up to `count` clean sectors of the disk and their checksums, spread evenly over the cache.
+    pub fn samples(&self, count: usize) -> Vec<(u64, u32)> {
+        let is_clean = |sector: &u64| self.index.is_valid(*sector) && !self.index.is_dirty(*sector);
+        let clean = || {
+            let frames = (0..self.index.frames()).map(FrameNo);
+            let firsts = frames.filter(|frame| self.index.first_of(*frame).is_none());
+            firsts.flat_map(|frame| self.sectors(frame)).filter(is_clean)
+        };
+        let total = clean().count();
+        let wanted = count.min(total);
+        // Every place of the list that begins a new one of `wanted` equal parts.
+        let begins_part = |i: usize| (i as u128 * wanted as u128) / total as u128;
+        clean()
+            .enumerate()
+            .filter(|(i, _)| wanted > 0 && (*i == 0 || begins_part(*i) != begins_part(*i - 1)))
+            .map(|(_, sector)| (self.disk_sector(sector), self.index.sum(sector)))
+            .collect()
+    }
+
+    /// Dirty sectors, in the order of the disk.
+    pub fn dirty(&self) -> impl Iterator<Item = DirtySector> + use<'_> {
+        let is_dirty = |frame: &FrameNo| self.index.count_dirty(self.index.first_sector(*frame), self.per_block()) > 0;
+        let mut firsts: Vec<FrameNo> = (0..self.index.frames())
+            .map(FrameNo)
+            .filter(is_dirty)
+            .map(|frame| self.index.first_of(frame).unwrap_or(frame))
+            .collect();
+        firsts.sort_unstable_by_key(|frame| (self.index.block(*frame), *frame));
+        firsts.dedup();
+        firsts.into_iter().flat_map(move |frame| {
+            (0..self.per_block()).filter_map(move |i| {
+                let place = |frame| self.flash_sector(self.index.first_sector(frame) + i);
+                let copies = [Some(frame), self.index.second_of(frame)];
+                let mut places = copies.into_iter().flatten().filter_map(place);
+                let sector = self.disk_sector(self.index.first_sector(frame) + i);
+                Some(DirtySector { sector, place: places.next()?, second: places.next() })
+            })
+        })
+    }
+
+    /// Gives up everything that is on the backing too.
+    pub fn drop_clean(&mut self) {
+        self.index.retain(|dirty| dirty);
+        self.count();
+    }
+
+    /// Gives up everything that is not on the backing: acknowledged writes are lost.
+    pub fn discard_dirty(&mut self) {
+        self.index.retain(|dirty| !dirty);
+        self.count();
+    }
+
+    fn count(&mut self) {
+        self.summary.sectors_valid = self.index.sectors_valid();
+        self.summary.sectors_dirty = self.index.dirty_sectors();
+    }
+
+    fn per_block(&self) -> u64 {
+        1 << self.block_shift
+    }
+
+    fn sectors(&self, frame: FrameNo) -> std::ops::Range<u64> {
+        debug_assert!(self.per_block() <= SECTORS_MAX as u64);
+        let first = self.index.first_sector(frame);
+        first..first + self.per_block()
+    }
+
+    /// Of a cache sector in use.
+    fn disk_sector(&self, sector: u64) -> u64 {
+        let block = self.index.block(FrameNo((sector >> self.block_shift) as u32));
+        (u64::from(block.0) << self.block_shift) + sector % self.per_block()
+    }
+
+    /// Of a cache sector, if it is dirty.
+    fn flash_sector(&self, sector: u64) -> Option<FlashSector> {
+        let per_segment = u64::from(self.segment_frames) << self.block_shift;
+        self.index.is_dirty(sector).then(|| FlashSector {
+            segment: (sector / per_segment) as u32,
+            sector: sector % per_segment,
+            sum: (!self.index.is_unproven(sector)).then(|| self.index.sum(sector)),
+        })
+    }
+}

@@ -1,0 +1,417 @@
+//! Second reading of a ring: its records and its dump make an index.
+//!
+//! Up to the last commit that the ring knows of, everything counts. After it comes the *tail*: pages that may have
+//! reached flash before the data they speak of, or long after, when what they speak of had been overwritten already.
+//!
+//! | record in the tail | condition | outcome |
+//! |---|---|---|
+//! | *set*, dirty | flash has its checksum | as before a commit |
+//! | | it has not | the sector stays as it was: *undone* |
+//! | *set*, clean | the frame holds the block | as before a commit |
+//! | *clean* | the frame holds the block | as before a commit; a sector that is undone there holds nothing |
+//! | *drop* | the frame holds the block | as before a commit |
+//! | *unproven* | the frame holds the block, and the sector is dirty | as before a commit |
+//! | *set* clean, *clean*, *drop* | the sector of the block is undone in that frame | what an older frame has of it holds nothing either |
+//!
+//! The last row is what makes an old copy go that a *set* had replaced: the record says that the backing has what was newer.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::format::{FrameState, Kind, Page, Record, Zones, zone_shift};
+use super::{Plan, Recovered, Summary, ZONES};
+use crate::index::restore::{Copy, Restoring};
+use crate::units::{BlockNo, FrameNo, SECTOR_BYTES};
+
+/// Why a ring cannot be replayed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReplayError {
+    /// A page is not what it was at the first reading.
+    Changed {
+        /// Its sequence number.
+        sequence: u64,
+    },
+    /// Segments of this size are not what the journal is of.
+    SegmentBytes {
+        /// Bytes in a segment, as the journal has it.
+        expected: u64,
+    },
+    /// There is no data segment at all.
+    NoSegments,
+    /// Two segments have this ordinal.
+    SegmentTwice(u32),
+    /// The journal speaks of more frames than there can be, or of frames in no segment.
+    Senseless,
+}
+
+impl fmt::Display for ReplayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReplayError::Changed { sequence } => write!(f, "journal page {sequence} changed while it was read"),
+            ReplayError::SegmentBytes { expected } => write!(f, "the journal is of segments of {expected} bytes"),
+            ReplayError::NoSegments => write!(f, "none of the cache's data segments is there"),
+            ReplayError::SegmentTwice(ordinal) => write!(f, "two data segments have the ordinal {ordinal}"),
+            ReplayError::Senseless => write!(f, "the journal speaks of frames that cannot be"),
+        }
+    }
+}
+
+impl std::error::Error for ReplayError {}
+
+/// See the module's text. First [`page`](Replay::page) for each of [`Plan::reads`], then
+/// [`to_prove`](Replay::to_prove), then [`finish`](Replay::finish).
+#[derive(Debug)]
+pub struct Replay {
+    plan: Plan,
+    /// Ordinals, and the first frame of each segment in memory; segments that are not there come last.
+    segments: Vec<(u32, u32)>,
+    /// Frames of segments that are there.
+    frames: u32,
+    restoring: Restoring,
+    /// The sequence number of the next page.
+    next: u64,
+    /// Frames described by the dump, and how many they must be at least.
+    dumped: u64,
+    dumped_min: u64,
+    /// With frames as in memory.
+    tail: Vec<Record>,
+    zones: Zones,
+    scratch: Box<FrameState>,
+}
+
+impl Replay {
+    /// `ordinals` are those of all data segments that are there, in the order of memory.
+    pub fn new(plan: Plan, segment_bytes: u64, ordinals: &[u32]) -> Result<Replay, ReplayError> {
+        let segment_frames = plan.segment_frames;
+        let expected = u64::from(segment_frames) * u64::from(plan.block_bytes);
+        if segment_bytes != expected {
+            return Err(ReplayError::SegmentBytes { expected });
+        }
+        if ordinals.is_empty() {
+            return Err(ReplayError::NoSegments);
+        }
+        let mut sorted = ordinals.to_vec();
+        sorted.sort_unstable();
+        if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(ReplayError::SegmentTwice(twice[0]));
+        }
+        let absent: Vec<u32> =
+            plan.ordinals.iter().copied().filter(|ordinal| sorted.binary_search(ordinal).is_err()).collect();
+        // A dump describes every frame. So a page that invents segments takes no memory to speak of.
+        let dumped_min = absent.len() as u64 * u64::from(segment_frames);
+        let entries_max = plan.chosen.len() as u64 * (super::PAGE_BYTES / 4) as u64;
+        let all = (ordinals.len() + absent.len()) as u64 * u64::from(segment_frames);
+        if dumped_min > entries_max || all >= u64::from(u32::MAX) {
+            return Err(ReplayError::Senseless);
+        }
+        let places = ordinals.iter().chain(&absent).enumerate();
+        let mut segments: Vec<_> =
+            places.map(|(i, ordinal)| (*ordinal, i as u32 * segment_frames)).collect();
+        segments.sort_unstable();
+        Ok(Replay {
+            segments,
+            frames: ordinals.len() as u32 * segment_frames,
+            restoring: Restoring::new(all as u32, plan.block_shift),
+            next: plan.begin,
+            dumped: 0,
+            dumped_min,
+            tail: Vec::new(),
+            zones: [0; ZONES / 8],
+            scratch: Box::new(FrameState::new()),
+            plan,
+        })
+    }
+
+    /// The next page.
+    pub fn page(&mut self, bytes: &[u8]) -> Result<(), ReplayError> {
+        let sequence = self.next;
+        assert!(sequence <= self.plan.end, "no more pages than were asked for");
+        let (_, crc) = self.plan.chosen[(sequence - self.plan.begin) as usize];
+        let page = Page::read(bytes)
+            .filter(|page| page.header.sequence == sequence && page.crc == crc)
+            .ok_or(ReplayError::Changed { sequence })?;
+        if !self.plan.is_of(&page) {
+            return Err(ReplayError::Senseless);
+        }
+        self.next += 1;
+        let mut all_known = true;
+        let (segments, segment_frames) = (&self.segments, self.plan.segment_frames);
+        let (restoring, tail) = (&mut self.restoring, &mut self.tail);
+        let in_tail = sequence > self.plan.committed;
+        page.records(|record| match place(segments, segment_frames, record.frame) {
+            Some(frame) if in_tail => tail.push(Record { frame, ..record }),
+            Some(frame) => apply(restoring, &Record { frame, ..record }),
+            None => all_known = false,
+        });
+        if sequence <= self.plan.dump_end {
+            let dumped = &mut self.dumped;
+            page.dump(&mut self.scratch, |number, state| {
+                *dumped += 1;
+                match place(segments, segment_frames, number) {
+                    Some(frame) => restoring.show(FrameNo(frame), state),
+                    None => all_known = false,
+                }
+            });
+        }
+        if sequence == self.plan.dump_end && self.dumped < self.dumped_min {
+            return Err(ReplayError::Senseless);
+        }
+        self.zones = page.header.zones;
+        if all_known { Ok(()) } else { Err(ReplayError::Senseless) }
+    }
+
+    /// Cache sectors that dirty *sets* of the tail speak of, in order.
+    fn doubtful(&self) -> Vec<u64> {
+        let sets = self.tail.iter().filter(|record| is_dirty_set(record));
+        let mut sectors: Vec<u64> =
+            sets.map(|record| self.sector(record)).filter(|sector| *sector < self.sectors()).collect();
+        sectors.sort_unstable();
+        sectors.dedup();
+        sectors
+    }
+
+    /// Sectors to be read from flash, whose checksums decide about the tail: the segment, by its place among the
+    /// ordinals, and the sector in the segment.
+    pub fn to_prove(&self) -> Vec<(u32, u64)> {
+        let per_segment = u64::from(self.plan.segment_frames) << self.plan.block_shift;
+        self.doubtful().into_iter().map(|sector| ((sector / per_segment) as u32, sector % per_segment)).collect()
+    }
+
+    /// `sums`: for each of [`to_prove`](Replay::to_prove) the CRC-32C of what flash holds, `None` when it is unreadable.
+    pub fn finish(mut self, sums: &[Option<u32>]) -> Recovered {
+        assert!(self.next > self.plan.end, "all pages were read");
+        let doubtful = self.doubtful();
+        assert_eq!(doubtful.len(), sums.len(), "a checksum for each sector to be proved");
+        let on_flash = |sector: u64| sums[doubtful.binary_search(&sector).ok()?];
+        let sectors_undone = self.apply_tail(on_flash);
+        // What is clean and known to be something else on flash need not be found out again.
+        for (sector, sum) in doubtful.iter().zip(sums) {
+            let index = self.restoring.index();
+            if index.is_valid(*sector) && !index.is_dirty(*sector) && *sum != Some(index.sum(*sector)) {
+                self.restoring.clear(*sector, 1);
+            }
+        }
+        let sectors_distrusted = if self.plan.clean { 0 } else { self.distrust() };
+        let sectors_missing = self.reconcile();
+        let index = self.restoring.finish(self.frames);
+        let summary = Summary {
+            clean: self.plan.clean,
+            sectors_valid: index.sectors_valid(),
+            sectors_dirty: index.dirty_sectors(),
+            sectors_undone,
+            sectors_distrusted,
+            sectors_missing,
+            disk_bytes: self.plan.disk_bytes,
+            identity: self.plan.identity,
+            block_bytes: self.plan.block_bytes,
+        };
+        Recovered { index, summary, block_shift: self.plan.block_shift, segment_frames: self.plan.segment_frames }
+    }
+
+    /// Applies the tail. Returns how many sectors are undone.
+    fn apply_tail(&mut self, on_flash: impl Fn(u64) -> Option<u32>) -> u64 {
+        // By sector of the disk and copy: the frame that should have got it.
+        let mut undone: BTreeMap<(u64, bool), u32> = BTreeMap::new();
+        let shift = self.plan.block_shift;
+        let disk_sector = |record: &Record, i: u16| (u64::from(record.block) << shift) + u64::from(i);
+        for record in std::mem::take(&mut self.tail) {
+            if let Kind::Set { sum, dirty: true, second } = record.kind {
+                let key = (disk_sector(&record, u16::from(record.first)), second);
+                if on_flash(self.sector(&record)) == Some(sum) {
+                    undone.remove(&key);
+                    apply(&mut self.restoring, &record);
+                } else {
+                    undone.insert(key, record.frame);
+                }
+                continue;
+            }
+            if record.kind != Kind::Unproven {
+                let first = u16::from(record.first);
+                for i in first..first + record.count {
+                    for (second, copy) in [(false, Copy::First), (true, Copy::Second)] {
+                        let key = (disk_sector(&record, i), second);
+                        if undone.get(&key) == Some(&record.frame) {
+                            undone.remove(&key);
+                            self.forget(BlockNo(record.block), copy, i);
+                        }
+                    }
+                }
+            }
+            if self.restoring.block(FrameNo(record.frame)) == Some(BlockNo(record.block)) {
+                apply(&mut self.restoring, &record);
+            }
+        }
+        undone.len() as u64
+    }
+
+    /// This sector of this copy of a block holds nothing.
+    fn forget(&mut self, block: BlockNo, copy: Copy, sector: u16) {
+        if let Some(frame) = self.restoring.find(block, copy) {
+            let first = self.restoring.index().first_sector(frame);
+            self.restoring.clear(first + u64::from(sector), 1);
+        }
+    }
+
+    /// Gives up what is clean in marked zones. Returns how many sectors.
+    fn distrust(&mut self) -> u64 {
+        if self.zones == [0; ZONES / 8] {
+            return 0;
+        }
+        let (shift, zone_shift) = (self.plan.block_shift, zone_shift(self.plan.disk_bytes));
+        let mut given_up = 0;
+        for frame in (0..self.frames).map(FrameNo) {
+            let Some(block) = self.restoring.block(frame) else { continue };
+            let zone = ((u64::from(block.0) * (SECTOR_BYTES << shift)) >> zone_shift) as usize;
+            if self.zones[zone / 8] >> (zone % 8) & 1 == 0 {
+                continue;
+            }
+            let first = self.restoring.index().first_sector(frame);
+            for sector in first..first + (1 << shift) {
+                if self.restoring.index().is_valid(sector) && !self.restoring.index().is_dirty(sector) {
+                    self.restoring.clear(sector, 1);
+                    given_up += 1;
+                }
+            }
+        }
+        given_up
+    }
+
+    /// Makes the copies of each block agree, and empties frames that are not there. Returns how many sectors were
+    /// dirty in those, and nowhere else.
+    fn reconcile(&mut self) -> u64 {
+        let all = self.restoring.index().frames();
+        for second in (0..all).map(FrameNo) {
+            let Some(block) = self.restoring.block(second) else { continue };
+            if self.restoring.copy(second) == Copy::First {
+                continue;
+            }
+            match self.restoring.find(block, Copy::First) {
+                Some(first) if first.0 < self.frames && second.0 < self.frames => self.agree(first, second),
+                Some(first) if first.0 >= self.frames => {
+                    // The second copy, here or not, has all that matters of it.
+                    self.forget_common(first, second);
+                }
+                Some(first) => self.forget_common(second, first),
+                None => {}
+            }
+        }
+        let mut missing = 0;
+        for frame in (self.frames..all).map(FrameNo) {
+            let first = self.restoring.index().first_sector(frame);
+            missing += self.restoring.index().count_dirty(first, 1 << self.plan.block_shift);
+            self.restoring.vacate(frame);
+        }
+        missing
+    }
+
+    /// The second copy has no sector of which the first has another version, or one of unknown contents.
+    fn agree(&mut self, first: FrameNo, second: FrameNo) {
+        for i in 0..1 << self.plan.block_shift {
+            let index = self.restoring.index();
+            let (one, two) = (index.first_sector(first) + i, index.first_sector(second) + i);
+            if !index.is_valid(one) || !index.is_valid(two) {
+                continue;
+            }
+            let (dirty, sum) = (index.is_dirty(one), index.sum(one));
+            if sum != index.sum(two) || index.is_unproven(one) || index.is_unproven(two) {
+                self.restoring.clear(two, 1);
+            } else {
+                self.restoring.set(two, sum, dirty);
+            }
+        }
+    }
+
+    /// Takes sectors out of the copy in a frame that is not there, if the other copy has them too.
+    fn forget_common(&mut self, gone: FrameNo, other: FrameNo) {
+        for i in 0..1 << self.plan.block_shift {
+            let index = self.restoring.index();
+            if index.is_valid(index.first_sector(other) + i) {
+                self.restoring.clear(index.first_sector(gone) + i, 1);
+            }
+        }
+    }
+
+    /// Sectors in segments that are there.
+    fn sectors(&self) -> u64 {
+        u64::from(self.frames) << self.plan.block_shift
+    }
+
+    /// The first cache sector of a record.
+    fn sector(&self, record: &Record) -> u64 {
+        (u64::from(record.frame) << self.plan.block_shift) + u64::from(record.first)
+    }
+}
+
+/// The frame in memory of a frame on flash.
+fn place(segments: &[(u32, u32)], segment_frames: u32, number: u32) -> Option<u32> {
+    let at = segments.binary_search_by_key(&(number / segment_frames), |(ordinal, _)| *ordinal).ok()?;
+    Some(segments[at].1 + number % segment_frames)
+}
+
+fn is_dirty_set(record: &Record) -> bool {
+    matches!(record.kind, Kind::Set { dirty: true, .. })
+}
+
+/// What a record says is so.
+fn apply(restoring: &mut Restoring, record: &Record) {
+    let (frame, block) = (FrameNo(record.frame), BlockNo(record.block));
+    let first = restoring.index().first_sector(frame) + u64::from(record.first);
+    let count = u64::from(record.count);
+    if let Kind::Set { sum, dirty, second } = record.kind {
+        restoring.place(frame, block, if second { Copy::Second } else { Copy::First });
+        restoring.set(first, sum, dirty);
+        return;
+    }
+    if restoring.block(frame) != Some(block) {
+        return;
+    }
+    // What is so of the first copy is so of the second, whose record may have been lost. Not the other way round.
+    let second = Some(block).filter(|_| restoring.copy(frame) == Copy::First);
+    let second = second.and_then(|block| restoring.find(block, Copy::Second));
+    let too = second.map(|second| restoring.index().first_sector(second) + u64::from(record.first));
+    match record.kind {
+        Kind::Clean => [Some(first), too].into_iter().flatten().for_each(|first| restoring.clean(first, count)),
+        Kind::Drop => [Some(first), too].into_iter().flatten().for_each(|first| restoring.clear(first, count)),
+        _ => {
+            for sector in first..first + count {
+                if restoring.index().is_dirty(sector) {
+                    restoring.set_unproven(sector);
+                }
+            }
+        }
+    }
+}
+
+impl Restoring {
+    /// A frame is as a dump has it.
+    fn show(&mut self, frame: FrameNo, state: &FrameState) {
+        if state.is_empty() {
+            self.vacate(frame);
+            return;
+        }
+        self.place(frame, BlockNo(state.block), if state.second { Copy::Second } else { Copy::First });
+        let sectors = self.index().sectors_in_block();
+        let first = self.index().first_sector(frame);
+        for i in 0..sectors {
+            if !state.valid.get(i) {
+                self.clear(first + i as u64, 1);
+                continue;
+            }
+            self.set(first + i as u64, state.sums[i], state.dirty.get(i));
+            if state.unproven.get(i) {
+                self.set_unproven(first + i as u64);
+            }
+        }
+    }
+}
+
+impl Plan {
+    /// Do this page and the plan speak of the same cache?
+    fn is_of(&self, page: &Page<'_>) -> bool {
+        let header = &page.header;
+        header.block_shift == self.block_shift
+            && header.disk_bytes == self.disk_bytes
+            && header.identity == self.identity
+            && header.segment_frames == self.segment_frames
+    }
+}

@@ -1,0 +1,182 @@
+//! First reading of a ring: which pages are there, where the journal ends, and from where on it is to be read.
+//!
+//! | pages | outcome |
+//! |---|---|
+//! | an end, and none that knows of a commit after it | [`Ring::Whole`] up to the end |
+//! | any that knows of a commit after the end, or of one and there is no end | [`Ring::Damaged`] |
+//! | none of both | [`Ring::Unfinished`] |
+//!
+//! Pages come in any order and from both copies; garbage is no page. Takes 40 bytes for each page of each copy.
+
+use std::collections::BTreeSet;
+
+use super::format::{Header, Page};
+use crate::units::SECTOR_BYTES;
+
+/// What is remembered of a page.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    /// 0: no page.
+    sequence: u64,
+    committed: u64,
+    dump_begin: u64,
+    dump_end: u64,
+    crc: u32,
+    clean: bool,
+}
+
+/// See the module's text. First [`page`](Survey::page) for each page, then [`finish`](Survey::finish).
+#[derive(Clone, Debug)]
+pub struct Survey {
+    cache: [u8; 16],
+    ring: u32,
+    pages: u64,
+    /// By copy and page number.
+    seen: Vec<Vec<Seen>>,
+    /// The newest page's; what of it is the same in all pages is what counts.
+    newest: Option<Box<Header>>,
+    ordinals: BTreeSet<u32>,
+}
+
+/// What a ring turned out to be.
+#[derive(Clone, Debug)]
+pub enum Ring {
+    /// It was never brought into being: the next lower ring counts.
+    Unfinished,
+    /// Something that was durable is not there.
+    Damaged {
+        /// A page that is missing, by its sequence number.
+        missing: u64,
+    },
+    /// It can be read.
+    Whole(Plan),
+}
+
+/// Which pages to read again, and what is known before.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Cache block, bytes.
+    pub block_bytes: u32,
+    /// Of the disk.
+    pub disk_bytes: u64,
+    /// What the daemon knew the backing by.
+    pub identity: [u8; 32],
+    /// The cache was closed cleanly.
+    pub clean: bool,
+    pub(super) block_shift: u32,
+    pub(super) segment_frames: u32,
+    /// Sequence numbers: of the first and last page to be read, the last one that is known to be durable, and the
+    /// last one of the dump.
+    pub(super) begin: u64,
+    pub(super) end: u64,
+    pub(super) committed: u64,
+    pub(super) dump_end: u64,
+    /// Pages of the ring.
+    pages: u64,
+    /// Of each page from `begin` on: which copy, and its checksum.
+    pub(super) chosen: Vec<(u8, u32)>,
+    /// Of all segments that dumps speak of.
+    pub(super) ordinals: Vec<u32>,
+}
+
+impl Survey {
+    /// Of a ring of `pages` pages in each of its `copies` copies.
+    pub fn new(cache: [u8; 16], ring: u32, copies: usize, pages: u64) -> Survey {
+        assert!((1..=2).contains(&copies), "a ring has one or two copies");
+        let nothing = Seen { sequence: 0, committed: 0, dump_begin: 0, dump_end: 0, crc: 0, clean: false };
+        let seen = vec![vec![nothing; pages as usize]; copies];
+        Survey { cache, ring, pages, seen, newest: None, ordinals: BTreeSet::new() }
+    }
+
+    /// What a copy holds at a page number. An unreadable page is not shown.
+    pub fn page(&mut self, copy: usize, number: u64, bytes: &[u8]) {
+        let Some(page) = Page::read(bytes) else { return };
+        let header = &page.header;
+        let ours = header.cache == self.cache && header.ring == self.ring;
+        let slot = self.seen.get_mut(copy).and_then(|seen| seen.get_mut(number as usize));
+        let Some(slot) = slot.filter(|_| ours && header.sequence % self.pages == number) else { return };
+        *slot = Seen {
+            sequence: header.sequence,
+            committed: header.committed,
+            dump_begin: header.dump_begin,
+            dump_end: header.dump_end,
+            crc: page.crc,
+            clean: header.clean,
+        };
+        page.ordinals(|ordinal| _ = self.ordinals.insert(ordinal));
+        if self.newest.as_ref().is_none_or(|newest| newest.sequence < header.sequence) {
+            self.newest = Some(Box::new(page.header));
+        }
+    }
+
+    /// All pages were shown.
+    pub fn finish(self) -> Ring {
+        let mut found: Vec<(u8, Seen)> = Vec::new();
+        for (copy, seen) in self.seen.iter().enumerate() {
+            found.extend(seen.iter().filter(|seen| seen.sequence > 0).map(|seen| (copy as u8, *seen)));
+        }
+        found.sort_unstable_by_key(|(copy, seen)| (seen.sequence, *copy));
+        found.dedup_by_key(|(_, seen)| seen.sequence);
+
+        let mut end = None;
+        let mut first_in_row = 0;
+        for (i, (_, seen)) in found.iter().enumerate() {
+            if i == 0 || found[i - 1].1.sequence + 1 != seen.sequence {
+                first_in_row = i;
+            }
+            if seen.dump_begin > 0 && found[first_in_row].1.sequence <= seen.dump_begin {
+                end = Some(i);
+            }
+        }
+        let durable = found.iter().map(|(_, seen)| seen.committed).max().unwrap_or(0);
+        let last = end.map_or(0, |end| found[end].1.sequence);
+        if durable > last {
+            return Ring::Damaged { missing: missing(&found, durable) };
+        }
+        match (end, self.newest) {
+            (Some(end), Some(newest)) => {
+                Ring::Whole(Plan::new(&found[..=end], &newest, self.pages, self.ordinals.into_iter().collect()))
+            }
+            _ => Ring::Unfinished,
+        }
+    }
+}
+
+/// The last page up to `durable` that is not there.
+fn missing(found: &[(u8, Seen)], durable: u64) -> u64 {
+    let mut at = durable;
+    while at > 0 && found.binary_search_by_key(&at, |(_, seen)| seen.sequence).is_ok() {
+        at -= 1;
+    }
+    at
+}
+
+impl Plan {
+    /// `found` ends with the last page that counts.
+    fn new(found: &[(u8, Seen)], header: &Header, pages: u64, ordinals: Vec<u32>) -> Plan {
+        let (_, last) = found[found.len() - 1];
+        let count = (last.sequence - last.dump_begin + 1) as usize;
+        let chosen = found[found.len() - count..].iter().map(|(copy, seen)| (*copy, seen.crc)).collect();
+        Plan {
+            block_bytes: (SECTOR_BYTES << header.block_shift) as u32,
+            disk_bytes: header.disk_bytes,
+            identity: header.identity,
+            clean: last.clean,
+            block_shift: header.block_shift,
+            segment_frames: header.segment_frames,
+            begin: last.dump_begin,
+            end: last.sequence,
+            committed: last.committed,
+            dump_end: last.dump_end,
+            pages,
+            chosen,
+            ordinals,
+        }
+    }
+
+    /// The pages that [`Replay`](super::Replay) wants, in its order: copy and page number.
+    pub fn reads(&self) -> impl Iterator<Item = (usize, u64)> + use<'_> {
+        let sequences = self.begin..=self.end;
+        sequences.zip(&self.chosen).map(|(sequence, (copy, _))| (usize::from(*copy), sequence % self.pages))
+    }
+}

@@ -1,0 +1,75 @@
+//! The journal against models of it.
+
+mod bytes;
+mod model;
+mod ring;
+mod table;
+
+use super::writer::Limits;
+use super::*;
+use crate::index::Index;
+use crate::index::restore::{Copy, Restoring};
+use crate::units::{BlockNo, FrameNo};
+
+const CACHE: [u8; 16] = *b"cache of a test!";
+const RING: u32 = 3;
+const DISK_BYTES: u64 = 64 << 20;
+
+/// Chance for tests (SplitMix64), from a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// Once in `n` times.
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+fn descriptor(block_shift: u32, segment_frames: u32, ordinals: &[u32]) -> Descriptor {
+    Descriptor {
+        cache: CACHE,
+        ring: RING,
+        block_shift,
+        disk_bytes: DISK_BYTES,
+        identity: [7; 32],
+        segment_frames,
+        ordinals: ordinals.to_vec(),
+    }
+}
+
+/// What a ring turns out to be, of which these pages are there.
+fn survey(copies: &[Vec<Option<Vec<u8>>>]) -> Ring {
+    let mut survey = Survey::new(CACHE, RING, copies.len(), copies[0].len() as u64);
+    for (copy, pages) in copies.iter().enumerate() {
+        for (number, page) in pages.iter().enumerate().filter_map(|(n, page)| Some((n, page.as_ref()?))) {
+            survey.page(copy, number as u64, page);
+        }
+    }
+    survey.finish()
+}
+
+/// Replays a plan up to the proof.
+fn replay(
+    plan: Plan,
+    copies: &[Vec<Option<Vec<u8>>>],
+    segment_bytes: u64,
+    ordinals: &[u32],
+) -> Result<Replay, ReplayError> {
+    let reads: Vec<_> = plan.reads().collect();
+    let mut replay = Replay::new(plan, segment_bytes, ordinals)?;
+    for (copy, number) in reads {
+        replay.page(copies[copy][number as usize].as_ref().expect("planned after it was seen"))?;
+    }
+    Ok(replay)
+}
