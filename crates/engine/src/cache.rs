@@ -82,12 +82,14 @@ impl Cache {
         match frames {
             Some(frames) if workable && frames < u64::from(u32::MAX) => {
                 let block_shift = (block_bytes / SECTOR_BYTES).ilog2();
-                Ok(Cache {
+                let mut cache = Cache {
                     directory: Directory::new(frames as u32, block_shift, config.policy, config.admission),
                     segment_shift: (config.segment_bytes / SECTOR_BYTES).ilog2(),
                     config,
                     segments,
-                })
+                };
+                cache.set_places();
+                Ok(cache)
             }
             _ => Err(CommandError::Unworkable),
         }
@@ -113,19 +115,53 @@ impl Cache {
     /// Takes settings that concern no contents.
     pub(crate) fn tune(&mut self, mode: Mode, destage: Destage, copies: Copies) {
         (self.config.mode, self.config.destage, self.config.copies) = (mode, destage, copies);
+        self.set_places();
     }
 
     /// Takes a recovered index in place of its own, which is empty and as large.
     pub(crate) fn restore(&mut self, index: crate::index::Index) {
         self.directory.restore(index);
+        self.set_places();
     }
 
-    /// Is anything dirty in this segment?
-    pub(crate) fn has_dirty(&self, segment: &DataSegment) -> bool {
-        let at = self.segments.iter().position(|other| other == segment);
-        at.is_some_and(|at| {
-            self.index.count_dirty((at as u64) << self.segment_shift, 1 << self.segment_shift) > 0
+    /// Is anything dirty in these segments of which there is no copy elsewhere?
+    pub(crate) fn would_lose_dirty(&self, leaving: &[DataSegment]) -> bool {
+        let goes: Vec<bool> = self.segments.iter().map(|segment| leaving.contains(segment)).collect();
+        let frame_shift = self.segment_shift - self.block_shift();
+        let leaves = |sector: u64| goes[((sector >> self.block_shift()) >> frame_shift) as usize];
+        self.index.all_dirty().into_iter().any(|sector| {
+            if self.index.of_second(sector).is_some() || !leaves(sector) {
+                return false;
+            }
+            let other = self.index.second_sector(sector).filter(|other| self.index.is_valid(*other));
+            other.is_none_or(leaves)
         })
+    }
+
+    /// Of sectors whose checksum a crash made unknown, the copies may differ: the first one counts from now on.
+    pub(crate) fn trust_first_copies(&mut self) {
+        for sector in self.index.unproven_sectors() {
+            let unknown = self.index.is_sum_unknown(sector);
+            if let Some(second) = self.index.second_sector(sector).filter(|_| unknown) {
+                self.index.clear_valid(second, 1);
+            }
+        }
+    }
+
+    /// Tells the index which segments lie on one device, if second copies are to lie on others.
+    fn set_places(&mut self) {
+        let mut devices: Vec<DeviceId> = self.segments.iter().map(|segment| segment.place.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        if self.config.copies == Copies::One || devices.len() < 2 || devices.len() > 256 {
+            return;
+        }
+        let place = |segment: &DataSegment| {
+            devices.binary_search(&segment.place.device).expect("it is among them") as u8
+        };
+        let places = self.segments.iter().map(place).collect();
+        let frame_shift = self.segment_shift - self.block_shift();
+        self.directory.index.set_places(frame_shift, places);
     }
 
     /// Memory of everything that grows with the cache, bytes.
@@ -184,12 +220,23 @@ impl Cache {
             let inside = frame.0 & ((1 << frames_per_segment) - 1);
             Some(FrameNo((places[place].1 << frames_per_segment) as u32 | inside))
         };
-        let kept = self
-            .directory
-            .order()
-            .filter_map(|(frame, heat)| moved_to(frame).map(|to| (frame, to, heat)))
-            .collect();
-        new.directory.adopt(&self.directory, kept);
+        // A block is kept if either of its copies is.
+        let mut kept = Vec::new();
+        let mut seconds = Vec::new();
+        for (frame, heat) in self.directory.order() {
+            let second =
+                self.index.second_of(frame).and_then(|second| moved_to(second).map(|to| (second, to)));
+            match (moved_to(frame), second) {
+                (Some(to), second) => {
+                    kept.push((frame, to, heat));
+                    seconds.extend(second.map(|(from, at)| (from, at, to)));
+                }
+                (None, Some((from, to))) => kept.push((from, to, heat)),
+                (None, None) => {}
+            }
+        }
+        new.directory.adopt(&self.directory, kept, seconds);
+        new.set_places();
         Ok(new)
     }
 }

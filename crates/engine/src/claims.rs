@@ -117,6 +117,11 @@ impl Claims {
         self.claims[id as usize].blockers == 0
     }
 
+    /// Is claim `id` for reading only?
+    pub(crate) fn only_reads(&self, id: u32) -> bool {
+        self.claims[id as usize].kind == Kind::Read
+    }
+
     /// Ends claim `id` and reports each claim that is granted by this.
     pub(crate) fn leave(&mut self, id: u32, mut granted: impl FnMut(u32)) {
         let leaving = self.claims[id as usize];

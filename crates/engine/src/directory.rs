@@ -145,6 +145,26 @@ impl Directory {
         Ok(Placed { sector: self.index.first_sector(frame) + span.first, evicted })
     }
 
+    /// Gives the block at this cache sector a second frame if it has none, evicting others for it. Returns where its second
+    /// copy of the sector lies, and how many blocks with data that cost.
+    pub(crate) fn double(&mut self, sector: u64, is_busy: impl Fn(u64, u64) -> bool) -> (Option<u64>, u64) {
+        const TRIES: u32 = 4;
+        let mut evicted = 0;
+        for _ in 0..TRIES {
+            if let Some(second) = self.index.second_sector(sector) {
+                return (Some(second), evicted);
+            }
+            let frame = FrameNo((sector >> self.block_shift) as u32);
+            if self.index.insert_second(frame).is_none() {
+                match self.evict(&is_busy) {
+                    Some(gone) => evicted += gone,
+                    None => break,
+                }
+            }
+        }
+        (self.index.second_sector(sector), evicted)
+    }
+
     /// Frees one frame. Returns how many blocks with data that cost: 0 or 1.
     pub(crate) fn evict(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Option<u64> {
         let (index, shift) = (&self.index, self.block_shift);
@@ -159,6 +179,10 @@ impl Directory {
                 Candidate::Block(block)
             }
         })?;
+        if let Some(second) = self.index.second_of(frame) {
+            self.index.clear_valid(self.index.first_sector(second), 1 << self.block_shift);
+            self.index.remove_second(second);
+        }
         let first = self.index.first_sector(frame);
         let block = self.index.block(frame);
         let valid = self.index.clear_valid(first, 1 << self.block_shift);
@@ -202,6 +226,7 @@ impl Directory {
     pub(crate) fn restore(&mut self, index: Index) {
         assert!(index.frames() == self.index.frames() && index.block_shift() == self.block_shift);
         self.index = index;
+        self.index.recount_dirty();
         let index = &self.index;
         let holds = |frame: &FrameNo| {
             !index.block_is_empty(index.first_sector(*frame)) && index.first_of(*frame).is_none()
@@ -218,10 +243,19 @@ impl Directory {
 
     /// Takes blocks over into this empty directory, with their contents and their place in the
     /// order: `(from, to, heat)`, coldest first.
-    pub(crate) fn adopt(&mut self, other: &Directory, mut moves: Vec<(FrameNo, FrameNo, u8)>) {
-        moves.iter().for_each(|(_, to, heat)| self.policy.restore(*to, *heat));
+    /// `seconds` are frames with second copies: `(from, to, where the first copy goes)`.
+    pub(crate) fn adopt(
+        &mut self,
+        other: &Directory,
+        firsts: Vec<(FrameNo, FrameNo, u8)>,
+        seconds: Vec<(FrameNo, FrameNo, FrameNo)>,
+    ) {
+        firsts.iter().for_each(|(_, to, heat)| self.policy.restore(*to, *heat));
+        let firsts = firsts.into_iter().map(|(from, to, _)| (from, to, None));
+        let seconds = seconds.into_iter().map(|(from, to, first)| (from, to, Some(first)));
+        let mut moves: Vec<_> = firsts.chain(seconds).collect();
         moves.sort_unstable_by_key(|(_, to, _)| *to);
-        self.index.adopt(&other.index, moves.iter().map(|(from, to, _)| (*from, *to)));
+        self.index.adopt(&other.index, moves.into_iter());
     }
 }
 

@@ -4,12 +4,14 @@
 //! cache 3 bits more. Frames in no use form a list through the block numbers they do not have.
 
 mod bitmap;
+mod free;
 pub(crate) mod restore;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bitmap::Bitmap;
+use free::FreeFrames;
 use table::Table;
 pub(crate) use table::hash;
 
@@ -41,7 +43,7 @@ pub(crate) struct Index {
     table: Table,
     /// Per frame: its block, or the next free frame.
     block_of: Vec<u32>,
-    free: u32,
+    free: FreeFrames,
     /// Per sector of every frame.
     valid: Bitmap,
     sums: Vec<u32>,
@@ -60,12 +62,13 @@ impl Index {
         assert!(frames > 0 && frames < NO_FRAME);
         let sectors = (frames as usize) << block_shift;
         // The low frames are handed out first: while a cache fills, its data stays together.
-        let mut block_of: Vec<u32> = (1..=frames).collect();
-        block_of[frames as usize - 1] = NO_FRAME;
+        let mut free = FreeFrames::none();
+        let mut block_of = vec![NO_FRAME; frames as usize];
+        (0..frames).for_each(|frame| free.push_last(&mut block_of, frame));
         Index {
             table: Table::new(frames),
             block_of,
-            free: 0,
+            free,
             valid: Bitmap::new(sectors as u64),
             sums: vec![0; sectors],
             marks: None,
@@ -87,7 +90,7 @@ impl Index {
     /// Is a frame in no use?
     #[inline]
     pub(crate) fn has_free(&self) -> bool {
-        self.free != NO_FRAME
+        !self.free.is_empty()
     }
 
     /// Frames that stand for a block.
@@ -135,37 +138,91 @@ impl Index {
     /// Puts a block that has no frame into a free one; `None` when none is free.
     pub(crate) fn insert(&mut self, block: BlockNo) -> Option<FrameNo> {
         debug_assert!(self.find(block).is_none());
-        let frame = self.free;
-        if frame == NO_FRAME {
-            return None;
+        let frame = FrameNo(self.free.pop(&self.block_of)?);
+        self.place(block, frame);
+        Some(frame)
+    }
+
+    /// The segments, of `1 << frame_shift` frames, lie at these places: second copies lie at others.
+    pub(crate) fn set_places(&mut self, frame_shift: u32, places: Vec<u8>) {
+        let frames = self.free.drain(&self.block_of);
+        self.free = FreeFrames::with_places(frame_shift, places);
+        frames.into_iter().for_each(|frame| self.free.push_last(&mut self.block_of, frame));
+    }
+
+    /// Gives the block in this frame a second frame, at another place. `None` when none is free there.
+    pub(crate) fn insert_second(&mut self, first: FrameNo) -> Option<FrameNo> {
+        let second = FrameNo(self.free.pop_apart(&self.block_of, first.0)?);
+        self.block_of[second.0 as usize] = self.block_of[first.0 as usize];
+        self.pair(first, second);
+        Some(second)
+    }
+
+    /// One of two frames of a block keeps the second copy.
+    pub(crate) fn pair(&mut self, first: FrameNo, second: FrameNo) {
+        let marks = self.marks.as_mut().expect("only a persistent cache has second copies");
+        assert!(
+            marks.second_of.insert(first, second).is_none() && marks.first_of.insert(second, first).is_none()
+        );
+    }
+
+    /// Frees the second frame of a block. Its sectors must be invalid.
+    pub(crate) fn remove_second(&mut self, second: FrameNo) {
+        let marks = self.marks.as_mut().expect("only a persistent cache has second copies");
+        let first = marks.first_of.remove(&second).expect("it is a second copy");
+        marks.second_of.remove(&first);
+        self.free.push(&mut self.block_of, second.0);
+    }
+
+    /// Frees the frame of this sector if it is for a second copy and holds nothing.
+    pub(crate) fn free_second_if_empty(&mut self, sector: u64) {
+        let frame = FrameNo((sector >> self.block_shift) as u32);
+        let (first, count) = (self.first_sector(frame), 1 << self.block_shift);
+        if self.first_of(frame).is_some()
+            && self.count_valid(first, count) == 0
+            && !self.any_held(first, count)
+        {
+            self.remove_second(frame);
         }
-        self.free = self.block_of[frame as usize];
-        self.place(block, FrameNo(frame));
-        Some(FrameNo(frame))
+    }
+
+    /// The sector of the second copy of this one, if its block has one.
+    #[inline]
+    pub(crate) fn second_sector(&self, sector: u64) -> Option<u64> {
+        let frame = FrameNo((sector >> self.block_shift) as u32);
+        let second = self.second_of(frame)?;
+        Some(self.first_sector(second) + (sector - self.first_sector(frame)))
+    }
+
+    /// The sector of which this one is the second copy.
+    pub(crate) fn of_second(&self, sector: u64) -> Option<u64> {
+        let frame = FrameNo((sector >> self.block_shift) as u32);
+        let first = self.first_of(frame)?;
+        Some(self.first_sector(first) + (sector - self.first_sector(frame)))
     }
 
     /// Takes blocks over from another index with the same block size into this empty one, each from
-    /// a frame there to a frame here. The pairs come in the order of the frames here.
-    pub(crate) fn adopt(&mut self, other: &Index, moves: impl Iterator<Item = (FrameNo, FrameNo)>) {
+    /// a frame there to a frame here, which may be the second copy of what is in another. They come in the order of
+    /// the frames here.
+    pub(crate) fn adopt(
+        &mut self,
+        other: &Index,
+        moves: impl Iterator<Item = (FrameNo, FrameNo, Option<FrameNo>)>,
+    ) {
         assert!(self.used == 0 && self.block_shift == other.block_shift);
         let frames = self.frames();
-        self.free = NO_FRAME;
-        let mut last_free = NO_FRAME;
+        self.free.drain(&self.block_of);
         let mut next = 0;
-        let mut put_free = |index: &mut Index, range: std::ops::Range<u32>| {
-            for frame in range {
-                match last_free {
-                    NO_FRAME => index.free = frame,
-                    last => index.block_of[last as usize] = frame,
-                }
-                index.block_of[frame as usize] = NO_FRAME;
-                last_free = frame;
-            }
-        };
-        for (from, to) in moves {
-            put_free(self, next..to.0);
+        for (from, to, first) in moves {
+            (next..to.0).for_each(|frame| self.free.push_last(&mut self.block_of, frame));
             next = to.0 + 1;
-            self.place(other.block(from), to);
+            match first {
+                None => self.place(other.block(from), to),
+                Some(first) => {
+                    self.block_of[to.0 as usize] = other.block(from).0;
+                    self.pair(first, to);
+                }
+            }
             for i in 0..1 << self.block_shift {
                 let sector = other.first_sector(from) + i;
                 if other.is_valid(sector) {
@@ -175,7 +232,8 @@ impl Index {
                 }
             }
         }
-        put_free(self, next..frames);
+        (next..frames).for_each(|frame| self.free.push_last(&mut self.block_of, frame));
+        self.recount_dirty();
     }
 
     /// Enters a block into the table.
@@ -189,8 +247,7 @@ impl Index {
     pub(crate) fn remove(&mut self, frame: FrameNo) {
         debug_assert_eq!(self.count_valid(self.first_sector(frame), 1 << self.block_shift), 0);
         self.table.remove(hash(self.block(frame)), frame);
-        self.block_of[frame.0 as usize] = self.free;
-        self.free = frame.0;
+        self.free.push(&mut self.block_of, frame.0);
         self.used -= 1;
     }
 
@@ -300,20 +357,23 @@ impl Index {
     /// Makes a valid sector dirty.
     pub(crate) fn set_dirty(&mut self, sector: u64) {
         debug_assert!(self.is_valid(sector));
+        let frame = FrameNo((sector >> self.block_shift) as u32);
         let marks = self.marks.as_mut().expect("only a persistent cache has dirty data");
         if !marks.dirty.get(sector) {
             marks.dirty.set(sector);
-            marks.dirty_sectors += 1;
+            // Second copies are not counted.
+            marks.dirty_sectors += u64::from(!marks.first_of.contains_key(&frame));
         }
     }
 
     /// Makes sectors clean. Returns how many were dirty.
     pub(crate) fn clear_dirty(&mut self, first: u64, count: u64) -> u64 {
+        let frame = FrameNo((first >> self.block_shift) as u32);
         let Some(marks) = &mut self.marks else { return 0 };
         let before = marks.dirty.count(first, count);
         if before > 0 {
             marks.dirty.clear(first, count);
-            marks.dirty_sectors -= before;
+            marks.dirty_sectors -= if marks.first_of.contains_key(&frame) { 0 } else { before };
             marks.unproven.clear(first, count);
             if !marks.unknown.is_empty() {
                 (first..first + count).for_each(|sector| _ = marks.unknown.remove(&sector));
@@ -423,6 +483,7 @@ impl Index {
         let shift = self.block_shift;
         let dirty = self.marks.iter().flat_map(|marks| marks.dirty.ones());
         let mut last = NO_FRAME;
+        let dirty = dirty.filter(move |sector| self.first_of(FrameNo((sector >> shift) as u32)).is_none());
         dirty.filter_map(move |sector| {
             let frame = (sector >> shift) as u32;
             (std::mem::replace(&mut last, frame) != frame).then(|| self.block(FrameNo(frame)))
@@ -448,8 +509,20 @@ impl Index {
     /// Must the frame of this sector stay as it is, for dirty data that is or may be there?
     #[inline]
     pub(crate) fn is_pinned(&self, frame: FrameNo) -> bool {
-        let (first, count) = (self.first_sector(frame), 1 << self.block_shift);
-        self.marks.as_ref().is_some_and(|marks| marks.held.any(first, count) || marks.dirty.any(first, count))
+        let Some(marks) = &self.marks else { return false };
+        let pins = |frame| {
+            let (first, count) = (self.first_sector(frame), 1 << self.block_shift);
+            marks.held.any(first, count) || marks.dirty.any(first, count)
+        };
+        pins(frame) || marks.second_of.get(&frame).is_some_and(|second| pins(*second))
+    }
+
+    /// Counts dirty sectors anew: pairs have become known.
+    pub(crate) fn recount_dirty(&mut self) {
+        let Some(marks) = &mut self.marks else { return };
+        let shift = self.block_shift;
+        let counts = |sector: &u64| !marks.first_of.contains_key(&FrameNo((sector >> shift) as u32));
+        marks.dirty_sectors = marks.dirty.ones().filter(counts).count() as u64;
     }
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! simulate KIND FROM SEEDS MINUTES REQUESTS
 //! ```
-//! KIND is `lives` or `single`, MINUTES may be 0 for no limit. Progress goes to stderr. At the first
+//! With `HOB_TRACE` in its environment it says everything that crosses the engine's boundary. KIND is `lives` or `single`, MINUTES may be 0 for no limit. Progress goes to stderr. At the first
 //! violation, or panic of the engine, it stops with the seed and with how to live it again.
 
 use std::io::{IsTerminal, Write};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hob_engine::outcome::OUTCOMES;
-use hob_world::sim::{Options, Report, run};
+use hob_world::sim::{Options, Report, Trace, run};
 
 /// What all threads share.
 struct Shared {
@@ -37,7 +37,9 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     let base = if kind == "lives" { Options::lives() } else { Options::default() };
-    let options = Options { requests: u32::try_from(requests).unwrap_or(base.requests).max(1), ..base };
+    let trace: Option<Trace> = std::env::var_os("HOB_TRACE").map(|_| (|line| eprintln!("{line}")) as Trace);
+    let options =
+        Options { trace, requests: u32::try_from(requests).unwrap_or(base.requests).max(1), ..base };
     let began = Instant::now();
     let shared = Shared {
         next: AtomicU64::new(from),

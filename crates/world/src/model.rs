@@ -23,7 +23,7 @@ pub enum Kind {
     Data,
     /// Zeroes.
     Zero,
-    /// Leaves what was there, or zeroes, or some of each.
+    /// Leaves what was there, or zeroes, or some of each; of a disk that lags, also what the backing had.
     Discard,
 }
 
@@ -37,6 +37,8 @@ struct Change {
     ok: bool,
     /// A FUA or a flush promised that it survives.
     durable: bool,
+    /// A discard of a disk that lags: older data may come back.
+    reverts: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,8 +100,16 @@ pub enum Loss {
 impl Model {
     /// A disk whose units hold `tag(1, disk, unit)`.
     pub fn new(disk: u8, units: u32) -> Self {
-        let initial =
-            Change { first: 0, end: units, kind: Kind::Data, began: 1, ended: 1, ok: true, durable: true };
+        let initial = Change {
+            first: 0,
+            end: units,
+            kind: Kind::Data,
+            began: 1,
+            ended: 1,
+            ok: true,
+            durable: true,
+            reverts: false,
+        };
         let unit =
             Unit { floor: 1, last_began: 1, last_ended: 1, zeroed: 0, active: 0, zeroing: 0, pinned: None };
         Model {
@@ -135,12 +145,17 @@ impl Model {
     pub fn begin_change(&mut self, kind: Kind, first: u32, count: u32) -> u32 {
         let began = self.tick();
         let end = first + count;
-        self.changes.push(Change { first, end, kind, began, ended: PENDING, ok: false, durable: false });
+        let reverts = kind == Kind::Discard && self.lags;
+        let change = Change { first, end, kind, began, ended: PENDING, ok: false, durable: false, reverts };
+        self.changes.push(change);
         for unit in &mut self.units[first as usize..end as usize] {
             unit.active += 1;
             unit.zeroing += u32::from(kind != Kind::Data);
             unit.last_began = began;
             unit.pinned = None;
+            if reverts {
+                unit.floor = 0;
+            }
         }
         self.changes.len() as u32
     }
@@ -181,6 +196,9 @@ impl Model {
             }
             if ok && change.kind != Kind::Discard {
                 unit.floor = unit.floor.max(change.began);
+            }
+            if change.reverts {
+                unit.floor = 0;
             }
         }
         if ok && !fua {
@@ -310,10 +328,11 @@ impl Model {
     fn durable_floors(&self) -> Vec<u32> {
         let mut floors = vec![0; self.units.len()];
         for change in self.changes.iter().skip(self.forgotten) {
-            if change.durable && change.kind != Kind::Discard {
-                for floor in &mut floors[change.first as usize..change.end as usize] {
-                    *floor = change.began.max(*floor);
-                }
+            let units = &mut floors[change.first as usize..change.end as usize];
+            if change.reverts {
+                units.fill(0);
+            } else if change.durable && change.kind != Kind::Discard {
+                units.iter_mut().for_each(|floor| *floor = change.began.max(*floor));
             }
         }
         floors

@@ -70,7 +70,22 @@ pub struct Options {
     pub lives: bool,
     /// Something is broken on purpose: the run must fail.
     pub sabotage: Option<Sabotage>,
+    /// Hears of everything that crosses the engine's boundary, one line each.
+    pub trace: Option<Trace>,
 }
+
+/// Takes a line of a trace.
+pub type Trace = fn(std::fmt::Arguments<'_>);
+
+/// Tells the trace, if there is one.
+macro_rules! trace {
+    ($world:expr, $($what:tt)+) => {
+        if let Some(trace) = $world.options.trace {
+            trace(format_args!("{:>14} {}", $world.now.0, format_args!($($what)+)));
+        }
+    };
+}
+use trace;
 
 impl Default for Options {
     fn default() -> Self {
@@ -82,6 +97,7 @@ impl Default for Options {
             power_cuts: true,
             lives: false,
             sabotage: None,
+            trace: None,
         }
     }
 }

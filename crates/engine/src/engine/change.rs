@@ -78,7 +78,11 @@ impl Engine {
 
     /// Carries out what waited for this disk to come to rest.
     pub(super) fn settle(&mut self, now: Instant, id: DiskId) {
-        let Some(disk) = &mut self.disks[id.0 as usize] else { return };
+        if self.disks[id.0 as usize].is_none() {
+            return;
+        }
+        self.unhold(id);
+        let disk = self.disk_mut(id);
         if disk.removing.is_some() && disk.in_flight == 0 && disk.journal.is_some() && !disk.closed {
             // Its cache is closed first, and stays on flash.
             if disk.changes.is_empty() && disk.opening.is_none() {
@@ -118,6 +122,9 @@ impl Engine {
                 // A fence finds the segments gone if a command was faster.
                 (None, Err(_)) => {}
             }
+        }
+        if self.disks[id.0 as usize].is_some() {
+            self.unhold(id);
         }
     }
 

@@ -135,10 +135,36 @@ impl Journal {
             let frame = FrameNo((at >> index.block_shift()) as u32);
             let inside = (at - index.first_sector(frame)) as u8;
             let (block, sum) = (index.block(frame), *sum);
-            let change =
-                Change::Set { frame, block, sector: inside, sum, dirty: false, second: false, moved: None };
+            let second = index.first_of(frame).is_some();
+            let change = Change::Set { frame, block, sector: inside, sum, dirty: false, second, moved: None };
             self.record(now, change, None);
         }
+    }
+
+    /// The backing durably has what a sector holds.
+    pub(super) fn clean_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
+        let frame = FrameNo((sector >> index.block_shift()) as u32);
+        let (block, first) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
+        let change = if index.is_unproven(sector) {
+            let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
+            Change::Set { frame, block, sector: first, sum, dirty: false, second, moved: None }
+        } else {
+            Change::Clean { frame, block, first, count: 1 }
+        };
+        self.record(now, change, Some(sector));
+        index.clear_dirty(sector, 1);
+    }
+
+    /// Gives up what a sector holds, if anything.
+    pub(super) fn drop_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
+        if !index.is_valid(sector) {
+            return;
+        }
+        let frame = FrameNo((sector >> index.block_shift()) as u32);
+        let (block, first) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
+        let release = index.is_held(sector).then_some(sector);
+        self.record(now, Change::Drop { frame, block, first, count: 1 }, release);
+        index.clear_valid(sector, 1);
     }
 
     /// Data was written to a device.
@@ -356,6 +382,7 @@ impl Engine {
         for sector in releases {
             if !index.is_dirty(sector) {
                 index.set_held(sector, false);
+                index.free_second_if_empty(sector);
             }
         }
         for slot in waiters {

@@ -10,10 +10,9 @@ use super::Engine;
 use super::jobs::JobKind;
 use crate::cache::Cache;
 use crate::claims::{Kind, Range};
-use crate::command::{CommandError, DestageOrder, Layout, Mode};
+use crate::command::{CacheConfig, CommandError, Copies, DestageOrder, Layout, Mode};
 use crate::io::IoError;
-use crate::journal::Change;
-use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
+use crate::units::{BlockNo, DiskId, Instant, SECTOR_BYTES};
 
 /// Sectors written to the backing after which it is flushed, though there is more to destage.
 const UNFLUSHED_MAX: usize = 8192;
@@ -107,8 +106,10 @@ impl Destager {
 
     /// Forgets everything: these blocks are dirty, and have been for long.
     pub(super) fn restart(&mut self, dirty: impl Iterator<Item = BlockNo>) {
+        // Transfers that wait for a claim will find out what is dirty when they have it.
         let (order_waiters, flushes) = (std::mem::take(&mut self.order_waiters), self.flushes);
-        *self = Destager { order_waiters, flushes, front: flushes, ..Destager::default() };
+        let transfers = self.transfers;
+        *self = Destager { order_waiters, flushes, front: flushes, transfers, ..Destager::default() };
         let epoch = if flushes > 0 { flushes - 1 } else { 0 };
         dirty.for_each(|block| self.add(block, epoch));
     }
@@ -306,7 +307,10 @@ impl Engine {
     /// These sectors of the disk, in order, are durable on the backing: what is still dirty of them is clean.
     fn make_clean(&mut self, now: Instant, id: DiskId, sectors: impl Iterator<Item = u64>) {
         let disk = self.disk_mut(id);
-        let split = disk.cache.as_ref().is_some_and(|cache| cache.config.layout != Layout::Unified);
+        let Some(CacheConfig { layout, copies, .. }) = disk.cache.as_ref().map(|cache| cache.config) else {
+            return;
+        };
+        let split = layout != Layout::Unified;
         for at in sectors {
             let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else { return };
             let shift = cache.block_shift();
@@ -318,22 +322,17 @@ impl Engine {
             let Some(sector) = cache.find(span).filter(|sector| cache.index.is_dirty(*sector)) else {
                 continue;
             };
-            let (block, inside) = (span.block, span.first as u8);
-            let frame = FrameNo((sector >> shift) as u32);
-            let change = if split {
-                Change::Drop { frame, block, first: inside, count: 1 }
-            } else if cache.index.is_unproven(sector) {
-                let sum = cache.index.sum(sector);
-                Change::Set { frame, block, sector: inside, sum, dirty: false, second: false, moved: None }
-            } else {
-                Change::Clean { frame, block, first: inside, count: 1 }
-            };
-            journal.urgent = true;
-            journal.record(now, change, Some(sector));
-            match split {
-                true => _ = cache.index.clear_valid(sector, 1),
-                false => _ = cache.index.clear_dirty(sector, 1),
+            if let Some(second) = cache.index.second_sector(sector) {
+                match copies {
+                    Copies::TwoOfAll if !split => journal.clean_sector(now, &mut cache.index, second),
+                    _ => journal.drop_sector(now, &mut cache.index, second),
+                }
             }
+            match split {
+                true => journal.drop_sector(now, &mut cache.index, sector),
+                false => journal.clean_sector(now, &mut cache.index, sector),
+            }
+            journal.urgent = true;
         }
     }
 

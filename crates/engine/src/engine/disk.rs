@@ -29,7 +29,7 @@ pub(super) struct Disk {
     pub(super) flash_in_flight: u32,
     /// I/Os of requests on the backing.
     pub(super) backing_in_flight: u32,
-    /// Jobs under way.
+    /// Jobs under way, not counting those that wait for a claim.
     pub(super) jobs: u32,
     /// Of a persistent cache.
     pub(super) journal: Option<Box<Journal>>,

@@ -6,7 +6,7 @@
 use super::{Active, Engine, Limits, Pending, Phase};
 use crate::cache::push_run;
 use crate::claims::Range;
-use crate::command::Mode;
+use crate::command::{Copies, Mode};
 use crate::directory::{Placed, Refusal, whole_sectors};
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::outcome::Outcome;
@@ -38,6 +38,7 @@ impl Engine {
         runs.clear();
         let mut refused = ((first, end) != (range.first, range.end)).then_some(Outcome::WriteNotCopied);
         let mut evicted = 0;
+        let mut seconds = Vec::new();
         let mut buffer_sector = first - range.first;
         for span in cache.spans(first, end) {
             let found = cache.find(span);
@@ -58,10 +59,21 @@ impl Engine {
                     for i in (0..span.count).filter(may) {
                         push_run(runs, cache.extent(sector + i, 1), buffer_sector + i);
                     }
+                    if cache.config.copies == Copies::TwoOfAll && cache.index.keeps_marks() {
+                        let (second, gone) = cache.double(sector, is_busy);
+                        evicted += gone;
+                        seconds.extend(second.map(|second| (second, span.count, buffer_sector)));
+                    }
                 }
                 Err(refusal) => refused = Some(refusal.into()),
             }
             buffer_sector += span.count;
+        }
+        for (second, count, buffer_sector) in seconds {
+            let may = |i: &u64| !cache.index.is_valid(second + i) && cache.index.may_overwrite(second + i);
+            for i in (0..count).filter(may) {
+                push_run(runs, cache.extent(second + i, 1), buffer_sector + i);
+            }
         }
         if evicted > 0 {
             disk.record_eviction(now, evicted);

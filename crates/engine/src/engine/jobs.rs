@@ -61,7 +61,6 @@ impl Engine {
             buffer: Some(buffer),
             failed: false,
         });
-        self.disk_mut(range.disk).jobs += 1;
         let claim = self.limits.requests_max + job;
         if matches!(kind, JobKind::Edges(_)) || self.claims.enter(claim, range, Kind::Fill, Kind::Fill) {
             self.start_job(now, job);
@@ -121,6 +120,7 @@ impl Engine {
         let it = &mut self.jobs[job];
         (it.range.first, it.range.end) = (first, end);
         it.step = Step::FlashRead;
+        disk.jobs += 1;
         let buffer = buffer.expect("a transfer has a buffer").0;
         self.issue_runs_of(now, Owner::Job(job), disk_id, buffer, IoOp::Read);
     }
@@ -138,7 +138,7 @@ impl Engine {
         let Job { disk, range, step, buffer, .. } = self.jobs[job];
         match step {
             Step::FlashRead => {
-                self.jobs[job].failed |= !self.check_dirty(disk, io, result, sums);
+                self.jobs[job].failed |= !self.check_dirty(now, disk, io, result, sums);
                 if self.jobs[job].pending > 0 {
                     return;
                 }
@@ -160,8 +160,9 @@ impl Engine {
 
     fn end_job(&mut self, now: Instant, job: u32, result: Result<(), IoError>) {
         let moved = self.jobs[job].step == Step::BackingWrite;
+        let started = self.jobs[job].step != Step::Waiting;
         let Job { disk, kind, whole, range, buffer, .. } = self.jobs.remove(job);
-        self.disk_mut(disk).jobs -= 1;
+        self.disk_mut(disk).jobs -= u32::from(started);
         self.lent.extend(buffer);
         match kind {
             JobKind::Flush(upto) => self.backing_flushed(now, disk, upto, result),
@@ -182,9 +183,11 @@ impl Engine {
         self.wake_all();
     }
 
-    /// Compares what was read of dirty data with its checksums. False if any of it is wrong.
+    /// Compares what was read of dirty data with its checksums. What is wrong is read once more from the second
+    /// copy, where there is one; false if there is none.
     pub(super) fn check_dirty(
         &mut self,
+        now: Instant,
         disk_id: DiskId,
         io: &Pending,
         result: Result<(), IoError>,
@@ -192,21 +195,35 @@ impl Engine {
     ) -> bool {
         let disk = self.disks[disk_id.0 as usize].as_mut().expect("disks outlive their I/O");
         let cache = disk.cache.as_mut().expect("changes wait for flash I/O");
-        let mut good = result.is_ok();
+        let mut good = true;
+        let mut again = Vec::new();
         for (i, sector) in (io.sector..io.sector + io.sectors).enumerate() {
             let right = result.is_ok() && cache.index.matches(sector, sums[i]);
-            good &= right;
-            if !right && result.is_ok() {
-                disk.stats.checksum_mismatches += 1;
-            }
-            if !right {
-                disk.lost.insert(sector);
-            } else if !disk.lost.is_empty() {
-                disk.lost.remove(&sector);
+            disk.stats.checksum_mismatches += u64::from(!right && result.is_ok());
+            let first = cache.index.of_second(sector).unwrap_or(sector);
+            let second = cache.index.second_sector(sector).filter(|second| cache.index.is_valid(*second));
+            match second {
+                _ if right => _ = disk.lost.remove(&first),
+                Some(second) => again.push((cache.extent(second, 1), i as u64)),
+                None => {
+                    good = false;
+                    disk.lost.insert(first);
+                }
             }
         }
+        for (extent, i) in again {
+            let slice = io.slice.expect("a read has a buffer");
+            let offset = slice.offset + (i * SECTOR_BYTES) as u32;
+            let slice = Some(BufferSlice { offset, len: SECTOR_BYTES as u32, ..slice });
+            let target = Target::Flash(extent.device);
+            let at = (extent.offset, SECTOR_BYTES);
+            let id = self.issue(now, io.owner, disk_id, target, IoOp::Read, at, slice, extent.sector);
+            let serial = self.serial;
+            self.devices.get(extent.device).issued(id, serial, now);
+            self.disk_mut(disk_id).flash_in_flight += 1;
+        }
         if !good {
-            let sectors = disk.lost.len() as u64;
+            let sectors = self.disk(disk_id).lost.len() as u64;
             self.event_out.push_back(crate::command::Event::DirtyLost { disk: disk_id, sectors });
         }
         good

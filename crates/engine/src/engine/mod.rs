@@ -154,6 +154,8 @@ enum Phase {
     Waiting,
     FlashRead,
     BackingRead,
+    /// A read waits for a claim that the destager respects, and then reads the backing.
+    ClaimThenBacking,
     /// What is dirty is read over what the backing delivered.
     Overlay,
     BackingChange,
@@ -186,6 +188,7 @@ struct Pending {
     is_write: bool,
     issued: Instant,
     bytes: u64,
+    slice: Option<BufferSlice>,
     /// Flash I/O: first of the cache's sectors, and how many.
     sector: u64,
     sectors: u64,
@@ -557,6 +560,7 @@ impl Engine {
             is_write: op != IoOp::Read,
             issued: now,
             bytes: len,
+            slice,
             sector,
             sectors: len / SECTOR_BYTES,
         }));

@@ -39,6 +39,12 @@ impl Engine {
 
     /// Starts a read that has waited for its claim.
     pub(super) fn start_read(&mut self, now: Instant, slot: u32) {
+        if self.requests[slot].phase == Phase::ClaimThenBacking {
+            if self.disk(self.requests[slot].request.disk).holds {
+                return self.hold(slot);
+            }
+            return self.read_backing(now, slot);
+        }
         let source = self.source(slot);
         self.serve_read(now, slot, source);
     }
@@ -85,9 +91,24 @@ impl Engine {
                     self.reply(now, slot, Ok(()));
                     self.finish(slot);
                 } else {
-                    self.read_backing(now, slot);
+                    self.enter_backing(now, slot);
                 }
             }
+        }
+    }
+
+    /// Reads the backing, with a claim that keeps the destager from writing there meanwhile: what it makes clean in
+    /// the middle of a read would be in neither.
+    fn enter_backing(&mut self, now: Instant, slot: u32) {
+        let Active { request, range, .. } = self.requests[slot];
+        if self.disk(request.disk).journal.is_none() || !self.claims.only_reads(slot) {
+            return self.read_backing(now, slot);
+        }
+        self.requests[slot].phase = Phase::ClaimThenBacking;
+        let runnable = &mut self.runnable;
+        self.claims.leave(slot, |granted| runnable.push_back(granted));
+        if self.claims.enter(slot, range, Kind::Fill, Kind::Fill) {
+            self.read_backing(now, slot);
         }
     }
 
@@ -158,7 +179,7 @@ impl Engine {
             self.finish(slot);
         } else {
             self.unsettled.push(disk_id);
-            self.read_backing(now, slot);
+            self.enter_backing(now, slot);
         }
     }
 
@@ -207,7 +228,7 @@ impl Engine {
         sums: &[u32],
     ) {
         let disk = self.requests[slot].request.disk;
-        self.requests[slot].failed |= !self.check_dirty(disk, io, result, sums);
+        self.requests[slot].failed |= !self.check_dirty(now, disk, io, result, sums);
         let Active { pending, failed, .. } = self.requests[slot];
         if pending > 0 {
             return;

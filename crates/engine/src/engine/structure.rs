@@ -155,6 +155,7 @@ impl Engine {
         let mut cache = persistent(config, segments, size)?;
         if let Some(recovered) = recovered {
             cache.take_over(recovered, size)?;
+            cache.trust_first_copies();
         }
         let journal = new_journal(&cache, size, ring)?;
         self.begin_opening(now, id, command, Kind::Ring, Some((cache, journal)), Vec::new());
@@ -352,16 +353,21 @@ impl Engine {
         if let Some(command) = command {
             self.done(command, id, result);
         }
+        self.unhold(id);
+        self.unsettled.push(id);
+        if self.disk_mut(id).journal.is_some() {
+            self.wake(id);
+        }
+    }
+
+    /// Lets those go on that waited for changes, if there are none any more.
+    pub(super) fn unhold(&mut self, id: DiskId) {
         let disk = self.disk_mut(id);
-        if disk.changes.is_empty() && !disk.closed {
+        if disk.holds && disk.changes.is_empty() && disk.opening.is_none() && !disk.closed {
             disk.holds = false;
             let held = std::mem::take(&mut disk.held);
             let edge_waiters = std::mem::take(&mut disk.edge_waiters);
             self.runnable.extend(held.into_iter().chain(edge_waiters));
-        }
-        self.unsettled.push(id);
-        if self.disk_mut(id).journal.is_some() {
-            self.wake(id);
         }
     }
 
@@ -377,12 +383,20 @@ impl Disk {
     /// no marks for them.
     pub(super) fn is_at_rest(&self) -> bool {
         let journal = self.journal.as_ref().is_none_or(|journal| journal.is_idle());
-        journal && self.backing_in_flight == 0 && self.flash_in_flight == 0 && self.journal_in_flight == 0 && self.jobs == 0
+        journal
+            && self.backing_in_flight == 0
+            && self.flash_in_flight == 0
+            && self.journal_in_flight == 0
+            && self.jobs == 0
     }
 }
 
 /// An empty cache that can have a journal.
-fn persistent(config: CacheConfig, segments: Vec<DataSegment>, disk_bytes: u64) -> Result<Cache, CommandError> {
+fn persistent(
+    config: CacheConfig,
+    segments: Vec<DataSegment>,
+    disk_bytes: u64,
+) -> Result<Cache, CommandError> {
     let mut cache = Cache::new(config, segments, disk_bytes)?;
     cache.index.keep_marks();
     Ok(cache)
@@ -397,9 +411,10 @@ fn prove(now: Instant, journal: &mut Journal, index: &mut Index) {
         let frame = FrameNo((sector >> index.block_shift()) as u32);
         let inside = (sector - index.first_sector(frame)) as u8;
         let (block, sum) = (index.block(frame), index.sum(sector));
+        let second = index.first_of(frame).is_some();
         journal.record(
             now,
-            Change::Set { frame, block, sector: inside, sum, dirty: true, second: false, moved: None },
+            Change::Set { frame, block, sector: inside, sum, dirty: true, second, moved: None },
             None,
         );
         index.set_unproven(sector, false);
@@ -447,16 +462,17 @@ fn new_journal(cache: &Cache, disk_bytes: u64, ring: NewRing) -> Result<Journal,
 impl Cache {
     /// Would this change lose dirty data?
     fn would_lose(&self, change: &CacheChange) -> bool {
-        match change {
-            CacheChange::Grow(..) | CacheChange::DiscardDirty => false,
+        let leaving: Vec<DataSegment> = match change {
+            CacheChange::Grow(..) | CacheChange::DiscardDirty => return false,
             CacheChange::Shrink(count, _) if (*count as usize) < self.segments.len() => {
-                self.emptiest_segments(*count as usize).iter().any(|segment| self.has_dirty(segment))
+                self.emptiest_segments(*count as usize)
             }
             CacheChange::Leave(device, ..) => {
-                self.segments.iter().any(|segment| segment.place.device == *device && self.has_dirty(segment))
+                self.segments.iter().filter(|segment| segment.place.device == *device).copied().collect()
             }
-            _ => true,
-        }
+            _ => return true,
+        };
+        self.would_lose_dirty(&leaving)
     }
 
     /// Takes the contents of a recovered cache, which has the same segments.

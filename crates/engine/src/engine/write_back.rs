@@ -11,7 +11,7 @@ use super::jobs::JobKind;
 use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
 use crate::claims::Range;
-use crate::command::{Layout, Mode};
+use crate::command::{Copies, Layout, Mode};
 use crate::directory::whole_sectors;
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::journal::{Change, Writer};
@@ -67,8 +67,8 @@ impl Engine {
         let is_full = cache.dirty_permille() >= u64::from(full);
         let is_busy = |first, end| claims.is_busy(&Range { disk: request.disk, first, end });
         runs.clear();
-        let mut evicted = 0;
-        let mut buffer_sector = 0;
+        let (mut evicted, mut buffer_sector) = (0, 0);
+        let mut seconds = Vec::new();
         for span in cache.spans(range.first, range.end) {
             let found = cache.find(span);
             if found.is_none() && is_full {
@@ -76,12 +76,17 @@ impl Engine {
             }
             let Ok(placed) = cache.bring(span, found, run, is_busy) else { return false };
             evicted += placed.evicted;
-            let mut at = placed.sector;
-            while at < placed.sector + span.count {
-                let extent = cache.extent(at, placed.sector + span.count - at);
-                push_run(runs, extent, buffer_sector);
-                (at, buffer_sector) = (at + extent.count, buffer_sector + extent.count);
+            push_run(runs, cache.extent(placed.sector, span.count), buffer_sector);
+            if cache.config.copies != Copies::One {
+                let (second, gone) = cache.double(placed.sector, is_busy);
+                evicted += gone;
+                let Some(second) = second else { return false };
+                seconds.push((cache.extent(second, span.count), buffer_sector));
             }
+            buffer_sector += span.count;
+        }
+        for (extent, buffer_sector) in seconds {
+            push_run(runs, extent, buffer_sector);
         }
         if evicted > 0 {
             disk.record_eviction(now, evicted);
@@ -163,7 +168,7 @@ impl Engine {
                         sector: inside,
                         sum: *sum,
                         dirty: true,
-                        second: false,
+                        second: index.first_of(frame).is_some(),
                         moved: None,
                     };
                     journal.record(now, change, None);
@@ -289,19 +294,15 @@ impl Engine {
         let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else { return };
         for span in cache.spans(range.first, range.end) {
             let Some(sector) = cache.find(span) else { continue };
-            let frame = FrameNo((sector >> cache.block_shift()) as u32);
             for i in 0..span.count {
-                let at = sector + i;
-                let is_dirty = cache.index.is_dirty(at);
-                if !cache.index.is_valid(at) || !which(is_dirty) {
-                    continue;
+                let is_dirty = cache.index.is_dirty(sector + i);
+                if which(is_dirty) {
+                    let second = cache.index.second_sector(sector + i);
+                    journal.drop_sector(now, &mut cache.index, sector + i);
+                    second.into_iter().for_each(|at| journal.drop_sector(now, &mut cache.index, at));
+                    journal.urgent |= is_dirty;
+                    disk.lost.remove(&(sector + i));
                 }
-                let first = (span.first + i) as u8;
-                let release = cache.index.is_held(at).then_some(at);
-                journal.record(now, Change::Drop { frame, block: span.block, first, count: 1 }, release);
-                journal.urgent |= is_dirty;
-                cache.index.clear_valid(at, 1);
-                disk.lost.remove(&at);
             }
         }
     }

@@ -4,7 +4,8 @@
 //! table, and has no list of free frames: [`Restoring::finish`] makes both as they belong.
 
 use super::bitmap::Bitmap;
-use super::{Index, NO_FRAME, hash};
+use super::free::FreeFrames;
+use super::{Index, hash};
 use crate::units::{BlockNo, FrameNo};
 
 /// Stands for a frame without a block: blocks of a cache with a journal are below it.
@@ -30,6 +31,7 @@ impl Restoring {
         let mut index = Index::new(frames, block_shift);
         index.keep_marks();
         index.block_of.fill(NO_BLOCK);
+        index.free = FreeFrames::none();
         Restoring { index, second: Bitmap::new(u64::from(frames)) }
     }
 
@@ -53,7 +55,9 @@ impl Restoring {
     /// The frame of one copy of a block.
     #[inline]
     pub(crate) fn find(&self, block: BlockNo, copy: Copy) -> Option<FrameNo> {
-        self.index.table.find(hash(block), |frame| self.index.block(frame) == block && self.copy(frame) == copy)
+        self.index
+            .table
+            .find(hash(block), |frame| self.index.block(frame) == block && self.copy(frame) == copy)
     }
 
     /// Puts this copy of a block into a frame. Another frame that held it holds nothing any more; nor does this one
@@ -127,12 +131,14 @@ impl Restoring {
         }
         self.pair();
         let Restoring { mut index, .. } = self;
-        index.free = NO_FRAME;
-        for frame in (0..frames).rev() {
+        for frame in 0..frames {
             if index.block_of[frame as usize] == NO_BLOCK {
-                index.block_of[frame as usize] = index.free;
-                index.free = frame;
+                index.free.push_last(&mut index.block_of, frame);
             }
+        }
+        index.recount_dirty();
+        for sector in index.unproven_sectors() {
+            index.forget_sum(sector);
         }
         let marks = index.marks.as_mut().expect("made with them");
         marks.held = marks.dirty.clone();
@@ -142,7 +148,9 @@ impl Restoring {
     /// Takes second copies out of the table.
     fn pair(&mut self) {
         for second in (0..self.index.frames()).map(FrameNo) {
-            let Some(block) = self.block(second).filter(|_| self.copy(second) == Copy::Second) else { continue };
+            let Some(block) = self.block(second).filter(|_| self.copy(second) == Copy::Second) else {
+                continue;
+            };
             let Some(first) = self.find(block, Copy::First) else {
                 self.promote(second);
                 continue;
@@ -210,8 +218,7 @@ impl Index {
                 self.table.insert(hash(block), second);
             }
         }
-        self.block_of[frame.0 as usize] = self.free;
-        self.free = frame.0;
+        self.free.push(&mut self.block_of, frame.0);
         self.used -= 1;
     }
 }

@@ -82,7 +82,8 @@ impl Recovered {
 
     /// Dirty sectors, in the order of the disk.
     pub fn dirty(&self) -> impl Iterator<Item = DirtySector> + use<'_> {
-        let is_dirty = |frame: &FrameNo| self.index.count_dirty(self.index.first_sector(*frame), self.per_block()) > 0;
+        let is_dirty =
+            |frame: &FrameNo| self.index.count_dirty(self.index.first_sector(*frame), self.per_block()) > 0;
         let mut firsts: Vec<FrameNo> = (0..self.index.frames())
             .map(FrameNo)
             .filter(is_dirty)

@@ -47,8 +47,12 @@ pub enum ReplayError {
 impl fmt::Display for ReplayError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ReplayError::Changed { sequence } => write!(f, "journal page {sequence} changed while it was read"),
-            ReplayError::SegmentBytes { expected } => write!(f, "the journal is of segments of {expected} bytes"),
+            ReplayError::Changed { sequence } => {
+                write!(f, "journal page {sequence} changed while it was read")
+            }
+            ReplayError::SegmentBytes { expected } => {
+                write!(f, "the journal is of segments of {expected} bytes")
+            }
             ReplayError::NoSegments => write!(f, "none of the cache's data segments is there"),
             ReplayError::SegmentTwice(ordinal) => write!(f, "two data segments have the ordinal {ordinal}"),
             ReplayError::Senseless => write!(f, "the journal speaks of frames that cannot be"),
@@ -105,8 +109,7 @@ impl Replay {
             return Err(ReplayError::Senseless);
         }
         let places = ordinals.iter().chain(&absent).enumerate();
-        let mut segments: Vec<_> =
-            places.map(|(i, ordinal)| (*ordinal, i as u32 * segment_frames)).collect();
+        let mut segments: Vec<_> = places.map(|(i, ordinal)| (*ordinal, i as u32 * segment_frames)).collect();
         segments.sort_unstable();
         Ok(Replay {
             segments,
@@ -174,7 +177,10 @@ impl Replay {
     /// ordinals, and the sector in the segment.
     pub fn to_prove(&self) -> Vec<(u32, u64)> {
         let per_segment = u64::from(self.plan.segment_frames) << self.plan.block_shift;
-        self.doubtful().into_iter().map(|sector| ((sector / per_segment) as u32, sector % per_segment)).collect()
+        self.doubtful()
+            .into_iter()
+            .map(|sector| ((sector / per_segment) as u32, sector % per_segment))
+            .collect()
     }
 
     /// `sums`: for each of [`to_prove`](Replay::to_prove) the CRC-32C of what flash holds, `None` when it is unreadable.
@@ -205,7 +211,12 @@ impl Replay {
             identity: self.plan.identity,
             block_bytes: self.plan.block_bytes,
         };
-        Recovered { index, summary, block_shift: self.plan.block_shift, segment_frames: self.plan.segment_frames }
+        Recovered {
+            index,
+            summary,
+            block_shift: self.plan.block_shift,
+            segment_frames: self.plan.segment_frames,
+        }
     }
 
     /// Applies the tail. Returns how many sectors are undone.
@@ -370,8 +381,12 @@ fn apply(restoring: &mut Restoring, record: &Record) {
     let second = second.and_then(|block| restoring.find(block, Copy::Second));
     let too = second.map(|second| restoring.index().first_sector(second) + u64::from(record.first));
     match record.kind {
-        Kind::Clean => [Some(first), too].into_iter().flatten().for_each(|first| restoring.clean(first, count)),
-        Kind::Drop => [Some(first), too].into_iter().flatten().for_each(|first| restoring.clear(first, count)),
+        Kind::Clean => {
+            [Some(first), too].into_iter().flatten().for_each(|first| restoring.clean(first, count))
+        }
+        Kind::Drop => {
+            [Some(first), too].into_iter().flatten().for_each(|first| restoring.clear(first, count))
+        }
         _ => {
             for sector in first..first + count {
                 if restoring.index().is_dirty(sector) {

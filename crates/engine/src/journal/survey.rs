@@ -134,9 +134,12 @@ impl Survey {
             return Ring::Damaged { missing: missing(&found, durable) };
         }
         match (end, self.newest) {
-            (Some(end), Some(newest)) => {
-                Ring::Whole(Plan::new(&found[..=end], &newest, self.pages, self.ordinals.into_iter().collect()))
-            }
+            (Some(end), Some(newest)) => Ring::Whole(Plan::new(
+                &found[..=end],
+                &newest,
+                self.pages,
+                self.ordinals.into_iter().collect(),
+            )),
             _ => Ring::Unfinished,
         }
     }

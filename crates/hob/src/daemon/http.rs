@@ -57,6 +57,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         )
         .route("/v1/disks/{disk}/cache/clear", post(cache_clear))
         .route("/v1/disks/{disk}/cache/discard-dirty", post(discard_dirty))
+        .route("/v1/disks/{disk}/cache/export-dirty", post(export_dirty))
         .route("/v1/disks/{disk}/drain", post(drain).delete(drain_stop))
         .route("/v1/disks/{disk}/stats", get(stats))
         .route("/v1/disks/{disk}/explain", get(explain))
@@ -108,6 +109,7 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::cache_disable,
         handlers::cache_clear,
         handlers::discard_dirty,
+        handlers::export_dirty,
         handlers::drain,
         handlers::drain_stop,
         handlers::stats,

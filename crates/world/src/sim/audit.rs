@@ -147,10 +147,16 @@ impl World<'_> {
             );
             let bytes = disk.segments.len() as u64 * self.scenario.segment_bytes;
             let blocks = disk.config.map_or(0, |config| bytes / u64::from(config.block_bytes));
-            ensure!(stats.blocks == blocks, "disk {index} has {} blocks, not {blocks}", stats.blocks);
+            let changing = self.scenario.lives.is_some() && stats.cache == CacheState::Changing;
+            ensure!(
+                stats.blocks == blocks || changing,
+                "disk {index} has {} blocks, not {blocks}",
+                stats.blocks
+            );
             let sectors = disk.config.map_or(0, |config| u64::from(config.block_bytes) / SECTOR_BYTES);
             let (cached, valid) = (stats.blocks_cached, stats.sectors_valid);
-            let fits = cached <= blocks && cached <= valid && valid <= cached * sectors;
+            let fits =
+                (cached <= blocks || changing) && cached <= valid && (valid <= cached * sectors || changing);
             ensure!(fits, "disk {index}: {valid} sectors in {cached} of {blocks} blocks");
             let none = matches!(stats.cache, CacheState::None | CacheState::Fenced);
             ensure!(stats.cache == CacheState::Changing || none == disk.config.is_none(), "{stats:?}");

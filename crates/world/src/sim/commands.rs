@@ -8,9 +8,9 @@ use hob_engine::command::{
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{CommandId, DeviceId, DiskId};
 
-use super::World;
 use super::owner::Owner;
 use super::pool::Asked;
+use super::{World, trace};
 use crate::Violation;
 use crate::content::UNIT_BYTES;
 
@@ -248,6 +248,7 @@ impl World<'_> {
             self.report.discards += 1;
             self.forget(disk);
         }
+        trace!(self, "command {id} disk {disk}: {command:?}");
         let asked = Asked { disk, given: self.clock, command: command.clone() };
         self.asked.insert(id, asked);
         self.engine.handle_command(self.now, id, DiskId(disk as u32), command);

@@ -20,9 +20,6 @@ impl World<'_> {
     pub(super) fn finish(&mut self) -> Result<(), Violation> {
         self.flash.iter_mut().for_each(crate::media::Flash::soothe);
         self.disks.iter_mut().for_each(|disk| disk.backing.soothe());
-        if self.lent.is_empty() {
-            self.lend(1 << 20);
-        }
         for disk in 0..self.disks.len() {
             self.bring_back(disk)?;
             self.read_all(disk)?;

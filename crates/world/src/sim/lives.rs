@@ -8,7 +8,7 @@ use hob_engine::command::{CacheChange, Command};
 use hob_engine::units::{BufferId, IoId};
 
 use super::scenario::End;
-use super::{Event, World};
+use super::{Event, World, trace};
 use crate::Violation;
 use crate::content::{self, Tag, UNIT_BYTES};
 use crate::ensure;
@@ -93,6 +93,7 @@ impl World<'_> {
 
     fn crash(&mut self, end: End) -> Result<(), Violation> {
         let kind = if end == End::PowerCut { Crash::PowerCut } else { Crash::Kill };
+        trace!(self, "the end of a life: {end:?}");
         self.count_crash(end);
         for flash in &mut self.flash {
             flash.crash(kind, &mut self.dice);

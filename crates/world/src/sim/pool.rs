@@ -7,7 +7,7 @@ use hob_engine::command::{
 };
 use hob_engine::units::DeviceId;
 
-use super::World;
+use super::{World, trace};
 use crate::{Violation, ensure};
 
 /// First byte of the segments on a device: what is before belongs to nobody.
@@ -71,6 +71,7 @@ impl Asked {
 impl World<'_> {
     /// Hears what the engine reports.
     pub(super) fn event(&mut self, event: Event) -> Result<(), Violation> {
+        trace!(self, "{event:?}");
         if matches!(event, Event::Stalled(_) | Event::Resumed(_)) {
             let clock = self.clock;
             self.disks.iter_mut().for_each(|disk| disk.changed = clock);

@@ -188,8 +188,7 @@ impl Scenario {
         let ends = ends.collect();
         let requests = options.requests / lives as u32;
         let lent = match dice.below(8) {
-            0 => vec![],
-            1 => vec![1 << 20],
+            0 | 1 => vec![1 << 20],
             2 => vec![256 << 10; 2],
             _ => vec![1 << 20; 4],
         };

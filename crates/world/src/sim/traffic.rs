@@ -7,7 +7,7 @@ use hob_engine::units::{
 };
 
 use super::audit::Fetch;
-use super::{Event, Sabotage, Side, World};
+use super::{Event, Sabotage, Side, World, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
 use crate::model::{Kind, Reading};
 use crate::{Violation, ensure};
@@ -152,6 +152,7 @@ impl World<'_> {
             self.scenario.guests[guest].handed_back = 0;
         }
         let arrived = self.clock;
+        trace!(self, "{request:?}");
         self.requests.insert(request.id, InFlight { request, guest, token, refusal, arrived });
         let taken = self.engine.handle_request(self.now, request);
         ensure!(taken.is_ok(), "{request:?} handed back with {} in flight", self.engine.in_flight());
@@ -184,6 +185,7 @@ impl World<'_> {
     fn submit(&mut self, mut io: Io) -> Result<(), Violation> {
         ensure!(self.ios.insert(io.id), "{io:?} has the id of another in flight");
         let payload = self.payload(&io)?;
+        trace!(self, "submitted {io:?} {:x?}", &payload[..payload.len().min(16)]);
         let (side, mean) = match io.target {
             Target::Flash(device) => {
                 if self.strikes(Sabotage::MisroutedIo, 20) {
@@ -302,6 +304,7 @@ impl World<'_> {
             Side::Backing(disk) => self.disks[disk].backing.complete(id, &mut self.dice),
         };
         let failed = done.result.is_err();
+        trace!(self, "completed {} on {:?}: {:?}", id, done.io.target, done.result);
         if let Some(slice) = done.io.slice
             && let Some(lent) = self.lent.get_mut(&slice.id)
         {
@@ -338,6 +341,7 @@ impl World<'_> {
 
     fn reply(&mut self, reply: Reply) -> Result<(), Violation> {
         let Reply { id, result, outcome, .. } = reply;
+        trace!(self, "{reply:?}");
         if self.strikes(Sabotage::LostReply, 20) {
             return Ok(());
         }

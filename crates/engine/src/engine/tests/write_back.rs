@@ -1,7 +1,7 @@
 //! Write-back by hand: what goes where, in which order, and what waits for what.
 
 use super::*;
-use crate::command::{Destage, DestageOrder, Enable, Layout, Mode, NewRing};
+use crate::command::{Copies, Destage, DestageOrder, Enable, Layout, Mode, NewRing};
 
 const RING_DEVICE: u16 = 9;
 const FUA: Op = Op::Write(Durability::Durable);
@@ -405,4 +405,72 @@ fn write_order_is_kept_at_flushes() {
     kept.into_iter().for_each(|io| bench.end(io));
     bench.settle();
     assert!(bench.answered(again));
+}
+
+fn mirrored(copies: Copies) -> Bench {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.lend(BufferId(1 << 20), 1 << 20);
+    let config = CacheConfig { mode: Mode::WriteBack, destage: lazy(), copies, ..config(MIB, 4 * KIB) };
+    let at = |device, ordinal| DataSegment { place: segment(device, 0), ordinal };
+    let enable =
+        Enable { config, segments: vec![at(0, 0), at(1, 1)], journal: Some(ring(1)), recovered: None };
+    bench.start_change(CacheChange::Enable(Box::new(enable)));
+    bench.settle();
+    bench
+}
+
+/// SYSTEMS §2: "mirrored flash".
+#[test]
+fn dirty_data_is_written_to_two_devices_and_read_from_the_one_that_works() {
+    let mut bench = mirrored(Copies::TwoOfDirty);
+    let write = bench.write(0, 8 * KIB);
+    let targets: Vec<_> = bench.ios.iter().map(|io| (io.target, io.len)).collect();
+    assert_eq!(targets, [(flash(0), 8 * KIB), (flash(1), 8 * KIB)]);
+    bench.next(flash(0), VOLATILE);
+    assert!(!bench.answered(write), "both have to have it");
+    bench.settle();
+    assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteBack, 2));
+    // Device 0 delivers something else.
+    let read = bench.read(0, 8 * KIB);
+    while let Some(io) = bench.ios.pop_front() {
+        match io.target {
+            Target::Flash(DeviceId(0)) => bench.end_with(io, Ok(()), &[SUM + 1; 2]),
+            _ => bench.end(io),
+        }
+    }
+    assert_eq!(bench.reply(read).expect("answered").result, Ok(()));
+    assert_eq!(bench.stats().sectors_lost, 0);
+}
+
+#[test]
+fn a_device_may_leave_when_the_other_has_a_copy() {
+    let mut bench = mirrored(Copies::TwoOfDirty);
+    bench.write_alone(0, 8 * KIB);
+    let leave = bench.start_change(CacheChange::Leave(DeviceId(0), vec![], Some(ring(2))));
+    bench.settle();
+    assert!(bench.result(leave).expect("done").is_ok());
+    assert_eq!(bench.dirty(), 2);
+    assert_eq!(bench.read_alone(0, 8 * KIB), Outcome::Hit);
+    let leave = bench.start_change(CacheChange::Leave(DeviceId(1), vec![], Some(ring(3))));
+    bench.settle();
+    assert_eq!(bench.result(leave), Some(Err(CommandError::Dirty)), "it has the last copy");
+}
+
+#[test]
+fn what_is_clean_is_not_doubled_unless_asked() {
+    for (copies, ios) in [(Copies::TwoOfDirty, 1), (Copies::TwoOfAll, 2)] {
+        let mut bench = mirrored(copies);
+        bench.read(0, 4 * KIB);
+        bench.next(backing(), IoOp::Read);
+        assert_eq!(bench.ios.len(), ios, "{copies:?}");
+        bench.settle();
+        // Dirty data becomes clean: its second copy goes, or stays.
+        bench.write_alone(64 * KIB, 4 * KIB);
+        let drain = bench.start_change(CacheChange::Drain);
+        bench.settle();
+        assert_eq!(bench.result(drain), Some(Ok(vec![])));
+        bench.wait_ms(2000);
+        bench.settle();
+        assert_eq!(bench.stats().blocks_cached, 2 * ios as u64, "{copies:?}");
+    }
 }

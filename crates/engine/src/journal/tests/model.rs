@@ -62,7 +62,8 @@ impl World {
         let shift = [0, 0, 1, 2][dice.below(4)];
         let segment_frames = [1, 4, 8][dice.below(3)];
         let segments = 2 + dice.below(if segment_frames == 1 { 10 } else { 3 });
-        let ordinals: Vec<u32> = (0..segments as u32).map(|i| (i * 5 + 2) % (3 * segments as u32 + 1)).collect();
+        let ordinals: Vec<u32> =
+            (0..segments as u32).map(|i| (i * 5 + 2) % (3 * segments as u32 + 1)).collect();
         let ordinals: Vec<u32> = ordinals.iter().enumerate().map(|(i, o)| o * 100 + i as u32).collect();
         let frames = segments * segment_frames as usize;
         let page_frames = [1, 3, 1000][dice.below(3)];
@@ -233,7 +234,16 @@ impl World {
         self.writer.push(change(FrameNo(frame as u32), block, first as u8, count as u16));
     }
 
-    fn put(&mut self, frame: usize, block: u32, i: usize, sum: u32, dirty: bool, second: bool, moved: Option<Moved>) {
+    fn put(
+        &mut self,
+        frame: usize,
+        block: u32,
+        i: usize,
+        sum: u32,
+        dirty: bool,
+        second: bool,
+        moved: Option<Moved>,
+    ) {
         let sector = (frame << self.shift) + i;
         self.volatile.entry(sector).or_default().push(sum);
         let number = self.block_no(block);
@@ -246,7 +256,15 @@ impl World {
             self.held[sector] = true;
             self.held_by[sector] = set;
         }
-        self.writer.push(Change::Set { frame: frame_no, block: number, sector: i as u8, sum, dirty, second, moved });
+        self.writer.push(Change::Set {
+            frame: frame_no,
+            block: number,
+            sector: i as u8,
+            sum,
+            dirty,
+            second,
+            moved,
+        });
         if let Some(moved) = moved {
             self.releases.push((set, moved.frame.0 as usize));
         }
@@ -269,7 +287,10 @@ impl World {
                 }
                 Some(frame) => {
                     let Some(sector) = self.frames[frame].sectors[0] else { return };
-                    (frame, Some(Moved { frame: FrameNo(frame as u32), sum: sector.sum, dirty: sector.dirty }))
+                    (
+                        frame,
+                        Some(Moved { frame: FrameNo(frame as u32), sum: sector.sum, dirty: sector.dirty }),
+                    )
                 }
                 None => (usize::MAX, None),
             };
@@ -285,13 +306,17 @@ impl World {
             let taken: Vec<usize> = places.iter().map(|(frame, ..)| *frame).collect();
             let found = (0..self.frames.len())
                 .find(|f| self.frames[*f].block.is_none() && !self.is_pinned(*f) && !taken.contains(f));
-            let Some(found) = found.or_else(|| self.free_frame().filter(|f| !taken.contains(f))) else { return };
+            let Some(found) = found.or_else(|| self.free_frame().filter(|f| !taken.contains(f))) else {
+                return;
+            };
             places.push((found, moved, second));
         }
         // An eviction may have taken a frame of this very block.
-        if places.iter().any(|(_, moved, second)| moved.is_none() && {
-            let there = self.frame_of(block, *second);
-            there.is_some() && !places.iter().any(|(frame, ..)| Some(*frame) == there)
+        if places.iter().any(|(_, moved, second)| {
+            moved.is_none() && {
+                let there = self.frame_of(block, *second);
+                there.is_some() && !places.iter().any(|(frame, ..)| Some(*frame) == there)
+            }
         }) {
             return;
         }
@@ -357,10 +382,17 @@ impl World {
     fn destage(&mut self, block: u32, i: usize) {
         let Some(frame) = self.frame_of(block, false) else { return };
         let at = (frame << self.shift) + i;
-        let Some(sector) = self.sector(at).filter(|s| s.dirty && s.set <= self.recorded_durably) else { return };
+        let Some(sector) = self.sector(at).filter(|s| s.dirty && s.set <= self.recorded_durably) else {
+            return;
+        };
         self.backing[((block as usize) << self.shift) + i] = sector.sum;
         self.frames[frame].sectors[i] = Some(Sector { dirty: false, unproven: false, ..sector });
-        self.push_range(frame, block, i, 1, |frame, block, first, count| Change::Clean { frame, block, first, count });
+        self.push_range(frame, block, i, 1, |frame, block, first, count| Change::Clean {
+            frame,
+            block,
+            first,
+            count,
+        });
         self.releases.push((self.writer.pushed(), at));
         if let Some(second) = self.frame_of(block, true) {
             self.drop_frame(second, block);
@@ -514,7 +546,8 @@ impl World {
                 } else {
                     assert!(self.versions[at].contains(&self.backing[at]));
                 }
-                if let Some(second) = index.second_of(frame.unwrap()).map(|second| index.first_sector(second)) {
+                if let Some(second) = index.second_of(frame.unwrap()).map(|second| index.first_sector(second))
+                {
                     assert!(self.two_copies_of_dirty);
                     if index.is_valid(second) {
                         assert_eq!(index.sum(second), index.sum(sector));

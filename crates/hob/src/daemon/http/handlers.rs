@@ -10,7 +10,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use hob_control::{
     Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskStats,
-    Explanation, OnDirty, Pool, PoolChanged, PoolCreate, Problem, Version,
+    Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem, Version,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -254,6 +254,23 @@ pub(super) async fn drain_stop(State(manager): App, Path(disk): Path<String>) ->
 )]
 pub(super) async fn discard_dirty(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
     manager.discard_dirty(disk).await.into()
+}
+
+/// Writes what is dirty in the cache of a disk that is offline into a sparse file on the daemon's host. Beside it,
+/// `PATH.map` says which ranges count, in lines `data OFFSET BYTES` and `lost OFFSET BYTES`.
+#[utoipa::path(
+    post,
+    path = "/v1/disks/{disk}/cache/export-dirty",
+    params(("disk" = String, Path, description = "The disk")),
+    request_body = ExportDirty,
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn export_dirty(
+    State(manager): App,
+    Path(disk): Path<String>,
+    Body(export): Body<ExportDirty>,
+) -> Answer<DiskChanged> {
+    manager.export_dirty(disk, export).await.into()
 }
 
 /// Frees the room of a persistent cache that belongs to no disk. What is in it is lost.

@@ -170,6 +170,15 @@ impl Manager {
             .map_err(|error| refuse(&error))?;
         let info = backing.info().clone();
         let mut notes = Vec::new();
+        self.inner().disk_mut(name)?.identity = info.identity;
+        let (backing, kept) = match &wanted.cache {
+            Some(spec) if spec.journal.is_some() => {
+                let (backing, kept, more) = self.recover(name, spec, backing).await?;
+                notes.extend(more);
+                (backing, kept)
+            }
+            _ => (backing, None),
+        };
         let access = if info.read_only && access == Access::ReadWrite {
             notes.push("the backing is read-only, and so is the disk".to_owned());
             Access::ReadOnly
@@ -183,6 +192,14 @@ impl Manager {
             let disk = inner.disk_mut(name)?;
             disk.life = Life::Online(shard.clone());
             disk.size_bytes = info.size_bytes;
+        }
+        if let Some(kept) = kept
+            && let Err(refusal) = self.enable_kept(name, kept).await
+        {
+            // Without its dirty data the disk is not what its guest knows.
+            shard.remove_disk(id).await?;
+            self.inner().disk_mut(name)?.life = Life::Offline(refusal.problem.error.clone());
+            return Err(refusal);
         }
         tracing::info!("{name} is online: {}, {} bytes", info.description, info.size_bytes);
         self.exports.insert(name, Export { disk: id, shard, info: export_info(&info, access) });

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{DeviceState, Size};
+use hob_engine::command::Segment;
 use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
 use hob_storage::pool::Admission;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -116,6 +117,36 @@ impl Manager {
         }
     }
 
+    /// Takes persistent caches off a device that failed: what is dirty on it, from its second copy or as far as it can be
+    /// read still. Volatile ones leave by themselves.
+    async fn flee(self: &Arc<Self>, device: DeviceId) {
+        let on_it = |segments: &[Segment]| segments.iter().any(|segment| segment.device == device);
+        let names: Vec<String> = {
+            let inner = self.inner();
+            let concerned = inner.disks.values().filter(|disk| {
+                let is_persistent = disk.cache().is_some_and(|spec| spec.journal.is_some());
+                is_persistent && (on_it(&disk.held) || on_it(&disk.ring))
+            });
+            concerned.map(|disk| disk.wanted.name.clone()).collect()
+        };
+        for name in names {
+            let Ok(_claim) = self.claim_disk(&name, "moved off a failed device") else {
+                tracing::warn!("{name} is being changed; its cache stays on a failed device");
+                continue;
+            };
+            match self.leave_device(&name, device).await {
+                Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{note}")),
+                Err(refusal) => {
+                    tracing::error!("the cache of {name} cannot leave a failed device: {refusal}");
+                    if let Ok(disk) = self.inner().disk_mut(&name) {
+                        disk.cache_reason =
+                            Some(format!("it lies on a failed device: {}", refusal.problem.error));
+                    }
+                }
+            }
+        }
+    }
+
     /// Notes that something is wrong with a disk's cache.
     fn note_cache(&self, disk: DiskId, reason: &str) {
         let mut inner = self.inner();
@@ -137,6 +168,7 @@ impl Manager {
             if let Ok(devices) = flash.set_admission(ids.in_pool, Admission::Out).await {
                 manager.refresh(&name, &devices);
             }
+            manager.flee(device).await;
         });
     }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
+use hob_storage::pool::recovery::{self, Found};
 use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError};
 
 use super::refusal::Refusal;
@@ -241,6 +242,31 @@ impl Flash {
     pub(super) async fn segments_of(&self, owner: OwnerId) -> Result<Vec<Segment>, Refusal> {
         let segments = self.with(move |pool| Ok(pool.as_ref().map(|pool| pool.segments_of(owner))));
         Ok(segments.await?.0.unwrap_or_default())
+    }
+
+    /// What is left of a persistent cache. `report` is told bytes read and bytes to be read.
+    pub(super) async fn recover(
+        &self,
+        owner: OwnerId,
+        report: impl FnMut(u64, u64) + Send + 'static,
+    ) -> Result<Found, Refusal> {
+        self.read(move |pool| {
+            recovery::recover(pool, owner, report).map_err(|error| Refusal::failed(error.to_string()))
+        })
+        .await
+    }
+
+    /// Reads from the devices, where that may wait.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Pool) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let value = self.with(move |pool| match pool {
+            Some(pool) => read(pool),
+            None => Err(Refusal::conflict("no device of the pool is there")
+                .hint("bring its devices back; they are tried again every few seconds")),
+        });
+        Ok(value.await?.0)
     }
 
     /// Who has persistent caches on the devices, and how many segments each.

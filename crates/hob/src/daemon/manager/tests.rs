@@ -2,6 +2,7 @@
 
 mod admission;
 mod persistent;
+mod recovery;
 
 use std::path::Path;
 

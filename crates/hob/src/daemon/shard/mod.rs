@@ -298,11 +298,6 @@ impl Shard {
     }
 }
 
-/// What an I/O writes that is no payload.
-fn journal_pages<'a>(engine: &'a Engine, io: &Io) -> &'a [u8] {
-    if io.op == IoOp::WriteJournal { engine.journal_pages(io.id) } else { &[] }
-}
-
 /// A backing's extent as NBD says it, whose lengths are shorter.
 fn wire_extents(extent: &StatusExtent) -> impl Iterator<Item = Extent> + use<> {
     const LENGTH_MAX: u64 = 1 << 31;
