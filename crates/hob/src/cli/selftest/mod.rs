@@ -39,7 +39,7 @@ use setup::{SETUPS, Setup, Stage};
 const LAST_REQUESTS: u64 = 2_000;
 
 /// How long the last drain may take: there is little to drain, and the backing is a file.
-const DRAIN_MAX: Duration = Duration::from_secs(120);
+const DRAIN_MAX: Duration = Duration::from_secs(60);
 
 /// Milliseconds of load before a kill from outside: from, and so many more at most.
 const LOAD_MS: (u64, u64) = (10, 250);
