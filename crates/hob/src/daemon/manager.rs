@@ -127,6 +127,8 @@ struct DiskEntry {
     held: Vec<Segment>,
     /// Segments of its journal, likewise: of the ring in use, and while it is replaced of the next one.
     ring: Vec<Segment>,
+    /// Copies of the ring in use.
+    ring_copies: usize,
     /// What the backing is known by, since it was last opened.
     identity: [u8; 32],
     /// What was last seen of its dirty data.

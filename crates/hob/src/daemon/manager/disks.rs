@@ -142,6 +142,7 @@ impl Manager {
             has_cache: false,
             held: Vec::new(),
             ring: Vec::new(),
+            ring_copies: 0,
             identity: [0; 32],
             watch: super::drain::Watch::default(),
             retry_after: None,
