@@ -177,6 +177,8 @@ struct Disk {
     owner: Option<Owner>,
     /// Counts changes of its backing by others, where its identity shows them.
     generation: u64,
+    /// It was changed so since its cache was in service last.
+    changed_behind: bool,
     /// Guests wait for its cache.
     gated: bool,
     /// Times in a row that its recovered cache did not get into service.
@@ -267,6 +269,7 @@ impl<'a> World<'a> {
             config: None,
             owner: None,
             generation: 0,
+            changed_behind: false,
             gated: false,
             attempts: 0,
             dirty_lost: false,

@@ -155,6 +155,19 @@ impl Journal {
         index.clear_dirty(sector, 1);
     }
 
+    /// Records the checksum of a dirty sector of which the journal has none.
+    pub(super) fn prove_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
+        let frame = FrameNo((sector >> index.block_shift()) as u32);
+        let (block, inside) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
+        let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
+        self.record(
+            now,
+            Change::Set { frame, block, sector: inside, sum, dirty: true, second, moved: None },
+            None,
+        );
+        index.set_unproven(sector, false);
+    }
+
     /// Gives up what a sector holds, if anything.
     pub(super) fn drop_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
         if !index.is_valid(sector) {
@@ -354,7 +367,7 @@ impl Engine {
                 }
             }
             (JournalIo::Flush { .. }, result) => {
-                if result.is_err() {
+                if result.is_err() && !self.spare_device(disk, device) {
                     self.lose_journal(disk);
                 }
                 let journal = self.journal_mut(disk).expect("in flight");
@@ -389,6 +402,19 @@ impl Engine {
             self.committed(now, slot, Ok(()));
         }
         self.wake(disk);
+    }
+
+    /// A device does not make anything durable. True if nothing depends on it alone: the ring has another copy, and so has
+    /// all dirty data.
+    fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
+        let disk = self.disk_mut(disk);
+        let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
+        let on_it: Vec<_> =
+            cache.segments.iter().filter(|segment| segment.place.device == device).copied().collect();
+        for (copy, lost) in journal.ring.copies.iter().zip(&mut journal.lost) {
+            *lost |= copy.iter().any(|segment| segment.device == device);
+        }
+        !journal.lost.iter().all(|lost| *lost) && !cache.would_lose_dirty(&on_it)
     }
 
     /// The journal cannot be written: no more dirty data, and what there is goes to the backing.

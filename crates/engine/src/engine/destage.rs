@@ -82,6 +82,11 @@ impl Destager {
         }
     }
 
+    /// This block is to be destaged at once, or as soon as its turn comes.
+    pub(super) fn hurry(&mut self, block: BlockNo) {
+        self.add(block, self.front);
+    }
+
     /// A guest flushed.
     pub(super) fn flush_point(&mut self) {
         self.flushes += 1;

@@ -12,7 +12,7 @@ use super::Engine;
 use super::commit::Journal;
 use super::disk::Disk;
 use crate::cache::Cache;
-use crate::command::{CacheChange, CacheConfig, CommandError, DataSegment, Enable, NewRing, Segment};
+use crate::command::{CacheChange, CacheConfig, CommandError, Copies, DataSegment, Enable, NewRing, Segment};
 use crate::index::Index;
 use crate::journal::{Change, Descriptor, PAGE_BYTES, Recovered, Writer, ZONES, ring_pages_min};
 use crate::units::{BlockNo, CommandId, DiskId, FrameNo, Instant};
@@ -315,6 +315,9 @@ impl Engine {
                 let dirty: Vec<BlockNo> = cache.index.dirty_blocks().collect();
                 disk.destager.restart(dirty.into_iter());
                 disk.fenced = false;
+                if cache.config.copies != Copies::One {
+                    disk.care.look_for_missing(cache.index.frames());
+                }
             }
             Kind::Close => disk.closed = true,
             Kind::Discard => {
@@ -326,6 +329,9 @@ impl Engine {
                 released.extend(cache.segments.iter().map(|segment| segment.place));
                 released.extend(disk.journal.take().expect("it was there").segments());
                 disk.destager.restart(std::iter::empty());
+                if let Some(drain) = self.disk_mut(id).draining.take() {
+                    self.done(drain, id, Err(CommandError::Stopped));
+                }
             }
         }
         self.end_change_of_structure(id, opening.command, Ok(released));
@@ -405,19 +411,9 @@ fn persistent(
 /// Records the checksums that the journal does not have.
 fn prove(now: Instant, journal: &mut Journal, index: &mut Index) {
     for sector in index.unproven_sectors() {
-        if index.is_sum_unknown(sector) {
-            continue;
+        if !index.is_sum_unknown(sector) {
+            journal.prove_sector(now, index, sector);
         }
-        let frame = FrameNo((sector >> index.block_shift()) as u32);
-        let inside = (sector - index.first_sector(frame)) as u8;
-        let (block, sum) = (index.block(frame), index.sum(sector));
-        let second = index.first_of(frame).is_some();
-        journal.record(
-            now,
-            Change::Set { frame, block, sector: inside, sum, dirty: true, second, moved: None },
-            None,
-        );
-        index.set_unproven(sector, false);
     }
 }
 

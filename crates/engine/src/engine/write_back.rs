@@ -208,6 +208,9 @@ impl Engine {
     /// A change goes to the backing, whatever flash holds of its range.
     pub(super) fn change_past_cache(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
+        if self.disk(request.disk).holds {
+            return self.hold(slot);
+        }
         if self.breaks_order(request.disk, range.first, range.end, true) {
             return self.wait_for_order(slot);
         }

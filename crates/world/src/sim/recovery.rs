@@ -48,7 +48,10 @@ impl World<'_> {
         if doubtful {
             self.disks[index].model.forget_all();
         }
-        let changed = attempt == 0 && self.change_behind(index, &recovered)?;
+        if attempt == 0 {
+            self.change_behind(index, &recovered);
+        }
+        let changed = self.disks[index].changed_behind;
         let (state, identity) = (&self.disks[index], self.disks[index].identity());
         let size = state.units() * UNIT_BYTES;
         ensure!(
@@ -166,7 +169,7 @@ impl World<'_> {
                     ensure!(!is_good, "disk {index}: page {missing} of ring {number} is missing");
                     return Ok(None);
                 }
-                Ring::Whole(plan) => return self.replay(index, plan, copies, doubtful).map(Some),
+                Ring::Whole(plan) => return self.replay(index, plan, (*number, copies), doubtful).map(Some),
             }
         }
         ensure!(!exists || !sound || journal_lost, "disk {index}: no ring is whole, of {rings:?}");
@@ -214,13 +217,14 @@ impl World<'_> {
         &mut self,
         index: usize,
         plan: hob_engine::journal::Plan,
-        copies: &[Vec<Segment>],
+        (number, copies): (u32, &[Vec<Segment>]),
         doubtful: bool,
     ) -> Result<Found, Violation> {
         let (segments, missing) = self.segments_there(index);
         let owner = self.disks[index].owner.as_ref().expect("persistent");
         let doubtful = doubtful || missing && !owner.doubled;
-        let closed = owner.closed;
+        // A ring that was being made after it may be whole already.
+        let closed = owner.closed && number <= owner.closed_at;
         ensure!(plan.clean || !closed || doubtful, "disk {index}: closed, and found open");
         let ordinals: Vec<u32> = segments.iter().map(|segment| segment.ordinal).collect();
         let reads: Vec<(usize, u64)> = plan.reads().collect();
@@ -292,10 +296,10 @@ impl World<'_> {
 
     /// Perhaps somebody wrote to the backing while it was nobody's: some of it, and its identity shows it; or all of it, and
     /// a look at what the cache knows shows it.
-    fn change_behind(&mut self, index: usize, recovered: &Recovered) -> Result<bool, Violation> {
+    fn change_behind(&mut self, index: usize, recovered: &Recovered) {
         let behind = self.scenario.lives.as_ref().map_or(0, |lives| lives.behind);
         if !self.dice.chance(behind) {
-            return Ok(false);
+            return;
         }
         if self.dice.chance(500) && !recovered.samples(1).is_empty() {
             self.write_while_down(index, 0, self.disks[index].units() as u32);
@@ -303,7 +307,7 @@ impl World<'_> {
             self.disks[index].generation += 1;
             self.write_some_while_down(index);
         }
-        Ok(true)
+        self.disks[index].changed_behind = true;
     }
 
     /// The same, for a disk without a cache: nobody needs to notice.

@@ -474,3 +474,42 @@ fn what_is_clean_is_not_doubled_unless_asked() {
         assert_eq!(bench.stats().blocks_cached, 2 * ios as u64, "{copies:?}");
     }
 }
+
+/// A device is lost and another takes its place: what was there twice is there twice again.
+#[test]
+fn missing_second_copies_are_made_again() {
+    let mut bench = mirrored(Copies::TwoOfDirty);
+    bench.write_alone(0, 16 * KIB);
+    let more = vec![DataSegment { place: segment(2, 0), ordinal: 2 }];
+    let leave = bench.start_change(CacheChange::Leave(DeviceId(0), more, Some(ring(2))));
+    bench.settle();
+    assert!(bench.result(leave).expect("done").is_ok());
+    assert_eq!(bench.stats().second_copy_bytes, 16 * KIB);
+    let leave = bench.start_change(CacheChange::Leave(DeviceId(1), vec![], Some(ring(3))));
+    bench.settle();
+    assert!(bench.result(leave).expect("done").is_ok(), "device 2 has all of it");
+    assert_eq!(bench.dirty(), 4);
+    assert_eq!(bench.read_alone(0, 16 * KIB), Outcome::Hit);
+}
+
+#[test]
+fn scrubbing_finds_what_is_wrong_before_a_guest_does() {
+    let mut bench = Bench::write_back();
+    bench.read_alone(64 * KIB, 4 * KIB);
+    bench.write_alone(0, 4 * KIB);
+    for _ in 0..20 {
+        bench.wait_ms(1000);
+        while let Some(io) = bench.ios.pop_front() {
+            // The clean block lies in the first frame.
+            let wrong = (io.target, io.op, io.offset) == (flash(0), IoOp::Read, 0);
+            match wrong {
+                true => bench.end_with(io, Ok(()), &[SUM + 1]),
+                false => bench.end(io),
+            }
+        }
+    }
+    let stats = bench.stats();
+    assert_eq!((stats.checksum_mismatches, stats.blocks_cached, stats.sectors_dirty), (1, 1, 1));
+    assert!(stats.scrubbed_bytes >= 8 * KIB);
+    assert_eq!(bench.read_alone(64 * KIB, 4 * KIB), Outcome::MissFilled, "and is repaired");
+}
