@@ -231,8 +231,7 @@ impl Engine {
                 cache.index.set_dirty(sector);
                 cache.index.set_held(sector, true);
             }
-            let change =
-                Change::Set { frame, block, sector: inside, sum: sums[i], dirty, second: true, moved: None };
+            let change = Change::Set { frame, block, sector: inside, sum: sums[i], dirty, second: true };
             journal.record(now, change, None);
         }
         if self.jobs[job].pending == 0 {

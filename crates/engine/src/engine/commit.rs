@@ -136,7 +136,7 @@ impl Journal {
             let inside = (at - index.first_sector(frame)) as u8;
             let (block, sum) = (index.block(frame), *sum);
             let second = index.first_of(frame).is_some();
-            let change = Change::Set { frame, block, sector: inside, sum, dirty: false, second, moved: None };
+            let change = Change::Set { frame, block, sector: inside, sum, dirty: false, second };
             self.record(now, change, None);
         }
     }
@@ -147,7 +147,7 @@ impl Journal {
         let (block, first) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
         let change = if index.is_unproven(sector) {
             let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
-            Change::Set { frame, block, sector: first, sum, dirty: false, second, moved: None }
+            Change::Set { frame, block, sector: first, sum, dirty: false, second }
         } else {
             Change::Clean { frame, block, first, count: 1 }
         };
@@ -160,11 +160,7 @@ impl Journal {
         let frame = FrameNo((sector >> index.block_shift()) as u32);
         let (block, inside) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
         let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
-        self.record(
-            now,
-            Change::Set { frame, block, sector: inside, sum, dirty: true, second, moved: None },
-            None,
-        );
+        self.record(now, Change::Set { frame, block, sector: inside, sum, dirty: true, second }, None);
         index.set_unproven(sector, false);
     }
 

@@ -169,7 +169,6 @@ impl Engine {
                         sum: *sum,
                         dirty: true,
                         second: index.first_of(frame).is_some(),
-                        moved: None,
                     };
                     journal.record(now, change, None);
                 }
