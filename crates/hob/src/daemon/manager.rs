@@ -135,6 +135,8 @@ struct DiskEntry {
     watch: drain::Watch,
     /// A cache that was refused is not read again before.
     retry_after: Option<tokio::time::Instant>,
+    /// Why it is offline, as it was last said in the log.
+    offline_reason: Option<String>,
     /// Why the cache is not as wanted.
     cache_reason: Option<String>,
     /// What is being done to it.

@@ -172,9 +172,15 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
         let bench = end(bench, false, change_backing).await;
         let why = reason(&bench);
         assert!(why.contains("its backing was changed") && why.contains("44 KiB"), "{why}");
-        for part in ["hob cache discard-dirty", "hob cache export-dirty"] {
-            let log = bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap_err().to_string();
-            assert!(log.contains("export-dirty") || log.contains(part), "{log}");
+        for part in ["hob cache discard-dirty vm", "hob cache export-dirty vm"] {
+            assert!(why.contains(part), "{why}");
+        }
+        for dirty in [
+            bench.manager.cache_disable("vm".into(), OnDirty::Drain).await,
+            bench.manager.disk_remove("vm".into(), OnDirty::Drain).await,
+        ] {
+            let refusal = dirty.unwrap_err().to_string();
+            assert!(refusal.contains("--discard-dirty") && refusal.contains("export-dirty vm"), "{refusal}");
         }
         // It is not read again and again, and stays refused.
         bench.manager.bring_online("vm").await;
