@@ -16,7 +16,8 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::{
     CacheEnable, CachePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskStats, Endpoint,
-    Explanation, Pool, PoolChanged, PoolCreate, Problem, TraceDecoder, TraceFrame, Version,
+    Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem, TraceDecoder, TraceFrame,
+    Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -144,9 +145,9 @@ impl Client {
         self.send(Method::POST, "/v1/disks", Some(add)).await
     }
 
-    /// Stops serving a disk. Its backing keeps its data.
-    pub async fn disk_remove(&self, disk: &str) -> Result<DiskChanged, ClientError> {
-        self.delete(&disk_path(disk)).await
+    /// Stops serving a disk: once it is drained, or with what is dirty lost. Its backing keeps its data.
+    pub async fn disk_remove(&self, disk: &str, dirty: OnDirty) -> Result<DiskChanged, ClientError> {
+        self.delete(&format!("{}{}", disk_path(disk), dirty.query())).await
     }
 
     /// Gives a disk a cache.
@@ -159,9 +160,34 @@ impl Client {
         self.send(Method::PATCH, &format!("{}/cache", disk_path(disk)), Some(patch)).await
     }
 
-    /// Takes a cache away.
-    pub async fn cache_disable(&self, disk: &str) -> Result<DiskChanged, ClientError> {
-        self.delete(&format!("{}/cache", disk_path(disk))).await
+    /// Takes a cache away: once it is drained, or with what is dirty lost.
+    pub async fn cache_disable(&self, disk: &str, dirty: OnDirty) -> Result<DiskChanged, ClientError> {
+        self.delete(&format!("{}/cache{}", disk_path(disk), dirty.query())).await
+    }
+
+    /// Begins to bring a cache's dirty data to the backing, or goes on doing so.
+    pub async fn drain(&self, disk: &str) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/drain", disk_path(disk)), None::<&()>).await
+    }
+
+    /// Ends a drain before it is done.
+    pub async fn drain_stop(&self, disk: &str) -> Result<DiskChanged, ClientError> {
+        self.delete(&format!("{}/drain", disk_path(disk))).await
+    }
+
+    /// Gives up what is dirty: acknowledged writes are lost.
+    pub async fn discard_dirty(&self, disk: &str) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/cache/discard-dirty", disk_path(disk)), None::<&()>).await
+    }
+
+    /// Has the daemon write what is dirty into a file on its host.
+    pub async fn export_dirty(&self, disk: &str, export: &ExportDirty) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/cache/export-dirty", disk_path(disk)), Some(export)).await
+    }
+
+    /// Frees the room of a persistent cache that belongs to no disk, and loses what is in it.
+    pub async fn orphan_discard(&self, pool: &str, owner: &str) -> Result<PoolChanged, ClientError> {
+        self.delete(&format!("{}/orphans/{}", pool_path(pool), percent_encode(owner))).await
     }
 
     /// Empties a cache.

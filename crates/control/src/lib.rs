@@ -12,6 +12,7 @@ mod error;
 mod explain;
 mod name;
 mod resources;
+mod settings;
 mod size;
 mod stats;
 mod trace;
@@ -21,9 +22,10 @@ pub use error::Problem;
 pub use explain::{Explanation, Share};
 pub use name::{NAME_CHARS_MAX, NameError, check_name};
 pub use resources::{
-    Admission, Cache, CacheEnable, CachePatch, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk,
-    DiskAdd, DiskChanged, DiskState, IoMode, Pool, PoolChanged, PoolCreate, Recording, Version,
+    Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,
+    DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, Version,
 };
+pub use settings::{CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, OnDirty};
 pub use size::{Size, SizeParseError};
 pub use stats::{Bucket, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats};
 pub use trace::{FRAME_RECORDS_MAX, TraceDecoder, TraceFrame, TraceOp, TraceRecord, TraceStreamError};

@@ -61,6 +61,33 @@ pub struct DiskStats {
     pub blocks_cached: u64,
     /// Sectors (4 KiB) that hold data.
     pub sectors_valid: u64,
+    /// What the cache does with writes.
+    #[serde(default)]
+    pub mode: String,
+    /// Bytes that only flash has.
+    #[serde(default)]
+    pub dirty_bytes: u64,
+    /// Of these, bytes that flash cannot deliver any more.
+    #[serde(default)]
+    pub dirty_lost_bytes: u64,
+    /// Bytes written from flash to the backing.
+    #[serde(default)]
+    pub destaged_bytes: u64,
+    /// The same for each second at present.
+    #[serde(default)]
+    pub destage_rate_bytes: u64,
+    /// Writes from flash to the backing that failed; they are tried again.
+    #[serde(default)]
+    pub destage_errors: u64,
+    /// Bytes of journal written to flash, all copies.
+    #[serde(default)]
+    pub journal_bytes: u64,
+    /// Bytes written to flash a second time, as second copies.
+    #[serde(default)]
+    pub second_copy_bytes: u64,
+    /// A drain is under way.
+    #[serde(default)]
+    pub draining: bool,
     /// Cache block; 0 without a cache.
     pub block_size: Size,
     /// Memory of the cache's index, bytes.

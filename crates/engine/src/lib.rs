@@ -18,6 +18,7 @@ pub mod io;
 pub mod journal;
 pub mod outcome;
 pub mod policy;
+pub mod preset;
 mod simulate;
 pub mod sizing;
 mod slab;

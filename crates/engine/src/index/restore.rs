@@ -101,6 +101,7 @@ impl Restoring {
     /// The checksum of a dirty sector is not known.
     pub(crate) fn set_unproven(&mut self, sector: u64) {
         self.index.set_unproven(sector, true);
+        self.index.forget_sum(sector);
     }
 
     /// Makes sectors of a frame clean.
@@ -140,8 +141,7 @@ impl Restoring {
         for sector in index.unproven_sectors() {
             index.forget_sum(sector);
         }
-        let marks = index.marks.as_mut().expect("made with them");
-        marks.held = marks.dirty.clone();
+        index.hold_dirty();
         index
     }
 
@@ -199,9 +199,7 @@ impl Index {
                 self.give_up(frame);
             }
         }
-        if let Some(marks) = &mut self.marks {
-            marks.held = marks.dirty.clone();
-        }
+        self.hold_dirty();
     }
 
     /// Frees a frame without valid sectors, and parts it from the other copy of its block.

@@ -1,11 +1,33 @@
 //! `hob cache …`: a disk's part of the flash.
 
 use clap::Subcommand;
-use hob_control::{CacheEnable, CachePatch, Size};
+use hob_control::client::Client;
+use hob_control::{CacheEnable, CachePatch, DiskChanged, ExportDirty, OnDirty, Size};
 
 use super::Global;
 use super::disk::print_change;
-use super::remote::ask;
+use super::drain::drain_first;
+use super::pool::absolute;
+use super::remote::{ask, converse, explain};
+use super::settings::Settings;
+
+/// Options of `hob cache set`, of which one is needed.
+const SETTINGS: [&str; 14] = [
+    "preset",
+    "mode",
+    "persistent",
+    "layout",
+    "admission",
+    "policy",
+    "block_size",
+    "destage_order",
+    "dirty_start",
+    "dirty_stop",
+    "dirty_full",
+    "dirty_age_max",
+    "copies",
+    "ordered",
+];
 
 /// Give disks caches, change them, take them away; guests notice nothing
 #[derive(Debug, Subcommand)]
@@ -20,17 +42,16 @@ pub(crate) enum Cache {
         /// How large; rounded up to whole segments of the pool
         #[arg(long)]
         size: Size,
-        /// Unit of fill and eviction, a power of two from 4K to 1M [default: 4K]
-        #[arg(long, value_name = "SIZE")]
-        block_size: Option<Size>,
-        /// Replacement policy [default: s3-fifo]
-        #[arg(long, value_parser = policy_names())]
-        policy: Option<String>,
+        #[command(flatten)]
+        settings: Settings,
     },
-    /// Take a disk's cache away
+    /// Take a disk's cache away, once its dirty data is on the backing
     Disable {
         /// The disk
         disk: String,
+        /// Lose what is dirty instead: writes that the guest was told were done are undone
+        #[arg(long)]
+        discard_dirty: bool,
     },
     /// Make a cache larger or smaller; what fits is kept
     Resize {
@@ -39,17 +60,28 @@ pub(crate) enum Cache {
         /// New size; rounded up to whole segments of the pool
         size: Size,
     },
-    /// Change block size or policy; the cache starts empty
-    #[command(group = clap::ArgGroup::new("setting").required(true).multiple(true))]
+    /// Change how a cache works; what a new block size, policy, admission, layout or persistence finds in it goes
+    #[command(group = clap::ArgGroup::new("setting").required(true).multiple(true).args(SETTINGS))]
     Set {
         /// The disk
         disk: String,
-        /// Unit of fill and eviction, a power of two from 4K to 1M
-        #[arg(long, value_name = "SIZE", group = "setting")]
-        block_size: Option<Size>,
-        /// Replacement policy
-        #[arg(long, value_parser = policy_names(), group = "setting")]
-        policy: Option<String>,
+        #[command(flatten)]
+        settings: Settings,
+    },
+    /// Give up what is dirty in a cache: writes that the guest was told were done are lost
+    DiscardDirty {
+        /// The disk
+        disk: String,
+        /// It is meant
+        #[arg(long, required = true)]
+        yes: bool,
+    },
+    /// Write what is dirty in the cache of a disk that is offline into a sparse file, for rescue
+    ExportDirty {
+        /// The disk
+        disk: String,
+        /// The file, on the daemon's host, which must not exist. FILE.map will say which ranges count
+        file: String,
     },
     /// Empty a cache
     Clear {
@@ -71,20 +103,52 @@ pub(super) fn policy_names() -> clap::builder::PossibleValuesParser {
 
 pub(super) fn run(command: Cache, global: &Global) -> anyhow::Result<()> {
     let changed = match command {
-        Cache::Enable { disk, pool, size, block_size, policy } => {
-            let enable = CacheEnable { pool, size, block_size, policy };
+        Cache::Enable { disk, pool, size, settings } => {
+            let enable = CacheEnable { pool, size, settings: settings.into() };
             ask(global, async |client| client.cache_enable(&disk, &enable).await)?
         }
-        Cache::Disable { disk } => ask(global, async |client| client.cache_disable(&disk).await)?,
+        Cache::Disable { disk, discard_dirty } => converse(global, async |client| {
+            let dirty = on_dirty(&client, &disk, discard_dirty).await?;
+            client.cache_disable(&disk, dirty).await.map_err(explain)
+        })?,
         Cache::Resize { disk, size } => {
             let patch = CachePatch { size: Some(size), ..CachePatch::default() };
             ask(global, async |client| client.cache_patch(&disk, &patch).await)?
         }
-        Cache::Set { disk, block_size, policy } => {
-            let patch = CachePatch { size: None, block_size, policy };
-            ask(global, async |client| client.cache_patch(&disk, &patch).await)?
+        Cache::Set { disk, settings } => {
+            let patch = CachePatch { size: None, settings: settings.into() };
+            converse(global, async |client| set(&client, &disk, &patch).await)?
         }
         Cache::Clear { disk } => ask(global, async |client| client.cache_clear(&disk).await)?,
+        Cache::DiscardDirty { disk, yes: _ } => {
+            ask(global, async |client| client.discard_dirty(&disk).await)?
+        }
+        Cache::ExportDirty { disk, file } => {
+            let export = ExportDirty { path: absolute(file) };
+            ask(global, async |client| client.export_dirty(&disk, &export).await)?
+        }
     };
     print_change(global.output, &changed)
+}
+
+/// What leaves write-back is drained first, with progress here; the daemon does the rest.
+async fn set(client: &Client, disk: &str, patch: &CachePatch) -> anyhow::Result<DiskChanged> {
+    let write_back = |mode: &Option<String>| mode.as_deref() == Some("write-back");
+    let settings = &patch.settings;
+    let leaves = settings.mode.is_some() && !write_back(&settings.mode)
+        || settings.persistent == Some(false)
+        || settings.preset.is_some();
+    if leaves {
+        drain_first(client, disk).await?;
+    }
+    client.cache_patch(disk, patch).await.map_err(explain)
+}
+
+/// Dirty data is drained with progress here, unless it is to be lost.
+pub(super) async fn on_dirty(client: &Client, disk: &str, discard: bool) -> anyhow::Result<OnDirty> {
+    if discard {
+        return Ok(OnDirty::Discard);
+    }
+    drain_first(client, disk).await?;
+    Ok(OnDirty::Drain)
 }

@@ -4,9 +4,10 @@ use clap::Subcommand;
 use hob_control::{Disk as DiskInfo, DiskAdd, DiskChanged};
 
 use super::Global;
+use super::cache::on_dirty;
 use super::output::{Format, numbers, pairs, print, table, with_notes, word, words};
 use super::pool::absolute;
-use super::remote::ask;
+use super::remote::{ask, converse, explain};
 
 /// Serve disks, stop serving them, show them
 #[derive(Debug, Subcommand)]
@@ -23,10 +24,13 @@ pub(crate) enum Disk {
         #[arg(long)]
         read_only: bool,
     },
-    /// Stop serving a disk; its data stays where it is
+    /// Stop serving a disk, once its dirty data is on the backing; its data stays there
     Remove {
         /// The disk
         disk: String,
+        /// Lose what is dirty instead: writes that the guest was told were done are undone
+        #[arg(long)]
+        discard_dirty: bool,
     },
     /// List all disks
     List,
@@ -52,7 +56,10 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let add = DiskAdd { name, backing, read_only };
             ask(global, async |client| client.disk_add(&add).await)?
         }
-        Disk::Remove { disk } => ask(global, async |client| client.disk_remove(&disk).await)?,
+        Disk::Remove { disk, discard_dirty } => converse(global, async |client| {
+            let dirty = on_dirty(&client, &disk, discard_dirty).await?;
+            client.disk_remove(&disk, dirty).await.map_err(explain)
+        })?,
     };
     print_change(global.output, &changed)
 }
@@ -116,8 +123,7 @@ fn show(disk: &DiskInfo) -> String {
             if cache.room != cache.size {
                 facts.push(("cache room", cache.room.human()));
             }
-            facts.push(("cache block size", cache.block_size.to_string()));
-            facts.push(("cache policy", cache.policy.clone()));
+            facts.extend(settings(cache));
         }
     }
     if let Some(recording) = &disk.recording {
@@ -125,6 +131,40 @@ fn show(disk: &DiskInfo) -> String {
         facts.push(("recording", format!("{requests} requests, {dropped} dropped")));
     }
     pairs(facts)
+}
+
+/// How a cache works.
+fn settings(cache: &hob_control::Cache) -> Vec<(&'static str, String)> {
+    let mut facts = vec![
+        ("cache preset", cache.preset.clone().unwrap_or_else(|| "none".to_owned())),
+        ("cache mode", cache.mode.clone()),
+        ("cache block size", cache.block_size.to_string()),
+        ("cache policy", cache.policy.clone()),
+        ("cache admission", cache.admission.clone()),
+        ("cache layout", cache.layout.clone()),
+    ];
+    if !cache.persistent {
+        facts.push(("cache persistent", "no".to_owned()));
+        return facts;
+    }
+    let age = match cache.dirty_age_max {
+        0 => "no bound on age".to_owned(),
+        seconds => format!("within {seconds} s"),
+    };
+    let order = if cache.ordered { ", ordered" } else { "" };
+    facts.extend([
+        ("cache persistent", format!("yes, journal of {}", cache.journal.human())),
+        ("cache copies", cache.copies.clone()),
+        (
+            "cache destage",
+            format!(
+                "{}, from {} % dirty to {} %, {age}, full at {} %{order}",
+                cache.destage_order, cache.dirty_start, cache.dirty_stop, cache.dirty_full
+            ),
+        ),
+    ]);
+    facts.extend(cache.dirty.as_ref().map(|dirty| ("cache dirty", super::drain::state(dirty))));
+    facts
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod daemon;
 mod demo;
 mod disk;
 mod docs;
+mod drain;
 mod explain;
 mod lab;
 mod man;
@@ -19,6 +20,7 @@ mod record;
 mod remote;
 mod replay;
 mod serve;
+mod settings;
 mod stats;
 
 use std::path::PathBuf;
@@ -69,6 +71,7 @@ enum Command {
     Disk(disk::Disk),
     #[command(subcommand)]
     Cache(cache::Cache),
+    Drain(drain::Drain),
     Stats(stats::Stats),
     Explain(explain::Explain),
     Record(record::Record),
@@ -89,6 +92,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Pool(args) => pool::run(args, global),
         Command::Disk(args) => disk::run(args, global),
         Command::Cache(args) => cache::run(args, global),
+        Command::Drain(args) => drain::run(&args, global),
         Command::Stats(args) => stats::run(&args, global),
         Command::Explain(args) => explain::run(&args, global),
         Command::Record(args) => record::run(&args, global),

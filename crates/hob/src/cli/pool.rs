@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use hob_control::{
-    Admission, Device, DeviceAdd, DevicePatch, Pool as PoolInfo, PoolChanged, PoolCreate, Size,
+    Admission, Device, DeviceAdd, DevicePatch, Orphan, Pool as PoolInfo, PoolChanged, PoolCreate, Size,
 };
 
 use super::Global;
@@ -65,6 +65,16 @@ pub(crate) enum Pool {
         /// The pool
         pool: String,
     },
+    /// Free the room of a persistent cache that belongs to no disk; what is in it is lost
+    DiscardOrphan {
+        /// The pool
+        pool: String,
+        /// Its owner, as `pool show` calls it
+        owner: String,
+        /// It is meant
+        #[arg(long, required = true)]
+        yes: bool,
+    },
     /// List all pools
     List,
     /// Show one pool and its devices
@@ -101,6 +111,9 @@ pub(super) fn run(command: Pool, global: &Global) -> anyhow::Result<()> {
         Pool::RemoveDevice { pool, device } => {
             let path = absolute(device);
             ask(global, async |client| client.device_remove(&pool, &path).await)?
+        }
+        Pool::DiscardOrphan { pool, owner, yes: _ } => {
+            ask(global, async |client| client.orphan_discard(&pool, &owner).await)?
         }
         Pool::Remove { pool } => ask(global, async |client| client.pool_remove(&pool).await)?,
     };
@@ -169,5 +182,11 @@ fn show(pool: &PoolInfo) -> String {
             device.reason.clone().unwrap_or_default(),
         ]
     };
-    format!("{facts}\n\n{}", table(&columns, pool.devices.iter().map(row)))
+    let mut text = format!("{facts}\n\n{}", table(&columns, pool.devices.iter().map(row)));
+    if !pool.orphans.is_empty() {
+        let columns = [words("CACHE OF NO DISK"), numbers("SIZE")];
+        let row = |orphan: &Orphan| vec![orphan.owner.clone(), orphan.size.human()];
+        text = format!("{text}\n\n{}", table(&columns, pool.orphans.iter().map(row)));
+    }
+    text
 }

@@ -1,10 +1,10 @@
 //! `hob serve`: one disk, no configuration file.
 
 use clap::Args;
-use hob_control::{CacheEnable, DiskAdd, Endpoint, Size};
+use hob_control::{CacheEnable, CacheSettings, DiskAdd, Endpoint, Size};
 
 use super::Global;
-use super::cache::policy_names;
+use super::settings::Settings;
 use crate::daemon::config::ring_kind;
 use crate::daemon::hardware::RingKind;
 use crate::daemon::{Plan, Serving};
@@ -28,12 +28,11 @@ pub(crate) struct Serve {
     /// Size of the cache; the pool file is sized to hold it
     #[arg(long, requires = "pool")]
     size: Option<Size>,
-    /// Unit of fill and eviction, a power of two from 4K to 1M [default: 4K]
-    #[arg(long, value_name = "SIZE", requires = "pool")]
-    block_size: Option<Size>,
-    /// Replacement policy [default: s3-fifo]
-    #[arg(long, value_parser = policy_names(), requires = "pool")]
-    policy: Option<String>,
+    #[command(flatten)]
+    settings: Settings,
+    /// Bring what is dirty to the backing before ending
+    #[arg(long, requires = "pool")]
+    drain_on_shutdown: bool,
     /// Refuse changes
     #[arg(long)]
     read_only: bool,
@@ -52,13 +51,12 @@ fn ring_name(name: &str) -> Result<RingKind, String> {
 pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
     let cache = match (args.pool, args.size) {
         (Some(device), Some(size)) => {
-            let enable = CacheEnable {
-                pool: "default".to_owned(),
-                size,
-                block_size: args.block_size,
-                policy: args.policy,
-            };
+            let settings = args.settings.into();
+            let enable = CacheEnable { pool: "default".to_owned(), size, settings };
             Some((device, enable))
+        }
+        _ if !CacheSettings::from(args.settings).is_empty() => {
+            anyhow::bail!("settings of a cache need one: give it --pool and --size")
         }
         _ => None,
     };
@@ -70,5 +68,6 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
         control: global.control.clone(),
         token_file: global.token_file.clone(),
         ring: args.ring,
+        drain_on_shutdown: args.drain_on_shutdown,
     })?)
 }

@@ -1,7 +1,7 @@
 //! `hob stats [DISK]`: figures.
 
 use clap::Args;
-use hob_control::{DiskState, DiskStats, OutcomeStats};
+use hob_control::{DiskState, DiskStats, OutcomeStats, Size};
 
 use super::Global;
 use super::output::{duration, numbers, pairs, print, table, with_notes, word, words};
@@ -37,16 +37,45 @@ pub(super) fn run(args: &Stats, global: &Global) -> anyhow::Result<()> {
     })
 }
 
+/// What is special about a cache that is persistent.
+fn write_back(stats: &DiskStats) -> Vec<(&'static str, String)> {
+    let draining = if stats.draining { ", draining" } else { "" };
+    let rate = Size(stats.destage_rate_bytes).human();
+    let mut facts = vec![
+        ("dirty", format!("{}{draining}", Size(stats.dirty_bytes).human())),
+        ("destaged", format!("{}, {rate}/s now", Size(stats.destaged_bytes).human())),
+        ("journal written", Size(stats.journal_bytes).human()),
+    ];
+    if stats.second_copy_bytes > 0 {
+        facts.push(("second copies written", Size(stats.second_copy_bytes).human()));
+    }
+    if stats.destage_errors > 0 {
+        facts.push(("failed destage writes", stats.destage_errors.to_string()));
+    }
+    if stats.dirty_lost_bytes > 0 {
+        facts.push(("dirty and unreadable", Size(stats.dirty_lost_bytes).human()));
+    }
+    facts
+}
+
 fn show(stats: &DiskStats) -> String {
-    let facts = pairs([
+    let mut facts = vec![
         ("disk", stats.disk.clone()),
         ("cache", word(&stats.cache)),
         ("counting for", duration(stats.elapsed_ns)),
         ("requests", format!("{} ({} reads, {} writes)", stats.requests, stats.reads, stats.writes)),
         ("flash served", format!("{:.1} % of reads", stats.hit_percent)),
         ("checksum mismatches", stats.checksum_mismatches.to_string()),
-        ("index memory", hob_control::Size(stats.index_bytes).human()),
-    ]);
+        ("index memory", Size(stats.index_bytes).human()),
+    ];
+    if !stats.mode.is_empty() {
+        facts.insert(2, ("mode", stats.mode.clone()));
+    }
+    // A volatile cache has neither.
+    if stats.journal_bytes > 0 || stats.dirty_bytes > 0 {
+        facts.extend(write_back(stats));
+    }
+    let facts = pairs(facts);
     let columns = [
         words("CLASS"),
         words("REASON"),

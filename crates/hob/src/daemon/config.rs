@@ -32,6 +32,9 @@ pub(crate) struct Config {
     /// Threads that serve I/O.
     #[serde(default = "default_shards")]
     pub(crate) shards: usize,
+    /// Bring all dirty data to the backings before the daemon ends.
+    #[serde(default)]
+    pub(crate) drain_on_shutdown: bool,
     /// The control API.
     #[serde(default)]
     pub(crate) control: ControlConfig,
@@ -216,6 +219,7 @@ mod tests {
             listen = ["unix:/n.sock", "tcp:0.0.0.0:10809"]
             ring = "threads"
             shards = 2
+            drain_on_shutdown = true
             [control]
             listen = ["unix:/c.sock", "tcp:127.0.0.1:1"]
             token_file = "/t"
@@ -234,13 +238,28 @@ mod tests {
             size = "64M"
             block_size = "8K"
             policy = "lru"
+            mode = "write-back"
+            layout = "split:70"
+            admission = "nth-access:3+not-sequential:512K"
+            destage_order = "coldest"
+            dirty_start = 20
+            dirty_stop = 10
+            dirty_full = 60
+            dirty_age_max = 0
+            copies = "2-dirty"
+            ordered = true
+            persistent = true
+            preset = "zbs"
             "#,
         )
         .unwrap();
         assert_eq!(config.ring, RingKind::Threads);
         assert_eq!(config.limits.buffer_bytes_max, Size(128 << 20));
         assert_eq!(config.pools[0].size, Some(Size(1 << 30)));
-        assert_eq!(config.disks[0].cache.as_ref().unwrap().block_size, Some(Size(8192)));
+        let settings = &config.disks[0].cache.as_ref().unwrap().settings;
+        assert_eq!((settings.block_size, settings.dirty_age_max), (Some(Size(8192)), Some(0)));
+        assert_eq!((settings.copies.as_deref(), settings.ordered), (Some("2-dirty"), Some(true)));
+        assert!(config.drain_on_shutdown);
     }
 
     #[test]
@@ -255,6 +274,10 @@ mod tests {
             ("[control]\nlisten = [\"tcp:h:1\"]", &["tcp:h:1", "token_file"]),
             ("[limits]\nflash_errors_max = 0", &["flash_errors_max"]),
             ("[[pool]]\nname = \"a\"\ndevices = []\nsise = 1", &["line 4", "sise"]),
+            (
+                "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[disk.cache]\npool = \"p\"\nsize = 1\nmod = \"x\"",
+                &["line ", "mod"],
+            ),
             ("[[pool]]\nname = \"a b\"\ndevices = []", &["a b"]),
             (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[[disk]]\nname = \"a\"\nbacking = \"/y\"",

@@ -1,20 +1,27 @@
-//! A shard for tests: a real engine that decides, and nothing that moves bytes.
+//! A shard for tests: a real engine that decides, and nothing that moves payload.
 //!
 //! It is a task of the test's own runtime, so that tests can let time-outs pass in no time. It can
-//! be told to hang, and to report events.
+//! be told to hang, to let the backings fail, and to take a guest's writes. All that guests write are zeroes, which is what
+//! the files of tests hold anyway; pages of journals are really written, so that caches can be recovered.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
+use hob_control::TraceRecord;
 use hob_engine::command::{Command, CommandError, Event, Segment};
-use hob_engine::units::{CommandId, DeviceId, DiskId, Instant};
+use hob_engine::io::{Durability, Io, IoError, IoOp, Op, Request, Target};
+use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
 use hob_engine::{Engine, Limits};
 use tokio::sync::Notify;
 
 use super::hardware::{Backing, FlashDevice};
-use super::shard_api::{ShardCall, ShardError, ShardHandle};
+use super::shard_api::{Answer, Gone, ShardCall, ShardError, ShardHandle};
 use super::tape::Recorder;
-use hob_control::TraceRecord;
+
+/// How often time passes for the engine.
+const TICK: Duration = Duration::from_millis(50);
 
 /// The test's end.
 #[derive(Clone)]
@@ -23,12 +30,45 @@ pub(crate) struct FakeShard {
     calls: Arc<Notify>,
 }
 
-#[derive(Default)]
 struct State {
+    engine: Engine,
+    origin: tokio::time::Instant,
     hangs: bool,
+    backings_fail: bool,
     devices: BTreeMap<DeviceId, FlashDevice>,
     backings: BTreeMap<DiskId, Backing>,
     recorders: BTreeMap<DiskId, Recorder>,
+    commands: u64,
+    waiting: BTreeMap<CommandId, Waiting>,
+    requests: u64,
+    /// How the last request ended.
+    reply: Option<Result<(), IoError>>,
+}
+
+enum Waiting {
+    Add(Answer<()>),
+    Change(Answer<Vec<Segment>>),
+    Remove(Answer<Gone>, DiskId),
+}
+
+impl State {
+    fn new() -> State {
+        let mut engine = Engine::new(Limits::default());
+        engine.lend(BufferId(u32::MAX), 1 << 20);
+        State {
+            engine,
+            origin: tokio::time::Instant::now(),
+            hangs: false,
+            backings_fail: false,
+            devices: BTreeMap::new(),
+            backings: BTreeMap::new(),
+            recorders: BTreeMap::new(),
+            commands: 0,
+            waiting: BTreeMap::new(),
+            requests: 0,
+            reply: None,
+        }
+    }
 }
 
 impl FakeShard {
@@ -37,7 +77,7 @@ impl FakeShard {
         let calls = Arc::new(Notify::new());
         let waker = calls.clone();
         let (handle, receiver) = ShardHandle::new(move || waker.notify_one());
-        let fake = FakeShard { state: Arc::default(), calls };
+        let fake = FakeShard { state: Arc::new(Mutex::new(State::new())), calls };
         tokio::spawn(fake.clone().run(receiver));
         (handle, fake)
     }
@@ -48,9 +88,14 @@ impl FakeShard {
         self.calls.notify_one();
     }
 
-    /// Closes everything, as a shard does at its end.
+    /// Backings take no writes from now on, or do again.
+    pub(crate) fn set_backings_fail(&self, fail: bool) {
+        self.state.lock().unwrap().backings_fail = fail;
+    }
+
+    /// Closes everything at once, as a shard does that is killed.
     pub(crate) fn stop(&self) {
-        *self.state.lock().unwrap() = State::default();
+        *self.state.lock().unwrap() = State::new();
     }
 
     /// Devices that it has open.
@@ -64,24 +109,48 @@ impl FakeShard {
         state.recorders.get_mut(&id).map(|recorder| recorder.push(record)).is_some()
     }
 
+    /// A guest writes zeroes, and flushes.
+    pub(crate) fn write(&self, disk: DiskId, offset: u64, len: u64) -> Result<(), IoError> {
+        let mut state = self.state.lock().unwrap();
+        state.guest(disk, Op::Write(Durability::Volatile), offset, len)?;
+        state.guest(disk, Op::Flush, 0, 0)
+    }
+
+    /// A guest reads.
+    pub(crate) fn read(&self, disk: DiskId, offset: u64, len: u64) -> Result<(), IoError> {
+        self.state.lock().unwrap().guest(disk, Op::Read, offset, len)
+    }
+
     async fn run(self, receiver: mpsc::Receiver<ShardCall>) {
-        let mut engine = Engine::new(Limits::default());
+        let mut tick = tokio::time::interval(TICK);
         loop {
-            self.calls.notified().await;
+            tokio::select! {
+                () = self.calls.notified() => {}
+                _ = tick.tick() => {}
+            }
             let mut state = self.state.lock().unwrap();
             while !state.hangs {
                 match receiver.try_recv() {
-                    Ok(call) => state.call(&mut engine, call),
+                    Ok(call) => state.call(call),
                     Err(mpsc::TryRecvError::Empty) => break,
                     Err(mpsc::TryRecvError::Disconnected) => return,
                 }
+            }
+            let now = state.now();
+            if !state.hangs && state.engine.poll_timeout().is_some_and(|at| at <= now) {
+                state.engine.handle_timeout(now);
+                state.settle();
             }
         }
     }
 }
 
 impl State {
-    fn call(&mut self, engine: &mut Engine, call: ShardCall) {
+    fn now(&self) -> Instant {
+        Instant(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    fn call(&mut self, call: ShardCall) {
         match call {
             ShardCall::AddDevice { id, device, answer } => {
                 assert!(self.devices.insert(id, device).is_none(), "device {id} twice");
@@ -93,18 +162,17 @@ impl State {
             }
             ShardCall::AddDisk { id, config, backing, answer } => {
                 self.backings.insert(id, backing);
-                let _ = answer.send(command(engine, id, Command::AddDisk(config)).map(drop));
+                self.command(id, Command::AddDisk(config), Waiting::Add(answer));
             }
             ShardCall::RemoveDisk { id, answer } => {
-                self.backings.remove(&id);
                 self.recorders.remove(&id);
-                let _ = answer.send(command(engine, id, Command::RemoveDisk));
+                self.command(id, Command::RemoveDisk, Waiting::Remove(answer, id));
             }
             ShardCall::ChangeCache { id, change, answer } => {
-                let _ = answer.send(command(engine, id, Command::Cache(change)));
+                self.command(id, Command::Cache(change), Waiting::Change(answer));
             }
             ShardCall::Stats { id, answer } => {
-                let stats = engine.stats(Instant(1_000_000_000), id).map(Box::new);
+                let stats = self.engine.stats(self.now(), id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
             ShardCall::Record { id, recorder, answer } => {
@@ -118,13 +186,76 @@ impl State {
             }
         }
     }
+
+    fn command(&mut self, id: DiskId, command: Command, waiting: Waiting) {
+        self.commands += 1;
+        self.waiting.insert(CommandId(self.commands), waiting);
+        self.engine.handle_command(self.now(), CommandId(self.commands), id, command);
+        self.settle();
+    }
+
+    fn guest(&mut self, disk: DiskId, op: Op, offset: u64, len: u64) -> Result<(), IoError> {
+        self.requests += 1;
+        let buffer = op.has_buffer().then_some(BufferId(self.requests as u32));
+        let request = Request { id: RequestId(self.requests), disk, op, offset, len, buffer };
+        self.reply = None;
+        self.engine.handle_request(self.now(), request).expect("the engine takes requests");
+        self.settle();
+        self.reply.take().expect("requests end at once when all I/O does")
+    }
+
+    /// Does the engine's I/O, and passes on what it says.
+    fn settle(&mut self) {
+        let now = self.now();
+        while let Some(io) = self.engine.poll_io() {
+            let result = self.perform(&io);
+            let sums = vec![zero_sum(); (io.len / SECTOR_BYTES) as usize];
+            self.engine.handle_completion(now, io.id, result, &sums);
+        }
+        while let Some(reply) = self.engine.poll_reply() {
+            self.reply = Some(reply.result);
+        }
+        while self.engine.poll_release().is_some() {}
+        while let Some(event) = self.engine.poll_event() {
+            let Event::Done { command, result, .. } = event else { continue };
+            let result = result.map_err(ShardError::Command);
+            match self.waiting.remove(&command).expect("commands end once") {
+                Waiting::Add(answer) => drop(answer.send(result.map(drop))),
+                Waiting::Change(answer) => drop(answer.send(result)),
+                Waiting::Remove(answer, id) => {
+                    let changed = self.backings.remove(&id).and_then(|backing| backing.change_mark());
+                    drop(answer.send(result.map(|released| Gone { released, changed })));
+                }
+            }
+        }
+    }
+
+    fn perform(&self, io: &Io) -> Result<(), IoError> {
+        match io.target {
+            Target::Backing(_) if self.backings_fail && io.op != IoOp::Read => Err(IoError::Failed),
+            Target::Flash(device) if io.op == IoOp::WriteJournal => {
+                let pages = self.engine.journal_pages(io.id);
+                assert_eq!(pages.len() as u64, io.len);
+                let file = self.devices[&device].file.try_clone().map(std::fs::File::from);
+                write_aligned(&file.unwrap(), pages, io.offset);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
-/// With no I/O in flight, every command ends at once.
-fn command(engine: &mut Engine, id: DiskId, command: Command) -> Result<Vec<Segment>, ShardError> {
-    engine.handle_command(Instant(0), CommandId(1), id, command);
-    match engine.poll_event() {
-        Some(Event::Done { result, .. }) => result.map_err(ShardError::Command),
-        other => panic!("the engine says {other:?} instead of being done"),
-    }
+/// The file may be open with O_DIRECT.
+fn write_aligned(file: &std::fs::File, bytes: &[u8], offset: u64) {
+    let mut memory = vec![0; bytes.len() + 4096];
+    let skip = memory.as_ptr().align_offset(4096);
+    memory[skip..skip + bytes.len()].copy_from_slice(bytes);
+    file.write_all_at(&memory[skip..skip + bytes.len()], offset).unwrap();
+}
+
+/// Checksum of a sector of zeroes.
+fn zero_sum() -> u32 {
+    let mut sums = Vec::new();
+    hob_storage::checksum::sector_sums(&[0; SECTOR_BYTES as usize], &mut sums);
+    sums[0]
 }

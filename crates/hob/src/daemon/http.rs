@@ -18,7 +18,7 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use hob_control::Problem;
 use utoipa::OpenApi;
 
@@ -48,6 +48,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
             "/v1/pools/{pool}/devices",
             get(devices).post(device_add).patch(device_set).delete(device_remove),
         )
+        .route("/v1/pools/{pool}/orphans/{owner}", delete(orphan_discard))
         .route("/v1/disks", get(disks).post(disk_add))
         .route("/v1/disks/{disk}", get(disk).delete(disk_remove))
         .route(
@@ -55,6 +56,9 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
             get(cache).put(cache_enable).patch(cache_patch).delete(cache_disable),
         )
         .route("/v1/disks/{disk}/cache/clear", post(cache_clear))
+        .route("/v1/disks/{disk}/cache/discard-dirty", post(discard_dirty))
+        .route("/v1/disks/{disk}/cache/export-dirty", post(export_dirty))
+        .route("/v1/disks/{disk}/drain", post(drain).delete(drain_stop))
         .route("/v1/disks/{disk}/stats", get(stats))
         .route("/v1/disks/{disk}/explain", get(explain))
         .route("/v1/disks/{disk}/trace", get(trace))
@@ -94,6 +98,7 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::device_add,
         handlers::device_set,
         handlers::device_remove,
+        handlers::orphan_discard,
         handlers::disks,
         handlers::disk_add,
         handlers::disk,
@@ -103,6 +108,10 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::cache_patch,
         handlers::cache_disable,
         handlers::cache_clear,
+        handlers::discard_dirty,
+        handlers::export_dirty,
+        handlers::drain,
+        handlers::drain_stop,
         handlers::stats,
         handlers::explain,
         handlers::trace,

@@ -12,16 +12,24 @@
 mod caches;
 mod claim;
 mod disks;
+mod drain;
 mod events;
 mod explain;
+mod export;
+mod fencing;
+mod fit;
 mod flash;
+mod persist;
 mod pools;
 mod record;
+mod recover;
 mod refusal;
 mod report;
 mod room;
+mod settings;
 mod start;
 mod view;
+mod ways_out;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -30,6 +38,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hob_control::{Admission, DeviceState, Size};
 use hob_engine::command::Segment;
 use hob_engine::units::{DeviceId, DiskId};
+use hob_storage::pool::OwnerId;
 
 use super::config::Config;
 use super::exports::Exports;
@@ -77,6 +86,8 @@ struct PoolEntry {
     uuid: Option<String>,
     segment_bytes: u64,
     devices: Vec<DeviceEntry>,
+    /// Who had persistent caches on them when that was looked up, and how many segments.
+    owners: Vec<(OwnerId, u64)>,
     /// What is being done to it.
     busy: Option<&'static str>,
 }
@@ -112,8 +123,20 @@ struct DiskEntry {
     size_bytes: u64,
     /// The shard has a cache for it.
     has_cache: bool,
-    /// Segments of the cache, by their ids on the shards.
+    /// Segments of the cache's data, by their ids on the shards.
     held: Vec<Segment>,
+    /// Segments of its journal, likewise: of the ring in use, and while it is replaced of the next one.
+    ring: Vec<Segment>,
+    /// Copies of the ring in use.
+    ring_copies: usize,
+    /// What the backing is known by, since it was last opened.
+    identity: [u8; 32],
+    /// What was last seen of its dirty data.
+    watch: drain::Watch,
+    /// A cache that was refused is not read again before.
+    retry_after: Option<tokio::time::Instant>,
+    /// Why it is offline, as it was last said in the log.
+    offline_reason: Option<String>,
     /// Why the cache is not as wanted.
     cache_reason: Option<String>,
     /// What is being done to it.

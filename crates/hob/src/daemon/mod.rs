@@ -46,6 +46,8 @@ pub(crate) struct Plan {
     ring: RingKind,
     shards: usize,
     limits: Limits,
+    /// Bring dirty data to the backings before ending.
+    drain_on_shutdown: bool,
     content: Content,
 }
 
@@ -75,6 +77,8 @@ pub(crate) struct Serving {
     pub(crate) token_file: Option<PathBuf>,
     /// How I/O is done.
     pub(crate) ring: RingKind,
+    /// Bring dirty data to the backing before ending.
+    pub(crate) drain_on_shutdown: bool,
 }
 
 impl Plan {
@@ -89,13 +93,14 @@ impl Plan {
             ring: config.ring,
             shards: config.shards,
             limits: config.limits,
+            drain_on_shutdown: config.drain_on_shutdown,
             content: Content::Kept { store, state, config: Box::new(config) },
         })
     }
 
     /// One disk.
     pub(crate) fn of_serving(serving: Serving) -> anyhow::Result<Plan> {
-        let Serving { disk, cache, force, listen, control, token_file, ring } = serving;
+        let Serving { disk, cache, force, listen, control, token_file, ring, drain_on_shutdown } = serving;
         Ok(Plan {
             listen,
             control: control.into_iter().collect(),
@@ -103,6 +108,7 @@ impl Plan {
             ring,
             shards: 1,
             limits: Limits::default(),
+            drain_on_shutdown,
             content: Content::One { disk, cache, force },
         })
     }
@@ -129,25 +135,35 @@ async fn live(plan: Plan) -> anyhow::Result<()> {
     let (event_sender, events) = mpsc::unbounded_channel();
     let shards = start_shards(&plan, &event_sender)?;
     drop(event_sender);
+    let drain = plan.drain_on_shutdown;
+    let mut manager = None;
     let outcome = tokio::select! {
-        result = serve(plan, shards.clone(), events) => result,
+        result = serve(plan, shards.clone(), events, &mut manager) => result,
         () = signals.next() => {
             tracing::info!("ending");
             Ok(())
         }
     };
+    let end = async {
+        if let Some(manager) = manager {
+            manager.close(drain).await;
+        }
+        stop(shards).await;
+    };
     tokio::select! {
-        () = stop(shards) => {}
+        () = end => {}
         () = signals.next() => leave_at_once(),
     }
     outcome
 }
 
-/// Starts everything in the order that lets nobody in too early, and serves until dropped.
+/// Starts everything in the order that lets nobody in too early, and serves until dropped. Tells the manager as soon as it
+/// is `known`: it has to close what it opened.
 async fn serve(
     plan: Plan,
     shards: Vec<ShardHandle>,
     events: mpsc::UnboundedReceiver<ShardEvent>,
+    known: &mut Option<Arc<Manager>>,
 ) -> anyhow::Result<()> {
     let Plan { listen, control, token, limits, content, .. } = plan;
     let backing_options = BackingOptions {
@@ -164,12 +180,14 @@ async fn serve(
     let manager = match content {
         Content::Kept { store, state, config } => {
             let manager = Manager::new(shards, exports.clone(), backing_options, store);
+            *known = Some(manager.clone());
             tasks.spawn(manager.clone().tend(events));
             manager.start(state, &config).await?;
             manager
         }
         Content::One { disk, cache, force } => {
             let manager = Manager::new(shards, exports.clone(), backing_options, Store::Memory);
+            *known = Some(manager.clone());
             tasks.spawn(manager.clone().tend(events));
             manager.start_serving(disk, cache, force).await?;
             manager

@@ -16,7 +16,7 @@ use hob_engine::units::{DeviceId, DiskId};
 use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
-use super::hardware::{Backing, FlashDevice};
+use super::hardware::{Backing, ChangeMark, FlashDevice};
 use super::listen::Place;
 use super::tape::Recorder;
 
@@ -61,8 +61,8 @@ pub(crate) enum ShardCall {
     RemoveDisk {
         /// Which.
         id: DiskId,
-        /// The segments of its cache, when the last request has been answered.
-        answer: Answer<Vec<Segment>>,
+        /// What it leaves, when the last request has been answered.
+        answer: Answer<Gone>,
     },
     /// Change a disk's cache.
     ChangeCache {
@@ -114,6 +114,15 @@ pub(crate) enum ShardCall {
     },
 }
 
+/// What a disk leaves that is not served any more.
+#[derive(Debug, Default)]
+pub(crate) struct Gone {
+    /// Segments that its cache does not use any more.
+    pub(crate) released: Vec<Segment>,
+    /// When its backing was last changed, after everything that hob did.
+    pub(crate) changed: Option<ChangeMark>,
+}
+
 /// Something a shard reports unasked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ShardEvent {
@@ -135,6 +144,15 @@ pub(crate) enum ShardEvent {
     Stalled(DeviceId),
     /// A stalled device answers again.
     Resumed(DeviceId),
+    /// Dirty data cannot be read from flash any more.
+    DirtyLost {
+        /// Whose.
+        disk: DiskId,
+        /// Sectors that cannot be read, in all.
+        sectors: u64,
+    },
+    /// The journal of a cache cannot be written any more.
+    JournalLost(DiskId),
 }
 
 /// Where shards put their events.
@@ -165,6 +183,20 @@ fn explain_refusal(error: CommandError) -> &'static str {
         CommandError::CacheExists => "the disk has a cache already",
         CommandError::Removing => "the disk is being removed",
         CommandError::TooSmall => "a cache cannot get smaller than one segment",
+        CommandError::Dirty => {
+            "the cache holds data that is not on the backing yet: drain it with 'hob drain', or give that data up with \
+             'hob cache discard-dirty'"
+        }
+        CommandError::NoJournal => "the cache keeps no journal, which this needs; make it persistent first",
+        CommandError::Lost => {
+            "some of the data that only flash has cannot be read from it; the rest is on the backing. Give up what is lost \
+             with 'hob cache discard-dirty'"
+        }
+        CommandError::BackingFailed => "the backing cannot be flushed; try again when it works",
+        CommandError::Stopped => "it was stopped before it was done; begin it again when you like",
+        CommandError::JournalFailed => {
+            "the journal of the cache cannot be written; 'hob pool show' tells which device fails"
+        }
         CommandError::Unworkable => {
             "these settings cannot work together: a cache block is a power of two from 4K to 1M and at most a \
              segment, and a disk or cache has less than 2^32 blocks; use a larger block"
@@ -206,8 +238,8 @@ impl ShardHandle {
         self.ask(|answer| ShardCall::AddDisk { id, config, backing, answer }).await
     }
 
-    /// Stops serving a disk; gives back the segments of its cache.
-    pub(crate) async fn remove_disk(&self, id: DiskId) -> Result<Vec<Segment>, ShardError> {
+    /// Stops serving a disk. A persistent cache is closed and keeps its segments.
+    pub(crate) async fn remove_disk(&self, id: DiskId) -> Result<Gone, ShardError> {
         self.ask(|answer| ShardCall::RemoveDisk { id, answer }).await
     }
 

@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 use hob_control::Size;
 use serde::{Deserialize, Serialize};
 
+mod cache;
+
+pub(crate) use cache::{CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec};
+
 /// Version of the file's form.
 const VERSION: u32 = 1;
 
@@ -65,20 +69,6 @@ pub(crate) struct DiskState {
     /// The cache it is to have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CacheSpec>,
-}
-
-/// The cache that a disk is to have.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct CacheSpec {
-    /// Where.
-    pub(crate) pool: String,
-    /// Room, whole segments.
-    pub(crate) size: Size,
-    /// Cache block.
-    pub(crate) block_size: Size,
-    /// Policy's name.
-    pub(crate) policy: String,
 }
 
 impl Default for State {
@@ -195,101 +185,4 @@ fn parse(text: &[u8]) -> Result<State, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn example() -> State {
-        State {
-            pools: vec![PoolState {
-                name: "default".into(),
-                devices: vec!["/nvme/a".into(), "/nvme/b".into()],
-                devices_out: vec!["/nvme/b".into()],
-                segment_size: Size(16 << 20),
-                uuid: Some("01234567-89ab-4cde-8f01-23456789abcd".into()),
-            }],
-            disks: vec![DiskState {
-                name: "vm".into(),
-                backing: "/vm.img".into(),
-                read_only: false,
-                cache: Some(CacheSpec {
-                    pool: "default".into(),
-                    size: Size(64 << 20),
-                    block_size: Size(4096),
-                    policy: "s3-fifo".into(),
-                }),
-            }],
-            disks_removed: vec!["old".into()],
-            ..State::default()
-        }
-    }
-
-    #[test]
-    fn what_is_saved_is_read_back() {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, state) = Store::open(&dir.path().join("new/sub")).unwrap();
-        assert_eq!(state, State::default());
-        store.save(&example()).unwrap();
-        drop(store);
-        let (_store, state) = Store::open(&dir.path().join("new/sub")).unwrap();
-        assert_eq!(state, example());
-    }
-
-    #[test]
-    fn a_file_without_devices_out_has_none() {
-        let new = serde_json::to_string(&example()).unwrap();
-        let old = new.replace(r#""devices_out":["/nvme/b"],"#, "");
-        assert_ne!(old, new);
-        assert!(parse(old.as_bytes()).unwrap().pools[0].devices_out.is_empty());
-    }
-
-    #[test]
-    fn a_broken_file_is_an_error_and_stays_as_it_is() {
-        let good = serde_json::to_string(&example()).unwrap();
-        let cut = &good[..good.len() / 2];
-        let newer = good.replace("\"version\":1", "\"version\":2,\"new\":true");
-        let strange = good.replace("\"read_only\"", "\"readonly\"");
-        for broken in ["", "{}", "not json", cut, &newer, &strange, "\u{0}\u{0}"] {
-            let dir = tempfile::tempdir().unwrap();
-            let file = dir.path().join("state.json");
-            fs::write(&file, broken).unwrap();
-            let error = Store::open(dir.path()).unwrap_err().to_string();
-            assert!(error.contains("state.json") && error.contains("cannot be understood"), "{error}");
-            assert!(!error.contains('\n'), "{error}");
-            assert_eq!(fs::read_to_string(&file).unwrap(), broken);
-        }
-    }
-
-    #[test]
-    fn a_save_that_stops_half_way_leaves_the_old_state() {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, _) = Store::open(dir.path()).unwrap();
-        store.save(&example()).unwrap();
-        // Power was lost while the next state was being written.
-        fs::write(dir.path().join("state.json.new"), b"{\"version\":1,\"po").unwrap();
-        drop(store);
-        let (store, state) = Store::open(dir.path()).unwrap();
-        assert_eq!(state, example());
-        store.save(&State::default()).unwrap();
-        drop(store);
-        assert_eq!(Store::open(dir.path()).unwrap().1, State::default());
-    }
-
-    #[test]
-    fn a_save_that_fails_says_so_and_leaves_the_old_state() {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, _) = Store::open(dir.path()).unwrap();
-        store.save(&example()).unwrap();
-        fs::create_dir(dir.path().join("state.json.new")).unwrap();
-        assert!(matches!(store.save(&State::default()), Err(StateError::Io { doing: "save", .. })));
-        drop(store);
-        assert_eq!(Store::open(dir.path()).unwrap().1, example());
-    }
-
-    #[test]
-    fn one_daemon_at_a_time() {
-        let dir = tempfile::tempdir().unwrap();
-        let (_store, _) = Store::open(dir.path()).unwrap();
-        let error = Store::open(dir.path()).unwrap_err().to_string();
-        assert!(error.contains("another hob daemon"), "{error}");
-    }
-}
+mod tests;

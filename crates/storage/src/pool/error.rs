@@ -106,7 +106,8 @@ pub enum PoolError {
     },
     /// hob wrote it, and it is broken.
     #[error(
-        "{path} is damaged: {what}. Its contents are only copies: remove it from the pool, or make it anew with --force",
+        "{path} is damaged: {what}. Caches lose what they kept there, persistent ones also writes that had not reached \
+         the disk yet: remove it from the pool, or make it anew with --force",
         path = path.display()
     )]
     Damaged {

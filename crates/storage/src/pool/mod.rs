@@ -16,6 +16,7 @@ mod device;
 mod error;
 mod format;
 mod reader;
+pub mod recovery;
 mod segments;
 mod table;
 

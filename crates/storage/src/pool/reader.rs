@@ -5,7 +5,8 @@
 
 use std::os::fd::OwnedFd;
 
-use hob_engine::command::Segment;
+use hob_engine::command::{DataSegment, Segment};
+use hob_engine::journal::{DirtySector, FlashSector};
 use hob_engine::units::{DeviceId, SECTOR_BYTES};
 use rustix::io::Errno;
 
@@ -99,6 +100,22 @@ impl SectorReader {
     pub fn new(pool: &Pool) -> Result<SectorReader, PoolError> {
         let buffer = AlignedBuffer::new(SECTOR_BYTES as usize);
         Ok(SectorReader { devices: Devices::of(pool)?, buffer, sums: Vec::new() })
+    }
+
+    /// The bytes of a dirty sector of a cache with these data segments.
+    ///
+    /// # Errors
+    /// As [`SectorReader::read`].
+    pub fn read_dirty(&mut self, data: &[DataSegment], sector: &DirtySector) -> Result<&[u8], SectorLost> {
+        let copy = |at: FlashSector| SectorCopy {
+            place: data[at.segment as usize].place,
+            sector: at.sector,
+            sum: at.sum,
+        };
+        match sector.second {
+            Some(second) => self.read(&[copy(sector.place), copy(second)]),
+            None => self.read(&[copy(sector.place)]),
+        }
     }
 
     /// The bytes of the first of these copies of one sector that can be read and has its checksum.

@@ -205,6 +205,11 @@ impl Pool {
         numbers.into_iter().collect()
     }
 
+    /// The highest number of a ring of which there is anything here; 0 without one.
+    pub fn ring_number_max(&self, owner: OwnerId) -> u32 {
+        self.ring_numbers(owner).last().copied().unwrap_or(0)
+    }
+
     /// Who has persistent caches here.
     pub fn owners(&self) -> Vec<OwnerId> {
         let owner =

@@ -10,7 +10,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use hob_control::{
     Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskStats,
-    Explanation, Pool, PoolChanged, PoolCreate, Problem, Version,
+    Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem, Version,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -184,15 +184,110 @@ pub(super) async fn disk(State(manager): App, Path(disk): Path<String>) -> Answe
     manager.disk(&disk).into()
 }
 
-/// Stops serving a disk. Its data stays where it is.
+/// What becomes of data that only flash has.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WhatOfDirty {
+    /// It is lost instead of drained: acknowledged writes are undone.
+    #[serde(default)]
+    discard_dirty: bool,
+}
+
+impl WhatOfDirty {
+    fn read(query: Result<Query<WhatOfDirty>, QueryRejection>) -> Result<OnDirty, Problem> {
+        match query {
+            Ok(Query(WhatOfDirty { discard_dirty: true })) => Ok(OnDirty::Discard),
+            Ok(_) => Ok(OnDirty::Drain),
+            Err(_) => Err(Problem::new("the only parameter here is ?discard_dirty=true")),
+        }
+    }
+}
+
+/// Stops serving a disk, once its dirty data has reached the backing. The backing keeps its data.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}",
-    params(("disk" = String, Path, description = "Its name")),
+    params(("disk" = String, Path, description = "Its name"), WhatOfDirty),
     responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-pub(super) async fn disk_remove(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
-    manager.disk_remove(disk).await.into()
+pub(super) async fn disk_remove(
+    State(manager): App,
+    Path(disk): Path<String>,
+    query: Result<Query<WhatOfDirty>, QueryRejection>,
+) -> Answer<DiskChanged> {
+    match WhatOfDirty::read(query) {
+        Ok(dirty) => manager.disk_remove(disk, dirty).await.into(),
+        Err(problem) => Answer::No(StatusCode::BAD_REQUEST, problem),
+    }
+}
+
+/// Begins to bring a disk's dirty data to its backing; clean data stays in flash. The disk shows how far it is. Goes on
+/// until it is done, or stopped; asking again does no harm.
+#[utoipa::path(
+    post,
+    path = "/v1/disks/{disk}/drain",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn drain(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
+    manager.drain(disk).await.into()
+}
+
+/// Stops a drain before it is done.
+#[utoipa::path(
+    delete,
+    path = "/v1/disks/{disk}/drain",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn drain_stop(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
+    manager.drain_stop(disk).await.into()
+}
+
+/// Gives up what is dirty: acknowledged writes are lost. Of a disk that is offline, the whole cache is given up.
+#[utoipa::path(
+    post,
+    path = "/v1/disks/{disk}/cache/discard-dirty",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn discard_dirty(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
+    manager.discard_dirty(disk).await.into()
+}
+
+/// Writes what is dirty in the cache of a disk that is offline into a sparse file on the daemon's host. Beside it,
+/// `PATH.map` says which ranges count, in lines `data OFFSET BYTES` and `lost OFFSET BYTES`.
+#[utoipa::path(
+    post,
+    path = "/v1/disks/{disk}/cache/export-dirty",
+    params(("disk" = String, Path, description = "The disk")),
+    request_body = ExportDirty,
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn export_dirty(
+    State(manager): App,
+    Path(disk): Path<String>,
+    Body(export): Body<ExportDirty>,
+) -> Answer<DiskChanged> {
+    manager.export_dirty(disk, export).await.into()
+}
+
+/// Frees the room of a persistent cache that belongs to no disk. What is in it is lost.
+#[utoipa::path(
+    delete,
+    path = "/v1/pools/{pool}/orphans/{owner}",
+    params(
+        ("pool" = String, Path, description = "The pool"),
+        ("owner" = String, Path, description = "32 hexadecimal digits, as the pool shows them")
+    ),
+    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn orphan_discard(
+    State(manager): App,
+    Path((pool, owner)): Path<(String, String)>,
+) -> Answer<PoolChanged> {
+    manager.orphan_discard(pool, owner).await.into()
 }
 
 /// A disk's cache; null if it has none.
@@ -222,7 +317,7 @@ pub(super) async fn cache_enable(
     manager.cache_enable(disk, enable).await.into()
 }
 
-/// Changes size, block size or policy of a cache.
+/// Changes size or settings of a cache.
 #[utoipa::path(
     patch,
     path = "/v1/disks/{disk}/cache",
@@ -238,15 +333,22 @@ pub(super) async fn cache_patch(
     manager.cache_patch(disk, patch).await.into()
 }
 
-/// Takes a disk's cache away.
+/// Takes a disk's cache away, once its dirty data has reached the backing.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}/cache",
-    params(("disk" = String, Path, description = "The disk")),
+    params(("disk" = String, Path, description = "The disk"), WhatOfDirty),
     responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-pub(super) async fn cache_disable(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
-    manager.cache_disable(disk).await.into()
+pub(super) async fn cache_disable(
+    State(manager): App,
+    Path(disk): Path<String>,
+    query: Result<Query<WhatOfDirty>, QueryRejection>,
+) -> Answer<DiskChanged> {
+    match WhatOfDirty::read(query) {
+        Ok(dirty) => manager.cache_disable(disk, dirty).await.into(),
+        Err(problem) => Answer::No(StatusCode::BAD_REQUEST, problem),
+    }
 }
 
 /// Empties a cache.

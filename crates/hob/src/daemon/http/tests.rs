@@ -4,7 +4,8 @@ use std::path::Path;
 
 use hob_control::client::{Client, ClientError};
 use hob_control::{
-    Admission, CacheEnable, CachePatch, DeviceAdd, DevicePatch, DiskAdd, Endpoint, PoolCreate, Size,
+    Admission, CacheEnable, CachePatch, CacheSettings, DeviceAdd, DevicePatch, DiskAdd, Endpoint, OnDirty,
+    PoolCreate, Size,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -83,7 +84,8 @@ fn a_client_can_do_everything() {
         std::fs::File::create(dir.join("vm.img")).unwrap().set_len(8 * MIB).unwrap();
         let add = DiskAdd { name: "vm".into(), backing: path("vm.img"), read_only: false };
         assert_eq!(client.disk_add(&add).await.unwrap().disk.unwrap().size, Size(8 * MIB));
-        let enable = CacheEnable { pool: "p".into(), size: Size(2 * MIB), block_size: None, policy: None };
+        let enable =
+            CacheEnable { pool: "p".into(), size: Size(2 * MIB), settings: CacheSettings::default() };
         client.cache_enable("vm", &enable).await.unwrap();
         let patch = CachePatch { size: Some(Size(3 * MIB)), ..CachePatch::default() };
         let disk = client.cache_patch("vm", &patch).await.unwrap().disk.unwrap();
@@ -95,8 +97,16 @@ fn a_client_can_do_everything() {
         assert_eq!(stats.outcomes.len(), hob_engine::outcome::Outcome::COUNT);
         let explanation = client.explain("vm").await.unwrap();
         assert!(explanation.sentences[0].contains("empty"), "{explanation:?}");
-        client.cache_disable("vm").await.unwrap();
-        client.disk_remove("vm").await.unwrap();
+        let settings = CacheSettings { preset: Some("auto".into()), ..CacheSettings::default() };
+        let cache = client.cache_patch("vm", &CachePatch { size: None, settings }).await.unwrap();
+        let cache = cache.disk.unwrap().cache.unwrap();
+        assert_eq!((cache.mode.as_str(), cache.preset.as_deref()), ("write-back", Some("auto")));
+        let notes = client.drain("vm").await.unwrap().notes;
+        assert!(notes.is_empty(), "{notes:?}");
+        client.drain_stop("vm").await.unwrap();
+        assert_eq!(client.discard_dirty("vm").await.unwrap().notes, ["0 B that only flash had is lost"]);
+        client.cache_disable("vm", OnDirty::Drain).await.unwrap();
+        client.disk_remove("vm", OnDirty::Drain).await.unwrap();
         client.pool_remove("p").await.unwrap();
         assert!(client.disks().await.unwrap().is_empty() && client.pools().await.unwrap().is_empty());
     });
@@ -115,6 +125,13 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
             ("GET", "/v1/disks/none/stats", "", 404, "'none'"),
             ("GET", "/v1/disks/none/explain", "", 404, "'none'"),
             ("GET", "/v1/disks/none/trace", "", 404, "'none'"),
+            ("POST", "/v1/disks/none/drain", "", 404, "'none'"),
+            ("DELETE", "/v1/disks/none/drain", "", 404, "'none'"),
+            ("POST", "/v1/disks/none/cache/discard-dirty", "", 404, "'none'"),
+            ("DELETE", "/v1/disks/none?discard_dirty=true", "", 404, "'none'"),
+            ("DELETE", "/v1/disks/none?discard=true", "", 400, "discard_dirty=true"),
+            ("DELETE", "/v1/disks/none/cache?discard_dirty=maybe", "", 400, "discard_dirty=true"),
+            ("DELETE", "/v1/pools/none/orphans/xyz", "", 422, "32 hexadecimal"),
             ("GET", "/v1/disks/%2e%2e%2fpools", "", 404, "'../pools'"),
             ("POST", "/v1/disks", "", 400, "EOF"),
             ("POST", "/v1/disks", "{\"name\":", 400, "EOF"),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Manager;
+use super::drain::DRAINING;
 use super::refusal::Refusal;
 
 /// The right to change one disk or one pool.
@@ -40,6 +41,10 @@ impl Manager {
 }
 
 fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Result<(), Refusal> {
+    if *busy == Some(DRAINING) {
+        return Err(Refusal::conflict(format!("{name} is being drained"))
+            .hint(format!("wait for its end, or stop it with 'hob drain {name} --stop'")));
+    }
     if let Some(other) = busy {
         return Err(Refusal::conflict(format!("{name} is being {other}")).hint("try again when that is done"));
     }

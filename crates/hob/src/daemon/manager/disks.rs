@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use hob_control::{DiskAdd, DiskChanged, check_name};
+use hob_control::{DiskAdd, DiskChanged, OnDirty, check_name};
 use hob_engine::command::{Access, DiskConfig};
 use hob_engine::units::DiskId;
 use hob_nbd::ExportInfo;
 use hob_storage::backing::{BackingInfo, OpenError};
 
-use super::caches::Fit;
 use super::claim::Claim;
+use super::fit::Fit;
 use super::refusal::{Kind, Refusal};
 use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
 use crate::daemon::exports::Export;
 use crate::daemon::hardware::Backing;
-use crate::daemon::shard_api::ShardHandle;
+use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::DiskState;
 use crate::daemon::tape::Counter;
 
@@ -32,9 +32,13 @@ impl Manager {
     }
 
     /// Stops serving a disk.
-    pub(crate) async fn disk_remove(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
+    pub(crate) async fn disk_remove(
+        self: &Arc<Self>,
+        disk: String,
+        dirty: OnDirty,
+    ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.remove(&disk).await }).await
+        self.change(async move { manager.remove(&disk, dirty).await }).await
     }
 
     /// As `disk_add`, however long it takes.
@@ -47,6 +51,12 @@ impl Manager {
         }
         let wanted =
             DiskState { name: name.clone(), backing: add.backing, read_only: add.read_only, cache: None };
+        self.add_state(wanted).await
+    }
+
+    /// Serves a disk, with a persistent cache of earlier if it is to have one.
+    pub(super) async fn add_state(self: &Arc<Self>, wanted: DiskState) -> Result<DiskChanged, Refusal> {
+        let name = wanted.name.clone();
         let claim =
             self.enter(wanted, Some(ADDING))?.ok_or_else(|| Refusal::failed("the disk was not claimed"))?;
         let notes = match self.open_disk(&name).await {
@@ -60,26 +70,36 @@ impl Manager {
         self.finish_disk(&name, claim, notes).await
     }
 
-    async fn remove(self: &Arc<Self>, name: &str) -> Result<DiskChanged, Refusal> {
+    async fn remove(self: &Arc<Self>, name: &str, dirty: OnDirty) -> Result<DiskChanged, Refusal> {
         let claim = self.claim_disk(name, "removed")?;
+        let mut notes = Vec::new();
+        let cache = self.inner().disk(name)?.cache().cloned();
+        if dirty == OnDirty::Discard && cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
+            notes.extend(self.discard(name).await?);
+        }
+        self.check_given_up(name)?;
+        if cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
+            // While it is still served: a persistent cache goes to the backing first.
+            self.take_cache(name).await?;
+        }
         self.exports.remove(name);
-        let (shard, id, pool) = {
+        let (shard, id) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
             let shard = match std::mem::replace(&mut disk.life, Life::Removing) {
                 Life::Online(shard) => Some(shard),
                 _ => None,
             };
-            (shard, disk.id, disk.cache().map(|spec| spec.pool.clone()))
+            (shard, disk.id)
         };
         if let Some(shard) = shard {
-            let released = shard.remove_disk(id).await.unwrap_or_else(|error| {
+            let gone = shard.remove_disk(id).await.unwrap_or_else(|error| {
                 tracing::warn!("{name}: {error}");
-                Vec::new()
+                Gone::default()
             });
-            let free = self.let_go(name, &released, |_| true);
-            if let Some(pool) = pool {
-                self.give_back(&pool, &free).await;
+            let free = self.let_go(name, &gone.released, |_| true);
+            if let Some(spec) = &cache {
+                self.give_back(&spec.pool, &free).await;
             }
         }
         {
@@ -92,7 +112,10 @@ impl Manager {
         drop(claim);
         tracing::info!("{name} is not served any more");
         self.save().await?;
-        Ok(DiskChanged { disk: None, notes: Vec::new() })
+        if let Some(spec) = &cache {
+            self.forget_owner(spec).await;
+        }
+        Ok(DiskChanged { disk: None, notes })
     }
 
     /// Makes the entry of a disk that is not open yet, claimed if `busy` says for what.
@@ -118,6 +141,12 @@ impl Manager {
             size_bytes: 0,
             has_cache: false,
             held: Vec::new(),
+            ring: Vec::new(),
+            ring_copies: 0,
+            identity: [0; 32],
+            watch: super::drain::Watch::default(),
+            retry_after: None,
+            offline_reason: None,
             cache_reason: None,
             busy,
             recording: Counter::default(),
@@ -143,6 +172,15 @@ impl Manager {
             .map_err(|error| refuse(&error))?;
         let info = backing.info().clone();
         let mut notes = Vec::new();
+        self.inner().disk_mut(name)?.identity = info.identity;
+        let (backing, kept) = match &wanted.cache {
+            Some(spec) if spec.journal.is_some() => {
+                let (backing, kept, more) = self.recover(name, spec, backing).await?;
+                notes.extend(more);
+                (backing, kept)
+            }
+            _ => (backing, None),
+        };
         let access = if info.read_only && access == Access::ReadWrite {
             notes.push("the backing is read-only, and so is the disk".to_owned());
             Access::ReadOnly
@@ -155,7 +193,16 @@ impl Manager {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
             disk.life = Life::Online(shard.clone());
+            disk.offline_reason = None;
             disk.size_bytes = info.size_bytes;
+        }
+        if let Some(kept) = kept
+            && let Err(refusal) = self.enable_kept(name, kept).await
+        {
+            // Without its dirty data the disk is not what its guest knows.
+            shard.remove_disk(id).await?;
+            self.inner().disk_mut(name)?.life = Life::Offline(refusal.problem.error.clone());
+            return Err(refusal);
         }
         tracing::info!("{name} is online: {}, {} bytes", info.description, info.size_bytes);
         self.exports.insert(name, Export { disk: id, shard, info: export_info(&info, access) });
@@ -185,12 +232,16 @@ impl Manager {
 
     /// Says so once for each new reason.
     fn note_offline(&self, name: &str, refusal: &Refusal) {
-        let reason = refusal.problem.error.clone();
+        let reason = refusal.to_string();
         if let Ok(disk) = self.inner().disk_mut(name) {
-            let news = !matches!(&disk.life, Life::Offline(known) if *known == reason);
+            let news = disk.offline_reason.as_ref() != Some(&reason);
             if news {
-                tracing::error!("{name} is offline: {refusal}; it is tried again every few seconds");
+                let again =
+                    if disk.retry_after.is_some() { "" } else { "; it is tried again every few seconds" };
+                tracing::error!("{name} is offline: {refusal}{again}");
             }
+            // Recovery says in the meantime how far it is.
+            disk.offline_reason = Some(reason.clone());
             disk.life = Life::Offline(reason);
         }
     }

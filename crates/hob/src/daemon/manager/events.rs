@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hob_control::DeviceState;
-use hob_engine::units::DeviceId;
+use hob_control::{DeviceState, Size};
+use hob_engine::command::Segment;
+use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
 use hob_storage::pool::Admission;
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use super::drain::LOOK_EVERY;
 use super::{Life, Manager};
 use crate::daemon::shard_api::ShardEvent;
 
@@ -19,6 +21,8 @@ impl Manager {
     pub(crate) async fn tend(self: Arc<Self>, mut events: UnboundedReceiver<ShardEvent>) {
         let mut retry = tokio::time::interval(RETRY_EVERY);
         retry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 event = events.recv() => match event {
@@ -26,6 +30,7 @@ impl Manager {
                     None => return,
                 },
                 _ = retry.tick() => self.retry(),
+                _ = look.tick() => self.look_at_dirty(),
             }
         }
     }
@@ -33,7 +38,10 @@ impl Manager {
     fn retry(self: &Arc<Self>) {
         let (disks, pools, roomy) = {
             let inner = self.inner();
-            let offline = inner.disks.iter().filter(|(_, disk)| matches!(disk.life, Life::Offline(_)));
+            let now = tokio::time::Instant::now();
+            let offline = inner.disks.iter().filter(|(_, disk)| {
+                matches!(disk.life, Life::Offline(_)) && disk.retry_after.is_none_or(|at| at <= now)
+            });
             let disks: Vec<String> = offline.map(|(name, _)| name.clone()).collect();
             let sick = inner
                 .pools
@@ -68,6 +76,7 @@ impl Manager {
                 let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
                 let count = entry.held.len();
                 entry.held.retain(|segment| !segments.contains(segment));
+                entry.ring.retain(|segment| !segments.contains(segment));
                 let lost = count - entry.held.len();
                 let name = entry.wanted.name.clone();
                 entry.cache_reason = Some(match entry.held.len() {
@@ -91,7 +100,59 @@ impl Manager {
                 );
             }
             ShardEvent::Resumed(device) => self.note_health(device, DeviceState::Online, ""),
+            ShardEvent::DirtyLost { disk, sectors } => {
+                let lost = Size(sectors * SECTOR_BYTES);
+                self.note_cache(
+                    disk,
+                    &format!(
+                        "{lost} of data that is not on the backing cannot be read from flash; reads of it fail until it is \
+                         written again, or given up with 'hob cache discard-dirty'"
+                    ),
+                );
+            }
+            ShardEvent::JournalLost(disk) => self.note_cache(
+                disk,
+                "its journal cannot be written: it takes no more writes, and what is dirty goes to the backing",
+            ),
         }
+    }
+
+    /// Takes persistent caches off a device that failed: what is dirty on it, from its second copy or as far as it can be
+    /// read still. Volatile ones leave by themselves.
+    async fn flee(self: &Arc<Self>, device: DeviceId) {
+        let on_it = |segments: &[Segment]| segments.iter().any(|segment| segment.device == device);
+        let names: Vec<String> = {
+            let inner = self.inner();
+            let concerned = inner.disks.values().filter(|disk| {
+                let is_persistent = disk.cache().is_some_and(|spec| spec.journal.is_some());
+                is_persistent && (on_it(&disk.held) || on_it(&disk.ring))
+            });
+            concerned.map(|disk| disk.wanted.name.clone()).collect()
+        };
+        for name in names {
+            let Ok(_claim) = self.claim_disk(&name, "moved off a failed device") else {
+                tracing::warn!("{name} is being changed; its cache stays on a failed device");
+                continue;
+            };
+            match self.leave_device(&name, device).await {
+                Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{note}")),
+                Err(refusal) => {
+                    tracing::error!("the cache of {name} cannot leave a failed device: {refusal}");
+                    if let Ok(disk) = self.inner().disk_mut(&name) {
+                        disk.cache_reason =
+                            Some(format!("it lies on a failed device: {}", refusal.problem.error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Notes that something is wrong with a disk's cache.
+    fn note_cache(&self, disk: DiskId, reason: &str) {
+        let mut inner = self.inner();
+        let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
+        tracing::error!("the cache of {}: {reason}", entry.wanted.name);
+        entry.cache_reason = Some(reason.to_owned());
     }
 
     fn fence(self: &Arc<Self>, device: DeviceId, errors: u32) {
@@ -107,6 +168,7 @@ impl Manager {
             if let Ok(devices) = flash.set_admission(ids.in_pool, Admission::Out).await {
                 manager.refresh(&name, &devices);
             }
+            manager.flee(device).await;
         });
     }
 

@@ -9,8 +9,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hob_engine::command::Segment;
+use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
+use hob_storage::pool::recovery::{self, Found};
 use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError};
 
 use super::refusal::Refusal;
@@ -21,8 +22,17 @@ use crate::daemon::hardware::FlashDevice;
 pub(super) struct Flash {
     name: String,
     segment_bytes: u64,
-    /// Usually one. A device that could be opened only later is a part of its own until restart.
-    parts: Arc<Mutex<Vec<Pool>>>,
+    /// None while no device is open.
+    pool: Arc<Mutex<Option<Pool>>>,
+}
+
+/// Whose segments are to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// They are free at the next start.
+    Volatile(OwnerId),
+    /// They stay.
+    Persistent(OwnerId),
 }
 
 /// What opening a pool found.
@@ -52,7 +62,7 @@ impl Flash {
                 segment_bytes,
                 devices: pool.devices(),
                 offline: Vec::new(),
-                flash: Flash { name, segment_bytes, parts: Arc::new(Mutex::new(vec![pool])) },
+                flash: Flash { name, segment_bytes, pool: Arc::new(Mutex::new(Some(pool))) },
             })
         })
         .await?
@@ -76,18 +86,18 @@ impl Flash {
                     Err(reason) => offline.push((path, reason)),
                 }
             }
-            let mut parts = Vec::new();
+            let mut pool = None;
             match Pool::open(&good) {
-                Ok(pool) => parts.push(pool),
+                Ok(opened) => pool = Some(opened),
                 Err(_) if good.is_empty() => {}
                 Err(error) => offline.extend(good.into_iter().map(|path| (path, error.to_string()))),
             }
-            let segment_bytes = parts.first().map_or(segment_bytes, Pool::segment_bytes);
-            for pool in &mut parts {
+            let segment_bytes = pool.as_ref().map_or(segment_bytes, Pool::segment_bytes);
+            if let Some(pool) = &mut pool {
                 hold_back(pool);
             }
-            let devices = parts.iter().flat_map(Pool::devices).collect();
-            let flash = Flash { name, segment_bytes, parts: Arc::new(Mutex::new(parts)) };
+            let devices = pool.iter().flat_map(Pool::devices).collect();
+            let flash = Flash { name, segment_bytes, pool: Arc::new(Mutex::new(pool)) };
             Opened { flash, uuid, segment_bytes, devices, offline }
         })
         .await
@@ -100,13 +110,16 @@ impl Flash {
         uuid: Option<String>,
     ) -> Result<Vec<DeviceInfo>, Refusal> {
         let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
-        self.with(move |parts| {
-            let mut pool = open_one(&path, &name, uuid.as_deref()).map_err(Refusal::failed)?;
-            if pool.segment_bytes() != segment_bytes {
+        self.with(move |pool| {
+            let mut late = open_one(&path, &name, uuid.as_deref()).map_err(Refusal::failed)?;
+            if late.segment_bytes() != segment_bytes {
                 return Err(Refusal::failed("its segments have another size"));
             }
-            hold_back(&mut pool);
-            parts.push(pool);
+            hold_back(&mut late);
+            match pool {
+                Some(pool) => pool.join(late).map_err(|error| refuse(&error))?,
+                None => *pool = Some(late),
+            }
             Ok(())
         })
         .await
@@ -120,14 +133,14 @@ impl Flash {
         overwrite: Overwrite,
     ) -> Result<(DeviceId, Vec<DeviceInfo>), Refusal> {
         let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
-        self.with(move |parts| match parts.first_mut() {
+        self.with(move |pool| match pool {
             Some(pool) => pool.add_device(&spec, overwrite).map_err(|error| refuse(&error)),
             None => {
-                let mut pool =
+                let mut made =
                     Pool::create(&name, &[spec], segment_bytes, overwrite).map_err(|error| refuse(&error))?;
-                hold_back(&mut pool);
-                let id = pool.devices()[0].id;
-                parts.push(pool);
+                hold_back(&mut made);
+                let id = made.devices()[0].id;
+                *pool = Some(made);
                 Ok(id)
             }
         })
@@ -136,7 +149,7 @@ impl Flash {
 
     /// The pool's identity; none while none of its devices is open.
     pub(super) async fn uuid(&self) -> Result<Option<String>, Refusal> {
-        self.with(|parts| Ok(parts.first().map(|pool| pool.uuid().to_string()))).await.map(|(uuid, _)| uuid)
+        self.with(|pool| Ok(pool.as_ref().map(|pool| pool.uuid().to_string()))).await.map(|(uuid, _)| uuid)
     }
 
     /// Lets caches have segments of the device, or no more of them. A device that is too sick to
@@ -146,8 +159,8 @@ impl Flash {
         id: DeviceId,
         admission: Admission,
     ) -> Result<Vec<DeviceInfo>, Refusal> {
-        self.with(move |parts| {
-            if let Some(pool) = part_of(parts, id) {
+        self.with(move |pool| {
+            if let Some(pool) = pool.as_mut().filter(|pool| has(pool, id)) {
                 set(pool, id, admission);
             }
             Ok(())
@@ -162,12 +175,12 @@ impl Flash {
         id: DeviceId,
         in_use: Vec<Segment>,
     ) -> Result<Vec<DeviceInfo>, Refusal> {
-        self.with(move |parts| {
-            let Some(at) = parts.iter().position(|pool| has(pool, id)) else { return Ok(()) };
-            release_from(&mut parts[at], &in_use);
-            parts[at].remove_device(id).map_err(|error| refuse(&error))?;
-            if parts[at].devices().is_empty() {
-                parts.remove(at);
+        self.with(move |place| {
+            let Some(pool) = place.as_mut().filter(|pool| has(pool, id)) else { return Ok(()) };
+            release_from(pool, &in_use);
+            pool.remove_device(id).map_err(|error| refuse(&error))?;
+            if pool.devices().is_empty() {
+                *place = None;
             }
             Ok(())
         })
@@ -175,16 +188,16 @@ impl Flash {
         .map(|((), devices)| devices)
     }
 
-    /// Up to `most` segments, as far as there is room, but at least `least`.
+    /// Up to `most` segments for data, as far as there is room, but at least `least`.
     pub(super) async fn allocate(
         &self,
-        owner: OwnerId,
+        owner: Owner,
         least: u64,
         most: u64,
-    ) -> Result<(Vec<Segment>, Vec<DeviceInfo>), Refusal> {
+    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), Refusal> {
         let segment_bytes = self.segment_bytes;
-        self.with(move |parts| {
-            let free: u64 = parts.iter().map(Pool::free_segments).sum();
+        self.with(move |pool| {
+            let free = pool.as_ref().map_or(0, Pool::free_segments);
             if free < least {
                 let (wanted, free) = (least * segment_bytes, free * segment_bytes);
                 return Err(Refusal::conflict(format!(
@@ -194,29 +207,87 @@ impl Flash {
                 ))
                 .hint("add a device, make another cache smaller, or ask for less"));
             }
-            let mut segments = Vec::new();
-            for at in 0..parts.len() {
-                let wanted = most.saturating_sub(segments.len() as u64).min(parts[at].free_segments());
-                if wanted == 0 {
-                    continue;
+            let Some(pool) = pool.as_mut().filter(|_| free > 0 && most > 0) else { return Ok(Vec::new()) };
+            let count = most.min(free);
+            let segments = match owner {
+                Owner::Volatile(owner) => pool.allocate(owner, count).map(DataSegment::without_order),
+                Owner::Persistent(owner) => pool.allocate_data(owner, count),
+            };
+            segments.map_err(|error| refuse(&error))
+        })
+        .await
+    }
+
+    /// Room for a ring of a journal: the segments of each copy, on a device of its own; one copy where there is no room for
+    /// two. Its number is `number` or, if the owner has used that, a higher one.
+    pub(super) async fn allocate_ring(
+        &self,
+        owner: OwnerId,
+        number: u32,
+        copies: usize,
+        segments: u64,
+    ) -> Result<((u32, Vec<Vec<Segment>>), Vec<DeviceInfo>), Refusal> {
+        self.with(move |pool| match pool {
+            Some(pool) => {
+                let number = number.max(pool.ring_number_max(owner).saturating_add(1));
+                let mut ring = pool.allocate_ring(owner, number, copies, segments);
+                if copies > 1 && matches!(ring, Err(PoolError::TooFewDevices { .. })) {
+                    ring = pool.allocate_ring(owner, number, 1, segments);
                 }
-                match parts[at].allocate(owner, wanted) {
-                    Ok(more) => segments.extend(more),
-                    Err(error) => {
-                        parts.iter_mut().for_each(|pool| release_from(pool, &segments));
-                        return Err(refuse(&error));
-                    }
-                }
+                ring.map(|ring| (number, ring)).map_err(|error| refuse(&error))
             }
-            Ok(segments)
+            None => Err(Refusal::conflict("no device of the pool is there")),
+        })
+        .await
+    }
+
+    /// Whatever an owner has, by its devices.
+    pub(super) async fn segments_of(&self, owner: OwnerId) -> Result<Vec<Segment>, Refusal> {
+        let segments = self.with(move |pool| Ok(pool.as_ref().map(|pool| pool.segments_of(owner))));
+        Ok(segments.await?.0.unwrap_or_default())
+    }
+
+    /// What is left of a persistent cache. `report` is told bytes read and bytes to be read.
+    pub(super) async fn recover(
+        &self,
+        owner: OwnerId,
+        report: impl FnMut(u64, u64) + Send + 'static,
+    ) -> Result<Found, Refusal> {
+        self.read(move |pool| {
+            recovery::recover(pool, owner, report).map_err(|error| Refusal::failed(error.to_string()))
+        })
+        .await
+    }
+
+    /// Reads from the devices, where that may wait.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Pool) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let value = self.with(move |pool| match pool {
+            Some(pool) => read(pool),
+            None => Err(Refusal::conflict("no device of the pool is there")
+                .hint("bring its devices back; they are tried again every few seconds")),
+        });
+        Ok(value.await?.0)
+    }
+
+    /// Who has persistent caches on the devices, and how many segments each.
+    pub(super) async fn owners(&self) -> Result<(Vec<(OwnerId, u64)>, Vec<DeviceInfo>), Refusal> {
+        self.with(|pool| {
+            let owners = pool.iter().flat_map(|pool| {
+                let size = |owner| (owner, pool.segments_of(owner).len() as u64);
+                pool.owners().into_iter().map(size).collect::<Vec<_>>()
+            });
+            Ok(owners.collect())
         })
         .await
     }
 
     /// Takes segments back. A device that cannot record it has forgotten it by the next start.
     pub(super) async fn release(&self, segments: Vec<Segment>) -> Result<Vec<DeviceInfo>, Refusal> {
-        self.with(move |parts| {
-            parts.iter_mut().for_each(|pool| release_from(pool, &segments));
+        self.with(move |pool| {
+            pool.iter_mut().for_each(|pool| release_from(pool, &segments));
             Ok(())
         })
         .await
@@ -225,7 +296,7 @@ impl Flash {
 
     /// A descriptor of a device for a shard.
     pub(super) async fn file(&self, id: DeviceId) -> Result<FlashDevice, Refusal> {
-        self.with(move |parts| match part_of(parts, id) {
+        self.with(move |pool| match pool.as_ref().filter(|pool| has(pool, id)) {
             Some(pool) => pool.file(id).map_err(|error| refuse(&error)),
             None => Err(Refusal::failed(format!("device {id} is not open"))),
         })
@@ -236,13 +307,13 @@ impl Flash {
     /// Runs `operation` where it may wait, and says how the devices are afterwards.
     async fn with<T: Send + 'static>(
         &self,
-        operation: impl FnOnce(&mut Vec<Pool>) -> Result<T, Refusal> + Send + 'static,
+        operation: impl FnOnce(&mut Option<Pool>) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<(T, Vec<DeviceInfo>), Refusal> {
-        let parts = self.parts.clone();
+        let pool = self.pool.clone();
         blocking(move || {
-            let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
-            let value = operation(&mut parts)?;
-            Ok((value, parts.iter().flat_map(Pool::devices).collect()))
+            let mut pool = pool.lock().unwrap_or_else(PoisonError::into_inner);
+            let value = operation(&mut pool)?;
+            Ok((value, pool.iter().flat_map(Pool::devices).collect()))
         })
         .await?
     }
@@ -289,11 +360,7 @@ fn has(pool: &Pool, id: DeviceId) -> bool {
     pool.devices().iter().any(|device| device.id == id)
 }
 
-fn part_of(parts: &mut [Pool], id: DeviceId) -> Option<&mut Pool> {
-    parts.iter_mut().find(|pool| has(pool, id))
-}
-
-/// Segments of devices of other parts are ignored by the pool itself.
+/// A device that cannot record it is not an error.
 fn release_from(pool: &mut Pool, segments: &[Segment]) {
     if let Err(error) = pool.release(segments) {
         tracing::warn!("{error}");

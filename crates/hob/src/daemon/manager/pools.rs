@@ -101,8 +101,14 @@ impl Manager {
             let chosen = chosen(&path);
             DeviceEntry::offline(path, reason, chosen)
         });
-        let entry =
-            PoolEntry { flash, uuid, segment_bytes, devices: offline.collect(), busy: Some("opened") };
+        let entry = PoolEntry {
+            flash,
+            uuid,
+            segment_bytes,
+            devices: offline.collect(),
+            owners: Vec::new(),
+            busy: Some("opened"),
+        };
         {
             let mut inner = self.inner();
             if inner.pools.contains_key(name) {
@@ -118,6 +124,7 @@ impl Manager {
                 self.inner().pool_mut(name)?.devices.push(entry);
             }
         }
+        self.refresh_owners(name).await;
         self.inner().pool_mut(name)?.busy = None;
         Ok(())
     }
@@ -287,7 +294,7 @@ impl Manager {
             inner
                 .disks
                 .values()
-                .filter(|disk| on_it(&disk.held))
+                .filter(|disk| on_it(&disk.held) || on_it(&disk.ring))
                 .map(|disk| disk.wanted.name.clone())
                 .collect()
         };
@@ -365,6 +372,7 @@ impl Manager {
             }
         }
         if back {
+            self.refresh_owners(pool).await;
             self.top_up(pool).await;
         }
     }

@@ -6,6 +6,7 @@ use hob_control::{Bucket, CacheState, DiskStats, Evictions, Latency, OutcomeStat
 use hob_engine::histogram::Histogram;
 use hob_engine::outcome::OUTCOMES;
 use hob_engine::stats;
+use hob_engine::units::SECTOR_BYTES;
 
 use super::Manager;
 use super::refusal::Refusal;
@@ -21,7 +22,9 @@ impl Manager {
             (disk.shard()?, disk.id, disk.cache().filter(|_| disk.has_cache).map(|spec| spec.block_size))
         };
         let stats = shard.stats(id).await?;
-        Ok(report(name, block_size.unwrap_or_default(), &stats))
+        let mut report = report(name, block_size.unwrap_or_default(), &stats);
+        report.destage_rate_bytes = self.inner().disk(name)?.watch.rate();
+        Ok(report)
     }
 }
 
@@ -72,6 +75,15 @@ pub(in crate::daemon::manager) fn report(
         blocks: stats.blocks,
         blocks_cached: stats.blocks_cached,
         sectors_valid: stats.sectors_valid,
+        mode: if stats.cache == stats::CacheState::None { String::new() } else { stats.mode.to_string() },
+        dirty_bytes: stats.sectors_dirty * SECTOR_BYTES,
+        dirty_lost_bytes: stats.sectors_lost * SECTOR_BYTES,
+        destaged_bytes: stats.destaged_bytes,
+        destage_rate_bytes: 0,
+        destage_errors: stats.destage_errors,
+        journal_bytes: stats.journal_bytes,
+        second_copy_bytes: stats.second_copy_bytes,
+        draining: stats.draining,
         block_size,
         index_bytes: stats.index_bytes,
         outcomes: outcomes.collect(),

@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use hob_control::{Admission, DeviceState};
-use hob_engine::command::Segment;
+use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::{DeviceId, DiskId};
 use hob_storage::pool::{self, DeviceInfo, OwnerId};
 
+use super::flash::Owner;
 use super::refusal::Refusal;
 use super::{DeviceEntry, DeviceIds, Inner, Manager, PoolEntry};
+use crate::daemon::state::CacheSpec;
 
 /// How much room somebody wants.
 #[derive(Clone, Copy, Debug)]
@@ -18,22 +20,29 @@ pub(super) struct Wanted {
 }
 
 impl Manager {
-    /// Takes segments of a pool for a disk's cache, as the shards call them.
+    /// Takes segments of its pool for the data of a disk's cache, as the shards call them.
     pub(super) async fn take_room(
         &self,
-        pool: &str,
+        spec: &CacheSpec,
         disk: DiskId,
         wanted: Wanted,
-    ) -> Result<Vec<Segment>, Refusal> {
+    ) -> Result<Vec<DataSegment>, Refusal> {
+        let pool = &spec.pool;
         let flash = self.inner().pool(pool)?.flash.clone();
-        // Owners are told apart while the daemon runs; volatile segments mean nothing later.
-        let owner = OwnerId(1 << 64 | u128::from(disk.0));
+        let owner = match &spec.journal {
+            Some(journal) => Owner::Persistent(OwnerId(journal.owner.0)),
+            // Told apart while the daemon runs; volatile segments mean nothing later.
+            None => Owner::Volatile(OwnerId(1 << 64 | u128::from(disk.0))),
+        };
         let (segments, devices) = flash.allocate(owner, wanted.least, wanted.most).await?;
         let mut inner = self.inner();
         let entry = inner.pool_mut(pool)?;
         entry.refresh(&devices);
-        let known =
-            |segment| entry.on_shards(segment).expect("segments come from devices that the shards know");
+        let known = |segment: DataSegment| {
+            let place =
+                entry.on_shards(segment.place).expect("segments come from devices that the shards know");
+            DataSegment { place, ..segment }
+        };
         Ok(segments.into_iter().map(known).collect())
     }
 
@@ -107,7 +116,8 @@ impl PoolEntry {
         self.devices.iter_mut().find(|device| device.ids.is_some_and(|ids| ids.on_shards == id))
     }
 
-    fn on_shards(&self, segment: Segment) -> Option<Segment> {
+    /// As the shards call it; none if they do not know its device.
+    pub(super) fn on_shards(&self, segment: Segment) -> Option<Segment> {
         let mut ids = self.devices.iter().filter_map(|device| device.ids);
         let device = ids.find(|ids| ids.in_pool == segment.device)?.on_shards;
         Some(Segment { device, ..segment })

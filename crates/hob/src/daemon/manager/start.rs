@@ -9,12 +9,14 @@ use std::time::Duration;
 use hob_control::{CacheEnable, DiskAdd, PoolCreate, Size};
 use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for};
 
-use super::caches::cache_spec;
+use super::fit::Fit;
 use super::flash::{Flash, Opened, are_pool_devices};
+use super::persist::journal_room;
 use super::refusal::Refusal;
+use super::settings::{Ground, new_spec};
 use super::{Config, Manager};
 use crate::daemon::config::DiskEntry;
-use crate::daemon::state::{DiskState, PoolState, State};
+use crate::daemon::state::{CacheOwner, CacheSpec, DiskState, JournalSpec, PoolState, State};
 
 /// How long NBD clients and the control API wait at the start for backings that are slow to open.
 const OPENING_MAX: Duration = Duration::from_secs(3);
@@ -76,8 +78,9 @@ impl Manager {
     fn first_state(&self, disk: &DiskEntry) -> DiskState {
         let DiskEntry { name, backing, read_only, cache } = disk.clone();
         let spec = cache.and_then(|cache| {
-            let segment_bytes = self.inner().pool(&cache.pool).map(|pool| pool.segment_bytes);
-            match segment_bytes.and_then(|segment_bytes| cache_spec(cache, segment_bytes)) {
+            let ground = self.inner().ground(&cache.pool);
+            let spec = ground.and_then(|ground| new_spec(cache.pool, cache.size, &cache.settings, ground));
+            match spec {
                 Ok((spec, notes)) => {
                     notes.iter().for_each(|note| tracing::info!("{name}: {note}"));
                     Some(spec)
@@ -124,28 +127,71 @@ impl Manager {
         cache: Option<(String, CacheEnable)>,
         force: bool,
     ) -> Result<(), Refusal> {
+        let Some((device, enable)) = cache else {
+            return self.serve_disk(disk, None).await.map(drop);
+        };
         let name = disk.name.clone();
-        if let Some((_, enable)) = &cache {
-            // Better said before a pool file is made.
-            cache_spec(enable.clone(), SEGMENT_BYTES_MIN)?;
-        }
-        for note in self.add(disk).await?.notes {
-            tracing::warn!("{name}: {note}");
-        }
-        if let Some((device, enable)) = cache {
-            let path = std::path::absolute(&device)
-                .map_err(|error| Refusal::invalid(format!("{device}: {error}")))?;
-            self.serve_pool(&path, enable.size, force).await?;
-            for note in self.enable(&name, enable).await?.notes {
-                tracing::info!("{name}: {note}");
+        // Better said before a pool file is made.
+        let ground = Ground { segment_bytes: SEGMENT_BYTES_MIN, devices: 1 };
+        let (spec, _) = new_spec(enable.pool.clone(), enable.size, &enable.settings, ground)?;
+        let path =
+            std::path::absolute(&device).map_err(|error| Refusal::invalid(format!("{device}: {error}")))?;
+        let is_pool = !force && are_pool_devices(vec![path.clone()]).await?;
+        if is_pool {
+            self.serve_pool(&path, &spec, force).await?;
+            if let Some(kept) = self.kept_cache(&device, &spec).await? {
+                self.serve_disk(disk, Some(kept)).await?;
+                let notes = self.fit_cache(&name, Fit::Exactly).await?;
+                notes.iter().for_each(|note| tracing::info!("{name}: {note}"));
+                return Ok(());
             }
+        }
+        self.serve_disk(disk, None).await?;
+        if !is_pool {
+            self.serve_pool(&path, &spec, force).await?;
+        }
+        for note in self.enable(&name, enable).await?.notes {
+            tracing::info!("{name}: {note}");
         }
         Ok(())
     }
 
+    async fn serve_disk(self: &Arc<Self>, disk: DiskAdd, cache: Option<CacheSpec>) -> Result<(), Refusal> {
+        let DiskAdd { name, backing, read_only } = disk;
+        let state = DiskState { name: name.clone(), backing: backing.clone(), read_only, cache };
+        let changed = match state.cache {
+            Some(_) => self.add_state(state).await?,
+            None => self.add(DiskAdd { name: name.clone(), backing, read_only }).await?,
+        };
+        changed.notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
+        Ok(())
+    }
+
+    /// The persistent cache that an earlier `hob serve` left in its pool, as it is to be now.
+    async fn kept_cache(&self, device: &str, spec: &CacheSpec) -> Result<Option<CacheSpec>, Refusal> {
+        let (owners, segment_bytes) = {
+            let inner = self.inner();
+            let pool = inner.pool(SERVE_POOL)?;
+            (pool.owners.clone(), pool.segment_bytes)
+        };
+        match (owners.as_slice(), &spec.journal) {
+            ([], _) => Ok(None),
+            ([(owner, _)], Some(_)) => {
+                let size = Size(spec.size.bytes().next_multiple_of(segment_bytes));
+                let journal = JournalSpec { owner: CacheOwner(owner.0), ..JournalSpec::new() };
+                Ok(Some(CacheSpec { size, journal: Some(journal), ..spec.clone() }))
+            }
+            _ => Err(Refusal::conflict(format!(
+                "{device} holds a persistent cache, which may have data that is not on the backing"
+            ))
+            .hint("serve the disk as before, with --persistent or a mode or preset that implies it, or say --force to lose it")),
+        }
+    }
+
     /// The pool of a `hob serve`: taken as it is if it is large enough. A file that an earlier
     /// `hob serve` made is made anew if it is not.
-    async fn serve_pool(self: &Arc<Self>, path: &Path, size: Size, force: bool) -> Result<(), Refusal> {
+    async fn serve_pool(self: &Arc<Self>, path: &Path, spec: &CacheSpec, force: bool) -> Result<(), Refusal> {
+        let size = Size(spec.size.bytes());
         let is_file = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
         if !force && are_pool_devices(vec![path.to_owned()]).await? {
             let opened = Flash::open(SERVE_POOL.to_owned(), vec![path.to_owned()], None, 0).await?;
@@ -153,7 +199,8 @@ impl Manager {
                 return Err(Refusal::failed(format!("{}: {reason}", path.display()))
                     .hint("name another pool file, or say --force if its contents may go"));
             }
-            if room(&opened) >= size.bytes() || !is_file {
+            let is_kept = !opened.flash.owners().await?.0.is_empty();
+            if room(&opened) >= size.bytes() || !is_file || is_kept {
                 return self.take_pool_in(SERVE_POOL, opened, &[]).await;
             }
             tracing::info!("{} is too small for {size} and is made anew", path.display());
@@ -162,7 +209,12 @@ impl Manager {
         } else if force && is_file {
             remove_pool_file(path)?;
         }
-        let segment_bytes = serve_segment_bytes(size.bytes());
+        let segment_bytes = match spec.journal {
+            None => serve_segment_bytes(size.bytes()),
+            // A ring takes whole segments, and they should not be much larger than it.
+            Some(_) => serve_segment_bytes(size.bytes().next_multiple_of(16) / 16),
+        };
+        let size = Size(size.bytes() + journal_room(spec, segment_bytes));
         let create = PoolCreate {
             name: SERVE_POOL.to_owned(),
             devices: vec![path.to_string_lossy().into_owned()],

@@ -1,11 +1,14 @@
 //! The manager with real pools and backings on files, and shards that decide but move no bytes.
 
 mod admission;
+mod persistent;
+mod recovery;
 
 use std::path::Path;
 
 use hob_control::{
-    CacheEnable, CachePatch, CacheState, DeviceAdd, DiskAdd, DiskState as DiskLife, PoolCreate,
+    CacheEnable, CachePatch, CacheSettings, CacheState, DeviceAdd, DiskAdd, DiskState as DiskLife, OnDirty,
+    PoolCreate,
 };
 use tempfile::TempDir;
 
@@ -88,7 +91,7 @@ fn pool_create(name: &str, devices: Vec<String>, mib: u64) -> PoolCreate {
 }
 
 fn cache_of(mib: u64) -> CacheEnable {
-    CacheEnable { pool: "p".into(), size: Size(mib * MIB), block_size: None, policy: None }
+    CacheEnable { pool: "p".into(), size: Size(mib * MIB), settings: CacheSettings::default() }
 }
 
 fn run(test: impl AsyncFnOnce(Bench)) {
@@ -118,11 +121,11 @@ fn a_cache_comes_grows_shrinks_and_goes_and_all_room_comes_back() {
         bench.manager.cache_clear("vm".into()).await.unwrap();
         let stats = bench.manager.stats("vm").await.unwrap();
         assert_eq!((stats.blocks, stats.block_size), (256, Size(4096)));
-        bench.manager.cache_disable("vm".into()).await.unwrap();
+        bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
         assert!(bench.manager.disk("vm").unwrap().cache.is_none());
         assert_eq!(bench.free(), 16);
         bench.cache("vm", 16).await.unwrap();
-        bench.manager.disk_remove("vm".into()).await.unwrap();
+        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.free(), 16);
         assert!(bench.manager.disks().is_empty());
         bench.manager.pool_remove("p".into()).await.unwrap();
@@ -138,7 +141,12 @@ fn block_size_and_policy_change_and_sizes_are_rounded_up() {
         let enable = CacheEnable { size: Size(2 * MIB + 1), ..cache_of(0) };
         let changed = bench.manager.cache_enable("vm".into(), enable).await.unwrap();
         assert_eq!(changed.notes, ["2097153 is rounded up to 3M, whole segments of 1M"]);
-        let patch = CachePatch { size: None, block_size: Some(Size(65536)), policy: Some("lru".into()) };
+        let settings = CacheSettings {
+            block_size: Some(Size(65536)),
+            policy: Some("lru".into()),
+            ..CacheSettings::default()
+        };
+        let patch = CachePatch { size: None, settings };
         let changed = bench.manager.cache_patch("vm".into(), patch.clone()).await.unwrap();
         let cache = changed.disk.unwrap().cache.unwrap();
         assert_eq!(
@@ -168,21 +176,21 @@ fn what_cannot_be_is_refused_with_a_reason_and_changes_nothing() {
         is(manager.disk_add(add("a b", image)).await, Kind::Invalid, "'a b'");
         is(manager.disk_add(add("new", "/nonexistent/x".into())).await, Kind::Invalid, "/nonexistent/x");
         is(manager.disk_add(add("new", String::new())).await, Kind::Invalid, "backing");
-        is(manager.disk_remove("none".into()).await, Kind::NotFound, "hob disk list");
+        is(manager.disk_remove("none".into(), OnDirty::Drain).await, Kind::NotFound, "hob disk list");
         is(bench.cache("none", 1).await, Kind::NotFound, "'none'");
         is(bench.cache("vm", 0).await, Kind::Invalid, "size 0");
         is(bench.cache("vm", 5).await, Kind::Conflict, "4M free and 5M are needed");
         let enable = |enable: CacheEnable| manager.cache_enable("vm".into(), enable);
         is(enable(CacheEnable { pool: "q".into(), ..cache_of(1) }).await, Kind::NotFound, "'q'");
-        let odd = Some(Size(5000));
-        is(enable(CacheEnable { block_size: odd, ..cache_of(1) }).await, Kind::Invalid, "power of two");
-        let huge = Some(Size(2 * MIB));
-        is(enable(CacheEnable { block_size: huge, ..cache_of(1) }).await, Kind::Invalid, "4K to 1M");
-        let policy = Some("best".into());
-        is(enable(CacheEnable { policy, ..cache_of(1) }).await, Kind::Invalid, "s3-fifo, lru");
+        let with = |settings| CacheEnable { settings, ..cache_of(1) };
+        let block = |bytes| CacheSettings { block_size: Some(Size(bytes)), ..CacheSettings::default() };
+        is(enable(with(block(5000))).await, Kind::Invalid, "power of two");
+        is(enable(with(block(2 * MIB))).await, Kind::Invalid, "4K to 1M");
+        let policy = CacheSettings { policy: Some("best".into()), ..CacheSettings::default() };
+        is(enable(with(policy)).await, Kind::Invalid, "s3-fifo, lru");
         is(enable(CacheEnable { size: Size(u64::MAX), ..cache_of(1) }).await, Kind::Invalid, "bounds");
         is(bench.resize("vm", 1).await, Kind::Conflict, "no cache");
-        is(manager.cache_disable("vm".into()).await, Kind::Conflict, "no cache");
+        is(manager.cache_disable("vm".into(), OnDirty::Drain).await, Kind::Conflict, "no cache");
         is(manager.cache_clear("vm".into()).await, Kind::Conflict, "no cache");
         assert!(manager.disk("vm").unwrap().cache.is_none());
         assert_eq!((manager.disks().len(), bench.free()), (1, 4));
@@ -342,7 +350,7 @@ fn what_was_changed_is_there_after_a_restart() {
         }
         bench.cache("vm", 6).await.unwrap();
         bench.cache("gone", 1).await.unwrap();
-        bench.manager.disk_remove("gone".into()).await.unwrap();
+        bench.manager.disk_remove("gone".into(), OnDirty::Drain).await.unwrap();
         let before = (bench.manager.disks(), bench.manager.pools());
         bench.shard.stop();
         drop(bench.manager);
@@ -425,7 +433,7 @@ fn hob_toml_makes_what_is_not_there_and_commands_have_the_last_word() {
         assert_eq!(bench.room("vm"), 2);
         assert_eq!(bench.manager.disk("bad").unwrap().state, DiskLife::Offline);
         bench.resize("vm", 3).await.unwrap();
-        bench.manager.disk_remove("bad".into()).await.unwrap();
+        bench.manager.disk_remove("bad".into(), OnDirty::Drain).await.unwrap();
         bench.shard.stop();
         drop(bench.manager);
         let (manager, shard) = restart(&state_dir, &toml).await;

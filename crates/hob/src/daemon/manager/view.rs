@@ -1,12 +1,16 @@
 //! Pools and disks as the API shows them. Nothing here asks a shard or a device.
 
 use hob_control::{
-    Admission, Cache, CacheState, Device, DeviceState, Disk, DiskState as DiskLife, IoMode, Pool, Size,
-    Version,
+    Admission, Cache, CacheState, Device, DeviceState, Disk, DiskState as DiskLife, IoMode, Orphan, Pool,
+    Size, Version,
 };
+use hob_storage::pool::OwnerId;
 
+use super::caches::shown_preset;
+use super::drain::DRAINING;
 use super::refusal::Refusal;
 use super::{DeviceEntry, DiskEntry, Inner, Life, Manager, PoolEntry};
+use crate::daemon::state::{CacheOwner, CacheSpec};
 
 impl Manager {
     /// Who answers.
@@ -54,7 +58,20 @@ impl PoolEntry {
             free: Size(self.free_segments() * self.segment_bytes),
             devices: self.devices.iter().map(|device| device.view(self.segment_bytes)).collect(),
             caches: inner.users_of(name),
+            orphans: self.orphans(inner),
         }
+    }
+}
+
+impl PoolEntry {
+    fn orphans(&self, inner: &Inner) -> Vec<Orphan> {
+        let known = inner.known_owners();
+        let orphans = self.owners.iter().filter(|(owner, _)| !known.contains(owner));
+        let view = |(owner, segments): &(OwnerId, u64)| Orphan {
+            owner: CacheOwner(owner.0).to_string(),
+            size: Size(segments * self.segment_bytes),
+        };
+        orphans.map(view).collect()
     }
 }
 
@@ -92,14 +109,28 @@ impl DiskEntry {
                 pool: spec.pool.clone(),
                 state,
                 reason: if matches!(self.life, Life::Online(_)) {
-                    self.cache_reason.clone()
+                    self.cache_reason.clone().or_else(|| self.one_copy(spec))
                 } else {
                     Some(offline())
                 },
                 size: spec.size,
                 room: Size(self.held.len() as u64 * segment_bytes),
+                journal: Size(self.ring.len() as u64 * segment_bytes),
+                preset: shown_preset(spec),
                 block_size: spec.block_size,
                 policy: spec.policy.clone(),
+                mode: spec.mode.to_string(),
+                persistent: spec.journal.is_some(),
+                layout: spec.layout.to_string(),
+                admission: spec.admission.to_string(),
+                destage_order: spec.destage.order.to_string(),
+                dirty_start: spec.destage.dirty_start,
+                dirty_stop: spec.destage.dirty_stop,
+                dirty_full: spec.destage.dirty_full,
+                dirty_age_max: spec.destage.dirty_age_max,
+                copies: spec.copies.to_string(),
+                ordered: spec.destage.ordered,
+                dirty: self.dirty(),
             }
         });
         Disk {
@@ -114,6 +145,15 @@ impl DiskEntry {
         }
     }
 
+    fn one_copy(&self, spec: &CacheSpec) -> Option<String> {
+        self.lacks_copies().then(|| {
+            format!(
+                "there is one copy of what is not on the backing until pool {} has a second device with room",
+                spec.pool
+            )
+        })
+    }
+
     /// What the cache does, as far as the control thread knows.
     fn cache_state(&self, inner: &Inner) -> CacheState {
         let is_stalled = |device: &DeviceEntry| {
@@ -122,7 +162,7 @@ impl DiskEntry {
         };
         if !matches!(self.life, Life::Online(_)) {
             CacheState::None
-        } else if self.busy.is_some() {
+        } else if self.busy.is_some_and(|busy| busy != DRAINING) {
             CacheState::Changing
         } else if !self.has_cache {
             CacheState::None

@@ -8,7 +8,7 @@ use hob_storage::backing::Backing;
 
 use super::Shard;
 use super::clients::Seat;
-use crate::daemon::shard_api::{Answer, EventSender, ShardCall, ShardError, ShardEvent};
+use crate::daemon::shard_api::{Answer, EventSender, Gone, ShardCall, ShardError, ShardEvent};
 
 /// Answers that are due.
 pub(super) struct Commands {
@@ -21,15 +21,15 @@ pub(super) struct Commands {
     over: bool,
 }
 
-/// Who wants to know that a disk is gone, and the segments that it leaves.
-type Farewell = (Answer<Vec<Segment>>, Vec<Segment>);
+/// Who wants to know that a disk is gone, and what it leaves.
+type Farewell = (Answer<Gone>, Gone);
 
 enum Waiting {
     /// A disk was added; nobody waits for more than an error.
     Add(Answer<()>),
     Change(Answer<Vec<Segment>>),
     /// A disk leaves; its backing is closed next. Without an answer when the shard ends.
-    Remove(Option<Answer<Vec<Segment>>>),
+    Remove(Option<Answer<Gone>>),
 }
 
 impl Commands {
@@ -57,8 +57,8 @@ impl Commands {
     }
 
     pub(super) fn backing_closed(&mut self, disk: DiskId) {
-        if let Some(Some((answer, segments))) = self.closing.remove(&disk) {
-            let _ = answer.send(Ok(segments));
+        if let Some(Some((answer, gone))) = self.closing.remove(&disk) {
+            let _ = answer.send(Ok(gone));
         }
         self.check_over();
     }
@@ -146,7 +146,7 @@ impl Shard {
         self.engine.handle_command(now, command, id, Command::AddDisk(config));
     }
 
-    fn remove_disk(&mut self, now: Instant, id: DiskId, answer: Option<Answer<Vec<Segment>>>) {
+    fn remove_disk(&mut self, now: Instant, id: DiskId, answer: Option<Answer<Gone>>) {
         self.clients.close_all(id, &mut self.ring);
         self.clients.recorders.end(id);
         let command = self.commands.next(Waiting::Remove(answer));
@@ -186,6 +186,14 @@ impl Shard {
                 tracing::info!(device = device.0, "flash device answers again");
                 ShardEvent::Resumed(device)
             }
+            Event::DirtyLost { disk, sectors } => {
+                tracing::error!(disk = disk.0, sectors, "dirty data cannot be read from flash");
+                ShardEvent::DirtyLost { disk, sectors }
+            }
+            Event::JournalLost(disk) => {
+                tracing::error!(disk = disk.0, "the journal of the cache cannot be written");
+                ShardEvent::JournalLost(disk)
+            }
         };
         // Without a manager there is nobody to tell, and the shard is about to be stopped.
         let _ = self.commands.events.send(report);
@@ -209,8 +217,10 @@ impl Shard {
                 let _ = answer.send(Err(ShardError::Command(error)));
             }
             (Waiting::Remove(None), Err(_)) => self.commands.check_over(),
-            (Waiting::Remove(answer), Ok(segments)) => {
-                self.commands.closing.insert(disk, answer.map(|answer| (answer, segments)));
+            (Waiting::Remove(answer), Ok(released)) => {
+                let backing = self.backings[disk.0 as usize].as_ref();
+                let gone = Gone { released, changed: backing.and_then(Backing::change_mark) };
+                self.commands.closing.insert(disk, answer.map(|answer| (answer, gone)));
                 if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
                     backing.close(&mut self.ring);
                 }

@@ -30,6 +30,12 @@ const NAP_MAX: Duration = Duration::from_micros(30);
 /// A sleep is short below that many nanoseconds.
 const QUICK_NS_MAX: u64 = 50_000;
 
+/// Buffers that the engine destages with. They are its own for good.
+const DESTAGE_BUFFERS: usize = 4;
+
+/// Bytes of each: a whole block of the largest size.
+const DESTAGE_BUFFER_BYTES: u32 = 1 << 20;
+
 /// How a shard is set up.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardOptions {
@@ -92,14 +98,21 @@ struct Shard {
 
 impl Shard {
     fn new(
-        ring: Ring,
+        mut ring: Ring,
         options: ShardOptions,
         calls: mpsc::Receiver<ShardCall>,
         events: EventSender,
     ) -> Shard {
+        let mut engine = Engine::new(options.limits);
+        for _ in 0..DESTAGE_BUFFERS {
+            // An arena that is too small for that is refused where it is configured.
+            if let Some(buffer) = ring.arena_mut().alloc(DESTAGE_BUFFER_BYTES as usize) {
+                engine.lend(buffer, DESTAGE_BUFFER_BYTES);
+            }
+        }
         Shard {
             ring,
-            engine: Engine::new(options.limits),
+            engine,
             flash: Flash::new(0),
             backings: Vec::new(),
             clients: Clients::default(),

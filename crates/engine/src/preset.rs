@@ -1,0 +1,347 @@
+//! Presets: the systems hob reproduces, each a row of one table of parts that do not depend on each
+//! other. Whoever parses, shows or documents a part reads the tables here; every part can be set by
+//! itself. Where a number is not in the source, the row says so in [`Preset::notes`].
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::admission::{Admission, Popularity};
+use crate::command::{CacheConfig, Copies, Destage, DestageOrder, Layout, Mode};
+use crate::policy::PolicyKind;
+
+/// A word that users type, what it stands for, and one line on it.
+#[derive(Debug)]
+pub struct Word<T: 'static> {
+    /// As users type it.
+    pub name: &'static str,
+    /// What it stands for.
+    pub value: T,
+    /// What it does.
+    pub summary: &'static str,
+}
+
+/// Every [`Mode`], the default first.
+pub const MODES: &[Word<Mode>] = &[
+    Word {
+        name: "write-through",
+        value: Mode::WriteThrough,
+        summary: "writes go to the backing, and a copy to flash",
+    },
+    Word {
+        name: "write-back",
+        value: Mode::WriteBack,
+        summary: "writes go to flash, and to the backing later; the cache is persistent",
+    },
+    Word {
+        name: "write-around",
+        value: Mode::WriteAround,
+        summary: "writes go to the backing only; what flash holds of their range is given up",
+    },
+    Word {
+        name: "read-only-cache",
+        value: Mode::ReadOnlyCache,
+        summary: "as write-around, and reads bring nothing new into flash",
+    },
+    Word {
+        name: "pass-through",
+        value: Mode::PassThrough,
+        summary: "everything goes to the backing; the cache holds nothing",
+    },
+];
+
+/// Every [`DestageOrder`], the default first.
+pub const DESTAGE_ORDERS: &[Word<DestageOrder>] = &[
+    Word {
+        name: "elevator",
+        value: DestageOrder::Elevator,
+        summary: "as it lies on the disk, round and round",
+    },
+    Word {
+        name: "coldest",
+        value: DestageOrder::Coldest,
+        summary: "what the policy would evict next goes first: least recently used, or earliest Inactive",
+    },
+];
+
+/// Every [`Copies`], the default first.
+pub const COPIES: &[Word<Copies>] = &[
+    Word { name: "1", value: Copies::One, summary: "one of everything" },
+    Word {
+        name: "2-dirty",
+        value: Copies::TwoOfDirty,
+        summary: "two of what is not on the backing yet, on different devices",
+    },
+    Word { name: "2", value: Copies::TwoOfAll, summary: "two of everything, on different devices" },
+];
+
+/// How a [`Layout`] is written, for help and docs.
+pub const LAYOUTS: &[Word<&str>] = &[
+    Word { name: "unified", value: "unified", summary: "one room for what was read and what was written" },
+    Word {
+        name: "split:PERCENT",
+        value: "split:70",
+        summary: "a read cache of so many percent of the room (1 to 99), and a write buffer of the rest",
+    },
+];
+
+/// Why a word is not one of a table's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownWord {
+    what: &'static str,
+    text: String,
+    names: Vec<&'static str>,
+}
+
+impl fmt::Display for UnknownWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "'{}' is no {}; it is one of {}", self.text, self.what, self.names.join(", "))
+    }
+}
+
+impl std::error::Error for UnknownWord {}
+
+macro_rules! words {
+    ($($type:ident $table:ident $what:literal)*) => {$(
+        impl $type {
+            /// As users type it.
+            pub fn name(self) -> &'static str {
+                $table.iter().find(|row| row.value == self).expect("every value has a row").name
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = UnknownWord;
+
+            fn from_str(text: &str) -> Result<Self, UnknownWord> {
+                let row = $table.iter().find(|row| row.name == text);
+                row.map(|row| row.value).ok_or_else(|| UnknownWord {
+                    what: $what,
+                    text: text.to_owned(),
+                    names: $table.iter().map(|row| row.name).collect(),
+                })
+            }
+        }
+    )*};
+}
+
+words! {
+    Mode MODES "mode"
+    DestageOrder DESTAGE_ORDERS "destage order"
+    Copies COPIES "number of copies"
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Layout::Unified => f.write_str("unified"),
+            Layout::Split { read_permille } => write!(f, "split:{}", read_permille / 10),
+        }
+    }
+}
+
+impl FromStr for Layout {
+    type Err = UnknownWord;
+
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        let percent = |percent: &str| percent.parse().ok().filter(|percent: &u16| (1..=99).contains(percent));
+        let layout = match text.split_once(':') {
+            None if text == "unified" => Some(Layout::Unified),
+            Some(("split", share)) => {
+                percent(share).map(|percent| Layout::Split { read_permille: percent * 10 })
+            }
+            _ => None,
+        };
+        layout.ok_or_else(|| UnknownWord {
+            what: "layout",
+            text: text.to_owned(),
+            names: LAYOUTS.iter().map(|row| row.name).collect(),
+        })
+    }
+}
+
+/// What a preset does in a pool of one device when it wants two copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OneDevice {
+    /// It keeps one copy.
+    OneCopy,
+    /// It is refused: two devices are part of the system.
+    Refused,
+}
+
+/// A row of [`PRESETS`].
+#[derive(Debug)]
+pub struct Preset {
+    /// As users type it.
+    pub name: &'static str,
+    /// One line on it.
+    pub summary: &'static str,
+    /// Which system, and where its facts are collected.
+    pub source: &'static str,
+    /// What happens to writes.
+    pub mode: Mode,
+    /// Does the cache survive a restart?
+    pub persistent: bool,
+    /// Reads and writes together, or apart.
+    pub layout: Layout,
+    /// Cache block, bytes.
+    pub block_bytes: u32,
+    /// What may come in.
+    pub admission: Admission,
+    /// Replacement, by name.
+    pub policy: &'static str,
+    /// When dirty data goes to the backing, and in which order.
+    pub destage: Destage,
+    /// Of dirty data, or of all.
+    pub copies: Copies,
+    /// Where there is one device only.
+    pub one_device: OneDevice,
+    /// What the row takes from elsewhere, or what else is to be said.
+    pub notes: &'static str,
+}
+
+/// What a cache has that was given no preset: the parts of the first row.
+pub const PRESETS: &[Preset] = &[
+    Preset {
+        name: "vfrc",
+        summary: "a read cache; it adds nothing to the risks of the backing and starts empty",
+        source: "vSphere Flash Read Cache (SYSTEMS §1)",
+        mode: Mode::WriteThrough,
+        persistent: false,
+        layout: Layout::Unified,
+        block_bytes: 4 << 10,
+        admission: ALWAYS,
+        policy: "s3-fifo",
+        destage: DESTAGE,
+        copies: Copies::One,
+        one_device: OneDevice::OneCopy,
+        notes: "the source keeps popular blocks longer and does not name its policy",
+    },
+    Preset {
+        name: "fast-cache",
+        summary: "64 KiB pages on mirrored flash, promoted at the third access, written to disk when they get cold",
+        source: "EMC FAST Cache (SYSTEMS §2)",
+        mode: Mode::WriteBack,
+        persistent: true,
+        layout: Layout::Unified,
+        block_bytes: 64 << 10,
+        admission: Admission { popularity: Popularity::NthAccess(3), sequential_bytes_max: Some(512 << 10) },
+        policy: "lru",
+        destage: Destage {
+            order: DestageOrder::Coldest,
+            start_permille: 900,
+            stop_permille: 850,
+            full_permille: 1000,
+            dirty_age_ms_max: 0,
+            ..DESTAGE
+        },
+        copies: Copies::TwoOfAll,
+        one_device: OneDevice::Refused,
+        notes: "that dirty pages stay until the LRU picks them is read as 90 % of the room; a run is sequential from 512K on",
+    },
+    Preset {
+        name: "vsan",
+        summary: "70 % read cache and 30 % write buffer, destaged in disk order when the buffer fills",
+        source: "vSAN 7 hybrid (SYSTEMS §3)",
+        mode: Mode::WriteBack,
+        persistent: true,
+        layout: Layout::Split { read_permille: 700 },
+        block_bytes: 4 << 10,
+        admission: ALWAYS,
+        policy: "lru",
+        destage: Destage {
+            order: DestageOrder::Elevator,
+            start_permille: 240,
+            stop_permille: 210,
+            full_permille: 300,
+            dirty_age_ms_max: 0,
+            ..DESTAGE
+        },
+        copies: Copies::One,
+        one_device: OneDevice::OneCopy,
+        notes: "the buffer fills at 80 % of it, which is 24 % of the cache, and is emptied to 70 %",
+    },
+    Preset {
+        name: "zbs",
+        summary: "one room for reads and writes under a two-level LRU; above 20 % dirty, the earliest Inactive goes to disk",
+        source: "SmartX ZBS (SYSTEMS §4)",
+        mode: Mode::WriteBack,
+        persistent: true,
+        layout: Layout::Unified,
+        block_bytes: 4 << 10,
+        admission: ALWAYS,
+        policy: "two-level-lru",
+        destage: Destage {
+            order: DestageOrder::Coldest,
+            start_permille: 200,
+            stop_permille: 200,
+            full_permille: 1000,
+            dirty_age_ms_max: 0,
+            ..DESTAGE
+        },
+        copies: Copies::TwoOfDirty,
+        one_device: OneDevice::Refused,
+        notes: "Clean counts as room: only a cache full of what is not on disk sends misses past it",
+    },
+    Preset {
+        name: "auto",
+        summary: "write-back with what is best known today; the backing lags by 30 seconds at most",
+        source: "hob",
+        mode: Mode::WriteBack,
+        persistent: true,
+        layout: Layout::Unified,
+        block_bytes: 4 << 10,
+        admission: ALWAYS,
+        policy: "s3-fifo",
+        destage: DESTAGE,
+        copies: Copies::TwoOfDirty,
+        one_device: OneDevice::OneCopy,
+        notes: "one copy where the pool has one device",
+    },
+];
+
+const ALWAYS: Admission = Admission { popularity: Popularity::Always, sequential_bytes_max: None };
+
+/// As [`Destage::default`], which a table cannot call.
+const DESTAGE: Destage = Destage {
+    order: DestageOrder::Elevator,
+    start_permille: 100,
+    stop_permille: 50,
+    full_permille: 700,
+    dirty_age_ms_max: 30_000,
+    io_bytes_max: 1 << 20,
+    ordered: false,
+};
+
+/// The preset of that name.
+pub fn preset(name: &str) -> Result<&'static Preset, UnknownWord> {
+    PRESETS.iter().find(|row| row.name == name).ok_or_else(|| UnknownWord {
+        what: "preset",
+        text: name.to_owned(),
+        names: PRESETS.iter().map(|row| row.name).collect(),
+    })
+}
+
+impl Preset {
+    /// Its parts, as an engine takes them.
+    pub fn config(&self, segment_bytes: u64) -> CacheConfig {
+        CacheConfig {
+            block_bytes: self.block_bytes,
+            segment_bytes,
+            policy: PolicyKind::from_name(self.policy).expect("presets name policies"),
+            admission: self.admission,
+            mode: self.mode,
+            layout: self.layout,
+            destage: self.destage,
+            copies: self.copies,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

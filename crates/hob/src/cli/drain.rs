@@ -1,0 +1,222 @@
+//! `hob drain DISK`: dirty data to the backing, with progress; and the same before a cache is taken away.
+//!
+//! The daemon drains; this command watches. Interrupted, it leaves, and says that the drain goes on.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use clap::Args;
+use hob_control::client::Client;
+use hob_control::{Dirty, DiskChanged, DiskState};
+
+use super::Global;
+use super::disk::print_change;
+use super::remote::{converse, explain};
+
+/// Pause between two questions.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+
+/// Without a terminal, a line is written that often at most.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Cells of the bar.
+const BAR_CELLS: usize = 24;
+
+/// Bring what only flash has to the backing; clean data stays in the cache
+#[derive(Debug, Args)]
+pub(crate) struct Drain {
+    /// The disk
+    disk: String,
+    /// Stop a drain that is under way
+    #[arg(long)]
+    stop: bool,
+    /// Begin the drain, and do not wait for its end
+    #[arg(long, conflicts_with = "stop")]
+    no_wait: bool,
+}
+
+pub(super) fn run(args: &Drain, global: &Global) -> anyhow::Result<()> {
+    let changed = converse(global, async |client| {
+        if args.stop {
+            return client.drain_stop(&args.disk).await.map_err(explain);
+        }
+        if args.no_wait {
+            return client.drain(&args.disk).await.map_err(explain);
+        }
+        match drain(&client, &args.disk).await? {
+            Watched::Done(changed) => Ok(*changed),
+            Watched::Left => std::process::exit(130),
+        }
+    })?;
+    print_change(global.output, &changed)
+}
+
+/// How a drain was left.
+enum Watched {
+    /// Nothing is dirty.
+    Done(Box<DiskChanged>),
+    /// The user did not want to wait.
+    Left,
+}
+
+/// Drains a disk before its cache is taken away or gets another mode, if it is online and has dirty data. What is written
+/// meanwhile is the daemon's matter.
+pub(super) async fn drain_first(client: &Client, disk: &str) -> anyhow::Result<()> {
+    let shown = client.disk(disk).await.map_err(explain)?;
+    let has_dirty = shown.cache.and_then(|cache| cache.dirty).is_some_and(|dirty| dirty.size.bytes() > 0);
+    if shown.state != DiskState::Online || !has_dirty {
+        return Ok(());
+    }
+    match drain(client, disk).await? {
+        Watched::Done(_) => Ok(()),
+        Watched::Left => std::process::exit(130),
+    }
+}
+
+/// Begins a drain and watches it to its end.
+async fn drain(client: &Client, disk: &str) -> anyhow::Result<Watched> {
+    let mut changed = client.drain(disk).await.map_err(explain)?;
+    let mut progress = Progress::new();
+    loop {
+        let Some(dirty) = changed.disk.as_ref().and_then(|disk| disk.cache.as_ref()?.dirty.clone()) else {
+            return Ok(Watched::Done(Box::new(changed)));
+        };
+        if !dirty.draining {
+            progress.end();
+            return match dirty.why {
+                Some(why) => Err(anyhow::anyhow!(
+                    "{disk} is not drained, {} are dirty: {why}; 'hob drain {disk}' goes on",
+                    dirty.size.human()
+                )),
+                None => Ok(Watched::Done(Box::new(changed))),
+            };
+        }
+        progress.show(&dirty);
+        tokio::select! {
+            () = tokio::time::sleep(ASK_EVERY) => {}
+            result = tokio::signal::ctrl_c() => {
+                result?;
+                progress.end();
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "the drain of {disk} goes on; 'hob drain {disk}' shows it again, 'hob drain {disk} --stop' stops it"
+                );
+                return Ok(Watched::Left);
+            }
+        }
+        changed.disk = Some(client.disk(disk).await.map_err(explain)?);
+    }
+}
+
+/// A bar on a terminal, lines elsewhere; on stderr, so that stdout is the answer.
+struct Progress {
+    on_terminal: bool,
+    /// The most that was dirty.
+    whole: u64,
+    last_line: Option<std::time::Instant>,
+    shown: bool,
+}
+
+impl Progress {
+    fn new() -> Progress {
+        Progress { on_terminal: std::io::stderr().is_terminal(), whole: 0, last_line: None, shown: false }
+    }
+
+    fn show(&mut self, dirty: &Dirty) {
+        self.whole = self.whole.max(dirty.size.bytes());
+        let mut stderr = std::io::stderr();
+        // Nobody is left to be told when stderr is closed.
+        if self.on_terminal {
+            let _ = write!(stderr, "\r\x1b[2K{} {}", bar(self.whole, dirty), sentence(dirty));
+            self.shown = true;
+        } else if self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
+            let _ = writeln!(stderr, "{}", sentence(dirty));
+            self.last_line = Some(std::time::Instant::now());
+        }
+        let _ = stderr.flush();
+    }
+
+    fn end(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let _ = writeln!(std::io::stderr());
+        }
+    }
+}
+
+fn bar(whole: u64, dirty: &Dirty) -> String {
+    let done = whole - dirty.size.bytes().min(whole);
+    let filled =
+        if whole == 0 { 0 } else { (u128::from(done) * BAR_CELLS as u128 / u128::from(whole)) as usize };
+    format!("[{}{}]", "#".repeat(filled), ".".repeat(BAR_CELLS - filled))
+}
+
+/// How far a drain is.
+pub(super) fn sentence(dirty: &Dirty) -> String {
+    let mut text = format!("{} left", dirty.size.human());
+    if dirty.rate.bytes() > 0 {
+        text.push_str(&format!(", {}/s", dirty.rate.human()));
+    }
+    if let Some(seconds) = dirty.eta_seconds.filter(|_| dirty.size.bytes() > 0) {
+        text.push_str(&format!(", {} to go", time(seconds)));
+    }
+    if let Some(why) = &dirty.why {
+        text.push_str(&format!("; {why}"));
+    }
+    text
+}
+
+fn time(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+/// As a line of `disk show`.
+pub(super) fn state(dirty: &Dirty) -> String {
+    match (dirty.size.bytes(), dirty.draining) {
+        (0, false) => "nothing".to_owned(),
+        (_, true) => format!("{} (draining)", sentence(dirty)),
+        _ => sentence(dirty).replace(" left", ""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_control::Size;
+
+    use super::*;
+
+    fn dirty(mib: u64, rate_mib: u64, eta_seconds: Option<u64>, why: Option<&str>) -> Dirty {
+        Dirty {
+            size: Size(mib << 20),
+            lost: Size(0),
+            draining: true,
+            rate: Size(rate_mib << 20),
+            eta_seconds,
+            why: why.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn progress_is_said_with_rate_and_time_or_with_the_reason() {
+        assert_eq!(sentence(&dirty(512, 8, Some(64), None)), "512 MiB left, 8 MiB/s, 1 min 4 s to go");
+        assert_eq!(sentence(&dirty(512, 0, None, Some("it fails"))), "512 MiB left; it fails");
+        assert_eq!(
+            sentence(&dirty(1 << 20, 50, Some(20_972), None)),
+            "1 TiB left, 50 MiB/s, 5 h 49 min to go"
+        );
+    }
+
+    #[test]
+    fn the_bar_fills_with_what_is_done() {
+        assert_eq!(bar(100 << 20, &dirty(100, 0, None, None)), format!("[{}]", ".".repeat(24)));
+        assert_eq!(
+            bar(100 << 20, &dirty(50, 0, None, None)),
+            format!("[{}{}]", "#".repeat(12), ".".repeat(12))
+        );
+        assert_eq!(bar(100 << 20, &dirty(0, 0, None, None)), format!("[{}]", "#".repeat(24)));
+        assert_eq!(bar(0, &dirty(0, 0, None, None)).len(), 26);
+    }
+}

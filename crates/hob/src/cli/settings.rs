@@ -1,0 +1,108 @@
+//! How a cache is to work, as options: the same for `hob serve`, `hob cache enable` and `hob cache set`.
+//! Words come from the engine's tables.
+
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use hob_control::{CacheSettings, Size};
+use hob_engine::admission::Admission;
+use hob_engine::command::Layout;
+use hob_engine::preset::{COPIES, DESTAGE_ORDERS, MODES, PRESETS, Word};
+
+/// Parts of a cache.
+#[derive(Debug, Default, clap::Args)]
+#[group(id = "settings", multiple = true)]
+pub(super) struct Settings {
+    /// A set of parts, each of which the options below change; see docs/presets.md
+    #[arg(long, value_name = "NAME", value_parser = presets())]
+    preset: Option<String>,
+    /// What happens to writes
+    #[arg(long, value_parser = words(MODES))]
+    mode: Option<String>,
+    /// Does the cache survive a restart? write-back implies it
+    #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
+    persistent: Option<bool>,
+    /// One room for reads and writes (unified), or PERCENT of it for reads (split:PERCENT)
+    #[arg(long, value_parser = checked::<Layout>)]
+    layout: Option<String>,
+    /// What may come in: always, nth-access:N, ghost, each with +not-sequential:BYTES
+    #[arg(long, value_parser = checked::<Admission>)]
+    admission: Option<String>,
+    /// Replacement policy
+    #[arg(long, value_parser = super::cache::policy_names())]
+    policy: Option<String>,
+    /// Unit of fill and eviction, a power of two from 4K to 1M
+    #[arg(long, value_name = "SIZE")]
+    block_size: Option<Size>,
+    /// In which order dirty data goes to the backing
+    #[arg(long, value_name = "ORDER", value_parser = words(DESTAGE_ORDERS))]
+    destage_order: Option<String>,
+    /// Destaging starts when more than so many percent of the blocks are dirty
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    dirty_start: Option<u8>,
+    /// Destaging stops when no more than so many percent are
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    dirty_stop: Option<u8>,
+    /// Above so many percent, writes to blocks that are not in the cache go past it
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    dirty_full: Option<u8>,
+    /// For how many seconds the backing may lag; 0: until the shares say so
+    #[arg(long, value_name = "SECONDS")]
+    dirty_age_max: Option<u32>,
+    /// Copies on flash: of everything, or two of what is not on the backing
+    #[arg(long, value_name = "N", value_parser = words(COPIES))]
+    copies: Option<String>,
+    /// The backing always holds a state that existed; destaging is slower
+    #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
+    ordered: Option<bool>,
+}
+
+impl From<Settings> for CacheSettings {
+    fn from(settings: Settings) -> CacheSettings {
+        let Settings {
+            preset,
+            mode,
+            persistent,
+            layout,
+            admission,
+            policy,
+            block_size,
+            destage_order,
+            dirty_start,
+            dirty_stop,
+            dirty_full,
+            dirty_age_max,
+            copies,
+            ordered,
+        } = settings;
+        CacheSettings {
+            preset,
+            block_size,
+            policy,
+            mode,
+            persistent,
+            layout,
+            admission,
+            destage_order,
+            dirty_start,
+            dirty_stop,
+            dirty_full,
+            dirty_age_max,
+            copies,
+            ordered,
+        }
+    }
+}
+
+fn presets() -> PossibleValuesParser {
+    let values = PRESETS.iter().map(|row| PossibleValue::new(row.name).help(row.summary));
+    PossibleValuesParser::new(values)
+}
+
+fn words<T>(table: &'static [Word<T>]) -> PossibleValuesParser {
+    let values = table.iter().map(|row| PossibleValue::new(row.name).help(row.summary));
+    PossibleValuesParser::new(values)
+}
+
+/// A word that the daemon will understand, as it is.
+fn checked<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<String, String> {
+    text.parse::<T>().map(|_| text.to_owned()).map_err(|error| error.to_string())
+}

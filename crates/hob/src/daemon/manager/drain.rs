@@ -1,0 +1,296 @@
+//! Dirty data on its way to the backing: drains, begun, watched, stopped, and waited for by other changes.
+//!
+//! A drain holds the claim on its disk. It goes on when whoever asked has gone, and ends when nothing is dirty, when it is
+//! stopped, or when it cannot: then its end says why. What is dirty is looked at once a second.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::{Dirty, DiskChanged, Size};
+use hob_engine::command::{CacheChange, CommandError, Mode};
+use hob_engine::stats::DiskStats;
+use hob_engine::units::{DiskId, SECTOR_BYTES};
+use tokio::time::Instant;
+
+use super::caches::no_cache;
+use super::refusal::Refusal;
+use super::settings::engine_config;
+use super::{DiskEntry, Life, Manager};
+use crate::daemon::shard_api::{ShardError, ShardHandle};
+
+/// What is being done to a disk that is drained.
+pub(super) const DRAINING: &str = "drained";
+
+/// Pause between two looks at what is dirty.
+pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A drain that is done this soon is answered as done.
+const SOON: Duration = Duration::from_millis(200);
+
+/// The backing is said to take nothing after that long.
+const STUCK_AFTER: Duration = Duration::from_secs(5);
+
+/// Weight of the newest second in the rate.
+const NEWEST: f64 = 0.3;
+
+/// What was last seen of a cache's dirty data.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    seen: Option<Seen>,
+    /// The shard has been asked and has not answered.
+    asking: bool,
+    /// Why the last drain ended before it was done.
+    ended: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    at: Instant,
+    dirty_bytes: u64,
+    lost_bytes: u64,
+    destaged_bytes: u64,
+    errors: u64,
+    draining: bool,
+    /// Bytes a second, a moving mean.
+    rate: f64,
+    /// When destaging last got on.
+    moved: Instant,
+    /// Between the last two looks, writes to the backing failed.
+    failing: bool,
+}
+
+impl Manager {
+    /// Begins to bring dirty data to the backing, or goes on doing so.
+    pub(crate) async fn drain(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.begin_drain(&disk).await }).await
+    }
+
+    /// Ends a drain before it is done.
+    pub(crate) async fn drain_stop(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.stop_drain(&disk).await }).await
+    }
+
+    async fn begin_drain(self: &Arc<Self>, name: &str) -> Result<DiskChanged, Refusal> {
+        {
+            let inner = self.inner();
+            let disk = inner.disk(name)?;
+            let spec = disk.cache().ok_or_else(|| no_cache(name))?;
+            disk.shard()?;
+            if disk.busy == Some(DRAINING) {
+                drop(inner);
+                return self.disk_changed(name, vec!["the drain goes on".to_owned()]);
+            }
+            if spec.journal.is_none() || !disk.has_cache {
+                drop(inner);
+                let note = "nothing can be dirty in this cache: the backing has everything";
+                return self.disk_changed(name, vec![note.to_owned()]);
+            }
+        }
+        let claim = self.claim_disk(name, DRAINING)?;
+        let (shard, id) = self.shard_of(name)?;
+        let (manager, of) = (self.clone(), name.to_owned());
+        let drain = tokio::spawn(async move {
+            let result = shard.change_cache(id, CacheChange::Drain).await;
+            manager.look(&of, &shard, id).await;
+            manager.note_drained(&of, result.map(drop));
+            drop(claim);
+        });
+        let is_done = tokio::time::timeout(SOON, drain).await.is_ok();
+        if !is_done {
+            let (shard, id) = self.shard_of(name)?;
+            self.look(name, &shard, id).await;
+        }
+        self.disk_changed(name, Vec::new())
+    }
+
+    async fn stop_drain(self: &Arc<Self>, name: &str) -> Result<DiskChanged, Refusal> {
+        let (shard, id) = self.shard_of(name)?;
+        self.inner().disk(name)?.cache().ok_or_else(|| no_cache(name))?;
+        let mut notes = Vec::new();
+        match shard.change_cache(id, CacheChange::StopDrain).await {
+            Ok(_) => {}
+            Err(ShardError::Command(CommandError::NoCache | CommandError::NoJournal)) => {
+                notes.push("nothing was being drained".to_owned());
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.look(name, &shard, id).await;
+        self.disk_changed(name, notes)
+    }
+
+    fn note_drained(&self, name: &str, result: Result<(), ShardError>) {
+        let ended = match result {
+            Ok(()) => {
+                tracing::info!("{name} is drained: the backing has everything");
+                None
+            }
+            Err(ShardError::Command(CommandError::Stopped)) => Some("it was stopped".to_owned()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(why) = &ended {
+            tracing::warn!("the drain of {name} ended before it was done: {why}");
+        }
+        if let Ok(disk) = self.inner().disk_mut(name) {
+            disk.watch.ended = ended;
+        }
+    }
+
+    /// Has the cache write through, and brings what is dirty to the backing. The caller has claimed the disk, and says
+    /// afterwards how writes are to go on ([`Manager::tune`]).
+    pub(super) async fn clean(
+        self: &Arc<Self>,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+    ) -> Result<(), Refusal> {
+        let config = {
+            let inner = self.inner();
+            let disk = inner.disk(name)?;
+            let spec = disk.cache().ok_or_else(|| no_cache(name))?;
+            if !disk.has_cache || spec.journal.is_none() {
+                return Ok(());
+            }
+            engine_config(spec, inner.pool(&spec.pool)?.segment_bytes)?
+        };
+        let through = CacheChange::Tune(Mode::WriteThrough, config.destage, config.copies);
+        let drained = match shard.change_cache(id, through).await {
+            Ok(_) => shard.change_cache(id, CacheChange::Drain).await.map(drop),
+            Err(error) => Err(error),
+        };
+        match &drained {
+            // Nothing is left that could be dirty.
+            Err(ShardError::Command(CommandError::NoCache)) => return Ok(()),
+            result => self.note_drained(name, result.clone()),
+        }
+        drained.map_err(|error| match error {
+            ShardError::Command(CommandError::Stopped) => {
+                Refusal::conflict(format!("the drain of {name} was stopped, so nothing was changed"))
+            }
+            error => Refusal::from(error),
+        })
+    }
+
+    /// Looks at what is dirty in every cache that can have something.
+    pub(super) fn look_at_dirty(self: &Arc<Self>) {
+        let mut inner = self.inner();
+        for (name, disk) in &mut inner.disks {
+            let can_be_dirty = disk.has_cache && disk.cache().is_some_and(|spec| spec.journal.is_some());
+            let Life::Online(shard) = &disk.life else { continue };
+            if !can_be_dirty || disk.watch.asking {
+                continue;
+            }
+            let (manager, name, shard, id) = (self.clone(), name.clone(), shard.clone(), disk.id);
+            disk.watch.asking = true;
+            tokio::spawn(async move {
+                manager.look(&name, &shard, id).await;
+                if let Ok(disk) = manager.inner().disk_mut(&name) {
+                    disk.watch.asking = false;
+                }
+            });
+        }
+    }
+
+    /// Takes note of one disk's dirty data now.
+    pub(super) async fn look(&self, name: &str, shard: &ShardHandle, id: DiskId) {
+        let Ok(stats) = shard.stats(id).await else { return };
+        if let Ok(disk) = self.inner().disk_mut(name) {
+            disk.watch.note(&stats, Instant::now());
+        }
+    }
+}
+
+impl Watch {
+    fn note(&mut self, stats: &DiskStats, now: Instant) {
+        let before = self.seen.filter(|seen| seen.destaged_bytes <= stats.destaged_bytes);
+        let mut seen = Seen {
+            at: now,
+            dirty_bytes: stats.sectors_dirty * SECTOR_BYTES,
+            lost_bytes: stats.sectors_lost * SECTOR_BYTES,
+            destaged_bytes: stats.destaged_bytes,
+            errors: stats.destage_errors,
+            draining: stats.draining,
+            rate: 0.0,
+            moved: now,
+            failing: false,
+        };
+        if let Some(before) = before {
+            let seconds = now.duration_since(before.at).as_secs_f64();
+            let moved = stats.destaged_bytes - before.destaged_bytes;
+            if seconds < 0.1 {
+                // Too short for a rate.
+                seen =
+                    Seen { at: before.at, destaged_bytes: before.destaged_bytes, rate: before.rate, ..seen };
+            } else {
+                let newest = moved as f64 / seconds;
+                let first = before.rate == 0.0;
+                seen.rate = if first { newest } else { NEWEST * newest + (1.0 - NEWEST) * before.rate };
+                if seen.rate < 1.0 {
+                    seen.rate = 0.0;
+                }
+            }
+            seen.failing = seen.errors > before.errors || (before.failing && moved == 0);
+            if moved == 0 && seen.dirty_bytes > 0 {
+                seen.moved = before.moved;
+            }
+        }
+        self.seen = Some(seen);
+    }
+
+    /// Bytes a second that go to the backing.
+    pub(super) fn rate(&self) -> u64 {
+        self.seen.map_or(0, |seen| seen.rate as u64)
+    }
+
+    fn view(&self, draining: bool, now: Instant) -> Dirty {
+        let Some(seen) = self.seen else {
+            let (size, lost, rate) = (Size(0), Size(0), Size(0));
+            return Dirty { size, lost, draining, rate, eta_seconds: None, why: self.ended.clone() };
+        };
+        let draining = draining || seen.draining;
+        let eta = match seen.dirty_bytes {
+            0 => Some(0),
+            bytes if seen.rate > 0.0 => Some((bytes as f64 / seen.rate).ceil() as u64),
+            _ => None,
+        };
+        let stuck = now.duration_since(seen.moved);
+        let why = if seen.lost_bytes > 0 {
+            Some(format!(
+                "{} of it cannot be read from flash; 'hob cache discard-dirty' gives that up",
+                Size(seen.lost_bytes).human()
+            ))
+        } else if seen.failing {
+            Some(format!("{} writes to the backing failed; they are tried again", seen.errors))
+        } else if draining && seen.dirty_bytes > 0 && stuck >= STUCK_AFTER {
+            Some(format!("the backing has taken nothing for {} s", stuck.as_secs()))
+        } else if draining {
+            None
+        } else {
+            self.ended.as_ref().filter(|_| seen.dirty_bytes > 0).map(|why| format!("the last drain: {why}"))
+        };
+        Dirty {
+            size: Size(seen.dirty_bytes),
+            lost: Size(seen.lost_bytes),
+            draining,
+            rate: Size(seen.rate as u64),
+            eta_seconds: eta,
+            why,
+        }
+    }
+}
+
+impl DiskEntry {
+    /// What is dirty, as far as it was last seen; none where nothing can be.
+    pub(super) fn dirty(&self) -> Option<Dirty> {
+        self.cache()?.journal?;
+        // Of a disk that is offline nobody knows.
+        if !matches!(self.life, Life::Online(_)) {
+            return None;
+        }
+        Some(self.watch.view(self.busy == Some(DRAINING), Instant::now()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+//! What is said of dirty data, from what a shard counts.
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
+    let mut engine = hob_engine::Engine::new(hob_engine::Limits::default());
+    let config =
+        hob_engine::command::DiskConfig { size_bytes: 4096, access: hob_engine::command::Access::ReadWrite };
+    let (now, id) = (hob_engine::units::Instant(0), DiskId(0));
+    let add = hob_engine::command::Command::AddDisk(config);
+    engine.handle_command(now, hob_engine::units::CommandId(0), id, add);
+    let mut stats = engine.stats(now, id).unwrap();
+    stats.sectors_dirty = dirty / SECTOR_BYTES;
+    stats.destaged_bytes = destaged;
+    stats.destage_errors = errors;
+    stats
+}
+
+/// A watch that has seen these figures, a second apart, as seen at the last of them.
+fn watch(seen: &[(u64, u64, u64)]) -> (Watch, Instant) {
+    let mut watch = Watch::default();
+    let mut now = Instant::now();
+    for (dirty, destaged, errors) in seen {
+        now += Duration::from_secs(1);
+        watch.note(&figures(*dirty, *destaged, *errors), now);
+    }
+    (watch, now)
+}
+
+#[test]
+fn rate_and_time_left_follow_what_moves() {
+    let (watch, now) = watch(&[(100 * MIB, 0, 0), (90 * MIB, 10 * MIB, 0), (80 * MIB, 20 * MIB, 0)]);
+    let dirty = watch.view(true, now);
+    assert_eq!((dirty.size, dirty.rate, dirty.eta_seconds), (Size(80 * MIB), Size(10 * MIB), Some(8)));
+    assert_eq!((dirty.draining, dirty.why), (true, None));
+}
+
+#[test]
+fn two_looks_at_once_make_no_rate() {
+    let (mut watch, now) = watch(&[(100 * MIB, 0, 0), (90 * MIB, 10 * MIB, 0)]);
+    watch.note(&figures(89 * MIB, 11 * MIB, 0), now + Duration::from_millis(1));
+    assert_eq!(watch.view(true, now).rate, Size(10 * MIB));
+    watch.note(&figures(80 * MIB, 20 * MIB, 0), now + Duration::from_secs(1));
+    assert_eq!(watch.view(true, now).rate, Size(10 * MIB));
+}
+
+#[test]
+fn nothing_dirty_has_no_time_left() {
+    let (watch, now) = watch(&[(MIB, 0, 0), (0, MIB, 0)]);
+    assert_eq!((watch.view(false, now).eta_seconds, watch.view(false, now).why), (Some(0), None));
+}
+
+#[test]
+fn why_a_drain_does_not_get_on_is_said() {
+    let (failing, now) = watch(&[(MIB, 0, 0), (MIB, 0, 3), (MIB, 0, 3)]);
+    let dirty = failing.view(true, now);
+    assert!(dirty.why.unwrap().contains("3 writes to the backing failed"));
+    assert_eq!(dirty.eta_seconds, None);
+    let (stuck, now) = watch(&[(MIB, 0, 0); 8]);
+    assert!(stuck.view(true, now).why.unwrap().contains("taken nothing for 7 s"));
+    assert_eq!(stuck.view(false, now).why, None, "nobody waits for it");
+    let (mended, now) = watch(&[(2 * MIB, 0, 0), (2 * MIB, 0, 3), (MIB, MIB, 3)]);
+    assert_eq!(mended.view(true, now).why, None);
+}
+
+#[test]
+fn the_end_of_a_drain_that_was_not_done_is_remembered() {
+    let (mut watch, now) = watch(&[(MIB, 0, 0)]);
+    watch.ended = Some("it was stopped".into());
+    assert_eq!(watch.view(false, now).why.unwrap(), "the last drain: it was stopped");
+    watch.note(&figures(0, MIB, 0), now + Duration::from_secs(1));
+    assert_eq!(watch.view(false, now).why, None);
+}

@@ -1,0 +1,172 @@
+//! Dirty data of a cache that is refused, written into a file for rescue.
+//!
+//! The file is as large as the disk and sparse: each dirty sector lies where it lies on the disk. Beside it, `FILE.map` says in
+//! lines of text which ranges count: `data OFFSET BYTES`, and `lost OFFSET BYTES` for what flash cannot deliver any
+//! more. Neither file is written over an existing one.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hob_control::{DiskChanged, ExportDirty, Size};
+use hob_engine::units::SECTOR_BYTES;
+use hob_storage::pool::recovery::{self, Found};
+use hob_storage::pool::{OwnerId, Pool, SectorReader};
+
+use super::caches::no_cache;
+use super::refusal::Refusal;
+use super::{Life, Manager};
+
+/// What was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Exported {
+    pub(super) bytes: u64,
+    pub(super) lost_bytes: u64,
+}
+
+impl Manager {
+    /// Writes what is dirty in the cache of a disk that is offline into a file on this host.
+    pub(crate) async fn export_dirty(
+        self: &Arc<Self>,
+        disk: String,
+        export: ExportDirty,
+    ) -> Result<DiskChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.export(&disk, &export.path).await }).await
+    }
+
+    async fn export(self: &Arc<Self>, name: &str, path: &str) -> Result<DiskChanged, Refusal> {
+        let path = PathBuf::from(path);
+        if !path.is_absolute() {
+            return Err(Refusal::invalid(format!("{} is not an absolute path", path.display())));
+        }
+        let claim = self.claim_disk(name, "exported")?;
+        let (flash, owner) = {
+            let inner = self.inner();
+            let disk = inner.disk(name)?;
+            let spec = disk.cache().ok_or_else(|| no_cache(name))?;
+            if !matches!(disk.life, Life::Offline(_)) {
+                return Err(Refusal::conflict(format!(
+                    "{name} is online: what is dirty can be read from the disk"
+                ))
+                .hint(format!("'hob drain {name}' brings it to the backing")));
+            }
+            let journal = spec.journal.ok_or_else(|| {
+                Refusal::conflict("nothing can be dirty in this cache: the backing has everything")
+            })?;
+            (inner.pool(&spec.pool)?.flash.clone(), OwnerId(journal.owner.0))
+        };
+        let to = path.clone();
+        let exported = flash.read(move |pool| export_to(pool, owner, &to)).await?;
+        drop(claim);
+        tracing::info!(
+            "{name}: {} of dirty data were exported to {}",
+            Size(exported.bytes).human(),
+            path.display()
+        );
+        let mut notes = vec![format!(
+            "{} of dirty data are in {path}, each sector where it lies on the disk; {path}.map says which ranges count",
+            Size(exported.bytes).human(),
+            path = path.display()
+        )];
+        if exported.lost_bytes > 0 {
+            notes.push(format!("{} cannot be read from flash", Size(exported.lost_bytes).human()));
+        }
+        self.disk_changed(name, notes)
+    }
+}
+
+/// Writes both files.
+fn export_to(pool: &Pool, owner: OwnerId, path: &Path) -> Result<Exported, Refusal> {
+    let found =
+        recovery::recover(pool, owner, |_, _| ()).map_err(|error| Refusal::failed(error.to_string()))?;
+    let (recovered, remains) = match found {
+        Found::Recovered(recovered, remains) => (recovered, remains),
+        Found::Nothing(_) => return Err(Refusal::conflict("the cache holds nothing")),
+        Found::Damaged { what, .. } => {
+            return Err(Refusal::conflict(format!(
+                "the journal of the cache is damaged ({what}): what was dirty cannot be told from what was not"
+            )));
+        }
+    };
+    let failed = |error: io::Error| Refusal::failed(format!("cannot write {}: {error}", path.display()));
+    let mut map_path = path.as_os_str().to_owned();
+    map_path.push(".map");
+    let file = File::create_new(path).map_err(failed)?;
+    let map_file = File::create_new(&map_path).map_err(failed)?;
+    let mut map = Map { to: io::BufWriter::new(&map_file), run: None };
+    let disk_bytes = recovered.summary.disk_bytes;
+    file.set_len(disk_bytes).map_err(failed)?;
+    let mut reader = SectorReader::new(pool).map_err(|error| Refusal::failed(error.to_string()))?;
+    let mut exported = Exported::default();
+    for sector in recovered.dirty() {
+        let offset = sector.sector * SECTOR_BYTES;
+        let len = SECTOR_BYTES.min(disk_bytes.saturating_sub(offset));
+        match reader.read_dirty(&remains.data, &sector) {
+            Ok(bytes) => {
+                file.write_all_at(&bytes[..len as usize], offset).map_err(failed)?;
+                exported.bytes += len;
+                map.add("data", offset, len).map_err(failed)?;
+            }
+            Err(lost) => {
+                tracing::warn!("the dirty sector at {offset} is lost: {lost}");
+                exported.lost_bytes += len;
+                map.add("lost", offset, len).map_err(failed)?;
+            }
+        }
+    }
+    map.end().map_err(failed)?;
+    file.sync_all().and_then(|()| map_file.sync_all()).map_err(failed)?;
+    Ok(exported)
+}
+
+/// Lines of ranges; neighbours of one kind become one.
+struct Map<W: Write> {
+    to: W,
+    run: Option<(&'static str, u64, u64)>,
+}
+
+impl<W: Write> Map<W> {
+    fn add(&mut self, kind: &'static str, offset: u64, len: u64) -> io::Result<()> {
+        match &mut self.run {
+            Some((of, first, bytes)) if *of == kind && *first + *bytes == offset => *bytes += len,
+            _ => {
+                self.flush()?;
+                self.run = Some((kind, offset, len));
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self.run.take() {
+            Some((kind, offset, bytes)) => writeln!(self.to, "{kind} {offset} {bytes}"),
+            None => Ok(()),
+        }
+    }
+
+    fn end(mut self) -> io::Result<()> {
+        self.flush()?;
+        self.to.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_share_a_line() {
+        let mut text = Vec::new();
+        let mut map = Map { to: &mut text, run: None };
+        for (kind, offset, len) in
+            [("data", 0, 4096), ("data", 4096, 4096), ("lost", 8192, 4096), ("lost", 16384, 512)]
+        {
+            map.add(kind, offset, len).unwrap();
+        }
+        map.end().unwrap();
+        assert_eq!(String::from_utf8(text).unwrap(), "data 0 8192\nlost 8192 4096\nlost 16384 512\n");
+    }
+}

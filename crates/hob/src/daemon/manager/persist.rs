@@ -1,0 +1,280 @@
+//! Persistent caches: the rings of their journals, the room these take, and what is kept of a cache that is closed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::Size;
+use hob_engine::command::{CacheChange, Copies, NewRing, Segment};
+use hob_engine::journal::{PAGE_BYTES, ring_pages_min};
+use hob_storage::pool::OwnerId;
+
+use super::caches::no_cache;
+use super::refusal::Refusal;
+use super::{Inner, Life, Manager};
+use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
+
+/// How long closing a cache may take when the daemon ends.
+const CLOSE_MAX: Duration = Duration::from_secs(30);
+
+/// A drain at the end of the daemon is given up when nothing has reached the backing for that long.
+const STUCK_MAX: Duration = Duration::from_secs(30);
+
+impl Manager {
+    /// Room for the next ring of a disk's journal, for a cache of so many data segments; nothing for a volatile cache. What is
+    /// taken is held by the disk already.
+    pub(super) async fn new_ring(
+        self: &Arc<Self>,
+        name: &str,
+        data_segments: u64,
+    ) -> Result<(Option<NewRing>, Vec<Segment>), Refusal> {
+        let (flash, pool, journal, identity, copies, segments) = {
+            let mut inner = self.inner();
+            let spec = inner.disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
+            let entry = inner.pool(&spec.pool)?;
+            let (flash, segments) =
+                (entry.flash.clone(), ring_segments(&spec, data_segments, entry.segment_bytes));
+            let disk = inner.disk_mut(name)?;
+            let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) else {
+                return Ok((None, Vec::new()));
+            };
+            // A number is never used twice, and so it is kept before it is used.
+            journal.ring += 1;
+            (flash, spec.pool.clone(), *journal, disk.identity, ring_copies(spec.copies), segments)
+        };
+        self.save().await?;
+        let owner = OwnerId(journal.owner.0);
+        let ((number, ring), devices) =
+            flash.allocate_ring(owner, journal.ring, copies, segments).await.map_err(|refusal| {
+                let what = format!("the journal of {name} has no room: {}", refusal.problem.error);
+                Refusal { kind: refusal.kind, problem: hob_control::Problem::new(what) }
+                    .hint("make the cache smaller by that, or add a device")
+            })?;
+        let mut inner = self.inner();
+        let entry = inner.pool_mut(&pool)?;
+        entry.refresh(&devices);
+        let known = |segment| entry.on_shards(segment).expect("rings lie on devices that the shards know");
+        let copies: Vec<Vec<Segment>> =
+            ring.into_iter().map(|copy| copy.into_iter().map(known).collect()).collect();
+        let room = copies.concat();
+        let disk = inner.disk_mut(name)?;
+        disk.ring.extend(&room);
+        disk.ring_copies = copies.len();
+        if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
+            journal.ring = number;
+        }
+        let cache = journal.owner.0.to_le_bytes();
+        Ok((Some(NewRing { cache, number, identity, copies }), room))
+    }
+
+    /// Gives those caches of a pool a second copy of their journal that lack it, if there is a device for it now.
+    pub(super) async fn mirror_again(self: &Arc<Self>, pool: &str) {
+        let lacking: Vec<String> = {
+            let inner = self.inner();
+            let Ok(ground) = inner.ground(pool) else { return };
+            let lacks = |disk: &&super::DiskEntry| {
+                disk.lacks_copies()
+                    && disk.cache().is_some_and(|spec| spec.pool == pool)
+                    && ground.devices > 1
+            };
+            inner.disks.values().filter(lacks).map(|disk| disk.wanted.name.clone()).collect()
+        };
+        for name in lacking {
+            let Ok(_claim) = self.claim_disk(&name, "given a second copy") else { continue };
+            match self.renew_ring(&name).await {
+                Ok(()) => tracing::info!("the journal of {name} is mirrored as far as there are devices"),
+                Err(refusal) => tracing::warn!("the journal of {name} stays as it is: {refusal}"),
+            }
+        }
+    }
+
+    /// Gives the journal a new ring, of as many copies as are wanted now.
+    pub(super) async fn renew_ring(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+        let (pool, segments) = {
+            let inner = self.inner();
+            let disk = inner.disk(name)?;
+            let spec = disk.cache().ok_or_else(|| no_cache(name))?;
+            if !disk.has_cache || spec.journal.is_none() {
+                return Ok(());
+            }
+            (spec.pool.clone(), disk.held.len() as u64)
+        };
+        let renew = |ring: &Option<NewRing>| CacheChange::Shrink(0, ring.clone());
+        let released = self.restructure(name, segments, renew).await?;
+        let free = self.let_go(name, &released, |_| false);
+        self.give_back(&pool, &free).await;
+        Ok(())
+    }
+
+    /// What a journal costs, as a note.
+    pub(super) fn about_journal(&self, name: &str) -> Result<Option<String>, Refusal> {
+        let inner = self.inner();
+        let disk = inner.disk(name)?;
+        let (Some(spec), false) = (disk.cache(), disk.ring.is_empty()) else { return Ok(None) };
+        let bytes = disk.ring.len() as u64 * inner.pool(&spec.pool)?.segment_bytes;
+        let copies = disk.ring_copies;
+        let mirrored = if copies == 2 { ", in two copies on different devices" } else { "" };
+        Ok(Some(format!(
+            "its journal takes {} of pool {} besides{mirrored}; a change of the cache's size needs as much for a moment",
+            Size(bytes),
+            spec.pool
+        )))
+    }
+
+    /// Frees whatever an owner has that no disk uses. For caches that were given up.
+    pub(super) async fn forget_owner(&self, spec: &CacheSpec) {
+        let Some(journal) = spec.journal else { return };
+        let flash = match self.inner().pool(&spec.pool) {
+            Ok(entry) => entry.flash.clone(),
+            Err(_) => return,
+        };
+        if let Err(refusal) = release_owner(&flash, journal).await {
+            tracing::warn!("pool {}: {refusal}", spec.pool);
+        }
+        self.refresh_owners(&spec.pool).await;
+    }
+
+    /// Takes note of who has persistent caches in a pool, and of how much is free.
+    pub(super) async fn refresh_owners(&self, pool: &str) {
+        let Ok(flash) = self.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
+        match flash.owners().await {
+            Ok((owners, devices)) => {
+                if let Ok(entry) = self.inner().pool_mut(pool) {
+                    entry.owners = owners;
+                    entry.refresh(&devices);
+                }
+            }
+            Err(refusal) => tracing::warn!("pool {pool}: {refusal}"),
+        }
+    }
+
+    /// Brings every persistent cache to rest and keeps what is needed to believe it next time. New clients are not
+    /// let in any more. With `drain`, dirty data goes to the backings first, as far as they take it.
+    pub(crate) async fn close(self: &Arc<Self>, drain: bool) {
+        let disks: Vec<String> = {
+            let inner = self.inner();
+            let is_persistent = |disk: &&super::DiskEntry| {
+                matches!(disk.life, Life::Online(_))
+                    && disk.cache().is_some_and(|spec| spec.journal.is_some())
+            };
+            inner.disks.values().filter(is_persistent).map(|disk| disk.wanted.name.clone()).collect()
+        };
+        let mut closing = tokio::task::JoinSet::new();
+        for name in disks {
+            let manager = self.clone();
+            closing.spawn(async move {
+                if drain {
+                    manager.drain_at_end(&name).await;
+                }
+                if tokio::time::timeout(CLOSE_MAX, manager.close_disk(&name)).await.is_err() {
+                    tracing::warn!(
+                        "{name} was not closed within {} s; its cache will be recovered from its journal",
+                        CLOSE_MAX.as_secs()
+                    );
+                }
+            });
+        }
+        while closing.join_next().await.is_some() {}
+        if let Err(refusal) = self.save().await {
+            tracing::error!("{refusal}");
+        }
+    }
+
+    async fn close_disk(self: &Arc<Self>, name: &str) {
+        let Ok((shard, id)) = self.shard_of(name) else { return };
+        self.exports.remove(name);
+        match shard.remove_disk(id).await {
+            Ok(gone) => {
+                let mut inner = self.inner();
+                let Ok(disk) = inner.disk_mut(name) else { return };
+                disk.life = Life::Offline("the daemon is ending".to_owned());
+                let mark = gone
+                    .changed
+                    .map(|mark| Closed { size_bytes: mark.size_bytes, modified_ns: mark.modified_ns });
+                if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
+                    journal.closed = mark;
+                }
+                tracing::info!("the cache of {name} is closed");
+            }
+            Err(error) => tracing::warn!("{name} was not closed: {error}"),
+        }
+    }
+
+    /// Drains a disk for as long as something moves.
+    async fn drain_at_end(self: &Arc<Self>, name: &str) {
+        let Ok((shard, id)) = self.shard_of(name) else { return };
+        let clean = self.clean(name, &shard, id);
+        tokio::pin!(clean);
+        let (mut moved, mut at) = (u64::MAX, tokio::time::Instant::now());
+        loop {
+            tokio::select! {
+                result = &mut clean => {
+                    if let Err(refusal) = result {
+                        tracing::warn!("{name} keeps dirty data in its cache: {refusal}");
+                    }
+                    return;
+                }
+                () = tokio::time::sleep(super::drain::LOOK_EVERY) => {}
+            }
+            let destaged = shard.stats(id).await.map_or(moved, |stats| stats.destaged_bytes);
+            if destaged != moved {
+                (moved, at) = (destaged, tokio::time::Instant::now());
+            } else if at.elapsed() >= STUCK_MAX {
+                tracing::warn!(
+                    "the drain of {name} got nowhere for {} s; what is dirty stays in its cache",
+                    STUCK_MAX.as_secs()
+                );
+                return;
+            }
+        }
+    }
+}
+
+impl super::DiskEntry {
+    /// There is one copy of what is dirty, and there should be two.
+    pub(super) fn lacks_copies(&self) -> bool {
+        let wanted =
+            self.cache().filter(|spec| spec.journal.is_some()).map_or(0, |spec| ring_copies(spec.copies));
+        self.has_cache && !self.ring.is_empty() && self.ring_copies < wanted
+    }
+}
+
+impl Inner {
+    /// The owners of all caches that disks are to have.
+    pub(super) fn known_owners(&self) -> Vec<OwnerId> {
+        let journals = self.disks.values().filter_map(|disk| disk.cache()?.journal);
+        journals.map(|journal| OwnerId(journal.owner.0)).collect()
+    }
+}
+
+pub(super) async fn release_owner(flash: &super::Flash, journal: JournalSpec) -> Result<(), Refusal> {
+    let segments = flash.segments_of(OwnerId(journal.owner.0)).await?;
+    if !segments.is_empty() {
+        flash.release(segments).await?;
+    }
+    Ok(())
+}
+
+/// Copies of a journal: as many as of dirty data.
+fn ring_copies(copies: Copies) -> usize {
+    match copies {
+        Copies::One => 1,
+        Copies::TwoOfDirty | Copies::TwoOfAll => 2,
+    }
+}
+
+/// Room that a cache's journal needs, in a pool of its own, bytes: for the ring in use and for the one after it.
+pub(super) fn journal_room(spec: &CacheSpec, segment_bytes: u64) -> u64 {
+    let data = spec.size.bytes().div_ceil(segment_bytes);
+    2 * ring_segments(spec, data, segment_bytes) * ring_copies(spec.copies) as u64 * segment_bytes
+}
+
+/// Segments that each copy of a ring takes.
+fn ring_segments(spec: &CacheSpec, data_segments: u64, segment_bytes: u64) -> u64 {
+    if spec.journal.is_none() {
+        return 0;
+    }
+    let block_bytes = u32::try_from(spec.block_size.bytes()).unwrap_or(u32::MAX);
+    let frames = data_segments * (segment_bytes / u64::from(block_bytes)).max(1);
+    let pages = ring_pages_min(frames, block_bytes, segment_bytes);
+    (pages * PAGE_BYTES as u64).div_ceil(segment_bytes).max(1)
+}

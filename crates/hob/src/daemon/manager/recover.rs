@@ -1,0 +1,302 @@
+//! What an earlier daemon left in a persistent cache: read, compared with the backing, and used, given up or refused.
+//!
+//! This happens before the disk is offered to clients: with dirty data there is no other way, and without it is simplest. A
+//! cache that is refused stays as it is until somebody decides ([`fencing`](super::fencing)).
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hob_control::Size;
+use hob_engine::command::{CacheChange, DataSegment, Enable, Mode, NewRing};
+use hob_engine::journal::{Recovered, Summary};
+use hob_engine::units::SECTOR_BYTES;
+use hob_storage::pool::OwnerId;
+use hob_storage::pool::recovery::Found;
+use tokio::time::Instant;
+
+use super::fencing::{Changed, Same, Sample, Verdict, judge};
+use super::fit::places;
+use super::flash::blocking;
+use super::refusal::Refusal;
+use super::settings::engine_config;
+use super::{Life, Manager};
+use crate::daemon::hardware::{Backing, ChangeMark};
+use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
+
+/// Clean sectors that are compared with the backing.
+const SAMPLES: usize = 64;
+
+/// A cache that was refused is read again after this, or after many times what reading it took.
+const RETRY_MIN: Duration = Duration::from_secs(5);
+
+/// So many times.
+const RETRY_TIMES: u32 = 20;
+
+/// A cache that is to go on.
+pub(super) struct Kept {
+    recovered: Box<Recovered>,
+    /// Its data segments, as the shards call them, in the order in which its frames are numbered.
+    data: Vec<DataSegment>,
+}
+
+impl Manager {
+    /// Finds out what a disk's persistent cache holds and whether that is to be believed. The backing is read for it.
+    pub(super) async fn recover(
+        self: &Arc<Self>,
+        name: &str,
+        spec: &CacheSpec,
+        backing: Backing,
+    ) -> Result<(Backing, Option<Kept>, Vec<String>), Refusal> {
+        let Some(journal) = spec.journal else { return Ok((backing, None, Vec::new())) };
+        let began = Instant::now();
+        let result = self.recover_now(name, spec, journal, backing).await;
+        if let Err(refusal) = &result {
+            tracing::debug!("{name}: {refusal}");
+            let pause = (began.elapsed() * RETRY_TIMES).max(RETRY_MIN);
+            self.inner().disk_mut(name)?.retry_after = Some(Instant::now() + pause);
+        }
+        result
+    }
+
+    async fn recover_now(
+        self: &Arc<Self>,
+        name: &str,
+        spec: &CacheSpec,
+        journal: JournalSpec,
+        backing: Backing,
+    ) -> Result<(Backing, Option<Kept>, Vec<String>), Refusal> {
+        let began = Instant::now();
+        let (flash, missing) = {
+            let inner = self.inner();
+            let entry = inner.pool(&spec.pool)?;
+            let missing = entry.devices.iter().filter(|device| device.ids.is_none());
+            (entry.flash.clone(), missing.map(|device| device.path.display().to_string()).collect::<Vec<_>>())
+        };
+        let manager = self.clone();
+        let of = name.to_owned();
+        let report = move |done: u64, all: u64| manager.note_recovery(&of, done, all);
+        let found = flash.recover(OwnerId(journal.owner.0), report).await?;
+        if !missing.is_empty() {
+            self.check_missing(name, spec, journal, &found, &missing)?;
+        }
+        let (recovered, remains) = match found {
+            Found::Recovered(recovered, remains) => (recovered, remains),
+            Found::Nothing(remains) => {
+                let is_new = remains.rings.is_empty() && remains.data.is_empty();
+                self.forget_owner(spec).await;
+                let note = "its cache held nothing that could be recovered, and starts empty".to_owned();
+                return Ok((backing, None, if is_new { Vec::new() } else { vec![note] }));
+            }
+            Found::Damaged { what, .. } if spec.mode == Mode::WriteBack => {
+                return Err(refused(name, &format!("the journal of its cache is damaged ({what})")));
+            }
+            Found::Damaged { what, .. } => {
+                self.forget_owner(spec).await;
+                let note = format!("the journal of its cache is damaged ({what}); the cache starts empty");
+                return Ok((backing, None, vec![note]));
+            }
+        };
+        let summary = recovered.summary;
+        let (backing, verdict, why) = {
+            let samples = recovered.samples(SAMPLES);
+            blocking(move || compare(backing, &summary, journal.closed, &samples)).await??
+        };
+        tracing::info!(
+            "the cache of {name} was recovered in {} ms: {} of data, {} of it dirty, {}",
+            began.elapsed().as_millis(),
+            bytes(summary.sectors_valid),
+            bytes(summary.sectors_dirty),
+            if summary.clean { "closed cleanly" } else { "not closed" }
+        );
+        match verdict {
+            Verdict::Refuse => Err(refused(
+                name,
+                &format!("{why}, and {} of its cache are not on it", bytes(summary.sectors_dirty)),
+            )),
+            Verdict::Empty => {
+                self.forget_owner(spec).await;
+                Ok((backing, None, vec![format!("{why}; its cache starts empty")]))
+            }
+            Verdict::Believe => {
+                let inner = self.inner();
+                let entry = inner.pool(&spec.pool)?;
+                let on_shards = |segment: DataSegment| {
+                    let place = entry.on_shards(segment.place)?;
+                    Some(DataSegment { place, ..segment })
+                };
+                let data: Option<Vec<_>> = remains.data.into_iter().map(on_shards).collect();
+                let data = data.ok_or_else(|| Refusal::failed("a device of the pool has gone again"))?;
+                Ok((backing, Some(Kept { recovered, data }), Vec::new()))
+            }
+        }
+    }
+
+    /// Without all devices, only a journal that is the newest and misses nothing is used.
+    fn check_missing(
+        &self,
+        name: &str,
+        spec: &CacheSpec,
+        journal: JournalSpec,
+        found: &Found,
+        missing: &[String],
+    ) -> Result<(), Refusal> {
+        let is_whole = match found {
+            Found::Recovered(recovered, remains) => {
+                let newest = remains.rings.first().map_or(0, |ring| ring.number);
+                newest >= journal.ring && recovered.summary.sectors_missing == 0
+            }
+            _ => false,
+        };
+        // Only write-back leaves anything dirty; the state was kept before it began, and after it had ended.
+        if is_whole || spec.mode != Mode::WriteBack {
+            return Ok(());
+        }
+        let devices = missing.join(", ");
+        Err(refused(
+            name,
+            &format!("{devices} of pool {} is not there and may hold dirty data of its cache", spec.pool),
+        ))
+    }
+
+    fn note_recovery(&self, name: &str, done: u64, all: u64) {
+        let percent = (u128::from(done) * 100).checked_div(u128::from(all)).unwrap_or(0);
+        let reason = format!("its cache is being recovered, {percent} % of its journal is read");
+        if let Ok(disk) = self.inner().disk_mut(name)
+            && let Life::Offline(known) = &mut disk.life
+            && *known != reason
+        {
+            *known = reason;
+        }
+    }
+
+    /// Gives a shard's disk the cache that was kept. The caller has claimed the disk, and nobody is let in yet.
+    pub(super) async fn enable_kept(self: &Arc<Self>, name: &str, kept: Kept) -> Result<(), Refusal> {
+        let Kept { recovered, data } = kept;
+        let was_block_bytes = recovered.summary.block_bytes;
+        let (spec, config) = {
+            let mut inner = self.inner();
+            let segment_bytes = {
+                let spec = inner.disk(name)?.cache().ok_or_else(|| super::caches::no_cache(name))?;
+                inner.pool(&spec.pool)?.segment_bytes
+            };
+            let disk = inner.disk_mut(name)?;
+            let Some(spec) = disk.wanted.cache.as_mut() else { return Ok(()) };
+            if let Some(journal) = &mut spec.journal {
+                // From now on the backing changes; kept with the number of the new ring.
+                journal.closed = None;
+            }
+            (spec.clone(), engine_config(spec, segment_bytes)?)
+        };
+        // It goes on as it was; what has been set since is applied afterwards.
+        let as_it_was = hob_engine::command::CacheConfig { block_bytes: was_block_bytes, ..config };
+        let (segments, recovered) = (data.clone(), Mutex::new(Some(*recovered)));
+        let enable = |ring: &Option<NewRing>| {
+            CacheChange::Enable(Box::new(Enable {
+                config: as_it_was,
+                segments: segments.clone(),
+                journal: ring.clone(),
+                recovered: recovered.lock().ok().and_then(|mut recovered| recovered.take()),
+            }))
+        };
+        self.restructure(name, data.len() as u64, enable).await?;
+        {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.held = places(&data);
+            disk.has_cache = true;
+            disk.retry_after = None;
+        }
+        self.release_leftovers(name, &spec).await;
+        if as_it_was.block_bytes != config.block_bytes {
+            self.configure(name).await?;
+        }
+        Ok(())
+    }
+
+    /// Frees what a cache has in its pool and does not use: old rings, and what a crash left of changes.
+    async fn release_leftovers(&self, name: &str, spec: &CacheSpec) {
+        let Some(journal) = spec.journal else { return };
+        let Ok(flash) = self.inner().pool(&spec.pool).map(|entry| entry.flash.clone()) else { return };
+        let leftovers = match flash.segments_of(OwnerId(journal.owner.0)).await {
+            Ok(all) => {
+                let inner = self.inner();
+                let (Ok(entry), Ok(disk)) = (inner.pool(&spec.pool), inner.disk(name)) else { return };
+                let is_used = |segment: &hob_engine::command::Segment| {
+                    disk.held.contains(segment) || disk.ring.contains(segment)
+                };
+                all.into_iter()
+                    .filter_map(|segment| entry.on_shards(segment))
+                    .filter(|s| !is_used(s))
+                    .collect::<Vec<_>>()
+            }
+            Err(refusal) => return tracing::warn!("pool {}: {refusal}", spec.pool),
+        };
+        self.give_back(&spec.pool, &leftovers).await;
+    }
+}
+
+/// Is what the cache holds what the backing holds, and if not, why?
+fn compare(
+    mut backing: Backing,
+    summary: &Summary,
+    closed: Option<Closed>,
+    samples: &[(u64, u32)],
+) -> Result<(Backing, Verdict, String), Refusal> {
+    let info = backing.info().clone();
+    let same_size = info.size_bytes == summary.disk_bytes;
+    let same = if same_size && info.identity == summary.identity { Same::Yes } else { Same::No };
+    let changed = match (summary.clean, closed, info.changed) {
+        (true, Some(Closed { size_bytes, modified_ns }), Some(now)) => {
+            if now == (ChangeMark { size_bytes, modified_ns }) { Changed::No } else { Changed::Yes }
+        }
+        _ => Changed::Unknown,
+    };
+    let verdict = judge(same, changed, summary.sectors_dirty > 0, || sample(&mut backing, samples))?;
+    let why = match (same_size, same, changed) {
+        (false, ..) => format!(
+            "its backing has {} bytes and had {} when the cache was in use",
+            info.size_bytes, summary.disk_bytes
+        ),
+        (_, Same::No, _) => {
+            format!("its backing is another one than before: now it is {}", info.identity_text)
+        }
+        (_, _, Changed::Yes) => "its backing was changed while hob did not serve it".to_owned(),
+        _ => "its backing does not hold what the cache remembers of it".to_owned(),
+    };
+    Ok((backing, verdict, why))
+}
+
+fn sample(backing: &mut Backing, samples: &[(u64, u32)]) -> Result<Sample, Refusal> {
+    let size = backing.info().size_bytes;
+    let mut bytes = vec![0; SECTOR_BYTES as usize];
+    let mut sums = Vec::new();
+    for (sector, sum) in samples {
+        let offset = sector * SECTOR_BYTES;
+        // The last sector may end before its time.
+        let len = SECTOR_BYTES.min(size.saturating_sub(offset)) as usize;
+        bytes.fill(0);
+        backing.read_before_attach(offset, &mut bytes[..len]).map_err(|error| {
+            Refusal::failed(format!(
+                "its backing cannot be compared with its cache: sector {sector}: {error:?}"
+            ))
+            .hint("repair the backing; it is tried again every few seconds")
+        })?;
+        sums.clear();
+        hob_storage::checksum::sector_sums(&bytes, &mut sums);
+        if sums != [*sum] {
+            return Ok(Sample::Differs);
+        }
+    }
+    Ok(Sample::Fits)
+}
+
+fn refused(name: &str, why: &str) -> Refusal {
+    Refusal::conflict(why).hint(format!(
+        "put it right, or save the dirty data with 'hob cache export-dirty {name} FILE' and give it up with 'hob cache \
+         discard-dirty {name} --yes'"
+    ))
+}
+
+fn bytes(sectors: u64) -> String {
+    Size(sectors * SECTOR_BYTES).human()
+}

@@ -1,0 +1,283 @@
+//! What a cache is to be, from what was asked for: the parts of a preset or of the cache as it is,
+//! changed one by one, and checked against each other. Refusals say what to do.
+
+use hob_control::{CacheSettings, Size};
+use hob_engine::command::{CacheConfig, Copies, Mode};
+use hob_engine::policy::{POLICIES, PolicyKind};
+use hob_engine::preset::{OneDevice, PRESETS, Preset, preset};
+use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
+
+use super::refusal::Refusal;
+use crate::daemon::state::{CacheSpec, DestageSpec, JournalSpec};
+
+/// Devices of a pool that two copies need.
+const DEVICES_FOR_COPIES: usize = 2;
+
+/// What a cache is made of: the pool it lies in, how large it is there, and what can be used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ground {
+    /// Of the pool, bytes.
+    pub(super) segment_bytes: u64,
+    /// That give segments.
+    pub(super) devices: usize,
+}
+
+/// A new cache.
+pub(super) fn new_spec(
+    pool: String,
+    size: Size,
+    settings: &CacheSettings,
+    ground: Ground,
+) -> Result<(CacheSpec, Vec<String>), Refusal> {
+    let mut spec = of_preset(&PRESETS[0]);
+    spec.pool = pool;
+    spec.size = size;
+    let mut notes = apply(&mut spec, settings, ground)?;
+    notes.extend(round_up(&mut spec, ground.segment_bytes)?);
+    Ok((spec, notes))
+}
+
+/// A cache that is to be different.
+pub(super) fn changed_spec(
+    before: &CacheSpec,
+    size: Option<Size>,
+    settings: &CacheSettings,
+    ground: Ground,
+) -> Result<(CacheSpec, Vec<String>), Refusal> {
+    let mut spec = before.clone();
+    let mut notes = apply(&mut spec, settings, ground)?;
+    if let Some(size) = size {
+        spec.size = size;
+        notes.extend(round_up(&mut spec, ground.segment_bytes)?);
+    }
+    Ok((spec, notes))
+}
+
+/// As the engine takes it.
+pub(super) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<CacheConfig, Refusal> {
+    let unknown = || Refusal::failed(format!("this hob has no policy '{}'", spec.policy));
+    Ok(CacheConfig {
+        block_bytes: u32::try_from(spec.block_size.bytes()).unwrap_or(u32::MAX),
+        segment_bytes,
+        policy: PolicyKind::from_name(&spec.policy).ok_or_else(unknown)?,
+        admission: spec.admission,
+        mode: spec.mode,
+        layout: spec.layout,
+        destage: spec.destage.engine(),
+        copies: spec.copies,
+    })
+}
+
+/// The preset whose parts a cache has.
+pub(super) fn preset_of(spec: &CacheSpec) -> Option<&'static str> {
+    let is_like = |row: &&Preset| {
+        let other = of_preset(row);
+        let copies =
+            spec.copies == row.copies || (spec.copies == Copies::One && row.one_device == OneDevice::OneCopy);
+        let place = CacheSpec {
+            pool: spec.pool.clone(),
+            size: spec.size,
+            copies: spec.copies,
+            journal: None,
+            ..other
+        };
+        copies
+            && row.persistent == spec.journal.is_some()
+            && place == CacheSpec { journal: None, ..spec.clone() }
+    };
+    PRESETS.iter().find(is_like).map(|row| row.name)
+}
+
+fn of_preset(row: &Preset) -> CacheSpec {
+    CacheSpec {
+        pool: String::new(),
+        size: Size(0),
+        block_size: Size(u64::from(row.block_bytes)),
+        policy: row.policy.to_owned(),
+        mode: row.mode,
+        layout: row.layout,
+        admission: row.admission,
+        destage: DestageSpec::of(&row.destage),
+        copies: row.copies,
+        journal: row.persistent.then(JournalSpec::new),
+    }
+}
+
+/// Changes the parts that are named. Says what is not as one may think.
+fn apply(spec: &mut CacheSpec, settings: &CacheSettings, ground: Ground) -> Result<Vec<String>, Refusal> {
+    let CacheSettings {
+        preset: preset_name,
+        block_size,
+        policy,
+        mode,
+        persistent,
+        layout,
+        admission,
+        destage_order,
+        dirty_start,
+        dirty_stop,
+        dirty_full,
+        dirty_age_max,
+        copies,
+        ordered,
+    } = settings;
+    let mut notes = Vec::new();
+    let row = preset_name.as_deref().map(preset).transpose().map_err(no_word)?;
+    if let Some(row) = row {
+        let journal = spec.journal.take();
+        *spec = CacheSpec { pool: spec.pool.clone(), size: spec.size, ..of_preset(row) };
+        // A cache that has a journal keeps it.
+        spec.journal = spec.journal.take().map(|new| journal.unwrap_or(new));
+    }
+    set_word(&mut spec.mode, mode)?;
+    set_word(&mut spec.layout, layout)?;
+    set_word(&mut spec.admission, admission)?;
+    set_word(&mut spec.destage.order, destage_order)?;
+    set_word(&mut spec.copies, copies)?;
+    set(&mut spec.block_size, block_size);
+    set(&mut spec.destage.dirty_start, dirty_start);
+    set(&mut spec.destage.dirty_stop, dirty_stop);
+    set(&mut spec.destage.dirty_full, dirty_full);
+    set(&mut spec.destage.dirty_age_max, dirty_age_max);
+    set(&mut spec.destage.ordered, ordered);
+    if let Some(name) = policy {
+        spec.policy = policy_name(name)?;
+    }
+    check_block_size(spec.block_size)?;
+    check_shares(&spec.destage)?;
+    set_persistent(spec, *persistent, row)?;
+    if copies.is_none()
+        && row.is_some_and(|row| row.one_device == OneDevice::OneCopy)
+        && spec.copies != Copies::One
+        && ground.devices < DEVICES_FOR_COPIES
+    {
+        spec.copies = Copies::One;
+        notes.push(format!(
+            "pool {} has one device, so there is one copy of what is not on the backing: if that device fails, it is lost; \
+             with another device, 'hob cache set --copies 2-dirty' makes a second one",
+            spec.pool
+        ));
+    }
+    check_copies(spec, ground)?;
+    Ok(notes)
+}
+
+/// Write-back implies a journal; vfrc is volatile by definition.
+fn set_persistent(
+    spec: &mut CacheSpec,
+    asked: Option<bool>,
+    row: Option<&'static Preset>,
+) -> Result<(), Refusal> {
+    let is_vfrc = row.is_some_and(|row| row.name == PRESETS[0].name);
+    let wanted = match (asked, spec.mode) {
+        (Some(false), Mode::WriteBack) => {
+            return Err(Refusal::invalid(
+                "write-back needs a persistent cache: without a journal a crash would lose acknowledged writes",
+            )
+            .hint("leave persistence as it is, or choose another mode"));
+        }
+        (_, Mode::WriteBack) => true,
+        (Some(asked), _) => asked,
+        (None, _) => spec.journal.is_some(),
+    };
+    if wanted && is_vfrc {
+        return Err(Refusal::invalid("the preset vfrc is volatile and writes through by definition")
+            .hint("leave the preset out and name mode and persistence by themselves"));
+    }
+    match wanted {
+        false => spec.journal = None,
+        true if spec.journal.is_none() => {
+            spec.journal = Some(JournalSpec::new());
+        }
+        true => {}
+    }
+    Ok(())
+}
+
+fn check_copies(spec: &CacheSpec, ground: Ground) -> Result<(), Refusal> {
+    if spec.copies == Copies::One {
+        return Ok(());
+    }
+    if spec.journal.is_none() {
+        return Err(Refusal::invalid("a volatile cache has one copy: what it holds is on the backing too")
+            .hint("make it persistent, or leave the copies at 1"));
+    }
+    if ground.devices < DEVICES_FOR_COPIES {
+        return Err(Refusal::conflict(format!(
+            "two copies need two flash devices, and pool {} has {} that gives segments",
+            spec.pool, ground.devices
+        ))
+        .hint("add one with 'hob pool add-device', or say --copies 1"));
+    }
+    Ok(())
+}
+
+fn check_block_size(block_size: Size) -> Result<(), Refusal> {
+    let bytes = block_size.bytes();
+    if !bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes) {
+        return Err(Refusal::invalid(format!(
+            "a cache block is a power of two from 4K to 1M, not {block_size}"
+        )));
+    }
+    Ok(())
+}
+
+fn check_shares(destage: &DestageSpec) -> Result<(), Refusal> {
+    let DestageSpec { dirty_start, dirty_stop, dirty_full, .. } = *destage;
+    if dirty_stop <= dirty_start && dirty_start <= dirty_full && (1..=100).contains(&dirty_full) {
+        return Ok(());
+    }
+    Err(Refusal::invalid(format!(
+        "dirty_stop ({dirty_stop}) can be at most dirty_start ({dirty_start}), that at most dirty_full ({dirty_full}), and \
+         that 1 to 100 percent"
+    )))
+}
+
+fn policy_name(name: &str) -> Result<String, Refusal> {
+    match PolicyKind::from_name(name).map(PolicyKind::info) {
+        Some(info) if info.serves => Ok(info.name.to_owned()),
+        known => {
+            let why = if known.is_some() { "is for the lab only" } else { "does not exist" };
+            let names: Vec<_> = POLICIES.iter().filter(|row| row.serves).map(|row| row.name).collect();
+            let names = names.join(", ");
+            Err(Refusal::invalid(format!("the policy '{name}' {why}; there are {names}")))
+        }
+    }
+}
+
+/// Rounds the size to whole segments.
+fn round_up(spec: &mut CacheSpec, segment_bytes: u64) -> Result<Option<String>, Refusal> {
+    let size = spec.size;
+    if size.bytes() == 0 {
+        return Err(Refusal::invalid("a cache cannot have size 0").hint("'hob cache disable' takes it away"));
+    }
+    let whole =
+        size.bytes().div_ceil(segment_bytes).checked_mul(segment_bytes).filter(|bytes| *bytes <= 1 << 60);
+    spec.size =
+        Size(whole.ok_or_else(|| Refusal::invalid(format!("a cache of {size} is beyond all bounds")))?);
+    let (whole, segment) = (spec.size, Size(segment_bytes));
+    Ok((whole != size).then(|| format!("{size} is rounded up to {whole}, whole segments of {segment}")))
+}
+
+fn set<T: Copy>(part: &mut T, asked: &Option<T>) {
+    if let Some(asked) = asked {
+        *part = *asked;
+    }
+}
+
+fn set_word<T>(part: &mut T, asked: &Option<String>) -> Result<(), Refusal>
+where
+    T: std::str::FromStr<Err: std::fmt::Display>,
+{
+    if let Some(asked) = asked {
+        *part = asked.parse().map_err(no_word)?;
+    }
+    Ok(())
+}
+
+fn no_word(error: impl std::fmt::Display) -> Refusal {
+    Refusal::invalid(error.to_string())
+}
+
+#[cfg(test)]
+mod tests;

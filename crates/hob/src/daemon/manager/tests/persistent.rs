@@ -1,0 +1,220 @@
+//! Persistent caches: journals take room and give it back, dirty data is drained before it could be lost.
+
+use std::time::Duration;
+
+use super::*;
+
+/// Guests' writes go where nobody else's do.
+const BLOCK: u64 = 4096;
+
+fn settings(json: &str) -> CacheSettings {
+    serde_json::from_str::<CachePatch>(json).unwrap().settings
+}
+
+impl Bench {
+    async fn with(&self, disk: &str, mib: u64, json: &str) -> Result<DiskChanged, Refusal> {
+        let enable = CacheEnable { settings: settings(json), ..cache_of(mib) };
+        self.manager.cache_enable(disk.into(), enable).await
+    }
+
+    async fn set(&self, disk: &str, json: &str) -> Result<DiskChanged, Refusal> {
+        self.manager.cache_patch(disk.into(), serde_json::from_str(json).unwrap()).await
+    }
+
+    fn id(&self, disk: &str) -> DiskId {
+        self.manager.inner().disks[disk].id
+    }
+
+    fn write(&self, disk: &str, block: u64) {
+        self.shard.write(self.id(disk), block * BLOCK, BLOCK).unwrap();
+    }
+
+    async fn dirty(&self, disk: &str) -> u64 {
+        self.manager.stats(disk).await.unwrap().dirty_bytes
+    }
+
+    /// What the disk shows of its dirty data, as it is now.
+    async fn shown(&self, disk: &str) -> hob_control::Dirty {
+        let (shard, id) = self.manager.shard_of(disk).unwrap();
+        self.manager.look(disk, &shard, id).await;
+        self.manager.disk(disk).unwrap().cache.unwrap().dirty.unwrap()
+    }
+}
+
+#[test]
+fn a_journal_takes_room_besides_and_all_of_it_comes_back() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 8).await;
+        bench.disk("vm").await;
+        let changed = bench.with("vm", 6, r#"{"mode":"write-back"}"#).await.unwrap();
+        let cache = changed.disk.unwrap().cache.unwrap();
+        assert_eq!((cache.journal, cache.room, cache.persistent), (Size(MIB), Size(6 * MIB), true));
+        assert!(changed.notes[0].contains("journal takes 1M of pool p"), "{:?}", changed.notes);
+        assert_eq!(bench.free(), 9);
+        bench.resize("vm", 12).await.unwrap();
+        assert_eq!((bench.room("vm"), bench.free()), (12, 3));
+        bench.resize("vm", 2).await.unwrap();
+        assert_eq!((bench.room("vm"), bench.free()), (2, 13));
+        bench.set("vm", r#"{"block_size":65536}"#).await.unwrap();
+        bench.manager.cache_clear("vm".into()).await.unwrap();
+        assert_eq!(bench.free(), 13);
+        bench.set("vm", r#"{"copies":"2-dirty"}"#).await.unwrap();
+        assert_eq!(bench.free(), 12);
+        bench.set("vm", r#"{"copies":"1"}"#).await.unwrap();
+        assert_eq!(bench.free(), 13);
+        bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
+        assert_eq!(bench.free(), 16);
+        assert!(bench.manager.pool("p").unwrap().orphans.is_empty());
+    });
+}
+
+#[test]
+fn a_cache_that_fills_the_pool_leaves_no_room_for_its_journal() {
+    run(async |bench| {
+        bench.pool(&["a"], 4).await;
+        bench.disk("vm").await;
+        let refusal = bench.with("vm", 4, r#"{"mode":"write-back"}"#).await.unwrap_err();
+        assert!(refusal.to_string().contains("the journal of vm has no room"), "{refusal}");
+        assert_eq!((refusal.kind, bench.free()), (Kind::Conflict, 4));
+        assert!(bench.manager.disk("vm").unwrap().cache.is_none());
+        bench.with("vm", 3, r#"{"mode":"write-back"}"#).await.unwrap();
+        // The next ring has to stand beside the one in use.
+        let refusal = bench.set("vm", r#"{"block_size":8192}"#).await.unwrap_err();
+        assert!(refusal.to_string().contains("the journal of vm has no room"), "{refusal}");
+        assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().block_size, Size(4096));
+        assert_eq!((bench.room("vm"), bench.free()), (3, 0));
+    });
+}
+
+#[test]
+fn leaving_write_back_drains_and_a_failing_backing_keeps_it() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        (0..100).for_each(|block| bench.write("vm", block));
+        assert_eq!(bench.dirty("vm").await, 100 * BLOCK);
+        bench.set("vm", r#"{"mode":"write-through"}"#).await.unwrap();
+        let stats = bench.manager.stats("vm").await.unwrap();
+        assert_eq!((stats.dirty_bytes, stats.mode.as_str(), stats.draining), (0, "write-through", false));
+        assert!(stats.blocks_cached >= 100, "clean data stays");
+        bench.set("vm", r#"{"mode":"write-back"}"#).await.unwrap();
+        bench.write("vm", 7);
+        bench.shard.set_backings_fail(true);
+        let refusal = bench.set("vm", r#"{"mode":"pass-through"}"#).await.unwrap_err();
+        assert_eq!(refusal.kind, Kind::Busy, "{refusal}");
+        assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().mode, "write-back");
+        bench.shard.set_backings_fail(false);
+        while bench.manager.disk("vm").unwrap().cache.unwrap().mode != "pass-through" {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(bench.dirty("vm").await, 0);
+    });
+}
+
+#[test]
+fn a_drain_is_begun_watched_stopped_and_taken_up_again() {
+    run(async |bench| {
+        let (_events, receiver) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(bench.manager.clone().tend(receiver));
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        bench.write("vm", 1);
+        bench.shard.set_backings_fail(true);
+        let cache = bench.manager.drain("vm".into()).await.unwrap().disk.unwrap().cache.unwrap();
+        assert_eq!((cache.state, cache.dirty.unwrap().draining), (CacheState::Active, true));
+        let again = bench.manager.drain("vm".into()).await.unwrap();
+        assert_eq!(again.notes, ["the drain goes on"]);
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let dirty = bench.manager.disk("vm").unwrap().cache.unwrap().dirty.unwrap();
+        assert!(dirty.why.as_ref().unwrap().contains("writes to the backing failed"), "{dirty:?}");
+        assert_eq!((dirty.size, dirty.eta_seconds), (Size(BLOCK), None));
+        let refusal = bench.resize("vm", 2).await.unwrap_err();
+        assert!(refusal.to_string().contains("hob drain vm --stop"), "{refusal}");
+        bench.manager.drain_stop("vm".into()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let dirty = bench.shown("vm").await;
+        assert!(!dirty.draining && dirty.size == Size(BLOCK), "{dirty:?}");
+        bench.shard.set_backings_fail(false);
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        bench.manager.drain("vm".into()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let dirty = bench.shown("vm").await;
+        assert_eq!((dirty.size, dirty.draining, dirty.why), (Size(0), false, None));
+    });
+}
+
+#[test]
+fn a_volatile_cache_has_nothing_to_drain() {
+    run(async |bench| {
+        bench.pool(&["a"], 4).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 2).await.unwrap();
+        let changed = bench.manager.drain("vm".into()).await.unwrap();
+        assert!(changed.notes[0].contains("the backing has everything"), "{:?}", changed.notes);
+        assert!(changed.disk.unwrap().cache.unwrap().dirty.is_none());
+        assert_eq!(bench.manager.drain_stop("vm".into()).await.unwrap().notes.len(), 0);
+        let notes = bench.manager.discard_dirty("vm".into()).await.unwrap().notes;
+        assert!(notes[0].contains("the backing has everything"), "{notes:?}");
+    });
+}
+
+#[test]
+fn a_disk_is_removed_after_its_dirty_data_has_reached_the_backing_or_is_discarded() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        for disk in ["vm", "other"] {
+            bench.disk(disk).await;
+            bench.with(disk, 2, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+            bench.write(disk, 3);
+        }
+        let before = bench.manager.stats("vm").await.unwrap();
+        assert_eq!((before.dirty_bytes, before.destaged_bytes), (BLOCK, 0));
+        assert!(bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap().notes.is_empty());
+        bench.shard.set_backings_fail(true);
+        let changed = bench.manager.discard_dirty("other".into()).await.unwrap();
+        assert_eq!(changed.notes, ["4 KiB that only flash had is lost"]);
+        assert_eq!(bench.dirty("other").await, 0);
+        bench.shard.set_backings_fail(false);
+        bench.write("other", 4);
+        let changed = bench.manager.disk_remove("other".into(), OnDirty::Discard).await.unwrap();
+        assert_eq!(changed.notes, ["4 KiB that only flash had is lost"]);
+        assert_eq!(bench.free(), 8);
+        assert!(bench.manager.disks().is_empty() && bench.manager.pool("p").unwrap().orphans.is_empty());
+    });
+}
+
+#[test]
+fn dirty_data_leaves_a_device_before_it_is_taken_out() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 6).await;
+        bench.disk("vm").await;
+        bench.with("vm", 4, r#"{"preset":"auto","dirty_age_max":0}"#).await.unwrap();
+        (0..200).for_each(|block| bench.write("vm", block));
+        assert_eq!(bench.free(), 12 - 4 - 2);
+        bench.manager.device_remove("p".into(), bench.path("a")).await.unwrap();
+        assert_eq!((bench.room("vm"), bench.free()), (4, 1));
+        assert_eq!(bench.manager.stats("vm").await.unwrap().mode, "write-back");
+        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert!(cache.reason.unwrap().contains("one copy of what is not on the backing"));
+        bench.manager.device_add("p".into(), device_add(bench.path("c"), 6)).await.unwrap();
+        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!((cache.reason, cache.journal), (None, Size(2 * MIB)));
+    });
+}
+
+#[test]
+fn a_cache_that_becomes_persistent_or_volatile_begins_anew() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 2).await.unwrap();
+        let changed = bench.set("vm", r#"{"persistent":true}"#).await.unwrap();
+        assert!(changed.notes.iter().any(|note| note == "the cache starts empty"), "{:?}", changed.notes);
+        assert_eq!((bench.free(), changed.disk.unwrap().cache.unwrap().mode.as_str()), (5, "write-through"));
+        bench.set("vm", r#"{"preset":"vfrc"}"#).await.unwrap();
+        assert_eq!((bench.room("vm"), bench.free()), (2, 6));
+        assert!(bench.manager.pool("p").unwrap().orphans.is_empty());
+    });
+}

@@ -1,0 +1,326 @@
+//! What becomes of persistent caches when the daemon ends, cleanly or not, and begins again.
+
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use super::*;
+
+const BLOCK: u64 = 4096;
+
+/// What a cache has that keeps dirty data until it is told otherwise.
+const LAZY: &str =
+    r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":90,"dirty_stop":80,"dirty_full":100}"#;
+
+/// After that, the journal has what was brought in.
+const COMMITTED: Duration = Duration::from_secs(5);
+
+/// A bench whose daemon has a state directory, with a pool `p` of devices `a` and `b`, and a disk `vm`.
+async fn prepare(bench: Bench, json: &str) -> Bench {
+    let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
+    let (manager, shard) = manager(store);
+    let bench = Bench { manager, shard, ..bench };
+    bench.pool(&["a", "b"], 8).await;
+    bench.disk("vm").await;
+    let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
+    let enable = CacheEnable { settings, ..cache_of(4) };
+    bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+    bench
+}
+
+/// The daemon is killed and begins again.
+async fn crash(bench: Bench) -> Bench {
+    let Bench { dir, manager, shard } = bench;
+    shard.stop();
+    drop(manager);
+    let (manager, shard) = restart(&dir.path().join("state"), "").await;
+    Bench { dir, manager, shard }
+}
+
+/// The daemon ends as it should and begins again; something happens in between.
+async fn end(bench: Bench, drain: bool, meanwhile: impl FnOnce(&Path)) -> Bench {
+    bench.manager.close(drain).await;
+    let Bench { dir, manager, shard } = bench;
+    shard.stop();
+    drop(manager);
+    meanwhile(dir.path());
+    let (manager, shard) = restart(&dir.path().join("state"), "").await;
+    Bench { dir, manager, shard }
+}
+
+fn write(bench: &Bench, blocks: std::ops::Range<u64>) {
+    let id = bench.manager.inner().disks["vm"].id;
+    blocks.for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
+}
+
+fn read(bench: &Bench, blocks: std::ops::Range<u64>) {
+    let id = bench.manager.inner().disks["vm"].id;
+    blocks.for_each(|block| bench.shard.read(id, block * BLOCK, BLOCK).unwrap());
+}
+
+/// Sectors that are valid, and dirty.
+async fn sectors(bench: &Bench) -> (u64, u64) {
+    let stats = bench.manager.stats("vm").await.unwrap();
+    (stats.sectors_valid, stats.dirty_bytes / BLOCK)
+}
+
+/// Why the disk is offline.
+fn reason(bench: &Bench) -> String {
+    let disk = bench.manager.disk("vm").unwrap();
+    assert_eq!(disk.state, DiskLife::Offline, "{disk:?}");
+    disk.reason.unwrap()
+}
+
+/// Somebody writes to the backing behind hob's back.
+fn change_backing(dir: &Path) {
+    let file = std::fs::File::options().write(true).open(dir.join("vm.img")).unwrap();
+    file.write_all_at(&[7; 4096], 1 << 20).unwrap();
+    let later = std::time::SystemTime::now() + Duration::from_secs(10);
+    file.set_modified(later).unwrap();
+}
+
+/// Promise 1, in write-back.
+#[test]
+fn flushed_writes_survive_a_crash_of_the_daemon() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..300);
+        read(&bench, 1000..1100);
+        let free = bench.free();
+        let bench = crash(bench).await;
+        let (valid, dirty) = sectors(&bench).await;
+        assert_eq!(dirty, 300);
+        assert!(valid >= 300, "{valid}");
+        assert_eq!((bench.room("vm"), bench.free()), (4, free));
+        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!(
+            (cache.state, cache.reason, cache.mode.as_str()),
+            (CacheState::Active, None, "write-back")
+        );
+        // And once more, without a change in between.
+        let bench = crash(bench).await;
+        assert_eq!((sectors(&bench).await.1, bench.free()), (300, free));
+        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        assert_eq!(bench.free(), 16);
+    });
+}
+
+#[test]
+fn a_clean_end_keeps_everything_warm_and_dirty_data_dirty() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..100);
+        read(&bench, 1000..1100);
+        let before = sectors(&bench).await;
+        assert_eq!(before, (200, 100));
+        tokio::time::sleep(COMMITTED).await;
+        let bench = end(bench, false, |_| ()).await;
+        assert_eq!(sectors(&bench).await, before);
+        let bench = end(bench, true, |_| ()).await;
+        assert_eq!(sectors(&bench).await, (200, 0), "drained at the end, because that was asked for");
+    });
+}
+
+#[test]
+fn a_persistent_read_cache_is_warm_after_an_end_and_after_a_crash() {
+    run(async |bench| {
+        let bench = prepare(bench, r#"{"persistent":true}"#).await;
+        read(&bench, 0..500);
+        assert_eq!(sectors(&bench).await, (500, 0));
+        tokio::time::sleep(COMMITTED).await;
+        let bench = end(bench, false, |_| ()).await;
+        assert_eq!(sectors(&bench).await, (500, 0));
+        tokio::time::sleep(COMMITTED).await;
+        let bench = crash(bench).await;
+        assert_eq!(sectors(&bench).await, (500, 0));
+    });
+}
+
+/// Promise 2: stale flash is never served.
+#[test]
+fn a_backing_that_was_changed_meanwhile_empties_a_clean_cache() {
+    run(async |bench| {
+        let bench = prepare(bench, r#"{"persistent":true}"#).await;
+        read(&bench, 0..500);
+        let free = bench.free();
+        let bench = end(bench, false, change_backing).await;
+        assert_eq!(sectors(&bench).await, (0, 0));
+        assert_eq!((bench.room("vm"), bench.free()), (4, free));
+    });
+}
+
+/// A crash leaves no mark to compare: what the cache remembers is looked for in the backing.
+#[test]
+fn after_a_crash_a_sample_tells_a_backing_that_was_changed() {
+    run(async |bench| {
+        let bench = prepare(bench, r#"{"persistent":true}"#).await;
+        read(&bench, 0..512);
+        tokio::time::sleep(COMMITTED).await;
+        let image = std::fs::File::options().write(true).open(bench.dir.path().join("vm.img")).unwrap();
+        image.write_all_at(&vec![7; 2 << 20], 0).unwrap();
+        let bench = crash(bench).await;
+        assert_eq!(sectors(&bench).await, (0, 0));
+    });
+}
+
+#[test]
+fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        write(&bench, 20..21);
+        let bench = end(bench, false, change_backing).await;
+        let why = reason(&bench);
+        assert!(why.contains("its backing was changed") && why.contains("44 KiB"), "{why}");
+        for part in ["hob cache discard-dirty vm", "hob cache export-dirty vm"] {
+            assert!(why.contains(part), "{why}");
+        }
+        for dirty in [
+            bench.manager.cache_disable("vm".into(), OnDirty::Drain).await,
+            bench.manager.disk_remove("vm".into(), OnDirty::Drain).await,
+        ] {
+            let refusal = dirty.unwrap_err().to_string();
+            assert!(refusal.contains("--discard-dirty") && refusal.contains("export-dirty vm"), "{refusal}");
+        }
+        // It is not read again and again, and stays refused.
+        bench.manager.bring_online("vm").await;
+        assert!(reason(&bench).contains("its backing was changed"));
+        let path = bench.path("rescue");
+        let export = hob_control::ExportDirty { path: path.clone() };
+        let notes = bench.manager.export_dirty("vm".into(), export.clone()).await.unwrap().notes;
+        assert!(notes[0].contains("44 KiB"), "{notes:?}");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 64 * MIB);
+        assert_eq!(
+            std::fs::read_to_string(format!("{path}.map")).unwrap(),
+            "data 20480 40960\ndata 81920 4096\n"
+        );
+        let refusal = bench.manager.export_dirty("vm".into(), export).await.unwrap_err();
+        assert!(refusal.to_string().contains("exists"), "{refusal}");
+        let changed = bench.manager.discard_dirty("vm".into()).await.unwrap();
+        assert!(changed.notes[0].contains("is lost"), "{:?}", changed.notes);
+        assert_eq!(changed.disk.unwrap().state, DiskLife::Online);
+        assert_eq!((sectors(&bench).await, bench.room("vm")), ((0, 0), 4));
+        assert!(bench.manager.pool("p").unwrap().orphans.is_empty());
+    });
+}
+
+#[test]
+fn another_backing_or_size_is_told_from_the_one_before() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..1);
+        let swap = |dir: &Path, mib: u64| {
+            std::fs::rename(dir.join("vm.img"), dir.join(format!("vm.{mib}"))).unwrap();
+            let mut file = std::fs::File::create(dir.join("vm.img")).unwrap();
+            file.write_all(b"another").unwrap();
+            file.set_len(mib * MIB).unwrap();
+        };
+        let bench = end(bench, false, |dir| swap(dir, 64)).await;
+        let why = reason(&bench);
+        assert!(why.contains("its backing is another one"), "{why}");
+        let bench = end(bench, false, |dir| swap(dir, 32)).await;
+        let why = reason(&bench);
+        assert!(why.contains("33554432 bytes and had 67108864"), "{why}");
+        // The right one again: nothing was lost.
+        let bench =
+            end(bench, false, |dir| std::fs::rename(dir.join("vm.64"), dir.join("vm.img")).unwrap()).await;
+        assert_eq!(sectors(&bench).await, (1, 1));
+    });
+}
+
+#[test]
+fn a_device_that_is_away_with_dirty_data_keeps_the_disk_offline() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..500);
+        let away = |dir: &Path| std::fs::rename(dir.join("b"), dir.join("b.away")).unwrap();
+        let bench = end(bench, false, away).await;
+        let why = reason(&bench);
+        assert!(why.contains("/b of pool p is not there and may hold dirty data"), "{why}");
+        let back = |dir: &Path| std::fs::rename(dir.join("b.away"), dir.join("b")).unwrap();
+        let bench = end(bench, false, back).await;
+        assert_eq!(sectors(&bench).await, (500, 500));
+    });
+}
+
+#[test]
+fn with_two_copies_a_device_may_be_away() {
+    run(async |bench| {
+        let bench = prepare(bench, r#"{"preset":"auto","dirty_age_max":0}"#).await;
+        write(&bench, 0..100);
+        assert_eq!(sectors(&bench).await.1, 100);
+        let away = |dir: &Path| std::fs::rename(dir.join("b"), dir.join("b.away")).unwrap();
+        let bench = end(bench, false, away).await;
+        let disk = bench.manager.disk("vm").unwrap();
+        assert_eq!((disk.state, disk.reason), (DiskLife::Online, None));
+        let reason = disk.cache.unwrap().reason.unwrap();
+        assert!(reason.contains("one copy of what is not on the backing"), "{reason}");
+        // What has one copy only is brought to the backing, or is still dirty.
+        let stats = bench.manager.stats("vm").await.unwrap();
+        assert_eq!(stats.dirty_bytes + stats.destaged_bytes, 100 * BLOCK);
+    });
+}
+
+#[test]
+fn a_cache_of_no_disk_is_shown_and_discarded_by_name() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..10);
+        let free = bench.free();
+        let forget = |dir: &Path| {
+            let path = dir.join("state/state.json");
+            let mut state: serde_json::Value =
+                serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+            state["disks"] = serde_json::json!([]);
+            std::fs::write(&path, serde_json::to_vec(&state).unwrap()).unwrap();
+        };
+        let bench = end(bench, false, forget).await;
+        let orphans = bench.manager.pool("p").unwrap().orphans;
+        assert_eq!((orphans.len(), orphans[0].size.bytes() / MIB), (1, 16 - free));
+        let discard = |owner: &str| bench.manager.orphan_discard("p".into(), owner.into());
+        let refusal = discard("00000000000000000000000000000001").await.unwrap_err();
+        assert_eq!(refusal.kind, Kind::NotFound, "{refusal}");
+        assert_eq!(discard("xyz").await.unwrap_err().kind, Kind::Invalid);
+        let pool = discard(&orphans[0].owner).await.unwrap().pool.unwrap();
+        assert!(pool.orphans.is_empty());
+        assert_eq!(bench.free(), 16);
+    });
+}
+
+#[test]
+fn a_served_disk_finds_its_persistent_cache_again() {
+    run(async |bench| {
+        let image = bench.image("vm.img", 16);
+        let device = bench.path("pool");
+        let serve = async |json: &str, force: bool| {
+            let (manager, shard) = manager(Store::Memory);
+            let disk = DiskAdd { name: "vm".into(), backing: image.clone(), read_only: false };
+            let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
+            let cache = CacheEnable { pool: "default".into(), size: Size(4 * MIB), settings };
+            let result = manager.start_serving(disk, Some((device.clone(), cache)), force).await;
+            (manager, shard, result)
+        };
+        for round in 0..3 {
+            let (manager, shard, result) = serve(LAZY, false).await;
+            result.unwrap();
+            let stats = manager.stats("vm").await.unwrap();
+            assert_eq!(stats.dirty_bytes, round * 10 * BLOCK);
+            let id = manager.inner().disks["vm"].id;
+            (0..10).for_each(|block| shard.write(id, (round * 10 + block) * BLOCK, BLOCK).unwrap());
+            if round == 1 {
+                manager.close(false).await;
+            }
+            shard.stop();
+            drop(manager);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let (_, shard, result) = serve("{}", false).await;
+        let refusal = result.unwrap_err().to_string();
+        assert!(refusal.contains("holds a persistent cache") && refusal.contains("--force"), "{refusal}");
+        shard.stop();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let (manager, _shard, result) = serve("{}", true).await;
+        result.unwrap();
+        assert_eq!(manager.disk("vm").unwrap().cache.unwrap().room, Size(4 * MIB));
+    });
+}

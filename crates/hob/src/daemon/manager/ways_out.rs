@@ -1,0 +1,136 @@
+//! Ways out for dirty data that cannot or need not go to the backing: it is given up, or the cache of a disk that is not
+//! there any more is.
+
+use std::sync::Arc;
+
+use hob_control::{DiskChanged, PoolChanged, Size};
+use hob_engine::command::{CacheChange, CommandError};
+use hob_engine::units::SECTOR_BYTES;
+use hob_storage::pool::OwnerId;
+
+use super::caches::no_cache;
+use super::persist::release_owner;
+use super::refusal::Refusal;
+use super::{Life, Manager};
+use crate::daemon::shard_api::ShardError;
+use crate::daemon::state::{CacheOwner, JournalSpec};
+
+impl Manager {
+    /// Gives up what is dirty in a cache. Of a cache that is refused, everything is given up.
+    pub(crate) async fn discard_dirty(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move {
+            let claim = manager.claim_disk(&disk, "changed")?;
+            let notes = manager.discard(&disk).await?;
+            let changed = manager.finish_disk(&disk, claim, notes).await?;
+            if matches!(manager.inner().disk(&disk)?.life, Life::Offline(_)) {
+                manager.bring_online(&disk).await;
+                return manager.disk_changed(&disk, changed.notes);
+            }
+            Ok(changed)
+        })
+        .await
+    }
+
+    /// As `discard_dirty`; the caller has claimed the disk.
+    pub(super) async fn discard(self: &Arc<Self>, name: &str) -> Result<Vec<String>, Refusal> {
+        let (spec, is_online) = {
+            let inner = self.inner();
+            let disk = inner.disk(name)?;
+            let spec = disk.cache().cloned().ok_or_else(|| no_cache(name))?;
+            (spec, matches!(disk.life, Life::Online(_)))
+        };
+        let Some(journal) = spec.journal else {
+            return Ok(vec!["nothing can be dirty in this cache: the backing has everything".to_owned()]);
+        };
+        if !is_online {
+            return self.discard_offline(name, &spec.pool, journal).await;
+        }
+        let (shard, id) = self.shard_of(name)?;
+        let dirty = shard.stats(id).await?.sectors_dirty * SECTOR_BYTES;
+        match shard.change_cache(id, CacheChange::DiscardDirty).await {
+            Ok(_) | Err(ShardError::Command(CommandError::NoCache)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.look(name, &shard, id).await;
+        tracing::warn!("{name}: {} of dirty data was discarded by command", Size(dirty).human());
+        Ok(vec![format!("{} that only flash had is lost", Size(dirty).human())])
+    }
+
+    /// The cache is forgotten as a whole: whatever it held, the disk begins again with what its backing has.
+    async fn discard_offline(
+        self: &Arc<Self>,
+        name: &str,
+        pool: &str,
+        journal: JournalSpec,
+    ) -> Result<Vec<String>, Refusal> {
+        let flash = self.inner().pool(pool)?.flash.clone();
+        release_owner(&flash, journal).await?;
+        {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.retry_after = None;
+            if let Some(spec) = disk.wanted.cache.as_mut() {
+                // What may be on devices that are away is nobody's from now on.
+                spec.journal = Some(JournalSpec::new());
+            }
+        }
+        self.save().await?;
+        self.refresh_owners(pool).await;
+        tracing::warn!("{name}: its cache was discarded by command, with what was dirty in it");
+        Ok(vec!["what only flash had is lost; the cache starts empty".to_owned()])
+    }
+
+    /// Refuses to give up a cache of which nobody knows whether it holds dirty data.
+    pub(super) fn check_given_up(&self, name: &str) -> Result<(), Refusal> {
+        let inner = self.inner();
+        let disk = inner.disk(name)?;
+        let Life::Offline(_) = &disk.life else { return Ok(()) };
+        match disk.cache().and_then(|spec| spec.journal) {
+            // It never had a ring, so it holds nothing.
+            Some(journal) if journal.ring > 0 => Err(Refusal::conflict(format!(
+                "{name} is offline, and its cache may hold data that is not on the backing"
+            ))
+            .hint(format!(
+                "'hob disk show {name}' says why; bring the disk back, save that data with 'hob cache export-dirty {name} FILE', or give it up with \
+                 --discard-dirty"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Frees the room of a persistent cache that belongs to no disk.
+    pub(crate) async fn orphan_discard(
+        self: &Arc<Self>,
+        pool: String,
+        owner: String,
+    ) -> Result<PoolChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.discard_orphan(&pool, &owner).await }).await
+    }
+
+    async fn discard_orphan(self: &Arc<Self>, pool: &str, owner: &str) -> Result<PoolChanged, Refusal> {
+        let owner: CacheOwner = owner.parse().map_err(Refusal::invalid)?;
+        let claim = self.claim_pool(pool, "changed")?;
+        let flash = {
+            let inner = self.inner();
+            let entry = inner.pool(pool)?;
+            if inner.known_owners().contains(&OwnerId(owner.0)) {
+                return Err(Refusal::conflict(format!("{owner} is the cache of a disk"))
+                    .hint("'hob cache disable' takes it away"));
+            }
+            if !entry.owners.iter().any(|(other, _)| other.0 == owner.0) {
+                return Err(Refusal::not_found(format!("pool {pool} has nothing of {owner}"))
+                    .hint(format!("'hob pool show {pool}' lists what belongs to no disk")));
+            }
+            entry.flash.clone()
+        };
+        let journal = JournalSpec { owner, ..JournalSpec::new() };
+        release_owner(&flash, journal).await?;
+        drop(claim);
+        self.refresh_owners(pool).await;
+        tracing::warn!("pool {pool}: the cache {owner}, which belonged to no disk, was discarded by command");
+        let notes = self.top_up(pool).await;
+        Ok(PoolChanged { pool: Some(self.pool(pool)?), notes })
+    }
+}

@@ -1,0 +1,175 @@
+//! The cache that a disk is to have, as the state file keeps it. What an older file does not say is
+//! as it was then: write-through, volatile, everything comes in.
+
+use std::fmt;
+use std::str::FromStr;
+
+use hob_control::Size;
+use hob_engine::admission::Admission;
+use hob_engine::command::{Copies, Destage, DestageOrder, Layout, Mode};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The cache that a disk is to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CacheSpec {
+    /// Where.
+    pub(crate) pool: String,
+    /// Room, whole segments.
+    pub(crate) size: Size,
+    /// Cache block.
+    pub(crate) block_size: Size,
+    /// Policy's name.
+    pub(crate) policy: String,
+    /// What happens to writes.
+    #[serde(default, with = "word")]
+    pub(crate) mode: Mode,
+    /// Reads and writes together, or apart.
+    #[serde(default, with = "word")]
+    pub(crate) layout: Layout,
+    /// What may come in.
+    #[serde(default, with = "word")]
+    pub(crate) admission: Admission,
+    /// When dirty data goes to the backing.
+    #[serde(default)]
+    pub(crate) destage: DestageSpec,
+    /// Of dirty data, or of all.
+    #[serde(default, with = "word")]
+    pub(crate) copies: Copies,
+    /// Its journal, if it is persistent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) journal: Option<JournalSpec>,
+}
+
+/// When and how dirty data goes to the backing, in the units of users.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DestageSpec {
+    /// In which order.
+    #[serde(with = "word")]
+    pub(crate) order: DestageOrder,
+    /// Percent of the blocks above which it starts.
+    pub(crate) dirty_start: u8,
+    /// Percent of the blocks at which it stops.
+    pub(crate) dirty_stop: u8,
+    /// Percent of the blocks above which writes go past the cache.
+    pub(crate) dirty_full: u8,
+    /// Seconds; 0 for no bound.
+    pub(crate) dirty_age_max: u32,
+    /// The backing always holds a state that existed.
+    pub(crate) ordered: bool,
+}
+
+impl Default for DestageSpec {
+    fn default() -> DestageSpec {
+        DestageSpec::of(&Destage::default())
+    }
+}
+
+impl DestageSpec {
+    /// The engine's, rounded to what users can say.
+    pub(crate) fn of(destage: &Destage) -> DestageSpec {
+        let percent = |permille: u16| u8::try_from(permille / 10).unwrap_or(100);
+        DestageSpec {
+            order: destage.order,
+            dirty_start: percent(destage.start_permille),
+            dirty_stop: percent(destage.stop_permille),
+            dirty_full: percent(destage.full_permille),
+            dirty_age_max: u32::try_from(destage.dirty_age_ms_max / 1000).unwrap_or(u32::MAX),
+            ordered: destage.ordered,
+        }
+    }
+
+    /// As the engine takes it.
+    pub(crate) fn engine(&self) -> Destage {
+        Destage {
+            order: self.order,
+            start_permille: u16::from(self.dirty_start) * 10,
+            stop_permille: u16::from(self.dirty_stop) * 10,
+            full_permille: u16::from(self.dirty_full) * 10,
+            dirty_age_ms_max: u64::from(self.dirty_age_max) * 1000,
+            ordered: self.ordered,
+            ..Destage::default()
+        }
+    }
+}
+
+/// What makes a cache persistent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct JournalSpec {
+    /// Whose segments they are.
+    #[serde(with = "word")]
+    pub(crate) owner: CacheOwner,
+    /// The highest number that a ring of it has had.
+    #[serde(default)]
+    pub(crate) ring: u32,
+    /// How the backing was when the cache was closed, until it is opened again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) closed: Option<Closed>,
+}
+
+/// What is known of the backing of a cache that was closed cleanly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Closed {
+    /// Bytes of what it lies in, which may be an image file.
+    pub(crate) size_bytes: u64,
+    /// When it was changed last, nanoseconds since 1970.
+    pub(crate) modified_ns: i64,
+}
+
+impl JournalSpec {
+    /// Of a cache that is new.
+    pub(crate) fn new() -> JournalSpec {
+        JournalSpec { owner: CacheOwner::random(), ring: 0, closed: None }
+    }
+}
+
+/// Owner of the segments of a persistent cache: random, 32 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CacheOwner(pub(crate) u128);
+
+impl CacheOwner {
+    /// One that no cache has.
+    pub(crate) fn random() -> CacheOwner {
+        let mut bytes = [0; 16];
+        let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+        assert_eq!(filled, Ok(16), "the kernel has random bytes");
+        // Volatile caches have the numbers whose upper half is at most 1.
+        CacheOwner(u128::from_le_bytes(bytes) | 1 << 127)
+    }
+}
+
+impl fmt::Display for CacheOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl FromStr for CacheOwner {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CacheOwner, String> {
+        let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = digits.then(|| u128::from_str_radix(text, 16).ok()).flatten();
+        number.map(CacheOwner).ok_or_else(|| format!("'{text}' is no owner; it has 32 hexadecimal digits"))
+    }
+}
+
+/// Values as the words that users type.
+mod word {
+    use super::{Deserialize, Deserializer, FromStr, Serializer, fmt};
+
+    pub(super) fn serialize<T: fmt::Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
+    }
+
+    pub(super) fn deserialize<'de, T, D>(from: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: fmt::Display>,
+        D: Deserializer<'de>,
+    {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}

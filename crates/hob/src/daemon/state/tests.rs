@@ -1,0 +1,137 @@
+//! The state file: kept whole, read back, refused when it is not understood.
+
+use hob_engine::command::{Copies, Layout, Mode};
+
+use super::*;
+
+fn example() -> State {
+    State {
+        pools: vec![PoolState {
+            name: "default".into(),
+            devices: vec!["/nvme/a".into(), "/nvme/b".into()],
+            devices_out: vec!["/nvme/b".into()],
+            segment_size: Size(16 << 20),
+            uuid: Some("01234567-89ab-4cde-8f01-23456789abcd".into()),
+        }],
+        disks: vec![DiskState {
+            name: "vm".into(),
+            backing: "/vm.img".into(),
+            read_only: false,
+            cache: Some(CacheSpec {
+                pool: "default".into(),
+                size: Size(64 << 20),
+                block_size: Size(4096),
+                policy: "s3-fifo".into(),
+                mode: Mode::WriteBack,
+                layout: Layout::Split { read_permille: 700 },
+                admission: "nth-access:3+not-sequential:512K".parse().unwrap(),
+                destage: DestageSpec { dirty_start: 24, ordered: true, ..DestageSpec::default() },
+                copies: Copies::TwoOfDirty,
+                journal: Some(JournalSpec {
+                    owner: CacheOwner(0xF123_4567_89AB_CDEF_0123_4567_89AB_CDEF),
+                    ring: 7,
+                    closed: Some(Closed { size_bytes: 512, modified_ns: -1 }),
+                }),
+            }),
+        }],
+        disks_removed: vec!["old".into()],
+        ..State::default()
+    }
+}
+
+#[test]
+fn what_is_saved_is_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, state) = Store::open(&dir.path().join("new/sub")).unwrap();
+    assert_eq!(state, State::default());
+    store.save(&example()).unwrap();
+    drop(store);
+    let (_store, state) = Store::open(&dir.path().join("new/sub")).unwrap();
+    assert_eq!(state, example());
+}
+
+#[test]
+fn a_file_without_devices_out_has_none() {
+    let new = serde_json::to_string(&example()).unwrap();
+    let old = new.replace(r#""devices_out":["/nvme/b"],"#, "");
+    assert_ne!(old, new);
+    assert!(parse(old.as_bytes()).unwrap().pools[0].devices_out.is_empty());
+}
+
+#[test]
+fn a_cache_of_an_older_file_is_volatile_and_writes_through() {
+    let old = r#"{"version":1,"pools":[],"disks":[{"name":"vm","backing":"/vm.img","read_only":false,
+        "cache":{"pool":"p","size":1048576,"block_size":4096,"policy":"lru"}}]}"#;
+    let spec = parse(old.as_bytes()).unwrap().disks[0].cache.clone().unwrap();
+    assert_eq!((spec.mode, spec.layout, spec.copies), (Mode::WriteThrough, Layout::Unified, Copies::One));
+    assert_eq!((spec.admission, spec.journal), (hob_engine::admission::Admission::default(), None));
+    assert_eq!(spec.destage, DestageSpec::default());
+}
+
+#[test]
+fn what_users_can_say_of_destaging_survives_the_engines_units() {
+    for row in hob_engine::preset::PRESETS {
+        assert_eq!(DestageSpec::of(&row.destage).engine(), row.destage, "{}", row.name);
+    }
+}
+
+#[test]
+fn an_owner_is_32_digits() {
+    let owner = CacheOwner::random();
+    assert_eq!(owner.to_string().parse(), Ok(owner));
+    assert_ne!(owner, CacheOwner::random());
+    for wrong in ["", "12", "+0123456789abcdef0123456789abcde", "0123456789abcdef0123456789abcdeg"] {
+        assert!(wrong.parse::<CacheOwner>().unwrap_err().contains("32 hexadecimal"), "{wrong}");
+    }
+}
+
+#[test]
+fn a_broken_file_is_an_error_and_stays_as_it_is() {
+    let good = serde_json::to_string(&example()).unwrap();
+    let cut = &good[..good.len() / 2];
+    let newer = good.replace("\"version\":1", "\"version\":2,\"new\":true");
+    let strange = good.replace("\"read_only\"", "\"readonly\"");
+    for broken in ["", "{}", "not json", cut, &newer, &strange, "\u{0}\u{0}"] {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("state.json");
+        fs::write(&file, broken).unwrap();
+        let error = Store::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("state.json") && error.contains("cannot be understood"), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), broken);
+    }
+}
+
+#[test]
+fn a_save_that_stops_half_way_leaves_the_old_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path()).unwrap();
+    store.save(&example()).unwrap();
+    // Power was lost while the next state was being written.
+    fs::write(dir.path().join("state.json.new"), b"{\"version\":1,\"po").unwrap();
+    drop(store);
+    let (store, state) = Store::open(dir.path()).unwrap();
+    assert_eq!(state, example());
+    store.save(&State::default()).unwrap();
+    drop(store);
+    assert_eq!(Store::open(dir.path()).unwrap().1, State::default());
+}
+
+#[test]
+fn a_save_that_fails_says_so_and_leaves_the_old_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path()).unwrap();
+    store.save(&example()).unwrap();
+    fs::create_dir(dir.path().join("state.json.new")).unwrap();
+    assert!(matches!(store.save(&State::default()), Err(StateError::Io { doing: "save", .. })));
+    drop(store);
+    assert_eq!(Store::open(dir.path()).unwrap().1, example());
+}
+
+#[test]
+fn one_daemon_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_store, _) = Store::open(dir.path()).unwrap();
+    let error = Store::open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("another hob daemon"), "{error}");
+}

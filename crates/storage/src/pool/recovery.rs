@@ -1,0 +1,207 @@
+//! Recovery: a persistent cache's journal, read from flash, becomes its index again.
+//!
+//! What the pages mean is `hob_engine::journal`'s business, and pure; here they are fetched. A ring is read twice, in runs of
+//! up to 1 MiB by a thread of its own, while the calling one makes sense of them. Then those sectors of the tail that
+//! the journal cannot vouch for are read and summed, several at a time. Nothing is written: whoever
+//! opens the cache writes a new ring, and a crash before that leaves everything as it was.
+//!
+//! # What goes wrong
+//! Where a run cannot be read, its pages are read one by one; one that cannot be is not there. A page
+//! that was there in the first reading and is not in the second is left out, and all is read again; a device that does that
+//! often is an error. Where segments are missing because their device is away, the journal
+//! says what is lost; but a *journal* whose only copy is away looks like none at all. Ask for `recover` only when all
+//! devices of the pool are there, or somebody has decided to do without.
+
+mod pages;
+mod tail;
+
+use std::collections::BTreeSet;
+
+use hob_engine::command::DataSegment;
+use hob_engine::journal::{PAGE_BYTES, Recovered, Replay, ReplayError, Ring, Survey};
+
+use super::reader::Devices;
+use super::{OwnerId, Pool, PoolError, RingOnFlash};
+use pages::{Run, read_runs, runs_of_copy, runs_of_pages};
+
+/// Pages that may turn out different in the second reading before the devices are not believed any more.
+const CHANGED_PAGES_MAX: usize = 16;
+
+/// What there is of a persistent cache.
+#[derive(Debug)]
+pub enum Found {
+    /// No finished journal: the cache holds nothing.
+    Nothing(Remains),
+    /// A journal, and the index it tells of. Frames are numbered by the order of the data segments of `Remains`.
+    Recovered(Box<Recovered>, Remains),
+    /// A journal that is not whole. Nothing of it is to be believed: what was dirty cannot be told from what was not.
+    Damaged {
+        /// The ring that was read.
+        ring: u32,
+        /// What is wrong with it, a sentence for people.
+        what: String,
+        /// What is there all the same.
+        remains: Remains,
+    },
+}
+
+/// Segments of a persistent cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remains {
+    /// For data, by number.
+    pub data: Vec<DataSegment>,
+    /// Of journals, the newest first. To be released when a new ring is in use.
+    pub rings: Vec<RingOnFlash>,
+}
+
+/// Why a cache cannot even be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    /// The pool's.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// Pages come out different each time they are read.
+    #[error(
+        "ring {ring} reads differently each time; a device of the pool is failing. Try again, or take the cache away with its data"
+    )]
+    Unsteady {
+        /// The ring.
+        ring: u32,
+    },
+    /// No thread, or the like.
+    #[error("cannot read the journal: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// How far a recovery is.
+struct Progress<F> {
+    report: F,
+    done_bytes: u64,
+    all_bytes: u64,
+}
+
+impl<F: FnMut(u64, u64)> Progress<F> {
+    fn expect(&mut self, bytes: u64) {
+        self.all_bytes += bytes;
+        (self.report)(self.done_bytes, self.all_bytes);
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        self.done_bytes += bytes;
+        (self.report)(self.done_bytes, self.all_bytes);
+    }
+}
+
+/// How one attempt at one ring ended.
+enum Outcome {
+    Unfinished,
+    Damaged(String),
+    Recovered(Box<Recovered>),
+    /// This page of this copy is not what it was a moment ago.
+    Changed(usize, u64),
+}
+
+/// Finds out what a persistent cache holds. `progress` is told bytes read and bytes to be read, as far as known.
+///
+/// # Errors
+/// [`RecoverError`]. A cache of which nothing is left is not an error.
+pub fn recover(pool: &Pool, owner: OwnerId, progress: impl FnMut(u64, u64)) -> Result<Found, RecoverError> {
+    let devices = Devices::of(pool)?;
+    let remains = Remains { data: pool.data_of(owner), rings: pool.rings_of(owner) };
+    let mut progress = Progress { report: progress, done_bytes: 0, all_bytes: 0 };
+    let cache = Cache { owner, devices: &devices, data: &remains.data, segment_bytes: pool.segment_bytes() };
+    for ring in &remains.rings {
+        let mut excluded = BTreeSet::new();
+        loop {
+            match cache.read_ring(ring, &excluded, &mut progress)? {
+                Outcome::Unfinished => break,
+                Outcome::Damaged(what) => return Ok(Found::Damaged { ring: ring.number, what, remains }),
+                Outcome::Recovered(recovered) => return Ok(Found::Recovered(recovered, remains)),
+                Outcome::Changed(..) if excluded.len() >= CHANGED_PAGES_MAX => {
+                    return Err(RecoverError::Unsteady { ring: ring.number });
+                }
+                Outcome::Changed(copy, page) => {
+                    tracing::warn!(
+                        ring = ring.number,
+                        copy,
+                        page,
+                        "a page of a journal reads differently the second time"
+                    );
+                    excluded.insert((copy, page));
+                }
+            }
+        }
+    }
+    Ok(Found::Nothing(remains))
+}
+
+/// What is read from.
+struct Cache<'a> {
+    owner: OwnerId,
+    devices: &'a Devices,
+    data: &'a [DataSegment],
+    segment_bytes: u64,
+}
+
+impl Cache<'_> {
+    fn read_ring<F: FnMut(u64, u64)>(
+        &self,
+        ring: &RingOnFlash,
+        excluded: &BTreeSet<(usize, u64)>,
+        progress: &mut Progress<F>,
+    ) -> Result<Outcome, RecoverError> {
+        let pages = ring.copies[0].len() as u64 * self.segment_bytes / PAGE_BYTES as u64;
+        let runs: Vec<Run> = (0..ring.copies.len())
+            .flat_map(|copy| runs_of_copy(copy, &ring.copies[copy], self.segment_bytes))
+            .collect();
+        progress.expect(bytes_of(&runs));
+        let mut survey = Survey::new(self.owner.0.to_le_bytes(), ring.number, ring.copies.len(), pages);
+        read_runs(self.devices, &runs, |run, place, page| {
+            let number = run.first_page + place;
+            if let Some(page) = page.filter(|_| !excluded.contains(&(run.copy, number))) {
+                survey.page(run.copy, number, page);
+            }
+            if place == 0 {
+                progress.advance(run.bytes());
+            }
+            true
+        })?;
+        let plan = match survey.finish() {
+            Ring::Unfinished => return Ok(Outcome::Unfinished),
+            Ring::Damaged { missing } => {
+                return Ok(Outcome::Damaged(format!("its page {missing} is on no device that is there")));
+            }
+            Ring::Whole(plan) => plan,
+        };
+        let runs = runs_of_pages(plan.reads(), &ring.copies, self.segment_bytes);
+        progress.expect(bytes_of(&runs));
+        let ordinals: Vec<u32> = self.data.iter().map(|segment| segment.ordinal).collect();
+        let mut replay = match Replay::new(plan, self.segment_bytes, &ordinals) {
+            Ok(replay) => replay,
+            Err(error) => return Ok(Outcome::Damaged(error.to_string())),
+        };
+        let mut stopped = None;
+        read_runs(self.devices, &runs, |run, place, page| {
+            stopped = match page.map(|page| replay.page(page)) {
+                Some(Ok(())) => None,
+                None | Some(Err(ReplayError::Changed { .. })) => {
+                    Some(Outcome::Changed(run.copy, run.first_page + place))
+                }
+                Some(Err(error)) => Some(Outcome::Damaged(error.to_string())),
+            };
+            if place == 0 {
+                progress.advance(run.bytes());
+            }
+            stopped.is_none()
+        })?;
+        if let Some(outcome) = stopped {
+            return Ok(outcome);
+        }
+        let sums = tail::sums(self.devices, self.data, &replay.to_prove())?;
+        Ok(Outcome::Recovered(Box::new(replay.finish(&sums))))
+    }
+}
+
+fn bytes_of(runs: &[Run]) -> u64 {
+    runs.iter().map(Run::bytes).sum()
+}
