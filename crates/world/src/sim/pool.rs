@@ -225,7 +225,7 @@ impl World<'_> {
         let older: Vec<u32> = owner.rings.keys().copied().filter(|other| *other < number).collect();
         let kept: usize = older.iter().flat_map(|other| &owner.rings[other]).map(Vec::len).sum();
         ensure!(
-            asked.recovers() || kept == 0,
+            asked.recovers() || kept == 0 || keeps_old,
             "ring {number} is done, and {kept} segments of {older:?} kept"
         );
         if !keeps_old {
@@ -298,6 +298,10 @@ impl World<'_> {
         ensure!(just, "{asked:?} failed with {error:?} on {cache:?} of {segments:?}");
         if matches!(asked.command, Command::AddDisk(_)) {
             self.disks[asked.disk].present = false;
+        }
+        if matches!(asked.command, Command::RemoveDisk) && error == CommandError::JournalFailed {
+            let disk = &mut self.disks[asked.disk];
+            (disk.present, disk.leaving) = (true, false);
         }
         Ok(())
     }
