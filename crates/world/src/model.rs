@@ -259,7 +259,10 @@ impl Model {
             let at = reading.first + i as u32;
             let ended = self.ended(*value, at)?;
             let given_up = reading.began < self.forgot;
-            ensure!(given_up || ended >= *floor, "disk {disk} unit {at}: stale {value:x} read, overwritten at {floor}");
+            ensure!(
+                given_up || ended >= *floor,
+                "disk {disk} unit {at}: stale {value:x} read, overwritten at {floor}"
+            );
             let unit = &mut self.units[at as usize];
             if unit.active > 0 || unit.last_ended > reading.began {
                 continue;

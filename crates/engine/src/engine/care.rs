@@ -192,6 +192,9 @@ impl Engine {
                 }
             }
         }
+        if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
+            journal.record_gone(now, cache);
+        }
         if runs.is_empty() {
             return self.end_job(now, job, Ok(()));
         }
@@ -231,8 +234,7 @@ impl Engine {
                 cache.index.set_dirty(sector);
                 cache.index.set_held(sector, true);
             }
-            let change =
-                Change::Set { frame, block, sector: inside, sum: sums[i], dirty, second: true, moved: None };
+            let change = Change::Set { frame, block, sector: inside, sum: sums[i], dirty, second: true };
             journal.record(now, change, None);
         }
         if self.jobs[job].pending == 0 {

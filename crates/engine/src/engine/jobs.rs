@@ -103,13 +103,17 @@ impl Engine {
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
         runs.clear();
         let (mut first, mut end) = (range.end, range.end);
-        if let (Some(cache), false) = (&mut disk.cache, disk.holds) {
+        if let (Some(cache), Some(journal), false) = (&disk.cache, &disk.journal, disk.holds) {
+            // What the journal does not durably know as dirty might be something older, and clean, after a crash.
+            let may_go = |sector: u64| {
+                cache.index.is_dirty(sector) && (journal.dead || journal.is_committed(&cache.index, sector))
+            };
             'range: for span in cache.spans(range.first, range.end) {
                 let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
                 let found = cache.find(span);
                 for i in 0..span.count {
-                    let is_dirty = found.is_some_and(|sector| cache.index.is_dirty(sector + i))
-                        && !disk.destager.is_moved(start + i);
+                    let is_dirty =
+                        found.is_some_and(|sector| may_go(sector + i)) && !disk.destager.is_moved(start + i);
                     match (is_dirty, first < end) {
                         (true, false) => (first, end) = (start + i, start + i + 1),
                         (true, true) => end = start + i + 1,

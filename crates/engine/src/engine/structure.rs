@@ -50,6 +50,8 @@ enum Stage {
     Dump,
     /// The dump is made durable.
     DumpCommit,
+    /// Before a clean end, everything else is made durable: a page that says that nothing follows it is believed as it is.
+    CloseCommit,
     /// The last page is made durable.
     LastCommit,
 }
@@ -222,14 +224,23 @@ impl Engine {
                     if !disk.journal.as_ref().expect("it is being made").is_idle() {
                         return self.pump_journal(now, id);
                     }
-                    self.finish_last(now, id)
+                    self.finish_last(now, id);
+                    Stage::LastCommit
                 }
-                Stage::LastCommit => {
-                    let journal = disk.journal.as_ref().expect("it is being closed");
+                Stage::CloseCommit | Stage::LastCommit => {
+                    let journal = disk.journal.as_mut().expect("it is being closed");
                     if !journal.is_idle() {
                         return self.pump_journal(now, id);
                     }
-                    return self.complete(id, kind);
+                    let is_recorded = journal.writer.pending() == 0;
+                    if is_recorded && stage == Stage::LastCommit {
+                        return self.complete(id, kind);
+                    }
+                    if is_recorded {
+                        journal.writer.set_clean();
+                    }
+                    self.finish_last(now, id);
+                    if is_recorded { Stage::LastCommit } else { stage }
                 }
             };
             if let Some(opening) = self.disk_mut(id).opening.as_deref_mut() {
@@ -251,14 +262,14 @@ impl Engine {
             Kind::Close | Kind::Ring => {
                 prove(now, journal, index);
                 (0..ZONES).for_each(|zone| journal.writer.unmark(zone));
-                journal.writer.set_clean();
             }
         }
-        self.finish_last(now, id)
+        self.finish_last(now, id);
+        if kind == Kind::Close { Stage::CloseCommit } else { Stage::LastCommit }
     }
 
     /// Writes what is recorded, with one page at least, and begins to make it durable.
-    fn finish_last(&mut self, now: Instant, id: DiskId) -> Stage {
+    fn finish_last(&mut self, now: Instant, id: DiskId) {
         let mut one = true;
         loop {
             let (journal, index) = self.disk_mut(id).journal_and_index().expect("it has one");
@@ -271,7 +282,6 @@ impl Engine {
         }
         self.journal_mut(id).expect("it has one").begin_round();
         self.pump_journal(now, id);
-        Stage::LastCommit
     }
 
     /// Writes dump pages. True when all are written, and their commit has begun.

@@ -59,12 +59,16 @@ impl World<'_> {
             "disk {index}: recovered for {} bytes",
             summary.disk_bytes
         );
-        let noticed = summary.identity != identity || self.samples_differ(index, &recovered);
+        let differing = self.differing_sample(index, &recovered);
+        let noticed = summary.identity != identity || differing.is_some();
         ensure!(noticed || !changed, "disk {index}: its backing changed, and nobody noticed");
-        ensure!(
-            changed || !noticed || doubtful,
-            "disk {index}: recovered clean sectors that the backing has not"
-        );
+        let clean = if summary.identity == identity { differing } else { None };
+        let right = changed || !noticed || doubtful;
+        ensure!(right, "disk {index}: a recovered clean sector ({clean:?}) is not the backing's");
+        if changed {
+            // The daemon will know again, whatever becomes of the new ring.
+            self.disks[index].generation += 1;
+        }
         if noticed && self.options.sabotage != Some(Sabotage::ServedStale) {
             recovered.drop_clean();
             if summary.sectors_dirty > 0 {
@@ -277,15 +281,16 @@ impl World<'_> {
         Some(content::sums(held)[0])
     }
 
-    /// Do clean sectors of the cache differ from what the backing holds?
-    fn samples_differ(&self, index: usize, recovered: &Recovered) -> bool {
+    /// A clean sector of the cache that differs from what the backing holds.
+    fn differing_sample(&self, index: usize, recovered: &Recovered) -> Option<u64> {
         let backing = self.disks[index].backing.now();
-        recovered.samples(SAMPLES).into_iter().any(|(sector, sum)| {
+        let differing = recovered.samples(SAMPLES).into_iter().find(|&(sector, sum)| {
             let first = sector as usize * SECTOR_UNITS;
             let mut tags: Vec<Tag> = backing[first..].iter().take(SECTOR_UNITS).copied().collect();
             tags.resize(SECTOR_UNITS, ZERO);
             content::sums(&tags)[0] != sum
-        })
+        });
+        differing.map(|(sector, _)| sector)
     }
 
     /// The disk is what its backing holds, and nothing else.

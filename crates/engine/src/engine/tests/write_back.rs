@@ -47,6 +47,12 @@ impl Bench {
         io
     }
 
+    /// What was written is durable.
+    fn flush(&mut self) {
+        self.request(Op::Flush, 0, 0);
+        self.settle();
+    }
+
     fn answered(&self, id: RequestId) -> bool {
         self.reply(id).is_some()
     }
@@ -127,9 +133,9 @@ fn flushes_that_come_during_a_commit_share_the_next() {
 fn rewriting_dirty_data_commits_first_and_once() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
+    bench.flush();
     let again = bench.write(0, 4 * KIB);
     bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
-    bench.next(flash(0), IoOp::Flush);
     bench.next(flash(RING_DEVICE), IoOp::Flush);
     bench.next(flash(0), VOLATILE);
     assert_eq!(bench.outcome(again), Outcome::WriteBack);
@@ -200,6 +206,7 @@ fn a_drain_ends_with_everything_clean_and_kept() {
     for block in [3, 4, 5, 9] {
         bench.write_alone(block * 4 * KIB, 4 * KIB);
     }
+    bench.flush();
     let drain = bench.start_change(CacheChange::Drain);
     let mut writes = vec![];
     while let Some(io) = bench.ios.pop_front() {
@@ -223,6 +230,7 @@ fn a_drain_ends_with_everything_clean_and_kept() {
 fn writes_during_a_drain_go_through() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
+    bench.flush();
     let drain = bench.start_change(CacheChange::Drain);
     let held: Vec<Io> = bench.ios.drain(..).collect();
     let write = bench.write_alone(64 * KIB, 4 * KIB);
@@ -249,6 +257,7 @@ fn a_drain_that_is_stopped_says_so() {
 fn a_write_during_destaging_is_not_forgotten() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
+    bench.flush();
     let drain = bench.start_change(CacheChange::Drain);
     bench.next(flash(0), IoOp::Read);
     bench.next(backing(), VOLATILE);
@@ -282,6 +291,7 @@ fn a_discard_over_dirty_data_reaches_the_backing_before_the_journal_forgets() {
 fn a_write_of_part_of_a_dirty_sector_takes_the_rest_to_the_backing_first() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
+    bench.flush();
     let write = bench.write(512, 512);
     bench.next(flash(0), IoOp::Read);
     let io = bench.next(backing(), VOLATILE);
@@ -352,6 +362,7 @@ fn the_coldest_goes_first_if_that_is_the_order() {
     for block in [50, 30] {
         bench.write_alone(block * 4 * KIB, 4 * KIB);
     }
+    bench.flush();
     bench.write(40 * 4 * KIB, 4 * KIB);
     bench.next(flash(0), VOLATILE);
     let io = bench.ios.pop_front().expect("1.1 % is dirty");
