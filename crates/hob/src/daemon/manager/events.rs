@@ -16,6 +16,10 @@ use crate::daemon::shard_api::ShardEvent;
 /// Pause between attempts to open what is offline.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 
+/// What is said of a cache without a journal.
+const JOURNAL_LOST: &str =
+    "its journal cannot be written: it takes no more writes, and what is dirty goes to the backing";
+
 impl Manager {
     /// Follows the shards' events and tries again what is offline, until dropped.
     pub(crate) async fn tend(self: Arc<Self>, mut events: UnboundedReceiver<ShardEvent>) {
@@ -110,10 +114,11 @@ impl Manager {
                     ),
                 );
             }
-            ShardEvent::JournalLost(disk) => self.note_cache(
-                disk,
-                "its journal cannot be written: it takes no more writes, and what is dirty goes to the backing",
-            ),
+            ShardEvent::JournalLost(disk) => {
+                self.note_cache(disk, JOURNAL_LOST);
+                let manager = self.clone();
+                tokio::spawn(async move { manager.replace_journal(disk).await });
+            }
         }
     }
 
@@ -144,6 +149,29 @@ impl Manager {
                     }
                 }
             }
+        }
+    }
+
+    /// Gives a cache a new journal, on other devices than before if there are some.
+    async fn replace_journal(self: &Arc<Self>, id: DiskId) {
+        let name = {
+            let inner = self.inner();
+            let disk = inner.disks.values().find(|disk| disk.id == id);
+            let Some(disk) = disk else { return };
+            disk.wanted.name.clone()
+        };
+        // Whoever changes it at this moment brings a new journal too, or takes it away.
+        let Ok(_claim) = self.claim_disk(&name, "given a new journal") else { return };
+        match self.renew_ring(&name).await {
+            Ok(()) => {
+                tracing::info!("the cache of {name} has a new journal");
+                if let Ok(disk) = self.inner().disk_mut(&name)
+                    && disk.cache_reason.as_deref() == Some(JOURNAL_LOST)
+                {
+                    disk.cache_reason = None;
+                }
+            }
+            Err(refusal) => tracing::error!("the cache of {name} gets no new journal: {refusal}"),
         }
     }
 
