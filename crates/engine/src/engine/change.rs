@@ -86,7 +86,11 @@ impl Engine {
         self.unhold(id);
         let disk = self.disk_mut(id);
         if disk.removing.is_some() && disk.in_flight == 0 && disk.journal.is_some() && !disk.closed {
-            // Its cache is closed first, and stays on flash.
+            // Its cache is closed first, and stays on flash. Where that cannot be, the disk stays too.
+            if disk.journal.as_ref().is_some_and(|journal| journal.dead) && disk.opening.is_none() {
+                let command = disk.removing.take().expect("looked at");
+                return self.done(command, id, Err(CommandError::JournalFailed));
+            }
             if disk.changes.is_empty() && disk.opening.is_none() {
                 disk.changes.push_back((None, CacheChange::Close));
             }

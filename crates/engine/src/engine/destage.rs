@@ -336,15 +336,18 @@ impl Engine {
             let Some(sector) = cache.find(span).filter(|sector| cache.index.is_dirty(*sector)) else {
                 continue;
             };
-            if let Some(second) = cache.index.second_sector(sector) {
-                match copies {
-                    Copies::TwoOfAll if !split => journal.clean_sector(now, &mut cache.index, second),
-                    _ => journal.drop_sector(now, &mut cache.index, second),
-                }
-            }
+            let second = cache.index.second_sector(sector);
             match split {
                 true => journal.drop_sector(now, &mut cache.index, sector),
                 false => journal.clean_sector(now, &mut cache.index, sector),
+            }
+            // What is recorded of the first copy counts for the second too, not the other way round.
+            match (second, copies) {
+                (None, _) => {}
+                (Some(second), Copies::TwoOfAll) if !split => {
+                    journal.clean_sector(now, &mut cache.index, second);
+                }
+                (Some(second), _) => journal.drop_sector(now, &mut cache.index, second),
             }
             journal.urgent = true;
         }
@@ -402,16 +405,23 @@ impl super::Disk {
         (oldest < now_epoch).then(|| now_epoch - 1)
     }
 
-    /// Is nothing at the beginning of a range durably recorded as dirty?
+    /// Is there dirty data to be moved in a range, but none that is durably recorded as dirty?
     pub(super) fn is_fresh(&self, range: Range) -> bool {
         let (Some(cache), Some(journal)) = (&self.cache, &self.journal) else { return false };
-        let Some(span) = cache.spans(range.first, range.end).next() else { return false };
-        let Some(sector) = cache.find(span) else { return false };
-        let mut dirty =
-            (sector..sector + span.count).filter(|sector| cache.index.is_dirty(*sector)).peekable();
-        !journal.dead
-            && dirty.peek().is_some()
-            && dirty.all(|sector| !journal.is_committed(&cache.index, sector))
+        let mut found = false;
+        for span in cache.spans(range.first, range.end) {
+            let Some(sector) = cache.find(span) else { continue };
+            let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
+            for i in 0..span.count {
+                if cache.index.is_dirty(sector + i) && !self.destager.is_moved(start + i) {
+                    if journal.dead || journal.is_committed(&cache.index, sector + i) {
+                        return false;
+                    }
+                    found = true;
+                }
+            }
+        }
+        found
     }
 
     /// How hard the destager tries: an index of [`TRANSFERS`].

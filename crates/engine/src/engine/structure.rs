@@ -454,7 +454,9 @@ fn new_journal(cache: &Cache, disk_bytes: u64, ring: NewRing) -> Result<Journal,
         ordinals: ordinals.clone(),
     };
     ordinals.sort_unstable();
-    let workable = (1..=2).contains(&lens.len())
+    let blocks = disk_bytes.div_ceil(u64::from(block_bytes));
+    let workable = blocks <= u64::from(u32::MAX)
+        && (1..=2).contains(&lens.len())
         && lens.iter().all(|len| *len == lens[0])
         && pages >= ring_pages_min(u64::from(cache.index.frames()), block_bytes, segment_bytes)
         && highest * segment_frames < u64::from(u32::MAX)

@@ -133,7 +133,15 @@ impl Replay {
         let sequence = self.next;
         assert!(sequence <= self.plan.end, "no more pages than were asked for");
         let (_, crc) = self.plan.chosen[(sequence - self.plan.begin) as usize];
-        let page = Page::read(bytes)
+        // Memory is slow and does many things at once: what will be looked up one by one is touched first.
+        let is_dumped = sequence <= self.plan.dump_end;
+        let mut touched = 0;
+        let touch = |_, state: &FrameState| {
+            if is_dumped && !state.is_empty() {
+                touched ^= self.restoring.touch_block(BlockNo(state.block));
+            }
+        };
+        let page = Page::read(bytes, |_| (), touch)
             .filter(|page| page.header.sequence == sequence && page.crc == crc)
             .ok_or(ReplayError::Changed { sequence })?;
         if !self.plan.is_of(&page) {
@@ -145,12 +153,18 @@ impl Replay {
         let (segments, segment_frames) = (&self.segments, self.plan.segment_frames);
         let (restoring, tail) = (&mut self.restoring, &mut self.tail);
         let in_tail = sequence > self.plan.committed;
+        page.records(|record| {
+            if let Some(frame) = place(segments, segment_frames, record.frame) {
+                touched ^= restoring.touch_frame(FrameNo(frame));
+            }
+        });
+        std::hint::black_box(touched);
         page.records(|record| match place(segments, segment_frames, record.frame) {
             Some(frame) if in_tail => tail.push(Record { frame, ..record }),
             Some(frame) => apply(restoring, &Record { frame, ..record }),
             None => all_known = false,
         });
-        if sequence <= self.plan.dump_end {
+        if is_dumped {
             let dumped = &mut self.dumped;
             page.dump(&mut self.scratch, |number, state| {
                 *dumped += 1;

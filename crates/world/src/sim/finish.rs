@@ -33,7 +33,11 @@ impl World<'_> {
         self.audit()?;
         for disk in 0..self.disks.len() {
             if self.disks[disk].config.is_some() {
-                self.command_and_wait(disk, Command::Cache(CacheChange::Disable))?;
+                let ended = self.command_and_wait(disk, Command::Cache(CacheChange::Disable))?;
+                if ended == Err(CommandError::JournalFailed) {
+                    // It cannot even be given up; that it had to fail was checked.
+                    return Ok(());
+                }
             }
             self.command_and_wait(disk, Command::RemoveDisk)?;
             ensure!(

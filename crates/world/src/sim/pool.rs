@@ -169,7 +169,9 @@ impl World<'_> {
             match &asked.command {
                 Command::RemoveDisk => {
                     disk.leaving = false;
-                    disk.owner.iter_mut().for_each(Owner::close);
+                    if disk.config.is_some() {
+                        disk.owner.iter_mut().for_each(Owner::close);
+                    }
                     false
                 }
                 Command::Cache(CacheChange::Tune(mode, destage, copies)) => {
@@ -218,12 +220,12 @@ impl World<'_> {
         let keeps_old = self.keeps_old_rings();
         let Some(owner) = &mut self.disks[asked.disk].owner else { return Ok(()) };
         (owner.exists, owner.closed) = (true, false);
-        self.disks[asked.disk].changed_behind = false;
+        self.disks[asked.disk].changed_behind = None;
         let Some(owner) = &mut self.disks[asked.disk].owner else { return Ok(()) };
         let older: Vec<u32> = owner.rings.keys().copied().filter(|other| *other < number).collect();
         let kept: usize = older.iter().flat_map(|other| &owner.rings[other]).map(Vec::len).sum();
         ensure!(
-            asked.recovers() || kept == 0,
+            asked.recovers() || kept == 0 || keeps_old,
             "ring {number} is done, and {kept} segments of {older:?} kept"
         );
         if !keeps_old {
@@ -296,6 +298,10 @@ impl World<'_> {
         ensure!(just, "{asked:?} failed with {error:?} on {cache:?} of {segments:?}");
         if matches!(asked.command, Command::AddDisk(_)) {
             self.disks[asked.disk].present = false;
+        }
+        if matches!(asked.command, Command::RemoveDisk) && error == CommandError::JournalFailed {
+            let disk = &mut self.disks[asked.disk];
+            (disk.present, disk.leaving) = (true, false);
         }
         Ok(())
     }
