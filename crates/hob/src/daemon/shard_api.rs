@@ -197,8 +197,6 @@ fn explain_refusal(error: CommandError) -> &'static str {
         CommandError::JournalFailed => {
             "the journal of the cache cannot be written; 'hob pool show' tells which device fails"
         }
-        CommandError::Lost => "some of the dirty data cannot be read from flash",
-        CommandError::BackingFailed => "the backing cannot be flushed",
         CommandError::Unworkable => {
             "these settings cannot work together: a cache block is a power of two from 4K to 1M and at most a \
              segment, and a disk or cache has less than 2^32 blocks; use a larger block"
