@@ -10,6 +10,9 @@ use crate::claims::Range;
 use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
 use crate::units::{BufferId, DiskId, FrameNo, Instant, SECTOR_BYTES};
 
+/// Of all jobs, so many are for those that wait for no claim.
+const RESERVED: u32 = 4;
+
 /// One piece of work.
 pub(super) struct Job {
     pub(super) disk: DiskId,
@@ -49,12 +52,15 @@ pub(super) enum Step {
 
 impl Engine {
     /// Begins a transfer, if there is a buffer for it and room among the jobs.
-    pub(super) fn transfer(&mut self, now: Instant, kind: JobKind, mut range: Range) -> bool {
-        if self.jobs.len() >= super::JOBS_MAX {
+    ///
+    /// Only what has its claim takes a buffer: who has one can go on and give it back. For the same reason there is always
+    /// room for jobs that wait for no claim; requests that keep others' claims waiting may need one.
+    pub(super) fn transfer(&mut self, now: Instant, kind: JobKind, range: Range) -> bool {
+        let needs_claim = !matches!(kind, JobKind::Edges(_));
+        let jobs_max = super::JOBS_MAX - if needs_claim { RESERVED } else { 0 };
+        if self.jobs.len() >= jobs_max || self.lent.is_empty() {
             return false;
         }
-        let Some(buffer) = self.lent.pop() else { return false };
-        range.end = range.end.min(range.first + u64::from(buffer.1) / SECTOR_BYTES);
         let job = self.jobs.insert(Job {
             disk: range.disk,
             kind,
@@ -62,10 +68,10 @@ impl Engine {
             range,
             pending: 0,
             step: Step::Waiting,
-            buffer: Some(buffer),
+            buffer: None,
             failed: false,
         });
-        if matches!(kind, JobKind::Edges(_)) || self.claim_job(job, range) {
+        if !needs_claim || self.claim_job(job, range) {
             self.start_job(now, job);
         }
         true
@@ -95,7 +101,14 @@ impl Engine {
 
     /// A transfer has its claim: what is still dirty at the start of its range, in one piece, is read.
     pub(super) fn start_job(&mut self, now: Instant, job: u32) {
-        let Job { disk: disk_id, range, buffer, kind, .. } = self.jobs[job];
+        let Some(buffer) = self.lent.pop() else {
+            // Others were faster. It is tried again when they are done.
+            return self.end_job(now, job, Ok(()));
+        };
+        let it = &mut self.jobs[job];
+        it.buffer = Some(buffer);
+        it.range.end = it.range.end.min(it.range.first + u64::from(buffer.1) / SECTOR_BYTES);
+        let Job { disk: disk_id, range, kind, .. } = *it;
         if let JobKind::Care(frame) = kind {
             return self.start_care(now, job, frame);
         }
@@ -132,8 +145,7 @@ impl Engine {
         (it.range.first, it.range.end) = (first, end);
         it.step = Step::FlashRead;
         disk.jobs += 1;
-        let buffer = buffer.expect("a transfer has a buffer").0;
-        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer, IoOp::Read);
+        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer.0, IoOp::Read);
     }
 
     /// An I/O of a job ended.
