@@ -201,11 +201,15 @@ impl Engine {
                 break;
             };
             let limit = TRANSFERS[disk.hurry()];
-            if disk.destager.transfers >= limit || disk.destager.rest_until.is_some() {
+            // After a failure what has been moved is flushed first: another failure is not to keep it dirty.
+            let flush_first = disk.destager.failures > 0
+                && !disk.destager.written.is_empty()
+                && !disk.destager.is_flushing;
+            if disk.destager.transfers >= limit || disk.destager.rest_until.is_some() || flush_first {
                 break;
             }
             let Some(range) = disk.next_range(id, newest) else { break };
-            if disk.is_fresh(range) {
+            if disk.is_fresh(JobKind::Destage, range) {
                 disk.journal.as_mut().expect("looked at").ask();
                 disk.destager.cursor = disk
                     .cache
@@ -239,12 +243,9 @@ impl Engine {
         for span in cache.spans(range.first, range.end) {
             let Some(sector) = cache.find(span) else { continue };
             let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
-            let left = (0..span.count).any(|i| {
-                cache.index.is_dirty(sector + i)
-                    && !destager.is_moved(start + i)
-                    && !disk.lost.contains(&(sector + i))
-            });
-            if left {
+            let is_lost = |sector| disk.lost.contains(&sector);
+            let mut dirty = (0..span.count).filter(|i| cache.index.is_dirty(sector + i));
+            if dirty.any(|i| !destager.is_moved(start + i) && !is_lost(sector + i)) {
                 // It was among the oldest.
                 destager.add(span.block, destager.front);
             }
@@ -334,6 +335,7 @@ impl Engine {
             let Some(sector) = cache.find(span).filter(|sector| cache.index.is_dirty(*sector)) else {
                 continue;
             };
+            disk.lost.remove(&sector);
             let second = cache.index.second_sector(sector);
             match split {
                 true => journal.drop_sector(now, &mut cache.index, sector),
@@ -403,15 +405,18 @@ impl super::Disk {
         (oldest < now_epoch).then(|| now_epoch - 1)
     }
 
-    /// Is there dirty data to be moved in a range, but none that is durably recorded as dirty?
-    pub(super) fn is_fresh(&self, range: Range) -> bool {
+    /// Is there dirty data in a range for a job of this kind to move, but none that is durably recorded as dirty?
+    pub(super) fn is_fresh(&self, kind: JobKind, range: Range) -> bool {
         let (Some(cache), Some(journal)) = (&self.cache, &self.journal) else { return false };
         let mut found = false;
         for span in cache.spans(range.first, range.end) {
             let Some(sector) = cache.find(span) else { continue };
             let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
             for i in 0..span.count {
-                if cache.index.is_dirty(sector + i) && !self.destager.is_moved(start + i) {
+                if kind.takes(&self.lost, sector + i)
+                    && cache.index.is_dirty(sector + i)
+                    && !self.destager.is_moved(start + i)
+                {
                     if journal.dead || journal.is_committed(&cache.index, sector + i) {
                         return false;
                     }

@@ -4,6 +4,8 @@
 //! into a lent buffer, checks what came, and writes it to the backing. That alone makes nothing clean: the destager
 //! flushes the backing first (`destage.rs`).
 
+use std::collections::BTreeSet;
+
 use super::{Engine, Owner, Pending};
 use crate::cache::push_run;
 use crate::claims::Range;
@@ -38,6 +40,14 @@ pub(super) enum JobKind {
     Flush(u64),
     /// A frame is looked after (`care.rs`).
     Care(FrameNo),
+}
+
+impl JobKind {
+    /// Does it move this dirty sector of the cache, though flash may not have delivered it before? The destager leaves such
+    /// a one alone: its neighbours would wait for it for ever. Whoever waits for the sector itself gets an answer.
+    pub(super) fn takes(self, lost: &BTreeSet<u64>, sector: u64) -> bool {
+        self != JobKind::Destage || !lost.contains(&sector)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,8 +135,9 @@ impl Engine {
                 let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
                 let found = cache.find(span);
                 for i in 0..span.count {
+                    let goes = |sector| may_go(sector) && kind.takes(&disk.lost, sector);
                     let is_dirty =
-                        found.is_some_and(|sector| may_go(sector + i)) && !disk.destager.is_moved(start + i);
+                        found.is_some_and(|sector| goes(sector + i)) && !disk.destager.is_moved(start + i);
                     match (is_dirty, first < end) {
                         (true, false) => (first, end) = (start + i, start + i + 1),
                         (true, true) => end = start + i + 1,
@@ -238,7 +249,10 @@ impl Engine {
                 Some(second) => again.push((cache.extent(second, 1), i as u64)),
                 None => {
                     good = false;
-                    disk.lost.insert(first);
+                    // It may have become clean meanwhile.
+                    if cache.index.is_dirty(first) {
+                        disk.lost.insert(first);
+                    }
                 }
             }
         }
