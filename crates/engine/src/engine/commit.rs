@@ -161,8 +161,9 @@ impl Journal {
 
     /// Records what evictions took out of frames: a crash must not bring it back when the backing has changed.
     pub(super) fn record_gone(&mut self, now: Instant, cache: &mut Cache) {
-        let count = 1 << cache.block_shift();
         for (frame, block) in cache.take_gone() {
+            // Of the last block, as much as there is of the disk: a page that speaks of more is refused.
+            let count = self.writer.sectors_of(block);
             self.record(now, Change::Drop { frame, block, first: 0, count }, None);
         }
     }

@@ -126,9 +126,7 @@ impl Destager {
 
     /// The next block of which the epoch may go, from the cursor on, round and round.
     fn elevator(&self, newest: u32) -> Option<BlockNo> {
-        if self.epochs.range(..=newest).next().is_none() {
-            return None;
-        }
+        self.epochs.range(..=newest).next()?;
         let may = |(_, epoch): &(&BlockNo, &u32)| **epoch <= newest;
         let ahead = self.todo.range(self.cursor..).find(may);
         ahead.or_else(|| self.todo.iter().find(may)).map(|(block, _)| *block)

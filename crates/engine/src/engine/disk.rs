@@ -161,7 +161,8 @@ impl Disk {
             stats.sectors_valid = cache.index.sectors_valid();
             stats.sectors_dirty = cache.index.dirty_sectors();
             stats.mode = cache.config.mode;
-            stats.index_bytes = cache.bytes();
+            stats.index_bytes =
+                cache.bytes() + self.journal.as_ref().map_or(0, |journal| journal.writer.bytes());
         }
         stats.cache = match &self.cache {
             _ if self.holds || self.opening.is_some() || !self.changes.is_empty() => CacheState::Changing,

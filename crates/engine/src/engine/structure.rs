@@ -92,17 +92,21 @@ impl Engine {
             let CacheChange::Enable(enable) = change else { return Err(CommandError::NoCache) };
             return self.open_first(now, id, command, *enable);
         };
-        let dirty = cache.index.dirty_sectors() > 0;
+        if cache.index.dirty_sectors() > 0 && cache.would_lose(&change) {
+            return Err(CommandError::Dirty);
+        }
+        let kind = match change {
+            CacheChange::Close => Some(Kind::Close),
+            CacheChange::DiscardDirty => Some(Kind::Discard),
+            CacheChange::Disable => Some(Kind::Void),
+            _ => None,
+        };
+        if let Some(kind) = kind {
+            self.begin_opening(now, id, command, kind, None, vec![]);
+            return Ok(());
+        }
         let (new, ring) = match change {
             CacheChange::Enable(_) => return Err(CommandError::CacheExists),
-            CacheChange::Close => return Ok(self.begin_opening(now, id, command, Kind::Close, None, vec![])),
-            _ if dirty && cache.would_lose(&change) => return Err(CommandError::Dirty),
-            CacheChange::DiscardDirty => {
-                return Ok(self.begin_opening(now, id, command, Kind::Discard, None, vec![]));
-            }
-            CacheChange::Disable => {
-                return Ok(self.begin_opening(now, id, command, Kind::Void, None, vec![]));
-            }
             CacheChange::Clear(ring) => (persistent(cache.config, cache.segments.clone(), size)?, ring),
             CacheChange::Configure(config, ring) => {
                 if config.segment_bytes != cache.config.segment_bytes {
@@ -128,6 +132,9 @@ impl Engine {
                 let stay = cache.segments.iter().filter(|segment| segment.place.device != device);
                 let segments: Vec<DataSegment> = stay.copied().chain(replacements).collect();
                 (cache.relocated(segments, size)?, ring)
+            }
+            CacheChange::Close | CacheChange::DiscardDirty | CacheChange::Disable => {
+                panic!("these bring no ring")
             }
             CacheChange::Tune(..) | CacheChange::Drain | CacheChange::StopDrain => {
                 panic!("these do not wait")
@@ -471,7 +478,10 @@ impl Cache {
     /// Would this change lose dirty data?
     fn would_lose(&self, change: &CacheChange) -> bool {
         let leaving: Vec<DataSegment> = match change {
-            CacheChange::Grow(..) | CacheChange::DiscardDirty => return false,
+            CacheChange::Grow(..)
+            | CacheChange::DiscardDirty
+            | CacheChange::Close
+            | CacheChange::Enable(_) => return false,
             CacheChange::Shrink(count, _) if (*count as usize) < self.segments.len() => {
                 self.emptiest_segments(*count as usize)
             }

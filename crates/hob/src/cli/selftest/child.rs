@@ -16,7 +16,7 @@ use super::setup::Stage;
 use crate::daemon::power_cut;
 
 /// How long a daemon may take until its disk is there.
-const READY_MAX: Duration = Duration::from_secs(60);
+const READY_MAX: Duration = Duration::from_secs(30);
 
 /// How long it may take over one request, and over an end it was asked for.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -66,7 +66,7 @@ impl Daemon {
                 Ok(connection) => return Ok(Some(Dialogue::open(connection, SILENCE_MAX)?)),
                 Err(error) if start.elapsed() > READY_MAX => {
                     let said = format!("the daemon's disk is not there after {} s", READY_MAX.as_secs());
-                    return Err(error.context(said));
+                    return Err(error.context(format!("{said}; {}", stage.last_complaint())));
                 }
                 Err(_) => thread::sleep(POLL),
             }

@@ -135,6 +135,13 @@ impl Stage {
         self.dir.join("daemon.log")
     }
 
+    /// The last error in the log.
+    pub(super) fn last_complaint(&self) -> String {
+        let log = std::fs::read_to_string(self.log()).unwrap_or_default();
+        let last = log.lines().rev().find_map(|line| line.split_once(" ERROR "));
+        last.map_or("its log has no error".to_owned(), |(_, what)| format!("its log says: {what}"))
+    }
+
     pub(super) fn nbd_socket(&self) -> PathBuf {
         self.sockets.path().join("nbd.sock")
     }
