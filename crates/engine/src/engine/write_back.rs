@@ -100,9 +100,12 @@ impl Engine {
         }
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.destager.cut(range.first, range.end);
-        let index = &mut disk.cache.as_mut().expect("just written to").index;
+        let (journal, index) = disk.journal_and_index().expect("just written to");
         for extent in self.runs.iter().map(|run| run.extent) {
             for sector in extent.sector..extent.sector + extent.count {
+                if index.is_unproven(sector) {
+                    journal.overwrites(sector);
+                }
                 if !index.is_dirty(sector) {
                     index.clear_valid(sector, 1);
                 }
@@ -167,7 +170,9 @@ impl Engine {
             assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector written");
             for (sector, sum) in (io.sector..).zip(sums) {
                 index.set_valid(sector, *sum);
-                if !index.is_unproven(sector) {
+                if index.is_unproven(sector) {
+                    journal.overwrote(sector);
+                } else {
                     index.set_dirty(sector);
                     index.set_held(sector, true);
                     let frame = FrameNo((sector >> index.block_shift()) as u32);
