@@ -124,6 +124,11 @@ impl Destager {
         self.transfers == 0 && !self.is_flushing
     }
 
+    /// Is nothing left to be done either?
+    fn is_done(&self) -> bool {
+        self.is_idle() && self.todo.is_empty() && self.written.is_empty()
+    }
+
     /// The next block of which the epoch may go, from the cursor on, round and round.
     fn elevator(&self, newest: u32) -> Option<BlockNo> {
         self.epochs.range(..=newest).next()?;
@@ -165,15 +170,16 @@ impl Engine {
             return false;
         };
         if past_the_cache {
-            return cache.index.dirty_sectors() > 0;
+            // What flash does not deliver will never get there.
+            return cache.index.dirty_sectors() > disk.lost.len() as u64;
         }
         let destager = &disk.destager;
         cache.spans(first, end).any(|span| match destager.todo.get(&span.block) {
             Some(epoch) => *epoch < destager.flushes,
             None => {
                 let found = cache.find(span).map(|sector| sector - span.first);
-                let on_its_way =
-                    found.is_some_and(|at| cache.index.count_dirty(at, 1 << cache.block_shift()) > 0);
+                let goes = |sector| cache.index.is_dirty(sector) && !disk.lost.contains(&sector);
+                let on_its_way = found.is_some_and(|at| (at..at + (1 << cache.block_shift())).any(goes));
                 on_its_way && destager.front < destager.flushes
             }
         })
@@ -231,6 +237,9 @@ impl Engine {
         let may = !destager.written.is_empty() && !destager.is_flushing && destager.rest_until.is_none();
         if may && enough && self.flush_backing(now, id) {
             self.disk_mut(id).destager.begin_flush();
+        }
+        if self.disk(id).destager.is_done() {
+            self.end_order_wait(id);
         }
         self.check_drained(id);
         self.pump_zones(now, id);
@@ -306,15 +315,19 @@ impl Engine {
                 }
             }
         }
-        let waiters = std::mem::take(&mut self.disk_mut(id).destager.order_waiters);
         self.unsettled.push(id);
-        for slot in waiters {
+        self.end_order_wait(id);
+        self.wake(id);
+    }
+
+    /// Lets those claim their sectors anew, and look again, who waited for older data to be on the backing.
+    fn end_order_wait(&mut self, id: DiskId) {
+        for slot in std::mem::take(&mut self.disk_mut(id).destager.order_waiters) {
             let range = self.requests[slot].range;
             if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
                 self.runnable.push_back(slot);
             }
         }
-        self.wake(id);
     }
 
     /// These sectors of the disk, in order, are durable on the backing: what is still dirty of them is clean.
