@@ -24,6 +24,9 @@ const TRANSFERS: [u32; 3] = [1, 2, 8];
 const REST_NS_MIN: u64 = 100_000_000;
 const REST_NS_MAX: u64 = 10_000_000_000;
 
+/// A drain ends without what could not be read so often in a row.
+const FAILURES_MAX: u32 = 5;
+
 /// The dirty data of one cache.
 #[derive(Debug, Default)]
 pub(super) struct Destager {
@@ -239,11 +242,8 @@ impl Engine {
         for span in cache.spans(range.first, range.end) {
             let Some(sector) = cache.find(span) else { continue };
             let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
-            let left = (0..span.count).any(|i| {
-                cache.index.is_dirty(sector + i)
-                    && !destager.is_moved(start + i)
-                    && !disk.lost.contains(&(sector + i))
-            });
+            let left =
+                (0..span.count).any(|i| cache.index.is_dirty(sector + i) && !destager.is_moved(start + i));
             if left {
                 // It was among the oldest.
                 destager.add(span.block, destager.front);
@@ -334,6 +334,7 @@ impl Engine {
             let Some(sector) = cache.find(span).filter(|sector| cache.index.is_dirty(*sector)) else {
                 continue;
             };
+            disk.lost.remove(&sector);
             let second = cache.index.second_sector(sector);
             match split {
                 true => journal.drop_sector(now, &mut cache.index, sector),
@@ -357,7 +358,12 @@ impl Engine {
         let Some(command) = disk.draining else { return };
         let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
         let lost = disk.lost.len() as u64;
-        if dirty > lost || !disk.destager.is_idle() {
+        // What cannot be read is tried again some times.
+        if disk.flash_writes > 0
+            || dirty > lost
+            || dirty > 0 && disk.destager.failures < FAILURES_MAX
+            || !disk.destager.is_idle()
+        {
             return;
         }
         disk.draining = None;

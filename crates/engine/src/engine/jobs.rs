@@ -4,8 +4,9 @@
 //! into a lent buffer, checks what came, and writes it to the backing. That alone makes nothing clean: the destager
 //! flushes the backing first (`destage.rs`).
 
+use super::disk::Disk;
 use super::{Engine, Owner, Pending};
-use crate::cache::push_run;
+use crate::cache::{FlashRun, push_run};
 use crate::claims::Range;
 use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
 use crate::units::{BufferId, DiskId, FrameNo, Instant, SECTOR_BYTES};
@@ -101,33 +102,9 @@ impl Engine {
         }
         let Engine { disks, runs, .. } = self;
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
-        runs.clear();
-        let (mut first, mut end) = (range.end, range.end);
-        if let (Some(cache), Some(journal), false) = (&disk.cache, &disk.journal, disk.holds) {
-            // What the journal does not durably know as dirty might be something older, and clean, after a crash.
-            let may_go = |sector: u64| {
-                cache.index.is_dirty(sector) && (journal.dead || journal.is_committed(&cache.index, sector))
-            };
-            'range: for span in cache.spans(range.first, range.end) {
-                let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
-                let found = cache.find(span);
-                for i in 0..span.count {
-                    let is_dirty =
-                        found.is_some_and(|sector| may_go(sector + i)) && !disk.destager.is_moved(start + i);
-                    match (is_dirty, first < end) {
-                        (true, false) => (first, end) = (start + i, start + i + 1),
-                        (true, true) => end = start + i + 1,
-                        (false, true) if first < range.end => break 'range,
-                        (false, _) => continue,
-                    }
-                    let sector = found.expect("dirty sectors are found") + i;
-                    push_run(runs, cache.extent(sector, 1), start + i - first);
-                }
-            }
-        }
-        if runs.is_empty() {
-            return self.end_job(now, job, Ok(()));
-        }
+        // What could not be read is tried alone, when nothing else is left.
+        let found = disk.first_dirty(range, runs, false).or_else(|| disk.first_dirty(range, runs, true));
+        let Some((first, end)) = found else { return self.end_job(now, job, Ok(())) };
         let it = &mut self.jobs[job];
         (it.range.first, it.range.end) = (first, end);
         it.step = Step::FlashRead;
@@ -255,5 +232,41 @@ impl Engine {
                 self.wake(DiskId(index as u32));
             }
         }
+    }
+}
+
+impl Disk {
+    /// The first piece of a range that can go to the backing now, and where it lies on flash. Of `lost` sectors just one.
+    fn first_dirty(&self, range: Range, runs: &mut Vec<FlashRun>, lost: bool) -> Option<(u64, u64)> {
+        runs.clear();
+        let (Some(cache), Some(journal), false) = (&self.cache, &self.journal, self.holds) else {
+            return None;
+        };
+        // What the journal does not durably know as dirty might be something older, and clean, after a crash.
+        let may_go = |sector: u64, at: u64| {
+            cache.index.is_dirty(sector)
+                && self.lost.contains(&sector) == lost
+                && (journal.dead || journal.is_committed(&cache.index, sector))
+                && !self.destager.is_moved(at)
+        };
+        let mut piece: Option<(u64, u64)> = None;
+        for span in cache.spans(range.first, range.end) {
+            let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
+            let found = cache.find(span);
+            for i in 0..span.count {
+                let sector = found.map(|sector| sector + i).filter(|sector| may_go(*sector, start + i));
+                match (sector, &mut piece) {
+                    (None, None) => continue,
+                    (None, Some(_)) => return piece,
+                    (Some(_), None) => piece = Some((start + i, start + i + 1)),
+                    (Some(_), Some(_)) if lost => return piece,
+                    (Some(_), Some((_, end))) => *end = start + i + 1,
+                }
+                let first = piece.expect("just set").0;
+                let sector = sector.expect("matched");
+                push_run(runs, cache.extent(sector, 1), start + i - first);
+            }
+        }
+        piece
     }
 }
