@@ -24,9 +24,6 @@ const TRANSFERS: [u32; 3] = [1, 2, 8];
 const REST_NS_MIN: u64 = 100_000_000;
 const REST_NS_MAX: u64 = 10_000_000_000;
 
-/// A drain ends without what could not be read so often in a row.
-const FAILURES_MAX: u32 = 5;
-
 /// The dirty data of one cache.
 #[derive(Debug, Default)]
 pub(super) struct Destager {
@@ -127,6 +124,11 @@ impl Destager {
         self.transfers == 0 && !self.is_flushing
     }
 
+    /// Is nothing left to be done either?
+    fn is_done(&self) -> bool {
+        self.is_idle() && self.todo.is_empty() && self.written.is_empty()
+    }
+
     /// The next block of which the epoch may go, from the cursor on, round and round.
     fn elevator(&self, newest: u32) -> Option<BlockNo> {
         self.epochs.range(..=newest).next()?;
@@ -168,15 +170,16 @@ impl Engine {
             return false;
         };
         if past_the_cache {
-            return cache.index.dirty_sectors() > 0;
+            // What flash does not deliver will never get there.
+            return cache.index.dirty_sectors() > disk.lost.len() as u64;
         }
         let destager = &disk.destager;
         cache.spans(first, end).any(|span| match destager.todo.get(&span.block) {
             Some(epoch) => *epoch < destager.flushes,
             None => {
                 let found = cache.find(span).map(|sector| sector - span.first);
-                let on_its_way =
-                    found.is_some_and(|at| cache.index.count_dirty(at, 1 << cache.block_shift()) > 0);
+                let goes = |sector| cache.index.is_dirty(sector) && !disk.lost.contains(&sector);
+                let on_its_way = found.is_some_and(|at| (at..at + (1 << cache.block_shift())).any(goes));
                 on_its_way && destager.front < destager.flushes
             }
         })
@@ -204,11 +207,14 @@ impl Engine {
                 break;
             };
             let limit = TRANSFERS[disk.hurry()];
-            if disk.destager.transfers >= limit || disk.destager.rest_until.is_some() {
+            // After a failure what has been moved is flushed first: another failure is not to keep it dirty.
+            let flush_first =
+                disk.destager.failures > 0 && !disk.destager.written.is_empty() && !disk.destager.is_flushing;
+            if disk.destager.transfers >= limit || disk.destager.rest_until.is_some() || flush_first {
                 break;
             }
             let Some(range) = disk.next_range(id, newest) else { break };
-            if disk.is_fresh(range) {
+            if disk.is_fresh(JobKind::Destage, range) {
                 disk.journal.as_mut().expect("looked at").ask();
                 disk.destager.cursor = disk
                     .cache
@@ -231,6 +237,9 @@ impl Engine {
         if may && enough && self.flush_backing(now, id) {
             self.disk_mut(id).destager.begin_flush();
         }
+        if self.disk(id).destager.is_done() {
+            self.end_order_wait(id);
+        }
         self.check_drained(id);
         self.pump_zones(now, id);
     }
@@ -242,9 +251,9 @@ impl Engine {
         for span in cache.spans(range.first, range.end) {
             let Some(sector) = cache.find(span) else { continue };
             let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
-            let left =
-                (0..span.count).any(|i| cache.index.is_dirty(sector + i) && !destager.is_moved(start + i));
-            if left {
+            let is_lost = |sector| disk.lost.contains(&sector);
+            let mut dirty = (0..span.count).filter(|i| cache.index.is_dirty(sector + i));
+            if dirty.any(|i| !destager.is_moved(start + i) && !is_lost(sector + i)) {
                 // It was among the oldest.
                 destager.add(span.block, destager.front);
             }
@@ -305,15 +314,19 @@ impl Engine {
                 }
             }
         }
-        let waiters = std::mem::take(&mut self.disk_mut(id).destager.order_waiters);
         self.unsettled.push(id);
-        for slot in waiters {
+        self.end_order_wait(id);
+        self.wake(id);
+    }
+
+    /// Lets those claim their sectors anew, and look again, who waited for older data to be on the backing.
+    fn end_order_wait(&mut self, id: DiskId) {
+        for slot in std::mem::take(&mut self.disk_mut(id).destager.order_waiters) {
             let range = self.requests[slot].range;
             if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
                 self.runnable.push_back(slot);
             }
         }
-        self.wake(id);
     }
 
     /// These sectors of the disk, in order, are durable on the backing: what is still dirty of them is clean.
@@ -334,6 +347,7 @@ impl Engine {
             let Some(sector) = cache.find(span).filter(|sector| cache.index.is_dirty(*sector)) else {
                 continue;
             };
+            disk.lost.remove(&sector);
             disk.lost.remove(&sector);
             let second = cache.index.second_sector(sector);
             match split {
@@ -358,12 +372,7 @@ impl Engine {
         let Some(command) = disk.draining else { return };
         let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
         let lost = disk.lost.len() as u64;
-        // What cannot be read is tried again some times.
-        if disk.flash_writes > 0
-            || dirty > lost
-            || dirty > 0 && disk.destager.failures < FAILURES_MAX
-            || !disk.destager.is_idle()
-        {
+        if disk.flash_writes > 0 || dirty > lost || !disk.destager.is_idle() {
             return;
         }
         disk.draining = None;
@@ -409,15 +418,18 @@ impl super::Disk {
         (oldest < now_epoch).then(|| now_epoch - 1)
     }
 
-    /// Is there dirty data to be moved in a range, but none that is durably recorded as dirty?
-    pub(super) fn is_fresh(&self, range: Range) -> bool {
+    /// Is there dirty data in a range for a job of this kind to move, but none that is durably recorded as dirty?
+    pub(super) fn is_fresh(&self, kind: JobKind, range: Range) -> bool {
         let (Some(cache), Some(journal)) = (&self.cache, &self.journal) else { return false };
         let mut found = false;
         for span in cache.spans(range.first, range.end) {
             let Some(sector) = cache.find(span) else { continue };
             let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
             for i in 0..span.count {
-                if cache.index.is_dirty(sector + i) && !self.destager.is_moved(start + i) {
+                if kind.takes(&self.lost, sector + i)
+                    && cache.index.is_dirty(sector + i)
+                    && !self.destager.is_moved(start + i)
+                {
                     if journal.dead || journal.is_committed(&cache.index, sector + i) {
                         return false;
                     }

@@ -254,7 +254,8 @@ impl Engine {
         }
         self.requests[slot].over_dirty |= over_dirty;
         let fresh = dirty_edge.is_some_and(|at| {
-            self.disk(request.disk).is_fresh(Range { disk: request.disk, first: at, end: at + 1 })
+            let edge = Range { disk: request.disk, first: at, end: at + 1 };
+            self.disk(request.disk).is_fresh(JobKind::Edges(slot), edge)
         });
         if fresh {
             self.requests[slot].phase = Phase::CommitThenChange;

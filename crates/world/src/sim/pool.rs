@@ -291,6 +291,7 @@ impl World<'_> {
             }
             (CommandError::NoJournal, Command::Cache(_)) => asked.ring().is_none(),
             (CommandError::Stopped, Command::Cache(CacheChange::Drain)) => true,
+            (CommandError::Lost, Command::Cache(CacheChange::Drain)) => self.may_lose(asked.disk),
             (CommandError::JournalFailed, _) => persistent && self.any_bad(),
             _ => false,
         };
