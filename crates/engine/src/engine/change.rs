@@ -123,7 +123,10 @@ impl Engine {
                 CacheChange::Leave(device, ..) if disk.cache.is_some() => Some(*device),
                 _ => None,
             };
-            let result = disk.apply(change);
+            // A volatile cache has no use for a ring: perhaps another had been there when the change was asked for.
+            let ring: Vec<Segment> =
+                change.ring().map(|ring| ring.copies.concat()).unwrap_or_default();
+            let result = disk.apply(change).map(|released| [released, ring].concat());
             if let (Some(device), None) = (left, &disk.cache) {
                 disk.fenced = self.devices.get(device).is_fenced();
             }

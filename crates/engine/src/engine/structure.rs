@@ -205,10 +205,14 @@ impl Engine {
             let Some(Opening { kind, stage, .. }) = disk.opening.as_deref() else { return };
             let (kind, stage) = (*kind, *stage);
             if disk.journal.as_ref().is_some_and(|journal| journal.dead) {
-                if disk.journal_in_flight == 0 {
-                    self.abandon(id, CommandError::JournalFailed);
+                if disk.journal_in_flight > 0 {
+                    return;
                 }
-                return;
+                return match kind {
+                    // Nothing is dirty, and its owner records that it is gone.
+                    Kind::Void => self.complete(id, kind),
+                    _ => self.abandon(id, CommandError::JournalFailed),
+                };
             }
             let next = match stage {
                 Stage::FlushBacking(upto, _) if disk.backing_flushed >= upto => {

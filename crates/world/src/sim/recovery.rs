@@ -47,6 +47,12 @@ impl World<'_> {
             }
             return self.change_behind_bare(index);
         };
+        if !self.keeps_old_rings() {
+            // Higher ones never became whole.
+            let owner = self.disks[index].owner.as_mut().expect("found");
+            let gone = owner.drop_rings(|other| other > number);
+            self.free.extend(gone);
+        }
         let summary = recovered.summary;
         if doubtful {
             self.disks[index].model.forget_all();
