@@ -124,8 +124,7 @@ impl Engine {
                 _ => None,
             };
             // A volatile cache has no use for a ring: perhaps another had been there when the change was asked for.
-            let ring: Vec<Segment> =
-                change.ring().map(|ring| ring.copies.concat()).unwrap_or_default();
+            let ring: Vec<Segment> = change.ring().map(|ring| ring.copies.concat()).unwrap_or_default();
             let result = disk.apply(change).map(|released| [released, ring].concat());
             if let (Some(device), None) = (left, &disk.cache) {
                 disk.fenced = self.devices.get(device).is_fenced();
