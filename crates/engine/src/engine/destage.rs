@@ -208,9 +208,8 @@ impl Engine {
             };
             let limit = TRANSFERS[disk.hurry()];
             // After a failure what has been moved is flushed first: another failure is not to keep it dirty.
-            let flush_first = disk.destager.failures > 0
-                && !disk.destager.written.is_empty()
-                && !disk.destager.is_flushing;
+            let flush_first =
+                disk.destager.failures > 0 && !disk.destager.written.is_empty() && !disk.destager.is_flushing;
             if disk.destager.transfers >= limit || disk.destager.rest_until.is_some() || flush_first {
                 break;
             }
@@ -349,6 +348,7 @@ impl Engine {
                 continue;
             };
             disk.lost.remove(&sector);
+            disk.lost.remove(&sector);
             let second = cache.index.second_sector(sector);
             match split {
                 true => journal.drop_sector(now, &mut cache.index, sector),
@@ -372,7 +372,7 @@ impl Engine {
         let Some(command) = disk.draining else { return };
         let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
         let lost = disk.lost.len() as u64;
-        if dirty > lost || !disk.destager.is_idle() {
+        if disk.flash_writes > 0 || dirty > lost || !disk.destager.is_idle() {
             return;
         }
         disk.draining = None;

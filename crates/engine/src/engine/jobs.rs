@@ -117,9 +117,10 @@ impl Engine {
         };
         let it = &mut self.jobs[job];
         it.buffer = Some(buffer);
-        it.range.end = it.range.end.min(it.range.first + u64::from(buffer.1) / SECTOR_BYTES);
         let Job { disk: disk_id, range, kind, .. } = *it;
+        let capacity = u64::from(buffer.1) / SECTOR_BYTES;
         if let JobKind::Care(frame) = kind {
+            it.range.end = it.range.end.min(it.range.first + capacity);
             return self.start_care(now, job, frame);
         }
         let Engine { disks, runs, .. } = self;
@@ -140,6 +141,7 @@ impl Engine {
                         found.is_some_and(|sector| goes(sector + i)) && !disk.destager.is_moved(start + i);
                     match (is_dirty, first < end) {
                         (true, false) => (first, end) = (start + i, start + i + 1),
+                        (true, true) if end - first == capacity => break 'range,
                         (true, true) => end = start + i + 1,
                         (false, true) if first < range.end => break 'range,
                         (false, _) => continue,

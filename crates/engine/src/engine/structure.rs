@@ -95,6 +95,11 @@ impl Engine {
         if cache.index.dirty_sectors() > 0 && cache.would_lose(&change) {
             return Err(CommandError::Dirty);
         }
+        if let CacheChange::Tune(mode, destage, copies) = change {
+            disk.cache.as_mut().expect("looked at").tune(mode, destage, copies);
+            self.end_change_of_structure(id, command, Ok(Vec::new()));
+            return Ok(());
+        }
         let kind = match change {
             CacheChange::Close => Some(Kind::Close),
             CacheChange::DiscardDirty => Some(Kind::Discard),
@@ -482,7 +487,8 @@ impl Cache {
     /// Would this change lose dirty data?
     fn would_lose(&self, change: &CacheChange) -> bool {
         let leaving: Vec<DataSegment> = match change {
-            CacheChange::Grow(..)
+            CacheChange::Tune(..)
+            | CacheChange::Grow(..)
             | CacheChange::DiscardDirty
             | CacheChange::Close
             | CacheChange::Enable(_) => return false,

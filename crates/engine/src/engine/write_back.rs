@@ -111,6 +111,7 @@ impl Engine {
                 }
             }
         }
+        disk.flash_writes += 1;
         self.requests[slot].phase = Phase::FlashWrite;
         self.issue_runs(now, slot, IoOp::Write(Durability::Volatile));
         true
@@ -202,6 +203,7 @@ impl Engine {
         if pending > 0 {
             return;
         }
+        self.disk_mut(request.disk).flash_writes -= 1;
         if self.requests[slot].failed {
             return self.change_past_cache(now, slot);
         }
