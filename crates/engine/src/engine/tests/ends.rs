@@ -33,7 +33,7 @@ fn without_a_buffer_nothing_writes_back() {
 /// What flash does not deliver keeps neither its neighbours nor the drain.
 #[test]
 fn a_drain_ends_though_something_is_lost() {
-    let mut bench = Bench::write_back();
+    let mut bench = Bench::persistent(16 * KIB, Mode::WriteBack, lazy());
     bench.write_alone(0, 12 * KIB);
     bench.flush();
     let drain = bench.start_change(CacheChange::Drain);
