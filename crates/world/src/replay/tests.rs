@@ -1,6 +1,7 @@
 //! Latencies worked out by hand, and what load does to them.
 
 use hob_engine::io::{Durability, Zeroing};
+use hob_engine::policy::PolicyKind;
 
 use super::*;
 use crate::dice::scatter;
@@ -16,7 +17,7 @@ fn fixed(read_ns: u64, write_ns: u64) -> FixedModel {
 }
 
 fn cache(bytes: u64) -> Option<CacheSetup> {
-    Some(CacheSetup { bytes, block_bytes: 4096, policy: PolicyKind::from_name("lru").unwrap() })
+    Some(CacheSetup::volatile(bytes, 4096, PolicyKind::from_name("lru").unwrap()))
 }
 
 fn ask(op: Op, offset: u64, len: u64) -> Ask {
@@ -203,7 +204,7 @@ fn disks_have_caches_of_their_own_and_share_the_backing() {
 #[test]
 fn set_ups_that_cannot_work_say_so() {
     let bad = |size, bytes, block_bytes| {
-        let cache = CacheSetup { bytes, block_bytes, ..cache(0).unwrap() };
+        let cache = CacheSetup::volatile(bytes, block_bytes, PolicyKind::default());
         Replay::new(Setup::one_disk(size, Some(cache), fixed(1, 1), fixed(1, 1))).map(|_| ()).unwrap_err().0
     };
     assert!(bad(MIB, 4095, 4096).contains("TooSmall"));
