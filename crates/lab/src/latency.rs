@@ -28,7 +28,7 @@ use hob_world::replay::{Ask, CacheSetup, Replay, Run, Served, Setup};
 use serde::Serialize;
 
 use crate::advise::{Backing, Flash, Material, seconds};
-use crate::generate::run::{Cache, ask};
+use crate::generate::run::ask;
 use crate::replay::{Pace, Schedule};
 use crate::trace::Record;
 
@@ -49,7 +49,7 @@ const TAIL_NS_MIN: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The cache of the second run; without one there is no second run.
-    pub cache: Option<Cache>,
+    pub cache: Option<CacheSetup>,
     /// What the disk lies on.
     pub backing: Backing,
     /// What the cache lies on.
@@ -345,11 +345,9 @@ struct Player<'a> {
 }
 
 impl Player<'_> {
-    fn play(&self, cache: Option<Cache>, stage: &mut Stage<'_>) -> Result<Played> {
+    fn play(&self, cache: Option<CacheSetup>, stage: &mut Stage<'_>) -> Result<Played> {
         let Options { backing, flash, warm, .. } = *self.options;
         let what = if cache.is_some() { "with the cache" } else { "without the cache" };
-        let cache =
-            cache.map(|Cache { bytes, block_bytes, policy }| CacheSetup { bytes, block_bytes, policy });
         let setup = Setup::one_disk(self.span_bytes, cache, flash.model(), backing.model(self.span_bytes));
         let mut replay = Replay::new(setup).map_err(|error| anyhow!("cannot set up the cache: {error}"))?;
         if warm {

@@ -23,6 +23,7 @@ mod run;
 mod statistics;
 #[cfg(test)]
 mod tests;
+mod written;
 
 use std::fmt;
 
@@ -69,18 +70,8 @@ pub const FIGURES: &[FigureInfo] = &[
         "the comparison of vSAN and SmartX ZBS",
         "Of 894 GB of flash in a group 620.6 GB cache reads and 268.3 GB buffer writes.",
     ),
-    not_yet(
-        "zbs-sequential",
-        "ZBS and vSAN: 256 KB sequential writes",
-        "the comparison of vSAN and SmartX ZBS",
-        "vSAN falls from 280 to 75 MB/s when 300 GB have filled its buffer; ZBS takes 500 GB without a drop.",
-    ),
-    not_yet(
-        "zbs-random",
-        "ZBS and vSAN: 4 KB random writes",
-        "the comparison of vSAN and SmartX ZBS",
-        "vSAN falls from 37 176 to 16 060 IOPS within 300 GB; ZBS takes 500 GB without a drop.",
-    ),
+    written::SEQUENTIAL,
+    written::RANDOM,
 ];
 
 /// A row of [`FIGURES`].

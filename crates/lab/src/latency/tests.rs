@@ -35,7 +35,7 @@ fn options(blocks: Option<u64>) -> Options {
     let bytes = |blocks| blocks * u64::from(BLOCK);
     let policy = PolicyKind::from_name("lru").expect("a policy");
     Options {
-        cache: blocks.map(|blocks| Cache { bytes: bytes(blocks), block_bytes: BLOCK, policy }),
+        cache: blocks.map(|blocks| CacheSetup::volatile(bytes(blocks), BLOCK, policy)),
         backing: Backing::default(),
         flash: Flash::default(),
         pace: None,
@@ -158,7 +158,7 @@ fn what_cannot_be_played_is_an_error() {
     };
     assert!(said(Material::new(9), &options(None)).contains("no read and no write"));
     let mut odd = options(Some(8));
-    odd.cache.as_mut().expect("a cache").block_bytes = 5000;
+    odd.cache.as_mut().expect("a cache").config.block_bytes = 5000;
     assert!(said(zipf(10, MS, None), &odd).contains("cannot set up the cache"));
     let years = |at_ns| Record { at_ns, offset: 0, len: BLOCK, op: TraceOp::Read, disk: 0 };
     let mut endless = Material::new(9);

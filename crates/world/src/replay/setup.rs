@@ -51,6 +51,12 @@ impl CacheSetup {
         let config = preset.config(segment_bytes(bytes, preset.block_bytes));
         CacheSetup { bytes, config, journal: preset.persistent }
     }
+
+    /// The same with other room.
+    pub fn with_bytes(self, bytes: u64) -> CacheSetup {
+        let segment_bytes = segment_bytes(bytes, self.config.block_bytes);
+        CacheSetup { bytes, config: CacheConfig { segment_bytes, ..self.config }, ..self }
+    }
 }
 
 /// One disk.

@@ -9,7 +9,7 @@ use clap::Args;
 use hob_control::Size;
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_lab::advise::{Backing, Flash, Material};
-use hob_lab::generate::run::Cache;
+use hob_world::replay::CacheSetup;
 use hob_lab::latency::{Class, Interval, Latencies, Options, Played, measure};
 use hob_lab::picture::{Axis, Curve, CurveChart, Unit, curves};
 use hob_lab::replay::Pace;
