@@ -40,6 +40,8 @@ pub(crate) struct Directory {
     policy: Box<dyn Policy>,
     gate: Gate,
     block_shift: u32,
+    /// Frames of a cache with a journal that blocks have left, until they are taken: the journal has to hear of it.
+    gone: Vec<(FrameNo, BlockNo)>,
 }
 
 impl Directory {
@@ -50,6 +52,7 @@ impl Directory {
             policy: (policy.info().build)(frames),
             gate: Gate::new(admission, frames),
             block_shift,
+            gone: Vec::new(),
         }
     }
 
@@ -179,16 +182,28 @@ impl Directory {
                 Candidate::Block(block)
             }
         })?;
+        let block = self.index.block(frame);
+        let keeps = self.index.keeps_marks();
         if let Some(second) = self.index.second_of(frame) {
-            self.index.clear_valid(self.index.first_sector(second), 1 << self.block_shift);
+            if self.index.clear_valid(self.index.first_sector(second), 1 << self.block_shift) > 0 {
+                self.gone.push((second, block));
+            }
             self.index.remove_second(second);
         }
         let first = self.index.first_sector(frame);
-        let block = self.index.block(frame);
         let valid = self.index.clear_valid(first, 1 << self.block_shift);
+        if keeps && valid > 0 {
+            self.gone.push((frame, block));
+        }
         self.index.remove(frame);
         self.gate.evicted(block);
         Some(u64::from(valid > 0))
+    }
+
+    /// The frames that blocks have left since this was asked last.
+    #[inline]
+    pub(crate) fn take_gone(&mut self) -> std::vec::Drain<'_, (FrameNo, BlockNo)> {
+        self.gone.drain(..)
     }
 
     /// Of the blocks that would be evicted next, if their data were not dirty, the first for which `wanted` holds.

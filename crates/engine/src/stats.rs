@@ -118,6 +118,8 @@ pub struct DiskStats {
     pub journal_bytes: u64,
     /// Bytes of sectors written to flash a second time, as second copies.
     pub second_copy_bytes: u64,
+    /// Bytes of which the checksums were compared in the background.
+    pub scrubbed_bytes: u64,
     /// A drain is under way.
     pub draining: bool,
     /// What the cache does with writes.
@@ -157,6 +159,7 @@ impl DiskStats {
             destage_errors: 0,
             journal_bytes: 0,
             second_copy_bytes: 0,
+            scrubbed_bytes: 0,
             draining: false,
             mode: Mode::default(),
             index_bytes: 0,

@@ -1,11 +1,15 @@
 //! Devices that earlier versions wrote, for ever. Each line of an image is an offset and bytes in
 //! hexadecimal, zeroes up to the end of the 4 KiB left out.
 
+mod common;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use common::journal::{Change, Frame, Journal, put_page, put_sector};
 use hob_engine::units::DeviceId;
+use hob_storage::pool::recovery::{Found, recover};
 use hob_storage::pool::{Admission, DeviceSpec, Overwrite, OwnerId, Pool, device_bytes_for};
 
 const MIB: u64 = 1 << 20;
@@ -60,7 +64,8 @@ fn version_1_opens() {
     assert_eq!(pool.segments_of(OwnerId(0xBEEF)), [], "that cache was volatile");
 }
 
-/// With a journal: data 0, 1 and 3 (2 was released), two rings, and a volatile cache.
+/// With a journal: data 0, 1 and 3 (2 was released), two rings, and a volatile cache. Ring 7 is finished: a dump, then a
+/// page of the tail with two writes, one of which reached flash. The other ring has only begun.
 #[test]
 fn version_1_with_journal_opens() {
     let dir = tempfile::tempdir().unwrap();
@@ -76,6 +81,20 @@ fn version_1_with_journal_opens() {
     let at = |ring: usize| rings[ring].1[0].iter().map(|s| s.offset / MIB).collect::<Vec<_>>();
     assert_eq!((rings[0].0, at(0), rings[1].0, at(1)), (0x0102_0304, vec![7, 8], 7, vec![6]));
     assert_eq!((rings[0].1.len(), rings[1].1.len()), (1, 1));
+    let Found::Recovered(recovered, remains) = recover(&pool, cache, |_, _| {}).unwrap() else {
+        panic!("ring 7 is whole");
+    };
+    assert_eq!(remains.data.len(), 3);
+    let summary = recovered.summary;
+    assert!(!summary.clean);
+    assert_eq!((summary.sectors_valid, summary.sectors_dirty, summary.sectors_undone), (4, 2, 1));
+    assert_eq!((summary.disk_bytes, summary.identity, summary.block_bytes), (1 << 40, [9; 32], 4096));
+    let dirty: Vec<_> =
+        recovered.dirty().map(|found| (found.sector, found.place.segment, found.place.sector)).collect();
+    assert_eq!(dirty, [(2000, 0, 1), (5000, 2, 200)]);
+    let mut clean = recovered.samples(10);
+    clean.sort_unstable();
+    assert_eq!(clean, [(1000, 0xAAAA_0001), (4000, 0xAAAA_0003)]);
 }
 
 /// Writes the images anew: only for a new format version, under a new name.
@@ -90,8 +109,31 @@ fn write_the_golden_images() {
     let mut pool = Pool::create("golden", &[spec("journal", 9)], MIB, Overwrite::Refuse).unwrap();
     let cache = OwnerId(0xFEED);
     let data = pool.allocate_data(cache, 4).unwrap();
-    pool.allocate_ring(cache, 7, 1, 1).unwrap();
-    pool.allocate_ring(cache, 0x0102_0304, 1, 2).unwrap();
+    let old = pool.allocate_ring(cache, 7, 1, 1).unwrap();
+    let new = pool.allocate_ring(cache, 0x0102_0304, 1, 2).unwrap();
+    let mut journal = Journal::new(cache.0, 7, 256, 256);
+    let first = [
+        Frame::Clean { block: 1000, sum: 0xAAAA_0001 },
+        Frame::Dirty { block: 2000, sum: 0xAAAA_0002 },
+        Frame::Empty,
+    ];
+    let second = [Frame::Clean { block: 3000, sum: 0 }, Frame::Clean { block: 4000, sum: 0xAAAA_0003 }];
+    let dump = journal.page(&[], &[(0, &first), (256 + 17, &second)]);
+    (journal.committed, journal.dump_begin, journal.dump_end) = (1, 1, 1);
+    let named = journal.page(&[Change::Drop { frame: 256 + 17, block: 3000 }], &[]);
+    journal.committed = 2;
+    let durable = journal.page(&[], &[]);
+    let written = vec![0x5A; 4096];
+    put_sector(&pool, data[3].place, 200, &written);
+    let sum = crc32c::crc32c(&written);
+    let set = |frame, block| Change::Set { frame, block, sum, dirty: true };
+    let tail = journal.page(&[set(3 * 256 + 200, 5000), set(3 * 256 + 201, 6000)], &[]);
+    for (number, page) in [dump, named, durable, tail] {
+        put_page(&pool, &old[0], number, &page);
+    }
+    let mut unfinished = Journal::new(cache.0, 0x0102_0304, 512, 256);
+    let (number, page) = unfinished.page(&[], &[(0, &first)]);
+    put_page(&pool, &new[0], number, &page);
     pool.allocate(OwnerId(0xBEEF), 1).unwrap();
     pool.release(&[data[2].place]).unwrap();
     drop(pool);

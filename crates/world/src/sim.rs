@@ -50,6 +50,9 @@ use traffic::{Buffer, InFlight};
 /// No history takes longer, nanoseconds of virtual time.
 const TIME_MAX: Instant = Instant(3_600_000_000_000);
 
+/// An engine to which nothing happens may be left alone after so long, nanoseconds.
+const CALM_NS: u64 = 15_000_000_000;
+
 /// No history takes more steps for each of its requests.
 const STEPS_MAX: u64 = 2000;
 
@@ -177,6 +180,8 @@ struct Disk {
     owner: Option<Owner>,
     /// Counts changes of its backing by others, where its identity shows them.
     generation: u64,
+    /// It was changed so since its cache was in service last.
+    changed_behind: bool,
     /// Guests wait for its cache.
     gated: bool,
     /// Times in a row that its recovered cache did not get into service.
@@ -213,6 +218,8 @@ struct World<'a> {
     now: Instant,
     /// Counts steps.
     clock: u64,
+    /// When a guest or the daemon did something last.
+    busy_until: Instant,
     engine: Engine,
     queue: Queue<Event>,
     flash: Vec<Flash>,
@@ -267,6 +274,7 @@ impl<'a> World<'a> {
             config: None,
             owner: None,
             generation: 0,
+            changed_behind: false,
             gated: false,
             attempts: 0,
             dirty_lost: false,
@@ -283,6 +291,7 @@ impl<'a> World<'a> {
             dice,
             now: Instant(0),
             clock: 0,
+            busy_until: Instant(0),
             queue: Queue::default(),
             flash,
             disks,
@@ -356,10 +365,21 @@ impl<'a> World<'a> {
 
     /// Lets happen what is to happen, until nothing more is.
     fn run_dry(&mut self) -> Result<(), Violation> {
-        while self.has_power {
+        self.run_until(|_| false)
+    }
+
+    /// The same, or until something is so.
+    fn run_until(&mut self, is_enough: impl Fn(&Self) -> bool) -> Result<(), Violation> {
+        self.busy_until = self.now;
+        while self.has_power && !is_enough(self) {
             let next = self.queue.next_at();
             let due = self.engine.poll_timeout().filter(|due| next.is_none_or(|next| *due < next));
             self.clock += 1;
+            let rests = self.requests.is_empty() && self.asked.is_empty() && self.ios.is_empty();
+            if next.is_none() && rests && self.now >= self.busy_until + CALM_NS {
+                // What flash holds is looked after for ever.
+                return Ok(());
+            }
             if let Some(due) = due {
                 let idle = self.ios.is_empty() && self.scenario.lives.is_none();
                 ensure!(!idle, "a timeout is due with no I/O in flight");
@@ -388,6 +408,9 @@ impl<'a> World<'a> {
     }
 
     fn happen(&mut self, event: Event) -> Result<(), Violation> {
+        if !matches!(event, Event::Complete(..)) {
+            self.busy_until = self.now;
+        }
         match event {
             Event::Guest(guest) => self.guest_turn(guest),
             Event::Complete(side, id) => self.complete(side, id),

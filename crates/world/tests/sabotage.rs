@@ -117,7 +117,7 @@ const LOST: &[&str] = &[
     "is missing",
     "no ring is whole",
     "replay failed",
-    "clean sectors that the backing has not",
+    "is not the backing's",
     "DirtyLost",
     "backing holds",
     "and found open",

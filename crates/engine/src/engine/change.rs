@@ -31,7 +31,8 @@ impl Engine {
             (Command::RemoveDisk, Some(disk)) => {
                 disk.removing = Some(id);
                 let changes = std::mem::take(&mut disk.changes);
-                for command in changes.into_iter().filter_map(|(command, _)| command) {
+                let drain = disk.draining.take();
+                for command in changes.into_iter().filter_map(|(command, _)| command).chain(drain) {
                     self.done(command, disk_id, Err(CommandError::Removing));
                 }
                 self.settle(now, disk_id);
@@ -42,6 +43,7 @@ impl Engine {
                 Some(_) if mode == Mode::WriteBack && disk.journal.is_none() => Err(CommandError::NoJournal),
                 Some(cache) => {
                     cache.tune(mode, destage, copies);
+                    disk.care.look_for_missing(cache.index.frames());
                     self.wake(disk_id);
                     Ok(())
                 }

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Engine, Owner, Phase};
+use crate::cache::Cache;
 use crate::command::{Event, NewRing};
 use crate::index::Index;
 use crate::io::{IoError, IoOp, Target};
@@ -51,6 +52,8 @@ pub(super) struct Journal {
     /// The last page known to be durable.
     durable: u64,
     waiting: Vec<u32>,
+    /// Somebody is waiting who is not among them.
+    asked: bool,
     /// Sectors that are not dirty any more, though the durable journal may say so.
     releases: Vec<u64>,
     round: Option<Round>,
@@ -86,6 +89,7 @@ impl Journal {
             marks_in: 0,
             durable: 0,
             waiting: Vec::new(),
+            asked: false,
             releases: Vec::new(),
             round: None,
             oldest: None,
@@ -136,7 +140,7 @@ impl Journal {
             let inside = (at - index.first_sector(frame)) as u8;
             let (block, sum) = (index.block(frame), *sum);
             let second = index.first_of(frame).is_some();
-            let change = Change::Set { frame, block, sector: inside, sum, dirty: false, second, moved: None };
+            let change = Change::Set { frame, block, sector: inside, sum, dirty: false, second };
             self.record(now, change, None);
         }
     }
@@ -147,12 +151,49 @@ impl Journal {
         let (block, first) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
         let change = if index.is_unproven(sector) {
             let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
-            Change::Set { frame, block, sector: first, sum, dirty: false, second, moved: None }
+            Change::Set { frame, block, sector: first, sum, dirty: false, second }
         } else {
             Change::Clean { frame, block, first, count: 1 }
         };
         self.record(now, change, Some(sector));
         index.clear_dirty(sector, 1);
+    }
+
+    /// Records what evictions took out of frames: a crash must not bring it back when the backing has changed.
+    pub(super) fn record_gone(&mut self, now: Instant, cache: &mut Cache) {
+        let count = 1 << cache.block_shift();
+        for (frame, block) in cache.take_gone() {
+            self.record(now, Change::Drop { frame, block, first: 0, count }, None);
+        }
+    }
+
+    /// Records that sectors hold nothing, whatever the index says.
+    pub(super) fn record_void(&mut self, now: Instant, index: &Index, sectors: std::ops::Range<u64>) {
+        for sector in sectors {
+            let frame = FrameNo((sector >> index.block_shift()) as u32);
+            let (block, first) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
+            self.record(now, Change::Drop { frame, block, first, count: 1 }, None);
+        }
+    }
+
+    /// Lets the next round begin at once.
+    pub(super) fn ask(&mut self) {
+        self.asked = true;
+    }
+
+    /// Is a dirty sector durably recorded as such?
+    pub(super) fn is_committed(&self, index: &Index, sector: u64) -> bool {
+        let frame = FrameNo((sector >> index.block_shift()) as u32);
+        self.writer.is_committed(frame, (sector - index.first_sector(frame)) as u8)
+    }
+
+    /// Records the checksum of a dirty sector of which the journal has none.
+    pub(super) fn prove_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
+        let frame = FrameNo((sector >> index.block_shift()) as u32);
+        let (block, inside) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
+        let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
+        self.record(now, Change::Set { frame, block, sector: inside, sum, dirty: true, second }, None);
+        index.set_unproven(sector, false);
     }
 
     /// Gives up what a sector holds, if anything.
@@ -184,7 +225,10 @@ impl Journal {
 
     /// Is a round to begin?
     fn is_due(&self, now: Instant) -> bool {
-        !self.waiting.is_empty() || self.writer.wants_commit() || self.deadline().is_some_and(|at| at <= now)
+        self.asked
+            || !self.waiting.is_empty()
+            || self.writer.wants_commit()
+            || self.deadline().is_some_and(|at| at <= now)
     }
 
     /// When it wants to be looked at.
@@ -354,7 +398,7 @@ impl Engine {
                 }
             }
             (JournalIo::Flush { .. }, result) => {
-                if result.is_err() {
+                if result.is_err() && !self.spare_device(disk, device) {
                     self.lose_journal(disk);
                 }
                 let journal = self.journal_mut(disk).expect("in flight");
@@ -389,6 +433,19 @@ impl Engine {
             self.committed(now, slot, Ok(()));
         }
         self.wake(disk);
+    }
+
+    /// A device does not make anything durable. True if nothing depends on it alone: the ring has another copy, and so has
+    /// all dirty data.
+    fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
+        let disk = self.disk_mut(disk);
+        let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
+        let on_it: Vec<_> =
+            cache.segments.iter().filter(|segment| segment.place.device == device).copied().collect();
+        for (copy, lost) in journal.ring.copies.iter().zip(&mut journal.lost) {
+            *lost |= copy.iter().any(|segment| segment.device == device);
+        }
+        !journal.lost.iter().all(|lost| *lost) && !cache.would_lose_dirty(&on_it)
     }
 
     /// The journal cannot be written: no more dirty data, and what there is goes to the backing.
@@ -430,6 +487,7 @@ impl Journal {
         let urgent = self.urgent;
         let waiters = if complete { std::mem::take(&mut self.waiting) } else { Vec::new() };
         let releases = if complete { std::mem::take(&mut self.releases) } else { Vec::new() };
+        self.asked = false;
         if complete {
             self.oldest = None;
             self.urgent = false;

@@ -82,6 +82,11 @@ impl Destager {
         }
     }
 
+    /// This block is to be destaged at once, or as soon as its turn comes.
+    pub(super) fn hurry(&mut self, block: BlockNo) {
+        self.add(block, self.front);
+    }
+
     /// A guest flushed.
     pub(super) fn flush_point(&mut self) {
         self.flushes += 1;
@@ -202,6 +207,15 @@ impl Engine {
                 break;
             }
             let Some(range) = disk.next_range(id, newest) else { break };
+            if disk.is_fresh(range) {
+                disk.journal.as_mut().expect("looked at").ask();
+                disk.destager.cursor = disk
+                    .cache
+                    .as_ref()
+                    .map_or(BlockNo(0), |cache| BlockNo((range.first >> cache.block_shift()) as u32));
+                self.put_back(id, range);
+                break;
+            }
             // A transfer of what is no longer dirty ends at once.
             self.disk_mut(id).destager.transfers += 1;
             if !self.transfer(now, JobKind::Destage, range) {
@@ -386,6 +400,18 @@ impl super::Disk {
         }
         let now_epoch = (now.0 / half_age_ns(cache)?) as u32;
         (oldest < now_epoch).then(|| now_epoch - 1)
+    }
+
+    /// Is nothing at the beginning of a range durably recorded as dirty?
+    pub(super) fn is_fresh(&self, range: Range) -> bool {
+        let (Some(cache), Some(journal)) = (&self.cache, &self.journal) else { return false };
+        let Some(span) = cache.spans(range.first, range.end).next() else { return false };
+        let Some(sector) = cache.find(span) else { return false };
+        let mut dirty =
+            (sector..sector + span.count).filter(|sector| cache.index.is_dirty(*sector)).peekable();
+        !journal.dead
+            && dirty.peek().is_some()
+            && dirty.all(|sector| !journal.is_committed(&cache.index, sector))
     }
 
     /// How hard the destager tries: an index of [`TRANSFERS`].

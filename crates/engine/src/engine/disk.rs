@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::care::Care;
 use super::commit::Journal;
 use super::destage::Destager;
 use super::structure::Opening;
@@ -37,6 +38,7 @@ pub(super) struct Disk {
     /// A cache whose first ring is being written; it takes the place of `cache`.
     pub(super) opening: Option<Box<Opening>>,
     pub(super) destager: Destager,
+    pub(super) care: Care,
     /// The command that drains the cache.
     pub(super) draining: Option<CommandId>,
     /// Requests wait until the change of a persistent cache is complete.
@@ -78,6 +80,7 @@ impl Disk {
             journal_in_flight: 0,
             opening: None,
             destager: Destager::default(),
+            care: Care::default(),
             draining: None,
             holds: false,
             held: Vec::new(),
@@ -104,10 +107,19 @@ impl Disk {
     /// When its cache wants to be looked at.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let journal = self.journal.as_ref()?;
+        if self.holds || journal.dead {
+            return journal.deadline();
+        }
         if self.holds {
             return journal.deadline();
         }
-        journal.deadline().into_iter().chain(self.destage_deadline()).chain(self.zones_due).min()
+        journal
+            .deadline()
+            .into_iter()
+            .chain(self.destage_deadline())
+            .chain(self.zones_due)
+            .chain(self.care.deadline())
+            .min()
     }
 
     /// The cache, if flash I/O may be started now; else why not.

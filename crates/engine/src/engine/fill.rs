@@ -75,6 +75,9 @@ impl Engine {
                 push_run(runs, cache.extent(second + i, 1), buffer_sector + i);
             }
         }
+        if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
+            journal.record_gone(now, cache);
+        }
         if evicted > 0 {
             disk.record_eviction(now, evicted);
         }

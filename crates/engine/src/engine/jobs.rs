@@ -6,9 +6,9 @@
 
 use super::{Engine, Owner, Pending};
 use crate::cache::push_run;
-use crate::claims::{Kind, Range};
+use crate::claims::Range;
 use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
-use crate::units::{BufferId, DiskId, Instant, SECTOR_BYTES};
+use crate::units::{BufferId, DiskId, FrameNo, Instant, SECTOR_BYTES};
 
 /// One piece of work.
 pub(super) struct Job {
@@ -17,10 +17,10 @@ pub(super) struct Job {
     /// Sectors of the disk that it looks at; empty for a flush.
     whole: Range,
     /// Of these, those it moves.
-    range: Range,
+    pub(super) range: Range,
     pub(super) pending: u32,
-    step: Step,
-    buffer: Option<(BufferId, u32)>,
+    pub(super) step: Step,
+    pub(super) buffer: Option<(BufferId, u32)>,
     failed: bool,
 }
 
@@ -33,11 +33,15 @@ pub(super) enum JobKind {
     Edges(u32),
     /// The backing is flushed; what was written to it before, up to this count of writes, is durable then.
     Flush(u64),
+    /// A frame is looked after (`care.rs`).
+    Care(FrameNo),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
     Waiting,
+    CareRead,
+    CareWrite,
     FlashRead,
     BackingWrite,
     Flush,
@@ -61,8 +65,7 @@ impl Engine {
             buffer: Some(buffer),
             failed: false,
         });
-        let claim = self.limits.requests_max + job;
-        if matches!(kind, JobKind::Edges(_)) || self.claims.enter(claim, range, Kind::Fill, Kind::Fill) {
+        if matches!(kind, JobKind::Edges(_)) || self.claim_job(job, range) {
             self.start_job(now, job);
         }
         true
@@ -92,17 +95,25 @@ impl Engine {
 
     /// A transfer has its claim: what is still dirty at the start of its range, in one piece, is read.
     pub(super) fn start_job(&mut self, now: Instant, job: u32) {
-        let Job { disk: disk_id, range, buffer, .. } = self.jobs[job];
+        let Job { disk: disk_id, range, buffer, kind, .. } = self.jobs[job];
+        if let JobKind::Care(frame) = kind {
+            return self.start_care(now, job, frame);
+        }
         let Engine { disks, runs, .. } = self;
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
         runs.clear();
         let (mut first, mut end) = (range.end, range.end);
-        if let (Some(cache), false) = (&mut disk.cache, disk.holds) {
+        if let (Some(cache), Some(journal), false) = (&disk.cache, &disk.journal, disk.holds) {
+            // What the journal does not durably know as dirty might be something older, and clean, after a crash.
+            let may_go = |sector: u64| {
+                cache.index.is_dirty(sector) && (journal.dead || journal.is_committed(&cache.index, sector))
+            };
             'range: for span in cache.spans(range.first, range.end) {
                 let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
                 let found = cache.find(span);
                 for i in 0..span.count {
-                    let is_dirty = found.is_some_and(|sector| cache.index.is_dirty(sector + i));
+                    let is_dirty =
+                        found.is_some_and(|sector| may_go(sector + i)) && !disk.destager.is_moved(start + i);
                     match (is_dirty, first < end) {
                         (true, false) => (first, end) = (start + i, start + i + 1),
                         (true, true) => end = start + i + 1,
@@ -135,7 +146,14 @@ impl Engine {
         sums: &[u32],
     ) {
         self.jobs[job].pending -= 1;
-        let Job { disk, range, step, buffer, .. } = self.jobs[job];
+        let Job { disk, range, step, buffer, kind, .. } = self.jobs[job];
+        match (step, kind) {
+            (Step::CareRead, JobKind::Care(frame)) => {
+                return self.care_read_done(now, job, frame, io, result, sums);
+            }
+            (Step::CareWrite, _) => return self.care_write_done(now, job, io, result, sums),
+            _ => {}
+        }
         match step {
             Step::FlashRead => {
                 self.jobs[job].failed |= !self.check_dirty(now, disk, io, result, sums);
@@ -154,11 +172,11 @@ impl Engine {
                 self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, (offset, len), slice, 0);
             }
             Step::BackingWrite | Step::Flush => self.end_job(now, job, result),
-            Step::Waiting => panic!("I/O of a job that waits"),
+            Step::Waiting | Step::CareRead | Step::CareWrite => panic!("I/O of a job in {step:?}"),
         }
     }
 
-    fn end_job(&mut self, now: Instant, job: u32, result: Result<(), IoError>) {
+    pub(super) fn end_job(&mut self, now: Instant, job: u32, result: Result<(), IoError>) {
         let moved = self.jobs[job].step == Step::BackingWrite;
         let started = self.jobs[job].step != Step::Waiting;
         let Job { disk, kind, whole, range, buffer, .. } = self.jobs.remove(job);
@@ -169,6 +187,7 @@ impl Engine {
             JobKind::Destage | JobKind::Edges(_) => {
                 self.transferred(now, disk, (range, whole), moved, result)
             }
+            JobKind::Care(_) => self.care_done(now, disk, job, result),
         }
         match kind {
             JobKind::Destage => {
@@ -177,7 +196,7 @@ impl Engine {
                 self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
             }
             JobKind::Edges(slot) => self.edges_destaged(now, slot, result),
-            JobKind::Flush(_) => {}
+            JobKind::Flush(_) | JobKind::Care(_) => {}
         }
         self.unsettled.push(disk);
         self.wake_all();

@@ -22,6 +22,7 @@
 //!         waiting → (commit of a zone's mark) → backing write …       past the cache
 //! ```
 
+mod care;
 mod change;
 mod commit;
 mod destage;
@@ -75,6 +76,9 @@ pub struct Limits {
     pub flash_errors_forgive_ms: u64,
     /// A flash I/O outstanding for longer makes its device's caches be bypassed, milliseconds.
     pub flash_stall_ms_max: u64,
+    /// Frames of each persistent cache whose checksums are compared in the background, each second; 0: none, and
+    /// missing second copies are not made either.
+    pub scrub_frames_per_s: u32,
 }
 
 impl Default for Limits {
@@ -85,6 +89,7 @@ impl Default for Limits {
             flash_errors_max: 16,
             flash_errors_forgive_ms: 60_000,
             flash_stall_ms_max: 1_000,
+            scrub_frames_per_s: 64,
         }
     }
 }
@@ -423,6 +428,7 @@ impl Engine {
                 if self.disks[disk.0 as usize].is_some() {
                     self.disk_mut(disk).awake = false;
                     self.pump_destage(now, disk);
+                    self.pump_care(now, disk);
                     self.pump_structure(now, disk);
                     self.pump_journal(now, disk);
                 }

@@ -5,6 +5,7 @@ use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
 use crate::claims::Kind;
 use crate::command::Mode;
+use crate::index::Index;
 use crate::io::{IoError, IoOp, Op};
 use crate::outcome::Outcome;
 use crate::units::Instant;
@@ -150,21 +151,20 @@ impl Engine {
         let disk_id = self.requests[slot].request.disk;
         let disk = self.disks[disk_id.0 as usize].as_mut().expect("disks outlive their requests");
         let index = &mut disk.cache.as_mut().expect("changes wait for flash I/O").index;
+        let mut give_up = |index: &mut Index, sector| match &mut disk.journal {
+            _ if index.is_dirty(sector) => {}
+            Some(journal) => journal.drop_sector(now, index, sector),
+            None => _ = index.clear_valid(sector, 1),
+        };
         // What is dirty stays: the backing has something older. It is read once more over what the backing delivers.
         if result.is_err() {
-            for sector in io.sector..io.sector + io.sectors {
-                if !index.is_dirty(sector) {
-                    index.clear_valid(sector, 1);
-                }
-            }
+            (io.sector..io.sector + io.sectors).for_each(|sector| give_up(index, sector));
             self.requests[slot].outcome = Outcome::FlashFailed;
         } else {
             assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector read");
             for (sector, sum) in (io.sector..).zip(sums) {
                 if !index.matches(sector, *sum) {
-                    if !index.is_dirty(sector) {
-                        index.clear_valid(sector, 1);
-                    }
+                    give_up(index, sector);
                     disk.stats.checksum_mismatches += 1;
                     self.requests[slot].outcome = Outcome::ChecksumMismatch;
                 }

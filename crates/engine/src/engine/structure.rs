@@ -12,7 +12,7 @@ use super::Engine;
 use super::commit::Journal;
 use super::disk::Disk;
 use crate::cache::Cache;
-use crate::command::{CacheChange, CacheConfig, CommandError, DataSegment, Enable, NewRing, Segment};
+use crate::command::{CacheChange, CacheConfig, CommandError, Copies, DataSegment, Enable, NewRing, Segment};
 use crate::index::Index;
 use crate::journal::{Change, Descriptor, PAGE_BYTES, Recovered, Writer, ZONES, ring_pages_min};
 use crate::units::{BlockNo, CommandId, DiskId, FrameNo, Instant};
@@ -50,6 +50,8 @@ enum Stage {
     Dump,
     /// The dump is made durable.
     DumpCommit,
+    /// Before a clean end, everything else is made durable: a page that says that nothing follows it is believed as it is.
+    CloseCommit,
     /// The last page is made durable.
     LastCommit,
 }
@@ -222,14 +224,23 @@ impl Engine {
                     if !disk.journal.as_ref().expect("it is being made").is_idle() {
                         return self.pump_journal(now, id);
                     }
-                    self.finish_last(now, id)
+                    self.finish_last(now, id);
+                    Stage::LastCommit
                 }
-                Stage::LastCommit => {
-                    let journal = disk.journal.as_ref().expect("it is being closed");
+                Stage::CloseCommit | Stage::LastCommit => {
+                    let journal = disk.journal.as_mut().expect("it is being closed");
                     if !journal.is_idle() {
                         return self.pump_journal(now, id);
                     }
-                    return self.complete(id, kind);
+                    let is_recorded = journal.writer.pending() == 0;
+                    if is_recorded && stage == Stage::LastCommit {
+                        return self.complete(id, kind);
+                    }
+                    if is_recorded {
+                        journal.writer.set_clean();
+                    }
+                    self.finish_last(now, id);
+                    if is_recorded { Stage::LastCommit } else { stage }
                 }
             };
             if let Some(opening) = self.disk_mut(id).opening.as_deref_mut() {
@@ -251,14 +262,14 @@ impl Engine {
             Kind::Close | Kind::Ring => {
                 prove(now, journal, index);
                 (0..ZONES).for_each(|zone| journal.writer.unmark(zone));
-                journal.writer.set_clean();
             }
         }
-        self.finish_last(now, id)
+        self.finish_last(now, id);
+        if kind == Kind::Close { Stage::CloseCommit } else { Stage::LastCommit }
     }
 
     /// Writes what is recorded, with one page at least, and begins to make it durable.
-    fn finish_last(&mut self, now: Instant, id: DiskId) -> Stage {
+    fn finish_last(&mut self, now: Instant, id: DiskId) {
         let mut one = true;
         loop {
             let (journal, index) = self.disk_mut(id).journal_and_index().expect("it has one");
@@ -271,7 +282,6 @@ impl Engine {
         }
         self.journal_mut(id).expect("it has one").begin_round();
         self.pump_journal(now, id);
-        Stage::LastCommit
     }
 
     /// Writes dump pages. True when all are written, and their commit has begun.
@@ -315,6 +325,9 @@ impl Engine {
                 let dirty: Vec<BlockNo> = cache.index.dirty_blocks().collect();
                 disk.destager.restart(dirty.into_iter());
                 disk.fenced = false;
+                if cache.config.copies != Copies::One {
+                    disk.care.look_for_missing(cache.index.frames());
+                }
             }
             Kind::Close => disk.closed = true,
             Kind::Discard => {
@@ -326,6 +339,9 @@ impl Engine {
                 released.extend(cache.segments.iter().map(|segment| segment.place));
                 released.extend(disk.journal.take().expect("it was there").segments());
                 disk.destager.restart(std::iter::empty());
+                if let Some(drain) = self.disk_mut(id).draining.take() {
+                    self.done(drain, id, Err(CommandError::Stopped));
+                }
             }
         }
         self.end_change_of_structure(id, opening.command, Ok(released));
@@ -405,19 +421,9 @@ fn persistent(
 /// Records the checksums that the journal does not have.
 fn prove(now: Instant, journal: &mut Journal, index: &mut Index) {
     for sector in index.unproven_sectors() {
-        if index.is_sum_unknown(sector) {
-            continue;
+        if !index.is_sum_unknown(sector) {
+            journal.prove_sector(now, index, sector);
         }
-        let frame = FrameNo((sector >> index.block_shift()) as u32);
-        let inside = (sector - index.first_sector(frame)) as u8;
-        let (block, sum) = (index.block(frame), index.sum(sector));
-        let second = index.first_of(frame).is_some();
-        journal.record(
-            now,
-            Change::Set { frame, block, sector: inside, sum, dirty: true, second, moved: None },
-            None,
-        );
-        index.set_unproven(sector, false);
     }
 }
 

@@ -32,6 +32,7 @@ impl Engine {
             if self.write_to_flash(now, slot) {
                 return;
             }
+            self.record_gone(now, request.disk);
         }
         self.change_past_cache(now, slot);
     }
@@ -91,6 +92,7 @@ impl Engine {
         if evicted > 0 {
             disk.record_eviction(now, evicted);
         }
+        self.record_gone(now, request.disk);
         if self.must_commit_first(now, slot) {
             self.requests[slot].phase = Phase::CommitThenChange;
             self.commit(slot);
@@ -111,6 +113,14 @@ impl Engine {
         true
     }
 
+    /// Tells the journal what has been evicted.
+    fn record_gone(&mut self, now: Instant, disk: DiskId) {
+        let disk = self.disk_mut(disk);
+        if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
+            journal.record_gone(now, cache);
+        }
+    }
+
     /// Does the durable journal vouch for something that `runs` overwrite? Then records what is to be known first.
     fn must_commit_first(&mut self, now: Instant, slot: u32) -> bool {
         let disk = self.requests[slot].request.disk;
@@ -123,7 +133,8 @@ impl Engine {
                     continue;
                 }
                 must = true;
-                if index.is_dirty(sector) {
+                // What is not committed has to be so before it is called unproven.
+                if index.is_dirty(sector) && journal.is_committed(index, sector) {
                     let frame = FrameNo((sector >> index.block_shift()) as u32);
                     let first = (sector - index.first_sector(frame)) as u8;
                     // From now on no dump says otherwise; it is overwritten when that is durable.
@@ -169,7 +180,6 @@ impl Engine {
                         sum: *sum,
                         dirty: true,
                         second: index.first_of(frame).is_some(),
-                        moved: None,
                     };
                     journal.record(now, change, None);
                 }
@@ -178,6 +188,9 @@ impl Engine {
                 (io.sector..io.sector + io.sectors).for_each(|sector| _ = disk.lost.remove(&sector));
             }
         } else {
+            // What was clean there is not known any more.
+            let void = (io.sector..io.sector + io.sectors).filter(|sector| !index.is_valid(*sector));
+            void.for_each(|sector| journal.record_void(now, index, sector..sector + 1));
             self.requests[slot].failed = true;
         }
         self.note_dirty(now, request.disk, range.first, range.end);
@@ -208,6 +221,9 @@ impl Engine {
     /// A change goes to the backing, whatever flash holds of its range.
     pub(super) fn change_past_cache(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
+        if self.disk(request.disk).holds {
+            return self.hold(slot);
+        }
         if self.breaks_order(request.disk, range.first, range.end, true) {
             return self.wait_for_order(slot);
         }
@@ -230,6 +246,13 @@ impl Engine {
             }
         }
         self.requests[slot].over_dirty |= over_dirty;
+        let fresh = dirty_edge.is_some_and(|at| {
+            self.disk(request.disk).is_fresh(Range { disk: request.disk, first: at, end: at + 1 })
+        });
+        if fresh {
+            self.requests[slot].phase = Phase::CommitThenChange;
+            return self.commit(slot);
+        }
         if let Some(first) = dirty_edge {
             self.requests[slot].phase = Phase::Edges;
             let edge = Range { disk: request.disk, first, end: first + 1 };

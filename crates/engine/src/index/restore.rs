@@ -101,6 +101,7 @@ impl Restoring {
     /// The checksum of a dirty sector is not known.
     pub(crate) fn set_unproven(&mut self, sector: u64) {
         self.index.set_unproven(sector, true);
+        self.index.forget_sum(sector);
     }
 
     /// Makes sectors of a frame clean.
@@ -140,8 +141,7 @@ impl Restoring {
         for sector in index.unproven_sectors() {
             index.forget_sum(sector);
         }
-        let marks = index.marks.as_mut().expect("made with them");
-        marks.held = marks.dirty.clone();
+        index.hold_dirty();
         index
     }
 
@@ -199,9 +199,7 @@ impl Index {
                 self.give_up(frame);
             }
         }
-        if let Some(marks) = &mut self.marks {
-            marks.held = marks.dirty.clone();
-        }
+        self.hold_dirty();
     }
 
     /// Frees a frame without valid sectors, and parts it from the other copy of its block.
@@ -216,6 +214,9 @@ impl Index {
             if let Some(second) = second {
                 marks.first_of.remove(&second);
                 self.table.insert(hash(block), second);
+                // It counts from now on.
+                let first = u64::from(second.0) << self.block_shift;
+                marks.dirty_sectors += marks.dirty.count(first, 1 << self.block_shift);
             }
         }
         self.free.push(&mut self.block_of, frame.0);

@@ -218,24 +218,15 @@ impl FrameState {
         }
         let flags = *bytes.get(4)?;
         self.second = flags & FRAME_SECOND != 0;
+        if block_shift == 0 {
+            return self.read_single(flags, &bytes[5..]);
+        }
         let mut at = 5;
         let sectors = 1usize << block_shift;
-        if block_shift == 0 {
-            for (bit, bits) in [
-                (FRAME_VALID, &mut self.valid),
-                (FRAME_DIRTY, &mut self.dirty),
-                (FRAME_UNPROVEN, &mut self.unproven),
-            ] {
-                if flags & bit != 0 {
-                    bits.set(0);
-                }
-            }
-        } else {
-            let len = sectors.div_ceil(8);
-            for bits in [&mut self.valid, &mut self.dirty, &mut self.unproven] {
-                *bits = SectorBits::read(bytes.get(at..at + len)?, sectors)?;
-                at += len;
-            }
+        let len = sectors.div_ceil(8);
+        for bits in [&mut self.valid, &mut self.dirty, &mut self.unproven] {
+            *bits = SectorBits::read(bytes.get(at..at + len)?, sectors)?;
+            at += len;
         }
         if !self.dirty.is_within(&self.valid) || !self.unproven.is_within(&self.dirty) {
             return None;
@@ -247,6 +238,21 @@ impl FrameState {
             }
         }
         Some(at)
+    }
+
+    /// The rest of a frame of one sector. There are millions of them, so it is short.
+    fn read_single(&mut self, flags: u8, rest: &[u8]) -> Option<usize> {
+        let bit = |mask| u64::from(flags & mask != 0);
+        let (valid, dirty, unproven) = (bit(FRAME_VALID), bit(FRAME_DIRTY), bit(FRAME_UNPROVEN));
+        if dirty > valid || unproven > dirty {
+            return None;
+        }
+        (self.valid.0[0], self.dirty.0[0], self.unproven.0[0]) = (valid, dirty, unproven);
+        if valid == 0 {
+            return Some(5);
+        }
+        self.sums[0] = u32::from_le_bytes(*rest.first_chunk()?);
+        Some(9)
     }
 }
 
@@ -343,8 +349,11 @@ impl<'a> Page<'a> {
             for i in 0..count {
                 let len = state.read(rest, self.header.block_shift)?;
                 rest = rest.get(len..)?;
-                if state.block != NO_BLOCK && !state.ends_within(self.header.sectors_of(state.block)) {
-                    return None;
+                if state.block != NO_BLOCK {
+                    let sectors = self.header.sectors_of(state.block);
+                    if sectors >> self.header.block_shift == 0 && !state.ends_within(sectors) {
+                        return None;
+                    }
                 }
                 each(first + i, state);
             }
@@ -492,6 +501,15 @@ impl<'a> PageBuilder<'a> {
         let crc = checksum(page);
         page[CRC_AT..][..4].copy_from_slice(&crc.to_le_bytes());
     }
+}
+
+/// Makes a page out of what a fuzzer made: of this cache and ring 3, with the right magic and checksum.
+pub(super) fn seal_bytes(page: &mut [u8; PAGE_BYTES], cache: &[u8; 16]) {
+    page[MAGIC_AT..][..4].copy_from_slice(&MAGIC);
+    page[CACHE_AT..][..16].copy_from_slice(cache);
+    page[RING_AT..][..4].copy_from_slice(&3u32.to_le_bytes());
+    let crc = checksum(page);
+    page[CRC_AT..][..4].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// Of a page, its own four bytes taken as zeroes.

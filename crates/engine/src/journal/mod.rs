@@ -18,7 +18,7 @@ pub use recovered::{DirtySector, FlashSector, Recovered, Summary};
 pub use replay::{Replay, ReplayError};
 pub use survey::{Plan, Ring, Survey};
 pub use writer::ring_pages_min;
-pub(crate) use writer::{Change, Descriptor, Moved, Writer};
+pub(crate) use writer::{Change, Descriptor, Writer};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
@@ -28,3 +28,42 @@ pub const CHANGES_MAX: usize = 54;
 
 /// Zones of a disk at most.
 pub const ZONES: usize = 4096;
+
+/// Recovers from a ring of arbitrary bytes, a page for each 4096 of them: what a fuzzer calls. With `sealed`, each page gets
+/// the magic and the checksum it should have, and belongs where it is. Returns what was found, if anything was.
+#[doc(hidden)]
+pub fn replay_bytes(bytes: &[u8], sealed: bool) -> Option<Summary> {
+    let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
+    let mut pages = pages.to_vec();
+    let cache: [u8; 16] = *pages.first()?.get(0x10..)?.first_chunk()?;
+    if sealed {
+        pages.iter_mut().for_each(|page| format::seal_bytes(page, &cache));
+    }
+    let count = pages.len() as u64;
+    let mut survey = Survey::new(cache, 3, 1, count);
+    for page in &pages {
+        let sequence = u64::from_le_bytes(*page[8..].first_chunk()?);
+        survey.page(0, sequence % count, page);
+    }
+    let Ring::Whole(plan) = survey.finish() else { return None };
+    // In earnest the pool says how large a segment is, and how many there are.
+    if plan.segment_frames > 1 << 12 {
+        return None;
+    }
+    let segment_bytes = u64::from(plan.block_bytes) * u64::from(plan.segment_frames);
+    let sequences = plan.begin..=plan.end;
+    let mut replay = Replay::new(plan, segment_bytes, &[0]).ok()?;
+    for sequence in sequences {
+        let page = pages.iter().find(|page| page[8..16] == sequence.to_le_bytes())?;
+        replay.page(page).ok()?;
+    }
+    let sums: Vec<_> = replay.to_prove().iter().map(|(_, sector)| (sector % 3 > 0).then_some(9)).collect();
+    let mut recovered = replay.finish(&sums);
+    assert_eq!(recovered.dirty().count() as u64 >= 1, recovered.summary.sectors_dirty > 0);
+    assert!(recovered.samples(4).len() <= 4);
+    let found = recovered.summary;
+    recovered.drop_clean();
+    recovered.discard_dirty();
+    assert_eq!(recovered.summary.sectors_valid, 0);
+    Some(found)
+}

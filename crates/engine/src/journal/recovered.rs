@@ -141,7 +141,7 @@ impl Recovered {
         self.index.is_dirty(sector).then(|| FlashSector {
             segment: (sector / per_segment) as u32,
             sector: sector % per_segment,
-            sum: (!self.index.is_unproven(sector)).then(|| self.index.sum(sector)),
+            sum: (!self.index.is_sum_unknown(sector)).then(|| self.index.sum(sector)),
         })
     }
 }

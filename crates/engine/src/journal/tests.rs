@@ -1,6 +1,7 @@
 //! The journal against models of it.
 
 mod bytes;
+mod golden;
 mod model;
 mod ring;
 mod table;

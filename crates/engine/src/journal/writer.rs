@@ -4,9 +4,13 @@
 //!
 //! - A change is pushed after the index shows it, and a *set* after its data was written (not flushed).
 //! - [`Writer::committed`] is told of a page when it, all before it, and all data written before it was sealed are durable.
-//! - A dirty sector is *held* from the push of its *set* on: a dump may speak of it before its record is in a page.
-//! - *Clean* and *unproven* are pushed for sectors of which the *set* is committed. Whoever overwrites in place knows then
-//!   that recovery need not prove what was there.
+//! - A dirty sector is *held* from the push of its *set* on: a dump may speak of it before its record is in a page. It is
+//!   released when a record that makes it clean or drops it is committed.
+//! - Dirty data stays in its frame. Dumps show what is pushed though no page has it yet; a block that went from frame to frame
+//!   could be in neither, as far as a crash leaves pages.
+//! - Dirty data is destaged, and *unproven* is pushed, when the *set* is committed ([`Writer::is_committed`]). Else a crash may
+//!   find pages that ask for a checksum which flash had and has no more, or the backing ahead of what the journal takes for clean.
+//! - Whatever was clean and is given up is recorded before the mark of its zone goes away, evictions too.
 //!
 //! # Why the ring is long enough
 //!
@@ -14,7 +18,7 @@
 //! by the commit that *C* knew, at most U pages before it. The next dump had not ended then, so the named one began less than
 //! 2P pages before that. The page to be sealed is at most U after *C*. So no more than 2P + 2U pages back are ever needed.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::format::{
     DUMP_BYTES_MIN, FrameState, Header, Kind, PageBuilder, RUN_BYTES, Record, Zones, frame_bytes_max,
@@ -40,8 +44,6 @@ pub(crate) enum Change {
         dirty: bool,
         /// It is the second copy.
         second: bool,
-        /// The block (of one sector) was in another frame before, which holds nothing now.
-        moved: Option<Moved>,
     },
     /// Sectors are on the backing too.
     Clean { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
@@ -49,15 +51,6 @@ pub(crate) enum Change {
     Drop { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
     /// Sectors stay dirty, and their checksums will not hold.
     Unproven { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
-}
-
-/// Where a block was, and what with. Until the move is in a page, dumps go on saying so: else a crash in
-/// between would find the block nowhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Moved {
-    pub(crate) frame: FrameNo,
-    pub(crate) sum: u32,
-    pub(crate) dirty: bool,
 }
 
 /// What a ring is of.
@@ -82,13 +75,16 @@ pub(crate) struct Writer {
     pages: u64,
     pub(super) limits: Limits,
     pending: VecDeque<Change>,
+    /// Sectors that became dirty, by the number of the change, until that is committed; and the newest such change of each.
+    fresh: VecDeque<(u64, (FrameNo, u8))>,
+    newest: BTreeMap<(FrameNo, u8), u64>,
     /// Changes pushed, and those of them in sealed pages.
     pushed: u64,
     recorded: u64,
     sealed: u64,
     committed: u64,
-    /// Of each page that is sealed and not committed, the `dump_begin` it names.
-    uncommitted: VecDeque<u64>,
+    /// Of each page that is sealed and not committed: the `dump_begin` it names, and the last change recorded by then.
+    uncommitted: VecDeque<(u64, u64)>,
     /// The `dump_begin` that the newest committed page names; 0: none, the ring does not exist yet.
     keep_from: u64,
     /// The next frame to be dumped, and the page in which this dump began.
@@ -153,6 +149,8 @@ impl Writer {
             pages,
             limits: Limits { changes: CHANGES_MAX, frames: u32::MAX, uncommitted },
             pending: VecDeque::new(),
+            fresh: VecDeque::new(),
+            newest: BTreeMap::new(),
             pushed: 0,
             recorded: 0,
             sealed: 0,
@@ -179,7 +177,16 @@ impl Writer {
     /// Something has changed.
     pub(crate) fn push(&mut self, change: Change) {
         self.pushed += 1;
+        if let Change::Set { frame, sector, dirty: true, .. } = change {
+            self.fresh.push_back((self.pushed, (frame, sector)));
+            self.newest.insert((frame, sector), self.pushed);
+        }
         self.pending.push_back(change);
+    }
+
+    /// Is the last dirty *set* of this sector durable, and its data?
+    pub(crate) fn is_committed(&self, frame: FrameNo, sector: u8) -> bool {
+        !self.newest.contains_key(&(frame, sector))
     }
 
     /// Changes in no page yet.
@@ -193,11 +200,13 @@ impl Writer {
     }
 
     /// Changes pushed so far: the number of the last one.
+    #[cfg(test)]
     pub(crate) fn pushed(&self) -> u64 {
         self.pushed
     }
 
     /// The last change that is in a sealed page. All before it are too.
+    #[cfg(test)]
     pub(crate) fn recorded(&self) -> u64 {
         self.recorded
     }
@@ -262,14 +271,10 @@ impl Writer {
         if self.cursor == 0 {
             self.dump_begin = sequence;
         }
-        let leaving = leaving(&self.pending);
         let stop = index.frames().min(self.cursor.saturating_add(self.limits.frames));
         while self.cursor < stop {
             let frame = FrameNo(self.cursor);
-            match leaving.binary_search_by_key(&frame, |(moved, ..)| moved.frame) {
-                Ok(at) => self.scratch.show_moved(&leaving[at]),
-                Err(_) => self.scratch.show(index, frame, self.of.block_shift),
-            }
+            self.scratch.show(index, frame, self.of.block_shift);
             if !page.frame(self.of.number(frame), &self.scratch) {
                 break;
             }
@@ -281,7 +286,7 @@ impl Writer {
             self.complete.push_back((self.dump_begin, sequence));
         }
         self.sealed = sequence;
-        self.uncommitted.push_back(self.named.0);
+        self.uncommitted.push_back((self.named.0, self.recorded));
         sequence
     }
 
@@ -312,7 +317,14 @@ impl Writer {
         assert!(sequence <= self.sealed);
         while self.committed < sequence {
             self.committed += 1;
-            self.keep_from = self.uncommitted.pop_front().expect("one for each page");
+            let (keep_from, recorded) = self.uncommitted.pop_front().expect("one for each page");
+            self.keep_from = keep_from;
+            while self.fresh.front().is_some_and(|(change, _)| *change <= recorded) {
+                let (change, sector) = self.fresh.pop_front().expect("there is one");
+                if self.newest.get(&sector) == Some(&change) {
+                    self.newest.remove(&sector);
+                }
+            }
         }
         while self.complete.front().is_some_and(|(_, end)| *end <= self.committed) {
             self.named = self.complete.pop_front().expect("there is one");
@@ -352,23 +364,11 @@ impl Writer {
     /// Memory, bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let pending = self.pending.capacity() * size_of::<Change>();
-        let pages = self.uncommitted.capacity() * 8 + self.complete.capacity() * 16;
+        let fresh = self.fresh.capacity() * 16 + self.newest.len() * 32;
+        let pages = self.uncommitted.capacity() * 16 + self.complete.capacity() * 16;
         let zones = size_of::<Zones>() + self.unmarks.capacity() * 16;
-        (pending + pages + zones + self.of.ordinals.capacity() * 4 + size_of::<FrameState>()) as u64
+        (pending + fresh + pages + zones + self.of.ordinals.capacity() * 4 + size_of::<FrameState>()) as u64
     }
-}
-
-/// Frames that dumps must not show empty yet, in order: blocks moved out of them, and no page says so.
-fn leaving(pending: &VecDeque<Change>) -> Vec<(Moved, BlockNo, bool)> {
-    let mut leaving: Vec<_> = pending
-        .iter()
-        .filter_map(|change| match *change {
-            Change::Set { block, second, moved: Some(moved), .. } => Some((moved, block, second)),
-            _ => None,
-        })
-        .collect();
-    leaving.sort_by_key(|(moved, ..)| moved.frame);
-    leaving
 }
 
 impl Descriptor {
@@ -413,16 +413,6 @@ impl FrameState {
                     self.unproven.set(i);
                 }
             }
-        }
-    }
-
-    /// As it was before its block moved away.
-    fn show_moved(&mut self, (moved, block, second): &(Moved, BlockNo, bool)) {
-        self.clear(block.0, *second);
-        self.valid.set(0);
-        self.sums[0] = moved.sum;
-        if moved.dirty {
-            self.dirty.set(0);
         }
     }
 }

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Args;
 use hob_engine::admission::ADMISSIONS;
+use hob_engine::command::{Copies, Mode};
 use hob_engine::outcome::OUTCOMES;
 use hob_engine::policy::POLICIES;
+use hob_engine::preset::{COPIES, DESTAGE_ORDERS, LAYOUTS, MODES, OneDevice, PRESETS, Word};
 
 /// Write the generated pages of the documentation
 #[derive(Debug, Args)]
@@ -26,6 +28,7 @@ pub(super) fn run(args: &Docs) -> anyhow::Result<()> {
         ("openapi.json", crate::daemon::http::openapi_json()),
         ("outcomes.md", outcomes_page()),
         ("policies.md", policies_page()),
+        ("presets.md", presets_page()),
     ];
     let mut stale = Vec::new();
     if !args.check {
@@ -132,13 +135,74 @@ fn policies_page() -> String {
         let _ = writeln!(page, "| `{}` | {} | {} | {place} |", row.name, row.summary, row.source);
     }
     page.push_str(
-        "\n# Admission\n\nWhich blocks may come in at all; `hob lab sim --admission` tries them.\n\n\
+        "\n# Admission\n\nWhich blocks may come in at all: `--admission` of `hob cache enable`, `hob cache set` and `hob serve`; `hob lab sim` tries them.\n\n\
          | form | what it does |\n|---|---|\n",
     );
     for row in ADMISSIONS {
         let _ = writeln!(page, "| `{}` | {} |", row.form, row.summary);
     }
     page
+}
+
+fn presets_page() -> String {
+    let mut page = format!(
+        "{GENERATED}# Presets\n\nA preset is a row of parts, each of which can be set by itself: `hob cache enable --preset zbs \
+         --dirty-start 30`, or the same names in hob.toml. Without a preset a cache has the parts of `vfrc`.\n\n\
+         | preset | mode | persistent | layout | block | admission | policy | destage | starts, stops, full | age bound | \
+         copies |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
+    );
+    for row in PRESETS {
+        let destage = &row.destage;
+        let percent = |permille: u16| format!("{} %", permille / 10);
+        let (order, shares, age) = if row.mode == Mode::WriteBack {
+            let shares = [destage.start_permille, destage.stop_permille, destage.full_permille].map(percent);
+            let age = match destage.dirty_age_ms_max {
+                0 => "none".to_owned(),
+                millis => format!("{} s", millis / 1000),
+            };
+            (format!("`{}`", destage.order), shares.join(", "), age)
+        } else {
+            ("–".to_owned(), "–".to_owned(), "–".to_owned())
+        };
+        let _ = writeln!(
+            page,
+            "| `{}` | `{}` | {} | `{}` | {} | `{}` | `{}` | {order} | {shares} | {age} | `{}` |",
+            row.name,
+            row.mode,
+            if row.persistent { "yes" } else { "no" },
+            row.layout,
+            hob_control::Size(u64::from(row.block_bytes)),
+            row.admission,
+            row.policy,
+            row.copies
+        );
+    }
+    page.push('\n');
+    for row in PRESETS {
+        let alone = match (row.copies, row.one_device) {
+            (Copies::One, _) => "",
+            (_, OneDevice::OneCopy) => " In a pool of one device it keeps one copy.",
+            (_, OneDevice::Refused) => " It needs two devices.",
+        };
+        let _ = writeln!(page, "- `{}`: {}. {}: {}.{alone}", row.name, row.summary, row.source, row.notes);
+    }
+    write_words(&mut page, "Modes", "What a cache does with writes.", MODES);
+    write_words(&mut page, "Layouts", "How a cache's room is shared.", LAYOUTS);
+    write_words(
+        &mut page,
+        "Destage orders",
+        "In which order dirty data goes to the backing.",
+        DESTAGE_ORDERS,
+    );
+    write_words(&mut page, "Copies", "How many copies flash keeps. Two need a persistent cache.", COPIES);
+    page
+}
+
+fn write_words<T>(page: &mut String, heading: &str, about: &str, words: &[Word<T>]) {
+    let _ = write!(page, "\n## {heading}\n\n{about}\n\n| name | meaning |\n|---|---|\n");
+    for row in words {
+        let _ = writeln!(page, "| `{}` | {} |", row.name, row.summary);
+    }
 }
 
 #[cfg(test)]

@@ -127,12 +127,16 @@ struct DiskEntry {
     held: Vec<Segment>,
     /// Segments of its journal, likewise: of the ring in use, and while it is replaced of the next one.
     ring: Vec<Segment>,
+    /// Copies of the ring in use.
+    ring_copies: usize,
     /// What the backing is known by, since it was last opened.
     identity: [u8; 32],
     /// What was last seen of its dirty data.
     watch: drain::Watch,
     /// A cache that was refused is not read again before.
     retry_after: Option<tokio::time::Instant>,
+    /// Why it is offline, as it was last said in the log.
+    offline_reason: Option<String>,
     /// Why the cache is not as wanted.
     cache_reason: Option<String>,
     /// What is being done to it.

@@ -29,7 +29,8 @@ impl World<'_> {
             self.request_and_wait(disk, Op::Flush, 0, 0)?;
             self.read_all(disk)?;
         }
-        self.check_rest()?;
+        self.run_dry()?;
+        self.audit()?;
         for disk in 0..self.disks.len() {
             if self.disks[disk].config.is_some() {
                 self.command_and_wait(disk, Command::Cache(CacheChange::Disable))?;
@@ -40,6 +41,7 @@ impl World<'_> {
                 "disk {disk}: its cache was taken away, and has an owner"
             );
         }
+        self.check_rest()?;
         self.check_empty()
     }
 
@@ -102,7 +104,7 @@ impl World<'_> {
     ) -> Result<Result<(), CommandError>, Violation> {
         let id: CommandId = self.command(disk, command);
         self.drain()?;
-        self.run_dry()?;
+        self.run_until(|world| world.ended.contains_key(&id))?;
         let ended = self.ended.remove(&id);
         ended.ok_or_else(|| Violation(format!("disk {disk}: a command never ended: {:?}", self.asked)))
     }
@@ -110,7 +112,7 @@ impl World<'_> {
     fn request_and_wait(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> Result<(), Violation> {
         let request = self.make_request(disk, op, offset, len);
         self.hand_in(None, request)?;
-        self.run_dry()?;
+        self.run_until(|world| world.requests.is_empty())?;
         ensure!(self.requests.is_empty(), "never answered: {:?}", self.requests);
         Ok(())
     }

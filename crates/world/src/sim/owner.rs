@@ -28,6 +28,8 @@ pub(super) struct Owner {
     pub(super) gone: bool,
     /// Its journal was brought to rest, and it was not in service since.
     pub(super) closed: bool,
+    /// The highest ring number when that was.
+    pub(super) closed_at: u32,
     /// Dirty data and journal had two copies ever since there was any.
     pub(super) doubled: bool,
     /// The engine said that the journal cannot be written any more.
@@ -45,9 +47,15 @@ impl Owner {
             exists: false,
             gone: false,
             closed: false,
+            closed_at: 0,
             doubled: false,
             journal_lost: false,
         }
+    }
+
+    /// Its journal was brought to rest, so that it is found closed, unless it is lost.
+    pub(super) fn close(&mut self) {
+        (self.closed, self.closed_at) = (!self.journal_lost, self.number);
     }
 
     /// Is it a segment of one of the rings?

@@ -7,6 +7,7 @@ use hob_engine::command::{
 };
 use hob_engine::units::DeviceId;
 
+use super::owner::Owner;
 use super::{World, trace};
 use crate::{Violation, ensure};
 
@@ -168,7 +169,7 @@ impl World<'_> {
             match &asked.command {
                 Command::RemoveDisk => {
                     disk.leaving = false;
-                    disk.owner.iter_mut().for_each(|owner| owner.closed = !owner.journal_lost);
+                    disk.owner.iter_mut().for_each(Owner::close);
                     false
                 }
                 Command::Cache(CacheChange::Tune(mode, destage, copies)) => {
@@ -186,7 +187,7 @@ impl World<'_> {
                     false
                 }
                 Command::Cache(CacheChange::Close) => {
-                    disk.owner.iter_mut().for_each(|owner| owner.closed = !owner.journal_lost);
+                    disk.owner.iter_mut().for_each(Owner::close);
                     false
                 }
                 Command::Cache(CacheChange::Drain) => {
@@ -217,6 +218,8 @@ impl World<'_> {
         let keeps_old = self.keeps_old_rings();
         let Some(owner) = &mut self.disks[asked.disk].owner else { return Ok(()) };
         (owner.exists, owner.closed) = (true, false);
+        self.disks[asked.disk].changed_behind = false;
+        let Some(owner) = &mut self.disks[asked.disk].owner else { return Ok(()) };
         let older: Vec<u32> = owner.rings.keys().copied().filter(|other| *other < number).collect();
         let kept: usize = older.iter().flat_map(|other| &owner.rings[other]).map(Vec::len).sum();
         ensure!(

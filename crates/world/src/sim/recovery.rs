@@ -48,7 +48,10 @@ impl World<'_> {
         if doubtful {
             self.disks[index].model.forget_all();
         }
-        let changed = attempt == 0 && self.change_behind(index, &recovered)?;
+        if attempt == 0 {
+            self.change_behind(index, &recovered);
+        }
+        let changed = self.disks[index].changed_behind;
         let (state, identity) = (&self.disks[index], self.disks[index].identity());
         let size = state.units() * UNIT_BYTES;
         ensure!(
@@ -56,12 +59,16 @@ impl World<'_> {
             "disk {index}: recovered for {} bytes",
             summary.disk_bytes
         );
-        let noticed = summary.identity != identity || self.samples_differ(index, &recovered);
+        let differing = self.differing_sample(index, &recovered);
+        let noticed = summary.identity != identity || differing.is_some();
         ensure!(noticed || !changed, "disk {index}: its backing changed, and nobody noticed");
-        ensure!(
-            changed || !noticed || doubtful,
-            "disk {index}: recovered clean sectors that the backing has not"
-        );
+        let clean = if summary.identity == identity { differing } else { None };
+        let right = changed || !noticed || doubtful;
+        ensure!(right, "disk {index}: a recovered clean sector ({clean:?}) is not the backing's");
+        if changed {
+            // The daemon will know again, whatever becomes of the new ring.
+            self.disks[index].generation += 1;
+        }
         if noticed && self.options.sabotage != Some(Sabotage::ServedStale) {
             recovered.drop_clean();
             if summary.sectors_dirty > 0 {
@@ -166,7 +173,7 @@ impl World<'_> {
                     ensure!(!is_good, "disk {index}: page {missing} of ring {number} is missing");
                     return Ok(None);
                 }
-                Ring::Whole(plan) => return self.replay(index, plan, copies, doubtful).map(Some),
+                Ring::Whole(plan) => return self.replay(index, plan, (*number, copies), doubtful).map(Some),
             }
         }
         ensure!(!exists || !sound || journal_lost, "disk {index}: no ring is whole, of {rings:?}");
@@ -214,13 +221,14 @@ impl World<'_> {
         &mut self,
         index: usize,
         plan: hob_engine::journal::Plan,
-        copies: &[Vec<Segment>],
+        (number, copies): (u32, &[Vec<Segment>]),
         doubtful: bool,
     ) -> Result<Found, Violation> {
         let (segments, missing) = self.segments_there(index);
         let owner = self.disks[index].owner.as_ref().expect("persistent");
         let doubtful = doubtful || missing && !owner.doubled;
-        let closed = owner.closed;
+        // A ring that was being made after it may be whole already.
+        let closed = owner.closed && number <= owner.closed_at;
         ensure!(plan.clean || !closed || doubtful, "disk {index}: closed, and found open");
         let ordinals: Vec<u32> = segments.iter().map(|segment| segment.ordinal).collect();
         let reads: Vec<(usize, u64)> = plan.reads().collect();
@@ -273,15 +281,16 @@ impl World<'_> {
         Some(content::sums(held)[0])
     }
 
-    /// Do clean sectors of the cache differ from what the backing holds?
-    fn samples_differ(&self, index: usize, recovered: &Recovered) -> bool {
+    /// A clean sector of the cache that differs from what the backing holds.
+    fn differing_sample(&self, index: usize, recovered: &Recovered) -> Option<u64> {
         let backing = self.disks[index].backing.now();
-        recovered.samples(SAMPLES).into_iter().any(|(sector, sum)| {
+        let differing = recovered.samples(SAMPLES).into_iter().find(|&(sector, sum)| {
             let first = sector as usize * SECTOR_UNITS;
             let mut tags: Vec<Tag> = backing[first..].iter().take(SECTOR_UNITS).copied().collect();
             tags.resize(SECTOR_UNITS, ZERO);
             content::sums(&tags)[0] != sum
-        })
+        });
+        differing.map(|(sector, _)| sector)
     }
 
     /// The disk is what its backing holds, and nothing else.
@@ -292,10 +301,10 @@ impl World<'_> {
 
     /// Perhaps somebody wrote to the backing while it was nobody's: some of it, and its identity shows it; or all of it, and
     /// a look at what the cache knows shows it.
-    fn change_behind(&mut self, index: usize, recovered: &Recovered) -> Result<bool, Violation> {
+    fn change_behind(&mut self, index: usize, recovered: &Recovered) {
         let behind = self.scenario.lives.as_ref().map_or(0, |lives| lives.behind);
         if !self.dice.chance(behind) {
-            return Ok(false);
+            return;
         }
         if self.dice.chance(500) && !recovered.samples(1).is_empty() {
             self.write_while_down(index, 0, self.disks[index].units() as u32);
@@ -303,7 +312,7 @@ impl World<'_> {
             self.disks[index].generation += 1;
             self.write_some_while_down(index);
         }
-        Ok(true)
+        self.disks[index].changed_behind = true;
     }
 
     /// The same, for a disk without a cache: nobody needs to notice.

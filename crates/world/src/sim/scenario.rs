@@ -128,6 +128,7 @@ impl Scenario {
                 flash_errors_max: dice.pick(&[1, 4, 16, 1000]),
                 flash_errors_forgive_ms: dice.pick(&[1, 60_000]),
                 flash_stall_ms_max: dice.pick(&[1, 50, 1000]),
+                scrub_frames_per_s: dice.pick(&[0, 8, 64]),
             },
             segment_bytes,
             devices,

@@ -47,6 +47,12 @@ impl Bench {
         io
     }
 
+    /// What was written is durable.
+    fn flush(&mut self) {
+        self.request(Op::Flush, 0, 0);
+        self.settle();
+    }
+
     fn answered(&self, id: RequestId) -> bool {
         self.reply(id).is_some()
     }
@@ -127,9 +133,9 @@ fn flushes_that_come_during_a_commit_share_the_next() {
 fn rewriting_dirty_data_commits_first_and_once() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
+    bench.flush();
     let again = bench.write(0, 4 * KIB);
     bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
-    bench.next(flash(0), IoOp::Flush);
     bench.next(flash(RING_DEVICE), IoOp::Flush);
     bench.next(flash(0), VOLATILE);
     assert_eq!(bench.outcome(again), Outcome::WriteBack);
@@ -200,6 +206,7 @@ fn a_drain_ends_with_everything_clean_and_kept() {
     for block in [3, 4, 5, 9] {
         bench.write_alone(block * 4 * KIB, 4 * KIB);
     }
+    bench.flush();
     let drain = bench.start_change(CacheChange::Drain);
     let mut writes = vec![];
     while let Some(io) = bench.ios.pop_front() {
@@ -223,6 +230,7 @@ fn a_drain_ends_with_everything_clean_and_kept() {
 fn writes_during_a_drain_go_through() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
+    bench.flush();
     let drain = bench.start_change(CacheChange::Drain);
     let held: Vec<Io> = bench.ios.drain(..).collect();
     let write = bench.write_alone(64 * KIB, 4 * KIB);
@@ -249,6 +257,7 @@ fn a_drain_that_is_stopped_says_so() {
 fn a_write_during_destaging_is_not_forgotten() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
+    bench.flush();
     let drain = bench.start_change(CacheChange::Drain);
     bench.next(flash(0), IoOp::Read);
     bench.next(backing(), VOLATILE);
@@ -282,6 +291,7 @@ fn a_discard_over_dirty_data_reaches_the_backing_before_the_journal_forgets() {
 fn a_write_of_part_of_a_dirty_sector_takes_the_rest_to_the_backing_first() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
+    bench.flush();
     let write = bench.write(512, 512);
     bench.next(flash(0), IoOp::Read);
     let io = bench.next(backing(), VOLATILE);
@@ -352,6 +362,7 @@ fn the_coldest_goes_first_if_that_is_the_order() {
     for block in [50, 30] {
         bench.write_alone(block * 4 * KIB, 4 * KIB);
     }
+    bench.flush();
     bench.write(40 * 4 * KIB, 4 * KIB);
     bench.next(flash(0), VOLATILE);
     let io = bench.ios.pop_front().expect("1.1 % is dirty");
@@ -473,4 +484,43 @@ fn what_is_clean_is_not_doubled_unless_asked() {
         bench.settle();
         assert_eq!(bench.stats().blocks_cached, 2 * ios as u64, "{copies:?}");
     }
+}
+
+/// A device is lost and another takes its place: what was there twice is there twice again.
+#[test]
+fn missing_second_copies_are_made_again() {
+    let mut bench = mirrored(Copies::TwoOfDirty);
+    bench.write_alone(0, 16 * KIB);
+    let more = vec![DataSegment { place: segment(2, 0), ordinal: 2 }];
+    let leave = bench.start_change(CacheChange::Leave(DeviceId(0), more, Some(ring(2))));
+    bench.settle();
+    assert!(bench.result(leave).expect("done").is_ok());
+    assert_eq!(bench.stats().second_copy_bytes, 16 * KIB);
+    let leave = bench.start_change(CacheChange::Leave(DeviceId(1), vec![], Some(ring(3))));
+    bench.settle();
+    assert!(bench.result(leave).expect("done").is_ok(), "device 2 has all of it");
+    assert_eq!(bench.dirty(), 4);
+    assert_eq!(bench.read_alone(0, 16 * KIB), Outcome::Hit);
+}
+
+#[test]
+fn scrubbing_finds_what_is_wrong_before_a_guest_does() {
+    let mut bench = Bench::write_back();
+    bench.read_alone(64 * KIB, 4 * KIB);
+    bench.write_alone(0, 4 * KIB);
+    for _ in 0..20 {
+        bench.wait_ms(1000);
+        while let Some(io) = bench.ios.pop_front() {
+            // The clean block lies in the first frame.
+            let wrong = (io.target, io.op, io.offset) == (flash(0), IoOp::Read, 0);
+            match wrong {
+                true => bench.end_with(io, Ok(()), &[SUM + 1]),
+                false => bench.end(io),
+            }
+        }
+    }
+    let stats = bench.stats();
+    assert_eq!((stats.checksum_mismatches, stats.blocks_cached, stats.sectors_dirty), (1, 1, 1));
+    assert!(stats.scrubbed_bytes >= 8 * KIB);
+    assert_eq!(bench.read_alone(64 * KIB, 4 * KIB), Outcome::MissFilled, "and is repaired");
 }

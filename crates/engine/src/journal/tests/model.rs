@@ -13,8 +13,6 @@ struct Sector {
     sum: u32,
     dirty: bool,
     unproven: bool,
-    /// The push that made it so.
-    set: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -198,11 +196,12 @@ impl World {
         self.held[frame << self.shift..(frame + 1) << self.shift].contains(&true)
     }
 
-    /// A frame in no use, if need be after an eviction.
-    fn free_frame(&mut self) -> Option<usize> {
+    /// A frame in no use, if need be after the eviction of another block.
+    fn free_frame(&mut self, but: u32) -> Option<usize> {
         let start = self.dice.below(self.frames.len());
         let order = (start..self.frames.len()).chain(0..start);
-        let free: Vec<usize> = order.filter(|f| !self.is_pinned(*f)).collect();
+        let free: Vec<usize> =
+            order.filter(|f| !self.is_pinned(*f) && self.frames[*f].block != Some(but)).collect();
         let unused = free.iter().copied().find(|f| self.frames[*f].block.is_none());
         let frame = unused.or(free.first().copied())?;
         if self.frames[frame].block.is_some() {
@@ -234,127 +233,74 @@ impl World {
         self.writer.push(change(FrameNo(frame as u32), block, first as u8, count as u16));
     }
 
-    fn put(
-        &mut self,
-        frame: usize,
-        block: u32,
-        i: usize,
-        sum: u32,
-        dirty: bool,
-        second: bool,
-        moved: Option<Moved>,
-    ) {
+    fn put(&mut self, frame: usize, block: u32, i: usize, sum: u32, dirty: bool, second: bool) {
         let sector = (frame << self.shift) + i;
         self.volatile.entry(sector).or_default().push(sum);
-        let number = self.block_no(block);
-        let frame_no = FrameNo(frame as u32);
         let set = self.writer.pushed() + 1;
-        self.frames[frame].block = Some(block);
-        self.frames[frame].second = second;
-        self.frames[frame].sectors[i] = Some(Sector { sum, dirty, unproven: false, set });
+        let slot = &mut self.frames[frame];
+        (slot.block, slot.second) = (Some(block), second);
+        if let Some(Sector { unproven: true, sum: before, .. }) = &mut slot.sectors[i] {
+            // The journal knows that it does not know the checksum.
+            assert!(dirty);
+            *before = sum;
+            return;
+        }
+        slot.sectors[i] = Some(Sector { sum, dirty, unproven: false });
         if dirty {
             self.held[sector] = true;
             self.held_by[sector] = set;
         }
-        self.writer.push(Change::Set {
-            frame: frame_no,
-            block: number,
-            sector: i as u8,
-            sum,
-            dirty,
-            second,
-            moved,
-        });
-        if let Some(moved) = moved {
-            self.releases.push((set, moved.frame.0 as usize));
-        }
+        let (frame, block, sector) = (FrameNo(frame as u32), self.block_no(block), i as u8);
+        self.writer.push(Change::Set { frame, block, sector, sum, dirty, second });
     }
 
     /// One sector is written, to flash.
     fn write(&mut self, block: u32, i: usize) {
-        self.last += 1;
-        let sum = self.last;
-        let copies = if self.two_copies_of_dirty { 2 } else { 1 };
-        let mut targets = Vec::new();
-        for second in [false, true].into_iter().take(copies) {
-            let before = self.frame_of(block, second);
-            let target = match before {
-                Some(frame) if !self.held[(frame << self.shift) + i] => (frame, None),
-                Some(frame) if self.shift > 0 => {
-                    self.overwrite(frame, block, i, sum);
-                    self.versions[((block as usize) << self.shift) + i].push(sum);
-                    return;
-                }
-                Some(frame) => {
-                    let Some(sector) = self.frames[frame].sectors[0] else { return };
-                    (
-                        frame,
-                        Some(Moved { frame: FrameNo(frame as u32), sum: sector.sum, dirty: sector.dirty }),
-                    )
-                }
-                None => (usize::MAX, None),
-            };
-            targets.push((target, second));
-        }
-        // Rooms first, then all of it.
-        let mut places = Vec::new();
-        for ((frame, moved), second) in targets {
-            if frame != usize::MAX && moved.is_none() {
-                places.push((frame, moved, second));
-                continue;
-            }
-            let taken: Vec<usize> = places.iter().map(|(frame, ..)| *frame).collect();
-            let found = (0..self.frames.len())
-                .find(|f| self.frames[*f].block.is_none() && !self.is_pinned(*f) && !taken.contains(f));
-            let Some(found) = found.or_else(|| self.free_frame().filter(|f| !taken.contains(f))) else {
+        let copies = [false, true].into_iter().take(if self.two_copies_of_dirty { 2 } else { 1 });
+        let mut places: Vec<(usize, bool)> = Vec::new();
+        for second in copies {
+            let taken = |frame: &usize| places.iter().all(|(other, _)| other != frame);
+            let Some(frame) = self.frame_of(block, second).or_else(|| self.free_frame(block).filter(taken))
+            else {
                 return;
             };
-            places.push((found, moved, second));
+            places.push((frame, second));
         }
-        // An eviction may have taken a frame of this very block.
-        if places.iter().any(|(_, moved, second)| {
-            moved.is_none() && {
-                let there = self.frame_of(block, *second);
-                there.is_some() && !places.iter().any(|(frame, ..)| Some(*frame) == there)
+        for (frame, _) in &places {
+            self.prepare(*frame, block, i);
+        }
+        self.last += 1;
+        for (frame, second) in places {
+            if self.sector((frame << self.shift) + i).is_some() {
+                self.volatile.entry((frame << self.shift) + i).or_default().push(TORN);
             }
-        }) {
-            return;
+            self.put(frame, block, i, self.last, true, second);
         }
-        for (frame, moved, second) in places {
-            if let Some(moved) = moved {
-                self.frames[moved.frame.0 as usize] =
-                    Frame { sectors: vec![None; 1 << self.shift], ..Frame::default() };
-            }
-            self.put(frame, block, i, sum, true, second, moved);
-        }
-        self.versions[((block as usize) << self.shift) + i].push(sum);
+        self.versions[((block as usize) << self.shift) + i].push(self.last);
     }
 
-    /// A held sector of a larger block.
-    fn overwrite(&mut self, frame: usize, block: u32, i: usize, sum: u32) {
-        let sector = (frame << self.shift) + i;
-        let is_committed = |world: &World, set: u64| set <= world.recorded_durably;
-        let Some(mut was) = self.sector(sector) else {
-            // Dropped, and the record of it is not durable yet.
-            self.commit_all();
-            return self.put(frame, block, i, sum, true, false, None);
-        };
-        if !is_committed(self, was.set) {
-            self.commit_all();
+    /// Makes it right to write over a sector.
+    fn prepare(&mut self, frame: usize, block: u32, i: usize) {
+        let at = (frame << self.shift) + i;
+        match self.sector(at) {
+            _ if !self.held[at] => {}
+            Some(Sector { dirty: true, unproven: true, .. }) => {}
+            Some(was) if was.dirty => {
+                if !self.writer.is_committed(FrameNo(frame as u32), i as u8) {
+                    self.commit_all();
+                }
+                self.frames[frame].sectors[i] = Some(Sector { unproven: true, ..was });
+                self.push_range(frame, block, i, 1, |frame, block, first, count| Change::Unproven {
+                    frame,
+                    block,
+                    first,
+                    count,
+                });
+                self.commit_all();
+            }
+            // It is clean, or holds nothing, and that is not durable.
+            _ => self.commit_all(),
         }
-        if was.dirty {
-            was.unproven = true;
-            self.frames[frame].sectors[i] = Some(was);
-            self.push_range(frame, block, i, 1, |frame, block, first, count| Change::Unproven {
-                frame,
-                block,
-                first,
-                count,
-            });
-        }
-        self.commit_all();
-        self.volatile.entry(sector).or_default().push(TORN);
-        self.put(frame, block, i, sum, true, false, None);
     }
 
     fn commit_all(&mut self) {
@@ -366,15 +312,11 @@ impl World {
 
     /// A sector is brought in from the backing.
     fn fill(&mut self, block: u32, i: usize) {
-        let frame = self.frame_of(block, false).or_else(|| {
-            let frame = self.free_frame();
-            frame.filter(|_| self.frame_of(block, true).is_none())
-        });
-        let Some(frame) = frame else { return };
+        let Some(frame) = self.frame_of(block, false).or_else(|| self.free_frame(block)) else { return };
         let sector = (frame << self.shift) + i;
         if self.sector(sector).is_none() && !self.held[sector] {
             let sum = self.backing[((block as usize) << self.shift) + i];
-            self.put(frame, block, i, sum, false, false, None);
+            self.put(frame, block, i, sum, false, false);
         }
     }
 
@@ -382,24 +324,31 @@ impl World {
     fn destage(&mut self, block: u32, i: usize) {
         let Some(frame) = self.frame_of(block, false) else { return };
         let at = (frame << self.shift) + i;
-        let Some(sector) = self.sector(at).filter(|s| s.dirty && s.set <= self.recorded_durably) else {
+        let Some(sector) = self.sector(at).filter(|sector| sector.dirty) else { return };
+        if !self.writer.is_committed(FrameNo(frame as u32), i as u8) {
             return;
-        };
+        }
         self.backing[((block as usize) << self.shift) + i] = sector.sum;
         self.frames[frame].sectors[i] = Some(Sector { dirty: false, unproven: false, ..sector });
-        self.push_range(frame, block, i, 1, |frame, block, first, count| Change::Clean {
-            frame,
-            block,
-            first,
-            count,
+        let (number, frame_no) = (self.block_no(block), FrameNo(frame as u32));
+        self.writer.push(match sector.unproven {
+            true => Change::Set {
+                frame: frame_no,
+                block: number,
+                sector: i as u8,
+                sum: sector.sum,
+                dirty: false,
+                second: false,
+            },
+            false => Change::Clean { frame: frame_no, block: number, first: i as u8, count: 1 },
         });
         self.releases.push((self.writer.pushed(), at));
         if let Some(second) = self.frame_of(block, true) {
-            self.drop_frame(second, block);
+            self.drop_frame(second);
         }
     }
 
-    fn drop_frame(&mut self, frame: usize, block: u32) {
+    fn drop_frame(&mut self, frame: usize) {
         self.evict(frame);
         let number = self.writer.pushed();
         let sectors = frame << self.shift..(frame + 1) << self.shift;
@@ -425,8 +374,8 @@ impl World {
         if let Some(frame) = self.frame_of(block, false) {
             let sector = (frame << self.shift) + i;
             if self.shift == 0 {
-                self.drop_frame(frame, block);
-                self.frame_of(block, true).into_iter().for_each(|second| self.drop_frame(second, block));
+                self.drop_frame(frame);
+                self.frame_of(block, true).into_iter().for_each(|second| self.drop_frame(second));
             } else if self.sector(sector).is_some() {
                 self.frames[frame].sectors[i] = None;
                 self.push_range(frame, block, i, 1, |frame, block, first, count| Change::Drop {

@@ -9,7 +9,9 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use hob_control::Size;
 use hob_engine::admission::Admission;
+use hob_engine::command::Layout;
 use hob_engine::policy::{POLICIES, PolicyKind};
+use hob_engine::preset::preset;
 use hob_lab::belady::NextUses;
 use hob_lab::picture::{Axis, Curve, CurveChart, Unit, curves};
 use hob_lab::sim::{Point, Simulated, grid};
@@ -50,7 +52,7 @@ pub(crate) struct Sim {
     /// Admissions: always, nth-access:N, ghost, each with +not-sequential:BYTES
     #[arg(long, value_name = "ADMISSION", value_delimiter = ',', default_value = "always")]
     admission: Vec<Admission>,
-    /// Policy and admission of a preset; so far there is vfrc
+    /// Policy and admission of a preset with one room for reads and writes; see docs/presets.md
     #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "admission"])]
     preset: Option<String>,
     /// Follow only this share of the blocks, in caches smaller by as much
@@ -179,20 +181,23 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
 /// What the command line names, checked.
 struct Wanted {
     policies: Vec<PolicyKind>,
+    admissions: Vec<Admission>,
     optimum: bool,
 }
 
 impl Wanted {
     fn parse(args: &Sim) -> anyhow::Result<Wanted> {
-        let mut wanted = Wanted { policies: vec![], optimum: false };
-        match args.preset.as_deref() {
-            None => {}
-            // The command line's defaults are the parts of this preset.
-            Some("vfrc") => {}
-            Some(name @ ("fast-cache" | "vsan" | "zbs" | "auto")) => {
-                bail!("the preset '{name}' needs write-back, which this hob does not have yet; there is vfrc")
+        let mut wanted = Wanted { policies: vec![], admissions: args.admission.clone(), optimum: false };
+        if let Some(name) = &args.preset {
+            let row = preset(name)?;
+            if row.layout != Layout::Unified {
+                bail!(
+                    "the simulation has no split caches, as '{name}' is; name policy and admission by themselves"
+                );
             }
-            Some(name) => bail!("there is no preset '{name}'; there is vfrc"),
+            wanted.policies.extend(PolicyKind::from_name(row.policy));
+            wanted.admissions = vec![row.admission];
+            return Ok(wanted);
         }
         for name in &args.policy {
             match name.as_str() {
@@ -214,7 +219,7 @@ impl Wanted {
     fn points(&self, args: &Sim, footprint_bytes: Option<u64>) -> anyhow::Result<Vec<Point>> {
         let mut points = Vec::new();
         for policy in &self.policies {
-            for admission in &args.admission {
+            for admission in &self.admissions {
                 for block_size in &args.block_size {
                     for size in &args.size {
                         let block_bytes = u32::try_from(block_size.bytes()).unwrap_or(u32::MAX);

@@ -131,7 +131,7 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
             ("DELETE", "/v1/disks/none?discard_dirty=true", "", 404, "'none'"),
             ("DELETE", "/v1/disks/none?discard=true", "", 400, "discard_dirty=true"),
             ("DELETE", "/v1/disks/none/cache?discard_dirty=maybe", "", 400, "discard_dirty=true"),
-            ("DELETE", "/v1/pools/none/orphans/xyz", "", 400, "32 hexadecimal"),
+            ("DELETE", "/v1/pools/none/orphans/xyz", "", 422, "32 hexadecimal"),
             ("GET", "/v1/disks/%2e%2e%2fpools", "", 404, "'../pools'"),
             ("POST", "/v1/disks", "", 400, "EOF"),
             ("POST", "/v1/disks", "{\"name\":", 400, "EOF"),

@@ -142,9 +142,11 @@ impl Manager {
             has_cache: false,
             held: Vec::new(),
             ring: Vec::new(),
+            ring_copies: 0,
             identity: [0; 32],
             watch: super::drain::Watch::default(),
             retry_after: None,
+            offline_reason: None,
             cache_reason: None,
             busy,
             recording: Counter::default(),
@@ -191,6 +193,7 @@ impl Manager {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
             disk.life = Life::Online(shard.clone());
+            disk.offline_reason = None;
             disk.size_bytes = info.size_bytes;
         }
         if let Some(kept) = kept
@@ -229,12 +232,16 @@ impl Manager {
 
     /// Says so once for each new reason.
     fn note_offline(&self, name: &str, refusal: &Refusal) {
-        let reason = refusal.problem.error.clone();
+        let reason = refusal.to_string();
         if let Ok(disk) = self.inner().disk_mut(name) {
-            let news = !matches!(&disk.life, Life::Offline(known) if *known == reason);
+            let news = disk.offline_reason.as_ref() != Some(&reason);
             if news {
-                tracing::error!("{name} is offline: {refusal}; it is tried again every few seconds");
+                let again =
+                    if disk.retry_after.is_some() { "" } else { "; it is tried again every few seconds" };
+                tracing::error!("{name} is offline: {refusal}{again}");
             }
+            // Recovery says in the meantime how far it is.
+            disk.offline_reason = Some(reason.clone());
             disk.life = Life::Offline(reason);
         }
     }

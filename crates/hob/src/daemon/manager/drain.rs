@@ -284,6 +284,10 @@ impl DiskEntry {
     /// What is dirty, as far as it was last seen; none where nothing can be.
     pub(super) fn dirty(&self) -> Option<Dirty> {
         self.cache()?.journal?;
+        // Of a disk that is offline nobody knows.
+        if !matches!(self.life, Life::Online(_)) {
+            return None;
+        }
         Some(self.watch.view(self.busy == Some(DRAINING), Instant::now()))
     }
 }

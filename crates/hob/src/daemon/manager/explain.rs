@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use hob_control::{CacheState, Disk, DiskState, DiskStats, Explanation, Share, Size};
+use hob_control::{Cache, CacheState, Dirty, Disk, DiskState, DiskStats, Explanation, Share, Size};
+use hob_engine::command::Mode;
 use hob_engine::outcome::{OUTCOMES, Outcome};
+use hob_engine::preset::MODES;
 
 use super::Manager;
 use super::refusal::{Kind, Refusal};
@@ -136,12 +138,38 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
         )),
         CacheState::Active => sentences.extend(about_fill(stats, cache.size)),
     }
+    sentences.extend(about_writes(cache, stats));
     if stats.cache != CacheState::None
         && let Some(reason) = &cache.reason
     {
         sentences.push(format!("The cache has not all the room it should have: {reason}."));
     }
     sentences
+}
+
+/// What becomes of writes, and how far the backing is behind.
+fn about_writes(cache: &Cache, stats: &DiskStats) -> Option<String> {
+    if stats.cache == CacheState::None || stats.mode.is_empty() {
+        return None;
+    }
+    let dirty = Size(stats.dirty_bytes).human();
+    let behind = match (&cache.dirty, stats.dirty_bytes) {
+        (_, 0) => None,
+        (Some(Dirty { why: Some(why), .. }), _) => Some(format!("{dirty} are not on the backing yet; {why}")),
+        (Some(Dirty { draining: true, eta_seconds: Some(seconds), .. }), _) => Some(format!(
+            "{dirty} are not on the backing yet; they will be in about {seconds} s, as it is being drained"
+        )),
+        (Some(Dirty { draining: true, .. }), _) => {
+            Some(format!("{dirty} are not on the backing yet; it is being drained"))
+        }
+        _ => Some(format!("{dirty} are not on the backing yet")),
+    };
+    let mode = MODES.iter().find(|row| row.name == stats.mode)?;
+    Some(match (mode.value, behind) {
+        (Mode::WriteThrough, None) => return None,
+        (_, None) => format!("It is in mode {}: {}.", mode.name, mode.summary),
+        (_, Some(behind)) => format!("It is in mode {}: {}. {behind}.", mode.name, mode.summary),
+    })
 }
 
 /// Warming, full, too small, too coarse.

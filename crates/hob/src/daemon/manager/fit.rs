@@ -352,6 +352,7 @@ impl Manager {
                 Err(refusal) => tracing::warn!("the cache of {name} stays as it is: {refusal}"),
             }
         }
+        self.mirror_again(pool).await;
         notes
     }
 }

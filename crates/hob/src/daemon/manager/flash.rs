@@ -218,8 +218,8 @@ impl Flash {
         .await
     }
 
-    /// Room for a ring of a journal: the segments of each copy, on a device of its own. Its number is `number` or, if
-    /// the owner has used that, a higher one.
+    /// Room for a ring of a journal: the segments of each copy, on a device of its own; one copy where there is no room for
+    /// two. Its number is `number` or, if the owner has used that, a higher one.
     pub(super) async fn allocate_ring(
         &self,
         owner: OwnerId,
@@ -230,7 +230,10 @@ impl Flash {
         self.with(move |pool| match pool {
             Some(pool) => {
                 let number = number.max(pool.ring_number_max(owner).saturating_add(1));
-                let ring = pool.allocate_ring(owner, number, copies, segments);
+                let mut ring = pool.allocate_ring(owner, number, copies, segments);
+                if copies > 1 && matches!(ring, Err(PoolError::TooFewDevices { .. })) {
+                    ring = pool.allocate_ring(owner, number, 1, segments);
+                }
                 ring.map(|ring| (number, ring)).map_err(|error| refuse(&error))
             }
             None => Err(Refusal::conflict("no device of the pool is there")),

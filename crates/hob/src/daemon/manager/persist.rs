@@ -58,11 +58,33 @@ impl Manager {
         let room = copies.concat();
         let disk = inner.disk_mut(name)?;
         disk.ring.extend(&room);
+        disk.ring_copies = copies.len();
         if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
             journal.ring = number;
         }
         let cache = journal.owner.0.to_le_bytes();
         Ok((Some(NewRing { cache, number, identity, copies }), room))
+    }
+
+    /// Gives those caches of a pool a second copy of their journal that lack it, if there is a device for it now.
+    pub(super) async fn mirror_again(self: &Arc<Self>, pool: &str) {
+        let lacking: Vec<String> = {
+            let inner = self.inner();
+            let Ok(ground) = inner.ground(pool) else { return };
+            let lacks = |disk: &&super::DiskEntry| {
+                disk.lacks_copies()
+                    && disk.cache().is_some_and(|spec| spec.pool == pool)
+                    && ground.devices > 1
+            };
+            inner.disks.values().filter(lacks).map(|disk| disk.wanted.name.clone()).collect()
+        };
+        for name in lacking {
+            let Ok(_claim) = self.claim_disk(&name, "given a second copy") else { continue };
+            match self.renew_ring(&name).await {
+                Ok(()) => tracing::info!("the journal of {name} is mirrored as far as there are devices"),
+                Err(refusal) => tracing::warn!("the journal of {name} stays as it is: {refusal}"),
+            }
+        }
     }
 
     /// Gives the journal a new ring, of as many copies as are wanted now.
@@ -89,7 +111,7 @@ impl Manager {
         let disk = inner.disk(name)?;
         let (Some(spec), false) = (disk.cache(), disk.ring.is_empty()) else { return Ok(None) };
         let bytes = disk.ring.len() as u64 * inner.pool(&spec.pool)?.segment_bytes;
-        let copies = ring_copies(spec.copies);
+        let copies = disk.ring_copies;
         let mirrored = if copies == 2 { ", in two copies on different devices" } else { "" };
         Ok(Some(format!(
             "its journal takes {} of pool {} besides{mirrored}; a change of the cache's size needs as much for a moment",
@@ -204,6 +226,15 @@ impl Manager {
                 return;
             }
         }
+    }
+}
+
+impl super::DiskEntry {
+    /// There is one copy of what is dirty, and there should be two.
+    pub(super) fn lacks_copies(&self) -> bool {
+        let wanted =
+            self.cache().filter(|spec| spec.journal.is_some()).map_or(0, |spec| ring_copies(spec.copies));
+        self.has_cache && !self.ring.is_empty() && self.ring_copies < wanted
     }
 }
 

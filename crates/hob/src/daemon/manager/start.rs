@@ -209,7 +209,11 @@ impl Manager {
         } else if force && is_file {
             remove_pool_file(path)?;
         }
-        let segment_bytes = serve_segment_bytes(size.bytes());
+        let segment_bytes = match spec.journal {
+            None => serve_segment_bytes(size.bytes()),
+            // A ring takes whole segments, and they should not be much larger than it.
+            Some(_) => serve_segment_bytes(size.bytes().next_multiple_of(16) / 16),
+        };
         let size = Size(size.bytes() + journal_room(spec, segment_bytes));
         let create = PoolCreate {
             name: SERVE_POOL.to_owned(),

@@ -10,7 +10,7 @@ use super::caches::shown_preset;
 use super::drain::DRAINING;
 use super::refusal::Refusal;
 use super::{DeviceEntry, DiskEntry, Inner, Life, Manager, PoolEntry};
-use crate::daemon::state::CacheOwner;
+use crate::daemon::state::{CacheOwner, CacheSpec};
 
 impl Manager {
     /// Who answers.
@@ -109,7 +109,7 @@ impl DiskEntry {
                 pool: spec.pool.clone(),
                 state,
                 reason: if matches!(self.life, Life::Online(_)) {
-                    self.cache_reason.clone()
+                    self.cache_reason.clone().or_else(|| self.one_copy(spec))
                 } else {
                     Some(offline())
                 },
@@ -143,6 +143,15 @@ impl DiskEntry {
             cache,
             recording: self.recording.read(),
         }
+    }
+
+    fn one_copy(&self, spec: &CacheSpec) -> Option<String> {
+        self.lacks_copies().then(|| {
+            format!(
+                "there is one copy of what is not on the backing until pool {} has a second device with room",
+                spec.pool
+            )
+        })
     }
 
     /// What the cache does, as far as the control thread knows.

@@ -85,14 +85,14 @@ impl Manager {
     pub(super) fn check_given_up(&self, name: &str) -> Result<(), Refusal> {
         let inner = self.inner();
         let disk = inner.disk(name)?;
-        let Life::Offline(reason) = &disk.life else { return Ok(()) };
+        let Life::Offline(_) = &disk.life else { return Ok(()) };
         match disk.cache().and_then(|spec| spec.journal) {
             // It never had a ring, so it holds nothing.
             Some(journal) if journal.ring > 0 => Err(Refusal::conflict(format!(
-                "{name} is offline ({reason}), and its cache may hold data that is not on the backing"
+                "{name} is offline, and its cache may hold data that is not on the backing"
             ))
             .hint(format!(
-                "bring the disk back, save that data with 'hob cache export-dirty {name} FILE', or give it up with \
+                "'hob disk show {name}' says why; bring the disk back, save that data with 'hob cache export-dirty {name} FILE', or give it up with \
                  --discard-dirty"
             ))),
             _ => Ok(()),

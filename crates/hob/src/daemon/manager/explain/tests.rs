@@ -134,3 +134,33 @@ fn reasons_come_most_frequent_first_and_hits_are_none() {
     assert_eq!(explanation.not_served[0].sentence, format!("30.0 % (3000) {}.", row.sentence));
     assert!(explanation.not_served[2].sentence.starts_with("Less than 0.1 % (1) "));
 }
+
+#[test]
+fn a_mode_other_than_write_through_is_said_with_what_is_dirty() {
+    let active = disk(CacheState::Active, None);
+    let stats = figures(CacheState::Active, &[(Outcome::Hit, 10)], 10);
+    let with = |mode: &str, dirty_bytes: u64| DiskStats { mode: mode.into(), dirty_bytes, ..stats.clone() };
+    assert!(!said(&active, &with("write-through", 0)).contains("mode"));
+    assert!(
+        said(&active, &with("write-around", 0))
+            .contains("in mode write-around: writes go to the backing only")
+    );
+    let text = said(&active, &with("write-back", 8192));
+    assert!(
+        text.contains("in mode write-back") && text.contains("8 KiB are not on the backing yet."),
+        "{text}"
+    );
+    let mut draining = active.clone();
+    let dirty = |eta_seconds, why: Option<&str>| hob_control::Dirty {
+        size: Size(8192),
+        lost: Size(0),
+        draining: true,
+        rate: Size(1),
+        eta_seconds,
+        why: why.map(str::to_owned),
+    };
+    draining.cache.as_mut().unwrap().dirty = Some(dirty(Some(9), None));
+    assert!(said(&draining, &with("write-back", 8192)).contains("in about 9 s"));
+    draining.cache.as_mut().unwrap().dirty = Some(dirty(None, Some("the backing has taken nothing for 7 s")));
+    assert!(said(&draining, &with("write-back", 8192)).contains("taken nothing for 7 s"));
+}

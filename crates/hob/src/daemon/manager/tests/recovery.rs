@@ -12,6 +12,9 @@ const BLOCK: u64 = 4096;
 const LAZY: &str =
     r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":90,"dirty_stop":80,"dirty_full":100}"#;
 
+/// After that, the journal has what was brought in.
+const COMMITTED: Duration = Duration::from_secs(5);
+
 /// A bench whose daemon has a state directory, with a pool `p` of devices `a` and `b`, and a disk `vm`.
 async fn prepare(bench: Bench, json: &str) -> Bench {
     let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
@@ -110,6 +113,7 @@ fn a_clean_end_keeps_everything_warm_and_dirty_data_dirty() {
         read(&bench, 1000..1100);
         let before = sectors(&bench).await;
         assert_eq!(before, (200, 100));
+        tokio::time::sleep(COMMITTED).await;
         let bench = end(bench, false, |_| ()).await;
         assert_eq!(sectors(&bench).await, before);
         let bench = end(bench, true, |_| ()).await;
@@ -123,9 +127,10 @@ fn a_persistent_read_cache_is_warm_after_an_end_and_after_a_crash() {
         let bench = prepare(bench, r#"{"persistent":true}"#).await;
         read(&bench, 0..500);
         assert_eq!(sectors(&bench).await, (500, 0));
+        tokio::time::sleep(COMMITTED).await;
         let bench = end(bench, false, |_| ()).await;
         assert_eq!(sectors(&bench).await, (500, 0));
-        tokio::time::sleep(Duration::from_secs(5)).await;
+        tokio::time::sleep(COMMITTED).await;
         let bench = crash(bench).await;
         assert_eq!(sectors(&bench).await, (500, 0));
     });
@@ -150,8 +155,7 @@ fn after_a_crash_a_sample_tells_a_backing_that_was_changed() {
     run(async |bench| {
         let bench = prepare(bench, r#"{"persistent":true}"#).await;
         read(&bench, 0..512);
-        // Long enough for the journal to have it.
-        tokio::time::sleep(Duration::from_secs(5)).await;
+        tokio::time::sleep(COMMITTED).await;
         let image = std::fs::File::options().write(true).open(bench.dir.path().join("vm.img")).unwrap();
         image.write_all_at(&vec![7; 2 << 20], 0).unwrap();
         let bench = crash(bench).await;
@@ -168,9 +172,15 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
         let bench = end(bench, false, change_backing).await;
         let why = reason(&bench);
         assert!(why.contains("its backing was changed") && why.contains("44 KiB"), "{why}");
-        for part in ["hob cache discard-dirty", "hob cache export-dirty"] {
-            let log = bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap_err().to_string();
-            assert!(log.contains("export-dirty") || log.contains(part), "{log}");
+        for part in ["hob cache discard-dirty vm", "hob cache export-dirty vm"] {
+            assert!(why.contains(part), "{why}");
+        }
+        for dirty in [
+            bench.manager.cache_disable("vm".into(), OnDirty::Drain).await,
+            bench.manager.disk_remove("vm".into(), OnDirty::Drain).await,
+        ] {
+            let refusal = dirty.unwrap_err().to_string();
+            assert!(refusal.contains("--discard-dirty") && refusal.contains("export-dirty vm"), "{refusal}");
         }
         // It is not read again and again, and stays refused.
         bench.manager.bring_online("vm").await;
@@ -237,12 +247,17 @@ fn a_device_that_is_away_with_dirty_data_keeps_the_disk_offline() {
 fn with_two_copies_a_device_may_be_away() {
     run(async |bench| {
         let bench = prepare(bench, r#"{"preset":"auto","dirty_age_max":0}"#).await;
-        write(&bench, 0..200);
+        write(&bench, 0..100);
+        assert_eq!(sectors(&bench).await.1, 100);
         let away = |dir: &Path| std::fs::rename(dir.join("b"), dir.join("b.away")).unwrap();
         let bench = end(bench, false, away).await;
         let disk = bench.manager.disk("vm").unwrap();
         assert_eq!((disk.state, disk.reason), (DiskLife::Online, None));
-        assert_eq!(sectors(&bench).await.1, 200);
+        let reason = disk.cache.unwrap().reason.unwrap();
+        assert!(reason.contains("one copy of what is not on the backing"), "{reason}");
+        // What has one copy only is brought to the backing, or is still dirty.
+        let stats = bench.manager.stats("vm").await.unwrap();
+        assert_eq!(stats.dirty_bytes + stats.destaged_bytes, 100 * BLOCK);
     });
 }
 

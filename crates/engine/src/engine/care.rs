@@ -1,0 +1,263 @@
+//! Looking after what flash holds: checksums that nobody has compared for long, second copies that are missing.
+//!
+//! Frame after frame is read under a claim of its block, a few a second, or without a pause while second copies are known to be
+//! missing. What is wrong and clean is given up, so that the next read repairs it from the backing; what is wrong and dirty is
+//! destaged from its second copy; a wrong second copy is given up and made again. What is right and unproven is proved.
+
+use super::jobs::{Job, JobKind, Step};
+use super::{Engine, Owner, Pending};
+use crate::cache::{Cache, push_run};
+use crate::claims::{Kind, Range};
+use crate::command::Copies;
+use crate::io::{Durability, IoError, IoOp, Target};
+use crate::journal::Change;
+use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
+
+/// Time between bursts, nanoseconds.
+const PAUSE_NS: u64 = 1_000_000_000;
+
+/// Frames looked at in one go for second copies that are missing.
+const STRIDE: u32 = 4096;
+
+/// Where the caretaker of one cache is.
+#[derive(Debug, Default)]
+pub(super) struct Care {
+    cursor: u32,
+    /// Frames left of this burst.
+    left: u32,
+    /// When the next burst begins; `None`: when it is first looked at.
+    due: Option<Instant>,
+    /// Second copies may be missing; frames left until every one has been looked at.
+    missing: u64,
+    is_busy: bool,
+}
+
+impl Care {
+    /// Every frame may lack a second copy.
+    pub(super) fn look_for_missing(&mut self, frames: u32) {
+        self.missing = u64::from(frames);
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        if self.is_busy { None } else { self.due }
+    }
+}
+
+impl Cache {
+    /// Is a second copy of this sector to be made?
+    fn lacks_second(&self, sector: u64) -> bool {
+        let wanted = match self.config.copies {
+            Copies::One => false,
+            Copies::TwoOfDirty => self.index.is_dirty(sector),
+            Copies::TwoOfAll => true,
+        };
+        let has = |second| self.index.is_valid(second) || !self.index.may_overwrite(second);
+        wanted && self.index.is_valid(sector) && !self.index.second_sector(sector).is_some_and(has)
+    }
+
+    fn sectors_of(&self, frame: FrameNo) -> std::ops::Range<u64> {
+        let first = self.index.first_sector(frame);
+        first..first + (1 << self.block_shift())
+    }
+}
+
+impl Engine {
+    /// Looks after the next frame, if it is time.
+    pub(super) fn pump_care(&mut self, now: Instant, id: DiskId) {
+        let burst = self.limits.scrub_frames_per_s;
+        let disk = self.disk_mut(id);
+        let (Some(cache), Some(journal)) = (&disk.cache, &disk.journal) else { return };
+        if disk.holds || disk.care.is_busy || journal.dead || burst == 0 {
+            return;
+        }
+        let care = &mut disk.care;
+        let due = *care.due.get_or_insert(now + PAUSE_NS);
+        if due <= now {
+            (care.left, care.due) = (burst, Some(now + PAUSE_NS));
+        }
+        let frames = cache.index.frames();
+        for _ in 0..STRIDE {
+            if care.left == 0 && care.missing == 0 {
+                return;
+            }
+            care.cursor = if care.cursor + 1 >= frames { 0 } else { care.cursor + 1 };
+            let frame = FrameNo(care.cursor);
+            care.missing = care.missing.saturating_sub(1);
+            let is_first = cache.index.first_of(frame).is_none();
+            let lacks = is_first && cache.sectors_of(frame).any(|sector| cache.lacks_second(sector));
+            let holds = cache.sectors_of(frame).any(|sector| cache.index.is_valid(sector));
+            let in_burst = care.left > 0;
+            care.left = care.left.saturating_sub(1);
+            if lacks || holds && in_burst {
+                let BlockNo(block) = cache.index.block(frame);
+                let shift = cache.block_shift();
+                let sectors = disk.config.size_bytes.div_ceil(SECTOR_BYTES);
+                let (first, end) = (u64::from(block) << shift, (u64::from(block) + 1) << shift);
+                let range = Range { disk: id, first, end: end.min(sectors) };
+                disk.care.is_busy = true;
+                if !self.transfer(now, JobKind::Care(frame), range) {
+                    self.disk_mut(id).care.is_busy = false;
+                }
+                return;
+            }
+        }
+        // There is more to look at: at the next opportunity.
+        disk.care.due = Some(now + PAUSE_NS / 100);
+    }
+
+    /// The block is claimed: what its frame holds is read.
+    pub(super) fn start_care(&mut self, now: Instant, job: u32, frame: FrameNo) {
+        let Job { disk: disk_id, range, buffer, .. } = self.jobs[job];
+        let Engine { disks, runs, .. } = self;
+        let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
+        runs.clear();
+        if let (Some(cache), false) = (&disk.cache, disk.holds) {
+            let is_same = frame.0 < cache.index.frames()
+                && cache.index.block(frame).0 == (range.first >> cache.block_shift()) as u32
+                && range.first.is_multiple_of(1 << cache.block_shift());
+            let inside = range.end - range.first;
+            for (i, sector) in
+                cache.sectors_of(frame).enumerate().take(if is_same { inside as usize } else { 0 })
+            {
+                if cache.index.is_valid(sector) {
+                    push_run(runs, cache.extent(sector, 1), i as u64);
+                }
+            }
+        }
+        if runs.is_empty() {
+            return self.end_job(now, job, Ok(()));
+        }
+        disk.jobs += 1;
+        self.jobs[job].step = Step::CareRead;
+        let buffer = buffer.expect("a transfer has a buffer").0;
+        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer, IoOp::Read);
+    }
+
+    /// Part of a frame was read.
+    pub(super) fn care_read_done(
+        &mut self,
+        now: Instant,
+        job: u32,
+        frame: FrameNo,
+        io: &Pending,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) {
+        let disk = self.disk_mut(io.disk);
+        let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else { panic!("it is read") };
+        disk.stats.scrubbed_bytes += io.bytes;
+        let mut lost = false;
+        for (i, sector) in (io.sector..io.sector + io.sectors).enumerate() {
+            let right = result.is_ok() && cache.index.matches(sector, sums[i]);
+            let is_dirty = cache.index.is_dirty(sector);
+            disk.stats.checksum_mismatches += u64::from(!right && result.is_ok());
+            if right && cache.index.is_unproven(sector) {
+                journal.prove_sector(now, &mut cache.index, sector);
+            } else if !right && (cache.index.of_second(sector).is_some() || !is_dirty) {
+                journal.drop_sector(now, &mut cache.index, sector);
+                disk.care.missing = u64::from(cache.index.frames());
+            } else if !right {
+                let second = cache.index.second_sector(sector);
+                if second.is_some_and(|second| cache.index.is_valid(second)) {
+                    disk.destager.hurry(cache.index.block(frame));
+                } else {
+                    lost |= disk.lost.insert(sector);
+                }
+            }
+        }
+        if lost {
+            let sectors = disk.lost.len() as u64;
+            self.event_out.push_back(crate::command::Event::DirtyLost { disk: io.disk, sectors });
+        }
+        if self.jobs[job].pending == 0 {
+            self.make_second_copies(now, job, frame);
+        }
+    }
+
+    /// The frame is in the buffer: what lacks a second copy gets it.
+    fn make_second_copies(&mut self, now: Instant, job: u32, frame: FrameNo) {
+        let Job { disk: disk_id, range, buffer, .. } = self.jobs[job];
+        let Engine { disks, runs, claims, .. } = self;
+        let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
+        let cache = disk.cache.as_mut().expect("it was read");
+        let is_busy = |first, end| claims.is_busy(&Range { disk: disk_id, first, end });
+        runs.clear();
+        if cache.index.first_of(frame).is_none() {
+            for (i, sector) in cache.sectors_of(frame).enumerate().take((range.end - range.first) as usize) {
+                if cache.lacks_second(sector) && !disk.lost.contains(&sector) {
+                    let (Some(second), _) = cache.double(sector, is_busy) else { break };
+                    if cache.index.may_overwrite(second) {
+                        push_run(runs, cache.extent(second, 1), i as u64);
+                    }
+                }
+            }
+        }
+        if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
+            journal.record_gone(now, cache);
+        }
+        if runs.is_empty() {
+            return self.end_job(now, job, Ok(()));
+        }
+        self.jobs[job].step = Step::CareWrite;
+        let buffer = buffer.expect("a transfer has a buffer").0;
+        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer, IoOp::Write(Durability::Volatile));
+    }
+
+    /// Part of a second copy was written.
+    pub(super) fn care_write_done(
+        &mut self,
+        now: Instant,
+        job: u32,
+        io: &Pending,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) {
+        let disk = self.disk_mut(io.disk);
+        let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else {
+            panic!("it is written")
+        };
+        let Target::Flash(device) = io.target else { panic!("a flash write") };
+        journal.wrote(device);
+        disk.stats.second_copy_bytes += io.bytes;
+        for (i, sector) in (io.sector..io.sector + io.sectors).enumerate().filter(|_| result.is_ok()) {
+            let first = cache.index.of_second(sector).expect("it is a second copy");
+            // A copy of what was wrong is none.
+            if cache.index.sum(first) != sums[i] {
+                continue;
+            }
+            let dirty = cache.index.is_dirty(first);
+            let frame = FrameNo((sector >> cache.block_shift()) as u32);
+            let inside = (sector - cache.index.first_sector(frame)) as u8;
+            let block = cache.index.block(frame);
+            cache.index.set_valid(sector, sums[i]);
+            if dirty {
+                cache.index.set_dirty(sector);
+                cache.index.set_held(sector, true);
+            }
+            let change = Change::Set { frame, block, sector: inside, sum: sums[i], dirty, second: true };
+            journal.record(now, change, None);
+        }
+        if self.jobs[job].pending == 0 {
+            self.end_job(now, job, result);
+        }
+    }
+
+    /// A frame has been looked after.
+    pub(super) fn care_done(&mut self, now: Instant, id: DiskId, job: u32, result: Result<(), IoError>) {
+        let runnable = &mut self.runnable;
+        self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
+        let care = &mut self.disk_mut(id).care;
+        care.is_busy = false;
+        if result.is_err() {
+            // Flash is in trouble: not without a pause.
+            care.missing = 0;
+            care.due = Some(now + 10 * PAUSE_NS);
+        }
+        self.wake(id);
+    }
+
+    /// A job's range is claimed for it as for a read that fills.
+    pub(super) fn claim_job(&mut self, job: u32, range: Range) -> bool {
+        self.claims.enter(self.limits.requests_max + job, range, Kind::Fill, Kind::Fill)
+    }
+}
