@@ -48,9 +48,14 @@ impl Case {
         Case { generator, settings, cache, backing, as_one_disk: false, twice: false }
     }
 
-    /// With all disks as one, and played once before it is measured.
-    pub(super) fn of_an_array(self) -> Case {
-        Case { as_one_disk: true, twice: true, ..self }
+    /// With all disks as one.
+    pub(super) fn as_one_disk(self) -> Case {
+        Case { as_one_disk: true, ..self }
+    }
+
+    /// Played once before it is measured.
+    pub(super) fn twice(self) -> Case {
+        Case { twice: true, ..self }
     }
 
     /// With one more setting.

@@ -93,7 +93,7 @@ struct CacheReport {
 
 pub(super) fn run(args: &Latency, global: &Global) -> anyhow::Result<()> {
     let block_bytes = u32::try_from(args.block_size.bytes()).context("a cache block has at most 1 MiB")?;
-    let cache = args.size.map(|size| Cache { bytes: size.bytes(), block_bytes, policy: args.policy });
+    let cache = args.size.map(|size| OldCache { bytes: size.bytes(), block_bytes, policy: args.policy });
     let stop = interruption()?;
     let mut reader = args.source.open()?;
     let mut material = Material::new(args.limit as usize);
