@@ -43,6 +43,10 @@ const DESTAGE_NOTE: &str = "From a fifth of its room on, the preset zbs destages
     all that the flash gives, so what destaging reads is missing from what they write. The source's writers had a network \
     and two more nodes to wait for, and flash to spare. Less than a fifth counts as no drop.";
 
+/// Why nothing falls when the one space is full.
+const FAST_DISKS_NOTE: &str = "Four such disks take sequential writes faster than two such flash devices take everything \
+    twice: when its one space is full, the preset zbs sends writes to the disks, and gets no slower by it.";
+
 /// A data-centre SATA SSD of 960 GB, as such devices are rated: 95 000 random reads and 36 000 random writes a second, 560
 /// and 510 MB/s. Its write buffer survives a power cut.
 pub(super) const SSD_960: FlashConfig = FlashConfig {
@@ -186,6 +190,16 @@ fn judge(
     let [disks, vsan, zbs, node, long] = courses.as_slice() else { unreachable!("five cases") };
     let line = |text: &str, value: f64| Line::new(format!("{what}, {text}"), unit, value);
     let share = |text: &str, value: f64| Line::new(text, Unit::Percent, value);
+    let last_of_all = share("ZBS, last of 2 TB against first", long.last / long.first);
+    let falls = node.last < long.first;
+    let last_of_all = match falls {
+        true => last_of_all.check("at most 60 %", long.last <= 0.6 * long.first),
+        false => last_of_all,
+    };
+    let mut notes = vec![DESTAGE_NOTE.to_owned()];
+    if !falls {
+        notes.push(FAST_DISKS_NOTE.to_owned());
+    }
     let lines = vec![
         line("vSAN's two disks alone", disks.last),
         line("vSAN, first tenth", vsan.first).published(published.0),
@@ -196,7 +210,7 @@ fn judge(
         Line::new("vSAN, last against its disks alone", Unit::Times, vsan.last / disks.last),
         Line::new("vSAN, written before the buffer is full", Unit::Bytes, vsan.full_at)
             .published(268.3 * GIB)
-            .check("268 GiB or more", vsan.full_at >= 260.0 * GIB),
+            .check("at least 260 GiB", vsan.full_at >= 260.0 * GIB),
         line("ZBS, first tenth", zbs.first),
         line("ZBS, last tenth of 500 GB", zbs.last),
         share("ZBS, lowest against first", zbs.lowest / zbs.first)
@@ -207,16 +221,12 @@ fn judge(
             .check("100 %", zbs.to_flash == 1.0),
         line("ZBS's four disks alone", node.last),
         line("ZBS, last tenth of 2 TB", long.last),
-        share("ZBS, last of 2 TB against first", long.last / long.first)
-            .published("unified space exhausted")
-            .check("at most 60 %", long.last <= 0.6 * long.first),
-        Line::new("ZBS, written before the one space is full", Unit::Bytes, long.full_at),
+        last_of_all,
+        Line::new("ZBS, written before the one space is full", Unit::Bytes, long.full_at)
+            .published("more than 500 GB")
+            .check("more than 500 GiB, less than 2 TB", long.full_at > 500.0 * GIB && long.to_flash < 1.0),
     ];
-    Ok(Findings {
-        lines,
-        notes: vec![DESTAGE_NOTE.to_owned()],
-        picture: picture(runs, scale, unit, what, rate),
-    })
+    Ok(Findings { lines, notes, picture: picture(runs, scale, unit, what, rate) })
 }
 
 fn picture(runs: &[Measured], scale: f64, unit: Unit, what: &str, rate: fn(&Portion) -> f64) -> String {
