@@ -406,3 +406,21 @@ fn a_plan_is_played_the_same_way_twice() {
     // Twice as fast as its own times: 3900 requests in about one and a half seconds.
     assert!(is_near(list.last().unwrap().at.0 as f64 / 1e9, 1.5, 0.05));
 }
+
+#[test]
+fn disks_become_one_behind_the_other() {
+    let settings = ["scale=1024", "seconds=3", "tiles=2"];
+    let apart: Vec<Record> = plan("vmmark", &settings).into_records(0).collect();
+    let whole = plan("vmmark", &settings);
+    let starts: Vec<u64> = whole.starts().collect();
+    let one = whole.on_one_disk();
+    assert_eq!((starts[0], starts[1], one.disks.clone()), (0, one.disks[0] / 2, vec![2 * starts[1]]));
+    for (record, moved) in apart.iter().zip(one.into_records(0)) {
+        let offset = starts[usize::from(record.disk)] + record.offset;
+        assert_eq!(moved, Record { offset, disk: 0, ..*record });
+    }
+    let closed: Vec<Record> = plan("dss", &["scale=512", "transactions=2"]).into_records(0).collect();
+    let one: Vec<Record> =
+        plan("dss", &["scale=512", "transactions=2"]).on_one_disk().into_records(0).collect();
+    assert!(closed == one && !one.is_empty(), "one disk stays as it is");
+}
