@@ -158,6 +158,15 @@ impl Claims {
         })
     }
 
+    /// Does a granted claim other than `id` touch any of these sectors?
+    pub(crate) fn is_shared(&self, id: u32, range: &Range) -> bool {
+        let order = self.claims[id as usize].order;
+        self.buckets_of(range).any(|bucket| {
+            self.in_bucket(bucket)
+                .any(|claim| claim.blockers == 0 && claim.order != order && claim.range.overlaps(range))
+        })
+    }
+
     fn count_conflicts(&self, claim: &Claim) -> u32 {
         let conflicts = |bucket| {
             self.in_bucket(bucket)

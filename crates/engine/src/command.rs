@@ -252,6 +252,19 @@ impl CacheChange {
         let segments = DataSegment::without_order(segments);
         CacheChange::Enable(Box::new(Enable { config, segments, journal: None, recovered: None }))
     }
+
+    /// The ring that it brings.
+    pub fn ring(&self) -> Option<&NewRing> {
+        match self {
+            CacheChange::Enable(enable) => enable.journal.as_ref(),
+            CacheChange::Grow(_, ring)
+            | CacheChange::Shrink(_, ring)
+            | CacheChange::Leave(_, _, ring)
+            | CacheChange::Configure(_, ring)
+            | CacheChange::Clear(ring) => ring.as_ref(),
+            _ => None,
+        }
+    }
 }
 
 impl DataSegment {

@@ -10,6 +10,7 @@
 //! zero, and of a list accesses outside the export or against its block sizes, and writes to a read-only export.
 
 mod connection;
+mod dialogue;
 mod flight;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ use hob_nbd::{ErrorCode, NbdUri, TransmissionFlags};
 use crate::summary::Sample;
 use crate::workload::{Access, Op};
 pub use connection::Connection;
+pub use dialogue::{Answer, Ask, Dialogue, Lost};
 
 /// Most requests in flight.
 pub const DEPTH_MAX: usize = 4096;

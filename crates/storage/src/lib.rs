@@ -11,6 +11,7 @@ pub mod flash;
 pub mod pool;
 pub mod ring;
 pub mod token;
+pub mod volatile;
 
 mod lock;
 mod memory;

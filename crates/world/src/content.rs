@@ -33,6 +33,11 @@ pub fn garbage(seed: u64) -> Tag {
     scatter(seed) | 1 << 63
 }
 
+/// Is it something that nobody wrote?
+pub fn is_garbage(tag: Tag) -> bool {
+    tag >> 63 == 1
+}
+
 /// Contents that were given as bytes: the pages of journals. Each unit of them has a tag.
 #[derive(Debug, Default)]
 pub struct Written {

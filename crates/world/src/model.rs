@@ -49,6 +49,8 @@ struct Unit {
     last_ended: u32,
     /// When the last change that may have zeroed it ended.
     zeroed: u32,
+    /// When the last discard ended that may have brought older data back.
+    reverted: u32,
     active: u32,
     zeroing: u32,
     /// Seen by a read while nothing changed it: later reads see the same.
@@ -112,8 +114,16 @@ impl Model {
             durable: true,
             reverts: false,
         };
-        let unit =
-            Unit { floor: 1, last_began: 1, last_ended: 1, zeroed: 0, active: 0, zeroing: 0, pinned: None };
+        let unit = Unit {
+            floor: 1,
+            last_began: 1,
+            last_ended: 1,
+            zeroed: 0,
+            reverted: 0,
+            active: 0,
+            zeroing: 0,
+            pinned: None,
+        };
         Model {
             disk,
             clock: 1,
@@ -157,7 +167,7 @@ impl Model {
             unit.last_began = began;
             unit.pinned = None;
             if reverts {
-                unit.floor = 0;
+                (unit.floor, unit.reverted) = (0, PENDING);
             }
         }
         self.changes.len() as u32
@@ -201,7 +211,7 @@ impl Model {
                 unit.floor = unit.floor.max(change.began);
             }
             if change.reverts {
-                unit.floor = 0;
+                (unit.floor, unit.reverted) = (0, ended);
             }
         }
         if ok && !fua {
@@ -258,7 +268,7 @@ impl Model {
         for (i, (value, floor)) in seen.iter().zip(&reading.floors).enumerate() {
             let at = reading.first + i as u32;
             let ended = self.ended(*value, at)?;
-            let given_up = reading.began < self.forgot;
+            let given_up = reading.began < self.forgot.max(self.units[at as usize].reverted);
             ensure!(
                 given_up || ended >= *floor,
                 "disk {disk} unit {at}: stale {value:x} read, overwritten at {floor}"
@@ -291,7 +301,9 @@ impl Model {
                 let value = seen[(at - reading.first) as usize];
                 if content::serial(value, self.disk, at) == Some(index as u32 + 1) {
                     new = true;
-                } else if self.ended(value, at)? < change.began {
+                } else if self.ended(value, at)? < change.began
+                    && self.units[at as usize].reverted < change.began
+                {
                     old = Some(at);
                 }
             }
@@ -363,6 +375,7 @@ impl Model {
             if unit.zeroing > 0 {
                 unit.zeroed = moment;
             }
+            unit.reverted = unit.reverted.min(moment);
             (unit.active, unit.zeroing) = (0, 0);
             let stays = self.settled && unit.last_began < self.crashed || loss == Loss::Nothing;
             if !stays {

@@ -180,8 +180,8 @@ struct Disk {
     owner: Option<Owner>,
     /// Counts changes of its backing by others, where its identity shows them.
     generation: u64,
-    /// It was changed so since its cache was in service last.
-    changed_behind: bool,
+    /// It was changed so when this was the highest of its cache's rings.
+    changed_behind: Option<u32>,
     /// Guests wait for its cache.
     gated: bool,
     /// Times in a row that its recovered cache did not get into service.
@@ -274,7 +274,7 @@ impl<'a> World<'a> {
             config: None,
             owner: None,
             generation: 0,
-            changed_behind: false,
+            changed_behind: None,
             gated: false,
             attempts: 0,
             dirty_lost: false,

@@ -38,16 +38,22 @@ impl Engine {
                 self.settle(now, disk_id);
                 return self.run(now);
             }
-            (Command::Cache(CacheChange::Tune(mode, destage, copies)), Some(disk)) => match &mut disk.cache {
-                None => Err(CommandError::NoCache),
-                Some(_) if mode == Mode::WriteBack && disk.journal.is_none() => Err(CommandError::NoJournal),
-                Some(cache) => {
-                    cache.tune(mode, destage, copies);
-                    disk.care.look_for_missing(cache.index.frames());
-                    self.wake(disk_id);
-                    Ok(())
+            (Command::Cache(CacheChange::Tune(mode, destage, copies)), Some(disk))
+                if disk.changes.is_empty() && disk.opening.is_none() =>
+            {
+                match &mut disk.cache {
+                    None => Err(CommandError::NoCache),
+                    Some(_) if mode == Mode::WriteBack && disk.journal.is_none() => {
+                        Err(CommandError::NoJournal)
+                    }
+                    Some(cache) => {
+                        cache.tune(mode, destage, copies);
+                        disk.care.look_for_missing(cache.index.frames());
+                        self.wake(disk_id);
+                        Ok(())
+                    }
                 }
-            },
+            }
             (Command::Cache(CacheChange::Drain), Some(disk)) => match (&disk.cache, disk.draining) {
                 (None, _) => Err(CommandError::NoCache),
                 (Some(_), Some(_)) => Err(CommandError::Stopped),
@@ -86,7 +92,11 @@ impl Engine {
         self.unhold(id);
         let disk = self.disk_mut(id);
         if disk.removing.is_some() && disk.in_flight == 0 && disk.journal.is_some() && !disk.closed {
-            // Its cache is closed first, and stays on flash.
+            // Its cache is closed first, and stays on flash. Where that cannot be, the disk stays too.
+            if disk.journal.as_ref().is_some_and(|journal| journal.dead) && disk.opening.is_none() {
+                let command = disk.removing.take().expect("looked at");
+                return self.done(command, id, Err(CommandError::JournalFailed));
+            }
             if disk.changes.is_empty() && disk.opening.is_none() {
                 disk.changes.push_back((None, CacheChange::Close));
             }
@@ -113,7 +123,9 @@ impl Engine {
                 CacheChange::Leave(device, ..) if disk.cache.is_some() => Some(*device),
                 _ => None,
             };
-            let result = disk.apply(change);
+            // A volatile cache has no use for a ring: perhaps another had been there when the change was asked for.
+            let ring: Vec<Segment> = change.ring().map(|ring| ring.copies.concat()).unwrap_or_default();
+            let result = disk.apply(change).map(|released| [released, ring].concat());
             if let (Some(device), None) = (left, &disk.cache) {
                 disk.fenced = self.devices.get(device).is_fenced();
             }
@@ -199,6 +211,11 @@ impl Disk {
             (Some(_), CacheChange::Disable) => {
                 return Ok(places(&self.cache.take().expect("matched").segments));
             }
+            (Some(_), CacheChange::Tune(Mode::WriteBack, ..)) => return Err(CommandError::NoJournal),
+            (Some(_), CacheChange::Tune(mode, destage, copies)) => {
+                self.cache.as_mut().expect("matched").tune(mode, destage, copies);
+                return Ok(Vec::new());
+            }
             (Some(cache), CacheChange::Clear(_)) => Cache::new(cache.config, cache.segments.clone(), size)?,
             (Some(cache), CacheChange::Configure(config, _)) => {
                 if config.segment_bytes != cache.config.segment_bytes {
@@ -234,11 +251,7 @@ impl Disk {
             }
             (
                 Some(_),
-                CacheChange::Tune(..)
-                | CacheChange::Drain
-                | CacheChange::StopDrain
-                | CacheChange::DiscardDirty
-                | CacheChange::Close,
+                CacheChange::Drain | CacheChange::StopDrain | CacheChange::DiscardDirty | CacheChange::Close,
             ) => return Ok(Vec::new()),
         };
         let old = self.cache.replace(cache).expect("matched");

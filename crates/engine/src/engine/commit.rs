@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Engine, Owner, Phase};
 use crate::cache::Cache;
-use crate::command::{Event, NewRing};
+use crate::command::{Copies, Event, NewRing};
 use crate::index::Index;
 use crate::io::{IoError, IoOp, Target};
 use crate::journal::{Change, PAGE_BYTES, Writer};
@@ -52,6 +52,8 @@ pub(super) struct Journal {
     /// The last page known to be durable.
     durable: u64,
     waiting: Vec<u32>,
+    /// Unproven sectors that have been overwritten since the last proof, and are not being overwritten.
+    rewritten: BTreeSet<u64>,
     /// Somebody is waiting who is not among them.
     asked: bool,
     /// Sectors that are not dirty any more, though the durable journal may say so.
@@ -89,6 +91,7 @@ impl Journal {
             marks_in: 0,
             durable: 0,
             waiting: Vec::new(),
+            rewritten: BTreeSet::new(),
             asked: false,
             releases: Vec::new(),
             round: None,
@@ -159,10 +162,30 @@ impl Journal {
         index.clear_dirty(sector, 1);
     }
 
+    /// An unproven sector is being overwritten.
+    pub(super) fn overwrites(&mut self, sector: u64) {
+        self.rewritten.remove(&sector);
+    }
+
+    /// An unproven sector has been overwritten.
+    pub(super) fn overwrote(&mut self, sector: u64) {
+        self.rewritten.insert(sector);
+    }
+
+    /// Before a commit that somebody waits for: where there are two copies, a checksum has to tell which of them is right.
+    fn prove_rewritten(&mut self, now: Instant, index: &mut Index) {
+        for sector in std::mem::take(&mut self.rewritten) {
+            if index.is_dirty(sector) && index.is_unproven(sector) && !index.is_sum_unknown(sector) {
+                self.prove_sector(now, index, sector);
+            }
+        }
+    }
+
     /// Records what evictions took out of frames: a crash must not bring it back when the backing has changed.
     pub(super) fn record_gone(&mut self, now: Instant, cache: &mut Cache) {
-        let count = 1 << cache.block_shift();
         for (frame, block) in cache.take_gone() {
+            // Of the last block, as much as there is of the disk: a page that speaks of more is refused.
+            let count = self.writer.sectors_of(block);
             self.record(now, Change::Drop { frame, block, first: 0, count }, None);
         }
     }
@@ -283,12 +306,17 @@ impl Engine {
     /// Does what the journal of a disk's cache can do now.
     pub(super) fn pump_journal(&mut self, now: Instant, disk: DiskId) {
         loop {
-            let Some((journal, index)) = self.disk_mut(disk).journal_and_index() else { return };
+            let it = self.disk_mut(disk);
+            let is_twofold = it.cache.as_ref().is_some_and(|cache| cache.config.copies != Copies::One);
+            let Some((journal, index)) = it.journal_and_index() else { return };
             if journal.dead {
                 return self.fail_waiters(now, disk);
             }
             match &journal.round {
                 None if journal.is_due(now) => {
+                    if is_twofold && !journal.waiting.is_empty() {
+                        journal.prove_rewritten(now, index);
+                    }
                     // All records first; a ring that is full takes as many as it can, and another round follows.
                     let mut marks = journal.unsealed_marks;
                     let more = |writer: &Writer| std::mem::take(&mut marks) || writer.pending() > 0;

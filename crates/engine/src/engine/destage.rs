@@ -124,11 +124,14 @@ impl Destager {
         self.transfers == 0 && !self.is_flushing
     }
 
+    /// Is nothing left to be done either?
+    fn is_done(&self) -> bool {
+        self.is_idle() && self.todo.is_empty() && self.written.is_empty()
+    }
+
     /// The next block of which the epoch may go, from the cursor on, round and round.
     fn elevator(&self, newest: u32) -> Option<BlockNo> {
-        if self.epochs.range(..=newest).next().is_none() {
-            return None;
-        }
+        self.epochs.range(..=newest).next()?;
         let may = |(_, epoch): &(&BlockNo, &u32)| **epoch <= newest;
         let ahead = self.todo.range(self.cursor..).find(may);
         ahead.or_else(|| self.todo.iter().find(may)).map(|(block, _)| *block)
@@ -168,15 +171,16 @@ impl Engine {
             return false;
         };
         if past_the_cache {
-            return cache.index.dirty_sectors() > 0;
+            // What flash does not deliver will never get there.
+            return cache.index.dirty_sectors() > disk.lost.len() as u64;
         }
         let destager = &disk.destager;
         cache.spans(first, end).any(|span| match destager.todo.get(&span.block) {
             Some(epoch) => *epoch < destager.flushes,
             None => {
                 let found = cache.find(span).map(|sector| sector - span.first);
-                let on_its_way =
-                    found.is_some_and(|at| cache.index.count_dirty(at, 1 << cache.block_shift()) > 0);
+                let goes = |sector| cache.index.is_dirty(sector) && !disk.lost.contains(&sector);
+                let on_its_way = found.is_some_and(|at| (at..at + (1 << cache.block_shift())).any(goes));
                 on_its_way && destager.front < destager.flushes
             }
         })
@@ -204,11 +208,14 @@ impl Engine {
                 break;
             };
             let limit = TRANSFERS[disk.hurry()];
-            if disk.destager.transfers >= limit || disk.destager.rest_until.is_some() {
+            // After a failure what has been moved is flushed first: another failure is not to keep it dirty.
+            let flush_first =
+                disk.destager.failures > 0 && !disk.destager.written.is_empty() && !disk.destager.is_flushing;
+            if disk.destager.transfers >= limit || disk.destager.rest_until.is_some() || flush_first {
                 break;
             }
             let Some(range) = disk.next_range(id, newest) else { break };
-            if disk.is_fresh(range) {
+            if disk.is_fresh(JobKind::Destage, range) {
                 disk.journal.as_mut().expect("looked at").ask();
                 disk.destager.cursor = disk
                     .cache
@@ -231,6 +238,9 @@ impl Engine {
         if may && enough && self.flush_backing(now, id) {
             self.disk_mut(id).destager.begin_flush();
         }
+        if self.disk(id).destager.is_done() {
+            self.end_order_wait(id);
+        }
         self.check_drained(id);
         self.pump_zones(now, id);
     }
@@ -242,12 +252,9 @@ impl Engine {
         for span in cache.spans(range.first, range.end) {
             let Some(sector) = cache.find(span) else { continue };
             let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
-            let left = (0..span.count).any(|i| {
-                cache.index.is_dirty(sector + i)
-                    && !destager.is_moved(start + i)
-                    && !disk.lost.contains(&(sector + i))
-            });
-            if left {
+            let is_lost = |sector| disk.lost.contains(&sector);
+            let mut dirty = (0..span.count).filter(|i| cache.index.is_dirty(sector + i));
+            if dirty.any(|i| !destager.is_moved(start + i) && !is_lost(sector + i)) {
                 // It was among the oldest.
                 destager.add(span.block, destager.front);
             }
@@ -308,15 +315,19 @@ impl Engine {
                 }
             }
         }
-        let waiters = std::mem::take(&mut self.disk_mut(id).destager.order_waiters);
         self.unsettled.push(id);
-        for slot in waiters {
+        self.end_order_wait(id);
+        self.wake(id);
+    }
+
+    /// Lets those claim their sectors anew, and look again, who waited for older data to be on the backing.
+    fn end_order_wait(&mut self, id: DiskId) {
+        for slot in std::mem::take(&mut self.disk_mut(id).destager.order_waiters) {
             let range = self.requests[slot].range;
             if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
                 self.runnable.push_back(slot);
             }
         }
-        self.wake(id);
     }
 
     /// These sectors of the disk, in order, are durable on the backing: what is still dirty of them is clean.
@@ -337,15 +348,20 @@ impl Engine {
             let Some(sector) = cache.find(span).filter(|sector| cache.index.is_dirty(*sector)) else {
                 continue;
             };
-            if let Some(second) = cache.index.second_sector(sector) {
-                match copies {
-                    Copies::TwoOfAll if !split => journal.clean_sector(now, &mut cache.index, second),
-                    _ => journal.drop_sector(now, &mut cache.index, second),
-                }
-            }
+            disk.lost.remove(&sector);
+            disk.lost.remove(&sector);
+            let second = cache.index.second_sector(sector);
             match split {
                 true => journal.drop_sector(now, &mut cache.index, sector),
                 false => journal.clean_sector(now, &mut cache.index, sector),
+            }
+            // What is recorded of the first copy counts for the second too, not the other way round.
+            match (second, copies) {
+                (None, _) => {}
+                (Some(second), Copies::TwoOfAll) if !split => {
+                    journal.clean_sector(now, &mut cache.index, second);
+                }
+                (Some(second), _) => journal.drop_sector(now, &mut cache.index, second),
             }
             journal.urgent = true;
         }
@@ -357,7 +373,7 @@ impl Engine {
         let Some(command) = disk.draining else { return };
         let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
         let lost = disk.lost.len() as u64;
-        if dirty > lost || !disk.destager.is_idle() {
+        if disk.flash_writes > 0 || dirty > lost || !disk.destager.is_idle() {
             return;
         }
         disk.draining = None;
@@ -403,16 +419,26 @@ impl super::Disk {
         (oldest < now_epoch).then(|| now_epoch - 1)
     }
 
-    /// Is nothing at the beginning of a range durably recorded as dirty?
-    pub(super) fn is_fresh(&self, range: Range) -> bool {
+    /// Is there dirty data in a range for a job of this kind to move, but none that is durably recorded as dirty?
+    pub(super) fn is_fresh(&self, kind: JobKind, range: Range) -> bool {
         let (Some(cache), Some(journal)) = (&self.cache, &self.journal) else { return false };
-        let Some(span) = cache.spans(range.first, range.end).next() else { return false };
-        let Some(sector) = cache.find(span) else { return false };
-        let mut dirty =
-            (sector..sector + span.count).filter(|sector| cache.index.is_dirty(*sector)).peekable();
-        !journal.dead
-            && dirty.peek().is_some()
-            && dirty.all(|sector| !journal.is_committed(&cache.index, sector))
+        let mut found = false;
+        for span in cache.spans(range.first, range.end) {
+            let Some(sector) = cache.find(span) else { continue };
+            let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
+            for i in 0..span.count {
+                if kind.takes(&self.lost, sector + i)
+                    && cache.index.is_dirty(sector + i)
+                    && !self.destager.is_moved(start + i)
+                {
+                    if journal.dead || journal.is_committed(&cache.index, sector + i) {
+                        return false;
+                    }
+                    found = true;
+                }
+            }
+        }
+        found
     }
 
     /// How hard the destager tries: an index of [`TRANSFERS`].

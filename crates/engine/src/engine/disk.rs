@@ -46,6 +46,8 @@ pub(super) struct Disk {
     pub(super) held: Vec<u32>,
     /// Sectors of the cache that are dirty and that flash did not deliver.
     pub(super) lost: BTreeSet<u64>,
+    /// Writes of guests on their way to flash.
+    pub(super) flash_writes: u32,
     /// Writes to the backing that ended, and how many of them are durable.
     pub(super) backing_writes: u64,
     pub(super) backing_flushed: u64,
@@ -85,6 +87,7 @@ impl Disk {
             holds: false,
             held: Vec::new(),
             lost: BTreeSet::new(),
+            flash_writes: 0,
             // What was written before the disk came under our care may not be durable either.
             backing_writes: 1,
             backing_flushed: 0,
@@ -161,7 +164,8 @@ impl Disk {
             stats.sectors_valid = cache.index.sectors_valid();
             stats.sectors_dirty = cache.index.dirty_sectors();
             stats.mode = cache.config.mode;
-            stats.index_bytes = cache.bytes();
+            stats.index_bytes =
+                cache.bytes() + self.journal.as_ref().map_or(0, |journal| journal.writer.bytes());
         }
         stats.cache = match &self.cache {
             _ if self.holds || self.opening.is_some() || !self.changes.is_empty() => CacheState::Changing,

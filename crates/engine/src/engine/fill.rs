@@ -4,7 +4,7 @@
 //! it is written. A sector becomes valid when its write has completed.
 
 use super::{Active, Engine, Limits, Pending, Phase};
-use crate::cache::push_run;
+use crate::cache::{FlashRun, push_run};
 use crate::claims::Range;
 use crate::command::{Copies, Mode};
 use crate::directory::{Placed, Refusal, whole_sectors};
@@ -79,6 +79,15 @@ impl Engine {
         }
         if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
             journal.record_gone(now, cache);
+            // What a hit is still reading and somebody else found wrong is repaired another time.
+            let before = runs.len();
+            runs.retain(|FlashRun { extent, buffer_sector }| {
+                let first = range.first + buffer_sector;
+                !claims.is_shared(slot, &Range { disk: request.disk, first, end: first + extent.count })
+            });
+            if runs.len() < before {
+                refused = Some(Outcome::MissFlashBusy);
+            }
         }
         if evicted > 0 {
             disk.record_eviction(now, evicted);

@@ -4,11 +4,16 @@
 //! into a lent buffer, checks what came, and writes it to the backing. That alone makes nothing clean: the destager
 //! flushes the backing first (`destage.rs`).
 
+use std::collections::BTreeSet;
+
 use super::{Engine, Owner, Pending};
 use crate::cache::push_run;
 use crate::claims::Range;
 use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
 use crate::units::{BufferId, DiskId, FrameNo, Instant, SECTOR_BYTES};
+
+/// Of all jobs, so many are for those that wait for no claim.
+const RESERVED: u32 = 4;
 
 /// One piece of work.
 pub(super) struct Job {
@@ -37,6 +42,14 @@ pub(super) enum JobKind {
     Care(FrameNo),
 }
 
+impl JobKind {
+    /// Does it move this dirty sector of the cache, though flash may not have delivered it before? The destager leaves such
+    /// a one alone: its neighbours would wait for it for ever. Whoever waits for the sector itself gets an answer.
+    pub(super) fn takes(self, lost: &BTreeSet<u64>, sector: u64) -> bool {
+        self != JobKind::Destage || !lost.contains(&sector)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Waiting,
@@ -49,12 +62,15 @@ pub(super) enum Step {
 
 impl Engine {
     /// Begins a transfer, if there is a buffer for it and room among the jobs.
-    pub(super) fn transfer(&mut self, now: Instant, kind: JobKind, mut range: Range) -> bool {
-        if self.jobs.len() >= super::JOBS_MAX {
+    ///
+    /// Only what has its claim takes a buffer: who has one can go on and give it back. For the same reason there is always
+    /// room for jobs that wait for no claim; requests that keep others' claims waiting may need one.
+    pub(super) fn transfer(&mut self, now: Instant, kind: JobKind, range: Range) -> bool {
+        let needs_claim = !matches!(kind, JobKind::Edges(_));
+        let jobs_max = super::JOBS_MAX - if needs_claim { RESERVED } else { 0 };
+        if self.jobs.len() >= jobs_max || self.lent.is_empty() {
             return false;
         }
-        let Some(buffer) = self.lent.pop() else { return false };
-        range.end = range.end.min(range.first + u64::from(buffer.1) / SECTOR_BYTES);
         let job = self.jobs.insert(Job {
             disk: range.disk,
             kind,
@@ -62,10 +78,10 @@ impl Engine {
             range,
             pending: 0,
             step: Step::Waiting,
-            buffer: Some(buffer),
+            buffer: None,
             failed: false,
         });
-        if matches!(kind, JobKind::Edges(_)) || self.claim_job(job, range) {
+        if !needs_claim || self.claim_job(job, range) {
             self.start_job(now, job);
         }
         true
@@ -95,8 +111,16 @@ impl Engine {
 
     /// A transfer has its claim: what is still dirty at the start of its range, in one piece, is read.
     pub(super) fn start_job(&mut self, now: Instant, job: u32) {
-        let Job { disk: disk_id, range, buffer, kind, .. } = self.jobs[job];
+        let Some(buffer) = self.lent.pop() else {
+            // Others were faster. It is tried again when they are done.
+            return self.end_job(now, job, Ok(()));
+        };
+        let it = &mut self.jobs[job];
+        it.buffer = Some(buffer);
+        let Job { disk: disk_id, range, kind, .. } = *it;
+        let capacity = u64::from(buffer.1) / SECTOR_BYTES;
         if let JobKind::Care(frame) = kind {
+            it.range.end = it.range.end.min(it.range.first + capacity);
             return self.start_care(now, job, frame);
         }
         let Engine { disks, runs, .. } = self;
@@ -112,10 +136,12 @@ impl Engine {
                 let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
                 let found = cache.find(span);
                 for i in 0..span.count {
+                    let goes = |sector| may_go(sector) && kind.takes(&disk.lost, sector);
                     let is_dirty =
-                        found.is_some_and(|sector| may_go(sector + i)) && !disk.destager.is_moved(start + i);
+                        found.is_some_and(|sector| goes(sector + i)) && !disk.destager.is_moved(start + i);
                     match (is_dirty, first < end) {
                         (true, false) => (first, end) = (start + i, start + i + 1),
+                        (true, true) if end - first == capacity => break 'range,
                         (true, true) => end = start + i + 1,
                         (false, true) if first < range.end => break 'range,
                         (false, _) => continue,
@@ -132,8 +158,7 @@ impl Engine {
         (it.range.first, it.range.end) = (first, end);
         it.step = Step::FlashRead;
         disk.jobs += 1;
-        let buffer = buffer.expect("a transfer has a buffer").0;
-        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer, IoOp::Read);
+        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer.0, IoOp::Read);
     }
 
     /// An I/O of a job ended.
@@ -226,7 +251,10 @@ impl Engine {
                 Some(second) => again.push((cache.extent(second, 1), i as u64)),
                 None => {
                     good = false;
-                    disk.lost.insert(first);
+                    // It may have become clean meanwhile.
+                    if cache.index.is_dirty(first) {
+                        disk.lost.insert(first);
+                    }
                 }
             }
         }

@@ -459,10 +459,9 @@ impl Engine {
     /// Lets the journal and the destager of a disk's cache have a look, at the end of the current call.
     fn wake(&mut self, disk: DiskId) {
         let it = self.disk_mut(disk);
-        if it.journal.is_some() || it.opening.is_some() {
-            if !std::mem::replace(&mut it.awake, true) {
-                self.awake.push(disk);
-            }
+        let may_work = it.journal.is_some() || it.opening.is_some();
+        if may_work && !std::mem::replace(&mut it.awake, true) {
+            self.awake.push(disk);
         }
     }
 

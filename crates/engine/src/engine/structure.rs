@@ -92,17 +92,26 @@ impl Engine {
             let CacheChange::Enable(enable) = change else { return Err(CommandError::NoCache) };
             return self.open_first(now, id, command, *enable);
         };
-        let dirty = cache.index.dirty_sectors() > 0;
+        if cache.index.dirty_sectors() > 0 && cache.would_lose(&change) {
+            return Err(CommandError::Dirty);
+        }
+        if let CacheChange::Tune(mode, destage, copies) = change {
+            disk.cache.as_mut().expect("looked at").tune(mode, destage, copies);
+            self.end_change_of_structure(id, command, Ok(Vec::new()));
+            return Ok(());
+        }
+        let kind = match change {
+            CacheChange::Close => Some(Kind::Close),
+            CacheChange::DiscardDirty => Some(Kind::Discard),
+            CacheChange::Disable => Some(Kind::Void),
+            _ => None,
+        };
+        if let Some(kind) = kind {
+            self.begin_opening(now, id, command, kind, None, vec![]);
+            return Ok(());
+        }
         let (new, ring) = match change {
             CacheChange::Enable(_) => return Err(CommandError::CacheExists),
-            CacheChange::Close => return Ok(self.begin_opening(now, id, command, Kind::Close, None, vec![])),
-            _ if dirty && cache.would_lose(&change) => return Err(CommandError::Dirty),
-            CacheChange::DiscardDirty => {
-                return Ok(self.begin_opening(now, id, command, Kind::Discard, None, vec![]));
-            }
-            CacheChange::Disable => {
-                return Ok(self.begin_opening(now, id, command, Kind::Void, None, vec![]));
-            }
             CacheChange::Clear(ring) => (persistent(cache.config, cache.segments.clone(), size)?, ring),
             CacheChange::Configure(config, ring) => {
                 if config.segment_bytes != cache.config.segment_bytes {
@@ -128,6 +137,9 @@ impl Engine {
                 let stay = cache.segments.iter().filter(|segment| segment.place.device != device);
                 let segments: Vec<DataSegment> = stay.copied().chain(replacements).collect();
                 (cache.relocated(segments, size)?, ring)
+            }
+            CacheChange::Close | CacheChange::DiscardDirty | CacheChange::Disable => {
+                panic!("these bring no ring")
             }
             CacheChange::Tune(..) | CacheChange::Drain | CacheChange::StopDrain => {
                 panic!("these do not wait")
@@ -193,10 +205,14 @@ impl Engine {
             let Some(Opening { kind, stage, .. }) = disk.opening.as_deref() else { return };
             let (kind, stage) = (*kind, *stage);
             if disk.journal.as_ref().is_some_and(|journal| journal.dead) {
-                if disk.journal_in_flight == 0 {
-                    self.abandon(id, CommandError::JournalFailed);
+                if disk.journal_in_flight > 0 {
+                    return;
                 }
-                return;
+                return match kind {
+                    // Nothing is dirty, and its owner records that it is gone.
+                    Kind::Void => self.complete(id, kind),
+                    _ => self.abandon(id, CommandError::JournalFailed),
+                };
             }
             let next = match stage {
                 Stage::FlushBacking(upto, _) if disk.backing_flushed >= upto => {
@@ -454,7 +470,9 @@ fn new_journal(cache: &Cache, disk_bytes: u64, ring: NewRing) -> Result<Journal,
         ordinals: ordinals.clone(),
     };
     ordinals.sort_unstable();
-    let workable = (1..=2).contains(&lens.len())
+    let blocks = disk_bytes.div_ceil(u64::from(block_bytes));
+    let workable = blocks <= u64::from(u32::MAX)
+        && (1..=2).contains(&lens.len())
         && lens.iter().all(|len| *len == lens[0])
         && pages >= ring_pages_min(u64::from(cache.index.frames()), block_bytes, segment_bytes)
         && highest * segment_frames < u64::from(u32::MAX)
@@ -469,7 +487,11 @@ impl Cache {
     /// Would this change lose dirty data?
     fn would_lose(&self, change: &CacheChange) -> bool {
         let leaving: Vec<DataSegment> = match change {
-            CacheChange::Grow(..) | CacheChange::DiscardDirty => return false,
+            CacheChange::Tune(..)
+            | CacheChange::Grow(..)
+            | CacheChange::DiscardDirty
+            | CacheChange::Close
+            | CacheChange::Enable(_) => return false,
             CacheChange::Shrink(count, _) if (*count as usize) < self.segments.len() => {
                 self.emptiest_segments(*count as usize)
             }

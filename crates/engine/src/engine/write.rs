@@ -79,6 +79,9 @@ impl Engine {
             (Op::Discard(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _), Ok(())) => {
                 self.flush_request(now, slot);
             }
+            (Op::Write(Durability::Durable), Ok(())) if self.must_commit_answer(slot) => {
+                self.answer_committed(slot, Outcome::WriteNotCopied);
+            }
             (Op::Write(_), Ok(())) => {
                 let copied = self.fill(now, slot).is_ok();
                 self.requests[slot].outcome =
@@ -102,7 +105,27 @@ impl Engine {
         self.end_change(now, slot, result);
     }
 
+    /// Has the journal something to say before a durable change of the backing may be called so? What was dirty in
+    /// its range before, and given up since, would come back after a crash.
+    fn must_commit_answer(&self, slot: u32) -> bool {
+        let disk = self.disk(self.requests[slot].request.disk);
+        disk.journal.as_ref().is_some_and(|journal| !journal.dead && journal.needs_commit())
+    }
+
+    fn answer_committed(&mut self, slot: u32, outcome: Outcome) {
+        self.requests[slot].outcome = outcome;
+        self.requests[slot].phase = Phase::CommitThenReply;
+        self.commit(slot);
+    }
+
     fn end_change(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        let durable = matches!(
+            self.requests[slot].request.op,
+            Op::Discard(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _)
+        );
+        if durable && result.is_ok() && self.must_commit_answer(slot) {
+            return self.answer_committed(slot, Outcome::BypassZeroing);
+        }
         let active = &mut self.requests[slot];
         active.outcome = match (active.request.op, result) {
             // "Cannot do that fast" is an answer, not a failure of the backing.

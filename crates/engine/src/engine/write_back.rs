@@ -106,14 +106,18 @@ impl Engine {
         }
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.destager.cut(range.first, range.end);
-        let index = &mut disk.cache.as_mut().expect("just written to").index;
+        let (journal, index) = disk.journal_and_index().expect("just written to");
         for extent in self.runs.iter().map(|run| run.extent) {
             for sector in extent.sector..extent.sector + extent.count {
+                if index.is_unproven(sector) {
+                    journal.overwrites(sector);
+                }
                 if !index.is_dirty(sector) {
                     index.clear_valid(sector, 1);
                 }
             }
         }
+        disk.flash_writes += 1;
         self.requests[slot].phase = Phase::FlashWrite;
         self.issue_runs(now, slot, IoOp::Write(Durability::Volatile));
         true
@@ -173,7 +177,9 @@ impl Engine {
             assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector written");
             for (sector, sum) in (io.sector..).zip(sums) {
                 index.set_valid(sector, *sum);
-                if !index.is_unproven(sector) {
+                if index.is_unproven(sector) {
+                    journal.overwrote(sector);
+                } else {
                     index.set_dirty(sector);
                     index.set_held(sector, true);
                     let frame = FrameNo((sector >> index.block_shift()) as u32);
@@ -203,6 +209,7 @@ impl Engine {
         if pending > 0 {
             return;
         }
+        self.disk_mut(request.disk).flash_writes -= 1;
         if self.requests[slot].failed {
             return self.change_past_cache(now, slot);
         }
@@ -253,7 +260,8 @@ impl Engine {
         }
         self.requests[slot].over_dirty |= over_dirty;
         let fresh = dirty_edge.is_some_and(|at| {
-            self.disk(request.disk).is_fresh(Range { disk: request.disk, first: at, end: at + 1 })
+            let edge = Range { disk: request.disk, first: at, end: at + 1 };
+            self.disk(request.disk).is_fresh(JobKind::Edges(slot), edge)
         });
         if fresh {
             self.requests[slot].phase = Phase::CommitThenChange;

@@ -52,6 +52,20 @@ impl Restoring {
         if self.second.get(u64::from(frame.0)) { Copy::Second } else { Copy::First }
     }
 
+    /// A word from where a block is looked up.
+    #[inline]
+    pub(crate) fn touch_block(&self, block: BlockNo) -> u32 {
+        self.index.peek(block)
+    }
+
+    /// Words that tell of a frame.
+    #[inline]
+    pub(crate) fn touch_frame(&self, frame: FrameNo) -> u32 {
+        let sector = self.index.first_sector(frame);
+        let bits = u32::from(self.index.is_valid(sector)) ^ u32::from(self.index.is_dirty(sector));
+        self.index.block(frame).0 ^ self.index.sum(sector) ^ bits
+    }
+
     /// The frame of one copy of a block.
     #[inline]
     pub(crate) fn find(&self, block: BlockNo, copy: Copy) -> Option<FrameNo> {

@@ -133,7 +133,7 @@ impl SectorBits {
         for (at, byte) in bytes.iter().enumerate() {
             bits.0[at / 8] |= u64::from(*byte) << (at % 8 * 8);
         }
-        let excess = (sectors < 64).then(|| bits.0[0] >> sectors).unwrap_or_default();
+        let excess = if sectors < 64 { bits.0[0] >> sectors } else { 0 };
         (excess == 0).then_some(bits)
     }
 }
@@ -267,8 +267,13 @@ pub(super) struct Page<'a> {
 }
 
 impl<'a> Page<'a> {
-    /// `None` for whatever is no page, or speaks of what cannot be.
-    pub(super) fn read(bytes: &'a [u8]) -> Option<Page<'a>> {
+    /// `None` for whatever is no page, or speaks of what cannot be. By the way it shows which segments' frames are dumped, by
+    /// the first of each run, and all frames, though the page may turn out to be none of ours yet.
+    pub(super) fn read(
+        bytes: &'a [u8],
+        run: impl FnMut(u32),
+        frame: impl FnMut(u32, &FrameState),
+    ) -> Option<Page<'a>> {
         if bytes.len() != PAGE_BYTES || bytes[MAGIC_AT..][..4] != MAGIC {
             return None;
         }
@@ -284,7 +289,7 @@ impl<'a> Page<'a> {
         }
         let page = Page { header, bytes, crc, changes, runs };
         page.walk_records(|_| ())?;
-        page.walk_dump(&mut FrameState::new(), |_, _| ())?;
+        page.walk_dump(&mut FrameState::new(), run, frame)?;
         Some(page)
     }
 
@@ -295,19 +300,7 @@ impl<'a> Page<'a> {
 
     /// Its frames, in order.
     pub(super) fn dump(&self, state: &mut FrameState, each: impl FnMut(u32, &FrameState)) {
-        self.walk_dump(state, each).expect("judged before");
-    }
-
-    /// The ordinals of the segments of its runs.
-    pub(super) fn ordinals(&self, mut each: impl FnMut(u32)) {
-        let mut last = None;
-        self.dump(&mut FrameState::new(), |number, _| {
-            let ordinal = number / self.header.segment_frames;
-            if last != Some(ordinal) {
-                last = Some(ordinal);
-                each(ordinal);
-            }
-        });
+        self.walk_dump(state, |_| (), each).expect("judged before");
     }
 
     fn walk_records(&self, mut each: impl FnMut(Record)) -> Option<()> {
@@ -336,7 +329,12 @@ impl<'a> Page<'a> {
         Some(())
     }
 
-    fn walk_dump(&self, state: &mut FrameState, mut each: impl FnMut(u32, &FrameState)) -> Option<()> {
+    fn walk_dump(
+        &self,
+        state: &mut FrameState,
+        mut run_begins: impl FnMut(u32),
+        mut each: impl FnMut(u32, &FrameState),
+    ) -> Option<()> {
         let mut rest = &self.bytes[RECORDS_AT + self.changes * RECORD_BYTES..];
         let segment_frames = self.header.segment_frames;
         for _ in 0..self.runs {
@@ -346,6 +344,7 @@ impl<'a> Page<'a> {
                 return None;
             }
             rest = frames;
+            run_begins(first);
             for i in 0..count {
                 let len = state.read(rest, self.header.block_shift)?;
                 rest = rest.get(len..)?;
@@ -470,7 +469,7 @@ impl<'a> PageBuilder<'a> {
     pub(super) fn frame(&mut self, number: u32, state: &FrameState) -> bool {
         let before = self.out.len();
         let run = match self.run {
-            Some((at, next, count)) if next == number && number % self.segment_frames != 0 => {
+            Some((at, next, count)) if next == number && !number.is_multiple_of(self.segment_frames) => {
                 (at, number.wrapping_add(1), count + 1)
             }
             _ => {

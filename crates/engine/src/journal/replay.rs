@@ -15,7 +15,7 @@
 //!
 //! The last row is what makes an old copy go that a *set* had replaced: the record says that the backing has what was newer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::format::{FrameState, Kind, Page, Record, Zones, zone_shift};
@@ -133,7 +133,15 @@ impl Replay {
         let sequence = self.next;
         assert!(sequence <= self.plan.end, "no more pages than were asked for");
         let (_, crc) = self.plan.chosen[(sequence - self.plan.begin) as usize];
-        let page = Page::read(bytes)
+        // Memory is slow and does many things at once: what will be looked up one by one is touched first.
+        let is_dumped = sequence <= self.plan.dump_end;
+        let mut touched = 0;
+        let touch = |_, state: &FrameState| {
+            if is_dumped && !state.is_empty() {
+                touched ^= self.restoring.touch_block(BlockNo(state.block));
+            }
+        };
+        let page = Page::read(bytes, |_| (), touch)
             .filter(|page| page.header.sequence == sequence && page.crc == crc)
             .ok_or(ReplayError::Changed { sequence })?;
         if !self.plan.is_of(&page) {
@@ -145,12 +153,18 @@ impl Replay {
         let (segments, segment_frames) = (&self.segments, self.plan.segment_frames);
         let (restoring, tail) = (&mut self.restoring, &mut self.tail);
         let in_tail = sequence > self.plan.committed;
+        page.records(|record| {
+            if let Some(frame) = place(segments, segment_frames, record.frame) {
+                touched ^= restoring.touch_frame(FrameNo(frame));
+            }
+        });
+        std::hint::black_box(touched);
         page.records(|record| match place(segments, segment_frames, record.frame) {
             Some(frame) if in_tail => tail.push(Record { frame, ..record }),
             Some(frame) => apply(restoring, &Record { frame, ..record }),
             None => all_known = false,
         });
-        if sequence <= self.plan.dump_end {
+        if is_dumped {
             let dumped = &mut self.dumped;
             page.dump(&mut self.scratch, |number, state| {
                 *dumped += 1;
@@ -249,10 +263,19 @@ impl Replay {
         let mut undone: BTreeMap<(u64, bool), u32> = BTreeMap::new();
         let shift = self.plan.block_shift;
         let disk_sector = |record: &Record, i: u16| (u64::from(record.block) << shift) + u64::from(i);
-        for record in std::mem::take(&mut self.tail) {
+        let tail = std::mem::take(&mut self.tail);
+        // One copy that reached flash proves what the other, which may be spoilt, was to hold.
+        let proofs = tail.iter().filter_map(|record| match record.kind {
+            Kind::Set { sum, dirty: true, .. } if on_flash(self.sector(record)) == Some(sum) => {
+                Some((disk_sector(record, u16::from(record.first)), sum))
+            }
+            _ => None,
+        });
+        let proved: BTreeSet<(u64, u32)> = proofs.collect();
+        for record in tail {
             if let Kind::Set { sum, dirty: true, second } = record.kind {
                 let key = (disk_sector(&record, u16::from(record.first)), second);
-                if on_flash(self.sector(&record)) == Some(sum) {
+                if proved.contains(&(key.0, sum)) {
                     undone.remove(&key);
                     apply(&mut self.restoring, &record);
                 } else {
@@ -339,7 +362,8 @@ impl Replay {
         missing
     }
 
-    /// The second copy has no sector of which the first has another version, or one of unknown contents.
+    /// The second copy has no sector of which the first has another version. Where only one of them has a known
+    /// checksum, both are to have that.
     fn agree(&mut self, first: FrameNo, second: FrameNo) {
         for i in 0..1 << self.plan.block_shift {
             let index = self.restoring.index();
@@ -348,10 +372,10 @@ impl Replay {
                 continue;
             }
             let (dirty, sum) = (index.is_dirty(one), index.sum(one));
-            if sum != index.sum(two) || index.is_unproven(one) || index.is_unproven(two) {
-                self.restoring.clear(two, 1);
-            } else {
-                self.restoring.set(two, sum, dirty);
+            match (index.is_unproven(one), index.is_unproven(two)) {
+                (false, false) if sum == index.sum(two) => self.restoring.set(two, sum, dirty),
+                (true, false) if index.is_dirty(two) => self.restoring.set(one, index.sum(two), true),
+                _ => self.restoring.clear(two, 1),
             }
         }
     }

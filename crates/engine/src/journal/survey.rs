@@ -90,7 +90,8 @@ impl Survey {
 
     /// What a copy holds at a page number. An unreadable page is not shown.
     pub fn page(&mut self, copy: usize, number: u64, bytes: &[u8]) {
-        let Some(page) = Page::read(bytes) else { return };
+        let mut runs = Vec::new();
+        let Some(page) = Page::read(bytes, |first| runs.push(first), |_, _| ()) else { return };
         let header = &page.header;
         let ours = header.cache == self.cache && header.ring == self.ring;
         let slot = self.seen.get_mut(copy).and_then(|seen| seen.get_mut(number as usize));
@@ -103,7 +104,9 @@ impl Survey {
             crc: page.crc,
             clean: header.clean,
         };
-        page.ordinals(|ordinal| _ = self.ordinals.insert(ordinal));
+        for first in runs {
+            self.ordinals.insert(first / header.segment_frames);
+        }
         if self.newest.as_ref().is_none_or(|newest| newest.sequence < header.sequence) {
             self.newest = Some(Box::new(page.header));
         }

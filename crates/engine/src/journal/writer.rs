@@ -26,7 +26,7 @@ use super::format::{
 };
 use super::{CHANGES_MAX, ZONES};
 use crate::index::Index;
-use crate::units::{BlockNo, FrameNo};
+use crate::units::{BlockNo, FrameNo, SECTOR_BYTES};
 
 /// Pages that are sealed and not committed, at most, in any ring; small ones allow fewer.
 const UNCOMMITTED_MAX: u64 = 256;
@@ -329,6 +329,13 @@ impl Writer {
         while self.complete.front().is_some_and(|(_, end)| *end <= self.committed) {
             self.named = self.complete.pop_front().expect("there is one");
         }
+    }
+
+    /// Sectors of a block that lie on the disk.
+    pub(crate) fn sectors_of(&self, block: BlockNo) -> u16 {
+        let sectors = self.of.disk_bytes.div_ceil(SECTOR_BYTES);
+        let before = u64::from(block.0) << self.of.block_shift;
+        sectors.saturating_sub(before).min(1 << self.of.block_shift) as u16
     }
 
     /// The zone of a byte of the disk.

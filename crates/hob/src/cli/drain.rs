@@ -77,6 +77,7 @@ pub(super) async fn drain_first(client: &Client, disk: &str) -> anyhow::Result<(
 async fn drain(client: &Client, disk: &str) -> anyhow::Result<Watched> {
     let mut changed = client.drain(disk).await.map_err(explain)?;
     let mut progress = Progress::new();
+    let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
     loop {
         let Some(dirty) = changed.disk.as_ref().and_then(|disk| disk.cache.as_ref()?.dirty.clone()) else {
             return Ok(Watched::Done(Box::new(changed)));
@@ -94,8 +95,7 @@ async fn drain(client: &Client, disk: &str) -> anyhow::Result<Watched> {
         progress.show(&dirty);
         tokio::select! {
             () = tokio::time::sleep(ASK_EVERY) => {}
-            result = tokio::signal::ctrl_c() => {
-                result?;
+            _ = interrupt.recv() => {
                 progress.end();
                 let _ = writeln!(
                     std::io::stderr(),

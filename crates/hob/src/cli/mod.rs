@@ -19,6 +19,7 @@ mod pool;
 mod record;
 mod remote;
 mod replay;
+mod selftest;
 mod serve;
 mod settings;
 mod stats;
@@ -76,6 +77,7 @@ enum Command {
     Explain(explain::Explain),
     Record(record::Record),
     Replay(replay::Replay),
+    Selftest(selftest::Selftest),
     #[command(subcommand)]
     Lab(lab::Lab),
     Completions(completions::Completions),
@@ -97,6 +99,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Explain(args) => explain::run(&args, global),
         Command::Record(args) => record::run(&args, global),
         Command::Replay(args) => replay::run(&args, global),
+        Command::Selftest(args) => selftest::run(&args, global),
         Command::Lab(args) => lab::run(args, global),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),

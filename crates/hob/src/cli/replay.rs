@@ -192,7 +192,7 @@ fn show(report: &Report) -> String {
 }
 
 /// A flag that SIGINT and SIGTERM set. A second signal ends the process.
-fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
+pub(super) fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     let runtime =

@@ -17,7 +17,7 @@ use hob_engine::{Engine, Limits};
 use tokio::sync::Notify;
 
 use super::hardware::{Backing, FlashDevice};
-use super::shard_api::{Answer, Gone, ShardCall, ShardError, ShardHandle};
+use super::shard_api::{Answer, Gone, ShardCall, ShardError, ShardEvent, ShardHandle};
 use super::tape::Recorder;
 
 /// How often time passes for the engine.
@@ -35,6 +35,10 @@ struct State {
     origin: tokio::time::Instant,
     hangs: bool,
     backings_fail: bool,
+    /// Nothing can be written to it any more.
+    sick: Option<DeviceId>,
+    /// What it would report.
+    events: Vec<ShardEvent>,
     devices: BTreeMap<DeviceId, FlashDevice>,
     backings: BTreeMap<DiskId, Backing>,
     recorders: BTreeMap<DiskId, Recorder>,
@@ -60,6 +64,8 @@ impl State {
             origin: tokio::time::Instant::now(),
             hangs: false,
             backings_fail: false,
+            sick: None,
+            events: Vec::new(),
             devices: BTreeMap::new(),
             backings: BTreeMap::new(),
             recorders: BTreeMap::new(),
@@ -91,6 +97,16 @@ impl FakeShard {
     /// Backings take no writes from now on, or do again.
     pub(crate) fn set_backings_fail(&self, fail: bool) {
         self.state.lock().unwrap().backings_fail = fail;
+    }
+
+    /// Writes to a device fail from now on.
+    pub(crate) fn set_sick(&self, device: DeviceId) {
+        self.state.lock().unwrap().sick = Some(device);
+    }
+
+    /// What it has to report, and has not.
+    pub(crate) fn take_events(&self) -> Vec<ShardEvent> {
+        std::mem::take(&mut self.state.lock().unwrap().events)
     }
 
     /// Closes everything at once, as a shard does that is killed.
@@ -217,7 +233,18 @@ impl State {
         }
         while self.engine.poll_release().is_some() {}
         while let Some(event) = self.engine.poll_event() {
-            let Event::Done { command, result, .. } = event else { continue };
+            let (command, result) = match event {
+                Event::Done { command, result, .. } => (command, result),
+                Event::Fenced { device, errors } => {
+                    self.events.push(ShardEvent::Fenced { device, errors });
+                    continue;
+                }
+                Event::JournalLost(disk) => {
+                    self.events.push(ShardEvent::JournalLost(disk));
+                    continue;
+                }
+                _ => continue,
+            };
             let result = result.map_err(ShardError::Command);
             match self.waiting.remove(&command).expect("commands end once") {
                 Waiting::Add(answer) => drop(answer.send(result.map(drop))),
@@ -233,6 +260,7 @@ impl State {
     fn perform(&self, io: &Io) -> Result<(), IoError> {
         match io.target {
             Target::Backing(_) if self.backings_fail && io.op != IoOp::Read => Err(IoError::Failed),
+            Target::Flash(device) if self.sick == Some(device) && io.op != IoOp::Read => Err(IoError::Failed),
             Target::Flash(device) if io.op == IoOp::WriteJournal => {
                 let pages = self.engine.journal_pages(io.id);
                 assert_eq!(pages.len() as u64, io.len);

@@ -9,6 +9,7 @@ pub(crate) mod hardware;
 pub(crate) mod http;
 pub(crate) mod listen;
 mod manager;
+pub(crate) mod power_cut;
 pub(crate) mod shard;
 pub(crate) mod shard_api;
 mod state;
@@ -121,6 +122,7 @@ fn load_token(path: Option<&Path>) -> anyhow::Result<Option<Token>> {
 
 /// Runs until a signal says to end. A second signal ends the process at once.
 pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
+    power_cut::obey()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -128,6 +130,7 @@ pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
     let result = runtime.block_on(live(plan));
     // A device or backing that hangs must not keep the process.
     runtime.shutdown_background();
+    power_cut::end_in_peace();
     result
 }
 

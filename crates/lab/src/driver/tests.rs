@@ -323,3 +323,57 @@ fn a_list_that_breaks_off_ends_the_run_after_what_was_sent() {
     let (times, ended) = timed(WILLING, requests, 4, &GO);
     assert_eq!((times.len(), ended.unwrap_err().to_string()), (20, "torn".to_owned()));
 }
+
+/// A dialogue with a server, and what `talk` makes of it.
+fn in_dialogue<T>(manners: Manners, silence_max: Duration, talk: impl FnOnce(&mut Dialogue) -> T) -> T {
+    static SOCKETS: AtomicU32 = AtomicU32::new(0);
+    let number = SOCKETS.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("hob-dialogue-{}-{number}.sock", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let target = NbdUri { address: Address::Unix { path: path.clone() }, export: "disk".to_owned() };
+    thread::scope(|scope| {
+        scope.spawn(|| listener.accept().map(|(client, _)| serve(client, manners)));
+        let mut dialogue = Dialogue::open(Connection::open(&target).unwrap(), silence_max).unwrap();
+        std::fs::remove_file(path).unwrap();
+        let said = talk(&mut dialogue);
+        dialogue.close();
+        said
+    })
+}
+
+#[test]
+fn a_dialogue_matches_answers_with_questions_in_any_order() {
+    in_dialogue(Manners { hold: 4, ..WILLING }, Duration::from_secs(10), |dialogue| {
+        assert_eq!(dialogue.negotiated().size_bytes, DISK_BYTES);
+        let read = dialogue.send(Ask::Read { offset: 4096, len: 300_000 }).unwrap();
+        let write = dialogue.send(Ask::Write { offset: 512, data: &[7; 1024], fua: true }).unwrap();
+        let flush = dialogue.send(Ask::Flush).unwrap();
+        let fails = dialogue.send(Ask::WriteZeroes { offset: 0, len: 512, fua: false }).unwrap();
+        assert_eq!(dialogue.in_flight(), 4);
+        let answers: Vec<Answer> = (0..4).map(|_| dialogue.receive().unwrap()).collect();
+        // This server answers the last one first, and takes a flush for a request at offset zero.
+        assert_eq!(
+            answers.iter().map(|answer| answer.cookie).collect::<Vec<_>>(),
+            [fails, flush, write, read]
+        );
+        assert_eq!(answers[0].error, Some(ErrorCode::Io));
+        assert_eq!(answers[2].error, None);
+        assert!(answers[3].data == vec![0xab; 300_000]);
+        assert_eq!(dialogue.in_flight(), 0);
+    });
+}
+
+#[test]
+fn a_dialogue_tells_an_end_from_silence() {
+    let patience = Duration::from_millis(50);
+    let closing = Manners { answers_max: 0, hangs_up: true, ..WILLING };
+    let lost = in_dialogue(closing, Duration::from_secs(10), |dialogue| {
+        dialogue.send(Ask::Flush).and_then(|_| dialogue.receive()).unwrap_err()
+    });
+    assert!(matches!(lost, Lost::Closed), "{lost}");
+    let silent = Manners { answers_max: 0, ..WILLING };
+    let lost = in_dialogue(silent, patience, |dialogue| {
+        dialogue.send(Ask::Flush).and_then(|_| dialogue.receive()).unwrap_err()
+    });
+    assert!(matches!(lost, Lost::Silent(time) if time == patience), "{lost}");
+}

@@ -36,6 +36,7 @@ use super::{BackingInfo, BackingOptions, Driver, OpenError, Status, StatusExtent
 use crate::pool::is_memory_filesystem;
 use crate::ring::{Completion, Fd, FdClass, Ring, ZEROES_BYTES, read_now};
 use crate::token::TokenSpace;
+use crate::volatile::{self, VolatileFile};
 
 /// Set in the token index of an I/O that takes several operations; the rest is its slot. Otherwise
 /// the index is the I/O's id.
@@ -85,6 +86,8 @@ struct FileBacking {
     direct: Option<Arc<OwnedFd>>,
     buffered: Arc<OwnedFd>,
     class: FdClass,
+    /// In a power-cut test, what keeps un-flushed writes.
+    volatile: Option<Arc<VolatileFile>>,
     is_block_device: bool,
     attached: Option<Attached>,
     several: Vec<Several>,
@@ -165,6 +168,13 @@ pub(super) fn open(
         true => identity::of_block_device(Path::new(identity::SYS_BLOCK), metadata.rdev(), size_bytes),
         false => identity::of_file("file", &metadata, size_bytes),
     };
+    // What is not written loses nothing.
+    let volatile = if write { volatile::volatile(&buffered).map_err(system)? } else { None };
+    let class = match memory {
+        _ if volatile.is_some() => FdClass::Volatile,
+        true => FdClass::Memory,
+        false => FdClass::File,
+    };
     let info = BackingInfo {
         size_bytes,
         block_bytes: direct.as_ref().map_or(1, |(_, bytes)| *bytes),
@@ -181,7 +191,8 @@ pub(super) fn open(
         info,
         direct: direct.map(|(file, _)| Arc::new(file.into())),
         buffered: Arc::new(buffered.into()),
-        class: if memory { FdClass::Memory } else { FdClass::File },
+        class,
+        volatile,
         is_block_device,
         attached: None,
         several: Vec::new(),
@@ -321,8 +332,9 @@ impl FileBacking {
         let mut at = offset;
         while at < end && extents.len() < EXTENTS_MAX {
             let data = match rustix::fs::seek(&self.buffered, rustix::fs::SeekFrom::Data(at)) {
-                Ok(data) if !self.is_block_device => data.min(end),
-                Err(Errno::NXIO) => end,
+                // A volatile file's holes may have been written in its cache.
+                Ok(data) if !self.is_block_device && self.class != FdClass::Volatile => data.min(end),
+                Err(Errno::NXIO) if self.class != FdClass::Volatile => end,
                 // Not known: data everywhere is never wrong.
                 _ => {
                     extents.push(StatusExtent { len: end - at, hole: false, zero: false });
@@ -434,13 +446,20 @@ impl Driver for FileBacking {
     }
 
     fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        let read = read_now(&self.buffered, offset, bytes);
+        let read = match &self.volatile {
+            None => read_now(&self.buffered, offset, bytes),
+            Some(volatile) => volatile.read(offset, bytes).map_err(volatile::errno),
+        };
         read.map_err(|errno| io_result(-errno.raw_os_error()).expect_err("an errno is an error"))
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {
         if self.is_block_device {
             return None;
+        }
+        if let Some(volatile) = &self.volatile {
+            // What would get there later by itself would be taken for somebody else's change.
+            volatile.settle().ok()?;
         }
         let file = File::from(self.buffered.try_clone().ok()?);
         file.metadata().ok().map(|metadata| ChangeMark::of(&metadata))

@@ -7,7 +7,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, FlockOperation};
@@ -17,6 +17,7 @@ use super::error::PoolError;
 use super::format::{NotSuperblock, PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use super::table::Table;
 use crate::ring::FdClass;
+use crate::volatile::ControlFile;
 
 /// Bytes at the start of a device that are searched for somebody else's data.
 const HEAD_BYTES: usize = 256 << 10;
@@ -83,7 +84,7 @@ pub(super) fn recognise(head: &[u8]) -> Option<&'static str> {
 #[derive(Debug)]
 pub(super) struct OpenDevice {
     pub(super) path: PathBuf,
-    pub(super) control: File,
+    pub(super) control: ControlFile,
     pub(super) data: OwnedFd,
     pub(super) class: FdClass,
     pub(super) access: &'static str,
@@ -139,7 +140,12 @@ impl OpenDevice {
             Err(errno) => return Err(system("lock it", errno.into())),
         }
         let size_bytes = (&control).seek(SeekFrom::End(0)).map_err(|e| system("find its size", e))?;
-        let class = if memory { FdClass::Memory } else { FdClass::File };
+        let control = ControlFile::new(control).map_err(|e| system("open it once more", e))?;
+        let class = match memory {
+            _ if control.is_volatile() => FdClass::Volatile,
+            true => FdClass::Memory,
+            false => FdClass::File,
+        };
         let path = path.to_owned();
         Ok(OpenDevice { path, control, data: data.into(), class, access, size_bytes, created: false })
     }
@@ -171,16 +177,16 @@ impl OpenDevice {
     }
 
     fn resize(&self) -> Result<(), PoolError> {
-        self.control.set_len(self.size_bytes).map_err(|e| self.system("size it", e))
+        self.control.file().set_len(self.size_bytes).map_err(|e| self.system("size it", e))
     }
 
     /// Reserves all bytes of a file now, so that the filesystem's running full cannot hurt later.
     fn reserve(&self) -> Result<(), PoolError> {
-        let is_file = self.control.metadata().is_ok_and(|metadata| metadata.is_file());
+        let is_file = self.control.file().metadata().is_ok_and(|metadata| metadata.is_file());
         if !is_file {
             return Ok(());
         }
-        match rustix::fs::fallocate(&self.control, FallocateFlags::empty(), 0, self.size_bytes) {
+        match rustix::fs::fallocate(self.control.file(), FallocateFlags::empty(), 0, self.size_bytes) {
             Ok(()) => Ok(()),
             Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
                 Err(PoolError::NoSpace { path: self.path.clone(), bytes: self.size_bytes })

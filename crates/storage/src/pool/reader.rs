@@ -4,6 +4,7 @@
 //! the device has, not what some cache of the host remembers. Nothing is written.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use hob_engine::command::{DataSegment, Segment};
 use hob_engine::journal::{DirtySector, FlashSector};
@@ -13,6 +14,7 @@ use rustix::io::Errno;
 use super::{Pool, PoolError};
 use crate::checksum::sector_sums;
 use crate::ring::read_now;
+use crate::volatile::{self, VolatileFile};
 
 /// What O_DIRECT wants memory to be aligned to, bytes.
 const ALIGNMENT: usize = 4096;
@@ -43,22 +45,26 @@ impl AlignedBuffer {
 
 /// The devices of a pool, open for reading. Outlives the pool's lock on its own.
 #[derive(Debug)]
-pub(super) struct Devices(Vec<(DeviceId, OwnedFd)>);
+pub(super) struct Devices(Vec<(DeviceId, OwnedFd, Option<Arc<VolatileFile>>)>);
 
 impl Devices {
     pub(super) fn of(pool: &Pool) -> Result<Devices, PoolError> {
         let files = pool.devices.iter().map(|device| {
             let id = DeviceId(device.superblock.ordinal);
-            Ok((id, pool.file(id)?.file))
+            let file = pool.file(id)?.file;
+            let volatile = volatile::known(&file);
+            Ok((id, file, volatile))
         });
         Ok(Devices(files.collect::<Result<_, PoolError>>()?))
     }
 
     /// Fills `bytes`, which are aligned, from `offset` on.
     pub(super) fn read(&self, device: DeviceId, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
-        let found = self.0.iter().find(|(id, _)| *id == device);
-        let (_, file) = found.ok_or(Errno::NODEV)?;
-        read_now(file, offset, bytes)
+        let found = self.0.iter().find(|(id, ..)| *id == device);
+        match found.ok_or(Errno::NODEV)? {
+            (_, file, None) => read_now(file, offset, bytes),
+            (_, _, Some(volatile)) => volatile.read(offset, bytes).map_err(volatile::errno),
+        }
     }
 }
 

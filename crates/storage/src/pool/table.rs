@@ -3,13 +3,12 @@
 //! A changed page is written to its older copy, one generation up; the newer copy stays whole
 //! until that write is durable, so a torn write costs only the change it carried.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
 use super::format::{
     ENTRIES_PER_PAGE, Entry, Layout, PAGE_BYTES, PageHeader, Uuid, decode_page, encode_page,
 };
+use crate::volatile::ControlFile;
 
 /// A page's state on the device.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +48,7 @@ impl Table {
     ///
     /// # Errors
     /// The system's; `InvalidData` when neither copy of a page is whole.
-    pub(super) fn load(file: &File, device_uuid: Uuid, layout: Layout) -> io::Result<Table> {
+    pub(super) fn load(file: &ControlFile, device_uuid: Uuid, layout: Layout) -> io::Result<Table> {
         let mut table = Table::new(device_uuid, layout);
         table.entries.clear();
         let mut copies = [vec![0; PAGE_BYTES], vec![0; PAGE_BYTES]];
@@ -83,7 +82,7 @@ impl Table {
     ///
     /// # Errors
     /// The system's. The pages stay marked and are written again by the next call.
-    pub(super) fn store(&mut self, file: &File) -> io::Result<()> {
+    pub(super) fn store(&mut self, file: &ControlFile) -> io::Result<()> {
         if !self.pages.iter().any(|page| page.dirty) {
             return Ok(());
         }
@@ -111,7 +110,7 @@ impl Table {
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn format(&mut self, file: &File) -> io::Result<()> {
+    pub(super) fn format(&mut self, file: &ControlFile) -> io::Result<()> {
         self.store(file)?;
         self.pages.iter_mut().for_each(|page| page.dirty = true);
         self.store(file)

@@ -3,6 +3,8 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::volatile::VolatileFile;
+
 /// What a descriptor is, and thereby how its operations are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FdClass {
@@ -10,6 +12,9 @@ pub enum FdClass {
     File,
     /// A file whose bytes are memory (tmpfs, ramfs): read and written at once, by the caller.
     Memory,
+    /// A file or block device that the power-cut layer has been given: the ring carries out its I/O itself, through the
+    /// layer's cache, in any order. For tests; see [`volatile`](crate::volatile).
+    Volatile,
     /// A stream socket or pipe.
     Socket,
 }
@@ -26,6 +31,8 @@ pub struct Fd {
 pub(super) struct FdEntry {
     pub(super) file: Option<Arc<OwnedFd>>,
     pub(super) class: FdClass,
+    /// The cache of a [`FdClass::Volatile`].
+    pub(super) volatile: Option<Arc<VolatileFile>>,
     pub(super) generation: u16,
     pub(super) in_flight: u32,
     pub(super) detached: bool,

@@ -28,6 +28,7 @@ mod fds;
 mod op;
 mod threads;
 mod uring;
+mod volatile;
 mod waker;
 
 #[cfg(test)]
@@ -47,6 +48,7 @@ use hob_engine::units::BufferId;
 use crate::buffers::{Arena, Traffic};
 use crate::memory::Memory;
 use crate::token::Token;
+use crate::volatile::Dice;
 pub use config::{RingConfig, RingError, RingKind};
 use fds::FdEntry;
 pub use fds::{Fd, FdClass};
@@ -87,6 +89,10 @@ pub struct Ring {
     ready: VecDeque<Completion>,
     waker: Waker,
     in_flight: usize,
+    /// Operations on volatile files that are not carried out yet.
+    held: Vec<u32>,
+    /// Which of those is next.
+    dice: Dice,
     /// Never written to, never released.
     zeroes: BufferId,
     /// Until somebody takes it.
@@ -137,6 +143,8 @@ impl Ring {
             ready: VecDeque::with_capacity(config.entries as usize),
             waker,
             in_flight: 0,
+            held: Vec::new(),
+            dice: Dice::new(0),
             zeroes,
             journal_room,
             _not_send: PhantomData,
@@ -185,7 +193,8 @@ impl Ring {
     /// Takes a descriptor over. A socket is made blocking, which here means that its operations wait.
     ///
     /// # Panics
-    /// With more than 65 535 descriptors, which is above the system's usual limit.
+    /// With more than 65 535 descriptors, which is above the system's usual limit; or with a
+    /// [`FdClass::Volatile`] that the power-cut layer does not know.
     pub fn attach(&mut self, file: impl Into<Arc<OwnedFd>>, class: FdClass) -> Fd {
         let file = file.into();
         if class == FdClass::Socket {
@@ -196,6 +205,7 @@ impl Ring {
             self.fds.push(FdEntry {
                 file: None,
                 class,
+                volatile: None,
                 generation: 0,
                 in_flight: 0,
                 detached: true,
@@ -204,13 +214,16 @@ impl Ring {
             });
             u16::try_from(self.fds.len() - 1).expect("at most 65 535 descriptors")
         });
+        let volatile = (class == FdClass::Volatile).then(|| volatile::of(&file));
         let fixed = match &mut self.driver {
+            Driver::Uring(_) if volatile.is_some() => false,
             Driver::Uring(uring) => uring.register(index, file.as_raw_fd()),
             Driver::Threads(threads) => threads.register(index),
         };
         let entry = &mut self.fds[usize::from(index)];
         entry.file = Some(file);
         entry.class = class;
+        entry.volatile = volatile;
         entry.detached = false;
         entry.fixed = fixed;
         entry.more_to_receive = false;
@@ -255,6 +268,7 @@ impl Ring {
             Driver::Threads(threads) => threads.unregister(index, entry.raw()),
         }
         entry.file = None;
+        entry.volatile = None;
         entry.generation = entry.generation.wrapping_add(1);
         self.free_fds.push(index);
     }
@@ -329,6 +343,7 @@ impl Ring {
     /// # Errors
     /// The kernel's, none of which is expected; the ring may be used further.
     pub fn submit_and_wait(&mut self, spin: Duration, timeout: Option<Duration>) -> io::Result<()> {
+        self.run_held();
         let awake = self.waker.take() || !self.ready.is_empty();
         let (spin, timeout) = if awake { (Duration::ZERO, Some(Duration::ZERO)) } else { (spin, timeout) };
         let result = match &mut self.driver {
@@ -346,6 +361,7 @@ impl Ring {
     /// # Errors
     /// As for [`Ring::submit_and_wait`].
     pub fn submit_and_nap(&mut self, events: usize, nap: Duration) -> io::Result<()> {
+        self.run_held();
         match &mut self.driver {
             Driver::Uring(uring) if self.ready.is_empty() && !self.waker.take() => uring.nap(events, nap),
             _ => self.submit_and_wait(Duration::ZERO, Some(nap)),
@@ -410,6 +426,9 @@ impl Ring {
         self.assert_own_arena();
         let op = &mut self.ops[index as usize];
         let entry = &self.fds[usize::from(op.fd.index)];
+        if entry.volatile.is_some() {
+            return self.held.push(index);
+        }
         let arena = &self.arena;
         let attempt = op.attempt(arena);
         if matches!(attempt, Attempt::Nothing) {

@@ -248,6 +248,15 @@ impl Flash {
         &self.intended[(offset / UNIT_BYTES) as usize..((offset + len) / UNIT_BYTES) as usize]
     }
 
+    /// Where these bytes hold what nobody wrote, they hold now what was meant to be there.
+    pub fn mend(&mut self, offset: u64, len: u64) {
+        for unit in (offset / UNIT_BYTES) as usize..((offset + len) / UNIT_BYTES) as usize {
+            if content::is_garbage(self.medium.now()[unit]) {
+                self.medium.replace(unit, &[self.intended[unit]]);
+            }
+        }
+    }
+
     /// What these bytes hold, for whoever opens a cache; nothing where the device cannot be read.
     pub fn inspect(&self, offset: u64, len: u64) -> Option<&[Tag]> {
         let (first, end) = ((offset / UNIT_BYTES) as usize, ((offset + len) / UNIT_BYTES) as usize);

@@ -33,7 +33,8 @@ impl World<'_> {
         self.audit()?;
         for disk in 0..self.disks.len() {
             if self.disks[disk].config.is_some() {
-                self.command_and_wait(disk, Command::Cache(CacheChange::Disable))?;
+                let ended = self.command_and_wait(disk, Command::Cache(CacheChange::Disable))?;
+                ensure!(ended.is_ok(), "disk {disk}: its cache cannot be taken away: {ended:?}");
             }
             self.command_and_wait(disk, Command::RemoveDisk)?;
             ensure!(

@@ -53,6 +53,11 @@ impl Owner {
         }
     }
 
+    /// The highest ring number so far.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
     /// Its journal was brought to rest, so that it is found closed, unless it is lost.
     pub(super) fn close(&mut self) {
         (self.closed, self.closed_at) = (!self.journal_lost, self.number);

@@ -41,18 +41,8 @@ impl Asked {
 
     /// The new ring it brings.
     pub(super) fn ring(&self) -> Option<u32> {
-        let ring = match &self.command {
-            Command::Cache(CacheChange::Enable(enable)) => &enable.journal,
-            Command::Cache(
-                CacheChange::Grow(_, ring)
-                | CacheChange::Shrink(_, ring)
-                | CacheChange::Leave(_, _, ring)
-                | CacheChange::Configure(_, ring)
-                | CacheChange::Clear(ring),
-            ) => ring,
-            _ => return None,
-        };
-        ring.as_ref().map(|ring| ring.number)
+        let Command::Cache(change) = &self.command else { return None };
+        change.ring().map(|ring| ring.number)
     }
 
     /// Does it open a cache that has been there before?
@@ -169,7 +159,9 @@ impl World<'_> {
             match &asked.command {
                 Command::RemoveDisk => {
                     disk.leaving = false;
-                    disk.owner.iter_mut().for_each(Owner::close);
+                    if disk.config.is_some() {
+                        disk.owner.iter_mut().for_each(Owner::close);
+                    }
                     false
                 }
                 Command::Cache(CacheChange::Tune(mode, destage, copies)) => {
@@ -217,13 +209,17 @@ impl World<'_> {
         let Some(number) = asked.ring() else { return Ok(()) };
         let keeps_old = self.keeps_old_rings();
         let Some(owner) = &mut self.disks[asked.disk].owner else { return Ok(()) };
+        if owner.gone {
+            self.disown_gone(asked.disk);
+            return Ok(());
+        }
         (owner.exists, owner.closed) = (true, false);
-        self.disks[asked.disk].changed_behind = false;
+        self.disks[asked.disk].changed_behind = None;
         let Some(owner) = &mut self.disks[asked.disk].owner else { return Ok(()) };
         let older: Vec<u32> = owner.rings.keys().copied().filter(|other| *other < number).collect();
         let kept: usize = older.iter().flat_map(|other| &owner.rings[other]).map(Vec::len).sum();
         ensure!(
-            asked.recovers() || kept == 0,
+            asked.recovers() || kept == 0 || keeps_old,
             "ring {number} is done, and {kept} segments of {older:?} kept"
         );
         if !keeps_old {
@@ -245,15 +241,25 @@ impl World<'_> {
             if let Some(number) = asked.ring() {
                 self.free.extend(owner.drop_rings(|other| other == number));
             }
-            if (!owner.exists || owner.gone) && self.disks[index].config.is_none() {
-                let pending = self.asked.values().any(|other| other.disk == index && other.ring().is_some());
-                if !pending {
-                    self.disown(index);
-                }
-            }
+        }
+        let disk = &mut self.disks[index];
+        if let Some(owner) = disk.owner.as_mut().filter(|owner| !owner.exists && disk.config.is_none()) {
+            owner.gone = true;
         }
         self.free.extend(brought);
+        self.disown_gone(index);
         Ok(())
+    }
+
+    /// Of a cache that was taken away nothing is left when the last command with a ring for it has ended.
+    fn disown_gone(&mut self, index: usize) {
+        let pending = self.asked.values().any(|asked| asked.disk == index && asked.ring().is_some());
+        let disk = &mut self.disks[index];
+        if let Some(owner) = disk.owner.as_mut().filter(|owner| owner.gone && !pending) {
+            // A volatile cache may have taken its place, and what was to be its.
+            owner.data.retain(|_, place| !disk.segments.contains(place));
+            self.disown(index);
+        }
     }
 
     /// A command failed: it had to.
@@ -289,6 +295,8 @@ impl World<'_> {
             }
             (CommandError::NoJournal, Command::Cache(_)) => asked.ring().is_none(),
             (CommandError::Stopped, Command::Cache(CacheChange::Drain)) => true,
+            (CommandError::Lost, Command::Cache(CacheChange::Drain)) => self.may_lose(asked.disk),
+            (CommandError::JournalFailed, Command::Cache(CacheChange::Disable)) => false,
             (CommandError::JournalFailed, _) => persistent && self.any_bad(),
             _ => false,
         };
@@ -296,6 +304,10 @@ impl World<'_> {
         ensure!(just, "{asked:?} failed with {error:?} on {cache:?} of {segments:?}");
         if matches!(asked.command, Command::AddDisk(_)) {
             self.disks[asked.disk].present = false;
+        }
+        if matches!(asked.command, Command::RemoveDisk) && error == CommandError::JournalFailed {
+            let disk = &mut self.disks[asked.disk];
+            (disk.present, disk.leaving) = (true, false);
         }
         Ok(())
     }
@@ -321,10 +333,7 @@ impl World<'_> {
         let disk = &mut self.disks[index];
         if disk.segments.is_empty() && disk.config.take().is_some() && disk.owner.is_some() && !disk.leaving {
             disk.owner.iter_mut().for_each(|owner| owner.gone = true);
-            let pending = |asked: &Asked| asked.disk == index && asked.ring().is_some();
-            if !self.asked.values().any(pending) {
-                self.disown(index);
-            }
+            self.disown_gone(index);
         }
         Ok(())
     }

@@ -185,7 +185,7 @@ impl World<'_> {
     fn submit(&mut self, mut io: Io) -> Result<(), Violation> {
         ensure!(self.ios.insert(io.id), "{io:?} has the id of another in flight");
         let payload = self.payload(&io)?;
-        trace!(self, "submitted {io:?} {:x?}", &payload[..payload.len().min(16)]);
+        trace!(self, "submitted {io:?} {:x?}", payload.iter().step_by(8).collect::<Vec<_>>());
         let (side, mean) = match io.target {
             Target::Flash(device) => {
                 if self.strikes(Sabotage::MisroutedIo, 20) {

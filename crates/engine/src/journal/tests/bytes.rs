@@ -102,7 +102,7 @@ proptest! {
         let fitting = frames.iter().take_while(|(number, state)| page.frame(*number, state)).count();
         page.finish();
 
-        let page = Page::read(&bytes).expect("it is sound");
+        let page = Page::read(&bytes, |_| (), |_, _| ()).expect("it is sound");
         prop_assert_eq!(&page.header, &header);
         let mut read = Vec::new();
         page.records(|record| read.push(record));
@@ -122,6 +122,6 @@ proptest! {
         prop_assert_eq!(at, fitting);
         let flip = dice.below(PAGE_BYTES);
         bytes[flip] ^= 1 << dice.below(8);
-        prop_assert!(Page::read(&bytes).is_none(), "any bit is noticed");
+        prop_assert!(Page::read(&bytes, |_| (), |_, _| ()).is_none(), "any bit is noticed");
     }
 }

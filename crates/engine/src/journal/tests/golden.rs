@@ -48,7 +48,7 @@ fn the_golden_ring_of_version_1_is_read() {
     let summary = Summary {
         clean: false,
         sectors_valid: 5,
-        sectors_dirty: 4,
+        sectors_dirty: 3,
         sectors_undone: 1,
         sectors_distrusted: 1,
         sectors_missing: 0,

@@ -71,11 +71,11 @@ fn marks_and_the_end() {
     let index = full(2, 0);
     let mut writer = Writer::new(descriptor(0, 2, &[0]), 64);
     let change = Change::Clean { frame: FrameNo(0), block: BlockNo(0), first: 0, count: 1 };
-    let mut next = |writer: &mut Writer| {
+    let next = |writer: &mut Writer| {
         let mut page = Vec::new();
         let sequence = writer.seal(&index, &mut page);
         writer.committed(sequence);
-        let header = Page::read(&page).unwrap().header;
+        let header = Page::read(&page, |_| (), |_, _| ()).unwrap().header;
         (header.zones[1] >> 3 & 1 == 1, header.clean)
     };
     assert_eq!(next(&mut writer), (false, false));
@@ -311,7 +311,7 @@ fn a_ring_is_refused_with_the_wrong_segments() {
 /// 16 Mi frames full, a ring of twice the dump: how long recovery takes. In release, on one core.
 #[test]
 #[ignore = "a measurement"]
-#[allow(clippy::disallowed_methods, reason = "a measurement has a clock")]
+#[allow(clippy::disallowed_methods, reason = "a measurement has a clock, and the system knows it")]
 fn sixteen_million_blocks() {
     let (segment_frames, segments) = (16384, 1024);
     let frames = segment_frames * segments;
@@ -354,22 +354,29 @@ fn sixteen_million_blocks() {
         ring[writer.page_number(sequence) as usize * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(&page);
     }
     let (ring, _) = ring.as_chunks::<PAGE_BYTES>();
-    let start = std::time::Instant::now();
+    // Nanoseconds on a processor, of this thread.
+    let cpu = || -> u64 {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        text.split(' ').next().unwrap().parse().unwrap()
+    };
+    let start = cpu();
     let mut survey = Survey::new(CACHE, RING, 1, pages);
     ring.iter().zip(0..).for_each(|(page, number)| survey.page(0, number, page));
     let Ring::Whole(plan) = survey.finish() else { panic!("it is whole") };
-    let surveyed = start.elapsed();
+    let surveyed = cpu();
     let reads: Vec<_> = plan.reads().collect();
     let mut replay = Replay::new(plan, 64 << 20, &ordinals).unwrap();
     reads.iter().for_each(|(_, number)| replay.page(&ring[*number as usize]).unwrap());
-    let replayed = start.elapsed();
+    let replayed = cpu();
     let sums: Vec<_> = vec![None; replay.to_prove().len()];
     let recovered = replay.finish(&sums);
     eprintln!(
-        "{pages} pages, {} read twice, {} sectors to prove: survey {surveyed:?}, replay until {replayed:?}, all {:?}",
+        "{pages} pages, {} read twice, {} sectors to prove: survey {} ms, replay {} ms, end {} ms of processor time",
         reads.len(),
         sums.len(),
-        start.elapsed()
+        (surveyed - start) / 1_000_000,
+        (replayed - surveyed) / 1_000_000,
+        (cpu() - replayed) / 1_000_000
     );
     assert!(recovered.summary.sectors_valid > u64::from(frames) * 9 / 10);
 }

@@ -36,7 +36,8 @@ fn ring_of(sealed: &[Vec<u8>], ring_pages: u64, is_there: impl Fn(u64) -> bool) 
 
 /// The end by its definition.
 fn end_of(ring: &[Option<Vec<u8>>]) -> (u64, u64) {
-    let pages: Vec<_> = ring.iter().flatten().filter_map(|page| Some(Page::read(page)?.header)).collect();
+    let pages: Vec<_> =
+        ring.iter().flatten().filter_map(|page| Some(Page::read(page, |_| (), |_, _| ())?.header)).collect();
     let is_there = |sequence| pages.iter().any(|page| page.sequence == sequence);
     let ends =
         pages.iter().filter(|page| page.dump_begin > 0 && (page.dump_begin..=page.sequence).all(is_there));
@@ -82,7 +83,8 @@ fn a_lost_page_that_was_durable_is_not_overlooked() {
         let (sealed, committed) = history(pages, 0x9249_2492_4924_9249, RING);
         let whole = ring_of(&sealed, RING, |_| true);
         for lost in 0..RING as usize {
-            let Some(sequence) = whole[lost].as_ref().map(|page| Page::read(page).unwrap().header.sequence)
+            let Some(sequence) =
+                whole[lost].as_ref().map(|page| Page::read(page, |_| (), |_, _| ()).unwrap().header.sequence)
             else {
                 continue;
             };

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use hob_control::client::{Client, ClientError};
 use hob_control::{
-    Admission, CacheEnable, CachePatch, CacheSettings, DeviceAdd, DevicePatch, DiskAdd, Endpoint, OnDirty,
-    PoolCreate, Size,
+    Admission, CacheEnable, CachePatch, CacheSettings, DeviceAdd, DevicePatch, DiskAdd, Endpoint,
+    ExportDirty, OnDirty, PoolCreate, Size,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -104,6 +104,9 @@ fn a_client_can_do_everything() {
         let notes = client.drain("vm").await.unwrap().notes;
         assert!(notes.is_empty(), "{notes:?}");
         client.drain_stop("vm").await.unwrap();
+        let export = ExportDirty { path: path("rescue") };
+        let error = client.export_dirty("vm", &export).await.unwrap_err().to_string();
+        assert!(error.contains("vm is online"), "{error}");
         assert_eq!(client.discard_dirty("vm").await.unwrap().notes, ["0 B that only flash had is lost"]);
         client.cache_disable("vm", OnDirty::Drain).await.unwrap();
         client.disk_remove("vm", OnDirty::Drain).await.unwrap();

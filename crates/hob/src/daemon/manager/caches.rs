@@ -12,6 +12,7 @@ use hob_engine::units::DiskId;
 use super::fit::Fit;
 use super::refusal::Refusal;
 use super::settings::{Ground, changed_spec, engine_config, new_spec, preset_of};
+use super::ways_out::Afterwards;
 use super::{Inner, Manager};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::CacheSpec;
@@ -202,7 +203,7 @@ impl Manager {
         let spec = self.inner().disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
         let mut notes = Vec::new();
         if dirty == OnDirty::Discard {
-            notes.extend(self.discard(name).await?);
+            notes.extend(self.discard(name, Afterwards::TakenAway).await?);
         }
         self.check_given_up(name)?;
         self.take_cache(name).await?;
@@ -265,7 +266,17 @@ impl Manager {
     }
 
     fn want(&self, name: &str, spec: &CacheSpec) -> Result<(), Refusal> {
-        self.inner().disk_mut(name)?.wanted.cache = Some(spec.clone());
+        let mut inner = self.inner();
+        let cache = &mut inner.disk_mut(name)?.wanted.cache;
+        let mut spec = spec.clone();
+        if let (Some(known), Some(journal)) =
+            (cache.as_ref().and_then(|cache| cache.journal), &mut spec.journal)
+            && known.owner == journal.owner
+        {
+            // Numbers of rings only rise, whatever else is taken back.
+            *journal = known;
+        }
+        *cache = Some(spec);
         Ok(())
     }
 }

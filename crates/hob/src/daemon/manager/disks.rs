@@ -11,6 +11,7 @@ use hob_storage::backing::{BackingInfo, OpenError};
 use super::claim::Claim;
 use super::fit::Fit;
 use super::refusal::{Kind, Refusal};
+use super::ways_out::Afterwards;
 use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
 use crate::daemon::exports::Export;
 use crate::daemon::hardware::Backing;
@@ -75,7 +76,7 @@ impl Manager {
         let mut notes = Vec::new();
         let cache = self.inner().disk(name)?.cache().cloned();
         if dirty == OnDirty::Discard && cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
-            notes.extend(self.discard(name).await?);
+            notes.extend(self.discard(name, Afterwards::TakenAway).await?);
         }
         self.check_given_up(name)?;
         if cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {

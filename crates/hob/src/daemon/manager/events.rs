@@ -9,12 +9,23 @@ use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
 use hob_storage::pool::Admission;
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use super::claim::Claim;
 use super::drain::LOOK_EVERY;
 use super::{Life, Manager};
 use crate::daemon::shard_api::ShardEvent;
 
 /// Pause between attempts to open what is offline.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
+
+/// Pause between attempts to claim a disk for something that cannot be refused.
+const CLAIM_EVERY: Duration = Duration::from_millis(200);
+
+/// So many of them.
+const CLAIM_TRIES: u32 = 20;
+
+/// What is said of a cache without a journal.
+const JOURNAL_LOST: &str =
+    "its journal cannot be written: it takes no more writes, and what is dirty goes to the backing";
 
 impl Manager {
     /// Follows the shards' events and tries again what is offline, until dropped.
@@ -60,6 +71,10 @@ impl Manager {
         for name in pools {
             let manager = self.clone();
             tokio::spawn(async move { manager.retry_devices(&name).await });
+        }
+        for device in self.fenced_in_use() {
+            let manager = self.clone();
+            tokio::spawn(async move { manager.flee(device).await });
         }
         // A cache that was being changed when room came up missed it.
         for name in roomy {
@@ -110,11 +125,25 @@ impl Manager {
                     ),
                 );
             }
-            ShardEvent::JournalLost(disk) => self.note_cache(
-                disk,
-                "its journal cannot be written: it takes no more writes, and what is dirty goes to the backing",
-            ),
+            ShardEvent::JournalLost(disk) => {
+                self.note_cache(disk, JOURNAL_LOST);
+                let manager = self.clone();
+                tokio::spawn(async move { manager.replace_journal(disk).await });
+            }
         }
+    }
+
+    /// Fenced devices that persistent caches have not left yet, and that nobody takes them off.
+    fn fenced_in_use(&self) -> Vec<DeviceId> {
+        let inner = self.inner();
+        let idle =
+            inner.disks.values().filter(|disk| disk.busy.is_none() && matches!(disk.life, Life::Online(_)));
+        let used: Vec<DeviceId> =
+            idle.flat_map(|disk| disk.held.iter().chain(&disk.ring)).map(|segment| segment.device).collect();
+        let devices = inner.pools.values().flat_map(|pool| &pool.devices);
+        let fenced =
+            devices.filter(|device| device.state == DeviceState::Fenced).filter_map(|device| device.ids);
+        fenced.map(|ids| ids.on_shards).filter(|id| used.contains(id)).collect()
     }
 
     /// Takes persistent caches off a device that failed: what is dirty on it, from its second copy or as far as it can be
@@ -130,8 +159,8 @@ impl Manager {
             concerned.map(|disk| disk.wanted.name.clone()).collect()
         };
         for name in names {
-            let Ok(_claim) = self.claim_disk(&name, "moved off a failed device") else {
-                tracing::warn!("{name} is being changed; its cache stays on a failed device");
+            let Some(_claim) = self.claim_patiently(&name, "moved off a failed device").await else {
+                tracing::warn!("{name} is being changed; its cache leaves its failed device later");
                 continue;
             };
             match self.leave_device(&name, device).await {
@@ -144,6 +173,40 @@ impl Manager {
                     }
                 }
             }
+        }
+    }
+
+    /// Claims a disk when whatever is being done to it is over, if that is soon.
+    async fn claim_patiently(self: &Arc<Self>, name: &str, doing: &'static str) -> Option<Claim> {
+        for _ in 0..CLAIM_TRIES {
+            match self.claim_disk(name, doing) {
+                Ok(claim) => return Some(claim),
+                Err(_) => tokio::time::sleep(CLAIM_EVERY).await,
+            }
+        }
+        None
+    }
+
+    /// Gives a cache a new journal, on other devices than before if there are some.
+    async fn replace_journal(self: &Arc<Self>, id: DiskId) {
+        let name = {
+            let inner = self.inner();
+            let disk = inner.disks.values().find(|disk| disk.id == id);
+            let Some(disk) = disk else { return };
+            disk.wanted.name.clone()
+        };
+        // Whoever changes it at this moment brings a new journal too, or takes it away.
+        let Ok(_claim) = self.claim_disk(&name, "given a new journal") else { return };
+        match self.renew_ring(&name).await {
+            Ok(()) => {
+                tracing::info!("the cache of {name} has a new journal");
+                if let Ok(disk) = self.inner().disk_mut(&name)
+                    && disk.cache_reason.as_deref() == Some(JOURNAL_LOST)
+                {
+                    disk.cache_reason = None;
+                }
+            }
+            Err(refusal) => tracing::error!("the cache of {name} gets no new journal: {refusal}"),
         }
     }
 

@@ -177,6 +177,11 @@ impl Manager {
                 self.tune(name, &shard, id).await?;
             }
         }
+        if result == Err(ShardError::Command(CommandError::JournalFailed)) {
+            // Elsewhere it can say that it ends.
+            self.renew_ring(name).await?;
+            result = shard.change_cache(id, CacheChange::Disable).await;
+        }
         let released = match result {
             // Nothing was left of it.
             Err(ShardError::Command(CommandError::NoCache)) => Vec::new(),

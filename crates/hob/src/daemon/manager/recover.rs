@@ -75,7 +75,21 @@ impl Manager {
         let manager = self.clone();
         let of = name.to_owned();
         let report = move |done: u64, all: u64| manager.note_recovery(&of, done, all);
-        let found = flash.recover(OwnerId(journal.owner.0), report).await?;
+        let found = match flash.recover(OwnerId(journal.owner.0), report).await {
+            Ok(found) => found,
+            Err(refusal) if may_be_dirty(spec, journal) => {
+                return Err(refused(name, &format!("its cache cannot be read: {}", refusal.problem.error)));
+            }
+            Err(refusal) => {
+                self.forget_owner(spec).await;
+                let why = refusal.problem.error;
+                return Ok((
+                    backing,
+                    None,
+                    vec![format!("its cache cannot be read ({why}) and starts empty")],
+                ));
+            }
+        };
         if !missing.is_empty() {
             self.check_missing(name, spec, journal, &found, &missing)?;
         }
@@ -87,7 +101,7 @@ impl Manager {
                 let note = "its cache held nothing that could be recovered, and starts empty".to_owned();
                 return Ok((backing, None, if is_new { Vec::new() } else { vec![note] }));
             }
-            Found::Damaged { what, .. } if spec.mode == Mode::WriteBack => {
+            Found::Damaged { what, .. } if may_be_dirty(spec, journal) => {
                 return Err(refused(name, &format!("the journal of its cache is damaged ({what})")));
             }
             Found::Damaged { what, .. } => {
@@ -147,8 +161,7 @@ impl Manager {
             }
             _ => false,
         };
-        // Only write-back leaves anything dirty; the state was kept before it began, and after it had ended.
-        if is_whole || spec.mode != Mode::WriteBack {
+        if is_whole || !may_be_dirty(spec, journal) {
             return Ok(());
         }
         let devices = missing.join(", ");
@@ -233,6 +246,12 @@ impl Manager {
         };
         self.give_back(&spec.pool, &leftovers).await;
     }
+}
+
+/// Only write-back leaves anything dirty, and only where there has been a journal. The state was kept before either began,
+/// and after write-back had ended.
+fn may_be_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
+    spec.mode == Mode::WriteBack && journal.ring > 0
 }
 
 /// Is what the cache holds what the backing holds, and if not, why?

@@ -178,7 +178,7 @@ impl Manager {
             ([], _) => Ok(None),
             ([(owner, _)], Some(_)) => {
                 let size = Size(spec.size.bytes().next_multiple_of(segment_bytes));
-                let journal = JournalSpec { owner: CacheOwner(owner.0), ..JournalSpec::new() };
+                let journal = JournalSpec { owner: CacheOwner(owner.0), ring: 1, closed: None };
                 Ok(Some(CacheSpec { size, journal: Some(journal), ..spec.clone() }))
             }
             _ => Err(Refusal::conflict(format!(
@@ -212,7 +212,7 @@ impl Manager {
         let segment_bytes = match spec.journal {
             None => serve_segment_bytes(size.bytes()),
             // A ring takes whole segments, and they should not be much larger than it.
-            Some(_) => serve_segment_bytes(size.bytes().next_multiple_of(16) / 16),
+            Some(_) => serve_segment_bytes(size.bytes().div_ceil(16)),
         };
         let size = Size(size.bytes() + journal_room(spec, segment_bytes));
         let create = PoolCreate {

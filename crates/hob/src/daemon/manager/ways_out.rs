@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use hob_control::{DiskChanged, PoolChanged, Size};
-use hob_engine::command::{CacheChange, CommandError};
+use hob_engine::command::{CacheChange, CommandError, Mode};
 use hob_engine::units::SECTOR_BYTES;
 use hob_storage::pool::OwnerId;
 
@@ -15,13 +15,22 @@ use super::{Life, Manager};
 use crate::daemon::shard_api::ShardError;
 use crate::daemon::state::{CacheOwner, JournalSpec};
 
+/// What becomes of a cache whose dirty data was discarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Afterwards {
+    /// It goes on as before.
+    GoesOn,
+    /// It is taken away, so nothing shall become dirty any more.
+    TakenAway,
+}
+
 impl Manager {
     /// Gives up what is dirty in a cache. Of a cache that is refused, everything is given up.
     pub(crate) async fn discard_dirty(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
         self.change(async move {
             let claim = manager.claim_disk(&disk, "changed")?;
-            let notes = manager.discard(&disk).await?;
+            let notes = manager.discard(&disk, Afterwards::GoesOn).await?;
             let changed = manager.finish_disk(&disk, claim, notes).await?;
             if matches!(manager.inner().disk(&disk)?.life, Life::Offline(_)) {
                 manager.bring_online(&disk).await;
@@ -33,7 +42,11 @@ impl Manager {
     }
 
     /// As `discard_dirty`; the caller has claimed the disk.
-    pub(super) async fn discard(self: &Arc<Self>, name: &str) -> Result<Vec<String>, Refusal> {
+    pub(super) async fn discard(
+        self: &Arc<Self>,
+        name: &str,
+        afterwards: Afterwards,
+    ) -> Result<Vec<String>, Refusal> {
         let (spec, is_online) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -48,6 +61,10 @@ impl Manager {
         }
         let (shard, id) = self.shard_of(name)?;
         let dirty = shard.stats(id).await?.sectors_dirty * SECTOR_BYTES;
+        if afterwards == Afterwards::TakenAway {
+            let destage = spec.destage.engine();
+            shard.change_cache(id, CacheChange::Tune(Mode::WriteThrough, destage, spec.copies)).await?;
+        }
         match shard.change_cache(id, CacheChange::DiscardDirty).await {
             Ok(_) | Err(ShardError::Command(CommandError::NoCache)) => {}
             Err(error) => return Err(error.into()),

@@ -57,13 +57,13 @@ fn every_part_can_be_set_by_itself() {
 #[test]
 fn write_back_is_persistent_and_stays_so_when_the_mode_changes() {
     let (spec, _) = new(r#""mode":"write-back""#, GROUND).unwrap();
-    let owner = spec.journal.clone().unwrap().owner;
+    let owner = spec.journal.unwrap().owner;
     let (spec, _) = changed_spec(&spec, None, &settings(r#""mode":"write-around""#), GROUND).unwrap();
     assert_eq!(spec.journal.as_ref().unwrap().owner, owner);
     let (spec, _) = changed_spec(&spec, None, &settings(r#""preset":"zbs""#), GROUND).unwrap();
     assert_eq!((spec.journal.as_ref().unwrap().owner, preset_of(&spec)), (owner, Some("zbs")));
     let (spec, _) = changed_spec(&spec, None, &settings(r#""preset":"vfrc""#), GROUND).unwrap();
-    assert_eq!((spec.journal.clone(), preset_of(&spec)), (None, Some("vfrc")));
+    assert_eq!((spec.journal, preset_of(&spec)), (None, Some("vfrc")));
 }
 
 #[test]

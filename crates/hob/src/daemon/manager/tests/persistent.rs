@@ -218,3 +218,67 @@ fn a_cache_that_becomes_persistent_or_volatile_begins_anew() {
         assert!(bench.manager.pool("p").unwrap().orphans.is_empty());
     });
 }
+
+/// Promise 3, for the journal: its device fails, and another takes it over.
+#[test]
+fn a_journal_whose_device_fails_is_made_anew_on_another_one() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 8).await;
+        bench.disk("vm").await;
+        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        (0..20).for_each(|block| bench.write("vm", block));
+        let sick = bench.manager.inner().disks["vm"].ring[0].device;
+        bench.shard.set_sick(sick);
+        let id = bench.id("vm");
+        let mut lost = 0;
+        // Until it is fenced, its data segments make new journals fail as well.
+        for round in 0..50 {
+            for block in 0..100 {
+                // Some fail, as flash does not take them.
+                let _ = bench.shard.write(id, (1000 + round * 100 + block) * BLOCK, BLOCK);
+            }
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            let events = bench.shard.take_events();
+            lost += events.iter().filter(|event| matches!(event, ShardEvent::JournalLost(_))).count();
+            events.into_iter().for_each(|event| bench.manager.handle_event(event));
+            tokio::time::sleep(Duration::from_secs(30)).await;
+        }
+        assert!(lost > 0, "the journal was never lost");
+        {
+            let inner = bench.manager.inner();
+            let disk = &inner.disks["vm"];
+            let mut all = disk.held.iter().chain(&disk.ring);
+            assert!(all.all(|segment| segment.device != sick), "{:?} {:?}", disk.held, disk.ring);
+            assert_eq!((disk.held.len(), disk.ring.len()), (4, 1));
+        }
+        bench.manager.drain("vm".into()).await.unwrap();
+        assert_eq!(bench.dirty("vm").await, 0);
+        (0..10).for_each(|block| bench.write("vm", 9000 + block));
+        assert_eq!(bench.dirty("vm").await, 10 * BLOCK, "the cache takes writes again");
+        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!((cache.state, cache.reason), (CacheState::Active, None));
+    });
+}
+
+/// A fence takes persistent caches off the device, dirty data first.
+#[test]
+fn a_persistent_cache_leaves_a_fenced_device() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 8).await;
+        bench.disk("vm").await;
+        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        (0..50).for_each(|block| bench.write("vm", block));
+        let sick = bench.manager.inner().disks["vm"].held[0].device;
+        bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        {
+            let inner = bench.manager.inner();
+            let disk = &inner.disks["vm"];
+            let all = || disk.held.iter().chain(&disk.ring);
+            assert!(all().all(|segment| segment.device != sick), "{:?}", disk.held);
+            assert_eq!((disk.held.len(), disk.ring.len()), (4, 1));
+        }
+        let stats = bench.manager.stats("vm").await.unwrap();
+        assert_eq!(stats.dirty_bytes + stats.destaged_bytes, 50 * BLOCK);
+    });
+}

@@ -1,0 +1,202 @@
+//! Write-back for users: what was flushed survives kill -9 and a clean end, modes change under a guest, drains bring the
+//! backing up to date, and a backing that was changed behind hob's back is not written over.
+//!
+//! `HOB_KILLS` is the number of kills (10 unless told otherwise).
+
+use std::os::unix::fs::FileExt;
+
+use conformance::data::{Noise, assert_same, empty_file};
+use conformance::nbd_client::Client;
+use conformance::{Hob, MIB, Scratch, Serve};
+use serde_json::Value;
+
+const SIZE: u64 = 32 * MIB;
+const SECTOR: u64 = 512;
+
+/// A disk with a write-back cache that keeps what it gets.
+fn lazy(scratch: &Scratch) -> Serve {
+    empty_file(&scratch.path("disk.img"), SIZE);
+    Serve::disk(&scratch.text("disk.img"))
+        .cached(&scratch.path("pool"), "16M", "4K")
+        .arg("--mode", "write-back")
+        .arg("--dirty-age-max", "0")
+        .arg("--dirty-start", "60")
+}
+
+#[track_caller]
+fn dirty(hob: &Hob) -> u64 {
+    hob.stats().number("dirty_bytes").expect("a count") as u64
+}
+
+#[track_caller]
+fn shown(hob: &Hob) -> Value {
+    serde_json::from_str(&hob.ctl(&["disk", "show", "disk", "-o", "json"])).expect("JSON")
+}
+
+fn backing(scratch: &Scratch) -> Vec<u8> {
+    std::fs::read(scratch.path("disk.img")).expect("the image")
+}
+
+/// What a guest knows of its disk: bytes it flushed, and for each sector what it wrote since.
+struct Guest {
+    dice: Noise,
+    flushed: Vec<u8>,
+    since: Vec<(u64, Vec<u8>)>,
+}
+
+impl Guest {
+    fn new(seed: u64) -> Guest {
+        Guest { dice: Noise::new(seed), flushed: vec![0; SIZE as usize], since: Vec::new() }
+    }
+
+    fn write(&mut self, client: &mut Client) {
+        let longest = if self.dice.below(4) == 0 { 256 } else { 8 };
+        let sectors = 1 + self.dice.below(longest);
+        let mut first = self.dice.below(SIZE / SECTOR - sectors);
+        let mut bytes = self.dice.bytes((sectors * SECTOR) as usize);
+        if self.dice.below(2) == 0 {
+            // Whole blocks, as file systems write them, and often the same.
+            first = first % 2048 / 8 * 8;
+            bytes.resize(4096, 7);
+        }
+        client.write(first * SECTOR, &bytes).expect("a write");
+        for (sector, bytes) in (first..).zip(bytes.chunks(SECTOR as usize)) {
+            self.since.push((sector, bytes.to_vec()));
+        }
+    }
+
+    fn flush(&mut self, client: &mut Client) {
+        client.flush().expect("a flush");
+        for (sector, bytes) in self.since.drain(..) {
+            let at = (sector * SECTOR) as usize;
+            self.flushed[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+    }
+
+    /// Each sector holds what was flushed, or one of the things written to it since; whatever it is stays.
+    #[track_caller]
+    fn check(&mut self, client: &mut Client, what: &str) {
+        let disk = client.read(0, SIZE as u32).expect("a read");
+        for sector in 0..SIZE / SECTOR {
+            let at = (sector * SECTOR) as usize..((sector + 1) * SECTOR) as usize;
+            let mut later = self.since.iter().filter(|(other, _)| *other == sector);
+            let is_right = disk[at.clone()] == self.flushed[at.clone()]
+                || later.any(|(_, bytes)| disk[at.clone()] == bytes[..]);
+            assert!(
+                is_right,
+                "{what}: sector {sector} holds neither what was flushed nor what was written later"
+            );
+        }
+        self.flushed = disk;
+        self.since.clear();
+    }
+}
+
+/// Promise 1: "A write acknowledged after FLUSH or with FUA survives kill -9".
+#[test]
+fn flushed_writes_survive_kill_9() {
+    let kills: u32 =
+        std::env::var("HOB_KILLS").ok().map_or(10, |n| n.parse().expect("HOB_KILLS is a number"));
+    let scratch = Scratch::new();
+    let serve = lazy(&scratch);
+    let mut guest = Guest::new(0x6b69_6c6c);
+    let mut was_dirty = 0;
+    for round in 1..=kills {
+        let hob = serve.start(&scratch);
+        let mut client = hob.connect();
+        guest.check(&mut client, &format!("before kill {round}"));
+        for _ in 0..1 + guest.dice.below(60) {
+            guest.write(&mut client);
+            if guest.dice.below(5) == 0 {
+                guest.flush(&mut client);
+            }
+        }
+        was_dirty += dirty(&hob);
+        hob.kill();
+    }
+    let hob = serve.start(&scratch);
+    let mut client = hob.connect();
+    guest.check(&mut client, "after the last kill");
+    assert!(was_dirty > 0, "the backing had everything all the time");
+    hob.ctl(&["drain", "disk"]);
+    drop(client);
+    hob.stop();
+    assert_same(&backing(&scratch), &guest.flushed, 0, "backing and disk");
+}
+
+#[test]
+fn a_clean_end_keeps_dirty_data_and_one_that_drains_leaves_none() {
+    let scratch = Scratch::new();
+    let serve = lazy(&scratch);
+    let bytes = Noise::new(5).bytes(MIB as usize);
+    let hob = serve.start(&scratch);
+    let mut client = hob.connect();
+    client.write(3 * MIB, &bytes).unwrap();
+    client.flush().unwrap();
+    drop(client);
+    hob.stop();
+    assert_eq!(backing(&scratch), vec![0; SIZE as usize], "nothing has reached the backing");
+    let hob = serve.clone().flag("--drain-on-shutdown").start(&scratch);
+    assert_same(&hob.connect().read(3 * MIB, MIB as u32).unwrap(), &bytes, 3 * MIB, "after a restart");
+    hob.stop();
+    assert_same(&backing(&scratch)[3 * MIB as usize..4 * MIB as usize], &bytes, 3 * MIB, "the backing");
+}
+
+#[test]
+fn modes_change_under_a_guest_and_nothing_is_lost() {
+    let scratch = Scratch::new();
+    let hob = lazy(&scratch).start(&scratch);
+    let mut client = hob.connect();
+    let mut guest = Guest::new(9);
+    let modes = [
+        "write-through",
+        "write-back",
+        "write-around",
+        "write-back",
+        "read-only-cache",
+        "pass-through",
+        "write-back",
+    ];
+    for mode in modes {
+        (0..30).for_each(|_| guest.write(&mut client));
+        guest.flush(&mut client);
+        hob.ctl(&["cache", "set", "disk", "--mode", mode]);
+        assert_eq!(shown(&hob)["cache"]["mode"], mode);
+        if mode != "write-back" {
+            assert_eq!(dirty(&hob), 0, "{mode}");
+            assert_same(&backing(&scratch), &guest.flushed, 0, mode);
+        }
+        guest.check(&mut client, mode);
+    }
+    (0..30).for_each(|_| guest.write(&mut client));
+    guest.flush(&mut client);
+    hob.ctl(&["cache", "disable", "disk"]);
+    assert_same(&backing(&scratch), &guest.flushed, 0, "without the cache");
+    guest.check(&mut client, "without the cache");
+}
+
+/// Promise 2: "Stale flash is never served."
+#[test]
+fn a_backing_changed_behind_hobs_back_is_not_written_over() {
+    let scratch = Scratch::new();
+    let serve = lazy(&scratch);
+    let hob = serve.start(&scratch);
+    let mut client = hob.connect();
+    // What is read is in the cache, clean; what is written is dirty.
+    client.read(0, MIB as u32).unwrap();
+    client.write(8 * MIB, &[3; 65536]).unwrap();
+    client.flush().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    drop(client);
+    hob.stop();
+    let image = std::fs::File::options().write(true).open(scratch.path("disk.img")).unwrap();
+    image.write_all_at(&vec![9; 2 * MIB as usize], 0).unwrap();
+    let said = serve.refused(&scratch).all();
+    assert!(said.contains("does not hold what the cache remembers") && said.contains("64 KiB"), "{said}");
+    assert_eq!(backing(&scratch)[..2 * MIB as usize], vec![9; 2 * MIB as usize], "nothing was written");
+    // Put right, everything is there.
+    image.write_all_at(&vec![0; 2 * MIB as usize], 0).unwrap();
+    let hob = serve.start(&scratch);
+    assert_eq!(hob.connect().read(8 * MIB, 65536).unwrap(), vec![3; 65536]);
+    assert_eq!(dirty(&hob), 65536);
+}

@@ -1,0 +1,136 @@
+//! The daemon under test: this program, started again, over files that lose what was not flushed.
+
+use std::fs::OpenOptions;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use hob_lab::driver::{Connection, Dialogue};
+use hob_storage::volatile::VolatileOptions;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::setup::Stage;
+use crate::daemon::power_cut;
+
+/// How long a daemon may take until its disk is there.
+const READY_MAX: Duration = Duration::from_secs(30);
+
+/// How long it may take over one request, and over an end it was asked for.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// How long the kernel may take over a process that was killed.
+const DEATH_MAX: Duration = Duration::from_secs(20);
+
+const POLL: Duration = Duration::from_millis(2);
+
+/// A running daemon. Dropping it kills it.
+pub(super) struct Daemon {
+    child: Child,
+}
+
+impl Daemon {
+    /// Starts one.
+    pub(super) fn start(stage: &Stage, options: &VolatileOptions) -> anyhow::Result<Daemon> {
+        for socket in [stage.nbd_socket(), stage.control_socket()] {
+            let _ = std::fs::remove_file(socket);
+        }
+        let log = OpenOptions::new().create(true).append(true).open(stage.log())?;
+        // Not the program of that name, which somebody may have replaced since we were started.
+        let child = Command::new("/proc/self/exe")
+            .args(["daemon", "--log", "info", "--config"])
+            .arg(stage.config())
+            .env(power_cut::VARIABLE, power_cut::order(options))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            // Ctrl-C is for us alone.
+            .process_group(0)
+            .spawn()
+            .context("cannot start the daemon")?;
+        Ok(Daemon { child })
+    }
+
+    /// Waits until its disk is there; `None` when the power was cut before.
+    pub(super) fn connect(&mut self, stage: &Stage) -> anyhow::Result<Option<Dialogue>> {
+        let start = Instant::now();
+        loop {
+            let tried = Connection::open(&stage.uri());
+            if let Some(status) = self.child.try_wait()? {
+                demand_cut(status).context("the daemon ended instead of serving the disk")?;
+                return Ok(None);
+            }
+            match tried {
+                Ok(connection) => return Ok(Some(Dialogue::open(connection, SILENCE_MAX)?)),
+                Err(error) if start.elapsed() > READY_MAX => {
+                    let said = format!("the daemon's disk is not there after {} s", READY_MAX.as_secs());
+                    return Err(error.context(format!("{said}; {}", stage.last_complaint())));
+                }
+                Err(_) => thread::sleep(POLL),
+            }
+        }
+    }
+
+    /// Does `work`, with a kill -9 from outside after that time unless it is through before.
+    pub(super) fn killed_after<T>(&self, time: Duration, work: impl FnOnce() -> T) -> T {
+        let (through, waits) = mpsc::channel::<()>();
+        let pid = Pid::from_child(&self.child);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                if waits.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
+                    // It may have killed itself just before; nobody has waited for it, so the number is still its own.
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+            });
+            let done = work();
+            drop(through);
+            done
+        })
+    }
+
+    /// Waits for the end of one that was killed; any other end is an error.
+    pub(super) fn bury(mut self) -> anyhow::Result<()> {
+        match self.wait(DEATH_MAX)? {
+            Some(status) => demand_cut(status),
+            None => bail!("the daemon closed its connection and lives on"),
+        }
+    }
+
+    /// SIGTERM, and the clean end it must have.
+    pub(super) fn stop(mut self) -> anyhow::Result<()> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).context("cannot signal the daemon")?;
+        let status = self.wait(SILENCE_MAX)?;
+        let Some(status) = status else {
+            bail!("the daemon has not ended {} s after SIGTERM", SILENCE_MAX.as_secs())
+        };
+        ensure!(status.success(), "after SIGTERM the daemon ended with {status}");
+        Ok(())
+    }
+
+    fn wait(&mut self, time: Duration) -> anyhow::Result<Option<ExitStatus>> {
+        let start = Instant::now();
+        while start.elapsed() < time {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(Some(status));
+            }
+            thread::sleep(POLL);
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // An error says that it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Only a kill is a power cut; a daemon that ends by itself is broken.
+fn demand_cut(status: ExitStatus) -> anyhow::Result<()> {
+    ensure!(status.signal() == Some(Signal::KILL.as_raw()), "the daemon ended by itself, with {status}");
+    Ok(())
+}

@@ -1,0 +1,219 @@
+//! What the disk's only client does: load like fio's, in which every byte that is read is checked.
+//!
+//! Writes of 4 to 64 KiB, some not aligned to sectors, some with FUA, some of zeroes; reads of what was written; now and
+//! then a flush. Half of it goes to an eighth of the disk, so that blocks are hit and overwritten before they are flushed.
+//! No two requests in flight overlap, unless both are reads: the outcome of that would be anybody's guess.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::anyhow;
+use hob_lab::driver::{Answer, Ask, Dialogue, Lost};
+use hob_lab::prng::Prng;
+use serde::Serialize;
+
+use super::model::{Content, Model, UNIT_BYTES, Write};
+
+/// Requests in flight.
+const DEPTH: usize = 16;
+
+/// Units in a sector.
+const SECTOR_UNITS: u64 = 8;
+
+/// Units in the longest request.
+const UNITS_MAX: u64 = 16 * SECTOR_UNITS;
+
+/// Units in one read of a check of the whole disk.
+const CHECK_UNITS: u64 = 256;
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Counts {
+    /// Writes answered, zeroes included.
+    pub(super) writes: u64,
+    /// Of them, those with FUA.
+    pub(super) fua: u64,
+    /// Flushes answered.
+    pub(super) flushes: u64,
+    /// Bytes read and found right.
+    pub(super) bytes_checked: u64,
+}
+
+/// Why there is no going on.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The connection is gone, as it is after a power cut.
+    Cut,
+    /// Something is wrong.
+    Wrong(anyhow::Error),
+}
+
+enum Flying {
+    Read { first: u64, count: u64 },
+    Write { write: Write, count: u64, durable: bool },
+    Flush { answers: u64 },
+}
+
+/// A client of the disk.
+pub(super) struct Client<'a> {
+    dialogue: Dialogue,
+    model: &'a mut Model,
+    dice: &'a mut Prng,
+    counts: &'a mut Counts,
+    flying: BTreeMap<u64, Flying>,
+}
+
+impl<'a> Client<'a> {
+    pub(super) fn new(
+        dialogue: Dialogue,
+        model: &'a mut Model,
+        dice: &'a mut Prng,
+        counts: &'a mut Counts,
+    ) -> Client<'a> {
+        Client { dialogue, model, dice, counts, flying: BTreeMap::new() }
+    }
+
+    /// Reads and checks the whole disk, in any order.
+    pub(super) fn check_disk(&mut self) -> Result<(), Trouble> {
+        let mut starts: Vec<u64> = (0..self.model.units()).step_by(CHECK_UNITS as usize).collect();
+        for at in (1..starts.len()).rev() {
+            starts.swap(at, self.dice.below(at as u64 + 1) as usize);
+        }
+        for first in starts {
+            while self.flying.len() >= DEPTH {
+                self.receive()?;
+            }
+            self.read(first, CHECK_UNITS.min(self.model.units() - first))?;
+        }
+        self.finish()
+    }
+
+    /// Puts load on the disk for so many requests, or until `stop`.
+    pub(super) fn load(&mut self, requests: u64, stop: &AtomicBool) -> Result<(), Trouble> {
+        // From a flush every few requests to hardly any.
+        let flush_once_in = [4, 16, 64, 1024][self.dice.below(4) as usize];
+        for _ in 0..requests {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            while self.flying.len() >= DEPTH {
+                self.receive()?;
+            }
+            self.one(flush_once_in)?;
+        }
+        self.finish()
+    }
+
+    /// Waits for all answers.
+    fn finish(&mut self) -> Result<(), Trouble> {
+        while !self.flying.is_empty() {
+            self.receive()?;
+        }
+        Ok(())
+    }
+
+    /// Sends one request.
+    fn one(&mut self, flush_once_in: u64) -> Result<(), Trouble> {
+        if self.dice.below(flush_once_in) == 0 {
+            let answers = self.model.flush();
+            let cookie = self.dialogue.send(Ask::Flush)?;
+            self.flying.insert(cookie, Flying::Flush { answers });
+            return Ok(());
+        }
+        let (first, count) = self.somewhere();
+        if self.dice.below(5) == 0 {
+            if !self.meets(first, count, |flying| matches!(flying, Flying::Write { .. })) {
+                self.read(first, count)?;
+            }
+            return Ok(());
+        }
+        if self.meets(first, count, |_| true) {
+            return Ok(());
+        }
+        let content = if self.dice.below(16) == 0 { Content::Zeroes } else { Content::Stamps };
+        let (durable, offset) = (self.dice.below(10) == 0, first * UNIT_BYTES as u64);
+        let write = self.model.ask(first, count, content);
+        let cookie = match content {
+            Content::Stamps => {
+                let data = self.model.bytes(&write);
+                self.dialogue.send(Ask::Write { offset, data: &data, fua: durable })?
+            }
+            Content::Zeroes => {
+                let len = (count * UNIT_BYTES as u64) as u32;
+                self.dialogue.send(Ask::WriteZeroes { offset, len, fua: durable })?
+            }
+        };
+        self.flying.insert(cookie, Flying::Write { write, count, durable });
+        Ok(())
+    }
+
+    /// First unit and number of units of a request.
+    fn somewhere(&mut self) -> (u64, u64) {
+        let units = self.model.units();
+        let sectors = match self.dice.below(4) {
+            0 => 1 + self.dice.below(UNITS_MAX / SECTOR_UNITS),
+            1 => 4,
+            _ => 1,
+        };
+        let room = if self.dice.below(2) == 0 { units / 8 } else { units };
+        let (mut first, mut count) =
+            (self.dice.below(room / SECTOR_UNITS - sectors + 1) * SECTOR_UNITS, sectors * SECTOR_UNITS);
+        if self.dice.below(8) == 0 {
+            let cut = self.dice.below(SECTOR_UNITS);
+            (first, count) = (first + cut, count - cut);
+            count -= self.dice.below(count.min(SECTOR_UNITS));
+        }
+        (first, count)
+    }
+
+    fn meets(&self, first: u64, count: u64, concerns: impl Fn(&Flying) -> bool) -> bool {
+        self.flying.values().filter(|flying| concerns(flying)).any(|flying| match *flying {
+            Flying::Read { first: other, count: its } => other < first + count && first < other + its,
+            Flying::Write { write: Write { first: other, .. }, count: its, .. } => {
+                other < first + count && first < other + its
+            }
+            Flying::Flush { .. } => false,
+        })
+    }
+
+    fn read(&mut self, first: u64, count: u64) -> Result<(), Trouble> {
+        let (offset, len) = (first * UNIT_BYTES as u64, (count * UNIT_BYTES as u64) as u32);
+        let cookie = self.dialogue.send(Ask::Read { offset, len })?;
+        self.flying.insert(cookie, Flying::Read { first, count });
+        Ok(())
+    }
+
+    /// Takes one answer.
+    fn receive(&mut self) -> Result<(), Trouble> {
+        let Answer { cookie, error, data } = self.dialogue.receive()?;
+        let flying = self.flying.remove(&cookie).expect("only what was asked is answered");
+        if let Some(error) = error {
+            return Err(Trouble::Wrong(anyhow!("a request failed although nothing was broken: {error}")));
+        }
+        match flying {
+            Flying::Read { first, .. } => {
+                self.model.check(first, &data).map_err(|wrong| Trouble::Wrong(anyhow!("{wrong}")))?;
+                self.counts.bytes_checked += data.len() as u64;
+            }
+            Flying::Write { write, durable, .. } => {
+                self.model.answered(write, durable);
+                self.counts.writes += 1;
+                self.counts.fua += u64::from(durable);
+            }
+            Flying::Flush { answers } => {
+                self.model.flushed(answers);
+                self.counts.flushes += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<Lost> for Trouble {
+    fn from(lost: Lost) -> Trouble {
+        match lost {
+            Lost::Closed => Trouble::Cut,
+            lost => Trouble::Wrong(anyhow!("{lost}")),
+        }
+    }
+}

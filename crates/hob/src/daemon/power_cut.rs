@@ -1,0 +1,78 @@
+//! How `hob selftest` tells its child to lose what it has not flushed.
+//!
+//! By a variable in the child's environment, undocumented on purpose, that names the process which may say so:
+//! the child's own parent. So it has no effect that anybody could want by accident: inherited by a grandchild, or
+//! left in a shell, it is an error and nothing starts. The child ends with its parent.
+
+use anyhow::{Context, bail, ensure};
+use hob_storage::volatile::{self, Flushes, VolatileOptions};
+use rustix::process::Signal;
+
+/// The variable.
+pub(crate) const VARIABLE: &str = "HOB_SELFTEST_POWER_CUT";
+
+/// What the variable of a child of this process must say.
+pub(crate) fn order(options: &VolatileOptions) -> String {
+    let VolatileOptions { seed, flushes, cut_after } = options;
+    let flushes = match flushes {
+        Flushes::Honest => "honest",
+        Flushes::Ignored => "ignored",
+    };
+    format!("{} {seed} {flushes} {}", std::process::id(), cut_after.unwrap_or(0))
+}
+
+/// Switches the layer on, if the parent says so.
+pub(super) fn obey() -> anyhow::Result<()> {
+    let Some(text) = std::env::var_os(VARIABLE) else { return Ok(()) };
+    let text = text.to_string_lossy();
+    let refusal = || format!("{VARIABLE} is for hob's own use in `hob selftest`; unset it");
+    let (parent, options) = parse(&text).with_context(refusal)?;
+    let actual = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+    ensure!(actual == Some(parent), refusal());
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .context("cannot bind to selftest")?;
+    Ok(volatile::switch_on(options)?)
+}
+
+/// The daemon ends and the power stays on.
+pub(super) fn end_in_peace() {
+    if let Err(error) = volatile::settle() {
+        tracing::error!(%error, "what was written last did not reach its file");
+    }
+}
+
+/// Parent and options, from what [`order`] writes.
+fn parse(text: &str) -> anyhow::Result<(i32, VolatileOptions)> {
+    let words: Vec<&str> = text.split(' ').collect();
+    let [parent, seed, flushes, cut_after] = words[..] else {
+        bail!("four words are expected, not '{text}'")
+    };
+    let flushes = match flushes {
+        "honest" => Flushes::Honest,
+        "ignored" => Flushes::Ignored,
+        other => bail!("flushes are honest or ignored, not '{other}'"),
+    };
+    let cut_after = Some(cut_after.parse()?).filter(|steps| *steps > 0);
+    Ok((parent.parse()?, VolatileOptions { seed: seed.parse()?, flushes, cut_after }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_is_understood_and_nonsense_is_not() {
+        let parent = i32::try_from(std::process::id()).unwrap();
+        for options in [
+            VolatileOptions { seed: 7, flushes: Flushes::Honest, cut_after: None },
+            VolatileOptions { seed: u64::MAX, flushes: Flushes::Ignored, cut_after: Some(9) },
+        ] {
+            assert_eq!(parse(&order(&options)).unwrap(), (parent, options));
+        }
+        for nonsense in
+            ["", "1", "1 2 honest", "1 2 honest 3 4", "1 2 lies 3", "x 2 honest 3", "1 -2 honest 3"]
+        {
+            assert!(parse(nonsense).is_err(), "{nonsense}");
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! A connection for one thread that knows what every answer should be: it sends when told to, and receives when asked.
+//!
+//! For load that is checked byte by byte, where [`Connection::run`] only times its requests. The caller bounds what is in
+//! flight, so that neither end waits for the other to take what it sends: a mebibyte each way is fine.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::time::Duration;
+
+use hob_nbd::client::handshake::Negotiated;
+use hob_nbd::client::reply::{Expected, ReplyDecoder, ReplyEvent, ReplyLimits};
+use hob_nbd::client::request;
+use hob_nbd::{Command, CommandFlags, ErrorCode};
+
+use super::connection::{Connection, Stream};
+
+const RECEIVE_BYTES: usize = 256 << 10;
+
+/// A request. Offsets and lengths are bytes, and suit what was negotiated.
+#[derive(Clone, Copy, Debug)]
+pub enum Ask<'a> {
+    /// Read.
+    Read {
+        /// From here.
+        offset: u64,
+        /// So much.
+        len: u32,
+    },
+    /// Write.
+    Write {
+        /// To here.
+        offset: u64,
+        /// These bytes.
+        data: &'a [u8],
+        /// Answer when they are durable.
+        fua: bool,
+    },
+    /// Write zeroes, which may become a hole.
+    WriteZeroes {
+        /// To here.
+        offset: u64,
+        /// So many.
+        len: u32,
+        /// Answer when they are durable.
+        fua: bool,
+    },
+    /// Make durable what was answered before.
+    Flush,
+}
+
+/// What the server said to a request.
+#[derive(Debug)]
+pub struct Answer {
+    /// As [`Dialogue::send`] returned it.
+    pub cookie: u64,
+    /// Why the request failed, if it did.
+    pub error: Option<ErrorCode>,
+    /// What was read.
+    pub data: Vec<u8>,
+}
+
+/// Why there will be no more answers.
+#[derive(Debug)]
+pub enum Lost {
+    /// The server has gone, or closed the connection.
+    Closed,
+    /// It says nothing for as long as [`Dialogue::open`] was told.
+    Silent(Duration),
+    /// It says something that is not NBD.
+    Broken(String),
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lost::Closed => f.write_str("the server closed the connection"),
+            Lost::Silent(time) => write!(f, "the server has not answered for {} s", time.as_secs()),
+            Lost::Broken(what) => write!(f, "the server broke the protocol: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for Lost {}
+
+/// A request in flight.
+struct Asked {
+    expected: Expected,
+    data: Vec<u8>,
+}
+
+/// See the module's text.
+pub struct Dialogue {
+    stream: Stream,
+    negotiated: Negotiated,
+    decoder: ReplyDecoder,
+    silence_max: Duration,
+    flight: BTreeMap<u64, Asked>,
+    next_cookie: u64,
+    /// Received and not looked at.
+    arrived: Vec<u8>,
+    /// Where the payload that comes next belongs: a request, and the first byte in its data.
+    filling: Option<(u64, usize)>,
+    answers: VecDeque<Answer>,
+}
+
+impl Dialogue {
+    /// Goes on with a connection on which nothing was asked yet. A server that says nothing for `silence_max` while
+    /// an answer is waited for is given up.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn open(connection: Connection, silence_max: Duration) -> io::Result<Dialogue> {
+        let Connection { stream, negotiated, early } = connection;
+        stream.set_read_timeout(Some(silence_max))?;
+        let decoder = ReplyDecoder::new(&negotiated, ReplyLimits::default());
+        Ok(Dialogue {
+            stream,
+            negotiated,
+            decoder,
+            silence_max,
+            flight: BTreeMap::new(),
+            next_cookie: 0,
+            arrived: early,
+            filling: None,
+            answers: VecDeque::new(),
+        })
+    }
+
+    /// What the server said of the export.
+    pub fn negotiated(&self) -> &Negotiated {
+        &self.negotiated
+    }
+
+    /// Requests without an answer that was received.
+    pub fn in_flight(&self) -> usize {
+        self.flight.len() + self.answers.len()
+    }
+
+    /// Sends a request and returns its name.
+    ///
+    /// # Errors
+    /// [`Lost::Closed`], whatever the socket says.
+    pub fn send(&mut self, ask: Ask<'_>) -> Result<u64, Lost> {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        let flags = |fua| if fua { CommandFlags::FUA } else { CommandFlags::NONE };
+        let (command, offset, length) = match ask {
+            Ask::Read { offset, len } => (Command::Read, offset, len),
+            Ask::Write { offset, data, .. } => (Command::Write, offset, data.len() as u32),
+            Ask::WriteZeroes { offset, len, .. } => (Command::WriteZeroes, offset, len),
+            Ask::Flush => (Command::Flush, 0, 0),
+        };
+        let mut bytes = match ask {
+            Ask::Read { .. } => request::read(cookie, offset, length, CommandFlags::NONE),
+            Ask::Write { fua, .. } => request::write_header(cookie, offset, length, flags(fua)),
+            Ask::WriteZeroes { fua, .. } => request::write_zeroes(cookie, offset, length, flags(fua)),
+            Ask::Flush => request::flush(cookie),
+        }
+        .to_vec();
+        if let Ask::Write { data, .. } = ask {
+            bytes.extend_from_slice(data);
+        }
+        let data = if command == Command::Read { vec![0; length as usize] } else { Vec::new() };
+        self.flight.insert(cookie, Asked { expected: Expected { command, offset, length }, data });
+        (&self.stream).write_all(&bytes).map_err(|_| Lost::Closed)?;
+        Ok(cookie)
+    }
+
+    /// The next answer, in whichever order the server gives them.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    ///
+    /// # Panics
+    /// When nothing was asked.
+    pub fn receive(&mut self) -> Result<Answer, Lost> {
+        assert!(self.in_flight() > 0, "no answer without a question");
+        let mut bytes = vec![0; RECEIVE_BYTES];
+        loop {
+            self.digest()?;
+            if let Some(answer) = self.answers.pop_front() {
+                return Ok(answer);
+            }
+            match (&self.stream).read(&mut bytes) {
+                Ok(0) => return Err(Lost::Closed),
+                Ok(count) => self.arrived.extend_from_slice(&bytes[..count]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    return Err(Lost::Silent(self.silence_max));
+                }
+                Err(_) => return Err(Lost::Closed),
+            }
+        }
+    }
+
+    /// Understands what has arrived, as far as it goes.
+    fn digest(&mut self) -> Result<(), Lost> {
+        let arrived = std::mem::take(&mut self.arrived);
+        let mut rest = &arrived[..];
+        loop {
+            let flight = &self.flight;
+            let in_flight = |cookie| flight.get(&cookie).map(|asked| asked.expected);
+            let used = self
+                .decoder
+                .handle_input(rest, &in_flight)
+                .map_err(|error| Lost::Broken(error.to_string()))?;
+            rest = &rest[used..];
+            let mut progressed = used > 0;
+            while let Some(event) = self.decoder.poll_event() {
+                progressed = true;
+                self.take(event);
+            }
+            let payload = (self.decoder.payload_pending() as usize).min(rest.len());
+            if let (Some((cookie, at)), 1..) = (&mut self.filling, payload) {
+                let asked = self.flight.get_mut(cookie).expect("payload belongs to a request in flight");
+                asked.data[*at..*at + payload].copy_from_slice(&rest[..payload]);
+                *at += payload;
+            }
+            self.decoder.payload_received(payload as u32);
+            rest = &rest[payload..];
+            if !progressed && payload == 0 {
+                self.arrived = rest.to_vec();
+                return Ok(());
+            }
+        }
+    }
+
+    fn take(&mut self, event: ReplyEvent) {
+        match event {
+            ReplyEvent::Data { cookie, offset, .. } => {
+                let asked = &self.flight[&cookie];
+                self.filling = Some((cookie, (offset - asked.expected.offset) as usize));
+            }
+            // Data that was not filled in is zero already.
+            ReplyEvent::Hole { .. } | ReplyEvent::BlockStatus { .. } | ReplyEvent::Error { .. } => {}
+            ReplyEvent::Done { cookie, error } => {
+                let Asked { data, .. } =
+                    self.flight.remove(&cookie).expect("the decoder answers only what is in flight");
+                self.answers.push_back(Answer { cookie, error, data });
+            }
+        }
+    }
+
+    /// Says goodbye; nothing may be in flight.
+    pub fn close(self) {
+        // A courtesy: the dialogue is over whether or not the server hears it.
+        let _ = (&self.stream).write_all(&request::disconnect());
+    }
+}

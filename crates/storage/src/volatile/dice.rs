@@ -1,0 +1,39 @@
+//! The layer's dice: splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+//! OOPSLA 2014). Small and even enough to choose victims with.
+
+/// Numbers that depend on the seed and nothing else.
+#[derive(Debug)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    /// Dice for a seed.
+    pub(crate) fn new(seed: u64) -> Dice {
+        Dice(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    /// A number in `0..bound`.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        assert!(bound > 0, "nothing lies below zero");
+        (self.next() % bound as u64) as usize
+    }
+
+    /// True once in `times`, on average.
+    pub(crate) fn once_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+
+    /// Puts `items` into any order.
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at + 1));
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Lives many histories on all cores, until one breaks a promise: `cargo xtask simulate` is the way to call it.
+//!
+//! ```text
+//! simulate KIND FROM SEEDS MINUTES REQUESTS
+//! ```
+//! KIND is `lives`, `sound` (lives in which no device fails) or `single`; MINUTES may be 0 for no limit. Progress goes to stderr.
+//! At the first violation, or panic of the engine, it stops with the seed and with how to live it again. With `HOB_TRACE` in
+//! its environment it says everything that crosses the engine's boundary.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hob_engine::outcome::OUTCOMES;
+use hob_world::sim::{Options, Report, Trace, run};
+
+/// What all threads share.
+struct Shared {
+    next: AtomicU64,
+    end: u64,
+    deadline: Option<Instant>,
+    done: AtomicU64,
+    /// The lowest seed that failed, and why.
+    failed: Mutex<Option<(u64, String)>>,
+    total: Mutex<Report>,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize| arguments.get(at).and_then(|word| word.parse::<u64>().ok());
+    let kind = arguments.first().map(String::as_str);
+    let (Some(kind @ ("lives" | "sound" | "single")), Some(from), Some(seeds), Some(minutes), Some(requests)) =
+        (kind, number(1), number(2), number(3), number(4))
+    else {
+        eprintln!("usage: simulate lives|sound|single FROM SEEDS MINUTES REQUESTS");
+        return ExitCode::FAILURE;
+    };
+    let base = match kind {
+        "lives" => Options::lives(),
+        "sound" => Options { faults: false, ..Options::lives() },
+        _ => Options::default(),
+    };
+    let trace: Option<Trace> = std::env::var_os("HOB_TRACE").map(|_| (|line| eprintln!("{line}")) as Trace);
+    let options =
+        Options { trace, requests: u32::try_from(requests).unwrap_or(base.requests).max(1), ..base };
+    let began = Instant::now();
+    let shared = Shared {
+        next: AtomicU64::new(from),
+        end: from.saturating_add(seeds),
+        deadline: (minutes > 0).then(|| began + Duration::from_secs(60 * minutes)),
+        done: AtomicU64::new(0),
+        failed: Mutex::new(None),
+        total: Mutex::new(Report::default()),
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| work(&shared, &options))).collect();
+        while !workers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            std::thread::sleep(Duration::from_millis(200));
+            progress(&shared, began, from, minutes);
+        }
+    });
+    conclude(&shared, &options, kind, began)
+}
+
+/// Lives histories until there are no more, time is up, or one failed.
+fn work(shared: &Shared, options: &Options) {
+    let mut mine = Report::default();
+    loop {
+        let is_late = shared.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let seed = shared.next.fetch_add(1, Ordering::Relaxed);
+        if is_late || seed >= shared.end || shared.failed.lock().expect("no panic inside").is_some() {
+            break;
+        }
+        match std::panic::catch_unwind(|| run(seed, options)) {
+            Ok(Ok(report)) => mine.add(&report),
+            Ok(Err(violation)) => fail(shared, seed, violation.0),
+            Err(_) => fail(shared, seed, "the engine panicked (see above)".into()),
+        }
+        shared.done.fetch_add(1, Ordering::Relaxed);
+    }
+    shared.total.lock().expect("no panic inside").add(&mine);
+}
+
+fn fail(shared: &Shared, seed: u64, what: String) {
+    let mut failed = shared.failed.lock().expect("no panic inside");
+    if failed.as_ref().is_none_or(|(other, _)| seed < *other) {
+        *failed = Some((seed, what));
+    }
+}
+
+fn progress(shared: &Shared, began: Instant, from: u64, minutes: u64) {
+    let done = shared.done.load(Ordering::Relaxed);
+    let elapsed = began.elapsed().as_secs_f64();
+    let rate = done as f64 / elapsed.max(0.001);
+    let by_seeds = (shared.end - from).saturating_sub(done) as f64 / rate.max(0.001);
+    let by_time = if minutes > 0 { 60.0 * minutes as f64 - elapsed } else { f64::INFINITY };
+    let left = by_seeds.min(by_time).max(0.0);
+    if std::io::stderr().is_terminal() {
+        eprint!("\r{done} histories, {rate:.0} a second, {left:.0} s left    ");
+        let _ = std::io::stderr().flush();
+    }
+}
+
+fn conclude(shared: &Shared, options: &Options, kind: &str, began: Instant) -> ExitCode {
+    let done = shared.done.load(Ordering::Relaxed);
+    let total = shared.total.lock().expect("no panic inside");
+    let seconds = began.elapsed().as_secs_f64();
+    eprintln!();
+    println!("{done} histories of {} requests in {seconds:.1} s", options.requests);
+    for (row, count) in OUTCOMES.iter().zip(total.outcomes) {
+        println!("  {count:>12}  {:?}", row.outcome);
+    }
+    for (name, count) in total.counts() {
+        println!("  {count:>12}  {name}");
+    }
+    match &*shared.failed.lock().expect("no panic inside") {
+        None => ExitCode::SUCCESS,
+        Some((seed, what)) => {
+            println!("seed {seed}: {what}");
+            println!(
+                "again: cargo xtask simulate --kind {kind} --from {seed} --seeds 1 --requests {}",
+                options.requests
+            );
+            ExitCode::FAILURE
+        }
+    }
+}
