@@ -242,8 +242,10 @@ impl World<'_> {
                 self.free.extend(owner.drop_rings(|other| other == number));
             }
         }
+        let pending = self.brings_ring(index);
         let disk = &mut self.disks[index];
-        if let Some(owner) = disk.owner.as_mut().filter(|owner| !owner.exists && disk.config.is_none()) {
+        let never_was = |owner: &&mut Owner| !owner.exists && disk.config.is_none() && !pending;
+        if let Some(owner) = disk.owner.as_mut().filter(never_was) {
             owner.gone = true;
         }
         self.free.extend(brought);
@@ -251,9 +253,14 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Is a command for this disk under way that brings a ring?
+    fn brings_ring(&self, index: usize) -> bool {
+        self.asked.values().any(|asked| asked.disk == index && asked.ring().is_some())
+    }
+
     /// Of a cache that was taken away nothing is left when the last command with a ring for it has ended.
     fn disown_gone(&mut self, index: usize) {
-        let pending = self.asked.values().any(|asked| asked.disk == index && asked.ring().is_some());
+        let pending = self.brings_ring(index);
         let disk = &mut self.disks[index];
         if let Some(owner) = disk.owner.as_mut().filter(|owner| owner.gone && !pending) {
             // A volatile cache may have taken its place, and what was to be its.
