@@ -151,7 +151,9 @@ impl Directory {
     /// Gives the block at this cache sector a second frame if it has none, evicting others for it. Returns where its second
     /// copy of the sector lies, and how many blocks with data that cost.
     pub(crate) fn double(&mut self, sector: u64, is_busy: impl Fn(u64, u64) -> bool) -> (Option<u64>, u64) {
-        const TRIES: u32 = 4;
+        // Blocks that came one after the other lie side by side on one device, in runs of hundreds, and leave in that
+        // order too. Frames that come free in vain are taken by the next ones.
+        const TRIES: u32 = 512;
         let mut evicted = 0;
         for _ in 0..TRIES {
             if let Some(second) = self.index.second_sector(sector) {

@@ -23,12 +23,13 @@ use hdrhistogram::Histogram;
 use hob_engine::REQUEST_BYTES_MAX;
 use hob_engine::io::Op;
 use hob_engine::outcome::{OUTCOMES, Outcome};
-use hob_engine::stats::DeviceIoStats;
+use hob_engine::stats::{DeviceIoStats, DiskStats};
+use hob_engine::units::SECTOR_BYTES;
 use hob_world::replay::{Ask, CacheSetup, Replay, Run, Served, Setup};
 use serde::Serialize;
 
 use crate::advise::{Backing, Flash, Material, seconds};
-use crate::generate::run::{Cache, ask};
+use crate::generate::run::ask;
 use crate::replay::{Pace, Schedule};
 use crate::trace::Record;
 
@@ -49,7 +50,7 @@ const TAIL_NS_MIN: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The cache of the second run; without one there is no second run.
-    pub cache: Option<Cache>,
+    pub cache: Option<CacheSetup>,
     /// What the disk lies on.
     pub backing: Backing,
     /// What the cache lies on.
@@ -137,6 +138,8 @@ pub struct Played {
     pub flash: DeviceIo,
     /// I/O of the backing.
     pub backing: DeviceIo,
+    /// Bytes that were not on the backing yet when the last request had ended.
+    pub dirty_bytes: u64,
     /// Requests that found the engine full and had to wait outside.
     pub waited: u64,
     /// Most requests in the engine at a time.
@@ -279,6 +282,12 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
         (false, Some(true)) => notes.push(format!("with the cache the flash is overloaded: {slower}")),
         (false, _) => {}
     }
+    if let Some(dirty_bytes) = with.map(|with| with.dirty_bytes).filter(|bytes| *bytes > 0) {
+        let mib = dirty_bytes.div_ceil(1 << 20);
+        notes.push(format!(
+            "{mib} MiB of what was written were not on the backing yet when the last request had ended"
+        ));
+    }
     let refused = |played: &Played| {
         let row = played.classes.iter().find(|row| row.class == Outcome::Refused.info().class);
         row.map_or(0, |row| row.requests)
@@ -345,11 +354,9 @@ struct Player<'a> {
 }
 
 impl Player<'_> {
-    fn play(&self, cache: Option<Cache>, stage: &mut Stage<'_>) -> Result<Played> {
+    fn play(&self, cache: Option<CacheSetup>, stage: &mut Stage<'_>) -> Result<Played> {
         let Options { backing, flash, warm, .. } = *self.options;
         let what = if cache.is_some() { "with the cache" } else { "without the cache" };
-        let cache =
-            cache.map(|Cache { bytes, block_bytes, policy }| CacheSetup { bytes, block_bytes, policy });
         let setup = Setup::one_disk(self.span_bytes, cache, flash.model(), backing.model(self.span_bytes));
         let mut replay = Replay::new(setup).map_err(|error| anyhow!("cannot set up the cache: {error}"))?;
         if warm {
@@ -362,7 +369,7 @@ impl Player<'_> {
             bail!("interrupted");
         }
         let stats = replay.stats(0).expect("there is one disk");
-        Ok(self.summed_up(&tally, run, &stats.flash, &stats.backing))
+        Ok(self.summed_up(&tally, run, &stats))
     }
 
     fn run(
@@ -379,7 +386,7 @@ impl Player<'_> {
         }
     }
 
-    fn summed_up(&self, tally: &Tally, run: Run, flash: &DeviceIoStats, backing: &DeviceIoStats) -> Played {
+    fn summed_up(&self, tally: &Tally, run: Run, stats: &DiskStats) -> Played {
         let io = |stats: &DeviceIoStats| DeviceIo {
             ios: stats.ios,
             read_bytes: stats.read_bytes,
@@ -399,8 +406,9 @@ impl Player<'_> {
                 .filter_map(|rows| Some(tally.classes.get(rows[0].class)?.class(rows[0].class)))
                 .collect(),
             read_hit_ratio: ratio(tally.hits.iter().sum(), tally.reads.iter().sum()),
-            flash: io(flash),
-            backing: io(backing),
+            flash: io(&stats.flash),
+            backing: io(&stats.backing),
+            dirty_bytes: stats.sectors_dirty * SECTOR_BYTES,
             waited: run.waited,
             in_flight_max: run.in_flight_max,
             elapsed_ns,

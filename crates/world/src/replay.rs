@@ -6,100 +6,39 @@
 //! and some thought). A request that the engine has no room for waits outside, in order, and its latency counts
 //! from its arrival.
 //!
+//! A persistent cache is played whole: journal pages, flushes and destaging take the devices' time, and go on between
+//! runs and after the last answer ([`Replay::pass`] lets time go by).
+//!
 //! Nothing is checked here and nothing fails: contents, faults and crashes are [`sim`](crate::sim)'s part. Memory
 //! is the engine's plus a few words for each request in flight; requests are pulled when they are due, never ahead.
 //!
 //! Units: bytes, and nanoseconds of virtual time.
 
+mod setup;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
-use std::fmt;
 
-use hob_engine::admission::Admission;
-use hob_engine::command::{self, CacheChange, CacheConfig, Command, DiskConfig, Event, Segment};
+use hob_engine::command::{CacheChange, Command, CommandError, Event};
 use hob_engine::io::{Io, IoOp, Op, Reply, Request, Target};
 use hob_engine::outcome::Outcome;
-use hob_engine::policy::PolicyKind;
 use hob_engine::stats::DiskStats;
-use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES};
-use hob_engine::{Engine, Limits, REQUEST_BYTES_MAX};
+use hob_engine::units::{BufferId, CommandId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES};
+use hob_engine::{Engine, REQUEST_BYTES_MAX};
 
 use crate::disk_model::Access;
 use crate::queue::Queue;
 use crate::service::ServiceModel;
+pub use setup::{CacheSetup, DiskSetup, Setup, SetupError, segment_bytes};
 
-/// Segments of caches that are large enough to have some.
-const SEGMENT_BYTES: u64 = 1 << 20;
+/// Buffers lent to the engine, and the length of each. Requests name buffer 0.
+const LENT: u32 = 4;
+const LENT_BYTES: u32 = 1 << 20;
 
 /// Every sector has the same checksum: there is no content. One more than the longest aligned request has.
 static SUMS: [u32; (REQUEST_BYTES_MAX / SECTOR_BYTES) as usize + 1] =
     [0; (REQUEST_BYTES_MAX / SECTOR_BYTES) as usize + 1];
-
-/// One disk's cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheSetup {
-    /// Room for blocks; rounded down to whole MiB from 64 MiB on, to whole blocks below.
-    pub bytes: u64,
-    /// Cache block: a power of two, 4 KiB to 1 MiB.
-    pub block_bytes: u32,
-    /// Replacement.
-    pub policy: PolicyKind,
-}
-
-/// One disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskSetup {
-    /// Its size; a multiple of 512.
-    pub size_bytes: u64,
-    /// Where it begins on the backing, which all disks share.
-    pub backing_offset: u64,
-    /// `None`: every request goes to the backing.
-    pub cache: Option<CacheSetup>,
-}
-
-/// Everything that is fixed when a replay begins.
-#[derive(Clone, Debug)]
-pub struct Setup {
-    /// The disks, numbered from 0.
-    pub disks: Vec<DiskSetup>,
-    /// The device that all caches share.
-    pub flash: ServiceModel,
-    /// What all disks lie on.
-    pub backing: ServiceModel,
-    /// The engine's.
-    pub limits: Limits,
-}
-
-impl Setup {
-    /// One disk from the start of the backing, under the engine's usual limits.
-    pub fn one_disk(
-        size_bytes: u64,
-        cache: Option<CacheSetup>,
-        flash: impl Into<ServiceModel>,
-        backing: impl Into<ServiceModel>,
-    ) -> Self {
-        Setup {
-            disks: vec![DiskSetup { size_bytes, backing_offset: 0, cache }],
-            flash: flash.into(),
-            backing: backing.into(),
-            limits: Limits::default(),
-        }
-    }
-}
-
-/// Why a set-up cannot work, in a sentence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SetupError(pub String);
-
-impl fmt::Display for SetupError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for SetupError {}
 
 /// What is asked of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,10 +79,25 @@ pub struct Run {
     pub waited: u64,
     /// When the run began.
     pub began: Instant,
-    /// When its last I/O ended, fills included.
+    /// When its last request ended, fills included. What is destaged later is not part of it.
     pub ended: Instant,
     /// Most requests unanswered in the engine at a time.
     pub in_flight_max: u32,
+}
+
+/// What a cache held at one moment of a run; see [`Replay::watch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// When.
+    pub at: Instant,
+    /// Requests that the run had answered.
+    pub requests: u64,
+    /// Bytes of data that flash holds, second copies not counted.
+    pub valid_bytes: u64,
+    /// Of these, not on the backing yet.
+    pub dirty_bytes: u64,
+    /// Bytes destaged since statistics were reset.
+    pub destaged_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -166,7 +120,8 @@ pub struct Replay {
     engine: Engine,
     requests_max: u32,
     disks: Vec<DiskSetup>,
-    flash: ServiceModel,
+    /// By the number of the device.
+    flash: Vec<ServiceModel>,
     backing: ServiceModel,
     queue: Queue<Next>,
     now: Instant,
@@ -174,31 +129,14 @@ pub struct Replay {
     /// Places in `in_flight` to use again.
     free: Vec<u32>,
     run: Run,
+    /// How the last command ended.
+    done: Option<Result<(), CommandError>>,
+    /// The disk that is watched, after how many answers each time, and after how many next.
+    watched: Option<(u32, u64, u64)>,
+    samples: Vec<Sample>,
 }
 
 impl Replay {
-    /// Idle disks with empty caches.
-    pub fn new(setup: Setup) -> Result<Self, SetupError> {
-        let Setup { disks, flash, backing, limits } = setup;
-        let mut replay = Replay {
-            engine: Engine::new(limits),
-            requests_max: limits.requests_max,
-            disks,
-            flash,
-            backing,
-            queue: Queue::default(),
-            now: Instant(0),
-            in_flight: Vec::new(),
-            free: Vec::new(),
-            run: Run::default(),
-        };
-        let mut flash_at = 0;
-        for index in 0..replay.disks.len() {
-            replay.add_disk(index, &mut flash_at)?;
-        }
-        Ok(replay)
-    }
-
     /// The time.
     pub fn now(&self) -> Instant {
         self.now
@@ -213,13 +151,41 @@ impl Replay {
     /// Starts the engine's statistics again, after a warm-up.
     pub fn reset_stats(&mut self) {
         for disk in 0..self.disks.len() as u32 {
-            self.engine.handle_command(self.now, CommandId(0), DiskId(disk), Command::ResetStats);
-            while self.engine.poll_event().is_some() {}
+            self.command(disk, Command::ResetStats).expect("the disk is there");
         }
     }
 
+    /// Changes a disk's cache, and lets time go by until the change is complete.
+    ///
+    /// # Errors
+    /// As the engine's; nothing was changed.
+    pub fn change(&mut self, disk: u32, change: CacheChange) -> Result<(), CommandError> {
+        self.command(disk, Command::Cache(change))
+    }
+
+    /// Lets time go by without requests: what the engine does by itself goes on.
+    pub fn pass(&mut self, ns: u64) {
+        let end = self.now + ns;
+        while self.next_at().is_some_and(|at| at <= end) {
+            self.step();
+            self.drain(|_| {});
+        }
+        self.now = end;
+    }
+
+    /// From now on, takes a sample of a disk's cache each time that so many requests have been answered.
+    pub fn watch(&mut self, disk: u32, requests: u64) {
+        assert!(requests > 0, "not all the time");
+        self.watched = Some((disk, requests, requests));
+    }
+
+    /// The samples since [`Replay::watch`] was called, in order; those of the last run count its requests.
+    pub fn samples(&self) -> &[Sample] {
+        &self.samples
+    }
+
     /// Serves requests that arrive at their own times, nanoseconds after this call; a time before its predecessor's
-    /// counts as the predecessor's. Returns when everything has ended.
+    /// counts as the predecessor's. Returns when all of them have ended.
     pub fn open(
         &mut self,
         requests: impl IntoIterator<Item = (u64, Ask)>,
@@ -235,7 +201,7 @@ impl Replay {
             Some(ask)
         };
         let mut head = pull(&mut due);
-        loop {
+        while head.is_some() || self.engine.in_flight() > 0 {
             match (head, self.next_at()) {
                 (Some(ask), next) if self.has_room() && next.is_none_or(|next| self.now.max(due) < next) => {
                     self.now = self.now.max(due);
@@ -246,11 +212,11 @@ impl Replay {
                     let client = self.step();
                     assert!(client.is_none(), "an open loop has no clients");
                 }
-                (Some(_), None) => panic!("the engine is full and has nothing to do"),
-                (None, None) => return self.end(),
+                (_, None) => panic!("requests are in flight and nothing happens"),
             }
             self.drain(|answer| served(answer));
         }
+        self.end()
     }
 
     /// Serves `clients` clients. `next` is asked at the start and after each reply, with the time and the client's
@@ -267,9 +233,12 @@ impl Replay {
         // Clients whose request is due, in order, since when.
         let mut ready: VecDeque<(u32, Instant)> = VecDeque::new();
         let mut replied: Vec<u32> = (0..clients).collect();
+        // Clients that think, wait or are being served.
+        let mut busy = 0;
         loop {
             for client in replied.drain(..) {
                 if let Some((think_ns, ask)) = next(self.now, client) {
+                    busy += 1;
                     asks[client as usize] = Some(ask);
                     self.queue.push(self.now + think_ns, Next::Client(client));
                 }
@@ -285,12 +254,13 @@ impl Replay {
                 replied.push(answer.client);
             });
             if !replied.is_empty() {
+                busy -= replied.len();
                 continue;
             }
-            if self.next_at().is_none() {
-                assert!(ready.is_empty(), "the engine is full and has nothing to do");
+            if busy == 0 && self.engine.in_flight() == 0 {
                 return self.end();
             }
+            assert!(self.next_at().is_some(), "requests are in flight and nothing happens");
             if let Some(client) = self.step() {
                 ready.push_back((client, self.now));
             }
@@ -298,45 +268,30 @@ impl Replay {
                 served(answer);
                 replied.push(answer.client);
             });
+            busy -= replied.len();
         }
     }
 
-    fn add_disk(&mut self, index: usize, flash_at: &mut u64) -> Result<(), SetupError> {
-        let DiskSetup { size_bytes, backing_offset, cache } = self.disks[index];
-        let end = backing_offset.checked_add(size_bytes);
-        if end.is_none_or(|end| end > self.backing.capacity_bytes()) {
-            return Err(SetupError(format!("disk {index} reaches beyond its backing's end")));
-        }
-        if !size_bytes.is_multiple_of(512) {
-            return Err(SetupError(format!("disk {index}: {size_bytes} bytes are not a multiple of 512")));
-        }
-        let config = DiskConfig { size_bytes, access: command::Access::ReadWrite };
-        self.command(index, Command::AddDisk(config))?;
-        let Some(CacheSetup { bytes, block_bytes, policy }) = cache else { return Ok(()) };
-        let segment_bytes = if bytes >= 64 * SEGMENT_BYTES { SEGMENT_BYTES } else { u64::from(block_bytes) };
-        let count = bytes.checked_div(segment_bytes).unwrap_or(0);
-        let segments = (0..count).map(|i| *flash_at + i * segment_bytes);
-        let segments = segments.map(|offset| Segment { device: DeviceId(0), offset }).collect();
-        *flash_at += count * segment_bytes;
-        let admission = Admission::default();
-        let config = CacheConfig::write_through(block_bytes, segment_bytes, policy, admission);
-        self.command(index, Command::Cache(CacheChange::enable_volatile(config, segments)))
-    }
-
-    fn command(&mut self, index: usize, command: Command) -> Result<(), SetupError> {
-        self.engine.handle_command(self.now, CommandId(0), DiskId(index as u32), command);
-        match self.engine.poll_event() {
-            Some(Event::Done { result: Ok(_), .. }) => Ok(()),
-            Some(Event::Done { result: Err(why), .. }) => {
-                let cache = self.disks[index].cache;
-                Err(SetupError(format!("disk {index} cannot be set up ({why:?}) with {cache:?}")))
+    /// Lets time go by until a command has ended.
+    fn command(&mut self, disk: u32, command: Command) -> Result<(), CommandError> {
+        self.done = None;
+        self.engine.handle_command(self.now, CommandId(0), DiskId(disk), command);
+        loop {
+            self.drain(|_| {});
+            if let Some(done) = self.done.take() {
+                return done;
             }
-            other => panic!("an idle engine answers commands at once, not {other:?}"),
+            assert!(self.next_at().is_some(), "a command is under way and nothing happens");
+            self.step();
         }
     }
 
     fn begin(&mut self) {
         self.run = Run { began: self.now, ..Run::default() };
+        if let Some((_, every, next)) = &mut self.watched {
+            *next = *every;
+            self.samples.clear();
+        }
     }
 
     fn end(&mut self) -> Run {
@@ -415,8 +370,29 @@ impl Replay {
             served(&Served { ask, client, at, latency_ns: self.now - at, outcome });
         }
         while self.engine.poll_release().is_some() {}
-        // Stalls and resumptions of an overloaded device: the outcomes tell of them.
-        while self.engine.poll_event().is_some() {}
+        // Of stalls and resumptions of an overloaded device the outcomes tell.
+        while let Some(event) = self.engine.poll_event() {
+            if let Event::Done { result, .. } = event {
+                self.done = Some(result.map(|_| ()));
+            }
+        }
+        if let Some((disk, every, next)) = self.watched
+            && self.run.requests >= next
+        {
+            self.watched = Some((disk, every, self.run.requests + every));
+            self.samples.extend(self.sample(disk));
+        }
+    }
+
+    fn sample(&self, disk: u32) -> Option<Sample> {
+        let stats = self.stats(disk)?;
+        Some(Sample {
+            at: self.now,
+            requests: self.run.requests,
+            valid_bytes: stats.sectors_valid * SECTOR_BYTES,
+            dirty_bytes: stats.sectors_dirty * SECTOR_BYTES,
+            destaged_bytes: stats.destaged_bytes,
+        })
     }
 
     /// When an I/O completes, and how many flash sectors it moves.
@@ -428,8 +404,9 @@ impl Replay {
         };
         let now = self.now.0;
         match io.target {
-            Target::Flash(_) => {
-                (self.flash.submit(now, access, io.offset, io.len), (io.len / SECTOR_BYTES) as u32)
+            Target::Flash(device) => {
+                let flash = &mut self.flash[usize::from(device.0)];
+                (flash.submit(now, access, io.offset, io.len), (io.len / SECTOR_BYTES) as u32)
             }
             Target::Backing(disk) => {
                 let start = self.disks[disk.0 as usize].backing_offset;

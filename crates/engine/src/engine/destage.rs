@@ -139,10 +139,11 @@ impl Destager {
 }
 
 impl Cache {
-    /// Dirty sectors, per mille of all.
+    /// Dirty sectors, per mille of as many as the cache can hold.
     pub(super) fn dirty_permille(&self) -> u64 {
         let sectors = u64::from(self.index.frames()) << self.block_shift();
-        self.index.dirty_sectors() * 1000 / sectors
+        let copies = if self.config.copies == Copies::TwoOfAll { 2 } else { 1 };
+        self.index.dirty_sectors() * copies * 1000 / sectors
     }
 }
 

@@ -16,7 +16,7 @@ impl Engine {
     /// Starts the flash writes of a request whose buffer now holds what the disk holds. The error
     /// says why flash does not get all of it.
     pub(super) fn fill(&mut self, now: Instant, slot: u32) -> Result<(), Outcome> {
-        let Active { request, range, run, .. } = self.requests[slot];
+        let Active { request, range, run, not_admitted, .. } = self.requests[slot];
         let (first, end) = match request.op {
             Op::Write(_) => whole_sectors(request.offset, request.len),
             _ => (range.first, range.end),
@@ -46,7 +46,9 @@ impl Engine {
                 evicted += cache.keep_to_read_share(is_busy);
             }
             // Once no block can leave, the request's own blocks keep it so: it looks for no more.
-            let brought = if found.is_none() && refused == Some(Outcome::MissNoBlock) {
+            let brought = if found.is_none() && not_admitted {
+                Err(Refusal::Unproven)
+            } else if found.is_none() && refused == Some(Outcome::MissNoBlock) {
                 Err(Refusal::NoBlock)
             } else {
                 cache.bring(span, found, run, is_busy)

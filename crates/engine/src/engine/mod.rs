@@ -150,6 +150,8 @@ struct Active {
     over_dirty: bool,
     /// Flash did not take all of a write.
     failed: bool,
+    /// Its blocks were to come in and may not: admission has heard of it, and is not asked again.
+    not_admitted: bool,
     /// Its zones count it as a write to the backing in flight.
     zoned: bool,
     /// Writes to the backing that had ended when its flush of the backing began.
@@ -264,6 +266,7 @@ impl Engine {
             fill_bytes: 0,
             over_dirty: false,
             failed: false,
+            not_admitted: false,
             zoned: false,
             flush_mark: 0,
         });

@@ -58,13 +58,14 @@ impl Engine {
     /// Begins to write to flash, or to wait for the commit that has to come first. False if there is no room for all of it.
     fn write_to_flash(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, run, .. } = self.requests[slot];
-        let Engine { disks, claims, runs, .. } = self;
+        let Engine { disks, claims, runs, requests, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         let Ok(cache) = disk.serving() else { return false };
         let full = match cache.config.layout {
             Layout::Unified => cache.config.destage.full_permille,
             Layout::Split { read_permille } => 1000u16.saturating_sub(read_permille),
         };
+        let is_split = cache.config.layout != Layout::Unified;
         let is_full = cache.dirty_permille() >= u64::from(full);
         let is_busy = |first, end| claims.is_busy(&Range { disk: request.disk, first, end });
         runs.clear();
@@ -72,10 +73,15 @@ impl Engine {
         let mut seconds = Vec::new();
         for span in cache.spans(range.first, range.end) {
             let found = cache.find(span);
-            if found.is_none() && is_full {
+            // The buffer of a split cache has room of its own: what was read makes none when it is written.
+            let is_new = |sector| is_split && cache.index.count_dirty(sector, span.count) < span.count;
+            if is_full && found.is_none_or(is_new) {
                 return false;
             }
-            let Ok(placed) = cache.bring(span, found, run, is_busy) else { return false };
+            let Ok(placed) = cache.bring(span, found, run, is_busy) else {
+                requests[slot].not_admitted = true;
+                return false;
+            };
             evicted += placed.evicted;
             push_run(runs, cache.extent(placed.sector, span.count), buffer_sector);
             // A second copy that is there already must not fall behind.

@@ -8,7 +8,7 @@ use hob_engine::command::Layout;
 use hob_engine::preset::{COPIES, DESTAGE_ORDERS, MODES, PRESETS, Word};
 
 /// Parts of a cache.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[group(id = "settings", multiple = true)]
 pub(super) struct Settings {
     /// A set of parts, each of which the options below change; see docs/presets.md

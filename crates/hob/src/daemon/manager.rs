@@ -49,6 +49,7 @@ use super::tape::Counter;
 use flash::Flash;
 pub(crate) use record::Recording;
 pub(crate) use refusal::{Kind, Refusal};
+pub(crate) use settings::simulated as simulated_cache;
 
 /// Pools there can be.
 const POOLS_MAX: usize = 64;

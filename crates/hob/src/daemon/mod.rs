@@ -32,6 +32,7 @@ use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Token};
 use listen::Listener;
 use manager::Manager;
+pub(crate) use manager::simulated_cache;
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
 use state::{State, Store};

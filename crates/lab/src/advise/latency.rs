@@ -139,10 +139,9 @@ fn play(
     (warm, window): (&[Record], &[Record]),
     timing: Timing,
 ) -> Result<Reads> {
-    let setup = cache.map(|cache| CacheSetup {
-        bytes: cache.setting.cache_bytes,
-        block_bytes: cache.setting.block_bytes,
-        policy: cache.setting.policy,
+    let setup = cache.map(|cache| {
+        let setting = &cache.setting;
+        CacheSetup::volatile(setting.cache_bytes, setting.block_bytes, setting.policy)
     });
     let backing = options.backing.model(held.span_bytes);
     let setup = Setup::one_disk(held.span_bytes, setup, options.flash.model(), backing);

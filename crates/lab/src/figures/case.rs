@@ -5,15 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, Result, bail};
+use hob_engine::command::Copies;
+use hob_engine::io::Op;
 use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
+use hob_engine::preset::preset;
 use hob_engine::stats::DiskStats;
+use hob_engine::units::Instant;
 use hob_world::disk_model::{ArrayConfig, ArrayModel};
 use hob_world::flash_model::{FlashConfig, FlashModel};
-use hob_world::replay::Served;
+use hob_world::replay::{CacheSetup, Replay, Sample, Served, Setup};
 use hob_world::service::{FixedModel, ServiceModel};
 
-use crate::generate::run::Cache;
 use crate::generate::{Clients, GeneratorInfo, Load, Plan, Turn};
 
 /// See the module's text.
@@ -27,6 +30,10 @@ pub(super) struct Case {
     pub(super) cache: CaseCache,
     /// What all disks lie on.
     pub(super) backing: Backing,
+    /// All disks are one, as an array that caches for all of them sees it.
+    pub(super) as_one_disk: bool,
+    /// The whole load is played once before it is measured.
+    pub(super) twice: bool,
 }
 
 impl Case {
@@ -38,7 +45,23 @@ impl Case {
         backing: Backing,
     ) -> Case {
         let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
-        Case { generator, settings, cache, backing }
+        Case { generator, settings, cache, backing, as_one_disk: false, twice: false }
+    }
+
+    /// With all disks as one.
+    pub(super) fn as_one_disk(self) -> Case {
+        Case { as_one_disk: true, ..self }
+    }
+
+    /// Played once before it is measured.
+    pub(super) fn twice(self) -> Case {
+        Case { twice: true, ..self }
+    }
+
+    /// With one more setting.
+    pub(super) fn set(mut self, setting: &str) -> Case {
+        self.settings.push(setting.to_owned());
+        self
     }
 
     /// With the setting that leaves the warm-up out: without a cache there is nothing to warm.
@@ -59,6 +82,8 @@ pub(super) enum CaseCache {
     Blocks(FlashConfig, u32),
     /// With that share of the plan's space.
     Share(FlashConfig, f64),
+    /// As the preset of that name has it. The plan's space counts once what is kept twice for good.
+    Preset(FlashConfig, &'static str),
 }
 
 /// What lies below.
@@ -82,7 +107,126 @@ pub(super) struct Measured {
     pub(super) stats: DiskStats,
     /// By the generator's mark.
     pub(super) tags: BTreeMap<u32, Tagged>,
+    /// By the plan's disks, also where they were played as one.
+    pub(super) parts: Vec<Part>,
+    /// The written bytes, in [`PORTIONS`] equal portions of the disks' size.
+    pub(super) portions: Vec<Portion>,
+    /// What a preset's cache held, each time that [`SAMPLED_REQUESTS`] had been answered.
+    pub(super) samples: Vec<Sample>,
+    /// Most requests answered within one second of the run, and the mean latency of those, seconds.
+    pub(super) peak: (u64, f64),
     transactions: Transactions,
+}
+
+/// Portions into which written bytes are divided.
+pub(super) const PORTIONS: u64 = 100;
+
+/// Requests between two looks at a cache.
+const SAMPLED_REQUESTS: u64 = 500;
+
+/// Requests of one of the plan's disks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Part {
+    pub(super) requests: u64,
+    pub(super) latency_ns: u128,
+}
+
+/// A portion of what was written.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Portion {
+    pub(super) bytes: u64,
+    pub(super) requests: u64,
+    /// Of these, bytes that flash took.
+    pub(super) to_flash: u64,
+    /// Time from the end of the portion before to the end of this one.
+    pub(super) ns: u64,
+}
+
+impl Portion {
+    /// Bytes a second.
+    pub(super) fn rate(&self) -> f64 {
+        self.bytes as f64 / (self.ns as f64 / 1e9)
+    }
+}
+
+/// Adds up what is served while a case is played.
+struct Tally {
+    starts: Vec<u64>,
+    portion_bytes: u64,
+    /// When the portion that is being written began.
+    portion_began: u64,
+    portion: Portion,
+    /// The second that is being counted: its number, requests, and sum of their latencies.
+    second: (u64, u64, u128),
+    measured: Measured,
+}
+
+impl Tally {
+    fn new(starts: Vec<u64>, disks_bytes: u64, began: Instant, stats: DiskStats) -> Tally {
+        let measured = Measured {
+            requests: 0,
+            latency_ns: 0,
+            elapsed_ns: 0,
+            stats,
+            tags: BTreeMap::new(),
+            parts: vec![Part::default(); starts.len()],
+            portions: vec![],
+            samples: vec![],
+            peak: (0, 0.0),
+            transactions: Transactions::default(),
+        };
+        let portion_bytes = disks_bytes.div_ceil(PORTIONS).max(1);
+        let (portion, portion_began) = (Portion::default(), began.0);
+        Tally { starts, portion_bytes, portion_began, portion, second: (0, 0, 0), measured }
+    }
+
+    fn add(&mut self, served: &Served, as_one_disk: bool) {
+        let ended_ns = served.at.0 + served.latency_ns;
+        let latency_ns = u128::from(served.latency_ns);
+        let measured = &mut self.measured;
+        measured.latency_ns += latency_ns;
+        let tagged: &mut Tagged = measured.tags.entry(served.ask.tag).or_default();
+        tagged.requests += 1;
+        tagged.hits += u64::from(served.outcome == Outcome::Hit);
+        tagged.ended_ns = tagged.ended_ns.max(ended_ns);
+        if served.ask.tag == 1 {
+            measured.transactions.end(served.client, ended_ns);
+        }
+        let part = match as_one_disk {
+            true => self.starts.partition_point(|start| *start <= served.ask.offset) - 1,
+            false => served.ask.disk as usize,
+        };
+        measured.parts[part].requests += 1;
+        measured.parts[part].latency_ns += latency_ns;
+        self.count_second(ended_ns / 1_000_000_000, latency_ns);
+        if matches!(served.ask.op, Op::Write(_)) {
+            self.count_written(ended_ns, served);
+        }
+    }
+
+    fn count_written(&mut self, ended_ns: u64, served: &Served) {
+        let portion = &mut self.portion;
+        portion.bytes += served.ask.len;
+        portion.requests += 1;
+        portion.to_flash += if served.outcome == Outcome::WriteBack { served.ask.len } else { 0 };
+        if portion.bytes >= self.portion_bytes {
+            portion.ns = ended_ns - self.portion_began;
+            self.portion_began = ended_ns;
+            self.measured.portions.push(std::mem::take(portion));
+        }
+    }
+
+    fn count_second(&mut self, second: u64, latency_ns: u128) {
+        let (number, requests, sum) = &mut self.second;
+        if second != *number {
+            (*number, *requests, *sum) = (second, 0, 0);
+        }
+        *requests += 1;
+        *sum += latency_ns;
+        if *requests > self.measured.peak.0 {
+            self.measured.peak = (*requests, *sum as f64 / *requests as f64 / 1e9);
+        }
+    }
 }
 
 /// Requests of one mark.
@@ -149,40 +293,67 @@ impl Measured {
 /// # Errors
 /// The case contradicts itself, or `stop` was set.
 pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64>) -> Result<Measured> {
-    let plan = GeneratorInfo::find(case.generator)?.plan(&case.settings)?;
-    let plan = watched(plan, stop, requests);
-    let planned = plan.cache(PolicyKind::default());
-    let (cache, flash) = match case.cache {
-        CaseCache::Off => (None, FlashConfig::sata_ssd()),
-        CaseCache::Planned(flash) => (Some(planned), flash),
-        CaseCache::Blocks(flash, block_bytes) => (Some(Cache { block_bytes, ..planned }), flash),
-        CaseCache::Share(flash, share) => {
-            (Some(Cache { bytes: (planned.bytes as f64 * share) as u64, ..planned }), flash)
-        }
+    let fresh = || -> Result<Plan> {
+        let plan = GeneratorInfo::find(case.generator)?.plan(&case.settings)?;
+        Ok(watched(plan, stop, requests))
     };
-    let backing: ServiceModel = match case.backing {
-        Backing::FixedNs(ns) => FixedModel::new(ns, ns, usize::MAX).into(),
-        Backing::Array(config) => ArrayModel::new(config(plan.disks_bytes())).into(),
-    };
-    let setup = plan.setup(cache, FlashModel::new(flash), backing);
-    let (mut latency_ns, mut tags, mut transactions) = (0u128, BTreeMap::new(), Transactions::default());
-    let played = plan.play(setup, 1.0, |served: &Served| {
-        let ended_ns = served.at.0 + served.latency_ns;
-        latency_ns += u128::from(served.latency_ns);
-        let tagged: &mut Tagged = tags.entry(served.ask.tag).or_default();
-        tagged.requests += 1;
-        tagged.hits += u64::from(served.outcome == Outcome::Hit);
-        tagged.ended_ns = tagged.ended_ns.max(ended_ns);
-        if served.ask.tag == 1 {
-            transactions.end(served.client, ended_ns);
-        }
-    })?;
+    let mut plan = fresh()?;
+    let starts: Vec<u64> = plan.starts().collect();
+    if case.as_one_disk {
+        plan = plan.on_one_disk();
+    }
+    let setup = case.setup(&plan)?;
+    let mut replay = Replay::new(setup)?;
+    if case.twice {
+        let before = fresh()?;
+        let before = if case.as_one_disk { before.on_one_disk() } else { before };
+        before.play_on(&mut replay, 1.0, |_| {});
+        replay.reset_stats();
+    }
+    let bytes = plan.disks_bytes();
+    let stats = replay.stats(0).context("a plan has a disk")?;
+    let mut tally = Tally::new(starts, bytes, replay.now(), stats);
+    if let CaseCache::Preset(..) = case.cache {
+        replay.watch(0, SAMPLED_REQUESTS);
+    }
+    let run = plan.play_on(&mut replay, 1.0, |served| tally.add(served, case.as_one_disk));
     if stop.load(Ordering::Relaxed) {
         bail!("interrupted");
     }
-    let elapsed_ns = played.run.ended - played.run.began;
-    let stats = played.disks.into_iter().next().context("a plan has a disk")?;
-    Ok(Measured { requests: played.run.requests, latency_ns, elapsed_ns, stats, tags, transactions })
+    let stats = replay.stats(0).context("a plan has a disk")?;
+    Ok(Measured {
+        requests: run.requests,
+        elapsed_ns: run.ended - run.began,
+        stats,
+        samples: replay.samples().to_vec(),
+        ..tally.measured
+    })
+}
+
+impl Case {
+    fn setup(&self, plan: &Plan) -> Result<Setup> {
+        let planned = plan.cache(PolicyKind::default());
+        let (cache, flash) = match self.cache {
+            CaseCache::Off => (None, FlashConfig::sata_ssd()),
+            CaseCache::Planned(flash) => (Some(planned), flash),
+            CaseCache::Blocks(flash, block_bytes) => {
+                (Some(CacheSetup::volatile(planned.bytes, block_bytes, PolicyKind::default())), flash)
+            }
+            CaseCache::Share(flash, share) => {
+                (Some(planned.with_bytes((planned.bytes as f64 * share) as u64)), flash)
+            }
+            CaseCache::Preset(flash, name) => {
+                let preset = preset(name).context("a figure's preset")?;
+                let copies = if preset.copies == Copies::TwoOfAll { 2 } else { 1 };
+                (Some(CacheSetup::preset(planned.bytes * copies, preset)), flash)
+            }
+        };
+        let backing: ServiceModel = match self.backing {
+            Backing::FixedNs(ns) => FixedModel::new(ns, ns, usize::MAX).into(),
+            Backing::Array(config) => ArrayModel::new(config(plan.disks_bytes())).into(),
+        };
+        Ok(plan.setup(cache, FlashModel::new(flash), backing))
+    }
 }
 
 /// The `scale` among the settings.

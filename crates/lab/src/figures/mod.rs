@@ -6,23 +6,28 @@
 //!
 //! Nothing is fitted here: workloads come from [`generate`](crate::generate), where every fitted parameter says so.
 //! Checks are about shape (how many times faster, which order); where hob does not do as the source did, the
-//! check is red and a note says why. What needs a feature that hob does not have yet is listed as such and not run.
+//! check is red and a note says why. What cannot be measured here is listed with the reason and not run.
 //!
 //! Units: seconds, bytes, and shares of one.
 
 mod block_size;
 mod calibration;
 mod case;
+mod desktops;
 mod dss;
 mod dvdstore;
 mod latency;
 mod line;
 mod memory;
+mod promotion;
 mod publish;
 mod run;
+mod split;
 mod statistics;
 #[cfg(test)]
 mod tests;
+mod tiles;
+mod written;
 
 use std::fmt;
 
@@ -31,9 +36,6 @@ use anyhow::{Result, bail};
 use case::{Case, Measured};
 pub use line::{Line, Quantity};
 pub use run::{FigureReport, Options, Progress, Report, run};
-
-/// Why the figures of systems that write back wait.
-const NEEDS_WRITE_BACK: &str = "needs write-back";
 
 /// Every figure, in the order of the sources.
 pub const FIGURES: &[FigureInfo] = &[
@@ -45,42 +47,20 @@ pub const FIGURES: &[FigureInfo] = &[
     calibration::INFO,
     statistics::INFO,
     memory::INFO,
+    promotion::INFO,
+    tiles::SHARE,
+    tiles::TILES,
     not_yet(
-        "fast-cache-tiles",
-        "FAST Cache: VMmark tiles before the quality of service fails",
+        "fast-cache-score",
+        "FAST Cache: VMmark's score",
         "the EMC FAST Cache study",
-        "4 tiles instead of 2 on 20 disks, 4 instead of 0 on 11; the score rises by 26 % at one tile, 31 % at two.",
+        "On 20 disks the score rises by 26 % at one tile and by 31 % at two.",
+        "needs VMmark's applications: their score cannot be told from disk I/O",
     ),
-    not_yet(
-        "fast-cache-share",
-        "FAST Cache: share of I/O served by DRAM and flash",
-        "the EMC FAST Cache study",
-        "At least 92 % with 92 GB, 8 % of the data, under four tiles; nearly all with 366 GB.",
-    ),
-    not_yet(
-        "fast-cache-desktops",
-        "FAST Cache: 200 virtual desktops",
-        "the EMC FAST Cache study",
-        "3848 IOPS at the peak, mean below 2 ms, 3.17 ms at the peak, on five 15K disks and 100 GB of flash.",
-    ),
-    not_yet(
-        "vsan-split",
-        "vSAN hybrid: the read cache and the write buffer",
-        "the comparison of vSAN and SmartX ZBS",
-        "Of 894 GB of flash in a group 620.6 GB cache reads and 268.3 GB buffer writes.",
-    ),
-    not_yet(
-        "zbs-sequential",
-        "ZBS and vSAN: 256 KB sequential writes",
-        "the comparison of vSAN and SmartX ZBS",
-        "vSAN falls from 280 to 75 MB/s when 300 GB have filled its buffer; ZBS takes 500 GB without a drop.",
-    ),
-    not_yet(
-        "zbs-random",
-        "ZBS and vSAN: 4 KB random writes",
-        "the comparison of vSAN and SmartX ZBS",
-        "vSAN falls from 37 176 to 16 060 IOPS within 300 GB; ZBS takes 500 GB without a drop.",
-    ),
+    desktops::INFO,
+    split::INFO,
+    written::SEQUENTIAL,
+    written::RANDOM,
 ];
 
 /// A row of [`FIGURES`].
@@ -145,7 +125,7 @@ enum Work {
         /// Lines, picture and notes; the runs are handed in, in the order of `cases`.
         judge: fn(&[Measured]) -> Result<Findings>,
     },
-    /// Something that hob does not have yet.
+    /// It cannot be made, for this reason.
     NotYet(&'static str),
 }
 
@@ -163,6 +143,7 @@ const fn not_yet(
     title: &'static str,
     source: &'static str,
     published: &'static str,
+    why: &'static str,
 ) -> FigureInfo {
-    FigureInfo { name, title, source, published, method: "", work: Work::NotYet(NEEDS_WRITE_BACK) }
+    FigureInfo { name, title, source, published, method: "", work: Work::NotYet(why) }
 }

@@ -68,7 +68,7 @@ fn page(report: &Report, options: &Options) -> Page {
         .card(
             Card::new("checks that hold", format!("{green} of {}", green + red)).check(Check::of(red == 0)),
         )
-        .card(Card::new("figures to come", open.to_string()).note("they need write-back"))
+        .card(Card::new("not measured", open.to_string()).note("their sections say why"))
         .card(
             Card::new("time taken", Unit::Seconds.text(report.elapsed_s))
                 .note(format!("{} requests", Unit::Count.text(report.requests as f64))),

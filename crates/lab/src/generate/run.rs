@@ -1,6 +1,5 @@
 //! Plays a plan through the engine in virtual time, warm-up first.
 
-use hob_engine::Limits;
 use hob_engine::io::{self, Durability};
 use hob_engine::policy::PolicyKind;
 use hob_engine::stats::DiskStats;
@@ -9,17 +8,6 @@ use hob_world::service::ServiceModel;
 
 use super::{Clients, Load, Plan, Turn};
 use crate::trace::{Op, Record};
-
-/// The cache of a run; its room is shared among the disks in proportion to their sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cache {
-    /// All disks together.
-    pub bytes: u64,
-    /// Cache block.
-    pub block_bytes: u32,
-    /// Replacement.
-    pub policy: PolicyKind,
-}
 
 /// What was measured, the warm-up not counted.
 #[derive(Clone, Debug)]
@@ -31,36 +19,31 @@ pub struct Played {
 }
 
 impl Plan {
-    /// The cache of the source's set-up.
-    pub fn cache(&self, policy: PolicyKind) -> Cache {
-        Cache { bytes: self.cache_bytes, block_bytes: self.block_bytes, policy }
+    /// The cache of the source's set-up, volatile, with the room of all disks together.
+    pub fn cache(&self, policy: PolicyKind) -> CacheSetup {
+        CacheSetup::volatile(self.cache_bytes, self.block_bytes, policy)
     }
 
-    /// The set-up: disks one behind the other on the backing, sharing cache and flash.
+    /// The set-up: disks one behind the other on the backing, sharing flash, and the cache's room in proportion to
+    /// their sizes.
     pub fn setup(
         &self,
-        cache: Option<Cache>,
+        cache: Option<CacheSetup>,
         flash: impl Into<ServiceModel>,
         backing: impl Into<ServiceModel>,
     ) -> Setup {
         let total: u64 = self.disks_bytes();
         let mut backing_offset = 0;
         let disks = self.disks.iter().map(|&size_bytes| {
-            let share = |cache: Cache| CacheSetup {
-                bytes: (u128::from(cache.bytes) * u128::from(size_bytes) / u128::from(total)) as u64,
-                block_bytes: cache.block_bytes,
-                policy: cache.policy,
+            let share = |cache: CacheSetup| {
+                let bytes = u128::from(cache.bytes) * u128::from(size_bytes) / u128::from(total);
+                cache.with_bytes(bytes as u64)
             };
             let disk = DiskSetup { size_bytes, backing_offset, cache: cache.map(share) };
             backing_offset += size_bytes;
             disk
         });
-        Setup {
-            disks: disks.collect(),
-            flash: flash.into(),
-            backing: backing.into(),
-            limits: Limits::default(),
-        }
+        Setup::of_disks(disks.collect(), flash, backing)
     }
 
     /// Bytes of all disks: what the backing has to hold.
@@ -68,21 +51,65 @@ impl Plan {
         self.disks.iter().sum()
     }
 
+    /// The same requests of one disk that has all others one behind the other: what an array sees of them.
+    pub fn on_one_disk(self) -> Plan {
+        let starts: Vec<u64> = self.starts().collect();
+        let disks = vec![self.disks_bytes()];
+        let load = match self.load {
+            Load::Open(records) => Load::Open(Box::new(records.map(move |record| {
+                let offset = starts[usize::from(record.disk)] + record.offset;
+                Record { offset, disk: 0, ..record }
+            }))),
+            Load::Closed(clients) => Load::Closed(Box::new(Moved { clients, starts })),
+        };
+        Plan { disks, load, ..self }
+    }
+
+    /// Where each disk begins when they lie one behind the other.
+    pub fn starts(&self) -> impl Iterator<Item = u64> + '_ {
+        self.disks.iter().scan(0, |end, bytes| {
+            *end += bytes;
+            Some(*end - bytes)
+        })
+    }
+
     /// Plays the plan; `served` hears of each measured request. Times of an open load are divided by `acceleration`.
     pub fn play(
         self,
         setup: Setup,
         acceleration: f64,
-        mut served: impl FnMut(&Served),
+        served: impl FnMut(&Served),
     ) -> Result<Played, SetupError> {
         let disks = setup.disks.len() as u32;
         let mut replay = Replay::new(setup)?;
-        let run = match self.load {
-            Load::Open(records) => play_open(&mut replay, records, self.warmup, acceleration, &mut served),
-            Load::Closed(clients) => play_closed(&mut replay, clients, self.warmup, &mut served),
-        };
+        let run = self.play_on(&mut replay, acceleration, served);
         let disks = (0..disks).filter_map(|disk| replay.stats(disk)).collect();
         Ok(Played { run, disks })
+    }
+
+    /// The same on a replay that is there already, and goes on from what it has done.
+    pub fn play_on(self, replay: &mut Replay, acceleration: f64, mut served: impl FnMut(&Served)) -> Run {
+        match self.load {
+            Load::Open(records) => play_open(replay, records, self.warmup, acceleration, &mut served),
+            Load::Closed(clients) => play_closed(replay, clients, self.warmup, &mut served),
+        }
+    }
+}
+
+/// Clients whose disks lie one behind the other on one.
+struct Moved {
+    clients: Box<dyn Clients + Send>,
+    starts: Vec<u64>,
+}
+
+impl Clients for Moved {
+    fn count(&self) -> u32 {
+        self.clients.count()
+    }
+
+    fn next(&mut self, client: u32) -> Option<Turn> {
+        let turn = self.clients.next(client)?;
+        Some(Turn { offset: self.starts[usize::from(turn.disk)] + turn.offset, disk: 0, ..turn })
     }
 }
 

@@ -8,7 +8,9 @@ use hob_world::disk_model::{ArrayConfig, ArrayModel};
 use hob_world::flash_model::{FlashConfig, FlashModel};
 use hob_world::service::{FixedModel, ServiceModel};
 
-use super::run::{Cache, Played};
+use hob_world::replay::CacheSetup;
+
+use super::run::Played;
 use super::*;
 
 const GIB: u64 = 1 << 30;
@@ -143,7 +145,7 @@ fn flash() -> FlashModel {
 /// Plays a plan. Returns what was measured and the mean latency, milliseconds.
 fn play(
     plan: Plan,
-    cache: Option<Cache>,
+    cache: Option<CacheSetup>,
     flash: FlashModel,
     backing: impl Into<ServiceModel>,
 ) -> (Played, f64) {
@@ -170,7 +172,7 @@ fn hm_hits_as_published_and_worse_with_every_larger_block() {
     let sweep: Vec<(f64, f64)> = (2..10)
         .map(|shift| {
             let plan = plan("hm", &settings);
-            let cache = Cache { block_bytes: 1024 << shift, ..plan.cache(popular_first()) };
+            let cache = CacheSetup::volatile(plan.cache_bytes, 1024 << shift, popular_first());
             let (played, mean) = play(plan, Some(cache), flash(), fixed());
             assert_eq!(played.run.requests, 60_000);
             (played.disks[0].read_hit_ratio(), mean)
@@ -220,7 +222,7 @@ fn dss_scans_and_looks_up_all_over_its_database() {
 /// Transactions a minute.
 fn per_minute(
     plan: Plan,
-    cache: Option<Cache>,
+    cache: Option<CacheSetup>,
     flash: FlashModel,
     array: fn(u64) -> ArrayConfig,
 ) -> (f64, f64) {
@@ -266,7 +268,7 @@ fn dvdstore_gains_when_all_of_it_fits_and_hardly_before() {
     let card = || FlashModel::new(FlashConfig::pcie_card());
     let orders = |gib: Option<u64>| {
         let plan = plan("dvdstore", &["scale=64", "transactions=8000"]);
-        let cache = gib.map(|gib| Cache { bytes: gib * GIB / 64, ..plan.cache(popular_first()) });
+        let cache = gib.map(|gib| plan.cache(popular_first()).with_bytes(gib * GIB / 64));
         per_minute(plan, cache, card(), ArrayConfig::raid5_of_ten_10k).0
     };
     let (without, ten, fifteen) = (orders(None), orders(Some(10)), orders(Some(15)));
@@ -403,4 +405,22 @@ fn a_plan_is_played_the_same_way_twice() {
     assert_eq!((list.clone(), run), once());
     // Twice as fast as its own times: 3900 requests in about one and a half seconds.
     assert!(is_near(list.last().unwrap().at.0 as f64 / 1e9, 1.5, 0.05));
+}
+
+#[test]
+fn disks_become_one_behind_the_other() {
+    let settings = ["scale=1024", "seconds=3", "tiles=2"];
+    let apart: Vec<Record> = plan("vmmark", &settings).into_records(0).collect();
+    let whole = plan("vmmark", &settings);
+    let starts: Vec<u64> = whole.starts().collect();
+    let one = whole.on_one_disk();
+    assert_eq!((starts[0], starts[1], one.disks.clone()), (0, one.disks[0] / 2, vec![2 * starts[1]]));
+    for (record, moved) in apart.iter().zip(one.into_records(0)) {
+        let offset = starts[usize::from(record.disk)] + record.offset;
+        assert_eq!(moved, Record { offset, disk: 0, ..*record });
+    }
+    let closed: Vec<Record> = plan("dss", &["scale=512", "transactions=2"]).into_records(0).collect();
+    let one: Vec<Record> =
+        plan("dss", &["scale=512", "transactions=2"]).on_one_disk().into_records(0).collect();
+    assert!(closed == one && !one.is_empty(), "one disk stays as it is");
 }

@@ -35,7 +35,7 @@ fn options(blocks: Option<u64>) -> Options {
     let bytes = |blocks| blocks * u64::from(BLOCK);
     let policy = PolicyKind::from_name("lru").expect("a policy");
     Options {
-        cache: blocks.map(|blocks| Cache { bytes: bytes(blocks), block_bytes: BLOCK, policy }),
+        cache: blocks.map(|blocks| CacheSetup::volatile(bytes(blocks), BLOCK, policy)),
         backing: Backing::default(),
         flash: Flash::default(),
         pace: None,
@@ -158,7 +158,7 @@ fn what_cannot_be_played_is_an_error() {
     };
     assert!(said(Material::new(9), &options(None)).contains("no read and no write"));
     let mut odd = options(Some(8));
-    odd.cache.as_mut().expect("a cache").block_bytes = 5000;
+    odd.cache.as_mut().expect("a cache").config.block_bytes = 5000;
     assert!(said(zipf(10, MS, None), &odd).contains("cannot set up the cache"));
     let years = |at_ns| Record { at_ns, offset: 0, len: BLOCK, op: TraceOp::Read, disk: 0 };
     let mut endless = Material::new(9);
@@ -167,4 +167,21 @@ fn what_cannot_be_played_is_an_error() {
     assert!(said(endless, &Options { pace, ..options(None) }).contains("a hundred years"));
     let stopped = measure(zipf(10, MS, None), &options(None), &mut |_, _| false).expect_err("stopped");
     assert_eq!(stopped.to_string(), "interrupted");
+}
+
+#[test]
+fn writes_of_a_write_back_cache_take_its_flashs_time() {
+    let mut options = options(Some(PLACES));
+    let through = played(zipf(2000, 50 * MS, Some(2)), &options).with.expect("a run with the cache");
+    options.warm = false;
+    let preset = hob_engine::preset::preset("zbs").expect("a preset");
+    options.cache = Some(CacheSetup::preset(8 * PLACES * u64::from(BLOCK), preset));
+    let answer = played(zipf(2000, 50 * MS, Some(2)), &options);
+    let back = answer.with.expect("a run with the cache");
+    let mean = |played: &Played| played.writes.as_ref().expect("writes").mean_ns;
+    assert!(mean(&through) > MS && mean(&back) < MS / 4, "{} and {}", mean(&through), mean(&back));
+    assert_eq!(through.dirty_bytes, 0);
+    // Less than a fifth of the room is dirty, so none of it has gone to the backing.
+    assert!(back.dirty_bytes > 100 * u64::from(BLOCK) && back.backing.write_bytes == 0, "{back:?}");
+    assert!(answer.notes.iter().any(|note| note.contains("not on the backing yet")), "{:?}", answer.notes);
 }

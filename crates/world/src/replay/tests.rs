@@ -1,6 +1,8 @@
 //! Latencies worked out by hand, and what load does to them.
 
+use hob_engine::command;
 use hob_engine::io::{Durability, Zeroing};
+use hob_engine::policy::PolicyKind;
 
 use super::*;
 use crate::dice::scatter;
@@ -16,7 +18,7 @@ fn fixed(read_ns: u64, write_ns: u64) -> FixedModel {
 }
 
 fn cache(bytes: u64) -> Option<CacheSetup> {
-    Some(CacheSetup { bytes, block_bytes: 4096, policy: PolicyKind::from_name("lru").unwrap() })
+    Some(CacheSetup::volatile(bytes, 4096, PolicyKind::from_name("lru").unwrap()))
 }
 
 fn ask(op: Op, offset: u64, len: u64) -> Ask {
@@ -203,7 +205,7 @@ fn disks_have_caches_of_their_own_and_share_the_backing() {
 #[test]
 fn set_ups_that_cannot_work_say_so() {
     let bad = |size, bytes, block_bytes| {
-        let cache = CacheSetup { bytes, block_bytes, ..cache(0).unwrap() };
+        let cache = CacheSetup::volatile(bytes, block_bytes, PolicyKind::default());
         Replay::new(Setup::one_disk(size, Some(cache), fixed(1, 1), fixed(1, 1))).map(|_| ()).unwrap_err().0
     };
     assert!(bad(MIB, 4095, 4096).contains("TooSmall"));
@@ -220,4 +222,83 @@ fn a_flash_device_that_does_not_answer_is_bypassed_as_in_the_daemon() {
         (0..40).map(|i| (i * 50_000_000, ask(Op::Read, i * 4096, 4096))).collect();
     let answers = open(setup, &requests);
     assert!(answers.contains(&(Outcome::BypassStalled, 1000)), "{answers:?}");
+}
+
+/// A write-back cache with a journal, one copy and nothing to destage.
+fn write_back(bytes: u64) -> CacheSetup {
+    let CacheSetup { config, .. } = cache(bytes).unwrap();
+    let destage = command::Destage { start_permille: 900, stop_permille: 900, ..command::Destage::default() };
+    let destage = command::Destage { full_permille: 1000, dirty_age_ms_max: 0, ..destage };
+    let config = command::CacheConfig { mode: command::Mode::WriteBack, destage, ..config };
+    CacheSetup { bytes, config, journal: true }
+}
+
+#[test]
+fn a_write_back_write_takes_the_flashs_time_and_a_durable_one_its_journals_too() {
+    let setup = Setup::one_disk(MIB, Some(write_back(MIB)), fixed(10, 30), fixed(1000, 2000));
+    let durable = Op::Write(Durability::Durable);
+    let requests = [
+        (0, ask(WRITE, 0, 4096)),
+        (10_000, ask(Op::Read, 0, 4096)),
+        // Data, then a page of the journal; a flush takes no time here.
+        (20_000, ask(durable, 8192, 4096)),
+        (30_000, ask(WRITE, 16_384, 4096)),
+        (40_000, ask(Op::Flush, 0, 0)),
+        (50_000, ask(Op::Flush, 0, 0)),
+    ];
+    let expected = [
+        (Outcome::WriteBack, 30),
+        (Outcome::Hit, 10),
+        (Outcome::WriteBack, 60),
+        (Outcome::WriteBack, 30),
+        (Outcome::FlushCommitted, 30),
+        (Outcome::FlushCommitted, 0),
+    ];
+    assert_eq!(open(setup, &requests), expected);
+}
+
+#[test]
+fn a_run_ends_with_its_requests_and_destaging_goes_on() {
+    let mut setup = write_back(MIB);
+    setup.config.destage.dirty_age_ms_max = 2000;
+    let setup = Setup::one_disk(MIB, Some(setup), fixed(10, 30), fixed(1000, 2000));
+    let mut replay = Replay::new(setup).unwrap();
+    replay.watch(0, 50);
+    let began = replay.now();
+    let run = replay.open((0..100).map(|i| (i * 100, ask(WRITE, i * 4096, 4096))), |_| {});
+    assert!(run.ended - began < 100_000, "{run:?}");
+    let dirty: Vec<u64> = replay.samples().iter().map(|sample| sample.dirty_bytes / 4096).collect();
+    assert_eq!(dirty, [50, 100]);
+    assert_eq!(replay.stats(0).unwrap().sectors_dirty, 100);
+    replay.pass(3_000_000_000);
+    let stats = replay.stats(0).unwrap();
+    assert_eq!((stats.sectors_dirty, stats.destaged_bytes, stats.backing.write_bytes), (0, 409_600, 409_600));
+    assert!(replay.now() >= run.ended + 3_000_000_000);
+}
+
+#[test]
+fn a_cache_can_be_changed_between_runs() {
+    let mut replay =
+        Replay::new(Setup::one_disk(MIB, Some(write_back(MIB)), fixed(10, 30), fixed(1000, 2000))).unwrap();
+    replay.open((0..100).map(|i| (i * 100, ask(WRITE, i * 4096, 4096))), |_| {});
+    assert_eq!(replay.change(0, CacheChange::Disable), Err(CommandError::Dirty));
+    assert_eq!(replay.change(0, CacheChange::Drain), Ok(()));
+    assert_eq!(replay.stats(0).unwrap().sectors_dirty, 0);
+    assert_eq!(replay.change(0, CacheChange::Disable), Ok(()));
+    assert_eq!(replay.change(3, CacheChange::Drain), Err(CommandError::NoSuchDisk));
+}
+
+#[test]
+fn two_copies_cost_two_devices_time_and_need_two() {
+    let mut doubled = write_back(MIB);
+    doubled.config.copies = command::Copies::TwoOfDirty;
+    let setup = Setup::one_disk(MIB, Some(doubled), FixedModel::new(10, 30, 1), fixed(1000, 2000));
+    assert_eq!(setup.flash.len(), 2);
+    let alone = Setup { flash: setup.flash[..1].to_vec(), ..setup.clone() };
+    let error = Replay::new(alone).map(|_| ()).unwrap_err().to_string();
+    assert_eq!(error, "disk 0: its cache needs 2 flash devices");
+    let mut replay = Replay::new(setup).unwrap();
+    let mut latencies = vec![];
+    replay.open([(0, ask(WRITE, 0, 4096))], |served| latencies.push(served.latency_ns));
+    assert_eq!((latencies, replay.stats(0).unwrap().sectors_valid), (vec![30], 2));
 }

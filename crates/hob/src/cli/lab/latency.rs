@@ -4,21 +4,23 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, ensure};
+use anyhow::{anyhow, ensure};
 use clap::Args;
 use hob_control::Size;
-use hob_engine::policy::{POLICIES, PolicyKind};
+use hob_engine::command::{Copies, Layout, Mode};
 use hob_lab::advise::{Backing, Flash, Material};
-use hob_lab::generate::run::Cache;
 use hob_lab::latency::{Class, Interval, Latencies, Options, Played, measure};
 use hob_lab::picture::{Axis, Curve, CurveChart, Unit, curves};
 use hob_lab::replay::Pace;
+use hob_world::replay::{CacheSetup, segment_bytes};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::{Source, interruption, percent, read_all, remarks, write};
 use crate::cli::Global;
 use crate::cli::output::{duration, numbers, pairs, print, table, with_notes, words};
+use crate::cli::settings::Settings;
+use crate::daemon::simulated_cache;
 
 /// Most requests of one run: 3.2 GB of them.
 const REQUESTS_MAX: i64 = 50_000_000;
@@ -26,23 +28,20 @@ const REQUESTS_MAX: i64 = 50_000_000;
 /// Play a trace in virtual time and report its latencies, without a cache and with one
 ///
 /// The full engine serves the trace on models of backing and flash, which takes seconds where the trace took days.
-/// Reports percentiles, by outcome too, and latency over time.
+/// Reports percentiles, by outcome too, and latency over time. The cache is what the daemon would make of the same options;
+/// where it keeps two copies it has two such flash devices.
 #[derive(Debug, Args)]
 pub(crate) struct Latency {
     #[command(flatten)]
     source: Source,
-    /// Size of the cache
+    /// Size of the cache, second copies included
     #[arg(long, required_unless_present = "no_cache")]
     size: Option<Size>,
     /// Only without a cache
-    #[arg(long, conflicts_with_all = ["size", "block_size", "policy", "flash"])]
+    #[arg(long, conflicts_with_all = ["size", "settings", "flash"])]
     no_cache: bool,
-    /// Size of a cache block
-    #[arg(long, value_name = "SIZE", default_value = "4K")]
-    block_size: Size,
-    /// Replacement; docs/policies.md has them all
-    #[arg(long, value_name = "NAME", default_value = "s3-fifo", value_parser = policy)]
-    policy: PolicyKind,
+    #[command(flatten)]
+    settings: Settings,
     /// What the disk lies on: 7.2k-raid5, 10k-raid5, 15k-raid5 or fixed:READ_MS,WRITE_MS [default: 7.2k-raid5]
     #[arg(long)]
     backing: Option<Backing>,
@@ -67,11 +66,15 @@ pub(crate) struct Latency {
     picture: Option<PathBuf>,
 }
 
-fn policy(name: &str) -> Result<PolicyKind, String> {
-    PolicyKind::from_name(name).ok_or_else(|| {
-        let names: Vec<&str> = POLICIES.iter().map(|row| row.name).collect();
-        format!("there is no policy '{name}'; there are {}", names.join(", "))
-    })
+/// As the daemon would have it.
+fn cache(size: Size, settings: Settings) -> anyhow::Result<CacheSetup> {
+    let settings = hob_control::CacheSettings::from(settings);
+    let refused = |refusal| anyhow!("{refusal}");
+    // The length of segments depends on the block size, which a preset may say.
+    let (config, _) = simulated_cache(size, &settings, segment_bytes(u64::MAX, 0)).map_err(refused)?;
+    let segment_bytes = segment_bytes(size.bytes(), config.block_bytes);
+    let (config, journal) = simulated_cache(size, &settings, segment_bytes).map_err(refused)?;
+    Ok(CacheSetup { bytes: size.bytes(), config, journal })
 }
 
 /// The answer, and what was asked.
@@ -89,11 +92,49 @@ struct CacheReport {
     bytes: u64,
     block_bytes: u64,
     policy: &'static str,
+    mode: &'static str,
+    persistent: bool,
+    layout: String,
+    admission: String,
+    copies: &'static str,
+}
+
+impl CacheReport {
+    fn new(cache: &CacheSetup) -> CacheReport {
+        let config = &cache.config;
+        CacheReport {
+            bytes: cache.bytes,
+            block_bytes: config.block_bytes.into(),
+            policy: config.policy.info().name,
+            mode: config.mode.name(),
+            persistent: cache.journal,
+            layout: config.layout.to_string(),
+            admission: config.admission.to_string(),
+            copies: config.copies.name(),
+        }
+    }
+
+    /// In words; what is as usual is left out.
+    fn text(&self, flash: &str) -> String {
+        let (size, block) = (Size(self.bytes), Size(self.block_bytes));
+        let twice = if self.copies == Copies::One.name() { "" } else { "two devices, each " };
+        let mut parts =
+            vec![format!("{size} on {twice}{flash}"), format!("blocks of {block}"), self.policy.to_owned()];
+        let unusual = [
+            (self.mode, Mode::default().name()),
+            (self.admission.as_str(), "always"),
+            (self.layout.as_str(), &Layout::default().to_string()),
+        ];
+        parts.extend(unusual.iter().filter(|(is, usual)| is != usual).map(|(is, _)| (*is).to_owned()));
+        if self.copies != Copies::One.name() {
+            parts.push(format!("copies {}", self.copies));
+        }
+        parts.join(", ")
+    }
 }
 
 pub(super) fn run(args: &Latency, global: &Global) -> anyhow::Result<()> {
-    let block_bytes = u32::try_from(args.block_size.bytes()).context("a cache block has at most 1 MiB")?;
-    let cache = args.size.map(|size| Cache { bytes: size.bytes(), block_bytes, policy: args.policy });
+    let cache = args.size.map(|size| cache(size, args.settings.clone())).transpose()?;
     let stop = interruption()?;
     let mut reader = args.source.open()?;
     let mut material = Material::new(args.limit as usize);
@@ -114,11 +155,7 @@ pub(super) fn run(args: &Latency, global: &Global) -> anyhow::Result<()> {
     let report = Report {
         trace: args.source.trace.display().to_string(),
         pace: args.pace.map(|pace| pace.to_string()),
-        cache: cache.map(|cache| CacheReport {
-            bytes: cache.bytes,
-            block_bytes: cache.block_bytes.into(),
-            policy: cache.policy.info().name,
-        }),
+        cache: cache.as_ref().map(CacheReport::new),
         latencies,
     };
     if let Some(path) = &args.csv {
@@ -168,9 +205,8 @@ fn facts(report: &Report) -> String {
         ("requests", format!("{requests} {arrivals}{warm}")),
         ("backing", backing.clone()),
     ];
-    if let Some(CacheReport { bytes, block_bytes, policy }) = report.cache {
-        let (size, block) = (Size(bytes), Size(block_bytes));
-        facts.push(("cache", format!("{size} on {flash}, blocks of {block}, {policy}")));
+    if let Some(cache) = &report.cache {
+        facts.push(("cache", cache.text(flash)));
     }
     pairs(facts)
 }
@@ -252,9 +288,8 @@ fn draw(report: &Report) -> String {
         Some(_) => Axis::new("time", Unit::Seconds),
         None => Axis::new("requests before", Unit::Count),
     };
-    let cache = report.cache.as_ref().map_or(String::new(), |cache| {
-        format!(", {} of cache on {}, {}", Size(cache.bytes), latencies.flash, cache.policy)
-    });
+    let cache = report.cache.as_ref();
+    let cache = cache.map_or(String::new(), |cache| format!(", with {}", cache.text(latencies.flash)));
     let mut chart = CurveChart::new("Latency over time", x, Axis::new("latency", Unit::Seconds).log())
         .subtitle(format!(
             "{}, {} requests on {}{cache}",

@@ -9,9 +9,9 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use hob_control::Size;
 use hob_engine::admission::Admission;
-use hob_engine::command::Layout;
+use hob_engine::command::{Layout, Mode};
 use hob_engine::policy::{POLICIES, PolicyKind};
-use hob_engine::preset::preset;
+use hob_engine::preset::{Preset, preset};
 use hob_lab::belady::NextUses;
 use hob_lab::picture::{Axis, Curve, CurveChart, Unit, curves};
 use hob_lab::sim::{Point, Simulated, grid};
@@ -52,7 +52,8 @@ pub(crate) struct Sim {
     /// Admissions: always, nth-access:N, ghost, each with +not-sequential:BYTES
     #[arg(long, value_name = "ADMISSION", value_delimiter = ',', default_value = "always")]
     admission: Vec<Admission>,
-    /// Policy and admission of a preset with one room for reads and writes; see docs/presets.md
+    /// Policy and admission of a preset with one room for reads and writes; see docs/presets.md. Writes are counted as
+    /// written through, whatever its mode
     #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "admission"])]
     preset: Option<String>,
     /// Follow only this share of the blocks, in caches smaller by as much
@@ -164,6 +165,7 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
         results.extend(optimum(args, footprint_bytes)?);
     }
     let out_of_reach = results.iter().map(|row| row.out_of_reach).max().unwrap_or(0);
+    notes.extend(wanted.preset.and_then(not_simulated));
     if out_of_reach > 0 {
         notes.push(format!("{out_of_reach} requests lie beyond 2^32 blocks and were left out"));
     }
@@ -183,20 +185,24 @@ struct Wanted {
     policies: Vec<PolicyKind>,
     admissions: Vec<Admission>,
     optimum: bool,
+    preset: Option<&'static Preset>,
 }
 
 impl Wanted {
     fn parse(args: &Sim) -> anyhow::Result<Wanted> {
-        let mut wanted = Wanted { policies: vec![], admissions: args.admission.clone(), optimum: false };
+        let mut wanted =
+            Wanted { policies: vec![], admissions: args.admission.clone(), optimum: false, preset: None };
         if let Some(name) = &args.preset {
             let row = preset(name)?;
             if row.layout != Layout::Unified {
                 bail!(
-                    "the simulation has no split caches, as '{name}' is; name policy and admission by themselves"
+                    "the simulation has no split caches, as '{name}' is; 'hob lab latency --preset {name}' plays it, or name \
+                     policy and admission by themselves"
                 );
             }
             wanted.policies.extend(PolicyKind::from_name(row.policy));
             wanted.admissions = vec![row.admission];
+            wanted.preset = Some(row);
             return Ok(wanted);
         }
         for name in &args.policy {
@@ -233,6 +239,18 @@ impl Wanted {
         ensure!(points.len() <= POINTS_MAX, "{} combinations are more than {POINTS_MAX}", points.len());
         Ok(points)
     }
+}
+
+/// What of a preset is not simulated.
+fn not_simulated(row: &Preset) -> Option<String> {
+    let Preset { name, mode, .. } = row;
+    (*mode != Mode::WriteThrough).then(|| {
+        format!(
+            "{name} is a {mode} cache, and writes were counted as written through: its policy and admission decide as they \
+             do there, but flash keeps no second copies here and nothing waits to be written to the backing; 'hob lab \
+             latency --preset {name}' plays that too"
+        )
+    })
 }
 
 fn unknown(name: &str) -> String {

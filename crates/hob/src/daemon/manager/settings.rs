@@ -37,6 +37,18 @@ pub(super) fn new_spec(
     Ok((spec, notes))
 }
 
+/// What a pool of two devices would make of it: the engine's settings, and whether there is a journal. For
+/// simulations.
+pub(crate) fn simulated(
+    size: Size,
+    settings: &CacheSettings,
+    segment_bytes: u64,
+) -> Result<(CacheConfig, bool), Refusal> {
+    let ground = Ground { segment_bytes, devices: DEVICES_FOR_COPIES };
+    let (spec, _) = new_spec(String::new(), size, settings, ground)?;
+    Ok((engine_config(&spec, segment_bytes)?, spec.journal.is_some()))
+}
+
 /// A cache that is to be different.
 pub(super) fn changed_spec(
     before: &CacheSpec,

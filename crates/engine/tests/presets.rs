@@ -1,0 +1,340 @@
+//! What presets do, sentence by sentence of the systems that they stand for: each test cites what it shows. The I/O of
+//! the engine is done at once and in its order, so which data goes to the backing when can be read off a list.
+//! What takes time is shown in virtual time by `world/tests/presets.rs`.
+
+use hob_engine::command::{
+    Access, CacheChange, CacheConfig, Command, Copies, DataSegment, DiskConfig, Enable, Event, NewRing,
+    Segment,
+};
+use hob_engine::io::{Durability, Io, IoOp, Op, Request, Target};
+use hob_engine::journal::ring_pages_min;
+use hob_engine::outcome::Outcome;
+use hob_engine::preset::preset;
+use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
+use hob_engine::{Engine, Limits};
+
+const DISK: DiskId = DiskId(0);
+const DISK_BYTES: u64 = 1 << 30;
+const WRITE: Op = Op::Write(Durability::Volatile);
+const KIB: u64 = 1024;
+const PAGE: u64 = 64 * KIB;
+
+/// One disk, whose cache has a preset's parts, and what was written to its backing.
+struct Rig {
+    engine: Engine,
+    requests: u64,
+    /// Seconds without requests.
+    rested: u64,
+    /// Offset and length of what was destaged, in order.
+    destaged: Vec<(u64, u64)>,
+    /// The backing takes nothing from the destager for now.
+    holds: bool,
+    held: Vec<Io>,
+}
+
+impl Rig {
+    /// With room for so many blocks, second copies included.
+    fn new(name: &str, blocks: u32) -> Rig {
+        let row = preset(name).expect("a preset");
+        let segment_bytes = u64::from(row.block_bytes);
+        let config = row.config(segment_bytes);
+        let mut rig = Rig {
+            engine: Engine::new(Limits::default()),
+            requests: 0,
+            rested: 0,
+            destaged: vec![],
+            holds: false,
+            held: vec![],
+        };
+        (1..=2).for_each(|buffer| rig.engine.lend(BufferId(buffer), 1 << 20));
+        let disk = DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite };
+        rig.command(Command::AddDisk(disk));
+        let enable = enable(config, blocks);
+        rig.command(Command::Cache(CacheChange::Enable(Box::new(enable))));
+        rig
+    }
+
+    fn now(&self) -> Instant {
+        Instant(self.requests * 1000 + self.rested * 1_000_000_000)
+    }
+
+    /// Lets so many seconds go by.
+    fn rest(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.rested += 1;
+            self.engine.handle_timeout(self.now());
+            self.settle();
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        self.engine.handle_command(self.now(), CommandId(1), DISK, command);
+        self.settle();
+        let done = self.engine.poll_event();
+        assert!(matches!(done, Some(Event::Done { result: Ok(_), .. })), "{done:?}");
+    }
+
+    fn ask(&mut self, op: Op, offset: u64, len: u64) -> Outcome {
+        self.requests += 1;
+        let request =
+            Request { id: RequestId(self.requests), disk: DISK, op, offset, len, buffer: Some(BufferId(0)) };
+        self.engine.handle_request(self.now(), request).expect("one at a time");
+        self.settle();
+        let reply = self.engine.poll_reply().expect("answered");
+        assert_eq!(reply.result, Ok(()));
+        reply.outcome
+    }
+
+    /// Does all I/O that the engine wants done.
+    fn settle(&mut self) {
+        while let Some(io) = self.engine.poll_io() {
+            let of_destager = io.slice.is_some_and(|slice| slice.id != BufferId(0));
+            let is_destaged =
+                of_destager && matches!((io.target, io.op), (Target::Backing(_), IoOp::Write(_)));
+            match is_destaged && self.holds {
+                true => self.held.push(io),
+                false => self.complete(&io, is_destaged),
+            }
+        }
+        while self.engine.poll_release().is_some() {}
+    }
+
+    fn complete(&mut self, io: &Io, is_destaged: bool) {
+        if is_destaged {
+            self.destaged.push((io.offset, io.len));
+        }
+        let sums = match io.target {
+            Target::Flash(_) => vec![0; (io.len / SECTOR_BYTES) as usize],
+            Target::Backing(_) => vec![],
+        };
+        self.engine.handle_completion(self.now(), io.id, Ok(()), &sums);
+    }
+
+    fn write(&mut self, block: u64) -> Outcome {
+        self.ask(WRITE, block * 4 * KIB, 4 * KIB)
+    }
+
+    fn read(&mut self, block: u64) -> Outcome {
+        self.ask(Op::Read, block * 4 * KIB, 4 * KIB)
+    }
+
+    /// Blocks of 4 KiB that were destaged since the last call, in order.
+    fn destaged_blocks(&mut self) -> Vec<u64> {
+        self.destaged.drain(..).map(|(offset, _)| offset / (4 * KIB)).collect()
+    }
+
+    fn dirty_sectors(&self) -> u64 {
+        self.engine.stats(self.now(), DISK).expect("the disk").sectors_dirty
+    }
+}
+
+fn enable(config: CacheConfig, blocks: u32) -> Enable {
+    let segment_bytes = config.segment_bytes;
+    let mut free = [0; 2];
+    let mut segment = |device: usize| {
+        free[device] += segment_bytes;
+        Segment { device: DeviceId(device as u16), offset: free[device] - segment_bytes }
+    };
+    let devices = if config.copies == Copies::One { 1 } else { 2 };
+    let data = |ordinal: u32| DataSegment { place: segment(ordinal as usize % devices), ordinal };
+    let segments = (0..blocks).map(data).collect();
+    let pages = ring_pages_min(blocks.into(), config.block_bytes, segment_bytes);
+    let count = pages.div_ceil(segment_bytes / 4096);
+    let copies = (0..devices).map(|device| (0..count).map(|_| segment(device)).collect()).collect();
+    let ring = NewRing { cache: [1; 16], number: 1, identity: [0; 32], copies };
+    Enable { config, segments, journal: Some(ring), recovered: None }
+}
+
+/// Blocks that are no neighbours, in no order, each once.
+fn scattered(count: u64) -> Vec<u64> {
+    (0..count).map(|n| 2 * (n * 7919 % 10_007)).collect()
+}
+
+/// SYSTEMS §2: "a page is promoted when it has been accessed three times".
+#[test]
+fn fast_cache_promotes_at_the_third_access_and_not_before() {
+    for op in [Op::Read, WRITE] {
+        let mut rig = Rig::new("fast-cache", 256);
+        let outcomes: Vec<Outcome> = (0..4).map(|_| rig.ask(op, 10 * PAGE, PAGE)).collect();
+        let expected = match op {
+            // The third read brings the page in, and the fourth comes from there.
+            Op::Read => [Outcome::MissUnproven, Outcome::MissUnproven, Outcome::MissFilled, Outcome::Hit],
+            _ => {
+                let [past, taken] = [Outcome::WriteNotCopied, Outcome::WriteBack];
+                [past, past, taken, taken]
+            }
+        };
+        assert_eq!(outcomes, expected);
+    }
+    // Reads and writes count alike.
+    let mut rig = Rig::new("fast-cache", 256);
+    let outcomes = [WRITE, Op::Read, WRITE, Op::Read].map(|op| rig.ask(op, 10 * PAGE, PAGE));
+    let [past, miss] = [Outcome::WriteNotCopied, Outcome::MissUnproven];
+    assert_eq!(outcomes, [past, miss, Outcome::WriteBack, Outcome::Hit]);
+}
+
+/// SYSTEMS §2: "sequential streams and large I/O thus never populate it."
+#[test]
+fn sequential_streams_never_populate_fast_cache() {
+    for op in [Op::Read, WRITE] {
+        let mut rig = Rig::new("fast-cache", 256);
+        for _ in 0..5 {
+            // Until 512 KiB have gone by nobody knows that it is a stream; its first pages may come in.
+            let served = (0..64).map(|n| rig.ask(op, (1000 + n) * PAGE, PAGE));
+            let flash = |outcome| matches!(outcome, Outcome::Hit | Outcome::WriteBack | Outcome::MissFilled);
+            let taken: Vec<bool> = served.map(flash).collect();
+            assert!(!taken[8..].contains(&true), "{taken:?}");
+            // Large I/O is a run of its own.
+            assert!(!flash(rig.ask(op, 0, 1 << 20)));
+        }
+    }
+}
+
+/// SYSTEMS §2: "a write to a promoted page completes in flash; the page is written to disk when the LRU picks it.
+/// Deferring coalesces writes and orders them for the disks. Other writes go to disk."
+#[test]
+fn fast_cache_writes_a_page_to_disk_when_the_lru_picks_it() {
+    let mut rig = Rig::new("fast-cache", 200);
+    let pages: Vec<u64> = (0..100).map(|n| 2 * (n * 37 % 101)).collect();
+    let write = |rig: &mut Rig, page: u64| (0..3).map(|_| rig.ask(WRITE, page * PAGE, PAGE)).last();
+    for page in &pages[..90] {
+        assert_eq!(write(&mut rig, *page), Some(Outcome::WriteBack));
+    }
+    assert_eq!(rig.destaged, [], "up to 90 % of its 100 pages nothing is written to disk");
+    // Written often, destaged once: that is what deferring is for. It is the last now that the LRU picks.
+    (0..50).for_each(|_| _ = rig.ask(WRITE, pages[0] * PAGE, PAGE));
+    for page in &pages[90..95] {
+        assert_eq!(write(&mut rig, *page), Some(Outcome::WriteBack));
+    }
+    let destaged: Vec<u64> = rig.destaged.iter().map(|(offset, _)| offset / PAGE).collect();
+    assert!(destaged.len() >= 5 && destaged.starts_with(&pages[1..6]), "{destaged:?}");
+    assert!(destaged.iter().position(|page| *page == pages[0]).is_none_or(|at| at > 80), "{destaged:?}");
+    assert_eq!(rig.ask(WRITE, 5000 * PAGE, PAGE), Outcome::WriteNotCopied, "other writes go to disk");
+}
+
+/// SYSTEMS §3: "Writes are acknowledged by the buffer; an **elevator** destages them in disk order".
+#[test]
+fn vsan_destages_in_disk_order() {
+    let mut rig = Rig::new("vsan", 1000);
+    for block in scattered(240) {
+        assert_eq!(rig.write(block), Outcome::WriteBack);
+    }
+    assert_eq!(rig.destaged, []);
+    for round in 0..2 {
+        rig.write(20_001 + round as u64);
+        let order = rig.destaged_blocks();
+        // It goes on where it was, and from the end to the start.
+        let turns = order.windows(2).filter(|pair| pair[0] > pair[1]).count();
+        assert!(order.len() >= 30 && turns <= round, "{order:?}");
+        for block in scattered(480).split_off(240) {
+            rig.write(block);
+        }
+        rig.destaged.clear();
+    }
+    // Neighbours go in one I/O.
+    let mut rig = Rig::new("vsan", 1000);
+    (0..241).rev().for_each(|block| _ = rig.write(block));
+    assert!(rig.destaged.len() <= 2, "{:?}", rig.destaged);
+}
+
+/// SYSTEMS §3: "a full buffer sends writes straight to disk", and the buffer is "30 % write buffer, fixed".
+#[test]
+fn a_full_vsan_buffer_sends_writes_straight_to_disk() {
+    let mut rig = Rig::new("vsan", 1000);
+    rig.holds = true;
+    let blocks = scattered(600);
+    for block in &blocks[..300] {
+        assert_eq!(rig.write(*block), Outcome::WriteBack);
+    }
+    for block in &blocks[300..] {
+        let outcome = rig.write(*block);
+        assert!(matches!(outcome, Outcome::WriteCopied | Outcome::WriteNotCopied), "{outcome:?}");
+    }
+    // Nor does what the read cache holds make room for more of it.
+    for block in &blocks[300..] {
+        rig.write(*block);
+    }
+    assert_eq!(rig.dirty_sectors(), 300);
+    assert_eq!(rig.write(blocks[5]), Outcome::WriteBack, "what is in the buffer is written there");
+}
+
+/// SYSTEMS §3: "The flash is split **70 % read cache**"; "cold reads load the read cache".
+#[test]
+fn vsan_reads_have_seventy_percent() {
+    let mut rig = Rig::new("vsan", 1000);
+    for block in scattered(2000) {
+        assert_eq!(rig.read(block), Outcome::MissFilled);
+    }
+    let stats = rig.engine.stats(rig.now(), DISK).expect("the disk");
+    assert_eq!(stats.blocks_cached, 700);
+    // What was destaged leaves the buffer; a read loads it into the read cache.
+    for block in scattered(300) {
+        rig.write(50_000 + block);
+    }
+    let gone = rig.destaged_blocks()[0];
+    assert_eq!([rig.read(gone), rig.read(gone)], [Outcome::MissFilled, Outcome::Hit]);
+}
+
+/// SYSTEMS §4: "First write → Inactive. Re-access → Active. […] Active + Inactive above **20 %** of the cache →
+/// write the earliest Inactive data to disk and mark it Clean."
+#[test]
+fn zbs_destages_the_earliest_inactive_above_a_fifth() {
+    let mut rig = Rig::new("zbs", 1000);
+    let blocks = scattered(300);
+    for block in &blocks[..200] {
+        assert_eq!(rig.write(*block), Outcome::WriteBack);
+    }
+    assert_eq!(rig.destaged, [], "a fifth is not above a fifth");
+    // These become Active.
+    assert_eq!([rig.read(blocks[0]), rig.write(blocks[1])], [Outcome::Hit, Outcome::WriteBack]);
+    for block in &blocks[200..] {
+        assert_eq!(rig.write(*block), Outcome::WriteBack);
+    }
+    let destaged = rig.destaged_blocks();
+    assert!(destaged.starts_with(&blocks[2..102]), "in the order of their first write: {destaged:?}");
+    assert!(rig.dirty_sectors() <= 200);
+    // Clean: still there.
+    assert_eq!(rig.read(blocks[50]), Outcome::Hit);
+}
+
+/// SYSTEMS §4: "Access to Clean → Active; otherwise Clean is reclaimed for new writes."
+#[test]
+fn clean_that_is_accessed_stays_in_zbs_and_other_clean_makes_room() {
+    let mut rig = Rig::new("zbs", 1000);
+    let blocks = scattered(1500);
+    for block in &blocks[..300] {
+        rig.write(*block);
+    }
+    assert!(rig.destaged_blocks().starts_with(&blocks[..2]));
+    assert_eq!(rig.read(blocks[0]), Outcome::Hit);
+    for block in &blocks[300..] {
+        assert_eq!(rig.write(*block), Outcome::WriteBack, "there is room as long as there is Clean");
+    }
+    assert_eq!(rig.read(blocks[0]), Outcome::Hit);
+    assert_eq!(rig.read(blocks[1]), Outcome::MissFilled);
+}
+
+/// SYSTEMS §4: "Write miss: into Free, or to disk when full. […] Read miss: load into the cache when there is room and
+/// serve from it; when full, read the disk directly." and "Write hit: in cache. […] Read hit: Active, Inactive or Clean".
+#[test]
+fn a_full_zbs_reads_and_writes_the_disk() {
+    let mut rig = Rig::new("zbs", 1000);
+    rig.holds = true;
+    let blocks = scattered(600);
+    // With their second copies, 500 blocks that are not on disk are all that there is room for.
+    for block in &blocks[..500] {
+        assert_eq!(rig.write(*block), Outcome::WriteBack);
+    }
+    assert_eq!(rig.write(blocks[500]), Outcome::WriteNotCopied);
+    assert_eq!([rig.read(blocks[501]), rig.read(blocks[501])], [Outcome::MissNoBlock; 2]);
+    assert_eq!([rig.write(blocks[7]), rig.read(blocks[8])], [Outcome::WriteBack, Outcome::Hit]);
+    // The disk takes data again, and the cache has room again.
+    rig.holds = false;
+    for io in std::mem::take(&mut rig.held) {
+        rig.complete(&io, true);
+    }
+    rig.settle();
+    rig.rest(3);
+    assert_eq!([rig.read(blocks[501]), rig.read(blocks[501])], [Outcome::MissFilled, Outcome::Hit]);
+    assert_eq!(rig.write(blocks[502]), Outcome::WriteBack);
+}

@@ -1,0 +1,207 @@
+//! What a replay runs on: disks, caches, devices.
+//!
+//! A cache's segments are dealt out to all flash devices in turn, one cache behind the other. A journal lies on the
+//! first device, and its second copy, where dirty data has two, on the second.
+
+use std::fmt;
+
+use hob_engine::admission::Admission;
+use hob_engine::command::{
+    self, CacheChange, CacheConfig, Command, Copies, DataSegment, DiskConfig, Enable, NewRing, Segment,
+};
+use hob_engine::policy::PolicyKind;
+use hob_engine::preset::Preset;
+use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BufferId, DeviceId, Instant};
+use hob_engine::{Engine, Limits, journal};
+
+use super::{LENT, LENT_BYTES, Replay, Run};
+use crate::queue::Queue;
+use crate::service::ServiceModel;
+
+/// Segments of caches that are large enough to have some.
+const SEGMENT_BYTES: u64 = 1 << 20;
+
+/// Segments that fit a cache of that room and block size: 1 MiB, or a block where the room is below 64 MiB.
+pub fn segment_bytes(bytes: u64, block_bytes: u32) -> u64 {
+    if bytes >= 64 * SEGMENT_BYTES { SEGMENT_BYTES } else { block_bytes.into() }
+}
+
+/// One disk's cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSetup {
+    /// Room for data, second copies included, on all devices together; rounded down to whole segments. A journal's
+    /// room is not counted.
+    pub bytes: u64,
+    /// Its settings.
+    pub config: CacheConfig,
+    /// Does it have a journal? Write-back needs one.
+    pub journal: bool,
+}
+
+impl CacheSetup {
+    /// A volatile write-through cache that lets everything in.
+    pub fn volatile(bytes: u64, block_bytes: u32, policy: PolicyKind) -> CacheSetup {
+        let segment_bytes = segment_bytes(bytes, block_bytes);
+        let config = CacheConfig::write_through(block_bytes, segment_bytes, policy, Admission::default());
+        CacheSetup { bytes, config, journal: false }
+    }
+
+    /// As a preset has it.
+    pub fn preset(bytes: u64, preset: &Preset) -> CacheSetup {
+        let config = preset.config(segment_bytes(bytes, preset.block_bytes));
+        CacheSetup { bytes, config, journal: preset.persistent }
+    }
+
+    /// The same with other room.
+    pub fn with_bytes(self, bytes: u64) -> CacheSetup {
+        let segment_bytes = segment_bytes(bytes, self.config.block_bytes);
+        CacheSetup { bytes, config: CacheConfig { segment_bytes, ..self.config }, ..self }
+    }
+}
+
+/// One disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskSetup {
+    /// Its size; a multiple of 512.
+    pub size_bytes: u64,
+    /// Where it begins on the backing, which all disks share.
+    pub backing_offset: u64,
+    /// `None`: every request goes to the backing.
+    pub cache: Option<CacheSetup>,
+}
+
+/// Everything that is fixed when a replay begins.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The disks, numbered from 0.
+    pub disks: Vec<DiskSetup>,
+    /// The devices that all caches share: one at least, two where there are two copies of anything.
+    pub flash: Vec<ServiceModel>,
+    /// What all disks lie on.
+    pub backing: ServiceModel,
+    /// The engine's.
+    pub limits: Limits,
+}
+
+impl Setup {
+    /// One disk from the start of the backing, under the engine's usual limits. There are two such flash devices where
+    /// the cache keeps two copies.
+    pub fn one_disk(
+        size_bytes: u64,
+        cache: Option<CacheSetup>,
+        flash: impl Into<ServiceModel>,
+        backing: impl Into<ServiceModel>,
+    ) -> Self {
+        let disk = DiskSetup { size_bytes, backing_offset: 0, cache };
+        Setup::of_disks(vec![disk], flash, backing)
+    }
+
+    /// The same for several disks.
+    pub fn of_disks(
+        disks: Vec<DiskSetup>,
+        flash: impl Into<ServiceModel>,
+        backing: impl Into<ServiceModel>,
+    ) -> Self {
+        let doubles = |disk: &DiskSetup| disk.cache.is_some_and(|cache| cache.config.copies != Copies::One);
+        let devices = 1 + usize::from(disks.iter().any(doubles));
+        let flash = vec![flash.into(); devices];
+        Setup { disks, flash, backing: backing.into(), limits: Limits::default() }
+    }
+}
+
+/// Why a set-up cannot work, in a sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetupError(pub String);
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for SetupError {}
+
+impl Replay {
+    /// Idle disks with empty caches. Journals are in place: writing them has taken time.
+    pub fn new(setup: Setup) -> Result<Self, SetupError> {
+        let Setup { disks, flash, backing, limits } = setup;
+        let mut engine = Engine::new(limits);
+        (1..=LENT).for_each(|buffer| engine.lend(BufferId(buffer), LENT_BYTES));
+        let mut flash_at = vec![0; flash.len()];
+        let mut replay = Replay {
+            engine,
+            requests_max: limits.requests_max,
+            disks,
+            flash,
+            backing,
+            queue: Queue::default(),
+            now: Instant(0),
+            in_flight: Vec::new(),
+            free: Vec::new(),
+            run: Run::default(),
+            done: None,
+            watched: None,
+            samples: Vec::new(),
+        };
+        for index in 0..replay.disks.len() {
+            replay.add_disk(index, &mut flash_at)?;
+        }
+        Ok(replay)
+    }
+
+    fn add_disk(&mut self, index: usize, flash_at: &mut [u64]) -> Result<(), SetupError> {
+        let DiskSetup { size_bytes, backing_offset, cache } = self.disks[index];
+        let end = backing_offset.checked_add(size_bytes);
+        if end.is_none_or(|end| end > self.backing.capacity_bytes()) {
+            return Err(SetupError(format!("disk {index} reaches beyond its backing's end")));
+        }
+        if !size_bytes.is_multiple_of(512) {
+            return Err(SetupError(format!("disk {index}: {size_bytes} bytes are not a multiple of 512")));
+        }
+        let config = DiskConfig { size_bytes, access: command::Access::ReadWrite };
+        self.set_up(index, Command::AddDisk(config))?;
+        let Some(cache) = cache else { return Ok(()) };
+        let devices = 1 + usize::from(cache.config.copies != Copies::One);
+        if flash_at.len() < devices {
+            return Err(SetupError(format!("disk {index}: its cache needs {devices} flash devices")));
+        }
+        let enable = enable(cache, index, flash_at);
+        self.set_up(index, Command::Cache(CacheChange::Enable(Box::new(enable))))
+    }
+
+    fn set_up(&mut self, index: usize, command: Command) -> Result<(), SetupError> {
+        self.command(index as u32, command).map_err(|why| {
+            let cache = self.disks[index].cache;
+            SetupError(format!("disk {index} cannot be set up ({why:?}) with {cache:?}"))
+        })
+    }
+}
+
+/// Gives a cache its segments. `flash_at` is where each device is free.
+fn enable(cache: CacheSetup, index: usize, flash_at: &mut [u64]) -> Enable {
+    let CacheSetup { bytes, config, journal } = cache;
+    let CacheConfig { block_bytes, segment_bytes, .. } = config;
+    let mut segment = |device: usize| {
+        let offset = flash_at[device];
+        flash_at[device] += segment_bytes;
+        Segment { device: DeviceId(device as u16), offset }
+    };
+    let devices = if config.copies == Copies::One { 1 } else { 2 };
+    let count = bytes.checked_div(segment_bytes).unwrap_or(0);
+    let all = 0..count as u32;
+    let segments: Vec<DataSegment> =
+        all.map(|ordinal| DataSegment { place: segment(ordinal as usize % devices), ordinal }).collect();
+    // What cannot be a cache gets no ring, and the engine says why.
+    let sized = block_bytes.is_power_of_two()
+        && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&u64::from(block_bytes))
+        && segment_bytes >= u64::from(block_bytes);
+    let journal = (journal && sized && count > 0).then(|| {
+        let pages = journal::ring_pages_min(bytes / u64::from(block_bytes), block_bytes, segment_bytes);
+        let ring = pages.div_ceil(segment_bytes / journal::PAGE_BYTES as u64);
+        let copies = (0..devices).map(|device| (0..ring).map(|_| segment(device)).collect()).collect();
+        let mut cache = [0; 16];
+        cache[..8].copy_from_slice(&(index as u64).to_le_bytes());
+        NewRing { cache, number: 1, identity: [0; 32], copies }
+    });
+    Enable { config, segments, journal, recovered: None }
+}
