@@ -53,6 +53,9 @@ const TIME_MAX: Instant = Instant(3_600_000_000_000);
 /// An engine to which nothing happens may be left alone after so long, nanoseconds.
 const CALM_NS: u64 = 15_000_000_000;
 
+/// No history has more commands for each of its requests.
+const COMMANDS_MAX: u64 = 20;
+
 /// No history takes more steps for each of its requests.
 const STEPS_MAX: u64 = 2000;
 
@@ -439,8 +442,10 @@ impl<'a> World<'a> {
     }
 
     fn schedule_command(&mut self) {
+        // Where guests wait for a cache that does not come back, their requests never run out.
         if let Some(mean) = self.scenario.command_ns
             && self.left > 0
+            && self.commands < COMMANDS_MAX * u64::from(self.options.requests)
         {
             let at = self.now + self.dice.between(1, 2 * mean);
             self.queue.push(at, Event::Command);

@@ -246,7 +246,7 @@ impl Engine {
     }
 
     /// Blocks of a range that were to be transferred still are, as far as they are dirty and not on their way.
-    fn put_back(&mut self, id: DiskId, range: Range) {
+    pub(super) fn put_back(&mut self, id: DiskId, range: Range) {
         let disk = self.disk_mut(id);
         let (Some(cache), destager) = (&disk.cache, &mut disk.destager) else { return };
         for span in cache.spans(range.first, range.end) {

@@ -110,19 +110,12 @@ impl Disk {
     /// When its cache wants to be looked at.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let journal = self.journal.as_ref()?;
-        if self.holds || journal.dead {
-            return journal.deadline();
-        }
         if self.holds {
             return journal.deadline();
         }
-        journal
-            .deadline()
-            .into_iter()
-            .chain(self.destage_deadline())
-            .chain(self.zones_due)
-            .chain(self.care.deadline())
-            .min()
+        let care = if journal.dead { None } else { self.care.deadline() };
+        let journal = journal.deadline().into_iter();
+        journal.chain(self.destage_deadline()).chain(self.zones_due).chain(care).min()
     }
 
     /// The cache, if flash I/O may be started now; else why not.

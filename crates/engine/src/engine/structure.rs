@@ -378,6 +378,10 @@ impl Engine {
                 None => (None, None),
             };
         }
+        // A drain that was asked for meanwhile has nothing to drain.
+        if let Some(drain) = disk.draining.take_if(|_| disk.journal.is_none()) {
+            self.done(drain, id, Err(CommandError::Stopped));
+        }
         self.end_change_of_structure(id, opening.command, Err(error));
     }
 

@@ -126,6 +126,12 @@ impl Engine {
         if durable && result.is_ok() && self.must_commit_answer(slot) {
             return self.answer_committed(slot, Outcome::BypassZeroing);
         }
+        let Active { range, over_dirty, .. } = self.requests[slot];
+        if over_dirty {
+            // What it was to replace counts still, and was perhaps on its way.
+            self.put_back(range.disk, range);
+            self.wake(range.disk);
+        }
         let active = &mut self.requests[slot];
         active.outcome = match (active.request.op, result) {
             // "Cannot do that fast" is an answer, not a failure of the backing.

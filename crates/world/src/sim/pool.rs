@@ -303,6 +303,9 @@ impl World<'_> {
             (CommandError::NoJournal, Command::Cache(_)) => asked.ring().is_none(),
             (CommandError::Stopped, Command::Cache(CacheChange::Drain)) => true,
             (CommandError::Lost, Command::Cache(CacheChange::Drain)) => self.may_lose(asked.disk),
+            (CommandError::BackingFailed, Command::Cache(_)) => {
+                persistent && self.scenario.disks[asked.disk].faults.flush_error > 0
+            }
             (CommandError::JournalFailed, Command::Cache(CacheChange::Disable)) => false,
             (CommandError::JournalFailed, _) => persistent && self.any_bad(),
             _ => false,

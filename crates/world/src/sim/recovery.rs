@@ -204,7 +204,7 @@ impl World<'_> {
                     ensure!(!is_good, "disk {index}: page {missing} of ring {number} is missing");
                     return Ok(None);
                 }
-                Ring::Whole(plan) => return self.replay(index, plan, (*number, copies), doubtful).map(Some),
+                Ring::Whole(plan) => return self.replay(index, plan, (*number, copies), doubtful),
             }
         }
         ensure!(!exists || !sound || journal_lost, "disk {index}: no ring is whole, of {rings:?}");
@@ -254,8 +254,12 @@ impl World<'_> {
         plan: hob_engine::journal::Plan,
         (number, copies): (u32, &[Vec<Segment>]),
         doubtful: bool,
-    ) -> Result<Found, Violation> {
+    ) -> Result<Option<Found>, Violation> {
         let (segments, missing) = self.segments_there(index);
+        if segments.is_empty() {
+            ensure!(self.any_bad(), "disk {index}: a cache without segments");
+            return Ok(None);
+        }
         let owner = self.disks[index].owner.as_ref().expect("persistent");
         let doubtful = doubtful || missing && !owner.doubled;
         // A ring that was being made after it may be whole already.
@@ -275,7 +279,7 @@ impl World<'_> {
             .into_iter()
             .map(|(segment, sector)| self.flash_sum(&segments[segment as usize].place, sector))
             .collect();
-        Ok(Found { recovered: Box::new(replay.finish(&sums)), segments, number, doubtful })
+        Ok(Some(Found { recovered: Box::new(replay.finish(&sums)), segments, number, doubtful }))
     }
 
     /// The data segments of a cache that a device is there for, in any order, and whether some are missing. Those are not
