@@ -221,6 +221,10 @@ impl Engine {
             }
             let next = match stage {
                 Stage::FlushBacking(upto, _) if disk.backing_flushed >= upto => {
+                    // While the backing was flushed a commit may have become due.
+                    if !disk.journal.as_ref().expect("it has one").is_idle() {
+                        return self.pump_journal(now, id);
+                    }
                     disk.zones.clear();
                     self.prepare(now, id, kind)
                 }

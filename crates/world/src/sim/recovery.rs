@@ -190,7 +190,8 @@ impl World<'_> {
         let mut doubtful = false;
         for (number, copies) in rings.iter().filter(|_| !journal_lost) {
             let is_good = self.is_on_sound_device(copies);
-            sound |= is_good;
+            // The lowest one is complete, if any is.
+            sound = is_good;
             doubtful |= !is_good;
             let pages = copies.iter().map(Vec::len).max().unwrap_or(0) as u64 * self.pages_in_segment();
             let shown = self.ring_pages(copies, pages);

@@ -94,6 +94,23 @@ fn between_failures_what_was_moved_is_flushed() {
     assert_eq!(bench.dirty(), 1);
 }
 
+/// While the backing is flushed for a clean end, the time for a commit comes.
+#[test]
+fn a_clean_end_lets_a_commit_end_first() {
+    let mut bench = Bench::write_back();
+    bench.request(Op::Discard(Durability::Volatile), MIB, 4 * KIB);
+    bench.settle();
+    bench.write_alone(0, 4 * KIB);
+    let close = bench.start_change(CacheChange::Close);
+    let flush = bench.ios.pop_front().expect("the backing is flushed");
+    assert_eq!((flush.target, flush.op), (backing(), IoOp::Flush));
+    bench.wait_ms(1500);
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    bench.end(flush);
+    bench.settle();
+    assert_eq!(bench.result(close), Some(Ok(vec![])));
+}
+
 #[test]
 fn a_ring_for_a_volatile_cache_comes_back() {
     let mut bench = Bench::cached(4, 64 * KIB);
@@ -101,6 +118,31 @@ fn a_ring_for_a_volatile_cache_comes_back() {
     let mut released = bench.change(CacheChange::Grow(more, Some(ring(1)))).expect("there is room");
     released.sort_unstable();
     assert_eq!(released, ring(1).copies[0]);
+}
+
+/// A write that fails on the backing leaves the dirty data that it was to replace, which had been on its way.
+#[test]
+fn what_a_failed_write_was_to_replace_is_destaged() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    let write = bench.write(512, 512);
+    bench.next(flash(0), IoOp::Read);
+    bench.next(backing(), VOLATILE);
+    while let Some(io) = bench.ios.pop_front() {
+        match io.target {
+            Target::Backing(_) => bench.end_with(io, Err(IoError::Failed), &[]),
+            Target::Flash(_) => bench.end(io),
+        }
+    }
+    assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::BackingError, 1));
+    let drain = bench.start_change(CacheChange::Drain);
+    (0..40).for_each(|_| {
+        bench.wait_ms(500);
+        bench.settle();
+    });
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
+    assert_eq!(bench.dirty(), 0);
 }
 
 /// The owner of a cache whose journal is dead records that it is gone.
