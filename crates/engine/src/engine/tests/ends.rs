@@ -126,15 +126,19 @@ fn what_a_failed_write_was_to_replace_is_destaged() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
     bench.flush();
-    let write = bench.write(512, 512);
+    bench.start_change(CacheChange::Drain);
     bench.next(flash(0), IoOp::Read);
     bench.next(backing(), VOLATILE);
+    let flush = bench.ios.pop_front().expect("the backing is flushed");
+    assert_eq!(bench.change(CacheChange::StopDrain), Ok(vec![]));
+    let write = bench.write(512, 512);
     while let Some(io) = bench.ios.pop_front() {
         match io.target {
             Target::Backing(_) => bench.end_with(io, Err(IoError::Failed), &[]),
             Target::Flash(_) => bench.end(io),
         }
     }
+    bench.end(flush);
     assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::BackingError, 1));
     let drain = bench.start_change(CacheChange::Drain);
     (0..40).for_each(|_| {
