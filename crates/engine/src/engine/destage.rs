@@ -238,7 +238,9 @@ impl Engine {
         if may && enough && self.flush_backing(now, id) {
             self.disk_mut(id).destager.begin_flush();
         }
-        if self.disk(id).destager.is_done() {
+        let disk = self.disk(id);
+        let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
+        if disk.destager.is_done() && dirty <= disk.lost.len() as u64 {
             self.end_order_wait(id);
         }
         self.check_drained(id);
