@@ -204,7 +204,8 @@ impl Engine {
             disk.destager.rest_until.take_if(|until| *until <= now);
             disk.destager.wake_at = disk.destager.rest_until;
             let Some(newest) = disk.due_epoch(now) else {
-                disk.destager.wake_at = disk.next_age();
+                // What has been moved may be waiting for the end of the rest, to be flushed.
+                disk.destager.wake_at = disk.next_age().into_iter().chain(disk.destager.rest_until).min();
                 break;
             };
             let limit = TRANSFERS[disk.hurry()];

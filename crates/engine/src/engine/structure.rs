@@ -216,6 +216,12 @@ impl Engine {
                 return match kind {
                     // Nothing is dirty, and its owner records that it is gone.
                     Kind::Void => self.complete(id, kind),
+                    // Its owner does not believe what the ring says any more.
+                    Kind::Discard => {
+                        let (journal, index) = disk.journal_and_index().expect("it has one");
+                        drop_dirty(now, journal, index);
+                        self.complete(id, kind)
+                    }
                     _ => self.abandon(id, CommandError::JournalFailed),
                 };
             }
