@@ -290,7 +290,9 @@ impl Model {
     /// the write nor something certainly older, another change may have won.
     fn check_torn(&self, reading: &Reading, seen: &[Tag]) -> Result<(), Violation> {
         let end = reading.first + seen.len() as u32;
-        for (index, change) in self.changes.iter().enumerate().skip(reading.ended_before) {
+        // Of what was there when something was given up, any part may be left.
+        for (index, change) in self.changes.iter().enumerate().skip(reading.ended_before.max(self.forgotten))
+        {
             let may_fail = change.ended != PENDING && !change.ok;
             let overlaps = change.first < end && reading.first < change.end;
             if change.kind != Kind::Data || may_fail || !overlaps || change.ended < reading.began {

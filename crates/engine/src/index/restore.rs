@@ -91,6 +91,22 @@ impl Restoring {
         }
     }
 
+    /// The two copies of a block change places, if the second has everything dirty that the first has. What is clean in the first is
+    /// given up.
+    pub(crate) fn swap(&mut self, first: FrameNo, second: FrameNo) -> bool {
+        let (one, two) = (self.index.first_sector(first), self.index.first_sector(second));
+        let sectors = 1 << self.index.block_shift;
+        if (0..sectors).any(|i| self.index.is_dirty(one + i) && !self.index.is_dirty(two + i)) {
+            return false;
+        }
+        for i in (0..sectors).filter(|i| !self.index.is_dirty(one + i)).collect::<Vec<_>>() {
+            self.clear(one + i, 1);
+        }
+        self.second.set(u64::from(first.0));
+        self.second.clear(u64::from(second.0), 1);
+        true
+    }
+
     /// Empties a frame.
     #[inline]
     pub(crate) fn vacate(&mut self, frame: FrameNo) {

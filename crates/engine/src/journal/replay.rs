@@ -235,6 +235,9 @@ impl Replay {
                 self.restoring.clear(*sector, 1);
             }
         }
+        for (sector, sum) in doubtful.iter().zip(sums) {
+            self.prefer_what_is_there(*sector, *sum, on_flash);
+        }
         let sectors_distrusted = if self.plan.clean { 0 } else { self.distrust() };
         let sectors_missing = self.reconcile();
         let index = self.restoring.finish(self.frames);
@@ -254,6 +257,31 @@ impl Replay {
             summary,
             block_shift: self.plan.block_shift,
             segment_frames: self.plan.segment_frames,
+        }
+    }
+
+    /// Of a dirty sector that one copy has as it is to be, and this one not, this one is given up. A first copy changes places
+    /// with the second before.
+    fn prefer_what_is_there(&mut self, sector: u64, sum: Option<u32>, on_flash: impl Fn(u64) -> Option<u32>) {
+        let index = self.restoring.index();
+        if !index.is_valid(sector) || !index.is_dirty(sector) || sum == Some(index.sum(sector)) {
+            return;
+        }
+        let (expected, frame) = (index.sum(sector), FrameNo((sector >> self.plan.block_shift) as u32));
+        let inside = sector - index.first_sector(frame);
+        let Some(block) = self.restoring.block(frame).filter(|_| !index.is_unproven(sector)) else { return };
+        let copy = self.restoring.copy(frame);
+        let others = if copy == Copy::First { Copy::Second } else { Copy::First };
+        let Some(other) = self.restoring.find(block, others) else { return };
+        let twin = index.first_sector(other) + inside;
+        if index.is_dirty(twin)
+            && index.sum(twin) == expected
+            && on_flash(twin).is_none_or(|found| found == expected)
+        {
+            if copy == Copy::First && !self.restoring.swap(frame, other) {
+                return;
+            }
+            self.restoring.clear(sector, 1);
         }
     }
 

@@ -163,10 +163,14 @@ impl World<'_> {
     /// A device that lies, and has the only copy, may take back what a crash finds in the tail, and nobody can tell what it made of
     /// sectors without a checksum: docs/decisions/0006 has the price. Noise in these is put right by hand.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
+        let unknown: Vec<_> = recovered.dirty().filter(|dirty| dirty.place.sum.is_none()).collect();
+        if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| !unknown.is_empty()) {
+            // The first copy counts, whatever the second holds.
+            owner.doubled = false;
+        }
         if !self.may_lose(index) {
             return;
         }
-        let unknown: Vec<_> = recovered.dirty().filter(|dirty| dirty.place.sum.is_none()).collect();
         if recovered.summary.sectors_undone > 0 || !unknown.is_empty() {
             self.disks[index].model.forget_all();
         }
