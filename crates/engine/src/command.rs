@@ -302,7 +302,8 @@ pub enum CommandError {
     /// The backing could not be flushed.
     BackingFailed,
     /// The configuration cannot work: block size not a power of two in range, segment smaller than
-    /// a block, a disk of more than 2³² blocks, or more than 2³² − 2 blocks of cache.
+    /// a block, a disk of more than 2³² blocks, or more than 2³² − 2 blocks of cache. Or it writes back, and the
+    /// engine has no buffer of its own.
     Unworkable,
 }
 

@@ -7,6 +7,12 @@
 //! At the first violation, or panic of the engine, it stops with the seed and with how to live it again. With `HOB_TRACE` in
 //! its environment it says everything that crosses the engine's boundary.
 
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "it drives many worlds from outside: threads and a clock are its own"
+)]
+
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Mutex;

@@ -56,7 +56,7 @@ impl Written {
                 return ZERO;
             }
             self.units.push(unit.into());
-            AS_BYTES | self.units.len() as u64 - 1
+            AS_BYTES | (self.units.len() as u64 - 1)
         };
         bytes.chunks(UNIT_BYTES as usize).map(&mut tag).collect()
     }

@@ -147,10 +147,14 @@ impl Engine {
         let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else { panic!("it is read") };
         disk.stats.scrubbed_bytes += io.bytes;
         let mut lost = false;
+        let mut found = Vec::new();
         for (i, sector) in (io.sector..io.sector + io.sectors).enumerate() {
             let right = result.is_ok() && cache.index.matches(sector, sums[i]);
             let is_dirty = cache.index.is_dirty(sector);
             disk.stats.checksum_mismatches += u64::from(!right && result.is_ok());
+            if right && disk.lost.contains(&sector) {
+                found.push(sector);
+            }
             if right && cache.index.is_unproven(sector) {
                 journal.prove_sector(now, &mut cache.index, sector);
             } else if !right && (cache.index.of_second(sector).is_some() || !is_dirty) {
@@ -165,6 +169,7 @@ impl Engine {
                 }
             }
         }
+        found.into_iter().for_each(|sector| disk.found_again(sector));
         if lost {
             let sectors = disk.lost.len() as u64;
             self.event_out.push_back(crate::command::Event::DirtyLost { disk: io.disk, sectors });

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Engine, Owner, Phase};
 use crate::cache::Cache;
+use crate::claims::Range;
 use crate::command::{Copies, Event, NewRing};
 use crate::index::Index;
 use crate::io::{IoError, IoOp, Target};
@@ -447,13 +448,21 @@ impl Engine {
 
     /// Everything the round was to make durable is.
     fn end_round(&mut self, now: Instant, disk: DiskId) {
-        let (journal, index) = self.disk_mut(disk).journal_and_index().expect("it had a round");
+        let Engine { disks, claims, .. } = self;
+        let it = disks[disk.0 as usize].as_mut().expect("disks outlive their I/O");
+        let (journal, index) = it.journal_and_index().expect("it had a round");
         let Round { upto, waiters, releases, .. } = journal.round.take().expect("it had a round");
         journal.writer.committed(upto);
         journal.durable = upto;
+        let shift = index.block_shift();
         for sector in releases {
-            if !index.is_dirty(sector) {
-                index.set_held(sector, false);
+            if index.is_dirty(sector) {
+                continue;
+            }
+            index.set_held(sector, false);
+            // What is empty may be about to be filled.
+            let first = u64::from(index.block(FrameNo((sector >> shift) as u32)).0) << shift;
+            if !claims.is_busy(&Range { disk, first, end: first + (1 << shift) }) {
                 index.free_second_if_empty(sector);
             }
         }

@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::claims::{Kind, Range};
 use crate::command::{CacheConfig, CommandError, Copies, DestageOrder, Layout, Mode};
 use crate::io::IoError;
-use crate::units::{BlockNo, DiskId, Instant, SECTOR_BYTES};
+use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
 
 /// Sectors written to the backing after which it is flushed, though there is more to destage.
 const UNFLUSHED_MAX: usize = 8192;
@@ -383,6 +383,16 @@ impl Engine {
 }
 
 impl super::Disk {
+    /// Flash delivered a dirty sector after all: it can be destaged.
+    pub(super) fn found_again(&mut self, sector: u64) {
+        if !self.lost.is_empty()
+            && self.lost.remove(&sector)
+            && let Some(cache) = &self.cache
+        {
+            self.destager.hurry(cache.index.block(FrameNo((sector >> cache.block_shift()) as u32)));
+        }
+    }
+
     /// Rests after a failure.
     fn rest(&mut self, now: Instant) {
         let destager = &mut self.destager;

@@ -240,14 +240,15 @@ impl Engine {
         let disk = self.disks[disk_id.0 as usize].as_mut().expect("disks outlive their I/O");
         let cache = disk.cache.as_mut().expect("changes wait for flash I/O");
         let mut good = true;
-        let mut again = Vec::new();
+        let (mut again, mut found) = (Vec::new(), Vec::new());
         for (i, sector) in (io.sector..io.sector + io.sectors).enumerate() {
             let right = result.is_ok() && cache.index.matches(sector, sums[i]);
             disk.stats.checksum_mismatches += u64::from(!right && result.is_ok());
             let first = cache.index.of_second(sector).unwrap_or(sector);
             let second = cache.index.second_sector(sector).filter(|second| cache.index.is_valid(*second));
             match second {
-                _ if right => _ = disk.lost.remove(&first),
+                _ if right && disk.lost.is_empty() => {}
+                _ if right => found.push(first),
                 Some(second) => again.push((cache.extent(second, 1), i as u64)),
                 None => {
                     good = false;
@@ -258,6 +259,7 @@ impl Engine {
                 }
             }
         }
+        found.into_iter().for_each(|sector| disk.found_again(sector));
         for (extent, i) in again {
             let slice = io.slice.expect("a read has a buffer");
             let offset = slice.offset + (i * SECTOR_BYTES) as u32;

@@ -115,6 +115,8 @@ pub struct Engine {
     jobs: Slab<Job>,
     /// Buffers for jobs that none uses, and their length in bytes.
     lent: Vec<(BufferId, u32)>,
+    /// There are such buffers.
+    was_lent: bool,
     /// What journal writes in flight write.
     pages: BTreeMap<IoId, Vec<u8>>,
     /// Disks whose journal or destager may have something to do.
@@ -222,6 +224,7 @@ impl Engine {
             runnable: VecDeque::new(),
             jobs: Slab::new(JOBS_MAX),
             lent: Vec::new(),
+            was_lent: false,
             pages: BTreeMap::new(),
             awake: Vec::new(),
             unsettled: Vec::new(),
@@ -360,9 +363,10 @@ impl Engine {
         self.event_out.pop_front()
     }
 
-    /// Gives the engine a buffer of its own, for destaging and the like; without any, nothing is destaged. `bytes` is a
+    /// Gives the engine a buffer of its own, for destaging and the like; without any, no cache can write back. `bytes` is a
     /// multiple of the largest block.
     pub fn lend(&mut self, buffer: BufferId, bytes: u32) {
+        self.was_lent = true;
         self.lent.push((buffer, bytes));
     }
 

@@ -12,7 +12,9 @@ use super::Engine;
 use super::commit::Journal;
 use super::disk::Disk;
 use crate::cache::Cache;
-use crate::command::{CacheChange, CacheConfig, CommandError, Copies, DataSegment, Enable, NewRing, Segment};
+use crate::command::{
+    CacheChange, CacheConfig, CommandError, Copies, DataSegment, Enable, Mode, NewRing, Segment,
+};
 use crate::index::Index;
 use crate::journal::{Change, Descriptor, PAGE_BYTES, Recovered, Writer, ZONES, ring_pages_min};
 use crate::units::{BlockNo, CommandId, DiskId, FrameNo, Instant};
@@ -86,6 +88,9 @@ impl Engine {
         command: Option<CommandId>,
         change: CacheChange,
     ) -> Result<(), CommandError> {
+        if !self.was_lent && makes_dirty(&change) {
+            return Err(CommandError::Unworkable);
+        }
         let disk = self.disk_mut(id);
         let size = disk.config.size_bytes;
         let Some(cache) = &disk.cache else {
@@ -420,6 +425,19 @@ impl Disk {
             && self.flash_in_flight == 0
             && self.journal_in_flight == 0
             && self.jobs == 0
+    }
+}
+
+/// Can there be dirty data after this change? To be destaged it needs a buffer.
+fn makes_dirty(change: &CacheChange) -> bool {
+    match change {
+        CacheChange::Enable(enable) => {
+            let is_dirty = |recovered: &Recovered| recovered.summary.sectors_dirty > 0;
+            enable.config.mode == Mode::WriteBack || enable.recovered.as_ref().is_some_and(is_dirty)
+        }
+        CacheChange::Configure(config, _) => config.mode == Mode::WriteBack,
+        CacheChange::Tune(mode, ..) => *mode == Mode::WriteBack,
+        _ => false,
     }
 }
 

@@ -84,7 +84,8 @@ impl Engine {
             };
             evicted += placed.evicted;
             push_run(runs, cache.extent(placed.sector, span.count), buffer_sector);
-            if cache.config.copies != Copies::One {
+            // A second copy that is there already must not fall behind.
+            if cache.config.copies != Copies::One || cache.index.second_sector(placed.sector).is_some() {
                 let (second, gone) = cache.double(placed.sector, is_busy);
                 evicted += gone;
                 let Some(second) = second else { return false };

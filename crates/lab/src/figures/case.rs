@@ -31,7 +31,7 @@ pub(super) struct Case {
     /// What all disks lie on.
     pub(super) backing: Backing,
     /// All disks are one, as an array that caches for all of them sees it.
-    pub(super) as_one_disk: bool,
+    pub(super) on_one_disk: bool,
     /// The whole load is played once before it is measured.
     pub(super) twice: bool,
 }
@@ -45,12 +45,12 @@ impl Case {
         backing: Backing,
     ) -> Case {
         let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
-        Case { generator, settings, cache, backing, as_one_disk: false, twice: false }
+        Case { generator, settings, cache, backing, on_one_disk: false, twice: false }
     }
 
     /// With all disks as one.
-    pub(super) fn as_one_disk(self) -> Case {
-        Case { as_one_disk: true, ..self }
+    pub(super) fn on_one_disk(self) -> Case {
+        Case { on_one_disk: true, ..self }
     }
 
     /// Played once before it is measured.
@@ -180,7 +180,7 @@ impl Tally {
         Tally { starts, portion_bytes, portion_began, portion, second: (0, 0, 0), measured }
     }
 
-    fn add(&mut self, served: &Served, as_one_disk: bool) {
+    fn add(&mut self, served: &Served, on_one_disk: bool) {
         let ended_ns = served.at.0 + served.latency_ns;
         let latency_ns = u128::from(served.latency_ns);
         let measured = &mut self.measured;
@@ -192,7 +192,7 @@ impl Tally {
         if served.ask.tag == 1 {
             measured.transactions.end(served.client, ended_ns);
         }
-        let part = match as_one_disk {
+        let part = match on_one_disk {
             true => self.starts.partition_point(|start| *start <= served.ask.offset) - 1,
             false => served.ask.disk as usize,
         };
@@ -299,14 +299,14 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
     };
     let mut plan = fresh()?;
     let starts: Vec<u64> = plan.starts().collect();
-    if case.as_one_disk {
+    if case.on_one_disk {
         plan = plan.on_one_disk();
     }
     let setup = case.setup(&plan)?;
     let mut replay = Replay::new(setup)?;
     if case.twice {
         let before = fresh()?;
-        let before = if case.as_one_disk { before.on_one_disk() } else { before };
+        let before = if case.on_one_disk { before.on_one_disk() } else { before };
         before.play_on(&mut replay, 1.0, |_| {});
         replay.reset_stats();
     }
@@ -316,7 +316,7 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
     if let CaseCache::Preset(..) = case.cache {
         replay.watch(0, SAMPLED_REQUESTS);
     }
-    let run = plan.play_on(&mut replay, 1.0, |served| tally.add(served, case.as_one_disk));
+    let run = plan.play_on(&mut replay, 1.0, |served| tally.add(served, case.on_one_disk));
     if stop.load(Ordering::Relaxed) {
         bail!("interrupted");
     }

@@ -31,7 +31,7 @@ fn cases(size: Size) -> Vec<Case> {
     };
     let array = Backing::Array(ArrayConfig::raid5_of_five_15k_vdi);
     let cache = CaseCache::Preset(FlashConfig::sata_ssd(), "fast-cache");
-    let case = |cache| Case::new("vdi", settings, cache, array).as_one_disk();
+    let case = |cache| Case::new("vdi", settings, cache, array).on_one_disk();
     vec![case(CaseCache::Off), case(cache).twice()]
 }
 

@@ -111,7 +111,7 @@ fn every_case_is_a_plan_with_one_disk_at_a_stated_scale() {
             assert!(scales.windows(2).all(|pair| pair[0] == pair[1]), "{}: one scale a figure", figure.name);
             for case in cases(size) {
                 let plan = GeneratorInfo::find(case.generator).unwrap().plan(&case.settings).unwrap();
-                assert!(plan.disks.len() == 1 || case.as_one_disk, "{}", figure.name);
+                assert!(plan.disks.len() == 1 || case.on_one_disk, "{}", figure.name);
             }
         }
     }

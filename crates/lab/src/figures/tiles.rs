@@ -65,7 +65,11 @@ const SHARE_NOTE: &str = "What is left with 366 GB is data that the generator as
 
 /// Tiles tried.
 const TILES_MAX: usize = 4;
-const ARRAYS: [(&str, fn(u64) -> ArrayConfig, u32); 2] = [("20 disks", twenty, 2), ("11 disks", eleven, 0)];
+
+/// An array: its name, how it is made for so many bytes, and the tiles it bears without a cache.
+type Array = (&'static str, fn(u64) -> ArrayConfig, u32);
+
+const ARRAYS: [Array; 2] = [("20 disks", twenty, 2), ("11 disks", eleven, 0)];
 
 fn tile_cases(size: Size) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -74,7 +78,7 @@ fn tile_cases(size: Size) -> Vec<Case> {
             for tiles in 1..=TILES_MAX {
                 let case = Case::new("vmmark", &settings(size), cache, Backing::Array(array))
                     .set(&format!("tiles={tiles}"))
-                    .as_one_disk();
+                    .on_one_disk();
                 cases.push(if matches!(cache, CaseCache::Off) { case } else { case.twice() });
             }
         }
@@ -121,7 +125,7 @@ fn share_cases(size: Size) -> Vec<Case> {
     let case = |cache: &str| {
         Case::new("vmmark", &settings(size), FAST_CACHE, Backing::Array(twenty))
             .set(cache)
-            .as_one_disk()
+            .on_one_disk()
             .twice()
     };
     vec![case("cache=92GiB"), case("cache=366GiB")]

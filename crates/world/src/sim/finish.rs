@@ -36,7 +36,8 @@ impl World<'_> {
                 let ended = self.command_and_wait(disk, Command::Cache(CacheChange::Disable))?;
                 ensure!(ended.is_ok(), "disk {disk}: its cache cannot be taken away: {ended:?}");
             }
-            self.command_and_wait(disk, Command::RemoveDisk)?;
+            let removed = self.command_and_wait(disk, Command::RemoveDisk)?;
+            ensure!(removed.is_ok(), "disk {disk} cannot be removed: {removed:?}");
             ensure!(
                 self.disks[disk].owner.is_none(),
                 "disk {disk}: its cache was taken away, and has an owner"
@@ -63,7 +64,8 @@ impl World<'_> {
         }
         ensure!(self.any_bad(), "disk {disk} cannot be opened");
         if self.disks[disk].present {
-            self.command_and_wait(disk, Command::RemoveDisk)?;
+            // That a removal which fails had to fail is checked where it ends.
+            let _ = self.command_and_wait(disk, Command::RemoveDisk)?;
         }
         self.disown(disk);
         let state = &mut self.disks[disk];
@@ -86,7 +88,8 @@ impl World<'_> {
         let lost = stats(self).map_or(0, |(_, stats)| stats.sectors_lost);
         if result.is_err() && result != Err(CommandError::NoJournal) || lost > 0 {
             ensure!(self.may_lose(disk), "disk {disk}: drain ended with {result:?}, {lost} sectors lost");
-            self.command_and_wait(disk, Command::Cache(CacheChange::DiscardDirty))?;
+            let discarded = self.command_and_wait(disk, Command::Cache(CacheChange::DiscardDirty))?;
+            ensure!(discarded.is_ok() || self.any_bad(), "disk {disk}: nothing is discarded: {discarded:?}");
             let again = self.command_and_wait(disk, drain)?;
             ensure!(again.is_ok(), "disk {disk}: drain after a discard ended with {again:?}");
         }

@@ -3,21 +3,21 @@
 use super::*;
 use crate::command::{Copies, Destage, DestageOrder, Enable, Layout, Mode, NewRing};
 
-const RING_DEVICE: u16 = 9;
+pub(super) const RING_DEVICE: u16 = 9;
 const FUA: Op = Op::Write(Durability::Durable);
 
-fn ring(number: u32) -> NewRing {
+pub(super) fn ring(number: u32) -> NewRing {
     let segments = (0..8).map(|i| segment(RING_DEVICE, i * MIB)).collect();
     NewRing { cache: [7; 16], number, identity: [0; 32], copies: vec![segments] }
 }
 
-fn lazy() -> Destage {
+pub(super) fn lazy() -> Destage {
     Destage { start_permille: 1000, stop_permille: 1000, dirty_age_ms_max: 0, ..Destage::default() }
 }
 
 impl Bench {
     /// A disk of 64 MiB with a persistent cache of one segment of 1 MiB on device 0.
-    fn persistent(block_bytes: u64, mode: Mode, destage: Destage) -> Bench {
+    pub(super) fn persistent(block_bytes: u64, mode: Mode, destage: Destage) -> Bench {
         let mut bench = Bench::bare(Limits::default());
         bench.engine.lend(BufferId(1 << 20), 1 << 20);
         bench.engine.lend(BufferId(2 << 20), 1 << 20);
@@ -35,12 +35,12 @@ impl Bench {
         bench
     }
 
-    fn write_back() -> Bench {
+    pub(super) fn write_back() -> Bench {
         Bench::persistent(4 * KIB, Mode::WriteBack, lazy())
     }
 
     /// Ends the oldest I/O, which has to be of this kind.
-    fn next(&mut self, target: Target, op: IoOp) -> Io {
+    pub(super) fn next(&mut self, target: Target, op: IoOp) -> Io {
         let io = self.ios.pop_front().expect("some I/O");
         assert_eq!((io.target, io.op), (target, op), "{io:?}");
         self.end(io);
@@ -48,29 +48,29 @@ impl Bench {
     }
 
     /// What was written is durable.
-    fn flush(&mut self) {
+    pub(super) fn flush(&mut self) {
         self.request(Op::Flush, 0, 0);
         self.settle();
     }
 
-    fn answered(&self, id: RequestId) -> bool {
+    pub(super) fn answered(&self, id: RequestId) -> bool {
         self.reply(id).is_some()
     }
 
-    fn dirty(&self) -> u64 {
+    pub(super) fn dirty(&self) -> u64 {
         self.stats().sectors_dirty
     }
 }
 
-fn flash(device: u16) -> Target {
+pub(super) fn flash(device: u16) -> Target {
     Target::Flash(DeviceId(device))
 }
 
-fn backing() -> Target {
+pub(super) fn backing() -> Target {
     Target::Backing(DISK)
 }
 
-const VOLATILE: IoOp = IoOp::Write(Durability::Volatile);
+pub(super) const VOLATILE: IoOp = IoOp::Write(Durability::Volatile);
 
 /// SYSTEMS §2: "a write to a promoted page completes in flash".
 #[test]

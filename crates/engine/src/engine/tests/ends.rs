@@ -1,0 +1,162 @@
+//! That everything ends: transfers, drains and changes when buffers are few, flash does not deliver, and journals die.
+
+use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, ring};
+use super::*;
+use crate::command::{Destage, Enable, Mode, NewRing};
+
+/// The destager waits for a request that needs the only buffer.
+#[test]
+fn a_transfer_that_waits_keeps_no_buffer() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.lend(BufferId(1 << 20), 1 << 20);
+    enable(&mut bench, Mode::WriteBack).expect("it can be");
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    bench.write_alone(4 * KIB, 4 * KIB);
+    let write = bench.write(4 * KIB + 512, 512);
+    assert!(!bench.answered(write), "its dirty sector is to be committed, and then destaged");
+    let drain = bench.start_change(CacheChange::Drain);
+    bench.settle();
+    assert!(bench.answered(write));
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
+}
+
+#[test]
+fn without_a_buffer_nothing_writes_back() {
+    let mut bench = Bench::bare(Limits::default());
+    assert_eq!(enable(&mut bench, Mode::WriteBack), Err(CommandError::Unworkable));
+    enable(&mut bench, Mode::WriteThrough).expect("it needs none");
+    let tune = CacheChange::Tune(Mode::WriteBack, lazy(), crate::command::Copies::One);
+    assert_eq!(bench.change(tune), Err(CommandError::Unworkable));
+}
+
+/// What flash does not deliver keeps neither its neighbours nor the drain.
+#[test]
+fn a_drain_ends_though_something_is_lost() {
+    let mut bench = Bench::persistent(16 * KIB, Mode::WriteBack, lazy());
+    bench.write_alone(0, 12 * KIB);
+    bench.flush();
+    let drain = bench.start_change(CacheChange::Drain);
+    for _ in 0..10 {
+        while let Some(io) = bench.ios.pop_front() {
+            let sectors = (io.len / SECTOR_BYTES) as usize;
+            let at = |i: usize| io.offset + i as u64 * SECTOR_BYTES;
+            let sums: Vec<u32> = (0..sectors).map(|i| if at(i) == 4 * KIB { SUM + 1 } else { SUM }).collect();
+            match (io.target, io.op) {
+                (Target::Flash(DeviceId(0)), IoOp::Read) => bench.end_with(io, Ok(()), &sums),
+                _ => bench.end(io),
+            }
+        }
+        bench.wait_ms(200);
+    }
+    assert_eq!(bench.result(drain), Some(Err(CommandError::Lost)));
+    assert_eq!((bench.dirty(), bench.stats().sectors_lost), (1, 1), "its neighbours are clean");
+}
+
+/// Where write order is kept, a write waits for older data, but not for such as never comes.
+#[test]
+fn nobody_waits_in_order_for_what_is_lost() {
+    let ordered = Destage { ordered: true, ..lazy() };
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, ordered);
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    let write = bench.write(64 * KIB, 512);
+    assert!(!bench.answered(write));
+    for _ in 0..10 {
+        while let Some(io) = bench.ios.pop_front() {
+            match (io.target, io.op) {
+                (Target::Flash(DeviceId(0)), IoOp::Read) => bench.end_with(io, Ok(()), &[SUM + 1]),
+                _ => bench.end(io),
+            }
+        }
+        bench.wait_ms(200);
+    }
+    assert!(bench.answered(write));
+}
+
+/// What was moved is not kept dirty by something else that fails again and again.
+#[test]
+fn between_failures_what_was_moved_is_flushed() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.write_alone(64 * KIB, 4 * KIB);
+    bench.flush();
+    bench.start_change(CacheChange::Drain);
+    for _ in 0..10 {
+        while let Some(io) = bench.ios.pop_front() {
+            match (io.target, io.op, io.offset) {
+                (Target::Backing(_), IoOp::Write(_), 65536) => bench.end_with(io, Err(IoError::Failed), &[]),
+                _ => bench.end(io),
+            }
+        }
+        bench.wait_ms(1000);
+    }
+    assert_eq!(bench.dirty(), 1);
+}
+
+#[test]
+fn a_ring_for_a_volatile_cache_comes_back() {
+    let mut bench = Bench::cached(4, 64 * KIB);
+    let more = DataSegment::without_order(vec![segment(1, 0)]);
+    let mut released = bench.change(CacheChange::Grow(more, Some(ring(1)))).expect("there is room");
+    released.sort_unstable();
+    assert_eq!(released, ring(1).copies[0]);
+}
+
+/// The owner of a cache whose journal is dead records that it is gone.
+#[test]
+fn a_cache_with_a_dead_journal_can_be_taken_away_when_nothing_is_dirty() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.request(Op::Flush, 0, 0);
+    while let Some(io) = bench.ios.pop_front() {
+        match io.target {
+            target if target == flash(RING_DEVICE) => bench.end_with(io, Err(IoError::Failed), &[]),
+            _ => bench.end(io),
+        }
+    }
+    assert!(bench.events.contains(&Event::JournalLost(DISK)));
+    let disable = bench.start_change(CacheChange::Disable);
+    bench.settle();
+    let released = match bench.result(disable).expect("done") {
+        Err(error) => {
+            assert_eq!(error, CommandError::Dirty);
+            bench.settle();
+            assert_eq!(bench.dirty(), 0, "all of it goes to the backing");
+            let again = bench.start_change(CacheChange::Disable);
+            bench.settle();
+            bench.result(again).expect("done").expect("nothing is dirty")
+        }
+        Ok(released) => released,
+    };
+    assert_eq!(released.len(), 9, "data and ring");
+}
+
+/// A hit is still reading what the scrubber found wrong: the next read does not repair it under it.
+#[test]
+fn nothing_is_repaired_under_a_hit() {
+    let mut bench = Bench::write_back();
+    bench.read_alone(0, 4 * KIB);
+    let hit = bench.read(0, 4 * KIB);
+    let second = bench.read(0, 4 * KIB);
+    let [slow, wrong] = [bench.ios.pop_front().expect("a hit"), bench.ios.pop_front().expect("another")];
+    bench.end_with(wrong, Ok(()), &[SUM + 1]);
+    bench.next(backing(), IoOp::Read);
+    assert_eq!(bench.outcome(second), Outcome::ChecksumMismatch);
+    assert!(!bench.ios.iter().any(|io| io.op == VOLATILE), "flash is being read there");
+    bench.end(slow);
+    assert_eq!(bench.outcome(hit), Outcome::Hit);
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+    bench.settle();
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
+}
+
+fn enable(bench: &mut Bench, mode: Mode) -> Result<Vec<Segment>, CommandError> {
+    let config = CacheConfig { mode, destage: lazy(), ..config(MIB, 4 * KIB) };
+    let segments = vec![DataSegment { place: segment(0, 0), ordinal: 0 }];
+    let journal: Option<NewRing> = Some(ring(1));
+    let enable = Enable { config, segments, journal, recovered: None };
+    let command = bench.start_change(CacheChange::Enable(Box::new(enable)));
+    bench.settle();
+    bench.result(command).expect("done")
+}
