@@ -171,8 +171,7 @@ impl Index {
         let marks = self.marks.as_mut().expect("only a persistent cache has second copies");
         let first = marks.first_of.remove(&second).expect("it is a second copy");
         marks.second_of.remove(&first);
-        // The last to be taken: by then it is not held, and its neighbours have come free too, in order.
-        self.free.push_last(&mut self.block_of, second.0);
+        self.free.push(&mut self.block_of, second.0);
     }
 
     /// Frees the frame of this sector if it is for a second copy and holds nothing.

@@ -43,6 +43,11 @@ const DESTAGE_NOTE: &str = "From a fifth of its room on, the preset zbs destages
     all that the flash gives, so what destaging reads is missing from what they write. The source's writers had a network \
     and two more nodes to wait for, and flash to spare. Less than a fifth counts as no drop.";
 
+/// Why ZBS slows down once it destages.
+const PIECES_NOTE: &str = "The check that zbs does not fall within 500 GB is red. What has been destaged gives its second copies up, \
+    block by block, and the room of the last one is taken first: large writes go there in pieces of one block, in \
+    reverse, and the flash is busy with commands. They all go to flash nevertheless.";
+
 /// Why hob's fall is deeper.
 const DEEP_FALL_NOTE: &str = "hob falls further than the source did, to what its two disks do at random: a write that finds \
     the buffer full goes straight to them, and destaging, in order as it is, waits in the same queues. What the source kept \
@@ -204,6 +209,9 @@ fn judge(
     let mut notes = vec![DESTAGE_NOTE.to_owned()];
     if !falls {
         notes.push(FAST_DISKS_NOTE.to_owned());
+    }
+    if zbs.lowest < 0.8 * zbs.first {
+        notes.push(PIECES_NOTE.to_owned());
     }
     if vsan.last < 0.5 * published.1 {
         notes.push(DEEP_FALL_NOTE.to_owned());
