@@ -3,7 +3,8 @@
 //! Two settings, because they answer different questions. *Device-bound*: data and pool lie on a
 //! disk and are opened with O_DIRECT; hob is compared with `qemu-nbd` on a copy of the same data,
 //! and both with fio on the bare file. *Software-bound*: data and pool lie in memory (tmpfs), so
-//! that only software is measured; hob is compared with `nbdkit`, with and without its cache.
+//! that only software is measured; hob is compared with `nbdkit`, with and without its cache. *Write-back*: writes that
+//! flash takes, against the same writes to a file on the same disk.
 //!
 //! All servers of a setting run at the same time; each round measures every workload on every
 //! server, one after the other, in an order that rotates. The result is the median over the rounds.
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use conformance::data::noise_file;
+use conformance::stats::Stats;
 use tempfile::TempDir;
 
 use super::fio::{self, Workload};
@@ -27,11 +29,35 @@ const DEPTH_16: &str = "4 KiB random read, depth 16";
 const DEPTH_64: &str = "4 KiB random read, depth 64";
 
 const WORKLOADS: [Workload; 5] = [
-    Workload { name: DEPTH_1, rw: "randread", block: "4k", depth: 1 },
-    Workload { name: DEPTH_16, rw: "randread", block: "4k", depth: 16 },
-    Workload { name: DEPTH_64, rw: "randread", block: "4k", depth: 64 },
-    Workload { name: "64 KiB sequential read, depth 8", rw: "read", block: "64k", depth: 8 },
-    Workload { name: "4 KiB random write, depth 16", rw: "randwrite", block: "4k", depth: 16 },
+    Workload { name: DEPTH_1, rw: "randread", block: "4k", depth: 1, flushes: false },
+    Workload { name: DEPTH_16, rw: "randread", block: "4k", depth: 16, flushes: false },
+    Workload { name: DEPTH_64, rw: "randread", block: "4k", depth: 64, flushes: false },
+    Workload { name: "64 KiB sequential read, depth 8", rw: "read", block: "64k", depth: 8, flushes: false },
+    Workload {
+        name: "4 KiB random write, depth 16",
+        rw: "randwrite",
+        block: "4k",
+        depth: 16,
+        flushes: false,
+    },
+];
+
+const WRITE_16: &str = "4 KiB random write, depth 16";
+const FLUSH_1: &str = "the same, depth 1, a flush each";
+const FLUSH_16: &str = "the same, depth 16, a flush each";
+
+const WRITES: [Workload; 3] = [
+    Workload { name: WRITE_16, rw: "randwrite", block: "4k", depth: 16, flushes: false },
+    Workload { name: FLUSH_1, rw: "randwrite", block: "4k", depth: 1, flushes: true },
+    Workload { name: FLUSH_16, rw: "randwrite", block: "4k", depth: 16, flushes: true },
+];
+
+/// What hob's write-back must reach against a flash file behind qemu-nbd.
+const WRITE_BARS: [Bar; 4] = [
+    Bar { workload: WRITE_16, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(0.8) },
+    Bar { workload: FLUSH_1, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(0.8) },
+    Bar { workload: FLUSH_16, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(0.8) },
+    Bar { workload: WRITE_16, measure: Measure::Journal, against: "bare file", limit: Limit::AtMost(1.10) },
 ];
 
 /// What hob must reach against qemu-nbd on a device.
@@ -97,6 +123,8 @@ enum Which {
     Device,
     /// Data and pool in memory
     Software,
+    /// Writes that flash takes, the pool on a disk
+    WriteBack,
 }
 
 struct Bench {
@@ -131,6 +159,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted(Which::Software) {
         report.settings.push(bench.software(Path::new("/dev/shm"))?);
+    }
+    if wanted(Which::WriteBack) {
+        let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
+        report.settings.push(bench.write_back(&dir)?);
     }
     println!("\n{report}");
     if let Some(path) = &arguments.json {
@@ -168,7 +200,7 @@ impl Bench {
             Server::qemu_nbd(scratch.path(), &copy, &self.interrupt)?,
             Server::bare(&bare),
         ];
-        let runs = self.measure(&servers, size)?;
+        let runs = self.measure(&servers, &WORKLOADS, size)?;
         Ok(Setting { name: "device-bound", size, seconds: self.seconds, runs, bars: &DEVICE_BARS })
     }
 
@@ -186,17 +218,43 @@ impl Bench {
             Server::nbdkit(scratch.path(), kit, false, &self.interrupt)?,
             Server::nbdkit(scratch.path(), kit_cache, true, &self.interrupt)?,
         ];
-        let runs = self.measure(&servers, size)?;
+        let runs = self.measure(&servers, &WORKLOADS, size)?;
         Ok(Setting { name: "software-bound", size, seconds: self.seconds, runs, bars: &SOFTWARE_BARS })
     }
 
-    fn measure(&self, servers: &[Server], size: u64) -> Result<Vec<Run>> {
+    /// Writes to flash, with one copy and with two, against a file on the same disk. The backing lies in memory, so that
+    /// destaging does not use the disk too.
+    fn write_back(&self, dir: &Path) -> Result<Setting> {
+        let (scratch, memory) = (scratch(dir)?, scratch(Path::new("/dev/shm"))?);
+        let size = if self.quick { 64 } else { 256 } * MIB;
+        println!("write-back: {} MiB in {}", size / MIB, scratch.path().display());
+        let data = ["one", "two"].map(|name| memory.path().join(name));
+        let (copy, bare) = (scratch.path().join("copy"), scratch.path().join("bare"));
+        for file in data.iter().chain([&copy, &bare]) {
+            noise_file(file, size, 3);
+        }
+        let cache = cache_bytes(size);
+        let servers = [
+            Server::write_back(&self.hob, scratch.path(), &data[0], cache, 1, &self.interrupt)?,
+            Server::write_back(&self.hob, scratch.path(), &data[1], cache, 2, &self.interrupt)?,
+            Server::qemu_nbd(scratch.path(), &copy, &self.interrupt)?,
+            Server::bare(&bare),
+        ];
+        let runs = self.rounds(&servers, &WRITES, size)?;
+        Ok(Setting { name: "write-back", size, seconds: self.seconds, runs, bars: &WRITE_BARS })
+    }
+
+    fn measure(&self, servers: &[Server], workloads: &[Workload], size: u64) -> Result<Vec<Run>> {
         for server in servers {
             self.warm(server, size)?;
         }
+        self.rounds(servers, workloads, size)
+    }
+
+    fn rounds(&self, servers: &[Server], workloads: &[Workload], size: u64) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
         for round in 0..self.rounds {
-            for workload in &WORKLOADS {
+            for workload in workloads {
                 for turn in 0..servers.len() {
                     let server = &servers[(turn + round as usize) % servers.len()];
                     let run = self.one(server, workload, size, round)?;
@@ -227,10 +285,19 @@ impl Bench {
         let figures = fio::run(&server.target, workload, size, self.seconds, &self.interrupt)?;
         let used = server.cpu()?.zip(cpu).map(|(after, before)| after.saturating_sub(before));
         let cpu_us = used.map(|used| used.as_secs_f64() * 1e6 / figures.ios as f64);
+        let journal = journal_factor(server, stats.as_ref(), figures.ios)?;
         let reads = workload.rw.ends_with("read");
         let hits = if reads { hit_share(server, stats.as_ref(), figures.ios)? } else { None };
-        Ok(Run { round, workload: workload.name, server: server.name, figures, cpu_us, hits })
+        Ok(Run { round, workload: workload.name, server: server.name, figures, cpu_us, hits, journal })
     }
+}
+
+/// What is written to flash with the journal, for what would be without it: `ios` writes of 4 KiB since `before`.
+fn journal_factor(server: &Server, before: Option<&Stats>, ios: u64) -> Result<Option<f64>> {
+    let (Some(before), Some(after)) = (before, server.stats()?) else { return Ok(None) };
+    let bytes = |stats: &Stats| stats.number("journal_bytes").unwrap_or(0.0);
+    let written = bytes(&after) - bytes(before);
+    Ok((written > 0.0).then(|| 1.0 + written / (ios as f64 * 4096.0)))
 }
 
 /// The cache holds the working set and a quarter more.
@@ -239,8 +306,8 @@ fn cache_bytes(size: u64) -> u64 {
 }
 
 /// The part of `ios` requests that were hits since `before`; nothing when the server keeps no count.
-fn hit_share(server: &Server, before: Option<&conformance::stats::Stats>, ios: u64) -> Result<Option<f64>> {
+fn hit_share(server: &Server, before: Option<&Stats>, ios: u64) -> Result<Option<f64>> {
     let (Some(before), Some(after)) = (before, server.stats()?) else { return Ok(None) };
-    debug_assert_eq!(server.name, HOB);
+    debug_assert!(server.name.starts_with(HOB));
     Ok(Some((after.hits() - before.hits()) as f64 / ios as f64))
 }

@@ -21,6 +21,8 @@ pub(crate) struct Workload {
     pub(crate) block: &'static str,
     /// Requests in flight.
     pub(crate) depth: u32,
+    /// A flush after each write.
+    pub(crate) flushes: bool,
 }
 
 /// What fio talks to.
@@ -55,7 +57,7 @@ pub(crate) fn run(
 
 /// Reads the first `size` bytes of `target` once, in order.
 pub(crate) fn read_once(target: &Target, size: u64, interrupt: &Interrupt) -> Result<Figures> {
-    let workload = Workload { name: "once", rw: "read", block: "64k", depth: 8 };
+    let workload = Workload { name: "once", rw: "read", block: "64k", depth: 8, flushes: false };
     call(target, &workload, size, &[], Duration::from_secs(600), interrupt)
 }
 
@@ -72,6 +74,9 @@ fn call(
     command.args(["--randrepeat=0", "--norandommap", &format!("--size={size}")]);
     command.arg(format!("--rw={}", workload.rw)).arg(format!("--bs={}", workload.block));
     command.arg(format!("--iodepth={}", workload.depth)).args(limits);
+    if workload.flushes {
+        command.arg("--fsync=1");
+    }
     match target {
         Target::Uri(uri) => command.args(["--ioengine=nbd", &format!("--uri={uri}")]),
         Target::File(path) => {

@@ -18,6 +18,8 @@ pub(crate) struct Run {
     pub(crate) cpu_us: Option<f64>,
     /// Share of the reads that were hits, where the server tells.
     pub(crate) hits: Option<f64>,
+    /// Bytes written to flash with the journal, for each byte without it, where there is one.
+    pub(crate) journal: Option<f64>,
 }
 
 /// What is compared.
@@ -27,6 +29,7 @@ pub(crate) enum Measure {
     Mean,
     P99,
     Cpu,
+    Journal,
 }
 
 /// The side of a bar that is good.
@@ -62,7 +65,7 @@ pub(crate) struct Report {
 }
 
 impl Measure {
-    const ALL: [Self; 4] = [Self::Iops, Self::Mean, Self::P99, Self::Cpu];
+    const ALL: [Self; 5] = [Self::Iops, Self::Mean, Self::P99, Self::Cpu, Self::Journal];
 
     fn name(self) -> &'static str {
         match self {
@@ -70,6 +73,7 @@ impl Measure {
             Self::Mean => "mean latency µs",
             Self::P99 => "p99 latency µs",
             Self::Cpu => "server CPU µs/IO",
+            Self::Journal => "flash writes with the journal",
         }
     }
 
@@ -79,6 +83,7 @@ impl Measure {
             Self::Mean => "mean_us",
             Self::P99 => "p99_us",
             Self::Cpu => "cpu_us",
+            Self::Journal => "journal_factor",
         }
     }
 
@@ -88,6 +93,7 @@ impl Measure {
             Self::Mean => Some(run.figures.mean_us),
             Self::P99 => Some(run.figures.p99_us),
             Self::Cpu => run.cpu_us,
+            Self::Journal => run.journal,
         }
     }
 }
@@ -144,6 +150,10 @@ impl Setting {
 
     fn ratio(&self, bar: &Bar) -> Option<f64> {
         let own = self.median(bar.workload, HOB, bar.measure)?;
+        if bar.measure == Measure::Journal {
+            // It is a ratio already.
+            return Some(own);
+        }
         let other = self.median(bar.workload, bar.against, bar.measure)?;
         (other > 0.0).then(|| own / other)
     }
@@ -198,7 +208,8 @@ impl fmt::Display for Setting {
                 write!(f, "{other:>16}{:>9}", "ratio")?;
             }
             writeln!(f)?;
-            for measure in Measure::ALL {
+            let told = |measure: &Measure| self.median(workload, HOB, *measure).is_some();
+            for measure in Measure::ALL.into_iter().filter(told) {
                 let own = self.median(workload, HOB, measure);
                 write!(f, "  {:<32}{}", measure.name(), cell(own, 12))?;
                 for other in &others {
@@ -263,7 +274,7 @@ mod tests {
 
     fn run(server: &'static str, round: u32, iops: f64) -> Run {
         let figures = Figures { ios: 10, iops, mean_us: 1.0, p99_us: 2.0 };
-        Run { round, workload: "w", server, figures, cpu_us: None, hits: None }
+        Run { round, workload: "w", server, figures, cpu_us: None, hits: None, journal: None }
     }
 
     const BARS: [Bar; 2] = [

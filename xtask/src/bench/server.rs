@@ -51,6 +51,41 @@ impl Server {
         Ok(server)
     }
 
+    /// `hob` writing back to one pool device or to two, with as many copies of what is dirty.
+    pub(crate) fn write_back(
+        binary: &Path,
+        dir: &Path,
+        data: &Path,
+        cache_bytes: u64,
+        copies: u64,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let at = |name: &str| dir.join(format!("hob-{copies}.{name}"));
+        let control = format!("unix:{}", at("ctl").display());
+        let listen = format!("unix:{}", at("sock").display());
+        let pools = ["a", "b"].map(at);
+        // Room for the cache, its journals, and those of a change.
+        let device_bytes = cache_bytes + cache_bytes / 4 + (256 << 20);
+        let devices: Vec<String> =
+            pools[..copies as usize].iter().map(|p| format!("{:?}", p.display().to_string())).collect();
+        let config = format!(
+            "listen = [\"{listen}\"]\ncontrol = \"{control}\"\nstate_dir = {:?}\n\n[[pool]]\nname = \"flash\"\ndevices = [{}]\nsize = \"{device_bytes}\"\n\n\
+             [[disk]]\nname = \"disk\"\nbacking = {:?}\n[disk.cache]\npool = \"flash\"\nsize = \"{}\"\npreset = \"auto\"\ncopies = \"{}\"\n",
+            at("state").display().to_string(),
+            devices.join(", "),
+            data.display().to_string(),
+            cache_bytes * copies,
+            if copies == 2 { "2-dirty" } else { "1" },
+        );
+        std::fs::write(at("toml"), config).context("write a configuration")?;
+        let mut command = Command::new(binary);
+        command.arg("daemon").arg("--config").arg(at("toml"));
+        let name = if copies == 2 { "hob, 2 copies" } else { HOB };
+        let mut server = Self::start(name, &mut command, &at("sock"), "disk", interrupt)?;
+        server.control = Some((binary.to_owned(), control));
+        Ok(server)
+    }
+
     /// `qemu-nbd` with O_DIRECT and io_uring on `data`.
     pub(crate) fn qemu_nbd(dir: &Path, data: &Path, interrupt: &Interrupt) -> Result<Self> {
         let socket = dir.join("qemu.sock");
