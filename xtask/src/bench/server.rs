@@ -69,7 +69,7 @@ impl Server {
         let devices: Vec<String> =
             pools[..copies as usize].iter().map(|p| format!("{:?}", p.display().to_string())).collect();
         let config = format!(
-            "listen = [\"{listen}\"]\ncontrol = \"{control}\"\nstate_dir = {:?}\n\n[[pool]]\nname = \"flash\"\ndevices = [{}]\nsize = \"{device_bytes}\"\n\n\
+            "listen = [\"{listen}\"]\nstate_dir = {:?}\n\n[control]\nlisten = [\"{control}\"]\n\n[[pool]]\nname = \"flash\"\ndevices = [{}]\nsize = \"{device_bytes}\"\n\n\
              [[disk]]\nname = \"disk\"\nbacking = {:?}\n[disk.cache]\npool = \"flash\"\nsize = \"{}\"\npreset = \"auto\"\ncopies = \"{}\"\n",
             at("state").display().to_string(),
             devices.join(", "),

@@ -220,7 +220,7 @@ impl Engine {
                 let runnable = &mut self.runnable;
                 self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
             }
-            JobKind::Edges(slot) => self.edges_destaged(now, slot, result),
+            JobKind::Edges(slot) => self.edges_destaged(now, slot, moved, result),
             JobKind::Flush(_) | JobKind::Care(_) => {}
         }
         self.unsettled.push(disk);

@@ -283,12 +283,19 @@ impl Engine {
         self.go_through(now, slot);
     }
 
-    /// What was dirty at a request's edges is on the backing, or cannot be read.
-    pub(super) fn edges_destaged(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+    /// What was dirty at a request's edges is on the backing; or flash could not be read, or the backing not be written.
+    pub(super) fn edges_destaged(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        read: bool,
+        result: Result<(), IoError>,
+    ) {
         match result {
             Ok(()) => self.change_past_cache(now, slot),
             Err(error) => {
-                self.requests[slot].outcome = Outcome::DirtyLost;
+                let outcome = if read { Outcome::BackingError } else { Outcome::DirtyLost };
+                self.requests[slot].outcome = outcome;
                 self.reply(now, slot, Err(error));
                 self.finish(slot);
             }
