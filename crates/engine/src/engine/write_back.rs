@@ -234,11 +234,12 @@ impl Engine {
 
     /// A change goes to the backing, whatever flash holds of its range.
     pub(super) fn change_past_cache(&mut self, now: Instant, slot: u32) {
-        let Active { request, range, .. } = self.requests[slot];
+        let Active { request, range, failed, .. } = self.requests[slot];
         if self.disk(request.disk).holds {
             return self.hold(slot);
         }
-        if self.breaks_order(request.disk, range.first, range.end, true) {
+        // What flash took in part must not be seen: such a write goes on at once, even before older data.
+        if !failed && self.breaks_order(request.disk, range.first, range.end, true) {
             return self.wait_for_order(slot);
         }
         let (whole_first, whole_end) = whole_sectors(request.offset, request.len);
