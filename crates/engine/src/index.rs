@@ -456,6 +456,13 @@ impl Index {
         }
     }
 
+    /// What a sector of a frame in use is called in a journal: the frame, its block, and the sector inside it.
+    #[inline]
+    pub(crate) fn locate(&self, sector: u64) -> (FrameNo, BlockNo, u8) {
+        let frame = FrameNo((sector >> self.block_shift) as u32);
+        (frame, self.block(frame), (sector - self.first_sector(frame)) as u8)
+    }
+
     /// log2 of the sectors in a block.
     #[inline]
     pub(crate) fn block_shift(&self) -> u32 {

@@ -231,9 +231,7 @@ impl Engine {
                 continue;
             }
             let dirty = cache.index.is_dirty(first);
-            let frame = FrameNo((sector >> cache.block_shift()) as u32);
-            let inside = (sector - cache.index.first_sector(frame)) as u8;
-            let block = cache.index.block(frame);
+            let (frame, block, inside) = cache.index.locate(sector);
             cache.index.set_valid(sector, sums[i]);
             if dirty {
                 cache.index.set_dirty(sector);

@@ -140,9 +140,7 @@ impl Journal {
     /// Records that sectors from `sector` on have been filled.
     pub(super) fn record_clean(&mut self, now: Instant, index: &Index, sector: u64, sums: &[u32]) {
         for (at, sum) in (sector..).zip(sums) {
-            let frame = FrameNo((at >> index.block_shift()) as u32);
-            let inside = (at - index.first_sector(frame)) as u8;
-            let (block, sum) = (index.block(frame), *sum);
+            let ((frame, block, inside), sum) = (index.locate(at), *sum);
             let second = index.first_of(frame).is_some();
             let change = Change::Set { frame, block, sector: inside, sum, dirty: false, second };
             self.record(now, change, None);
@@ -151,8 +149,7 @@ impl Journal {
 
     /// The backing durably has what a sector holds.
     pub(super) fn clean_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
-        let frame = FrameNo((sector >> index.block_shift()) as u32);
-        let (block, first) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
+        let (frame, block, first) = index.locate(sector);
         let change = if index.is_unproven(sector) {
             let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
             Change::Set { frame, block, sector: first, sum, dirty: false, second }
@@ -194,8 +191,7 @@ impl Journal {
     /// Records that sectors hold nothing, whatever the index says.
     pub(super) fn record_void(&mut self, now: Instant, index: &Index, sectors: std::ops::Range<u64>) {
         for sector in sectors {
-            let frame = FrameNo((sector >> index.block_shift()) as u32);
-            let (block, first) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
+            let (frame, block, first) = index.locate(sector);
             self.record(now, Change::Drop { frame, block, first, count: 1 }, None);
         }
     }
@@ -207,14 +203,13 @@ impl Journal {
 
     /// Is a dirty sector durably recorded as such?
     pub(super) fn is_committed(&self, index: &Index, sector: u64) -> bool {
-        let frame = FrameNo((sector >> index.block_shift()) as u32);
-        self.writer.is_committed(frame, (sector - index.first_sector(frame)) as u8)
+        let (frame, _, inside) = index.locate(sector);
+        self.writer.is_committed(frame, inside)
     }
 
     /// Records the checksum of a dirty sector of which the journal has none.
     pub(super) fn prove_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
-        let frame = FrameNo((sector >> index.block_shift()) as u32);
-        let (block, inside) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
+        let (frame, block, inside) = index.locate(sector);
         let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
         self.record(now, Change::Set { frame, block, sector: inside, sum, dirty: true, second }, None);
         index.set_unproven(sector, false);
@@ -225,8 +220,7 @@ impl Journal {
         if !index.is_valid(sector) {
             return;
         }
-        let frame = FrameNo((sector >> index.block_shift()) as u32);
-        let (block, first) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
+        let (frame, block, first) = index.locate(sector);
         let release = index.is_held(sector).then_some(sector);
         self.record(now, Change::Drop { frame, block, first, count: 1 }, release);
         index.clear_valid(sector, 1);

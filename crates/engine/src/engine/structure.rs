@@ -17,7 +17,7 @@ use crate::command::{
 };
 use crate::index::Index;
 use crate::journal::{Change, Descriptor, PAGE_BYTES, Recovered, Writer, ZONES, ring_pages_min};
-use crate::units::{BlockNo, CommandId, DiskId, FrameNo, Instant};
+use crate::units::{BlockNo, CommandId, DiskId, Instant};
 
 /// Runs of dump pages in flight at once.
 const RUNS_MAX: usize = 4;
@@ -478,8 +478,7 @@ fn prove(now: Instant, journal: &mut Journal, index: &mut Index) {
 /// Forgets what is dirty.
 fn drop_dirty(now: Instant, journal: &mut Journal, index: &mut Index) {
     for sector in index.all_dirty() {
-        let frame = FrameNo((sector >> index.block_shift()) as u32);
-        let (block, first) = (index.block(frame), (sector - index.first_sector(frame)) as u8);
+        let (frame, block, first) = index.locate(sector);
         journal.record(now, Change::Drop { frame, block, first, count: 1 }, Some(sector));
         index.clear_valid(sector, 1);
     }

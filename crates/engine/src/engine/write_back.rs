@@ -16,7 +16,7 @@ use crate::directory::whole_sectors;
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::journal::{Change, Writer};
 use crate::outcome::Outcome;
-use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
+use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
 /// A zone's mark goes away after so long without writes, nanoseconds.
 const ZONE_QUIET_NS: u64 = 5_000_000_000;
@@ -146,11 +146,10 @@ impl Engine {
                 must = true;
                 // What is not committed has to be so before it is called unproven.
                 if index.is_dirty(sector) && journal.is_committed(index, sector) {
-                    let frame = FrameNo((sector >> index.block_shift()) as u32);
-                    let first = (sector - index.first_sector(frame)) as u8;
+                    let (frame, block, first) = index.locate(sector);
                     // From now on no dump says otherwise; it is overwritten when that is durable.
                     index.set_unproven(sector, true);
-                    let change = Change::Unproven { frame, block: index.block(frame), first, count: 1 };
+                    let change = Change::Unproven { frame, block, first, count: 1 };
                     journal.record(now, change, None);
                 }
             }
@@ -183,9 +182,7 @@ impl Engine {
                 } else {
                     index.set_dirty(sector);
                     index.set_held(sector, true);
-                    let frame = FrameNo((sector >> index.block_shift()) as u32);
-                    let inside = (sector - index.first_sector(frame)) as u8;
-                    let block = index.block(frame);
+                    let (frame, block, inside) = index.locate(sector);
                     let change = Change::Set {
                         frame,
                         block,
