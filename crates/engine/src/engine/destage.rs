@@ -379,6 +379,11 @@ impl Engine {
         if disk.flash_writes > 0 || dirty > lost || !disk.destager.is_idle() {
             return;
         }
+        // Until the journal durably knows, a crash finds data that is dirty, and older than what the backing may get now.
+        if let Some(journal) = disk.journal.as_mut().filter(|journal| !journal.dead && journal.needs_commit())
+        {
+            return journal.ask();
+        }
         disk.draining = None;
         let result = if dirty == 0 { Ok(Vec::new()) } else { Err(CommandError::Lost) };
         self.done(command, id, result);

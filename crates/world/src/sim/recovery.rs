@@ -11,7 +11,7 @@ use hob_engine::units::SECTOR_BYTES;
 
 use super::owner::Owner;
 use super::pool::Asked;
-use super::{Sabotage, World};
+use super::{Sabotage, World, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
 use crate::{Violation, ensure};
 
@@ -164,8 +164,17 @@ impl World<'_> {
     /// sectors without a checksum: docs/decisions/0006 has the price. Noise in these is put right by hand.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
         let unknown: Vec<_> = recovered.dirty().filter(|dirty| dirty.place.sum.is_none()).collect();
-        if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| !unknown.is_empty()) {
-            // The first copy counts, whatever the second holds.
+        trace!(self, "disk {index} recovered: {:?}", recovered.summary);
+        let model = &self.disks[index].model;
+        let is_loose = |sector: u64| {
+            let first = sector as usize * SECTOR_UNITS;
+            (first..(first + SECTOR_UNITS).min(model.units())).any(|unit| model.is_loose(unit as u32))
+        };
+        // What was on its way to two devices may have reached one.
+        let single = recovered.dirty().any(|dirty| dirty.second.is_none() && is_loose(dirty.sector));
+        let parted = single || recovered.summary.sectors_parted > 0 || !unknown.is_empty();
+        if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| parted) {
+            // One copy counts, whatever the other holds.
             owner.doubled = false;
         }
         if !self.may_lose(index) {
