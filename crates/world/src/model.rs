@@ -383,6 +383,11 @@ impl Model {
         self.units.len()
     }
 
+    /// Did a unit ever hold this?
+    pub fn may_hold(&self, value: Tag, unit: u32) -> bool {
+        self.ended(value, unit).is_ok()
+    }
+
     /// Was the newest change of a unit never made durable?
     pub fn is_loose(&self, unit: u32) -> bool {
         let newest = self.changes.iter().rev().find(|change| (change.first..change.end).contains(&unit));

@@ -6,7 +6,7 @@
 //! that may lie or lose data, nothing is expected, and the model forgets what was durable.
 
 use hob_engine::command::{CacheChange, Command, DataSegment, Enable, Mode, Segment};
-use hob_engine::journal::{PAGE_BYTES, Recovered, Replay, Ring, Survey};
+use hob_engine::journal::{DirtySector, PAGE_BYTES, Recovered, Replay, Ring, Survey};
 use hob_engine::units::SECTOR_BYTES;
 
 use super::owner::Owner;
@@ -183,11 +183,25 @@ impl World<'_> {
         if recovered.summary.sectors_undone > 0 || !unknown.is_empty() {
             self.disks[index].model.forget_all();
         }
-        for place in unknown.iter().map(|dirty| dirty.place) {
-            let segment = segments[place.segment as usize].place;
-            let offset = segment.offset + place.sector * SECTOR_BYTES;
-            self.flash[usize::from(segment.device.0)].mend(offset, SECTOR_BYTES);
+        for dirty in unknown {
+            self.put_right(index, dirty, segments);
         }
+    }
+
+    /// What a sector without a checksum holds that nobody wrote there becomes what the backing has. Nor does it change before
+    /// it is read for the first time: from then on its checksum is known.
+    fn put_right(&mut self, index: usize, dirty: DirtySector, segments: &[DataSegment]) {
+        let segment = segments[dirty.place.segment as usize].place;
+        let offset = segment.offset + dirty.place.sector * SECTOR_BYTES;
+        let (disk, flash) = (&self.disks[index], &mut self.flash[usize::from(segment.device.0)]);
+        let Some(found) = flash.inspect(offset, SECTOR_BYTES) else { return };
+        let first = dirty.sector as usize * SECTOR_UNITS;
+        let units = (first..).zip(found).map(|(unit, tag)| {
+            let may_be = unit >= disk.model.units() || disk.model.may_hold(*tag, unit as u32);
+            if may_be { *tag } else { disk.backing.now()[unit] }
+        });
+        let units: Vec<Tag> = units.collect();
+        flash.put_right(offset, &units);
     }
 
     /// Reads the rings of a cache, the highest first, until one is whole.
