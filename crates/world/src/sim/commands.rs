@@ -235,7 +235,12 @@ impl World<'_> {
                     state.model.set_lags(true);
                     state.writes_through_since = None;
                 }
-                if let (CacheChange::Tune(_, _, Copies::One), Some(owner)) = (change, &mut state.owner) {
+                let copies = match change {
+                    CacheChange::Tune(_, _, copies) => Some(*copies),
+                    CacheChange::Configure(config, _) => Some(config.copies),
+                    _ => None,
+                };
+                if let (Some(Copies::One), Some(owner)) = (copies, &mut state.owner) {
                     owner.doubled = false;
                 }
             }
