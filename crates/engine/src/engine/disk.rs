@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::care::Care;
 use super::commit::Journal;
-use super::destage::Destager;
+use super::destager::Destager;
 use super::structure::Opening;
 use crate::cache::Cache;
 use crate::command::{CacheChange, DiskConfig};

@@ -26,6 +26,7 @@ mod care;
 mod change;
 mod commit;
 mod destage;
+mod destager;
 mod disk;
 mod fill;
 mod jobs;

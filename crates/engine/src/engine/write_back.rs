@@ -9,6 +9,7 @@
 
 use super::jobs::JobKind;
 use super::{Active, Engine, Pending, Phase};
+use crate::admission::Brings;
 use crate::cache::push_run;
 use crate::claims::Range;
 use crate::command::{Copies, Layout, Mode};
@@ -78,7 +79,7 @@ impl Engine {
             if is_full && found.is_none_or(is_new) {
                 return false;
             }
-            let Ok(placed) = cache.bring(span, found, run, is_busy) else {
+            let Ok(placed) = cache.bring(span, found, (run, Brings::Dirty), is_busy) else {
                 requests[slot].not_admitted = true;
                 return false;
             };
