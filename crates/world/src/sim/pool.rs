@@ -106,11 +106,16 @@ impl World<'_> {
                 Ok(())
             }
             Event::JournalLost(disk) => {
-                ensure!(self.may_lose(disk.0 as usize), "disk {disk}: journal lost with a sound device");
+                let excused = self.may_lose(disk.0 as usize) || self.any_refuses();
+                ensure!(excused, "disk {disk}: journal lost with a sound device");
+                self.report.journals_lost += 1;
+                if let Some(injection) = &mut self.injection {
+                    (injection.lost_journals, injection.unrecorded) = (injection.lost_journals + 1, true);
+                    return Ok(());
+                }
                 if let Some(owner) = &mut self.disks[disk.0 as usize].owner {
                     owner.journal_lost = true;
                 }
-                self.report.journals_lost += 1;
                 Ok(())
             }
         }
@@ -118,6 +123,11 @@ impl World<'_> {
 
     pub(super) fn any_bad(&self) -> bool {
         self.scenario.devices.iter().any(super::scenario::DevicePlan::is_bad)
+    }
+
+    /// Does a device take no writes?
+    pub(super) fn any_refuses(&self) -> bool {
+        self.scenario.devices.iter().any(|plan| plan.refuses)
     }
 
     fn done(&mut self, asked: &Asked, result: Result<Vec<Segment>, CommandError>) -> Result<(), Violation> {
@@ -137,6 +147,9 @@ impl World<'_> {
             owner.config = asked.config().unwrap_or(owner.config);
         }
         self.succeeded(asked)?;
+        if asked.ring().is_some() || matches!(asked.command, Command::Cache(CacheChange::Disable)) {
+            self.injection.iter_mut().for_each(|injection| injection.unrecorded = false);
+        }
         self.released(index, &released)?;
         let disk = &mut self.disks[index];
         if matches!(asked.command, Command::RemoveDisk) && disk.owner.is_some() {
@@ -307,7 +320,7 @@ impl World<'_> {
                 persistent && self.scenario.disks[asked.disk].faults.flush_error > 0
             }
             (CommandError::JournalFailed, Command::Cache(CacheChange::Disable)) => false,
-            (CommandError::JournalFailed, _) => persistent && self.any_bad(),
+            (CommandError::JournalFailed, _) => persistent && (self.any_bad() || self.any_refuses()),
             _ => false,
         };
         let (cache, segments) = (&disk.config, &disk.segments);
