@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Engine, Owner, Phase};
+use super::{Active, Engine, Owner, Phase};
 use crate::cache::Cache;
 use crate::claims::Range;
 use crate::command::{Copies, Event, NewRing};
@@ -467,27 +467,35 @@ impl Engine {
     }
 
     /// A device does not make anything durable. True if nothing depends on it alone: the ring has another copy, and so has
-    /// all dirty data.
+    /// all dirty data, or gets it before anybody is told.
     fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
-        let disk = self.disk_mut(disk);
+        let Engine { disks, requests, .. } = self;
+        let on_its_way = |active: &&Active| active.phase == Phase::FlashWrite && active.request.disk == disk;
+        let written: Vec<Range> = requests.iter().filter(on_its_way).map(|active| active.range).collect();
+        let disk = disks[disk.0 as usize].as_mut().expect("disks outlive their I/O");
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
         let on_it: Vec<_> =
             cache.segments.iter().filter(|segment| segment.place.device == device).copied().collect();
         for (copy, lost) in journal.ring.copies.iter().zip(&mut journal.lost) {
             *lost |= copy.iter().any(|segment| segment.device == device);
         }
-        !journal.lost.iter().all(|lost| *lost) && !cache.would_lose_dirty(&on_it)
+        let is_written = |at| written.iter().any(|range| (range.first..range.end).contains(&at));
+        !journal.lost.iter().all(|lost| *lost) && !cache.would_lose_dirty(&on_it, is_written)
     }
 
-    /// The journal cannot be written: no more dirty data, and what there is goes to the backing.
+    /// The journal cannot be written: no more dirty data, and what there is goes to the backing. That a ring which is being
+    /// made fails says its command: the cache has the one before it still.
     fn lose_journal(&mut self, disk: DiskId) {
+        let is_new = self.disk(disk).opening.as_ref().is_some_and(|opening| opening.makes_ring());
         let journal = self.journal_mut(disk).expect("it is lost");
         if !std::mem::replace(&mut journal.dead, true) {
             if journal.round.as_ref().is_some_and(|round| round.flushes.is_none()) {
                 let round = journal.round.take().expect("matched");
                 journal.waiting.extend(round.waiters);
             }
-            self.event_out.push_back(Event::JournalLost(disk));
+            if !is_new {
+                self.event_out.push_back(Event::JournalLost(disk));
+            }
         }
     }
 

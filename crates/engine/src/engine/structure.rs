@@ -36,6 +36,13 @@ pub(super) struct Opening {
     released: Vec<Segment>,
 }
 
+impl Opening {
+    /// Does it make a new ring, which counts only when it is complete?
+    pub(super) fn makes_ring(&self) -> bool {
+        self.kind == Kind::Ring
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Ring,
@@ -531,7 +538,7 @@ impl Cache {
             }
             _ => return true,
         };
-        self.would_lose_dirty(&leaving)
+        self.would_lose_dirty(&leaving, |_| false)
     }
 
     /// Takes the contents of a recovered cache, which has the same segments.

@@ -179,7 +179,14 @@ impl World<'_> {
             24..28 => CacheChange::Drain,
             28 | 29 => CacheChange::StopDrain,
             30 => CacheChange::DiscardDirty,
-            _ => CacheChange::enable_volatile(self.draw_config(), self.take_free()),
+            _ => {
+                let (config, segments) = (self.draw_config(), self.take_free());
+                // Where what was there is still being opened, nothing is to take its place.
+                if self.asked.values().any(|asked| asked.disk == disk && asked.recovers()) {
+                    return self.give(disk, segments);
+                }
+                CacheChange::enable_volatile(config, segments)
+            }
         };
         self.command(disk, Command::Cache(change));
     }
@@ -235,8 +242,15 @@ impl World<'_> {
                     state.model.set_lags(true);
                     state.writes_through_since = None;
                 }
-                if let (CacheChange::Tune(_, _, Copies::One), Some(owner)) = (change, &mut state.owner) {
-                    owner.doubled = false;
+                // A copy of dirty data that a sound device had may go, though the other stays.
+                let is_bad = |device: &DeviceId| self.scenario.devices[usize::from(device.0)].is_bad();
+                let halves = match change {
+                    CacheChange::Tune(_, _, Copies::One) | CacheChange::Shrink(..) => true,
+                    CacheChange::Leave(device, ..) => !is_bad(device),
+                    _ => false,
+                };
+                if let Some(owner) = &mut state.owner {
+                    owner.doubled &= !halves;
                 }
             }
             _ => {}
