@@ -394,6 +394,10 @@ impl Engine {
                 Some((cache, journal)) => (Some(cache), journal),
                 None => (None, None),
             };
+            // What became clean while the ring was made did so in the cache that is gone.
+            let dirty: Vec<BlockNo> =
+                disk.cache.iter().flat_map(|cache| cache.index.dirty_blocks()).collect();
+            dirty.into_iter().for_each(|block| disk.destager.hurry(block));
         }
         // A drain that was asked for meanwhile has nothing to drain.
         if let Some(drain) = disk.draining.take_if(|_| disk.journal.is_none()) {
