@@ -138,7 +138,7 @@ pub struct Case {
 }
 
 /// What came of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Injected {
     /// There was such an I/O.
     pub struck: bool,
@@ -383,7 +383,8 @@ impl World<'_> {
         if let Some(Err(error)) = ended {
             let dirty = case.content == Content::Dirty;
             let just = match error {
-                CommandError::JournalFailed => self.any_refuses(),
+                // A ring that fails, or no device to make one on.
+                CommandError::JournalFailed | CommandError::NoJournal => self.any_refuses(),
                 CommandError::Dirty => dirty,
                 CommandError::Stopped => case.operation == Operation::StopDrain,
                 _ => false,
@@ -541,12 +542,18 @@ impl World<'_> {
         match self.command_unless_cut(Command::Cache(CacheChange::Drain))? {
             // Its disk is without a cache already, or without power.
             None | Some(Err(CommandError::NoCache | CommandError::Removing)) => return Ok(()),
+            // Somebody drains it already.
+            Some(Err(CommandError::Stopped)) => self.run_until(|world| !world.drains())?,
             Some(result) => ensure!(result == Ok(()), "what is dirty cannot be drained: {result:?}"),
         }
         self.disks[0].owner.iter_mut().for_each(|owner| owner.journal_lost = true);
         let disabled = self.command_unless_cut(Command::Cache(CacheChange::Disable))?;
         ensure!(disabled.is_none_or(|result| result.is_ok()), "it cannot be taken away: {disabled:?}");
         Ok(())
+    }
+
+    fn drains(&self) -> bool {
+        self.asked.values().any(|asked| matches!(asked.command, Command::Cache(CacheChange::Drain)))
     }
 
     fn command_unless_cut(&mut self, command: Command) -> Result<Option<Result<(), CommandError>>, Violation> {
