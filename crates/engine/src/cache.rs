@@ -127,9 +127,7 @@ impl Cache {
     /// Is anything dirty in these segments of which there is no copy elsewhere? Sectors of the disk that are being `written`
     /// do not count, unless they were dirty before: nobody has been told yet that they are.
     pub(crate) fn would_lose_dirty(&self, leaving: &[DataSegment], written: impl Fn(u64) -> bool) -> bool {
-        let goes: Vec<bool> = self.segments.iter().map(|segment| leaving.contains(segment)).collect();
-        let frame_shift = self.segment_shift - self.block_shift();
-        let leaves = |sector: u64| goes[((sector >> self.block_shift()) >> frame_shift) as usize];
+        let leaves = self.is_in(leaving);
         self.index.all_dirty().into_iter().any(|sector| {
             if self.index.of_second(sector).is_some() || !leaves(sector) {
                 return false;
@@ -137,8 +135,21 @@ impl Cache {
             let other = self.index.second_sector(sector).filter(|other| self.index.is_valid(*other));
             let (_, block, inside) = self.index.locate(sector);
             let at = (u64::from(block.0) << self.block_shift()) + u64::from(inside);
-            other.is_none_or(leaves) && (self.index.is_unproven(sector) || !written(at))
+            other.is_none_or(&leaves) && (self.index.is_unproven(sector) || !written(at))
         })
+    }
+
+    /// Is anything dirty in these segments, first copies or second?
+    pub(crate) fn has_dirty(&self, segments: &[DataSegment]) -> bool {
+        let is_there = self.is_in(segments);
+        self.index.all_dirty().into_iter().any(is_there)
+    }
+
+    /// Whether a sector lies in one of these segments.
+    fn is_in(&self, segments: &[DataSegment]) -> impl Fn(u64) -> bool {
+        let there: Vec<bool> = self.segments.iter().map(|segment| segments.contains(segment)).collect();
+        let shift = self.segment_shift;
+        move |sector| there[(sector >> shift) as usize]
     }
 
     /// Of sectors whose checksum a crash made unknown, the copies may differ: the first one counts from now on.

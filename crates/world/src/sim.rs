@@ -150,6 +150,9 @@ pub enum Sabotage {
 /// Lives the history of this seed.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
     let mut world = World::new(seed, options);
+    for (number, device) in world.scenario.devices.iter().enumerate() {
+        trace!(world, "device {number}: {device:?}");
+    }
     world.live().map_err(|Violation(what)| Violation(format!("{what} (HOB_SEED={seed})")))?;
     Ok(world.report)
 }

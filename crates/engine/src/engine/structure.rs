@@ -98,14 +98,19 @@ impl Engine {
         if !self.was_lent && makes_dirty(&change) {
             return Err(CommandError::Unworkable);
         }
-        let disk = self.disk_mut(id);
+        let Engine { disks, devices, .. } = self;
+        let disk = disks[id.0 as usize].as_mut().expect("looked at");
         let size = disk.config.size_bytes;
         let Some(cache) = &disk.cache else {
             let CacheChange::Enable(enable) = change else { return Err(CommandError::NoCache) };
             return self.open_first(now, id, command, *enable);
         };
-        if cache.index.dirty_sectors() > 0 && cache.would_lose(&change) {
-            return Err(CommandError::Dirty);
+        if cache.index.dirty_sectors() > 0 {
+            let is_gone = |segment: &DataSegment| devices.get(segment.place.device).is_fenced();
+            let (gone, given): (Vec<_>, Vec<_>) = cache.leaving(&change).into_iter().partition(is_gone);
+            if cache.would_lose_dirty(&gone, |_| false) || cache.has_dirty(&given) {
+                return Err(CommandError::Dirty);
+            }
         }
         if let CacheChange::Tune(mode, destage, copies) = change {
             disk.cache.as_mut().expect("looked at").tune(mode, destage, copies);
@@ -526,23 +531,23 @@ fn new_journal(cache: &Cache, disk_bytes: u64, ring: NewRing) -> Result<Journal,
 }
 
 impl Cache {
-    /// Would this change lose dirty data?
-    fn would_lose(&self, change: &CacheChange) -> bool {
-        let leaving: Vec<DataSegment> = match change {
+    /// The segments whose contents this change gives up. Dirty data in them goes to the backing first, even if there is
+    /// another copy: nobody knows yet whether that can be read. Only of a fenced device there is nothing to be had.
+    fn leaving(&self, change: &CacheChange) -> Vec<DataSegment> {
+        match change {
             CacheChange::Tune(..)
             | CacheChange::Grow(..)
             | CacheChange::DiscardDirty
             | CacheChange::Close
-            | CacheChange::Enable(_) => return false,
+            | CacheChange::Enable(_) => Vec::new(),
             CacheChange::Shrink(count, _) if (*count as usize) < self.segments.len() => {
                 self.emptiest_segments(*count as usize)
             }
             CacheChange::Leave(device, ..) => {
                 self.segments.iter().filter(|segment| segment.place.device == *device).copied().collect()
             }
-            _ => return true,
-        };
-        self.would_lose_dirty(&leaving, |_| false)
+            _ => self.segments.clone(),
+        }
     }
 
     /// Takes the contents of a recovered cache, which has the same segments.

@@ -242,15 +242,13 @@ impl World<'_> {
                     state.model.set_lags(true);
                     state.writes_through_since = None;
                 }
-                // A copy of dirty data that a sound device had may go, though the other stays.
-                let is_bad = |device: &DeviceId| self.scenario.devices[usize::from(device.0)].is_bad();
-                let halves = match change {
-                    CacheChange::Tune(_, _, Copies::One) | CacheChange::Shrink(..) => true,
-                    CacheChange::Leave(device, ..) => !is_bad(device),
-                    _ => false,
+                let copies = match change {
+                    CacheChange::Tune(_, _, copies) => Some(*copies),
+                    CacheChange::Configure(config, _) => Some(config.copies),
+                    _ => None,
                 };
-                if let Some(owner) = &mut state.owner {
-                    owner.doubled &= !halves;
+                if let (Some(Copies::One), Some(owner)) = (copies, &mut state.owner) {
+                    owner.doubled = false;
                 }
             }
             _ => {}
