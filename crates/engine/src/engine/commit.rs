@@ -502,7 +502,12 @@ impl Engine {
     /// Tells those who wait for a journal that is lost.
     fn fail_waiters(&mut self, now: Instant, disk: DiskId) {
         let journal = self.journal_mut(disk).expect("it is lost");
-        for slot in std::mem::take(&mut journal.waiting) {
+        let waiting = std::mem::take(&mut journal.waiting);
+        if !waiting.is_empty() {
+            // A change may have waited for them.
+            self.unsettled.push(disk);
+        }
+        for slot in waiting {
             self.committed(now, slot, Err(IoError::Failed));
         }
     }

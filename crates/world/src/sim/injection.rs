@@ -569,7 +569,7 @@ impl World<'_> {
     fn crash_and_open(&mut self) -> Result<(), Violation> {
         self.crash(End::PowerCut)?;
         self.has_power = true;
-        for injection in &mut self.injection {
+        if let Some(injection) = &mut self.injection {
             (injection.lost_journals, injection.unrecorded) = (0, false);
         }
         for (flash, plan) in self.flash.iter_mut().zip(&mut self.scenario.devices) {
