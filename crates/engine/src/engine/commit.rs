@@ -45,6 +45,9 @@ pub(super) struct Journal {
     in_flight: BTreeMap<u64, u8>,
     /// Devices written since they were flushed.
     written: BTreeSet<DeviceId>,
+    /// Of these, those whose last flush failed, though nothing depended on them alone. Dirty data gets no checksum in the
+    /// journal when it is overwritten, and without one nobody knows which copy is right: none is written meanwhile.
+    pub(super) spared: BTreeSet<DeviceId>,
     /// Something was recorded or written that a guest's flush must make durable.
     pub(super) urgent: bool,
     /// Marks of zones that no page has yet, and the page that has the newest.
@@ -87,6 +90,7 @@ impl Journal {
             segment_bytes,
             in_flight: BTreeMap::new(),
             written: BTreeSet::new(),
+            spared: BTreeSet::new(),
             urgent: false,
             unsealed_marks: false,
             marks_in: 0,
@@ -421,10 +425,18 @@ impl Engine {
                 }
             }
             (JournalIo::Flush { .. }, result) => {
-                if result.is_err() && !self.spare_device(disk, device) {
+                let spared = result.is_err() && self.spare_device(disk, device);
+                if result.is_err() && !spared {
                     self.lose_journal(disk);
                 }
                 let journal = self.journal_mut(disk).expect("in flight");
+                if spared {
+                    // The next round tries again.
+                    journal.spared.insert(device);
+                    journal.written.insert(device);
+                } else {
+                    journal.spared.remove(&device);
+                }
                 let round = journal.round.as_mut().expect("a flush belongs to a round");
                 let left = round.flushes.as_mut().expect("a flush is in flight");
                 *left -= 1;

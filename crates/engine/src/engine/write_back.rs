@@ -40,7 +40,8 @@ impl Engine {
     fn goes_to_flash(&mut self, slot: u32) -> bool {
         let Active { request, range, .. } = self.requests[slot];
         let disk = self.disk_mut(request.disk);
-        let takes = disk.draining.is_none() && disk.journal.as_ref().is_some_and(|journal| !journal.dead);
+        let is_sound = |journal: &Box<super::commit::Journal>| !journal.dead && journal.spared.is_empty();
+        let takes = disk.draining.is_none() && disk.journal.as_ref().is_some_and(is_sound);
         let mode = disk.cache.as_ref().map(|cache| cache.config.mode);
         let is_whole = whole_sectors(request.offset, request.len) == (range.first, range.end);
         takes && mode == Some(Mode::WriteBack) && matches!(request.op, Op::Write(_)) && is_whole
