@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::stranded::WAIT_NS_MAX;
 use super::{Active, Engine, Owner, Phase};
 use crate::cache::Cache;
 use crate::claims::Range;
@@ -67,6 +68,8 @@ pub(super) struct Journal {
     oldest: Option<Instant>,
     /// Nothing can be recorded any more.
     pub(super) dead: bool,
+    /// Since when, if it was in service.
+    lost_at: Option<Instant>,
 }
 
 /// A commit under way.
@@ -102,7 +105,13 @@ impl Journal {
             round: None,
             oldest: None,
             dead: false,
+            lost_at: None,
         }
+    }
+
+    /// When it was lost, if it was.
+    pub(super) fn lost_at(&self) -> Option<Instant> {
+        self.lost_at
     }
 
     /// Adds a record. When it is durable, the sector `release` is held no longer, unless it is dirty then.
@@ -421,13 +430,13 @@ impl Engine {
                     journal.in_flight.remove(&first);
                 }
                 if journal.lost.iter().all(|lost| *lost) {
-                    self.lose_journal(disk);
+                    self.lose_journal(now, disk);
                 }
             }
             (JournalIo::Flush { .. }, result) => {
                 let spared = result.is_err() && self.spare_device(disk, device);
                 if result.is_err() && !spared {
-                    self.lose_journal(disk);
+                    self.lose_journal(now, disk);
                 }
                 let journal = self.journal_mut(disk).expect("in flight");
                 if spared {
@@ -497,7 +506,7 @@ impl Engine {
 
     /// The journal cannot be written: no more dirty data, and what there is goes to the backing. That a ring which is being
     /// made fails says its command: the cache has the one before it still.
-    fn lose_journal(&mut self, disk: DiskId) {
+    fn lose_journal(&mut self, now: Instant, disk: DiskId) {
         let is_new = self.disk(disk).opening.as_ref().is_some_and(|opening| opening.makes_ring());
         let journal = self.journal_mut(disk).expect("it is lost");
         if !std::mem::replace(&mut journal.dead, true) {
@@ -506,6 +515,7 @@ impl Engine {
                 journal.waiting.extend(round.waiters);
             }
             if !is_new {
+                journal.lost_at = Some(now);
                 self.event_out.push_back(Event::JournalLost(disk));
             }
         }
@@ -514,6 +524,7 @@ impl Engine {
     /// Tells those who wait for a journal that is lost.
     fn fail_waiters(&mut self, now: Instant, disk: DiskId) {
         let journal = self.journal_mut(disk).expect("it is lost");
+        let waited = journal.lost_at.is_some_and(|at| now - at >= WAIT_NS_MAX);
         let waiting = std::mem::take(&mut journal.waiting);
         if !waiting.is_empty() {
             // A change may have waited for them.
@@ -522,16 +533,24 @@ impl Engine {
         for slot in waiting {
             self.committed(now, slot, Err(IoError::Failed));
         }
+        if waited {
+            self.fail_stranded(now, disk);
+        }
     }
 
-    /// A request that waited for a commit goes on.
+    /// A request that waited for a commit goes on, or waits for another journal.
     fn committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
-        match self.requests[slot].phase {
-            Phase::CommitThenChange => self.runnable.push_back(slot),
-            Phase::CommitThenReply => self.end_written(now, slot, result),
-            Phase::CommitThenFlush => self.flush_committed(now, slot, result),
-            Phase::CommitThenThrough => self.go_through(now, slot),
-            other => panic!("a request in {other:?} waits for a commit"),
+        match (self.requests[slot].phase, result) {
+            (Phase::CommitThenChange, _) => self.runnable.push_back(slot),
+            (Phase::CommitThenReply, Ok(())) => self.end_written(now, slot, result),
+            (Phase::CommitThenFlush, Ok(())) => self.flush_committed(now, slot, result),
+            (Phase::CommitThenReply | Phase::CommitThenFlush, Err(_)) => self.leave_unanswered(now, slot),
+            (Phase::CommitThenThrough, Ok(())) => self.go_through(now, slot),
+            (Phase::CommitThenThrough, Err(_)) => {
+                self.leave_zones(slot);
+                self.runnable.push_back(slot);
+            }
+            (other, _) => panic!("a request in {other:?} waits for a commit"),
         }
     }
 }

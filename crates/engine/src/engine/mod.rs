@@ -30,6 +30,7 @@ mod disk;
 mod fill;
 mod jobs;
 mod read;
+mod stranded;
 mod structure;
 #[cfg(test)]
 mod tests;

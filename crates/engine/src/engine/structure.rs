@@ -227,12 +227,12 @@ impl Engine {
                 }
                 return match kind {
                     // Nothing is dirty, and its owner records that it is gone.
-                    Kind::Void => self.complete(id, kind),
+                    Kind::Void => self.complete(now, id, kind),
                     // Its owner does not believe what the ring says any more.
                     Kind::Discard => {
                         let (journal, index) = disk.journal_and_index().expect("it has one");
                         drop_dirty(now, journal, index);
-                        self.complete(id, kind)
+                        self.complete(now, id, kind)
                     }
                     _ => self.abandon(id, CommandError::JournalFailed),
                 };
@@ -277,7 +277,7 @@ impl Engine {
                     }
                     let is_recorded = journal.writer.pending() == 0;
                     if is_recorded && stage == Stage::LastCommit {
-                        return self.complete(id, kind);
+                        return self.complete(now, id, kind);
                     }
                     if is_recorded {
                         journal.writer.set_clean();
@@ -356,7 +356,7 @@ impl Engine {
     }
 
     /// It is done.
-    fn complete(&mut self, id: DiskId, kind: Kind) {
+    fn complete(&mut self, now: Instant, id: DiskId, kind: Kind) {
         let disk = self.disk_mut(id);
         let opening = disk.opening.take().expect("it is complete");
         let mut released = opening.released;
@@ -386,6 +386,11 @@ impl Engine {
                     self.done(drain, id, Err(CommandError::Stopped));
                 }
             }
+        }
+        match kind {
+            Kind::Ring | Kind::Void => self.end_stranding(now, id),
+            Kind::Discard => self.fail_unanswered(now, id),
+            Kind::Close => {}
         }
         self.end_change_of_structure(id, opening.command, Ok(released));
     }

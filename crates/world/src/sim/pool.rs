@@ -122,7 +122,7 @@ impl World<'_> {
                 ensure!(excused, "disk {disk}: journal lost with a sound device");
                 self.report.journals_lost += 1;
                 if let Some(injection) = &mut self.injection {
-                    (injection.lost_journals, injection.unrecorded) = (injection.lost_journals + 1, true);
+                    injection.lost_journals += 1;
                     return Ok(());
                 }
                 if let Some(owner) = &mut self.disks[disk.0 as usize].owner {
@@ -160,9 +160,6 @@ impl World<'_> {
             owner.doubled &= !asked.has_one_copy();
         }
         self.succeeded(asked)?;
-        if asked.ring().is_some() || matches!(asked.command, Command::Cache(CacheChange::Disable)) {
-            self.injection.iter_mut().for_each(|injection| injection.unrecorded = false);
-        }
         self.released(index, &released)?;
         let disk = &mut self.disks[index];
         if matches!(asked.command, Command::RemoveDisk) && disk.owner.is_some() {

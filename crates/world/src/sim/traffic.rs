@@ -376,7 +376,7 @@ impl World<'_> {
             (None, Err(IoError::Unsupported)) => ensure!(cannot, "{request:?} got {reply:?}"),
             (None, Err(_)) => {
                 let lost = outcome == Outcome::DirtyLost
-                    && (self.may_lose(request.disk.0 as usize) || self.may_stay_unrecorded(request.op));
+                    && (self.may_lose(request.disk.0 as usize) || self.has_discarded());
                 ensure!(lost || outcome == Outcome::BackingError, "{request:?} got {reply:?}");
             }
         }
