@@ -18,6 +18,7 @@ mod audit;
 mod commands;
 mod finish;
 mod guest;
+mod injection;
 mod lives;
 mod owner;
 mod pool;
@@ -40,6 +41,8 @@ use crate::model::{Kind, Model};
 use crate::queue::Queue;
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
+use injection::Injection;
+pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inject};
 use lives::Lent;
 use owner::Owner;
 use pool::Asked;
@@ -255,6 +258,8 @@ struct World<'a> {
     stopping: bool,
     ios: BTreeSet<IoId>,
     has_power: bool,
+    /// What is to fail on purpose, and when.
+    injection: Option<Injection>,
     report: Report,
 }
 
@@ -262,6 +267,10 @@ impl<'a> World<'a> {
     fn new(seed: u64, options: &'a Options) -> Self {
         let mut dice = Dice::new(seed);
         let scenario = Scenario::draw(options, &mut dice);
+        Self::of(scenario, dice, options)
+    }
+
+    fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
         let lie = match options.sabotage {
             Some(Sabotage::Lie(lie)) => Some(lie),
             _ => None,
@@ -318,6 +327,7 @@ impl<'a> World<'a> {
             stopping: false,
             ios: BTreeSet::new(),
             has_power: true,
+            injection: None,
             report: Report::default(),
             scenario,
         };

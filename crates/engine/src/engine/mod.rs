@@ -31,6 +31,7 @@ mod disk;
 mod fill;
 mod jobs;
 mod read;
+mod stranded;
 mod structure;
 #[cfg(test)]
 mod tests;

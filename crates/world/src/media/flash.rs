@@ -63,6 +63,8 @@ pub struct Flash {
     end: usize,
     dead: bool,
     read_only: bool,
+    /// I/Os that will fail.
+    doomed: Vec<IoId>,
     lie: Option<Lie>,
     /// Writes over sectors with I/O in flight, rewriting what should be there.
     pub repairs_under_reads: u64,
@@ -81,6 +83,7 @@ impl Flash {
             end: units,
             dead: false,
             read_only: false,
+            doomed: vec![],
             lie,
             repairs_under_reads: 0,
         }
@@ -176,7 +179,8 @@ impl Flash {
         let changes = op != IoOp::Read;
         let out = self.dead || transfer.units().end > self.end || changes && self.read_only;
         let error = if changes { self.faults.write_error } else { self.faults.read_error };
-        let failed = out || dice.chance(error);
+        let doomed = self.doomed.extract_if(.., |other| *other == id).count() > 0;
+        let failed = out || doomed || dice.chance(error);
         match op {
             IoOp::Flush if !failed && self.lie != Some(Lie::EmptyFlashFlush) => self.medium.settle(&flushing),
             IoOp::Read if !failed => {
@@ -246,9 +250,20 @@ impl Flash {
                 super::abandon(&transfer, &mut self.medium, dice);
             }
         }
+        self.doomed.clear();
         if crash == Crash::PowerCut {
             self.medium.cut_power(dice);
         }
+    }
+
+    /// An I/O in flight will fail.
+    pub fn doom(&mut self, id: IoId) {
+        self.doomed.push(id);
+    }
+
+    /// It takes writes again.
+    pub fn heal(&mut self) {
+        self.read_only = false;
     }
 
     /// What the last writes to these bytes meant to leave there.

@@ -47,6 +47,8 @@ impl World<'_> {
             }
             return self.change_behind_bare(index);
         };
+        let owner = self.disks[index].owner.as_mut().expect("found");
+        owner.doubled &= owner.rings[&number].len() == 2;
         if !self.keeps_old_rings() {
             // Higher ones never became whole.
             let owner = self.disks[index].owner.as_mut().expect("found");
@@ -311,12 +313,17 @@ impl World<'_> {
     }
 
     /// The data segments of a cache that a device is there for, in any order, and whether some are missing. Those are not
-    /// the cache's any more.
+    /// the cache's any more. What a command brings that has not ended is not the cache's yet.
     fn segments_there(&mut self, index: usize) -> (Vec<DataSegment>, bool) {
+        let asked = self.asked.values().filter(|asked| asked.disk == index);
+        let brought: Vec<Segment> = asked.flat_map(Asked::segments).collect();
         let owner = self.disks[index].owner.as_mut().expect("persistent");
         let (flash, free) = (&self.flash, &mut self.free);
         let before = owner.data.len();
         owner.data.retain(|_, place| {
+            if brought.contains(place) {
+                return true;
+            }
             let is_there = !flash[usize::from(place.device.0)].is_dead();
             if !is_there {
                 free.insert(*place);
@@ -324,9 +331,9 @@ impl World<'_> {
             is_there
         });
         let missing = owner.data.len() < before;
-        let there =
-            owner.data.iter().map(|(ordinal, place)| DataSegment { place: *place, ordinal: *ordinal });
-        let mut there: Vec<DataSegment> = there.collect();
+        let its = owner.data.iter().filter(|(_, place)| !brought.contains(place));
+        let mut there: Vec<DataSegment> =
+            its.map(|(ordinal, place)| DataSegment { place: *place, ordinal: *ordinal }).collect();
         for last in (1..there.len()).rev() {
             there.swap(last, self.dice.below(last as u64 + 1) as usize);
         }
