@@ -15,6 +15,7 @@
 //! - everything ends, in bounded virtual time, with nothing left over.
 
 mod audit;
+mod coming;
 mod commands;
 mod finish;
 mod guest;
@@ -34,12 +35,13 @@ use hob_engine::command::{Access, CacheConfig, Command, CommandError, Segment};
 use hob_engine::units::{BufferId, CommandId, DeviceId, Instant, IoId, RequestId};
 
 use crate::content::{UNIT_BYTES, Written, tag};
-use crate::dice::Dice;
+use crate::dice::{self, Dice};
 use crate::media::{Backing, Flash, Lie};
 use crate::model::{Kind, Model};
 use crate::queue::Queue;
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
+use coming::{Coming, Step};
 use lives::Lent;
 use owner::Owner;
 use pool::Asked;
@@ -142,6 +144,8 @@ pub enum Sabotage {
     IgnoredNewestRing,
     /// Clean data is served although the backing has changed.
     ServedStale,
+    /// Rings that were made void, because the backing was changed before their cache was recovered, are read all the same.
+    KeptVoidRings,
 }
 
 /// Lives the history of this seed.
@@ -162,6 +166,8 @@ enum Event {
     Ailment(usize),
     PowerCut,
     End(End),
+    /// Of a disk, and of which of its caches to come.
+    Coming(usize, u64, Step),
 }
 
 /// Who performs an I/O.
@@ -190,6 +196,10 @@ struct Disk {
     changed_behind: Option<u32>,
     /// Guests wait for its cache.
     gated: bool,
+    /// Its cache is being recovered while guests use it.
+    coming: Option<Coming>,
+    /// It is being removed, and what waited for its cache is refused.
+    refuses_waiting: bool,
     /// Times in a row that its recovered cache did not get into service.
     attempts: u32,
     /// Its cache reported dirty data lost.
@@ -238,6 +248,8 @@ struct World<'a> {
     ended: BTreeMap<CommandId, Result<(), CommandError>>,
     /// Persistent caches made so far.
     caches: u64,
+    /// Caches that were expected so far.
+    comings: u64,
     /// Of the segments that a command released, those of rings.
     ring_segments_released: usize,
     requests: BTreeMap<RequestId, InFlight>,
@@ -261,7 +273,11 @@ struct World<'a> {
 impl<'a> World<'a> {
     fn new(seed: u64, options: &'a Options) -> Self {
         let mut dice = Dice::new(seed);
-        let scenario = Scenario::draw(options, &mut dice);
+        let mut scenario = Scenario::draw(options, &mut dice);
+        if let Some(lives) = &mut scenario.lives {
+            // Dice of its own: the other histories are what they were before there were such.
+            lives.early = Dice::new(dice::scatter(seed)).chance(400);
+        }
         let lie = match options.sabotage {
             Some(Sabotage::Lie(lie)) => Some(lie),
             _ => None,
@@ -282,6 +298,8 @@ impl<'a> World<'a> {
             generation: 0,
             changed_behind: None,
             gated: false,
+            coming: None,
+            refuses_waiting: false,
             attempts: 0,
             dirty_lost: false,
             writes_through_since: None,
@@ -307,6 +325,7 @@ impl<'a> World<'a> {
             commands: 0,
             ended: BTreeMap::new(),
             caches: 0,
+            comings: 0,
             ring_segments_released: 0,
             requests: BTreeMap::new(),
             made: 0,
@@ -433,6 +452,7 @@ impl<'a> World<'a> {
                 Ok(())
             }
             Event::End(end) => self.end(end),
+            Event::Coming(disk, serial, step) => self.coming_goes_on(disk, serial, step),
             Event::PowerCut => {
                 self.has_power = false;
                 self.report.power_cuts += 1;

@@ -64,6 +64,7 @@ fn check_coverage(total: &Report) {
         (Outcome::WriteBack, 1000),
         (Outcome::FlushCommitted, 1000),
         (Outcome::BypassMode, 1000),
+        (Outcome::BypassRecovering, 1000),
         (Outcome::DirtyLost, 10),
     ] {
         let count = total.outcomes[outcome as usize];
@@ -72,7 +73,9 @@ fn check_coverage(total: &Report) {
     for (name, count) in total.counts() {
         let least = match name {
             "power_cuts" | "kills" | "stops" | "recoveries" | "drains" | "evictions" => 500,
-            "recoveries_dirty" | "recoveries_clean" | "changed_behind" | "discards" => 200,
+            "recoveries_dirty" | "recoveries_clean" | "changed_behind" | "discards" | "early" | "voided" => {
+                200
+            }
             "recoveries_distrusting" | "dirty_lost" | "journals_lost" => 20,
             "recoveries_undone" => 5,
             "crashes_in_recovery" | "crashes_in_change" | "crashes_in_drain" => 20,

@@ -371,6 +371,11 @@ impl World<'_> {
             }
             (None, Ok(())) => ensure!(outcome != Outcome::BackingError, "{reply:?} is no error"),
             (None, Err(IoError::Unsupported)) => ensure!(cannot, "{request:?} got {reply:?}"),
+            (None, Err(IoError::ShuttingDown)) => {
+                let disk = &self.disks[request.disk.0 as usize];
+                let waited = disk.refuses_waiting && outcome == Outcome::Refused;
+                ensure!(waited, "{request:?} got {reply:?}");
+            }
             (None, Err(_)) => {
                 let lost = outcome == Outcome::DirtyLost && self.may_lose(request.disk.0 as usize);
                 ensure!(lost || outcome == Outcome::BackingError, "{request:?} got {reply:?}");
