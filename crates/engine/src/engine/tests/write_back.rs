@@ -467,6 +467,20 @@ fn dirty_data_is_written_to_two_devices_and_read_from_the_one_that_works() {
     assert_eq!(bench.stats().sectors_lost, 0);
 }
 
+/// Else a crash could find one copy where flash holds one, and that one may be the bad one.
+#[test]
+fn a_commit_knows_both_copies_of_a_sector_or_neither() {
+    let mut bench = mirrored(Copies::TwoOfDirty);
+    let write = bench.write(0, 4 * KIB);
+    bench.next(flash(0), VOLATILE);
+    let second = bench.ios.pop_front().expect("the other copy");
+    let flush = bench.request(Op::Flush, 0, 0);
+    assert!(bench.answered(flush), "there is nothing to be made durable");
+    assert_eq!((bench.ios.len(), bench.dirty()), (0, 0));
+    bench.end(second);
+    assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteBack, 1));
+}
+
 /// The copy that would stay has not been read yet, and may be the bad one of the two.
 #[test]
 fn a_device_that_works_leaves_without_dirty_data() {
