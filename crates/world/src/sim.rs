@@ -76,6 +76,8 @@ pub struct Options {
     pub power_cuts: bool,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
+    /// In some histories guests use disks whose caches are being recovered.
+    pub early: bool,
     /// Something is broken on purpose: the run must fail.
     pub sabotage: Option<Sabotage>,
     /// Hears of everything that crosses the engine's boundary, one line each.
@@ -104,6 +106,7 @@ impl Default for Options {
             commands: true,
             power_cuts: true,
             lives: false,
+            early: true,
             sabotage: None,
             trace: None,
         }
@@ -276,7 +279,7 @@ impl<'a> World<'a> {
         let mut scenario = Scenario::draw(options, &mut dice);
         if let Some(lives) = &mut scenario.lives {
             // Dice of its own: the other histories are what they were before there were such.
-            lives.early = Dice::new(dice::scatter(seed)).chance(400);
+            lives.early = options.early && Dice::new(dice::scatter(seed)).chance(400);
         }
         let lie = match options.sabotage {
             Some(Sabotage::Lie(lie)) => Some(lie),

@@ -116,7 +116,7 @@ fn long_lives_keep_every_promise() {
 #[test]
 fn mended_findings_stay_mended() {
     for (seed, requests, _what_it_was) in MENDED {
-        live(seed..seed + 1, &Options { requests, ..Options::lives() });
+        live(seed..seed + 1, &Options { requests, early: false, ..Options::lives() });
     }
 }
 
@@ -127,7 +127,7 @@ fn open_findings() {
         return;
     }
     for (seed, requests, what) in OPEN {
-        let ended = run(seed, &Options { requests, ..Options::lives() });
+        let ended = run(seed, &Options { requests, early: false, ..Options::lives() });
         assert!(ended.is_err_and(|violation| violation.0.contains(what)), "{seed} has changed");
     }
 }
