@@ -10,7 +10,7 @@ use super::Engine;
 use super::jobs::JobKind;
 use crate::cache::Cache;
 use crate::claims::{Kind, Range};
-use crate::command::{CacheConfig, CommandError, Copies, DestageOrder, Layout, Mode};
+use crate::command::{CacheConfig, CommandError, Copies, Destage, DestageOrder, Layout, Mode};
 use crate::io::IoError;
 use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
 
@@ -23,6 +23,17 @@ const TRANSFERS: [u32; 3] = [1, 2, 8];
 /// After a failure the destager rests for this long, doubled with each further one, nanoseconds.
 const REST_NS_MIN: u64 = 100_000_000;
 const REST_NS_MAX: u64 = 10_000_000_000;
+
+/// What an epoch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Epochs {
+    /// What lies between two flushes of the guest.
+    Flushes,
+    /// So many nanoseconds.
+    Time(u64),
+    /// There is only one.
+    One,
+}
 
 /// The dirty data of one cache.
 #[derive(Debug, Default)]
@@ -110,13 +121,32 @@ impl Destager {
     }
 
     /// Forgets everything: these blocks are dirty, and have been for long.
-    pub(super) fn restart(&mut self, dirty: impl Iterator<Item = BlockNo>) {
+    pub(super) fn restart(&mut self, epochs: Epochs, dirty: impl Iterator<Item = BlockNo>) {
         // Transfers that wait for a claim will find out what is dirty when they have it.
         let (order_waiters, flushes) = (std::mem::take(&mut self.order_waiters), self.flushes);
         let transfers = self.transfers;
-        *self = Destager { order_waiters, flushes, front: flushes, transfers, ..Destager::default() };
-        let epoch = if flushes > 0 { flushes - 1 } else { 0 };
-        dirty.for_each(|block| self.add(block, epoch));
+        *self = Destager { order_waiters, flushes, transfers, ..Destager::default() };
+        let oldest = self.begin_epochs(epochs);
+        dirty.for_each(|block| self.add(block, oldest));
+    }
+
+    /// Epochs are counted anew. Returns the one of data that has been dirty for long.
+    fn begin_epochs(&mut self, epochs: Epochs) -> u32 {
+        self.front = if epochs == Epochs::Flushes { self.flushes } else { 0 };
+        self.front.saturating_sub(1)
+    }
+
+    /// Epochs are something else from now on. Where both are lengths of time, what is dirty keeps its age.
+    fn renumber(&mut self, before: Epochs, now: Epochs) {
+        let oldest = self.begin_epochs(now);
+        self.epochs.clear();
+        for epoch in self.todo.values_mut() {
+            *epoch = match (before, now) {
+                (Epochs::Time(before), Epochs::Time(now)) => (u64::from(*epoch) * before / now) as u32,
+                _ => oldest,
+            };
+            *self.epochs.entry(*epoch).or_default() += 1;
+        }
     }
 
     /// Is nothing under way?
@@ -152,10 +182,10 @@ impl Engine {
     pub(super) fn note_dirty(&mut self, now: Instant, disk_id: DiskId, first: u64, end: u64) {
         let disk = self.disk_mut(disk_id);
         let cache = disk.cache.as_ref().expect("dirty data is in a cache");
-        let epoch = match (cache.config.destage.ordered, half_age_ns(cache)) {
-            (true, _) => disk.destager.flushes,
-            (false, Some(half)) => (now.0 / half) as u32,
-            (false, None) => 0,
+        let epoch = match Epochs::of(&cache.config.destage) {
+            Epochs::Flushes => disk.destager.flushes,
+            Epochs::Time(half) => (now.0 / half) as u32,
+            Epochs::One => 0,
         };
         for block in first >> cache.block_shift()..=(end - 1) >> cache.block_shift() {
             disk.destager.add(BlockNo(block as u32), epoch);
@@ -324,7 +354,7 @@ impl Engine {
     }
 
     /// Lets those claim their sectors anew, and look again, who waited for older data to be on the backing.
-    fn end_order_wait(&mut self, id: DiskId) {
+    pub(super) fn end_order_wait(&mut self, id: DiskId) {
         for slot in std::mem::take(&mut self.disk_mut(id).destager.order_waiters) {
             let range = self.requests[slot].range;
             if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
@@ -379,6 +409,10 @@ impl Engine {
         if disk.flash_writes > 0 || dirty > lost || !disk.destager.is_idle() {
             return;
         }
+        // A crash must not bring back as dirty what newer writes go past from now on.
+        if let Some(journal) = disk.journal.as_mut().filter(|journal| journal.has_releases()) {
+            return journal.ask();
+        }
         disk.draining = None;
         let result = if dirty == 0 { Ok(Vec::new()) } else { Err(CommandError::Lost) };
         self.done(command, id, result);
@@ -393,6 +427,16 @@ impl super::Disk {
             && let Some(cache) = &self.cache
         {
             self.destager.hurry(cache.index.block(FrameNo((sector >> cache.block_shift()) as u32)));
+        }
+    }
+
+    /// Takes settings of its cache, if it has one, that concern no contents.
+    pub(super) fn tune(&mut self, mode: Mode, destage: Destage, copies: Copies) {
+        let Some(cache) = &mut self.cache else { return };
+        let (before, now) = (Epochs::of(&cache.config.destage), Epochs::of(&destage));
+        cache.tune(mode, destage, copies);
+        if before != now {
+            self.destager.renumber(before, now);
         }
     }
 
@@ -428,7 +472,7 @@ impl super::Disk {
         if all || destager.running {
             return Some(u32::MAX);
         }
-        let now_epoch = (now.0 / half_age_ns(cache)?) as u32;
+        let now_epoch = (now.0 / half_age_ns(&destage)?) as u32;
         (oldest < now_epoch).then(|| now_epoch - 1)
     }
 
@@ -502,7 +546,7 @@ impl super::Disk {
 
     /// When the oldest dirty data is to be destaged for its age.
     fn next_age(&self) -> Option<Instant> {
-        let half = half_age_ns(self.cache.as_ref()?)?;
+        let half = half_age_ns(&self.cache.as_ref()?.config.destage)?;
         let oldest = u64::from(*self.destager.epochs.keys().next()?);
         Some(Instant((oldest + 1) * half))
     }
@@ -513,8 +557,19 @@ impl super::Disk {
     }
 }
 
+impl Epochs {
+    /// Those of a cache with these settings.
+    pub(super) fn of(destage: &Destage) -> Epochs {
+        match (destage.ordered, half_age_ns(destage)) {
+            (true, _) => Epochs::Flushes,
+            (false, Some(half)) => Epochs::Time(half),
+            (false, None) => Epochs::One,
+        }
+    }
+}
+
 /// Half of the dirty-age bound, if there is one. Epochs are numbered in 32 bits: they are a millisecond or longer.
-fn half_age_ns(cache: &Cache) -> Option<u64> {
-    let ms = cache.config.destage.dirty_age_ms_max;
+fn half_age_ns(destage: &Destage) -> Option<u64> {
+    let ms = destage.dirty_age_ms_max;
     (ms > 0).then(|| (ms * 500_000).max(1_000_000))
 }
