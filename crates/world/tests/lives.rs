@@ -11,7 +11,7 @@ const HISTORIES: u64 = 2_000;
 const OPEN: [(u64, u32, &str); 1] = [(9711, 200, "was never written there")];
 
 /// Findings that were understood and mended: whether devices may fail, the seed, its requests, and what it was.
-const MENDED: [(bool, u64, u32, &str); 10] = [
+const MENDED: [(bool, u64, u32, &str); 12] = [
     (true, 2145, 200, "a new ring that could not be written was told as the loss of the old one"),
     (true, 2546, 200, "a discard met dirty data that was not there when it began"),
     (true, 11_987, 200, "the same, and a read saw half of what it uncovered"),
@@ -31,6 +31,13 @@ const MENDED: [(bool, u64, u32, &str); 10] = [
         "a second copy that a read made of dirty data was clean, and all that was left when a device left",
     ),
     (false, 90_381, 200, "epochs of one length were taken for those of another, and dirty data for young"),
+    (false, 226_390, 200, "a pool was full of the rings that one crash after the other left"),
+    (
+        false,
+        243_148,
+        200,
+        "a commit that had nothing to write ended, and the change that waited for it did not hear",
+    ),
     (false, 183_825, 200, "a crash after a drain brought dirty data back over what had been written past it"),
 ];
 

@@ -476,6 +476,8 @@ impl Engine {
             self.committed(now, slot, Ok(()));
         }
         self.wake(disk);
+        // A round that had nothing to write ends without I/O, and may be what a change of the cache waits for.
+        self.unsettled.push(disk);
     }
 
     /// A device does not make anything durable. True if nothing depends on it alone: the ring has another copy, and so has
@@ -514,7 +516,11 @@ impl Engine {
     /// Tells those who wait for a journal that is lost.
     fn fail_waiters(&mut self, now: Instant, disk: DiskId) {
         let journal = self.journal_mut(disk).expect("it is lost");
-        for slot in std::mem::take(&mut journal.waiting) {
+        let waiting = std::mem::take(&mut journal.waiting);
+        if !waiting.is_empty() {
+            self.unsettled.push(disk);
+        }
+        for slot in waiting {
             self.committed(now, slot, Err(IoError::Failed));
         }
     }

@@ -8,6 +8,7 @@ mod ends;
 mod errors;
 mod health;
 mod limits;
+mod mended;
 mod reads;
 mod statistics;
 mod write_back;

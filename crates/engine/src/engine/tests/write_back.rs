@@ -418,7 +418,7 @@ fn write_order_is_kept_at_flushes() {
     assert!(bench.answered(again));
 }
 
-fn mirrored(copies: Copies) -> Bench {
+pub(super) fn mirrored(copies: Copies) -> Bench {
     let mut bench = Bench::bare(Limits::default());
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
     let config = CacheConfig { mode: Mode::WriteBack, destage: lazy(), copies, ..config(MIB, 4 * KIB) };
