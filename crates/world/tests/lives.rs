@@ -8,11 +8,8 @@ use hob_world::sim::{Options, Report, run};
 const HISTORIES: u64 = 2_000;
 
 /// Findings that are not understood yet, and what they say: left out below, and lived by `open_findings`.
-const OPEN: [(u64, u32, &str); 3] = [
-    (2546, 200, "stale 101000023 read"),
-    (9711, 200, "was never written there"),
-    (11_987, 200, "a read saw change 33"),
-];
+const OPEN: [(u64, u32, &str); 2] =
+    [(2546, 200, "stale 101000023 read"), (11_987, 200, "a read saw change 33")];
 
 /// What was wrong once.
 const MENDED: [(u64, u32, &str); 2] = [

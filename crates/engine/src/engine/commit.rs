@@ -185,9 +185,17 @@ impl Journal {
 
     /// Before a commit that somebody waits for: where there are two copies, a checksum has to tell which of them is right.
     fn prove_rewritten(&mut self, now: Instant, index: &mut Index) {
-        for sector in std::mem::take(&mut self.rewritten) {
-            if index.is_dirty(sector) && index.is_unproven(sector) && !index.is_sum_unknown(sector) {
-                self.prove_sector(now, index, sector);
+        let rewritten = std::mem::take(&mut self.rewritten);
+        let is_first =
+            |sector: &u64| index.of_second(*sector).is_none_or(|first| !rewritten.contains(&first));
+        // The two copies of a sector side by side: see `Writer`.
+        let firsts: Vec<u64> = rewritten.iter().copied().filter(is_first).collect();
+        for first in firsts {
+            let second = index.second_sector(first).filter(|second| rewritten.contains(second));
+            for sector in [Some(first), second].into_iter().flatten() {
+                if index.is_dirty(sector) && index.is_unproven(sector) && !index.is_sum_unknown(sector) {
+                    self.prove_sector(now, index, sector);
+                }
             }
         }
     }
@@ -222,10 +230,15 @@ impl Journal {
 
     /// Records the checksum of a dirty sector of which the journal has none.
     pub(super) fn prove_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
+        self.record_dirty(now, index, sector);
+        index.set_unproven(sector, false);
+    }
+
+    /// Records that a dirty sector has the checksum that the index knows.
+    pub(super) fn record_dirty(&mut self, now: Instant, index: &Index, sector: u64) {
         let (frame, block, inside) = index.locate(sector);
         let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
         self.record(now, Change::Set { frame, block, sector: inside, sum, dirty: true, second }, None);
-        index.set_unproven(sector, false);
     }
 
     /// Gives up what a sector holds, if anything.

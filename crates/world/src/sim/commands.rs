@@ -328,6 +328,7 @@ impl World<'_> {
             popularity: match self.dice.below(4) {
                 0 => Popularity::NthAccess(2 + self.dice.below(3) as u8),
                 1 => Popularity::Ghost,
+                2 => Popularity::WhileFree,
                 _ => Popularity::Always,
             },
             sequential_bytes_max: self.dice.chance(250).then(|| 4096 << self.dice.below(6)),

@@ -6,12 +6,12 @@
 //! that may lie or lose data, nothing is expected, and the model forgets what was durable.
 
 use hob_engine::command::{CacheChange, Command, DataSegment, Enable, Mode, Segment};
-use hob_engine::journal::{PAGE_BYTES, Recovered, Replay, Ring, Survey};
+use hob_engine::journal::{DirtySector, PAGE_BYTES, Recovered, Replay, Ring, Survey};
 use hob_engine::units::SECTOR_BYTES;
 
 use super::owner::Owner;
 use super::pool::Asked;
-use super::{Sabotage, World};
+use super::{Sabotage, World, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
 use crate::{Violation, ensure};
 
@@ -166,8 +166,17 @@ impl World<'_> {
     /// sectors without a checksum: docs/decisions/0006 has the price. Noise in these is put right by hand.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
         let unknown: Vec<_> = recovered.dirty().filter(|dirty| dirty.place.sum.is_none()).collect();
-        if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| !unknown.is_empty()) {
-            // The first copy counts, whatever the second holds.
+        trace!(self, "disk {index} recovered: {:?}", recovered.summary);
+        let model = &self.disks[index].model;
+        let is_loose = |sector: u64| {
+            let first = sector as usize * SECTOR_UNITS;
+            (first..(first + SECTOR_UNITS).min(model.units())).any(|unit| model.is_loose(unit as u32))
+        };
+        // What was on its way to two devices may have reached one.
+        let single = recovered.dirty().any(|dirty| dirty.second.is_none() && is_loose(dirty.sector));
+        let parted = single || recovered.summary.sectors_parted > 0 || !unknown.is_empty();
+        if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| parted) {
+            // One copy counts, whatever the other holds.
             owner.doubled = false;
         }
         if !self.may_lose(index) {
@@ -176,11 +185,25 @@ impl World<'_> {
         if recovered.summary.sectors_undone > 0 || !unknown.is_empty() {
             self.disks[index].model.forget_all();
         }
-        for place in unknown.iter().map(|dirty| dirty.place) {
-            let segment = segments[place.segment as usize].place;
-            let offset = segment.offset + place.sector * SECTOR_BYTES;
-            self.flash[usize::from(segment.device.0)].mend(offset, SECTOR_BYTES);
+        for dirty in unknown {
+            self.put_right(index, dirty, segments);
         }
+    }
+
+    /// What a sector without a checksum holds that nobody wrote there becomes what the backing has. Nor does it change before
+    /// it is read for the first time: from then on its checksum is known.
+    fn put_right(&mut self, index: usize, dirty: DirtySector, segments: &[DataSegment]) {
+        let segment = segments[dirty.place.segment as usize].place;
+        let offset = segment.offset + dirty.place.sector * SECTOR_BYTES;
+        let (disk, flash) = (&self.disks[index], &mut self.flash[usize::from(segment.device.0)]);
+        let Some(found) = flash.inspect(offset, SECTOR_BYTES) else { return };
+        let first = dirty.sector as usize * SECTOR_UNITS;
+        let units = (first..).zip(found).map(|(unit, tag)| {
+            let may_be = unit >= disk.model.units() || disk.model.may_hold(*tag, unit as u32);
+            if may_be { *tag } else { disk.backing.now()[unit] }
+        });
+        let units: Vec<Tag> = units.collect();
+        flash.put_right(offset, &units);
     }
 
     /// Reads the rings of a cache, the highest first, until one is whole.
