@@ -43,8 +43,8 @@ impl Ground {
         let specs = ["a", "b"].map(|name| spec(dir.path().join(name)));
         let mut pool = Pool::create("test", &specs, MIB, Overwrite::Refuse).unwrap();
         pool.allocate_data(CACHE, 4).unwrap();
-        pool.allocate_ring(CACHE, 1, 2, 1).unwrap();
-        pool.allocate_ring(CACHE, 2, 1, 2).unwrap();
+        pool.allocate_ring(CACHE, 1, 2, 1, &[]).unwrap();
+        pool.allocate_ring(CACHE, 2, 1, 2, &[]).unwrap();
         pool.allocate(OwnerId(1), 2).unwrap();
         pool.add_device(&spec(dir.path().join("c")), Overwrite::Refuse).unwrap();
         let mut ground = Ground { dir, pool, data: vec![], rings: vec![], free: 0 };
@@ -156,14 +156,33 @@ fn check_taking(operation: Operation, taken: u64, stays: bool) {
 fn taking_segments() {
     check_taking(|ground| ground.pool.allocate(OTHER, 6).map(drop), 6, false);
     check_taking(|ground| ground.pool.allocate_data(OTHER, 6).map(drop), 6, true);
-    check_taking(|ground| ground.pool.allocate_ring(OTHER, 1, 2, 2).map(drop), 4, true);
+    check_taking(|ground| ground.pool.allocate_ring(OTHER, 1, 2, 2, &[]).map(drop), 4, true);
+}
+
+/// A device that takes no writes is in nobody's way on the others.
+#[test]
+fn a_sick_device_holds_nobody_up() {
+    let mut ground = Ground::new();
+    let sick = fail(&ground.path("a"), 1, Failing::FromThenOn);
+    let on_it = ground.data.iter().find(|segment| segment.place.device == DeviceId(0)).unwrap().place;
+    ground.pool.release(&[on_it]).unwrap_err();
+    assert!(ground.pool.allocate_data(OTHER, 6).is_err(), "some of it is on that device");
+    let ring = ground.pool.allocate_ring(OTHER, 1, 1, 2, &[DeviceId(0)]).unwrap();
+    assert!(ring.concat().iter().all(|segment| segment.device != DeviceId(0)));
+    let again = ground.pool.allocate_ring(OTHER, 2, 1, 2, &[DeviceId(0), ring[0][0].device]).unwrap();
+    assert!(again.concat().iter().all(|segment| ![DeviceId(0), ring[0][0].device].contains(&segment.device)));
+    ground.pool.release(&ring.concat()).unwrap();
+    assert!(sick.has_struck());
+    drop(sick);
+    let (ground, _) = reopened(ground);
+    assert_eq!(ground.pool.rings_of(OTHER)[0].copies, again);
 }
 
 /// More for a cache that has some: what a failure leaves behind is not taken for its own.
 #[test]
 fn growing_and_renewing_what_is_there() {
     for operation in [(|ground| ground.pool.allocate_data(CACHE, 5).map(drop)) as Operation, |ground| {
-        ground.pool.allocate_ring(CACHE, 3, 2, 2).map(drop)
+        ground.pool.allocate_ring(CACHE, 3, 2, 2, &[]).map(drop)
     }] {
         sweep(operation, |mut ground, result, what| {
             assert!(result.is_err(), "{what}: nobody was told");

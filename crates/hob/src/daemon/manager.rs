@@ -19,6 +19,7 @@ mod export;
 mod fencing;
 mod fit;
 mod flash;
+mod journal_lost;
 mod persist;
 mod pools;
 mod record;

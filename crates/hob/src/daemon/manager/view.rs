@@ -109,7 +109,8 @@ impl DiskEntry {
                 pool: spec.pool.clone(),
                 state,
                 reason: if matches!(self.life, Life::Online(_)) {
-                    self.cache_reason.clone().or_else(|| self.one_copy(spec))
+                    let stalled = || self.silent_device(inner);
+                    self.cache_reason.clone().or_else(stalled).or_else(|| self.one_copy(spec))
                 } else {
                     Some(offline())
                 },
@@ -154,12 +155,28 @@ impl DiskEntry {
         })
     }
 
+    /// A device of the cache or its journal that does not answer.
+    fn stalled_device<'a>(&self, inner: &'a Inner) -> Option<&'a DeviceEntry> {
+        let on_it = |id| self.held.iter().chain(&self.ring).any(|segment| segment.device == id);
+        inner.pools.values().flat_map(|pool| &pool.devices).find(|device| {
+            device.state == DeviceState::Stalled && device.ids.is_some_and(|ids| on_it(ids.on_shards))
+        })
+    }
+
+    /// What a device that does not answer means for the disk.
+    fn silent_device(&self, inner: &Inner) -> Option<String> {
+        let path = self.stalled_device(inner)?.path.display();
+        let is_persistent = self.cache().is_some_and(|spec| spec.journal.is_some());
+        Some(match is_persistent {
+            true => format!(
+                "{path} does not answer: requests for what only it has, and flushes, wait for it; all others go to the backing"
+            ),
+            false => format!("{path} does not answer: requests go to the backing meanwhile"),
+        })
+    }
+
     /// What the cache does, as far as the control thread knows.
     fn cache_state(&self, inner: &Inner) -> CacheState {
-        let is_stalled = |device: &DeviceEntry| {
-            let on_it = |id| self.held.iter().any(|segment| segment.device == id);
-            device.state == DeviceState::Stalled && device.ids.is_some_and(|ids| on_it(ids.on_shards))
-        };
         if !matches!(self.life, Life::Online(_)) {
             CacheState::None
         } else if self.busy.is_some_and(|busy| busy != DRAINING) {
@@ -168,7 +185,7 @@ impl DiskEntry {
             CacheState::None
         } else if self.held.is_empty() {
             CacheState::Fenced
-        } else if inner.pools.values().flat_map(|pool| &pool.devices).any(is_stalled) {
+        } else if self.stalled_device(inner).is_some() {
             CacheState::Stalled
         } else {
             CacheState::Active
