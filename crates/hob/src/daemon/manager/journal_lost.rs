@@ -74,7 +74,7 @@ impl Manager {
             let Some(journal) = spec.journal.replace(JournalSpec::new()) else { return Ok(()) };
             (journal, spec.pool.clone())
         };
-        let gone = match self.save().await {
+        let gone = match self.save_first().await {
             Ok(()) => self.take_cache(name).await,
             error => error,
         };

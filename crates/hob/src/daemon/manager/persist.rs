@@ -9,7 +9,7 @@ use hob_engine::journal::{PAGE_BYTES, ring_pages_min};
 use hob_storage::pool::OwnerId;
 
 use super::caches::no_cache;
-use super::refusal::Refusal;
+use super::refusal::{Kind, Refusal};
 use super::{Inner, Life, Manager};
 use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
 
@@ -42,10 +42,13 @@ impl Manager {
             journal.ring += 1;
             (flash, spec.pool.clone(), *journal, disk.identity, ring_copies(spec.copies), segments, avoid)
         };
-        self.save().await?;
+        self.save_first().await?;
         let owner = OwnerId(journal.owner.0);
         let ((number, ring), devices) =
             flash.allocate_ring(owner, journal.ring, copies, segments, avoid).await.map_err(|refusal| {
+                if refusal.kind != Kind::Conflict {
+                    return refusal;
+                }
                 let what = format!("the journal of {name} has no room: {}", refusal.problem.error);
                 Refusal { kind: refusal.kind, problem: hob_control::Problem::new(what) }
                     .hint("make the cache smaller by that, or add a device")
