@@ -149,10 +149,14 @@ impl Pool {
             device.table.set(index, Entry::Free);
         }
         // Every device is tried, the first error is told.
-        self.devices.iter_mut().fold(Ok(()), |told, device| {
+        let mut told = Ok(());
+        for device in &mut self.devices {
             let stored = device.store_table();
-            told.and(if has_any(device, segments) { stored } else { Ok(()) })
-        })
+            if told.is_ok() && has_any(device, segments) {
+                told = stored;
+            }
+        }
+        told
     }
 
     /// All segments of one owner, whatever they are for, those left over from changes that a crash ended included. Data
