@@ -1,8 +1,8 @@
 //! Pools and disks as the API shows them. Nothing here asks a shard or a device.
 
 use hob_control::{
-    Admission, Cache, CacheState, Device, DeviceState, Disk, DiskState as DiskLife, IoMode, Orphan, Pool,
-    Size, Version,
+    Admission, Cache, CacheState, Device, DeviceState, Dirty, Disk, DiskState as DiskLife, IoMode, Orphan,
+    Pool, Size, Version,
 };
 use hob_storage::pool::OwnerId;
 
@@ -131,7 +131,7 @@ impl DiskEntry {
                 dirty_age_max: spec.destage.dirty_age_max,
                 copies: spec.copies.to_string(),
                 ordered: spec.destage.ordered,
-                dirty: self.dirty(),
+                dirty: self.dirty_view(inner),
             }
         });
         Disk {
@@ -155,6 +155,18 @@ impl DiskEntry {
         })
     }
 
+    /// What is dirty, and why it stays so.
+    fn dirty_view(&self, inner: &Inner) -> Option<Dirty> {
+        let mut dirty = self.dirty()?;
+        if dirty.draining
+            && dirty.size > Size(0)
+            && let Some(device) = self.stalled_device(inner)
+        {
+            dirty.why = Some(format!("{} does not answer", device.path.display()));
+        }
+        Some(dirty)
+    }
+
     /// A device of the cache or its journal that does not answer.
     fn stalled_device<'a>(&self, inner: &'a Inner) -> Option<&'a DeviceEntry> {
         let on_it = |id| self.held.iter().chain(&self.ring).any(|segment| segment.device == id);
@@ -169,7 +181,8 @@ impl DiskEntry {
         let is_persistent = self.cache().is_some_and(|spec| spec.journal.is_some());
         Some(match is_persistent {
             true => format!(
-                "{path} does not answer: requests for what only it has, and flushes, wait for it; all others go to the backing"
+                "{path} does not answer: reads of what only it has wait for it, and so do flushes and writes if it has data that is not \
+                 durable yet; all other requests go to the backing"
             ),
             false => format!("{path} does not answer: requests go to the backing meanwhile"),
         })

@@ -1,4 +1,4 @@
-//! What the daemon does when a journal cannot be written any more.
+//! What the daemon does when a journal cannot be written any more, and what it shows when a device does not answer.
 
 use std::time::Duration;
 
@@ -100,5 +100,68 @@ fn a_busy_disk_gets_its_journal_later() {
         let inner = bench.manager.inner();
         let ring = &inner.disks["vm"].ring;
         assert!(!ring.is_empty() && ring.iter().all(|segment| segment.device != sick), "{ring:?}");
+    });
+}
+
+/// Passes on what the shard reports, as time goes by.
+async fn pass(bench: &Bench, seconds: u64) {
+    for _ in 0..seconds {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        bench.shard.take_events().into_iter().for_each(|event| bench.manager.handle_event(event));
+    }
+}
+
+/// A flash device hangs under a write-back cache: the API answers, and says why; nothing is given up.
+#[test]
+fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
+    run(async |bench| {
+        let silent = prepare(&bench, &["a", "b"], 20).await;
+        let (id, path) = {
+            let mut inner = bench.manager.inner();
+            let (_, entry) = inner.device_on_shards(silent).unwrap();
+            let path = entry.path.display().to_string();
+            (inner.disks["vm"].id, path)
+        };
+        bench.shard.set_silent(Some(silent));
+        assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err(), "its flush is not answered");
+        pass(&bench, 10).await;
+        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!(cache.state, CacheState::Stalled);
+        let reason = cache.reason.unwrap();
+        assert!(reason.contains(&path) && reason.contains("does not answer"), "{reason}");
+        let pool = bench.manager.pool("p").unwrap();
+        assert!(
+            pool.devices.iter().any(|device| device.path == path && device.state == DeviceState::Stalled)
+        );
+        assert!(bench.manager.stats("vm").await.unwrap().dirty_bytes >= 20 * BLOCK);
+        let drain = bench.manager.drain("vm".into()).await.unwrap();
+        let dirty = drain.disk.unwrap().cache.unwrap().dirty.unwrap();
+        assert!(dirty.draining && dirty.why.unwrap().contains(&path));
+        bench.manager.drain_stop("vm".into()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let refusal = bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap_err();
+        assert_eq!(refusal.kind, Kind::Busy, "{refusal}");
+        assert!(bench.manager.disk("vm").unwrap().cache.is_some(), "it goes on in the background");
+        bench.shard.set_silent(None);
+        pass(&bench, 30).await;
+        assert!(bench.manager.disk("vm").unwrap().cache.is_none());
+        assert_eq!(bench.free(), 16);
+    });
+}
+
+#[test]
+fn a_device_that_answers_again_leaves_nothing_behind() {
+    run(async |bench| {
+        let silent = prepare(&bench, &["a", "b"], 20).await;
+        let id = bench.manager.inner().disks["vm"].id;
+        bench.shard.set_silent(Some(silent));
+        assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err());
+        pass(&bench, 100).await;
+        bench.shard.set_silent(None);
+        pass(&bench, 2).await;
+        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!((cache.state, cache.reason), (CacheState::Active, None));
+        bench.shard.write(id, 2 << 20, BLOCK).unwrap();
+        assert_eq!(bench.manager.stats("vm").await.unwrap().dirty_bytes, 22 * BLOCK);
     });
 }
