@@ -24,6 +24,7 @@
 
 mod care;
 mod change;
+mod coming;
 mod commit;
 mod destage;
 mod destager;

@@ -13,6 +13,10 @@ impl Engine {
         if disk.holds {
             return self.hold(slot);
         }
+        if !self.passes_coming(now, slot) {
+            return;
+        }
+        let disk = self.disk(self.requests[slot].request.disk);
         if disk.journal.is_some() {
             return self.change_persistent(now, slot);
         }
@@ -39,6 +43,10 @@ impl Engine {
         if disk.holds {
             return self.hold(slot);
         }
+        if !self.passes_coming(now, slot) {
+            return;
+        }
+        let disk = self.disk_mut(disk_id);
         let Some(journal) = &disk.journal else { return self.flush_request(now, slot) };
         disk.destager.flush_point();
         if journal.dead || journal.needs_commit() {
