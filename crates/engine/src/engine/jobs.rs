@@ -216,7 +216,7 @@ impl Engine {
         }
         match kind {
             JobKind::Destage => {
-                self.disk_mut(disk).destager.transfers -= 1;
+                self.disk_mut(disk).destager.end_transfer(whole.end - whole.first);
                 let runnable = &mut self.runnable;
                 self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
             }
