@@ -416,7 +416,7 @@ fn a_full_zbs_reads_and_writes_the_disk() {
     }
     assert_eq!(rig.write(blocks[500]), Outcome::WriteNotCopied);
     assert_eq!([rig.read(blocks[501]), rig.read(blocks[501])], [Outcome::MissNoBlock; 2]);
-    assert_eq!([rig.write(blocks[7]), rig.read(blocks[8])], [Outcome::WriteBack, Outcome::Hit]);
+    assert_eq!([rig.write(blocks[480]), rig.read(blocks[481])], [Outcome::WriteBack, Outcome::Hit]);
     // The disk takes data again, and the cache has room again.
     rig.holds = false;
     for io in std::mem::take(&mut rig.held) {

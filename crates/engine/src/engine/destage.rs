@@ -18,8 +18,12 @@ const UNFLUSHED_MAX: u64 = 8192;
 /// What nobody waits for is flushed after so long: flushing after each transfer would cost the backing more than the transfer.
 const FLUSH_NS_MAX: u64 = 1_000_000_000;
 
-/// Transfers of one disk at once: when the guest uses the backing too, when it does not, and when it is urgent.
-const TRANSFERS: [u32; 3] = [1, 2, 8];
+/// Transfers of one disk at once: when the guest uses the backing too, when it uses flash, when it uses nothing, and when it
+/// is urgent. A disk that gets many at once, in order, passes over what is between them instead of seeking anew for each.
+const TRANSFERS: [u32; 4] = [1, 2, 8, 64];
+
+/// Sectors of them, after which there is not one more.
+const TRANSFERRED: [u64; 4] = [1, 256, 1024, u64::MAX];
 
 /// After a failure the destager rests for this long, doubled with each further one, nanoseconds.
 const REST_NS_MIN: u64 = 100_000_000;
@@ -114,11 +118,13 @@ impl Engine {
                 disk.destager.wake_at = disk.next_age().into_iter().chain(disk.destager.rest_until).min();
                 break;
             };
-            let limit = TRANSFERS[disk.hurry()];
+            let hurry = disk.hurry();
+            let is_enough =
+                disk.destager.transfers >= TRANSFERS[hurry] || disk.destager.moving >= TRANSFERRED[hurry];
             // After a failure what has been moved is flushed first: another failure is not to keep it dirty.
             let flush_first =
                 disk.destager.failures > 0 && !disk.destager.written.is_empty() && !disk.destager.is_flushing;
-            if disk.destager.transfers >= limit || disk.destager.rest_until.is_some() || flush_first {
+            if is_enough || disk.destager.rest_until.is_some() || flush_first {
                 break;
             }
             let Some(range) = disk.next_range(id, newest) else {
@@ -395,7 +401,7 @@ impl super::Disk {
         found
     }
 
-    /// How hard the destager tries: an index of [`TRANSFERS`].
+    /// How hard the destager tries: an index of [`TRANSFERS`] and [`TRANSFERRED`].
     fn hurry(&self) -> usize {
         let Some(cache) = &self.cache else { return 0 };
         let destage = cache.config.destage;
@@ -403,9 +409,11 @@ impl super::Disk {
             u64::from(destage.start_permille.max(destage.full_permille / 2) + destage.full_permille) / 2;
         if self.draining.is_some() || !self.destager.order_waiters.is_empty() || cache.dirty_permille() > high
         {
-            2
+            3
+        } else if self.backing_in_flight > 0 {
+            0
         } else {
-            usize::from(self.backing_in_flight == 0)
+            1 + usize::from(self.in_flight == 0)
         }
     }
 

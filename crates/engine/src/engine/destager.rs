@@ -69,7 +69,7 @@ pub(super) struct Destager {
     pub(super) written_since: Option<Instant>,
     pub(super) transfers: u32,
     /// Sectors of the ranges that they look at.
-    moving: u64,
+    pub(super) moving: u64,
     pub(super) failures: u32,
     pub(super) rest_until: Option<Instant>,
     /// When there may be something to do though nothing happened.
