@@ -378,6 +378,22 @@ impl Model {
         floors
     }
 
+    /// Units of the disk.
+    pub fn units(&self) -> usize {
+        self.units.len()
+    }
+
+    /// Did a unit ever hold this?
+    pub fn may_hold(&self, value: Tag, unit: u32) -> bool {
+        self.ended(value, unit).is_ok()
+    }
+
+    /// Was the newest change of a unit never made durable?
+    pub fn is_loose(&self, unit: u32) -> bool {
+        let newest = self.changes.iter().rev().find(|change| (change.first..change.end).contains(&unit));
+        newest.is_some_and(|change| !change.durable)
+    }
+
     /// The engine is gone. Changes that went on may have happened, in part or not at all. Of those that
     /// were acknowledged, what `loss` says may be gone, unit by unit.
     pub fn crash(&mut self, loss: Loss) {

@@ -19,6 +19,7 @@ mod coming;
 mod commands;
 mod finish;
 mod guest;
+mod injection;
 mod lives;
 mod owner;
 mod pool;
@@ -42,6 +43,8 @@ use crate::queue::Queue;
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
 use coming::{Coming, Step};
+use injection::Injection;
+pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inject};
 use lives::Lent;
 use owner::Owner;
 use pool::Asked;
@@ -270,6 +273,8 @@ struct World<'a> {
     stopping: bool,
     ios: BTreeSet<IoId>,
     has_power: bool,
+    /// What is to fail on purpose, and when.
+    injection: Option<Injection>,
     report: Report,
 }
 
@@ -281,6 +286,10 @@ impl<'a> World<'a> {
             // Dice of its own: the other histories are what they were before there were such.
             lives.early = options.early && Dice::new(dice::scatter(seed)).chance(400);
         }
+        Self::of(scenario, dice, options)
+    }
+
+    fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
         let lie = match options.sabotage {
             Some(Sabotage::Lie(lie)) => Some(lie),
             _ => None,
@@ -340,6 +349,7 @@ impl<'a> World<'a> {
             stopping: false,
             ios: BTreeSet::new(),
             has_power: true,
+            injection: None,
             report: Report::default(),
             scenario,
         };

@@ -27,10 +27,12 @@ mod change;
 mod coming;
 mod commit;
 mod destage;
+mod destager;
 mod disk;
 mod fill;
 mod jobs;
 mod read;
+mod stranded;
 mod structure;
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ mod health;
 mod limits;
 mod reads;
 mod statistics;
+mod stranded;
 mod write_back;
 mod writes;
 

@@ -188,7 +188,14 @@ impl World<'_> {
             24..28 => CacheChange::Drain,
             28 | 29 => CacheChange::StopDrain,
             30 => CacheChange::DiscardDirty,
-            _ => CacheChange::enable_volatile(self.draw_config(), self.take_free()),
+            _ => {
+                let (config, segments) = (self.draw_config(), self.take_free());
+                // Where what was there is still being opened, nothing is to take its place.
+                if self.asked.values().any(|asked| asked.disk == disk && asked.recovers()) {
+                    return self.give(disk, segments);
+                }
+                CacheChange::enable_volatile(config, segments)
+            }
         };
         self.command(disk, Command::Cache(change));
     }
@@ -331,6 +338,7 @@ impl World<'_> {
             popularity: match self.dice.below(4) {
                 0 => Popularity::NthAccess(2 + self.dice.below(3) as u8),
                 1 => Popularity::Ghost,
+                2 => Popularity::WhileFree,
                 _ => Popularity::Always,
             },
             sequential_bytes_max: self.dice.chance(250).then(|| 4096 << self.dice.below(6)),

@@ -182,6 +182,29 @@ fn dirty_data_that_flash_lost_is_an_error_and_never_the_backings_data() {
     assert_eq!(bench.stats().sectors_lost, 0);
 }
 
+/// A read puts what is dirty over what the backing has. What becomes clean under it need not be on flash any more.
+#[test]
+fn what_becomes_clean_under_a_read_is_read_from_the_backing_again() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(4 * KIB, 4 * KIB);
+    bench.flush();
+    let drain = bench.start_change(CacheChange::Drain);
+    bench.next(flash(0), IoOp::Read);
+    bench.next(backing(), VOLATILE);
+    let flush = bench.ios.pop_front().expect("the backing is flushed");
+    assert_eq!((flush.target, flush.op), (backing(), IoOp::Flush));
+    let read = bench.read(0, 12 * KIB);
+    bench.next(backing(), IoOp::Read);
+    let overlay = bench.ios.pop_front().expect("what is dirty");
+    assert_eq!((overlay.target, overlay.op), (flash(0), IoOp::Read));
+    bench.end(flush);
+    bench.end_with(overlay, Ok(()), &[SUM + 1]);
+    bench.settle();
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
+    assert_eq!(bench.reply(read).expect("answered").result, Ok(()));
+    assert!(!bench.events.iter().any(|event| matches!(event, Event::DirtyLost { .. })));
+}
+
 /// SYSTEMS §3: "a full buffer sends writes straight to disk".
 #[test]
 fn a_full_cache_writes_through() {
