@@ -15,7 +15,7 @@ pub enum Outcome {
     MissFilled,
     /// Missed, and not filled because fills wait for the flash already.
     MissFlashBusy,
-    /// Missed, and not filled because every block that could give way is in use.
+    /// Missed, and not filled because no block gives way: those that could are in use, or admission lets none.
     MissNoBlock,
     /// Missed, and not filled because it is part of a sequential run.
     MissSequential,
@@ -37,6 +37,8 @@ pub enum Outcome {
     BypassMode,
     /// The cache was being changed at that moment.
     BypassChanging,
+    /// The cache is being recovered.
+    BypassRecovering,
     /// The flash does not answer in time.
     BypassStalled,
     /// All of the cache's flash is fenced after errors.
@@ -86,7 +88,7 @@ outcomes! {
     PartialMiss "partial-miss" "" "were only partly in flash, so the whole request came from the backing; the missing part is in flash now"
     MissFilled "miss-filled" "" "were not in flash; they came from the backing and are in flash now"
     MissFlashBusy "miss-not-admitted" "flash-busy" "were not in flash and not put there, because flash writes were already queueing up"
-    MissNoBlock "miss-not-admitted" "no-block" "were not in flash and not put there, because every block that could make room was in use"
+    MissNoBlock "miss-not-admitted" "no-block" "were not in flash and not put there, because no block made room: those that could were in use, or admission lets none leave"
     MissSequential "miss-not-admitted" "sequential" "were not in flash and not put there, because they are parts of sequential runs, which admission lets pass by"
     MissUnproven "miss-not-admitted" "unproven" "were not in flash and not put there, because admission waits until blocks are asked for more often"
     WriteCopied "write" "copied" "were writes: written through to the backing, with a copy in flash"
@@ -97,6 +99,7 @@ outcomes! {
     FlushCommitted "flush" "committed" "were flushes that made what flash holds durable"
     BypassMode "bypass" "mode" "went past the cache, as its mode says"
     BypassChanging "bypass" "cache-changing" "bypassed the cache while its settings were being changed"
+    BypassRecovering "bypass" "cache-recovering" "went to the backing while the cache was being recovered from its journal"
     BypassStalled "bypass" "flash-stalled" "bypassed the cache because the flash device did not answer in time"
     BypassFenced "bypass" "flash-fenced" "bypassed the cache because its flash devices are fenced after repeated errors"
     CacheOff "cache-off" "" "went to the backing because the disk has no cache"

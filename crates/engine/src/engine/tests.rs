@@ -4,6 +4,7 @@
 
 mod blocks;
 mod change;
+mod coming;
 mod ends;
 mod errors;
 mod health;
@@ -11,6 +12,7 @@ mod limits;
 mod mended;
 mod reads;
 mod statistics;
+mod stranded;
 mod write_back;
 mod writes;
 

@@ -20,6 +20,7 @@ impl World<'_> {
         let access = self.disks[disk].access;
         self.command(disk, Command::AddDisk(DiskConfig { size_bytes, access }));
         self.disks[disk].present = true;
+        self.disks[disk].refuses_waiting = false;
         if !self.disks[disk].leaving {
             self.disks[disk].tally = Default::default();
         }
@@ -79,6 +80,14 @@ impl World<'_> {
         let state = &self.disks[disk];
         if !state.present {
             return if state.leaving { Ok(()) } else { self.open_disk(disk) };
+        }
+        if state.coming.is_some() {
+            match self.dice.below(10) {
+                0 => _ = self.command(disk, Command::RemoveDisk),
+                1 => _ = self.command(disk, Command::ResetStats),
+                _ => {}
+            }
+            return Ok(());
         }
         let idle = state.config.is_none() && state.owner.is_none();
         if idle && self.dice.chance(850) {
@@ -229,6 +238,7 @@ impl World<'_> {
             Command::RemoveDisk => {
                 state.present = false;
                 state.leaving = true;
+                state.refuses_waiting = state.coming.take().is_some();
             }
             Command::ResetStats if !state.leaving => state.tally = Default::default(),
             Command::Cache(change) => {
@@ -242,15 +252,13 @@ impl World<'_> {
                     state.model.set_lags(true);
                     state.writes_through_since = None;
                 }
-                // A copy of dirty data that a sound device had may go, though the other stays.
-                let is_bad = |device: &DeviceId| self.scenario.devices[usize::from(device.0)].is_bad();
-                let halves = match change {
-                    CacheChange::Tune(_, _, Copies::One) | CacheChange::Shrink(..) => true,
-                    CacheChange::Leave(device, ..) => !is_bad(device),
-                    _ => false,
+                let copies = match change {
+                    CacheChange::Tune(_, _, copies) => Some(*copies),
+                    CacheChange::Configure(config, _) => Some(config.copies),
+                    _ => None,
                 };
-                if let Some(owner) = &mut state.owner {
-                    owner.doubled &= !halves;
+                if let (Some(Copies::One), Some(owner)) = (copies, &mut state.owner) {
+                    owner.doubled = false;
                 }
             }
             _ => {}
@@ -330,6 +338,7 @@ impl World<'_> {
             popularity: match self.dice.below(4) {
                 0 => Popularity::NthAccess(2 + self.dice.below(3) as u8),
                 1 => Popularity::Ghost,
+                2 => Popularity::WhileFree,
                 _ => Popularity::Always,
             },
             sequential_bytes_max: self.dice.chance(250).then(|| 4096 << self.dice.below(6)),

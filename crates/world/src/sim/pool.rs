@@ -117,12 +117,21 @@ impl World<'_> {
                 self.report.dirty_lost += 1;
                 Ok(())
             }
+            Event::ChangeWaits(disk) => {
+                self.change_waits(disk.0 as usize);
+                Ok(())
+            }
             Event::JournalLost(disk) => {
-                ensure!(self.may_lose(disk.0 as usize), "disk {disk}: journal lost with a sound device");
+                let excused = self.may_lose(disk.0 as usize) || self.any_refuses();
+                ensure!(excused, "disk {disk}: journal lost with a sound device");
+                self.report.journals_lost += 1;
+                if let Some(injection) = &mut self.injection {
+                    injection.lost_journals += 1;
+                    return Ok(());
+                }
                 if let Some(owner) = &mut self.disks[disk.0 as usize].owner {
                     owner.journal_lost = true;
                 }
-                self.report.journals_lost += 1;
                 Ok(())
             }
         }
@@ -130,6 +139,11 @@ impl World<'_> {
 
     pub(super) fn any_bad(&self) -> bool {
         self.scenario.devices.iter().any(super::scenario::DevicePlan::is_bad)
+    }
+
+    /// Does a device take no writes?
+    pub(super) fn any_refuses(&self) -> bool {
+        self.scenario.devices.iter().any(|plan| plan.refuses)
     }
 
     fn done(&mut self, asked: &Asked, result: Result<Vec<Segment>, CommandError>) -> Result<(), Violation> {
@@ -260,7 +274,8 @@ impl World<'_> {
         }
         let pending = self.brings_ring(index);
         let disk = &mut self.disks[index];
-        let never_was = |owner: &&mut Owner| !owner.exists && disk.config.is_none() && !pending;
+        let is_none = disk.config.is_none() && disk.coming.is_none();
+        let never_was = |owner: &&mut Owner| !owner.exists && is_none && !pending;
         if let Some(owner) = disk.owner.as_mut().filter(never_was) {
             owner.gone = true;
         }
@@ -323,7 +338,7 @@ impl World<'_> {
                 persistent && self.scenario.disks[asked.disk].faults.flush_error > 0
             }
             (CommandError::JournalFailed, Command::Cache(CacheChange::Disable)) => false,
-            (CommandError::JournalFailed, _) => persistent && self.any_bad(),
+            (CommandError::JournalFailed, _) => persistent && (self.any_bad() || self.any_refuses()),
             _ => false,
         };
         let (cache, segments) = (&disk.config, &disk.segments);
