@@ -454,7 +454,7 @@ pub(super) fn mirrored(copies: Copies) -> Bench {
 }
 
 /// The device fails until it is fenced.
-fn lose(bench: &mut Bench, device: DeviceId) {
+pub(super) fn lose(bench: &mut Bench, device: DeviceId) {
     for _ in 0..Limits::default().flash_errors_max {
         bench.write(512 * KIB, 4 * KIB);
         while let Some(io) = bench.ios.pop_front() {
