@@ -223,6 +223,12 @@ impl Journal {
         }
     }
 
+    /// May the durable journal call sectors dirty that are not?
+    pub(super) fn has_releases(&self) -> bool {
+        let in_round = self.round.as_ref().is_some_and(|round| !round.releases.is_empty());
+        !self.dead && (in_round || !self.releases.is_empty())
+    }
+
     /// Lets the next round begin at once.
     pub(super) fn ask(&mut self) {
         self.asked = true;

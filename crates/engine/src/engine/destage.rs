@@ -5,7 +5,7 @@
 //! the dirty-age bound, or, where write order is kept, what lies between two flushes of the guest.
 
 use super::Engine;
-use super::destager::Epochs;
+use super::destager::{Epochs, half_age_ns};
 use super::jobs::JobKind;
 use crate::cache::Cache;
 use crate::claims::{Kind, Range};
@@ -264,8 +264,8 @@ impl Engine {
         if disk.flash_writes > 0 || dirty > lost || !disk.destager.is_idle() {
             return;
         }
-        // Until the journal durably knows, a crash finds data that is dirty, and older than what the backing may get now.
-        if let Some(journal) = disk.journal.as_mut().filter(|journal| !journal.dead && journal.needs_commit())
+        // A crash must not bring back as dirty what newer writes go past from now on.
+        if let Some(journal) = disk.journal.as_mut().filter(|journal| !journal.dead && journal.has_releases())
         {
             return journal.ask();
         }
@@ -411,21 +411,4 @@ impl super::Disk {
     pub(super) fn destage_deadline(&self) -> Option<Instant> {
         self.destager.wake_at
     }
-}
-
-impl Epochs {
-    /// Those of a cache with these settings.
-    pub(super) fn of(destage: &Destage) -> Epochs {
-        match (destage.ordered, half_age_ns(destage)) {
-            (true, _) => Epochs::Flushes,
-            (false, Some(half)) => Epochs::Time(half),
-            (false, None) => Epochs::One,
-        }
-    }
-}
-
-/// Half of the dirty-age bound, if there is one. Epochs are numbered in 32 bits: they are a millisecond or longer.
-fn half_age_ns(destage: &Destage) -> Option<u64> {
-    let ms = destage.dirty_age_ms_max;
-    (ms > 0).then(|| (ms * 500_000).max(1_000_000))
 }

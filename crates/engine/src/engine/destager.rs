@@ -5,6 +5,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::command::Destage;
 use crate::units::{BlockNo, Instant};
 
 /// What an epoch is.
@@ -149,4 +150,21 @@ impl Destager {
         let ahead = self.todo.range(self.cursor..).find(may);
         ahead.or_else(|| self.todo.iter().find(may)).map(|(block, _)| *block)
     }
+}
+
+impl Epochs {
+    /// Those of a cache with these settings.
+    pub(super) fn of(destage: &Destage) -> Epochs {
+        match (destage.ordered, half_age_ns(destage)) {
+            (true, _) => Epochs::Flushes,
+            (false, Some(half)) => Epochs::Time(half),
+            (false, None) => Epochs::One,
+        }
+    }
+}
+
+/// Half of the dirty-age bound, if there is one. Epochs are numbered in 32 bits: they are a millisecond or longer.
+pub(super) fn half_age_ns(destage: &Destage) -> Option<u64> {
+    let ms = destage.dirty_age_ms_max;
+    (ms > 0).then(|| (ms * 500_000).max(1_000_000))
 }

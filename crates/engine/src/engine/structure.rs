@@ -368,11 +368,11 @@ impl Engine {
             Kind::Ring => {
                 let cache = disk.cache.as_mut().expect("it was made");
                 cache.index.hold_dirty();
+                disk.coming = None;
                 if cache.config.copies != Copies::One {
                     disk.care.look_for_missing(cache.index.frames());
                 }
                 disk.fenced = false;
-                disk.coming = None;
                 disk.restart_destager();
             }
             Kind::Close => disk.closed = true,
