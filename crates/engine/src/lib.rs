@@ -19,6 +19,7 @@ pub mod journal;
 pub mod outcome;
 pub mod policy;
 pub mod preset;
+pub mod regions;
 mod simulate;
 pub mod sizing;
 mod slab;

@@ -15,9 +15,11 @@
 //! - everything ends, in bounded virtual time, with nothing left over.
 
 mod audit;
+mod coming;
 mod commands;
 mod finish;
 mod guest;
+mod injection;
 mod lives;
 mod owner;
 mod pool;
@@ -34,12 +36,15 @@ use hob_engine::command::{Access, CacheConfig, Command, CommandError, Segment};
 use hob_engine::units::{BufferId, CommandId, DeviceId, Instant, IoId, RequestId};
 
 use crate::content::{UNIT_BYTES, Written, tag};
-use crate::dice::Dice;
+use crate::dice::{self, Dice};
 use crate::media::{Backing, Flash, Lie};
 use crate::model::{Kind, Model};
 use crate::queue::Queue;
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
+use coming::{Coming, Step};
+use injection::Injection;
+pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inject};
 use lives::Lent;
 use owner::Owner;
 use pool::Asked;
@@ -74,6 +79,8 @@ pub struct Options {
     pub power_cuts: bool,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
+    /// In some histories guests use disks whose caches are being recovered.
+    pub early: bool,
     /// Something is broken on purpose: the run must fail.
     pub sabotage: Option<Sabotage>,
     /// Hears of everything that crosses the engine's boundary, one line each.
@@ -102,6 +109,7 @@ impl Default for Options {
             commands: true,
             power_cuts: true,
             lives: false,
+            early: true,
             sabotage: None,
             trace: None,
         }
@@ -142,6 +150,8 @@ pub enum Sabotage {
     IgnoredNewestRing,
     /// Clean data is served although the backing has changed.
     ServedStale,
+    /// Rings that were made void, because the backing was changed before their cache was recovered, are read all the same.
+    KeptVoidRings,
 }
 
 /// Lives the history of this seed.
@@ -162,6 +172,8 @@ enum Event {
     Ailment(usize),
     PowerCut,
     End(End),
+    /// Of a disk, and of which of its caches to come.
+    Coming(usize, u64, Step),
 }
 
 /// Who performs an I/O.
@@ -190,6 +202,10 @@ struct Disk {
     changed_behind: Option<u32>,
     /// Guests wait for its cache.
     gated: bool,
+    /// Its cache is being recovered while guests use it.
+    coming: Option<Coming>,
+    /// It is being removed, and what waited for its cache is refused.
+    refuses_waiting: bool,
     /// Times in a row that its recovered cache did not get into service.
     attempts: u32,
     /// Its cache reported dirty data lost.
@@ -238,6 +254,8 @@ struct World<'a> {
     ended: BTreeMap<CommandId, Result<(), CommandError>>,
     /// Persistent caches made so far.
     caches: u64,
+    /// Caches that were expected so far.
+    comings: u64,
     /// Of the segments that a command released, those of rings.
     ring_segments_released: usize,
     requests: BTreeMap<RequestId, InFlight>,
@@ -255,13 +273,23 @@ struct World<'a> {
     stopping: bool,
     ios: BTreeSet<IoId>,
     has_power: bool,
+    /// What is to fail on purpose, and when.
+    injection: Option<Injection>,
     report: Report,
 }
 
 impl<'a> World<'a> {
     fn new(seed: u64, options: &'a Options) -> Self {
         let mut dice = Dice::new(seed);
-        let scenario = Scenario::draw(options, &mut dice);
+        let mut scenario = Scenario::draw(options, &mut dice);
+        if let Some(lives) = &mut scenario.lives {
+            // Dice of its own: the other histories are what they were before there were such.
+            lives.early = options.early && Dice::new(dice::scatter(seed)).chance(400);
+        }
+        Self::of(scenario, dice, options)
+    }
+
+    fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
         let lie = match options.sabotage {
             Some(Sabotage::Lie(lie)) => Some(lie),
             _ => None,
@@ -282,6 +310,8 @@ impl<'a> World<'a> {
             generation: 0,
             changed_behind: None,
             gated: false,
+            coming: None,
+            refuses_waiting: false,
             attempts: 0,
             dirty_lost: false,
             writes_through_since: None,
@@ -307,6 +337,7 @@ impl<'a> World<'a> {
             commands: 0,
             ended: BTreeMap::new(),
             caches: 0,
+            comings: 0,
             ring_segments_released: 0,
             requests: BTreeMap::new(),
             made: 0,
@@ -318,6 +349,7 @@ impl<'a> World<'a> {
             stopping: false,
             ios: BTreeSet::new(),
             has_power: true,
+            injection: None,
             report: Report::default(),
             scenario,
         };
@@ -381,15 +413,17 @@ impl<'a> World<'a> {
             let next = self.queue.next_at();
             let due = self.engine.poll_timeout().filter(|due| next.is_none_or(|next| *due < next));
             self.clock += 1;
-            let rests = self.requests.is_empty() && self.asked.is_empty() && self.ios.is_empty();
-            if next.is_none() && rests && self.now >= self.busy_until + CALM_NS {
-                // What flash holds is looked after for ever.
+            let rests = self.requests.is_empty() && self.asked.is_empty();
+            let calm_ns = if self.ios.is_empty() { CALM_NS } else { 4 * CALM_NS };
+            if self.queue.len() == self.ios.len() && rests && self.now >= self.busy_until + calm_ns {
+                // What flash holds is looked after for ever, and where I/O hangs again and again, never without any in flight.
                 return Ok(());
             }
             if let Some(due) = due {
                 let idle = self.ios.is_empty() && self.scenario.lives.is_none();
                 ensure!(!idle, "a timeout is due with no I/O in flight");
                 self.now = self.now.max(due);
+                trace!(self, "timeout");
                 self.engine.handle_timeout(self.now);
                 let again = self.engine.poll_timeout();
                 ensure!(again.is_none_or(|again| again > self.now), "timeout {again:?} at {:?}", self.now);
@@ -405,7 +439,12 @@ impl<'a> World<'a> {
                 self.drain()?;
             }
             let steps_max = STEPS_MAX * (20 + u64::from(self.options.requests));
-            ensure!(self.now < TIME_MAX && self.clock < steps_max, "never answered: {:?}", self.requests);
+            ensure!(
+                self.now < TIME_MAX && self.clock < steps_max,
+                "never answered: {:?}, never ended: {:?}",
+                self.requests,
+                self.asked
+            );
             if self.clock.is_multiple_of(128) {
                 self.audit()?;
             }
@@ -433,6 +472,7 @@ impl<'a> World<'a> {
                 Ok(())
             }
             Event::End(end) => self.end(end),
+            Event::Coming(disk, serial, step) => self.coming_goes_on(disk, serial, step),
             Event::PowerCut => {
                 self.has_power = false;
                 self.report.power_cuts += 1;

@@ -35,13 +35,14 @@ impl Engine {
                 for command in changes.into_iter().filter_map(|(command, _)| command).chain(drain) {
                     self.done(command, disk_id, Err(CommandError::Removing));
                 }
+                self.let_go_of_coming(disk_id);
                 self.settle(now, disk_id);
                 return self.run(now);
             }
             (Command::Cache(CacheChange::Tune(mode, destage, copies)), Some(disk))
                 if disk.changes.is_empty() && disk.opening.is_none() =>
             {
-                match &mut disk.cache {
+                match &disk.cache {
                     None => Err(CommandError::NoCache),
                     Some(_) if mode == Mode::WriteBack && disk.journal.is_none() => {
                         Err(CommandError::NoJournal)
@@ -50,12 +51,17 @@ impl Engine {
                         Err(CommandError::Unworkable)
                     }
                     Some(cache) => {
-                        cache.tune(mode, destage, copies);
                         disk.care.look_for_missing(cache.index.frames());
+                        disk.tune(mode, destage, copies);
                         self.wake(disk_id);
                         Ok(())
                     }
                 }
+            }
+            (Command::Cache(CacheChange::Expect(expect)), Some(_)) => {
+                let result = self.expect(disk_id, expect);
+                self.done(id, disk_id, result.map(|()| Vec::new()));
+                return self.run(now);
             }
             (Command::Cache(CacheChange::Drain), Some(disk)) => match (&disk.cache, disk.draining) {
                 (None, _) => Err(CommandError::NoCache),
@@ -93,6 +99,11 @@ impl Engine {
             return;
         }
         self.unhold(id);
+        let disk = self.disk_mut(id);
+        if let Some(command) = disk.removing.take_if(|_| !disk.stranded.is_empty()) {
+            // They wait for another journal, and so has the removal to.
+            self.done(command, id, Err(CommandError::JournalFailed));
+        }
         let disk = self.disk_mut(id);
         if disk.removing.is_some() && disk.in_flight == 0 && disk.journal.is_some() && !disk.closed {
             // Its cache is closed first, and stays on flash. Where that cannot be, the disk stays too.
@@ -201,6 +212,7 @@ impl Disk {
         let size = self.config.size_bytes;
         let cache = match (&self.cache, change) {
             (Some(_), CacheChange::Enable(..)) => return Err(CommandError::CacheExists),
+            (None, CacheChange::Enable(_)) if self.coming.is_some() => return Err(CommandError::CacheExists),
             (None, CacheChange::Enable(enable)) => {
                 self.cache = Some(Cache::new(enable.config, enable.segments, size)?);
                 self.fenced = false;
@@ -216,7 +228,7 @@ impl Disk {
             }
             (Some(_), CacheChange::Tune(Mode::WriteBack, ..)) => return Err(CommandError::NoJournal),
             (Some(_), CacheChange::Tune(mode, destage, copies)) => {
-                self.cache.as_mut().expect("matched").tune(mode, destage, copies);
+                self.tune(mode, destage, copies);
                 return Ok(Vec::new());
             }
             (Some(cache), CacheChange::Clear(_)) => Cache::new(cache.config, cache.segments.clone(), size)?,
@@ -254,7 +266,11 @@ impl Disk {
             }
             (
                 Some(_),
-                CacheChange::Drain | CacheChange::StopDrain | CacheChange::DiscardDirty | CacheChange::Close,
+                CacheChange::Drain
+                | CacheChange::StopDrain
+                | CacheChange::DiscardDirty
+                | CacheChange::Expect(_)
+                | CacheChange::Close,
             ) => return Ok(Vec::new()),
         };
         let old = self.cache.replace(cache).expect("matched");

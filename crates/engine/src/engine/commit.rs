@@ -6,7 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Engine, Owner, Phase};
+use super::stranded::WAIT_NS_MAX;
+use super::{Active, Engine, Owner, Phase};
 use crate::cache::Cache;
 use crate::claims::Range;
 use crate::command::{Copies, Event, NewRing};
@@ -45,6 +46,9 @@ pub(super) struct Journal {
     in_flight: BTreeMap<u64, u8>,
     /// Devices written since they were flushed.
     written: BTreeSet<DeviceId>,
+    /// Of these, those whose last flush failed, though nothing depended on them alone. Dirty data gets no checksum in the
+    /// journal when it is overwritten, and without one nobody knows which copy is right: none is written meanwhile.
+    pub(super) spared: BTreeSet<DeviceId>,
     /// Something was recorded or written that a guest's flush must make durable.
     pub(super) urgent: bool,
     /// Marks of zones that no page has yet, and the page that has the newest.
@@ -64,6 +68,8 @@ pub(super) struct Journal {
     oldest: Option<Instant>,
     /// Nothing can be recorded any more.
     pub(super) dead: bool,
+    /// Since when, if it was in service.
+    lost_at: Option<Instant>,
 }
 
 /// A commit under way.
@@ -87,6 +93,7 @@ impl Journal {
             segment_bytes,
             in_flight: BTreeMap::new(),
             written: BTreeSet::new(),
+            spared: BTreeSet::new(),
             urgent: false,
             unsealed_marks: false,
             marks_in: 0,
@@ -98,7 +105,13 @@ impl Journal {
             round: None,
             oldest: None,
             dead: false,
+            lost_at: None,
         }
+    }
+
+    /// When it was lost, if it was.
+    pub(super) fn lost_at(&self) -> Option<Instant> {
+        self.lost_at
     }
 
     /// Adds a record. When it is durable, the sector `release` is held no longer, unless it is dirty then.
@@ -137,12 +150,18 @@ impl Journal {
         self.in_flight.len()
     }
 
-    /// Records that sectors from `sector` on have been filled.
-    pub(super) fn record_clean(&mut self, now: Instant, index: &Index, sector: u64, sums: &[u32]) {
+    /// Sectors from `sector` on have been filled, and are valid. They are clean, but for second copies of what is dirty: either copy
+    /// may be the one that stays.
+    pub(super) fn record_filled(&mut self, now: Instant, index: &mut Index, sector: u64, sums: &[u32]) {
         for (at, sum) in (sector..).zip(sums) {
             let ((frame, block, inside), sum) = (index.locate(at), *sum);
-            let second = index.first_of(frame).is_some();
-            let change = Change::Set { frame, block, sector: inside, sum, dirty: false, second };
+            let first = index.of_second(at);
+            let dirty = first.is_some_and(|first| index.is_dirty(first));
+            if dirty {
+                index.set_dirty(at);
+                index.set_held(at, true);
+            }
+            let change = Change::Set { frame, block, sector: inside, sum, dirty, second: first.is_some() };
             self.record(now, change, None);
         }
     }
@@ -202,6 +221,12 @@ impl Journal {
             let (frame, block, first) = index.locate(sector);
             self.record(now, Change::Drop { frame, block, first, count: 1 }, None);
         }
+    }
+
+    /// May the durable journal call sectors dirty that are not?
+    pub(super) fn has_releases(&self) -> bool {
+        let in_round = self.round.as_ref().is_some_and(|round| !round.releases.is_empty());
+        !self.dead && (in_round || !self.releases.is_empty())
     }
 
     /// Lets the next round begin at once.
@@ -430,14 +455,22 @@ impl Engine {
                     journal.in_flight.remove(&first);
                 }
                 if journal.lost.iter().all(|lost| *lost) {
-                    self.lose_journal(disk);
+                    self.lose_journal(now, disk);
                 }
             }
             (JournalIo::Flush { .. }, result) => {
-                if result.is_err() && !self.spare_device(disk, device) {
-                    self.lose_journal(disk);
+                let spared = result.is_err() && self.spare_device(disk, device);
+                if result.is_err() && !spared {
+                    self.lose_journal(now, disk);
                 }
                 let journal = self.journal_mut(disk).expect("in flight");
+                if spared {
+                    // The next round tries again.
+                    journal.spared.insert(device);
+                    journal.written.insert(device);
+                } else {
+                    journal.spared.remove(&device);
+                }
                 let round = journal.round.as_mut().expect("a flush belongs to a round");
                 let left = round.flushes.as_mut().expect("a flush is in flight");
                 *left -= 1;
@@ -477,49 +510,74 @@ impl Engine {
             self.committed(now, slot, Ok(()));
         }
         self.wake(disk);
+        // A round that had nothing to write ends without I/O, and may be what a change of the cache waits for.
+        self.unsettled.push(disk);
     }
 
     /// A device does not make anything durable. True if nothing depends on it alone: the ring has another copy, and so has
-    /// all dirty data.
+    /// all dirty data, or gets it before anybody is told.
     fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
-        let disk = self.disk_mut(disk);
+        let Engine { disks, requests, .. } = self;
+        let on_its_way = |active: &&Active| active.phase == Phase::FlashWrite && active.request.disk == disk;
+        let written: Vec<Range> = requests.iter().filter(on_its_way).map(|active| active.range).collect();
+        let disk = disks[disk.0 as usize].as_mut().expect("disks outlive their I/O");
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
         let on_it: Vec<_> =
             cache.segments.iter().filter(|segment| segment.place.device == device).copied().collect();
         for (copy, lost) in journal.ring.copies.iter().zip(&mut journal.lost) {
             *lost |= copy.iter().any(|segment| segment.device == device);
         }
-        !journal.lost.iter().all(|lost| *lost) && !cache.would_lose_dirty(&on_it)
+        let is_written = |at| written.iter().any(|range| (range.first..range.end).contains(&at));
+        !journal.lost.iter().all(|lost| *lost) && !cache.would_lose_dirty(&on_it, is_written)
     }
 
-    /// The journal cannot be written: no more dirty data, and what there is goes to the backing.
-    fn lose_journal(&mut self, disk: DiskId) {
+    /// The journal cannot be written: no more dirty data, and what there is goes to the backing. That a ring which is being
+    /// made fails says its command: the cache has the one before it still.
+    fn lose_journal(&mut self, now: Instant, disk: DiskId) {
+        let is_new = self.disk(disk).opening.as_ref().is_some_and(|opening| opening.makes_ring());
         let journal = self.journal_mut(disk).expect("it is lost");
         if !std::mem::replace(&mut journal.dead, true) {
             if journal.round.as_ref().is_some_and(|round| round.flushes.is_none()) {
                 let round = journal.round.take().expect("matched");
                 journal.waiting.extend(round.waiters);
             }
-            self.event_out.push_back(Event::JournalLost(disk));
+            if !is_new {
+                journal.lost_at = Some(now);
+                self.event_out.push_back(Event::JournalLost(disk));
+            }
         }
     }
 
     /// Tells those who wait for a journal that is lost.
     fn fail_waiters(&mut self, now: Instant, disk: DiskId) {
         let journal = self.journal_mut(disk).expect("it is lost");
-        for slot in std::mem::take(&mut journal.waiting) {
+        let waited = journal.lost_at.is_some_and(|at| now - at >= WAIT_NS_MAX);
+        let waiting = std::mem::take(&mut journal.waiting);
+        if !waiting.is_empty() {
+            // A change may have waited for them.
+            self.unsettled.push(disk);
+        }
+        for slot in waiting {
             self.committed(now, slot, Err(IoError::Failed));
+        }
+        if waited {
+            self.fail_stranded(now, disk);
         }
     }
 
-    /// A request that waited for a commit goes on.
+    /// A request that waited for a commit goes on, or waits for another journal.
     fn committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
-        match self.requests[slot].phase {
-            Phase::CommitThenChange => self.runnable.push_back(slot),
-            Phase::CommitThenReply => self.end_written(now, slot, result),
-            Phase::CommitThenFlush => self.flush_committed(now, slot, result),
-            Phase::CommitThenThrough => self.go_through(now, slot),
-            other => panic!("a request in {other:?} waits for a commit"),
+        match (self.requests[slot].phase, result) {
+            (Phase::CommitThenChange, _) => self.runnable.push_back(slot),
+            (Phase::CommitThenReply, Ok(())) => self.end_written(now, slot, result),
+            (Phase::CommitThenFlush, Ok(())) => self.flush_committed(now, slot, result),
+            (Phase::CommitThenReply | Phase::CommitThenFlush, Err(_)) => self.leave_unanswered(now, slot),
+            (Phase::CommitThenThrough, Ok(())) => self.go_through(now, slot),
+            (Phase::CommitThenThrough, Err(_)) => {
+                self.leave_zones(slot);
+                self.runnable.push_back(slot);
+            }
+            (other, _) => panic!("a request in {other:?} waits for a commit"),
         }
     }
 }

@@ -10,7 +10,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::command::DestageOrder;
+use crate::command::{Destage, DestageOrder};
 use crate::units::{BlockNo, Instant};
 
 /// Cold blocks that are picked together, to go in the order of the disk: at most so many, and such a part of all.
@@ -25,6 +25,17 @@ const HOT_PART: usize = 4;
 
 /// Entries in the queue that are of no use any more, at least, before they are thrown out.
 const STALE_MIN: usize = 64;
+
+/// What an epoch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Epochs {
+    /// What lies between two flushes of the guest.
+    Flushes,
+    /// So many nanoseconds.
+    Time(u64),
+    /// There is only one.
+    One,
+}
 
 /// A block with dirty sectors that are not on their way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,13 +212,12 @@ impl Destager {
     }
 
     /// Forgets everything: these blocks are dirty, and have been for long.
-    pub(super) fn restart(&mut self, dirty: impl Iterator<Item = BlockNo>) {
+    pub(super) fn restart(&mut self, epochs: Epochs, dirty: impl Iterator<Item = BlockNo>) {
         // Transfers that wait for a claim will find out what is dirty when they have it.
         let before = std::mem::take(self);
         let Destager { order, order_waiters, flushes, transfers, moving, .. } = before;
-        let front = flushes;
-        *self = Destager { order, order_waiters, flushes, front, transfers, moving, ..Destager::default() };
-        let epoch = if flushes > 0 { flushes - 1 } else { 0 };
+        *self = Destager { order, order_waiters, flushes, transfers, moving, ..Destager::default() };
+        let oldest = self.begin_epochs(epochs);
         // What had its place in the queue keeps it.
         let mut dirty: BTreeSet<BlockNo> = dirty.collect();
         let queued = before
@@ -216,10 +226,29 @@ impl Destager {
             .filter(|(block, turn)| before.todo.get(block).is_some_and(|todo| todo.turn == *turn));
         for block in before.picked.iter().chain(queued.map(|(block, _)| block)) {
             if dirty.remove(block) {
-                self.add(*block, epoch);
+                self.add(*block, oldest);
             }
         }
-        dirty.into_iter().for_each(|block| _ = self.add(block, epoch));
+        dirty.into_iter().for_each(|block| _ = self.add(block, oldest));
+    }
+
+    /// Epochs are counted anew. Returns the one of data that has been dirty for long.
+    fn begin_epochs(&mut self, epochs: Epochs) -> u32 {
+        self.front = if epochs == Epochs::Flushes { self.flushes } else { 0 };
+        self.front.saturating_sub(1)
+    }
+
+    /// Epochs are something else from now on. Where both are lengths of time, what is dirty keeps its age.
+    pub(super) fn renumber(&mut self, before: Epochs, now: Epochs) {
+        let oldest = self.begin_epochs(now);
+        self.epochs.clear();
+        for Todo { epoch, .. } in self.todo.values_mut() {
+            *epoch = match (before, now) {
+                (Epochs::Time(before), Epochs::Time(now)) => (u64::from(*epoch) * before / now) as u32,
+                _ => oldest,
+            };
+            *self.epochs.entry(*epoch).or_default() += 1;
+        }
     }
 
     /// Is nothing under way?
@@ -309,6 +338,23 @@ impl Destager {
         }
         self.is_looking = self.picked.is_empty();
     }
+}
+
+impl Epochs {
+    /// Those of a cache with these settings.
+    pub(super) fn of(destage: &Destage) -> Epochs {
+        match (destage.ordered, half_age_ns(destage)) {
+            (true, _) => Epochs::Flushes,
+            (false, Some(half)) => Epochs::Time(half),
+            (false, None) => Epochs::One,
+        }
+    }
+}
+
+/// Half of the dirty-age bound, if there is one. Epochs are numbered in 32 bits: they are a millisecond or longer.
+pub(super) fn half_age_ns(destage: &Destage) -> Option<u64> {
+    let ms = destage.dirty_age_ms_max;
+    (ms > 0).then(|| (ms * 500_000).max(1_000_000))
 }
 
 #[cfg(test)]

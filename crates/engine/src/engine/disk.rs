@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::care::Care;
+use super::coming::Coming;
 use super::commit::Journal;
 use super::destager::Destager;
+use super::stranded::{Stranded, WAIT_NS_MAX};
 use super::structure::Opening;
 use crate::cache::Cache;
 use crate::command::{CacheChange, DiskConfig};
@@ -37,6 +39,8 @@ pub(super) struct Disk {
     pub(super) journal_in_flight: u32,
     /// A cache whose first ring is being written; it takes the place of `cache`.
     pub(super) opening: Option<Box<Opening>>,
+    /// A cache that is being recovered.
+    pub(super) coming: Option<Box<Coming>>,
     pub(super) destager: Destager,
     pub(super) care: Care,
     /// The command that drains the cache.
@@ -44,6 +48,8 @@ pub(super) struct Disk {
     /// Requests wait until the change of a persistent cache is complete.
     pub(super) holds: bool,
     pub(super) held: Vec<u32>,
+    /// Requests that wait because the journal is lost.
+    pub(super) stranded: Stranded,
     /// Sectors of the cache that are dirty and that flash did not deliver.
     pub(super) lost: BTreeSet<u64>,
     /// Writes of guests on their way to flash.
@@ -81,11 +87,13 @@ impl Disk {
             journal: None,
             journal_in_flight: 0,
             opening: None,
+            coming: None,
             destager: Destager::default(),
             care: Care::default(),
             draining: None,
             holds: false,
             held: Vec::new(),
+            stranded: Stranded::default(),
             lost: BTreeSet::new(),
             flash_writes: 0,
             // What was written before the disk came under our care may not be durable either.
@@ -110,18 +118,21 @@ impl Disk {
     /// When its cache wants to be looked at.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let journal = self.journal.as_ref()?;
+        let lost_at = journal.lost_at().filter(|_| !self.stranded.is_empty());
+        let given_up = lost_at.map(|at| at + WAIT_NS_MAX);
         if self.holds {
-            return journal.deadline();
+            return journal.deadline().into_iter().chain(given_up).min();
         }
         let care = if journal.dead { None } else { self.care.deadline() };
         let journal = journal.deadline().into_iter();
-        journal.chain(self.destage_deadline()).chain(self.zones_due).chain(care).min()
+        journal.chain(self.destage_deadline()).chain(self.zones_due).chain(care).chain(given_up).min()
     }
 
     /// The cache, if flash I/O may be started now; else why not.
     #[inline]
     pub(super) fn serving(&mut self) -> Result<&mut Cache, Outcome> {
         match &mut self.cache {
+            _ if self.coming.is_some() => Err(Outcome::BypassRecovering),
             _ if self.opening.is_some() || !self.changes.is_empty() => Err(Outcome::BypassChanging),
             Some(_) if self.stalled => Err(Outcome::BypassStalled),
             Some(cache) => Ok(cache),
@@ -161,6 +172,7 @@ impl Disk {
                 cache.bytes() + self.journal.as_ref().map_or(0, |journal| journal.writer.bytes());
         }
         stats.cache = match &self.cache {
+            _ if self.coming.is_some() => CacheState::Recovering,
             _ if self.holds || self.opening.is_some() || !self.changes.is_empty() => CacheState::Changing,
             Some(_) if self.stalled => CacheState::Stalled,
             Some(_) => CacheState::Active,

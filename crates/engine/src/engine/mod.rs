@@ -24,6 +24,7 @@
 
 mod care;
 mod change;
+mod coming;
 mod commit;
 mod destage;
 mod destager;
@@ -32,6 +33,7 @@ mod fill;
 mod jobs;
 mod lent;
 mod read;
+mod stranded;
 mod structure;
 #[cfg(test)]
 mod tests;

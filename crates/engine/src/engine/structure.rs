@@ -10,6 +10,7 @@
 
 use super::Engine;
 use super::commit::Journal;
+use super::destager::Epochs;
 use super::disk::Disk;
 use crate::cache::Cache;
 use crate::command::{
@@ -34,6 +35,13 @@ pub(super) struct Opening {
     old: Option<(Cache, Option<Box<Journal>>)>,
     /// Segments that are free if all goes well.
     released: Vec<Segment>,
+}
+
+impl Opening {
+    /// Does it make a new ring, which counts only when it is complete?
+    pub(super) fn makes_ring(&self) -> bool {
+        self.kind == Kind::Ring
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,12 +109,12 @@ impl Engine {
         if cache.index.dirty_sectors() > 0 {
             let is_gone = |segment: &DataSegment| devices.get(segment.place.device).is_fenced();
             let (gone, given): (Vec<_>, Vec<_>) = cache.leaving(&change).into_iter().partition(is_gone);
-            if cache.would_lose_dirty(&gone) || cache.has_dirty(&given) {
+            if cache.would_lose_dirty(&gone, |_| false) || cache.has_dirty(&given) {
                 return Err(CommandError::Dirty);
             }
         }
         if let CacheChange::Tune(mode, destage, copies) = change {
-            disk.cache.as_mut().expect("looked at").tune(mode, destage, copies);
+            disk.tune(mode, destage, copies);
             self.end_change_of_structure(id, command, Ok(Vec::new()));
             return Ok(());
         }
@@ -151,7 +159,7 @@ impl Engine {
             CacheChange::Close | CacheChange::DiscardDirty | CacheChange::Disable => {
                 panic!("these bring no ring")
             }
-            CacheChange::Tune(..) | CacheChange::Drain | CacheChange::StopDrain => {
+            CacheChange::Expect(_) | CacheChange::Tune(..) | CacheChange::Drain | CacheChange::StopDrain => {
                 panic!("these do not wait")
             }
         };
@@ -177,7 +185,10 @@ impl Engine {
         let Enable { config, segments, journal, recovered } = enable;
         let ring = journal.expect("it is persistent");
         let mut cache = persistent(config, segments, size)?;
-        if let Some(recovered) = recovered {
+        if let Some(mut recovered) = recovered {
+            if let Some(coming) = &disk.coming {
+                coming.forget_changed(&mut recovered);
+            }
             cache.take_over(recovered, size)?;
             cache.trust_first_copies();
         }
@@ -220,12 +231,12 @@ impl Engine {
                 }
                 return match kind {
                     // Nothing is dirty, and its owner records that it is gone.
-                    Kind::Void => self.complete(id, kind),
+                    Kind::Void => self.complete(now, id, kind),
                     // Its owner does not believe what the ring says any more.
                     Kind::Discard => {
                         let (journal, index) = disk.journal_and_index().expect("it has one");
                         drop_dirty(now, journal, index);
-                        self.complete(id, kind)
+                        self.complete(now, id, kind)
                     }
                     _ => self.abandon(id, CommandError::JournalFailed),
                 };
@@ -270,7 +281,7 @@ impl Engine {
                     }
                     let is_recorded = journal.writer.pending() == 0;
                     if is_recorded && stage == Stage::LastCommit {
-                        return self.complete(id, kind);
+                        return self.complete(now, id, kind);
                     }
                     if is_recorded {
                         journal.writer.set_clean();
@@ -349,7 +360,7 @@ impl Engine {
     }
 
     /// It is done.
-    fn complete(&mut self, id: DiskId, kind: Kind) {
+    fn complete(&mut self, now: Instant, id: DiskId, kind: Kind) {
         let disk = self.disk_mut(id);
         let opening = disk.opening.take().expect("it is complete");
         let mut released = opening.released;
@@ -357,28 +368,29 @@ impl Engine {
             Kind::Ring => {
                 let cache = disk.cache.as_mut().expect("it was made");
                 cache.index.hold_dirty();
-                disk.lost.clear();
-                let dirty: Vec<BlockNo> = cache.index.dirty_blocks().collect();
-                disk.destager.restart(dirty.into_iter());
-                disk.fenced = false;
+                disk.coming = None;
                 if cache.config.copies != Copies::One {
                     disk.care.look_for_missing(cache.index.frames());
                 }
+                disk.fenced = false;
+                disk.restart_destager();
             }
             Kind::Close => disk.closed = true,
-            Kind::Discard => {
-                disk.lost.clear();
-                disk.destager.restart(std::iter::empty());
-            }
+            Kind::Discard => disk.restart_destager(),
             Kind::Void => {
                 let cache = disk.cache.take().expect("it was there");
                 released.extend(cache.segments.iter().map(|segment| segment.place));
                 released.extend(disk.journal.take().expect("it was there").segments());
-                disk.destager.restart(std::iter::empty());
+                disk.restart_destager();
                 if let Some(drain) = self.disk_mut(id).draining.take() {
                     self.done(drain, id, Err(CommandError::Stopped));
                 }
             }
+        }
+        match kind {
+            Kind::Ring | Kind::Void => self.end_stranding(now, id),
+            Kind::Discard => self.fail_unanswered(now, id),
+            Kind::Close => {}
         }
         self.end_change_of_structure(id, opening.command, Ok(released));
     }
@@ -392,6 +404,8 @@ impl Engine {
                 Some((cache, journal)) => (Some(cache), journal),
                 None => (None, None),
             };
+            // What the destager has made clean meanwhile was clean in the new cache only.
+            disk.restart_destager();
         }
         // A drain that was asked for meanwhile has nothing to drain.
         if let Some(drain) = disk.draining.take_if(|_| disk.journal.is_none()) {
@@ -409,6 +423,8 @@ impl Engine {
         if let Some(command) = command {
             self.done(command, id, result);
         }
+        // What they waited for may be gone, and the destager with it.
+        self.end_order_wait(id);
         self.unhold(id);
         self.unsettled.push(id);
         if self.disk_mut(id).journal.is_some() {
@@ -435,6 +451,14 @@ impl Engine {
 }
 
 impl Disk {
+    /// The destager begins anew with what is dirty, and tries again what flash did not deliver.
+    fn restart_destager(&mut self) {
+        self.lost.clear();
+        let epochs = self.cache.as_ref().map_or(Epochs::One, |cache| Epochs::of(&cache.config.destage));
+        let dirty: Vec<BlockNo> = self.cache.iter().flat_map(|cache| cache.index.dirty_blocks()).collect();
+        self.destager.restart(epochs, dirty.into_iter());
+    }
+
     /// Nothing of a persistent cache is under way, so that it may change. Changes of the backing neither: a new ring has
     /// no marks for them.
     pub(super) fn is_at_rest(&self) -> bool {
@@ -525,6 +549,7 @@ impl Cache {
     fn leaving(&self, change: &CacheChange) -> Vec<DataSegment> {
         match change {
             CacheChange::Tune(..)
+            | CacheChange::Expect(_)
             | CacheChange::Grow(..)
             | CacheChange::DiscardDirty
             | CacheChange::Close

@@ -4,12 +4,15 @@
 
 mod blocks;
 mod change;
+mod coming;
 mod ends;
 mod errors;
 mod health;
 mod limits;
+mod mended;
 mod reads;
 mod statistics;
+mod stranded;
 mod write_back;
 mod writes;
 

@@ -41,7 +41,8 @@ impl Engine {
     fn goes_to_flash(&mut self, slot: u32) -> bool {
         let Active { request, range, .. } = self.requests[slot];
         let disk = self.disk_mut(request.disk);
-        let takes = disk.draining.is_none() && disk.journal.as_ref().is_some_and(|journal| !journal.dead);
+        let journal = disk.journal.as_deref().filter(|journal| !journal.dead && journal.spared.is_empty());
+        let takes = journal.is_some() && disk.draining.is_none();
         let mode = disk.cache.as_ref().map(|cache| cache.config.mode);
         let is_whole = whole_sectors(request.offset, request.len) == (range.first, range.end);
         takes && mode == Some(Mode::WriteBack) && matches!(request.op, Op::Write(_)) && is_whole
@@ -244,6 +245,9 @@ impl Engine {
         if self.disk(request.disk).holds {
             return self.hold(slot);
         }
+        if self.strand(now, slot) {
+            return;
+        }
         // What flash took in part must not be seen: such a write goes on at once, even before older data.
         if !failed && self.breaks_order(request.disk, range.first, range.end, true) {
             return self.wait_for_order(slot);
@@ -331,7 +335,8 @@ impl Engine {
                 | Op::Discard(Durability::Durable)
                 | Op::WriteZeroes(Durability::Durable, _)
         );
-        if durable {
+        let disk = self.disk(self.requests[slot].request.disk);
+        if durable || disk.journal.as_ref().is_some_and(|journal| journal.dead) {
             self.requests[slot].phase = Phase::CommitThenReply;
             self.commit(slot);
         } else {
@@ -377,6 +382,16 @@ impl Engine {
         let waits = new || !journal.dead && journal.marks_pending();
         self.requests[slot].zoned = true;
         waits
+    }
+
+    /// The zones of a request are not being written after all.
+    pub(super) fn leave_zones(&mut self, slot: u32) {
+        self.requests[slot].zoned = false;
+        let (zones, disk) = (self.zones_of(slot), self.requests[slot].request.disk);
+        let disk = self.disk_mut(disk);
+        for zone in zones {
+            disk.zones.get_mut(&zone).expect("it was entered").0 -= 1;
+        }
     }
 
     fn zones_of(&self, slot: u32) -> std::ops::RangeInclusive<usize> {

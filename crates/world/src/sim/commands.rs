@@ -20,6 +20,7 @@ impl World<'_> {
         let access = self.disks[disk].access;
         self.command(disk, Command::AddDisk(DiskConfig { size_bytes, access }));
         self.disks[disk].present = true;
+        self.disks[disk].refuses_waiting = false;
         if !self.disks[disk].leaving {
             self.disks[disk].tally = Default::default();
         }
@@ -79,6 +80,14 @@ impl World<'_> {
         let state = &self.disks[disk];
         if !state.present {
             return if state.leaving { Ok(()) } else { self.open_disk(disk) };
+        }
+        if state.coming.is_some() {
+            match self.dice.below(10) {
+                0 => _ = self.command(disk, Command::RemoveDisk),
+                1 => _ = self.command(disk, Command::ResetStats),
+                _ => {}
+            }
+            return Ok(());
         }
         let idle = state.config.is_none() && state.owner.is_none();
         if idle && self.dice.chance(850) {
@@ -179,7 +188,14 @@ impl World<'_> {
             24..28 => CacheChange::Drain,
             28 | 29 => CacheChange::StopDrain,
             30 => CacheChange::DiscardDirty,
-            _ => CacheChange::enable_volatile(self.draw_config(), self.take_free()),
+            _ => {
+                let (config, segments) = (self.draw_config(), self.take_free());
+                // Where what was there is still being opened, nothing is to take its place.
+                if self.asked.values().any(|asked| asked.disk == disk && asked.recovers()) {
+                    return self.give(disk, segments);
+                }
+                CacheChange::enable_volatile(config, segments)
+            }
         };
         self.command(disk, Command::Cache(change));
     }
@@ -222,6 +238,7 @@ impl World<'_> {
             Command::RemoveDisk => {
                 state.present = false;
                 state.leaving = true;
+                state.refuses_waiting = state.coming.take().is_some();
             }
             Command::ResetStats if !state.leaving => state.tally = Default::default(),
             Command::Cache(change) => {

@@ -91,7 +91,7 @@ impl World<'_> {
         Ok(())
     }
 
-    fn crash(&mut self, end: End) -> Result<(), Violation> {
+    pub(super) fn crash(&mut self, end: End) -> Result<(), Violation> {
         let kind = if end == End::PowerCut { Crash::PowerCut } else { Crash::Kill };
         trace!(self, "the end of a life: {end:?}");
         self.count_crash(end);
@@ -158,6 +158,7 @@ impl World<'_> {
         };
         disk.model.crash(loss);
         (disk.present, disk.leaving, disk.gated) = (false, false, false);
+        disk.coming = None;
         disk.config = None;
         disk.writes_through_since = None;
         disk.fetches.clear();
@@ -178,6 +179,10 @@ impl World<'_> {
     /// A disk comes under the engine's care, with the cache that it had, if that was persistent.
     pub(super) fn open_disk(&mut self, disk: usize) -> Result<(), Violation> {
         self.add_disk(disk);
-        if self.disks[disk].owner.is_some() { self.recover(disk, 0) } else { self.change_behind_bare(disk) }
+        self.drop_void_rings(disk);
+        if self.disks[disk].owner.is_none() {
+            return self.change_behind_bare(disk);
+        }
+        if self.expect_cache(disk) { Ok(()) } else { self.recover(disk, 0) }
     }
 }

@@ -6,13 +6,14 @@
 //! that may lie or lose data, nothing is expected, and the model forgets what was durable.
 
 use hob_engine::command::{CacheChange, Command, DataSegment, Enable, Mode, Segment};
-use hob_engine::journal::{PAGE_BYTES, Recovered, Replay, Ring, Survey};
-use hob_engine::units::SECTOR_BYTES;
+use hob_engine::journal::{DirtySector, PAGE_BYTES, Recovered, Replay, Ring, Survey};
+use hob_engine::units::{DiskId, SECTOR_BYTES};
 
 use super::owner::Owner;
 use super::pool::Asked;
-use super::{Sabotage, World};
+use super::{Sabotage, World, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
+use crate::media::Flash;
 use crate::{Violation, ensure};
 
 /// A daemon tries so many rings before it gives a disk up for this life.
@@ -38,8 +39,13 @@ impl World<'_> {
         let lags = self.disks[index].model.lags();
         let Some(Found { mut recovered, segments, number, doubtful }) = found else {
             let existed = self.disks[index].owner.as_ref().is_some_and(|owner| owner.exists);
+            let was_early = self.disks[index].coming.is_some();
+            self.expect_no_more(index);
             self.disown(index);
             self.disks[index].model.set_lags(false);
+            if was_early {
+                return Ok(());
+            }
             if lags && existed {
                 // The way out that a daemon offers: what the cache had is given up.
                 self.report.discards += 1;
@@ -47,17 +53,24 @@ impl World<'_> {
             }
             return self.change_behind_bare(index);
         };
+        let owner = self.disks[index].owner.as_mut().expect("found");
+        owner.doubled &= owner.rings[&number].len() == 2;
         if !self.keeps_old_rings() {
             // Higher ones never became whole.
             let owner = self.disks[index].owner.as_mut().expect("found");
             let gone = owner.drop_rings(|other| other > number);
             self.free.extend(gone);
         }
+        if let Some(changed) = self.engine.changed_meanwhile(DiskId(index as u32)) {
+            // Neither compared nor believed.
+            recovered.drop_regions(changed);
+        }
         let summary = recovered.summary;
         if doubtful {
             self.disks[index].model.forget_all();
         }
-        if attempt == 0 {
+        let is_early = self.disks[index].coming.is_some();
+        if attempt == 0 && !is_early {
             self.change_behind(index, &recovered);
         }
         // Rings made since know the backing as it is.
@@ -85,11 +98,25 @@ impl World<'_> {
             if summary.sectors_dirty > 0 {
                 recovered.discard_dirty();
                 self.report.discards += 1;
-                self.adopt_backing(index)?;
+                if !is_early {
+                    self.adopt_backing(index)?;
+                }
             }
         }
         self.count_recovery(&recovered);
-        self.enable_recovered(index, recovered, segments)
+        self.enable_recovered(index, recovered, segments, number)
+    }
+
+    /// The pool is full, perhaps of rings that one crash after the other left. What was found is made durable, and needs those
+    /// before it no more.
+    fn give_up_older_rings(&mut self, index: usize, number: u32) {
+        if self.keeps_old_rings() {
+            return;
+        }
+        self.flash.iter_mut().for_each(Flash::flush);
+        let owner = self.disks[index].owner.as_mut().expect("found");
+        let gone = owner.drop_rings(|other| other < number);
+        self.free.extend(gone);
     }
 
     fn count_recovery(&mut self, recovered: &Recovered) {
@@ -106,6 +133,7 @@ impl World<'_> {
         index: usize,
         recovered: Box<Recovered>,
         segments: Vec<DataSegment>,
+        number: u32,
     ) -> Result<(), Violation> {
         let owner = self.disks[index].owner.as_mut().expect("found");
         // A ring of another configuration may have been complete before its command was.
@@ -115,7 +143,11 @@ impl World<'_> {
             let other = self.draw_config();
             (config.mode, config.destage, config.copies) = (other.mode, other.destage, other.copies);
         }
-        let Some(ring) = self.make_ring(index, &config) else {
+        let ring = self.make_ring(index, &config).or_else(|| {
+            self.give_up_older_rings(index, number);
+            self.make_ring(index, &config)
+        });
+        let Some(ring) = ring else {
             self.command(index, Command::RemoveDisk);
             return Ok(());
         };
@@ -124,7 +156,7 @@ impl World<'_> {
         owner.doubled &= ring.copies.len() == 2 && config.copies == owner.config.copies;
         state.model.set_lags(config.mode == Mode::WriteBack || recovered.summary.sectors_dirty > 0);
         let careful = self.scenario.lives.as_ref().is_some_and(|lives| lives.careful);
-        self.disks[index].gated = careful || self.any_bad();
+        self.disks[index].gated = self.disks[index].coming.is_none() && (careful || self.any_bad());
         let recovered = Some(*recovered);
         let enable = Enable { config, segments, journal: Some(ring), recovered };
         self.command(index, Command::Cache(CacheChange::Enable(Box::new(enable))));
@@ -152,6 +184,7 @@ impl World<'_> {
     /// Guests may use the disk.
     pub(super) fn open_gate(&mut self, index: usize) {
         self.disks[index].attempts = 0;
+        self.disks[index].coming = None;
         self.disks[index].gated = false;
         for guest in 0..self.scenario.guests.len() {
             if self.scenario.guests[guest].disk == index {
@@ -164,8 +197,17 @@ impl World<'_> {
     /// sectors without a checksum: docs/decisions/0006 has the price. Noise in these is put right by hand.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
         let unknown: Vec<_> = recovered.dirty().filter(|dirty| dirty.place.sum.is_none()).collect();
-        if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| !unknown.is_empty()) {
-            // The first copy counts, whatever the second holds.
+        trace!(self, "disk {index} recovered: {:?}", recovered.summary);
+        let model = &self.disks[index].model;
+        let is_loose = |sector: u64| {
+            let first = sector as usize * SECTOR_UNITS;
+            (first..(first + SECTOR_UNITS).min(model.units())).any(|unit| model.is_loose(unit as u32))
+        };
+        // What was on its way to two devices may have reached one.
+        let single = recovered.dirty().any(|dirty| dirty.second.is_none() && is_loose(dirty.sector));
+        let parted = single || recovered.summary.sectors_parted > 0 || !unknown.is_empty();
+        if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| parted) {
+            // One copy counts, whatever the other holds.
             owner.doubled = false;
         }
         if !self.may_lose(index) {
@@ -174,11 +216,25 @@ impl World<'_> {
         if recovered.summary.sectors_undone > 0 || !unknown.is_empty() {
             self.disks[index].model.forget_all();
         }
-        for place in unknown.iter().map(|dirty| dirty.place) {
-            let segment = segments[place.segment as usize].place;
-            let offset = segment.offset + place.sector * SECTOR_BYTES;
-            self.flash[usize::from(segment.device.0)].mend(offset, SECTOR_BYTES);
+        for dirty in unknown {
+            self.put_right(index, dirty, segments);
         }
+    }
+
+    /// What a sector without a checksum holds that nobody wrote there becomes what the backing has. Nor does it change before
+    /// it is read for the first time: from then on its checksum is known.
+    fn put_right(&mut self, index: usize, dirty: DirtySector, segments: &[DataSegment]) {
+        let segment = segments[dirty.place.segment as usize].place;
+        let offset = segment.offset + dirty.place.sector * SECTOR_BYTES;
+        let (disk, flash) = (&self.disks[index], &mut self.flash[usize::from(segment.device.0)]);
+        let Some(found) = flash.inspect(offset, SECTOR_BYTES) else { return };
+        let first = dirty.sector as usize * SECTOR_UNITS;
+        let units = (first..).zip(found).map(|(unit, tag)| {
+            let may_be = unit >= disk.model.units() || disk.model.may_hold(*tag, unit as u32);
+            if may_be { *tag } else { disk.backing.now()[unit] }
+        });
+        let units: Vec<Tag> = units.collect();
+        flash.put_right(offset, &units);
     }
 
     /// Reads the rings of a cache, the highest first, until one is whole.
@@ -197,13 +253,7 @@ impl World<'_> {
             // The lowest one is complete, if any is.
             sound = is_good;
             doubtful |= !is_good;
-            let pages = copies.iter().map(Vec::len).max().unwrap_or(0) as u64 * self.pages_in_segment();
-            let shown = self.ring_pages(copies, pages);
-            let mut survey = Survey::new(cache, *number, copies.len(), pages);
-            for (copy, page, bytes) in &shown {
-                survey.page(*copy, *page, bytes);
-            }
-            match survey.finish() {
+            match self.survey(cache, *number, copies) {
                 Ring::Unfinished => {}
                 Ring::Damaged { missing } => {
                     ensure!(!is_good, "disk {index}: page {missing} of ring {number} is missing");
@@ -214,6 +264,16 @@ impl World<'_> {
         }
         ensure!(!exists || !sound || journal_lost, "disk {index}: no ring is whole, of {rings:?}");
         Ok(None)
+    }
+
+    /// The first reading of a ring.
+    pub(super) fn survey(&mut self, cache: [u8; 16], number: u32, copies: &[Vec<Segment>]) -> Ring {
+        let pages = copies.iter().map(Vec::len).max().unwrap_or(0) as u64 * self.pages_in_segment();
+        let mut survey = Survey::new(cache, number, copies.len(), pages);
+        for (copy, page, bytes) in self.ring_pages(copies, pages) {
+            survey.page(copy, page, &bytes);
+        }
+        survey.finish()
     }
 
     fn is_on_sound_device(&self, copies: &[Vec<Segment>]) -> bool {
@@ -288,12 +348,17 @@ impl World<'_> {
     }
 
     /// The data segments of a cache that a device is there for, in any order, and whether some are missing. Those are not
-    /// the cache's any more.
+    /// the cache's any more. What a command brings that has not ended is not the cache's yet.
     fn segments_there(&mut self, index: usize) -> (Vec<DataSegment>, bool) {
+        let asked = self.asked.values().filter(|asked| asked.disk == index);
+        let brought: Vec<Segment> = asked.flat_map(Asked::segments).collect();
         let owner = self.disks[index].owner.as_mut().expect("persistent");
         let (flash, free) = (&self.flash, &mut self.free);
         let before = owner.data.len();
         owner.data.retain(|_, place| {
+            if brought.contains(place) {
+                return true;
+            }
             let is_there = !flash[usize::from(place.device.0)].is_dead();
             if !is_there {
                 free.insert(*place);
@@ -301,9 +366,9 @@ impl World<'_> {
             is_there
         });
         let missing = owner.data.len() < before;
-        let there =
-            owner.data.iter().map(|(ordinal, place)| DataSegment { place: *place, ordinal: *ordinal });
-        let mut there: Vec<DataSegment> = there.collect();
+        let its = owner.data.iter().filter(|(_, place)| !brought.contains(place));
+        let mut there: Vec<DataSegment> =
+            its.map(|(ordinal, place)| DataSegment { place: *place, ordinal: *ordinal }).collect();
         for last in (1..there.len()).rev() {
             there.swap(last, self.dice.below(last as u64 + 1) as usize);
         }
@@ -349,9 +414,16 @@ impl World<'_> {
         if self.dice.chance(500) && !recovered.samples(1).is_empty() {
             self.write_while_down(index, 0, self.disks[index].units() as u32);
         } else {
-            self.disks[index].generation += 1;
-            self.write_some_while_down(index);
+            return self.write_some_behind(index);
         }
+        let disk = &mut self.disks[index];
+        disk.changed_behind = disk.owner.as_ref().map(Owner::number);
+    }
+
+    /// Somebody did, and the backing's identity shows it.
+    pub(super) fn write_some_behind(&mut self, index: usize) {
+        self.disks[index].generation += 1;
+        self.write_some_while_down(index);
         let disk = &mut self.disks[index];
         disk.changed_behind = disk.owner.as_ref().map(Owner::number);
     }

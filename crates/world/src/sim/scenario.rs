@@ -18,6 +18,8 @@ pub(super) struct DevicePlan {
     pub(super) segments: u64,
     pub(super) faults: FlashFaults,
     pub(super) ailment: Option<(Instant, Ailment)>,
+    /// It takes no writes any more; what is on it can be read.
+    pub(super) refuses: bool,
 }
 
 impl DevicePlan {
@@ -54,6 +56,8 @@ pub(super) struct Lives {
     pub(super) behind: u32,
     /// Guests wait until a recovered cache is in service.
     pub(super) careful: bool,
+    /// Guests use disks while their caches are being recovered.
+    pub(super) early: bool,
 }
 
 /// One disk and its guests.
@@ -97,7 +101,7 @@ impl Scenario {
                 let ails = options.faults && dice.chance(150);
                 let ailment = ails.then(|| (Instant(dice.below(span)), dice.pick(&ailments)));
                 let faults = if options.faults { flash_faults(dice) } else { FlashFaults::default() };
-                DevicePlan { segments, faults, ailment }
+                DevicePlan { segments, faults, ailment, refuses: false }
             })
             .collect();
         let disks: Vec<DiskPlan> = (0..dice.between(1, 3))
@@ -194,7 +198,15 @@ impl Scenario {
             _ => vec![1 << 20; 4],
         };
         let behind = dice.pick(&[0, 0, 0, 200]);
-        self.lives = Some(Lives { ends, requests, lent, ring_reserve, behind, careful: dice.chance(300) });
+        self.lives = Some(Lives {
+            ends,
+            requests,
+            lent,
+            ring_reserve,
+            behind,
+            careful: dice.chance(300),
+            early: false,
+        });
     }
 }
 

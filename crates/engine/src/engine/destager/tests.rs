@@ -161,7 +161,7 @@ fn a_restart_keeps_the_turns() {
     let dirty: Vec<BlockNo> = blocks.iter().map(|block| BlockNo(*block)).collect();
     let mut sorted = dirty.clone();
     sorted.sort_unstable();
-    destager.restart(sorted.into_iter());
+    destager.restart(Epochs::One, sorted.into_iter());
     let gone = go_all(&mut destager);
     assert!(BTreeSet::from_iter(&gone[..50]).is_subset(&BTreeSet::from_iter(&blocks[..65])), "{gone:?}");
 }
