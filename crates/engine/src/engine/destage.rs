@@ -387,7 +387,8 @@ impl super::Disk {
             return None;
         }
         let is_full = cache.dirty_permille() >= cache.full_permille();
-        let patience = half_age_ns(&destage).map_or(FLUSH_NS_MAX, |half| FLUSH_NS_MAX.min(half / 4));
+        let patience =
+            half_age_ns(&cache.config.destage).map_or(FLUSH_NS_MAX, |half| FLUSH_NS_MAX.min(half / 4));
         // What is due and does not go waits for this.
         if self.everything_goes() || destage.ordered || is_full || self.due_epoch(now).is_some() {
             return Some(now);

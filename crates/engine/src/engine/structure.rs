@@ -335,15 +335,15 @@ impl Engine {
     fn dump(&mut self, now: Instant, id: DiskId) -> bool {
         loop {
             let disk = self.disk_mut(id);
-            let devices: Vec<_> =
-                disk.cache.iter().flat_map(|cache| &cache.segments).map(|s| s.place.device).collect();
+            let done = disk.journal.as_ref().is_some_and(|journal| journal.writer.first_dump_done());
+            let devices = disk.cache.as_ref().filter(|_| done).map(Cache::dirty_devices).unwrap_or_default();
             let (journal, index) = disk.journal_and_index().expect("it is being made");
             if journal.has_round() {
                 self.pump_journal(now, id);
                 return false;
             }
             if journal.writer.first_dump_done() {
-                // What the dump speaks of is durable with it.
+                // What the dump calls dirty is durable with it; of what is clean a checksum tells whether flash has it.
                 devices.into_iter().for_each(|device| journal.wrote(device));
                 journal.begin_round();
                 self.pump_journal(now, id);
