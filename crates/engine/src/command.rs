@@ -50,7 +50,7 @@ pub enum DestageOrder {
     /// As it lies on the disk, round and round.
     #[default]
     Elevator,
-    /// What the policy would evict next goes first: least recently used, or earliest Inactive.
+    /// What became dirty first goes first, unless it was used since: least recently used, or earliest Inactive.
     Coldest,
 }
 

@@ -1,6 +1,7 @@
 //! What presets do, sentence by sentence of the systems that they stand for: each test cites what it shows. The I/O of
 //! the engine is done at once and in its order, so which data goes to the backing when can be read off a list.
-//! What takes time is shown in virtual time by `world/tests/presets.rs`.
+//! What takes time is shown in virtual time by `world/tests/presets.rs`. `sentences.rs` says where each sentence is
+//! shown.
 
 use hob_engine::command::{
     Access, CacheChange, CacheConfig, Command, Copies, DataSegment, DiskConfig, Enable, Event, NewRing,
@@ -119,6 +120,10 @@ impl Rig {
         self.ask(Op::Read, block * 4 * KIB, 4 * KIB)
     }
 
+    fn read_page(&mut self, page: u64) -> Outcome {
+        self.ask(Op::Read, page * PAGE, PAGE)
+    }
+
     /// Blocks of 4 KiB that were destaged since the last call, in order.
     fn destaged_blocks(&mut self) -> Vec<u64> {
         self.destaged.drain(..).map(|(offset, _)| offset / (4 * KIB)).collect()
@@ -191,6 +196,17 @@ fn fast_cache_promotes_at_the_third_access_and_not_before() {
     let outcomes = [WRITE, Op::Read, WRITE, Op::Read].map(|op| rig.ask(op, 10 * PAGE, PAGE));
     let [past, miss] = [Outcome::WriteNotCopied, Outcome::MissUnproven];
     assert_eq!(outcomes, [past, miss, Outcome::WriteBack, Outcome::Hit]);
+}
+
+/// SYSTEMS §2: "Works on disk addresses, so it helps new machines that reuse old blocks.": what was accessed before counts,
+/// whatever has been written there since.
+#[test]
+fn fast_cache_goes_by_address() {
+    let mut rig = Rig::new("fast-cache", 256);
+    rig.read_page(10);
+    assert_eq!(rig.ask(WRITE, 10 * PAGE, PAGE), Outcome::WriteNotCopied);
+    assert_eq!([rig.read_page(10), rig.read_page(10)], [Outcome::MissFilled, Outcome::Hit]);
+    assert_eq!(rig.ask(WRITE, 10 * PAGE, PAGE), Outcome::WriteBack, "and the next machine's data too");
 }
 
 /// SYSTEMS §2: "sequential streams and large I/O thus never populate it."
