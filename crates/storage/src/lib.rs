@@ -7,6 +7,7 @@
 pub mod backing;
 pub mod buffers;
 pub mod checksum;
+pub mod failing;
 pub mod flash;
 pub mod pool;
 pub mod ring;

@@ -5,10 +5,11 @@
 //! the dirty-age bound, or, where write order is kept, what lies between two flushes of the guest.
 
 use super::Engine;
+use super::destager::{Epochs, half_age_ns};
 use super::jobs::JobKind;
 use crate::cache::Cache;
 use crate::claims::{Kind, Range};
-use crate::command::{CacheConfig, CommandError, Copies, DestageOrder, Layout, Mode};
+use crate::command::{CacheConfig, CommandError, Copies, Destage, DestageOrder, Layout, Mode};
 use crate::io::IoError;
 use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
 
@@ -36,10 +37,10 @@ impl Engine {
     pub(super) fn note_dirty(&mut self, now: Instant, disk_id: DiskId, first: u64, end: u64) {
         let disk = self.disk_mut(disk_id);
         let cache = disk.cache.as_ref().expect("dirty data is in a cache");
-        let epoch = match (cache.config.destage.ordered, half_age_ns(cache)) {
-            (true, _) => disk.destager.flushes,
-            (false, Some(half)) => (now.0 / half) as u32,
-            (false, None) => 0,
+        let epoch = match Epochs::of(&cache.config.destage) {
+            Epochs::Flushes => disk.destager.flushes,
+            Epochs::Time(half) => (now.0 / half) as u32,
+            Epochs::One => 0,
         };
         for block in first >> cache.block_shift()..=(end - 1) >> cache.block_shift() {
             disk.destager.add(BlockNo(block as u32), epoch);
@@ -263,8 +264,8 @@ impl Engine {
         if disk.flash_writes > 0 || dirty > lost || !disk.destager.is_idle() {
             return;
         }
-        // Until the journal durably knows, a crash finds data that is dirty, and older than what the backing may get now.
-        if let Some(journal) = disk.journal.as_mut().filter(|journal| !journal.dead && journal.needs_commit())
+        // A crash must not bring back as dirty what newer writes go past from now on.
+        if let Some(journal) = disk.journal.as_mut().filter(|journal| !journal.dead && journal.has_releases())
         {
             return journal.ask();
         }
@@ -282,6 +283,16 @@ impl super::Disk {
             && let Some(cache) = &self.cache
         {
             self.destager.hurry(cache.index.block(FrameNo((sector >> cache.block_shift()) as u32)));
+        }
+    }
+
+    /// Takes settings of its cache, if it has one, that concern no contents.
+    pub(super) fn tune(&mut self, mode: Mode, destage: Destage, copies: Copies) {
+        let Some(cache) = &mut self.cache else { return };
+        let (before, now) = (Epochs::of(&cache.config.destage), Epochs::of(&destage));
+        cache.tune(mode, destage, copies);
+        if before != now {
+            self.destager.renumber(before, now);
         }
     }
 
@@ -317,7 +328,7 @@ impl super::Disk {
         if all || destager.running {
             return Some(u32::MAX);
         }
-        let now_epoch = (now.0 / half_age_ns(cache)?) as u32;
+        let now_epoch = (now.0 / half_age_ns(&destage)?) as u32;
         (oldest < now_epoch).then(|| now_epoch - 1)
     }
 
@@ -391,7 +402,7 @@ impl super::Disk {
 
     /// When the oldest dirty data is to be destaged for its age.
     fn next_age(&self) -> Option<Instant> {
-        let half = half_age_ns(self.cache.as_ref()?)?;
+        let half = half_age_ns(&self.cache.as_ref()?.config.destage)?;
         let oldest = u64::from(*self.destager.epochs.keys().next()?);
         Some(Instant((oldest + 1) * half))
     }
@@ -400,10 +411,4 @@ impl super::Disk {
     pub(super) fn destage_deadline(&self) -> Option<Instant> {
         self.destager.wake_at
     }
-}
-
-/// Half of the dirty-age bound, if there is one. Epochs are numbered in 32 bits: they are a millisecond or longer.
-fn half_age_ns(cache: &Cache) -> Option<u64> {
-    let ms = cache.config.destage.dirty_age_ms_max;
-    (ms > 0).then(|| (ms * 500_000).max(1_000_000))
 }

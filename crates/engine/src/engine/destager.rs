@@ -5,7 +5,19 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::command::Destage;
 use crate::units::{BlockNo, Instant};
+
+/// What an epoch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Epochs {
+    /// What lies between two flushes of the guest.
+    Flushes,
+    /// So many nanoseconds.
+    Time(u64),
+    /// There is only one.
+    One,
+}
 
 /// The dirty data of one cache.
 #[derive(Debug, Default)]
@@ -93,13 +105,32 @@ impl Destager {
     }
 
     /// Forgets everything: these blocks are dirty, and have been for long.
-    pub(super) fn restart(&mut self, dirty: impl Iterator<Item = BlockNo>) {
+    pub(super) fn restart(&mut self, epochs: Epochs, dirty: impl Iterator<Item = BlockNo>) {
         // Transfers that wait for a claim will find out what is dirty when they have it.
         let (order_waiters, flushes) = (std::mem::take(&mut self.order_waiters), self.flushes);
         let transfers = self.transfers;
-        *self = Destager { order_waiters, flushes, front: flushes, transfers, ..Destager::default() };
-        let epoch = if flushes > 0 { flushes - 1 } else { 0 };
-        dirty.for_each(|block| self.add(block, epoch));
+        *self = Destager { order_waiters, flushes, transfers, ..Destager::default() };
+        let oldest = self.begin_epochs(epochs);
+        dirty.for_each(|block| self.add(block, oldest));
+    }
+
+    /// Epochs are counted anew. Returns the one of data that has been dirty for long.
+    fn begin_epochs(&mut self, epochs: Epochs) -> u32 {
+        self.front = if epochs == Epochs::Flushes { self.flushes } else { 0 };
+        self.front.saturating_sub(1)
+    }
+
+    /// Epochs are something else from now on. Where both are lengths of time, what is dirty keeps its age.
+    pub(super) fn renumber(&mut self, before: Epochs, now: Epochs) {
+        let oldest = self.begin_epochs(now);
+        self.epochs.clear();
+        for epoch in self.todo.values_mut() {
+            *epoch = match (before, now) {
+                (Epochs::Time(before), Epochs::Time(now)) => (u64::from(*epoch) * before / now) as u32,
+                _ => oldest,
+            };
+            *self.epochs.entry(*epoch).or_default() += 1;
+        }
     }
 
     /// Is nothing under way?
@@ -119,4 +150,21 @@ impl Destager {
         let ahead = self.todo.range(self.cursor..).find(may);
         ahead.or_else(|| self.todo.iter().find(may)).map(|(block, _)| *block)
     }
+}
+
+impl Epochs {
+    /// Those of a cache with these settings.
+    pub(super) fn of(destage: &Destage) -> Epochs {
+        match (destage.ordered, half_age_ns(destage)) {
+            (true, _) => Epochs::Flushes,
+            (false, Some(half)) => Epochs::Time(half),
+            (false, None) => Epochs::One,
+        }
+    }
+}
+
+/// Half of the dirty-age bound, if there is one. Epochs are numbered in 32 bits: they are a millisecond or longer.
+pub(super) fn half_age_ns(destage: &Destage) -> Option<u64> {
+    let ms = destage.dirty_age_ms_max;
+    (ms > 0).then(|| (ms * 500_000).max(1_000_000))
 }

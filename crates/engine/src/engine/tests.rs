@@ -9,6 +9,7 @@ mod ends;
 mod errors;
 mod health;
 mod limits;
+mod mended;
 mod reads;
 mod statistics;
 mod stranded;

@@ -40,6 +40,9 @@ struct State {
     backings_fail: bool,
     /// Nothing can be written to it any more.
     sick: Option<DeviceId>,
+    /// It does not answer, and this is what it was asked.
+    silent: Option<DeviceId>,
+    kept: Vec<Io>,
     /// What it would report.
     events: Vec<ShardEvent>,
     devices: BTreeMap<DeviceId, FlashDevice>,
@@ -70,6 +73,8 @@ impl State {
             held: Vec::new(),
             backings_fail: false,
             sick: None,
+            silent: None,
+            kept: Vec::new(),
             events: Vec::new(),
             devices: BTreeMap::new(),
             backings: BTreeMap::new(),
@@ -115,6 +120,16 @@ impl FakeShard {
     /// Writes to a device fail from now on.
     pub(crate) fn set_sick(&self, device: DeviceId) {
         self.state.lock().unwrap().sick = Some(device);
+    }
+
+    /// A device answers nothing from now on, or answers what has piled up.
+    pub(crate) fn set_silent(&self, device: Option<DeviceId>) {
+        let mut state = self.state.lock().unwrap();
+        state.silent = device;
+        for io in std::mem::take(&mut state.kept) {
+            state.complete(&io);
+        }
+        state.settle();
     }
 
     /// What it has to report, and has not.
@@ -243,7 +258,8 @@ impl State {
 
     fn guest(&mut self, disk: DiskId, op: Op, offset: u64, len: u64) -> Result<(), IoError> {
         let id = self.begin(disk, op, offset, len);
-        self.replies.remove(&id).expect("requests end at once when all I/O does")
+        // What is answered later, because a journal is lost or a device silent, nobody waits for here.
+        self.replies.remove(&id).unwrap_or(Err(IoError::Failed))
     }
 
     fn begin(&mut self, disk: DiskId, op: Op, offset: u64, len: u64) -> RequestId {
@@ -257,11 +273,11 @@ impl State {
 
     /// Does the engine's I/O, and passes on what it says.
     fn settle(&mut self) {
-        let now = self.now();
         while let Some(io) = self.engine.poll_io() {
-            let result = self.perform(&io);
-            let sums = vec![zero_sum(); (io.len / SECTOR_BYTES) as usize];
-            self.engine.handle_completion(now, io.id, result, &sums);
+            match io.target {
+                Target::Flash(device) if self.silent == Some(device) => self.kept.push(io),
+                _ => self.complete(&io),
+            }
         }
         while let Some(reply) = self.engine.poll_reply() {
             self.replies.insert(reply.id, reply.result);
@@ -282,6 +298,14 @@ impl State {
                     self.events.push(ShardEvent::JournalLost(disk));
                     continue;
                 }
+                Event::Stalled(device) => {
+                    self.events.push(ShardEvent::Stalled(device));
+                    continue;
+                }
+                Event::Resumed(device) => {
+                    self.events.push(ShardEvent::Resumed(device));
+                    continue;
+                }
                 _ => continue,
             };
             let result = result.map_err(ShardError::Command);
@@ -294,6 +318,12 @@ impl State {
                 }
             }
         }
+    }
+
+    fn complete(&mut self, io: &Io) {
+        let result = self.perform(io);
+        let sums = vec![zero_sum(); (io.len / SECTOR_BYTES) as usize];
+        self.engine.handle_completion(self.now(), io.id, result, &sums);
     }
 
     fn perform(&self, io: &Io) -> Result<(), IoError> {

@@ -2,6 +2,8 @@
 
 mod admission;
 mod coming;
+mod failing;
+mod journal_lost;
 mod persistent;
 mod recovery;
 
