@@ -302,10 +302,10 @@ fn what_was_made_void_is_recovered_by_nobody() {
     for copies in [1, 2] {
         let mut bench = Bench::new(copies);
         bench.start();
-        let newer = bench.pool.allocate_ring(CACHE, 6, 1, 1).unwrap();
+        let newer = bench.pool.allocate_ring(CACHE, 6, 1, 1, &[]).unwrap();
         let under_way = Recovery::of(&bench.pool, CACHE).unwrap();
         // A ring that is made for what is being recovered is another one.
-        let next = bench.pool.allocate_ring(CACHE, 7, 1, 1).unwrap();
+        let next = bench.pool.allocate_ring(CACHE, 7, 1, 1, &[]).unwrap();
         bench.pool.make_void(CACHE, 6).unwrap();
         let mut doubtful = None;
         let found = under_way.run(|_, _| {}, |plan| doubtful = Some(plan.doubtful.clone())).unwrap();

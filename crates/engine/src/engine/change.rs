@@ -47,7 +47,9 @@ impl Engine {
                     Some(_) if mode == Mode::WriteBack && disk.journal.is_none() => {
                         Err(CommandError::NoJournal)
                     }
-                    Some(_) if mode == Mode::WriteBack && !self.was_lent => Err(CommandError::Unworkable),
+                    Some(_) if mode == Mode::WriteBack && !self.lent.is_any() => {
+                        Err(CommandError::Unworkable)
+                    }
                     Some(cache) => {
                         disk.care.look_for_missing(cache.index.frames());
                         disk.tune(mode, destage, copies);

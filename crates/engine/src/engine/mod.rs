@@ -31,6 +31,7 @@ mod destager;
 mod disk;
 mod fill;
 mod jobs;
+mod lent;
 mod read;
 mod stranded;
 mod structure;
@@ -54,6 +55,7 @@ use crate::units::{BufferId, DiskId, Instant, IoId, SECTOR_BYTES, sector_ceil, s
 use commit::JournalIo;
 use disk::Disk;
 use jobs::Job;
+use lent::Lent;
 
 /// Longest request, bytes. Front ends split what has no payload and is longer.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
@@ -62,7 +64,7 @@ pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 pub const DISKS_MAX: u32 = 1 << 16;
 
 /// Work of the engine's own under way at once, at most.
-const JOBS_MAX: u32 = 16;
+const JOBS_MAX: u32 = 128;
 
 /// What one engine may use. The I/Os in flight are bounded by these and by the payload buffers: a
 /// request has at most one I/O for each sector of its buffer.
@@ -116,10 +118,8 @@ pub struct Engine {
     /// leaving, or what they waited for has come.
     runnable: VecDeque<u32>,
     jobs: Slab<Job>,
-    /// Buffers for jobs that none uses, and their length in bytes.
-    lent: Vec<(BufferId, u32)>,
-    /// There are such buffers.
-    was_lent: bool,
+    /// Buffers for jobs.
+    lent: Lent,
     /// What journal writes in flight write.
     pages: BTreeMap<IoId, Vec<u8>>,
     /// Disks whose journal or destager may have something to do.
@@ -228,8 +228,7 @@ impl Engine {
             filling: 0,
             runnable: VecDeque::new(),
             jobs: Slab::new(JOBS_MAX),
-            lent: Vec::new(),
-            was_lent: false,
+            lent: Lent::default(),
             pages: BTreeMap::new(),
             awake: Vec::new(),
             unsettled: Vec::new(),
@@ -372,8 +371,7 @@ impl Engine {
     /// Gives the engine a buffer of its own, for destaging and the like; without any, no cache can write back. `bytes` is a
     /// multiple of the largest block.
     pub fn lend(&mut self, buffer: BufferId, bytes: u32) {
-        self.was_lent = true;
-        self.lent.push((buffer, bytes));
+        self.lent.add(buffer, bytes);
     }
 
     /// The pages that an I/O with [`IoOp::WriteJournal`] writes: `Io::len` bytes.

@@ -96,7 +96,7 @@ impl Engine {
         command: Option<CommandId>,
         change: CacheChange,
     ) -> Result<(), CommandError> {
-        if !self.was_lent && makes_dirty(&change) {
+        if !self.lent.is_any() && makes_dirty(&change) {
             return Err(CommandError::Unworkable);
         }
         let Engine { disks, devices, .. } = self;
