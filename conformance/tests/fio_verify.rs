@@ -14,16 +14,20 @@ fn changes(extra: &str) -> Vec<Vec<String>> {
     [
         "cache resize disk 8M",
         "cache clear disk",
+        "cache set disk --ram 4M",
         "cache resize disk 96M",
         "cache set disk --block-size 64K",
         "cache disable disk",
         "cache enable disk --pool default --size 48M --block-size 8K --policy lru",
         &format!("pool add-device default {extra}"),
         "cache resize disk 120M",
+        "cache set disk --ram 16M",
         "cache set disk --policy s3-fifo",
         "cache clear disk",
         &format!("pool remove-device default {extra}"),
+        "cache set disk --ram 1M",
         "cache set disk --block-size 4K",
+        "cache set disk --ram 0",
     ]
     .iter()
     .map(|line| line.split(' ').map(str::to_owned).collect())

@@ -21,6 +21,7 @@ mod guest;
 mod lives;
 mod owner;
 mod pool;
+mod ram;
 mod recovery;
 mod report;
 mod sabotage;
@@ -33,7 +34,7 @@ use hob_engine::Engine;
 use hob_engine::command::{Access, CacheConfig, Command, CommandError, Segment};
 use hob_engine::units::{BufferId, CommandId, DeviceId, Instant, IoId, RequestId};
 
-use crate::content::{UNIT_BYTES, Written, tag};
+use crate::content::{Tag, UNIT_BYTES, Written, tag};
 use crate::dice::Dice;
 use crate::media::{Backing, Flash, Lie};
 use crate::model::{Kind, Model};
@@ -43,6 +44,7 @@ use audit::{Fetch, Tally};
 use lives::Lent;
 use owner::Owner;
 use pool::Asked;
+use ram::Ram;
 pub use report::Report;
 use scenario::{End, Scenario};
 use traffic::{Buffer, InFlight};
@@ -72,6 +74,8 @@ pub struct Options {
     pub commands: bool,
     /// Some histories end with a power cut.
     pub power_cuts: bool,
+    /// So many of a thousand histories have memory above caches.
+    pub memory_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
     /// Something is broken on purpose: the run must fail.
@@ -101,6 +105,7 @@ impl Default for Options {
             sound_backings: false,
             commands: true,
             power_cuts: true,
+            memory_permille: 250,
             lives: false,
             sabotage: None,
             trace: None,
@@ -142,6 +147,8 @@ pub enum Sabotage {
     IgnoredNewestRing,
     /// Clean data is served although the backing has changed.
     ServedStale,
+    /// Now and then memory does not take over what a write wrote.
+    LostRenewal,
 }
 
 /// Lives the history of this seed.
@@ -197,6 +204,8 @@ struct Disk {
     quiet_at: u64,
     /// When its cache changed last, by `World::clock`.
     changed: u64,
+    /// The area of its memory.
+    memory: Vec<Tag>,
     tally: Tally,
     fetches: Vec<Fetch>,
 }
@@ -217,6 +226,7 @@ impl Disk {
 struct World<'a> {
     options: &'a Options,
     scenario: Scenario,
+    ram: Option<Ram>,
     dice: Dice,
     now: Instant,
     /// Counts steps.
@@ -284,12 +294,14 @@ impl<'a> World<'a> {
             writes_through_since: None,
             quiet_at: 0,
             changed: 0,
+            memory: vec![],
             tally: Tally::default(),
             fetches: vec![],
         };
         let disks = scenario.disks.iter().enumerate().map(disk).collect();
         let mut world = World {
             engine: Engine::new(scenario.limits),
+            ram: Ram::draw(seed, options.memory_permille),
             options,
             dice,
             now: Instant(0),
@@ -331,11 +343,13 @@ impl<'a> World<'a> {
         if self.scenario.lives.is_some() {
             self.begin_with_caches()?;
             self.begin_life();
+            self.begin_with_memory()?;
         } else {
             for _ in 0..2 * self.disks.len() {
                 self.random_command()?;
                 self.drain()?;
             }
+            self.begin_with_memory()?;
             (0..self.scenario.guests.len()).for_each(|guest| self.schedule_guest(guest, self.now));
             self.schedule_command();
         }
@@ -420,6 +434,7 @@ impl<'a> World<'a> {
             Event::Command => {
                 if !self.stopping {
                     self.random_command()?;
+                    self.maybe_change_memory()?;
                 }
                 self.schedule_command();
                 Ok(())

@@ -45,8 +45,13 @@ fn random_histories_keep_every_promise() {
 
 /// Whatever can happen did, often enough to mean something.
 fn check_coverage(total: &Report) {
-    const OF_WRITE_BACK: [Outcome; 4] =
-        [Outcome::WriteBack, Outcome::FlushCommitted, Outcome::BypassMode, Outcome::DirtyLost];
+    const OF_WRITE_BACK: [Outcome; 5] = [
+        Outcome::WriteBack,
+        Outcome::FlushCommitted,
+        Outcome::BypassMode,
+        Outcome::DirtyLost,
+        Outcome::HitPrefetched,
+    ];
     for (row, count) in OUTCOMES.iter().zip(total.outcomes) {
         if OF_WRITE_BACK.contains(&row.outcome) {
             continue;
@@ -62,6 +67,7 @@ fn check_coverage(total: &Report) {
         ("resumptions", total.resumptions),
         ("repairs under reads", total.repairs_under_reads),
         ("evictions", total.evictions),
+        ("copies", total.copies),
         ("power cuts", total.power_cuts),
     ] {
         assert!(count >= 500, "{name} only {count} times");

@@ -10,6 +10,7 @@ use crate::cache::Cache;
 use crate::command::{CacheChange, DiskConfig};
 use crate::index::Index;
 use crate::io::Request;
+use crate::memory::Memory;
 use crate::outcome::Outcome;
 use crate::stats::{CacheState, DiskStats};
 use crate::units::{CommandId, Instant};
@@ -17,6 +18,8 @@ use crate::units::{CommandId, Instant};
 pub(super) struct Disk {
     pub(super) config: DiskConfig,
     pub(super) cache: Option<Cache>,
+    /// Above the cache.
+    pub(super) memory: Option<Box<Memory>>,
     /// The cache was lost with its last device.
     pub(super) fenced: bool,
     /// A device of the cache is silent.
@@ -70,6 +73,7 @@ impl Disk {
         Disk {
             config,
             cache: None,
+            memory: None,
             fenced: false,
             stalled: false,
             changes: VecDeque::new(),
@@ -159,6 +163,11 @@ impl Disk {
             stats.mode = cache.config.mode;
             stats.index_bytes =
                 cache.bytes() + self.journal.as_ref().map_or(0, |journal| journal.writer.bytes());
+        }
+        if let Some(memory) = &self.memory {
+            stats.memory_bytes = memory.area_bytes();
+            stats.memory_held_bytes = memory.held_bytes();
+            stats.memory_index_bytes = memory.index_bytes();
         }
         stats.cache = match &self.cache {
             _ if self.holds || self.opening.is_some() || !self.changes.is_empty() => CacheState::Changing,

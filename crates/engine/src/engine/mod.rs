@@ -1,14 +1,15 @@
 //! The engine of one shard: the disks it owns, their caches, and everything in flight.
 //!
 //! Call order: any of `handle_request`, `handle_completion`, `handle_command`, `handle_timeout`, each
-//! with the current time; then drain `poll_io`, `poll_reply`, `poll_release` and `poll_event`; then
-//! sleep until something completes or `poll_timeout` says. Nothing blocks and nothing calls out.
+//! with the current time; then drain `poll_copy`, and whenever that has nothing, `poll_io`, `poll_reply`,
+//! `poll_release` and `poll_event`; then sleep until something completes or `poll_timeout` says. Nothing blocks and nothing calls out.
 //!
 //! A request claims its sectors, is read from flash or from the backing, is answered, and may then
 //! still fill flash before it gives claim and buffer back:
 //!
 //! ```text
-//! read    waiting → flash read → reply                         all sectors valid
+//! read    waiting → copy from memory → reply                   all sectors in memory
+//!         waiting → flash read → reply                         all sectors valid
 //!                   └ error or wrong checksum ┐
 //!         waiting ─────────────────────→ backing read → reply → fill
 //! write   waiting → backing write → reply → fill
@@ -33,6 +34,7 @@ mod read;
 mod structure;
 #[cfg(test)]
 mod tests;
+mod tier;
 mod write;
 mod write_back;
 
@@ -43,7 +45,7 @@ use crate::cache::FlashRun;
 use crate::claims::{Claims, Kind, Range};
 use crate::command::{Access, Event};
 use crate::device::{self, Devices, Health};
-use crate::io::{BufferSlice, Io, IoError, IoOp, Op, Reply, Request, Target};
+use crate::io::{BufferCopy, BufferSlice, Io, IoError, IoOp, Op, Reply, Request, Target};
 use crate::outcome::Outcome;
 use crate::slab::Slab;
 use crate::stats::DiskStats;
@@ -125,6 +127,7 @@ pub struct Engine {
     unsettled: Vec<DiskId>,
     /// Where a read's data lies, or where a fill's will; kept from call to call for its memory only.
     runs: Vec<FlashRun>,
+    copy_out: VecDeque<BufferCopy>,
     io_out: VecDeque<Io>,
     reply_out: VecDeque<Reply>,
     release_out: VecDeque<BufferId>,
@@ -142,6 +145,8 @@ struct Active {
     pending: u32,
     /// What kind of run it is part of.
     run: Run,
+    /// It is part of a sequential run, of which memory keeps nothing.
+    in_run: bool,
     /// What it will be classified as, as far as known.
     outcome: Outcome,
     /// Buffer bytes counted in `Engine::fill_bytes`.
@@ -229,6 +234,7 @@ impl Engine {
             awake: Vec::new(),
             unsettled: Vec::new(),
             runs: Vec::new(),
+            copy_out: VecDeque::new(),
             io_out: VecDeque::new(),
             reply_out: VecDeque::new(),
             release_out: VecDeque::new(),
@@ -254,7 +260,7 @@ impl Engine {
             first: request.offset / SECTOR_BYTES,
             end: (request.offset + request.len).div_ceil(SECTOR_BYTES),
         };
-        let run = self.observe(&request, range);
+        let (run, in_run) = self.observe(&request, range);
         let slot = self.requests.insert(Active {
             request,
             arrived: now,
@@ -262,6 +268,7 @@ impl Engine {
             phase: Phase::Waiting,
             pending: 0,
             run,
+            in_run,
             outcome: Outcome::CacheOff,
             fill_bytes: 0,
             over_dirty: false,
@@ -340,26 +347,36 @@ impl Engine {
         devices.chain(disks).min()
     }
 
+    /// The next copy to be made. All copies come before anything else that is polled: what is polled then counts on them.
+    #[inline]
+    pub fn poll_copy(&mut self) -> Option<BufferCopy> {
+        self.copy_out.pop_front()
+    }
+
     /// The next I/O for storage.
     #[inline]
     pub fn poll_io(&mut self) -> Option<Io> {
+        assert!(self.copy_out.is_empty(), "copies come first");
         self.io_out.pop_front()
     }
 
     /// The next answer for a front end.
     #[inline]
     pub fn poll_reply(&mut self) -> Option<Reply> {
+        assert!(self.copy_out.is_empty(), "copies come first");
         self.reply_out.pop_front()
     }
 
     /// The next buffer that the engine no longer needs.
     #[inline]
     pub fn poll_release(&mut self) -> Option<BufferId> {
+        assert!(self.copy_out.is_empty(), "copies come first");
         self.release_out.pop_front()
     }
 
     /// The next thing the daemon should know.
     pub fn poll_event(&mut self) -> Option<Event> {
+        assert!(self.copy_out.is_empty(), "copies come first");
         self.event_out.pop_front()
     }
 
@@ -406,13 +423,20 @@ impl Engine {
         }
     }
 
-    /// Shows a new read or write to the admission of its disk's cache.
+    /// Shows a new read or write to the admission of its disk's cache, and to memory: what run is it part of for
+    /// each?
     #[inline]
-    fn observe(&mut self, request: &Request, range: Range) -> Run {
-        match (request.op, &mut self.disk_mut(request.disk).cache) {
+    fn observe(&mut self, request: &Request, range: Range) -> (Run, bool) {
+        let disk = self.disk_mut(request.disk);
+        let run = match (request.op, &mut disk.cache) {
             (Op::Read | Op::Write(_), Some(cache)) => cache.observe(range.first, range.end),
             _ => Run::Other,
-        }
+        };
+        let in_run = match (request.op, &mut disk.memory) {
+            (Op::Read, Some(memory)) => memory.observe(range.first, range.end).is_run,
+            _ => false,
+        };
+        (run, in_run)
     }
 
     fn refuse(&mut self, now: Instant, request: &Request, error: IoError) {
@@ -471,6 +495,7 @@ impl Engine {
 
     /// Answers a request. It stays in flight until `finish`.
     fn reply(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        self.keep_in_memory(slot, result);
         let Active { request, arrived, outcome, .. } = &self.requests[slot];
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: *outcome };
         self.disks[request.disk.0 as usize]

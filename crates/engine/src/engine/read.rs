@@ -1,4 +1,4 @@
-//! Reads and prefetches: all from flash when every sector is valid there, otherwise all from the
+//! Reads and prefetches: all from memory, or all from flash, when every sector is valid there, otherwise all from the
 //! backing.
 
 use super::{Active, Engine, Pending, Phase};
@@ -12,6 +12,8 @@ use crate::units::Instant;
 
 /// Where a read is to be served from.
 enum Source {
+    /// Memory holds all of it.
+    Memory,
     /// Every sector is valid; `Engine::runs` says where.
     Flash,
     /// The backing; the outcome if all goes well.
@@ -27,7 +29,7 @@ impl Engine {
         let source = self.source(slot);
         let is_persistent = self.disk(self.requests[slot].request.disk).journal.is_some();
         let (kind, waiting) = match source {
-            Source::Flash => (Kind::Read, Kind::Fill),
+            Source::Memory | Source::Flash => (Kind::Read, Kind::Fill),
             Source::Backing(Outcome::MissFilled | Outcome::PartialMiss) => (Kind::Fill, Kind::Fill),
             // The destager writes to the backing.
             Source::Backing(_) if is_persistent => (Kind::Fill, Kind::Fill),
@@ -52,6 +54,9 @@ impl Engine {
 
     /// Looks a read up, without side effects but on `runs`.
     fn source(&mut self, slot: u32) -> Source {
+        if self.is_in_memory(slot) {
+            return Source::Memory;
+        }
         let Active { request, range, .. } = self.requests[slot];
         let Engine { disks, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
@@ -83,6 +88,7 @@ impl Engine {
             return self.hold(slot);
         }
         match source {
+            Source::Memory => self.serve_from_memory(now, slot),
             Source::Flash => self.serve_from_flash(now, slot),
             Source::Backing(outcome) => {
                 self.requests[slot].outcome = outcome;

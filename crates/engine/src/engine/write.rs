@@ -13,7 +13,9 @@ impl Engine {
         if disk.holds {
             return self.hold(slot);
         }
-        if disk.journal.is_some() {
+        let is_persistent = disk.journal.is_some();
+        self.forget_in_memory(slot);
+        if is_persistent {
             return self.change_persistent(now, slot);
         }
         self.invalidate(slot);

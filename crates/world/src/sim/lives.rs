@@ -88,7 +88,7 @@ impl World<'_> {
             }
         }
         self.begin_life();
-        Ok(())
+        self.begin_with_memory()
     }
 
     fn crash(&mut self, end: End) -> Result<(), Violation> {
@@ -161,6 +161,7 @@ impl World<'_> {
         disk.config = None;
         disk.writes_through_since = None;
         disk.fetches.clear();
+        disk.memory.clear();
         let segments = std::mem::take(&mut disk.segments);
         if disk.owner.as_ref().is_some_and(|owner| owner.gone) {
             self.disown(index);

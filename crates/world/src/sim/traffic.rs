@@ -37,12 +37,12 @@ enum Token {
 /// A payload buffer the engine holds.
 #[derive(Debug)]
 pub(super) struct Buffer {
-    request: RequestId,
+    pub(super) request: RequestId,
     disk: usize,
-    tags: Vec<Tag>,
-    replied: bool,
+    pub(super) tags: Vec<Tag>,
+    pub(super) replied: bool,
     /// I/Os in flight on it.
-    ios: u32,
+    pub(super) ios: u32,
 }
 
 impl World<'_> {
@@ -161,6 +161,9 @@ impl World<'_> {
 
     /// Does what the engine asks for.
     pub(super) fn drain(&mut self) -> Result<(), Violation> {
+        while let Some(copy) = self.engine.poll_copy() {
+            self.copy(copy)?;
+        }
         while let Some(event) = self.engine.poll_event() {
             self.event(event)?;
         }

@@ -54,6 +54,7 @@ pub(in crate::daemon::manager) fn report(
         read_bytes: stats.read_bytes,
         write_bytes: stats.write_bytes,
         hit_percent: percent(stats.read_hits, stats.reads),
+        memory_hit_percent: percent(stats.memory_hits, stats.reads),
         iops_mean: stats.iops_mean(),
         iops_max: stats.iops_max as f64,
         kib_per_io_mean: stats.request_bytes_mean() / KIB,
@@ -86,6 +87,9 @@ pub(in crate::daemon::manager) fn report(
         draining: stats.draining,
         block_size,
         index_bytes: stats.index_bytes,
+        memory_bytes: stats.memory_bytes,
+        memory_held_bytes: stats.memory_held_bytes,
+        memory_index_bytes: stats.memory_index_bytes,
         outcomes: outcomes.collect(),
         vsphere: vsphere(stats, &latency),
     }
