@@ -95,6 +95,20 @@ fn a_cache_left_in_peace_verifies() {
     hob.stop();
 }
 
+/// fio's verification reads in order, so it is read ahead of while other runs write.
+#[test]
+fn a_cache_with_memory_verifies() {
+    let scratch = Scratch::new();
+    empty_file(&scratch.path("disk.img"), SIZE);
+    let serve = Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "4K");
+    let hob = serve.arg("--ram", "4M").arg("--mode", "write-back").start(&scratch);
+    for seed in 79..81 {
+        run_with(&hob, seed, || {});
+    }
+    assert!(hob.stats().reason("hit", "memory") > 0, "{}", hob.stats().text());
+    hob.stop();
+}
+
 #[test]
 fn a_disk_without_a_cache_verifies_over_tcp() {
     let scratch = Scratch::new();

@@ -101,6 +101,9 @@ pub struct DiskStats {
     /// Of this, bytes that hold data.
     #[serde(default)]
     pub memory_held_bytes: u64,
+    /// Bytes read ahead into it.
+    #[serde(default)]
+    pub read_ahead_bytes: u64,
     /// Memory of its index, bytes.
     #[serde(default)]
     pub memory_index_bytes: u64,

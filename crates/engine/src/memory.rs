@@ -80,7 +80,6 @@ impl Memory {
         self.readers.observe(first, end)
     }
 
-    #[expect(dead_code, reason = "nothing is read ahead yet")]
     /// What was to be read ahead is not, or not any more when it is read.
     pub(crate) fn missed_ahead(&mut self, what: Ahead) {
         self.readers.missed(what);
@@ -123,7 +122,6 @@ impl Memory {
         }
     }
 
-    #[cfg_attr(not(test), expect(dead_code, reason = "nothing is read ahead yet"))]
     /// Takes in what was read ahead.
     pub(crate) fn keep_ahead(&mut self, first: u64, end: u64, copy: impl FnMut(Piece)) {
         self.bring(first, end, true, copy);

@@ -112,6 +112,8 @@ pub struct DiskStats {
     pub sectors_dirty: u64,
     /// Of these, those that flash cannot deliver.
     pub sectors_lost: u64,
+    /// Bytes read ahead into memory.
+    pub read_ahead_bytes: u64,
     /// Bytes written from flash to the backing.
     pub destaged_bytes: u64,
     /// Destage writes that failed; they are tried again.
@@ -164,6 +166,7 @@ impl DiskStats {
             sectors_valid: 0,
             sectors_dirty: 0,
             sectors_lost: 0,
+            read_ahead_bytes: 0,
             destaged_bytes: 0,
             destage_errors: 0,
             journal_bytes: 0,

@@ -336,6 +336,7 @@ impl<'a> World<'a> {
 
     fn live(&mut self) -> Result<(), Violation> {
         self.lend_buffers();
+        self.prepare_memory();
         for disk in 0..self.disks.len() {
             self.add_disk(disk);
             self.drain()?;

@@ -46,7 +46,9 @@ impl Engine {
                     Some(_) if mode == Mode::WriteBack && disk.journal.is_none() => {
                         Err(CommandError::NoJournal)
                     }
-                    Some(_) if mode == Mode::WriteBack && !self.was_lent => Err(CommandError::Unworkable),
+                    Some(_) if mode == Mode::WriteBack && self.lent_buffers == 0 => {
+                        Err(CommandError::Unworkable)
+                    }
                     Some(cache) => {
                         cache.tune(mode, destage, copies);
                         disk.care.look_for_missing(cache.index.frames());

@@ -1,4 +1,4 @@
-//! Work of the engine's own: dirty data on its way from flash to the backing, and flushes of the backing.
+//! Work of the engine's own: dirty data on its way from flash to the backing, flushes of the backing, and what is read ahead.
 //!
 //! A transfer claims its sectors like a read that fills, so that reads from flash go on and changes wait; it reads flash
 //! into a lent buffer, checks what came, and writes it to the backing. That alone makes nothing clean: the destager
@@ -26,7 +26,7 @@ pub(super) struct Job {
     pub(super) pending: u32,
     pub(super) step: Step,
     pub(super) buffer: Option<(BufferId, u32)>,
-    failed: bool,
+    pub(super) failed: bool,
 }
 
 /// What it is for.
@@ -40,6 +40,8 @@ pub(super) enum JobKind {
     Flush(u64),
     /// A frame is looked after (`care.rs`).
     Care(FrameNo),
+    /// A sequential reader's next sectors come into memory (`ahead.rs`).
+    ReadAhead,
 }
 
 impl JobKind {
@@ -58,6 +60,9 @@ pub(super) enum Step {
     FlashRead,
     BackingWrite,
     Flush,
+    AheadFlash,
+    AheadBacking,
+    AheadOverlay,
 }
 
 impl Engine {
@@ -111,6 +116,9 @@ impl Engine {
 
     /// A transfer has its claim: what is still dirty at the start of its range, in one piece, is read.
     pub(super) fn start_job(&mut self, now: Instant, job: u32) {
+        if self.jobs[job].kind == JobKind::ReadAhead && !self.has_buffer_to_spare() {
+            return self.end_job(now, job, Err(IoError::Failed));
+        }
         let Some(buffer) = self.lent.pop() else {
             // Others were faster. It is tried again when they are done.
             return self.end_job(now, job, Ok(()));
@@ -122,6 +130,10 @@ impl Engine {
         if let JobKind::Care(frame) = kind {
             it.range.end = it.range.end.min(it.range.first + capacity);
             return self.start_care(now, job, frame);
+        }
+        if kind == JobKind::ReadAhead {
+            it.range.end = it.range.end.min(it.range.first + capacity);
+            return self.start_ahead(now, job);
         }
         let Engine { disks, runs, .. } = self;
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
@@ -177,6 +189,7 @@ impl Engine {
                 return self.care_read_done(now, job, frame, io, result, sums);
             }
             (Step::CareWrite, _) => return self.care_write_done(now, job, io, result, sums),
+            (_, JobKind::ReadAhead) => return self.ahead_io_done(now, job, io, result, sums),
             _ => {}
         }
         match step {
@@ -197,7 +210,7 @@ impl Engine {
                 self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, (offset, len), slice, 0);
             }
             Step::BackingWrite | Step::Flush => self.end_job(now, job, result),
-            Step::Waiting | Step::CareRead | Step::CareWrite => panic!("I/O of a job in {step:?}"),
+            step => panic!("I/O of a job in {step:?}"),
         }
     }
 
@@ -213,6 +226,7 @@ impl Engine {
                 self.transferred(now, disk, (range, whole), moved, result)
             }
             JobKind::Care(_) => self.care_done(now, disk, job, result),
+            JobKind::ReadAhead => self.ahead_done(job, whole, result),
         }
         match kind {
             JobKind::Destage => {
@@ -221,7 +235,7 @@ impl Engine {
                 self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
             }
             JobKind::Edges(slot) => self.edges_destaged(now, slot, moved, result),
-            JobKind::Flush(_) | JobKind::Care(_) => {}
+            JobKind::Flush(_) | JobKind::Care(_) | JobKind::ReadAhead => {}
         }
         self.unsettled.push(disk);
         self.wake_all();

@@ -23,6 +23,7 @@
 //!         waiting → (commit of a zone's mark) → backing write …       past the cache
 //! ```
 
+mod ahead;
 mod care;
 mod change;
 mod commit;
@@ -46,6 +47,7 @@ use crate::claims::{Claims, Kind, Range};
 use crate::command::{Access, Event};
 use crate::device::{self, Devices, Health};
 use crate::io::{BufferCopy, BufferSlice, Io, IoError, IoOp, Op, Reply, Request, Target};
+use crate::memory::Seen;
 use crate::outcome::Outcome;
 use crate::slab::Slab;
 use crate::stats::DiskStats;
@@ -117,8 +119,10 @@ pub struct Engine {
     jobs: Slab<Job>,
     /// Buffers for jobs that none uses, and their length in bytes.
     lent: Vec<(BufferId, u32)>,
-    /// There are such buffers.
-    was_lent: bool,
+    /// How many there are of such buffers, those in use included.
+    lent_buffers: u32,
+    /// Transfers that read ahead.
+    aheads: u32,
     /// What journal writes in flight write.
     pages: BTreeMap<IoId, Vec<u8>>,
     /// Disks whose journal or destager may have something to do.
@@ -145,8 +149,8 @@ struct Active {
     pending: u32,
     /// What kind of run it is part of.
     run: Run,
-    /// It is part of a sequential run, of which memory keeps nothing.
-    in_run: bool,
+    /// What memory knows of the run it is part of.
+    seen: Seen,
     /// What it will be classified as, as far as known.
     outcome: Outcome,
     /// Buffer bytes counted in `Engine::fill_bytes`.
@@ -229,7 +233,8 @@ impl Engine {
             runnable: VecDeque::new(),
             jobs: Slab::new(JOBS_MAX),
             lent: Vec::new(),
-            was_lent: false,
+            lent_buffers: 0,
+            aheads: 0,
             pages: BTreeMap::new(),
             awake: Vec::new(),
             unsettled: Vec::new(),
@@ -260,7 +265,7 @@ impl Engine {
             first: request.offset / SECTOR_BYTES,
             end: (request.offset + request.len).div_ceil(SECTOR_BYTES),
         };
-        let (run, in_run) = self.observe(&request, range);
+        let (run, seen) = self.observe(&request, range);
         let slot = self.requests.insert(Active {
             request,
             arrived: now,
@@ -268,7 +273,7 @@ impl Engine {
             phase: Phase::Waiting,
             pending: 0,
             run,
-            in_run,
+            seen,
             outcome: Outcome::CacheOff,
             fill_bytes: 0,
             over_dirty: false,
@@ -285,6 +290,10 @@ impl Engine {
                     self.start_change(now, slot);
                 }
             }
+        }
+        // The request has entered its own claim: it does not wait for what is read after it.
+        if let Some(ahead) = seen.wanted {
+            self.read_ahead(now, request.disk, ahead);
         }
         self.run(now);
         Ok(())
@@ -383,7 +392,7 @@ impl Engine {
     /// Gives the engine a buffer of its own, for destaging and the like; without any, no cache can write back. `bytes` is a
     /// multiple of the largest block.
     pub fn lend(&mut self, buffer: BufferId, bytes: u32) {
-        self.was_lent = true;
+        self.lent_buffers += 1;
         self.lent.push((buffer, bytes));
     }
 
@@ -426,17 +435,17 @@ impl Engine {
     /// Shows a new read or write to the admission of its disk's cache, and to memory: what run is it part of for
     /// each?
     #[inline]
-    fn observe(&mut self, request: &Request, range: Range) -> (Run, bool) {
+    fn observe(&mut self, request: &Request, range: Range) -> (Run, Seen) {
         let disk = self.disk_mut(request.disk);
         let run = match (request.op, &mut disk.cache) {
             (Op::Read | Op::Write(_), Some(cache)) => cache.observe(range.first, range.end),
             _ => Run::Other,
         };
-        let in_run = match (request.op, &mut disk.memory) {
-            (Op::Read, Some(memory)) => memory.observe(range.first, range.end).is_run,
-            _ => false,
+        let seen = match (request.op, &mut disk.memory) {
+            (Op::Read, Some(memory)) => memory.observe(range.first, range.end),
+            _ => Seen::default(),
         };
-        (run, in_run)
+        (run, seen)
     }
 
     fn refuse(&mut self, now: Instant, request: &Request, error: IoError) {

@@ -3,10 +3,11 @@
 
 use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
-use crate::claims::Kind;
+use crate::claims::{Kind, Range};
 use crate::command::Mode;
 use crate::index::Index;
 use crate::io::{IoError, IoOp, Op};
+use crate::memory::Ahead;
 use crate::outcome::Outcome;
 use crate::units::Instant;
 
@@ -30,6 +31,8 @@ impl Engine {
         let is_persistent = self.disk(self.requests[slot].request.disk).journal.is_some();
         let (kind, waiting) = match source {
             Source::Memory | Source::Flash => (Kind::Read, Kind::Fill),
+            // It is being read already.
+            Source::Backing(_) if self.requests[slot].seen.expected => (Kind::Fill, Kind::Fill),
             Source::Backing(Outcome::MissFilled | Outcome::PartialMiss) => (Kind::Fill, Kind::Fill),
             // The destager writes to the backing.
             Source::Backing(_) if is_persistent => (Kind::Fill, Kind::Fill),
@@ -91,6 +94,10 @@ impl Engine {
             Source::Memory => self.serve_from_memory(now, slot),
             Source::Flash => self.serve_from_flash(now, slot),
             Source::Backing(outcome) => {
+                let Active { request, range, seen, .. } = self.requests[slot];
+                if seen.expected {
+                    self.missed_ahead(request.disk, Ahead { first: range.first, end: range.end });
+                }
                 self.requests[slot].outcome = outcome;
                 let would_fill = matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss);
                 if self.requests[slot].request.op == Op::Prefetch && !would_fill {
@@ -196,18 +203,17 @@ impl Engine {
             self.finish(slot);
             return;
         }
-        if self.find_dirty(slot) {
+        if self.find_dirty(self.requests[slot].range) {
             self.requests[slot].phase = Phase::Overlay;
             return self.issue_runs(now, slot, IoOp::Read);
         }
         self.end_backing_read(now, slot);
     }
 
-    /// Puts what is dirty of a request's range into `runs`. False if nothing is.
-    fn find_dirty(&mut self, slot: u32) -> bool {
-        let Active { request, range, .. } = self.requests[slot];
+    /// Puts what is dirty of a range into `runs`. False if nothing is.
+    pub(super) fn find_dirty(&mut self, range: Range) -> bool {
         let Engine { disks, runs, .. } = self;
-        let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        let disk = disks[range.disk.0 as usize].as_mut().expect("disks outlive their requests");
         runs.clear();
         let Some(cache) = disk.cache.as_ref().filter(|cache| cache.index.dirty_sectors() > 0) else {
             return false;

@@ -91,7 +91,7 @@ impl Engine {
         command: Option<CommandId>,
         change: CacheChange,
     ) -> Result<(), CommandError> {
-        if !self.was_lent && makes_dirty(&change) {
+        if self.lent_buffers == 0 && makes_dirty(&change) {
             return Err(CommandError::Unworkable);
         }
         let disk = self.disk_mut(id);

@@ -12,29 +12,34 @@ use crate::memory::{Memory, Piece};
 use crate::outcome::Outcome;
 use crate::units::{BufferId, DiskId, Instant, SECTOR_BYTES};
 
-/// A copy between a piece of a disk's memory and a buffer that begins at the request's first sector.
-struct Ends {
-    memory: CopyEnd,
-    buffer: CopyEnd,
-    len: u32,
+/// What memory does with what passes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Uses {
+    /// It serves reads.
+    pub(super) serves: bool,
+    /// It keeps what reads returned, and reads ahead.
+    pub(super) keeps_reads: bool,
+    /// Pages that are there take over what is written.
+    pub(super) keeps_writes: bool,
 }
 
-impl Ends {
-    fn new(disk: DiskId, id: BufferId, piece: Piece) -> Ends {
-        Ends {
-            memory: CopyEnd::Memory { disk, offset: piece.offset },
-            buffer: CopyEnd::Buffer { id, offset: (piece.at * SECTOR_BYTES) as u32 },
-            len: (piece.count * SECTOR_BYTES) as u32,
-        }
-    }
+/// Both ends of a copy between a piece of a disk's memory and a buffer, in this order. The buffer begins at the sector from which the
+/// piece counts.
+fn ends(disk: DiskId, id: BufferId, piece: Piece) -> (CopyEnd, CopyEnd, u32) {
+    let memory = CopyEnd::Memory { disk, offset: piece.offset };
+    let buffer = CopyEnd::Buffer { id, offset: (piece.at * SECTOR_BYTES) as u32 };
+    (memory, buffer, (piece.count * SECTOR_BYTES) as u32)
+}
 
-    fn inwards(self) -> BufferCopy {
-        BufferCopy { from: self.buffer, to: self.memory, len: self.len }
-    }
+/// The copy of a piece into memory.
+pub(super) fn into_memory(disk: DiskId, id: BufferId, piece: Piece) -> BufferCopy {
+    let (to, from, len) = ends(disk, id, piece);
+    BufferCopy { from, to, len }
+}
 
-    fn outwards(self) -> BufferCopy {
-        BufferCopy { from: self.memory, to: self.buffer, len: self.len }
-    }
+fn out_of_memory(disk: DiskId, id: BufferId, piece: Piece) -> BufferCopy {
+    let (from, to, len) = ends(disk, id, piece);
+    BufferCopy { from, to, len }
 }
 
 impl Disk {
@@ -52,13 +57,13 @@ impl Disk {
         }
     }
 
-    /// Does the cache's mode let memory serve reads; take what reads returned; take what was written?
-    fn memory_uses(&self) -> (bool, bool, bool) {
-        match self.cache.as_ref().map_or(Mode::default(), |cache| cache.config.mode) {
-            Mode::WriteThrough | Mode::WriteBack => (true, true, true),
-            Mode::WriteAround => (true, true, false),
-            Mode::ReadOnlyCache => (true, false, false),
-            Mode::PassThrough => (false, false, false),
+    /// As the cache's mode has it.
+    pub(super) fn memory_uses(&self) -> Uses {
+        let mode = self.cache.as_ref().map_or(Mode::default(), |cache| cache.config.mode);
+        Uses {
+            serves: mode != Mode::PassThrough,
+            keeps_reads: !matches!(mode, Mode::ReadOnlyCache | Mode::PassThrough),
+            keeps_writes: matches!(mode, Mode::WriteThrough | Mode::WriteBack),
         }
     }
 }
@@ -69,7 +74,7 @@ impl Engine {
         let Active { request, range, .. } = &self.requests[slot];
         let disk = self.disk(request.disk);
         let Some(memory) = &disk.memory else { return false };
-        request.op == Op::Read && disk.memory_uses().0 && memory.holds(range.first, range.end)
+        request.op == Op::Read && disk.memory_uses().serves && memory.holds(range.first, range.end)
     }
 
     /// Answers a read with what memory holds.
@@ -79,7 +84,7 @@ impl Engine {
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         let memory = disk.memory.as_mut().expect("it has been looked at");
-        let copy = |piece| copy_out.push_back(Ends::new(request.disk, id, piece).outwards());
+        let copy = |piece| copy_out.push_back(out_of_memory(request.disk, id, piece));
         let was_ahead = memory.read(range.first, range.end, copy);
         self.requests[slot].outcome = if was_ahead { Outcome::HitPrefetched } else { Outcome::HitMemory };
         self.reply(now, slot, Ok(()));
@@ -97,25 +102,25 @@ impl Engine {
     /// A request ends: memory keeps what a read has returned, and pages that are there take over what a write wrote.
     #[inline]
     pub(super) fn keep_in_memory(&mut self, slot: u32, result: Result<(), IoError>) {
-        let Active { request, range, in_run, outcome, .. } = &self.requests[slot];
+        let Active { request, range, seen, outcome, .. } = &self.requests[slot];
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         if disk.memory.is_none() || result.is_err() {
             return;
         }
-        let (_, reads, writes) = disk.memory_uses();
+        let uses = disk.memory_uses();
         let memory = disk.memory.as_mut().expect("looked at");
         let Some(id) = request.buffer else { return };
         match request.op {
-            Op::Read if reads && !in_run && !outcome.is_from_memory() => {
-                let copy = |piece| copy_out.push_back(Ends::new(request.disk, id, piece).inwards());
+            Op::Read if uses.keeps_reads && !seen.is_run && !outcome.is_from_memory() => {
+                let copy = |piece| copy_out.push_back(into_memory(request.disk, id, piece));
                 memory.keep(range.first, range.end, copy);
             }
-            Op::Write(_) if writes => {
+            Op::Write(_) if uses.keeps_writes => {
                 let (first, end) = whole_sectors(request.offset, request.len);
                 let copy = |mut piece: Piece| {
                     piece.at += first - range.first;
-                    copy_out.push_back(Ends::new(request.disk, id, piece).inwards());
+                    copy_out.push_back(into_memory(request.disk, id, piece));
                 };
                 memory.renew(first, end, copy);
             }

@@ -192,6 +192,7 @@ impl World<'_> {
         for (_, stats) in self.all_stats() {
             self.report.evictions += stats.evictions.blocks;
             self.report.destaged_bytes += stats.destaged_bytes;
+            self.report.read_ahead_bytes += stats.read_ahead_bytes;
         }
         self.report.repairs_under_reads = self.flash.iter().map(|flash| flash.repairs_under_reads).sum();
         Ok(())

@@ -29,6 +29,8 @@ pub(super) struct Guest {
     align: u64,
     /// Longest request but for rare ones, units.
     units_max: u64,
+    /// Where its next sequential read begins, if it reads so, and of how many units.
+    pub(super) stream: Option<(u64, u64)>,
 }
 
 impl Guest {
@@ -47,11 +49,21 @@ impl Guest {
             flush: 30,
             align: dice.pick(&[1, 8, 8, 16]),
             units_max: dice.pick(&[8, 16, 64, 256]),
+            stream: None,
         }
     }
 
     /// Its next request: what, first byte, bytes. Now and then one that makes no sense.
-    pub(super) fn ask(&self, dice: &mut Dice) -> (Op, u64, u64) {
+    pub(super) fn ask(&mut self, dice: &mut Dice) -> (Op, u64, u64) {
+        if let Some((at, count)) = self.stream
+            && dice.chance(700)
+        {
+            // Now and then it begins somewhere else.
+            let at = if at >= self.units || dice.chance(20) { dice.below(self.units) } else { at };
+            let count = count.min(self.units - at);
+            self.stream = Some((at + count, self.stream.map_or(count, |(_, count)| count)));
+            return (Op::Read, at * UNIT_BYTES, count * UNIT_BYTES);
+        }
         let op = self.op(dice);
         if op == Op::Flush {
             return (op, 0, 0);

@@ -140,6 +140,7 @@ impl World<'_> {
         for (_, stats) in self.all_stats() {
             self.report.evictions += stats.evictions.blocks;
             self.report.destaged_bytes += stats.destaged_bytes;
+            self.report.read_ahead_bytes += stats.read_ahead_bytes;
         }
     }
 

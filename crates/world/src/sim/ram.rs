@@ -2,8 +2,8 @@
 //!
 //! Some histories have it, chosen by dice of their own: the others are what they would be without.
 
-use hob_engine::command::{Command, MEMORY_PAGE_BYTES_MAX, MEMORY_PAGES_MIN, MemoryConfig};
-use hob_engine::io::{BufferCopy, CopyEnd, Op};
+use hob_engine::command::{Command, MEMORY_PAGE_BYTES_MAX, MEMORY_PAGES_MIN, MemoryConfig, Segment};
+use hob_engine::io::{BufferCopy, CopyEnd, Io, Op, Target};
 use hob_engine::units::SECTOR_BYTES;
 
 use super::{Sabotage, World, trace};
@@ -46,6 +46,30 @@ impl Ram {
 }
 
 impl World<'_> {
+    /// Some guests read sequentially, and the engine has buffers to read ahead with.
+    pub(super) fn prepare_memory(&mut self) {
+        let Some(Ram { dice }) = &mut self.ram else { return };
+        for guest in &mut self.scenario.guests {
+            if dice.chance(500) {
+                guest.stream = Some((0, dice.pick(&[1, 8, 8, 16, 32, 100])));
+            }
+        }
+        let buffers = if self.scenario.lives.is_none() { dice.below(5) } else { 0 };
+        (0..buffers).for_each(|_| self.lend(1 << 20));
+    }
+
+    /// Counts flash I/O on the engine's own buffers, where it is known to be for reading ahead.
+    pub(super) fn tally_lent(&mut self, io: &Io, failed: bool) {
+        let Target::Flash(device) = io.target else { return };
+        if self.scenario.lives.is_some() {
+            return;
+        }
+        let inside = (io.offset - super::pool::SEGMENTS_START) % self.scenario.segment_bytes;
+        let segment = Segment { device, offset: io.offset - inside };
+        let disk = self.disks.iter_mut().find(|disk| disk.segments.contains(&segment));
+        disk.expect("checked at submission").tally.flash_io(failed);
+    }
+
     /// Disks get their memory.
     pub(super) fn begin_with_memory(&mut self) -> Result<(), Violation> {
         (0..self.disks.len()).try_for_each(|disk| self.change_memory(disk))

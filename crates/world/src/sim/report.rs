@@ -57,6 +57,8 @@ pub struct Report {
     pub drains: u64,
     /// Copies between memory and buffers.
     pub copies: u64,
+    /// Bytes read ahead.
+    pub read_ahead_bytes: u64,
     /// Bytes written from flash to backings.
     pub destaged_bytes: u64,
     /// How long it took, nanoseconds of virtual time.
@@ -86,7 +88,7 @@ impl Report {
             handed_back commands fences losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards dirty_lost
-            drains copies destaged_bytes took_ns
+            drains copies read_ahead_bytes destaged_bytes took_ns
         }
     }
 }

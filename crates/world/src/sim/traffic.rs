@@ -59,7 +59,7 @@ impl World<'_> {
                 return Ok(());
             }
             let full = self.engine.in_flight() >= self.scenario.limits.requests_max;
-            let guest = &self.scenario.guests[index];
+            let guest = &mut self.scenario.guests[index];
             let (op, offset, len) = guest.ask(&mut self.dice);
             let disk = guest.disk;
             let request = self.make_request(disk, op, offset, len);
@@ -316,6 +316,7 @@ impl World<'_> {
             if done.io.op == IoOp::Read {
                 lent.tags[start..start + done.tags.len()].copy_from_slice(&done.tags);
             }
+            self.tally_lent(&done.io, failed);
         } else if let Some(slice) = done.io.slice {
             let buffer = self.buffers.get_mut(&slice.id).expect("checked at submission");
             let start = (u64::from(slice.offset) / UNIT_BYTES) as usize;

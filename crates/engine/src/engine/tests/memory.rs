@@ -204,6 +204,186 @@ fn memory_comes_changes_and_goes_under_load() {
     assert_eq!(bench.stats().memory_bytes, 0);
 }
 
+impl Bench {
+    /// The same, with that many buffers of 1 MiB.
+    fn with_buffers(mut self, count: u32) -> Bench {
+        (0..count).for_each(|i| self.engine.lend(BufferId(u32::MAX - i), 1 << 20));
+        self
+    }
+
+    /// I/O on buffers of the engine's own.
+    fn of_jobs(&self) -> Vec<Io> {
+        let is_lent = |io: &&Io| io.slice.is_some_and(|slice| slice.id.0 > 1 << 31);
+        self.ios.iter().filter(is_lent).copied().collect()
+    }
+
+    fn take(&mut self, io: Io) -> Io {
+        self.ios.retain(|other| other.id != io.id);
+        io
+    }
+}
+
+/// SYSTEMS §2: "DRAM cache … prefetches": a reader that goes on finds its data in memory.
+#[test]
+fn a_sequential_reader_is_read_ahead_of() {
+    let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);
+    bench.read_alone(0, 16 * KIB);
+    bench.read_alone(16 * KIB, 16 * KIB);
+    let third = bench.read(32 * KIB, 16 * KIB);
+    let [ahead] = bench.of_jobs()[..] else { panic!("{:?}", bench.ios) };
+    assert_eq!((ahead.target, ahead.op), (Target::Backing(DISK), IoOp::Read));
+    assert_eq!((ahead.offset, ahead.len), (48 * KIB, 64 * KIB), "four requests' length");
+    bench.settle();
+    assert_eq!(bench.outcome(third), Outcome::MissFilled);
+    let outcomes: Vec<_> = (3..40).map(|i| bench.read_alone(i * 16 * KIB, 16 * KIB)).collect();
+    assert!(outcomes.iter().all(|outcome| *outcome == Outcome::HitPrefetched), "{outcomes:?}");
+    let stats = bench.stats();
+    assert_eq!(stats.backing.ios, 3 + 4, "three by the reader, then windows of 64, 128, 256 and 512 KiB");
+    assert_eq!(stats.read_ahead_bytes, 960 * KIB);
+}
+
+#[test]
+fn random_reads_are_not_read_ahead_of() {
+    let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);
+    for i in 0..200u64 {
+        bench.read_alone(i * 7919 % 4000 * 2 * 4 * KIB, 4 * KIB);
+    }
+    assert_eq!(bench.stats().read_ahead_bytes, 0);
+}
+
+/// Reads that come while their data is on its way wait for it, and changes too; others do not.
+#[test]
+fn who_wants_what_is_being_read_ahead_waits_for_it() {
+    let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);
+    for i in 0..2 {
+        bench.read_alone(i * 16 * KIB, 16 * KIB);
+    }
+    let third = bench.read(32 * KIB, 16 * KIB);
+    let ahead = bench.of_jobs()[0];
+    let ahead = bench.take(ahead);
+    bench.settle();
+    assert!(bench.reply(third).is_some());
+    let fourth = bench.read(48 * KIB, 16 * KIB);
+    let write = bench.write(64 * KIB, 4 * KIB);
+    assert_eq!(bench.ios.len(), 0, "both wait: {:?}", bench.ios);
+    bench.end(ahead);
+    assert_eq!(bench.outcome(fourth), Outcome::HitPrefetched);
+    bench.settle();
+    assert_eq!(bench.outcome(write), Outcome::WriteCopied);
+    bench.copies.clear();
+    assert_eq!(bench.read_alone(64 * KIB, 4 * KIB), Outcome::HitMemory, "of what was written");
+}
+
+/// Promise 4: what flash has is not waited for.
+#[test]
+fn hits_do_not_wait_for_read_ahead() {
+    let mut bench = Bench::cached(64, 4 * KIB).with_buffers(4);
+    for i in 0..7 {
+        bench.read_alone(i * 16 * KIB, 16 * KIB);
+    }
+    bench
+        .command(Command::Memory(Some(MemoryConfig { bytes: 16 * MIB, page_bytes: 4096 })))
+        .expect("workable");
+    for i in 0..2 {
+        assert_eq!(bench.read_alone(i * 16 * KIB, 16 * KIB), Outcome::Hit);
+    }
+    let third = bench.read(32 * KIB, 16 * KIB);
+    let [ahead] = bench.of_jobs()[..] else { panic!("{:?}", bench.ios) };
+    assert_eq!((ahead.target, ahead.len), (Target::Flash(DeviceId(0)), 64 * KIB), "flash has all of it");
+    bench.take(ahead);
+    bench.settle();
+    assert_eq!(bench.outcome(third), Outcome::Hit);
+    assert_eq!(bench.read_alone(48 * KIB, 16 * KIB), Outcome::Hit);
+    // With a wrong checksum nothing of it is kept.
+    bench.end_with(ahead, Ok(()), &[SUM + 1; 16]);
+    assert_eq!(bench.read_alone(64 * KIB, 16 * KIB), Outcome::Hit, "and the guest's own read finds it right");
+}
+
+/// What is dirty is read over what the backing delivered.
+#[test]
+fn dirty_data_is_read_ahead_from_flash() {
+    let mut bench = Bench::write_back().with_memory(4096, 4096).with_buffers(3);
+    bench.write_alone(56 * KIB, 4 * KIB);
+    for i in 0..2 {
+        bench.read_alone(i * 16 * KIB, 16 * KIB);
+    }
+    bench.read(32 * KIB, 16 * KIB);
+    let ahead = bench.of_jobs()[0];
+    assert_eq!(ahead.target, Target::Backing(DISK));
+    let ahead = bench.take(ahead);
+    bench.copies.clear();
+    bench.end(ahead);
+    let overlay = bench.of_jobs()[0];
+    let slice = overlay.slice.expect("a read");
+    assert_eq!((overlay.target, slice.offset, slice.len), (Target::Flash(DeviceId(0)), 8192, 4096));
+    assert_eq!(bench.copied(), (0, 0), "not before it is there");
+    bench.settle();
+    assert_eq!(bench.read_alone(48 * KIB, 16 * KIB), Outcome::HitPrefetched);
+}
+
+/// A run whose backing fails, or whose pages were gone, is read ahead of less; the disk's end is the end.
+#[test]
+fn read_ahead_gives_way() {
+    let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);
+    for i in 0..2 {
+        bench.read_alone(i * 16 * KIB, 16 * KIB);
+    }
+    bench.read(32 * KIB, 16 * KIB);
+    let ahead = bench.of_jobs()[0];
+    let ahead = bench.take(ahead);
+    bench.settle();
+    bench.fail(ahead);
+    assert_eq!(bench.read_alone(48 * KIB, 16 * KIB), Outcome::MissFilled, "the guest has no error of it");
+    let end = 64 * MIB;
+    for i in 0..2 {
+        bench.read_alone(end - (4 - i) * 16 * KIB, 16 * KIB);
+    }
+    bench.read(end - 32 * KIB, 16 * KIB);
+    let [ahead] = bench.of_jobs()[..] else { panic!("{:?}", bench.ios) };
+    assert_eq!((ahead.offset, ahead.len), (end - 16 * KIB, 16 * KIB));
+    bench.settle();
+    bench.read_alone(end - 16 * KIB, 16 * KIB);
+    assert_eq!(bench.of_jobs(), [], "there is nothing behind it");
+}
+
+/// Half of the buffers are for those who have to go on.
+#[test]
+fn read_ahead_leaves_buffers_to_the_destager() {
+    let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);
+    for i in 0..3 {
+        for run in 0..8 {
+            bench.read(run * 4 * MIB + i * 16 * KIB, 16 * KIB);
+        }
+    }
+    assert_eq!(bench.of_jobs().len(), 2);
+    let bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096);
+    let mut bench = bench;
+    for i in 0..9 {
+        bench.read_alone(i * 16 * KIB, 16 * KIB);
+    }
+    assert_eq!(bench.stats().read_ahead_bytes, 0, "without buffers there is none");
+}
+
+/// A disk can be removed and its memory taken away while something is read ahead.
+#[test]
+fn read_ahead_is_in_nobodys_way() {
+    let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);
+    for i in 0..2 {
+        bench.read_alone(i * 16 * KIB, 16 * KIB);
+    }
+    bench.read(32 * KIB, 16 * KIB);
+    let ahead = bench.of_jobs()[0];
+    let ahead = bench.take(ahead);
+    bench.settle();
+    bench.command(Command::Memory(None)).expect("taken away");
+    bench.copies.clear();
+    let removal = bench.start_command(Command::RemoveDisk);
+    assert_eq!(bench.result(removal), None);
+    bench.end(ahead);
+    assert!(bench.result(removal).is_some_and(|result| result.is_ok()));
+    assert_eq!(bench.copied(), (0, 0));
+}
+
 #[test]
 fn nothing_of_a_sequential_run_is_kept() {
     let mut bench = Bench::cached(64, 4 * KIB).with_memory(16, 4096);

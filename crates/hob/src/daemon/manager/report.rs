@@ -89,6 +89,7 @@ pub(in crate::daemon::manager) fn report(
         index_bytes: stats.index_bytes,
         memory_bytes: stats.memory_bytes,
         memory_held_bytes: stats.memory_held_bytes,
+        read_ahead_bytes: stats.read_ahead_bytes,
         memory_index_bytes: stats.memory_index_bytes,
         outcomes: outcomes.collect(),
         vsphere: vsphere(stats, &latency),
