@@ -72,8 +72,8 @@ settings! {
     persistent: bool,
     /// `unified`, or `split:70` for 70 % read cache and 30 % write buffer. A change empties the cache.
     layout: String,
-    /// What may come in: `always`, `nth-access:N` or `ghost`, each with `+not-sequential:BYTES`. A change empties the
-    /// cache.
+    /// What may come in: `always`, `while-free`, `nth-access:N` or `ghost`, each with `+not-sequential:BYTES`. A change
+    /// empties the cache.
     admission: String,
     /// In which order dirty data goes to the backing: `elevator` or `coldest`.
     destage_order: String,

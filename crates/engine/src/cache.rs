@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 
 use crate::command::{CacheConfig, CommandError, Copies, DataSegment, Destage, Layout, Mode};
-use crate::directory::Directory;
+use crate::directory::{Directory, Refusal};
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DeviceId, FrameNo, SECTOR_BYTES};
 
 /// A run of a cache's sectors that lies on flash in one piece. Sectors are numbered through all
@@ -98,18 +98,21 @@ impl Cache {
     /// Before a block comes in by a read: in a split cache, clean blocks keep to their share. Returns how many
     /// had to leave.
     #[inline]
-    pub(crate) fn keep_to_read_share(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> u64 {
-        let Layout::Split { read_permille } = self.config.layout else { return 0 };
+    pub(crate) fn keep_to_read_share(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Result<u64, Refusal> {
+        let Layout::Split { read_permille } = self.config.layout else { return Ok(0) };
         let share = u64::from(self.index.frames()) * u64::from(read_permille) / 1000;
         let dirty = self.index.dirty_sectors().div_ceil(1 << self.block_shift());
         let mut gone = 0;
         while self.index.blocks_holding_data() - dirty.min(self.index.blocks_holding_data()) >= share.max(1) {
+            if self.only_while_free() {
+                return Err(Refusal::NoBlock);
+            }
             match self.evict(&is_busy) {
                 Some(evicted) => gone += evicted,
                 None => break,
             }
         }
-        gone
+        Ok(gone)
     }
 
     /// Takes settings that concern no contents.
@@ -124,18 +127,32 @@ impl Cache {
         self.set_places();
     }
 
-    /// Is anything dirty in these segments of which there is no copy elsewhere?
-    pub(crate) fn would_lose_dirty(&self, leaving: &[DataSegment]) -> bool {
-        let goes: Vec<bool> = self.segments.iter().map(|segment| leaving.contains(segment)).collect();
-        let frame_shift = self.segment_shift - self.block_shift();
-        let leaves = |sector: u64| goes[((sector >> self.block_shift()) >> frame_shift) as usize];
+    /// Is anything dirty in these segments of which there is no copy elsewhere? Sectors of the disk that are being `written`
+    /// do not count, unless they were dirty before: nobody has been told yet that they are.
+    pub(crate) fn would_lose_dirty(&self, leaving: &[DataSegment], written: impl Fn(u64) -> bool) -> bool {
+        let leaves = self.is_in(leaving);
         self.index.all_dirty().into_iter().any(|sector| {
             if self.index.of_second(sector).is_some() || !leaves(sector) {
                 return false;
             }
             let other = self.index.second_sector(sector).filter(|other| self.index.is_valid(*other));
-            other.is_none_or(leaves)
+            let (_, block, inside) = self.index.locate(sector);
+            let at = (u64::from(block.0) << self.block_shift()) + u64::from(inside);
+            other.is_none_or(&leaves) && (self.index.is_unproven(sector) || !written(at))
         })
+    }
+
+    /// Is anything dirty in these segments, first copies or second?
+    pub(crate) fn has_dirty(&self, segments: &[DataSegment]) -> bool {
+        let is_there = self.is_in(segments);
+        self.index.all_dirty().into_iter().any(is_there)
+    }
+
+    /// Whether a sector lies in one of these segments.
+    fn is_in(&self, segments: &[DataSegment]) -> impl Fn(u64) -> bool {
+        let there: Vec<bool> = self.segments.iter().map(|segment| segments.contains(segment)).collect();
+        let shift = self.segment_shift;
+        move |sector| there[(sector >> shift) as usize]
     }
 
     /// Of sectors whose checksum a crash made unknown, the copies may differ: the first one counts from now on.

@@ -369,6 +369,8 @@ pub enum Event {
         /// Sectors that cannot be read, in all.
         sectors: u64,
     },
-    /// The journal cannot be written any more: the cache takes no dirty data, and what it has goes to the backing.
+    /// The journal cannot be written any more: the cache takes no dirty data, and what it has goes to the backing. Changes and
+    /// flushes wait until its owner gives it another one, or drains it, records that it is gone and disables it; after half
+    /// a minute they fail.
     JournalLost(DiskId),
 }

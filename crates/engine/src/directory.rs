@@ -1,7 +1,7 @@
 //! What a cache holds and what gives way: index, admission and replacement, without a word on where
 //! the frames lie. The daemon's caches and simulations of them decide through this one type.
 
-use crate::admission::{Admission, Gate, Run};
+use crate::admission::{Admission, Brings, Gate, Run};
 use crate::index::Index;
 use crate::policy::{Candidate, Policy, PolicyKind};
 use crate::units::{BlockNo, FrameNo, SECTOR_BYTES, sector_ceil};
@@ -22,7 +22,7 @@ pub(crate) enum Refusal {
     Sequential,
     /// Admission or the policy wants to see it again first.
     Unproven,
-    /// Every block that could give way is in use.
+    /// No block gives way: those that could are in use, or admission lets none.
     NoBlock,
 }
 
@@ -90,6 +90,11 @@ impl Directory {
         self.gate.observe(first, end)
     }
 
+    /// Does nothing leave for what is clean?
+    pub(crate) fn only_while_free(&self) -> bool {
+        self.gate.only_while_free()
+    }
+
     /// Tells the policy that a request used the block of this cache sector.
     #[inline]
     pub(crate) fn touch(&mut self, sector: u64) {
@@ -112,7 +117,7 @@ impl Directory {
         &mut self,
         span: Span,
         found: Option<u64>,
-        run: Run,
+        (run, brings): (Run, Brings),
         is_busy: impl Fn(u64, u64) -> bool,
     ) -> Result<Placed, Refusal> {
         match found {
@@ -120,21 +125,27 @@ impl Directory {
                 self.touch(sector);
                 Ok(Placed { sector, evicted: 0 })
             }
-            None => self.place(span, run, is_busy),
+            None => self.place(span, (run, brings), is_busy),
         }
     }
 
     /// Gives a frame to the block of `span`, which has none, if it may come in. Evicts if need be;
     /// `is_busy` says whether I/O on a range of the disk's sectors is in flight.
     #[inline]
-    fn place(&mut self, span: Span, run: Run, is_busy: impl Fn(u64, u64) -> bool) -> Result<Placed, Refusal> {
+    fn place(
+        &mut self,
+        span: Span,
+        (run, brings): (Run, Brings),
+        is_busy: impl Fn(u64, u64) -> bool,
+    ) -> Result<Placed, Refusal> {
         if run == Run::Sequential {
             return Err(Refusal::Sequential);
         }
         // Both are asked: each learns from what it is asked.
-        let popular = self.gate.admit(span.block, self.index.has_free());
+        let popular = self.gate.admit(span.block, brings, self.index.has_free());
         if !(popular && self.policy.admit(span.block)) {
-            return Err(Refusal::Unproven);
+            let waits_for_room = self.gate.only_while_free() && !popular;
+            return Err(if waits_for_room { Refusal::NoBlock } else { Refusal::Unproven });
         }
         let mut evicted = 0;
         let frame = match self.index.insert(span.block) {

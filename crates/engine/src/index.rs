@@ -171,7 +171,8 @@ impl Index {
         let marks = self.marks.as_mut().expect("only a persistent cache has second copies");
         let first = marks.first_of.remove(&second).expect("it is a second copy");
         marks.second_of.remove(&first);
-        self.free.push(&mut self.block_of, second.0);
+        // Second copies are made in the order of their blocks, and go in that order: the next ones find them side by side.
+        self.free.push_last(&mut self.block_of, second.0);
     }
 
     /// Frees the frame of this sector if it is for a second copy and holds nothing.

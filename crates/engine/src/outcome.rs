@@ -19,7 +19,7 @@ pub enum Outcome {
     MissFilled,
     /// Missed, and not filled because fills wait for the flash already.
     MissFlashBusy,
-    /// Missed, and not filled because every block that could give way is in use.
+    /// Missed, and not filled because no block gives way: those that could are in use, or admission lets none.
     MissNoBlock,
     /// Missed, and not filled because it is part of a sequential run.
     MissSequential,
@@ -92,7 +92,7 @@ outcomes! {
     PartialMiss "partial-miss" "" "were only partly in flash, so the whole request came from the backing; the missing part is in flash now"
     MissFilled "miss-filled" "" "were not in flash; they came from the backing and are in flash now"
     MissFlashBusy "miss-not-admitted" "flash-busy" "were not in flash and not put there, because flash writes were already queueing up"
-    MissNoBlock "miss-not-admitted" "no-block" "were not in flash and not put there, because every block that could make room was in use"
+    MissNoBlock "miss-not-admitted" "no-block" "were not in flash and not put there, because no block made room: those that could were in use, or admission lets none leave"
     MissSequential "miss-not-admitted" "sequential" "were not in flash and not put there, because they are parts of sequential runs, which admission lets pass by"
     MissUnproven "miss-not-admitted" "unproven" "were not in flash and not put there, because admission waits until blocks are asked for more often"
     WriteCopied "write" "copied" "were writes: written through to the backing, with a copy in flash"

@@ -274,7 +274,7 @@ pub const PRESETS: &[Preset] = &[
         persistent: true,
         layout: Layout::Unified,
         block_bytes: 4 << 10,
-        admission: ALWAYS,
+        admission: Admission { popularity: Popularity::WhileFree, sequential_bytes_max: None },
         policy: "two-level-lru",
         destage: Destage {
             order: DestageOrder::Coldest,
@@ -286,7 +286,7 @@ pub const PRESETS: &[Preset] = &[
         },
         copies: Copies::TwoOfDirty,
         one_device: OneDevice::Refused,
-        notes: "Clean counts as room: only a cache full of what is not on disk sends misses past it",
+        notes: "Clean makes room for writes and not for reads: only a cache full of what is not on disk sends writes past it",
     },
     Preset {
         name: "auto",

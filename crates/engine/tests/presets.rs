@@ -35,9 +35,10 @@ struct Rig {
 impl Rig {
     /// With room for so many blocks, second copies included.
     fn new(name: &str, blocks: u32) -> Rig {
-        let row = preset(name).expect("a preset");
-        let segment_bytes = u64::from(row.block_bytes);
-        let config = row.config(segment_bytes);
+        Rig::of(parts(name), blocks)
+    }
+
+    fn of(config: CacheConfig, blocks: u32) -> Rig {
         let mut rig = Rig {
             engine: Engine::new(Limits::default()),
             requests: 0,
@@ -126,6 +127,12 @@ impl Rig {
     fn dirty_sectors(&self) -> u64 {
         self.engine.stats(self.now(), DISK).expect("the disk").sectors_dirty
     }
+}
+
+/// What a preset puts together.
+fn parts(name: &str) -> CacheConfig {
+    let row = preset(name).expect("a preset");
+    row.config(row.block_bytes.into())
 }
 
 fn enable(config: CacheConfig, blocks: u32) -> Enable {
@@ -312,6 +319,32 @@ fn clean_that_is_accessed_stays_in_zbs_and_other_clean_makes_room() {
     }
     assert_eq!(rig.read(blocks[0]), Outcome::Hit);
     assert_eq!(rig.read(blocks[1]), Outcome::MissFilled);
+}
+
+/// SYSTEMS §4: "Read miss: load into the cache when there is room and serve from it; when full, read the disk directly."
+/// and "Clean is reclaimed for new writes."
+#[test]
+fn a_zbs_full_of_clean_reads_the_disk_and_takes_writes() {
+    let mut rig = Rig::new("zbs", 1000);
+    let blocks = scattered(1200);
+    for block in &blocks[..1000] {
+        assert_eq!([rig.read(*block), rig.read(*block)], [Outcome::MissFilled, Outcome::Hit]);
+    }
+    assert_eq!([rig.read(blocks[1000]), rig.read(blocks[1000])], [Outcome::MissNoBlock; 2]);
+    for block in &blocks[1001..1100] {
+        assert_eq!(rig.write(*block), Outcome::WriteBack);
+    }
+    assert_eq!(rig.read(blocks[1050]), Outcome::Hit);
+}
+
+/// The same admission in a split cache: reads that have their share do not take the buffer's.
+#[test]
+fn while_free_keeps_to_the_read_share() {
+    let mut rig = Rig::of(CacheConfig { admission: parts("zbs").admission, ..parts("vsan") }, 1000);
+    let outcomes: Vec<Outcome> = scattered(800).into_iter().map(|block| rig.read(block)).collect();
+    assert!(outcomes[..700].iter().all(|outcome| *outcome == Outcome::MissFilled));
+    assert!(outcomes[700..].iter().all(|outcome| *outcome == Outcome::MissNoBlock));
+    assert_eq!(rig.write(50_000), Outcome::WriteBack);
 }
 
 /// SYSTEMS §4: "Write miss: into Free, or to disk when full. […] Read miss: load into the cache when there is room and

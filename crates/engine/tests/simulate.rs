@@ -12,8 +12,14 @@ use proptest::prelude::*;
 
 const DISK: DiskId = DiskId(0);
 const DISK_BYTES: u64 = 4 << 20;
-const ADMISSIONS: [&str; 5] =
-    ["always", "nth-access:3", "ghost", "always+not-sequential:64K", "nth-access:2+not-sequential:32K"];
+const ADMISSIONS: [&str; 6] = [
+    "always",
+    "while-free",
+    "nth-access:3",
+    "ghost",
+    "always+not-sequential:64K",
+    "nth-access:2+not-sequential:32K",
+];
 
 /// The engine with one disk, its I/O completed at once.
 struct Whole {

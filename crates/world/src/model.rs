@@ -139,8 +139,20 @@ impl Model {
         }
     }
 
-    /// Does the backing lag behind? Then it is not compared.
+    /// Does the backing lag behind? Then it is not compared. A discard that goes on may meet dirty data from now on, though
+    /// there was none when it began.
     pub fn set_lags(&mut self, lags: bool) {
+        if lags && !self.lags {
+            for change in &mut self.changes[self.ended_before..] {
+                if change.ended != PENDING || change.kind != Kind::Discard {
+                    continue;
+                }
+                change.reverts = true;
+                for unit in &mut self.units[change.first as usize..change.end as usize] {
+                    (unit.floor, unit.reverted) = (0, PENDING);
+                }
+            }
+        }
         self.lags = lags;
     }
 
@@ -271,7 +283,8 @@ impl Model {
             let given_up = reading.began < self.forgot.max(self.units[at as usize].reverted);
             ensure!(
                 given_up || ended >= *floor,
-                "disk {disk} unit {at}: stale {value:x} read, overwritten at {floor}"
+                "disk {disk} unit {at}: stale {value:x} read, overwritten by {}",
+                self.begun_at(*floor)
             );
             let unit = &mut self.units[at as usize];
             if unit.active > 0 || unit.last_ended > reading.began {
@@ -319,6 +332,12 @@ impl Model {
         Ok(())
     }
 
+    /// What began at this moment, in words.
+    fn begun_at(&self, moment: u32) -> String {
+        let found = self.changes.iter().position(|change| change.began == moment);
+        found.map_or("nothing".into(), |at| format!("change {:#x}, {:?}", at + 1, self.changes[at].kind))
+    }
+
     /// When the change ended that made a unit hold this; an error when none can have.
     fn ended(&self, value: Tag, at: u32) -> Result<u32, Violation> {
         let unit = &self.units[at as usize];
@@ -357,6 +376,22 @@ impl Model {
             }
         }
         floors
+    }
+
+    /// Units of the disk.
+    pub fn units(&self) -> usize {
+        self.units.len()
+    }
+
+    /// Did a unit ever hold this?
+    pub fn may_hold(&self, value: Tag, unit: u32) -> bool {
+        self.ended(value, unit).is_ok()
+    }
+
+    /// Was the newest change of a unit never made durable?
+    pub fn is_loose(&self, unit: u32) -> bool {
+        let newest = self.changes.iter().rev().find(|change| (change.first..change.end).contains(&unit));
+        newest.is_some_and(|change| !change.durable)
     }
 
     /// The engine is gone. Changes that went on may have happened, in part or not at all. Of those that

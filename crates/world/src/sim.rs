@@ -18,6 +18,7 @@ mod audit;
 mod commands;
 mod finish;
 mod guest;
+mod injection;
 mod lives;
 mod owner;
 mod pool;
@@ -41,6 +42,8 @@ use crate::model::{Kind, Model};
 use crate::queue::Queue;
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
+use injection::Injection;
+pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inject};
 use lives::Lent;
 use owner::Owner;
 use pool::Asked;
@@ -154,6 +157,9 @@ pub enum Sabotage {
 /// Lives the history of this seed.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
     let mut world = World::new(seed, options);
+    for (number, device) in world.scenario.devices.iter().enumerate() {
+        trace!(world, "device {number}: {device:?}");
+    }
     world.live().map_err(|Violation(what)| Violation(format!("{what} (HOB_SEED={seed})")))?;
     Ok(world.report)
 }
@@ -262,6 +268,8 @@ struct World<'a> {
     stopping: bool,
     ios: BTreeSet<IoId>,
     has_power: bool,
+    /// What is to fail on purpose, and when.
+    injection: Option<Injection>,
     report: Report,
 }
 
@@ -269,6 +277,10 @@ impl<'a> World<'a> {
     fn new(seed: u64, options: &'a Options) -> Self {
         let mut dice = Dice::new(seed);
         let scenario = Scenario::draw(options, &mut dice);
+        Self::of(scenario, dice, options)
+    }
+
+    fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
         let lie = match options.sabotage {
             Some(Sabotage::Lie(lie)) => Some(lie),
             _ => None,
@@ -327,6 +339,7 @@ impl<'a> World<'a> {
             stopping: false,
             ios: BTreeSet::new(),
             has_power: true,
+            injection: None,
             report: Report::default(),
             scenario,
         };

@@ -8,13 +8,13 @@ use hob_world::sim::{Options, Report, run};
 const HISTORIES: u64 = 2_000;
 
 /// Findings that are not understood yet, and what they say: left out below, and lived by `open_findings`.
-const OPEN: [(u64, u32, &str); 6] = [
-    (2145, 200, "journal lost with a sound device"),
-    (2546, 200, "stale 101000023 read"),
-    (9711, 200, "was never written there"),
-    (10_042, 200, "lost 1 dirty sectors"),
-    (11_987, 200, "a read saw change 33"),
-    (13_906, 200, "lost 1 dirty sectors"),
+const OPEN: [(u64, u32, &str); 2] =
+    [(2546, 200, "stale 101000023 read"), (11_987, 200, "a read saw change 33")];
+
+/// What was wrong once.
+const MENDED: [(u64, u32, &str); 2] = [
+    (10_042, 200, "segments that hold a dirty sector's good copy left their cache"),
+    (13_906, 200, "segments that hold a dirty sector's good copy left their cache"),
 ];
 
 fn from_env(name: &str) -> Option<u64> {
@@ -104,6 +104,14 @@ fn sound_devices_lose_nothing_that_was_flushed() {
 #[test]
 fn long_lives_keep_every_promise() {
     live(6_000_000..6_000_020, &Options { requests: 5000, ..Options::lives() });
+}
+
+/// Histories that were wrong once, each for a reason of its own.
+#[test]
+fn mended_findings_stay_mended() {
+    for (seed, requests, _what_it_was) in MENDED {
+        live(seed..seed + 1, &Options { requests, ..Options::lives() });
+    }
 }
 
 /// Passes as long as each still shows what it showed: one that does not has been mended, and goes from the list.

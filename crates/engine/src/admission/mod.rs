@@ -2,7 +2,7 @@
 //! from the backing and costs no flash write and no eviction.
 //!
 //! Two parts that combine: how popular a block must be, and how long a sequential run may get before
-//! it passes by the cache. Users write `always`, `nth-access:3`, `ghost`, each with
+//! it passes by the cache. Users write `always`, `while-free`, `nth-access:3`, `ghost`, each with
 //! `+not-sequential:512K` if they like.
 
 mod popularity;
@@ -35,6 +35,9 @@ pub enum Popularity {
     /// Not at all.
     #[default]
     Always,
+    /// Not at all, but nothing leaves for what the backing has too. SmartX ZBS reads past a full cache, and makes room
+    /// for what is written.
+    WhileFree,
     /// It must have been asked for that many times (2 to [`ACCESSES_MAX`]), this time included, while
     /// no more other blocks than the cache holds were refused in between. EMC FAST Cache promotes at the third.
     NthAccess(u8),
@@ -54,6 +57,10 @@ pub struct AdmissionInfo {
 /// What [`Admission`] parses, for help and docs.
 pub const ADMISSIONS: &[AdmissionInfo] = &[
     AdmissionInfo { form: "always", summary: "every block that is asked for comes in" },
+    AdmissionInfo {
+        form: "while-free",
+        summary: "a block comes in while one is free; what is written back takes the place of what is clean",
+    },
     AdmissionInfo {
         form: "nth-access:N",
         summary: "a block comes in when it is asked for the N-th time (2 to 8) within a cache's worth of other misses",
@@ -90,6 +97,7 @@ impl FromStr for Admission {
         for (index, part) in text.split('+').enumerate() {
             match part.split_once(':') {
                 None if index == 0 && part == "always" => {}
+                None if index == 0 && part == "while-free" => admission.popularity = Popularity::WhileFree,
                 None if index == 0 && part == "ghost" => admission.popularity = Popularity::Ghost,
                 Some(("nth-access", n)) if index == 0 => {
                     let n = n.parse().ok().filter(|n| (2..=ACCESSES_MAX).contains(n));
@@ -109,6 +117,7 @@ impl fmt::Display for Admission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.popularity {
             Popularity::Always => write!(f, "always")?,
+            Popularity::WhileFree => write!(f, "while-free")?,
             Popularity::NthAccess(n) => write!(f, "nth-access:{n}")?,
             Popularity::Ghost => write!(f, "ghost")?,
         }
@@ -140,6 +149,15 @@ pub(crate) struct Gate {
     sequential: Option<(u64, Streams)>,
 }
 
+/// What a block is to hold when it comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Brings {
+    /// A copy of what is on the backing.
+    Clean,
+    /// What the backing gets later.
+    Dirty,
+}
+
 /// May blocks of a request come in?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Run {
@@ -152,9 +170,10 @@ pub(crate) enum Run {
 impl Gate {
     /// For a cache of that many frames.
     pub(crate) fn new(admission: Admission, frames: u32) -> Gate {
+        let remembers = matches!(admission.popularity, Popularity::NthAccess(_) | Popularity::Ghost);
         Gate {
             popularity: admission.popularity,
-            recent: (admission.popularity != Popularity::Always).then(|| Recent::new(frames)),
+            recent: remembers.then(|| Recent::new(frames)),
             sequential: admission.sequential_bytes_max.map(|bytes| (bytes, Streams::default())),
         }
     }
@@ -168,12 +187,18 @@ impl Gate {
     }
 
     /// May this block come in, which was asked for and is not in the cache?
-    pub(crate) fn admit(&mut self, block: BlockNo, has_room: bool) -> bool {
+    pub(crate) fn admit(&mut self, block: BlockNo, brings: Brings, has_room: bool) -> bool {
         match (self.popularity, &mut self.recent) {
+            (Popularity::WhileFree, _) => has_room || brings == Brings::Dirty,
             (Popularity::NthAccess(n), Some(recent)) => recent.count(block, n) >= n,
             (Popularity::Ghost, Some(recent)) => has_room || recent.count(block, 2) >= 2,
             _ => true,
         }
+    }
+
+    /// Does nothing leave for what is clean?
+    pub(crate) fn only_while_free(&self) -> bool {
+        self.popularity == Popularity::WhileFree
     }
 
     /// A block leaves the cache.

@@ -8,9 +8,14 @@ fn gate(text: &str, frames: u32) -> Gate {
 
 #[test]
 fn text_goes_both_ways() {
-    for text in
-        ["always", "nth-access:3", "ghost", "always+not-sequential:512K", "nth-access:3+not-sequential:1M"]
-    {
+    for text in [
+        "always",
+        "while-free",
+        "nth-access:3",
+        "ghost",
+        "always+not-sequential:512K",
+        "nth-access:3+not-sequential:1M",
+    ] {
         assert_eq!(text.parse::<Admission>().map(|a| a.to_string()), Ok(text.to_owned()));
     }
     for text in [
@@ -36,30 +41,44 @@ fn the_third_access_promotes() {
     let mut gate = gate("nth-access:3", 1000);
     let block = BlockNo(7);
     assert_eq!(
-        [gate.admit(block, true), gate.admit(block, true), gate.admit(block, true)],
+        [
+            gate.admit(block, Brings::Clean, true),
+            gate.admit(block, Brings::Clean, true),
+            gate.admit(block, Brings::Clean, true)
+        ],
         [false, false, true]
     );
     // Once in and out again, it has to prove itself anew.
     gate.evicted(block);
-    assert!(!gate.admit(block, true));
+    assert!(!gate.admit(block, Brings::Clean, true));
 }
 
 #[test]
 fn accesses_too_long_ago_do_not_count() {
     let mut gate = gate("nth-access:2", 1000);
-    assert!(!gate.admit(BlockNo(7), true));
-    (100..100_000).for_each(|block| _ = gate.admit(BlockNo(block), true));
-    assert!(!gate.admit(BlockNo(7), true));
+    assert!(!gate.admit(BlockNo(7), Brings::Clean, true));
+    (100..100_000).for_each(|block| _ = gate.admit(BlockNo(block), Brings::Clean, true));
+    assert!(!gate.admit(BlockNo(7), Brings::Clean, true));
 }
 
 #[test]
 fn a_ghost_comes_back_and_a_stranger_only_while_there_is_room() {
     let mut gate = gate("ghost", 100);
-    assert!(gate.admit(BlockNo(1), true));
-    assert!(!gate.admit(BlockNo(2), false));
-    assert!(gate.admit(BlockNo(2), false), "refused a moment ago");
+    assert!(gate.admit(BlockNo(1), Brings::Clean, true));
+    assert!(!gate.admit(BlockNo(2), Brings::Clean, false));
+    assert!(gate.admit(BlockNo(2), Brings::Clean, false), "refused a moment ago");
     gate.evicted(BlockNo(1));
-    assert!(gate.admit(BlockNo(1), false), "left a moment ago");
+    assert!(gate.admit(BlockNo(1), Brings::Clean, false), "left a moment ago");
+}
+
+/// SYSTEMS §4, "Read miss: load into the cache when there is room", and "Clean is reclaimed for new writes".
+#[test]
+fn while_free_only_what_is_dirty_makes_room() {
+    let mut gate = gate("while-free", 100);
+    assert!(gate.admit(BlockNo(1), Brings::Clean, true));
+    assert!(!gate.admit(BlockNo(2), Brings::Clean, false) && !gate.admit(BlockNo(2), Brings::Clean, false));
+    assert!(gate.admit(BlockNo(2), Brings::Dirty, false));
+    assert_eq!(gate.bytes(), 0, "it remembers nothing");
 }
 
 /// SYSTEMS §2, "sequential streams and large I/O thus never populate it".

@@ -95,6 +95,11 @@ impl Engine {
         }
         self.unhold(id);
         let disk = self.disk_mut(id);
+        if let Some(command) = disk.removing.take_if(|_| !disk.stranded.is_empty()) {
+            // They wait for another journal, and so has the removal to.
+            self.done(command, id, Err(CommandError::JournalFailed));
+        }
+        let disk = self.disk_mut(id);
         if disk.removing.is_some() && disk.in_flight == 0 && disk.journal.is_some() && !disk.closed {
             // Its cache is closed first, and stays on flash. Where that cannot be, the disk stays too.
             if disk.journal.as_ref().is_some_and(|journal| journal.dead) && disk.opening.is_none() {

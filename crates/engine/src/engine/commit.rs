@@ -6,7 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Engine, Owner, Phase};
+use super::stranded::WAIT_NS_MAX;
+use super::{Active, Engine, Owner, Phase};
 use crate::cache::Cache;
 use crate::claims::Range;
 use crate::command::{Copies, Event, NewRing};
@@ -45,6 +46,9 @@ pub(super) struct Journal {
     in_flight: BTreeMap<u64, u8>,
     /// Devices written since they were flushed.
     written: BTreeSet<DeviceId>,
+    /// Of these, those whose last flush failed, though nothing depended on them alone. Dirty data gets no checksum in the
+    /// journal when it is overwritten, and without one nobody knows which copy is right: none is written meanwhile.
+    pub(super) spared: BTreeSet<DeviceId>,
     /// Something was recorded or written that a guest's flush must make durable.
     pub(super) urgent: bool,
     /// Marks of zones that no page has yet, and the page that has the newest.
@@ -64,6 +68,8 @@ pub(super) struct Journal {
     oldest: Option<Instant>,
     /// Nothing can be recorded any more.
     pub(super) dead: bool,
+    /// Since when, if it was in service.
+    lost_at: Option<Instant>,
 }
 
 /// A commit under way.
@@ -87,6 +93,7 @@ impl Journal {
             segment_bytes,
             in_flight: BTreeMap::new(),
             written: BTreeSet::new(),
+            spared: BTreeSet::new(),
             urgent: false,
             unsealed_marks: false,
             marks_in: 0,
@@ -98,7 +105,13 @@ impl Journal {
             round: None,
             oldest: None,
             dead: false,
+            lost_at: None,
         }
+    }
+
+    /// When it was lost, if it was.
+    pub(super) fn lost_at(&self) -> Option<Instant> {
+        self.lost_at
     }
 
     /// Adds a record. When it is durable, the sector `release` is held no longer, unless it is dirty then.
@@ -172,9 +185,17 @@ impl Journal {
 
     /// Before a commit that somebody waits for: where there are two copies, a checksum has to tell which of them is right.
     fn prove_rewritten(&mut self, now: Instant, index: &mut Index) {
-        for sector in std::mem::take(&mut self.rewritten) {
-            if index.is_dirty(sector) && index.is_unproven(sector) && !index.is_sum_unknown(sector) {
-                self.prove_sector(now, index, sector);
+        let rewritten = std::mem::take(&mut self.rewritten);
+        let is_first =
+            |sector: &u64| index.of_second(*sector).is_none_or(|first| !rewritten.contains(&first));
+        // The two copies of a sector side by side: see `Writer`.
+        let firsts: Vec<u64> = rewritten.iter().copied().filter(is_first).collect();
+        for first in firsts {
+            let second = index.second_sector(first).filter(|second| rewritten.contains(second));
+            for sector in [Some(first), second].into_iter().flatten() {
+                if index.is_dirty(sector) && index.is_unproven(sector) && !index.is_sum_unknown(sector) {
+                    self.prove_sector(now, index, sector);
+                }
             }
         }
     }
@@ -209,10 +230,15 @@ impl Journal {
 
     /// Records the checksum of a dirty sector of which the journal has none.
     pub(super) fn prove_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
+        self.record_dirty(now, index, sector);
+        index.set_unproven(sector, false);
+    }
+
+    /// Records that a dirty sector has the checksum that the index knows.
+    pub(super) fn record_dirty(&mut self, now: Instant, index: &Index, sector: u64) {
         let (frame, block, inside) = index.locate(sector);
         let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
         self.record(now, Change::Set { frame, block, sector: inside, sum, dirty: true, second }, None);
-        index.set_unproven(sector, false);
     }
 
     /// Gives up what a sector holds, if anything.
@@ -417,14 +443,22 @@ impl Engine {
                     journal.in_flight.remove(&first);
                 }
                 if journal.lost.iter().all(|lost| *lost) {
-                    self.lose_journal(disk);
+                    self.lose_journal(now, disk);
                 }
             }
             (JournalIo::Flush { .. }, result) => {
-                if result.is_err() && !self.spare_device(disk, device) {
-                    self.lose_journal(disk);
+                let spared = result.is_err() && self.spare_device(disk, device);
+                if result.is_err() && !spared {
+                    self.lose_journal(now, disk);
                 }
                 let journal = self.journal_mut(disk).expect("in flight");
+                if spared {
+                    // The next round tries again.
+                    journal.spared.insert(device);
+                    journal.written.insert(device);
+                } else {
+                    journal.spared.remove(&device);
+                }
                 let round = journal.round.as_mut().expect("a flush belongs to a round");
                 let left = round.flushes.as_mut().expect("a flush is in flight");
                 *left -= 1;
@@ -467,46 +501,69 @@ impl Engine {
     }
 
     /// A device does not make anything durable. True if nothing depends on it alone: the ring has another copy, and so has
-    /// all dirty data.
+    /// all dirty data, or gets it before anybody is told.
     fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
-        let disk = self.disk_mut(disk);
+        let Engine { disks, requests, .. } = self;
+        let on_its_way = |active: &&Active| active.phase == Phase::FlashWrite && active.request.disk == disk;
+        let written: Vec<Range> = requests.iter().filter(on_its_way).map(|active| active.range).collect();
+        let disk = disks[disk.0 as usize].as_mut().expect("disks outlive their I/O");
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
         let on_it: Vec<_> =
             cache.segments.iter().filter(|segment| segment.place.device == device).copied().collect();
         for (copy, lost) in journal.ring.copies.iter().zip(&mut journal.lost) {
             *lost |= copy.iter().any(|segment| segment.device == device);
         }
-        !journal.lost.iter().all(|lost| *lost) && !cache.would_lose_dirty(&on_it)
+        let is_written = |at| written.iter().any(|range| (range.first..range.end).contains(&at));
+        !journal.lost.iter().all(|lost| *lost) && !cache.would_lose_dirty(&on_it, is_written)
     }
 
-    /// The journal cannot be written: no more dirty data, and what there is goes to the backing.
-    fn lose_journal(&mut self, disk: DiskId) {
+    /// The journal cannot be written: no more dirty data, and what there is goes to the backing. That a ring which is being
+    /// made fails says its command: the cache has the one before it still.
+    fn lose_journal(&mut self, now: Instant, disk: DiskId) {
+        let is_new = self.disk(disk).opening.as_ref().is_some_and(|opening| opening.makes_ring());
         let journal = self.journal_mut(disk).expect("it is lost");
         if !std::mem::replace(&mut journal.dead, true) {
             if journal.round.as_ref().is_some_and(|round| round.flushes.is_none()) {
                 let round = journal.round.take().expect("matched");
                 journal.waiting.extend(round.waiters);
             }
-            self.event_out.push_back(Event::JournalLost(disk));
+            if !is_new {
+                journal.lost_at = Some(now);
+                self.event_out.push_back(Event::JournalLost(disk));
+            }
         }
     }
 
     /// Tells those who wait for a journal that is lost.
     fn fail_waiters(&mut self, now: Instant, disk: DiskId) {
         let journal = self.journal_mut(disk).expect("it is lost");
-        for slot in std::mem::take(&mut journal.waiting) {
+        let waited = journal.lost_at.is_some_and(|at| now - at >= WAIT_NS_MAX);
+        let waiting = std::mem::take(&mut journal.waiting);
+        if !waiting.is_empty() {
+            // A change may have waited for them.
+            self.unsettled.push(disk);
+        }
+        for slot in waiting {
             self.committed(now, slot, Err(IoError::Failed));
+        }
+        if waited {
+            self.fail_stranded(now, disk);
         }
     }
 
-    /// A request that waited for a commit goes on.
+    /// A request that waited for a commit goes on, or waits for another journal.
     fn committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
-        match self.requests[slot].phase {
-            Phase::CommitThenChange => self.runnable.push_back(slot),
-            Phase::CommitThenReply => self.end_written(now, slot, result),
-            Phase::CommitThenFlush => self.flush_committed(now, slot, result),
-            Phase::CommitThenThrough => self.go_through(now, slot),
-            other => panic!("a request in {other:?} waits for a commit"),
+        match (self.requests[slot].phase, result) {
+            (Phase::CommitThenChange, _) => self.runnable.push_back(slot),
+            (Phase::CommitThenReply, Ok(())) => self.end_written(now, slot, result),
+            (Phase::CommitThenFlush, Ok(())) => self.flush_committed(now, slot, result),
+            (Phase::CommitThenReply | Phase::CommitThenFlush, Err(_)) => self.leave_unanswered(now, slot),
+            (Phase::CommitThenThrough, Ok(())) => self.go_through(now, slot),
+            (Phase::CommitThenThrough, Err(_)) => {
+                self.leave_zones(slot);
+                self.runnable.push_back(slot);
+            }
+            (other, _) => panic!("a request in {other:?} waits for a commit"),
         }
     }
 }

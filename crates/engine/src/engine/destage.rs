@@ -4,8 +4,6 @@
 //! clean. A write in between takes its sectors out of this: they stay dirty. An *epoch* says how old dirty data is: half of
 //! the dirty-age bound, or, where write order is kept, what lies between two flushes of the guest.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use super::Engine;
 use super::jobs::JobKind;
 use crate::cache::Cache;
@@ -23,120 +21,6 @@ const TRANSFERS: [u32; 3] = [1, 2, 8];
 /// After a failure the destager rests for this long, doubled with each further one, nanoseconds.
 const REST_NS_MIN: u64 = 100_000_000;
 const REST_NS_MAX: u64 = 10_000_000_000;
-
-/// The dirty data of one cache.
-#[derive(Debug, Default)]
-pub(super) struct Destager {
-    /// Blocks with dirty sectors that are not on their way, and the epoch in which they became so.
-    todo: BTreeMap<BlockNo, u32>,
-    /// How many of them each epoch has.
-    epochs: BTreeMap<u32, u32>,
-    /// Guest flushes, where write order is kept.
-    flushes: u32,
-    /// The newest epoch whose data may go to the backing now, where write order is kept.
-    front: u32,
-    /// Where the elevator is.
-    cursor: BlockNo,
-    /// More is dirty than was to be, and not yet little enough.
-    running: bool,
-    /// Sectors of the disk that the backing got and that may not be durable there.
-    written: BTreeSet<u64>,
-    /// Of these, those that the flush under way makes durable.
-    flushing: BTreeSet<u64>,
-    is_flushing: bool,
-    pub(super) transfers: u32,
-    failures: u32,
-    rest_until: Option<Instant>,
-    /// When there may be something to do though nothing happened.
-    wake_at: Option<Instant>,
-    /// Requests that wait until older data is on the backing.
-    pub(super) order_waiters: Vec<u32>,
-}
-
-impl Destager {
-    /// What a guest's write makes of these blocks.
-    fn add(&mut self, block: BlockNo, epoch: u32) {
-        if let std::collections::btree_map::Entry::Vacant(entry) = self.todo.entry(block) {
-            entry.insert(epoch);
-            *self.epochs.entry(epoch).or_default() += 1;
-        }
-    }
-
-    fn take(&mut self, block: BlockNo) -> Option<u32> {
-        let epoch = self.todo.remove(&block)?;
-        let count = self.epochs.get_mut(&epoch).expect("each block is counted");
-        *count -= 1;
-        if *count == 0 {
-            self.epochs.remove(&epoch);
-        }
-        Some(epoch)
-    }
-
-    /// New data or no data: these sectors are not on their way any more.
-    pub(super) fn cut(&mut self, first: u64, end: u64) {
-        for set in [&mut self.written, &mut self.flushing] {
-            if !set.is_empty() {
-                let gone: Vec<u64> = set.range(first..end).copied().collect();
-                gone.iter().for_each(|sector| _ = set.remove(sector));
-            }
-        }
-    }
-
-    /// This block is to be destaged at once, or as soon as its turn comes.
-    pub(super) fn hurry(&mut self, block: BlockNo) {
-        self.add(block, self.front);
-    }
-
-    /// A guest flushed.
-    pub(super) fn flush_point(&mut self) {
-        self.flushes += 1;
-    }
-
-    /// Is the backing being flushed for it?
-    pub(super) fn is_flushing(&self) -> bool {
-        self.is_flushing
-    }
-
-    /// A flush of the backing has begun.
-    pub(super) fn begin_flush(&mut self) {
-        assert!(!self.is_flushing);
-        self.is_flushing = true;
-        self.flushing = std::mem::take(&mut self.written);
-    }
-
-    /// Is this sector of the disk on its way, and the backing has it?
-    pub(super) fn is_moved(&self, sector: u64) -> bool {
-        self.written.contains(&sector) || self.flushing.contains(&sector)
-    }
-
-    /// Forgets everything: these blocks are dirty, and have been for long.
-    pub(super) fn restart(&mut self, dirty: impl Iterator<Item = BlockNo>) {
-        // Transfers that wait for a claim will find out what is dirty when they have it.
-        let (order_waiters, flushes) = (std::mem::take(&mut self.order_waiters), self.flushes);
-        let transfers = self.transfers;
-        *self = Destager { order_waiters, flushes, front: flushes, transfers, ..Destager::default() };
-        let epoch = if flushes > 0 { flushes - 1 } else { 0 };
-        dirty.for_each(|block| self.add(block, epoch));
-    }
-
-    /// Is nothing under way?
-    pub(super) fn is_idle(&self) -> bool {
-        self.transfers == 0 && !self.is_flushing
-    }
-
-    /// Is nothing left to be done either?
-    fn is_done(&self) -> bool {
-        self.is_idle() && self.todo.is_empty() && self.written.is_empty()
-    }
-
-    /// The next block of which the epoch may go, from the cursor on, round and round.
-    fn elevator(&self, newest: u32) -> Option<BlockNo> {
-        self.epochs.range(..=newest).next()?;
-        let may = |(_, epoch): &(&BlockNo, &u32)| **epoch <= newest;
-        let ahead = self.todo.range(self.cursor..).find(may);
-        ahead.or_else(|| self.todo.iter().find(may)).map(|(block, _)| *block)
-    }
-}
 
 impl Cache {
     /// Dirty sectors, per mille of as many as the cache can hold.
@@ -378,6 +262,11 @@ impl Engine {
         let lost = disk.lost.len() as u64;
         if disk.flash_writes > 0 || dirty > lost || !disk.destager.is_idle() {
             return;
+        }
+        // Until the journal durably knows, a crash finds data that is dirty, and older than what the backing may get now.
+        if let Some(journal) = disk.journal.as_mut().filter(|journal| !journal.dead && journal.needs_commit())
+        {
+            return journal.ask();
         }
         disk.draining = None;
         let result = if dirty == 0 { Ok(Vec::new()) } else { Err(CommandError::Lost) };

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::care::Care;
 use super::commit::Journal;
-use super::destage::Destager;
+use super::destager::Destager;
+use super::stranded::{Stranded, WAIT_NS_MAX};
 use super::structure::Opening;
 use crate::cache::Cache;
 use crate::command::{CacheChange, DiskConfig};
@@ -47,6 +48,8 @@ pub(super) struct Disk {
     /// Requests wait until the change of a persistent cache is complete.
     pub(super) holds: bool,
     pub(super) held: Vec<u32>,
+    /// Requests that wait because the journal is lost.
+    pub(super) stranded: Stranded,
     /// Sectors of the cache that are dirty and that flash did not deliver.
     pub(super) lost: BTreeSet<u64>,
     /// Writes of guests on their way to flash.
@@ -90,6 +93,7 @@ impl Disk {
             draining: None,
             holds: false,
             held: Vec::new(),
+            stranded: Stranded::default(),
             lost: BTreeSet::new(),
             flash_writes: 0,
             // What was written before the disk came under our care may not be durable either.
@@ -114,12 +118,14 @@ impl Disk {
     /// When its cache wants to be looked at.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let journal = self.journal.as_ref()?;
+        let lost_at = journal.lost_at().filter(|_| !self.stranded.is_empty());
+        let given_up = lost_at.map(|at| at + WAIT_NS_MAX);
         if self.holds {
-            return journal.deadline();
+            return journal.deadline().into_iter().chain(given_up).min();
         }
         let care = if journal.dead { None } else { self.care.deadline() };
         let journal = journal.deadline().into_iter();
-        journal.chain(self.destage_deadline()).chain(self.zones_due).chain(care).min()
+        journal.chain(self.destage_deadline()).chain(self.zones_due).chain(care).chain(given_up).min()
     }
 
     /// The cache, if flash I/O may be started now; else why not.

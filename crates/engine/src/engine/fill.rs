@@ -4,6 +4,7 @@
 //! it is written. A sector becomes valid when its write has completed.
 
 use super::{Active, Engine, Limits, Pending, Phase};
+use crate::admission::Brings;
 use crate::cache::{FlashRun, push_run};
 use crate::claims::Range;
 use crate::command::{Copies, Mode};
@@ -42,16 +43,15 @@ impl Engine {
         let mut buffer_sector = first - range.first;
         for span in cache.spans(first, end) {
             let found = cache.find(span);
-            if found.is_none() {
-                evicted += cache.keep_to_read_share(is_busy);
-            }
+            let has_share =
+                found.is_some() || cache.keep_to_read_share(is_busy).map(|gone| evicted += gone).is_ok();
             // Once no block can leave, the request's own blocks keep it so: it looks for no more.
             let brought = if found.is_none() && not_admitted {
                 Err(Refusal::Unproven)
-            } else if found.is_none() && refused == Some(Outcome::MissNoBlock) {
+            } else if !has_share || found.is_none() && refused == Some(Outcome::MissNoBlock) {
                 Err(Refusal::NoBlock)
             } else {
-                cache.bring(span, found, run, is_busy)
+                cache.bring(span, found, (run, Brings::Clean), is_busy)
             };
             match brought {
                 Ok(Placed { sector, evicted: gone }) => {

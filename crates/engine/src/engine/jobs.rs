@@ -253,7 +253,7 @@ impl Engine {
     ) -> bool {
         let disk = self.disks[disk_id.0 as usize].as_mut().expect("disks outlive their I/O");
         let cache = disk.cache.as_mut().expect("changes wait for flash I/O");
-        let mut good = true;
+        let (mut good, mut lost) = (true, false);
         let (mut again, mut found) = (Vec::new(), Vec::new());
         for (i, sector) in (io.sector..io.sector + io.sectors).enumerate() {
             let right = result.is_ok() && cache.index.matches(sector, sums[i]);
@@ -269,6 +269,7 @@ impl Engine {
                     // It may have become clean meanwhile.
                     if cache.index.is_dirty(first) {
                         disk.lost.insert(first);
+                        lost = true;
                     }
                 }
             }
@@ -285,7 +286,7 @@ impl Engine {
             self.devices.get(extent.device).issued(id, serial, now);
             self.disk_mut(disk_id).flash_in_flight += 1;
         }
-        if !good {
+        if lost {
             let sectors = self.disk(disk_id).lost.len() as u64;
             self.event_out.push_back(crate::command::Event::DirtyLost { disk: disk_id, sectors });
         }

@@ -28,10 +28,12 @@ mod care;
 mod change;
 mod commit;
 mod destage;
+mod destager;
 mod disk;
 mod fill;
 mod jobs;
 mod read;
+mod stranded;
 mod structure;
 #[cfg(test)]
 mod tests;
@@ -159,6 +161,8 @@ struct Active {
     over_dirty: bool,
     /// Flash did not take all of a write.
     failed: bool,
+    /// Cache sectors that flash has taken of it, with their checksums, until all of its writes have ended.
+    written: Vec<(u64, u32)>,
     /// Its blocks were to come in and may not: admission has heard of it, and is not asked again.
     not_admitted: bool,
     /// Its zones count it as a write to the backing in flight.
@@ -278,6 +282,7 @@ impl Engine {
             fill_bytes: 0,
             over_dirty: false,
             failed: false,
+            written: Vec::new(),
             not_admitted: false,
             zoned: false,
             flush_mark: 0,

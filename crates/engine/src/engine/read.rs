@@ -245,12 +245,28 @@ impl Engine {
         if pending > 0 {
             return;
         }
+        if failed && !self.is_range_lost(slot) {
+            // It became clean meanwhile, and its second copy went: the backing has it now.
+            self.requests[slot].failed = false;
+            return self.read_backing(now, slot);
+        }
         if failed {
             self.requests[slot].outcome = Outcome::DirtyLost;
             self.reply(now, slot, Err(IoError::Failed));
             return self.finish(slot);
         }
         self.end_backing_read(now, slot);
+    }
+
+    /// Is anything dirty in a request's range that flash did not deliver?
+    fn is_range_lost(&self, slot: u32) -> bool {
+        let Active { request, range, .. } = self.requests[slot];
+        let disk = self.disk(request.disk);
+        let Some(cache) = disk.cache.as_ref().filter(|_| !disk.lost.is_empty()) else { return false };
+        cache.spans(range.first, range.end).any(|span| {
+            let found = cache.find(span);
+            found.is_some_and(|sector| disk.lost.range(sector..sector + span.count).next().is_some())
+        })
     }
 
     fn end_backing_read(&mut self, now: Instant, slot: u32) {

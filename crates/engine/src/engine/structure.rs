@@ -36,6 +36,13 @@ pub(super) struct Opening {
     released: Vec<Segment>,
 }
 
+impl Opening {
+    /// Does it make a new ring, which counts only when it is complete?
+    pub(super) fn makes_ring(&self) -> bool {
+        self.kind == Kind::Ring
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Ring,
@@ -94,14 +101,19 @@ impl Engine {
         if self.lent_buffers == 0 && makes_dirty(&change) {
             return Err(CommandError::Unworkable);
         }
-        let disk = self.disk_mut(id);
+        let Engine { disks, devices, .. } = self;
+        let disk = disks[id.0 as usize].as_mut().expect("looked at");
         let size = disk.config.size_bytes;
         let Some(cache) = &disk.cache else {
             let CacheChange::Enable(enable) = change else { return Err(CommandError::NoCache) };
             return self.open_first(now, id, command, *enable);
         };
-        if cache.index.dirty_sectors() > 0 && cache.would_lose(&change) {
-            return Err(CommandError::Dirty);
+        if cache.index.dirty_sectors() > 0 {
+            let is_gone = |segment: &DataSegment| devices.get(segment.place.device).is_fenced();
+            let (gone, given): (Vec<_>, Vec<_>) = cache.leaving(&change).into_iter().partition(is_gone);
+            if cache.would_lose_dirty(&gone, |_| false) || cache.has_dirty(&given) {
+                return Err(CommandError::Dirty);
+            }
         }
         if let CacheChange::Tune(mode, destage, copies) = change {
             disk.cache.as_mut().expect("looked at").tune(mode, destage, copies);
@@ -218,12 +230,12 @@ impl Engine {
                 }
                 return match kind {
                     // Nothing is dirty, and its owner records that it is gone.
-                    Kind::Void => self.complete(id, kind),
+                    Kind::Void => self.complete(now, id, kind),
                     // Its owner does not believe what the ring says any more.
                     Kind::Discard => {
                         let (journal, index) = disk.journal_and_index().expect("it has one");
                         drop_dirty(now, journal, index);
-                        self.complete(id, kind)
+                        self.complete(now, id, kind)
                     }
                     _ => self.abandon(id, CommandError::JournalFailed),
                 };
@@ -268,7 +280,7 @@ impl Engine {
                     }
                     let is_recorded = journal.writer.pending() == 0;
                     if is_recorded && stage == Stage::LastCommit {
-                        return self.complete(id, kind);
+                        return self.complete(now, id, kind);
                     }
                     if is_recorded {
                         journal.writer.set_clean();
@@ -347,7 +359,7 @@ impl Engine {
     }
 
     /// It is done.
-    fn complete(&mut self, id: DiskId, kind: Kind) {
+    fn complete(&mut self, now: Instant, id: DiskId, kind: Kind) {
         let disk = self.disk_mut(id);
         let opening = disk.opening.take().expect("it is complete");
         let mut released = opening.released;
@@ -378,6 +390,11 @@ impl Engine {
                 }
             }
         }
+        match kind {
+            Kind::Ring | Kind::Void => self.end_stranding(now, id),
+            Kind::Discard => self.fail_unanswered(now, id),
+            Kind::Close => {}
+        }
         self.end_change_of_structure(id, opening.command, Ok(released));
     }
 
@@ -390,6 +407,10 @@ impl Engine {
                 Some((cache, journal)) => (Some(cache), journal),
                 None => (None, None),
             };
+            // What became clean while the ring was made did so in the cache that is gone.
+            let dirty: Vec<BlockNo> =
+                disk.cache.iter().flat_map(|cache| cache.index.dirty_blocks()).collect();
+            dirty.into_iter().for_each(|block| disk.destager.hurry(block));
         }
         // A drain that was asked for meanwhile has nothing to drain.
         if let Some(drain) = disk.draining.take_if(|_| disk.journal.is_none()) {
@@ -518,23 +539,23 @@ fn new_journal(cache: &Cache, disk_bytes: u64, ring: NewRing) -> Result<Journal,
 }
 
 impl Cache {
-    /// Would this change lose dirty data?
-    fn would_lose(&self, change: &CacheChange) -> bool {
-        let leaving: Vec<DataSegment> = match change {
+    /// The segments whose contents this change gives up. Dirty data in them goes to the backing first, even if there is
+    /// another copy: nobody knows yet whether that can be read. Only of a fenced device there is nothing to be had.
+    fn leaving(&self, change: &CacheChange) -> Vec<DataSegment> {
+        match change {
             CacheChange::Tune(..)
             | CacheChange::Grow(..)
             | CacheChange::DiscardDirty
             | CacheChange::Close
-            | CacheChange::Enable(_) => return false,
+            | CacheChange::Enable(_) => Vec::new(),
             CacheChange::Shrink(count, _) if (*count as usize) < self.segments.len() => {
                 self.emptiest_segments(*count as usize)
             }
             CacheChange::Leave(device, ..) => {
                 self.segments.iter().filter(|segment| segment.place.device == *device).copied().collect()
             }
-            _ => return true,
-        };
-        self.would_lose_dirty(&leaving)
+            _ => self.segments.clone(),
+        }
     }
 
     /// Takes the contents of a recovered cache, which has the same segments.

@@ -11,6 +11,7 @@ mod limits;
 mod memory;
 mod reads;
 mod statistics;
+mod stranded;
 mod write_back;
 mod writes;
 

@@ -43,7 +43,7 @@ impl Engine {
         }
         let Some(journal) = &disk.journal else { return self.flush_request(now, slot) };
         disk.destager.flush_point();
-        if journal.needs_commit() {
+        if journal.dead || journal.needs_commit() {
             self.requests[slot].phase = Phase::CommitThenFlush;
             return self.commit(slot);
         }
@@ -81,7 +81,7 @@ impl Engine {
             (Op::Discard(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _), Ok(())) => {
                 self.flush_request(now, slot);
             }
-            (Op::Write(Durability::Durable), Ok(())) if self.must_commit_answer(slot) => {
+            (Op::Write(durability), Ok(())) if self.must_commit_answer(slot, durability) => {
                 self.answer_committed(slot, Outcome::WriteNotCopied);
             }
             (Op::Write(_), Ok(())) => {
@@ -107,11 +107,12 @@ impl Engine {
         self.end_change(now, slot, result);
     }
 
-    /// Has the journal something to say before a durable change of the backing may be called so? What was dirty in
-    /// its range before, and given up since, would come back after a crash.
-    fn must_commit_answer(&self, slot: u32) -> bool {
+    /// Has the journal something to say before a change of the backing may be answered? What was dirty in its range before
+    /// a durable one, and given up since, would come back after a crash; and so would anything where the journal is lost.
+    fn must_commit_answer(&self, slot: u32, durability: Durability) -> bool {
         let disk = self.disk(self.requests[slot].request.disk);
-        disk.journal.as_ref().is_some_and(|journal| !journal.dead && journal.needs_commit())
+        let durable = durability == Durability::Durable;
+        disk.journal.as_ref().is_some_and(|journal| journal.dead || durable && journal.needs_commit())
     }
 
     fn answer_committed(&mut self, slot: u32, outcome: Outcome) {
@@ -121,11 +122,10 @@ impl Engine {
     }
 
     fn end_change(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
-        let durable = matches!(
-            self.requests[slot].request.op,
-            Op::Discard(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _)
-        );
-        if durable && result.is_ok() && self.must_commit_answer(slot) {
+        if let Op::Discard(durability) | Op::WriteZeroes(durability, _) = self.requests[slot].request.op
+            && result.is_ok()
+            && self.must_commit_answer(slot, durability)
+        {
             return self.answer_committed(slot, Outcome::BypassZeroing);
         }
         let Active { range, over_dirty, .. } = self.requests[slot];

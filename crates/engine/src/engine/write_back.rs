@@ -9,6 +9,7 @@
 
 use super::jobs::JobKind;
 use super::{Active, Engine, Pending, Phase};
+use crate::admission::Brings;
 use crate::cache::push_run;
 use crate::claims::Range;
 use crate::command::{Copies, Layout, Mode};
@@ -40,7 +41,8 @@ impl Engine {
     fn goes_to_flash(&mut self, slot: u32) -> bool {
         let Active { request, range, .. } = self.requests[slot];
         let disk = self.disk_mut(request.disk);
-        let takes = disk.draining.is_none() && disk.journal.as_ref().is_some_and(|journal| !journal.dead);
+        let journal = disk.journal.as_deref().filter(|journal| !journal.dead && journal.spared.is_empty());
+        let takes = journal.is_some() && disk.draining.is_none();
         let mode = disk.cache.as_ref().map(|cache| cache.config.mode);
         let is_whole = whole_sectors(request.offset, request.len) == (range.first, range.end);
         takes && mode == Some(Mode::WriteBack) && matches!(request.op, Op::Write(_)) && is_whole
@@ -78,7 +80,7 @@ impl Engine {
             if is_full && found.is_none_or(is_new) {
                 return false;
             }
-            let Ok(placed) = cache.bring(span, found, run, is_busy) else {
+            let Ok(placed) = cache.bring(span, found, (run, Brings::Dirty), is_busy) else {
                 requests[slot].not_admitted = true;
                 return false;
             };
@@ -169,44 +171,20 @@ impl Engine {
     ) {
         let Active { request, range, pending, .. } = self.requests[slot];
         let Target::Flash(device) = io.target else { panic!("a flash write") };
-        let disk = self.disk_mut(request.disk);
-        let (journal, index) = disk.journal_and_index().expect("changes wait for flash I/O");
+        let journal = self.journal_mut(request.disk).expect("changes wait for flash I/O");
         journal.wrote(device);
-        journal.urgent = true;
         if result.is_ok() {
             assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector written");
-            for (sector, sum) in (io.sector..).zip(sums) {
-                index.set_valid(sector, *sum);
-                if index.is_unproven(sector) {
-                    journal.overwrote(sector);
-                } else {
-                    index.set_dirty(sector);
-                    index.set_held(sector, true);
-                    let (frame, block, inside) = index.locate(sector);
-                    let change = Change::Set {
-                        frame,
-                        block,
-                        sector: inside,
-                        sum: *sum,
-                        dirty: true,
-                        second: index.first_of(frame).is_some(),
-                    };
-                    journal.record(now, change, None);
-                }
-            }
-            if !disk.lost.is_empty() {
-                (io.sector..io.sector + io.sectors).for_each(|sector| _ = disk.lost.remove(&sector));
-            }
+            self.requests[slot].written.extend((io.sector..).zip(sums.iter().copied()));
         } else {
-            // What was clean there is not known any more.
-            let void = (io.sector..io.sector + io.sectors).filter(|sector| !index.is_valid(*sector));
-            void.for_each(|sector| journal.record_void(now, index, sector..sector + 1));
+            self.record_lapsed(now, request.disk, io.sector..io.sector + io.sectors);
             self.requests[slot].failed = true;
         }
-        self.note_dirty(now, request.disk, range.first, range.end);
         if pending > 0 {
             return;
         }
+        self.record_written(now, slot);
+        self.note_dirty(now, request.disk, range.first, range.end);
         self.disk_mut(request.disk).flash_writes -= 1;
         if self.requests[slot].failed {
             return self.change_past_cache(now, slot);
@@ -218,6 +196,42 @@ impl Engine {
         } else {
             self.end_written(now, slot, Ok(()));
         }
+    }
+
+    /// All parts of a write have ended. Its records are made only now, those of a sector's two copies side by side: a
+    /// crash must not find one copy whose twin was not written yet, for that one may be the bad one.
+    fn record_written(&mut self, now: Instant, slot: u32) {
+        let Active { request, failed, .. } = self.requests[slot];
+        let mut written = std::mem::take(&mut self.requests[slot].written);
+        let disk = self.disk_mut(request.disk);
+        written.iter().for_each(|(sector, _)| _ = disk.lost.remove(sector));
+        let (journal, index) = disk.journal_and_index().expect("changes wait for flash I/O");
+        journal.urgent = true;
+        let is_second = |frame| index.first_of(frame).is_some();
+        written.sort_unstable_by_key(|(sector, _)| {
+            let (frame, block, inside) = index.locate(*sector);
+            (block, inside, is_second(frame))
+        });
+        for (sector, sum) in written {
+            if index.is_unproven(sector) {
+                index.set_valid(sector, sum);
+                journal.overwrote(sector);
+            } else if failed {
+                journal.record_void(now, index, sector..sector + 1);
+            } else {
+                index.set_valid(sector, sum);
+                index.set_dirty(sector);
+                index.set_held(sector, true);
+                journal.record_dirty(now, index, sector);
+            }
+        }
+    }
+
+    /// Flash was not written: what was clean there is not known any more.
+    fn record_lapsed(&mut self, now: Instant, disk: DiskId, sectors: std::ops::Range<u64>) {
+        let (journal, index) = self.disk_mut(disk).journal_and_index().expect("changes wait for flash I/O");
+        let void = sectors.filter(|sector| !index.is_valid(*sector));
+        void.for_each(|sector| journal.record_void(now, index, sector..sector + 1));
     }
 
     /// Answers a change of which everything is where it is to be.
@@ -234,6 +248,9 @@ impl Engine {
         let Active { request, range, failed, .. } = self.requests[slot];
         if self.disk(request.disk).holds {
             return self.hold(slot);
+        }
+        if self.strand(now, slot) {
+            return;
         }
         // What flash took in part must not be seen: such a write goes on at once, even before older data.
         if !failed && self.breaks_order(request.disk, range.first, range.end, true) {
@@ -322,7 +339,8 @@ impl Engine {
                 | Op::Discard(Durability::Durable)
                 | Op::WriteZeroes(Durability::Durable, _)
         );
-        if durable {
+        let disk = self.disk(self.requests[slot].request.disk);
+        if durable || disk.journal.as_ref().is_some_and(|journal| journal.dead) {
             self.requests[slot].phase = Phase::CommitThenReply;
             self.commit(slot);
         } else {
@@ -368,6 +386,16 @@ impl Engine {
         let waits = new || !journal.dead && journal.marks_pending();
         self.requests[slot].zoned = true;
         waits
+    }
+
+    /// The zones of a request are not being written after all.
+    pub(super) fn leave_zones(&mut self, slot: u32) {
+        self.requests[slot].zoned = false;
+        let (zones, disk) = (self.zones_of(slot), self.requests[slot].request.disk);
+        let disk = self.disk_mut(disk);
+        for zone in zones {
+            disk.zones.get_mut(&zone).expect("it was entered").0 -= 1;
+        }
     }
 
     fn zones_of(&self, slot: u32) -> std::ops::RangeInclusive<usize> {

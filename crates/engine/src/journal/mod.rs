@@ -6,6 +6,7 @@
 
 mod crc;
 mod format;
+mod proof;
 mod recovered;
 mod replay;
 mod survey;

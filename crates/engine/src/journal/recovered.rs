@@ -25,6 +25,8 @@ pub struct Summary {
     pub sectors_dirty: u64,
     /// Sectors whose last write before the crash did not reach flash whole, and were not flushed.
     pub sectors_undone: u64,
+    /// Sectors whose two copies differed where nothing was committed of either: one of them was chosen.
+    pub sectors_parted: u64,
     /// Clean sectors given up because the backing was being written near them.
     pub sectors_distrusted: u64,
     /// Sectors that are dirty in segments that are not there: acknowledged writes that are lost unless those segments

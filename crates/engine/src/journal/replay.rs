@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::format::{FrameState, Kind, Page, Record, Zones, zone_shift};
+use super::proof::{Proof, probes};
 use super::{Plan, Recovered, Summary, ZONES};
 use crate::index::restore::{Copy, Restoring};
 use crate::units::{BlockNo, FrameNo, SECTOR_BYTES};
@@ -81,6 +82,8 @@ pub struct Replay {
     tail: Vec<Record>,
     zones: Zones,
     scratch: Box<FrameState>,
+    /// Sectors without a checksum whose copies differ.
+    parted: u64,
     /// Blocks of the page that is next, and frames of its records.
     ahead: (Vec<BlockNo>, Vec<FrameNo>),
 }
@@ -123,6 +126,7 @@ impl Replay {
             tail: Vec::new(),
             zones: [0; ZONES / 8],
             scratch: Box::new(FrameState::new()),
+            parted: 0,
             ahead: (Vec::new(), Vec::new()),
             plan,
         })
@@ -201,20 +205,42 @@ impl Replay {
         std::hint::black_box(seen);
     }
 
-    /// Cache sectors that dirty *sets* of the tail speak of, in order.
+    /// Cache sectors to be read, in order: those that dirty *sets* of the tail speak of, those that may differ in two copies, and
+    /// some that tell how good their segments are.
     fn doubtful(&self) -> Vec<u64> {
+        let index = self.restoring.index();
+        let unproven = self.tail.iter().filter(|record| record.kind == Kind::Unproven);
+        let mut open: Vec<u64> = unproven
+            .flat_map(|record| self.sector(record)..self.sector(record) + u64::from(record.count))
+            .chain(index.unproven_sectors())
+            .filter(|sector| self.has_twin(*sector))
+            .collect();
+        open.extend(probes(index, &open, self.sectors_in_segment()));
         let sets = self.tail.iter().filter(|record| is_dirty_set(record));
-        let mut sectors: Vec<u64> =
-            sets.map(|record| self.sector(record)).filter(|sector| *sector < self.sectors()).collect();
+        let mut sectors: Vec<u64> = sets.map(|record| self.sector(record)).chain(open).collect();
+        sectors.retain(|sector| *sector < self.sectors());
         sectors.sort_unstable();
         sectors.dedup();
         sectors
     }
 
+    /// Does the other copy of its block have this sector too?
+    fn has_twin(&self, sector: u64) -> bool {
+        let index = self.restoring.index();
+        let frame = FrameNo((sector >> self.plan.block_shift) as u32);
+        let other = match self.restoring.copy(frame) {
+            Copy::First => Copy::Second,
+            Copy::Second => Copy::First,
+        };
+        let other = self.restoring.block(frame).and_then(|block| self.restoring.find(block, other));
+        let inside = sector - index.first_sector(frame);
+        other.is_some_and(|other| index.is_valid(index.first_sector(other) + inside))
+    }
+
     /// Sectors to be read from flash, whose checksums decide about the tail: the segment, by its place among the
     /// ordinals, and the sector in the segment.
     pub fn to_prove(&self) -> Vec<(u32, u64)> {
-        let per_segment = u64::from(self.plan.segment_frames) << self.plan.block_shift;
+        let per_segment = self.sectors_in_segment();
         self.doubtful()
             .into_iter()
             .map(|sector| ((sector / per_segment) as u32, sector % per_segment))
@@ -224,28 +250,28 @@ impl Replay {
     /// `sums`: for each of [`to_prove`](Replay::to_prove) the CRC-32C of what flash holds, `None` when it is unreadable.
     pub fn finish(mut self, sums: &[Option<u32>]) -> Recovered {
         assert!(self.next > self.plan.end, "all pages were read");
-        let doubtful = self.doubtful();
-        assert_eq!(doubtful.len(), sums.len(), "a checksum for each sector to be proved");
-        let on_flash = |sector: u64| sums[doubtful.binary_search(&sector).ok()?];
-        let sectors_undone = self.apply_tail(on_flash);
+        let mut proof = Proof::new(self.doubtful(), sums, self.sectors_in_segment());
+        let sectors_undone = self.apply_tail(|sector| proof.sum(sector));
+        proof.judge(self.restoring.index());
         // What is clean and known to be something else on flash need not be found out again.
-        for (sector, sum) in doubtful.iter().zip(sums) {
+        for (sector, sum) in proof.all() {
             let index = self.restoring.index();
-            if index.is_valid(*sector) && !index.is_dirty(*sector) && *sum != Some(index.sum(*sector)) {
-                self.restoring.clear(*sector, 1);
+            if index.is_valid(sector) && !index.is_dirty(sector) && sum != Some(index.sum(sector)) {
+                self.restoring.clear(sector, 1);
             }
         }
-        for (sector, sum) in doubtful.iter().zip(sums) {
-            self.prefer_what_is_there(*sector, *sum, on_flash);
-        }
+        self.prefer_what_is_there(&proof);
         let sectors_distrusted = if self.plan.clean { 0 } else { self.distrust() };
-        let sectors_missing = self.reconcile();
+        let sectors_missing = self.reconcile(&proof);
+        // Again, for what has got its checksum only now.
+        self.prefer_what_is_there(&proof);
         let index = self.restoring.finish(self.frames);
         let summary = Summary {
             clean: self.plan.clean,
             sectors_valid: index.sectors_valid(),
             sectors_dirty: index.dirty_sectors(),
             sectors_undone,
+            sectors_parted: self.parted,
             sectors_distrusted,
             sectors_missing,
             disk_bytes: self.plan.disk_bytes,
@@ -260,28 +286,29 @@ impl Replay {
         }
     }
 
-    /// Of a dirty sector that one copy has as it is to be, and this one not, this one is given up. A first copy changes places
-    /// with the second before.
-    fn prefer_what_is_there(&mut self, sector: u64, sum: Option<u32>, on_flash: impl Fn(u64) -> Option<u32>) {
-        let index = self.restoring.index();
-        if !index.is_valid(sector) || !index.is_dirty(sector) || sum == Some(index.sum(sector)) {
-            return;
-        }
-        let (expected, frame) = (index.sum(sector), FrameNo((sector >> self.plan.block_shift) as u32));
-        let inside = sector - index.first_sector(frame);
-        let Some(block) = self.restoring.block(frame).filter(|_| !index.is_unproven(sector)) else { return };
-        let copy = self.restoring.copy(frame);
-        let others = if copy == Copy::First { Copy::Second } else { Copy::First };
-        let Some(other) = self.restoring.find(block, others) else { return };
-        let twin = index.first_sector(other) + inside;
-        if index.is_dirty(twin)
-            && index.sum(twin) == expected
-            && on_flash(twin).is_none_or(|found| found == expected)
-        {
-            if copy == Copy::First && !self.restoring.swap(frame, other) {
-                return;
+    /// Of a dirty sector that one copy has as it is to be, and the other not, the other is given up. A first copy changes
+    /// places with the second before.
+    fn prefer_what_is_there(&mut self, proof: &Proof<'_>) {
+        for (sector, sum) in proof.all() {
+            let index = self.restoring.index();
+            if !index.is_valid(sector) || !index.is_dirty(sector) || sum == Some(index.sum(sector)) {
+                continue;
             }
-            self.restoring.clear(sector, 1);
+            let (expected, frame) = (index.sum(sector), FrameNo((sector >> self.plan.block_shift) as u32));
+            let inside = sector - index.first_sector(frame);
+            let Some(block) = self.restoring.block(frame).filter(|_| !index.is_unproven(sector)) else {
+                continue;
+            };
+            let copy = self.restoring.copy(frame);
+            let others = if copy == Copy::First { Copy::Second } else { Copy::First };
+            let Some(other) = self.restoring.find(block, others) else { continue };
+            let twin = index.first_sector(other) + inside;
+            let has_it = index.is_dirty(twin)
+                && index.sum(twin) == expected
+                && proof.sum(twin).is_none_or(|found| found == expected);
+            if has_it && (copy == Copy::Second || self.restoring.swap(frame, other)) {
+                self.restoring.clear(sector, 1);
+            }
         }
     }
 
@@ -364,7 +391,7 @@ impl Replay {
 
     /// Makes the copies of each block agree, and empties frames that are not there. Returns how many sectors were
     /// dirty in those, and nowhere else.
-    fn reconcile(&mut self) -> u64 {
+    fn reconcile(&mut self, proof: &Proof<'_>) -> u64 {
         let all = self.restoring.index().frames();
         for second in (0..all).map(FrameNo) {
             let Some(block) = self.restoring.block(second) else { continue };
@@ -372,7 +399,9 @@ impl Replay {
                 continue;
             }
             match self.restoring.find(block, Copy::First) {
-                Some(first) if first.0 < self.frames && second.0 < self.frames => self.agree(first, second),
+                Some(first) if first.0 < self.frames && second.0 < self.frames => {
+                    self.agree(first, second, proof)
+                }
                 Some(first) if first.0 >= self.frames => {
                     // The second copy, here or not, has all that matters of it.
                     self.forget_common(first, second);
@@ -391,8 +420,8 @@ impl Replay {
     }
 
     /// The second copy has no sector of which the first has another version. Where only one of them has a known
-    /// checksum, both are to have that.
-    fn agree(&mut self, first: FrameNo, second: FrameNo) {
+    /// checksum, both are to have that; where none has, what flash holds decides.
+    fn agree(&mut self, first: FrameNo, second: FrameNo, proof: &Proof<'_>) {
         for i in 0..1 << self.plan.block_shift {
             let index = self.restoring.index();
             let (one, two) = (index.first_sector(first) + i, index.first_sector(second) + i);
@@ -403,6 +432,15 @@ impl Replay {
             match (index.is_unproven(one), index.is_unproven(two)) {
                 (false, false) if sum == index.sum(two) => self.restoring.set(two, sum, dirty),
                 (true, false) if index.is_dirty(two) => self.restoring.set(one, index.sum(two), true),
+                (true, true) => {
+                    self.parted += u64::from(proof.sum(one).is_none() || proof.sum(one) != proof.sum(two));
+                    match proof.choose(one, two, sum) {
+                        Some(right) => {
+                            [one, two].into_iter().for_each(|at| self.restoring.set(at, right, true))
+                        }
+                        None => self.restoring.clear(two, 1),
+                    }
+                }
                 _ => self.restoring.clear(two, 1),
             }
         }
@@ -421,6 +459,10 @@ impl Replay {
     /// Sectors in segments that are there.
     fn sectors(&self) -> u64 {
         u64::from(self.frames) << self.plan.block_shift
+    }
+
+    fn sectors_in_segment(&self) -> u64 {
+        u64::from(self.plan.segment_frames) << self.plan.block_shift
     }
 
     /// The first cache sector of a record.

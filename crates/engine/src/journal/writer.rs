@@ -6,6 +6,7 @@
 //! - [`Writer::committed`] is told of a page when it, all before it, and all data written before it was sealed are durable.
 //! - A dirty sector is *held* from the push of its *set* on: a dump may speak of it before its record is in a page. It is
 //!   released when a record that makes it clean or drops it is committed.
+//! - The *sets* of a dirty sector's two copies are pushed one after the other, first copy first.
 //! - Dirty data stays in its frame. Dumps show what is pushed though no page has it yet; a block that went from frame to frame
 //!   could be in neither, as far as a crash leaves pages.
 //! - Dirty data is destaged, and *unproven* is pushed, when the *set* is committed ([`Writer::is_committed`]). Else a crash may
@@ -258,7 +259,7 @@ impl Writer {
         let overwritten = sequence.saturating_sub(self.pages);
         assert!(overwritten < self.keep_from.max(1), "page {overwritten} is overwritten, and needed");
 
-        let taken = self.pending.len().min(self.limits.changes);
+        let taken = self.changes_in_page();
         self.recorded += taken as u64;
         while self.unmarks.front().is_some_and(|(after, _)| *after <= self.recorded) {
             let (_, zone) = self.unmarks.pop_front().expect("there is one");
@@ -288,6 +289,16 @@ impl Writer {
         self.sealed = sequence;
         self.uncommitted.push_back((self.named.0, self.recorded));
         sequence
+    }
+
+    /// Changes that the next page takes. The *sets* of a dirty sector's two copies stay together: a crash that leaves one
+    /// of two pages must not leave one of two copies.
+    fn changes_in_page(&self) -> usize {
+        let most = self.pending.len().min(self.limits.changes);
+        let splits = most > 1
+            && matches!(self.pending.get(most), Some(Change::Set { dirty: true, second: true, .. }))
+            && matches!(self.pending[most - 1], Change::Set { dirty: true, second: false, .. });
+        if splits { most - 1 } else { most }
     }
 
     fn header(&self, sequence: u64, nothing_left: bool) -> Header {

@@ -1,6 +1,6 @@
 //! A flash device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::units::{IoId, SECTOR_BYTES};
@@ -57,10 +57,14 @@ pub struct Flash {
     /// What the engine asked to be there.
     intended: Vec<Tag>,
     in_flight: BTreeMap<IoId, InFlight>,
+    /// Units that a scrambled device leaves alone.
+    spared: BTreeSet<usize>,
     faults: FlashFaults,
     end: usize,
     dead: bool,
     read_only: bool,
+    /// I/Os that will fail.
+    doomed: Vec<IoId>,
     lie: Option<Lie>,
     /// Writes over sectors with I/O in flight, rewriting what should be there.
     pub repairs_under_reads: u64,
@@ -74,10 +78,12 @@ impl Flash {
             medium: Medium::new(vec![ZERO; units]),
             intended: vec![ZERO; units],
             in_flight: BTreeMap::new(),
+            spared: BTreeSet::new(),
             faults,
             end: units,
             dead: false,
             read_only: false,
+            doomed: vec![],
             lie,
             repairs_under_reads: 0,
         }
@@ -173,7 +179,8 @@ impl Flash {
         let changes = op != IoOp::Read;
         let out = self.dead || transfer.units().end > self.end || changes && self.read_only;
         let error = if changes { self.faults.write_error } else { self.faults.read_error };
-        let failed = out || dice.chance(error);
+        let doomed = self.doomed.extract_if(.., |other| *other == id).count() > 0;
+        let failed = out || doomed || dice.chance(error);
         match op {
             IoOp::Flush if !failed && self.lie != Some(Lie::EmptyFlashFlush) => self.medium.settle(&flushing),
             IoOp::Read if !failed => {
@@ -225,7 +232,12 @@ impl Flash {
         match ailment {
             Ailment::Dead => self.dead = true,
             Ailment::ReadOnly => self.read_only = true,
-            Ailment::Scrambled => self.medium.scramble(|| content::garbage(dice.roll())),
+            Ailment::Scrambled => {
+                let spared: Vec<_> =
+                    self.spared.iter().map(|unit| (*unit, self.medium.now()[*unit])).collect();
+                self.medium.scramble(|| content::garbage(dice.roll()));
+                spared.into_iter().for_each(|(unit, tag)| self.medium.replace(unit, &[tag]));
+            }
             Ailment::Truncated(end) => self.end = end,
         }
     }
@@ -238,9 +250,20 @@ impl Flash {
                 super::abandon(&transfer, &mut self.medium, dice);
             }
         }
+        self.doomed.clear();
         if crash == Crash::PowerCut {
             self.medium.cut_power(dice);
         }
+    }
+
+    /// An I/O in flight will fail.
+    pub fn doom(&mut self, id: IoId) {
+        self.doomed.push(id);
+    }
+
+    /// It takes writes again.
+    pub fn heal(&mut self) {
+        self.read_only = false;
     }
 
     /// What the last writes to these bytes meant to leave there.
@@ -248,13 +271,11 @@ impl Flash {
         &self.intended[(offset / UNIT_BYTES) as usize..((offset + len) / UNIT_BYTES) as usize]
     }
 
-    /// Where these bytes hold what nobody wrote, they hold now what was meant to be there.
-    pub fn mend(&mut self, offset: u64, len: u64) {
-        for unit in (offset / UNIT_BYTES) as usize..((offset + len) / UNIT_BYTES) as usize {
-            if content::is_garbage(self.medium.now()[unit]) {
-                self.medium.replace(unit, &[self.intended[unit]]);
-            }
-        }
+    /// These units hold `tags`, durably, and what happens to the whole device leaves them alone.
+    pub fn put_right(&mut self, offset: u64, tags: &[Tag]) {
+        let first = (offset / UNIT_BYTES) as usize;
+        self.medium.replace(first, tags);
+        self.spared.extend(first..first + tags.len());
     }
 
     /// What these bytes hold, for whoever opens a cache; nothing where the device cannot be read.

@@ -149,7 +149,7 @@ impl World<'_> {
             };
             ensure!(ios == expected, "disk {index} counts {ios:?} I/Os, not {expected:?}");
             let failed = stats.outcomes[Outcome::BackingError as usize].count;
-            let by_flash = self.scenario.lives.is_some() && self.any_bad();
+            let by_flash = self.scenario.lives.is_some() && (self.any_bad() || self.any_refuses());
             ensure!(
                 failed <= stats.backing.errors || by_flash,
                 "disk {index}: {failed} requests failed by themselves"

@@ -179,7 +179,14 @@ impl World<'_> {
             24..28 => CacheChange::Drain,
             28 | 29 => CacheChange::StopDrain,
             30 => CacheChange::DiscardDirty,
-            _ => CacheChange::enable_volatile(self.draw_config(), self.take_free()),
+            _ => {
+                let (config, segments) = (self.draw_config(), self.take_free());
+                // Where what was there is still being opened, nothing is to take its place.
+                if self.asked.values().any(|asked| asked.disk == disk && asked.recovers()) {
+                    return self.give(disk, segments);
+                }
+                CacheChange::enable_volatile(config, segments)
+            }
         };
         self.command(disk, Command::Cache(change));
     }
@@ -235,7 +242,12 @@ impl World<'_> {
                     state.model.set_lags(true);
                     state.writes_through_since = None;
                 }
-                if let (CacheChange::Tune(_, _, Copies::One), Some(owner)) = (change, &mut state.owner) {
+                let copies = match change {
+                    CacheChange::Tune(_, _, copies) => Some(*copies),
+                    CacheChange::Configure(config, _) => Some(config.copies),
+                    _ => None,
+                };
+                if let (Some(Copies::One), Some(owner)) = (copies, &mut state.owner) {
                     owner.doubled = false;
                 }
             }
@@ -316,6 +328,7 @@ impl World<'_> {
             popularity: match self.dice.below(4) {
                 0 => Popularity::NthAccess(2 + self.dice.below(3) as u8),
                 1 => Popularity::Ghost,
+                2 => Popularity::WhileFree,
                 _ => Popularity::Always,
             },
             sequential_bytes_max: self.dice.chance(250).then(|| 4096 << self.dice.below(6)),

@@ -101,7 +101,7 @@ impl World<'_> {
         Ok(())
     }
 
-    fn command_and_wait(
+    pub(super) fn command_and_wait(
         &mut self,
         disk: usize,
         command: Command,
@@ -122,7 +122,7 @@ impl World<'_> {
     }
 
     /// Reads a whole disk through the engine.
-    fn read_all(&mut self, disk: usize) -> Result<(), Violation> {
+    pub(super) fn read_all(&mut self, disk: usize) -> Result<(), Violation> {
         let size = self.disks[disk].units() * UNIT_BYTES;
         for offset in (0..size).step_by(READ_BYTES as usize) {
             self.request_and_wait(disk, Op::Read, offset, READ_BYTES.min(size - offset))?;

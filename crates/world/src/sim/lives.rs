@@ -91,7 +91,7 @@ impl World<'_> {
         self.begin_with_memory()
     }
 
-    fn crash(&mut self, end: End) -> Result<(), Violation> {
+    pub(super) fn crash(&mut self, end: End) -> Result<(), Violation> {
         let kind = if end == End::PowerCut { Crash::PowerCut } else { Crash::Kill };
         trace!(self, "the end of a life: {end:?}");
         self.count_crash(end);

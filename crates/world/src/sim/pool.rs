@@ -45,6 +45,18 @@ impl Asked {
         change.ring().map(|ring| ring.number)
     }
 
+    /// Does it make a volatile cache?
+    fn is_volatile(&self) -> bool {
+        matches!(&self.command, Command::Cache(CacheChange::Enable(enable)) if enable.journal.is_none())
+    }
+
+    /// Does it make a ring of one copy, or a cache that has one of its data?
+    fn has_one_copy(&self) -> bool {
+        let Command::Cache(change) = &self.command else { return false };
+        change.ring().is_some_and(|ring| ring.copies.len() < 2)
+            || self.config().is_some_and(|config| config.copies == Copies::One)
+    }
+
     /// Does it open a cache that has been there before?
     pub(super) fn recovers(&self) -> bool {
         matches!(&self.command, Command::Cache(CacheChange::Enable(enable)) if enable.recovered.is_some())
@@ -106,11 +118,16 @@ impl World<'_> {
                 Ok(())
             }
             Event::JournalLost(disk) => {
-                ensure!(self.may_lose(disk.0 as usize), "disk {disk}: journal lost with a sound device");
+                let excused = self.may_lose(disk.0 as usize) || self.any_refuses();
+                ensure!(excused, "disk {disk}: journal lost with a sound device");
+                self.report.journals_lost += 1;
+                if let Some(injection) = &mut self.injection {
+                    injection.lost_journals += 1;
+                    return Ok(());
+                }
                 if let Some(owner) = &mut self.disks[disk.0 as usize].owner {
                     owner.journal_lost = true;
                 }
-                self.report.journals_lost += 1;
                 Ok(())
             }
         }
@@ -118,6 +135,11 @@ impl World<'_> {
 
     pub(super) fn any_bad(&self) -> bool {
         self.scenario.devices.iter().any(super::scenario::DevicePlan::is_bad)
+    }
+
+    /// Does a device take no writes?
+    pub(super) fn any_refuses(&self) -> bool {
+        self.scenario.devices.iter().any(|plan| plan.refuses)
     }
 
     fn done(&mut self, asked: &Asked, result: Result<Vec<Segment>, CommandError>) -> Result<(), Violation> {
@@ -135,6 +157,7 @@ impl World<'_> {
         disk.config = asked.config().or(disk.config);
         if let Some(owner) = &mut disk.owner {
             owner.config = asked.config().unwrap_or(owner.config);
+            owner.doubled &= !asked.has_one_copy();
         }
         self.succeeded(asked)?;
         self.released(index, &released)?;
@@ -176,6 +199,10 @@ impl World<'_> {
                 }
                 Command::Cache(CacheChange::Enable(_) | CacheChange::Configure(..)) => {
                     let config = asked.config().expect("brings one");
+                    if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile()) {
+                        // It took the place of one that did not come into being.
+                        owner.gone = true;
+                    }
                     disk.writes_through_since = (config.mode != Mode::WriteBack).then_some(self.clock);
                     false
                 }
@@ -209,13 +236,12 @@ impl World<'_> {
 
     /// A ring is complete: those before it are not needed any more.
     fn new_ring_is_done(&mut self, asked: &Asked) -> Result<(), Violation> {
+        self.disown_gone(asked.disk);
         let Some(number) = asked.ring() else { return Ok(()) };
         let keeps_old = self.keeps_old_rings();
-        let Some(owner) = &mut self.disks[asked.disk].owner else { return Ok(()) };
-        if owner.gone {
-            self.disown_gone(asked.disk);
+        let Some(owner) = self.disks[asked.disk].owner.as_mut().filter(|owner| !owner.gone) else {
             return Ok(());
-        }
+        };
         (owner.exists, owner.closed) = (true, false);
         self.disks[asked.disk].changed_behind = None;
         let Some(owner) = &mut self.disks[asked.disk].owner else { return Ok(()) };
@@ -313,7 +339,7 @@ impl World<'_> {
                 persistent && self.scenario.disks[asked.disk].faults.flush_error > 0
             }
             (CommandError::JournalFailed, Command::Cache(CacheChange::Disable)) => false,
-            (CommandError::JournalFailed, _) => persistent && self.any_bad(),
+            (CommandError::JournalFailed, _) => persistent && (self.any_bad() || self.any_refuses()),
             _ => false,
         };
         let (cache, segments) = (&disk.config, &disk.segments);

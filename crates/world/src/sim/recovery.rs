@@ -6,12 +6,12 @@
 //! that may lie or lose data, nothing is expected, and the model forgets what was durable.
 
 use hob_engine::command::{CacheChange, Command, DataSegment, Enable, Mode, Segment};
-use hob_engine::journal::{PAGE_BYTES, Recovered, Replay, Ring, Survey};
+use hob_engine::journal::{DirtySector, PAGE_BYTES, Recovered, Replay, Ring, Survey};
 use hob_engine::units::SECTOR_BYTES;
 
 use super::owner::Owner;
 use super::pool::Asked;
-use super::{Sabotage, World};
+use super::{Sabotage, World, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
 use crate::{Violation, ensure};
 
@@ -47,6 +47,8 @@ impl World<'_> {
             }
             return self.change_behind_bare(index);
         };
+        let owner = self.disks[index].owner.as_mut().expect("found");
+        owner.doubled &= owner.rings[&number].len() == 2;
         if !self.keeps_old_rings() {
             // Higher ones never became whole.
             let owner = self.disks[index].owner.as_mut().expect("found");
@@ -164,8 +166,17 @@ impl World<'_> {
     /// sectors without a checksum: docs/decisions/0006 has the price. Noise in these is put right by hand.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
         let unknown: Vec<_> = recovered.dirty().filter(|dirty| dirty.place.sum.is_none()).collect();
-        if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| !unknown.is_empty()) {
-            // The first copy counts, whatever the second holds.
+        trace!(self, "disk {index} recovered: {:?}", recovered.summary);
+        let model = &self.disks[index].model;
+        let is_loose = |sector: u64| {
+            let first = sector as usize * SECTOR_UNITS;
+            (first..(first + SECTOR_UNITS).min(model.units())).any(|unit| model.is_loose(unit as u32))
+        };
+        // What was on its way to two devices may have reached one.
+        let single = recovered.dirty().any(|dirty| dirty.second.is_none() && is_loose(dirty.sector));
+        let parted = single || recovered.summary.sectors_parted > 0 || !unknown.is_empty();
+        if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| parted) {
+            // One copy counts, whatever the other holds.
             owner.doubled = false;
         }
         if !self.may_lose(index) {
@@ -174,11 +185,25 @@ impl World<'_> {
         if recovered.summary.sectors_undone > 0 || !unknown.is_empty() {
             self.disks[index].model.forget_all();
         }
-        for place in unknown.iter().map(|dirty| dirty.place) {
-            let segment = segments[place.segment as usize].place;
-            let offset = segment.offset + place.sector * SECTOR_BYTES;
-            self.flash[usize::from(segment.device.0)].mend(offset, SECTOR_BYTES);
+        for dirty in unknown {
+            self.put_right(index, dirty, segments);
         }
+    }
+
+    /// What a sector without a checksum holds that nobody wrote there becomes what the backing has. Nor does it change before
+    /// it is read for the first time: from then on its checksum is known.
+    fn put_right(&mut self, index: usize, dirty: DirtySector, segments: &[DataSegment]) {
+        let segment = segments[dirty.place.segment as usize].place;
+        let offset = segment.offset + dirty.place.sector * SECTOR_BYTES;
+        let (disk, flash) = (&self.disks[index], &mut self.flash[usize::from(segment.device.0)]);
+        let Some(found) = flash.inspect(offset, SECTOR_BYTES) else { return };
+        let first = dirty.sector as usize * SECTOR_UNITS;
+        let units = (first..).zip(found).map(|(unit, tag)| {
+            let may_be = unit >= disk.model.units() || disk.model.may_hold(*tag, unit as u32);
+            if may_be { *tag } else { disk.backing.now()[unit] }
+        });
+        let units: Vec<Tag> = units.collect();
+        flash.put_right(offset, &units);
     }
 
     /// Reads the rings of a cache, the highest first, until one is whole.
@@ -288,12 +313,17 @@ impl World<'_> {
     }
 
     /// The data segments of a cache that a device is there for, in any order, and whether some are missing. Those are not
-    /// the cache's any more.
+    /// the cache's any more. What a command brings that has not ended is not the cache's yet.
     fn segments_there(&mut self, index: usize) -> (Vec<DataSegment>, bool) {
+        let asked = self.asked.values().filter(|asked| asked.disk == index);
+        let brought: Vec<Segment> = asked.flat_map(Asked::segments).collect();
         let owner = self.disks[index].owner.as_mut().expect("persistent");
         let (flash, free) = (&self.flash, &mut self.free);
         let before = owner.data.len();
         owner.data.retain(|_, place| {
+            if brought.contains(place) {
+                return true;
+            }
             let is_there = !flash[usize::from(place.device.0)].is_dead();
             if !is_there {
                 free.insert(*place);
@@ -301,9 +331,9 @@ impl World<'_> {
             is_there
         });
         let missing = owner.data.len() < before;
-        let there =
-            owner.data.iter().map(|(ordinal, place)| DataSegment { place: *place, ordinal: *ordinal });
-        let mut there: Vec<DataSegment> = there.collect();
+        let its = owner.data.iter().filter(|(_, place)| !brought.contains(place));
+        let mut there: Vec<DataSegment> =
+            its.map(|(ordinal, place)| DataSegment { place: *place, ordinal: *ordinal }).collect();
         for last in (1..there.len()).rev() {
             there.swap(last, self.dice.below(last as u64 + 1) as usize);
         }

@@ -18,6 +18,8 @@ pub(super) struct DevicePlan {
     pub(super) segments: u64,
     pub(super) faults: FlashFaults,
     pub(super) ailment: Option<(Instant, Ailment)>,
+    /// It takes no writes any more; what is on it can be read.
+    pub(super) refuses: bool,
 }
 
 impl DevicePlan {
@@ -97,7 +99,7 @@ impl Scenario {
                 let ails = options.faults && dice.chance(150);
                 let ailment = ails.then(|| (Instant(dice.below(span)), dice.pick(&ailments)));
                 let faults = if options.faults { flash_faults(dice) } else { FlashFaults::default() };
-                DevicePlan { segments, faults, ailment }
+                DevicePlan { segments, faults, ailment, refuses: false }
             })
             .collect();
         let disks: Vec<DiskPlan> = (0..dice.between(1, 3))

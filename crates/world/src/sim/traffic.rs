@@ -197,6 +197,9 @@ impl World<'_> {
                 self.check_inside(&io)?;
                 let device = usize::from(device.0);
                 self.flash[device].submit(io, payload, &mut self.dice)?;
+                if io.op != IoOp::Read {
+                    self.count_change(device, io.id);
+                }
                 (Side::Flash(device), self.scenario.flash_ns)
             }
             Target::Backing(id) => {
@@ -376,7 +379,8 @@ impl World<'_> {
             (None, Ok(())) => ensure!(outcome != Outcome::BackingError, "{reply:?} is no error"),
             (None, Err(IoError::Unsupported)) => ensure!(cannot, "{request:?} got {reply:?}"),
             (None, Err(_)) => {
-                let lost = outcome == Outcome::DirtyLost && self.may_lose(request.disk.0 as usize);
+                let lost = outcome == Outcome::DirtyLost
+                    && (self.may_lose(request.disk.0 as usize) || self.has_discarded());
                 ensure!(lost || outcome == Outcome::BackingError, "{request:?} got {reply:?}");
             }
         }

@@ -50,6 +50,7 @@ fn the_golden_ring_of_version_1_is_read() {
         sectors_valid: 5,
         sectors_dirty: 3,
         sectors_undone: 1,
+        sectors_parted: 0,
         sectors_distrusted: 1,
         sectors_missing: 0,
         disk_bytes: DISK_BYTES,

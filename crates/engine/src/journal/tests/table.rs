@@ -1,7 +1,7 @@
 //! The tables of `survey.rs` and `replay.rs`, every case of them.
 
 use super::*;
-use crate::journal::format::Page;
+use crate::journal::format::{Kind, Page};
 
 type Copies = Vec<Vec<Option<Vec<u8>>>>;
 
@@ -247,6 +247,32 @@ fn every_record_in_the_tail_over_every_state() {
                 assert_eq!(holds, expected, "{case} {record:?}");
                 assert_eq!(summary.sectors_undone, 0);
             }
+        }
+    }
+}
+
+/// A crash that leaves one of two pages leaves both copies of a sector, or none.
+#[test]
+fn the_two_copies_of_a_sector_are_set_in_one_page() {
+    let index = Restoring::new(8, 0).finish(8);
+    for changes in 2..5 {
+        let mut writer = Writer::new(descriptor(0, 2, &[0, 1, 2, 3]), 64);
+        writer.limits = Limits { changes, frames: 8, uncommitted: 4 };
+        writer.push(Change::Drop { frame: FrameNo(7), block: BlockNo(9), first: 0, count: 1 });
+        for sector in 0..3 {
+            for second in [false, true] {
+                let (frame, block) = (FrameNo(sector * 2 + u32::from(second)), BlockNo(sector));
+                writer.push(Change::Set { frame, block, sector: 0, sum: sector, dirty: true, second });
+            }
+        }
+        while writer.pending() > 0 {
+            let mut bytes = Vec::new();
+            writer.seal(&index, &mut bytes);
+            writer.committed(writer.sealed());
+            let mut sets = 0;
+            let page = Page::read(&bytes, |_| (), |_, _| ()).expect("it is one");
+            page.records(|record| sets += usize::from(record.kind != Kind::Drop));
+            assert!(sets.is_multiple_of(2), "{sets} in a page of {changes}");
         }
     }
 }

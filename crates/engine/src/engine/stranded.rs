@@ -1,0 +1,104 @@
+//! Requests that a lost journal keeps waiting.
+//!
+//! What the ring on flash says when its journal cannot be written any more stays so: after a crash it would be believed. Until
+//! the owner has brought a new ring, or has taken the cache away and recorded that, therefore
+//!
+//! - no change begins that goes to the backing: dirty data of the ring would replace it, or clean data hide it;
+//! - nothing that was changed is called durable, and no flush is answered.
+//!
+//! Reads go on, and so does destaging: the backing may have what the ring calls dirty. So that the destager gets at it, requests wait
+//! without their claims. Only a write that flash took in part goes on, for what is there of it must not be seen; it is not answered either. If nothing happens within [`WAIT_NS_MAX`] they fail, and so do those that come later.
+
+use super::{Active, Engine, Phase};
+use crate::claims::Kind;
+use crate::io::IoError;
+use crate::units::{DiskId, Instant};
+
+/// An owner has that long to find room for a new ring, or to drain the cache and take it away; nanoseconds.
+pub(super) const WAIT_NS_MAX: u64 = 30_000_000_000;
+
+/// See the module's text.
+#[derive(Default)]
+pub(super) struct Stranded {
+    /// Changes that have not begun.
+    changes: Vec<u32>,
+    /// Requests that are done, but not durable for all that is known.
+    unanswered: Vec<u32>,
+}
+
+impl Stranded {
+    pub(super) fn is_empty(&self) -> bool {
+        self.changes.is_empty() && self.unanswered.is_empty()
+    }
+}
+
+impl Engine {
+    /// A change is to go to the backing. True if that may not be now: it waits, or has failed.
+    pub(super) fn strand(&mut self, now: Instant, slot: u32) -> bool {
+        let Active { request, failed, .. } = self.requests[slot];
+        let Some(lost_at) = self.journal_mut(request.disk).and_then(|journal| journal.lost_at()) else {
+            return false;
+        };
+        if failed {
+            return false;
+        }
+        if now - lost_at >= WAIT_NS_MAX {
+            self.end_written(now, slot, Err(IoError::Failed));
+            return true;
+        }
+        let runnable = &mut self.runnable;
+        self.claims.leave(slot, |granted| runnable.push_back(granted));
+        self.disk_mut(request.disk).stranded.changes.push(slot);
+        true
+    }
+
+    /// What a request asked for is done, and cannot be made durable.
+    pub(super) fn leave_unanswered(&mut self, now: Instant, slot: u32) {
+        let Active { request, range, .. } = self.requests[slot];
+        let lost_at = self.journal_mut(request.disk).and_then(|journal| journal.lost_at());
+        if lost_at.is_none_or(|lost_at| now - lost_at >= WAIT_NS_MAX) {
+            return self.end_written(now, slot, Err(IoError::Failed));
+        }
+        if range.first < range.end {
+            let runnable = &mut self.runnable;
+            self.claims.leave(slot, |granted| runnable.push_back(granted));
+            self.requests[slot].range.end = range.first;
+        }
+        self.disk_mut(request.disk).stranded.unanswered.push(slot);
+    }
+
+    /// Everything is recorded in a new ring, or there is no cache any more: who waited goes on.
+    pub(super) fn end_stranding(&mut self, now: Instant, id: DiskId) {
+        let Stranded { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).stranded);
+        for slot in changes {
+            let range = self.requests[slot].range;
+            if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
+                self.runnable.push_back(slot);
+            }
+        }
+        for slot in unanswered {
+            match self.requests[slot].phase {
+                Phase::CommitThenFlush => self.flush_committed(now, slot, Ok(())),
+                _ => self.end_written(now, slot, Ok(())),
+            }
+        }
+    }
+
+    /// What is dirty has been given up, and with it what could not be made durable.
+    pub(super) fn fail_unanswered(&mut self, now: Instant, id: DiskId) {
+        for slot in std::mem::take(&mut self.disk_mut(id).stranded.unanswered) {
+            self.end_written(now, slot, Err(IoError::Failed));
+        }
+    }
+
+    /// Nobody came: they fail.
+    pub(super) fn fail_stranded(&mut self, now: Instant, id: DiskId) {
+        let Stranded { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).stranded);
+        for slot in changes.into_iter().chain(unanswered) {
+            let active = &mut self.requests[slot];
+            // Its claim was left already.
+            active.range.end = active.range.first;
+            self.end_written(now, slot, Err(IoError::Failed));
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What flash holds of sectors about which the journal leaves a doubt, and what follows from it.
+//!
+//! A dirty sector that is overwritten in place has no checksum until the next commit. Where it has two copies, a crash leaves
+//! two that may differ, and nothing says which is right. Both are read then:
+//!
+//! | the copies | what counts |
+//! |---|---|
+//! | are equal | what they hold |
+//! | one cannot be read | the other |
+//! | differ, and one's segment is worse | the other: of the sectors with known checksums that were read, more of its own are right |
+//! | differ, and one is what was committed last | that one: the change after it was never answered, or is lost with the other device |
+//! | differ otherwise | the first: none was ever called durable |
+
+use crate::index::Index;
+
+/// Sectors with known checksums that are read in a segment, to learn how far it can be believed.
+const PROBES: usize = 32;
+
+/// Sectors of flash that were read, and what they hold.
+pub(super) struct Proof<'a> {
+    /// Cache sectors, in order.
+    sectors: Vec<u64>,
+    /// Of each its checksum, `None` where it cannot be read.
+    sums: &'a [Option<u32>],
+    sectors_in_segment: u64,
+    /// By segment: sectors that are wrong, and all that were looked at.
+    wrong: Vec<(u64, u64)>,
+}
+
+impl<'a> Proof<'a> {
+    pub(super) fn new(sectors: Vec<u64>, sums: &'a [Option<u32>], sectors_in_segment: u64) -> Proof<'a> {
+        assert_eq!(sectors.len(), sums.len(), "a checksum for each sector to be proved");
+        Proof { sectors, sums, sectors_in_segment, wrong: Vec::new() }
+    }
+
+    /// What a sector holds; `None` where it was not read, or cannot be.
+    pub(super) fn sum(&self, sector: u64) -> Option<u32> {
+        self.sums[self.sectors.binary_search(&sector).ok()?]
+    }
+
+    /// All sectors that were read.
+    pub(super) fn all(&self) -> impl Iterator<Item = (u64, Option<u32>)> + '_ {
+        self.sectors.iter().copied().zip(self.sums.iter().copied())
+    }
+
+    /// Compares what was read with an index that says what it should be.
+    pub(super) fn judge(&mut self, index: &Index) {
+        for (sector, sum) in self.sectors.iter().zip(self.sums) {
+            if !index.is_valid(*sector) || index.is_unproven(*sector) {
+                continue;
+            }
+            let segment = (sector / self.sectors_in_segment) as usize;
+            if segment >= self.wrong.len() {
+                self.wrong.resize(segment + 1, (0, 0));
+            }
+            self.wrong[segment].0 += u64::from(*sum != Some(index.sum(*sector)));
+            self.wrong[segment].1 += 1;
+        }
+    }
+
+    /// The checksum of a sector with two copies, of which the journal has `last`.
+    pub(super) fn choose(&self, first: u64, second: u64, last: u32) -> Option<u32> {
+        let (one, two) = match (self.sum(first), self.sum(second)) {
+            (Some(one), Some(two)) => (one, two),
+            (one, two) => return one.or(two),
+        };
+        let wrong = |sector: u64| {
+            let segment = (sector / self.sectors_in_segment) as usize;
+            self.wrong.get(segment).copied().unwrap_or((0, 0))
+        };
+        let ((wrong_one, all_one), (wrong_two, all_two)) = (wrong(first), wrong(second));
+        // Fractions without division; nothing known is nothing wrong.
+        let badness = (wrong_one * all_two.max(1)).cmp(&(wrong_two * all_one.max(1)));
+        let is_second = badness.then_with(|| (two == last).cmp(&(one == last))).is_gt();
+        Some(if is_second { two } else { one })
+    }
+}
+
+/// Sectors of known checksum, a few in each segment that holds one of `doubtful`.
+pub(super) fn probes(index: &Index, doubtful: &[u64], sectors_in_segment: u64) -> Vec<u64> {
+    let mut segments: Vec<u64> = doubtful.iter().map(|sector| sector / sectors_in_segment).collect();
+    segments.sort_unstable();
+    segments.dedup();
+    let sectors = |segment: u64| segment * sectors_in_segment..(segment + 1) * sectors_in_segment;
+    let is_known = |sector: &u64| index.is_valid(*sector) && !index.is_unproven(*sector);
+    segments.into_iter().flat_map(|segment| sectors(segment).filter(is_known).take(PROBES)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::restore::Restoring;
+    use crate::units::{BlockNo, FrameNo};
+
+    /// Two segments of four sectors; three of the first and one of the second have a checksum.
+    fn index() -> Index {
+        let mut restoring = Restoring::new(8, 0);
+        for (frame, sum) in [(0, 10), (1, 11), (2, 12), (4, 14)] {
+            restoring.place(FrameNo(frame), BlockNo(frame), crate::index::restore::Copy::First);
+            restoring.set(u64::from(frame), sum, true);
+        }
+        restoring.finish(8)
+    }
+
+    /// What counts when flash has `known` of sectors 0, 1, 2 and 4, and `one` and `two` of the copies in 3 and 7.
+    fn chosen(known: [u32; 4], one: Option<u32>, two: Option<u32>) -> Option<u32> {
+        let [a, b, c, d] = known.map(Some);
+        let sums = [a, b, c, one, d, two];
+        let mut proof = Proof::new(vec![0, 1, 2, 3, 4, 7], &sums, 4);
+        proof.judge(&index());
+        proof.choose(3, 7, 33)
+    }
+
+    #[test]
+    fn the_table_of_two_copies_that_may_differ() {
+        let sound = |one, two| chosen([10, 11, 12, 14], one, two);
+        assert_eq!(sound(Some(1), Some(1)), Some(1));
+        assert_eq!((sound(Some(1), None), sound(None, Some(2)), sound(None, None)), (Some(1), Some(2), None));
+        assert_eq!((sound(Some(33), Some(2)), sound(Some(1), Some(33))), (Some(33), Some(33)));
+        assert_eq!(sound(Some(1), Some(2)), Some(1));
+        // A third of the first segment is wrong, or all of the second.
+        let first = |one, two| chosen([10, 9, 12, 14], Some(one), Some(two));
+        assert_eq!((first(1, 2), first(33, 2)), (Some(2), Some(2)));
+        let second = |one, two| chosen([10, 9, 12, 9], Some(one), Some(two));
+        assert_eq!((second(1, 2), second(1, 33)), (Some(1), Some(1)));
+    }
+
+    #[test]
+    fn probes_lie_where_doubt_lies() {
+        assert_eq!(probes(&index(), &[3], 4), [0, 1, 2]);
+        assert_eq!(probes(&index(), &[7, 6], 4), [4]);
+        assert_eq!(probes(&index(), &[], 4), [0; 0]);
+    }
+}

@@ -1,0 +1,578 @@
+//! One failure at a chosen place: each operation on a persistent cache meets, in turn, the failure of its first, second,
+//! third … write or flush of flash.
+//!
+//! A [`Case`] is a small fixed workload, an operation with guests on it, and a way to fail. [`inject`] runs it once with the
+//! failure at the `nth` change of flash (data, journal or flush); whoever calls it counts up until nothing was left
+//! to fail. What has to hold, beyond everything that a history checks:
+//!
+//! - the operation ends, and with an error only where flash refuses writes for good, or where it was refused anyway;
+//! - the cache, or the bare disk, goes on serving: no request fails unless its data is lost, and none is;
+//! - after a crash, recovery finds what was promised, and everything can be drained and taken away.
+//!
+//! The daemon's part when a journal is lost is played here too: a new ring elsewhere, or else what is dirty goes to the
+//! backing, the owner notes that the journal is not to be believed any more, and takes the cache away.
+
+use hob_engine::Limits;
+use hob_engine::admission::Admission;
+use hob_engine::command::{
+    Access, CacheChange, CacheConfig, Command, CommandError, Copies, Destage, Enable, Mode, Segment,
+};
+use hob_engine::io::{Durability, Op};
+use hob_engine::outcome::Outcome;
+use hob_engine::policy::PolicyKind;
+use hob_engine::units::{CommandId, DeviceId, IoId};
+
+use super::owner::Owner;
+use super::scenario::{DevicePlan, DiskPlan, End, Lives, Scenario};
+use super::{Options, World, trace};
+use crate::content::UNIT_BYTES;
+use crate::dice::Dice;
+use crate::media::{Ailment, BackingFaults, FlashFaults};
+use crate::{Violation, ensure};
+
+const KIB: u64 = 1024;
+const SECOND: u64 = 1_000_000_000;
+
+const SEGMENT_BYTES: u64 = 64 * KIB;
+const BLOCK_BYTES: u32 = 8192;
+const DISK_BYTES: u64 = 512 * KIB;
+
+/// Devices: the cache lies on the first two.
+const DEVICES: u16 = 3;
+
+/// What is done to the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// It is made.
+    Enable,
+    /// It is taken away.
+    Disable,
+    /// Emptied.
+    Clear,
+    /// Given another policy.
+    Configure,
+    /// More room.
+    Grow,
+    /// Less.
+    Shrink,
+    /// It leaves a device for another.
+    Leave,
+    /// From write-back to write-through.
+    WriteThrough,
+    /// From write-through to write-back.
+    WriteBack,
+    /// What is dirty goes to the backing.
+    Drain,
+    /// That is begun, and stopped.
+    StopDrain,
+    /// What is dirty is given up.
+    DiscardDirty,
+    /// The journal is brought to rest.
+    Close,
+    /// Checksums are compared.
+    Scrub,
+    /// Second copies of dirty data are made.
+    Double,
+    /// The disk goes, and its cache stays on flash.
+    RemoveDisk,
+    /// The cache is recovered after a crash.
+    Recover,
+}
+
+/// Every operation.
+pub const OPERATIONS: [Operation; 17] = [
+    Operation::Enable,
+    Operation::Disable,
+    Operation::Clear,
+    Operation::Configure,
+    Operation::Grow,
+    Operation::Shrink,
+    Operation::Leave,
+    Operation::WriteThrough,
+    Operation::WriteBack,
+    Operation::Drain,
+    Operation::StopDrain,
+    Operation::DiscardDirty,
+    Operation::Close,
+    Operation::Scrub,
+    Operation::Double,
+    Operation::RemoveDisk,
+    Operation::Recover,
+];
+
+/// What the cache holds before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Data that is not on the backing, flushed and not, and other data.
+    Dirty,
+    /// Only what is on the backing too.
+    Clean,
+}
+
+/// What happens to the chosen I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It fails.
+    Once,
+    /// It fails, and so do all changes of its device from then on.
+    Device,
+    /// All devices refuse changes from then on.
+    Everywhere,
+    /// The power fails while it is in flight.
+    PowerCut,
+}
+
+/// What is tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// What is done.
+    pub operation: Operation,
+    /// To what.
+    pub content: Content,
+    /// Copies of dirty data and journal.
+    pub copies: Copies,
+    /// How it fails.
+    pub failure: Failure,
+    /// Of the dice for latencies and whatever else is open.
+    pub seed: u64,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Injected {
+    /// There was such an I/O.
+    pub struck: bool,
+    /// How the operation ended, if it did before the power failed.
+    pub ended: Option<Result<(), CommandError>>,
+    /// Journals that were lost.
+    pub journals_lost: u32,
+}
+
+/// The state of an injection.
+#[derive(Debug)]
+pub(super) struct Injection {
+    failure: Failure,
+    /// Changes are counted.
+    armed: bool,
+    /// The one to fail; those before it are counted down.
+    left: u32,
+    struck: bool,
+    /// Journals reported lost that nobody has seen to.
+    pub(super) lost_journals: u32,
+}
+
+/// Runs a case with the failure at the `nth` change of flash since the operation began, counted from 1.
+///
+/// # Errors
+/// A promise was broken.
+pub fn inject(case: &Case, nth: u32, options: &Options) -> Result<Injected, Violation> {
+    let options = Options { requests: 1000, lives: true, ..options.clone() };
+    let mut world = World::of(scenario(case), Dice::new(case.seed), &options);
+    world.injection =
+        Some(Injection { failure: case.failure, armed: false, left: nth, struck: false, lost_journals: 0 });
+    let ended =
+        world.try_case(case).map_err(|Violation(what)| Violation(format!("{case:?} at {nth}: {what}")))?;
+    let struck = world.injection.as_ref().is_some_and(|injection| injection.struck);
+    Ok(Injected { struck, ended, journals_lost: world.report.journals_lost as u32 })
+}
+
+fn scenario(case: &Case) -> Scenario {
+    let ring_reserve = 0;
+    Scenario {
+        limits: Limits {
+            requests_max: 64,
+            fill_bytes_max: 1 << 20,
+            flash_errors_max: 1000,
+            flash_errors_forgive_ms: 60_000,
+            flash_stall_ms_max: 1000,
+            scrub_frames_per_s: if case.operation == Operation::Scrub { 64 } else { 0 },
+        },
+        segment_bytes: SEGMENT_BYTES,
+        devices: (0..DEVICES)
+            .map(|_| DevicePlan {
+                segments: 24,
+                faults: FlashFaults::default(),
+                ailment: None,
+                refuses: false,
+            })
+            .collect(),
+        disks: vec![DiskPlan {
+            units: (DISK_BYTES / UNIT_BYTES) as u32,
+            access: Access::ReadWrite,
+            faults: BackingFaults::default(),
+        }],
+        guests: vec![],
+        flash_ns: 80_000,
+        backing_ns: 1_000_000,
+        command_ns: None,
+        power_cut: None,
+        lives: Some(Lives {
+            ends: vec![],
+            requests: 0,
+            lent: vec![1 << 20; 4],
+            ring_reserve,
+            behind: 0,
+            careful: false,
+        }),
+    }
+}
+
+fn config(case: &Case) -> CacheConfig {
+    let mut config =
+        CacheConfig::write_through(BLOCK_BYTES, SEGMENT_BYTES, PolicyKind::default(), Admission::default());
+    config.mode = match case.operation {
+        Operation::WriteBack => Mode::WriteThrough,
+        _ => Mode::WriteBack,
+    };
+    // What is dirty stays so until somebody asks.
+    config.destage =
+        Destage { start_permille: 900, stop_permille: 800, dirty_age_ms_max: 0, ..Destage::default() };
+    config.copies = if case.operation == Operation::Double { Copies::One } else { case.copies };
+    config
+}
+
+impl World<'_> {
+    /// A change of flash has been submitted: perhaps it is the one.
+    pub(super) fn count_change(&mut self, device: usize, io: IoId) {
+        let Some(injection) = self.injection.as_mut().filter(|injection| injection.armed) else { return };
+        injection.left -= 1;
+        if injection.left > 0 {
+            return;
+        }
+        (injection.armed, injection.struck) = (false, true);
+        let failure = injection.failure;
+        trace!(self, "{failure:?} strikes {io} on device {device}");
+        match failure {
+            Failure::Once => self.flash[device].doom(io),
+            Failure::Device => self.refuse_changes(device),
+            Failure::Everywhere => (0..self.flash.len()).for_each(|device| self.refuse_changes(device)),
+            Failure::PowerCut => self.has_power = false,
+        }
+    }
+
+    fn refuse_changes(&mut self, device: usize) {
+        self.flash[device].suffer(Ailment::ReadOnly, &mut self.dice);
+        self.scenario.devices[device].refuses = true;
+        // A daemon knows that it is of no use: nothing new is placed there.
+        self.fenced.insert(DeviceId(device as u16));
+    }
+
+    fn arm(&mut self, armed: bool) {
+        let injection = self.injection.as_mut().expect("one is under way");
+        injection.armed = armed && !injection.struck;
+    }
+
+    fn try_case(&mut self, case: &Case) -> Result<Option<Result<(), CommandError>>, Violation> {
+        self.lend_buffers();
+        self.add_disk(0);
+        self.drain()?;
+        if case.operation != Operation::Enable {
+            self.enable_on_two(case)?;
+            self.prepare(case)?;
+        }
+        let ended = self.operate(case)?;
+        let is_closed = matches!(case.operation, Operation::Close | Operation::RemoveDisk);
+        if self.has_power && !(is_closed && ended == Some(Ok(()))) {
+            self.serve(case)?;
+        }
+        self.arm(false);
+        self.crash_and_open()?;
+        self.read_all(0)?;
+        self.finish()?;
+        let outcomes = &self.report.outcomes;
+        let failed = outcomes[Outcome::BackingError as usize] + outcomes[Outcome::DirtyLost as usize];
+        ensure!(failed == 0 || case.operation == Operation::DiscardDirty, "{failed} requests failed");
+        Ok(ended)
+    }
+
+    fn enable_on_two(&mut self, case: &Case) -> Result<(), Violation> {
+        let id = self.give_cache(case);
+        self.wait_for(id)?;
+        ensure!(self.ended.get(&id) == Some(&Ok(())), "no cache to begin with: {:?}", self.ended);
+        Ok(())
+    }
+
+    /// Gives the command to make the cache.
+    fn give_cache(&mut self, case: &Case) -> CommandId {
+        let config = config(case);
+        self.caches += 1;
+        let mut cache = [0x1c; 16];
+        cache[..8].copy_from_slice(&self.caches.to_le_bytes());
+        self.disks[0].owner = Some(Owner::new(cache, config));
+        let places = [self.free_on(0, 2), self.free_on(1, 2)].concat();
+        let segments = self.own(0, places);
+        let ring = self.make_ring(0, &CacheConfig { copies: case.copies, ..config });
+        let enable = Enable { config, segments, journal: ring, recovered: None };
+        self.command(0, Command::Cache(CacheChange::Enable(Box::new(enable))))
+    }
+
+    /// Takes free segments of a device.
+    fn free_on(&mut self, device: u16, count: usize) -> Vec<Segment> {
+        let free = self.free.iter().filter(|segment| segment.device == DeviceId(device)).take(count);
+        let taken: Vec<Segment> = free.copied().collect();
+        taken.iter().for_each(|segment| _ = self.free.remove(segment));
+        taken
+    }
+
+    /// What was there before: data of every kind.
+    fn prepare(&mut self, case: &Case) -> Result<(), Violation> {
+        for (offset, len) in [(0, 16), (32, 8), (136, 4)] {
+            self.write(offset * KIB, len * KIB)?;
+        }
+        self.ask(Op::Read, 100 * KIB, 16 * KIB)?;
+        self.ask(Op::Flush, 0, 0)?;
+        // Of what the journal calls dirty, some is written anew; some goes past the cache.
+        self.write(0, 4 * KIB)?;
+        self.write(200 * KIB, 512)?;
+        self.ask(Op::Read, 300 * KIB, 64 * KIB)?;
+        self.ask(Op::Flush, 0, 0)?;
+        if case.content == Content::Clean {
+            let drained = self.command_and_wait(0, Command::Cache(CacheChange::Drain))?;
+            ensure!(drained == Ok(()), "not clean to begin with: {drained:?}");
+            return self.run_for(2 * SECOND);
+        }
+        self.write(48 * KIB, 4 * KIB)?;
+        self.write(4 * KIB, 4 * KIB)
+    }
+
+    /// Gives the command, with requests before and behind it, and waits for its end.
+    fn operate(&mut self, case: &Case) -> Result<Option<Result<(), CommandError>>, Violation> {
+        if case.operation == Operation::Recover {
+            self.crash(End::PowerCut)?;
+            self.renew_engine();
+            self.arm(true);
+            self.open_disk(0)?;
+            self.drain()?;
+            self.run_until(|world| world.asked.is_empty())?;
+            return Ok(None);
+        }
+        self.arm(true);
+        if case.content == Content::Dirty {
+            self.begin(Op::Write(Durability::Durable), 16 * KIB, 8 * KIB)?;
+        }
+        self.begin(Op::Read, 400 * KIB, 8 * KIB)?;
+        let Some(command) = self.command_of(case) else {
+            self.run_for(4 * SECOND)?;
+            return Ok(None);
+        };
+        let id = match command {
+            Some(command) => self.command(0, command),
+            None => self.give_cache(case),
+        };
+        self.drain()?;
+        if case.operation == Operation::StopDrain {
+            self.command(0, Command::Cache(CacheChange::StopDrain));
+            self.drain()?;
+        }
+        if !matches!(case.operation, Operation::Close | Operation::RemoveDisk) {
+            self.begin(Op::Write(Durability::Volatile), 56 * KIB, 4 * KIB)?;
+            self.begin(Op::Flush, 0, 0)?;
+        }
+        self.wait_for(id)?;
+        if case.operation == Operation::Double {
+            self.run_for(4 * SECOND)?;
+        }
+        let ended = self.ended.remove(&id);
+        if let Some(Err(error)) = ended {
+            let dirty = case.content == Content::Dirty;
+            let just = match error {
+                // A ring that fails, or no device to make one on.
+                CommandError::JournalFailed | CommandError::NoJournal => self.any_refuses(),
+                CommandError::Dirty => dirty,
+                CommandError::Stopped => case.operation == Operation::StopDrain,
+                _ => false,
+            };
+            ensure!(just, "it ended with {error:?}");
+        }
+        Ok(ended)
+    }
+
+    /// The command of an operation: nothing for one that has none, nothing inside for one that is given elsewhere.
+    #[expect(clippy::option_option, reason = "both are told apart at one place")]
+    fn command_of(&mut self, case: &Case) -> Option<Option<Command>> {
+        let config = config(case);
+        let change = match case.operation {
+            Operation::Enable => return Some(None),
+            Operation::Scrub | Operation::Recover => return None,
+            Operation::RemoveDisk => return Some(Some(Command::RemoveDisk)),
+            Operation::Disable => CacheChange::Disable,
+            Operation::Clear => CacheChange::Clear(self.make_ring(0, &config)),
+            Operation::Configure => {
+                let policy = PolicyKind::all().last().expect("there are some");
+                let config = CacheConfig { policy, block_bytes: 2 * BLOCK_BYTES, ..config };
+                CacheChange::Configure(config, self.make_ring(0, &config))
+            }
+            Operation::Grow => {
+                let places = [self.free_on(1, 1), self.free_on(2, 1)].concat();
+                let segments = self.own(0, places);
+                CacheChange::Grow(segments, self.make_ring(0, &config))
+            }
+            Operation::Shrink => CacheChange::Shrink(1, self.make_ring(0, &config)),
+            Operation::Leave => {
+                let places = self.free_on(2, 2);
+                let segments = self.own(0, places);
+                CacheChange::Leave(DeviceId(0), segments, self.make_ring(0, &config))
+            }
+            Operation::WriteThrough => CacheChange::Tune(Mode::WriteThrough, config.destage, config.copies),
+            Operation::WriteBack => CacheChange::Tune(Mode::WriteBack, config.destage, config.copies),
+            Operation::Double => CacheChange::Tune(config.mode, config.destage, Copies::TwoOfDirty),
+            Operation::Drain | Operation::StopDrain => CacheChange::Drain,
+            Operation::DiscardDirty => CacheChange::DiscardDirty,
+            Operation::Close => CacheChange::Close,
+        };
+        Some(Some(Command::Cache(change)))
+    }
+
+    /// The disk goes on serving, whatever became of its cache.
+    fn serve(&mut self, case: &Case) -> Result<(), Violation> {
+        self.see_to_journal()?;
+        self.write(16 * KIB, 8 * KIB)?;
+        self.write(0, 8 * KIB)?;
+        self.ask(Op::Write(Durability::Durable), 320 * KIB, 8 * KIB)?;
+        self.ask(Op::Write(Durability::Durable), 32 * KIB, 4 * KIB)?;
+        // In part over dirty data, and a change that flash does not take.
+        self.write(4 * KIB + 512, 512)?;
+        self.ask(Op::Discard(Durability::Durable), 40 * KIB, 4 * KIB)?;
+        for offset in (0..DISK_BYTES).step_by(64 * KIB as usize) {
+            self.ask(Op::Read, offset, 64 * KIB)?;
+        }
+        self.ask(Op::Flush, 0, 0)?;
+        self.run_for(3 * SECOND)?;
+        if case.seed.is_multiple_of(2) {
+            self.write(0, 4 * KIB)?;
+            self.write(56 * KIB, 8 * KIB)?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, len: u64) -> Result<(), Violation> {
+        self.ask(Op::Write(Durability::Volatile), offset, len)
+    }
+
+    /// Hands a request in, if there is power.
+    fn begin(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Violation> {
+        if !self.has_power {
+            return Ok(());
+        }
+        let request = self.make_request(0, op, offset, len);
+        self.hand_in(None, request)
+    }
+
+    /// Hands a request in and waits until nothing is unanswered.
+    fn ask(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Violation> {
+        self.begin(op, offset, len)?;
+        loop {
+            self.run_until(|world| world.requests.is_empty() || world.has_lost_a_journal())?;
+            if self.has_lost_a_journal() && self.has_power {
+                self.see_to_journal()?;
+                continue;
+            }
+            ensure!(self.requests.is_empty() || !self.has_power, "never answered: {:?}", self.requests);
+            return Ok(());
+        }
+    }
+
+    fn run_for(&mut self, ns: u64) -> Result<(), Violation> {
+        let end = self.now + ns;
+        loop {
+            self.run_until(|world| world.now >= end || world.has_lost_a_journal())?;
+            if !self.has_lost_a_journal() || !self.has_power {
+                self.now = self.now.max(end);
+                return Ok(());
+            }
+            self.see_to_journal()?;
+        }
+    }
+
+    /// Waits for a command.
+    fn wait_for(&mut self, id: CommandId) -> Result<(), Violation> {
+        self.drain()?;
+        loop {
+            self.run_until(|world| world.ended.contains_key(&id) || world.has_lost_a_journal())?;
+            if self.ended.contains_key(&id) || !self.has_power {
+                return Ok(());
+            }
+            ensure!(self.has_lost_a_journal(), "it never ends: {:?}", self.asked);
+            self.see_to_journal()?;
+        }
+    }
+
+    /// Was what is dirty given up, and with it perhaps what was not answered yet?
+    pub(super) fn has_discarded(&self) -> bool {
+        self.injection.is_some() && self.report.discards > 0 && self.any_refuses()
+    }
+
+    fn has_lost_a_journal(&self) -> bool {
+        self.injection.as_ref().is_some_and(|injection| injection.lost_journals > 0)
+    }
+
+    /// What a daemon does when a journal cannot be written any more.
+    fn see_to_journal(&mut self) -> Result<(), Violation> {
+        let injection = self.injection.as_mut().expect("one is under way");
+        if std::mem::take(&mut injection.lost_journals) == 0 {
+            return Ok(());
+        }
+        // A removal that is under way cannot close the cache. Then the disk stays.
+        self.run_until(|world| !world.disks[0].leaving)?;
+        if !self.disks[0].present {
+            return Ok(());
+        }
+        let Some(config) = self.disks[0].owner.as_ref().map(|owner| owner.config) else { return Ok(()) };
+        if let Some(ring) = self.make_ring(0, &config) {
+            let renew = Command::Cache(CacheChange::Shrink(0, Some(ring)));
+            let renewed = self.command_unless_cut(renew)?;
+            if renewed.is_none_or(|result| result.is_ok()) {
+                return Ok(());
+            }
+        }
+        match self.command_unless_cut(Command::Cache(CacheChange::Drain))? {
+            // Its disk is without a cache already, or without power.
+            None | Some(Err(CommandError::NoCache | CommandError::Removing)) => return Ok(()),
+            // Somebody drains it already.
+            Some(Err(CommandError::Stopped)) => self.run_until(|world| !world.drains())?,
+            Some(result) => ensure!(result == Ok(()), "what is dirty cannot be drained: {result:?}"),
+        }
+        self.disks[0].owner.iter_mut().for_each(|owner| owner.journal_lost = true);
+        let disabled = self.command_unless_cut(Command::Cache(CacheChange::Disable))?;
+        ensure!(disabled.is_none_or(|result| result.is_ok()), "it cannot be taken away: {disabled:?}");
+        Ok(())
+    }
+
+    fn drains(&self) -> bool {
+        self.asked.values().any(|asked| matches!(asked.command, Command::Cache(CacheChange::Drain)))
+    }
+
+    fn command_unless_cut(
+        &mut self,
+        command: Command,
+    ) -> Result<Option<Result<(), CommandError>>, Violation> {
+        let id = self.command(0, command);
+        self.drain()?;
+        self.run_until(|world| world.ended.contains_key(&id))?;
+        let ended = self.ended.remove(&id);
+        ensure!(ended.is_some() || !self.has_power, "a command never ended: {:?}", self.asked);
+        Ok(ended)
+    }
+
+    /// The power fails, everything is repaired, and the disk is opened again.
+    fn crash_and_open(&mut self) -> Result<(), Violation> {
+        self.crash(End::PowerCut)?;
+        self.has_power = true;
+        self.injection.iter_mut().for_each(|injection| injection.lost_journals = 0);
+        for (flash, plan) in self.flash.iter_mut().zip(&mut self.scenario.devices) {
+            flash.heal();
+            plan.refuses = false;
+        }
+        self.renew_engine();
+        self.open_disk(0)?;
+        self.drain()?;
+        self.run_until(|world| world.asked.is_empty())?;
+        ensure!(self.asked.is_empty(), "it cannot be opened: {:?}", self.asked);
+        Ok(())
+    }
+
+    fn renew_engine(&mut self) {
+        self.engine = hob_engine::Engine::new(self.scenario.limits);
+        self.lend_buffers();
+    }
+}

@@ -1,0 +1,90 @@
+//! Error injection in OCF's manner: the first, second, third … write or flush of flash of every operation on a persistent
+//! cache fails, until there is none left; after each, the cache serves on, crashes, is recovered and compared with the
+//! model. `HOB_INJECT="Grow Dirty One Device 0 12"` (operation, content, copies, failure, seed, which) runs that one only and
+//! tells what crosses the engine's boundary.
+
+use hob_engine::command::Copies;
+use hob_world::sim::{Case, Content, Failure, Injected, OPERATIONS, Options, Trace, inject};
+
+/// No operation has more writes and flushes, guests' included.
+const CHANGES_MAX: u32 = 400;
+
+/// Runs one, unless another one is asked for.
+fn run(case: &Case, nth: u32) -> Result<Injected, String> {
+    let Case { operation, content, copies, failure, seed } = case;
+    let mut options = Options::default();
+    if let Ok(asked) = std::env::var("HOB_INJECT") {
+        if asked != format!("{operation:?} {content:?} {copies:?} {failure:?} {seed} {nth}") {
+            return Ok(Injected { struck: nth < CHANGES_MAX - 1, ..Injected::default() });
+        }
+        options.trace = Some((|line| eprintln!("{line}")) as Trace);
+    }
+    inject(case, nth, &options).map_err(|violation| violation.0)
+}
+
+/// What a sweep came to.
+#[derive(Debug, Default)]
+struct Total {
+    runs: u32,
+    /// Operations that ended well, and with an error.
+    well: u32,
+    refused: u32,
+    journals_lost: u32,
+}
+
+/// Tries everything with one kind of failure.
+fn sweep(failure: Failure) -> Total {
+    let (mut total, mut wrong) = (Total::default(), vec![]);
+    for operation in OPERATIONS {
+        for content in [Content::Dirty, Content::Clean] {
+            for copies in [Copies::One, Copies::TwoOfDirty] {
+                for seed in 0..2 {
+                    let case = Case { operation, content, copies, failure, seed };
+                    for nth in 1.. {
+                        assert!(nth < CHANGES_MAX, "{case:?} never ends");
+                        total.runs += 1;
+                        match run(&case, nth) {
+                            Ok(injected) if !injected.struck => break,
+                            Ok(injected) => {
+                                total.journals_lost += injected.journals_lost;
+                                total.well += u32::from(injected.ended == Some(Ok(())));
+                                total.refused += u32::from(matches!(injected.ended, Some(Err(_))));
+                            }
+                            Err(violation) => {
+                                wrong.push(violation);
+                                break;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    println!("{failure:?}: {total:?}");
+    assert!(wrong.is_empty(), "{} cases:\n{}", wrong.len(), wrong.join("\n"));
+    total
+}
+
+#[test]
+fn one_failed_change_of_flash_costs_nothing() {
+    let total = sweep(Failure::Once);
+    assert!(total.runs > 5000 && total.journals_lost == 0, "{total:?}");
+}
+
+#[test]
+fn a_device_that_refuses_changes_loses_nothing() {
+    let total = sweep(Failure::Device);
+    assert!(total.runs > 5000 && total.journals_lost > 1000 && total.refused > 100, "{total:?}");
+}
+
+#[test]
+fn flash_that_refuses_all_changes_loses_nothing() {
+    let total = sweep(Failure::Everywhere);
+    assert!(total.runs > 5000 && total.journals_lost > 1000 && total.refused > 100, "{total:?}");
+}
+
+#[test]
+fn a_power_cut_at_any_change_of_flash_loses_nothing_that_was_flushed() {
+    let total = sweep(Failure::PowerCut);
+    assert!(total.runs > 5000 && total.journals_lost == 0, "{total:?}");
+}
