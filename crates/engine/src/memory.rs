@@ -6,7 +6,7 @@
 
 mod readers;
 
-use crate::admission::{Admission, Run};
+use crate::admission::{Admission, Brings, Run};
 use crate::command::{CommandError, MEMORY_PAGE_BYTES_MAX, MEMORY_PAGES_MIN, MemoryConfig};
 use crate::directory::Directory;
 use crate::policy::PolicyKind;
@@ -138,7 +138,7 @@ impl Memory {
                 continue;
             }
             // Every page may leave: copies are carried out in order, so none is in use.
-            let placed = self.directory.bring(span, found, Run::Other, |_, _| false);
+            let placed = self.directory.bring(span, found, (Run::Other, Brings::Clean), |_, _| false);
             let Ok(placed) = placed else { continue };
             let (page, bits) = self.bits(placed.sector, span.count);
             if found.is_none() {

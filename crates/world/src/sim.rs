@@ -277,7 +277,7 @@ impl<'a> World<'a> {
     fn new(seed: u64, options: &'a Options) -> Self {
         let mut dice = Dice::new(seed);
         let scenario = Scenario::draw(options, &mut dice);
-        Self::of(scenario, dice, options)
+        World { ram: Ram::draw(seed, options.memory_permille), ..Self::of(scenario, dice, options) }
     }
 
     fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
@@ -313,7 +313,7 @@ impl<'a> World<'a> {
         let disks = scenario.disks.iter().enumerate().map(disk).collect();
         let mut world = World {
             engine: Engine::new(scenario.limits),
-            ram: Ram::draw(seed, options.memory_permille),
+            ram: None,
             options,
             dice,
             now: Instant(0),
