@@ -6,6 +6,7 @@
 
 use crate::admission::Admission;
 use crate::policy::PolicyKind;
+use crate::regions::Regions;
 use crate::units::{CommandId, DeviceId, DiskId};
 
 /// A run of flash that belongs to one cache. All segments of one cache have the same length.
@@ -223,6 +224,9 @@ pub enum Command {
 /// old one's segments are among those that are released.
 #[derive(Clone, Debug)]
 pub enum CacheChange {
+    /// The disk is to have a cache again that is being recovered; what may go to its backing meanwhile. With `None` it gets
+    /// none after all. At once, and as often as more is known.
+    Expect(Option<Box<Expect>>),
     /// Give the disk a cache: empty and volatile, or with a journal, or as it was recovered.
     Enable(Box<Enable>),
     /// Take the cache away. Refused while it holds dirty data.
@@ -249,6 +253,17 @@ pub enum CacheChange {
     /// Bring the journal to rest: everything recorded, durable, and marked as closed cleanly. The cache bypasses from
     /// then on what it can, and holds what it cannot.
     Close,
+}
+
+/// What is known of a cache that is being recovered. Reads outside of `doubtful` go to the backing. Changes wait until the
+/// cache is there, or `is_void`: what they change is remembered, and is not in the cache then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expect {
+    /// Whatever flash may hold and the backing may not is in here. While it is not empty, all changes wait, and flushes too.
+    pub doubtful: Regions,
+    /// No crash from now on leaves anything from which this cache could be recovered: its rings are nobody's any more.
+    /// Only with nothing doubtful.
+    pub is_void: bool,
 }
 
 /// A cache to be.
@@ -373,4 +388,7 @@ pub enum Event {
     /// flushes wait until its owner gives it another one, or drains it, records that it is gone and disables it; after half
     /// a minute they fail.
     JournalLost(DiskId),
+    /// A change waits for a cache that is being recovered and has nothing dirty: it could pass if the rings were made
+    /// [void](Expect::is_void). Said once for each cache.
+    ChangeWaits(DiskId),
 }

@@ -41,6 +41,8 @@ pub enum Outcome {
     BypassMode,
     /// The cache was being changed at that moment.
     BypassChanging,
+    /// The cache is being recovered.
+    BypassRecovering,
     /// The flash does not answer in time.
     BypassStalled,
     /// All of the cache's flash is fenced after errors.
@@ -103,6 +105,7 @@ outcomes! {
     FlushCommitted "flush" "committed" "were flushes that made what flash holds durable"
     BypassMode "bypass" "mode" "went past the cache, as its mode says"
     BypassChanging "bypass" "cache-changing" "bypassed the cache while its settings were being changed"
+    BypassRecovering "bypass" "cache-recovering" "went to the backing while the cache was being recovered from its journal"
     BypassStalled "bypass" "flash-stalled" "bypassed the cache because the flash device did not answer in time"
     BypassFenced "bypass" "flash-fenced" "bypassed the cache because its flash devices are fenced after repeated errors"
     CacheOff "cache-off" "" "went to the backing because the disk has no cache"

@@ -65,6 +65,8 @@ pub enum CacheState {
     Active,
     /// It is being changed; the disk bypasses it for a moment.
     Changing,
+    /// It is being recovered; the disk does without it until then.
+    Recovering,
     /// A device of it does not answer in time; the disk bypasses it.
     Stalled,
     /// All of its devices failed and are fenced.

@@ -15,6 +15,7 @@
 //! - everything ends, in bounded virtual time, with nothing left over.
 
 mod audit;
+mod coming;
 mod commands;
 mod finish;
 mod guest;
@@ -36,12 +37,13 @@ use hob_engine::command::{Access, CacheConfig, Command, CommandError, Segment};
 use hob_engine::units::{BufferId, CommandId, DeviceId, Instant, IoId, RequestId};
 
 use crate::content::{Tag, UNIT_BYTES, Written, tag};
-use crate::dice::Dice;
+use crate::dice::{self, Dice};
 use crate::media::{Backing, Flash, Lie};
 use crate::model::{Kind, Model};
 use crate::queue::Queue;
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
+use coming::{Coming, Step};
 use injection::Injection;
 pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inject};
 use lives::Lent;
@@ -81,6 +83,8 @@ pub struct Options {
     pub memory_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
+    /// In some histories guests use disks whose caches are being recovered.
+    pub early: bool,
     /// Something is broken on purpose: the run must fail.
     pub sabotage: Option<Sabotage>,
     /// Hears of everything that crosses the engine's boundary, one line each.
@@ -110,6 +114,7 @@ impl Default for Options {
             power_cuts: true,
             memory_permille: 250,
             lives: false,
+            early: true,
             sabotage: None,
             trace: None,
         }
@@ -152,6 +157,8 @@ pub enum Sabotage {
     ServedStale,
     /// Now and then memory does not take over what a write wrote.
     LostRenewal,
+    /// Rings that were made void, because the backing was changed before their cache was recovered, are read all the same.
+    KeptVoidRings,
 }
 
 /// Lives the history of this seed.
@@ -172,6 +179,8 @@ enum Event {
     Ailment(usize),
     PowerCut,
     End(End),
+    /// Of a disk, and of which of its caches to come.
+    Coming(usize, u64, Step),
 }
 
 /// Who performs an I/O.
@@ -200,6 +209,10 @@ struct Disk {
     changed_behind: Option<u32>,
     /// Guests wait for its cache.
     gated: bool,
+    /// Its cache is being recovered while guests use it.
+    coming: Option<Coming>,
+    /// It is being removed, and what waited for its cache is refused.
+    refuses_waiting: bool,
     /// Times in a row that its recovered cache did not get into service.
     attempts: u32,
     /// Its cache reported dirty data lost.
@@ -251,6 +264,8 @@ struct World<'a> {
     ended: BTreeMap<CommandId, Result<(), CommandError>>,
     /// Persistent caches made so far.
     caches: u64,
+    /// Caches that were expected so far.
+    comings: u64,
     /// Of the segments that a command released, those of rings.
     ring_segments_released: usize,
     requests: BTreeMap<RequestId, InFlight>,
@@ -276,7 +291,11 @@ struct World<'a> {
 impl<'a> World<'a> {
     fn new(seed: u64, options: &'a Options) -> Self {
         let mut dice = Dice::new(seed);
-        let scenario = Scenario::draw(options, &mut dice);
+        let mut scenario = Scenario::draw(options, &mut dice);
+        if let Some(lives) = &mut scenario.lives {
+            // Dice of its own: the other histories are what they were before there were such.
+            lives.early = options.early && Dice::new(dice::scatter(seed)).chance(400);
+        }
         World { ram: Ram::draw(seed, options.memory_permille), ..Self::of(scenario, dice, options) }
     }
 
@@ -301,6 +320,8 @@ impl<'a> World<'a> {
             generation: 0,
             changed_behind: None,
             gated: false,
+            coming: None,
+            refuses_waiting: false,
             attempts: 0,
             dirty_lost: false,
             writes_through_since: None,
@@ -328,6 +349,7 @@ impl<'a> World<'a> {
             commands: 0,
             ended: BTreeMap::new(),
             caches: 0,
+            comings: 0,
             ring_segments_released: 0,
             requests: BTreeMap::new(),
             made: 0,
@@ -459,6 +481,7 @@ impl<'a> World<'a> {
                 Ok(())
             }
             Event::End(end) => self.end(end),
+            Event::Coming(disk, serial, step) => self.coming_goes_on(disk, serial, step),
             Event::PowerCut => {
                 self.has_power = false;
                 self.report.power_cuts += 1;

@@ -45,10 +45,15 @@ fn random_histories_keep_every_promise() {
 
 /// Whatever can happen did, often enough to mean something.
 fn check_coverage(total: &Report) {
-    const OF_WRITE_BACK: [Outcome; 4] =
-        [Outcome::WriteBack, Outcome::FlushCommitted, Outcome::BypassMode, Outcome::DirtyLost];
+    const OF_PERSISTENT: [Outcome; 5] = [
+        Outcome::WriteBack,
+        Outcome::FlushCommitted,
+        Outcome::BypassMode,
+        Outcome::BypassRecovering,
+        Outcome::DirtyLost,
+    ];
     for (row, count) in OUTCOMES.iter().zip(total.outcomes) {
-        if OF_WRITE_BACK.contains(&row.outcome) {
+        if OF_PERSISTENT.contains(&row.outcome) {
             continue;
         }
         assert!(count >= 1000, "{:?} only {count} times", row.outcome);

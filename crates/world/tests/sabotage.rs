@@ -158,3 +158,8 @@ fn a_recovery_from_an_old_ring_is_noticed() {
 fn clean_data_of_another_time_is_noticed() {
     expect_over_crashes(Sabotage::ServedStale, LOST);
 }
+
+#[test]
+fn a_ring_that_should_be_void_is_noticed() {
+    expect_over_crashes(Sabotage::KeptVoidRings, LOST);
+}

@@ -15,13 +15,21 @@ use crate::units::{DiskId, Instant, SECTOR_BYTES};
 /// Transfers under way at once, those that wait for their claim included.
 const TRANSFERS_MAX: u32 = 4;
 
+impl super::Disk {
+    /// While a cache is being recovered or changed, nobody but a request itself is told what it may read.
+    fn may_read_ahead(&self) -> bool {
+        let at_peace = !self.holds && self.coming.is_none() && self.removing.is_none();
+        at_peace && self.memory_uses().keeps_reads
+    }
+}
+
 impl Engine {
     /// Begins to read these sectors of a disk ahead, if there is a buffer to spare.
     pub(super) fn read_ahead(&mut self, now: Instant, id: DiskId, what: Ahead) {
         let disk = self.disk(id);
         let sectors = disk.config.size_bytes.div_ceil(SECTOR_BYTES);
         let range = Range { disk: id, first: what.first, end: what.end.min(sectors) };
-        if range.first >= range.end || !disk.memory_uses().keeps_reads {
+        if range.first >= range.end || !disk.may_read_ahead() {
             return;
         }
         if self.aheads < TRANSFERS_MAX && self.has_buffer_to_spare() {
@@ -52,7 +60,7 @@ impl Engine {
         let (buffer, _) = buffer.expect("a transfer has a buffer");
         let Engine { disks, runs, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
-        let may_read = !disk.holds && disk.removing.is_none() && disk.memory_uses().keeps_reads;
+        let may_read = disk.may_read_ahead();
         let Some(memory) = disk.memory.as_ref().filter(|_| may_read) else {
             return self.end_job(now, job, Ok(()));
         };
@@ -122,7 +130,7 @@ impl Engine {
         }
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
-        if let (true, Some(memory)) = (disk.memory_uses().keeps_reads, &mut disk.memory) {
+        if let (true, Some(memory)) = (disk.may_read_ahead(), &mut disk.memory) {
             disk.stats.read_ahead_bytes += (range.end - range.first) * SECTOR_BYTES;
             let copy = |piece| copy_out.push_back(tier::into_memory(id, buffer, piece));
             memory.keep_ahead(range.first, range.end, copy);

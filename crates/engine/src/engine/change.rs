@@ -35,6 +35,7 @@ impl Engine {
                 for command in changes.into_iter().filter_map(|(command, _)| command).chain(drain) {
                     self.done(command, disk_id, Err(CommandError::Removing));
                 }
+                self.let_go_of_coming(disk_id);
                 self.settle(now, disk_id);
                 return self.run(now);
             }
@@ -56,6 +57,11 @@ impl Engine {
                         Ok(())
                     }
                 }
+            }
+            (Command::Cache(CacheChange::Expect(expect)), Some(_)) => {
+                let result = self.expect(disk_id, expect);
+                self.done(id, disk_id, result.map(|()| Vec::new()));
+                return self.run(now);
             }
             (Command::Cache(CacheChange::Drain), Some(disk)) => match (&disk.cache, disk.draining) {
                 (None, _) => Err(CommandError::NoCache),
@@ -210,6 +216,7 @@ impl Disk {
         let size = self.config.size_bytes;
         let cache = match (&self.cache, change) {
             (Some(_), CacheChange::Enable(..)) => return Err(CommandError::CacheExists),
+            (None, CacheChange::Enable(_)) if self.coming.is_some() => return Err(CommandError::CacheExists),
             (None, CacheChange::Enable(enable)) => {
                 self.cache = Some(Cache::new(enable.config, enable.segments, size)?);
                 self.fenced = false;
@@ -263,7 +270,11 @@ impl Disk {
             }
             (
                 Some(_),
-                CacheChange::Drain | CacheChange::StopDrain | CacheChange::DiscardDirty | CacheChange::Close,
+                CacheChange::Drain
+                | CacheChange::StopDrain
+                | CacheChange::DiscardDirty
+                | CacheChange::Expect(_)
+                | CacheChange::Close,
             ) => return Ok(Vec::new()),
         };
         let old = self.cache.replace(cache).expect("matched");

@@ -208,7 +208,7 @@ impl Engine {
     }
 
     /// Lets those claim their sectors anew, and look again, who waited for older data to be on the backing.
-    fn end_order_wait(&mut self, id: DiskId) {
+    pub(super) fn end_order_wait(&mut self, id: DiskId) {
         for slot in std::mem::take(&mut self.disk_mut(id).destager.order_waiters) {
             let range = self.requests[slot].range;
             if self.claims.enter(slot, range, Kind::Change, Kind::Change) {

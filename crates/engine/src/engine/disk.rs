@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::care::Care;
+use super::coming::Coming;
 use super::commit::Journal;
 use super::destager::Destager;
 use super::stranded::{Stranded, WAIT_NS_MAX};
@@ -41,6 +42,8 @@ pub(super) struct Disk {
     pub(super) journal_in_flight: u32,
     /// A cache whose first ring is being written; it takes the place of `cache`.
     pub(super) opening: Option<Box<Opening>>,
+    /// A cache that is being recovered.
+    pub(super) coming: Option<Box<Coming>>,
     pub(super) destager: Destager,
     pub(super) care: Care,
     /// The command that drains the cache.
@@ -88,6 +91,7 @@ impl Disk {
             journal: None,
             journal_in_flight: 0,
             opening: None,
+            coming: None,
             destager: Destager::default(),
             care: Care::default(),
             draining: None,
@@ -132,6 +136,7 @@ impl Disk {
     #[inline]
     pub(super) fn serving(&mut self) -> Result<&mut Cache, Outcome> {
         match &mut self.cache {
+            _ if self.coming.is_some() => Err(Outcome::BypassRecovering),
             _ if self.opening.is_some() || !self.changes.is_empty() => Err(Outcome::BypassChanging),
             Some(_) if self.stalled => Err(Outcome::BypassStalled),
             Some(cache) => Ok(cache),
@@ -176,6 +181,7 @@ impl Disk {
             stats.memory_index_bytes = memory.index_bytes();
         }
         stats.cache = match &self.cache {
+            _ if self.coming.is_some() => CacheState::Recovering,
             _ if self.holds || self.opening.is_some() || !self.changes.is_empty() => CacheState::Changing,
             Some(_) if self.stalled => CacheState::Stalled,
             Some(_) => CacheState::Active,

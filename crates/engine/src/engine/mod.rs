@@ -26,6 +26,7 @@
 mod ahead;
 mod care;
 mod change;
+mod coming;
 mod commit;
 mod destage;
 mod destager;

@@ -46,10 +46,10 @@ impl Engine {
     /// Starts a read that has waited for its claim.
     pub(super) fn start_read(&mut self, now: Instant, slot: u32) {
         if self.requests[slot].phase == Phase::ClaimThenBacking {
-            if self.disk(self.requests[slot].request.disk).holds {
-                return self.hold(slot);
+            if self.may_read(now, slot) {
+                self.read_backing(now, slot);
             }
-            return self.read_backing(now, slot);
+            return;
         }
         let source = self.source(slot);
         self.serve_read(now, slot, source);
@@ -87,8 +87,8 @@ impl Engine {
     }
 
     fn serve_read(&mut self, now: Instant, slot: u32, source: Source) {
-        if self.disk(self.requests[slot].request.disk).holds {
-            return self.hold(slot);
+        if !self.may_read(now, slot) {
+            return;
         }
         match source {
             Source::Memory => self.serve_from_memory(now, slot),

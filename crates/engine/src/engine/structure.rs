@@ -161,7 +161,7 @@ impl Engine {
             CacheChange::Close | CacheChange::DiscardDirty | CacheChange::Disable => {
                 panic!("these bring no ring")
             }
-            CacheChange::Tune(..) | CacheChange::Drain | CacheChange::StopDrain => {
+            CacheChange::Expect(_) | CacheChange::Tune(..) | CacheChange::Drain | CacheChange::StopDrain => {
                 panic!("these do not wait")
             }
         };
@@ -187,7 +187,10 @@ impl Engine {
         let Enable { config, segments, journal, recovered } = enable;
         let ring = journal.expect("it is persistent");
         let mut cache = persistent(config, segments, size)?;
-        if let Some(recovered) = recovered {
+        if let Some(mut recovered) = recovered {
+            if let Some(coming) = &disk.coming {
+                coming.forget_changed(&mut recovered);
+            }
             cache.take_over(recovered, size)?;
             cache.trust_first_copies();
         }
@@ -371,6 +374,7 @@ impl Engine {
                 let dirty: Vec<BlockNo> = cache.index.dirty_blocks().collect();
                 disk.destager.restart(dirty.into_iter());
                 disk.fenced = false;
+                disk.coming = None;
                 if cache.config.copies != Copies::One {
                     disk.care.look_for_missing(cache.index.frames());
                 }
@@ -385,6 +389,7 @@ impl Engine {
                 released.extend(cache.segments.iter().map(|segment| segment.place));
                 released.extend(disk.journal.take().expect("it was there").segments());
                 disk.destager.restart(std::iter::empty());
+                self.end_order_wait(id);
                 if let Some(drain) = self.disk_mut(id).draining.take() {
                     self.done(drain, id, Err(CommandError::Stopped));
                 }
@@ -544,6 +549,7 @@ impl Cache {
     fn leaving(&self, change: &CacheChange) -> Vec<DataSegment> {
         match change {
             CacheChange::Tune(..)
+            | CacheChange::Expect(_)
             | CacheChange::Grow(..)
             | CacheChange::DiscardDirty
             | CacheChange::Close

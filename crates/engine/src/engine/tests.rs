@@ -4,6 +4,7 @@
 
 mod blocks;
 mod change;
+mod coming;
 mod ends;
 mod errors;
 mod health;

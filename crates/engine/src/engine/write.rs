@@ -13,9 +13,12 @@ impl Engine {
         if disk.holds {
             return self.hold(slot);
         }
-        let is_persistent = disk.journal.is_some();
+        if !self.passes_coming(now, slot) {
+            return;
+        }
         self.forget_in_memory(slot);
-        if is_persistent {
+        let disk = self.disk(self.requests[slot].request.disk);
+        if disk.journal.is_some() {
             return self.change_persistent(now, slot);
         }
         self.invalidate(slot);
@@ -41,6 +44,10 @@ impl Engine {
         if disk.holds {
             return self.hold(slot);
         }
+        if !self.passes_coming(now, slot) {
+            return;
+        }
+        let disk = self.disk_mut(disk_id);
         let Some(journal) = &disk.journal else { return self.flush_request(now, slot) };
         disk.destager.flush_point();
         if journal.dead || journal.needs_commit() {

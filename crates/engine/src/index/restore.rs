@@ -211,18 +211,19 @@ impl Restoring {
 }
 
 impl Index {
-    /// Gives up every sector of frames in use for which `is_wanted` does not hold, given whether it is dirty, and
-    /// frames in which none is left. Nothing is held afterwards but what is dirty.
-    pub(crate) fn retain(&mut self, is_wanted: impl Fn(bool) -> bool) {
+    /// Gives up every sector of frames in use for which `is_wanted` does not hold, given which of the disk's it is and whether it
+    /// is dirty, and frames in which none is left. Nothing is held afterwards but what is dirty.
+    pub(crate) fn retain(&mut self, is_wanted: impl Fn(u64, bool) -> bool) {
         let sectors = 1 << self.block_shift;
         for frame in (0..self.frames()).map(FrameNo) {
             let first = self.first_sector(frame);
             if self.block_is_empty(first) {
                 continue;
             }
-            for sector in first..first + sectors {
-                if self.is_valid(sector) && !is_wanted(self.is_dirty(sector)) {
-                    self.clear_valid(sector, 1);
+            let on_disk = u64::from(self.block(frame).0) << self.block_shift;
+            for i in 0..sectors {
+                if self.is_valid(first + i) && !is_wanted(on_disk + i, self.is_dirty(first + i)) {
+                    self.clear_valid(first + i, 1);
                 }
             }
             if self.block_is_empty(first) {

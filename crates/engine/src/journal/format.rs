@@ -175,6 +175,11 @@ impl FrameState {
         self.block == NO_BLOCK || self.valid.is_empty()
     }
 
+    /// Is any sector dirty?
+    pub(super) fn has_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
     /// Is no sector valid from this one on?
     fn ends_within(&self, sectors: u16) -> bool {
         let word = |at: u16| match sectors.saturating_sub(64 * at) {

@@ -2,6 +2,7 @@
 
 use super::format::SECTORS_MAX;
 use crate::index::Index;
+use crate::regions::Regions;
 use crate::units::FrameNo;
 
 /// What an earlier journal tells of a cache: its index, and what is to be known of it.
@@ -106,13 +107,19 @@ impl Recovered {
 
     /// Gives up everything that is on the backing too.
     pub fn drop_clean(&mut self) {
-        self.index.retain(|dirty| dirty);
+        self.index.retain(|_, dirty| dirty);
+        self.count();
+    }
+
+    /// Gives up everything in these places of the disk.
+    pub fn drop_regions(&mut self, regions: &Regions) {
+        self.index.retain(|sector, _| !regions.contains(sector));
         self.count();
     }
 
     /// Gives up everything that is not on the backing: acknowledged writes are lost.
     pub fn discard_dirty(&mut self) {
-        self.index.retain(|dirty| !dirty);
+        self.index.retain(|_, dirty| !dirty);
         self.count();
     }
 

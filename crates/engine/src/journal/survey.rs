@@ -7,10 +7,14 @@
 //! | none of both | [`Ring::Unfinished`] |
 //!
 //! Pages come in any order and from both copies; garbage is no page. Takes 40 bytes for each page of each copy.
+//!
+//! By the way it learns where on the disk something may be dirty: whatever any page calls so. What the second reading finds dirty
+//! is all in there, as it reads the same pages again.
 
 use std::collections::BTreeSet;
 
-use super::format::{Header, Page};
+use super::format::{FrameState, Header, Kind, Page};
+use crate::regions::Regions;
 use crate::units::SECTOR_BYTES;
 
 /// What is remembered of a page.
@@ -36,6 +40,10 @@ pub struct Survey {
     /// The newest page's; what of it is the same in all pages is what counts.
     newest: Option<Box<Header>>,
     ordinals: BTreeSet<u32>,
+    /// What may be dirty; none before the first page.
+    doubtful: Option<Regions>,
+    /// Blocks that the current page calls dirty.
+    dirty: Vec<u32>,
 }
 
 /// What a ring turned out to be.
@@ -63,6 +71,8 @@ pub struct Plan {
     pub identity: [u8; 32],
     /// The cache was closed cleanly.
     pub clean: bool,
+    /// Whatever may be dirty is in here.
+    pub doubtful: Regions,
     pub(super) block_shift: u32,
     pub(super) segment_frames: u32,
     /// Sequence numbers: of the first and last page to be read, the last one that is known to be durable, and the
@@ -85,13 +95,29 @@ impl Survey {
         assert!((1..=2).contains(&copies), "a ring has one or two copies");
         let nothing = Seen { sequence: 0, committed: 0, dump_begin: 0, dump_end: 0, crc: 0, clean: false };
         let seen = vec![vec![nothing; pages as usize]; copies];
-        Survey { cache, ring, pages, seen, newest: None, ordinals: BTreeSet::new() }
+        Survey {
+            cache,
+            ring,
+            pages,
+            seen,
+            newest: None,
+            ordinals: BTreeSet::new(),
+            doubtful: None,
+            dirty: Vec::new(),
+        }
     }
 
     /// What a copy holds at a page number. An unreadable page is not shown.
     pub fn page(&mut self, copy: usize, number: u64, bytes: &[u8]) {
         let mut runs = Vec::new();
-        let Some(page) = Page::read(bytes, |first| runs.push(first), |_, _| ()) else { return };
+        let dirty = &mut self.dirty;
+        dirty.clear();
+        let note_dirty = |_, state: &FrameState| {
+            if state.has_dirty() {
+                dirty.push(state.block);
+            }
+        };
+        let Some(page) = Page::read(bytes, |first| runs.push(first), note_dirty) else { return };
         let header = &page.header;
         let ours = header.cache == self.cache && header.ring == self.ring;
         let slot = self.seen.get_mut(copy).and_then(|seen| seen.get_mut(number as usize));
@@ -107,9 +133,31 @@ impl Survey {
         for first in runs {
             self.ordinals.insert(first / header.segment_frames);
         }
+        self.note_doubtful(&page);
         if self.newest.as_ref().is_none_or(|newest| newest.sequence < header.sequence) {
             self.newest = Some(Box::new(page.header));
         }
+    }
+
+    /// Notes what a page of ours calls dirty, or may have.
+    fn note_doubtful(&mut self, page: &Page<'_>) {
+        let header = &page.header;
+        let doubtful = self.doubtful.get_or_insert_with(|| Regions::new(header.disk_bytes));
+        if doubtful.disk_bytes() != header.disk_bytes {
+            // Of two disks: it will not be read a second time.
+            doubtful.insert_all();
+            return;
+        }
+        let shift = header.block_shift;
+        for block in self.dirty.drain(..) {
+            doubtful.insert(u64::from(block) << shift, (u64::from(block) + 1) << shift);
+        }
+        page.records(|record| {
+            if matches!(record.kind, Kind::Set { dirty: true, .. } | Kind::Unproven) {
+                let first = (u64::from(record.block) << shift) + u64::from(record.first);
+                doubtful.insert(first, first + u64::from(record.count));
+            }
+        });
     }
 
     /// All pages were shown.
@@ -136,12 +184,13 @@ impl Survey {
         if durable > last {
             return Ring::Damaged { missing: missing(&found, durable) };
         }
-        match (end, self.newest) {
-            (Some(end), Some(newest)) => Ring::Whole(Plan::new(
+        match (end, self.newest, self.doubtful) {
+            (Some(end), Some(newest), Some(doubtful)) => Ring::Whole(Plan::new(
                 &found[..=end],
                 &newest,
                 self.pages,
                 self.ordinals.into_iter().collect(),
+                doubtful,
             )),
             _ => Ring::Unfinished,
         }
@@ -159,7 +208,7 @@ fn missing(found: &[(u8, Seen)], durable: u64) -> u64 {
 
 impl Plan {
     /// `found` ends with the last page that counts.
-    fn new(found: &[(u8, Seen)], header: &Header, pages: u64, ordinals: Vec<u32>) -> Plan {
+    fn new(found: &[(u8, Seen)], header: &Header, pages: u64, ordinals: Vec<u32>, doubtful: Regions) -> Plan {
         let (_, last) = found[found.len() - 1];
         let count = (last.sequence - last.dump_begin + 1) as usize;
         let chosen = found[found.len() - count..].iter().map(|(copy, seen)| (*copy, seen.crc)).collect();
@@ -168,6 +217,7 @@ impl Plan {
             disk_bytes: header.disk_bytes,
             identity: header.identity,
             clean: last.clean,
+            doubtful,
             block_shift: header.block_shift,
             segment_frames: header.segment_frames,
             begin: last.dump_begin,

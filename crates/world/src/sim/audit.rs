@@ -156,7 +156,8 @@ impl World<'_> {
             );
             let bytes = disk.segments.len() as u64 * self.scenario.segment_bytes;
             let blocks = disk.config.map_or(0, |config| bytes / u64::from(config.block_bytes));
-            let changing = self.scenario.lives.is_some() && stats.cache == CacheState::Changing;
+            let is_between = matches!(stats.cache, CacheState::Changing | CacheState::Recovering);
+            let changing = self.scenario.lives.is_some() && is_between;
             ensure!(
                 stats.blocks == blocks || changing,
                 "disk {index} has {} blocks, not {blocks}",
@@ -168,7 +169,7 @@ impl World<'_> {
                 (cached <= blocks || changing) && cached <= valid && (valid <= cached * sectors || changing);
             ensure!(fits, "disk {index}: {valid} sectors in {cached} of {blocks} blocks");
             let none = matches!(stats.cache, CacheState::None | CacheState::Fenced);
-            ensure!(stats.cache == CacheState::Changing || none == disk.config.is_none(), "{stats:?}");
+            ensure!(is_between || none == disk.config.is_none(), "{stats:?}");
             ensure!(stats.evictions.operations <= stats.evictions.blocks, "disk {index}: {stats:?}");
         }
         ensure!(in_flight == u64::from(self.engine.in_flight()), "requests in flight do not add up");

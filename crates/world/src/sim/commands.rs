@@ -20,6 +20,7 @@ impl World<'_> {
         let access = self.disks[disk].access;
         self.command(disk, Command::AddDisk(DiskConfig { size_bytes, access }));
         self.disks[disk].present = true;
+        self.disks[disk].refuses_waiting = false;
         if !self.disks[disk].leaving {
             self.disks[disk].tally = Default::default();
         }
@@ -79,6 +80,14 @@ impl World<'_> {
         let state = &self.disks[disk];
         if !state.present {
             return if state.leaving { Ok(()) } else { self.open_disk(disk) };
+        }
+        if state.coming.is_some() {
+            match self.dice.below(10) {
+                0 => _ = self.command(disk, Command::RemoveDisk),
+                1 => _ = self.command(disk, Command::ResetStats),
+                _ => {}
+            }
+            return Ok(());
         }
         let idle = state.config.is_none() && state.owner.is_none();
         if idle && self.dice.chance(850) {
@@ -229,6 +238,7 @@ impl World<'_> {
             Command::RemoveDisk => {
                 state.present = false;
                 state.leaving = true;
+                state.refuses_waiting = state.coming.take().is_some();
             }
             Command::ResetStats if !state.leaving => state.tally = Default::default(),
             Command::Cache(change) => {

@@ -50,7 +50,7 @@ impl World<'_> {
     /// A disk that is not there is opened, with its cache if that is at all possible.
     fn bring_back(&mut self, disk: usize) -> Result<(), Violation> {
         for _ in 0..OPENINGS_MAX {
-            if self.disks[disk].present && !self.disks[disk].gated {
+            if self.is_back(disk) {
                 return Ok(());
             }
             if !self.disks[disk].present {
@@ -59,7 +59,7 @@ impl World<'_> {
             self.drain()?;
             self.run_dry()?;
         }
-        if self.disks[disk].present && !self.disks[disk].gated {
+        if self.is_back(disk) {
             return Ok(());
         }
         ensure!(self.any_bad(), "disk {disk} cannot be opened");
@@ -75,6 +75,12 @@ impl World<'_> {
         self.open_disk(disk)?;
         self.drain()?;
         self.run_dry()
+    }
+
+    /// Is a disk there, with the cache that it can have?
+    fn is_back(&self, disk: usize) -> bool {
+        let state = &self.disks[disk];
+        state.present && !state.gated && state.coming.is_none()
     }
 
     /// Nothing of a disk's cache is dirty afterwards.

@@ -207,6 +207,7 @@ fn scenario(case: &Case) -> Scenario {
         command_ns: None,
         power_cut: None,
         lives: Some(Lives {
+            early: false,
             ends: vec![],
             requests: 0,
             lent: vec![1 << 20; 4],

@@ -159,6 +159,7 @@ impl World<'_> {
         };
         disk.model.crash(loss);
         (disk.present, disk.leaving, disk.gated) = (false, false, false);
+        disk.coming = None;
         disk.config = None;
         disk.writes_through_since = None;
         disk.fetches.clear();
@@ -180,6 +181,10 @@ impl World<'_> {
     /// A disk comes under the engine's care, with the cache that it had, if that was persistent.
     pub(super) fn open_disk(&mut self, disk: usize) -> Result<(), Violation> {
         self.add_disk(disk);
-        if self.disks[disk].owner.is_some() { self.recover(disk, 0) } else { self.change_behind_bare(disk) }
+        self.drop_void_rings(disk);
+        if self.disks[disk].owner.is_none() {
+            return self.change_behind_bare(disk);
+        }
+        if self.expect_cache(disk) { Ok(()) } else { self.recover(disk, 0) }
     }
 }

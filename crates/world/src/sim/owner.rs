@@ -32,6 +32,8 @@ pub(super) struct Owner {
     pub(super) closed_at: u32,
     /// Dirty data and journal had two copies ever since there was any.
     pub(super) doubled: bool,
+    /// The table says that rings up to this number are nobody's.
+    void_upto: u32,
     /// The engine said that the journal cannot be written any more.
     pub(super) journal_lost: bool,
 }
@@ -49,6 +51,7 @@ impl Owner {
             closed: false,
             closed_at: 0,
             doubled: false,
+            void_upto: 0,
             journal_lost: false,
         }
     }
@@ -56,6 +59,17 @@ impl Owner {
     /// The highest ring number so far.
     pub(super) fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Its rings are void from now on: nothing is recovered from them after this life.
+    pub(super) fn make_void(&mut self) {
+        (self.void_upto, self.exists, self.closed) = (self.number, false, false);
+    }
+
+    /// Takes out what is void.
+    pub(super) fn drop_void(&mut self) -> Vec<Segment> {
+        let upto = self.void_upto;
+        self.drop_rings(|number| number <= upto)
     }
 
     /// Its journal was brought to rest, so that it is found closed, unless it is lost.

@@ -117,6 +117,10 @@ impl World<'_> {
                 self.report.dirty_lost += 1;
                 Ok(())
             }
+            Event::ChangeWaits(disk) => {
+                self.change_waits(disk.0 as usize);
+                Ok(())
+            }
             Event::JournalLost(disk) => {
                 let excused = self.may_lose(disk.0 as usize) || self.any_refuses();
                 ensure!(excused, "disk {disk}: journal lost with a sound device");
@@ -273,7 +277,8 @@ impl World<'_> {
         }
         let pending = self.brings_ring(index);
         let disk = &mut self.disks[index];
-        let never_was = |owner: &&mut Owner| !owner.exists && disk.config.is_none() && !pending;
+        let is_none = disk.config.is_none() && disk.coming.is_none();
+        let never_was = |owner: &&mut Owner| !owner.exists && is_none && !pending;
         if let Some(owner) = disk.owner.as_mut().filter(never_was) {
             owner.gone = true;
         }

@@ -7,7 +7,7 @@
 
 use hob_engine::command::{CacheChange, Command, DataSegment, Enable, Mode, Segment};
 use hob_engine::journal::{DirtySector, PAGE_BYTES, Recovered, Replay, Ring, Survey};
-use hob_engine::units::SECTOR_BYTES;
+use hob_engine::units::{DiskId, SECTOR_BYTES};
 
 use super::owner::Owner;
 use super::pool::Asked;
@@ -38,8 +38,13 @@ impl World<'_> {
         let lags = self.disks[index].model.lags();
         let Some(Found { mut recovered, segments, number, doubtful }) = found else {
             let existed = self.disks[index].owner.as_ref().is_some_and(|owner| owner.exists);
+            let was_early = self.disks[index].coming.is_some();
+            self.expect_no_more(index);
             self.disown(index);
             self.disks[index].model.set_lags(false);
+            if was_early {
+                return Ok(());
+            }
             if lags && existed {
                 // The way out that a daemon offers: what the cache had is given up.
                 self.report.discards += 1;
@@ -55,11 +60,16 @@ impl World<'_> {
             let gone = owner.drop_rings(|other| other > number);
             self.free.extend(gone);
         }
+        if let Some(changed) = self.engine.changed_meanwhile(DiskId(index as u32)) {
+            // Neither compared nor believed.
+            recovered.drop_regions(changed);
+        }
         let summary = recovered.summary;
         if doubtful {
             self.disks[index].model.forget_all();
         }
-        if attempt == 0 {
+        let is_early = self.disks[index].coming.is_some();
+        if attempt == 0 && !is_early {
             self.change_behind(index, &recovered);
         }
         // Rings made since know the backing as it is.
@@ -87,7 +97,9 @@ impl World<'_> {
             if summary.sectors_dirty > 0 {
                 recovered.discard_dirty();
                 self.report.discards += 1;
-                self.adopt_backing(index)?;
+                if !is_early {
+                    self.adopt_backing(index)?;
+                }
             }
         }
         self.count_recovery(&recovered);
@@ -126,7 +138,7 @@ impl World<'_> {
         owner.doubled &= ring.copies.len() == 2 && config.copies == owner.config.copies;
         state.model.set_lags(config.mode == Mode::WriteBack || recovered.summary.sectors_dirty > 0);
         let careful = self.scenario.lives.as_ref().is_some_and(|lives| lives.careful);
-        self.disks[index].gated = careful || self.any_bad();
+        self.disks[index].gated = self.disks[index].coming.is_none() && (careful || self.any_bad());
         let recovered = Some(*recovered);
         let enable = Enable { config, segments, journal: Some(ring), recovered };
         self.command(index, Command::Cache(CacheChange::Enable(Box::new(enable))));
@@ -154,6 +166,7 @@ impl World<'_> {
     /// Guests may use the disk.
     pub(super) fn open_gate(&mut self, index: usize) {
         self.disks[index].attempts = 0;
+        self.disks[index].coming = None;
         self.disks[index].gated = false;
         for guest in 0..self.scenario.guests.len() {
             if self.scenario.guests[guest].disk == index {
@@ -222,13 +235,7 @@ impl World<'_> {
             // The lowest one is complete, if any is.
             sound = is_good;
             doubtful |= !is_good;
-            let pages = copies.iter().map(Vec::len).max().unwrap_or(0) as u64 * self.pages_in_segment();
-            let shown = self.ring_pages(copies, pages);
-            let mut survey = Survey::new(cache, *number, copies.len(), pages);
-            for (copy, page, bytes) in &shown {
-                survey.page(*copy, *page, bytes);
-            }
-            match survey.finish() {
+            match self.survey(cache, *number, copies) {
                 Ring::Unfinished => {}
                 Ring::Damaged { missing } => {
                     ensure!(!is_good, "disk {index}: page {missing} of ring {number} is missing");
@@ -239,6 +246,16 @@ impl World<'_> {
         }
         ensure!(!exists || !sound || journal_lost, "disk {index}: no ring is whole, of {rings:?}");
         Ok(None)
+    }
+
+    /// The first reading of a ring.
+    pub(super) fn survey(&mut self, cache: [u8; 16], number: u32, copies: &[Vec<Segment>]) -> Ring {
+        let pages = copies.iter().map(Vec::len).max().unwrap_or(0) as u64 * self.pages_in_segment();
+        let mut survey = Survey::new(cache, number, copies.len(), pages);
+        for (copy, page, bytes) in self.ring_pages(copies, pages) {
+            survey.page(copy, page, &bytes);
+        }
+        survey.finish()
     }
 
     fn is_on_sound_device(&self, copies: &[Vec<Segment>]) -> bool {
@@ -379,9 +396,16 @@ impl World<'_> {
         if self.dice.chance(500) && !recovered.samples(1).is_empty() {
             self.write_while_down(index, 0, self.disks[index].units() as u32);
         } else {
-            self.disks[index].generation += 1;
-            self.write_some_while_down(index);
+            return self.write_some_behind(index);
         }
+        let disk = &mut self.disks[index];
+        disk.changed_behind = disk.owner.as_ref().map(Owner::number);
+    }
+
+    /// Somebody did, and the backing's identity shows it.
+    pub(super) fn write_some_behind(&mut self, index: usize) {
+        self.disks[index].generation += 1;
+        self.write_some_while_down(index);
         let disk = &mut self.disks[index];
         disk.changed_behind = disk.owner.as_ref().map(Owner::number);
     }

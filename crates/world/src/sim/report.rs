@@ -39,6 +39,10 @@ pub struct Report {
     pub recoveries_distrusting: u64,
     /// Of these, closed cleanly.
     pub recoveries_clean: u64,
+    /// Disks that were used while their cache was recovered.
+    pub early: u64,
+    /// Of these, with rings made void for a change.
+    pub voided: u64,
     /// Lives that ended while a recovered cache was not yet in service.
     pub crashes_in_recovery: u64,
     /// Lives that ended while a command was under way.
@@ -87,7 +91,7 @@ impl Report {
         named! {
             handed_back commands fences losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
-            crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards dirty_lost
+            early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards dirty_lost
             drains copies read_ahead_bytes destaged_bytes took_ns
         }
     }

@@ -56,6 +56,8 @@ pub(super) struct Lives {
     pub(super) behind: u32,
     /// Guests wait until a recovered cache is in service.
     pub(super) careful: bool,
+    /// Guests use disks while their caches are being recovered.
+    pub(super) early: bool,
 }
 
 /// One disk and its guests.
@@ -196,7 +198,15 @@ impl Scenario {
             _ => vec![1 << 20; 4],
         };
         let behind = dice.pick(&[0, 0, 0, 200]);
-        self.lives = Some(Lives { ends, requests, lent, ring_reserve, behind, careful: dice.chance(300) });
+        self.lives = Some(Lives {
+            ends,
+            requests,
+            lent,
+            ring_reserve,
+            behind,
+            careful: dice.chance(300),
+            early: false,
+        });
     }
 }
 

@@ -378,6 +378,11 @@ impl World<'_> {
             }
             (None, Ok(())) => ensure!(outcome != Outcome::BackingError, "{reply:?} is no error"),
             (None, Err(IoError::Unsupported)) => ensure!(cannot, "{request:?} got {reply:?}"),
+            (None, Err(IoError::ShuttingDown)) => {
+                let disk = &self.disks[request.disk.0 as usize];
+                let waited = disk.refuses_waiting && outcome == Outcome::Refused;
+                ensure!(waited, "{request:?} got {reply:?}");
+            }
             (None, Err(_)) => {
                 let lost = outcome == Outcome::DirtyLost
                     && (self.may_lose(request.disk.0 as usize) || self.has_discarded());

@@ -462,6 +462,7 @@ impl World {
     fn recover(&self) -> Recovered {
         let Ring::Whole(plan) = survey(&self.ring) else { panic!("the ring is not whole") };
         assert_eq!(plan.disk_bytes, DISK_BYTES);
+        let doubtful = plan.doubtful.clone();
         let segment_bytes = u64::from(self.segment_frames) * (4096 << self.shift);
         let replay = replay(plan, &self.ring, segment_bytes, &self.ordinals).unwrap();
         let per_segment = u64::from(self.segment_frames) << self.shift;
@@ -473,7 +474,10 @@ impl World {
                 Some(self.sum_on_flash(at))
             })
             .collect();
-        replay.finish(&sums)
+        let recovered = replay.finish(&sums);
+        let is_known = recovered.dirty().all(|dirty| doubtful.contains(dirty.sector));
+        assert!(is_known, "the first reading missed something dirty");
+        recovered
     }
 
     /// A mixture has a checksum of its own.

@@ -1,0 +1,110 @@
+//! A set of places on a disk, in little memory: coarse on a large disk, exact on a small one.
+//!
+//! What was put in is in; more may be, as a disk is cut into 2²⁰ regions of equal length at most. A region has 2^*k* bytes and
+//! at least a sector. Takes up to 128 KiB.
+
+use crate::units::SECTOR_BYTES;
+
+/// Regions of a disk at most.
+const REGIONS_MAX: u64 = 1 << 20;
+
+/// See the module's text. Empty when made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Regions {
+    disk_bytes: u64,
+    /// log2 of the sectors in a region.
+    shift: u32,
+    words: Vec<u64>,
+    is_empty: bool,
+}
+
+impl Regions {
+    /// Of a disk of so many bytes.
+    pub fn new(disk_bytes: u64) -> Regions {
+        let sectors = disk_bytes.div_ceil(SECTOR_BYTES);
+        let shift = sectors.div_ceil(REGIONS_MAX).max(1).next_power_of_two().ilog2();
+        let regions = sectors.div_ceil(1 << shift);
+        Regions { disk_bytes, shift, words: vec![0; regions.div_ceil(64) as usize], is_empty: true }
+    }
+
+    /// Of which disk.
+    pub fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
+    }
+
+    /// Nothing was put in.
+    pub fn is_empty(&self) -> bool {
+        self.is_empty
+    }
+
+    /// Puts the sectors from `first` to before `end` in; what is past the disk's end is left out.
+    pub fn insert(&mut self, first: u64, end: u64) {
+        let end = end.min(self.disk_bytes.div_ceil(SECTOR_BYTES));
+        if first >= end {
+            return;
+        }
+        self.is_empty = false;
+        for region in first >> self.shift..=(end - 1) >> self.shift {
+            self.words[(region / 64) as usize] |= 1 << (region % 64);
+        }
+    }
+
+    /// Everything is in.
+    pub fn insert_all(&mut self) {
+        self.insert(0, u64::MAX);
+    }
+
+    /// Is a sector in?
+    #[inline]
+    pub fn contains(&self, sector: u64) -> bool {
+        let region = sector >> self.shift;
+        self.words.get((region / 64) as usize).is_some_and(|word| word >> (region % 64) & 1 == 1)
+    }
+
+    /// Is any of the sectors from `first` to before `end` in?
+    pub fn meets(&self, first: u64, end: u64) -> bool {
+        let step = 1 << self.shift;
+        !self.is_empty
+            && first < end
+            && (first / step * step..end).step_by(step as usize).any(|at| self.contains(at))
+    }
+
+    /// The share of the disk that is in, per mille, rounded up.
+    pub fn permille(&self) -> u32 {
+        let regions = self.disk_bytes.div_ceil(SECTOR_BYTES).div_ceil(1 << self.shift).max(1);
+        let inside: u64 = self.words.iter().map(|word| u64::from(word.count_ones())).sum();
+        (inside * 1000).div_ceil(regions) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_disk_is_known_to_the_sector() {
+        let mut regions = Regions::new(10 * SECTOR_BYTES - 512);
+        assert!(regions.is_empty() && !regions.meets(0, 10));
+        regions.insert(3, 5);
+        assert_eq!((0..12).filter(|sector| regions.contains(*sector)).collect::<Vec<_>>(), [3, 4]);
+        assert!(regions.meets(0, 4) && regions.meets(4, 9) && !regions.meets(0, 3) && !regions.meets(5, 10));
+        assert!(!regions.meets(4, 4));
+        regions.insert(9, 100);
+        assert!(regions.contains(9) && !regions.contains(10));
+        assert_eq!(regions.permille(), 300);
+        regions.insert_all();
+        assert_eq!(regions.permille(), 1000);
+    }
+
+    #[test]
+    fn a_large_disk_takes_no_more_memory_and_forgets_nothing() {
+        for tib in [1u64, 3, 1024] {
+            let mut regions = Regions::new(tib << 40);
+            assert!(regions.words.len() * 8 <= 128 << 10, "{tib} TiB");
+            let last = ((tib << 40) / SECTOR_BYTES) - 1;
+            regions.insert(last, last + 1);
+            assert!(regions.contains(last) && regions.meets(0, last + 1) && !regions.meets(0, last / 2));
+            assert_eq!(regions.permille(), 1);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Requests to a disk whose cache is being recovered, as a daemon lets them in: what it knows of the cache it tells the engine,
+//! and when a change waits that could pass, it makes the old rings void.
+//!
+//! A daemon knows from its own state when nothing can be dirty; here that is what the model knows. Otherwise it learns from the first
+//! reading of the ring where something may be. Where devices are bad or guests careful, dirty data is
+//! waited for: what becomes of the disk then is not certain.
+
+use hob_engine::command::{CacheChange, Command, Expect};
+use hob_engine::journal::Ring;
+use hob_engine::regions::Regions;
+
+use super::{Event, Sabotage, World};
+use crate::Violation;
+use crate::content::UNIT_BYTES;
+
+/// A disk whose cache is being recovered while guests use it.
+#[derive(Debug)]
+pub(super) struct Coming {
+    /// Tells it from others of the same disk, before and after.
+    serial: u64,
+    /// Its new ring is being written.
+    is_enabled: bool,
+}
+
+/// What happens next to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// The ring was read once.
+    Surveyed,
+    /// It was read twice, and the cache is compared with the backing.
+    Recovered,
+    /// The table says that its rings are nobody's.
+    Voided,
+}
+
+impl World<'_> {
+    /// Lets guests use a disk before its cache is recovered, if this is a history of that, and they may. False: it is to
+    /// be recovered first.
+    pub(super) fn expect_cache(&mut self, index: usize) -> bool {
+        let is_bad = self.any_bad();
+        let state = &self.disks[index];
+        let Some(lives) = &self.scenario.lives else { return false };
+        let is_certain = !lives.careful && !is_bad && lives.behind == 0;
+        if !lives.early || state.owner.is_none() || state.model.lags() && !is_certain {
+            return false;
+        }
+        let behind = lives.behind;
+        if self.dice.chance(behind) {
+            self.write_some_behind(index);
+        }
+        let state = &self.disks[index];
+        let mut doubtful = Regions::new(state.units() * UNIT_BYTES);
+        if state.model.lags() {
+            doubtful.insert_all();
+        }
+        self.comings += 1;
+        self.disks[index].coming = Some(Coming { serial: self.comings, is_enabled: false });
+        self.report.early += 1;
+        self.tell_expected(index, doubtful, false);
+        let mean = self.scenario.backing_ns * self.dice.pick(&[1, 10, 100]);
+        self.schedule_coming(index, Step::Surveyed, mean);
+        true
+    }
+
+    fn tell_expected(&mut self, index: usize, doubtful: Regions, is_void: bool) {
+        let expect = Some(Box::new(Expect { doubtful, is_void }));
+        self.command(index, Command::Cache(CacheChange::Expect(expect)));
+    }
+
+    fn schedule_coming(&mut self, index: usize, step: Step, mean_ns: u64) {
+        let Some(coming) = &self.disks[index].coming else { return };
+        let (serial, takes) = (coming.serial, self.dice.latency(mean_ns));
+        self.queue.push(self.now + takes, Event::Coming(index, serial, step));
+    }
+
+    pub(super) fn coming_goes_on(&mut self, index: usize, serial: u64, step: Step) -> Result<(), Violation> {
+        let Some(coming) = self.disks[index].coming.as_mut().filter(|coming| coming.serial == serial) else {
+            return Ok(());
+        };
+        match step {
+            Step::Surveyed => {
+                if self.disks[index].model.lags()
+                    && let Some(doubtful) = self.doubtful_of(index)
+                {
+                    self.tell_expected(index, doubtful, false);
+                }
+                let mean = self.scenario.backing_ns * self.dice.pick(&[1, 10, 100]);
+                self.schedule_coming(index, Step::Recovered, mean);
+                Ok(())
+            }
+            Step::Recovered => {
+                coming.is_enabled = true;
+                self.recover(index, 0)
+            }
+            Step::Voided if coming.is_enabled => Ok(()),
+            Step::Voided => {
+                let doubtful = Regions::new(self.disks[index].units() * UNIT_BYTES);
+                let owner = self.disks[index].owner.as_mut().expect("its cache is being recovered");
+                owner.make_void();
+                self.report.voided += 1;
+                self.tell_expected(index, doubtful, true);
+                Ok(())
+            }
+        }
+    }
+
+    /// A change waits that could pass.
+    pub(super) fn change_waits(&mut self, index: usize) {
+        // Perhaps nothing has come of the cache since.
+        if self.disks[index].coming.is_some() && self.dice.chance(900) {
+            self.schedule_coming(index, Step::Voided, self.scenario.flash_ns);
+        }
+    }
+
+    /// What the first reading of its newest whole ring tells.
+    fn doubtful_of(&mut self, index: usize) -> Option<Regions> {
+        let owner = self.disks[index].owner.as_ref()?;
+        let rings: Vec<_> =
+            owner.rings.iter().rev().map(|(number, copies)| (*number, copies.clone())).collect();
+        let cache = owner.cache;
+        rings.iter().find_map(|(number, copies)| match self.survey(cache, *number, copies) {
+            Ring::Whole(plan) => Some(plan.doubtful),
+            Ring::Unfinished | Ring::Damaged { .. } => None,
+        })
+    }
+
+    /// The engine hears that there will be none.
+    pub(super) fn expect_no_more(&mut self, index: usize) {
+        if self.disks[index].coming.take().is_some() {
+            self.command(index, Command::Cache(CacheChange::Expect(None)));
+        }
+    }
+
+    /// A disk is opened: rings that the table calls void are not there.
+    pub(super) fn drop_void_rings(&mut self, index: usize) {
+        if self.options.sabotage == Some(Sabotage::KeptVoidRings) {
+            return;
+        }
+        if let Some(owner) = &mut self.disks[index].owner {
+            let gone = owner.drop_void();
+            self.free.extend(gone);
+        }
+    }
+}
