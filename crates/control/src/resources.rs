@@ -215,6 +215,8 @@ pub enum CacheState {
     Active,
     /// A change is under way; requests go to the backing.
     Changing,
+    /// Its journal is being read after a restart; reads go to the backing, and what may not have to wait.
+    Recovering,
     /// Its flash does not answer in time; requests go to the backing.
     Stalled,
     /// All of its flash is fenced; requests go to the backing.

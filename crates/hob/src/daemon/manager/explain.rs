@@ -130,6 +130,13 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
                 "The cache is being changed; until that is done, requests go to the backing.".to_owned(),
             );
         }
+        CacheState::Recovering => {
+            let progress = cache.reason.clone().unwrap_or_else(|| "its journal is being read".to_owned());
+            sentences.push(format!(
+                "The cache of before the restart is coming back: {progress}. Until it is there, reads go to the backing; \
+                 those of data that may be on flash only wait, and changes may."
+            ));
+        }
         CacheState::Stalled => sentences.push(format!(
             "The flash of the cache does not answer in time; until it does, requests go to the backing. \
              'hob pool show {}' tells which device.",

@@ -141,6 +141,7 @@ fn cache_state(state: stats::CacheState) -> CacheState {
         stats::CacheState::None => CacheState::None,
         stats::CacheState::Active => CacheState::Active,
         stats::CacheState::Changing => CacheState::Changing,
+        stats::CacheState::Recovering => CacheState::Recovering,
         stats::CacheState::Stalled => CacheState::Stalled,
         stats::CacheState::Fenced => CacheState::Fenced,
     }

@@ -213,6 +213,8 @@ impl Shard {
                 tracing::error!(disk = disk.0, "the journal of the cache cannot be written");
                 ShardEvent::JournalLost(disk)
             }
+            // No disk is served before its cache is recovered yet.
+            Event::ChangeWaits(_) => return,
         };
         // Without a manager there is nobody to tell, and the shard is about to be stopped.
         let _ = self.commands.events.send(report);
