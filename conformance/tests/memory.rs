@@ -1,7 +1,9 @@
 //! Memory above the cache: what is read again comes from it, writes are never missing in it, and it is changed under load.
 
+use std::time::Duration;
+
 use conformance::data::{assert_same, noise_file};
-use conformance::{Hob, MIB, Scratch, Serve};
+use conformance::{Hob, MIB, Scratch, Serve, Tool};
 
 const SIZE: u64 = 16 * MIB;
 const REQUEST: u64 = 16 << 10;
@@ -98,6 +100,27 @@ fn writes_are_in_memory_when_they_are_acknowledged() {
         assert_same(&seen, &image[at as usize..(at + REQUEST) as usize], at, "the disk and what was written");
     }
     hob.stop();
+}
+
+/// Writes that wait for the backing at the same time go there together, and are there when they are acknowledged.
+#[test]
+fn sequential_writes_are_merged_and_verify() {
+    let scratch = Scratch::new();
+    let hob = serve(&scratch, "4M");
+    let fio = Tool::new("fio")
+        .args(["--name=merge", "--ioengine=nbd", "--uri", &hob.uri()])
+        .args(["--rw=write", "--bs=4k", "--iodepth=32", "--size", &SIZE.to_string()])
+        .args(["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--output-format=terse"])
+        .limit(Duration::from_secs(120));
+    let output = fio.output();
+    assert!(output.success() && !output.all().contains("verify:"), "fio: {}", output.all());
+    let stats = hob.stats();
+    let merged = stats.number("writes_merged").unwrap();
+    assert!(merged > 0.0, "{}", stats.text());
+    let mut client = hob.connect();
+    let disk = client.read(0, SIZE as u32).unwrap();
+    hob.stop();
+    assert_same(&disk, &std::fs::read(scratch.path("disk.img")).unwrap(), 0, "the disk and its backing");
 }
 
 #[test]

@@ -104,6 +104,9 @@ pub struct DiskStats {
     /// Bytes read ahead into it.
     #[serde(default)]
     pub read_ahead_bytes: u64,
+    /// Writes that went to the backing in one I/O with others.
+    #[serde(default)]
+    pub writes_merged: u64,
     /// Memory of its index, bytes.
     #[serde(default)]
     pub memory_index_bytes: u64,

@@ -103,12 +103,13 @@ pub struct BufferSlice {
     pub len: u32,
 }
 
-/// Payload to be copied, see [`Engine::poll_copy`](crate::Engine::poll_copy). It cannot fail.
+/// Payload to be copied, see [`Engine::poll_copy`](crate::Engine::poll_copy): between memory and a buffer, whole sectors; or from one
+/// buffer to another. It cannot fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferCopy {
     /// Where it is.
     pub from: CopyEnd,
-    /// Where it is to be, too. Does not overlap `from`.
+    /// Where it is to be, too: not in the same buffer.
     pub to: CopyEnd,
     /// Bytes.
     pub len: u32,

@@ -114,6 +114,8 @@ pub struct DiskStats {
     pub sectors_dirty: u64,
     /// Of these, those that flash cannot deliver.
     pub sectors_lost: u64,
+    /// Writes that went to the backing in one I/O with others.
+    pub writes_merged: u64,
     /// Bytes read ahead into memory.
     pub read_ahead_bytes: u64,
     /// Bytes written from flash to the backing.
@@ -168,6 +170,7 @@ impl DiskStats {
             sectors_valid: 0,
             sectors_dirty: 0,
             sectors_lost: 0,
+            writes_merged: 0,
             read_ahead_bytes: 0,
             destaged_bytes: 0,
             destage_errors: 0,

@@ -6,6 +6,7 @@ use super::care::Care;
 use super::coming::Coming;
 use super::commit::Journal;
 use super::destager::Destager;
+use super::merge::Merger;
 use super::stranded::{Stranded, WAIT_NS_MAX};
 use super::structure::Opening;
 use crate::cache::Cache;
@@ -22,6 +23,7 @@ pub(super) struct Disk {
     pub(super) cache: Option<Cache>,
     /// Above the cache.
     pub(super) memory: Option<Box<Memory>>,
+    pub(super) merger: Merger,
     /// The cache was lost with its last device.
     pub(super) fenced: bool,
     /// A device of the cache is silent.
@@ -80,6 +82,7 @@ impl Disk {
             config,
             cache: None,
             memory: None,
+            merger: Merger::default(),
             fenced: false,
             stalled: false,
             changes: VecDeque::new(),

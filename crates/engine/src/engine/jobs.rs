@@ -42,6 +42,8 @@ pub(super) enum JobKind {
     Care(FrameNo),
     /// A sequential reader's next sectors come into memory (`ahead.rs`).
     ReadAhead,
+    /// Writes of guests go to the backing as one (`merge.rs`).
+    Merged,
 }
 
 impl JobKind {
@@ -63,6 +65,7 @@ pub(super) enum Step {
     AheadFlash,
     AheadBacking,
     AheadOverlay,
+    MergedWrite,
 }
 
 impl Engine {
@@ -112,6 +115,28 @@ impl Engine {
         self.disk_mut(disk).jobs += 1;
         self.issue(now, Owner::Job(job), disk, Target::Backing(disk), IoOp::Flush, (0, 0), None, 0);
         true
+    }
+
+    /// Is there room for one more job that others can do without?
+    pub(super) fn has_job_to_spare(&self) -> bool {
+        self.jobs.len() < super::JOBS_MAX - RESERVED
+    }
+
+    /// A job for a merged write of this range, whose sectors its members have claimed, and its buffer; there is room for both.
+    pub(super) fn begin_merged(&mut self, range: Range) -> (u32, BufferId) {
+        let buffer = self.lent.pop().expect("looked at");
+        let job = self.jobs.insert(Job {
+            disk: range.disk,
+            kind: JobKind::Merged,
+            whole: range,
+            range,
+            pending: 0,
+            step: Step::MergedWrite,
+            buffer: Some(buffer),
+            failed: false,
+        });
+        self.disk_mut(range.disk).jobs += 1;
+        (job, buffer.0)
     }
 
     /// A transfer has its claim: what is still dirty at the start of its range, in one piece, is read.
@@ -190,6 +215,7 @@ impl Engine {
             }
             (Step::CareWrite, _) => return self.care_write_done(now, job, io, result, sums),
             (_, JobKind::ReadAhead) => return self.ahead_io_done(now, job, io, result, sums),
+            (_, JobKind::Merged) => return self.merged_done(now, job, result),
             _ => {}
         }
         match step {
@@ -227,6 +253,7 @@ impl Engine {
             }
             JobKind::Care(_) => self.care_done(now, disk, job, result),
             JobKind::ReadAhead => self.ahead_done(job, whole, result),
+            JobKind::Merged => {}
         }
         match kind {
             JobKind::Destage => {
@@ -235,7 +262,7 @@ impl Engine {
                 self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
             }
             JobKind::Edges(slot) => self.edges_destaged(now, slot, moved, result),
-            JobKind::Flush(_) | JobKind::Care(_) | JobKind::ReadAhead => {}
+            JobKind::Flush(_) | JobKind::Care(_) | JobKind::ReadAhead | JobKind::Merged => {}
         }
         self.unsettled.push(disk);
         self.wake_all();

@@ -33,6 +33,7 @@ mod destager;
 mod disk;
 mod fill;
 mod jobs;
+mod merge;
 mod read;
 mod stranded;
 mod structure;

@@ -70,6 +70,8 @@ fn show(stats: &DiskStats) -> String {
     ];
     if stats.memory_bytes > 0 || stats.memory_hit_percent > 0.0 {
         let (held, all) = (Size(stats.memory_held_bytes).human(), Size(stats.memory_bytes).human());
+        facts.push(("read ahead", Size(stats.read_ahead_bytes).human()));
+        facts.push(("writes merged", stats.writes_merged.to_string()));
         facts.insert(
             4,
             ("memory served", format!("{:.1} % of reads, from {held} of {all}", stats.memory_hit_percent)),

@@ -6,6 +6,7 @@ use hob_engine::command::{Command, MEMORY_PAGE_BYTES_MAX, MEMORY_PAGES_MIN, Memo
 use hob_engine::io::{BufferCopy, CopyEnd, Io, Op, Target};
 use hob_engine::units::SECTOR_BYTES;
 
+use super::guest::Stream;
 use super::{Sabotage, World, trace};
 use crate::content::{self, Tag, UNIT_BYTES};
 use crate::dice::Dice;
@@ -46,12 +47,13 @@ impl Ram {
 }
 
 impl World<'_> {
-    /// Some guests read sequentially, and the engine has buffers to read ahead with.
+    /// Some guests read or write sequentially, and the engine has buffers to read ahead with.
     pub(super) fn prepare_memory(&mut self) {
         let Some(Ram { dice }) = &mut self.ram else { return };
         for guest in &mut self.scenario.guests {
             if dice.chance(500) {
-                guest.stream = Some((0, dice.pick(&[1, 8, 8, 16, 32, 100])));
+                let count = dice.pick(&[1, 8, 8, 16, 32, 100]);
+                guest.stream = Some(Stream { writes: dice.chance(400), at: 0, count });
             }
         }
         let buffers = if self.scenario.lives.is_none() { dice.below(5) } else { 0 };
@@ -114,10 +116,11 @@ impl World<'_> {
     /// Makes a copy that the engine asks for.
     pub(super) fn copy(&mut self, copy: BufferCopy) -> Result<(), Violation> {
         trace!(self, "{copy:?}");
-        let whole = copy.len > 0 && u64::from(copy.len).is_multiple_of(SECTOR_BYTES);
-        ensure!(whole, "{copy:?} is not of whole sectors");
+        let between = matches!((copy.from, copy.to), (CopyEnd::Buffer { .. }, CopyEnd::Buffer { .. }));
+        let unit = if between { UNIT_BYTES } else { SECTOR_BYTES };
+        ensure!(copy.len > 0 && u64::from(copy.len).is_multiple_of(unit), "{copy:?} is not of whole sectors");
         let units = (u64::from(copy.len) / UNIT_BYTES) as usize;
-        let tags: Vec<Tag> = self.end_of_copy(&copy, copy.from, units)?.to_vec();
+        let tags: Vec<Tag> = self.end_of_copy(&copy, copy.from, units, unit)?.to_vec();
         if matches!(copy.to, CopyEnd::Memory { .. })
             && self.is_of_write(copy.from)
             && self.strikes(Sabotage::LostRenewal, 300)
@@ -125,7 +128,7 @@ impl World<'_> {
             return Ok(());
         }
         self.report.copies += 1;
-        self.end_of_copy(&copy, copy.to, units)?.copy_from_slice(&tags);
+        self.end_of_copy(&copy, copy.to, units, unit)?.copy_from_slice(&tags);
         Ok(())
     }
 
@@ -140,6 +143,7 @@ impl World<'_> {
         copy: &BufferCopy,
         end: CopyEnd,
         units: usize,
+        align: u64,
     ) -> Result<&mut [Tag], Violation> {
         let (tags, start) = match end {
             CopyEnd::Memory { disk, offset } => {
@@ -147,7 +151,7 @@ impl World<'_> {
                 (&mut self.disks[disk.0 as usize].memory, (offset / UNIT_BYTES) as usize)
             }
             CopyEnd::Buffer { id, offset } => {
-                ensure!(u64::from(offset).is_multiple_of(SECTOR_BYTES), "{copy:?} is not aligned");
+                ensure!(u64::from(offset).is_multiple_of(align), "{copy:?} is not aligned");
                 let start = (u64::from(offset) / UNIT_BYTES) as usize;
                 if let Some(lent) = self.lent.get_mut(&id) {
                     ensure!(lent.ios.is_empty(), "{copy:?} while {:?} use the buffer", lent.ios);

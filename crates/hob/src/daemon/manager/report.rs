@@ -90,6 +90,7 @@ pub(in crate::daemon::manager) fn report(
         memory_bytes: stats.memory_bytes,
         memory_held_bytes: stats.memory_held_bytes,
         read_ahead_bytes: stats.read_ahead_bytes,
+        writes_merged: stats.writes_merged,
         memory_index_bytes: stats.memory_index_bytes,
         outcomes: outcomes.collect(),
         vsphere: vsphere(stats, &latency),

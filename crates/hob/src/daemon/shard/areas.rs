@@ -1,6 +1,6 @@
-//! Memory above the caches of a shard's disks.
+//! Memory above the caches of a shard's disks, and the copies that the engine asks for.
 
-use hob_engine::io::{BufferCopy, CopyEnd};
+use hob_engine::io::{BufferCopy, BufferSlice, CopyEnd};
 use hob_engine::units::DiskId;
 use hob_storage::area::Area;
 use hob_storage::buffers::Arena;
@@ -26,7 +26,10 @@ impl Areas {
     pub(super) fn copy(&mut self, arena: &mut Arena, copy: &BufferCopy) {
         let disk = match (copy.from, copy.to) {
             (CopyEnd::Memory { disk, .. }, _) | (_, CopyEnd::Memory { disk, .. }) => disk,
-            ends => panic!("a copy between {ends:?}"),
+            (CopyEnd::Buffer { id: from, offset }, CopyEnd::Buffer { id: to, offset: at }) => {
+                let slice = |id, offset| BufferSlice { id, offset, len: copy.len };
+                return arena.copy(slice(from, offset), slice(to, at));
+            }
         };
         let area = self.0[disk.0 as usize].as_mut().expect("the engine copies to memory that it was given");
         area.copy(arena, copy);
