@@ -2,6 +2,8 @@
 
 use std::ops::{Deref, DerefMut};
 
+use std::collections::BTreeSet;
+
 use crate::command::{CacheConfig, CommandError, Copies, DataSegment, Destage, Layout, Mode};
 use crate::directory::{Directory, Refusal};
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DeviceId, FrameNo, SECTOR_BYTES};
@@ -146,6 +148,13 @@ impl Cache {
     pub(crate) fn has_dirty(&self, segments: &[DataSegment]) -> bool {
         let is_there = self.is_in(segments);
         self.index.all_dirty().into_iter().any(is_there)
+    }
+
+    /// Devices that have anything dirty, first copies or second.
+    pub(crate) fn dirty_devices(&self) -> BTreeSet<DeviceId> {
+        let shift = self.segment_shift;
+        let device = |sector: u64| self.segments[(sector >> shift) as usize].place.device;
+        self.index.all_dirty().into_iter().map(device).collect()
     }
 
     /// Whether a sector lies in one of these segments.

@@ -98,7 +98,9 @@ impl Directory {
     /// Tells the policy that a request used the block of this cache sector.
     #[inline]
     pub(crate) fn touch(&mut self, sector: u64) {
-        self.policy.hit(FrameNo((sector >> self.block_shift) as u32));
+        let frame = FrameNo((sector >> self.block_shift) as u32);
+        self.policy.hit(frame);
+        self.index.note_use(frame);
     }
 
     /// Tells the policy that a request used the blocks of these cache sectors, each once.
@@ -107,6 +109,7 @@ impl Directory {
         let last = sector + count - 1;
         for frame in sector >> self.block_shift..=last >> self.block_shift {
             self.policy.hit(FrameNo(frame as u32));
+            self.index.note_use(FrameNo(frame as u32));
         }
     }
 
@@ -219,19 +222,17 @@ impl Directory {
         self.gone.drain(..)
     }
 
-    /// Of the blocks that would be evicted next, if their data were not dirty, the first for which `wanted` holds.
-    pub(crate) fn coldest(&mut self, wanted: impl Fn(BlockNo) -> bool) -> Option<BlockNo> {
-        let index = &self.index;
-        let mut found = None;
-        let left = self.policy.evict(&mut |frame| {
-            let block = index.block(frame);
-            if found.is_none() && wanted(block) {
-                found = Some(block);
-            }
-            Candidate::Busy
-        });
-        assert!(left.is_none(), "busy frames stay");
-        found
+    /// Was this block of a cache with a journal used since this was asked last, or is it hot?
+    pub(crate) fn was_used(&mut self, block: BlockNo) -> bool {
+        let Some(frame) = self.index.find(block) else { return false };
+        self.index.take_use(frame) || self.policy.is_hot(frame)
+    }
+
+    /// Uses of this block up to now do not count.
+    pub(crate) fn forget_use(&mut self, block: BlockNo) {
+        if let Some(frame) = self.index.find(block) {
+            self.index.take_use(frame);
+        }
     }
 
     /// log2 of the sectors in a block.

@@ -1,7 +1,7 @@
 //! Which block lies in which frame, which of its sectors are valid, and what their checksums are.
 //!
 //! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.3 B hash table; in a persistent
-//! cache 3 bits more. Frames in no use form a list through the block numbers they do not have.
+//! cache 4 bits more. Frames in no use form a list through the block numbers they do not have.
 
 mod bitmap;
 mod free;
@@ -29,6 +29,8 @@ struct Marks {
     held: Bitmap,
     /// Dirty in the durable journal, without a checksum.
     unproven: Bitmap,
+    /// Frames used since somebody asked.
+    used: Bitmap,
     dirty_sectors: u64,
     /// Of unknown checksum until they are read: unproven when the cache was recovered.
     unknown: BTreeSet<u64>,
@@ -114,7 +116,7 @@ impl Index {
         self.table.bytes()
             + (words * 4) as u64
             + self.valid.bytes()
-            + self.marks.as_ref().map_or(0, |marks| 3 * marks.dirty.bytes())
+            + self.marks.as_ref().map_or(0, |marks| 3 * marks.dirty.bytes() + marks.used.bytes())
     }
 
     /// The frame of a block.
@@ -331,6 +333,7 @@ impl Index {
                 held: Bitmap::new(sectors),
                 dirty_sectors: 0,
                 unproven: Bitmap::new(sectors),
+                used: Bitmap::new(sectors >> self.block_shift),
                 unknown: BTreeSet::new(),
                 second_of: BTreeMap::new(),
                 first_of: BTreeMap::new(),
@@ -440,6 +443,22 @@ impl Index {
     #[inline]
     pub(crate) fn is_held(&self, sector: u64) -> bool {
         self.marks.as_ref().is_some_and(|marks| marks.held.get(sector))
+    }
+
+    /// A request used a frame.
+    #[inline]
+    pub(crate) fn note_use(&mut self, frame: FrameNo) {
+        if let Some(marks) = &mut self.marks {
+            marks.used.set(frame.0.into());
+        }
+    }
+
+    /// Was a frame used since this was asked last?
+    pub(crate) fn take_use(&mut self, frame: FrameNo) -> bool {
+        let Some(marks) = &mut self.marks else { return false };
+        let was_used = marks.used.get(frame.0.into());
+        marks.used.clear(frame.0.into(), 1);
+        was_used
     }
 
     /// Is any of these sectors held?

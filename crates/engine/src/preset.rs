@@ -59,7 +59,7 @@ pub const DESTAGE_ORDERS: &[Word<DestageOrder>] = &[
     Word {
         name: "coldest",
         value: DestageOrder::Coldest,
-        summary: "what the policy would evict next goes first: least recently used, or earliest Inactive",
+        summary: "what became dirty first goes first, unless it was used since: least recently used, or earliest Inactive",
     },
 ];
 

@@ -8,6 +8,7 @@ pub mod area;
 pub mod backing;
 pub mod buffers;
 pub mod checksum;
+pub mod failing;
 pub mod flash;
 pub mod pool;
 pub mod ring;

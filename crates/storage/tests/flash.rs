@@ -90,7 +90,7 @@ fn journals_are_written_in_any_number_and_without_free_buffers() {
             let spec =
                 DeviceSpec { path: path.clone(), size_bytes: Some(device_bytes_for(8 << 20, 1 << 20)) };
             let mut pool = Pool::create("p", &[spec], 1 << 20, Overwrite::Refuse).unwrap();
-            let ring_segments = pool.allocate_ring(OwnerId(1), 1, 1, 4).unwrap().remove(0);
+            let ring_segments = pool.allocate_ring(OwnerId(1), 1, 1, 4, &[]).unwrap().remove(0);
             let config = RingConfig { kind, arena_bytes: 1 << 20, ..RingConfig::default() };
             let mut ring = Ring::new(&config).unwrap();
             while ring.arena_mut().alloc(4096).is_some() {}

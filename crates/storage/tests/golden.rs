@@ -109,8 +109,8 @@ fn write_the_golden_images() {
     let mut pool = Pool::create("golden", &[spec("journal", 9)], MIB, Overwrite::Refuse).unwrap();
     let cache = OwnerId(0xFEED);
     let data = pool.allocate_data(cache, 4).unwrap();
-    let old = pool.allocate_ring(cache, 7, 1, 1).unwrap();
-    let new = pool.allocate_ring(cache, 0x0102_0304, 1, 2).unwrap();
+    let old = pool.allocate_ring(cache, 7, 1, 1, &[]).unwrap();
+    let new = pool.allocate_ring(cache, 0x0102_0304, 1, 2, &[]).unwrap();
     let mut journal = Journal::new(cache.0, 7, 256, 256);
     let first = [
         Frame::Clean { block: 1000, sum: 0xAAAA_0001 },

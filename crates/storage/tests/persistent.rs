@@ -49,7 +49,7 @@ fn data_keeps_its_numbers_and_gaps_are_filled() {
     let more = pool.allocate_data(CACHE, 3).unwrap();
     assert_eq!(ordinals(&more), [1, 3, 5]);
     pool.allocate(OwnerId(2), 1).unwrap();
-    pool.allocate_ring(OwnerId(3), 1, 1, 1).unwrap();
+    pool.allocate_ring(OwnerId(3), 1, 1, 1, &[]).unwrap();
     assert_eq!(pool.owners(), [OwnerId(3), CACHE], "volatile owners are not named");
     let before = pool.data_of(CACHE);
     drop(pool);
@@ -64,8 +64,8 @@ fn copies_of_a_ring_are_on_different_devices() {
     let dir = tempfile::tempdir().unwrap();
     let paths = paths::<3>(dir.path());
     let mut pool = create(&paths, 4);
-    let first = pool.allocate_ring(CACHE, 1, 2, 3).unwrap();
-    let second = pool.allocate_ring(CACHE, 2, 1, 4).unwrap();
+    let first = pool.allocate_ring(CACHE, 1, 2, 3, &[]).unwrap();
+    let second = pool.allocate_ring(CACHE, 2, 1, 4, &[]).unwrap();
     for ring in [&first, &second] {
         for copy in ring {
             assert!(copy.iter().all(|segment| segment.device == copy[0].device));
@@ -74,14 +74,17 @@ fn copies_of_a_ring_are_on_different_devices() {
     assert_ne!(first[0][0].device, first[1][0].device);
     assert_eq!((first[0].len(), second[0].len()), (3, 4));
     assert!(matches!(
-        pool.allocate_ring(CACHE, 3, 2, 2),
+        pool.allocate_ring(CACHE, 3, 2, 2, &[]),
         Err(PoolError::TooFewDevices { copies: 2, segments: 2, devices: 0 })
     ));
-    let refused = pool.allocate_ring(CACHE, 3, 2, 2).unwrap_err().to_string();
+    let refused = pool.allocate_ring(CACHE, 3, 2, 2, &[]).unwrap_err().to_string();
     assert!(refused.contains("2 copies") && refused.contains("2 free segments"), "{refused}");
-    assert!(matches!(pool.allocate_ring(CACHE, 2, 1, 1), Err(PoolError::Unworkable { .. })), "number in use");
+    assert!(
+        matches!(pool.allocate_ring(CACHE, 2, 1, 1, &[]), Err(PoolError::Unworkable { .. })),
+        "number in use"
+    );
     for (copies, segments) in [(0, 1), (3, 1), (1, 0)] {
-        let refused = pool.allocate_ring(CACHE, 9, copies, segments);
+        let refused = pool.allocate_ring(CACHE, 9, copies, segments, &[]);
         assert!(matches!(refused, Err(PoolError::Unworkable { .. })));
     }
     drop(pool);
@@ -116,7 +119,7 @@ fn every_device_says_that_there_are_journals_before_there_is_one() {
     let mut pool = create(&paths[..2], 2);
     pool.allocate(OwnerId(1), 1).unwrap();
     assert!(paths[..2].iter().all(|path| features(path) == [0, 0]), "volatile caches need nothing new");
-    pool.allocate_ring(CACHE, 1, 1, 1).unwrap();
+    pool.allocate_ring(CACHE, 1, 1, 1, &[]).unwrap();
     for path in &paths[..2] {
         assert!(features(path).contains(&1), "{path:?}");
     }
@@ -156,7 +159,7 @@ fn a_number_given_anew_is_not_taken_from_a_device_that_was_away() {
     let paths = paths::<2>(dir.path());
     let mut pool = create(&paths, 8);
     let old = pool.allocate_data(CACHE, 4).unwrap();
-    let kept = usize::from(pool.allocate_ring(CACHE, 1, 1, 1).unwrap()[0][0].device.0);
+    let kept = usize::from(pool.allocate_ring(CACHE, 1, 1, 1, &[]).unwrap()[0][0].device.0);
     drop(pool);
     let mut pool = Pool::open(&paths[kept..=kept]).unwrap();
     let stayed = pool.data_of(CACHE);

@@ -48,7 +48,7 @@ impl Bench {
         let mut pool = Pool::create("p", &specs, MIB, Overwrite::Refuse).unwrap();
         let data = pool.allocate_data(CACHE, 4).unwrap();
         pool.release(&[data[1].place]).unwrap();
-        let ring = pool.allocate_ring(CACHE, 5, copies, 1).unwrap();
+        let ring = pool.allocate_ring(CACHE, 5, copies, 1, &[]).unwrap();
         let data = pool.data_of(CACHE);
         let journal = Journal::new(CACHE.0, 5, MIB / 4096, FRAMES);
         Bench { dir, paths, pool, data, ring, journal, index: BTreeMap::new() }
@@ -263,7 +263,7 @@ fn a_copy_that_cannot_be_read_at_all_is_not_missed() {
 fn an_unfinished_ring_leaves_the_one_before_it() {
     let mut bench = Bench::new(1);
     bench.start();
-    let newer = bench.pool.allocate_ring(CACHE, 6, 1, 1).unwrap();
+    let newer = bench.pool.allocate_ring(CACHE, 6, 1, 1, &[]).unwrap();
     // Nothing in it, then pages of a dump that is not complete.
     bench.expect_recovered();
     let mut journal = Journal::new(CACHE.0, 6, MIB / 4096, FRAMES);

@@ -65,7 +65,7 @@ fn sixteen_million_blocks() {
     let mut pool = pool(dir.path(), ring_segments);
     assert_eq!(pool.allocate_data(CACHE, u64::from(SEGMENTS)).unwrap().len(), SEGMENTS as usize);
     for copies in [1, 2] {
-        let ring = pool.allocate_ring(CACHE, copies, copies as usize, ring_segments).unwrap();
+        let ring = pool.allocate_ring(CACHE, copies, copies as usize, ring_segments, &[]).unwrap();
         let journal = Journal::new(CACHE.0, copies, ring_segments * SEGMENT / 4096, SEGMENT_FRAMES);
         let dirty = fill(&pool, &ring, journal, dump_pages);
         let (start, cpu) = (Instant::now(), cpu_ms());

@@ -6,7 +6,7 @@
 //! would have gained by reordering is charged as shorter positioning instead ([`QueueGain`]).
 //!
 //! What is modelled: seek by distance, rotation by the angle at that instant, media rate by zone, read-ahead of
-//! sequential streams, one queue per disk, striping, mirrors, and RAID 5's read-modify-write. What is not:
+//! sequential streams, writes that wait in the order of the track, one queue per disk, striping, mirrors, and RAID 5's read-modify-write. What is not:
 //! reordering across disks, coalescing of neighbouring writes, rebuilds and retries. The controller's memory is off
 //! unless [`ArrayConfig::write_cache`] or [`ArrayConfig::read_cache`] names it.
 //!

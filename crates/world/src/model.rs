@@ -364,15 +364,21 @@ impl Model {
         Ok(())
     }
 
-    /// For each unit, when the last durable change began.
+    /// For each unit, when the last durable change began that no discard can have undone: a discard may take effect at any moment
+    /// until it ends.
     fn durable_floors(&self) -> Vec<u32> {
+        let units = |change: &Change| change.first as usize..change.end as usize;
+        let mut undone = vec![0; self.units.len()];
+        for change in self.changes.iter().filter(|change| change.reverts) {
+            undone[units(change)].iter_mut().for_each(|until| *until = change.ended.max(*until));
+        }
         let mut floors = vec![0; self.units.len()];
-        for change in self.changes.iter().skip(self.forgotten) {
-            let units = &mut floors[change.first as usize..change.end as usize];
-            if change.reverts {
-                units.fill(0);
-            } else if change.durable && change.kind != Kind::Discard {
-                units.iter_mut().for_each(|floor| *floor = change.began.max(*floor));
+        let durable = |change: &&Change| change.durable && change.kind != Kind::Discard;
+        for change in self.changes.iter().skip(self.forgotten).filter(durable) {
+            for (floor, undone) in floors[units(change)].iter_mut().zip(&undone[units(change)]) {
+                if change.began > *undone {
+                    *floor = change.began.max(*floor);
+                }
             }
         }
         floors

@@ -53,6 +53,16 @@ impl<E> Queue<E> {
         self.events.push(Entry { at, entered: self.entered, event });
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Is nothing to come?
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
     /// When the next event is due.
     pub fn next_at(&self) -> Option<Instant> {
         self.events.peek().map(|entry| entry.at)

@@ -428,15 +428,17 @@ impl<'a> World<'a> {
             let next = self.queue.next_at();
             let due = self.engine.poll_timeout().filter(|due| next.is_none_or(|next| *due < next));
             self.clock += 1;
-            let rests = self.requests.is_empty() && self.asked.is_empty() && self.ios.is_empty();
-            if next.is_none() && rests && self.now >= self.busy_until + CALM_NS {
-                // What flash holds is looked after for ever.
+            let rests = self.requests.is_empty() && self.asked.is_empty();
+            let calm_ns = if self.ios.is_empty() { CALM_NS } else { 4 * CALM_NS };
+            if self.queue.len() == self.ios.len() && rests && self.now >= self.busy_until + calm_ns {
+                // What flash holds is looked after for ever, and where I/O hangs again and again, never without any in flight.
                 return Ok(());
             }
             if let Some(due) = due {
                 let idle = self.ios.is_empty() && self.scenario.lives.is_none();
                 ensure!(!idle, "a timeout is due with no I/O in flight");
                 self.now = self.now.max(due);
+                trace!(self, "timeout");
                 self.engine.handle_timeout(self.now);
                 let again = self.engine.poll_timeout();
                 ensure!(again.is_none_or(|again| again > self.now), "timeout {again:?} at {:?}", self.now);
@@ -452,7 +454,12 @@ impl<'a> World<'a> {
                 self.drain()?;
             }
             let steps_max = STEPS_MAX * (20 + u64::from(self.options.requests));
-            ensure!(self.now < TIME_MAX && self.clock < steps_max, "never answered: {:?}", self.requests);
+            ensure!(
+                self.now < TIME_MAX && self.clock < steps_max,
+                "never answered: {:?}, never ended: {:?}",
+                self.requests,
+                self.asked
+            );
             if self.clock.is_multiple_of(128) {
                 self.audit()?;
             }

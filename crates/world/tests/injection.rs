@@ -38,7 +38,8 @@ fn sweep(failure: Failure) -> Total {
     for operation in OPERATIONS {
         for content in [Content::Dirty, Content::Clean] {
             for copies in [Copies::One, Copies::TwoOfDirty] {
-                for seed in 0..2 {
+                // With other data at the end, and other latencies.
+                for seed in 0..if content == Content::Dirty { 2 } else { 1 } {
                     let case = Case { operation, content, copies, failure, seed };
                     for nth in 1.. {
                         assert!(nth < CHANGES_MAX, "{case:?} never ends");
@@ -68,23 +69,23 @@ fn sweep(failure: Failure) -> Total {
 #[test]
 fn one_failed_change_of_flash_costs_nothing() {
     let total = sweep(Failure::Once);
-    assert!(total.runs > 5000 && total.journals_lost == 0, "{total:?}");
+    assert!(total.runs > 4000 && total.journals_lost == 0, "{total:?}");
 }
 
 #[test]
 fn a_device_that_refuses_changes_loses_nothing() {
     let total = sweep(Failure::Device);
-    assert!(total.runs > 5000 && total.journals_lost > 1000 && total.refused > 100, "{total:?}");
+    assert!(total.runs > 4000 && total.journals_lost > 1000 && total.refused > 100, "{total:?}");
 }
 
 #[test]
 fn flash_that_refuses_all_changes_loses_nothing() {
     let total = sweep(Failure::Everywhere);
-    assert!(total.runs > 5000 && total.journals_lost > 1000 && total.refused > 100, "{total:?}");
+    assert!(total.runs > 4000 && total.journals_lost > 1000 && total.refused > 100, "{total:?}");
 }
 
 #[test]
 fn a_power_cut_at_any_change_of_flash_loses_nothing_that_was_flushed() {
     let total = sweep(Failure::PowerCut);
-    assert!(total.runs > 5000 && total.journals_lost == 0, "{total:?}");
+    assert!(total.runs > 4000 && total.journals_lost == 0, "{total:?}");
 }

@@ -76,7 +76,8 @@ fn vsan_falls_to_its_disks_when_the_buffer_is_full() {
     assert!(vsan[full - 1].dirty <= 0.301 && vsan[full].dirty >= 0.295, "{vsan:?}");
     assert!(vsan[..full].iter().all(|portion| portion.to_flash == 1.0 && portion.per_second > 20_000.0));
     let (after, alone) = (mean(&vsan[full + 1..]), mean(&disks));
-    assert!((0.5..2.0).contains(&(after / alone)), "{after} a second after the fall, {alone} by the disks");
+    // The elevator's writes are in order: more than the disks do at random.
+    assert!((1.5..5.0).contains(&(after / alone)), "{after} a second after the fall, {alone} by the disks");
     assert!(after < 0.1 * mean(&vsan[..full]));
 }
 

@@ -9,7 +9,7 @@ use super::{Engine, Owner, Pending, tier};
 use crate::cache::push_run;
 use crate::claims::Range;
 use crate::io::{BufferSlice, IoError, IoOp, Target};
-use crate::memory::Ahead;
+use crate::memory::{Ahead, Piece};
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
 /// Transfers under way at once, those that wait for their claim included.
@@ -44,7 +44,7 @@ impl Engine {
 
     /// Read-ahead leaves half of the buffers to those who have to go on.
     pub(super) fn has_buffer_to_spare(&self) -> bool {
-        2 * self.lent.len() as u32 > self.lent_buffers
+        self.lent.spare() > 0
     }
 
     /// What was to be read ahead is not in memory: less is, next time.
@@ -57,7 +57,7 @@ impl Engine {
     /// A job has its claim and a buffer: what memory lacks is read.
     pub(super) fn start_ahead(&mut self, now: Instant, job: u32) {
         let Job { disk: id, mut range, buffer, .. } = self.jobs[job];
-        let (buffer, _) = buffer.expect("a transfer has a buffer");
+        let mut buffer = buffer.expect("a transfer has a buffer");
         let Engine { disks, runs, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
         let may_read = disk.may_read_ahead();
@@ -80,20 +80,22 @@ impl Engine {
                 let Some(sector) = cache.find(span) else { break };
                 valid += cache.index.count_valid(sector, span.count);
                 let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
-                push_run(runs, cache.extent(sector, span.count), start - range.first);
+                let buffer_sector = buffer.first_sector() + start - range.first;
+                push_run(runs, cache.extent(sector, span.count), buffer_sector);
             }
         }
         disk.jobs += 1;
+        self.lent.shorten(&mut buffer, (range.end - range.first) * SECTOR_BYTES);
         let it = &mut self.jobs[job];
-        it.range = range;
+        (it.range, it.buffer) = (range, Some(buffer));
         if valid == range.end - range.first {
             it.step = Step::AheadFlash;
-            return self.issue_runs_of(now, Owner::Job(job), id, buffer, IoOp::Read);
+            return self.issue_runs_of(now, Owner::Job(job), id, buffer.id, IoOp::Read);
         }
         it.step = Step::AheadBacking;
         let offset = range.first * SECTOR_BYTES;
         let len = (range.end * SECTOR_BYTES).min(self.disk(id).config.size_bytes) - offset;
-        let slice = Some(BufferSlice { id: buffer, offset: 0, len: len as u32 });
+        let slice = Some(BufferSlice { id: buffer.id, offset: buffer.offset, len: len as u32 });
         self.issue(now, Owner::Job(job), id, Target::Backing(id), IoOp::Read, (offset, len), slice, 0);
     }
 
@@ -120,19 +122,22 @@ impl Engine {
         if self.jobs[job].pending > 0 {
             return;
         }
-        let (buffer, _) = buffer.expect("a transfer has a buffer");
+        let buffer = buffer.expect("a transfer has a buffer");
         if self.jobs[job].failed {
             return self.end_job(now, job, Err(IoError::Failed));
         }
-        if step == Step::AheadBacking && self.find_dirty(range) {
+        if step == Step::AheadBacking && self.find_dirty(range, buffer.first_sector()) {
             self.jobs[job].step = Step::AheadOverlay;
-            return self.issue_runs_of(now, Owner::Job(job), id, buffer, IoOp::Read);
+            return self.issue_runs_of(now, Owner::Job(job), id, buffer.id, IoOp::Read);
         }
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
         if let (true, Some(memory)) = (disk.may_read_ahead(), &mut disk.memory) {
             disk.stats.read_ahead_bytes += (range.end - range.first) * SECTOR_BYTES;
-            let copy = |piece| copy_out.push_back(tier::into_memory(id, buffer, piece));
+            let copy = |mut piece: Piece| {
+                piece.at += buffer.first_sector();
+                copy_out.push_back(tier::into_memory(id, buffer.id, piece));
+            };
             memory.keep_ahead(range.first, range.end, copy);
         }
         self.end_job(now, job, Ok(()));

@@ -108,6 +108,7 @@ impl Engine {
     /// The block is claimed: what its frame holds is read.
     pub(super) fn start_care(&mut self, now: Instant, job: u32, frame: FrameNo) {
         let Job { disk: disk_id, range, buffer, .. } = self.jobs[job];
+        let buffer = buffer.expect("a transfer has a buffer");
         let Engine { disks, runs, .. } = self;
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
         runs.clear();
@@ -120,7 +121,7 @@ impl Engine {
                 cache.sectors_of(frame).enumerate().take(if is_same { inside as usize } else { 0 })
             {
                 if cache.index.is_valid(sector) {
-                    push_run(runs, cache.extent(sector, 1), i as u64);
+                    push_run(runs, cache.extent(sector, 1), buffer.first_sector() + i as u64);
                 }
             }
         }
@@ -129,8 +130,7 @@ impl Engine {
         }
         disk.jobs += 1;
         self.jobs[job].step = Step::CareRead;
-        let buffer = buffer.expect("a transfer has a buffer").0;
-        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer, IoOp::Read);
+        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer.id, IoOp::Read);
     }
 
     /// Part of a frame was read.
@@ -182,6 +182,7 @@ impl Engine {
     /// The frame is in the buffer: what lacks a second copy gets it.
     fn make_second_copies(&mut self, now: Instant, job: u32, frame: FrameNo) {
         let Job { disk: disk_id, range, buffer, .. } = self.jobs[job];
+        let buffer = buffer.expect("a transfer has a buffer");
         let Engine { disks, runs, claims, .. } = self;
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
         let cache = disk.cache.as_mut().expect("it was read");
@@ -192,7 +193,7 @@ impl Engine {
                 if cache.lacks_second(sector) && !disk.lost.contains(&sector) {
                     let (Some(second), _) = cache.double(sector, is_busy) else { break };
                     if cache.index.may_overwrite(second) {
-                        push_run(runs, cache.extent(second, 1), i as u64);
+                        push_run(runs, cache.extent(second, 1), buffer.first_sector() + i as u64);
                     }
                 }
             }
@@ -204,8 +205,7 @@ impl Engine {
             return self.end_job(now, job, Ok(()));
         }
         self.jobs[job].step = Step::CareWrite;
-        let buffer = buffer.expect("a transfer has a buffer").0;
-        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer, IoOp::Write(Durability::Volatile));
+        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer.id, IoOp::Write(Durability::Volatile));
     }
 
     /// Part of a second copy was written.

@@ -42,17 +42,17 @@ impl Engine {
             (Command::Cache(CacheChange::Tune(mode, destage, copies)), Some(disk))
                 if disk.changes.is_empty() && disk.opening.is_none() =>
             {
-                match &mut disk.cache {
+                match &disk.cache {
                     None => Err(CommandError::NoCache),
                     Some(_) if mode == Mode::WriteBack && disk.journal.is_none() => {
                         Err(CommandError::NoJournal)
                     }
-                    Some(_) if mode == Mode::WriteBack && self.lent_buffers == 0 => {
+                    Some(_) if mode == Mode::WriteBack && !self.lent.is_any() => {
                         Err(CommandError::Unworkable)
                     }
                     Some(cache) => {
-                        cache.tune(mode, destage, copies);
                         disk.care.look_for_missing(cache.index.frames());
+                        disk.tune(mode, destage, copies);
                         self.wake(disk_id);
                         Ok(())
                     }
@@ -232,7 +232,7 @@ impl Disk {
             }
             (Some(_), CacheChange::Tune(Mode::WriteBack, ..)) => return Err(CommandError::NoJournal),
             (Some(_), CacheChange::Tune(mode, destage, copies)) => {
-                self.cache.as_mut().expect("matched").tune(mode, destage, copies);
+                self.tune(mode, destage, copies);
                 return Ok(Vec::new());
             }
             (Some(cache), CacheChange::Clear(_)) => Cache::new(cache.config, cache.segments.clone(), size)?,

@@ -150,12 +150,18 @@ impl Journal {
         self.in_flight.len()
     }
 
-    /// Records that sectors from `sector` on have been filled.
-    pub(super) fn record_clean(&mut self, now: Instant, index: &Index, sector: u64, sums: &[u32]) {
+    /// Sectors from `sector` on have been filled, and are valid. They are clean, but for second copies of what is dirty: either copy
+    /// may be the one that stays.
+    pub(super) fn record_filled(&mut self, now: Instant, index: &mut Index, sector: u64, sums: &[u32]) {
         for (at, sum) in (sector..).zip(sums) {
             let ((frame, block, inside), sum) = (index.locate(at), *sum);
-            let second = index.first_of(frame).is_some();
-            let change = Change::Set { frame, block, sector: inside, sum, dirty: false, second };
+            let first = index.of_second(at);
+            let dirty = first.is_some_and(|first| index.is_dirty(first));
+            if dirty {
+                index.set_dirty(at);
+                index.set_held(at, true);
+            }
+            let change = Change::Set { frame, block, sector: inside, sum, dirty, second: first.is_some() };
             self.record(now, change, None);
         }
     }
@@ -215,6 +221,12 @@ impl Journal {
             let (frame, block, first) = index.locate(sector);
             self.record(now, Change::Drop { frame, block, first, count: 1 }, None);
         }
+    }
+
+    /// May the durable journal call sectors dirty that are not?
+    pub(super) fn has_releases(&self) -> bool {
+        let in_round = self.round.as_ref().is_some_and(|round| !round.releases.is_empty());
+        !self.dead && (in_round || !self.releases.is_empty())
     }
 
     /// Lets the next round begin at once.
@@ -498,6 +510,8 @@ impl Engine {
             self.committed(now, slot, Ok(()));
         }
         self.wake(disk);
+        // A round that had nothing to write ends without I/O, and may be what a change of the cache waits for.
+        self.unsettled.push(disk);
     }
 
     /// A device does not make anything durable. True if nothing depends on it alone: the ring has another copy, and so has

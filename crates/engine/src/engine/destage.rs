@@ -5,29 +5,52 @@
 //! the dirty-age bound, or, where write order is kept, what lies between two flushes of the guest.
 
 use super::Engine;
+use super::destager::{Epochs, half_age_ns};
 use super::jobs::JobKind;
 use crate::cache::Cache;
 use crate::claims::{Kind, Range};
-use crate::command::{CacheConfig, CommandError, Copies, DestageOrder, Layout, Mode};
+use crate::command::{CacheConfig, CommandError, Copies, Destage, Layout, Mode};
 use crate::io::IoError;
 use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
 
-/// Sectors written to the backing after which it is flushed, though there is more to destage.
-const UNFLUSHED_MAX: usize = 8192;
+/// Sectors written to the backing after which it is flushed, though there is more to destage; less in a small cache.
+const UNFLUSHED_MAX: u64 = 8192;
 
-/// Transfers of one disk at once: when the guest uses the backing too, when it does not, and when it is urgent.
-const TRANSFERS: [u32; 3] = [1, 2, 8];
+/// What nobody waits for is flushed after so long: flushing after each transfer would cost the backing more than the transfer.
+const FLUSH_NS_MAX: u64 = 1_000_000_000;
+
+/// Transfers of one disk at once: when the guest uses the backing too, when it uses flash, when it uses nothing, and when it
+/// is urgent. A disk that gets many at once, in order, passes over what is between them instead of seeking anew for each.
+const TRANSFERS: [u32; 4] = [1, 2, 8, 64];
+
+/// Sectors of them, after which there is not one more.
+const TRANSFERRED: [u64; 4] = [1, 256, 1024, u64::MAX];
 
 /// After a failure the destager rests for this long, doubled with each further one, nanoseconds.
 const REST_NS_MIN: u64 = 100_000_000;
 const REST_NS_MAX: u64 = 10_000_000_000;
 
 impl Cache {
+    fn sectors(&self) -> u64 {
+        u64::from(self.index.frames()) << self.block_shift()
+    }
+
     /// Dirty sectors, per mille of as many as the cache can hold.
     pub(super) fn dirty_permille(&self) -> u64 {
-        let sectors = u64::from(self.index.frames()) << self.block_shift();
+        self.permille(self.index.dirty_sectors())
+    }
+
+    /// From this share on nothing more becomes dirty.
+    pub(super) fn full_permille(&self) -> u64 {
+        match self.config.layout {
+            Layout::Unified => self.config.destage.full_permille.into(),
+            Layout::Split { read_permille } => 1000u64.saturating_sub(read_permille.into()),
+        }
+    }
+
+    fn permille(&self, dirty: u64) -> u64 {
         let copies = if self.config.copies == Copies::TwoOfAll { 2 } else { 1 };
-        self.index.dirty_sectors() * copies * 1000 / sectors
+        dirty * copies * 1000 / self.sectors()
     }
 }
 
@@ -35,14 +58,18 @@ impl Engine {
     /// Blocks of these sectors have become dirty.
     pub(super) fn note_dirty(&mut self, now: Instant, disk_id: DiskId, first: u64, end: u64) {
         let disk = self.disk_mut(disk_id);
-        let cache = disk.cache.as_ref().expect("dirty data is in a cache");
-        let epoch = match (cache.config.destage.ordered, half_age_ns(cache)) {
-            (true, _) => disk.destager.flushes,
-            (false, Some(half)) => (now.0 / half) as u32,
-            (false, None) => 0,
+        let cache = disk.cache.as_mut().expect("dirty data is in a cache");
+        disk.destager.keep_order(cache.config.destage.order);
+        let epoch = match Epochs::of(&cache.config.destage) {
+            Epochs::Flushes => disk.destager.flushes,
+            Epochs::Time(half) => (now.0 / half) as u32,
+            Epochs::One => 0,
         };
         for block in first >> cache.block_shift()..=(end - 1) >> cache.block_shift() {
-            disk.destager.add(BlockNo(block as u32), epoch);
+            let block = BlockNo(block as u32);
+            if disk.destager.add(block, epoch) {
+                cache.forget_use(block);
+            }
         }
         self.wake(disk_id);
     }
@@ -59,8 +86,8 @@ impl Engine {
             return cache.index.dirty_sectors() > disk.lost.len() as u64;
         }
         let destager = &disk.destager;
-        cache.spans(first, end).any(|span| match destager.todo.get(&span.block) {
-            Some(epoch) => *epoch < destager.flushes,
+        cache.spans(first, end).any(|span| match destager.epoch(span.block) {
+            Some(epoch) => epoch < destager.flushes,
             None => {
                 let found = cache.find(span).map(|sector| sector - span.first);
                 let goes = |sector| cache.index.is_dirty(sector) && !disk.lost.contains(&sector);
@@ -92,14 +119,21 @@ impl Engine {
                 disk.destager.wake_at = disk.next_age().into_iter().chain(disk.destager.rest_until).min();
                 break;
             };
-            let limit = TRANSFERS[disk.hurry()];
+            let hurry = disk.hurry();
+            let is_enough =
+                disk.destager.transfers >= TRANSFERS[hurry] || disk.destager.moving >= TRANSFERRED[hurry];
             // After a failure what has been moved is flushed first: another failure is not to keep it dirty.
             let flush_first =
                 disk.destager.failures > 0 && !disk.destager.written.is_empty() && !disk.destager.is_flushing;
-            if disk.destager.transfers >= limit || disk.destager.rest_until.is_some() || flush_first {
+            if is_enough || disk.destager.rest_until.is_some() || flush_first {
                 break;
             }
-            let Some(range) = disk.next_range(id, newest) else { break };
+            let Some(range) = disk.next_range(id, newest) else {
+                if disk.destager.is_looking() {
+                    disk.destager.wake_at = Some(now);
+                }
+                break;
+            };
             if disk.is_fresh(JobKind::Destage, range) {
                 disk.journal.as_mut().expect("looked at").ask();
                 disk.destager.cursor = disk
@@ -110,18 +144,23 @@ impl Engine {
                 break;
             }
             // A transfer of what is no longer dirty ends at once.
-            self.disk_mut(id).destager.transfers += 1;
+            self.disk_mut(id).destager.begin_transfer(range.end - range.first);
             if !self.transfer(now, JobKind::Destage, range) {
-                self.disk_mut(id).destager.transfers -= 1;
+                self.disk_mut(id).destager.end_transfer(range.end - range.first);
                 self.put_back(id, range);
                 break;
             }
         }
-        let destager = &self.disk(id).destager;
-        let enough = destager.transfers == 0 || destager.written.len() >= UNFLUSHED_MAX;
+        let disk = self.disk_mut(id);
+        let destager = &disk.destager;
         let may = !destager.written.is_empty() && !destager.is_flushing && destager.rest_until.is_none();
-        if may && enough && self.flush_backing(now, id) {
-            self.disk_mut(id).destager.begin_flush();
+        let flush_at = disk.flush_at(now).filter(|_| may);
+        if flush_at.is_some_and(|at| at <= now) {
+            if self.flush_backing(now, id) {
+                self.disk_mut(id).destager.begin_flush();
+            }
+        } else {
+            disk.destager.wake_at = disk.destager.wake_at.into_iter().chain(flush_at).min();
         }
         let disk = self.disk(id);
         let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
@@ -142,8 +181,7 @@ impl Engine {
             let is_lost = |sector| disk.lost.contains(&sector);
             let mut dirty = (0..span.count).filter(|i| cache.index.is_dirty(sector + i));
             if dirty.any(|i| !destager.is_moved(start + i) && !is_lost(sector + i)) {
-                // It was among the oldest.
-                destager.add(span.block, destager.front);
+                destager.hurry(span.block);
             }
         }
     }
@@ -166,7 +204,7 @@ impl Engine {
             Ok(()) if moved => {
                 disk.destager.failures = 0;
                 disk.stats.destaged_bytes += (range.end - range.first) * SECTOR_BYTES;
-                disk.destager.written.extend(range.first..range.end);
+                disk.destager.moved(now, range.first, range.end);
             }
             Ok(()) => {}
             Err(_) => {
@@ -263,8 +301,8 @@ impl Engine {
         if disk.flash_writes > 0 || dirty > lost || !disk.destager.is_idle() {
             return;
         }
-        // Until the journal durably knows, a crash finds data that is dirty, and older than what the backing may get now.
-        if let Some(journal) = disk.journal.as_mut().filter(|journal| !journal.dead && journal.needs_commit())
+        // A crash must not bring back as dirty what newer writes go past from now on.
+        if let Some(journal) = disk.journal.as_mut().filter(|journal| !journal.dead && journal.has_releases())
         {
             return journal.ask();
         }
@@ -285,6 +323,16 @@ impl super::Disk {
         }
     }
 
+    /// Takes settings of its cache, if it has one, that concern no contents.
+    pub(super) fn tune(&mut self, mode: Mode, destage: Destage, copies: Copies) {
+        let Some(cache) = &mut self.cache else { return };
+        let (before, now) = (Epochs::of(&cache.config.destage), Epochs::of(&destage));
+        cache.tune(mode, destage, copies);
+        if before != now {
+            self.destager.renumber(before, now);
+        }
+    }
+
     /// Rests after a failure.
     fn rest(&mut self, now: Instant) {
         let destager = &mut self.destager;
@@ -296,14 +344,12 @@ impl super::Disk {
     /// The newest epoch that is to be destaged now, if any is.
     fn due_epoch(&mut self, now: Instant) -> Option<u32> {
         let cache = self.cache.as_ref()?;
-        let (destage, mode) = (cache.config.destage, cache.config.mode);
-        let share = cache.dirty_permille();
+        let destage = cache.config.destage;
+        let all = self.everything_goes();
         let destager = &mut self.destager;
+        let share = cache.permille(cache.index.dirty_sectors().saturating_sub(destager.on_their_way()));
         destager.running = share > u64::from(destage.start_permille)
             || destager.running && share > u64::from(destage.stop_permille);
-        let dead = self.journal.as_ref().is_some_and(|journal| journal.dead);
-        let all =
-            self.draining.is_some() || dead || mode != Mode::WriteBack || !destager.order_waiters.is_empty();
         let oldest = *destager.epochs.keys().next()?;
         if destage.ordered {
             // The next epoch begins when nothing of the one before is left or on its way.
@@ -317,8 +363,37 @@ impl super::Disk {
         if all || destager.running {
             return Some(u32::MAX);
         }
-        let now_epoch = (now.0 / half_age_ns(cache)?) as u32;
+        let now_epoch = (now.0 / half_age_ns(&destage)?) as u32;
         (oldest < now_epoch).then(|| now_epoch - 1)
+    }
+
+    /// Is everything that is dirty to be destaged?
+    fn everything_goes(&self) -> bool {
+        self.draining.is_some()
+            || self.journal.as_ref().is_some_and(|journal| journal.dead)
+            || self.cache.as_ref().is_some_and(|cache| cache.config.mode != Mode::WriteBack)
+            || !self.destager.order_waiters.is_empty()
+    }
+
+    /// When the backing is to be flushed, if there is something to flush.
+    fn flush_at(&mut self, now: Instant) -> Option<Instant> {
+        let cache = self.cache.as_ref()?;
+        let destage = cache.config.destage;
+        let enough = (cache.sectors() / 16).clamp(1, UNFLUSHED_MAX);
+        if self.destager.written.len() as u64 >= enough {
+            return Some(now);
+        }
+        if self.destager.transfers > 0 {
+            return None;
+        }
+        let is_full = cache.dirty_permille() >= cache.full_permille();
+        let patience =
+            half_age_ns(&cache.config.destage).map_or(FLUSH_NS_MAX, |half| FLUSH_NS_MAX.min(half / 4));
+        // What is due and does not go waits for this.
+        if self.everything_goes() || destage.ordered || is_full || self.due_epoch(now).is_some() {
+            return Some(now);
+        }
+        self.destager.written_since.map(|since| since + patience)
     }
 
     /// Is there dirty data in a range for a job of this kind to move, but none that is durably recorded as dirty?
@@ -343,7 +418,7 @@ impl super::Disk {
         found
     }
 
-    /// How hard the destager tries: an index of [`TRANSFERS`].
+    /// How hard the destager tries: an index of [`TRANSFERS`] and [`TRANSFERRED`].
     fn hurry(&self) -> usize {
         let Some(cache) = &self.cache else { return 0 };
         let destage = cache.config.destage;
@@ -351,47 +426,42 @@ impl super::Disk {
             u64::from(destage.start_permille.max(destage.full_permille / 2) + destage.full_permille) / 2;
         if self.draining.is_some() || !self.destager.order_waiters.is_empty() || cache.dirty_permille() > high
         {
-            2
+            3
+        } else if self.backing_in_flight > 0 {
+            0
         } else {
-            usize::from(self.backing_in_flight == 0)
+            1 + usize::from(self.in_flight == 0)
         }
     }
 
     /// Takes the next blocks to be destaged out of those to do: neighbours that go in one I/O.
     fn next_range(&mut self, id: DiskId, newest: u32) -> Option<Range> {
         let (cache, destager) = (self.cache.as_mut()?, &mut self.destager);
-        let coldest = match cache.config.destage.order {
-            DestageOrder::Coldest => {
-                cache.coldest(|block| destager.todo.get(&block).is_some_and(|epoch| *epoch <= newest))
-            }
-            DestageOrder::Elevator => None,
-        };
-        let block = coldest.or_else(|| destager.elevator(newest))?;
-        let shift = cache.block_shift();
-        let blocks_max = (cache.config.destage.io_bytes_max / cache.config.block_bytes).max(1);
-        let mut end = block.0;
-        while end - block.0 < blocks_max
-            && destager.todo.get(&BlockNo(end)).is_some_and(|epoch| *epoch <= newest)
-        {
-            destager.take(BlockNo(end));
-            match end.checked_add(1) {
-                Some(next) => end = next,
-                None => break,
-            }
+        destager.keep_order(cache.config.destage.order);
+        let BlockNo(block) = destager.next(newest, |block| cache.was_used(block))?;
+        // Neighbours as far as the window goes, so that what is dirty in one piece goes in whole stripes.
+        let blocks_max = u64::from((cache.config.destage.io_bytes_max / cache.config.block_bytes).max(1));
+        let (mut first, mut end) = (u64::from(block), u64::from(block) + 1);
+        let window = first / blocks_max * blocks_max;
+        let may_go = |block: u64| destager.may_go(BlockNo(block as u32), newest);
+        while first > window && may_go(first - 1) {
+            first -= 1;
         }
-        destager.cursor = BlockNo(end);
+        while end < (window + blocks_max).min(1 << 32) && may_go(end) {
+            end += 1;
+        }
+        for block in first..end {
+            destager.take(BlockNo(block as u32));
+        }
+        destager.cursor = BlockNo(end as u32);
+        let shift = cache.block_shift();
         let sectors = self.config.size_bytes.div_ceil(SECTOR_BYTES);
-        let range = Range {
-            disk: id,
-            first: u64::from(block.0) << shift,
-            end: (u64::from(end) << shift).min(sectors),
-        };
-        Some(range)
+        Some(Range { disk: id, first: first << shift, end: (end << shift).min(sectors) })
     }
 
     /// When the oldest dirty data is to be destaged for its age.
     fn next_age(&self) -> Option<Instant> {
-        let half = half_age_ns(self.cache.as_ref()?)?;
+        let half = half_age_ns(&self.cache.as_ref()?.config.destage)?;
         let oldest = u64::from(*self.destager.epochs.keys().next()?);
         Some(Instant((oldest + 1) * half))
     }
@@ -400,10 +470,4 @@ impl super::Disk {
     pub(super) fn destage_deadline(&self) -> Option<Instant> {
         self.destager.wake_at
     }
-}
-
-/// Half of the dirty-age bound, if there is one. Epochs are numbered in 32 bits: they are a millisecond or longer.
-fn half_age_ns(cache: &Cache) -> Option<u64> {
-    let ms = cache.config.destage.dirty_age_ms_max;
-    (ms > 0).then(|| (ms * 500_000).max(1_000_000))
 }

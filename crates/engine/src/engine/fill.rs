@@ -119,14 +119,14 @@ impl Engine {
         let index = &mut disk.cache.as_mut().expect("changes wait for flash I/O").index;
         if let (Some(journal), Target::Flash(device)) = (&mut disk.journal, io.target) {
             journal.wrote(device);
-            if result.is_ok() {
-                journal.record_clean(now, index, io.sector, sums);
-            }
         }
         if result.is_ok() {
             assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector written");
             for (sector, sum) in (io.sector..).zip(sums) {
                 index.set_valid(sector, *sum);
+            }
+            if let Some(journal) = &mut disk.journal {
+                journal.record_filled(now, index, io.sector, sums);
             }
             self.wake(io.disk);
         }

@@ -6,11 +6,15 @@
 
 use std::collections::BTreeSet;
 
+use super::lent::Piece;
 use super::{Engine, Owner, Pending};
 use crate::cache::push_run;
 use crate::claims::Range;
 use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
-use crate::units::{BufferId, DiskId, FrameNo, Instant, SECTOR_BYTES};
+use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
+
+/// What is longer is not moved in shorter pieces: those cost the backing more than they bring.
+const BUFFER_BYTES_MIN: u64 = 256 << 10;
 
 /// Of all jobs, so many are for those that wait for no claim.
 const RESERVED: u32 = 4;
@@ -25,7 +29,7 @@ pub(super) struct Job {
     pub(super) range: Range,
     pub(super) pending: u32,
     pub(super) step: Step,
-    pub(super) buffer: Option<(BufferId, u32)>,
+    pub(super) buffer: Option<Piece>,
     pub(super) failed: bool,
 }
 
@@ -52,6 +56,16 @@ impl JobKind {
     pub(super) fn takes(self, lost: &BTreeSet<u64>, sector: u64) -> bool {
         self != JobKind::Destage || !lost.contains(&sector)
     }
+
+    /// The shortest buffer that will do for it, bytes.
+    fn least(self, range: Range) -> u64 {
+        let bytes = (range.end - range.first) * SECTOR_BYTES;
+        match self {
+            // A frame is looked after as a whole.
+            JobKind::Care(_) => bytes,
+            _ => bytes.min(BUFFER_BYTES_MIN),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +90,7 @@ impl Engine {
     pub(super) fn transfer(&mut self, now: Instant, kind: JobKind, range: Range) -> bool {
         let needs_claim = !matches!(kind, JobKind::Edges(_));
         let jobs_max = super::JOBS_MAX - if needs_claim { RESERVED } else { 0 };
-        if self.jobs.len() >= jobs_max || self.lent.is_empty() {
+        if self.jobs.len() >= jobs_max || !self.lent.has(kind.least(range)) {
             return false;
         }
         let job = self.jobs.insert(Job {
@@ -122,9 +136,8 @@ impl Engine {
         self.jobs.len() < super::JOBS_MAX - RESERVED
     }
 
-    /// A job for a merged write of this range, whose sectors its members have claimed, and its buffer; there is room for both.
-    pub(super) fn begin_merged(&mut self, range: Range) -> (u32, BufferId) {
-        let buffer = self.lent.pop().expect("looked at");
+    /// A job for a merged write of this range, whose sectors its members have claimed, in this buffer.
+    pub(super) fn begin_merged(&mut self, range: Range, buffer: Piece) -> u32 {
         let job = self.jobs.insert(Job {
             disk: range.disk,
             kind: JobKind::Merged,
@@ -136,28 +149,31 @@ impl Engine {
             failed: false,
         });
         self.disk_mut(range.disk).jobs += 1;
-        (job, buffer.0)
+        job
     }
 
     /// A transfer has its claim: what is still dirty at the start of its range, in one piece, is read.
     pub(super) fn start_job(&mut self, now: Instant, job: u32) {
-        if self.jobs[job].kind == JobKind::ReadAhead && !self.has_buffer_to_spare() {
-            return self.end_job(now, job, Err(IoError::Failed));
-        }
-        let Some(buffer) = self.lent.pop() else {
+        let Job { disk: disk_id, range, kind, .. } = self.jobs[job];
+        let bytes = (range.end - range.first) * SECTOR_BYTES;
+        let taken = match kind {
+            JobKind::ReadAhead => self.lent.take_spare(bytes),
+            _ => self.lent.take(bytes, kind.least(range)),
+        };
+        let Some(mut buffer) = taken else {
             // Others were faster. It is tried again when they are done.
             return self.end_job(now, job, Ok(()));
         };
-        let it = &mut self.jobs[job];
-        it.buffer = Some(buffer);
-        let Job { disk: disk_id, range, kind, .. } = *it;
-        let capacity = u64::from(buffer.1) / SECTOR_BYTES;
+        self.jobs[job].buffer = Some(buffer);
+        let capacity = buffer.sectors();
         if let JobKind::Care(frame) = kind {
-            it.range.end = it.range.end.min(it.range.first + capacity);
+            let end = &mut self.jobs[job].range.end;
+            *end = (range.first + capacity).min(*end);
             return self.start_care(now, job, frame);
         }
         if kind == JobKind::ReadAhead {
-            it.range.end = it.range.end.min(it.range.first + capacity);
+            let end = &mut self.jobs[job].range.end;
+            *end = (range.first + capacity).min(*end);
             return self.start_ahead(now, job);
         }
         let Engine { disks, runs, .. } = self;
@@ -184,18 +200,19 @@ impl Engine {
                         (false, _) => continue,
                     }
                     let sector = found.expect("dirty sectors are found") + i;
-                    push_run(runs, cache.extent(sector, 1), start + i - first);
+                    push_run(runs, cache.extent(sector, 1), buffer.first_sector() + start + i - first);
                 }
             }
         }
         if runs.is_empty() {
             return self.end_job(now, job, Ok(()));
         }
+        self.lent.shorten(&mut buffer, (end - first) * SECTOR_BYTES);
         let it = &mut self.jobs[job];
-        (it.range.first, it.range.end) = (first, end);
+        (it.range.first, it.range.end, it.buffer) = (first, end, Some(buffer));
         it.step = Step::FlashRead;
         disk.jobs += 1;
-        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer.0, IoOp::Read);
+        self.issue_runs_of(now, Owner::Job(job), disk_id, buffer.id, IoOp::Read);
     }
 
     /// An I/O of a job ended.
@@ -230,8 +247,8 @@ impl Engine {
                 self.jobs[job].step = Step::BackingWrite;
                 let offset = range.first * SECTOR_BYTES;
                 let len = (range.end * SECTOR_BYTES).min(self.disk(disk).config.size_bytes) - offset;
-                let (id, _) = buffer.expect("a transfer has a buffer");
-                let slice = Some(BufferSlice { id, offset: 0, len: len as u32 });
+                let Piece { id, offset: start, .. } = buffer.expect("a transfer has a buffer");
+                let slice = Some(BufferSlice { id, offset: start, len: len as u32 });
                 let op = IoOp::Write(Durability::Volatile);
                 self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, (offset, len), slice, 0);
             }
@@ -245,7 +262,7 @@ impl Engine {
         let started = self.jobs[job].step != Step::Waiting;
         let Job { disk, kind, whole, range, buffer, .. } = self.jobs.remove(job);
         self.disk_mut(disk).jobs -= u32::from(started);
-        self.lent.extend(buffer);
+        buffer.iter().for_each(|piece| self.lent.give_back(piece));
         match kind {
             JobKind::Flush(upto) => self.backing_flushed(now, disk, upto, result),
             JobKind::Destage | JobKind::Edges(_) => {
@@ -257,7 +274,7 @@ impl Engine {
         }
         match kind {
             JobKind::Destage => {
-                self.disk_mut(disk).destager.transfers -= 1;
+                self.disk_mut(disk).destager.end_transfer(whole.end - whole.first);
                 let runnable = &mut self.runnable;
                 self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
             }

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 
+use super::lent::Piece;
 use super::{Active, Engine, Owner};
 use crate::claims::Range;
 use crate::io::{BufferCopy, BufferSlice, CopyEnd, Durability, IoError, IoOp, Op, Target};
@@ -90,34 +91,40 @@ impl Engine {
 
     fn send(&mut self, now: Instant, disk: DiskId, mut rest: Vec<u32>) {
         while !rest.is_empty() {
-            let count = self.count_mergeable(&rest);
-            let more = rest.split_off(count);
-            match rest[..] {
-                [slot] => self.write_alone(now, slot),
-                _ => self.write_merged(now, disk, rest),
+            match self.room_for(&rest) {
+                Some((count, buffer)) => {
+                    let more = rest.split_off(count);
+                    self.write_merged(now, disk, std::mem::replace(&mut rest, more), buffer);
+                }
+                None => self.write_alone(now, rest.remove(0)),
             }
-            rest = more;
         }
     }
 
-    /// How many of these, from the first on, go into one I/O: one at least.
-    fn count_mergeable(&self, slots: &[u32]) -> usize {
-        let has_room = self.has_buffer_to_spare() && self.has_job_to_spare();
-        let Some((_, bytes)) = self.lent.last().filter(|_| has_room) else { return 1 };
+    /// How many of these, from the first on, go into one I/O, and a buffer for them. `None`: the first one goes by itself.
+    fn room_for(&mut self, slots: &[u32]) -> Option<(usize, Piece)> {
         let start = self.requests[slots[0]].request.offset;
-        let boundary = (start / STRIPE_BYTES + 1) * STRIPE_BYTES;
-        let end_max = boundary.min(sector_floor(start) + u64::from(*bytes));
-        let fits = |slot: &&u32| {
-            let request = self.requests[**slot].request;
-            request.offset + request.len <= end_max
-        };
-        slots.iter().take_while(fits).count().max(1)
+        let (base, boundary) = (sector_floor(start), (start / STRIPE_BYTES + 1) * STRIPE_BYTES);
+        let requests = &self.requests;
+        let end_of = |slot: &u32| requests[*slot].request.offset + requests[*slot].request.len;
+        let count_to = |end_max: u64| slots.iter().take_while(|slot| end_of(slot) <= end_max).count();
+        let count = count_to(boundary);
+        if count < 2 || !self.has_job_to_spare() {
+            return None;
+        }
+        let mut buffer = self.lent.take_spare(end_of(&slots[count - 1]) - base)?;
+        let count = count_to(boundary.min(base + u64::from(buffer.len)));
+        if count < 2 {
+            self.lent.give_back(&buffer);
+            return None;
+        }
+        self.lent.shorten(&mut buffer, end_of(&slots[count - 1]) - base);
+        Some((count, buffer))
     }
 
-    fn write_merged(&mut self, now: Instant, disk: DiskId, slots: Vec<u32>) {
+    fn write_merged(&mut self, now: Instant, disk: DiskId, slots: Vec<u32>, buffer: Piece) {
         let (first, last) = (self.requests[slots[0]].range, self.requests[slots[slots.len() - 1]].range);
-        let range = Range { disk, first: first.first, end: last.end };
-        let (job, buffer) = self.begin_merged(range);
+        let job = self.begin_merged(Range { disk, first: first.first, end: last.end }, buffer);
         let start = self.requests[slots[0]].request.offset;
         let base = sector_floor(start);
         let mut end = start;
@@ -126,21 +133,19 @@ impl Engine {
             assert_eq!(request.offset, end, "a chain has no gaps");
             end += request.len;
             let from = request.buffer.expect("writes have one");
-            self.copy_out.push_back(BufferCopy {
-                from: CopyEnd::Buffer {
-                    id: from,
-                    offset: (request.offset - sector_floor(request.offset)) as u32,
-                },
-                to: CopyEnd::Buffer { id: buffer, offset: (request.offset - base) as u32 },
-                len: request.len as u32,
-            });
+            let from =
+                CopyEnd::Buffer { id: from, offset: (request.offset - sector_floor(request.offset)) as u32 };
+            let to =
+                CopyEnd::Buffer { id: buffer.id, offset: buffer.offset + (request.offset - base) as u32 };
+            self.copy_out.push_back(BufferCopy { from, to, len: request.len as u32 });
         }
         let claim = self.limits.requests_max + job;
         let it = self.disk_mut(disk);
         it.stats.writes_merged += slots.len() as u64;
         it.merger.members.insert(job, slots);
         it.merger.begin(claim, end);
-        let slice = BufferSlice { id: buffer, offset: (start - base) as u32, len: (end - start) as u32 };
+        let offset = buffer.offset + (start - base) as u32;
+        let slice = BufferSlice { id: buffer.id, offset, len: (end - start) as u32 };
         let op = IoOp::Write(Durability::Volatile);
         let at = (start, end - start);
         self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, at, Some(slice), 0);

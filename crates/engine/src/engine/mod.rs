@@ -33,6 +33,7 @@ mod destager;
 mod disk;
 mod fill;
 mod jobs;
+mod lent;
 mod merge;
 mod read;
 mod stranded;
@@ -59,6 +60,7 @@ use crate::units::{BufferId, DiskId, Instant, IoId, SECTOR_BYTES, sector_ceil, s
 use commit::JournalIo;
 use disk::Disk;
 use jobs::Job;
+use lent::Lent;
 
 /// Longest request, bytes. Front ends split what has no payload and is longer.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
@@ -67,7 +69,7 @@ pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 pub const DISKS_MAX: u32 = 1 << 16;
 
 /// Work of the engine's own under way at once, at most.
-const JOBS_MAX: u32 = 16;
+const JOBS_MAX: u32 = 128;
 
 /// What one engine may use. The I/Os in flight are bounded by these and by the payload buffers: a
 /// request has at most one I/O for each sector of its buffer.
@@ -121,10 +123,8 @@ pub struct Engine {
     /// leaving, or what they waited for has come.
     runnable: VecDeque<u32>,
     jobs: Slab<Job>,
-    /// Buffers for jobs that none uses, and their length in bytes.
-    lent: Vec<(BufferId, u32)>,
-    /// How many there are of such buffers, those in use included.
-    lent_buffers: u32,
+    /// Buffers for jobs.
+    lent: Lent,
     /// Transfers that read ahead.
     aheads: u32,
     /// What journal writes in flight write.
@@ -238,8 +238,7 @@ impl Engine {
             filling: 0,
             runnable: VecDeque::new(),
             jobs: Slab::new(JOBS_MAX),
-            lent: Vec::new(),
-            lent_buffers: 0,
+            lent: Lent::default(),
             aheads: 0,
             pages: BTreeMap::new(),
             awake: Vec::new(),
@@ -399,8 +398,7 @@ impl Engine {
     /// Gives the engine a buffer of its own, for destaging and the like; without any, no cache can write back. `bytes` is a
     /// multiple of the largest block.
     pub fn lend(&mut self, buffer: BufferId, bytes: u32) {
-        self.lent_buffers += 1;
-        self.lent.push((buffer, bytes));
+        self.lent.add(buffer, bytes);
     }
 
     /// The pages that an I/O with [`IoOp::WriteJournal`] writes: `Io::len` bytes.

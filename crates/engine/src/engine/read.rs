@@ -203,22 +203,21 @@ impl Engine {
             self.finish(slot);
             return;
         }
-        if self.find_dirty(self.requests[slot].range) {
+        if self.find_dirty(self.requests[slot].range, 0) {
             self.requests[slot].phase = Phase::Overlay;
             return self.issue_runs(now, slot, IoOp::Read);
         }
         self.end_backing_read(now, slot);
     }
 
-    /// Puts what is dirty of a range into `runs`. False if nothing is.
-    pub(super) fn find_dirty(&mut self, range: Range) -> bool {
+    /// Puts what is dirty of a range into `runs`, for a buffer in which it begins at this sector. False if nothing is.
+    pub(super) fn find_dirty(&mut self, range: Range, mut buffer_sector: u64) -> bool {
         let Engine { disks, runs, .. } = self;
         let disk = disks[range.disk.0 as usize].as_mut().expect("disks outlive their requests");
         runs.clear();
         let Some(cache) = disk.cache.as_ref().filter(|cache| cache.index.dirty_sectors() > 0) else {
             return false;
         };
-        let mut buffer_sector = 0;
         for span in cache.spans(range.first, range.end) {
             if let Some(sector) = cache.find(span) {
                 for i in (0..span.count).filter(|i| cache.index.is_dirty(sector + i)) {

@@ -10,6 +10,7 @@
 
 use super::Engine;
 use super::commit::Journal;
+use super::destager::Epochs;
 use super::disk::Disk;
 use crate::cache::Cache;
 use crate::command::{
@@ -98,7 +99,7 @@ impl Engine {
         command: Option<CommandId>,
         change: CacheChange,
     ) -> Result<(), CommandError> {
-        if self.lent_buffers == 0 && makes_dirty(&change) {
+        if !self.lent.is_any() && makes_dirty(&change) {
             return Err(CommandError::Unworkable);
         }
         let Engine { disks, devices, .. } = self;
@@ -116,7 +117,7 @@ impl Engine {
             }
         }
         if let CacheChange::Tune(mode, destage, copies) = change {
-            disk.cache.as_mut().expect("looked at").tune(mode, destage, copies);
+            disk.tune(mode, destage, copies);
             self.end_change_of_structure(id, command, Ok(Vec::new()));
             return Ok(());
         }
@@ -337,15 +338,15 @@ impl Engine {
     fn dump(&mut self, now: Instant, id: DiskId) -> bool {
         loop {
             let disk = self.disk_mut(id);
-            let devices: Vec<_> =
-                disk.cache.iter().flat_map(|cache| &cache.segments).map(|s| s.place.device).collect();
+            let done = disk.journal.as_ref().is_some_and(|journal| journal.writer.first_dump_done());
+            let devices = disk.cache.as_ref().filter(|_| done).map(Cache::dirty_devices).unwrap_or_default();
             let (journal, index) = disk.journal_and_index().expect("it is being made");
             if journal.has_round() {
                 self.pump_journal(now, id);
                 return false;
             }
             if journal.writer.first_dump_done() {
-                // What the dump speaks of is durable with it.
+                // What the dump calls dirty is durable with it; of what is clean a checksum tells whether flash has it.
                 devices.into_iter().for_each(|device| journal.wrote(device));
                 journal.begin_round();
                 self.pump_journal(now, id);
@@ -370,26 +371,20 @@ impl Engine {
             Kind::Ring => {
                 let cache = disk.cache.as_mut().expect("it was made");
                 cache.index.hold_dirty();
-                disk.lost.clear();
-                let dirty: Vec<BlockNo> = cache.index.dirty_blocks().collect();
-                disk.destager.restart(dirty.into_iter());
-                disk.fenced = false;
                 disk.coming = None;
                 if cache.config.copies != Copies::One {
                     disk.care.look_for_missing(cache.index.frames());
                 }
+                disk.fenced = false;
+                disk.restart_destager();
             }
             Kind::Close => disk.closed = true,
-            Kind::Discard => {
-                disk.lost.clear();
-                disk.destager.restart(std::iter::empty());
-            }
+            Kind::Discard => disk.restart_destager(),
             Kind::Void => {
                 let cache = disk.cache.take().expect("it was there");
                 released.extend(cache.segments.iter().map(|segment| segment.place));
                 released.extend(disk.journal.take().expect("it was there").segments());
-                disk.destager.restart(std::iter::empty());
-                self.end_order_wait(id);
+                disk.restart_destager();
                 if let Some(drain) = self.disk_mut(id).draining.take() {
                     self.done(drain, id, Err(CommandError::Stopped));
                 }
@@ -412,10 +407,8 @@ impl Engine {
                 Some((cache, journal)) => (Some(cache), journal),
                 None => (None, None),
             };
-            // What became clean while the ring was made did so in the cache that is gone.
-            let dirty: Vec<BlockNo> =
-                disk.cache.iter().flat_map(|cache| cache.index.dirty_blocks()).collect();
-            dirty.into_iter().for_each(|block| disk.destager.hurry(block));
+            // What the destager has made clean meanwhile was clean in the new cache only.
+            disk.restart_destager();
         }
         // A drain that was asked for meanwhile has nothing to drain.
         if let Some(drain) = disk.draining.take_if(|_| disk.journal.is_none()) {
@@ -433,6 +426,8 @@ impl Engine {
         if let Some(command) = command {
             self.done(command, id, result);
         }
+        // What they waited for may be gone, and the destager with it.
+        self.end_order_wait(id);
         self.unhold(id);
         self.unsettled.push(id);
         if self.disk_mut(id).journal.is_some() {
@@ -459,6 +454,14 @@ impl Engine {
 }
 
 impl Disk {
+    /// The destager begins anew with what is dirty, and tries again what flash did not deliver.
+    fn restart_destager(&mut self) {
+        self.lost.clear();
+        let epochs = self.cache.as_ref().map_or(Epochs::One, |cache| Epochs::of(&cache.config.destage));
+        let dirty: Vec<BlockNo> = self.cache.iter().flat_map(|cache| cache.index.dirty_blocks()).collect();
+        self.destager.restart(epochs, dirty.into_iter());
+    }
+
     /// Nothing of a persistent cache is under way, so that it may change. Changes of the backing neither: a new ring has
     /// no marks for them.
     pub(super) fn is_at_rest(&self) -> bool {

@@ -10,6 +10,7 @@ mod errors;
 mod health;
 mod limits;
 mod memory;
+mod mended;
 mod merge;
 mod reads;
 mod statistics;

@@ -63,12 +63,8 @@ impl Engine {
         let Engine { disks, claims, runs, requests, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         let Ok(cache) = disk.serving() else { return false };
-        let full = match cache.config.layout {
-            Layout::Unified => cache.config.destage.full_permille,
-            Layout::Split { read_permille } => 1000u16.saturating_sub(read_permille),
-        };
         let is_split = cache.config.layout != Layout::Unified;
-        let is_full = cache.dirty_permille() >= u64::from(full);
+        let is_full = cache.dirty_permille() >= cache.full_permille();
         let is_busy = |first, end| claims.is_busy(&Range { disk: request.disk, first, end });
         runs.clear();
         let (mut evicted, mut buffer_sector) = (0, 0);

@@ -110,6 +110,11 @@ pub trait Policy: Send {
     /// Chooses a frame and forgets it. `None` when those it would choose are busy.
     fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo>;
 
+    /// Is this frame, which the policy knows, in a class of its own that others have to leave before?
+    fn is_hot(&self, _frame: FrameNo) -> bool {
+        false
+    }
+
     /// Every frame with its heat (the policy's own measure), coldest first.
     fn order(&self) -> Vec<(FrameNo, u8)>;
 

@@ -158,6 +158,10 @@ impl Policy for TwoLevelLru {
         Some(FrameNo(frame))
     }
 
+    fn is_hot(&self, frame: FrameNo) -> bool {
+        self.heats[frame.0 as usize] & ACTIVE != 0
+    }
+
     fn order(&self) -> Vec<(FrameNo, u8)> {
         let frames = self.lists.iter().flat_map(|list| list.iter(&self.links));
         frames.map(|frame| (FrameNo(frame), self.heats[frame as usize])).collect()

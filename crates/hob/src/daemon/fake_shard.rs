@@ -37,6 +37,9 @@ struct State {
     backings_fail: bool,
     /// Nothing can be written to it any more.
     sick: Option<DeviceId>,
+    /// It does not answer, and this is what it was asked.
+    silent: Option<DeviceId>,
+    kept: Vec<Io>,
     /// What it would report.
     events: Vec<ShardEvent>,
     devices: BTreeMap<DeviceId, FlashDevice>,
@@ -67,6 +70,8 @@ impl State {
             hangs: false,
             backings_fail: false,
             sick: None,
+            silent: None,
+            kept: Vec::new(),
             events: Vec::new(),
             devices: BTreeMap::new(),
             backings: BTreeMap::new(),
@@ -105,6 +110,16 @@ impl FakeShard {
     /// Writes to a device fail from now on.
     pub(crate) fn set_sick(&self, device: DeviceId) {
         self.state.lock().unwrap().sick = Some(device);
+    }
+
+    /// A device answers nothing from now on, or answers what has piled up.
+    pub(crate) fn set_silent(&self, device: Option<DeviceId>) {
+        let mut state = self.state.lock().unwrap();
+        state.silent = device;
+        for io in std::mem::take(&mut state.kept) {
+            state.complete(&io);
+        }
+        state.settle();
     }
 
     /// What it has to report, and has not.
@@ -233,21 +248,24 @@ impl State {
         self.reply = None;
         self.engine.handle_request(self.now(), request).expect("the engine takes requests");
         self.settle();
-        self.reply.take().expect("requests end at once when all I/O does")
+        // What is answered later, because a journal is lost or a device silent, nobody waits for here.
+        self.reply.take().unwrap_or(Err(IoError::Failed))
     }
 
     /// Does the engine's I/O, and passes on what it says.
     fn settle(&mut self) {
-        let now = self.now();
         while self.engine.poll_copy().is_some() {}
         while let Some(io) = self.engine.poll_io() {
-            let result = self.perform(&io);
-            let sums = vec![zero_sum(); (io.len / SECTOR_BYTES) as usize];
-            self.engine.handle_completion(now, io.id, result, &sums);
+            match io.target {
+                Target::Flash(device) if self.silent == Some(device) => self.kept.push(io),
+                _ => self.complete(&io),
+            }
             while self.engine.poll_copy().is_some() {}
         }
         while let Some(reply) = self.engine.poll_reply() {
-            self.reply = Some(reply.result);
+            if reply.id.0 == self.requests {
+                self.reply = Some(reply.result);
+            }
         }
         while self.engine.poll_release().is_some() {}
         while let Some(event) = self.engine.poll_event() {
@@ -259,6 +277,14 @@ impl State {
                 }
                 Event::JournalLost(disk) => {
                     self.events.push(ShardEvent::JournalLost(disk));
+                    continue;
+                }
+                Event::Stalled(device) => {
+                    self.events.push(ShardEvent::Stalled(device));
+                    continue;
+                }
+                Event::Resumed(device) => {
+                    self.events.push(ShardEvent::Resumed(device));
                     continue;
                 }
                 _ => continue,
@@ -275,6 +301,12 @@ impl State {
                 }
             }
         }
+    }
+
+    fn complete(&mut self, io: &Io) {
+        let result = self.perform(io);
+        let sums = vec![zero_sum(); (io.len / SECTOR_BYTES) as usize];
+        self.engine.handle_completion(self.now(), io.id, result, &sums);
     }
 
     fn perform(&self, io: &Io) -> Result<(), IoError> {

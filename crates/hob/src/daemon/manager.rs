@@ -19,6 +19,7 @@ mod export;
 mod fencing;
 mod fit;
 mod flash;
+mod journal_lost;
 mod memory;
 mod persist;
 mod pools;
@@ -45,7 +46,7 @@ use super::config::Config;
 use super::exports::Exports;
 use super::hardware::BackingOptions;
 use super::shard_api::{PATIENCE, ShardHandle};
-use super::state::{CacheSpec, DiskState, PoolState, State, Store};
+use super::state::{CacheSpec, DiskState, PoolState, State, StateError, Store};
 use super::tape::Counter;
 use flash::Flash;
 pub(crate) use record::Recording;
@@ -204,8 +205,17 @@ impl Manager {
         }
     }
 
-    /// Keeps what is wanted now.
+    /// Keeps what is wanted now, and is in effect.
     async fn save(self: &Arc<Self>) -> Result<(), Refusal> {
+        Ok(self.keep().await??)
+    }
+
+    /// Keeps what is wanted before it is in effect.
+    async fn save_first(self: &Arc<Self>) -> Result<(), Refusal> {
+        self.keep().await?.map_err(|error| Refusal::not_begun(&error))
+    }
+
+    async fn keep(self: &Arc<Self>) -> Result<Result<(), StateError>, Refusal> {
         let manager = self.clone();
         flash::blocking(move || {
             // The lock comes first, so that a later state is never replaced by an earlier one.
@@ -213,8 +223,7 @@ impl Manager {
             let state = manager.inner().state();
             store.save(&state)
         })
-        .await??;
-        Ok(())
+        .await
     }
 }
 

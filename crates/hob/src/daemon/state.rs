@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use hob_control::Size;
+use hob_storage::failing;
 use serde::{Deserialize, Serialize};
 
 mod cache;
@@ -158,12 +159,14 @@ impl Store {
         let temporary = directory.join("state.json.new");
         let target = directory.join("state.json");
         let written = || -> io::Result<()> {
+            failing::before_change(&target)?;
             let mut text = serde_json::to_vec_pretty(state)?;
             text.push(b'\n');
             let mut file = File::create(&temporary)?;
             file.write_all(&text)?;
             file.sync_all()?;
             fs::rename(&temporary, &target)?;
+            failing::before_change(&target)?;
             File::open(directory)?.sync_all()
         };
         written().map_err(|source| StateError::Io { doing: "save", path: target.clone(), source })

@@ -140,7 +140,7 @@ impl OpenDevice {
             Err(errno) => return Err(system("lock it", errno.into())),
         }
         let size_bytes = (&control).seek(SeekFrom::End(0)).map_err(|e| system("find its size", e))?;
-        let control = ControlFile::new(control).map_err(|e| system("open it once more", e))?;
+        let control = ControlFile::new(control, path).map_err(|e| system("open it once more", e))?;
         let class = match memory {
             _ if control.is_volatile() => FdClass::Volatile,
             true => FdClass::Memory,
@@ -276,11 +276,19 @@ impl Device {
         open.wipe()?;
         let table = Table::new(superblock.device_uuid, superblock.layout);
         let mut device = Device { open, superblock, copy: 0, table };
-        let formatted = device.table.format(&device.open.control);
-        formatted.map_err(|e| device.open.system("write its segment table", e))?;
-        device.store_superblock()?;
-        device.store_superblock()?;
-        Ok(device)
+        let formatted = device.write_first();
+        if formatted.is_err() {
+            // Else it would be refused next time, for it holds a pool.
+            let _ = device.open.wipe();
+        }
+        formatted.map(|()| device)
+    }
+
+    fn write_first(&mut self) -> Result<(), PoolError> {
+        let formatted = self.table.format(&self.open.control);
+        formatted.map_err(|e| self.open.system("write its segment table", e))?;
+        self.store_superblock()?;
+        self.store_superblock()
     }
 
     /// Reads a device of a pool.

@@ -275,16 +275,17 @@ impl Pool {
     /// Lets a device have new segments, or no more of them.
     ///
     /// # Errors
-    /// `NoSuchDevice`, or the device's own.
+    /// `NoSuchDevice`, or the device's own: it gets no more segments then in either case, but only until the pool is opened again.
     pub fn set_admission(&mut self, id: DeviceId, admission: Admission) -> Result<(), PoolError> {
         let at = self.position(id)?;
         let device = &mut self.devices[at];
-        let old = device.superblock.flags;
+        let out = SuperblockFlags(device.superblock.flags.0 | SuperblockFlags::OUT.0);
         device.superblock.flags = match admission {
-            Admission::In => SuperblockFlags(old.0 & !SuperblockFlags::OUT.0),
-            Admission::Out => SuperblockFlags(old.0 | SuperblockFlags::OUT.0),
+            Admission::In => SuperblockFlags(out.0 & !SuperblockFlags::OUT.0),
+            Admission::Out => out,
         };
-        device.store_superblock().inspect_err(|_| device.superblock.flags = old)
+        // One that cannot even record that is no place for anything.
+        device.store_superblock().inspect_err(|_| device.superblock.flags = out)
     }
 
     /// What a hob must know that opens this pool.

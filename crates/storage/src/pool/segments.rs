@@ -49,7 +49,7 @@ impl Pool {
     }
 
     /// Gives a persistent cache room for a ring of its journal: so many copies of so many segments, each copy on a device of
-    /// its own. Devices with the most room are taken first. The number is [`Pool::next_ring_number`]'s.
+    /// its own. Devices with the most room are taken first, those in `avoid` last. The number is [`Pool::next_ring_number`]'s.
     ///
     /// # Errors
     /// `TooFewDevices`, a device's own; `Unworkable` for a number in use, or not one or two copies.
@@ -59,6 +59,7 @@ impl Pool {
         number: u32,
         copies: usize,
         segments: u64,
+        avoid: &[DeviceId],
     ) -> Result<Vec<Vec<Segment>>, PoolError> {
         if copies == 0 || copies > usize::from(RING_COPIES_MAX) || segments == 0 {
             let reason = format!(
@@ -75,7 +76,8 @@ impl Pool {
             return Err(PoolError::TooFewDevices { copies, segments, devices: devices.len() });
         }
         self.require(Features::JOURNAL)?;
-        devices.sort_by_key(|at| std::cmp::Reverse(self.devices[*at].table.free()));
+        let is_avoided = |at: usize| avoid.contains(&DeviceId(self.devices[at].superblock.ordinal));
+        devices.sort_by_key(|at| (is_avoided(*at), std::cmp::Reverse(self.devices[*at].table.free())));
         let mut ring = Vec::with_capacity(copies);
         for (copy, at) in (0..).zip(devices.into_iter().take(copies)) {
             let device = &mut self.devices[at];
@@ -116,9 +118,10 @@ impl Pool {
         &mut self.devices[at]
     }
 
-    /// Writes who has `segments` now.
+    /// Writes who has `segments` now. Devices that have none of them do not matter: a sick one is in nobody's way.
     fn store_or_release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
-        let stored = self.devices.iter_mut().try_for_each(Device::store_table);
+        let stored = self.devices.iter_mut().filter(|device| has_any(device, segments));
+        let stored = stored.map(Device::store_table).find(Result::is_err).unwrap_or(Ok(()));
         stored.inspect_err(|_| {
             // What was not written is free again; what was is freed as soon as its device lets us.
             let _ = self.release(segments);
@@ -128,7 +131,8 @@ impl Pool {
     /// Takes segments back, whatever they were for. Segments of devices that are gone are ignored.
     ///
     /// # Errors
-    /// A device's own; the segments count as free nevertheless.
+    /// That of a device which has some of them; the segments count as free nevertheless, and whatever is written to the device
+    /// next says so.
     ///
     /// # Panics
     /// If one of them is free already or no segment at all.
@@ -145,7 +149,14 @@ impl Pool {
             device.table.set(index, Entry::Free);
         }
         // Every device is tried, the first error is told.
-        self.devices.iter_mut().map(Device::store_table).fold(Ok(()), Result::and)
+        let mut told = Ok(());
+        for device in &mut self.devices {
+            let stored = device.store_table();
+            if told.is_ok() && has_any(device, segments) {
+                told = stored;
+            }
+        }
+        told
     }
 
     /// All segments of one owner, whatever they are for, those left over from changes that a crash ended included. Data
@@ -251,6 +262,10 @@ fn whole_ring(number: u32, copies: [Vec<(u32, Segment)>; RING_COPIES_MAX as usiz
     }
     let len = ring.copies.first()?.len();
     ring.copies.iter().all(|copy| copy.len() == len).then_some(ring)
+}
+
+fn has_any(device: &Device, segments: &[Segment]) -> bool {
+    segments.iter().any(|segment| segment.device.0 == device.superblock.ordinal)
 }
 
 /// Gives a device's lowest free segment away.

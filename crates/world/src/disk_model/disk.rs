@@ -69,12 +69,13 @@ impl Disk {
 
     pub(super) fn write(&mut self, now: u64, position: u64, len: u64, gain: &QueueGain) -> u64 {
         let start = now.max(self.busy_until);
-        let follows_without_pause = position == self.head && start == self.busy_until && start > 0;
-        let positioning = if follows_without_pause {
-            0
-        } else {
-            self.geometric_ns(start, position) * gain.remaining(self.depth) / 1000
-        };
+        let positioning = self.geometric_ns(start, position) * gain.remaining(self.depth) / 1000;
+        // One that waited its turn, a little further on, comes round without a seek: the head is where it was, and what lies
+        // between passes under it.
+        let follows_without_pause = start == self.busy_until && start > 0;
+        let gap = position.checked_sub(self.head).filter(|_| follows_without_pause);
+        let gap_ns = gap.map(|gap| self.transfer_ns(self.head, gap)).filter(|ns| *ns < self.rotation_ns);
+        let positioning = gap_ns.map_or(positioning, |ns| ns.min(positioning));
         self.occupy(start, positioning, position, len)
     }
 

@@ -278,6 +278,13 @@ impl Flash {
         self.spared.extend(first..first + tags.len());
     }
 
+    /// Makes what it holds durable, if it does what it is told.
+    pub fn flush(&mut self) {
+        if !self.dead && self.lie != Some(Lie::EmptyFlashFlush) {
+            self.medium.secure(0..self.intended.len());
+        }
+    }
+
     /// What these bytes hold, for whoever opens a cache; nothing where the device cannot be read.
     pub fn inspect(&self, offset: u64, len: u64) -> Option<&[Tag]> {
         let (first, end) = ((offset / UNIT_BYTES) as usize, ((offset + len) / UNIT_BYTES) as usize);

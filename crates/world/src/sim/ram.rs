@@ -154,7 +154,11 @@ impl World<'_> {
                 ensure!(u64::from(offset).is_multiple_of(align), "{copy:?} is not aligned");
                 let start = (u64::from(offset) / UNIT_BYTES) as usize;
                 if let Some(lent) = self.lent.get_mut(&id) {
-                    ensure!(lent.ios.is_empty(), "{copy:?} while {:?} use the buffer", lent.ios);
+                    let in_use = lent
+                        .ios
+                        .iter()
+                        .find(|(_, other, _)| other.start < start + units && start < other.end);
+                    ensure!(in_use.is_none(), "{copy:?} while {in_use:?} uses the buffer");
                     (&mut lent.tags, start)
                 } else {
                     let buffer = self.buffers.get_mut(&id);

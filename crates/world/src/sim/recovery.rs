@@ -13,6 +13,7 @@ use super::owner::Owner;
 use super::pool::Asked;
 use super::{Sabotage, World, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
+use crate::media::Flash;
 use crate::{Violation, ensure};
 
 /// A daemon tries so many rings before it gives a disk up for this life.
@@ -103,7 +104,19 @@ impl World<'_> {
             }
         }
         self.count_recovery(&recovered);
-        self.enable_recovered(index, recovered, segments)
+        self.enable_recovered(index, recovered, segments, number)
+    }
+
+    /// The pool is full, perhaps of rings that one crash after the other left. What was found is made durable, and needs those
+    /// before it no more.
+    fn give_up_older_rings(&mut self, index: usize, number: u32) {
+        if self.keeps_old_rings() {
+            return;
+        }
+        self.flash.iter_mut().for_each(Flash::flush);
+        let owner = self.disks[index].owner.as_mut().expect("found");
+        let gone = owner.drop_rings(|other| other < number);
+        self.free.extend(gone);
     }
 
     fn count_recovery(&mut self, recovered: &Recovered) {
@@ -120,6 +133,7 @@ impl World<'_> {
         index: usize,
         recovered: Box<Recovered>,
         segments: Vec<DataSegment>,
+        number: u32,
     ) -> Result<(), Violation> {
         let owner = self.disks[index].owner.as_mut().expect("found");
         // A ring of another configuration may have been complete before its command was.
@@ -129,7 +143,11 @@ impl World<'_> {
             let other = self.draw_config();
             (config.mode, config.destage, config.copies) = (other.mode, other.destage, other.copies);
         }
-        let Some(ring) = self.make_ring(index, &config) else {
+        let ring = self.make_ring(index, &config).or_else(|| {
+            self.give_up_older_rings(index, number);
+            self.make_ring(index, &config)
+        });
+        let Some(ring) = ring else {
             self.command(index, Command::RemoveDisk);
             return Ok(());
         };

@@ -95,3 +95,83 @@ fn a_disk_is_not_removed_before() {
     assert!(bench.result(renew).expect("done").is_ok());
     assert_eq!(bench.reply(waiting[0]).expect("answered").result, Ok(()));
 }
+
+/// A device of a write-back cache does not answer, and has a write in flight. `flushed`: it had nothing else to make durable.
+fn hung(flushed: bool) -> (Bench, Io, RequestId) {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 8 * KIB);
+    bench.flush();
+    bench.write_alone(0, 4 * KIB);
+    if flushed {
+        bench.flush();
+    }
+    let write = bench.write(16 * KIB, 4 * KIB);
+    let silent = bench.only_io();
+    assert_eq!(silent.target, flash(0));
+    bench.wait_ms(6_000);
+    assert!(bench.events.contains(&Event::Stalled(DeviceId(0))));
+    assert!(!bench.answered(write));
+    (bench, silent, write)
+}
+
+/// Completes I/O, but not what the silent device has.
+fn settle_others(bench: &mut Bench, kept: &mut Vec<Io>) {
+    while let Some(io) = bench.ios.pop_front() {
+        if io.target == flash(0) { kept.push(io) } else { bench.end(io) }
+    }
+}
+
+#[test]
+fn a_silent_device_keeps_only_those_waiting_who_need_it() {
+    let (mut bench, silent, write) = hung(true);
+    let mut kept = vec![silent];
+    let dirty = bench.read(0, 4 * KIB);
+    let other = bench.read(1 << 20, 4 * KIB);
+    let past = bench.write(2 << 20, 4 * KIB);
+    let flush = bench.request(Op::Flush, 0, 0);
+    let drain = bench.start_change(CacheChange::Drain);
+    settle_others(&mut bench, &mut kept);
+    assert_eq!(bench.outcome(other), Outcome::BypassStalled);
+    assert_eq!(bench.outcome(past), Outcome::WriteNotCopied);
+    assert_eq!(
+        bench.reply(flush).expect("answered").result,
+        Ok(()),
+        "nothing was written there that is not durable"
+    );
+    assert!(!bench.answered(dirty) && bench.result(drain).is_none());
+    assert_eq!(bench.stats().cache, crate::stats::CacheState::Stalled, "the engine can be asked");
+    kept.into_iter().for_each(|io| bench.end(io));
+    bench.settle();
+    assert!(bench.events.contains(&Event::Resumed(DeviceId(0))));
+    assert_eq!(bench.outcome(write), Outcome::WriteBack);
+    assert_eq!(bench.reply(dirty).expect("answered").result, Ok(()));
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
+    assert_eq!(bench.dirty(), 0);
+}
+
+/// What it holds and has not made durable yet, nobody calls durable; it is as with a disk that hangs.
+#[test]
+fn a_silent_device_with_unflushed_data_keeps_flushes_waiting() {
+    let (mut bench, silent, _) = hung(false);
+    let mut kept = vec![silent];
+    let flush = bench.request(Op::Flush, 0, 0);
+    let other = bench.read(1 << 20, 4 * KIB);
+    settle_others(&mut bench, &mut kept);
+    bench.wait_ms(60_000);
+    settle_others(&mut bench, &mut kept);
+    assert!(!bench.answered(flush));
+    assert_eq!(bench.outcome(other), Outcome::BypassStalled);
+    kept.into_iter().for_each(|io| bench.end(io));
+    bench.settle();
+    assert_eq!(bench.reply(flush).expect("answered").result, Ok(()));
+}
+
+/// The system gives up on it: then it is a device that fails.
+#[test]
+fn a_silent_device_that_fails_in_the_end_costs_nothing() {
+    let (mut bench, silent, write) = hung(false);
+    bench.fail(silent);
+    bench.settle();
+    assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
+    assert_eq!(bench.outcome(write), Outcome::WriteCopied, "the backing has it");
+}

@@ -441,7 +441,7 @@ fn write_order_is_kept_at_flushes() {
     assert!(bench.answered(again));
 }
 
-fn mirrored(copies: Copies) -> Bench {
+pub(super) fn mirrored(copies: Copies) -> Bench {
     let mut bench = Bench::bare(Limits::default());
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
     let config = CacheConfig { mode: Mode::WriteBack, destage: lazy(), copies, ..config(MIB, 4 * KIB) };
@@ -454,7 +454,7 @@ fn mirrored(copies: Copies) -> Bench {
 }
 
 /// The device fails until it is fenced.
-fn lose(bench: &mut Bench, device: DeviceId) {
+pub(super) fn lose(bench: &mut Bench, device: DeviceId) {
     for _ in 0..Limits::default().flash_errors_max {
         bench.write(512 * KIB, 4 * KIB);
         while let Some(io) = bench.ios.pop_front() {

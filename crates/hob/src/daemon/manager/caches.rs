@@ -261,7 +261,7 @@ impl Manager {
 
     /// Keeps what is wanted before it is in effect, if a crash in between could lose data otherwise.
     async fn keep_first(self: &Arc<Self>, spec: &CacheSpec) -> Result<(), Refusal> {
-        if spec.journal.is_some() { self.save().await } else { Ok(()) }
+        if spec.journal.is_some() { self.save_first().await } else { Ok(()) }
     }
 
     pub(super) fn shard_of(&self, name: &str) -> Result<(ShardHandle, DiskId), Refusal> {

@@ -11,6 +11,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::claim::Claim;
 use super::drain::LOOK_EVERY;
+use super::journal_lost::JOURNAL_LOST;
 use super::{Life, Manager};
 use crate::daemon::shard_api::ShardEvent;
 
@@ -22,10 +23,6 @@ const CLAIM_EVERY: Duration = Duration::from_millis(200);
 
 /// So many of them.
 const CLAIM_TRIES: u32 = 20;
-
-/// What is said of a cache without a journal.
-const JOURNAL_LOST: &str =
-    "its journal cannot be written: it takes no more writes, and what is dirty goes to the backing";
 
 impl Manager {
     /// Follows the shards' events and tries again what is offline, until dropped.
@@ -177,7 +174,7 @@ impl Manager {
     }
 
     /// Claims a disk when whatever is being done to it is over, if that is soon.
-    async fn claim_patiently(self: &Arc<Self>, name: &str, doing: &'static str) -> Option<Claim> {
+    pub(super) async fn claim_patiently(self: &Arc<Self>, name: &str, doing: &'static str) -> Option<Claim> {
         for _ in 0..CLAIM_TRIES {
             match self.claim_disk(name, doing) {
                 Ok(claim) => return Some(claim),
@@ -185,29 +182,6 @@ impl Manager {
             }
         }
         None
-    }
-
-    /// Gives a cache a new journal, on other devices than before if there are some.
-    async fn replace_journal(self: &Arc<Self>, id: DiskId) {
-        let name = {
-            let inner = self.inner();
-            let disk = inner.disks.values().find(|disk| disk.id == id);
-            let Some(disk) = disk else { return };
-            disk.wanted.name.clone()
-        };
-        // Whoever changes it at this moment brings a new journal too, or takes it away.
-        let Ok(_claim) = self.claim_disk(&name, "given a new journal") else { return };
-        match self.renew_ring(&name).await {
-            Ok(()) => {
-                tracing::info!("the cache of {name} has a new journal");
-                if let Ok(disk) = self.inner().disk_mut(&name)
-                    && disk.cache_reason.as_deref() == Some(JOURNAL_LOST)
-                {
-                    disk.cache_reason = None;
-                }
-            }
-            Err(refusal) => tracing::error!("the cache of {name} gets no new journal: {refusal}"),
-        }
     }
 
     /// Notes that something is wrong with a disk's cache.

@@ -226,13 +226,14 @@ impl Flash {
         number: u32,
         copies: usize,
         segments: u64,
+        avoid: Vec<DeviceId>,
     ) -> Result<((u32, Vec<Vec<Segment>>), Vec<DeviceInfo>), Refusal> {
         self.with(move |pool| match pool {
             Some(pool) => {
                 let number = number.max(pool.ring_number_max(owner).saturating_add(1));
-                let mut ring = pool.allocate_ring(owner, number, copies, segments);
+                let mut ring = pool.allocate_ring(owner, number, copies, segments, &avoid);
                 if copies > 1 && matches!(ring, Err(PoolError::TooFewDevices { .. })) {
-                    ring = pool.allocate_ring(owner, number, 1, segments);
+                    ring = pool.allocate_ring(owner, number, 1, segments, &avoid);
                 }
                 ring.map(|ring| (number, ring)).map_err(|error| refuse(&error))
             }

@@ -9,7 +9,7 @@ use hob_engine::journal::{PAGE_BYTES, ring_pages_min};
 use hob_storage::pool::OwnerId;
 
 use super::caches::no_cache;
-use super::refusal::Refusal;
+use super::refusal::{Kind, Refusal};
 use super::{Inner, Life, Manager};
 use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
 
@@ -27,10 +27,11 @@ impl Manager {
         name: &str,
         data_segments: u64,
     ) -> Result<(Option<NewRing>, Vec<Segment>), Refusal> {
-        let (flash, pool, journal, identity, copies, segments) = {
+        let (flash, pool, journal, identity, copies, segments, avoid) = {
             let mut inner = self.inner();
             let spec = inner.disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
             let entry = inner.pool(&spec.pool)?;
+            let avoid = inner.disk(name)?.devices_of_lost_journal(entry);
             let (flash, segments) =
                 (entry.flash.clone(), ring_segments(&spec, data_segments, entry.segment_bytes));
             let disk = inner.disk_mut(name)?;
@@ -39,12 +40,15 @@ impl Manager {
             };
             // A number is never used twice, and so it is kept before it is used.
             journal.ring += 1;
-            (flash, spec.pool.clone(), *journal, disk.identity, ring_copies(spec.copies), segments)
+            (flash, spec.pool.clone(), *journal, disk.identity, ring_copies(spec.copies), segments, avoid)
         };
-        self.save().await?;
+        self.save_first().await?;
         let owner = OwnerId(journal.owner.0);
         let ((number, ring), devices) =
-            flash.allocate_ring(owner, journal.ring, copies, segments).await.map_err(|refusal| {
+            flash.allocate_ring(owner, journal.ring, copies, segments, avoid).await.map_err(|refusal| {
+                if refusal.kind != Kind::Conflict {
+                    return refusal;
+                }
                 let what = format!("the journal of {name} has no room: {}", refusal.problem.error);
                 Refusal { kind: refusal.kind, problem: hob_control::Problem::new(what) }
                     .hint("make the cache smaller by that, or add a device")

@@ -80,6 +80,14 @@ impl From<ShardError> for Refusal {
     }
 }
 
+impl Refusal {
+    /// The state could not be kept, and so the change was not made.
+    pub(crate) fn not_begun(error: &StateError) -> Refusal {
+        Refusal::failed(format!("nothing more was changed: {error}"))
+            .hint("make room or repair the state directory, and try again")
+    }
+}
+
 impl From<StateError> for Refusal {
     fn from(error: StateError) -> Refusal {
         Refusal::failed(format!("the change is in effect, but not kept: {error}")).hint(

@@ -1,6 +1,8 @@
 //! The manager with real pools and backings on files, and shards that decide but move no bytes.
 
 mod admission;
+mod failing;
+mod journal_lost;
 mod memory;
 mod persistent;
 mod recovery;

@@ -1,8 +1,8 @@
 //! Pools and disks as the API shows them. Nothing here asks a shard or a device.
 
 use hob_control::{
-    Admission, Cache, CacheState, Device, DeviceState, Disk, DiskState as DiskLife, IoMode, Orphan, Pool,
-    Size, Version,
+    Admission, Cache, CacheState, Device, DeviceState, Dirty, Disk, DiskState as DiskLife, IoMode, Orphan,
+    Pool, Size, Version,
 };
 use hob_storage::pool::OwnerId;
 
@@ -109,7 +109,8 @@ impl DiskEntry {
                 pool: spec.pool.clone(),
                 state,
                 reason: if matches!(self.life, Life::Online(_)) {
-                    self.cache_reason.clone().or_else(|| self.one_copy(spec))
+                    let stalled = || self.silent_device(inner);
+                    self.cache_reason.clone().or_else(stalled).or_else(|| self.one_copy(spec))
                 } else {
                     Some(offline())
                 },
@@ -131,7 +132,7 @@ impl DiskEntry {
                 copies: spec.copies.to_string(),
                 ordered: spec.destage.ordered,
                 ram: spec.ram,
-                dirty: self.dirty(),
+                dirty: self.dirty_view(inner),
             }
         });
         Disk {
@@ -155,12 +156,41 @@ impl DiskEntry {
         })
     }
 
+    /// What is dirty, and why it stays so.
+    fn dirty_view(&self, inner: &Inner) -> Option<Dirty> {
+        let mut dirty = self.dirty()?;
+        if dirty.draining
+            && dirty.size > Size(0)
+            && let Some(device) = self.stalled_device(inner)
+        {
+            dirty.why = Some(format!("{} does not answer", device.path.display()));
+        }
+        Some(dirty)
+    }
+
+    /// A device of the cache or its journal that does not answer.
+    fn stalled_device<'a>(&self, inner: &'a Inner) -> Option<&'a DeviceEntry> {
+        let on_it = |id| self.held.iter().chain(&self.ring).any(|segment| segment.device == id);
+        inner.pools.values().flat_map(|pool| &pool.devices).find(|device| {
+            device.state == DeviceState::Stalled && device.ids.is_some_and(|ids| on_it(ids.on_shards))
+        })
+    }
+
+    /// What a device that does not answer means for the disk.
+    fn silent_device(&self, inner: &Inner) -> Option<String> {
+        let path = self.stalled_device(inner)?.path.display();
+        let is_persistent = self.cache().is_some_and(|spec| spec.journal.is_some());
+        Some(match is_persistent {
+            true => format!(
+                "{path} does not answer: reads of what only it has wait for it, and so do flushes and writes if it has data that is not \
+                 durable yet; all other requests go to the backing"
+            ),
+            false => format!("{path} does not answer: requests go to the backing meanwhile"),
+        })
+    }
+
     /// What the cache does, as far as the control thread knows.
     fn cache_state(&self, inner: &Inner) -> CacheState {
-        let is_stalled = |device: &DeviceEntry| {
-            let on_it = |id| self.held.iter().any(|segment| segment.device == id);
-            device.state == DeviceState::Stalled && device.ids.is_some_and(|ids| on_it(ids.on_shards))
-        };
         if !matches!(self.life, Life::Online(_)) {
             CacheState::None
         } else if self.busy.is_some_and(|busy| busy != DRAINING) {
@@ -169,7 +199,7 @@ impl DiskEntry {
             CacheState::None
         } else if self.held.is_empty() {
             CacheState::Fenced
-        } else if inner.pools.values().flat_map(|pool| &pool.devices).any(is_stalled) {
+        } else if self.stalled_device(inner).is_some() {
             CacheState::Stalled
         } else {
             CacheState::Active

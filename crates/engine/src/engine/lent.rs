@@ -1,0 +1,240 @@
+//! Buffers that were lent to the engine, handed out in pieces: many small transfers at once need no more memory than a few
+//! large ones.
+//!
+//! A buffer is cut into 64 grains, of 4 KiB at least. Pieces are bytes in one buffer, next to each other; small ones come
+//! from the first buffers, so that others stay whole.
+
+use crate::units::{BufferId, SECTOR_BYTES};
+
+const GRAINS: u32 = 64;
+
+/// All buffers, and what is free of them.
+#[derive(Debug, Default)]
+pub(super) struct Lent {
+    buffers: Vec<Buffer>,
+}
+
+#[derive(Debug)]
+struct Buffer {
+    id: BufferId,
+    grain_bytes: u32,
+    grains: u32,
+    /// A bit for each grain.
+    free: u64,
+}
+
+/// Part of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) id: BufferId,
+    /// Bytes, multiples of a sector.
+    pub(super) offset: u32,
+    pub(super) len: u32,
+}
+
+impl Piece {
+    /// Where it begins, in sectors of its buffer.
+    pub(super) fn first_sector(&self) -> u64 {
+        u64::from(self.offset) / SECTOR_BYTES
+    }
+
+    /// Sectors that it has room for.
+    pub(super) fn sectors(&self) -> u64 {
+        u64::from(self.len) / SECTOR_BYTES
+    }
+}
+
+impl Lent {
+    /// One more buffer, of a multiple of 4 KiB.
+    pub(super) fn add(&mut self, id: BufferId, bytes: u32) {
+        let grain_bytes = (bytes / GRAINS).next_multiple_of(SECTOR_BYTES as u32).max(SECTOR_BYTES as u32);
+        let grains = bytes / grain_bytes;
+        self.buffers.push(Buffer { id, grain_bytes, grains, free: mask(0, grains) });
+    }
+
+    /// Was any lent?
+    pub(super) fn is_any(&self) -> bool {
+        !self.buffers.is_empty()
+    }
+
+    /// Is there a piece of so many bytes, or as long as the longest buffer?
+    pub(super) fn has(&self, bytes: u64) -> bool {
+        self.longest_free().is_some_and(|(_, free)| free >= self.at_most(bytes).max(1))
+    }
+
+    /// Hands out a piece of so many bytes, or one of at least `least` if there is none so long; of `least`, as much as the
+    /// longest buffer has.
+    pub(super) fn take(&mut self, bytes: u64, least: u64) -> Option<Piece> {
+        let whole = self.buffers.iter().position(|buffer| {
+            let (_, count) = buffer.longest(buffer.grains_of(bytes));
+            count > 0 && count >= buffer.grains_of(bytes)
+        });
+        let longest = || self.longest_free().filter(|(_, free)| *free >= self.at_most(least).max(1));
+        let at = whole.or_else(|| longest().map(|(at, _)| at))?;
+        let buffer = &mut self.buffers[at];
+        let (first, count) = buffer.longest(buffer.grains_of(bytes));
+        buffer.free &= !mask(first, count);
+        let grain = buffer.grain_bytes;
+        Some(Piece { id: buffer.id, offset: first * grain, len: count * grain })
+    }
+
+    /// Bytes that may be taken by those who can do without, so that half of all stays for those who have to go on.
+    pub(super) fn spare(&self) -> u64 {
+        let bytes = |grains: fn(&Buffer) -> u32| -> u64 {
+            self.buffers.iter().map(|buffer| u64::from(grains(buffer) * buffer.grain_bytes)).sum()
+        };
+        let (all, free) = (bytes(|buffer| buffer.grains), bytes(|buffer| buffer.free.count_ones()));
+        free.saturating_sub(all / 2)
+    }
+
+    /// Hands out a piece of so many bytes, or of what there is to spare.
+    pub(super) fn take_spare(&mut self, bytes: u64) -> Option<Piece> {
+        let bytes = bytes.min(self.spare());
+        if bytes == 0 { None } else { self.take(bytes, 0) }
+    }
+
+    /// Takes back what is behind the first so many bytes, which are at least one.
+    pub(super) fn shorten(&mut self, piece: &mut Piece, bytes: u64) {
+        let buffer = self.buffer(piece);
+        let (first, count) = buffer.place(piece);
+        let kept = buffer.grains_of(bytes).clamp(1, count);
+        buffer.free |= mask(first + kept, count - kept);
+        piece.len = kept * buffer.grain_bytes;
+    }
+
+    /// Takes a piece back.
+    pub(super) fn give_back(&mut self, piece: &Piece) {
+        let buffer = self.buffer(piece);
+        let (first, count) = buffer.place(piece);
+        assert_eq!(buffer.free & mask(first, count), 0, "{piece:?} is given back once");
+        buffer.free |= mask(first, count);
+    }
+
+    /// Where the longest free piece is, and its length in bytes.
+    fn longest_free(&self) -> Option<(usize, u64)> {
+        let free = |buffer: &Buffer| u64::from(buffer.longest(GRAINS).1 * buffer.grain_bytes);
+        self.buffers.iter().map(free).enumerate().max_by_key(|(_, free)| *free)
+    }
+
+    fn at_most(&self, bytes: u64) -> u64 {
+        let whole = |buffer: &Buffer| u64::from(buffer.grains * buffer.grain_bytes);
+        self.buffers.iter().map(whole).max().unwrap_or(0).min(bytes)
+    }
+
+    fn buffer(&mut self, piece: &Piece) -> &mut Buffer {
+        self.buffers.iter_mut().find(|buffer| buffer.id == piece.id).expect("pieces come from here")
+    }
+}
+
+impl Buffer {
+    /// Grains for so many bytes, which may be more than there are.
+    fn grains_of(&self, bytes: u64) -> u32 {
+        bytes.div_ceil(self.grain_bytes.into()).clamp(1, u64::from(u32::MAX)) as u32
+    }
+
+    fn place(&self, piece: &Piece) -> (u32, u32) {
+        (piece.offset / self.grain_bytes, piece.len / self.grain_bytes)
+    }
+
+    /// The first run of so many free grains, or else the longest there is: where, and how many.
+    fn longest(&self, wanted: u32) -> (u32, u32) {
+        let (mut best, mut at) = ((0, 0), 0);
+        while at < self.grains {
+            let run = (!(self.free >> at)).trailing_zeros().min(self.grains - at).min(wanted);
+            if run > best.1 {
+                best = (at, run);
+            }
+            if run == wanted {
+                break;
+            }
+            at += run.max(1);
+        }
+        best
+    }
+}
+
+fn mask(first: u32, count: u32) -> u64 {
+    match count {
+        0 => 0,
+        count => (u64::MAX >> (64 - count)) << first,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MIB: u32 = 1 << 20;
+
+    #[test]
+    fn many_small_pieces_leave_a_buffer_whole() {
+        let mut lent = Lent::default();
+        [1, 2].into_iter().for_each(|id| lent.add(BufferId(id), MIB));
+        let small: Vec<Piece> = (0..64).map(|_| lent.take(4096, 0).expect("room")).collect();
+        assert!(small.iter().all(|piece| piece.id == BufferId(1) && piece.sectors() == 4));
+        let large = lent.take(MIB.into(), MIB.into()).expect("the other one");
+        assert_eq!((large.id, large.offset, large.len), (BufferId(2), 0, MIB));
+        assert!(!lent.has(1) && lent.take(1, 0).is_none());
+        lent.give_back(&small[7]);
+        assert_eq!(lent.take(MIB.into(), 4096), Some(small[7]), "less is better than nothing");
+        lent.give_back(&small[7]);
+        assert_eq!(lent.take(MIB.into(), 65_536), None, "so little is not");
+        assert!(lent.has(16_384) && !lent.has(16_385));
+    }
+
+    #[test]
+    fn half_is_for_those_who_have_to_go_on() {
+        let mut lent = Lent::default();
+        assert_eq!((lent.spare(), lent.take_spare(1)), (0, None));
+        lent.add(BufferId(1), MIB);
+        let first = lent.take_spare(300 << 10).expect("less than half");
+        assert_eq!(lent.take_spare(MIB.into()).map(|piece| piece.len), Some(512 * 1024 - first.len));
+        assert_eq!((lent.spare(), lent.take_spare(1)), (0, None));
+        assert_eq!(lent.take(MIB.into(), 0).map(|piece| piece.len), Some(MIB / 2));
+    }
+
+    #[test]
+    fn small_buffers_have_grains_of_a_sector() {
+        let mut lent = Lent::default();
+        lent.add(BufferId(1), 12 << 10);
+        let mut piece = lent.take(1 << 20, 0).expect("all of it");
+        assert_eq!(piece.sectors(), 3);
+        lent.shorten(&mut piece, 4097);
+        assert_eq!((piece.sectors(), lent.take(1, 0).map(|piece| piece.first_sector())), (2, Some(2)));
+    }
+
+    proptest! {
+        /// No byte is handed out twice, and all come back.
+        #[test]
+        fn pieces_do_not_overlap(sizes in prop::collection::vec(1u32..300, 1..4),
+            steps in prop::collection::vec((any::<u8>(), 1u64..2_000_000), 0..200)) {
+            let mut lent = Lent::default();
+            for (id, sectors) in sizes.iter().enumerate() {
+                lent.add(BufferId(id as u32), sectors * 4096);
+            }
+            let all = lent.buffers.iter().map(|buffer| buffer.free).collect::<Vec<_>>();
+            let mut out: Vec<Piece> = Vec::new();
+            for (choice, bytes) in steps {
+                match choice % 3 {
+                    0 if !out.is_empty() => lent.give_back(&out.swap_remove(choice as usize % out.len())),
+                    1 if !out.is_empty() => {
+                        let at = choice as usize % out.len();
+                        lent.shorten(&mut out[at], bytes);
+                    }
+                    _ => out.extend(lent.take(bytes, 0)),
+                }
+                for (i, piece) in out.iter().enumerate() {
+                    prop_assert!(piece.len > 0 && piece.offset + piece.len <= sizes[piece.id.0 as usize] * 4096);
+                    let apart = |other: &Piece| other.id != piece.id
+                        || other.offset >= piece.offset + piece.len
+                        || piece.offset >= other.offset + other.len;
+                    prop_assert!(out[..i].iter().all(apart), "{:?}", out);
+                }
+            }
+            out.iter().for_each(|piece| lent.give_back(piece));
+            prop_assert_eq!(lent.buffers.iter().map(|buffer| buffer.free).collect::<Vec<_>>(), all);
+        }
+    }
+}

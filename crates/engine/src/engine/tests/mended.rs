@@ -1,0 +1,124 @@
+//! What histories in the simulated world found, by hand: each was wrong once.
+
+use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, lose, mirrored, ring};
+use super::*;
+use crate::command::{Copies, Destage, Mode};
+
+/// Epochs of the new length are not those of the old: data is not young because epochs were short.
+#[test]
+fn a_longer_age_bound_holds_for_what_is_dirty_already() {
+    let destage = |dirty_age_ms_max| Destage { dirty_age_ms_max, ..lazy() };
+    for (before, after) in [(2, 30_000), (0, 30_000), (30_000, 1000)] {
+        let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, destage(before));
+        bench.wait_ms(20_000);
+        bench.settle();
+        let write = bench.write(0, 4 * KIB);
+        bench.next(flash(0), VOLATILE);
+        assert_eq!(bench.outcome(write), Outcome::WriteBack);
+        bench.change(CacheChange::Tune(Mode::WriteBack, destage(after), Copies::One)).expect("at once");
+        for _ in 0..=after / 500 {
+            bench.wait_ms(500);
+            bench.settle();
+        }
+        assert_eq!(bench.dirty(), 0, "{before} ms, then {after}");
+    }
+}
+
+/// A flush that guests gave numbers no epochs where write order is not kept.
+#[test]
+fn the_age_bound_holds_after_many_flushes_and_a_new_ring() {
+    let aged = Destage { dirty_age_ms_max: 1000, ..lazy() };
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, aged);
+    (0..1000).for_each(|_| bench.flush());
+    bench.write_alone(0, 4 * KIB);
+    let more = vec![DataSegment { place: segment(1, 0), ordinal: 1 }];
+    let grow = bench.start_change(CacheChange::Grow(more, Some(ring(2))));
+    bench.settle();
+    assert!(bench.result(grow).expect("done").is_ok());
+    for _ in 0..4 {
+        bench.wait_ms(500);
+        bench.settle();
+    }
+    assert_eq!(bench.dirty(), 0);
+}
+
+/// After a drain a crash brings nothing back: the journal knows that it is clean before the drain ends.
+#[test]
+fn a_drain_ends_when_the_journal_durably_knows() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    let drain = bench.start_change(CacheChange::Drain);
+    bench.next(flash(0), IoOp::Read);
+    bench.next(backing(), VOLATILE);
+    bench.next(backing(), IoOp::Flush);
+    assert_eq!(bench.dirty(), 0);
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    assert_eq!(bench.result(drain), None);
+    bench.next(flash(RING_DEVICE), IoOp::Flush);
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
+}
+
+/// A read that doubles what is dirty doubles dirty data: when the first copy's device leaves, the other is destaged.
+#[test]
+fn a_second_copy_that_a_read_made_of_dirty_data_is_dirty() {
+    let mut bench = mirrored(Copies::One);
+    bench.write_alone(0, 4 * KIB);
+    let tune = CacheChange::Tune(Mode::WriteBack, lazy(), Copies::TwoOfAll);
+    bench.change(tune).expect("at once");
+    // One more sector than there is: the read is a miss, and fills.
+    let read = bench.read(0, 8 * KIB);
+    bench.settle();
+    assert_eq!(bench.outcome(read), Outcome::PartialMiss);
+    lose(&mut bench, DeviceId(0));
+    assert_eq!((bench.dirty(), bench.stats().sectors_lost), (1, 0), "device 1 has a copy");
+    let drain = bench.start_change(CacheChange::Drain);
+    let mut destaged = 0;
+    while let Some(io) = bench.ios.pop_front() {
+        destaged += u64::from(io.target == backing() && io.op == VOLATILE) * io.len;
+        bench.end(io);
+    }
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
+    assert_eq!(destaged, 4 * KIB);
+}
+
+/// What was made clean while a new ring was made is clean in it only. It fails: the old ring's cache destages it once more.
+#[test]
+fn what_a_failed_change_made_clean_is_destaged_again() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    bench.start_change(CacheChange::Drain);
+    bench.next(flash(0), IoOp::Read);
+    let moved = bench.ios.pop_front().expect("it goes to the backing");
+    let more = vec![DataSegment { place: segment(1, 0), ordinal: 1 }];
+    let grow = bench.start_change(CacheChange::Grow(more, Some(ring(2))));
+    bench.end(moved);
+    bench.next(backing(), IoOp::Flush);
+    while let Some(io) = bench.ios.pop_front() {
+        match io.op {
+            IoOp::WriteJournal if bench.result(grow).is_none() => bench.fail(io),
+            _ => bench.end(io),
+        }
+    }
+    assert_eq!(bench.result(grow), Some(Err(CommandError::JournalFailed)));
+    assert!(!bench.events.contains(&Event::JournalLost(DISK)), "the old ring is as it was");
+    assert_eq!(bench.dirty(), 0, "the drain goes on");
+}
+
+/// A write waits for older data of a cache that is given up meanwhile.
+#[test]
+fn who_waits_for_order_goes_on_when_the_cache_goes() {
+    let ordered = Destage { ordered: true, ..lazy() };
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, ordered);
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    let write = bench.write(64 * KIB, 512);
+    assert!(!bench.answered(write));
+    let discard = bench.start_change(CacheChange::DiscardDirty);
+    let disable = bench.start_change(CacheChange::Disable);
+    bench.settle();
+    assert_eq!(bench.result(discard), Some(Ok(vec![])));
+    assert!(bench.result(disable).expect("done").is_ok());
+    assert!(bench.answered(write));
+}

@@ -1,0 +1,130 @@
+//! What becomes of a cache whose journal cannot be written any more. Until that is settled, changes of its disk wait, and after
+//! half a minute they fail; so it is tried again and again, from what costs least on:
+//!
+//! 1. a new journal, on other devices than the one that was lost;
+//! 2. the same, when what is dirty is on the backing: then it does not matter what the sick device has of it;
+//! 3. a new cache in its place. The state file says so before the old one goes: what flash has of that is never believed again.
+//!    Where there is no room for a new one, the disk goes on without.
+//!
+//! It refuses to give up what is dirty and cannot be read: that is a command's (`hob cache discard-dirty`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_engine::command::Segment;
+use hob_engine::units::{DeviceId, DiskId};
+
+use super::caches::no_cache;
+use super::fit::Fit;
+use super::persist::release_owner;
+use super::refusal::Refusal;
+use super::{DiskEntry, Life, Manager, PoolEntry};
+use crate::daemon::state::JournalSpec;
+
+/// What is said of a cache without a journal.
+pub(super) const JOURNAL_LOST: &str = "its journal cannot be written: what is dirty goes to the backing, and writes to the disk wait, \
+     for half a minute at most, until the journal is elsewhere";
+
+/// Pause between two tries.
+const RETRY_EVERY: Duration = Duration::from_secs(2);
+
+impl Manager {
+    /// Settles the loss of a journal.
+    pub(super) async fn replace_journal(self: &Arc<Self>, id: DiskId) {
+        let Some(lost) = self.ring_of(id).map(|(_, ring)| ring) else { return };
+        loop {
+            // Whoever changes the disk at this moment may bring a new journal too, or take it away.
+            let Some((name, ring)) = self.ring_of(id) else { return };
+            if !lost.iter().any(|segment| ring.contains(segment)) {
+                return self.journal_is_back(&name);
+            }
+            if let Some(_claim) = self.claim_patiently(&name, "given a new journal").await {
+                match self.try_to_replace(&name).await {
+                    Ok(()) => return self.journal_is_back(&name),
+                    Err(refusal) => tracing::error!("the cache of {name} gets no new journal: {refusal}"),
+                }
+            }
+            tokio::time::sleep(RETRY_EVERY).await;
+        }
+    }
+
+    async fn try_to_replace(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+        let Err(refusal) = self.renew_ring(name).await else { return Ok(()) };
+        tracing::warn!("the cache of {name} is drained before it gets a new journal: {refusal}");
+        let (shard, id) = self.shard_of(name)?;
+        self.clean(name, &shard, id).await?;
+        let renewed = self.renew_ring(name).await;
+        // Draining took it out of write-back.
+        self.tune(name, &shard, id).await?;
+        match renewed {
+            Ok(()) => Ok(()),
+            Err(refusal) => {
+                tracing::warn!("the cache of {name} begins anew: {refusal}");
+                self.begin_anew(name).await
+            }
+        }
+    }
+
+    /// Takes a cache away of which nothing is dirty, whatever its journal says, and makes another one.
+    async fn begin_anew(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+        let (old, pool) = {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            let spec = disk.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
+            let Some(journal) = spec.journal.replace(JournalSpec::new()) else { return Ok(()) };
+            (journal, spec.pool.clone())
+        };
+        let gone = match self.save_first().await {
+            Ok(()) => self.take_cache(name).await,
+            error => error,
+        };
+        if let Err(refusal) = gone {
+            // It is still the one that is there.
+            if let Some(spec) = self.inner().disk_mut(name)?.wanted.cache.as_mut() {
+                spec.journal = Some(old);
+            }
+            self.save().await?;
+            return Err(refusal);
+        }
+        let flash = self.inner().pool(&pool)?.flash.clone();
+        if let Err(refusal) = release_owner(&flash, old).await {
+            tracing::warn!("pool {pool}: what {name} had is not all released: {refusal}");
+        }
+        self.refresh_owners(&pool).await;
+        if let Err(refusal) = self.fit_cache(name, Fit::AsFarAsPossible).await {
+            let reason = format!("its journal could not be written, nor a new cache be made: {refusal}");
+            tracing::error!("{name} goes on without a cache: {reason}");
+            self.inner().disk_mut(name)?.cache_reason = Some(reason);
+        }
+        self.save().await
+    }
+
+    /// The ring of a disk that is online and has a cache.
+    fn ring_of(&self, id: DiskId) -> Option<(String, Vec<Segment>)> {
+        let inner = self.inner();
+        let disk = inner.disks.values().find(|disk| disk.id == id)?;
+        let is_there = disk.has_cache && matches!(disk.life, Life::Online(_));
+        is_there.then(|| (disk.wanted.name.clone(), disk.ring.clone()))
+    }
+
+    fn journal_is_back(&self, name: &str) {
+        tracing::info!("the cache of {name} is not without a journal any more");
+        if let Ok(disk) = self.inner().disk_mut(name)
+            && disk.cache_reason.as_deref() == Some(JOURNAL_LOST)
+        {
+            disk.cache_reason = None;
+        }
+    }
+}
+
+impl DiskEntry {
+    /// Devices, by their pool's ids, on which its journal could not be written.
+    pub(super) fn devices_of_lost_journal(&self, pool: &PoolEntry) -> Vec<DeviceId> {
+        if self.cache_reason.as_deref() != Some(JOURNAL_LOST) {
+            return Vec::new();
+        }
+        let ids = pool.devices.iter().filter_map(|device| device.ids);
+        let has_ring = |id: DeviceId| self.ring.iter().any(|segment| segment.device == id);
+        ids.filter(|ids| has_ring(ids.on_shards)).map(|ids| ids.in_pool).collect()
+    }
+}

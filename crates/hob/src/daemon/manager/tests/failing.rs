@@ -1,0 +1,286 @@
+//! Error injection into what the daemon keeps: the first, second, third … write or sync of segment tables, superblocks and state
+//! file fails under each command, once or from then on, until there is none left. Each time: the command's error is one
+//! line; what guests wrote is there, dirty or not, now and after a crash; the same command again works; and in the end
+//! all room comes back.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use hob_engine::command::Segment;
+use hob_storage::failing::{Failing, fail};
+
+use super::*;
+
+const BLOCK: u64 = 4096;
+
+/// Blocks of `vm` that only flash has.
+const DIRTY: u64 = 20;
+
+/// No command changes files more often.
+const CHANGES_MAX: u32 = 80;
+
+/// Room of the pool, MiB.
+const ROOM: u64 = 32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    EnableVolatile,
+    EnablePersistent,
+    Grow,
+    Shrink,
+    Clear,
+    BlockSize,
+    TwoCopies,
+    Volatile,
+    Disable,
+    RemoveDisk,
+    AddDisk,
+    AddDevice,
+    RemoveDevice,
+    MakePool,
+}
+
+const ORDERS: [Order; 14] = [
+    Order::EnableVolatile,
+    Order::EnablePersistent,
+    Order::Grow,
+    Order::Shrink,
+    Order::Clear,
+    Order::BlockSize,
+    Order::TwoCopies,
+    Order::Volatile,
+    Order::Disable,
+    Order::RemoveDisk,
+    Order::AddDisk,
+    Order::AddDevice,
+    Order::RemoveDevice,
+    Order::MakePool,
+];
+
+fn patch(json: &str) -> CachePatch {
+    serde_json::from_str(json).unwrap()
+}
+
+const LAZY: &str =
+    r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":90,"dirty_stop":80,"dirty_full":100}"#;
+
+/// A daemon with a state directory, a pool of `a` and `b`, a disk `vm` with dirty data and a disk `plain` without a cache.
+/// Thousands of syncs: in memory, if there is a place for that.
+async fn prepare() -> Bench {
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let (store, _) = Store::open(&dir.path().join("state")).unwrap();
+    let (manager, shard) = manager(store);
+    let bench = Bench { dir, manager, shard };
+    bench.pool(&["a", "b"], ROOM / 2).await;
+    bench.disk("vm").await;
+    bench.disk("plain").await;
+    let enable = CacheEnable { settings: patch(LAZY).settings, ..cache_of(4) };
+    bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+    let id = bench.manager.inner().disks["vm"].id;
+    (0..DIRTY).for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
+    bench.image("new.img", 16);
+    bench
+}
+
+async fn carry_out(bench: &Bench, order: Order) -> Result<(), Refusal> {
+    let manager = &bench.manager;
+    let set = |json: &str| manager.cache_patch("vm".into(), patch(json));
+    match order {
+        Order::EnableVolatile => bench.cache("plain", 6).await.map(drop),
+        Order::EnablePersistent => {
+            let enable = CacheEnable { settings: patch(LAZY).settings, ..cache_of(6) };
+            manager.cache_enable("plain".into(), enable).await.map(drop)
+        }
+        Order::Grow => bench.resize("vm", 9).await.map(drop),
+        Order::Shrink => bench.resize("vm", 2).await.map(drop),
+        Order::Clear => manager.cache_clear("vm".into()).await.map(drop),
+        Order::BlockSize => set(r#"{"block_size":16384}"#).await.map(drop),
+        Order::TwoCopies => set(r#"{"copies":"2-dirty"}"#).await.map(drop),
+        Order::Volatile => set(r#"{"preset":"vfrc"}"#).await.map(drop),
+        Order::Disable => manager.cache_disable("vm".into(), OnDirty::Drain).await.map(drop),
+        Order::RemoveDisk => manager.disk_remove("vm".into(), OnDirty::Drain).await.map(drop),
+        Order::AddDisk => {
+            let backing = bench.path("new.img");
+            manager.disk_add(DiskAdd { name: "new".into(), backing, read_only: false }).await.map(drop)
+        }
+        Order::AddDevice => {
+            let size = hob_storage::pool::device_bytes_for(8 * MIB, SEGMENT);
+            let add = DeviceAdd { path: bench.path("c"), size: Some(Size(size)), force: false };
+            manager.device_add("p".into(), add).await.map(drop)
+        }
+        Order::RemoveDevice => manager.device_remove("p".into(), bench.path("b")).await.map(drop),
+        Order::MakePool => manager.pool_create(pool_create("q", vec![bench.path("d")], 8)).await.map(drop),
+    }
+}
+
+/// Is it as the command wants it?
+fn is_done(bench: &Bench, order: Order) -> bool {
+    let disk = |name: &str| bench.manager.disk(name).ok();
+    let cache = |name: &str| disk(name).and_then(|disk| disk.cache);
+    let vm = cache("vm");
+    match order {
+        Order::EnableVolatile => cache("plain").is_some_and(|cache| cache.room == Size(6 * MIB)),
+        Order::EnablePersistent => cache("plain").is_some_and(|cache| cache.persistent),
+        Order::Grow => vm.is_some_and(|cache| cache.room == Size(9 * MIB)),
+        Order::Shrink => vm.is_some_and(|cache| cache.room == Size(2 * MIB)),
+        Order::Clear => vm.is_some(),
+        Order::BlockSize => vm.is_some_and(|cache| cache.block_size == Size(16384)),
+        Order::TwoCopies => vm.is_some_and(|cache| cache.copies == "2-dirty" && cache.reason.is_none()),
+        Order::Volatile => vm.is_some_and(|cache| !cache.persistent),
+        Order::Disable => vm.is_none(),
+        Order::RemoveDisk => disk("vm").is_none(),
+        Order::AddDisk => disk("new").is_some_and(|disk| disk.state == DiskLife::Online),
+        Order::AddDevice => bench.manager.pool("p").unwrap().devices.len() == 3,
+        Order::RemoveDevice => bench.manager.pool("p").unwrap().devices.len() == 1,
+        Order::MakePool => bench.manager.pool("q").is_ok(),
+    }
+}
+
+/// Nobody has a segment that somebody else has.
+fn check_owners(bench: &Bench, what: &str) {
+    let inner = bench.manager.inner();
+    let all: Vec<Segment> =
+        inner.disks.values().flat_map(|disk| disk.held.iter().chain(&disk.ring)).copied().collect();
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "{what}: {all:?}");
+}
+
+/// What guests wrote is in flash or has been destaged.
+async fn check_data(bench: &Bench, before: u64, what: &str) {
+    let Ok(disk) = bench.manager.disk("vm") else { return };
+    assert_eq!(disk.state, DiskLife::Online, "{what}: {disk:?}");
+    let stats = bench.manager.stats("vm").await.unwrap();
+    // A disk that was removed and came back counts anew.
+    let drained = before == 0 && stats.dirty_bytes == 0;
+    assert!(drained || stats.dirty_bytes + stats.destaged_bytes >= before * BLOCK, "{what}: {stats:?}");
+}
+
+async fn crash(bench: Bench) -> Bench {
+    let Bench { dir, manager, shard } = bench;
+    shard.stop();
+    drop(manager);
+    let (manager, shard) = restart(&dir.path().join("state"), "").await;
+    Bench { dir, manager, shard }
+}
+
+/// Takes everything away: all room has to come back.
+async fn take_all(bench: &Bench, what: &str) {
+    let manager = &bench.manager;
+    for disk in manager.disks() {
+        manager
+            .disk_remove(disk.name.clone(), OnDirty::Drain)
+            .await
+            .unwrap_or_else(|refusal| panic!("{what}: {}: {refusal}", disk.name));
+    }
+    for orphan in manager.pool("p").unwrap().orphans {
+        manager.orphan_discard("p".into(), orphan.owner).await.unwrap();
+    }
+    let pool = manager.pool("p").unwrap();
+    assert_eq!(pool.free, pool.size, "{what}: {pool:?}");
+}
+
+enum Afterwards {
+    Again,
+    Crash,
+}
+
+/// True if something failed.
+async fn try_one(order: Order, how: Failing, nth: u32, afterwards: Afterwards) -> bool {
+    let what = format!("{order:?} {how:?} at {nth}");
+    let mut bench = prepare().await;
+    let failure = fail(bench.dir.path(), nth, how);
+    let result = carry_out(&bench, order).await;
+    let struck = failure.has_struck();
+    drop(failure);
+    if let Err(refusal) = &result {
+        let line = refusal.to_string();
+        let says = ["cannot write", "cannot wipe", "cannot save"].iter().any(|part| line.contains(part));
+        assert!(says && !line.contains('\n'), "{what}: {line}");
+    }
+    check_owners(&bench, &what);
+    match afterwards {
+        Afterwards::Crash => {
+            let stats = bench.manager.stats("vm").await;
+            let dirty = stats.map_or(0, |stats| stats.dirty_bytes / BLOCK);
+            let still = bench.manager.disk("vm").is_ok();
+            bench = crash(bench).await;
+            if still {
+                check_data(&bench, dirty, &what).await;
+            }
+        }
+        Afterwards::Again if result.is_err() => {
+            check_data(&bench, DIRTY, &what).await;
+            let again = carry_out(&bench, order).await;
+            assert!(again.is_ok() || is_done(&bench, order), "{what}, again: {}", again.unwrap_err());
+        }
+        Afterwards::Again => {
+            check_data(&bench, DIRTY, &what).await;
+            assert!(is_done(&bench, order), "{what}: nobody was told that it was not done");
+        }
+    }
+    check_owners(&bench, &what);
+    take_all(&bench, &what).await;
+    struck
+}
+
+fn sweep(how: Failing, again: bool) {
+    run(async |_| {
+        for order in ORDERS {
+            for nth in 1.. {
+                assert!(nth < CHANGES_MAX, "{order:?} never ends");
+                let afterwards = if again { Afterwards::Again } else { Afterwards::Crash };
+                if !try_one(order, how, nth, afterwards).await {
+                    assert!(nth > 1, "{order:?} keeps nothing");
+                    break;
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    });
+}
+
+#[test]
+fn one_failure_and_the_same_command_again() {
+    sweep(Failing::Once, true);
+}
+
+#[test]
+fn failures_for_a_while_and_the_same_command_again() {
+    sweep(Failing::FromThenOn, true);
+}
+
+#[test]
+fn one_failure_and_a_crash() {
+    sweep(Failing::Once, false);
+}
+
+#[test]
+fn failures_for_a_while_and_a_crash() {
+    sweep(Failing::FromThenOn, false);
+}
+
+/// Neither its tables nor its data can be written: caches leave it, and it can be taken out.
+#[test]
+fn a_device_that_takes_no_writes_is_left_and_taken_out() {
+    run(async |_| {
+        let bench = prepare().await;
+        let sick = bench.manager.inner().disks["vm"].ring[0].device;
+        let path = {
+            let mut inner = bench.manager.inner();
+            let (_, entry) = inner.device_on_shards(sick).unwrap();
+            entry.path.clone()
+        };
+        let _failure = fail(&path, 1, Failing::FromThenOn);
+        bench.shard.set_sick(sick);
+        let removed = bench.manager.device_remove("p".into(), path.to_string_lossy().into_owned()).await;
+        let notes = removed.unwrap().notes;
+        let pool = bench.manager.pool("p").unwrap();
+        assert_eq!(pool.devices.len(), 1, "{notes:?}");
+        assert_eq!((bench.room("vm"), pool.free), (4, Size((ROOM / 2 - 4 - 1) * MIB)));
+        check_data(&bench, DIRTY, "left").await;
+        let id = bench.manager.inner().disks["vm"].id;
+        bench.shard.write(id, 1 << 20, BLOCK).unwrap();
+        let bench = crash(bench).await;
+        assert_eq!(bench.manager.stats("vm").await.unwrap().dirty_bytes, BLOCK);
+        take_all(&bench, "left").await;
+    });
+}

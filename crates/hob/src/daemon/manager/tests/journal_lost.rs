@@ -1,0 +1,167 @@
+//! What the daemon does when a journal cannot be written any more, and what it shows when a device does not answer.
+
+use std::time::Duration;
+
+use super::*;
+
+const BLOCK: u64 = 4096;
+
+/// A bench with a write-back cache `vm` on these devices that holds dirty data, and the device of its journal.
+async fn prepare(bench: &Bench, devices: &[&str], blocks: u64) -> DeviceId {
+    bench.pool(devices, 8).await;
+    bench.disk("vm").await;
+    let json = r#"{"mode":"write-back","dirty_age_max":0}"#;
+    let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
+    let enable = CacheEnable { settings, ..cache_of(4) };
+    bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+    let id = bench.manager.inner().disks["vm"].id;
+    (0..blocks).for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
+    bench.manager.inner().disks["vm"].ring[0].device
+}
+
+/// The journal is lost under a write, and the daemon hears of it. Fences are not: so early the device is only slow to die.
+async fn lose(bench: &Bench, device: DeviceId) {
+    bench.shard.set_sick(device);
+    let id = bench.manager.inner().disks["vm"].id;
+    assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err(), "it waits for another journal");
+    let lost = |event: &ShardEvent| matches!(event, ShardEvent::JournalLost(_));
+    let events: Vec<ShardEvent> = bench.shard.take_events().into_iter().filter(lost).collect();
+    assert_eq!(events.len(), 1);
+    events.into_iter().for_each(|event| bench.manager.handle_event(event));
+}
+
+fn journal_owner(bench: &Bench) -> u128 {
+    bench.manager.inner().disks["vm"].wanted.cache.as_ref().unwrap().journal.unwrap().owner.0
+}
+
+#[test]
+fn another_device_takes_it_over_within_seconds() {
+    run(async |bench| {
+        let sick = prepare(&bench, &["a", "b"], 20).await;
+        let owner = journal_owner(&bench);
+        lose(&bench, sick).await;
+        let shown = bench.manager.disk("vm").unwrap().cache.unwrap().reason.unwrap();
+        assert!(shown.contains("journal cannot be written"), "{shown}");
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let (id, ring) = {
+            let inner = bench.manager.inner();
+            (inner.disks["vm"].id, inner.disks["vm"].ring.clone())
+        };
+        assert!(!ring.is_empty() && ring.iter().all(|segment| segment.device != sick), "{ring:?}");
+        assert_eq!(journal_owner(&bench), owner, "it is the same cache");
+        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!(
+            (cache.state, cache.reason, cache.mode.as_str()),
+            (CacheState::Active, None, "write-back")
+        );
+        bench.shard.write(id, 2 << 20, BLOCK).unwrap();
+    });
+}
+
+/// There is no other device: the disk goes on without a cache, and what flash has of the old one is never believed again.
+#[test]
+fn without_another_device_the_disk_goes_on_without_a_cache() {
+    run(async |bench| {
+        let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
+        let (manager, shard) = manager(store);
+        let bench = Bench { manager, shard, ..bench };
+        let sick = prepare(&bench, &["a"], 20).await;
+        let owner = journal_owner(&bench);
+        lose(&bench, sick).await;
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let id = bench.manager.inner().disks["vm"].id;
+        bench.shard.write(id, 2 << 20, BLOCK).unwrap();
+        assert_ne!(journal_owner(&bench), owner);
+        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!(cache.state, CacheState::None);
+        assert!(cache.reason.unwrap().contains("nor a new cache be made"));
+        // A device that works brings the cache back.
+        let size = hob_storage::pool::device_bytes_for(8 * MIB, SEGMENT);
+        let add = DeviceAdd { path: bench.path("b"), size: Some(Size(size)), force: false };
+        bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        bench.manager.device_add("p".into(), add).await.unwrap();
+        assert_eq!(bench.room("vm"), 4);
+        bench.shard.write(id, 3 << 20, BLOCK).unwrap();
+        assert_eq!(bench.manager.stats("vm").await.unwrap().dirty_bytes, BLOCK);
+    });
+}
+
+/// Somebody else changes the disk when the journal is lost: it is not forgotten.
+#[test]
+fn a_busy_disk_gets_its_journal_later() {
+    run(async |bench| {
+        let sick = prepare(&bench, &["a", "b"], 1).await;
+        let claim = bench.manager.claim_disk("vm", "looked at").unwrap();
+        lose(&bench, sick).await;
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        drop(claim);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let inner = bench.manager.inner();
+        let ring = &inner.disks["vm"].ring;
+        assert!(!ring.is_empty() && ring.iter().all(|segment| segment.device != sick), "{ring:?}");
+    });
+}
+
+/// Passes on what the shard reports, as time goes by.
+async fn pass(bench: &Bench, seconds: u64) {
+    for _ in 0..seconds {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        bench.shard.take_events().into_iter().for_each(|event| bench.manager.handle_event(event));
+    }
+}
+
+/// A flash device hangs under a write-back cache: the API answers, and says why; nothing is given up.
+#[test]
+fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
+    run(async |bench| {
+        let silent = prepare(&bench, &["a", "b"], 20).await;
+        let (id, path) = {
+            let mut inner = bench.manager.inner();
+            let (_, entry) = inner.device_on_shards(silent).unwrap();
+            let path = entry.path.display().to_string();
+            (inner.disks["vm"].id, path)
+        };
+        bench.shard.set_silent(Some(silent));
+        assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err(), "its flush is not answered");
+        pass(&bench, 10).await;
+        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!(cache.state, CacheState::Stalled);
+        let reason = cache.reason.unwrap();
+        assert!(reason.contains(&path) && reason.contains("does not answer"), "{reason}");
+        let pool = bench.manager.pool("p").unwrap();
+        assert!(
+            pool.devices.iter().any(|device| device.path == path && device.state == DeviceState::Stalled)
+        );
+        assert!(bench.manager.stats("vm").await.unwrap().dirty_bytes >= 20 * BLOCK);
+        let drain = bench.manager.drain("vm".into()).await.unwrap();
+        let dirty = drain.disk.unwrap().cache.unwrap().dirty.unwrap();
+        assert!(dirty.draining && dirty.why.unwrap().contains(&path));
+        bench.manager.drain_stop("vm".into()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let refusal = bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap_err();
+        assert_eq!(refusal.kind, Kind::Busy, "{refusal}");
+        assert!(bench.manager.disk("vm").unwrap().cache.is_some(), "it goes on in the background");
+        bench.shard.set_silent(None);
+        pass(&bench, 30).await;
+        assert!(bench.manager.disk("vm").unwrap().cache.is_none());
+        assert_eq!(bench.free(), 16);
+    });
+}
+
+#[test]
+fn a_device_that_answers_again_leaves_nothing_behind() {
+    run(async |bench| {
+        let silent = prepare(&bench, &["a", "b"], 20).await;
+        let id = bench.manager.inner().disks["vm"].id;
+        bench.shard.set_silent(Some(silent));
+        assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err());
+        pass(&bench, 100).await;
+        bench.shard.set_silent(None);
+        pass(&bench, 2).await;
+        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!((cache.state, cache.reason), (CacheState::Active, None));
+        bench.shard.write(id, 2 << 20, BLOCK).unwrap();
+        assert_eq!(bench.manager.stats("vm").await.unwrap().dirty_bytes, 22 * BLOCK);
+    });
+}
