@@ -219,8 +219,16 @@ fn samples_are_read_before_there_is_a_ring() {
         }
         OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
         assert_eq!(backing.read_before_attach(8192, &mut [0; 4096]), Err(IoError::Failed));
+        let reader = backing.reader().expect("a file can be read by many");
         let mut rig = Rig::of(RingKind::IoUring, backing);
         assert!(rig.read(0, 4096).unwrap() == content[..4096]);
+        // While it is served too, and then it is what was written last.
+        let (newer, mut bytes) = (pattern(4096, 5), vec![0; 4096]);
+        reader.read(0, &mut bytes).unwrap();
+        assert!(bytes == content[..4096]);
+        rig.write(IoOp::Write(Durability::Volatile), 0, &newer).unwrap();
+        reader.read(0, &mut bytes).unwrap();
+        assert!(bytes == newer);
         rig.close();
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use common::journal::{Change, Frame, Journal, device_file, put_page, put_sector};
 use common::pattern;
 use hob_engine::command::{DataSegment, Segment};
-use hob_storage::pool::recovery::{Found, recover};
+use hob_storage::pool::recovery::{Found, Recovery, recover};
 use hob_storage::pool::{DeviceSpec, Overwrite, OwnerId, Pool, SectorReader, device_bytes_for};
 
 const MIB: u64 = 1 << 20;
@@ -293,6 +293,48 @@ fn an_unfinished_ring_leaves_the_one_before_it() {
     put_page(&bench.pool, &newer[0], number, &page);
     bench.index.clear();
     bench.expect_recovered();
+}
+
+/// Of a cache whose backing is to be changed before it is recovered nothing is left after a crash; the recovery that is under way
+/// ends well.
+#[test]
+fn what_was_made_void_is_recovered_by_nobody() {
+    for copies in [1, 2] {
+        let mut bench = Bench::new(copies);
+        bench.start();
+        let newer = bench.pool.allocate_ring(CACHE, 6, 1, 1, &[]).unwrap();
+        let under_way = Recovery::of(&bench.pool, CACHE).unwrap();
+        // A ring that is made for what is being recovered is another one.
+        let next = bench.pool.allocate_ring(CACHE, 7, 1, 1, &[]).unwrap();
+        bench.pool.make_void(CACHE, 6).unwrap();
+        let mut doubtful = None;
+        let found = under_way.run(|_, _| {}, |plan| doubtful = Some(plan.doubtful.clone())).unwrap();
+        assert!(matches!(found, Found::Recovered(..)));
+        let is_dirty = |block: u32| bench.index.values().any(|(other, _, dirty)| *other == block && *dirty);
+        let doubtful = doubtful.expect("the first reading is told");
+        assert!(
+            (0..7 * 4 * FRAMES).filter(|block| is_dirty(*block)).all(|block| doubtful.contains(block.into()))
+        );
+        for _ in 0..2 {
+            assert!(matches!(bench.recover(), Found::Nothing(_)));
+            // All of it is the owner's as before.
+            let segments = bench.pool.segments_of(CACHE);
+            assert!(
+                bench.ring.concat().iter().chain(&newer[0]).chain(&next[0]).all(|s| segments.contains(s))
+            );
+            drop(bench.pool);
+            bench.pool = Pool::open(&bench.paths).unwrap();
+        }
+        // What is made afterwards counts.
+        let mut journal = Journal::new(CACHE.0, 7, MIB / 4096, FRAMES);
+        let (number, page) = journal.page(&[], &[(0, &[Frame::Empty; 4])]);
+        put_page(&bench.pool, &next[0], number, &page);
+        (journal.committed, journal.dump_begin, journal.dump_end) = (1, 1, 1);
+        let (number, page) = journal.page(&[], &[]);
+        put_page(&bench.pool, &next[0], number, &page);
+        bench.index.clear();
+        bench.expect_recovered();
+    }
 }
 
 #[test]

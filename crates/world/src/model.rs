@@ -6,7 +6,9 @@
 //!
 //! A disk whose cache writes back *lags*: its backing need not hold what was acknowledged, and is not looked at
 //! until everything has been drained. A crash ends all changes that went on, and takes the floors down to
-//! what is durable; what a read has returned since the crash before stays.
+//! what is durable; what a read has returned since the crash before stays, and so does what one has returned before a
+//! flush. That makes discards sharp: after one a unit may hold whatever it held before, or zeroes, but once that was
+//! seen, and flushed, it stays.
 //!
 //! Refused: guessing which of several overlapping changes won. Where that is open, each may have.
 
@@ -55,6 +57,10 @@ struct Unit {
     zeroing: u32,
     /// Seen by a read while nothing changed it: later reads see the same.
     pinned: Option<Tag>,
+    /// When it was seen first.
+    pinned_at: u32,
+    /// A flush has been acknowledged since that began later: a crash leaves it.
+    kept: bool,
 }
 
 /// A read that began.
@@ -123,6 +129,8 @@ impl Model {
             active: 0,
             zeroing: 0,
             pinned: None,
+            pinned_at: 0,
+            kept: false,
         };
         Model {
             disk,
@@ -177,7 +185,7 @@ impl Model {
             unit.active += 1;
             unit.zeroing += u32::from(kind != Kind::Data);
             unit.last_began = began;
-            unit.pinned = None;
+            (unit.pinned, unit.kept) = (None, false);
             if reverts {
                 (unit.floor, unit.reverted) = (0, PENDING);
             }
@@ -247,6 +255,9 @@ impl Model {
             self.unflushed.iter().partition(|serial| self.changes[**serial as usize - 1].ended < began);
         self.unflushed = rest;
         self.settled |= self.crashed < began;
+        for unit in &mut self.units {
+            unit.kept |= unit.pinned.is_some() && unit.pinned_at < began;
+        }
         let flushed: Vec<u32> = flushed;
         for serial in flushed {
             let change = &mut self.changes[serial as usize - 1];
@@ -293,6 +304,9 @@ impl Model {
             let held = now[at as usize];
             let same = *value == held || self.lags;
             ensure!(same, "disk {disk} unit {at}: read {value:x}, backing holds {held:x}");
+            if unit.pinned.is_none() {
+                unit.pinned_at = self.clock;
+            }
             let pinned = *unit.pinned.get_or_insert(*value);
             ensure!(*value == pinned, "disk {disk} unit {at}: read {value:x}, and {pinned:x} before");
         }
@@ -420,9 +434,10 @@ impl Model {
             }
             unit.reverted = unit.reverted.min(moment);
             (unit.active, unit.zeroing) = (0, 0);
-            let stays = self.settled && unit.last_began < self.crashed || loss == Loss::Nothing;
+            let settled = self.settled && unit.last_began < self.crashed;
+            let stays = settled || unit.kept || loss == Loss::Nothing;
             if !stays {
-                unit.pinned = None;
+                (unit.pinned, unit.kept) = (None, false);
             }
             if let Some(floor) = floors.get(at) {
                 unit.floor = *floor;
@@ -442,7 +457,7 @@ impl Model {
             let ended = self.ended(*value, at as u32)?;
             let unit = &mut self.units[at];
             unit.floor = unit.floor.min(ended);
-            unit.pinned = None;
+            (unit.pinned, unit.kept) = (None, false);
         }
         self.forgot = self.tick();
         self.forgotten = self.changes.len();
@@ -453,7 +468,7 @@ impl Model {
     /// Nothing is known to have been durable: every unit may read as anything that it ever held.
     pub fn forget_all(&mut self) {
         for unit in &mut self.units {
-            (unit.floor, unit.pinned) = (0, None);
+            (unit.floor, unit.pinned, unit.kept) = (0, None, false);
         }
         self.forgot = self.tick();
         self.forgotten = self.changes.len();
@@ -464,7 +479,7 @@ impl Model {
     pub fn adopt(&mut self, backing: &[Tag]) -> Result<(), Violation> {
         self.forget(backing)?;
         for (unit, value) in self.units.iter_mut().zip(backing) {
-            unit.pinned = Some(*value);
+            (unit.pinned, unit.pinned_at) = (Some(*value), self.forgot);
         }
         Ok(())
     }

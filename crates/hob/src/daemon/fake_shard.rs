@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use hob_control::TraceRecord;
-use hob_engine::command::{Command, CommandError, Event, Segment};
+use hob_engine::command::{CacheChange, Command, CommandError, Event, Segment};
 use hob_engine::io::{Durability, Io, IoError, IoOp, Op, Request, Target};
 use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
 use hob_engine::{Engine, Limits};
@@ -34,6 +34,9 @@ struct State {
     engine: Engine,
     origin: tokio::time::Instant,
     hangs: bool,
+    /// Recovered caches wait until they may come.
+    holds_recovered: bool,
+    held: Vec<ShardCall>,
     backings_fail: bool,
     /// Nothing can be written to it any more.
     sick: Option<DeviceId>,
@@ -49,8 +52,8 @@ struct State {
     commands: u64,
     waiting: BTreeMap<CommandId, Waiting>,
     requests: u64,
-    /// How the last request ended.
-    reply: Option<Result<(), IoError>>,
+    /// How requests ended that have not been asked for.
+    replies: BTreeMap<RequestId, Result<(), IoError>>,
 }
 
 enum Waiting {
@@ -68,6 +71,8 @@ impl State {
             engine,
             origin: tokio::time::Instant::now(),
             hangs: false,
+            holds_recovered: false,
+            held: Vec::new(),
             backings_fail: false,
             sick: None,
             silent: None,
@@ -80,7 +85,7 @@ impl State {
             commands: 0,
             waiting: BTreeMap::new(),
             requests: 0,
-            reply: None,
+            replies: BTreeMap::new(),
         }
     }
 }
@@ -100,6 +105,14 @@ impl FakeShard {
     pub(crate) fn set_hangs(&self, hangs: bool) {
         self.state.lock().unwrap().hangs = hangs;
         self.calls.notify_one();
+    }
+
+    /// Recovered caches do not come from now on, or do.
+    pub(crate) fn set_holds_recovered(&self, holds: bool) {
+        let mut state = self.state.lock().unwrap();
+        state.holds_recovered = holds;
+        let held = std::mem::take(&mut state.held);
+        held.into_iter().for_each(|call| state.call(call));
     }
 
     /// Backings take no writes from now on, or do again.
@@ -155,6 +168,16 @@ impl FakeShard {
         state.guest(disk, Op::Flush, 0, 0)
     }
 
+    /// A guest writes zeroes, or reads, and may have to wait.
+    pub(crate) fn begin(&self, disk: DiskId, op: Op, offset: u64, len: u64) -> RequestId {
+        self.state.lock().unwrap().begin(disk, op, offset, len)
+    }
+
+    /// How that ended, if it has.
+    pub(crate) fn reply(&self, id: RequestId) -> Option<Result<(), IoError>> {
+        self.state.lock().unwrap().replies.remove(&id)
+    }
+
     /// A guest reads.
     pub(crate) fn read(&self, disk: DiskId, offset: u64, len: u64) -> Result<(), IoError> {
         self.state.lock().unwrap().guest(disk, Op::Read, offset, len)
@@ -207,6 +230,11 @@ impl State {
                 self.recorders.remove(&id);
                 self.command(id, Command::RemoveDisk, Waiting::Remove(answer, id));
             }
+            ShardCall::ChangeCache { change: CacheChange::Enable(ref enable), .. }
+                if self.holds_recovered && enable.recovered.is_some() =>
+            {
+                self.held.push(call);
+            }
             ShardCall::ChangeCache { id, change, answer } => {
                 self.command(id, Command::Cache(change), Waiting::Change(answer));
             }
@@ -221,6 +249,9 @@ impl State {
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(self.now(), id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::ChangedMeanwhile { id, answer } => {
+                let _ = answer.send(Ok(self.engine.changed_meanwhile(id).cloned().map(Box::new)));
             }
             ShardCall::Record { id, recorder, answer } => {
                 self.recorders.insert(id, recorder);
@@ -242,14 +273,18 @@ impl State {
     }
 
     fn guest(&mut self, disk: DiskId, op: Op, offset: u64, len: u64) -> Result<(), IoError> {
+        let id = self.begin(disk, op, offset, len);
+        // What is answered later, because a journal is lost or a device silent, nobody waits for here.
+        self.replies.remove(&id).unwrap_or(Err(IoError::Failed))
+    }
+
+    fn begin(&mut self, disk: DiskId, op: Op, offset: u64, len: u64) -> RequestId {
         self.requests += 1;
         let buffer = op.has_buffer().then_some(BufferId(self.requests as u32));
         let request = Request { id: RequestId(self.requests), disk, op, offset, len, buffer };
-        self.reply = None;
         self.engine.handle_request(self.now(), request).expect("the engine takes requests");
         self.settle();
-        // What is answered later, because a journal is lost or a device silent, nobody waits for here.
-        self.reply.take().unwrap_or(Err(IoError::Failed))
+        request.id
     }
 
     /// Does the engine's I/O, and passes on what it says.
@@ -263,9 +298,7 @@ impl State {
             while self.engine.poll_copy().is_some() {}
         }
         while let Some(reply) = self.engine.poll_reply() {
-            if reply.id.0 == self.requests {
-                self.reply = Some(reply.result);
-            }
+            self.replies.insert(reply.id, reply.result);
         }
         while self.engine.poll_release().is_some() {}
         while let Some(event) = self.engine.poll_event() {
@@ -273,6 +306,10 @@ impl State {
                 Event::Done { command, result, .. } => (command, result),
                 Event::Fenced { device, errors } => {
                     self.events.push(ShardEvent::Fenced { device, errors });
+                    continue;
+                }
+                Event::ChangeWaits(disk) => {
+                    self.events.push(ShardEvent::ChangeWaits(disk));
                     continue;
                 }
                 Event::JournalLost(disk) => {

@@ -11,6 +11,7 @@
 
 mod caches;
 mod claim;
+mod coming;
 mod disks;
 mod drain;
 mod events;
@@ -126,6 +127,8 @@ struct DiskEntry {
     size_bytes: u64,
     /// The shard has a cache for it.
     has_cache: bool,
+    /// Its cache is being recovered while it is served.
+    coming: Option<coming::OldRings>,
     /// Segments of the cache's data, by their ids on the shards.
     held: Vec<Segment>,
     /// Segments of its journal, likewise: of the ring in use, and while it is replaced of the next one.

@@ -11,6 +11,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use hob_engine::command::{CacheChange, CommandError, DiskConfig, MemoryConfig, Segment};
+use hob_engine::regions::Regions;
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{DeviceId, DiskId};
 use hob_nbd::server::handshake::Negotiated;
@@ -89,6 +90,13 @@ pub(crate) enum ShardCall {
         /// As of now.
         answer: Answer<Box<DiskStats>>,
     },
+    /// Where a disk was changed while its cache is being recovered; nothing if none is.
+    ChangedMeanwhile {
+        /// Which.
+        id: DiskId,
+        /// As of now.
+        answer: Answer<Option<Box<Regions>>>,
+    },
     /// Record a disk's requests from now on, instead of what recorded them before.
     Record {
         /// Which.
@@ -162,6 +170,8 @@ pub(crate) enum ShardEvent {
         /// Sectors that cannot be read, in all.
         sectors: u64,
     },
+    /// A change waits for a cache that is being recovered, and could pass if the rings were made void.
+    ChangeWaits(DiskId),
     /// The journal of a cache cannot be written any more.
     JournalLost(DiskId),
 }
@@ -276,6 +286,11 @@ impl ShardHandle {
     pub(crate) async fn stats(&self, id: DiskId) -> Result<Box<DiskStats>, ShardError> {
         let question = self.ask(|answer| ShardCall::Stats { id, answer });
         tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// Where a disk was changed while its cache is being recovered.
+    pub(crate) async fn changed_meanwhile(&self, id: DiskId) -> Result<Option<Box<Regions>>, ShardError> {
+        self.ask(|answer| ShardCall::ChangedMeanwhile { id, answer }).await
     }
 
     /// Records a disk's requests from now on.

@@ -32,7 +32,7 @@ use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
 use super::identity::{self, ChangeMark};
-use super::{BackingInfo, BackingOptions, Driver, OpenError, Status, StatusExtent, io_result};
+use super::{BackingInfo, BackingOptions, Driver, OpenError, Reader, Status, StatusExtent, io_result};
 use crate::pool::is_memory_filesystem;
 use crate::ring::{Completion, Fd, FdClass, Ring, ZEROES_BYTES, read_now};
 use crate::token::TokenSpace;
@@ -95,6 +95,22 @@ struct FileBacking {
     in_flight: usize,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
+}
+
+/// Reads it past the ring.
+struct FileReader {
+    file: Arc<OwnedFd>,
+    volatile: Option<Arc<VolatileFile>>,
+}
+
+impl Reader for FileReader {
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        let read = match &self.volatile {
+            None => read_now(&self.file, offset, bytes),
+            Some(volatile) => volatile.read(offset, bytes).map_err(volatile::errno),
+        };
+        read.map_err(|errno| io_result(-errno.raw_os_error()).expect_err("an errno is an error"))
+    }
 }
 
 /// Opens a raw file or block device.
@@ -446,11 +462,11 @@ impl Driver for FileBacking {
     }
 
     fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        let read = match &self.volatile {
-            None => read_now(&self.buffered, offset, bytes),
-            Some(volatile) => volatile.read(offset, bytes).map_err(volatile::errno),
-        };
-        read.map_err(|errno| io_result(-errno.raw_os_error()).expect_err("an errno is an error"))
+        FileReader { file: self.buffered.clone(), volatile: self.volatile.clone() }.read(offset, bytes)
+    }
+
+    fn reader(&self) -> Option<Box<dyn Reader>> {
+        Some(Box::new(FileReader { file: self.buffered.clone(), volatile: self.volatile.clone() }))
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

@@ -221,10 +221,23 @@ pub trait Driver: Send {
     fn read_before_attach(&mut self, _offset: u64, _bytes: &mut [u8]) -> Result<(), IoError> {
         Err(IoError::Unsupported)
     }
+    /// See [`Backing::reader`].
+    fn reader(&self) -> Option<Box<dyn Reader>> {
+        None
+    }
     /// See [`Backing::change_mark`].
     fn change_mark(&self) -> Option<ChangeMark> {
         None
     }
+}
+
+/// Reads a backing besides the ring that serves it, and waits for it.
+pub trait Reader: Send {
+    /// As [`Backing::read_before_attach`].
+    ///
+    /// # Errors
+    /// As an I/O's.
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError>;
 }
 
 /// An open backing.
@@ -280,6 +293,12 @@ impl Backing {
             return Err(IoError::Invalid);
         }
         self.driver.read_before_attach(offset, bytes)
+    }
+
+    /// Something to read it with while it is attached, where there is such: what a cache remembers is compared while the disk is
+    /// served. None for what has one connection only.
+    pub fn reader(&self) -> Option<Box<dyn Reader>> {
+        self.driver.reader()
     }
 
     /// When it was last changed, by hob or by others; `None` where nobody can tell. To be taken after the

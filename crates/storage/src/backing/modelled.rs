@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId};
 
-use super::{BackingInfo, ChangeMark, Driver, Status};
+use super::{BackingInfo, ChangeMark, Driver, Reader, Status};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -148,6 +148,10 @@ impl Driver for Modelled {
 
     fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         self.inner.read_before_attach(offset, bytes)
+    }
+
+    fn reader(&self) -> Option<Box<dyn Reader>> {
+        self.inner.reader()
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

@@ -18,7 +18,7 @@ mod tail;
 use std::collections::BTreeSet;
 
 use hob_engine::command::DataSegment;
-use hob_engine::journal::{PAGE_BYTES, Recovered, Replay, ReplayError, Ring, Survey};
+use hob_engine::journal::{PAGE_BYTES, Plan, Recovered, Replay, ReplayError, Ring, Survey};
 
 use super::reader::Devices;
 use super::{OwnerId, Pool, PoolError, RingOnFlash};
@@ -106,33 +106,65 @@ enum Outcome {
 /// # Errors
 /// [`RecoverError`]. A cache of which nothing is left is not an error.
 pub fn recover(pool: &Pool, owner: OwnerId, progress: impl FnMut(u64, u64)) -> Result<Found, RecoverError> {
-    let devices = Devices::of(pool)?;
-    let remains = Remains { data: pool.data_of(owner), rings: pool.rings_of(owner) };
-    let mut progress = Progress { report: progress, done_bytes: 0, all_bytes: 0 };
-    let cache = Cache { owner, devices: &devices, data: &remains.data, segment_bytes: pool.segment_bytes() };
-    for ring in &remains.rings {
-        let mut excluded = BTreeSet::new();
-        loop {
-            match cache.read_ring(ring, &excluded, &mut progress)? {
-                Outcome::Unfinished => break,
-                Outcome::Damaged(what) => return Ok(Found::Damaged { ring: ring.number, what, remains }),
-                Outcome::Recovered(recovered) => return Ok(Found::Recovered(recovered, remains)),
-                Outcome::Changed(..) if excluded.len() >= CHANGED_PAGES_MAX => {
-                    return Err(RecoverError::Unsteady { ring: ring.number });
-                }
-                Outcome::Changed(copy, page) => {
-                    tracing::warn!(
-                        ring = ring.number,
-                        copy,
-                        page,
-                        "a page of a journal reads differently the second time"
-                    );
-                    excluded.insert((copy, page));
+    Recovery::of(pool, owner)?.run(progress, |_| ())
+}
+
+/// A recovery that is to be. It needs the pool no more, which can be used meanwhile; what is the owner's has to stay.
+#[derive(Debug)]
+pub struct Recovery {
+    owner: OwnerId,
+    devices: Devices,
+    remains: Remains,
+    segment_bytes: u64,
+}
+
+impl Recovery {
+    /// Of what a pool has of this owner now.
+    ///
+    /// # Errors
+    /// The system's, when there are no descriptors left.
+    pub fn of(pool: &Pool, owner: OwnerId) -> Result<Recovery, PoolError> {
+        let remains = Remains { data: pool.data_of(owner), rings: pool.rings_of(owner) };
+        Ok(Recovery { owner, devices: Devices::of(pool)?, remains, segment_bytes: pool.segment_bytes() })
+    }
+
+    /// Reads. `progress` is told bytes read and bytes to be read, as far as known; `surveyed` what the first reading of a whole
+    /// ring told, which may be several times.
+    ///
+    /// # Errors
+    /// [`RecoverError`]. A cache of which nothing is left is not an error.
+    pub fn run(
+        self,
+        progress: impl FnMut(u64, u64),
+        mut surveyed: impl FnMut(&Plan),
+    ) -> Result<Found, RecoverError> {
+        let Recovery { owner, devices, remains, segment_bytes } = self;
+        let mut progress = Progress { report: progress, done_bytes: 0, all_bytes: 0 };
+        let cache = Cache { owner, devices: &devices, data: &remains.data, segment_bytes };
+        for ring in &remains.rings {
+            let mut excluded = BTreeSet::new();
+            loop {
+                match cache.read_ring(ring, &excluded, &mut progress, &mut surveyed)? {
+                    Outcome::Unfinished => break,
+                    Outcome::Damaged(what) => return Ok(Found::Damaged { ring: ring.number, what, remains }),
+                    Outcome::Recovered(recovered) => return Ok(Found::Recovered(recovered, remains)),
+                    Outcome::Changed(..) if excluded.len() >= CHANGED_PAGES_MAX => {
+                        return Err(RecoverError::Unsteady { ring: ring.number });
+                    }
+                    Outcome::Changed(copy, page) => {
+                        tracing::warn!(
+                            ring = ring.number,
+                            copy,
+                            page,
+                            "a page of a journal reads differently the second time"
+                        );
+                        excluded.insert((copy, page));
+                    }
                 }
             }
         }
+        Ok(Found::Nothing(remains))
     }
-    Ok(Found::Nothing(remains))
 }
 
 /// What is read from.
@@ -149,6 +181,7 @@ impl Cache<'_> {
         ring: &RingOnFlash,
         excluded: &BTreeSet<(usize, u64)>,
         progress: &mut Progress<F>,
+        surveyed: &mut impl FnMut(&Plan),
     ) -> Result<Outcome, RecoverError> {
         let pages = ring.copies[0].len() as u64 * self.segment_bytes / PAGE_BYTES as u64;
         let runs: Vec<Run> = (0..ring.copies.len())
@@ -173,6 +206,7 @@ impl Cache<'_> {
             }
             Ring::Whole(plan) => plan,
         };
+        surveyed(&plan);
         let runs = runs_of_pages(plan.reads(), &ring.copies, self.segment_bytes);
         progress.expect(bytes_of(&runs));
         let ordinals: Vec<u32> = self.data.iter().map(|segment| segment.ordinal).collect();

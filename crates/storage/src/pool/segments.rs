@@ -197,6 +197,30 @@ impl Pool {
         rings.into_iter().rev().filter_map(|(number, copies)| whole_ring(number, copies)).collect()
     }
 
+    /// Makes the rings of a persistent cache up to this number void: nothing can be recovered from them any more, whatever
+    /// becomes of this process. Their segments stay the owner's. To be used only while all devices of the pool are here: what
+    /// is on another is not reached.
+    ///
+    /// # Errors
+    /// A device's own. Then the rings may be void or not.
+    pub fn make_void(&mut self, owner: OwnerId, upto: u32) -> Result<(), PoolError> {
+        // No page on flash has this number, and so none belongs to a ring of it.
+        let number = self.ring_number_max(owner).saturating_add(1);
+        for device in &mut self.devices {
+            for index in 0..device.table.entries().len() {
+                if let Entry::Owned { owner: other, ordinal, kind: Kind::Ring { number: old, copy } } =
+                    device.table.entries()[index]
+                    && other == owner
+                    && old <= upto
+                {
+                    let kind = Kind::Ring { number, copy };
+                    device.table.set(index, Entry::Owned { owner, ordinal, kind });
+                }
+            }
+        }
+        self.devices.iter_mut().try_for_each(Device::store_table)
+    }
+
     /// A number for a new ring: higher than that of any ring the cache ever had, on devices that are away included. (It
     /// is the time in seconds, so that a ring made while a device was away wins against those that it brings back.)
     pub fn next_ring_number(&self, owner: OwnerId) -> u32 {

@@ -165,6 +165,59 @@ fn what_a_killed_process_left_is_durable_after_a_flush() {
     assert!(sees(&mut flushed, &initial(1)).is_err(), "flushed, and lost");
 }
 
+/// What a discard uncovers may be anything older; what of it was seen before a flush stays.
+#[test]
+fn what_a_discard_uncovered_stays_after_a_flush() {
+    let backing = initial(1);
+    let discarded = |sees_it: bool, flushes: bool| {
+        let mut model = lagging(1);
+        let first = write(&mut model, true);
+        let discard = model.begin_change(Kind::Discard, 0, 1);
+        model.end_change(discard, true, false, &backing, &backing).unwrap();
+        if sees_it {
+            sees(&mut model, &backing).unwrap();
+        }
+        if flushes {
+            let flush = model.begin_flush();
+            model.end_flush(flush, &backing, &backing).unwrap();
+        }
+        model.crash(Loss::Unflushed);
+        let same = sees(&mut model.clone(), &backing).is_ok();
+        (same, sees(&mut model, &[t(first, 0)]).is_ok())
+    };
+    assert_eq!(discarded(true, true), (true, false));
+    assert_eq!(discarded(true, false), (true, true), "the discard was not flushed");
+    assert_eq!(discarded(false, true), (true, true), "nobody has seen what it did");
+}
+
+/// A discard that waits may meet what was written meanwhile.
+#[test]
+fn a_discard_undoes_what_was_written_until_it_ends() {
+    let backing = initial(1);
+    let mut model = lagging(1);
+    let discard = model.begin_change(Kind::Discard, 0, 1);
+    write(&mut model, true);
+    model.end_change(discard, true, false, &backing, &backing).unwrap();
+    sees(&mut model.clone(), &backing).unwrap();
+    model.crash(Loss::Unflushed);
+    sees(&mut model, &backing).unwrap();
+    let last = write(&mut model, true);
+    model.crash(Loss::Unflushed);
+    assert!(sees(&mut model.clone(), &backing).is_err(), "it ended before this");
+    sees(&mut model, &[t(last, 0)]).unwrap();
+}
+
+#[test]
+fn a_discard_may_meet_dirty_data_that_was_not_there_when_it_began() {
+    let backing = initial(1);
+    let mut model = Model::new(0, 1);
+    let discard = model.begin_change(Kind::Discard, 0, 1);
+    model.set_lags(true);
+    write(&mut model, false);
+    model.end_change(discard, true, false, &backing, &backing).unwrap();
+    sees(&mut model, &backing).unwrap();
+}
+
 #[test]
 fn what_was_given_up_may_be_anything_down_to_the_backing() {
     let mut model = lagging(1);

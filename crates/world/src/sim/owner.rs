@@ -155,6 +155,8 @@ impl World<'_> {
 
     /// The cache is no more: everything of it is free.
     pub(super) fn disown(&mut self, disk: usize) {
+        // Rings of another cache know the backing as it is.
+        self.disks[disk].changed_behind = None;
         if let Some(owner) = self.disks[disk].owner.take() {
             for segment in owner.all_segments() {
                 assert!(self.free.insert(segment), "{segment:?} has one owner");

@@ -196,27 +196,29 @@ impl World<'_> {
     /// A device that lies, and has the only copy, may take back what a crash finds in the tail, and nobody can tell what it made of
     /// sectors without a checksum: docs/decisions/0006 has the price. Noise in these is put right by hand.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
-        let unknown: Vec<_> = recovered.dirty().filter(|dirty| dirty.place.sum.is_none()).collect();
         trace!(self, "disk {index} recovered: {:?}", recovered.summary);
         let model = &self.disks[index].model;
         let is_loose = |sector: u64| {
             let first = sector as usize * SECTOR_UNITS;
             (first..(first + SECTOR_UNITS).min(model.units())).any(|unit| model.is_loose(unit as u32))
         };
-        // What was on its way to two devices may have reached one.
-        let single = recovered.dirty().any(|dirty| dirty.second.is_none() && is_loose(dirty.sector));
-        let parted = single || recovered.summary.sectors_parted > 0 || !unknown.is_empty();
-        if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| parted) {
+        let singles = recovered.dirty().filter(|dirty| dirty.second.is_none());
+        // What was on its way to two devices may have reached one, or differ.
+        let loose: Vec<DirtySector> = singles.filter(|dirty| is_loose(dirty.sector)).collect();
+        let unknown: Vec<_> = recovered.dirty().filter(|dirty| dirty.place.sum.is_none()).collect();
+        let (parted, undone) = (recovered.summary.sectors_parted > 0, recovered.summary.sectors_undone > 0);
+        let unproven = parted || !unknown.is_empty();
+        if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| unproven || !loose.is_empty()) {
             // One copy counts, whatever the other holds.
             owner.doubled = false;
         }
         if !self.may_lose(index) {
             return;
         }
-        if recovered.summary.sectors_undone > 0 || !unknown.is_empty() {
+        if undone || unproven {
             self.disks[index].model.forget_all();
         }
-        for dirty in unknown {
+        for dirty in loose.into_iter().filter(|_| parted).chain(unknown) {
             self.put_right(index, dirty, segments);
         }
     }

@@ -9,7 +9,9 @@ use hob_nbd::ExportInfo;
 use hob_storage::backing::{BackingInfo, OpenError};
 
 use super::claim::Claim;
+use super::coming::Coming;
 use super::fit::Fit;
+use super::recover::Source;
 use super::refusal::{Kind, Refusal};
 use super::ways_out::Afterwards;
 use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
@@ -18,6 +20,15 @@ use crate::daemon::hardware::Backing;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::DiskState;
 use crate::daemon::tape::Counter;
+
+/// When is a disk offered to clients?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Open {
+    /// As soon as that is safe, even if its cache is still being recovered.
+    AtOnce,
+    /// When its cache is there.
+    WithCache,
+}
 
 /// What is being done to a disk that has never been online.
 pub(super) const ADDING: &str = "added";
@@ -60,8 +71,8 @@ impl Manager {
         let name = wanted.name.clone();
         let claim =
             self.enter(wanted, Some(ADDING))?.ok_or_else(|| Refusal::failed("the disk was not claimed"))?;
-        let notes = match self.open_disk(&name).await {
-            Ok(notes) => notes,
+        let notes = match self.open_disk(&name, Open::WithCache).await {
+            Ok((notes, _)) => notes,
             Err(refusal) => {
                 self.inner().disks.remove(&name);
                 return Err(refusal);
@@ -143,6 +154,7 @@ impl Manager {
             life: Life::Offline("it is being opened".to_owned()),
             size_bytes: 0,
             has_cache: false,
+            coming: None,
             held: Vec::new(),
             ring: Vec::new(),
             ring_copies: 0,
@@ -161,8 +173,13 @@ impl Manager {
     }
 
     /// Opens a disk's backing, gives it to a shard and offers it to clients. The caller has
-    /// claimed the disk, which is offline.
-    pub(super) async fn open_disk(self: &Arc<Self>, name: &str) -> Result<Vec<String>, Refusal> {
+    /// claimed the disk, which is offline. Where the cache is still on its way then, that goes on with
+    /// [`Manager::await_cache`].
+    pub(super) async fn open_disk(
+        self: &Arc<Self>,
+        name: &str,
+        when: Open,
+    ) -> Result<(Vec<String>, Option<Coming>), Refusal> {
         let (wanted, id, shard) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -177,14 +194,21 @@ impl Manager {
         let info = backing.info().clone();
         let mut notes = Vec::new();
         self.inner().disk_mut(name)?.identity = info.identity;
-        let (backing, kept) = match &wanted.cache {
-            Some(spec) if spec.journal.is_some() => {
-                let (backing, kept, more) = self.recover(name, spec, backing).await?;
+        let (mut kept, mut coming, mut backing) = (None, None, backing);
+        if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {
+            let mut reading = self.begin_recovery(name, spec).await?;
+            let early = match when {
+                Open::WithCache => None,
+                Open::AtOnce => self.early(name, &info, backing.reader(), &mut reading).await,
+            };
+            if let Some(early) = early {
+                coming = Some((early, reading));
+            } else {
+                let (source, found, more) = self.recover(name, reading, Source::Own(backing)).await?;
+                (backing, kept) = (source.own(), found);
                 notes.extend(more);
-                (backing, kept)
             }
-            _ => (backing, None),
-        };
+        }
         let access = if info.read_only && access == Access::ReadWrite {
             notes.push("the backing is read-only, and so is the disk".to_owned());
             Access::ReadOnly
@@ -201,9 +225,14 @@ impl Manager {
             disk.offline_reason = None;
             disk.size_bytes = info.size_bytes;
         }
+        let coming = match coming {
+            Some((early, reading)) => Some(self.expect_cache(name, early, reading).await?),
+            None => None,
+        };
         if let Some(kept) = kept
-            && let Err(refusal) = self.enable_kept(name, kept).await
+            && let Err(error) = self.enable_kept(name, kept).await
         {
+            let refusal = Refusal::from(error);
             // Without its dirty data the disk is not what its guest knows.
             shard.remove_disk(id).await?;
             self.inner().disk_mut(name)?.life = Life::Offline(refusal.problem.error.clone());
@@ -211,19 +240,34 @@ impl Manager {
         }
         tracing::info!("{name} is online: {}, {} bytes", info.description, info.size_bytes);
         self.exports.insert(name, Export { disk: id, shard, info: export_info(&info, access) });
-        Ok(notes)
+        Ok((notes, coming))
     }
 
     /// Opens a disk that was to be there from the start, or that was offline, with its cache.
     pub(super) async fn bring_online(self: &Arc<Self>, name: &str) {
-        let Ok(_claim) = self.claim_disk(name, "opened") else { return };
+        let Ok(claim) = self.claim_disk(name, "opened") else { return };
         if !matches!(self.inner().disk(name).map(|disk| matches!(disk.life, Life::Offline(_))), Ok(true)) {
             return;
         }
-        match self.open_disk(name).await {
-            Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
+        let coming = match self.open_disk(name, Open::AtOnce).await {
+            Ok((notes, coming)) => {
+                notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
+                coming
+            }
             Err(refusal) => return self.note_offline(name, &refusal),
+        };
+        match coming {
+            // Whoever waits for the disk has it.
+            Some(coming) => {
+                let (manager, name) = (self.clone(), name.to_owned());
+                tokio::spawn(async move { manager.await_cache(&name, coming, claim).await });
+            }
+            None => self.fit_opened(name).await,
         }
+    }
+
+    /// Gives a disk that has just been opened as much of its cache as can be had.
+    pub(super) async fn fit_opened(self: &Arc<Self>, name: &str) {
         match self.fit_cache(name, Fit::AsFarAsPossible).await {
             Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
             Err(refusal) => {
@@ -236,7 +280,7 @@ impl Manager {
     }
 
     /// Says so once for each new reason.
-    fn note_offline(&self, name: &str, refusal: &Refusal) {
+    pub(super) fn note_offline(&self, name: &str, refusal: &Refusal) {
         let reason = refusal.to_string();
         if let Ok(disk) = self.inner().disk_mut(name) {
             let news = disk.offline_reason.as_ref() != Some(&reason);

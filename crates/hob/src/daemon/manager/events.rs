@@ -122,6 +122,10 @@ impl Manager {
                     ),
                 );
             }
+            ShardEvent::ChangeWaits(disk) => {
+                let manager = self.clone();
+                tokio::spawn(async move { manager.let_changes_pass(disk).await });
+            }
             ShardEvent::JournalLost(disk) => {
                 self.note_cache(disk, JOURNAL_LOST);
                 let manager = self.clone();

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
-use hob_storage::pool::recovery::{self, Found};
+use hob_storage::pool::recovery::Recovery;
 use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError};
 
 use super::refusal::Refusal;
@@ -248,16 +248,22 @@ impl Flash {
         Ok(segments.await?.0.unwrap_or_default())
     }
 
-    /// What is left of a persistent cache. `report` is told bytes read and bytes to be read.
-    pub(super) async fn recover(
-        &self,
-        owner: OwnerId,
-        report: impl FnMut(u64, u64) + Send + 'static,
-    ) -> Result<Found, Refusal> {
+    /// What is to be read of a persistent cache, and the highest number of a ring of it.
+    pub(super) async fn recovery(&self, owner: OwnerId) -> Result<(Recovery, u32), Refusal> {
         self.read(move |pool| {
-            recovery::recover(pool, owner, report).map_err(|error| Refusal::failed(error.to_string()))
+            let recovery = Recovery::of(pool, owner).map_err(|error| refuse(&error))?;
+            Ok((recovery, pool.ring_number_max(owner)))
         })
         .await
+    }
+
+    /// Makes rings of an owner void, up to that number.
+    pub(super) async fn make_void(&self, owner: OwnerId, upto: u32) -> Result<(), Refusal> {
+        let void = self.with(move |pool| match pool {
+            Some(pool) => pool.make_void(owner, upto).map_err(|error| refuse(&error)),
+            None => Err(Refusal::conflict("no device of the pool is there")),
+        });
+        void.await.map(|((), _)| ())
     }
 
     /// Reads from the devices, where that may wait.

@@ -194,6 +194,10 @@ impl Manager {
                 let mark = gone
                     .changed
                     .map(|mark| Closed { size_bytes: mark.size_bytes, modified_ns: mark.modified_ns });
+                if disk.coming.is_some() {
+                    // It was not there yet, and is on flash as it was.
+                    return;
+                }
                 if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
                     journal.closed = mark;
                 }

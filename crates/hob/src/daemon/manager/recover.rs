@@ -1,6 +1,6 @@
 //! What an earlier daemon left in a persistent cache: read, compared with the backing, and used, given up or refused.
 //!
-//! This happens before the disk is offered to clients: with dirty data there is no other way, and without it is simplest. A
+//! Meanwhile the disk waits, or is served already ([`coming`](super::coming)). A
 //! cache that is refused stays as it is until somebody decides ([`fencing`](super::fencing)).
 
 use std::sync::{Arc, Mutex};
@@ -8,19 +8,23 @@ use std::time::Duration;
 
 use hob_control::Size;
 use hob_engine::command::{CacheChange, DataSegment, Enable, Mode, NewRing};
-use hob_engine::journal::{Recovered, Summary};
-use hob_engine::units::SECTOR_BYTES;
+use hob_engine::io::IoError;
+use hob_engine::journal::{Plan, Recovered};
+use hob_engine::regions::Regions;
+use hob_engine::units::{DiskId, SECTOR_BYTES};
 use hob_storage::pool::OwnerId;
 use hob_storage::pool::recovery::Found;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::fencing::{Changed, Same, Sample, Verdict, judge};
-use super::fit::places;
+use super::fit::{Restructure, places};
 use super::flash::blocking;
 use super::refusal::Refusal;
 use super::settings::engine_config;
 use super::{Life, Manager};
-use crate::daemon::hardware::{Backing, ChangeMark};
+use crate::daemon::hardware::{Backing, BackingInfo, ChangeMark, Reader};
+use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
 
 /// Clean sectors that are compared with the backing.
@@ -39,17 +43,143 @@ pub(super) struct Kept {
     data: Vec<DataSegment>,
 }
 
+/// Where the backing is compared with what a cache remembers of it.
+pub(super) enum Source {
+    /// Nobody serves it yet.
+    Own(Backing),
+    /// A shard does, and others may change it meanwhile.
+    Served(Served),
+}
+
+/// A backing that is served.
+pub(super) struct Served {
+    pub(super) info: BackingInfo,
+    pub(super) reader: Box<dyn Reader>,
+    pub(super) shard: ShardHandle,
+    pub(super) id: DiskId,
+}
+
+impl Source {
+    /// The backing that nobody serves.
+    pub(super) fn own(self) -> Backing {
+        match self {
+            Source::Own(backing) => backing,
+            Source::Served(_) => panic!("the caller has the backing"),
+        }
+    }
+
+    fn info(&self) -> &BackingInfo {
+        match self {
+            Source::Own(backing) => backing.info(),
+            Source::Served(served) => &served.info,
+        }
+    }
+
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        match self {
+            Source::Own(backing) => backing.read_before_attach(offset, bytes),
+            Source::Served(served) => served.reader.read(offset, bytes),
+        }
+    }
+}
+
+/// A journal that is being read.
+pub(super) struct Reading {
+    spec: CacheSpec,
+    journal: JournalSpec,
+    began: Instant,
+    /// Devices of the pool that are not there.
+    missing: Vec<String>,
+    /// The highest number of a ring when it began.
+    pub(super) upto: u32,
+    /// What the first reading told, if that is ever known.
+    pub(super) surveyed: oneshot::Receiver<Surveyed>,
+    found: oneshot::Receiver<Result<Found, Refusal>>,
+}
+
+/// What the first reading of a journal told.
+pub(super) struct Surveyed {
+    identity: [u8; 32],
+    disk_bytes: u64,
+    clean: bool,
+    /// Whatever may be dirty is in here.
+    pub(super) doubtful: Regions,
+}
+
+impl Reading {
+    /// May flash hold what the backing does not?
+    pub(super) fn may_be_dirty(&self) -> bool {
+        may_be_dirty(&self.spec, self.journal)
+    }
+
+    /// Can everything be read that there may be?
+    pub(super) fn is_complete(&self) -> bool {
+        self.missing.is_empty() && self.journal.ring > 0
+    }
+
+    /// As far as is known now, is it a cache of this backing as it is?
+    pub(super) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
+        surveyed.disk_bytes == info.size_bytes
+            && surveyed.identity == info.identity
+            && changed_since(surveyed.clean, self.journal.closed, info) != Changed::Yes
+    }
+}
+
 impl Manager {
+    /// Begins to read the journal of a disk's cache, which is persistent.
+    pub(super) async fn begin_recovery(
+        self: &Arc<Self>,
+        name: &str,
+        spec: &CacheSpec,
+    ) -> Result<Reading, Refusal> {
+        let journal = spec.journal.ok_or_else(|| Refusal::failed("its cache has no journal"))?;
+        let began = Instant::now();
+        let (flash, missing) = {
+            let inner = self.inner();
+            let entry = inner.pool(&spec.pool)?;
+            let missing = entry.devices.iter().filter(|device| device.ids.is_none());
+            (entry.flash.clone(), missing.map(|device| device.path.display().to_string()).collect::<Vec<_>>())
+        };
+        let (first, surveyed) = oneshot::channel();
+        let (both, found) = oneshot::channel();
+        let upto = match flash.recovery(OwnerId(journal.owner.0)).await {
+            Ok((recovery, upto)) => {
+                let (manager, of) = (self.clone(), name.to_owned());
+                let report = move |done: u64, all: u64| manager.note_recovery(&of, done, all);
+                let mut first = Some(first);
+                let tell = move |plan: &Plan| {
+                    let surveyed = Surveyed {
+                        identity: plan.identity,
+                        disk_bytes: plan.disk_bytes,
+                        clean: plan.clean,
+                        doubtful: plan.doubtful.clone(),
+                    };
+                    first.take().map(|first| first.send(surveyed));
+                };
+                tokio::task::spawn_blocking(move || {
+                    let found = recovery.run(report, tell);
+                    // Whoever asked may be gone.
+                    let _ = both.send(found.map_err(|error| Refusal::failed(error.to_string())));
+                });
+                upto
+            }
+            Err(refusal) => {
+                let _ = both.send(Err(refusal));
+                0
+            }
+        };
+        Ok(Reading { spec: spec.clone(), journal, began, missing, upto, surveyed, found })
+    }
+
     /// Finds out what a disk's persistent cache holds and whether that is to be believed. The backing is read for it.
     pub(super) async fn recover(
         self: &Arc<Self>,
         name: &str,
-        spec: &CacheSpec,
-        backing: Backing,
-    ) -> Result<(Backing, Option<Kept>, Vec<String>), Refusal> {
-        let Some(journal) = spec.journal else { return Ok((backing, None, Vec::new())) };
-        let began = Instant::now();
-        let result = self.recover_now(name, spec, journal, backing).await;
+        reading: Reading,
+        source: Source,
+    ) -> Result<(Source, Option<Kept>, Vec<String>), Refusal> {
+        let began = reading.began;
+        let result = self.recover_now(name, reading, source).await;
         if let Err(refusal) = &result {
             tracing::debug!("{name}: {refusal}");
             let pause = (began.elapsed() * RETRY_TIMES).max(RETRY_MIN);
@@ -61,21 +191,13 @@ impl Manager {
     async fn recover_now(
         self: &Arc<Self>,
         name: &str,
-        spec: &CacheSpec,
-        journal: JournalSpec,
-        backing: Backing,
-    ) -> Result<(Backing, Option<Kept>, Vec<String>), Refusal> {
-        let began = Instant::now();
-        let (flash, missing) = {
-            let inner = self.inner();
-            let entry = inner.pool(&spec.pool)?;
-            let missing = entry.devices.iter().filter(|device| device.ids.is_none());
-            (entry.flash.clone(), missing.map(|device| device.path.display().to_string()).collect::<Vec<_>>())
-        };
-        let manager = self.clone();
-        let of = name.to_owned();
-        let report = move |done: u64, all: u64| manager.note_recovery(&of, done, all);
-        let found = match flash.recover(OwnerId(journal.owner.0), report).await {
+        reading: Reading,
+        source: Source,
+    ) -> Result<(Source, Option<Kept>, Vec<String>), Refusal> {
+        let Reading { spec, journal, began, missing, found, .. } = reading;
+        let spec = &spec;
+        let found = found.await.unwrap_or_else(|_| Err(Refusal::failed("an internal task ended")));
+        let found = match found {
             Ok(found) => found,
             Err(refusal) if may_be_dirty(spec, journal) => {
                 return Err(refused(name, &format!("its cache cannot be read: {}", refusal.problem.error)));
@@ -84,7 +206,7 @@ impl Manager {
                 self.forget_owner(spec).await;
                 let why = refusal.problem.error;
                 return Ok((
-                    backing,
+                    source,
                     None,
                     vec![format!("its cache cannot be read ({why}) and starts empty")],
                 ));
@@ -99,7 +221,7 @@ impl Manager {
                 let is_new = remains.rings.is_empty() && remains.data.is_empty();
                 self.forget_owner(spec).await;
                 let note = "its cache held nothing that could be recovered, and starts empty".to_owned();
-                return Ok((backing, None, if is_new { Vec::new() } else { vec![note] }));
+                return Ok((source, None, if is_new { Vec::new() } else { vec![note] }));
             }
             Found::Damaged { what, .. } if may_be_dirty(spec, journal) => {
                 return Err(refused(name, &format!("the journal of its cache is damaged ({what})")));
@@ -107,14 +229,11 @@ impl Manager {
             Found::Damaged { what, .. } => {
                 self.forget_owner(spec).await;
                 let note = format!("the journal of its cache is damaged ({what}); the cache starts empty");
-                return Ok((backing, None, vec![note]));
+                return Ok((source, None, vec![note]));
             }
         };
+        let (source, recovered, verdict, why) = compare(source, recovered, journal.closed).await?;
         let summary = recovered.summary;
-        let (backing, verdict, why) = {
-            let samples = recovered.samples(SAMPLES);
-            blocking(move || compare(backing, &summary, journal.closed, &samples)).await??
-        };
         tracing::info!(
             "the cache of {name} was recovered in {} ms: {} of data, {} of it dirty, {}",
             began.elapsed().as_millis(),
@@ -129,7 +248,7 @@ impl Manager {
             )),
             Verdict::Empty => {
                 self.forget_owner(spec).await;
-                Ok((backing, None, vec![format!("{why}; its cache starts empty")]))
+                Ok((source, None, vec![format!("{why}; its cache starts empty")]))
             }
             Verdict::Believe => {
                 let inner = self.inner();
@@ -140,7 +259,7 @@ impl Manager {
                 };
                 let data: Option<Vec<_>> = remains.data.into_iter().map(on_shards).collect();
                 let data = data.ok_or_else(|| Refusal::failed("a device of the pool has gone again"))?;
-                Ok((backing, Some(Kept { recovered, data }), Vec::new()))
+                Ok((source, Some(Kept { recovered, data }), Vec::new()))
             }
         }
     }
@@ -173,17 +292,18 @@ impl Manager {
 
     fn note_recovery(&self, name: &str, done: u64, all: u64) {
         let percent = (u128::from(done) * 100).checked_div(u128::from(all)).unwrap_or(0);
-        let reason = format!("its cache is being recovered, {percent} % of its journal is read");
-        if let Ok(disk) = self.inner().disk_mut(name)
-            && let Life::Offline(known) = &mut disk.life
-            && *known != reason
-        {
-            *known = reason;
+        let reason = format!("it is being recovered, {percent} % of its journal is read");
+        let mut inner = self.inner();
+        let Ok(disk) = inner.disk_mut(name) else { return };
+        match &mut disk.life {
+            Life::Online(_) if disk.coming.is_some() => disk.cache_reason = Some(reason),
+            Life::Offline(known) => *known = format!("its cache is not there yet: {reason}"),
+            _ => {}
         }
     }
 
-    /// Gives a shard's disk the cache that was kept. The caller has claimed the disk, and nobody is let in yet.
-    pub(super) async fn enable_kept(self: &Arc<Self>, name: &str, kept: Kept) -> Result<(), Refusal> {
+    /// Gives a shard's disk the cache that was kept. The caller has claimed the disk.
+    pub(super) async fn enable_kept(self: &Arc<Self>, name: &str, kept: Kept) -> Result<(), Restructure> {
         let Kept { recovered, data } = kept;
         let was_block_bytes = recovered.summary.block_bytes;
         let (spec, config) = {
@@ -254,23 +374,45 @@ fn may_be_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
     spec.mode == Mode::WriteBack && journal.ring > 0
 }
 
-/// Is what the cache holds what the backing holds, and if not, why?
-fn compare(
-    mut backing: Backing,
-    summary: &Summary,
-    closed: Option<Closed>,
-    samples: &[(u64, u32)],
-) -> Result<(Backing, Verdict, String), Refusal> {
-    let info = backing.info().clone();
-    let same_size = info.size_bytes == summary.disk_bytes;
-    let same = if same_size && info.identity == summary.identity { Same::Yes } else { Same::No };
-    let changed = match (summary.clean, closed, info.changed) {
+/// Has anybody changed the backing since its cache was closed, if it was?
+fn changed_since(clean: bool, closed: Option<Closed>, info: &BackingInfo) -> Changed {
+    match (clean, closed, info.changed) {
         (true, Some(Closed { size_bytes, modified_ns }), Some(now)) => {
             if now == (ChangeMark { size_bytes, modified_ns }) { Changed::No } else { Changed::Yes }
         }
         _ => Changed::Unknown,
+    }
+}
+
+/// Is what the cache holds what the backing holds, and if not, why? What was changed on the way is not looked at, and forgotten.
+async fn compare(
+    source: Source,
+    mut recovered: Box<Recovered>,
+    closed: Option<Closed>,
+) -> Result<(Source, Box<Recovered>, Verdict, String), Refusal> {
+    let info = source.info().clone();
+    if let Source::Served(served) = &source
+        && let Some(changed) = served.shard.changed_meanwhile(served.id).await?.filter(|it| !it.is_empty())
+    {
+        recovered = blocking(move || {
+            recovered.drop_regions(&changed);
+            recovered
+        })
+        .await?;
+    }
+    let summary = recovered.summary;
+    let same_size = info.size_bytes == summary.disk_bytes;
+    let same = if same_size && info.identity == summary.identity { Same::Yes } else { Same::No };
+    let changed = changed_since(summary.clean, closed, &info);
+    let has_dirty = summary.sectors_dirty > 0;
+    let (source, verdict) = match judge(same, changed, has_dirty, || Err(())) {
+        Ok(verdict) => (source, verdict),
+        Err(()) => {
+            let samples = recovered.samples(SAMPLES);
+            let (source, sample) = look(source, samples).await?;
+            (source, judge(same, changed, has_dirty, || Ok::<_, Refusal>(sample))?)
+        }
     };
-    let verdict = judge(same, changed, summary.sectors_dirty > 0, || sample(&mut backing, samples))?;
     let why = match (same_size, same, changed) {
         (false, ..) => format!(
             "its backing has {} bytes and had {} when the cache was in use",
@@ -282,19 +424,33 @@ fn compare(
         (_, _, Changed::Yes) => "its backing was changed while hob did not serve it".to_owned(),
         _ => "its backing does not hold what the cache remembers of it".to_owned(),
     };
-    Ok((backing, verdict, why))
+    Ok((source, recovered, verdict, why))
 }
 
-fn sample(backing: &mut Backing, samples: &[(u64, u32)]) -> Result<Sample, Refusal> {
-    let size = backing.info().size_bytes;
+/// Compares samples with the backing.
+async fn look(source: Source, samples: Vec<(u64, u32)>) -> Result<(Source, Sample), Refusal> {
+    let (source, mut differing) = blocking(move || differing(source, &samples)).await??;
+    if let Source::Served(served) = &source
+        && !differing.is_empty()
+        && let Some(changed) = served.shard.changed_meanwhile(served.id).await?
+    {
+        // Whatever is written is noted before it is.
+        differing.retain(|sector| !changed.contains(*sector));
+    }
+    Ok((source, if differing.is_empty() { Sample::Fits } else { Sample::Differs }))
+}
+
+/// Sectors of the backing that are not what these samples say.
+fn differing(mut source: Source, samples: &[(u64, u32)]) -> Result<(Source, Vec<u64>), Refusal> {
+    let size = source.info().size_bytes;
     let mut bytes = vec![0; SECTOR_BYTES as usize];
-    let mut sums = Vec::new();
+    let (mut sums, mut differing) = (Vec::new(), Vec::new());
     for (sector, sum) in samples {
         let offset = sector * SECTOR_BYTES;
         // The last sector may end before its time.
         let len = SECTOR_BYTES.min(size.saturating_sub(offset)) as usize;
         bytes.fill(0);
-        backing.read_before_attach(offset, &mut bytes[..len]).map_err(|error| {
+        source.read(offset, &mut bytes[..len]).map_err(|error| {
             Refusal::failed(format!(
                 "its backing cannot be compared with its cache: sector {sector}: {error:?}"
             ))
@@ -303,10 +459,10 @@ fn sample(backing: &mut Backing, samples: &[(u64, u32)]) -> Result<Sample, Refus
         sums.clear();
         hob_storage::checksum::sector_sums(&bytes, &mut sums);
         if sums != [*sum] {
-            return Ok(Sample::Differs);
+            differing.push(*sector);
         }
     }
-    Ok(Sample::Fits)
+    Ok((source, differing))
 }
 
 fn refused(name: &str, why: &str) -> Refusal {

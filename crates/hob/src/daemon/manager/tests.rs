@@ -1,6 +1,7 @@
 //! The manager with real pools and backings on files, and shards that decide but move no bytes.
 
 mod admission;
+mod coming;
 mod failing;
 mod journal_lost;
 mod memory;
@@ -364,8 +365,22 @@ fn what_was_changed_is_there_after_a_restart() {
     });
 }
 
-/// As a daemon that starts with this state and this hob.toml.
+/// As a daemon that starts with this state and this hob.toml, and has recovered what it can.
 async fn restart(state_dir: &Path, toml: &str) -> (Arc<Manager>, FakeShard) {
+    let (manager, shard) = restart_early(state_dir, toml, false).await;
+    settled(&manager).await;
+    (manager, shard)
+}
+
+/// Waits for caches that are being recovered.
+async fn settled(manager: &Arc<Manager>) {
+    while manager.inner().disks.values().any(|disk| disk.busy.is_some()) {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+}
+
+/// The same, when disks are served as far as they can be; recovered caches do not come until they may if it `holds` them.
+async fn restart_early(state_dir: &Path, toml: &str, holds: bool) -> (Arc<Manager>, FakeShard) {
     // The manager before lets go of its files when its last task has ended.
     let (store, state) = loop {
         match Store::open(state_dir) {
@@ -374,6 +389,7 @@ async fn restart(state_dir: &Path, toml: &str) -> (Arc<Manager>, FakeShard) {
         }
     };
     let (manager, shard) = manager(store);
+    shard.set_holds_recovered(holds);
     manager.start(state, &Config::parse(toml).unwrap()).await.unwrap();
     (manager, shard)
 }

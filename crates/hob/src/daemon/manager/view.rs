@@ -193,6 +193,8 @@ impl DiskEntry {
     fn cache_state(&self, inner: &Inner) -> CacheState {
         if !matches!(self.life, Life::Online(_)) {
             CacheState::None
+        } else if self.coming.is_some() {
+            CacheState::Recovering
         } else if self.busy.is_some_and(|busy| busy != DRAINING) {
             CacheState::Changing
         } else if !self.has_cache {

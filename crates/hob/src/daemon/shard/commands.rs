@@ -100,6 +100,9 @@ impl Shard {
                 let stats = self.engine.stats(now, id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::ChangedMeanwhile { id, answer } => {
+                let _ = answer.send(Ok(self.engine.changed_meanwhile(id).cloned().map(Box::new)));
+            }
             ShardCall::Record { id, recorder, answer } => {
                 let _ = answer.send(if self.serves(id) {
                     self.clients.recorders.begin(id, recorder);
@@ -209,12 +212,11 @@ impl Shard {
                 tracing::error!(disk = disk.0, sectors, "dirty data cannot be read from flash");
                 ShardEvent::DirtyLost { disk, sectors }
             }
+            Event::ChangeWaits(disk) => ShardEvent::ChangeWaits(disk),
             Event::JournalLost(disk) => {
                 tracing::error!(disk = disk.0, "the journal of the cache cannot be written");
                 ShardEvent::JournalLost(disk)
             }
-            // No disk is served before its cache is recovered yet.
-            Event::ChangeWaits(_) => return,
         };
         // Without a manager there is nobody to tell, and the shard is about to be stopped.
         let _ = self.commands.events.send(report);

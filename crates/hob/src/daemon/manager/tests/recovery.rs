@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use super::*;
 
-const BLOCK: u64 = 4096;
+pub(super) const BLOCK: u64 = 4096;
 
 /// What a cache has that keeps dirty data until it is told otherwise.
-const LAZY: &str =
+pub(super) const LAZY: &str =
     r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":90,"dirty_stop":80,"dirty_full":100}"#;
 
 /// After that, the journal has what was brought in.
-const COMMITTED: Duration = Duration::from_secs(5);
+pub(super) const COMMITTED: Duration = Duration::from_secs(5);
 
 /// A bench whose daemon has a state directory, with a pool `p` of devices `a` and `b`, and a disk `vm`.
-async fn prepare(bench: Bench, json: &str) -> Bench {
+pub(super) async fn prepare(bench: Bench, json: &str) -> Bench {
     let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
     let (manager, shard) = manager(store);
     let bench = Bench { manager, shard, ..bench };
@@ -29,7 +29,7 @@ async fn prepare(bench: Bench, json: &str) -> Bench {
 }
 
 /// The daemon is killed and begins again.
-async fn crash(bench: Bench) -> Bench {
+pub(super) async fn crash(bench: Bench) -> Bench {
     let Bench { dir, manager, shard } = bench;
     shard.stop();
     drop(manager);
@@ -38,7 +38,7 @@ async fn crash(bench: Bench) -> Bench {
 }
 
 /// The daemon ends as it should and begins again; something happens in between.
-async fn end(bench: Bench, drain: bool, meanwhile: impl FnOnce(&Path)) -> Bench {
+pub(super) async fn end(bench: Bench, drain: bool, meanwhile: impl FnOnce(&Path)) -> Bench {
     bench.manager.close(drain).await;
     let Bench { dir, manager, shard } = bench;
     shard.stop();
@@ -48,18 +48,18 @@ async fn end(bench: Bench, drain: bool, meanwhile: impl FnOnce(&Path)) -> Bench 
     Bench { dir, manager, shard }
 }
 
-fn write(bench: &Bench, blocks: std::ops::Range<u64>) {
+pub(super) fn write(bench: &Bench, blocks: std::ops::Range<u64>) {
     let id = bench.manager.inner().disks["vm"].id;
     blocks.for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
 }
 
-fn read(bench: &Bench, blocks: std::ops::Range<u64>) {
+pub(super) fn read(bench: &Bench, blocks: std::ops::Range<u64>) {
     let id = bench.manager.inner().disks["vm"].id;
     blocks.for_each(|block| bench.shard.read(id, block * BLOCK, BLOCK).unwrap());
 }
 
 /// Sectors that are valid, and dirty.
-async fn sectors(bench: &Bench) -> (u64, u64) {
+pub(super) async fn sectors(bench: &Bench) -> (u64, u64) {
     let stats = bench.manager.stats("vm").await.unwrap();
     (stats.sectors_valid, stats.dirty_bytes / BLOCK)
 }

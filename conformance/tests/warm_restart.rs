@@ -1,0 +1,189 @@
+//! A daemon with a large persistent cache is killed and comes back: its disk is read and written before the cache is there, and
+//! is served from flash when it is.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use conformance::data::{Noise, assert_same, noise_file};
+use conformance::nbd_client::{Address, Client};
+use conformance::scratch::wait_until;
+use conformance::{Daemon, MIB, Scratch};
+
+/// Of it, the disk's first part is read.
+const SIZE: u64 = 8 * MIB;
+const DISK: u64 = 1024 * MIB;
+const REQUEST: u64 = 65536;
+const COUNT: u64 = SIZE / REQUEST;
+
+/// A restart may be faster than we are; so many are tried.
+const TRIES: usize = 8;
+
+struct Stage {
+    scratch: Scratch,
+    /// What the disk's first part holds.
+    content: Vec<u8>,
+}
+
+impl Stage {
+    fn new(settings: &[&str]) -> (Stage, Daemon) {
+        let scratch = Scratch::new();
+        let config = format!(
+            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
+            scratch.text("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+        );
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        noise_file(&scratch.path("disk.img"), SIZE, 90);
+        let content = std::fs::read(scratch.path("disk.img")).unwrap();
+        OpenOptions::new().write(true).open(scratch.path("disk.img")).unwrap().set_len(DISK).unwrap();
+        let stage = Stage { scratch, content };
+        let daemon = stage.start();
+        daemon.ctl(&["pool", "create", "fast", &stage.scratch.text("flash"), "--size", "1200M"]);
+        daemon.ctl(&["disk", "add", "vm", "--backing", &stage.scratch.text("disk.img")]);
+        let enable = ["cache", "enable", "vm", "--pool", "fast", "--size", "1G", "--block-size", "4K"];
+        daemon.ctl(&[&enable[..], settings].concat());
+        (stage, daemon)
+    }
+
+    fn start(&self) -> Daemon {
+        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
+    }
+
+    /// Killed with SIGKILL, and back.
+    fn kill(&self, mut daemon: Daemon) -> Daemon {
+        daemon.process.kill();
+        self.start()
+    }
+
+    /// As soon as there is somebody to connect to.
+    fn connect(&self) -> Client {
+        let address = Address::Unix(self.scratch.path("nbd.sock"));
+        let mut client = None;
+        wait_until("the disk", Duration::from_secs(20), || {
+            client = Client::connect(&address, "vm").ok();
+            client.is_some()
+        });
+        client.unwrap()
+    }
+
+    /// Reads what was written, and is right; returns the hits.
+    #[track_caller]
+    fn pass(&self, daemon: &Daemon, client: &mut Client) -> u64 {
+        let before = daemon.stats("vm").hits();
+        for at in (0..SIZE).step_by(REQUEST as usize) {
+            let data = client.read(at, REQUEST as u32).unwrap();
+            assert_same(&data, &self.content[at as usize..(at + REQUEST) as usize], at, "the disk");
+        }
+        daemon.stats("vm").hits() - before
+    }
+
+    /// Reads until all of it is in the cache and a crash would find it there.
+    #[track_caller]
+    fn warm(&self, daemon: &Daemon) {
+        let mut client = self.connect();
+        wait_until("a pass that consists of hits", Duration::from_secs(30), || {
+            self.pass(daemon, &mut client) == COUNT
+        });
+        // A page of the journal counts when a later one says that it is durable.
+        for at in [SIZE, 2 * SIZE] {
+            std::thread::sleep(Duration::from_millis(1500));
+            client.read(at, REQUEST as u32).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(1500));
+    }
+
+    fn state(daemon: &Daemon) -> String {
+        let shown: serde_json::Value =
+            serde_json::from_str(&daemon.ctl(&["disk", "show", "vm", "-o", "json"])).unwrap();
+        shown["cache"]["state"].as_str().unwrap().to_owned()
+    }
+
+    #[track_caller]
+    fn wait_for_cache(daemon: &Daemon) {
+        wait_until("the cache", Duration::from_secs(30), || Self::state(daemon) == "active");
+    }
+}
+
+#[test]
+fn a_killed_daemon_serves_its_disk_before_its_cache_is_there_and_from_it_afterwards() {
+    let (stage, mut daemon) = Stage::new(&["--persistent"]);
+    stage.warm(&daemon);
+    for attempt in 0.. {
+        assert!(attempt < TRIES, "the cache was always there before the first read");
+        daemon = stage.kill(daemon);
+        let mut client = stage.connect();
+        let data = client.read(0, REQUEST as u32).unwrap();
+        let early = daemon.stats("vm").class("bypass") == 1;
+        assert_same(&data, &stage.content[..REQUEST as usize], 0, "the disk");
+        Stage::wait_for_cache(&daemon);
+        assert_eq!(stage.pass(&daemon, &mut client), COUNT, "it is warm: {}", daemon.stats("vm").text());
+        if early {
+            break;
+        }
+    }
+    daemon.stop();
+}
+
+/// What was written before the cache was there is what is read, from the cache and after another crash.
+#[test]
+fn what_is_written_meanwhile_is_never_stale() {
+    let (mut stage, mut daemon) = Stage::new(&["--persistent"]);
+    let mut dice = Noise::new(91);
+    let mut early = 0;
+    for round in 0..TRIES {
+        stage.warm(&daemon);
+        daemon = stage.kill(daemon);
+        let mut client = stage.connect();
+        let at = dice.below(COUNT) * REQUEST;
+        let data = dice.bytes(REQUEST as usize);
+        client.write(at, &data).unwrap();
+        client.flush().unwrap();
+        early += u32::from(Stage::state(&daemon) == "recovering");
+        stage.content[at as usize..(at + REQUEST) as usize].copy_from_slice(&data);
+        match round % 3 {
+            0 => daemon = stage.kill(daemon),
+            1 => Stage::wait_for_cache(&daemon),
+            _ => {
+                // It ends as it should, in the middle of it too.
+                daemon.stop();
+                daemon = stage.start();
+            }
+        }
+        stage.pass(&daemon, &mut stage.connect());
+        Stage::wait_for_cache(&daemon);
+        stage.pass(&daemon, &mut stage.connect());
+        if early > 1 && round > 2 {
+            break;
+        }
+    }
+    assert!(early > 0, "the cache was always there before the first write was done");
+    daemon.stop();
+    let mut image = vec![0; SIZE as usize];
+    let file = std::fs::File::open(stage.scratch.path("disk.img")).unwrap();
+    file.read_exact_at(&mut image, 0).unwrap();
+    assert_same(&image, &stage.content, 0, "the backing");
+}
+
+/// Dirty data is on flash only: whoever reads it waits, and gets it.
+#[test]
+fn dirty_data_is_what_a_restart_shows_from_the_first_read_on() {
+    let lazy = ["--mode", "write-back", "--dirty-age-max", "0", "--dirty-start", "60", "--dirty-stop", "50"];
+    let (mut stage, mut daemon) = Stage::new(&lazy);
+    stage.warm(&daemon);
+    let mut dice = Noise::new(92);
+    for _ in 0..3 {
+        let mut client = stage.connect();
+        let at = dice.below(COUNT) * REQUEST;
+        let data = dice.bytes(REQUEST as usize);
+        client.write(at, &data).unwrap();
+        client.flush().unwrap();
+        stage.content[at as usize..(at + REQUEST) as usize].copy_from_slice(&data);
+        daemon = stage.kill(daemon);
+        stage.pass(&daemon, &mut stage.connect());
+        Stage::wait_for_cache(&daemon);
+        stage.pass(&daemon, &mut stage.connect());
+    }
+    daemon.stop();
+}
