@@ -30,10 +30,20 @@ impl Stats {
         outcomes.filter(|o| o["class"] == name).filter_map(|o| o["count"].as_u64()).sum()
     }
 
+    /// Requests of one class for one reason.
+    #[must_use]
+    pub fn reason(&self, class: &str, reason: &str) -> u64 {
+        let outcomes = self.disk["outcomes"].as_array().into_iter().flatten();
+        outcomes
+            .filter(|o| o["class"] == class && o["reason"] == reason)
+            .filter_map(|o| o["count"].as_u64())
+            .sum()
+    }
+
     /// Requests served wholly from flash.
     #[must_use]
     pub fn hits(&self) -> u64 {
-        self.class("hit")
+        self.reason("hit", "")
     }
 
     /// Read requests that were not hits although the cache was on.

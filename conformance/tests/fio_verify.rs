@@ -14,16 +14,20 @@ fn changes(extra: &str) -> Vec<Vec<String>> {
     [
         "cache resize disk 8M",
         "cache clear disk",
+        "cache set disk --ram 4M",
         "cache resize disk 96M",
         "cache set disk --block-size 64K",
         "cache disable disk",
         "cache enable disk --pool default --size 48M --block-size 8K --policy lru",
         &format!("pool add-device default {extra}"),
         "cache resize disk 120M",
+        "cache set disk --ram 16M",
         "cache set disk --policy s3-fifo",
         "cache clear disk",
         &format!("pool remove-device default {extra}"),
+        "cache set disk --ram 1M",
         "cache set disk --block-size 4K",
+        "cache set disk --ram 0",
     ]
     .iter()
     .map(|line| line.split(' ').map(str::to_owned).collect())
@@ -88,6 +92,20 @@ fn a_cache_left_in_peace_verifies() {
     let hob =
         Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "16K").start(&scratch);
     run_with(&hob, 77, || {});
+    hob.stop();
+}
+
+/// fio's verification reads in order, so it is read ahead of while other runs write.
+#[test]
+fn a_cache_with_memory_verifies() {
+    let scratch = Scratch::new();
+    empty_file(&scratch.path("disk.img"), SIZE);
+    let serve = Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "4K");
+    let hob = serve.arg("--ram", "4M").arg("--mode", "write-back").start(&scratch);
+    for seed in 79..81 {
+        run_with(&hob, seed, || {});
+    }
+    assert!(hob.stats().reason("hit", "memory") > 0, "{}", hob.stats().text());
     hob.stop();
 }
 

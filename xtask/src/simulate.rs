@@ -28,6 +28,8 @@ pub(crate) struct Arguments {
 enum Kind {
     /// Persistent caches and write-back, over crashes and restarts
     Lives,
+    /// The same, with memory above every cache
+    Memory,
     /// Volatile caches, one life of the engine
     Single,
 }
@@ -36,6 +38,7 @@ enum Kind {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let kind = match arguments.kind {
         Kind::Lives => "lives",
+        Kind::Memory => "memory",
         Kind::Single => "single",
     };
     let numbers = [arguments.from, arguments.seeds, arguments.minutes, u64::from(arguments.requests)]

@@ -18,6 +18,9 @@ pub struct Explanation {
     pub requests: u64,
     /// Share of the requests that flash served, percent.
     pub served_from_flash_percent: f64,
+    /// Of the requests, percent that memory above flash served whole.
+    #[serde(default)]
+    pub served_from_memory_percent: f64,
     /// Why the others were not, most frequent first.
     pub not_served: Vec<Share>,
 }

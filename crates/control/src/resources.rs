@@ -197,6 +197,9 @@ pub struct Cache {
     pub copies: String,
     /// Does the backing always hold a state that existed?
     pub ordered: bool,
+    /// Memory above it; 0 for none.
+    #[serde(default)]
+    pub ram: Size,
     /// What is not on the backing yet; absent where nothing can be dirty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty: Option<Dirty>,
@@ -329,6 +332,7 @@ mod tests {
                 dirty_age_max: 30,
                 copies: "1".into(),
                 ordered: false,
+                ram: Size(64 << 20),
                 dirty: Some(Dirty {
                     size: Size(8192),
                     lost: Size(0),

@@ -89,6 +89,8 @@ settings! {
     copies: String,
     /// The backing always holds a state that existed, at the price of slower destaging.
     ordered: bool,
+    /// Memory above the cache, for what is read often and to read ahead; 0 for none. No part of a preset. A change empties it.
+    ram: Size,
 }
 
 /// `PUT /v1/disks/{disk}/cache`

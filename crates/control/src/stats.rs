@@ -29,6 +29,9 @@ pub struct DiskStats {
     pub write_bytes: u64,
     /// Share of all reads that flash served whole, percent.
     pub hit_percent: f64,
+    /// Share of all reads that memory above flash served whole, percent.
+    #[serde(default)]
+    pub memory_hit_percent: f64,
     /// Requests a second, mean over the whole time.
     pub iops_mean: f64,
     /// Requests in the busiest second.
@@ -92,6 +95,21 @@ pub struct DiskStats {
     pub block_size: Size,
     /// Memory of the cache's index, bytes.
     pub index_bytes: u64,
+    /// Memory above the cache, bytes.
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// Of this, bytes that hold data.
+    #[serde(default)]
+    pub memory_held_bytes: u64,
+    /// Bytes read ahead into it.
+    #[serde(default)]
+    pub read_ahead_bytes: u64,
+    /// Writes that went to the backing in one I/O with others.
+    #[serde(default)]
+    pub writes_merged: u64,
+    /// Memory of its index, bytes.
+    #[serde(default)]
+    pub memory_index_bytes: u64,
     /// One entry per outcome that exists, in a fixed order, also those that never happened.
     pub outcomes: Vec<OutcomeStats>,
     /// The statistics of vSphere Flash Read Cache under their names there.

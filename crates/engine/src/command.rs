@@ -156,6 +156,21 @@ impl CacheConfig {
     }
 }
 
+/// Memory above a disk's cache: an area of the owner's, to which [`BufferCopy`](crate::io::BufferCopy) refers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryConfig {
+    /// Bytes of the area: at least [`MEMORY_PAGES_MIN`] pages.
+    pub bytes: u64,
+    /// Unit of replacement, bytes: a power of two, 4 KiB to 64 KiB.
+    pub page_bytes: u32,
+}
+
+/// Fewest pages of a memory tier.
+pub const MEMORY_PAGES_MIN: u64 = 4;
+
+/// Largest page of a memory tier, bytes.
+pub const MEMORY_PAGE_BYTES_MAX: u32 = 64 << 10;
+
 /// A new ring for a persistent cache's journal. See docs/FORMAT.md.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewRing {
@@ -198,6 +213,9 @@ pub enum Command {
     RemoveDisk,
     /// Change its cache.
     Cache(CacheChange),
+    /// Give the disk memory above its cache, empty, in place of what it had; or none. Done at once: copies that were asked for
+    /// before this still refer to the area of before, none after it does.
+    Memory(Option<MemoryConfig>),
     /// Start counting from zero.
     ResetStats,
 }
@@ -266,6 +284,12 @@ impl CacheChange {
     pub fn enable_volatile(config: CacheConfig, segments: Vec<Segment>) -> CacheChange {
         let segments = DataSegment::without_order(segments);
         CacheChange::Enable(Box::new(Enable { config, segments, journal: None, recovered: None }))
+    }
+
+    /// Does the disk read differently after it, or is it to be empty? Then memory above the cache is emptied too.
+    pub(crate) fn empties_memory(&self) -> bool {
+        use CacheChange::*;
+        matches!(self, Enable(_) | Disable | Configure(..) | Clear(_) | DiscardDirty)
     }
 
     /// The ring that it brings.

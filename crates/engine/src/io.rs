@@ -103,6 +103,37 @@ pub struct BufferSlice {
     pub len: u32,
 }
 
+/// Payload to be copied, see [`Engine::poll_copy`](crate::Engine::poll_copy): between memory and a buffer, whole sectors; or from one
+/// buffer to another. It cannot fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferCopy {
+    /// Where it is.
+    pub from: CopyEnd,
+    /// Where it is to be, too: not in the same buffer.
+    pub to: CopyEnd,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// One end of a [`BufferCopy`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyEnd {
+    /// The memory area of a disk, from this byte on; a multiple of a sector.
+    Memory {
+        /// Whose.
+        disk: DiskId,
+        /// First byte in the area.
+        offset: u64,
+    },
+    /// A buffer, from this byte on.
+    Buffer {
+        /// Which.
+        id: BufferId,
+        /// First byte in it.
+        offset: u32,
+    },
+}
+
 /// Where an I/O goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Target {

@@ -16,6 +16,7 @@ pub mod histogram;
 mod index;
 pub mod io;
 pub mod journal;
+mod memory;
 pub mod outcome;
 pub mod policy;
 pub mod preset;

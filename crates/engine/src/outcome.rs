@@ -9,6 +9,10 @@
 pub enum Outcome {
     /// All of it came from flash.
     Hit,
+    /// All of it came from memory.
+    HitMemory,
+    /// All of it came from memory, some of it read ahead for it.
+    HitPrefetched,
     /// Some of it was in flash; all of it was read from the backing, and filled.
     PartialMiss,
     /// None of it was in flash; read from the backing and filled.
@@ -85,6 +89,8 @@ macro_rules! outcomes {
 
 outcomes! {
     Hit "hit" "" "were served from flash"
+    HitMemory "hit" "memory" "were served from memory"
+    HitPrefetched "hit" "prefetched" "were served from memory, where they had been read ahead"
     PartialMiss "partial-miss" "" "were only partly in flash, so the whole request came from the backing; the missing part is in flash now"
     MissFilled "miss-filled" "" "were not in flash; they came from the backing and are in flash now"
     MissFlashBusy "miss-not-admitted" "flash-busy" "were not in flash and not put there, because flash writes were already queueing up"
@@ -111,6 +117,11 @@ outcomes! {
 }
 
 impl Outcome {
+    /// Was it served from memory, without any I/O?
+    pub fn is_from_memory(self) -> bool {
+        matches!(self, Outcome::HitMemory | Outcome::HitPrefetched)
+    }
+
     /// Number of outcomes.
     pub const COUNT: usize = OUTCOMES.len();
 

@@ -84,6 +84,8 @@ pub struct DiskStats {
     pub writes: u64,
     /// Read requests served wholly from flash.
     pub read_hits: u64,
+    /// Read requests served wholly from memory above it.
+    pub memory_hits: u64,
     /// Bytes of the read requests.
     pub read_bytes: u64,
     /// Bytes of the write requests.
@@ -112,6 +114,10 @@ pub struct DiskStats {
     pub sectors_dirty: u64,
     /// Of these, those that flash cannot deliver.
     pub sectors_lost: u64,
+    /// Writes that went to the backing in one I/O with others.
+    pub writes_merged: u64,
+    /// Bytes read ahead into memory.
+    pub read_ahead_bytes: u64,
     /// Bytes written from flash to the backing.
     pub destaged_bytes: u64,
     /// Destage writes that failed; they are tried again.
@@ -128,6 +134,12 @@ pub struct DiskStats {
     pub mode: Mode,
     /// Memory of everything that grows with the cache, bytes.
     pub index_bytes: u64,
+    /// Memory above the cache that holds data or may, bytes.
+    pub memory_bytes: u64,
+    /// Of this, bytes that hold data.
+    pub memory_held_bytes: u64,
+    /// Memory of everything else that grows with it, bytes.
+    pub memory_index_bytes: u64,
     /// What the cache is doing.
     pub cache: CacheState,
     /// Requests in flight.
@@ -143,6 +155,7 @@ impl DiskStats {
             reads: 0,
             writes: 0,
             read_hits: 0,
+            memory_hits: 0,
             read_bytes: 0,
             write_bytes: 0,
             iops_max: 0,
@@ -157,6 +170,8 @@ impl DiskStats {
             sectors_valid: 0,
             sectors_dirty: 0,
             sectors_lost: 0,
+            writes_merged: 0,
+            read_ahead_bytes: 0,
             destaged_bytes: 0,
             destage_errors: 0,
             journal_bytes: 0,
@@ -165,6 +180,9 @@ impl DiskStats {
             draining: false,
             mode: Mode::default(),
             index_bytes: 0,
+            memory_bytes: 0,
+            memory_held_bytes: 0,
+            memory_index_bytes: 0,
             cache: CacheState::None,
             in_flight: 0,
             second: 0,
@@ -188,6 +206,7 @@ impl DiskStats {
                 self.reads += 1;
                 self.read_bytes += bytes;
                 self.read_hits += u64::from(outcome == Outcome::Hit);
+                self.memory_hits += u64::from(outcome.is_from_memory());
             }
             Op::Write(_) => {
                 self.writes += 1;

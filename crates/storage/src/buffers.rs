@@ -197,6 +197,19 @@ impl Arena {
         unsafe { self.memory.bytes_mut(offset, slice.len as usize) }
     }
 
+    /// Copies bytes from one buffer to another.
+    pub fn copy(&mut self, from: BufferSlice, to: BufferSlice) {
+        assert!(from.id != to.id && from.len == to.len, "a copy from {from:?} to {to:?}");
+        let (source, target) = (self.locate(from), self.locate(to));
+        self.assert_not_filling(from);
+        self.assert_not_filling(to);
+        // SAFETY: as in `slice` and `slice_mut`; two buffers that are both alive do not overlap.
+        let (source, target) = unsafe {
+            (self.memory.bytes(source, from.len as usize), self.memory.bytes_mut(target, to.len as usize))
+        };
+        target.copy_from_slice(source);
+    }
+
     /// The slice that is the whole buffer.
     pub fn whole(&self, id: BufferId) -> BufferSlice {
         BufferSlice { id, offset: 0, len: self.buffer(id).len }

@@ -4,6 +4,7 @@
 //! payload buffers; backings and flash devices put operations into the ring and are given the
 //! completions that carry their [`token::Token`]. Only [`pool::Pool`] belongs to a control thread.
 
+pub mod area;
 pub mod backing;
 pub mod buffers;
 pub mod checksum;

@@ -1,4 +1,5 @@
-//! One anonymous memory mapping: the bytes behind an [`Arena`](crate::buffers::Arena).
+//! One anonymous memory mapping: the bytes behind an [`Arena`](crate::buffers::Arena) or an
+//! [`Area`](crate::area::Area).
 //!
 //! Why `unsafe`: the kernel reads and writes these pages through raw addresses while Rust code
 //! holds other parts of them, so they can be no `Vec<u8>`. Every access is bounds-checked here; that
@@ -56,7 +57,7 @@ impl Memory {
 
     /// Address of byte `offset`, of which `len` bytes are inside. Using it is up to the caller.
     pub(crate) fn address(&self, offset: usize, len: usize) -> *mut u8 {
-        assert!(offset <= self.len && len <= self.len - offset, "outside the arena");
+        assert!(offset <= self.len && len <= self.len - offset, "outside the mapping");
         // SAFETY: inside the mapping, as just checked.
         unsafe { self.base.as_ptr().add(offset) }
     }

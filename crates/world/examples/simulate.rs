@@ -3,7 +3,7 @@
 //! ```text
 //! simulate KIND FROM SEEDS MINUTES REQUESTS
 //! ```
-//! KIND is `lives`, `sound` (lives in which no device fails) or `single`; MINUTES may be 0 for no limit. Progress goes to stderr.
+//! KIND is `lives`, `sound` (lives in which no device fails), `memory` (lives with memory above every cache) or `single`; MINUTES may be 0 for no limit. Progress goes to stderr.
 //! At the first violation, or panic of the engine, it stops with the seed and with how to live it again. With `HOB_TRACE` in
 //! its environment it says everything that crosses the engine's boundary.
 
@@ -37,15 +37,21 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize| arguments.get(at).and_then(|word| word.parse::<u64>().ok());
     let kind = arguments.first().map(String::as_str);
-    let (Some(kind @ ("lives" | "sound" | "single")), Some(from), Some(seeds), Some(minutes), Some(requests)) =
-        (kind, number(1), number(2), number(3), number(4))
+    let (
+        Some(kind @ ("lives" | "sound" | "memory" | "single")),
+        Some(from),
+        Some(seeds),
+        Some(minutes),
+        Some(requests),
+    ) = (kind, number(1), number(2), number(3), number(4))
     else {
-        eprintln!("usage: simulate lives|sound|single FROM SEEDS MINUTES REQUESTS");
+        eprintln!("usage: simulate lives|sound|memory|single FROM SEEDS MINUTES REQUESTS");
         return ExitCode::FAILURE;
     };
     let base = match kind {
         "lives" => Options::lives(),
         "sound" => Options { faults: false, ..Options::lives() },
+        "memory" => Options { memory_permille: 1000, ..Options::lives() },
         _ => Options::default(),
     };
     let trace: Option<Trace> = std::env::var_os("HOB_TRACE").map(|_| (|line| eprintln!("{line}")) as Trace);

@@ -23,6 +23,7 @@ mod injection;
 mod lives;
 mod owner;
 mod pool;
+mod ram;
 mod recovery;
 mod report;
 mod sabotage;
@@ -35,7 +36,7 @@ use hob_engine::Engine;
 use hob_engine::command::{Access, CacheConfig, Command, CommandError, Segment};
 use hob_engine::units::{BufferId, CommandId, DeviceId, Instant, IoId, RequestId};
 
-use crate::content::{UNIT_BYTES, Written, tag};
+use crate::content::{Tag, UNIT_BYTES, Written, tag};
 use crate::dice::{self, Dice};
 use crate::media::{Backing, Flash, Lie};
 use crate::model::{Kind, Model};
@@ -48,6 +49,7 @@ pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inj
 use lives::Lent;
 use owner::Owner;
 use pool::Asked;
+use ram::Ram;
 pub use report::Report;
 use scenario::{End, Scenario};
 use traffic::{Buffer, InFlight};
@@ -77,6 +79,8 @@ pub struct Options {
     pub commands: bool,
     /// Some histories end with a power cut.
     pub power_cuts: bool,
+    /// So many of a thousand histories have memory above caches.
+    pub memory_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
@@ -108,6 +112,7 @@ impl Default for Options {
             sound_backings: false,
             commands: true,
             power_cuts: true,
+            memory_permille: 250,
             lives: false,
             early: true,
             sabotage: None,
@@ -150,6 +155,8 @@ pub enum Sabotage {
     IgnoredNewestRing,
     /// Clean data is served although the backing has changed.
     ServedStale,
+    /// Now and then memory does not take over what a write wrote.
+    LostRenewal,
     /// Rings that were made void, because the backing was changed before their cache was recovered, are read all the same.
     KeptVoidRings,
 }
@@ -216,6 +223,8 @@ struct Disk {
     quiet_at: u64,
     /// When its cache changed last, by `World::clock`.
     changed: u64,
+    /// The area of its memory.
+    memory: Vec<Tag>,
     tally: Tally,
     fetches: Vec<Fetch>,
 }
@@ -236,6 +245,7 @@ impl Disk {
 struct World<'a> {
     options: &'a Options,
     scenario: Scenario,
+    ram: Option<Ram>,
     dice: Dice,
     now: Instant,
     /// Counts steps.
@@ -286,7 +296,7 @@ impl<'a> World<'a> {
             // Dice of its own: the other histories are what they were before there were such.
             lives.early = options.early && Dice::new(dice::scatter(seed)).chance(400);
         }
-        Self::of(scenario, dice, options)
+        World { ram: Ram::draw(seed, options.memory_permille), ..Self::of(scenario, dice, options) }
     }
 
     fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
@@ -317,12 +327,14 @@ impl<'a> World<'a> {
             writes_through_since: None,
             quiet_at: 0,
             changed: 0,
+            memory: vec![],
             tally: Tally::default(),
             fetches: vec![],
         };
         let disks = scenario.disks.iter().enumerate().map(disk).collect();
         let mut world = World {
             engine: Engine::new(scenario.limits),
+            ram: None,
             options,
             dice,
             now: Instant(0),
@@ -359,6 +371,7 @@ impl<'a> World<'a> {
 
     fn live(&mut self) -> Result<(), Violation> {
         self.lend_buffers();
+        self.prepare_memory();
         for disk in 0..self.disks.len() {
             self.add_disk(disk);
             self.drain()?;
@@ -366,11 +379,13 @@ impl<'a> World<'a> {
         if self.scenario.lives.is_some() {
             self.begin_with_caches()?;
             self.begin_life();
+            self.begin_with_memory()?;
         } else {
             for _ in 0..2 * self.disks.len() {
                 self.random_command()?;
                 self.drain()?;
             }
+            self.begin_with_memory()?;
             (0..self.scenario.guests.len()).for_each(|guest| self.schedule_guest(guest, self.now));
             self.schedule_command();
         }
@@ -462,6 +477,7 @@ impl<'a> World<'a> {
             Event::Command => {
                 if !self.stopping {
                     self.random_command()?;
+                    self.maybe_change_memory()?;
                 }
                 self.schedule_command();
                 Ok(())

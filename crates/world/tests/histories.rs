@@ -67,6 +67,7 @@ fn check_coverage(total: &Report) {
         ("resumptions", total.resumptions),
         ("repairs under reads", total.repairs_under_reads),
         ("evictions", total.evictions),
+        ("copies", total.copies),
         ("power cuts", total.power_cuts),
     ] {
         assert!(count >= 500, "{name} only {count} times");

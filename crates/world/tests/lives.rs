@@ -140,7 +140,8 @@ fn long_lives_keep_every_promise() {
 #[test]
 fn what_was_mended_stays_so() {
     for (faults, seed, requests, what) in MENDED {
-        let ended = run(seed, &Options { faults, requests, early: false, ..Options::lives() });
+        let ended =
+            run(seed, &Options { faults, requests, early: false, memory_permille: 0, ..Options::lives() });
         assert!(ended.is_ok(), "{what} (once): {ended:?}");
     }
 }

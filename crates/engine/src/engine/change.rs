@@ -84,6 +84,7 @@ impl Engine {
                 self.settle(now, disk_id);
                 return self.run(now);
             }
+            (Command::Memory(config), Some(disk)) => disk.set_memory(config),
             (Command::ResetStats, Some(disk)) => {
                 disk.stats = DiskStats::new();
                 disk.stats_since = now;
@@ -139,6 +140,9 @@ impl Engine {
             };
             // A volatile cache has no use for a ring: perhaps another had been there when the change was asked for.
             let ring: Vec<Segment> = change.ring().map(|ring| ring.copies.concat()).unwrap_or_default();
+            if change.empties_memory() {
+                disk.empty_memory();
+            }
             let result = disk.apply(change).map(|released| [released, ring].concat());
             if let (Some(device), None) = (left, &disk.cache) {
                 disk.fenced = self.devices.get(device).is_fenced();

@@ -6,12 +6,14 @@ use super::care::Care;
 use super::coming::Coming;
 use super::commit::Journal;
 use super::destager::Destager;
+use super::merge::Merger;
 use super::stranded::{Stranded, WAIT_NS_MAX};
 use super::structure::Opening;
 use crate::cache::Cache;
 use crate::command::{CacheChange, DiskConfig};
 use crate::index::Index;
 use crate::io::Request;
+use crate::memory::Memory;
 use crate::outcome::Outcome;
 use crate::stats::{CacheState, DiskStats};
 use crate::units::{CommandId, Instant};
@@ -19,6 +21,9 @@ use crate::units::{CommandId, Instant};
 pub(super) struct Disk {
     pub(super) config: DiskConfig,
     pub(super) cache: Option<Cache>,
+    /// Above the cache.
+    pub(super) memory: Option<Box<Memory>>,
+    pub(super) merger: Merger,
     /// The cache was lost with its last device.
     pub(super) fenced: bool,
     /// A device of the cache is silent.
@@ -76,6 +81,8 @@ impl Disk {
         Disk {
             config,
             cache: None,
+            memory: None,
+            merger: Merger::default(),
             fenced: false,
             stalled: false,
             changes: VecDeque::new(),
@@ -170,6 +177,11 @@ impl Disk {
             stats.mode = cache.config.mode;
             stats.index_bytes =
                 cache.bytes() + self.journal.as_ref().map_or(0, |journal| journal.writer.bytes());
+        }
+        if let Some(memory) = &self.memory {
+            stats.memory_bytes = memory.area_bytes();
+            stats.memory_held_bytes = memory.held_bytes();
+            stats.memory_index_bytes = memory.index_bytes();
         }
         stats.cache = match &self.cache {
             _ if self.coming.is_some() => CacheState::Recovering,

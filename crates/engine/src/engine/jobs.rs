@@ -1,4 +1,4 @@
-//! Work of the engine's own: dirty data on its way from flash to the backing, and flushes of the backing.
+//! Work of the engine's own: dirty data on its way from flash to the backing, flushes of the backing, and what is read ahead.
 //!
 //! A transfer claims its sectors like a read that fills, so that reads from flash go on and changes wait; it reads flash
 //! into a lent buffer, checks what came, and writes it to the backing. That alone makes nothing clean: the destager
@@ -30,7 +30,7 @@ pub(super) struct Job {
     pub(super) pending: u32,
     pub(super) step: Step,
     pub(super) buffer: Option<Piece>,
-    failed: bool,
+    pub(super) failed: bool,
 }
 
 /// What it is for.
@@ -44,6 +44,10 @@ pub(super) enum JobKind {
     Flush(u64),
     /// A frame is looked after (`care.rs`).
     Care(FrameNo),
+    /// A sequential reader's next sectors come into memory (`ahead.rs`).
+    ReadAhead,
+    /// Writes of guests go to the backing as one (`merge.rs`).
+    Merged,
 }
 
 impl JobKind {
@@ -72,6 +76,10 @@ pub(super) enum Step {
     FlashRead,
     BackingWrite,
     Flush,
+    AheadFlash,
+    AheadBacking,
+    AheadOverlay,
+    MergedWrite,
 }
 
 impl Engine {
@@ -123,11 +131,36 @@ impl Engine {
         true
     }
 
+    /// Is there room for one more job that others can do without?
+    pub(super) fn has_job_to_spare(&self) -> bool {
+        self.jobs.len() < super::JOBS_MAX - RESERVED
+    }
+
+    /// A job for a merged write of this range, whose sectors its members have claimed, in this buffer.
+    pub(super) fn begin_merged(&mut self, range: Range, buffer: Piece) -> u32 {
+        let job = self.jobs.insert(Job {
+            disk: range.disk,
+            kind: JobKind::Merged,
+            whole: range,
+            range,
+            pending: 0,
+            step: Step::MergedWrite,
+            buffer: Some(buffer),
+            failed: false,
+        });
+        self.disk_mut(range.disk).jobs += 1;
+        job
+    }
+
     /// A transfer has its claim: what is still dirty at the start of its range, in one piece, is read.
     pub(super) fn start_job(&mut self, now: Instant, job: u32) {
         let Job { disk: disk_id, range, kind, .. } = self.jobs[job];
         let bytes = (range.end - range.first) * SECTOR_BYTES;
-        let Some(mut buffer) = self.lent.take(bytes, kind.least(range)) else {
+        let taken = match kind {
+            JobKind::ReadAhead => self.lent.take_spare(bytes),
+            _ => self.lent.take(bytes, kind.least(range)),
+        };
+        let Some(mut buffer) = taken else {
             // Others were faster. It is tried again when they are done.
             return self.end_job(now, job, Ok(()));
         };
@@ -137,6 +170,11 @@ impl Engine {
             let end = &mut self.jobs[job].range.end;
             *end = (range.first + capacity).min(*end);
             return self.start_care(now, job, frame);
+        }
+        if kind == JobKind::ReadAhead {
+            let end = &mut self.jobs[job].range.end;
+            *end = (range.first + capacity).min(*end);
+            return self.start_ahead(now, job);
         }
         let Engine { disks, runs, .. } = self;
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
@@ -193,6 +231,8 @@ impl Engine {
                 return self.care_read_done(now, job, frame, io, result, sums);
             }
             (Step::CareWrite, _) => return self.care_write_done(now, job, io, result, sums),
+            (_, JobKind::ReadAhead) => return self.ahead_io_done(now, job, io, result, sums),
+            (_, JobKind::Merged) => return self.merged_done(now, job, result),
             _ => {}
         }
         match step {
@@ -213,7 +253,7 @@ impl Engine {
                 self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, (offset, len), slice, 0);
             }
             Step::BackingWrite | Step::Flush => self.end_job(now, job, result),
-            Step::Waiting | Step::CareRead | Step::CareWrite => panic!("I/O of a job in {step:?}"),
+            step => panic!("I/O of a job in {step:?}"),
         }
     }
 
@@ -229,6 +269,8 @@ impl Engine {
                 self.transferred(now, disk, (range, whole), moved, result)
             }
             JobKind::Care(_) => self.care_done(now, disk, job, result),
+            JobKind::ReadAhead => self.ahead_done(job, whole, result),
+            JobKind::Merged => {}
         }
         match kind {
             JobKind::Destage => {
@@ -237,7 +279,7 @@ impl Engine {
                 self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
             }
             JobKind::Edges(slot) => self.edges_destaged(now, slot, moved, result),
-            JobKind::Flush(_) | JobKind::Care(_) => {}
+            JobKind::Flush(_) | JobKind::Care(_) | JobKind::ReadAhead | JobKind::Merged => {}
         }
         self.unsettled.push(disk);
         self.wake_all();

@@ -78,6 +78,21 @@ impl Lent {
         Some(Piece { id: buffer.id, offset: first * grain, len: count * grain })
     }
 
+    /// Bytes that may be taken by those who can do without, so that half of all stays for those who have to go on.
+    pub(super) fn spare(&self) -> u64 {
+        let bytes = |grains: fn(&Buffer) -> u32| -> u64 {
+            self.buffers.iter().map(|buffer| u64::from(grains(buffer) * buffer.grain_bytes)).sum()
+        };
+        let (all, free) = (bytes(|buffer| buffer.grains), bytes(|buffer| buffer.free.count_ones()));
+        free.saturating_sub(all / 2)
+    }
+
+    /// Hands out a piece of so many bytes, or of what there is to spare.
+    pub(super) fn take_spare(&mut self, bytes: u64) -> Option<Piece> {
+        let bytes = bytes.min(self.spare());
+        if bytes == 0 { None } else { self.take(bytes, 0) }
+    }
+
     /// Takes back what is behind the first so many bytes, which are at least one.
     pub(super) fn shorten(&mut self, piece: &mut Piece, bytes: u64) {
         let buffer = self.buffer(piece);
@@ -167,6 +182,17 @@ mod tests {
         lent.give_back(&small[7]);
         assert_eq!(lent.take(MIB.into(), 65_536), None, "so little is not");
         assert!(lent.has(16_384) && !lent.has(16_385));
+    }
+
+    #[test]
+    fn half_is_for_those_who_have_to_go_on() {
+        let mut lent = Lent::default();
+        assert_eq!((lent.spare(), lent.take_spare(1)), (0, None));
+        lent.add(BufferId(1), MIB);
+        let first = lent.take_spare(300 << 10).expect("less than half");
+        assert_eq!(lent.take_spare(MIB.into()).map(|piece| piece.len), Some(512 * 1024 - first.len));
+        assert_eq!((lent.spare(), lent.take_spare(1)), (0, None));
+        assert_eq!(lent.take(MIB.into(), 0).map(|piece| piece.len), Some(MIB / 2));
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! The engine of one shard: the disks it owns, their caches, and everything in flight.
 //!
 //! Call order: any of `handle_request`, `handle_completion`, `handle_command`, `handle_timeout`, each
-//! with the current time; then drain `poll_io`, `poll_reply`, `poll_release` and `poll_event`; then
-//! sleep until something completes or `poll_timeout` says. Nothing blocks and nothing calls out.
+//! with the current time; then drain `poll_copy`, and whenever that has nothing, `poll_io`, `poll_reply`,
+//! `poll_release` and `poll_event`; then sleep until something completes or `poll_timeout` says. Nothing blocks and nothing calls out.
 //!
 //! A request claims its sectors, is read from flash or from the backing, is answered, and may then
 //! still fill flash before it gives claim and buffer back:
 //!
 //! ```text
-//! read    waiting → flash read → reply                         all sectors valid
+//! read    waiting → copy from memory → reply                   all sectors in memory
+//!         waiting → flash read → reply                         all sectors valid
 //!                   └ error or wrong checksum ┐
 //!         waiting ─────────────────────→ backing read → reply → fill
 //! write   waiting → backing write → reply → fill
@@ -22,6 +23,7 @@
 //!         waiting → (commit of a zone's mark) → backing write …       past the cache
 //! ```
 
+mod ahead;
 mod care;
 mod change;
 mod coming;
@@ -32,11 +34,13 @@ mod disk;
 mod fill;
 mod jobs;
 mod lent;
+mod merge;
 mod read;
 mod stranded;
 mod structure;
 #[cfg(test)]
 mod tests;
+mod tier;
 mod write;
 mod write_back;
 
@@ -47,7 +51,8 @@ use crate::cache::FlashRun;
 use crate::claims::{Claims, Kind, Range};
 use crate::command::{Access, Event};
 use crate::device::{self, Devices, Health};
-use crate::io::{BufferSlice, Io, IoError, IoOp, Op, Reply, Request, Target};
+use crate::io::{BufferCopy, BufferSlice, Io, IoError, IoOp, Op, Reply, Request, Target};
+use crate::memory::Seen;
 use crate::outcome::Outcome;
 use crate::slab::Slab;
 use crate::stats::DiskStats;
@@ -120,6 +125,8 @@ pub struct Engine {
     jobs: Slab<Job>,
     /// Buffers for jobs.
     lent: Lent,
+    /// Transfers that read ahead.
+    aheads: u32,
     /// What journal writes in flight write.
     pages: BTreeMap<IoId, Vec<u8>>,
     /// Disks whose journal or destager may have something to do.
@@ -128,6 +135,7 @@ pub struct Engine {
     unsettled: Vec<DiskId>,
     /// Where a read's data lies, or where a fill's will; kept from call to call for its memory only.
     runs: Vec<FlashRun>,
+    copy_out: VecDeque<BufferCopy>,
     io_out: VecDeque<Io>,
     reply_out: VecDeque<Reply>,
     release_out: VecDeque<BufferId>,
@@ -145,6 +153,8 @@ struct Active {
     pending: u32,
     /// What kind of run it is part of.
     run: Run,
+    /// What memory knows of the run it is part of.
+    seen: Seen,
     /// What it will be classified as, as far as known.
     outcome: Outcome,
     /// Buffer bytes counted in `Engine::fill_bytes`.
@@ -229,10 +239,12 @@ impl Engine {
             runnable: VecDeque::new(),
             jobs: Slab::new(JOBS_MAX),
             lent: Lent::default(),
+            aheads: 0,
             pages: BTreeMap::new(),
             awake: Vec::new(),
             unsettled: Vec::new(),
             runs: Vec::new(),
+            copy_out: VecDeque::new(),
             io_out: VecDeque::new(),
             reply_out: VecDeque::new(),
             release_out: VecDeque::new(),
@@ -258,7 +270,7 @@ impl Engine {
             first: request.offset / SECTOR_BYTES,
             end: (request.offset + request.len).div_ceil(SECTOR_BYTES),
         };
-        let run = self.observe(&request, range);
+        let (run, seen) = self.observe(&request, range);
         let slot = self.requests.insert(Active {
             request,
             arrived: now,
@@ -266,6 +278,7 @@ impl Engine {
             phase: Phase::Waiting,
             pending: 0,
             run,
+            seen,
             outcome: Outcome::CacheOff,
             fill_bytes: 0,
             over_dirty: false,
@@ -283,6 +296,10 @@ impl Engine {
                     self.start_change(now, slot);
                 }
             }
+        }
+        // The request has entered its own claim: it does not wait for what is read after it.
+        if let Some(ahead) = seen.wanted {
+            self.read_ahead(now, request.disk, ahead);
         }
         self.run(now);
         Ok(())
@@ -345,26 +362,36 @@ impl Engine {
         devices.chain(disks).min()
     }
 
+    /// The next copy to be made. All copies come before anything else that is polled: what is polled then counts on them.
+    #[inline]
+    pub fn poll_copy(&mut self) -> Option<BufferCopy> {
+        self.copy_out.pop_front()
+    }
+
     /// The next I/O for storage.
     #[inline]
     pub fn poll_io(&mut self) -> Option<Io> {
+        assert!(self.copy_out.is_empty(), "copies come first");
         self.io_out.pop_front()
     }
 
     /// The next answer for a front end.
     #[inline]
     pub fn poll_reply(&mut self) -> Option<Reply> {
+        assert!(self.copy_out.is_empty(), "copies come first");
         self.reply_out.pop_front()
     }
 
     /// The next buffer that the engine no longer needs.
     #[inline]
     pub fn poll_release(&mut self) -> Option<BufferId> {
+        assert!(self.copy_out.is_empty(), "copies come first");
         self.release_out.pop_front()
     }
 
     /// The next thing the daemon should know.
     pub fn poll_event(&mut self) -> Option<Event> {
+        assert!(self.copy_out.is_empty(), "copies come first");
         self.event_out.pop_front()
     }
 
@@ -410,13 +437,20 @@ impl Engine {
         }
     }
 
-    /// Shows a new read or write to the admission of its disk's cache.
+    /// Shows a new read or write to the admission of its disk's cache, and to memory: what run is it part of for
+    /// each?
     #[inline]
-    fn observe(&mut self, request: &Request, range: Range) -> Run {
-        match (request.op, &mut self.disk_mut(request.disk).cache) {
+    fn observe(&mut self, request: &Request, range: Range) -> (Run, Seen) {
+        let disk = self.disk_mut(request.disk);
+        let run = match (request.op, &mut disk.cache) {
             (Op::Read | Op::Write(_), Some(cache)) => cache.observe(range.first, range.end),
             _ => Run::Other,
-        }
+        };
+        let seen = match (request.op, &mut disk.memory) {
+            (Op::Read, Some(memory)) => memory.observe(range.first, range.end),
+            _ => Seen::default(),
+        };
+        (run, seen)
     }
 
     fn refuse(&mut self, now: Instant, request: &Request, error: IoError) {
@@ -475,6 +509,7 @@ impl Engine {
 
     /// Answers a request. It stays in flight until `finish`.
     fn reply(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        self.keep_in_memory(slot, result);
         let Active { request, arrived, outcome, .. } = &self.requests[slot];
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: *outcome };
         self.disks[request.disk.0 as usize]

@@ -1,17 +1,20 @@
-//! Reads and prefetches: all from flash when every sector is valid there, otherwise all from the
+//! Reads and prefetches: all from memory, or all from flash, when every sector is valid there, otherwise all from the
 //! backing.
 
 use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
-use crate::claims::Kind;
+use crate::claims::{Kind, Range};
 use crate::command::Mode;
 use crate::index::Index;
 use crate::io::{IoError, IoOp, Op};
+use crate::memory::Ahead;
 use crate::outcome::Outcome;
 use crate::units::Instant;
 
 /// Where a read is to be served from.
 enum Source {
+    /// Memory holds all of it.
+    Memory,
     /// Every sector is valid; `Engine::runs` says where.
     Flash,
     /// The backing; the outcome if all goes well.
@@ -27,7 +30,9 @@ impl Engine {
         let source = self.source(slot);
         let is_persistent = self.disk(self.requests[slot].request.disk).journal.is_some();
         let (kind, waiting) = match source {
-            Source::Flash => (Kind::Read, Kind::Fill),
+            Source::Memory | Source::Flash => (Kind::Read, Kind::Fill),
+            // It is being read already.
+            Source::Backing(_) if self.requests[slot].seen.expected => (Kind::Fill, Kind::Fill),
             Source::Backing(Outcome::MissFilled | Outcome::PartialMiss) => (Kind::Fill, Kind::Fill),
             // The destager writes to the backing.
             Source::Backing(_) if is_persistent => (Kind::Fill, Kind::Fill),
@@ -52,6 +57,9 @@ impl Engine {
 
     /// Looks a read up, without side effects but on `runs`.
     fn source(&mut self, slot: u32) -> Source {
+        if self.is_in_memory(slot) {
+            return Source::Memory;
+        }
         let Active { request, range, .. } = self.requests[slot];
         let Engine { disks, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
@@ -83,8 +91,13 @@ impl Engine {
             return;
         }
         match source {
+            Source::Memory => self.serve_from_memory(now, slot),
             Source::Flash => self.serve_from_flash(now, slot),
             Source::Backing(outcome) => {
+                let Active { request, range, seen, .. } = self.requests[slot];
+                if seen.expected {
+                    self.missed_ahead(request.disk, Ahead { first: range.first, end: range.end });
+                }
                 self.requests[slot].outcome = outcome;
                 let would_fill = matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss);
                 if self.requests[slot].request.op == Op::Prefetch && !would_fill {
@@ -190,23 +203,21 @@ impl Engine {
             self.finish(slot);
             return;
         }
-        if self.find_dirty(slot) {
+        if self.find_dirty(self.requests[slot].range, 0) {
             self.requests[slot].phase = Phase::Overlay;
             return self.issue_runs(now, slot, IoOp::Read);
         }
         self.end_backing_read(now, slot);
     }
 
-    /// Puts what is dirty of a request's range into `runs`. False if nothing is.
-    fn find_dirty(&mut self, slot: u32) -> bool {
-        let Active { request, range, .. } = self.requests[slot];
+    /// Puts what is dirty of a range into `runs`, for a buffer in which it begins at this sector. False if nothing is.
+    pub(super) fn find_dirty(&mut self, range: Range, mut buffer_sector: u64) -> bool {
         let Engine { disks, runs, .. } = self;
-        let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        let disk = disks[range.disk.0 as usize].as_mut().expect("disks outlive their requests");
         runs.clear();
         let Some(cache) = disk.cache.as_ref().filter(|cache| cache.index.dirty_sectors() > 0) else {
             return false;
         };
-        let mut buffer_sector = 0;
         for span in cache.spans(range.first, range.end) {
             if let Some(sector) = cache.find(span) {
                 for i in (0..span.count).filter(|i| cache.index.is_dirty(sector + i)) {

@@ -82,6 +82,9 @@ impl Engine {
         disk.holds = true;
         if disk.is_at_rest() {
             let (command, change) = disk.changes.pop_front().expect("looked at");
+            if change.empties_memory() {
+                disk.empty_memory();
+            }
             if let Err(error) = self.begin_change(now, id, command, change) {
                 self.end_change_of_structure(id, command, Err(error));
             }

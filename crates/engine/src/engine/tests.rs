@@ -9,7 +9,9 @@ mod ends;
 mod errors;
 mod health;
 mod limits;
+mod memory;
 mod mended;
+mod merge;
 mod reads;
 mod statistics;
 mod stranded;
@@ -23,7 +25,7 @@ use crate::admission::Admission;
 use crate::command::{
     Access, CacheChange, CacheConfig, Command, CommandError, DataSegment, DiskConfig, Event, Segment,
 };
-use crate::io::{Durability, Io, IoError, IoOp, Op, Reply, Request, Target};
+use crate::io::{BufferCopy, Durability, Io, IoError, IoOp, Op, Reply, Request, Target};
 use crate::outcome::Outcome;
 use crate::policy::PolicyKind;
 use crate::stats::DiskStats;
@@ -41,6 +43,8 @@ struct Bench {
     engine: Engine,
     now: Instant,
     made: u64,
+    /// Copies that were asked for.
+    copies: Vec<BufferCopy>,
     /// I/O that is to be completed.
     ios: VecDeque<Io>,
     replies: Vec<Reply>,
@@ -59,6 +63,7 @@ impl Bench {
             engine: Engine::new(limits),
             now: Instant(0),
             made: 0,
+            copies: vec![],
             ios: VecDeque::new(),
             replies: vec![],
             released: vec![],
@@ -134,6 +139,7 @@ impl Bench {
     }
 
     fn drain(&mut self) {
+        self.copies.extend(std::iter::from_fn(|| self.engine.poll_copy()));
         self.ios.extend(std::iter::from_fn(|| self.engine.poll_io()));
         self.replies.extend(std::iter::from_fn(|| self.engine.poll_reply()));
         self.released.extend(std::iter::from_fn(|| self.engine.poll_release()));

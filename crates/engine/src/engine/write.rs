@@ -16,6 +16,7 @@ impl Engine {
         if !self.passes_coming(now, slot) {
             return;
         }
+        self.forget_in_memory(slot);
         let disk = self.disk(self.requests[slot].request.disk);
         if disk.journal.is_some() {
             return self.change_persistent(now, slot);
@@ -24,12 +25,14 @@ impl Engine {
         self.change_backing(now, slot);
     }
 
-    /// Sends a change to the backing.
+    /// Sends a change to the backing, perhaps together with others.
     pub(super) fn change_backing(&mut self, now: Instant, slot: u32) {
-        let active = &mut self.requests[slot];
-        active.phase = Phase::BackingChange;
-        let op = match active.request.op {
-            Op::Write(durability) => IoOp::Write(durability),
+        self.requests[slot].phase = Phase::BackingChange;
+        if self.follows_another(slot) {
+            return;
+        }
+        let op = match self.requests[slot].request.op {
+            Op::Write(_) => return self.write_alone(now, slot),
             Op::Discard(_) => IoOp::Discard,
             Op::WriteZeroes(_, zeroing) => IoOp::WriteZeroes(zeroing),
             other => panic!("{other:?} changes nothing"),
@@ -79,6 +82,7 @@ impl Engine {
     }
 
     pub(super) fn backing_change_done(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        self.send_followers(now, slot);
         self.backing_changed(now, slot);
         let Active { request, over_dirty, .. } = self.requests[slot];
         let op = request.op;

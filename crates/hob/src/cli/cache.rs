@@ -12,7 +12,7 @@ use super::remote::{ask, converse, explain};
 use super::settings::Settings;
 
 /// Options of `hob cache set`, of which one is needed.
-const SETTINGS: [&str; 14] = [
+const SETTINGS: [&str; 15] = [
     "preset",
     "mode",
     "persistent",
@@ -27,6 +27,7 @@ const SETTINGS: [&str; 14] = [
     "dirty_age_max",
     "copies",
     "ordered",
+    "ram",
 ];
 
 /// Give disks caches, change them, take them away; guests notice nothing

@@ -142,6 +142,7 @@ fn settings(cache: &hob_control::Cache) -> Vec<(&'static str, String)> {
         ("cache policy", cache.policy.clone()),
         ("cache admission", cache.admission.clone()),
         ("cache layout", cache.layout.clone()),
+        ("cache memory", if cache.ram.bytes() == 0 { "none".to_owned() } else { cache.ram.human() }),
     ];
     if !cache.persistent {
         facts.push(("cache persistent", "no".to_owned()));

@@ -147,7 +147,9 @@ fn policies_page() -> String {
 fn presets_page() -> String {
     let mut page = format!(
         "{GENERATED}# Presets\n\nA preset is a row of parts, each of which can be set by itself: `hob cache enable --preset zbs \
-         --dirty-start 30`, or the same names in hob.toml. Without a preset a cache has the parts of `vfrc`.\n\n\
+         --dirty-start 30`, or the same names in hob.toml. Without a preset a cache has the parts of `vfrc`. \
+         Memory above a cache (`--ram`) is no part of a preset: what an array keeps in its DRAM above FAST Cache, `--preset fast-cache \
+         --ram 4G` keeps in the host's.\n\n\
          | preset | mode | persistent | layout | block | admission | policy | destage | starts, stops, full | age bound | \
          copies |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
     );

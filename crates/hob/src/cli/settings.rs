@@ -53,6 +53,9 @@ pub(super) struct Settings {
     /// The backing always holds a state that existed; destaging is slower
     #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
     ordered: Option<bool>,
+    /// Memory above the cache, which keeps what is read often and reads ahead; 0 for none
+    #[arg(long, value_name = "SIZE")]
+    ram: Option<Size>,
 }
 
 impl From<Settings> for CacheSettings {
@@ -72,6 +75,7 @@ impl From<Settings> for CacheSettings {
             dirty_age_max,
             copies,
             ordered,
+            ram,
         } = settings;
         CacheSettings {
             preset,
@@ -88,6 +92,7 @@ impl From<Settings> for CacheSettings {
             dirty_age_max,
             copies,
             ordered,
+            ram,
         }
     }
 }

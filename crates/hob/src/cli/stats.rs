@@ -66,8 +66,17 @@ fn show(stats: &DiskStats) -> String {
         ("requests", format!("{} ({} reads, {} writes)", stats.requests, stats.reads, stats.writes)),
         ("flash served", format!("{:.1} % of reads", stats.hit_percent)),
         ("checksum mismatches", stats.checksum_mismatches.to_string()),
-        ("index memory", Size(stats.index_bytes).human()),
+        ("index memory", Size(stats.index_bytes + stats.memory_index_bytes).human()),
     ];
+    if stats.memory_bytes > 0 || stats.memory_hit_percent > 0.0 {
+        let (held, all) = (Size(stats.memory_held_bytes).human(), Size(stats.memory_bytes).human());
+        facts.push(("read ahead", Size(stats.read_ahead_bytes).human()));
+        facts.push(("writes merged", stats.writes_merged.to_string()));
+        facts.insert(
+            4,
+            ("memory served", format!("{:.1} % of reads, from {held} of {all}", stats.memory_hit_percent)),
+        );
+    }
     if !stats.mode.is_empty() {
         facts.insert(2, ("mode", stats.mode.clone()));
     }

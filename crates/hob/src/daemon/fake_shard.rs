@@ -16,7 +16,7 @@ use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestI
 use hob_engine::{Engine, Limits};
 use tokio::sync::Notify;
 
-use super::hardware::{Backing, FlashDevice};
+use super::hardware::{Area, Backing, FlashDevice};
 use super::shard_api::{Answer, Gone, ShardCall, ShardError, ShardEvent, ShardHandle};
 use super::tape::Recorder;
 
@@ -48,6 +48,7 @@ struct State {
     devices: BTreeMap<DeviceId, FlashDevice>,
     backings: BTreeMap<DiskId, Backing>,
     recorders: BTreeMap<DiskId, Recorder>,
+    areas: BTreeMap<DiskId, Area>,
     commands: u64,
     waiting: BTreeMap<CommandId, Waiting>,
     requests: u64,
@@ -58,6 +59,7 @@ struct State {
 enum Waiting {
     Add(Answer<()>),
     Change(Answer<Vec<Segment>>),
+    Memory(Answer<Option<Area>>, Option<Area>),
     Remove(Answer<Gone>, DiskId),
 }
 
@@ -79,6 +81,7 @@ impl State {
             devices: BTreeMap::new(),
             backings: BTreeMap::new(),
             recorders: BTreeMap::new(),
+            areas: BTreeMap::new(),
             commands: 0,
             waiting: BTreeMap::new(),
             requests: 0,
@@ -140,6 +143,11 @@ impl FakeShard {
     /// Closes everything at once, as a shard does that is killed.
     pub(crate) fn stop(&self) {
         *self.state.lock().unwrap() = State::new();
+    }
+
+    /// Bytes of a disk's memory.
+    pub(crate) fn area_bytes(&self, id: DiskId) -> u64 {
+        self.state.lock().unwrap().areas.get(&id).map_or(0, Area::len)
     }
 
     /// Devices that it has open.
@@ -230,6 +238,14 @@ impl State {
             ShardCall::ChangeCache { id, change, answer } => {
                 self.command(id, Command::Cache(change), Waiting::Change(answer));
             }
+            ShardCall::SetMemory { id, memory, answer } => {
+                let (config, area) = memory.unzip();
+                let area = match area {
+                    Some(area) => self.areas.insert(id, area),
+                    None => self.areas.remove(&id),
+                };
+                self.command(id, Command::Memory(config), Waiting::Memory(answer, area));
+            }
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(self.now(), id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
@@ -273,11 +289,13 @@ impl State {
 
     /// Does the engine's I/O, and passes on what it says.
     fn settle(&mut self) {
+        while self.engine.poll_copy().is_some() {}
         while let Some(io) = self.engine.poll_io() {
             match io.target {
                 Target::Flash(device) if self.silent == Some(device) => self.kept.push(io),
                 _ => self.complete(&io),
             }
+            while self.engine.poll_copy().is_some() {}
         }
         while let Some(reply) = self.engine.poll_reply() {
             self.replies.insert(reply.id, reply.result);
@@ -312,9 +330,11 @@ impl State {
             match self.waiting.remove(&command).expect("commands end once") {
                 Waiting::Add(answer) => drop(answer.send(result.map(drop))),
                 Waiting::Change(answer) => drop(answer.send(result)),
+                Waiting::Memory(answer, area) => drop(answer.send(result.map(|_| area))),
                 Waiting::Remove(answer, id) => {
                     let changed = self.backings.remove(&id).and_then(|backing| backing.change_mark());
-                    drop(answer.send(result.map(|released| Gone { released, changed })));
+                    let memory = self.areas.remove(&id);
+                    drop(answer.send(result.map(|released| Gone { released, changed, memory })));
                 }
             }
         }

@@ -21,6 +21,7 @@ mod fencing;
 mod fit;
 mod flash;
 mod journal_lost;
+mod memory;
 mod persist;
 mod pools;
 mod record;
@@ -38,7 +39,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hob_control::{Admission, DeviceState, Size};
-use hob_engine::command::Segment;
+use hob_engine::command::{MemoryConfig, Segment};
 use hob_engine::units::{DeviceId, DiskId};
 use hob_storage::pool::OwnerId;
 
@@ -134,6 +135,8 @@ struct DiskEntry {
     ring: Vec<Segment>,
     /// Copies of the ring in use.
     ring_copies: usize,
+    /// Memory above it that the shard has.
+    memory: Option<MemoryConfig>,
     /// What the backing is known by, since it was last opened.
     identity: [u8; 32],
     /// What was last seen of its dirty data.

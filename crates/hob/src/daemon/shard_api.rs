@@ -10,14 +10,14 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use hob_engine::command::{CacheChange, CommandError, DiskConfig, Segment};
+use hob_engine::command::{CacheChange, CommandError, DiskConfig, MemoryConfig, Segment};
 use hob_engine::regions::Regions;
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{DeviceId, DiskId};
 use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
-use super::hardware::{Backing, ChangeMark, FlashDevice};
+use super::hardware::{Area, Backing, ChangeMark, FlashDevice};
 use super::listen::Place;
 use super::tape::Recorder;
 
@@ -74,6 +74,15 @@ pub(crate) enum ShardCall {
         /// Segments that the cache does not use any more, when the change has taken effect.
         answer: Answer<Vec<Segment>>,
     },
+    /// Give a disk other memory above its cache, or none.
+    SetMemory {
+        /// Whose.
+        id: DiskId,
+        /// How it is to be used, and what it is.
+        memory: Option<(MemoryConfig, Area)>,
+        /// What it had before.
+        answer: Answer<Option<Area>>,
+    },
     /// Figures of a disk.
     Stats {
         /// Which.
@@ -129,6 +138,8 @@ pub(crate) struct Gone {
     pub(crate) released: Vec<Segment>,
     /// When its backing was last changed, after everything that hob did.
     pub(crate) changed: Option<ChangeMark>,
+    /// Memory above its cache.
+    pub(crate) memory: Option<Area>,
 }
 
 /// Something a shard reports unasked.
@@ -260,6 +271,15 @@ impl ShardHandle {
         change: CacheChange,
     ) -> Result<Vec<Segment>, ShardError> {
         self.ask(|answer| ShardCall::ChangeCache { id, change, answer }).await
+    }
+
+    /// Gives a disk other memory above its cache, or none; gives back what it had.
+    pub(crate) async fn set_memory(
+        &self,
+        id: DiskId,
+        memory: Option<(MemoryConfig, Area)>,
+    ) -> Result<Option<Area>, ShardError> {
+        self.ask(|answer| ShardCall::SetMemory { id, memory, answer }).await
     }
 
     /// A disk's figures.

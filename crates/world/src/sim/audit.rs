@@ -6,6 +6,7 @@ use hob_engine::stats::CacheState;
 use hob_engine::units::{DiskId, RequestId, SECTOR_BYTES};
 
 use super::World;
+use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
 /// What the world saw of one disk since counting began.
@@ -131,6 +132,14 @@ impl World<'_> {
             let expected = (tally.bytes, tally.reads, tally.writes);
             ensure!(counted == expected, "disk {index} counts {counted:?}, not {expected:?}");
             ensure!(stats.read_hits <= hits && stats.read_hits <= stats.reads, "disk {index}: hits");
+            let from_memory: u64 = [Outcome::HitMemory, Outcome::HitPrefetched]
+                .map(|outcome| stats.outcomes[outcome as usize].count)
+                .into_iter()
+                .sum();
+            let area = disk.memory.len() as u64 * UNIT_BYTES;
+            let memory = (stats.memory_hits, stats.memory_bytes);
+            ensure!(memory == (from_memory, area), "disk {index}: {memory:?} in memory, not {area}");
+            ensure!(stats.memory_held_bytes <= area, "disk {index}: more in memory than it has");
             let ios = (stats.flash.ios, stats.flash.errors, stats.backing.ios, stats.backing.errors);
             let expected = (tally.flash_ios, tally.flash_errors, tally.backing_ios, tally.backing_errors);
             let (ios, expected) = match self.scenario.lives {
@@ -184,6 +193,8 @@ impl World<'_> {
         for (_, stats) in self.all_stats() {
             self.report.evictions += stats.evictions.blocks;
             self.report.destaged_bytes += stats.destaged_bytes;
+            self.report.read_ahead_bytes += stats.read_ahead_bytes;
+            self.report.writes_merged += stats.writes_merged;
         }
         self.report.repairs_under_reads = self.flash.iter().map(|flash| flash.repairs_under_reads).sum();
         Ok(())

@@ -29,6 +29,18 @@ pub(super) struct Guest {
     align: u64,
     /// Longest request but for rare ones, units.
     units_max: u64,
+    /// What it does sequentially, if it does so.
+    pub(super) stream: Option<Stream>,
+}
+
+/// Requests of which each begins where the one before ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    pub(super) writes: bool,
+    /// Where the next one begins, units.
+    pub(super) at: u64,
+    /// Of each, units.
+    pub(super) count: u64,
 }
 
 impl Guest {
@@ -47,11 +59,24 @@ impl Guest {
             flush: 30,
             align: dice.pick(&[1, 8, 8, 16]),
             units_max: dice.pick(&[8, 16, 64, 256]),
+            stream: None,
         }
     }
 
     /// Its next request: what, first byte, bytes. Now and then one that makes no sense.
-    pub(super) fn ask(&self, dice: &mut Dice) -> (Op, u64, u64) {
+    pub(super) fn ask(&mut self, dice: &mut Dice) -> (Op, u64, u64) {
+        if let Some(stream) = &mut self.stream
+            && dice.chance(700)
+        {
+            if stream.at >= self.units || dice.chance(20) {
+                // Now and then it begins somewhere else.
+                stream.at = dice.below(self.units) / self.align * self.align;
+            }
+            let (at, count) = (stream.at, stream.count.min(self.units - stream.at));
+            stream.at += count;
+            let op = if stream.writes { Op::Write(Durability::Volatile) } else { Op::Read };
+            return (op, at * UNIT_BYTES, count * UNIT_BYTES);
+        }
         let op = self.op(dice);
         if op == Op::Flush {
             return (op, 0, 0);

@@ -88,7 +88,7 @@ impl World<'_> {
             }
         }
         self.begin_life();
-        Ok(())
+        self.begin_with_memory()
     }
 
     pub(super) fn crash(&mut self, end: End) -> Result<(), Violation> {
@@ -140,6 +140,8 @@ impl World<'_> {
         for (_, stats) in self.all_stats() {
             self.report.evictions += stats.evictions.blocks;
             self.report.destaged_bytes += stats.destaged_bytes;
+            self.report.read_ahead_bytes += stats.read_ahead_bytes;
+            self.report.writes_merged += stats.writes_merged;
         }
     }
 
@@ -162,6 +164,7 @@ impl World<'_> {
         disk.config = None;
         disk.writes_through_since = None;
         disk.fetches.clear();
+        disk.memory.clear();
         let segments = std::mem::take(&mut disk.segments);
         if disk.owner.as_ref().is_some_and(|owner| owner.gone) {
             self.disown(index);

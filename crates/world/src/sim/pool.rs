@@ -186,6 +186,7 @@ impl World<'_> {
             match &asked.command {
                 Command::RemoveDisk => {
                     disk.leaving = false;
+                    disk.memory.clear();
                     if disk.config.is_some() {
                         disk.owner.iter_mut().for_each(Owner::close);
                     }
@@ -223,8 +224,10 @@ impl World<'_> {
                 _ => false,
             }
         };
-        if matches!(asked.command, Command::Cache(CacheChange::DiscardDirty)) {
-            self.forget(asked.disk);
+        match asked.command {
+            Command::Cache(CacheChange::DiscardDirty) => self.forget(asked.disk),
+            Command::Memory(config) => self.memory_changed(asked.disk, config),
+            _ => {}
         }
         if backing_is_exact {
             self.disks[asked.disk].model.set_lags(false);
@@ -316,7 +319,7 @@ impl World<'_> {
             (CommandError::TooSmall, Command::Cache(CacheChange::Shrink(count, _))) => {
                 *count as usize >= disk.segments.len()
             }
-            (CommandError::TooSmall, _) => asked.segments().is_empty(),
+            (CommandError::TooSmall, Command::Cache(_)) => asked.segments().is_empty(),
             (CommandError::Unworkable, Command::Cache(_)) => {
                 let Some(config) = asked.config() else {
                     return Err(Violation(format!("{asked:?} failed with {error:?}")));
@@ -326,6 +329,9 @@ impl World<'_> {
                     || u64::from(config.block_bytes) > config.segment_bytes
                     || config.layout != Layout::Unified
                     || config.copies != Copies::One
+            }
+            (CommandError::TooSmall | CommandError::Unworkable, Command::Memory(config)) => {
+                config.as_ref().is_some_and(Self::is_senseless)
             }
             (CommandError::Dirty, Command::Cache(_)) => persistent && disk.model.lags(),
             (CommandError::NoJournal, Command::Cache(CacheChange::Enable(enable))) => {

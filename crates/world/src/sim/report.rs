@@ -59,6 +59,12 @@ pub struct Report {
     pub dirty_lost: u64,
     /// Drains that ended with nothing dirty.
     pub drains: u64,
+    /// Copies between memory and buffers.
+    pub copies: u64,
+    /// Writes that went to backings together with others.
+    pub writes_merged: u64,
+    /// Bytes read ahead.
+    pub read_ahead_bytes: u64,
     /// Bytes written from flash to backings.
     pub destaged_bytes: u64,
     /// How long it took, nanoseconds of virtual time.
@@ -88,7 +94,7 @@ impl Report {
             handed_back commands fences losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards dirty_lost
-            drains destaged_bytes took_ns
+            drains copies writes_merged read_ahead_bytes destaged_bytes took_ns
         }
     }
 }

@@ -37,12 +37,12 @@ enum Token {
 /// A payload buffer the engine holds.
 #[derive(Debug)]
 pub(super) struct Buffer {
-    request: RequestId,
+    pub(super) request: RequestId,
     disk: usize,
-    tags: Vec<Tag>,
-    replied: bool,
+    pub(super) tags: Vec<Tag>,
+    pub(super) replied: bool,
     /// I/Os in flight on it.
-    ios: u32,
+    pub(super) ios: u32,
 }
 
 impl World<'_> {
@@ -59,7 +59,7 @@ impl World<'_> {
                 return Ok(());
             }
             let full = self.engine.in_flight() >= self.scenario.limits.requests_max;
-            let guest = &self.scenario.guests[index];
+            let guest = &mut self.scenario.guests[index];
             let (op, offset, len) = guest.ask(&mut self.dice);
             let disk = guest.disk;
             let request = self.make_request(disk, op, offset, len);
@@ -161,6 +161,9 @@ impl World<'_> {
 
     /// Does what the engine asks for.
     pub(super) fn drain(&mut self) -> Result<(), Violation> {
+        while let Some(copy) = self.engine.poll_copy() {
+            self.copy(copy)?;
+        }
         while let Some(event) = self.engine.poll_event() {
             self.event(event)?;
         }
@@ -316,6 +319,7 @@ impl World<'_> {
             if done.io.op == IoOp::Read {
                 lent.tags[start..start + done.tags.len()].copy_from_slice(&done.tags);
             }
+            self.tally_lent(&done.io, failed);
         } else if let Some(slice) = done.io.slice {
             let buffer = self.buffers.get_mut(&slice.id).expect("checked at submission");
             let start = (u64::from(slice.offset) / UNIT_BYTES) as usize;

@@ -69,6 +69,9 @@ pub(crate) struct Latency {
 /// As the daemon would have it.
 fn cache(size: Size, settings: Settings) -> anyhow::Result<CacheSetup> {
     let settings = hob_control::CacheSettings::from(settings);
+    if settings.ram.is_some_and(|ram| ram.bytes() > 0) {
+        anyhow::bail!("the model has no memory above the cache: leave --ram out");
+    }
     let refused = |refusal| anyhow!("{refusal}");
     // The length of segments depends on the block size, which a preset may say.
     let (config, _) = simulated_cache(size, &settings, segment_bytes(u64::MAX, 0)).map_err(refused)?;

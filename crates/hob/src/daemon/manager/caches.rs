@@ -65,6 +65,7 @@ impl Manager {
             let mut inner = self.inner();
             let ground = inner.ground(&enable.pool)?;
             let (spec, notes) = new_spec(enable.pool, enable.size, &enable.settings, ground)?;
+            inner.check_memory(name, &spec)?;
             let disk = inner.disk_mut(name)?;
             if disk.cache().is_some() {
                 return Err(Refusal::conflict(format!("{name} has a cache already"))
@@ -104,6 +105,9 @@ impl Manager {
             let before = inner.disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
             let ground = inner.ground(&before.pool)?;
             let (wanted, notes) = changed_spec(&before, patch.size, &patch.settings, ground)?;
+            if wanted.ram != before.ram {
+                inner.check_memory(name, &wanted)?;
+            }
             (before, wanted, notes)
         };
         if wanted == before {
@@ -125,6 +129,7 @@ impl Manager {
         {
             return Err(refusal);
         }
+        notes.extend(self.fit_memory(name).await?);
         if wanted.journal.is_some() && resized.journal.is_none() {
             notes.extend(self.about_journal(name)?);
         }

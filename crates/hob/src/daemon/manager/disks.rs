@@ -109,7 +109,9 @@ impl Manager {
                 tracing::warn!("{name}: {error}");
                 Gone::default()
             });
-            let free = self.let_go(name, &gone.released, |_| true);
+            let Gone { released, memory, .. } = gone;
+            flash::blocking(move || drop(memory)).await?;
+            let free = self.let_go(name, &released, |_| true);
             if let Some(spec) = &cache {
                 self.give_back(&spec.pool, &free).await;
             }
@@ -156,6 +158,7 @@ impl Manager {
             held: Vec::new(),
             ring: Vec::new(),
             ring_copies: 0,
+            memory: None,
             identity: [0; 32],
             watch: super::drain::Watch::default(),
             retry_after: None,
@@ -218,6 +221,7 @@ impl Manager {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
             disk.life = Life::Online(shard.clone());
+            disk.memory = None;
             disk.offline_reason = None;
             disk.size_bytes = info.size_bytes;
         }

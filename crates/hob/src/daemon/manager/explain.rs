@@ -45,6 +45,7 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
         sentences: Vec::new(),
         requests: 0,
         served_from_flash_percent: 0.0,
+        served_from_memory_percent: 0.0,
         not_served: Vec::new(),
     };
     if disk.state != DiskState::Online {
@@ -60,8 +61,10 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
     explanation.cache = stats.cache;
     explanation.sentences = about_cache(disk, stats);
     explanation.requests = stats.requests;
-    let hits: u64 = outcomes_of(stats, "hit").map(|outcome| outcome.count).sum();
-    explanation.served_from_flash_percent = percent(hits, stats.requests);
+    let count = |outcome: Outcome| stats.outcomes.get(outcome as usize).map_or(0, |row| row.count);
+    let from_memory = count(Outcome::HitMemory) + count(Outcome::HitPrefetched);
+    explanation.served_from_flash_percent = percent(count(Outcome::Hit), stats.requests);
+    explanation.served_from_memory_percent = percent(from_memory, stats.requests);
     explanation.not_served = not_served(stats);
     if stats.requests == 0 {
         explanation.sentences.push("There have been no requests yet.".to_owned());
@@ -73,15 +76,16 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
             Outcome::Hit.info().sentence,
             stats.hit_percent
         ));
+        if from_memory > 0 {
+            explanation.sentences.push(format!(
+                "{:.1} % {}; of the reads, {:.1} %.",
+                explanation.served_from_memory_percent,
+                Outcome::HitMemory.info().sentence,
+                stats.memory_hit_percent
+            ));
+        }
     }
     explanation
-}
-
-fn outcomes_of<'a>(
-    stats: &'a DiskStats,
-    class: &'a str,
-) -> impl Iterator<Item = &'a hob_control::OutcomeStats> {
-    stats.outcomes.iter().filter(move |outcome| outcome.class == class)
 }
 
 fn not_served(stats: &DiskStats) -> Vec<Share> {
@@ -89,7 +93,7 @@ fn not_served(stats: &DiskStats) -> Vec<Share> {
         .outcomes
         .iter()
         .zip(OUTCOMES)
-        .filter(|(outcome, row)| outcome.count > 0 && row.outcome != Outcome::Hit);
+        .filter(|(outcome, row)| outcome.count > 0 && row.class != Outcome::Hit.info().class);
     let mut shares: Vec<Share> = shares
         .map(|(outcome, row)| Share {
             class: outcome.class.clone(),
@@ -200,7 +204,8 @@ fn about_fill(stats: &DiskStats, size: Size) -> Vec<String> {
             size.human(),
             stats.evictions.blocks
         ));
-        if stats.hit_percent < LOW_HITS_PERCENT && stats.reads >= REQUESTS_TELLING {
+        if stats.hit_percent + stats.memory_hit_percent < LOW_HITS_PERCENT && stats.reads >= REQUESTS_TELLING
+        {
             sentences.push(format!(
                 "It is probably too small for its work: it is full and only {:.0} % of the reads hit; try 'hob cache \
                  resize {} {}'.",

@@ -27,9 +27,15 @@ pub(super) enum Fit {
 }
 
 impl Manager {
-    /// Makes the shard's cache as large as is wanted. The caller has claimed the disk. Says what
+    /// Makes the shard's cache as large as is wanted, and gives it the memory it is to have. The caller has claimed the disk. Says what
     /// came out differently. A disk that is offline gets its cache when it is back.
     pub(super) async fn fit_cache(self: &Arc<Self>, name: &str, fit: Fit) -> Result<Vec<String>, Refusal> {
+        let mut notes = self.fit_flash(name, fit).await?;
+        notes.extend(self.fit_memory(name).await?);
+        Ok(notes)
+    }
+
+    async fn fit_flash(self: &Arc<Self>, name: &str, fit: Fit) -> Result<Vec<String>, Refusal> {
         let (shard, id, spec, config, has_cache, have) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -190,7 +196,7 @@ impl Manager {
         let free = self.let_go(name, &released, |_| true);
         self.inner().disk_mut(name)?.has_cache = false;
         self.give_back(&pool, &free).await;
-        Ok(())
+        self.fit_memory(name).await.map(drop)
     }
 
     /// Changes the structure of the shard's cache, which will have so many data segments; brings a new ring for

@@ -89,6 +89,7 @@ pub(super) fn preset_of(spec: &CacheSpec) -> Option<&'static str> {
         let place = CacheSpec {
             pool: spec.pool.clone(),
             size: spec.size,
+            ram: spec.ram,
             copies: spec.copies,
             journal: None,
             ..other
@@ -111,6 +112,7 @@ fn of_preset(row: &Preset) -> CacheSpec {
         admission: row.admission,
         destage: DestageSpec::of(&row.destage),
         copies: row.copies,
+        ram: Size(0),
         journal: row.persistent.then(JournalSpec::new),
     }
 }
@@ -132,12 +134,13 @@ fn apply(spec: &mut CacheSpec, settings: &CacheSettings, ground: Ground) -> Resu
         dirty_age_max,
         copies,
         ordered,
+        ram,
     } = settings;
     let mut notes = Vec::new();
     let row = preset_name.as_deref().map(preset).transpose().map_err(no_word)?;
     if let Some(row) = row {
         let journal = spec.journal.take();
-        *spec = CacheSpec { pool: spec.pool.clone(), size: spec.size, ..of_preset(row) };
+        *spec = CacheSpec { pool: spec.pool.clone(), size: spec.size, ram: spec.ram, ..of_preset(row) };
         // A cache that has a journal keeps it.
         spec.journal = spec.journal.take().map(|new| journal.unwrap_or(new));
     }
@@ -152,6 +155,7 @@ fn apply(spec: &mut CacheSpec, settings: &CacheSettings, ground: Ground) -> Resu
     set(&mut spec.destage.dirty_full, dirty_full);
     set(&mut spec.destage.dirty_age_max, dirty_age_max);
     set(&mut spec.destage.ordered, ordered);
+    set(&mut spec.ram, ram);
     if let Some(name) = policy {
         spec.policy = policy_name(name)?;
     }

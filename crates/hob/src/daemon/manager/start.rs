@@ -80,6 +80,10 @@ impl Manager {
         let spec = cache.and_then(|cache| {
             let ground = self.inner().ground(&cache.pool);
             let spec = ground.and_then(|ground| new_spec(cache.pool, cache.size, &cache.settings, ground));
+            let spec = spec.and_then(|(spec, notes)| {
+                self.inner().check_memory(&name, &spec)?;
+                Ok((spec, notes))
+            });
             match spec {
                 Ok((spec, notes)) => {
                     notes.iter().for_each(|note| tracing::info!("{name}: {note}"));
@@ -134,6 +138,7 @@ impl Manager {
         // Better said before a pool file is made.
         let ground = Ground { segment_bytes: SEGMENT_BYTES_MIN, devices: 1 };
         let (spec, _) = new_spec(enable.pool.clone(), enable.size, &enable.settings, ground)?;
+        self.inner().check_memory(&name, &spec)?;
         let path =
             std::path::absolute(&device).map_err(|error| Refusal::invalid(format!("{device}: {error}")))?;
         let is_pool = !force && are_pool_devices(vec![path.clone()]).await?;

@@ -4,6 +4,7 @@ mod admission;
 mod coming;
 mod failing;
 mod journal_lost;
+mod memory;
 mod persistent;
 mod recovery;
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use hob_engine::command::{Command, CommandError, DiskConfig, Event, Segment};
+use hob_engine::command::{Command, CommandError, DiskConfig, Event, MemoryConfig, Segment};
 use hob_engine::units::{CommandId, DiskId, Instant};
+use hob_storage::area::Area;
 use hob_storage::backing::Backing;
 
 use super::Shard;
@@ -28,6 +29,8 @@ enum Waiting {
     /// A disk was added; nobody waits for more than an error.
     Add(Answer<()>),
     Change(Answer<Vec<Segment>>),
+    /// Memory takes the place of what the disk had.
+    Memory(Answer<Option<Area>>, Option<Area>),
     /// A disk leaves; its backing is closed next. Without an answer when the shard ends.
     Remove(Option<Answer<Gone>>),
 }
@@ -92,6 +95,7 @@ impl Shard {
                 let command = self.commands.next(Waiting::Change(answer));
                 self.engine.handle_command(now, command, id, Command::Cache(change));
             }
+            ShardCall::SetMemory { id, memory, answer } => self.set_memory(now, id, memory, answer),
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(now, id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
@@ -147,6 +151,21 @@ impl Shard {
         self.backings[index] = Some(backing);
         let command = self.commands.next(Waiting::Add(answer));
         self.engine.handle_command(now, command, id, Command::AddDisk(config));
+    }
+
+    fn set_memory(
+        &mut self,
+        now: Instant,
+        id: DiskId,
+        memory: Option<(MemoryConfig, Area)>,
+        answer: Answer<Option<Area>>,
+    ) {
+        let (config, area) = memory.unzip();
+        // Copies that were asked for before concern what the disk has now, and those that follow what it will have.
+        self.make_copies();
+        let command = self.commands.next(Waiting::Memory(answer, area));
+        self.engine.handle_command(now, command, id, Command::Memory(config));
+        self.drain_events(now);
     }
 
     fn remove_disk(&mut self, now: Instant, id: DiskId, answer: Option<Answer<Gone>>) {
@@ -217,13 +236,20 @@ impl Shard {
             (Waiting::Change(answer), result) => {
                 let _ = answer.send(result.map_err(ShardError::Command));
             }
+            (Waiting::Memory(answer, area), Ok(_)) => {
+                let _ = answer.send(Ok(self.areas.replace(disk, area)));
+            }
+            (Waiting::Memory(answer, _), Err(error)) => {
+                let _ = answer.send(Err(ShardError::Command(error)));
+            }
             (Waiting::Remove(Some(answer)), Err(error)) => {
                 let _ = answer.send(Err(ShardError::Command(error)));
             }
             (Waiting::Remove(None), Err(_)) => self.commands.check_over(),
             (Waiting::Remove(answer), Ok(released)) => {
                 let backing = self.backings[disk.0 as usize].as_ref();
-                let gone = Gone { released, changed: backing.and_then(Backing::change_mark) };
+                let changed = backing.and_then(Backing::change_mark);
+                let gone = Gone { released, changed, memory: self.areas.replace(disk, None) };
                 self.commands.closing.insert(disk, answer.map(|answer| (answer, gone)));
                 if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
                     backing.close(&mut self.ring);

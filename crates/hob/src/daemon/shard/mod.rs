@@ -4,6 +4,7 @@
 //! the ring, moves requests and replies between connections and engine, and sleeps when nothing is
 //! left to do. It decides nothing.
 
+mod areas;
 mod clients;
 mod commands;
 mod recorders;
@@ -21,6 +22,7 @@ use hob_storage::ring::{Completion, Ring, RingConfig, RingError};
 use hob_storage::token::Token;
 
 use super::shard_api::{EventSender, ShardCall, ShardHandle};
+use areas::Areas;
 use clients::Clients;
 use commands::Commands;
 
@@ -86,6 +88,7 @@ struct Shard {
     flash: Flash,
     /// By disk id.
     backings: Vec<Option<Backing>>,
+    areas: Areas,
     clients: Clients,
     commands: Commands,
     calls: mpsc::Receiver<ShardCall>,
@@ -115,6 +118,7 @@ impl Shard {
             engine,
             flash: Flash::new(0),
             backings: Vec::new(),
+            areas: Areas::default(),
             clients: Clients::default(),
             commands: Commands::new(events),
             calls,
@@ -187,9 +191,12 @@ impl Shard {
     /// Carries out what the engine wants.
     fn drain_engine(&mut self, now: Instant) -> bool {
         let mut progress = false;
+        progress |= self.make_copies();
         while let Some(io) = self.engine.poll_io() {
             progress = true;
             self.submit(now, &io);
+            // What ends at once may want copies.
+            self.make_copies();
         }
         while let Some(reply) = self.engine.poll_reply() {
             progress = true;
@@ -200,9 +207,26 @@ impl Shard {
             self.ring.arena_mut().release(buffer);
             self.clients.buffer_released();
         }
+        progress |= self.drain_events(now);
+        progress
+    }
+
+    fn drain_events(&mut self, now: Instant) -> bool {
+        let mut progress = false;
         while let Some(event) = self.engine.poll_event() {
             progress = true;
             self.handle_event(now, event);
+            self.make_copies();
+        }
+        progress
+    }
+
+    /// Copies what the engine wants copied. Nothing else may be taken from the engine before.
+    fn make_copies(&mut self) -> bool {
+        let mut progress = false;
+        while let Some(copy) = self.engine.poll_copy() {
+            progress = true;
+            self.areas.copy(self.ring.arena_mut(), &copy);
         }
         progress
     }

@@ -36,9 +36,16 @@ pub(crate) struct CacheSpec {
     /// Of dirty data, or of all.
     #[serde(default, with = "word")]
     pub(crate) copies: Copies,
+    /// Memory above it; 0 for none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) ram: Size,
     /// Its journal, if it is persistent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) journal: Option<JournalSpec>,
+}
+
+fn is_zero(size: &Size) -> bool {
+    size.bytes() == 0
 }
 
 /// When and how dirty data goes to the backing, in the units of users.

@@ -27,6 +27,7 @@ fn example() -> State {
                 admission: "nth-access:3+not-sequential:512K".parse().unwrap(),
                 destage: DestageSpec { dirty_start: 24, ordered: true, ..DestageSpec::default() },
                 copies: Copies::TwoOfDirty,
+                ram: Size(8 << 20),
                 journal: Some(JournalSpec {
                     owner: CacheOwner(0xF123_4567_89AB_CDEF_0123_4567_89AB_CDEF),
                     ring: 7,

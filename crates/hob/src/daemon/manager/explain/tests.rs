@@ -37,6 +37,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
             dirty_age_max: 30,
             copies: "1".into(),
             ordered: false,
+            ram: Size(0),
             dirty: None,
         }),
     }
@@ -90,6 +91,24 @@ fn each_state_has_its_sentence() {
     }
     let offline = Disk { state: DiskState::Offline, reason: Some("no such file".into()), ..none };
     assert_eq!(explain(&offline, None).sentences, ["vm is not served: no such file."]);
+}
+
+#[test]
+fn memory_is_told_apart_from_flash() {
+    let counts = [
+        (Outcome::Hit, 50),
+        (Outcome::HitMemory, 20),
+        (Outcome::HitPrefetched, 10),
+        (Outcome::MissFilled, 20),
+    ];
+    let stats = DiskStats { memory_hit_percent: 30.0, ..figures(CacheState::Active, &counts, 10) };
+    let explanation = explain(&disk(CacheState::Active, None), Some(&stats));
+    let shares = (explanation.served_from_flash_percent, explanation.served_from_memory_percent);
+    assert_eq!(shares, (50.0, 30.0));
+    let said = explanation.sentences.join(" ");
+    assert!(said.contains("50.0 % were served from flash"), "{said}");
+    assert!(said.contains("30.0 % were served from memory; of the reads, 30.0 %"), "{said}");
+    assert_eq!(explanation.not_served.len(), 1, "only the misses");
 }
 
 #[test]

@@ -1,0 +1,170 @@
+//! Writes to the backing that lie one behind the other become one.
+//!
+//! While a write is on its way to the backing, those that continue its run wait; when it ends they go out together. So a guest that
+//! writes one at a time waits for nothing, and the more it writes at once, the larger the I/O. (After J. Nagle, "Congestion Control in IP/TCP
+//! Internetworks", RFC 896, 1984: no timer is needed.) Of the I/O, none crosses a multiple of 1 MiB, so that a RAID gets whole stripes.
+//!
+//! Each write is answered when the I/O that has it in has ended, and as it would have been by itself. If that I/O fails, each goes
+//! out by itself, so that nobody gets another's error. FUA writes go alone.
+
+use std::collections::BTreeMap;
+
+use super::lent::Piece;
+use super::{Active, Engine, Owner};
+use crate::claims::Range;
+use crate::io::{BufferCopy, BufferSlice, CopyEnd, Durability, IoError, IoOp, Op, Target};
+use crate::units::{DiskId, Instant, sector_floor};
+
+/// No merged write crosses a multiple of this, bytes.
+const STRIPE_BYTES: u64 = 1 << 20;
+
+/// The writes of one disk that are on their way to the backing, and what waits behind each of them. A write is known by its claim.
+#[derive(Debug, Default)]
+pub(super) struct Merger {
+    chains: BTreeMap<u32, Chain>,
+    /// By where the last write of each ends. All have claims of their own, so no two end at the same byte.
+    ends: BTreeMap<u64, u32>,
+    /// Of merged writes on their way, whose they are.
+    members: BTreeMap<u32, Vec<u32>>,
+}
+
+#[derive(Debug)]
+struct Chain {
+    end: u64,
+    /// Requests, in the order of their offsets.
+    waiting: Vec<u32>,
+}
+
+impl Merger {
+    /// A write is on its way.
+    fn begin(&mut self, claim: u32, end: u64) {
+        let twice = self.ends.insert(end, claim).is_some()
+            | self.chains.insert(claim, Chain { end, waiting: Vec::new() }).is_some();
+        assert!(!twice, "claims keep writes apart");
+    }
+
+    /// Lets a write of `offset..end` wait behind the one that ends where it begins. False if there is none.
+    fn follow(&mut self, slot: u32, offset: u64, end: u64) -> bool {
+        let Some(claim) = self.ends.remove(&offset) else { return false };
+        let chain = self.chains.get_mut(&claim).expect("each end has its chain");
+        chain.waiting.push(slot);
+        chain.end = end;
+        self.ends.insert(end, claim);
+        true
+    }
+
+    /// A write has ended. Returns what waited behind it.
+    fn end(&mut self, claim: u32) -> Vec<u32> {
+        let Some(chain) = self.chains.remove(&claim) else { return Vec::new() };
+        self.ends.remove(&chain.end);
+        chain.waiting
+    }
+}
+
+impl Engine {
+    /// Does a change wait behind a write that it continues?
+    pub(super) fn follows_another(&mut self, slot: u32) -> bool {
+        let Active { request, .. } = self.requests[slot];
+        let disk = self.disk_mut(request.disk);
+        let merges = disk.memory.is_some() && disk.memory_uses().serves;
+        let is_plain = request.op == Op::Write(Durability::Volatile);
+        merges && is_plain && disk.merger.follow(slot, request.offset, request.offset + request.len)
+    }
+
+    /// Sends a write to the backing by itself. Others may follow it, if the disk has memory.
+    pub(super) fn write_alone(&mut self, now: Instant, slot: u32) {
+        let Active { request, .. } = self.requests[slot];
+        let Op::Write(durability) = request.op else { panic!("{:?} is no write", request.op) };
+        let disk = self.disk_mut(request.disk);
+        if disk.memory.is_some() {
+            disk.merger.begin(slot, request.offset + request.len);
+        }
+        self.issue_backing(now, slot, IoOp::Write(durability));
+    }
+
+    /// A write to the backing has ended: those that waited behind it go out.
+    pub(super) fn send_followers(&mut self, now: Instant, slot: u32) {
+        let disk = self.requests[slot].request.disk;
+        let waiting = self.disk_mut(disk).merger.end(slot);
+        self.send(now, disk, waiting);
+    }
+
+    fn send(&mut self, now: Instant, disk: DiskId, mut rest: Vec<u32>) {
+        while !rest.is_empty() {
+            match self.room_for(&rest) {
+                Some((count, buffer)) => {
+                    let more = rest.split_off(count);
+                    self.write_merged(now, disk, std::mem::replace(&mut rest, more), buffer);
+                }
+                None => self.write_alone(now, rest.remove(0)),
+            }
+        }
+    }
+
+    /// How many of these, from the first on, go into one I/O, and a buffer for them. `None`: the first one goes by itself.
+    fn room_for(&mut self, slots: &[u32]) -> Option<(usize, Piece)> {
+        let start = self.requests[slots[0]].request.offset;
+        let (base, boundary) = (sector_floor(start), (start / STRIPE_BYTES + 1) * STRIPE_BYTES);
+        let requests = &self.requests;
+        let end_of = |slot: &u32| requests[*slot].request.offset + requests[*slot].request.len;
+        let count_to = |end_max: u64| slots.iter().take_while(|slot| end_of(slot) <= end_max).count();
+        let count = count_to(boundary);
+        if count < 2 || !self.has_job_to_spare() {
+            return None;
+        }
+        let mut buffer = self.lent.take_spare(end_of(&slots[count - 1]) - base)?;
+        let count = count_to(boundary.min(base + u64::from(buffer.len)));
+        if count < 2 {
+            self.lent.give_back(&buffer);
+            return None;
+        }
+        self.lent.shorten(&mut buffer, end_of(&slots[count - 1]) - base);
+        Some((count, buffer))
+    }
+
+    fn write_merged(&mut self, now: Instant, disk: DiskId, slots: Vec<u32>, buffer: Piece) {
+        let (first, last) = (self.requests[slots[0]].range, self.requests[slots[slots.len() - 1]].range);
+        let job = self.begin_merged(Range { disk, first: first.first, end: last.end }, buffer);
+        let start = self.requests[slots[0]].request.offset;
+        let base = sector_floor(start);
+        let mut end = start;
+        for slot in &slots {
+            let request = self.requests[*slot].request;
+            assert_eq!(request.offset, end, "a chain has no gaps");
+            end += request.len;
+            let from = request.buffer.expect("writes have one");
+            let from =
+                CopyEnd::Buffer { id: from, offset: (request.offset - sector_floor(request.offset)) as u32 };
+            let to =
+                CopyEnd::Buffer { id: buffer.id, offset: buffer.offset + (request.offset - base) as u32 };
+            self.copy_out.push_back(BufferCopy { from, to, len: request.len as u32 });
+        }
+        let claim = self.limits.requests_max + job;
+        let it = self.disk_mut(disk);
+        it.stats.writes_merged += slots.len() as u64;
+        it.merger.members.insert(job, slots);
+        it.merger.begin(claim, end);
+        let offset = buffer.offset + (start - base) as u32;
+        let slice = BufferSlice { id: buffer.id, offset, len: (end - start) as u32 };
+        let op = IoOp::Write(Durability::Volatile);
+        let at = (start, end - start);
+        self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, at, Some(slice), 0);
+    }
+
+    /// A merged write ended.
+    pub(super) fn merged_done(&mut self, now: Instant, job: u32, result: Result<(), IoError>) {
+        let disk = self.jobs[job].disk;
+        let claim = self.limits.requests_max + job;
+        let merger = &mut self.disk_mut(disk).merger;
+        let slots = merger.members.remove(&job).expect("a merged write has members");
+        let waiting = merger.end(claim);
+        self.end_job(now, job, result);
+        for slot in slots {
+            match result {
+                Ok(()) => self.backing_change_done(now, slot, Ok(())),
+                Err(_) => self.write_alone(now, slot),
+            }
+        }
+        self.send(now, disk, waiting);
+    }
+}

@@ -1,0 +1,166 @@
+//! Writes to the backing that lie one behind the other: docs/decisions/0007.
+
+use super::*;
+use crate::command::MemoryConfig;
+use crate::io::CopyEnd;
+
+/// Block 4 KiB, room enough, memory, and buffers of the engine's own.
+fn bench(buffers: u32) -> Bench {
+    let mut bench = Bench::cached(64, 4 * KIB);
+    (0..buffers).for_each(|i| bench.engine.lend(BufferId(u32::MAX - i), 1 << 20));
+    let memory = MemoryConfig { bytes: MIB, page_bytes: 4096 };
+    bench.command(Command::Memory(Some(memory))).expect("workable");
+    bench
+}
+
+/// Writes to the backing in flight: first byte and length.
+fn on_their_way(bench: &Bench) -> Vec<(u64, u64)> {
+    let is_write = |io: &&Io| matches!((io.target, io.op), (Target::Backing(_), IoOp::Write(_)));
+    bench.ios.iter().filter(is_write).map(|io| (io.offset, io.len)).collect()
+}
+
+/// Ends the oldest write to the backing.
+fn end_one(bench: &mut Bench) {
+    let at =
+        bench.ios.iter().position(|io| matches!(io.target, Target::Backing(_))).expect("one is in flight");
+    let io = bench.ios.remove(at).expect("found");
+    bench.end(io);
+}
+
+/// SYSTEMS §2: "DRAM cache … coalesces writes": what waits at the same time goes out as one, and is answered when that has ended.
+#[test]
+fn writes_behind_one_on_its_way_go_out_together() {
+    let mut bench = bench(4);
+    let writes: Vec<_> = (0..8).map(|i| bench.write(i * 4 * KIB, 4 * KIB)).collect();
+    assert_eq!(on_their_way(&bench), [(0, 4 * KIB)], "the others wait behind the first");
+    end_one(&mut bench);
+    assert!(bench.reply(writes[0]).is_some() && bench.reply(writes[1]).is_none());
+    assert_eq!(on_their_way(&bench), [(4 * KIB, 28 * KIB)]);
+    let lens: u32 =
+        bench.copies.iter().filter(|copy| matches!(copy.to, CopyEnd::Buffer { .. })).map(|c| c.len).sum();
+    assert_eq!(u64::from(lens), 28 * KIB);
+    let later = bench.write(32 * KIB, 4 * KIB);
+    assert_eq!(on_their_way(&bench).len(), 1, "behind those that are behind");
+    end_one(&mut bench);
+    assert!(writes.iter().all(|write| bench.outcome(*write) == Outcome::WriteCopied));
+    assert_eq!(on_their_way(&bench), [(32 * KIB, 4 * KIB)]);
+    bench.settle();
+    assert_eq!(bench.outcome(later), Outcome::WriteCopied);
+    let stats = bench.stats();
+    assert_eq!((stats.backing.ios, stats.writes, stats.writes_merged), (3, 9, 7));
+    assert_eq!(bench.read_alone(0, 36 * KIB), Outcome::Hit, "flash has its copies");
+}
+
+#[test]
+fn a_guest_that_writes_one_at_a_time_waits_for_nothing() {
+    let mut bench = bench(4);
+    for i in 0..8 {
+        assert_eq!(bench.write_alone(i * 4 * KIB, 4 * KIB), Outcome::WriteCopied);
+    }
+    assert_eq!((bench.stats().backing.ios, bench.stats().writes_merged), (8, 0));
+}
+
+#[test]
+fn others_go_their_own_way() {
+    let mut bench = bench(4);
+    bench.write(0, 4 * KIB);
+    bench.write(12 * KIB, 4 * KIB);
+    bench.request(Op::Write(Durability::Durable), 4 * KIB, 4 * KIB);
+    bench.request(Op::Discard(Durability::Volatile), 16 * KIB, 4 * KIB);
+    assert_eq!(on_their_way(&bench), [(0, 4 * KIB), (12 * KIB, 4 * KIB), (4 * KIB, 4 * KIB)]);
+    assert_eq!(bench.ios.len(), 4, "gaps, FUA writes and discards do not wait");
+    let mut bare = Bench::cached(64, 4 * KIB);
+    bare.engine.lend(BufferId(u32::MAX), 1 << 20);
+    bare.write(0, 4 * KIB);
+    bare.write(4 * KIB, 4 * KIB);
+    assert_eq!(on_their_way(&bare).len(), 2, "without memory nothing is merged");
+}
+
+/// Full stripes: no I/O crosses a multiple of 1 MiB.
+#[test]
+fn merged_writes_end_at_a_boundary() {
+    let mut bench = bench(4);
+    let start = MIB - 16 * KIB;
+    (0..12).for_each(|i| _ = bench.write(start + i * 4 * KIB, 4 * KIB));
+    end_one(&mut bench);
+    assert_eq!(on_their_way(&bench), [(start + 4 * KIB, 12 * KIB), (MIB, 32 * KIB)]);
+    bench.settle();
+    assert_eq!(bench.released.len(), 12);
+}
+
+#[test]
+fn parts_of_sectors_at_both_ends_keep_their_place() {
+    let mut bench = bench(4);
+    bench.write(512, 7 * 512);
+    bench.write(4 * KIB, 4 * KIB);
+    bench.write(8 * KIB, 1024);
+    end_one(&mut bench);
+    let merged = bench.ios.iter().find(|io| matches!(io.target, Target::Backing(_))).expect("one");
+    assert_eq!((merged.offset, merged.len, merged.slice.expect("a write").offset), (4 * KIB, 5 * KIB, 0));
+    bench.settle();
+    assert_eq!(bench.read_alone(4 * KIB, 4 * KIB), Outcome::Hit);
+}
+
+/// Nobody gets another's error: each is tried by itself, and those behind go on.
+#[test]
+fn if_a_merged_write_fails_each_goes_by_itself() {
+    let mut bench = bench(4);
+    let writes: Vec<_> = (0..3).map(|i| bench.write(i * 4 * KIB, 4 * KIB)).collect();
+    end_one(&mut bench);
+    let behind = bench.write(12 * KIB, 4 * KIB);
+    let at = bench.ios.iter().position(|io| matches!(io.target, Target::Backing(_))).expect("the merged one");
+    let merged = bench.ios.remove(at).expect("found");
+    assert_eq!(merged.len, 8 * KIB);
+    bench.fail(merged);
+    assert_eq!(bench.reply(writes[1]), None);
+    assert_eq!(on_their_way(&bench), [(4 * KIB, 4 * KIB), (8 * KIB, 4 * KIB), (12 * KIB, 4 * KIB)]);
+    let bad = bench.ios.iter().position(|io| io.offset == 8 * KIB && !is_flash(io)).expect("in flight");
+    let bad = bench.ios.remove(bad).expect("found");
+    bench.fail(bad);
+    bench.settle();
+    assert_eq!(bench.outcome(writes[1]), Outcome::WriteCopied);
+    assert_eq!(bench.outcome(writes[2]), Outcome::BackingError);
+    assert_eq!(bench.outcome(behind), Outcome::WriteCopied);
+    assert_eq!(bench.read_alone(8 * KIB, 4 * KIB), Outcome::MissFilled, "what failed is nowhere");
+}
+
+/// Without a buffer to spare they go out at once, each by itself.
+#[test]
+fn without_buffers_nothing_is_merged_and_nothing_waits_for_long() {
+    let mut bench = bench(0);
+    let writes: Vec<_> = (0..4).map(|i| bench.write(i * 4 * KIB, 4 * KIB)).collect();
+    end_one(&mut bench);
+    assert_eq!(on_their_way(&bench).len(), 3);
+    bench.settle();
+    assert!(writes.iter().all(|write| bench.outcome(*write) == Outcome::WriteCopied));
+}
+
+/// Past a persistent cache too; a flush makes durable what was answered.
+#[test]
+fn writes_past_a_persistent_cache_are_merged() {
+    use crate::command::{Destage, Mode};
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteThrough, Destage::default());
+    (0..4).for_each(|i| bench.engine.lend(BufferId(u32::MAX - 10 - i), 1 << 20));
+    bench.command(Command::Memory(Some(MemoryConfig { bytes: MIB, page_bytes: 4096 }))).expect("workable");
+    // The mark of the zone is durable.
+    bench.write_alone(64 * KIB, 4 * KIB);
+    let writes: Vec<_> = (0..4).map(|i| bench.write(i * 4 * KIB, 4 * KIB)).collect();
+    end_one(&mut bench);
+    assert_eq!(on_their_way(&bench), [(4 * KIB, 12 * KIB)]);
+    bench.settle();
+    assert!(writes.iter().all(|write| bench.reply(*write).is_some_and(|reply| reply.result.is_ok())));
+    bench.flush();
+    assert_eq!(bench.stats().writes_merged, 3);
+}
+
+/// A disk can lose its memory, and go, while writes wait behind others.
+#[test]
+fn merging_is_in_nobodys_way() {
+    let mut bench = bench(4);
+    let writes: Vec<_> = (0..4).map(|i| bench.write(i * 4 * KIB, 4 * KIB)).collect();
+    bench.command(Command::Memory(None)).expect("taken away");
+    let removal = bench.start_command(Command::RemoveDisk);
+    bench.settle();
+    assert!(writes.iter().all(|write| bench.outcome(*write) == Outcome::WriteCopied));
+    assert!(bench.result(removal).is_some_and(|result| result.is_ok()));
+}

@@ -1,0 +1,206 @@
+//! Memory above a disk's cache: which sectors it holds copies of, and where in the area. It holds nothing that is not
+//! elsewhere; docs/decisions/0007 says when a copy is right.
+//!
+//! The area is cut into pages, found through a directory of their own. What is copied where is told through closures, because
+//! the copies themselves are the engine's business. Sectors are the disk's; offsets in the area are bytes.
+
+mod readers;
+
+use crate::admission::{Admission, Brings, Run};
+use crate::command::{CommandError, MEMORY_PAGE_BYTES_MAX, MEMORY_PAGES_MIN, MemoryConfig};
+use crate::directory::Directory;
+use crate::policy::PolicyKind;
+use crate::units::{BLOCK_BYTES_MIN, SECTOR_BYTES};
+use readers::Readers;
+pub(crate) use readers::{Ahead, Seen};
+
+/// What gives way: scans must not wash what is read again.
+const POLICY: &str = "s3-fifo";
+
+/// Requests of more than this part of all pages are not kept.
+const SHARE_MAX: u64 = 4;
+
+/// Sectors that lie in one piece in the area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// First byte in the area.
+    pub(crate) offset: u64,
+    /// Which of the request's sectors is the first.
+    pub(crate) at: u64,
+    pub(crate) count: u64,
+}
+
+/// See the module's text.
+pub(crate) struct Memory {
+    config: MemoryConfig,
+    directory: Directory,
+    /// For each page, its sectors that were read ahead and have not been read since.
+    ahead: Vec<u16>,
+    readers: Readers,
+}
+
+impl Memory {
+    /// An empty one for a disk of `disk_bytes`.
+    pub(crate) fn new(config: MemoryConfig, disk_bytes: u64) -> Result<Memory, CommandError> {
+        let page_bytes = u64::from(config.page_bytes);
+        let workable = page_bytes.is_power_of_two()
+            && (BLOCK_BYTES_MIN..=u64::from(MEMORY_PAGE_BYTES_MAX)).contains(&page_bytes)
+            && disk_bytes.div_ceil(page_bytes) <= 1 << 32;
+        let pages = config.bytes / page_bytes.max(1);
+        if !workable || pages >= u64::from(u32::MAX) {
+            return Err(CommandError::Unworkable);
+        }
+        if pages < MEMORY_PAGES_MIN {
+            return Err(CommandError::TooSmall);
+        }
+        let sectors = pages * page_bytes / SECTOR_BYTES;
+        Ok(Memory {
+            directory: Self::directory(&config),
+            ahead: vec![0; pages as usize],
+            readers: Readers::new(sectors, page_bytes / SECTOR_BYTES),
+            config,
+        })
+    }
+
+    fn directory(config: &MemoryConfig) -> Directory {
+        let policy = PolicyKind::from_name(POLICY).expect("it is one of the policies");
+        let shift = (u64::from(config.page_bytes) / SECTOR_BYTES).ilog2();
+        let pages = config.bytes / u64::from(config.page_bytes);
+        Directory::new(pages as u32, shift, policy, Admission::default())
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        self.directory = Self::directory(&self.config);
+        self.ahead.fill(0);
+    }
+
+    /// Takes note of a read of the disk's sectors `first..end`.
+    pub(crate) fn observe(&mut self, first: u64, end: u64) -> Seen {
+        self.readers.observe(first, end)
+    }
+
+    /// What was to be read ahead is not, or not any more when it is read.
+    pub(crate) fn missed_ahead(&mut self, what: Ahead) {
+        self.readers.missed(what);
+    }
+
+    /// Are all of these sectors there?
+    #[inline]
+    pub(crate) fn holds(&self, first: u64, end: u64) -> bool {
+        let directory = &self.directory;
+        directory.spans(first, end).all(|span| {
+            let found = directory.find(span);
+            found.is_some_and(|sector| directory.index.count_valid(sector, span.count) == span.count)
+        })
+    }
+
+    /// Serves a read of sectors that are there. True if any of them had been read ahead, and had not been read since: that is what
+    /// they came for, and makes them no more popular.
+    pub(crate) fn read(&mut self, first: u64, end: u64, mut copy: impl FnMut(Piece)) -> bool {
+        let (mut was_ahead, mut at) = (false, 0);
+        for span in self.directory.spans(first, end) {
+            let sector = self.directory.find(span).expect("the caller has looked");
+            copy(Piece { offset: sector * SECTOR_BYTES, at, count: span.count });
+            at += span.count;
+            let (page, bits) = self.bits(sector, span.count);
+            if self.ahead[page] & bits == 0 {
+                self.directory.touch(sector);
+            } else {
+                self.ahead[page] &= !bits;
+                was_ahead = true;
+            }
+        }
+        was_ahead
+    }
+
+    /// Keeps what a read of the sectors `first..end` returned, where it is not there yet.
+    pub(crate) fn keep(&mut self, first: u64, end: u64, copy: impl FnMut(Piece)) {
+        let sectors = self.config.bytes / SECTOR_BYTES;
+        if (end - first) * SHARE_MAX <= sectors {
+            self.bring(first, end, false, copy);
+        }
+    }
+
+    /// Takes in what was read ahead.
+    pub(crate) fn keep_ahead(&mut self, first: u64, end: u64, copy: impl FnMut(Piece)) {
+        self.bring(first, end, true, copy);
+    }
+
+    fn bring(&mut self, first: u64, end: u64, ahead: bool, mut copy: impl FnMut(Piece)) {
+        let mut at = 0;
+        for span in self.directory.spans(first, end) {
+            let piece_at = at;
+            at += span.count;
+            let found = self.directory.find(span);
+            let index = &self.directory.index;
+            if found.is_some_and(|sector| index.count_valid(sector, span.count) == span.count) {
+                continue;
+            }
+            // Every page may leave: copies are carried out in order, so none is in use.
+            let placed = self.directory.bring(span, found, (Run::Other, Brings::Clean), |_, _| false);
+            let Ok(placed) = placed else { continue };
+            let (page, bits) = self.bits(placed.sector, span.count);
+            if found.is_none() {
+                self.ahead[page] = 0;
+            }
+            for sector in placed.sector..placed.sector + span.count {
+                // Memory needs no checksum.
+                self.directory.index.set_valid(sector, 0);
+            }
+            match ahead {
+                true => self.ahead[page] |= bits,
+                false => self.ahead[page] &= !bits,
+            }
+            copy(Piece { offset: placed.sector * SECTOR_BYTES, at: piece_at, count: span.count });
+        }
+    }
+
+    /// Takes over what was written to the sectors `first..end`, into pages that are there.
+    pub(crate) fn renew(&mut self, first: u64, end: u64, mut copy: impl FnMut(Piece)) {
+        let mut at = 0;
+        for span in self.directory.spans(first, end) {
+            if let Some(sector) = self.directory.find(span) {
+                (sector..sector + span.count).for_each(|sector| self.directory.index.set_valid(sector, 0));
+                copy(Piece { offset: sector * SECTOR_BYTES, at, count: span.count });
+            }
+            at += span.count;
+        }
+    }
+
+    /// Forgets the sectors `first..end`.
+    pub(crate) fn invalidate(&mut self, first: u64, end: u64) {
+        for span in self.directory.spans(first, end) {
+            if let Some(sector) = self.directory.find(span) {
+                self.directory.index.clear_valid(sector, span.count);
+                let (page, bits) = self.bits(sector, span.count);
+                self.ahead[page] &= !bits;
+            }
+        }
+    }
+
+    /// Bytes of the area.
+    pub(crate) fn area_bytes(&self) -> u64 {
+        self.config.bytes
+    }
+
+    /// Bytes of the area that hold data.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.directory.index.sectors_valid() * SECTOR_BYTES
+    }
+
+    /// Memory of everything that grows with it, but the area, bytes.
+    pub(crate) fn index_bytes(&self) -> u64 {
+        self.directory.bytes() + 2 * self.ahead.capacity() as u64
+    }
+
+    /// A page and which of its sectors `count` sectors from `sector` on are.
+    fn bits(&self, sector: u64, count: u64) -> (usize, u16) {
+        let shift = self.directory.block_shift();
+        let inside = sector & ((1 << shift) - 1);
+        ((sector >> shift) as usize, (((1u32 << count) - 1) << inside) as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+//! Memory above caches.
+
+use super::*;
+
+fn ram(text: &str) -> CacheSettings {
+    CacheSettings { ram: Some(text.parse().unwrap()), ..CacheSettings::default() }
+}
+
+async fn set(bench: &Bench, settings: CacheSettings) -> Result<DiskChanged, Refusal> {
+    bench.manager.cache_patch("vm".into(), CachePatch { size: None, settings }).await
+}
+
+/// Bytes that the shard has for the disk, and those that it says.
+async fn memory(bench: &Bench) -> (u64, u64) {
+    let id = bench.manager.inner().disk("vm").unwrap().id;
+    (bench.shard.area_bytes(id), bench.manager.stats("vm").await.unwrap().memory_bytes)
+}
+
+#[test]
+fn memory_comes_changes_and_goes_with_the_cache() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 4).await.unwrap();
+        assert_eq!(memory(&bench).await, (0, 0));
+        let changed = set(&bench, ram("2M")).await.unwrap();
+        assert_eq!(changed.notes, [""; 0]);
+        let cache = changed.disk.unwrap().cache.unwrap();
+        assert_eq!(
+            (cache.ram, cache.preset.as_deref()),
+            (Size(2 * MIB), Some("vfrc")),
+            "no part of a preset"
+        );
+        assert_eq!(memory(&bench).await, (2 * MIB, 2 * MIB));
+        set(&bench, ram("1M")).await.unwrap();
+        assert_eq!(memory(&bench).await, (MIB, MIB));
+        // A preset's name says nothing of it.
+        let preset = CacheSettings { preset: Some("vsan".into()), ..CacheSettings::default() };
+        set(&bench, preset).await.unwrap();
+        assert_eq!(memory(&bench).await, (MIB, MIB));
+        set(&bench, ram("0")).await.unwrap();
+        assert_eq!(memory(&bench).await, (0, 0));
+        set(&bench, ram("1M")).await.unwrap();
+        bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
+        assert_eq!(memory(&bench).await, (0, 0), "it goes with the cache");
+    });
+}
+
+#[test]
+fn a_cache_can_begin_with_memory_and_a_disk_takes_it_along() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        let enable = CacheEnable { settings: ram("1M"), ..cache_of(4) };
+        bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+        assert_eq!(memory(&bench).await, (MIB, MIB));
+        let id = bench.manager.inner().disk("vm").unwrap().id;
+        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        assert_eq!(bench.shard.area_bytes(id), 0);
+    });
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_nothing_changes() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        let enable = |text| CacheEnable { settings: ram(text), ..cache_of(4) };
+        let refusal = bench.manager.cache_enable("vm".into(), enable("1000T")).await.unwrap_err();
+        assert!(refusal.to_string().contains("more than half"), "{refusal}");
+        assert!(bench.manager.disk("vm").unwrap().cache.is_none());
+        bench.manager.cache_enable("vm".into(), enable("1M")).await.unwrap();
+        let refusal = set(&bench, ram("4K")).await.unwrap_err();
+        assert!(refusal.to_string().contains("at least 1 MiB, or 0"), "{refusal}");
+        assert_eq!(memory(&bench).await, (MIB, MIB));
+    });
+}
+
+#[test]
+fn a_restart_brings_it_back_empty() {
+    run(async |bench| {
+        let state_dir = bench.dir.path().join("state");
+        let (store, _) = Store::open(&state_dir).unwrap();
+        let (manager, shard) = manager(store);
+        let bench = Bench { manager, shard, ..bench };
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        bench
+            .manager
+            .cache_enable("vm".into(), CacheEnable { settings: ram("1M"), ..cache_of(4) })
+            .await
+            .unwrap();
+        bench.shard.stop();
+        drop(bench.manager);
+        let (store, kept) = Store::open(&state_dir).unwrap();
+        let (manager, shard) = super::manager(store);
+        manager.start(kept, &Config::parse("").unwrap()).await.unwrap();
+        let bench = Bench { manager, shard, dir: bench.dir };
+        assert_eq!(memory(&bench).await, (MIB, MIB));
+        assert_eq!(bench.manager.stats("vm").await.unwrap().memory_held_bytes, 0);
+    });
+}

@@ -1,0 +1,37 @@
+//! Memory above the caches of a shard's disks, and the copies that the engine asks for.
+
+use hob_engine::io::{BufferCopy, BufferSlice, CopyEnd};
+use hob_engine::units::DiskId;
+use hob_storage::area::Area;
+use hob_storage::buffers::Arena;
+
+/// By disk id.
+#[derive(Default)]
+pub(super) struct Areas(Vec<Option<Area>>);
+
+impl Areas {
+    /// Gives a disk another area or none. Returns what it had.
+    pub(super) fn replace(&mut self, disk: DiskId, area: Option<Area>) -> Option<Area> {
+        let index = disk.0 as usize;
+        if area.is_some() && self.0.len() <= index {
+            self.0.resize_with(index + 1, || None);
+        }
+        match self.0.get_mut(index) {
+            Some(place) => std::mem::replace(place, area),
+            None => None,
+        }
+    }
+
+    /// Makes a copy.
+    pub(super) fn copy(&mut self, arena: &mut Arena, copy: &BufferCopy) {
+        let disk = match (copy.from, copy.to) {
+            (CopyEnd::Memory { disk, .. }, _) | (_, CopyEnd::Memory { disk, .. }) => disk,
+            (CopyEnd::Buffer { id: from, offset }, CopyEnd::Buffer { id: to, offset: at }) => {
+                let slice = |id, offset| BufferSlice { id, offset, len: copy.len };
+                return arena.copy(slice(from, offset), slice(to, at));
+            }
+        };
+        let area = self.0[disk.0 as usize].as_mut().expect("the engine copies to memory that it was given");
+        area.copy(arena, copy);
+    }
+}

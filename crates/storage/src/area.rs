@@ -1,0 +1,111 @@
+//! The memory of one disk above its cache, to which the engine has payload copied and from which it has it copied back.
+//!
+//! Every page of it is there from the beginning, so that no copy waits for the system to find one. The kernel's I/O never
+//! touches it: all that happens are the copies of [`Area::copy`], and they need no more than a slice.
+#![allow(unsafe_code)]
+
+use std::io;
+
+use hob_engine::io::{BufferCopy, BufferSlice, CopyEnd};
+
+use crate::buffers::{Arena, PAGE_BYTES};
+use crate::memory::Memory;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Area {
+    memory: Memory,
+}
+
+impl Area {
+    /// One of `bytes`, rounded up to pages of 4 KiB. Takes about a second for each few GiB: not for a thread that serves.
+    ///
+    /// # Errors
+    /// The system's, when it has no room for it.
+    pub fn new(bytes: u64) -> io::Result<Area> {
+        let too_large = || io::Error::new(io::ErrorKind::OutOfMemory, format!("{bytes} bytes of memory"));
+        let len = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_next_multiple_of(PAGE_BYTES));
+        let memory = Memory::map(len.filter(|len| *len <= isize::MAX as usize / 2).ok_or_else(too_large)?)?;
+        let mut area = Area { memory };
+        for offset in (0..area.memory.len()).step_by(PAGE_BYTES) {
+            // A page is there once it has been written to.
+            area.bytes_mut(offset, 1)[0] = 0;
+        }
+        Ok(area)
+    }
+
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty)] // No area is empty for long.
+    pub fn len(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    /// Makes a copy between this area and a buffer. Which disk's area it names is the caller's to look at.
+    pub fn copy(&mut self, arena: &mut Arena, copy: &BufferCopy) {
+        let len = copy.len as usize;
+        match (copy.from, copy.to) {
+            (CopyEnd::Memory { offset, .. }, CopyEnd::Buffer { id, offset: at }) => {
+                let slice = BufferSlice { id, offset: at, len: copy.len };
+                arena.slice_mut(slice).copy_from_slice(self.bytes(offset as usize, len));
+            }
+            (CopyEnd::Buffer { id, offset: at }, CopyEnd::Memory { offset, .. }) => {
+                let slice = BufferSlice { id, offset: at, len: copy.len };
+                self.bytes_mut(offset as usize, len).copy_from_slice(arena.slice(slice));
+            }
+            ends => panic!("a copy between {ends:?}"),
+        }
+    }
+
+    fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+        // SAFETY: nobody else has the mapping, and whoever changes it has `&mut self`.
+        unsafe { self.memory.bytes(offset, len) }
+    }
+
+    fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
+        // SAFETY: as in `bytes`; and `&mut self` makes it exclusive.
+        unsafe { self.memory.bytes_mut(offset, len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hob_engine::units::DiskId;
+
+    fn memory(offset: u64) -> CopyEnd {
+        CopyEnd::Memory { disk: DiskId(0), offset }
+    }
+
+    #[test]
+    fn what_is_copied_in_comes_out() {
+        let mut arena = Arena::new(1 << 20).unwrap();
+        let mut area = Area::new(40_000).unwrap();
+        assert_eq!(area.len(), 40_960);
+        let id = arena.alloc(8192).unwrap();
+        arena.bytes_mut(id).fill(7);
+        arena.bytes_mut(id)[4096..].fill(9);
+        let into = BufferCopy { from: CopyEnd::Buffer { id, offset: 4096 }, to: memory(36_864), len: 4096 };
+        area.copy(&mut arena, &into);
+        let out = BufferCopy { from: memory(36_864), to: CopyEnd::Buffer { id, offset: 0 }, len: 4096 };
+        area.copy(&mut arena, &out);
+        assert!(arena.bytes(id).iter().all(|byte| *byte == 9));
+        let zeroes = BufferCopy { from: memory(0), ..out };
+        area.copy(&mut arena, &zeroes);
+        assert!(arena.bytes(id)[..4096].iter().all(|byte| *byte == 0), "a fresh area is zeroed");
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn copies_stay_inside() {
+        let mut arena = Arena::new(1 << 20).unwrap();
+        let id = arena.alloc(8192).unwrap();
+        let copy = BufferCopy { from: CopyEnd::Buffer { id, offset: 0 }, to: memory(4096), len: 4097 };
+        Area::new(8192).unwrap().copy(&mut arena, &copy);
+    }
+
+    #[test]
+    fn what_no_system_has_is_an_error() {
+        assert!(Area::new(1 << 62).is_err());
+        assert!(Area::new(u64::MAX).is_err());
+    }
+}

@@ -1,0 +1,176 @@
+//! Memory above caches: its areas, the copies that the engine asks for, and commands about it.
+//!
+//! Some histories have it, chosen by dice of their own: the others are what they would be without.
+
+use hob_engine::command::{Command, MEMORY_PAGE_BYTES_MAX, MEMORY_PAGES_MIN, MemoryConfig, Segment};
+use hob_engine::io::{BufferCopy, CopyEnd, Io, Op, Target};
+use hob_engine::units::SECTOR_BYTES;
+
+use super::guest::Stream;
+use super::{Sabotage, World, trace};
+use crate::content::{self, Tag, UNIT_BYTES};
+use crate::dice::Dice;
+use crate::{Violation, ensure};
+
+/// Tells the dice from those of everything else.
+const SALT: u64 = 0x6d65_6d6f_7279;
+
+/// What a history with memory has.
+#[derive(Debug)]
+pub(super) struct Ram {
+    dice: Dice,
+}
+
+impl Ram {
+    /// For a history that has it.
+    pub(super) fn draw(seed: u64, permille: u32) -> Option<Ram> {
+        let mut dice = Dice::new(seed ^ SALT);
+        dice.chance(permille).then_some(Ram { dice })
+    }
+
+    /// Mostly a small one, so that it evicts; now and then none, or one that makes no sense.
+    fn config(&mut self) -> Option<MemoryConfig> {
+        let dice = &mut self.dice;
+        if dice.chance(150) {
+            return None;
+        }
+        let page_bytes = match dice.below(40) {
+            0 => dice.pick(&[0, 512, 12_288, 128 << 10]),
+            _ => dice.pick(&[4096, 4096, 8192, 16 << 10, 64 << 10]),
+        };
+        let pages = if dice.chance(30) { dice.below(4) } else { 4 << dice.below(6) };
+        Some(MemoryConfig {
+            bytes: pages * u64::from(page_bytes.max(4096)) + dice.pick(&[0, 0, 512]),
+            page_bytes,
+        })
+    }
+}
+
+impl World<'_> {
+    /// Some guests read or write sequentially, and the engine has buffers to read ahead with.
+    pub(super) fn prepare_memory(&mut self) {
+        let Some(Ram { dice }) = &mut self.ram else { return };
+        for guest in &mut self.scenario.guests {
+            if dice.chance(500) {
+                let count = dice.pick(&[1, 8, 8, 16, 32, 100]);
+                guest.stream = Some(Stream { writes: dice.chance(400), at: 0, count });
+            }
+        }
+        let buffers = if self.scenario.lives.is_none() { dice.below(5) } else { 0 };
+        (0..buffers).for_each(|_| self.lend(1 << 20));
+    }
+
+    /// Counts flash I/O on the engine's own buffers, where it is known to be for reading ahead.
+    pub(super) fn tally_lent(&mut self, io: &Io, failed: bool) {
+        let Target::Flash(device) = io.target else { return };
+        if self.scenario.lives.is_some() {
+            return;
+        }
+        let inside = (io.offset - super::pool::SEGMENTS_START) % self.scenario.segment_bytes;
+        let segment = Segment { device, offset: io.offset - inside };
+        let disk = self.disks.iter_mut().find(|disk| disk.segments.contains(&segment));
+        disk.expect("checked at submission").tally.flash_io(failed);
+    }
+
+    /// Disks get their memory.
+    pub(super) fn begin_with_memory(&mut self) -> Result<(), Violation> {
+        (0..self.disks.len()).try_for_each(|disk| self.change_memory(disk))
+    }
+
+    /// Now and then a disk gets other memory.
+    pub(super) fn maybe_change_memory(&mut self) -> Result<(), Violation> {
+        let disks = self.disks.len() as u64;
+        let Some(Ram { dice }) = &mut self.ram else { return Ok(()) };
+        if !dice.chance(300) {
+            return Ok(());
+        }
+        let disk = dice.below(disks) as usize;
+        self.change_memory(disk)
+    }
+
+    fn change_memory(&mut self, disk: usize) -> Result<(), Violation> {
+        if let Some(ram) = &mut self.ram {
+            let config = ram.config();
+            // What was asked for before refers to the area of before.
+            self.drain()?;
+            self.command(disk, Command::Memory(config));
+            self.drain()?;
+        }
+        Ok(())
+    }
+
+    /// A disk has memory, or none any more.
+    pub(super) fn memory_changed(&mut self, disk: usize, config: Option<MemoryConfig>) {
+        let units = config.map_or(0, |config| config.bytes / UNIT_BYTES);
+        self.disks[disk].memory = (0..units).map(|unit| content::garbage(unit ^ SALT)).collect();
+    }
+
+    /// Does this make no sense?
+    pub(super) fn is_senseless(config: &MemoryConfig) -> bool {
+        let page = u64::from(config.page_bytes);
+        !page.is_power_of_two()
+            || !(SECTOR_BYTES..=u64::from(MEMORY_PAGE_BYTES_MAX)).contains(&page)
+            || config.bytes / page < MEMORY_PAGES_MIN
+    }
+
+    /// Makes a copy that the engine asks for.
+    pub(super) fn copy(&mut self, copy: BufferCopy) -> Result<(), Violation> {
+        trace!(self, "{copy:?}");
+        let between = matches!((copy.from, copy.to), (CopyEnd::Buffer { .. }, CopyEnd::Buffer { .. }));
+        let unit = if between { UNIT_BYTES } else { SECTOR_BYTES };
+        ensure!(copy.len > 0 && u64::from(copy.len).is_multiple_of(unit), "{copy:?} is not of whole sectors");
+        let units = (u64::from(copy.len) / UNIT_BYTES) as usize;
+        let tags: Vec<Tag> = self.end_of_copy(&copy, copy.from, units, unit)?.to_vec();
+        if matches!(copy.to, CopyEnd::Memory { .. })
+            && self.is_of_write(copy.from)
+            && self.strikes(Sabotage::LostRenewal, 300)
+        {
+            return Ok(());
+        }
+        self.report.copies += 1;
+        self.end_of_copy(&copy, copy.to, units, unit)?.copy_from_slice(&tags);
+        Ok(())
+    }
+
+    fn is_of_write(&self, end: CopyEnd) -> bool {
+        let CopyEnd::Buffer { id, .. } = end else { return false };
+        let request = self.buffers.get(&id).and_then(|buffer| self.requests.get(&buffer.request));
+        request.is_some_and(|in_flight| matches!(in_flight.request.op, Op::Write(_)))
+    }
+
+    fn end_of_copy(
+        &mut self,
+        copy: &BufferCopy,
+        end: CopyEnd,
+        units: usize,
+        align: u64,
+    ) -> Result<&mut [Tag], Violation> {
+        let (tags, start) = match end {
+            CopyEnd::Memory { disk, offset } => {
+                ensure!(offset.is_multiple_of(SECTOR_BYTES), "{copy:?} is not aligned");
+                (&mut self.disks[disk.0 as usize].memory, (offset / UNIT_BYTES) as usize)
+            }
+            CopyEnd::Buffer { id, offset } => {
+                ensure!(u64::from(offset).is_multiple_of(align), "{copy:?} is not aligned");
+                let start = (u64::from(offset) / UNIT_BYTES) as usize;
+                if let Some(lent) = self.lent.get_mut(&id) {
+                    let in_use = lent
+                        .ios
+                        .iter()
+                        .find(|(_, other, _)| other.start < start + units && start < other.end);
+                    ensure!(in_use.is_none(), "{copy:?} while {in_use:?} uses the buffer");
+                    (&mut lent.tags, start)
+                } else {
+                    let buffer = self.buffers.get_mut(&id);
+                    let buffer =
+                        buffer.ok_or_else(|| Violation(format!("{copy:?} of a buffer given back")))?;
+                    ensure!(buffer.ios == 0 && !buffer.replied, "{copy:?} with {buffer:?}");
+                    (&mut buffer.tags, start)
+                }
+            }
+        };
+        let there = tags.len();
+        let part = tags.get_mut(start..start + units);
+        part.ok_or_else(|| Violation(format!("{copy:?} leaves the {there} units of {end:?}")))
+    }
+}
