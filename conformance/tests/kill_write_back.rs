@@ -335,7 +335,6 @@ fn flushed_writes_survive_kill_9_in_large_blocks() {
 
 /// Promise 3, with dirty data: either flash file may be lost.
 #[test]
-#[ignore = "recovery keeps the first copy of what the last commit wrote though only the second is proved"]
 fn flushed_writes_survive_kill_9_and_the_loss_of_either_copy() {
     Stage::new(2, "block_size = \"4K\"\ncopies = \"2-dirty\"").kill_again_and_again(true);
 }

@@ -9,6 +9,8 @@ impl Engine {
     /// Starts a change whose claim is granted. What flash holds of the range is invalid from here
     /// on; nobody reads it meanwhile, for the claim is exclusive.
     pub(super) fn start_change(&mut self, now: Instant, slot: u32) {
+        // It may begin anew, and the cache that had what it was to replace be gone.
+        self.requests[slot].over_dirty = false;
         let disk = self.disk(self.requests[slot].request.disk);
         if disk.holds {
             return self.hold(slot);
