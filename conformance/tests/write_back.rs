@@ -175,6 +175,43 @@ fn modes_change_under_a_guest_and_nothing_is_lost() {
     guest.check(&mut client, "without the cache");
 }
 
+/// `hob serve` keeps no state: the mode it is told now says nothing about what is dirty from before.
+#[test]
+fn dirty_data_of_an_earlier_serve_is_believed_in_another_mode_too() {
+    let scratch = Scratch::new();
+    let hob = lazy(&scratch).start(&scratch);
+    let mut client = hob.connect();
+    client.write(5 * MIB, &[7; 65536]).unwrap();
+    client.flush().unwrap();
+    drop(client);
+    hob.kill();
+    let through = Serve::disk(&scratch.text("disk.img"))
+        .cached(&scratch.path("pool"), "16M", "4K")
+        .flag("--persistent")
+        .arg("--mode", "write-through");
+    // Of its journal's pages only the newest can be read: it says that there are others.
+    let pool = std::fs::File::options().read(true).write(true).open(scratch.path("pool")).unwrap();
+    let whole = std::fs::read(scratch.path("pool")).unwrap();
+    let pages = whole.chunks(4096).enumerate().filter(|(_, page)| page.starts_with(b"hobJ"));
+    let mut pages: Vec<_> = pages.map(|(at, page)| (page[8..16].to_vec(), at as u64 * 4096)).collect();
+    pages.sort_by_key(|(sequence, _)| std::cmp::Reverse(sequence.clone()));
+    assert!(pages.len() > 2);
+    pages[1..].iter().for_each(|(_, at)| pool.write_all_at(&[0xEE; 4096], *at).unwrap());
+    let said = through.refused(&scratch).all();
+    assert!(said.contains("the journal of its cache is damaged"), "{said}");
+    pool.write_all_at(&whole, 0).unwrap();
+    let hob = through.start(&scratch);
+    let mut client = hob.connect();
+    assert_eq!(client.read(5 * MIB, 65536).unwrap(), vec![7; 65536]);
+    client.write(5 * MIB, &[8; 4096]).unwrap();
+    assert_eq!(client.read(5 * MIB, 8192).unwrap()[4096..], [7; 4096]);
+    hob.ctl(&["drain", "disk"]);
+    drop(client);
+    hob.stop();
+    let expected = [vec![8; 4096], vec![7; 61440]].concat();
+    assert_eq!(backing(&scratch)[5 * MIB as usize..][..65536], expected);
+}
+
 /// Promise 2: "Stale flash is never served."
 #[test]
 fn a_backing_changed_behind_hobs_back_is_not_written_over() {

@@ -369,9 +369,9 @@ impl Manager {
 }
 
 /// Only write-back leaves anything dirty, and only where there has been a journal. The state was kept before either began,
-/// and after write-back had ended.
+/// and after write-back had ended. Where none was, nobody knows.
 fn may_be_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
-    spec.mode == Mode::WriteBack && journal.ring > 0
+    (spec.mode == Mode::WriteBack || journal.mode_unknown) && journal.ring > 0
 }
 
 /// Has anybody changed the backing since its cache was closed, if it was?

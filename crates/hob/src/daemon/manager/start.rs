@@ -183,7 +183,8 @@ impl Manager {
             ([], _) => Ok(None),
             ([(owner, _)], Some(_)) => {
                 let size = Size(spec.size.bytes().next_multiple_of(segment_bytes));
-                let journal = JournalSpec { owner: CacheOwner(owner.0), ring: 1, closed: None };
+                let owner = CacheOwner(owner.0);
+                let journal = JournalSpec { owner, ring: 1, closed: None, mode_unknown: true };
                 Ok(Some(CacheSpec { size, journal: Some(journal), ..spec.clone() }))
             }
             _ => Err(Refusal::conflict(format!(

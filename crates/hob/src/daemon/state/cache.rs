@@ -114,6 +114,9 @@ pub(crate) struct JournalSpec {
     /// How the backing was when the cache was closed, until it is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
+    /// Nobody has kept in which mode it was used last: a `hob serve` keeps no state.
+    #[serde(skip)]
+    pub(crate) mode_unknown: bool,
 }
 
 /// What is known of the backing of a cache that was closed cleanly.
@@ -129,7 +132,7 @@ pub(crate) struct Closed {
 impl JournalSpec {
     /// Of a cache that is new.
     pub(crate) fn new() -> JournalSpec {
-        JournalSpec { owner: CacheOwner::random(), ring: 0, closed: None }
+        JournalSpec { owner: CacheOwner::random(), ring: 0, closed: None, mode_unknown: false }
     }
 }
 
