@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::care::Care;
 use super::coming::Coming;
-use super::commit::Journal;
 use super::destager::Destager;
 use super::merge::Merger;
+use super::records::Journal;
 use super::stranded::{Stranded, WAIT_NS_MAX};
 use super::structure::Opening;
 use crate::cache::Cache;

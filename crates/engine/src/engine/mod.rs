@@ -36,6 +36,7 @@ mod jobs;
 mod lent;
 mod merge;
 mod read;
+mod records;
 mod stranded;
 mod structure;
 #[cfg(test)]

@@ -9,9 +9,9 @@
 //! - an *end for good* marks all zones: nothing clean will be believed, though the ring is still there.
 
 use super::Engine;
-use super::commit::Journal;
 use super::destager::Epochs;
 use super::disk::Disk;
+use super::records::Journal;
 use crate::cache::Cache;
 use crate::command::{
     CacheChange, CacheConfig, CommandError, Copies, DataSegment, Enable, Mode, NewRing, Segment,

@@ -4,6 +4,7 @@
 //! Writing: [`Writer`]. Reading: [`Survey`] looks at every page of a ring and finds out which count;
 //! [`Replay`] applies those, and names the sectors that have to be proved; the end is a [`Recovered`].
 
+mod copies;
 mod crc;
 mod format;
 mod proof;

@@ -1,0 +1,317 @@
+//! What the journal of one cache has been told, and what of that is durable. `commit.rs` makes it so.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::cache::Cache;
+use crate::command::NewRing;
+use crate::index::Index;
+use crate::journal::{Change, PAGE_BYTES, Writer};
+use crate::units::{DeviceId, Instant};
+
+/// Pages in one I/O at most.
+const RUN_PAGES_MAX: u64 = 16;
+
+/// What is recorded is durable within this time, though nobody waits for it.
+const COMMIT_NS_MAX: u64 = 1_000_000_000;
+
+/// See the module's text.
+pub(super) struct Journal {
+    pub(super) writer: Writer,
+    pub(super) ring: NewRing,
+    pub(super) segment_bytes: u64,
+    /// Copies that cannot be written any more.
+    pub(super) lost: Vec<bool>,
+    /// Runs of pages being written, by their first page: how many copies are outstanding.
+    pub(super) in_flight: BTreeMap<u64, u8>,
+    /// Devices written since they were flushed.
+    pub(super) written: BTreeSet<DeviceId>,
+    /// Of these, those whose last flush failed, though nothing depended on them alone. Dirty data gets no checksum in the
+    /// journal when it is overwritten, and without one nobody knows which copy is right: none is written meanwhile.
+    pub(super) spared: BTreeSet<DeviceId>,
+    /// Something was recorded or written that a guest's flush must make durable.
+    pub(super) urgent: bool,
+    /// Marks of zones that no page has yet, and the page that has the newest.
+    pub(super) unsealed_marks: bool,
+    pub(super) marks_in: u64,
+    /// The last page known to be durable.
+    pub(super) durable: u64,
+    pub(super) waiting: Vec<u32>,
+    /// Unproven sectors that have been overwritten since the last proof, and are not being overwritten.
+    pub(super) rewritten: BTreeSet<u64>,
+    /// Somebody is waiting who is not among them.
+    pub(super) asked: bool,
+    /// Sectors that are not dirty any more, though the durable journal may say so.
+    pub(super) releases: Vec<u64>,
+    pub(super) round: Option<Round>,
+    /// When the oldest record that is not durable was made.
+    pub(super) oldest: Option<Instant>,
+    /// Nothing can be recorded any more.
+    pub(super) dead: bool,
+    /// Since when, if it was in service.
+    pub(super) lost_at: Option<Instant>,
+}
+
+/// A commit under way.
+pub(super) struct Round {
+    /// The last page it makes durable.
+    pub(super) upto: u64,
+    pub(super) waiters: Vec<u32>,
+    pub(super) releases: Vec<u64>,
+    /// Flushes in flight; `None` while pages are being written.
+    pub(super) flushes: Option<u32>,
+    /// A guest's flush would have to wait for it.
+    pub(super) urgent: bool,
+}
+
+impl Journal {
+    pub(super) fn new(writer: Writer, ring: NewRing, segment_bytes: u64) -> Journal {
+        Journal {
+            writer,
+            lost: vec![false; ring.copies.len()],
+            ring,
+            segment_bytes,
+            in_flight: BTreeMap::new(),
+            written: BTreeSet::new(),
+            spared: BTreeSet::new(),
+            urgent: false,
+            unsealed_marks: false,
+            marks_in: 0,
+            durable: 0,
+            waiting: Vec::new(),
+            rewritten: BTreeSet::new(),
+            asked: false,
+            releases: Vec::new(),
+            round: None,
+            oldest: None,
+            dead: false,
+            lost_at: None,
+        }
+    }
+
+    /// When it was lost, if it was.
+    pub(super) fn lost_at(&self) -> Option<Instant> {
+        self.lost_at
+    }
+
+    /// Adds a record. When it is durable, the sector `release` is held no longer, unless it is dirty then.
+    pub(super) fn record(&mut self, now: Instant, change: Change, release: Option<u64>) {
+        if self.dead {
+            return;
+        }
+        self.writer.push(change);
+        self.releases.extend(release);
+        self.oldest.get_or_insert(now);
+    }
+
+    /// Marks a zone.
+    pub(super) fn mark(&mut self, zone: usize) {
+        self.writer.mark(zone);
+        self.unsealed_marks = true;
+    }
+
+    /// Are there marks that are not durable?
+    pub(super) fn marks_pending(&self) -> bool {
+        self.unsealed_marks || self.marks_in > self.durable
+    }
+
+    /// Is there something that a guest's flush has to wait for?
+    pub(super) fn needs_commit(&self) -> bool {
+        self.urgent || self.round.as_ref().is_some_and(|round| round.urgent)
+    }
+
+    /// Is a round under way?
+    pub(super) fn has_round(&self) -> bool {
+        self.round.is_some()
+    }
+
+    /// Runs of pages being written.
+    pub(super) fn runs_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Sectors from `sector` on have been filled, and are valid. They are clean, but for second copies of what is dirty: either copy
+    /// may be the one that stays.
+    pub(super) fn record_filled(&mut self, now: Instant, index: &mut Index, sector: u64, sums: &[u32]) {
+        for (at, sum) in (sector..).zip(sums) {
+            let ((frame, block, inside), sum) = (index.locate(at), *sum);
+            let first = index.of_second(at);
+            let dirty = first.is_some_and(|first| index.is_dirty(first));
+            if dirty {
+                index.set_dirty(at);
+                index.set_held(at, true);
+            }
+            let change = Change::Set { frame, block, sector: inside, sum, dirty, second: first.is_some() };
+            self.record(now, change, None);
+        }
+    }
+
+    /// The backing durably has what a sector holds.
+    pub(super) fn clean_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
+        let (frame, block, first) = index.locate(sector);
+        let change = if index.is_unproven(sector) {
+            let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
+            Change::Set { frame, block, sector: first, sum, dirty: false, second }
+        } else {
+            Change::Clean { frame, block, first, count: 1 }
+        };
+        self.record(now, change, Some(sector));
+        index.clear_dirty(sector, 1);
+    }
+
+    /// An unproven sector is being overwritten.
+    pub(super) fn overwrites(&mut self, sector: u64) {
+        self.rewritten.remove(&sector);
+    }
+
+    /// An unproven sector has been overwritten.
+    pub(super) fn overwrote(&mut self, sector: u64) {
+        self.rewritten.insert(sector);
+    }
+
+    /// Before a commit that somebody waits for: where there are two copies, a checksum has to tell which of them is right.
+    pub(super) fn prove_rewritten(&mut self, now: Instant, index: &mut Index) {
+        let rewritten = std::mem::take(&mut self.rewritten);
+        let is_first =
+            |sector: &u64| index.of_second(*sector).is_none_or(|first| !rewritten.contains(&first));
+        // The two copies of a sector side by side: see `Writer`.
+        let firsts: Vec<u64> = rewritten.iter().copied().filter(is_first).collect();
+        for first in firsts {
+            let second = index.second_sector(first).filter(|second| rewritten.contains(second));
+            for sector in [Some(first), second].into_iter().flatten() {
+                if index.is_dirty(sector) && index.is_unproven(sector) && !index.is_sum_unknown(sector) {
+                    self.prove_sector(now, index, sector);
+                }
+            }
+        }
+    }
+
+    /// Records what evictions took out of frames: a crash must not bring it back when the backing has changed.
+    pub(super) fn record_gone(&mut self, now: Instant, cache: &mut Cache) {
+        for (frame, block) in cache.take_gone() {
+            // Of the last block, as much as there is of the disk: a page that speaks of more is refused.
+            let count = self.writer.sectors_of(block);
+            self.record(now, Change::Drop { frame, block, first: 0, count }, None);
+        }
+    }
+
+    /// Records that sectors hold nothing, whatever the index says.
+    pub(super) fn record_void(&mut self, now: Instant, index: &Index, sectors: std::ops::Range<u64>) {
+        for sector in sectors {
+            let (frame, block, first) = index.locate(sector);
+            self.record(now, Change::Drop { frame, block, first, count: 1 }, None);
+        }
+    }
+
+    /// May the durable journal call sectors dirty that are not?
+    pub(super) fn has_releases(&self) -> bool {
+        let in_round = self.round.as_ref().is_some_and(|round| !round.releases.is_empty());
+        !self.dead && (in_round || !self.releases.is_empty())
+    }
+
+    /// Lets the next round begin at once.
+    pub(super) fn ask(&mut self) {
+        self.asked = true;
+    }
+
+    /// Is a dirty sector durably recorded as such?
+    pub(super) fn is_committed(&self, index: &Index, sector: u64) -> bool {
+        let (frame, _, inside) = index.locate(sector);
+        self.writer.is_committed(frame, inside)
+    }
+
+    /// Records the checksum of a dirty sector of which the journal has none.
+    pub(super) fn prove_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
+        self.record_dirty(now, index, sector);
+        index.set_unproven(sector, false);
+    }
+
+    /// Records that a dirty sector has the checksum that the index knows.
+    pub(super) fn record_dirty(&mut self, now: Instant, index: &Index, sector: u64) {
+        let (frame, block, inside) = index.locate(sector);
+        let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
+        self.record(now, Change::Set { frame, block, sector: inside, sum, dirty: true, second }, None);
+    }
+
+    /// Gives up what a sector holds, if anything.
+    pub(super) fn drop_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
+        if !index.is_valid(sector) {
+            return;
+        }
+        let (frame, block, first) = index.locate(sector);
+        let release = index.is_held(sector).then_some(sector);
+        self.record(now, Change::Drop { frame, block, first, count: 1 }, release);
+        index.clear_valid(sector, 1);
+    }
+
+    /// Data was written to a device.
+    pub(super) fn wrote(&mut self, device: DeviceId) {
+        self.written.insert(device);
+    }
+
+    /// Is nothing under way, and nobody waiting?
+    pub(super) fn is_idle(&self) -> bool {
+        self.round.is_none() && self.in_flight.is_empty() && self.waiting.is_empty()
+    }
+
+    /// The segments of all copies of its ring.
+    pub(super) fn segments(&self) -> impl Iterator<Item = crate::command::Segment> {
+        self.ring.copies.iter().flatten().copied()
+    }
+
+    /// Is a round to begin?
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.asked
+            || !self.waiting.is_empty()
+            || self.writer.wants_commit()
+            || self.deadline().is_some_and(|at| at <= now)
+    }
+
+    /// When it wants to be looked at.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        if self.dead || self.round.is_some() { None } else { self.oldest.map(|at| at + COMMIT_NS_MAX) }
+    }
+
+    /// Seals pages that go into one I/O: at most [`RUN_PAGES_MAX`], not past the end of the ring or of a segment.
+    pub(super) fn seal_run(
+        &mut self,
+        index: &Index,
+        mut more: impl FnMut(&Writer) -> bool,
+    ) -> Option<(u64, Vec<u8>)> {
+        let mut bytes = Vec::new();
+        let mut first = None;
+        while more(&self.writer) && !self.writer.must_wait() {
+            let sequence = self.writer.seal(index, &mut bytes);
+            let first = *first.get_or_insert(sequence);
+            if std::mem::take(&mut self.unsealed_marks) {
+                self.marks_in = sequence;
+            }
+            let next = self.writer.page_number(sequence + 1);
+            let ends = next == 0 || (next * PAGE_BYTES as u64).is_multiple_of(self.segment_bytes);
+            if ends || sequence + 1 - first == RUN_PAGES_MAX {
+                break;
+            }
+        }
+        first.map(|first| (first, bytes))
+    }
+
+    /// Where page number `number` of a copy lies.
+    pub(super) fn place(&self, copy: usize, number: u64) -> (DeviceId, u64) {
+        let at = number * PAGE_BYTES as u64;
+        let segment = self.ring.copies[copy][(at / self.segment_bytes) as usize];
+        (segment.device, segment.offset + at % self.segment_bytes)
+    }
+
+    /// All records are in pages, unless the ring is full: then those who wait go on waiting.
+    pub(super) fn begin_round(&mut self) {
+        let complete = self.writer.pending() == 0 && !self.unsealed_marks;
+        let urgent = self.urgent;
+        let waiters = if complete { std::mem::take(&mut self.waiting) } else { Vec::new() };
+        let releases = if complete { std::mem::take(&mut self.releases) } else { Vec::new() };
+        self.asked = false;
+        if complete {
+            self.oldest = None;
+            self.urgent = false;
+        }
+        self.round = Some(Round { upto: self.writer.sealed(), waiters, releases, flushes: None, urgent });
+    }
+}

@@ -1,0 +1,102 @@
+//! The two copies of a block, when a cache is recovered: they are made to agree, sector by sector, and of what only one of them
+//! has right, that one counts. `proof.rs` says which is believed where the journal does not.
+
+use super::Replay;
+use super::proof::Proof;
+use crate::index::restore::Copy;
+use crate::units::FrameNo;
+
+impl Replay {
+    /// Of a dirty sector that one copy has as it is to be, and the other not, the other is given up. A first copy changes
+    /// places with the second before.
+    pub(super) fn prefer_what_is_there(&mut self, proof: &Proof<'_>) {
+        for (sector, sum) in proof.all() {
+            let index = self.restoring.index();
+            if !index.is_valid(sector) || !index.is_dirty(sector) || sum == Some(index.sum(sector)) {
+                continue;
+            }
+            let (expected, frame) = (index.sum(sector), FrameNo((sector >> self.plan.block_shift) as u32));
+            let inside = sector - index.first_sector(frame);
+            let Some(block) = self.restoring.block(frame).filter(|_| !index.is_unproven(sector)) else {
+                continue;
+            };
+            let copy = self.restoring.copy(frame);
+            let others = if copy == Copy::First { Copy::Second } else { Copy::First };
+            let Some(other) = self.restoring.find(block, others) else { continue };
+            let twin = index.first_sector(other) + inside;
+            let has_it = index.is_dirty(twin)
+                && index.sum(twin) == expected
+                && proof.sum(twin).is_none_or(|found| found == expected);
+            if has_it && (copy == Copy::Second || self.restoring.swap(frame, other)) {
+                self.restoring.clear(sector, 1);
+            }
+        }
+    }
+
+    /// Makes the copies of each block agree, and empties frames that are not there. Returns how many sectors were
+    /// dirty in those, and nowhere else.
+    pub(super) fn reconcile(&mut self, proof: &Proof<'_>) -> u64 {
+        let all = self.restoring.index().frames();
+        for second in (0..all).map(FrameNo) {
+            let Some(block) = self.restoring.block(second) else { continue };
+            if self.restoring.copy(second) == Copy::First {
+                continue;
+            }
+            match self.restoring.find(block, Copy::First) {
+                Some(first) if first.0 < self.frames && second.0 < self.frames => {
+                    self.agree(first, second, proof)
+                }
+                Some(first) if first.0 >= self.frames => {
+                    // The second copy, here or not, has all that matters of it.
+                    self.forget_common(first, second);
+                }
+                Some(first) => self.forget_common(second, first),
+                None => {}
+            }
+        }
+        let mut missing = 0;
+        for frame in (self.frames..all).map(FrameNo) {
+            let first = self.restoring.index().first_sector(frame);
+            missing += self.restoring.index().count_dirty(first, 1 << self.plan.block_shift);
+            self.restoring.vacate(frame);
+        }
+        missing
+    }
+
+    /// The second copy has no sector of which the first has another version. Where only one of them has a known
+    /// checksum, both are to have that; where none has, what flash holds decides.
+    fn agree(&mut self, first: FrameNo, second: FrameNo, proof: &Proof<'_>) {
+        for i in 0..1 << self.plan.block_shift {
+            let index = self.restoring.index();
+            let (one, two) = (index.first_sector(first) + i, index.first_sector(second) + i);
+            if !index.is_valid(one) || !index.is_valid(two) {
+                continue;
+            }
+            let (dirty, sum) = (index.is_dirty(one), index.sum(one));
+            match (index.is_unproven(one), index.is_unproven(two)) {
+                (false, false) if sum == index.sum(two) => self.restoring.set(two, sum, dirty),
+                (true, false) if index.is_dirty(two) => self.restoring.set(one, index.sum(two), true),
+                (true, true) => {
+                    self.parted += u64::from(proof.sum(one).is_none() || proof.sum(one) != proof.sum(two));
+                    match proof.choose(one, two, sum) {
+                        Some(right) => {
+                            [one, two].into_iter().for_each(|at| self.restoring.set(at, right, true))
+                        }
+                        None => self.restoring.clear(two, 1),
+                    }
+                }
+                _ => self.restoring.clear(two, 1),
+            }
+        }
+    }
+
+    /// Takes sectors out of the copy in a frame that is not there, if the other copy has them too.
+    fn forget_common(&mut self, gone: FrameNo, other: FrameNo) {
+        for i in 0..1 << self.plan.block_shift {
+            let index = self.restoring.index();
+            if index.is_valid(index.first_sector(other) + i) {
+                self.restoring.clear(index.first_sector(gone) + i, 1);
+            }
+        }
+    }
+}
