@@ -39,6 +39,15 @@ struct Marks {
     first_of: BTreeMap<FrameNo, FrameNo>,
 }
 
+impl Marks {
+    /// Memory; of trees, half as much again as their entries take.
+    fn bytes(&self) -> u64 {
+        let frames = (self.second_of.len() + self.first_of.len()) * size_of::<(FrameNo, FrameNo)>();
+        let trees = (frames + self.unknown.len() * size_of::<u64>()) * 3 / 2;
+        3 * self.dirty.bytes() + self.used.bytes() + trees as u64
+    }
+}
+
 /// The index of one cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Index {
@@ -116,7 +125,7 @@ impl Index {
         self.table.bytes()
             + (words * 4) as u64
             + self.valid.bytes()
-            + self.marks.as_ref().map_or(0, |marks| 3 * marks.dirty.bytes() + marks.used.bytes())
+            + self.marks.as_ref().map_or(0, |marks| marks.bytes())
     }
 
     /// The frame of a block.

@@ -90,6 +90,13 @@ pub(super) struct Destager {
 }
 
 impl Destager {
+    /// Memory, bytes; of trees, half as much again as their entries take.
+    pub(super) fn bytes(&self) -> u64 {
+        let todo = self.todo.len() * size_of::<(BlockNo, Todo)>() + self.picked.len() * size_of::<BlockNo>();
+        let moved = (self.written.len() + self.flushing.len()) * size_of::<u64>();
+        ((todo + moved) * 3 / 2 + self.queue.capacity() * size_of::<(BlockNo, u32)>()) as u64
+    }
+
     /// The epoch of a block that is to be destaged and not on its way.
     pub(super) fn epoch(&self, block: BlockNo) -> Option<u32> {
         self.todo.get(&block).map(|todo| todo.epoch)

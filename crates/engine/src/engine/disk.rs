@@ -175,8 +175,8 @@ impl Disk {
             stats.sectors_valid = cache.index.sectors_valid();
             stats.sectors_dirty = cache.index.dirty_sectors();
             stats.mode = cache.config.mode;
-            stats.index_bytes =
-                cache.bytes() + self.journal.as_ref().map_or(0, |journal| journal.writer.bytes());
+            let journal = self.journal.as_ref().map_or(0, |journal| journal.writer.bytes());
+            stats.index_bytes = cache.bytes() + self.destager.bytes() + journal;
         }
         if let Some(memory) = &self.memory {
             stats.memory_bytes = memory.area_bytes();
