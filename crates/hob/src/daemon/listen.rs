@@ -41,7 +41,7 @@ impl Listener {
         match endpoint {
             Endpoint::Unix(path) => {
                 remove_stale(path)?;
-                Ok(Listener { socket: Socket::Unix(UnixListener::bind(path)?), path: Some(path.clone()) })
+                Ok(Listener { socket: Socket::Unix(bind_ready(path)?), path: Some(path.clone()) })
             }
             Endpoint::Tcp { .. } => {
                 let address = endpoint.to_string();
@@ -89,6 +89,27 @@ impl Drop for Listener {
         if let Some(path) = &self.path {
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+/// Binds under another name first, so that a socket that is there answers. What is in its place stays, and binding fails.
+fn bind_ready(path: &Path) -> io::Result<UnixListener> {
+    let mut other = path.as_os_str().to_owned();
+    other.push(format!(".{}", std::process::id()));
+    let _ = std::fs::remove_file(&other);
+    let listener = match UnixListener::bind(&other) {
+        // The names of sockets have a limit, which this one may keep to and the other not.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => return UnixListener::bind(path),
+        bound => bound?,
+    };
+    let linked = std::fs::hard_link(&other, path);
+    std::fs::remove_file(&other)?;
+    match linked {
+        Ok(()) => Ok(listener),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            Err(io::Error::new(io::ErrorKind::AddrInUse, "Address already in use"))
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -149,5 +170,27 @@ async fn negotiate(
         if stream.read_buf(&mut received).await? == 0 {
             return Ok(None);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_that_is_there_answers_and_replaces_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nbd.sock");
+        let listener = Listener::bind(&Endpoint::Unix(path.clone())).await.unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let again = Listener::bind(&Endpoint::Unix(path.clone())).await;
+        assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        drop(listener);
+        assert!(!path.exists());
+        std::fs::write(&path, "a file of somebody's").unwrap();
+        let again = Listener::bind(&Endpoint::Unix(path.clone())).await;
+        assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");
     }
 }
