@@ -298,7 +298,8 @@ impl Model {
                 self.begun_at(*floor)
             );
             let unit = &mut self.units[at as usize];
-            if unit.active > 0 || unit.last_ended > reading.began {
+            // A read that began before something was given up may have seen it.
+            if unit.active > 0 || unit.last_ended > reading.began || reading.began < self.forgot {
                 continue;
             }
             let held = now[at as usize];
