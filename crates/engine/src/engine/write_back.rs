@@ -208,6 +208,16 @@ impl Engine {
             let (frame, block, inside) = index.locate(*sector);
             (block, inside, is_second(frame))
         });
+        if failed {
+            // A copy that was overwritten in place, and is not what it was to be: its checksum is to tell.
+            let is_written = |sector: u64| written.iter().any(|(other, _)| *other == sector);
+            for (sector, sum) in &written {
+                let twin = index.second_sector(*sector).or(index.of_second(*sector));
+                if let Some(twin) = twin.filter(|twin| index.is_unproven(*twin) && !is_written(*twin)) {
+                    index.set_valid(twin, *sum);
+                }
+            }
+        }
         for (sector, sum) in written {
             if index.is_unproven(sector) {
                 index.set_valid(sector, sum);

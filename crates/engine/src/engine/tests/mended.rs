@@ -122,3 +122,32 @@ fn who_waits_for_order_goes_on_when_the_cache_goes() {
     assert!(bench.result(disable).expect("done").is_ok());
     assert!(bench.answered(write));
 }
+
+/// Of two copies that are overwritten in place one fails, and so does the backing: the one that failed is not believed, though it
+/// is what it was before.
+#[test]
+fn a_copy_that_was_not_overwritten_does_not_count() {
+    let mut bench = mirrored(Copies::TwoOfDirty);
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    let write = bench.write(0, 4 * KIB);
+    while let Some(io) = bench.ios.pop_front() {
+        match (io.target, io.op) {
+            (Target::Flash(DeviceId(0)), VOLATILE) | (Target::Backing(_), VOLATILE) => bench.fail(io),
+            (Target::Flash(_), VOLATILE) => bench.end_with(io, Ok(()), &[SUM + 1]),
+            _ => bench.end(io),
+        }
+    }
+    assert_eq!(bench.reply(write).expect("answered").result, Err(IoError::Failed));
+    let read = bench.read(0, 4 * KIB);
+    let mut last = None;
+    while let Some(io) = bench.ios.pop_front() {
+        last = Some(io.target);
+        match io.target {
+            Target::Flash(DeviceId(0)) => bench.end_with(io, Ok(()), &[SUM]),
+            _ => bench.end_with(io, Ok(()), &[SUM + 1]),
+        }
+    }
+    assert_eq!(bench.reply(read).expect("answered").result, Ok(()));
+    assert_eq!((last, bench.stats().sectors_lost), (Some(flash(1)), 0));
+}
