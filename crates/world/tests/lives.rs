@@ -8,7 +8,7 @@ use hob_world::sim::{Options, Report, run};
 const HISTORIES: u64 = 2_000;
 
 /// Findings that were understood and mended: whether devices may fail, the seed, its requests, and what it was.
-const MENDED: [(bool, u64, u32, &str); 21] = [
+const MENDED: [(bool, u64, u32, &str); 23] = [
     (true, 2145, 200, "a new ring that could not be written was told as the loss of the old one"),
     (true, 2546, 200, "a discard met dirty data that was not there when it began"),
     (true, 11_987, 200, "the same, and a read saw half of what it uncovered"),
@@ -46,6 +46,8 @@ const MENDED: [(bool, u64, u32, &str); 21] = [
         "the model: copies that nothing proves, of which a bad device may have the one that counts",
     ),
     (true, 1_142_335, 200, "the model: a read that began before dirty data was given up had seen it"),
+    (true, 3_064_141, 200, "a disk that could not be removed held its requests for ever"),
+    (true, 3_181_292, 200, "scrubbing that had waited found another cache, without a journal"),
     (true, 9_711, 200, "the model: a sector without a checksum, scrambled before it was read"),
     (true, 270_011, 200, "one copy of a sector recorded before the other was written"),
     (true, 10_042, 200, "segments that hold a dirty sector's good copy left their cache"),

@@ -112,7 +112,8 @@ impl Engine {
         let Engine { disks, runs, .. } = self;
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
         runs.clear();
-        if let (Some(cache), false) = (&disk.cache, disk.holds) {
+        // While it waited the cache may have gone, and a volatile one come.
+        if let (Some(cache), true, false) = (&disk.cache, disk.journal.is_some(), disk.holds) {
             let is_same = frame.0 < cache.index.frames()
                 && cache.index.block(frame).0 == (range.first >> cache.block_shift()) as u32
                 && range.first.is_multiple_of(1 << cache.block_shift());

@@ -110,6 +110,10 @@ impl Engine {
             // Its cache is closed first, and stays on flash. Where that cannot be, the disk stays too.
             if disk.journal.as_ref().is_some_and(|journal| journal.dead) && disk.opening.is_none() {
                 let command = disk.removing.take().expect("looked at");
+                // Nor is its cache closed: who is held goes on.
+                disk.changes
+                    .retain(|(command, change)| command.is_some() || !matches!(change, CacheChange::Close));
+                self.unhold(id);
                 return self.done(command, id, Err(CommandError::JournalFailed));
             }
             if disk.changes.is_empty() && disk.opening.is_none() {
