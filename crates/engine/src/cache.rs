@@ -1,8 +1,7 @@
 //! One disk's cache: its directory, and where the frames lie on flash.
 
-use std::ops::{Deref, DerefMut};
-
 use std::collections::BTreeSet;
+use std::ops::{Deref, DerefMut};
 
 use crate::command::{CacheConfig, CommandError, Copies, DataSegment, Destage, Layout, Mode};
 use crate::directory::{Directory, Refusal};
@@ -129,18 +128,15 @@ impl Cache {
         self.set_places();
     }
 
-    /// Is anything dirty in these segments of which there is no copy elsewhere? Sectors of the disk that are being `written`
-    /// do not count, unless they were dirty before: nobody has been told yet that they are.
-    pub(crate) fn would_lose_dirty(&self, leaving: &[DataSegment], written: impl Fn(u64) -> bool) -> bool {
+    /// Is anything dirty in these segments of which there is no copy elsewhere?
+    pub(crate) fn would_lose_dirty(&self, leaving: &[DataSegment]) -> bool {
         let leaves = self.is_in(leaving);
         self.index.all_dirty().into_iter().any(|sector| {
             if self.index.of_second(sector).is_some() || !leaves(sector) {
                 return false;
             }
             let other = self.index.second_sector(sector).filter(|other| self.index.is_valid(*other));
-            let (_, block, inside) = self.index.locate(sector);
-            let at = (u64::from(block.0) << self.block_shift()) + u64::from(inside);
-            other.is_none_or(&leaves) && (self.index.is_unproven(sector) || !written(at))
+            other.is_none_or(&leaves)
         })
     }
 

@@ -6,7 +6,7 @@
 
 use super::records::{Journal, Round};
 use super::stranded::WAIT_NS_MAX;
-use super::{Active, Engine, Owner, Phase};
+use super::{Engine, Owner, Phase};
 use crate::claims::Range;
 use crate::command::{Copies, Event};
 use crate::io::{IoError, IoOp, Target};
@@ -218,20 +218,16 @@ impl Engine {
     }
 
     /// A device does not make anything durable. True if nothing depends on it alone: the ring has another copy, and so has
-    /// all dirty data, or gets it before anybody is told.
+    /// all dirty data. (What is being written is dirty only when all its copies are there.)
     fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
-        let Engine { disks, requests, .. } = self;
-        let on_its_way = |active: &&Active| active.phase == Phase::FlashWrite && active.request.disk == disk;
-        let written: Vec<Range> = requests.iter().filter(on_its_way).map(|active| active.range).collect();
-        let disk = disks[disk.0 as usize].as_mut().expect("disks outlive their I/O");
+        let disk = self.disk_mut(disk);
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
         let on_it: Vec<_> =
             cache.segments.iter().filter(|segment| segment.place.device == device).copied().collect();
         for (copy, lost) in journal.ring.copies.iter().zip(&mut journal.lost) {
             *lost |= copy.iter().any(|segment| segment.device == device);
         }
-        let is_written = |at| written.iter().any(|range| (range.first..range.end).contains(&at));
-        !journal.lost.iter().all(|lost| *lost) && !cache.would_lose_dirty(&on_it, is_written)
+        !journal.lost.iter().all(|lost| *lost) && !cache.would_lose_dirty(&on_it)
     }
 
     /// The journal cannot be written: no more dirty data, and what there is goes to the backing. That a ring which is being

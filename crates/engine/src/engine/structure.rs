@@ -112,7 +112,7 @@ impl Engine {
         if cache.index.dirty_sectors() > 0 {
             let is_gone = |segment: &DataSegment| devices.get(segment.place.device).is_fenced();
             let (gone, given): (Vec<_>, Vec<_>) = cache.leaving(&change).into_iter().partition(is_gone);
-            if cache.would_lose_dirty(&gone, |_| false) || cache.has_dirty(&given) {
+            if cache.would_lose_dirty(&gone) || cache.has_dirty(&given) {
                 return Err(CommandError::Dirty);
             }
         }
