@@ -160,16 +160,6 @@ impl Cache {
         move |sector| there[(sector >> shift) as usize]
     }
 
-    /// Of sectors whose checksum a crash made unknown, the copies may differ: the first one counts from now on.
-    pub(crate) fn trust_first_copies(&mut self) {
-        for sector in self.index.unproven_sectors() {
-            let unknown = self.index.is_sum_unknown(sector);
-            if let Some(second) = self.index.second_sector(sector).filter(|_| unknown) {
-                self.index.clear_valid(second, 1);
-            }
-        }
-    }
-
     /// Tells the index which segments lie on one device, if second copies are to lie on others.
     fn set_places(&mut self) {
         let mut devices: Vec<DeviceId> = self.segments.iter().map(|segment| segment.place.device).collect();

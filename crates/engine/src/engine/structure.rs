@@ -193,7 +193,6 @@ impl Engine {
                 coming.forget_changed(&mut recovered);
             }
             cache.take_over(recovered, size)?;
-            cache.trust_first_copies();
         }
         let journal = new_journal(&cache, size, ring)?;
         self.begin_opening(now, id, command, Kind::Ring, Some((cache, journal)), Vec::new());

@@ -506,6 +506,8 @@ impl World {
                 if index.is_unproven(sector) {
                     let known = flash == TORN || self.versions[at].contains(&flash);
                     assert!(index.is_dirty(sector) && known, "block {block} sector {i}: unproven {flash}");
+                    let second = index.second_sector(sector).filter(|second| index.is_valid(*second));
+                    assert_eq!(second, None, "copies that nothing proves are decided between");
                 } else if index.is_dirty(sector) {
                     // Of two copies, one may be damaged: its checksum tells.
                     let second = index.second_sector(sector).filter(|second| index.is_valid(*second));
