@@ -274,7 +274,6 @@ impl Engine {
                 continue;
             };
             disk.lost.remove(&sector);
-            disk.lost.remove(&sector);
             let second = cache.index.second_sector(sector);
             match split {
                 true => journal.drop_sector(now, &mut cache.index, sector),
@@ -387,8 +386,7 @@ impl super::Disk {
             return None;
         }
         let is_full = cache.dirty_permille() >= cache.full_permille();
-        let patience =
-            half_age_ns(&cache.config.destage).map_or(FLUSH_NS_MAX, |half| FLUSH_NS_MAX.min(half / 4));
+        let patience = half_age_ns(&destage).map_or(FLUSH_NS_MAX, |half| FLUSH_NS_MAX.min(half / 4));
         // What is due and does not go waits for this.
         if self.everything_goes() || destage.ordered || is_full || self.due_epoch(now).is_some() {
             return Some(now);

@@ -166,15 +166,13 @@ impl Engine {
         };
         self.jobs[job].buffer = Some(buffer);
         let capacity = buffer.sectors();
-        if let JobKind::Care(frame) = kind {
-            let end = &mut self.jobs[job].range.end;
-            *end = (range.first + capacity).min(*end);
-            return self.start_care(now, job, frame);
+        if matches!(kind, JobKind::Care(_) | JobKind::ReadAhead) {
+            self.jobs[job].range.end = range.end.min(range.first + capacity);
         }
-        if kind == JobKind::ReadAhead {
-            let end = &mut self.jobs[job].range.end;
-            *end = (range.first + capacity).min(*end);
-            return self.start_ahead(now, job);
+        match kind {
+            JobKind::Care(frame) => return self.start_care(now, job, frame),
+            JobKind::ReadAhead => return self.start_ahead(now, job),
+            _ => {}
         }
         let Engine { disks, runs, .. } = self;
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");

@@ -74,6 +74,14 @@ impl Restoring {
             .find(hash(block), |frame| self.index.block(frame) == block && self.copy(frame) == copy)
     }
 
+    /// The other copy of the block in this frame, and where this sector lies in it.
+    pub(crate) fn twin(&self, sector: u64) -> Option<(FrameNo, u64)> {
+        let frame = FrameNo((sector >> self.index.block_shift) as u32);
+        let others = if self.copy(frame) == Copy::First { Copy::Second } else { Copy::First };
+        let other = self.find(self.block(frame)?, others)?;
+        Some((other, self.index.first_sector(other) + (sector - self.index.first_sector(frame))))
+    }
+
     /// Puts this copy of a block into a frame. Another frame that held it holds nothing any more; nor does this one
     /// hold anything yet, unless it held just that.
     #[inline]

@@ -15,19 +15,16 @@ impl Replay {
             if !index.is_valid(sector) || !index.is_dirty(sector) || sum == Some(index.sum(sector)) {
                 continue;
             }
-            let (expected, frame) = (index.sum(sector), FrameNo((sector >> self.plan.block_shift) as u32));
-            let inside = sector - index.first_sector(frame);
-            let Some(block) = self.restoring.block(frame).filter(|_| !index.is_unproven(sector)) else {
+            let Some((other, twin)) = self.restoring.twin(sector).filter(|_| !index.is_unproven(sector))
+            else {
                 continue;
             };
-            let copy = self.restoring.copy(frame);
-            let others = if copy == Copy::First { Copy::Second } else { Copy::First };
-            let Some(other) = self.restoring.find(block, others) else { continue };
-            let twin = index.first_sector(other) + inside;
+            let (expected, frame) = (index.sum(sector), FrameNo((sector >> self.plan.block_shift) as u32));
             let has_it = index.is_dirty(twin)
                 && index.sum(twin) == expected
                 && proof.sum(twin).is_none_or(|found| found == expected);
-            if has_it && (copy == Copy::Second || self.restoring.swap(frame, other)) {
+            let is_second = self.restoring.copy(frame) == Copy::Second;
+            if has_it && (is_second || self.restoring.swap(frame, other)) {
                 self.restoring.clear(sector, 1);
             }
         }

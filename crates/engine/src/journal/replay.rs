@@ -226,15 +226,7 @@ impl Replay {
 
     /// Does the other copy of its block have this sector too?
     fn has_twin(&self, sector: u64) -> bool {
-        let index = self.restoring.index();
-        let frame = FrameNo((sector >> self.plan.block_shift) as u32);
-        let other = match self.restoring.copy(frame) {
-            Copy::First => Copy::Second,
-            Copy::Second => Copy::First,
-        };
-        let other = self.restoring.block(frame).and_then(|block| self.restoring.find(block, other));
-        let inside = sector - index.first_sector(frame);
-        other.is_some_and(|other| index.is_valid(index.first_sector(other) + inside))
+        self.restoring.twin(sector).is_some_and(|(_, twin)| self.restoring.index().is_valid(twin))
     }
 
     /// Sectors to be read from flash, whose checksums decide about the tail: the segment, by its place among the
