@@ -216,9 +216,8 @@ impl World<'_> {
                 }
                 Command::Cache(CacheChange::Drain) => {
                     self.report.drains += 1;
-                    // Writes that were taken before the mode changed may have become dirty until they ended.
-                    let since = disk.writes_through_since.filter(|since| *since < asked.given);
-                    since.is_some_and(|since| disk.quiet_at >= since && disk.quiet_at <= asked.given)
+                    // It waits for the writes that were taken before the mode changed.
+                    disk.writes_through_since.is_some_and(|since| since < asked.given)
                 }
                 Command::Cache(CacheChange::Disable) => true,
                 _ => false,

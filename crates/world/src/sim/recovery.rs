@@ -65,10 +65,16 @@ impl World<'_> {
             // Neither compared nor believed.
             recovered.drop_regions(changed);
         }
-        let summary = recovered.summary;
         if doubtful {
             self.disks[index].model.forget_all();
         }
+        if !lags && recovered.summary.sectors_dirty > 0 {
+            // The daemon knows that everything was drained, and the backing has been written since.
+            ensure!(doubtful, "disk {index}: {} sectors are dirty after a drain", recovered.summary.sectors_dirty);
+            recovered.discard_dirty();
+            self.report.outdated += 1;
+        }
+        let summary = recovered.summary;
         let is_early = self.disks[index].coming.is_some();
         if attempt == 0 && !is_early {
             self.change_behind(index, &recovered);
@@ -154,7 +160,10 @@ impl World<'_> {
         let state = &mut self.disks[index];
         let owner = state.owner.as_mut().expect("found");
         owner.doubled &= ring.copies.len() == 2 && config.copies == owner.config.copies;
-        state.model.set_lags(config.mode == Mode::WriteBack || recovered.summary.sectors_dirty > 0);
+        if config.mode == Mode::WriteBack {
+            // In another mode what may have been dirty still may: a crash can show more than this recovery found.
+            state.model.set_lags(true);
+        }
         let careful = self.scenario.lives.as_ref().is_some_and(|lives| lives.careful);
         self.disks[index].gated = self.disks[index].coming.is_none() && (careful || self.any_bad());
         let recovered = Some(*recovered);

@@ -55,6 +55,8 @@ pub struct Report {
     pub changed_behind: u64,
     /// Times that dirty data was given up, by command or because the backing had changed.
     pub discards: u64,
+    /// Recoveries that found something dirty after the drain that ended write-back: a device lied.
+    pub outdated: u64,
     /// Times that a cache reported dirty data lost.
     pub dirty_lost: u64,
     /// Drains that ended with nothing dirty.
@@ -93,7 +95,7 @@ impl Report {
         named! {
             handed_back commands fences losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
-            early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards dirty_lost
+            early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards outdated dirty_lost
             drains copies writes_merged read_ahead_bytes destaged_bytes took_ns
         }
     }

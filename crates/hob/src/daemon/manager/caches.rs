@@ -167,10 +167,11 @@ impl Manager {
         let done = self.reconfigure_to(name, before, wanted, structure(before) != structure(wanted)).await;
         if let Err(refusal) = done {
             self.want(name, before)?;
+            // What is kept must not say that nothing is dirty when writes go to flash again.
+            self.save_first().await?;
             if let Ok((shard, id)) = self.shard_of(name) {
                 self.tune(name, &shard, id).await?;
             }
-            self.keep_first(wanted).await?;
             return Err(refusal);
         }
         if structure(before) != structure(wanted) {

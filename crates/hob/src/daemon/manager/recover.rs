@@ -215,7 +215,7 @@ impl Manager {
         if !missing.is_empty() {
             self.check_missing(name, spec, journal, &found, &missing)?;
         }
-        let (recovered, remains) = match found {
+        let (mut recovered, remains) = match found {
             Found::Recovered(recovered, remains) => (recovered, remains),
             Found::Nothing(remains) => {
                 let is_new = remains.rings.is_empty() && remains.data.is_empty();
@@ -232,6 +232,20 @@ impl Manager {
                 return Ok((source, None, vec![note]));
             }
         };
+        let mut notes = Vec::new();
+        if recovered.summary.sectors_dirty > 0 && !may_be_dirty(spec, journal) {
+            // The drain that ended write-back was on flash, and the backing has been written since.
+            let outdated = bytes(recovered.summary.sectors_dirty);
+            notes.push(format!(
+                "its flash lost the end of its journal, which says of {outdated} that the backing lacks them; they \
+                 reached it when write-back ended, and are dropped"
+            ));
+            recovered = blocking(move || {
+                recovered.discard_dirty();
+                recovered
+            })
+            .await?;
+        }
         let (source, recovered, verdict, why) = compare(source, recovered, journal.closed).await?;
         let summary = recovered.summary;
         tracing::info!(
@@ -259,7 +273,7 @@ impl Manager {
                 };
                 let data: Option<Vec<_>> = remains.data.into_iter().map(on_shards).collect();
                 let data = data.ok_or_else(|| Refusal::failed("a device of the pool has gone again"))?;
-                Ok((source, Some(Kept { recovered, data }), Vec::new()))
+                Ok((source, Some(Kept { recovered, data }), notes))
             }
         }
     }
@@ -369,7 +383,7 @@ impl Manager {
 }
 
 /// Only write-back leaves anything dirty, and only where there has been a journal. The state was kept before either began,
-/// and after write-back had ended. Where none was, nobody knows.
+/// and after a drain had ended write-back, durably. Where none was, nobody knows.
 fn may_be_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
     (spec.mode == Mode::WriteBack || journal.mode_unknown) && journal.ring > 0
 }
