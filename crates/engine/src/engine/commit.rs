@@ -2,7 +2,8 @@
 //!
 //! Whoever needs something durable waits for the next *round*: all records so far in pages, the pages written to
 //! every copy of the ring, then a flush of each device that was written since the last one. All who came before a round
-//! began are served by it. Full pages are written without waiting for a round. docs/decisions/0006 has the rules.
+//! began are served by it. Full pages are written without waiting for a round, and so are those that a guest's flush is about
+//! to ask for. docs/decisions/0006 has the rules.
 
 use super::records::{Journal, Round};
 use super::stranded::WAIT_NS_MAX;
@@ -65,6 +66,13 @@ impl Engine {
                 None if journal.writer.has_full_page() => {
                     let run = journal.seal_run(index, Writer::has_full_page);
                     let Some((first, bytes)) = run else { return };
+                    self.write_pages(now, disk, first, bytes);
+                }
+                None if journal.foresees_round() => {
+                    if is_twofold {
+                        journal.prove_rewritten(now, index);
+                    }
+                    let Some((first, bytes)) = journal.seal_ahead(index) else { return };
                     self.write_pages(now, disk, first, bytes);
                 }
                 None => return,

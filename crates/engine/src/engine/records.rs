@@ -43,6 +43,7 @@ pub(super) struct Journal {
     /// Sectors that are not dirty any more, though the durable journal may say so.
     pub(super) releases: Vec<u64>,
     pub(super) round: Option<Round>,
+    pub(super) rhythm: Rhythm,
     /// When the oldest record that is not durable was made.
     pub(super) oldest: Option<Instant>,
     /// Nothing can be recorded any more.
@@ -61,6 +62,36 @@ pub(super) struct Round {
     pub(super) flushes: Option<u32>,
     /// A guest's flush would have to wait for it.
     pub(super) urgent: bool,
+}
+
+/// How many writes come between one flush of a guest's and the next. A guest that flushes when it has written as much as
+/// last time finds the pages written, and waits for the device's flush alone.
+#[derive(Default)]
+pub(super) struct Rhythm {
+    /// Before the last flush; 0 if others waited with it, for then rounds follow one another anyway.
+    before: u32,
+    /// Since then.
+    since: u32,
+    /// Pages have been written ahead of the next one: once, so that a wrong guess costs one page a flush.
+    is_ahead: bool,
+}
+
+impl Rhythm {
+    /// A write to flash was recorded.
+    pub(super) fn wrote(&mut self) {
+        self.since = self.since.saturating_add(1);
+    }
+
+    /// A round begins.
+    fn round(&mut self, waiters: usize) {
+        let before = if waiters == 1 { self.since } else { 0 };
+        *self = Rhythm { before, since: 0, is_ahead: false };
+    }
+
+    /// Is the flush to be expected now?
+    fn is_due(&self) -> bool {
+        self.before > 0 && self.since == self.before && !self.is_ahead
+    }
 }
 
 impl Journal {
@@ -82,6 +113,7 @@ impl Journal {
             asked: false,
             releases: Vec::new(),
             round: None,
+            rhythm: Rhythm::default(),
             oldest: None,
             dead: false,
             lost_at: None,
@@ -266,6 +298,11 @@ impl Journal {
             || self.deadline().is_some_and(|at| at <= now)
     }
 
+    /// Is a guest's flush to be expected, and something to be in pages before it comes?
+    pub(super) fn foresees_round(&self) -> bool {
+        self.rhythm.is_due() && self.in_flight.is_empty() && self.writer.pending() > 0
+    }
+
     /// When it wants to be looked at.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.dead || self.round.is_some() { None } else { self.oldest.map(|at| at + COMMIT_NS_MAX) }
@@ -301,10 +338,17 @@ impl Journal {
         (segment.device, segment.offset + at % self.segment_bytes)
     }
 
+    /// Seals what there is ahead of the round that is expected.
+    pub(super) fn seal_ahead(&mut self, index: &Index) -> Option<(u64, Vec<u8>)> {
+        self.rhythm.is_ahead = true;
+        self.seal_run(index, |writer| writer.pending() > 0)
+    }
+
     /// All records are in pages, unless the ring is full: then those who wait go on waiting.
     pub(super) fn begin_round(&mut self) {
         let complete = self.writer.pending() == 0 && !self.unsealed_marks;
         let urgent = self.urgent;
+        self.rhythm.round(self.waiting.len());
         let waiters = if complete { std::mem::take(&mut self.waiting) } else { Vec::new() };
         let releases = if complete { std::mem::take(&mut self.releases) } else { Vec::new() };
         self.asked = false;

@@ -203,6 +203,7 @@ impl Engine {
         written.iter().for_each(|(sector, _)| _ = disk.lost.remove(sector));
         let (journal, index) = disk.journal_and_index().expect("changes wait for flash I/O");
         journal.urgent = true;
+        journal.rhythm.wrote();
         let is_second = |frame| index.first_of(frame).is_some();
         written.sort_unstable_by_key(|(sector, _)| {
             let (frame, block, inside) = index.locate(*sector);
