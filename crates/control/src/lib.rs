@@ -15,6 +15,7 @@ mod resources;
 mod settings;
 mod size;
 mod stats;
+mod tls;
 mod trace;
 
 pub use endpoint::{Endpoint, EndpointParseError};
@@ -28,4 +29,5 @@ pub use resources::{
 pub use settings::{CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, OnDirty};
 pub use size::{Size, SizeParseError};
 pub use stats::{Bucket, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats};
+pub use tls::{ClientTls, ClientTlsError};
 pub use trace::{FRAME_RECORDS_MAX, TraceDecoder, TraceFrame, TraceOp, TraceRecord, TraceStreamError};

@@ -5,7 +5,7 @@ use hob_control::{CacheEnable, CacheSettings, DiskAdd, Endpoint, Size};
 
 use super::Global;
 use super::settings::Settings;
-use crate::daemon::config::ring_kind;
+use crate::daemon::config::{ControlConfig, ring_kind};
 use crate::daemon::hardware::RingKind;
 use crate::daemon::{Plan, Serving};
 
@@ -60,13 +60,14 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
         }
         _ => None,
     };
+    let mut control = ControlConfig { listen: Vec::new(), ..ControlConfig::default() };
+    global.say_in(&mut control);
     crate::daemon::run(Plan::of_serving(Serving {
         disk: DiskAdd { name: args.name, backing: args.disk, read_only: args.read_only },
         cache,
         force: args.force,
         listen: args.listen,
-        control: global.control.clone(),
-        token_file: global.token_file.clone(),
+        control,
         ring: args.ring,
         drain_on_shutdown: args.drain_on_shutdown,
     })?)

@@ -3,12 +3,15 @@
 //! Pools and disks defined here are made at start if they do not exist yet; from then on they are
 //! changed by command and kept in the state directory.
 
+mod control;
+
 use std::path::{Path, PathBuf};
 
 use hob_control::{CacheEnable, Endpoint, PoolCreate, Size, check_name};
 use serde::Deserialize;
 
 use super::hardware::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX, RingKind};
+pub(crate) use control::ControlConfig;
 
 /// Where the state is kept unless the file says otherwise.
 const STATE_DIR: &str = "/var/lib/hob";
@@ -47,22 +50,6 @@ pub(crate) struct Config {
     /// Disks to begin with.
     #[serde(default, rename = "disk")]
     pub(crate) disks: Vec<DiskEntry>,
-}
-
-/// Where the control API listens.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct ControlConfig {
-    /// Sockets.
-    pub(crate) listen: Vec<Endpoint>,
-    /// File with the token that clients over TCP must show.
-    pub(crate) token_file: Option<PathBuf>,
-}
-
-impl Default for ControlConfig {
-    fn default() -> ControlConfig {
-        ControlConfig { listen: vec![Endpoint::Unix(CONTROL_SOCKET.into())], token_file: None }
-    }
 }
 
 /// Bounds on what clients, backings and flash may cost. Fixed at start.
@@ -141,10 +128,7 @@ impl Config {
         if !(1..=64).contains(&self.shards) {
             return Err(format!("shards = {}: there can be 1 to 64", self.shards));
         }
-        let tcp = self.control.listen.iter().find(|endpoint| matches!(endpoint, Endpoint::Tcp { .. }));
-        if let (Some(endpoint), None) = (tcp, &self.control.token_file) {
-            return Err(format!("control.listen has {endpoint}, but TCP needs control.token_file"));
-        }
+        self.control.check()?;
         let limits = [
             ("connections_max", self.limits.connections_max as u64, 1, 65_536),
             ("buffer_bytes_max", self.limits.buffer_bytes_max.bytes(), 64 << 20, ARENA_BYTES_MAX as u64),
@@ -223,6 +207,14 @@ mod tests {
             [control]
             listen = ["unix:/c.sock", "tcp:127.0.0.1:1"]
             token_file = "/t"
+            socket_group = "hob"
+            tls = { cert = "/c.crt", key = "/c.key", client_ca = "/ca.crt" }
+            [[control.token]]
+            file = "/r"
+            role = "read-only"
+            [[control.client]]
+            certificate = "cn:ops"
+            role = "admin"
             [limits]
             connections_max = 64
             buffer_bytes_max = "128M"
@@ -271,7 +263,7 @@ mod tests {
             ("shards = 0", &["shards = 0"]),
             ("\n\nring = \"best\"", &["line 3", "best", "io_uring"]),
             ("listen = [\"/x.sock\"]", &["line 1", "unix:"]),
-            ("[control]\nlisten = [\"tcp:h:1\"]", &["tcp:h:1", "token_file"]),
+            ("[control]\nlisten = [\"tcp:h:1\"]", &["tcp:h:1", "control.tls"]),
             ("[limits]\nflash_errors_max = 0", &["flash_errors_max"]),
             ("[[pool]]\nname = \"a\"\ndevices = []\nsise = 1", &["line 4", "sise"]),
             (

@@ -14,8 +14,8 @@ pub(crate) mod shard;
 pub(crate) mod shard_api;
 mod state;
 pub(crate) mod tape;
+pub(crate) mod tls;
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,10 +26,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use config::{Config, Limits};
+use config::{Config, ControlConfig, Limits};
 use exports::Exports;
 use hardware::{BackingOptions, RingKind};
-use http::{ControlListener, Token};
+use http::{ControlListener, Guard};
 use listen::Listener;
 use manager::Manager;
 pub(crate) use manager::simulated_cache;
@@ -44,7 +44,7 @@ pub(crate) struct Plan {
     listen: Vec<Endpoint>,
     /// Where the control API is.
     control: Vec<Endpoint>,
-    token: Option<Token>,
+    guard: Guard,
     ring: RingKind,
     shards: usize,
     limits: Limits,
@@ -73,10 +73,8 @@ pub(crate) struct Serving {
     pub(crate) force: bool,
     /// Where NBD clients connect.
     pub(crate) listen: Vec<Endpoint>,
-    /// Where the control API is, if there is to be one.
-    pub(crate) control: Option<Endpoint>,
-    /// For a control API on TCP.
-    pub(crate) token_file: Option<PathBuf>,
+    /// Where the control API is, if anywhere, and whom it lets in.
+    pub(crate) control: ControlConfig,
     /// How I/O is done.
     pub(crate) ring: RingKind,
     /// Bring dirty data to the backing before ending.
@@ -86,12 +84,12 @@ pub(crate) struct Serving {
 impl Plan {
     /// A daemon with a configuration file. Takes the state directory.
     pub(crate) fn of_config(config: Config) -> anyhow::Result<Plan> {
-        let token = load_token(config.control.token_file.as_deref())?;
+        let guard = Guard::of_config(&config.control)?;
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
             listen: config.listen.clone(),
             control: config.control.listen.clone(),
-            token,
+            guard,
             ring: config.ring,
             shards: config.shards,
             limits: config.limits,
@@ -102,11 +100,11 @@ impl Plan {
 
     /// One disk.
     pub(crate) fn of_serving(serving: Serving) -> anyhow::Result<Plan> {
-        let Serving { disk, cache, force, listen, control, token_file, ring, drain_on_shutdown } = serving;
+        let Serving { disk, cache, force, listen, control, ring, drain_on_shutdown } = serving;
         Ok(Plan {
             listen,
-            control: control.into_iter().collect(),
-            token: load_token(token_file.as_deref())?,
+            guard: Guard::of_config(&control)?,
+            control: control.listen,
             ring,
             shards: 1,
             limits: Limits::default(),
@@ -114,10 +112,6 @@ impl Plan {
             content: Content::One { disk, cache, force },
         })
     }
-}
-
-fn load_token(path: Option<&Path>) -> anyhow::Result<Option<Token>> {
-    Ok(path.map(Token::load).transpose()?)
 }
 
 /// Runs until a signal says to end. A second signal ends the process at once.
@@ -169,7 +163,7 @@ async fn serve(
     events: mpsc::UnboundedReceiver<ShardEvent>,
     known: &mut Option<Arc<Manager>>,
 ) -> anyhow::Result<()> {
-    let Plan { listen, control, token, limits, content, .. } = plan;
+    let Plan { listen, control, guard, limits, content, .. } = plan;
     let backing_options = BackingOptions {
         wait_max: Duration::from_millis(limits.backing_wait_ms_max),
         ..BackingOptions::default()
@@ -179,7 +173,7 @@ async fn serve(
     // Bound before anything is touched, so that two daemons do not get in each other's way.
     let mut controls = Vec::new();
     for endpoint in control {
-        controls.push(ControlListener::bind(endpoint, token.as_ref()).await?);
+        controls.push(ControlListener::bind(endpoint, &guard).await?);
     }
     let manager = match content {
         Content::Kept { store, state, config } => {
