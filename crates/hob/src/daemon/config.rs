@@ -4,14 +4,17 @@
 //! changed by command and kept in the state directory.
 
 mod control;
+mod nbd;
 
 use std::path::{Path, PathBuf};
 
 use hob_control::{CacheEnable, Endpoint, PoolCreate, Size, check_name};
 use serde::Deserialize;
 
+use super::allow::AllowEntry;
 use super::hardware::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX, RingKind};
 pub(crate) use control::ControlConfig;
+pub(crate) use nbd::{NbdEntry, NbdTlsFiles, check_nbd};
 
 /// Where the state is kept unless the file says otherwise.
 const STATE_DIR: &str = "/var/lib/hob";
@@ -29,6 +32,12 @@ pub(crate) struct Config {
     /// Where NBD clients connect.
     #[serde(default)]
     pub(crate) listen: Vec<Endpoint>,
+    /// The same, with TLS.
+    #[serde(default)]
+    pub(crate) nbd: Vec<NbdEntry>,
+    /// Which of them may see which disks.
+    #[serde(default)]
+    pub(crate) allow: Vec<AllowEntry>,
     /// How I/O is done: `auto`, `io_uring` or `threads`.
     #[serde(default, deserialize_with = "ring_by_name")]
     pub(crate) ring: RingKind,
@@ -129,6 +138,7 @@ impl Config {
             return Err(format!("shards = {}: there can be 1 to 64", self.shards));
         }
         self.control.check()?;
+        check_nbd(&self.nbd, &self.allow)?;
         let limits = [
             ("connections_max", self.limits.connections_max as u64, 1, 65_536),
             ("buffer_bytes_max", self.limits.buffer_bytes_max.bytes(), 64 << 20, ARENA_BYTES_MAX as u64),
@@ -215,6 +225,15 @@ mod tests {
             [[control.client]]
             certificate = "cn:ops"
             role = "admin"
+            [[nbd]]
+            listen = "tcp:0.0.0.0:10810"
+            tls = { cert = "/c.crt", key = "/c.key", client_ca = "/ca.crt", required = false }
+            [[nbd]]
+            listen = "tcp:0.0.0.0:10811"
+            tls = { cert = "/c.crt", key = "/c.key" }
+            [[allow]]
+            disks = ["d", "*"]
+            clients = ["unix", "10.0.0.0/8", "cn:host7"]
             [limits]
             connections_max = 64
             buffer_bytes_max = "128M"
@@ -246,6 +265,8 @@ mod tests {
         )
         .unwrap();
         assert_eq!(config.ring, RingKind::Threads);
+        let required = config.nbd.iter().map(|entry| entry.tls.as_ref().unwrap().required);
+        assert_eq!(required.collect::<Vec<_>>(), [false, true]);
         assert_eq!(config.limits.buffer_bytes_max, Size(128 << 20));
         assert_eq!(config.pools[0].size, Some(Size(1 << 30)));
         let settings = &config.disks[0].cache.as_ref().unwrap().settings;

@@ -1,6 +1,7 @@
 //! The daemon: shards that serve I/O, and a control thread with the manager, the control API and
 //! the NBD listeners. `hob serve` is the same, assembled from flags and without state.
 
+pub(crate) mod allow;
 pub(crate) mod config;
 pub(crate) mod exports;
 #[cfg(test)]
@@ -10,6 +11,7 @@ pub(crate) mod http;
 pub(crate) mod listen;
 mod manager;
 pub(crate) mod power_cut;
+mod relay;
 pub(crate) mod shard;
 pub(crate) mod shard_api;
 mod state;
@@ -26,22 +28,30 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use config::{Config, ControlConfig, Limits};
+use allow::{AllowEntry, AllowList};
+use config::{Config, ControlConfig, Limits, NbdEntry, NbdTlsFiles};
 use exports::Exports;
 use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
-use listen::Listener;
+use listen::{Entrance, Hall, Listener, NbdTls};
 use manager::Manager;
 pub(crate) use manager::simulated_cache;
+use relay::{Relays, Spawner};
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
 use state::{State, Store};
+use tls::{Tls, WithoutCertificate};
+
+/// TLS clients are told of the end for that long.
+const FAREWELL_MAX: Duration = Duration::from_secs(2);
 
 /// What a daemon is to be.
 #[derive(Debug)]
 pub(crate) struct Plan {
     /// Where NBD clients connect.
-    listen: Vec<Endpoint>,
+    listen: Vec<Entrance>,
+    /// What they may see.
+    allow: AllowList,
     /// Where the control API is.
     control: Vec<Endpoint>,
     guard: Guard,
@@ -72,7 +82,9 @@ pub(crate) struct Serving {
     /// Use the device whatever is on it.
     pub(crate) force: bool,
     /// Where NBD clients connect.
-    pub(crate) listen: Vec<Endpoint>,
+    pub(crate) listen: Vec<NbdEntry>,
+    /// Who they may be; anybody if there are none.
+    pub(crate) allow: Vec<AllowEntry>,
     /// Where the control API is, if anywhere, and whom it lets in.
     pub(crate) control: ControlConfig,
     /// How I/O is done.
@@ -87,7 +99,8 @@ impl Plan {
         let guard = Guard::of_config(&config.control)?;
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
-            listen: config.listen.clone(),
+            listen: entrances(&config.listen, &config.nbd)?,
+            allow: AllowList::new(config.allow.clone()),
             control: config.control.listen.clone(),
             guard,
             ring: config.ring,
@@ -100,9 +113,11 @@ impl Plan {
 
     /// One disk.
     pub(crate) fn of_serving(serving: Serving) -> anyhow::Result<Plan> {
-        let Serving { disk, cache, force, listen, control, ring, drain_on_shutdown } = serving;
+        let Serving { disk, cache, force, listen, allow, control, ring, drain_on_shutdown } = serving;
+        config::check_nbd(&listen, &allow).map_err(anyhow::Error::msg)?;
         Ok(Plan {
-            listen,
+            listen: entrances(&[], &listen)?,
+            allow: AllowList::new(allow),
             guard: Guard::of_config(&control)?,
             control: control.listen,
             ring,
@@ -112,6 +127,20 @@ impl Plan {
             content: Content::One { disk, cache, force },
         })
     }
+}
+
+/// Addresses without and with TLS. Reads the files that are named.
+fn entrances(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec<Entrance>> {
+    let with_tls = |files: &NbdTlsFiles| -> anyhow::Result<NbdTls> {
+        let tls = Arc::new(Tls::load(files.files(), WithoutCertificate::Refused)?);
+        Ok(NbdTls { tls, required: files.required })
+    };
+    let plain = plain.iter().map(|endpoint| Ok(Entrance { endpoint: endpoint.clone(), tls: None }));
+    let more = more.iter().map(|entry| {
+        let tls = entry.tls.as_ref().map(with_tls).transpose()?;
+        Ok(Entrance { endpoint: entry.listen.clone(), tls })
+    });
+    plain.chain(more).collect()
 }
 
 /// Runs until a signal says to end. A second signal ends the process at once.
@@ -134,9 +163,13 @@ async fn live(plan: Plan) -> anyhow::Result<()> {
     let shards = start_shards(&plan, &event_sender)?;
     drop(event_sender);
     let drain = plan.drain_on_shutdown;
+    let has_tls = plan.listen.iter().any(|entrance| entrance.tls.is_some());
+    let relays =
+        has_tls.then(|| Relays::start(plan.shards)).transpose().context("cannot start threads for TLS")?;
+    let spawner = relays.as_ref().map(Relays::spawner);
     let mut manager = None;
     let outcome = tokio::select! {
-        result = serve(plan, shards.clone(), events, &mut manager) => result,
+        result = serve(plan, shards.clone(), events, spawner, &mut manager) => result,
         () = signals.next() => {
             tracing::info!("ending");
             Ok(())
@@ -147,6 +180,9 @@ async fn live(plan: Plan) -> anyhow::Result<()> {
             manager.close(drain).await;
         }
         stop(shards).await;
+        if let Some(relays) = relays {
+            relays.finish(FAREWELL_MAX).await;
+        }
     };
     tokio::select! {
         () = end => {}
@@ -161,9 +197,10 @@ async fn serve(
     plan: Plan,
     shards: Vec<ShardHandle>,
     events: mpsc::UnboundedReceiver<ShardEvent>,
+    relays: Option<Spawner>,
     known: &mut Option<Arc<Manager>>,
 ) -> anyhow::Result<()> {
-    let Plan { listen, control, guard, limits, content, .. } = plan;
+    let Plan { listen, allow, control, guard, limits, content, .. } = plan;
     let backing_options = BackingOptions {
         wait_max: Duration::from_millis(limits.backing_wait_ms_max),
         ..BackingOptions::default()
@@ -191,13 +228,17 @@ async fn serve(
             manager
         }
     };
-    let places = Arc::new(tokio::sync::Semaphore::new(plan.limits.connections_max));
-    for endpoint in &listen {
+    let places = Arc::new(tokio::sync::Semaphore::new(limits.connections_max));
+    let hall = Hall { exports, allow, places };
+    for entrance in &listen {
+        let endpoint = &entrance.endpoint;
         let listener =
-            Listener::bind(endpoint).await.with_context(|| format!("cannot listen on {endpoint}"))?;
+            Listener::bind(entrance).await.with_context(|| format!("cannot listen on {endpoint}"))?;
         tracing::info!("NBD clients connect to {endpoint}");
-        tasks.spawn(listener.run(exports.clone(), Arc::clone(&places)));
+        tasks.spawn(listener.run(hall.clone(), relays.clone()));
     }
+    // The tasks have theirs: when they are gone, so is the last one.
+    drop(relays);
     spawn_controls(&mut tasks, controls, &manager);
     // They run for ever; if one ends all the same, the daemon does.
     match tasks.join_next().await {
