@@ -83,17 +83,17 @@ fn refused(output: &Output, part: &str) {
 fn each_role_can_do_its_part_with_tokens_and_with_certificates() {
     let stage = Stage::new();
     let (admin, reader) = (stage.scratch.text("admin"), stage.scratch.text("reader"));
-    std::fs::File::create(stage.scratch.path("d.img")).unwrap().set_len(MIB).unwrap();
-    let backing = stage.scratch.text("d.img");
-    let add = |name| ["disk", "add", name, "--backing", backing.as_str()];
     let (ops, watcher) = (shown(&stage.client("ops")), shown(&stage.client("watcher")));
     let (ops, watcher) = (ops.each_ref().map(String::as_str), watcher.each_ref().map(String::as_str));
     for (name, admin, reader) in [
         ("vm1", &["--token-file", &admin][..], &["--token-file", &reader][..]),
         ("vm2", &ops[..], &watcher[..]),
     ] {
-        refused(&stage.hob(reader, &add(name)), "may only read");
-        let output = stage.hob(admin, &add(name));
+        std::fs::File::create(stage.scratch.path(name)).unwrap().set_len(MIB).unwrap();
+        let backing = stage.scratch.text(name);
+        let add = ["disk", "add", name, "--backing", &backing];
+        refused(&stage.hob(reader, &add), "may only read");
+        let output = stage.hob(admin, &add);
         assert!(output.success(), "{}", output.all());
         let output = stage.hob(reader, &["disk", "list"]);
         assert!(output.success() && output.stdout.contains(name), "{}", output.all());
