@@ -123,7 +123,7 @@ fn hex(text: &str) -> Option<[u8; 32]> {
     let digits: Vec<u8> =
         text.chars().filter(|c| *c != ':').map(|c| c.to_digit(16).map(|d| d as u8)).collect::<Option<_>>()?;
     let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
-    if digits.len() % 2 == 0 { bytes.try_into().ok() } else { None }
+    if digits.len() == 64 { bytes.try_into().ok() } else { None }
 }
 
 #[cfg(test)]
