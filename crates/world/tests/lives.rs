@@ -8,7 +8,7 @@ use hob_world::sim::{Options, Report, run};
 const HISTORIES: u64 = 2_000;
 
 /// Findings that were understood and mended: whether devices may fail, the seed, its requests, and what it was.
-const MENDED: [(bool, u64, u32, &str); 25] = [
+const MENDED: [(bool, u64, u32, &str); 26] = [
     (true, 2145, 200, "a new ring that could not be written was told as the loss of the old one"),
     (true, 2546, 200, "a discard met dirty data that was not there when it began"),
     (true, 11_987, 200, "the same, and a read saw half of what it uncovered"),
