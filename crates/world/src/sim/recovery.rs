@@ -70,7 +70,11 @@ impl World<'_> {
         }
         if !lags && recovered.summary.sectors_dirty > 0 {
             // The daemon knows that everything was drained, and the backing has been written since.
-            ensure!(doubtful, "disk {index}: {} sectors are dirty after a drain", recovered.summary.sectors_dirty);
+            ensure!(
+                doubtful,
+                "disk {index}: {} sectors are dirty after a drain",
+                recovered.summary.sectors_dirty
+            );
             recovered.discard_dirty();
             self.report.outdated += 1;
         }
@@ -180,6 +184,10 @@ impl World<'_> {
         let gone = owner.drop_rings(|other| other == number);
         self.free.extend(gone);
         self.disks[index].attempts += 1;
+        if self.disks[index].coming.is_none() && !self.disks[index].gated {
+            // A daemon would not have let guests in yet: without its dirty data the disk is not what they know.
+            self.disks[index].model.forget_all();
+        }
         if self.disks[index].leaving || self.disks[index].attempts > ATTEMPTS_MAX {
             self.disks[index].attempts = 0;
             if !self.disks[index].leaving {
