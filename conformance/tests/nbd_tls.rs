@@ -1,6 +1,6 @@
 //! NBD inside TLS, with the clients people use: libnbd's tools and qemu's, both on GnuTLS.
 
-use conformance::authority::{Authority, Files};
+use conformance::authority::{Authority, Files, secret};
 use conformance::data::{Noise, assert_same_file, noise_file};
 use conformance::nbd_client::{Address, Client};
 use conformance::scratch::{free_port, text, wait_until};
@@ -155,7 +155,7 @@ fn clients_without_a_good_certificate_stay_outside() {
     size(&uri(port(&hob), "disk", &strange)).run_failing();
     size(&uri(port(&hob), "disk", &stage.client)).run();
     let log = hob.stop();
-    assert!(log.stderr.contains("a client did not get as far as an export"), "{}", log.stderr);
+    assert!(log.stderr.contains("a client at 127.0.0.1 did not get as far as an export"), "{}", log.stderr);
 }
 
 #[test]
@@ -234,6 +234,17 @@ fn an_export_is_there_for_those_who_are_allowed_only() {
     daemon.stop();
 }
 
+/// Of the default build, which has no OpenSSL.
+#[test]
+fn keys_instead_of_certificates_need_another_build() {
+    let scratch = Scratch::new();
+    noise_file(&scratch.path("disk.img"), MIB, 65);
+    secret(&scratch.path("keys"), "host7:00112233445566778899aabbccddeeff\n");
+    let serve = Serve::disk(&scratch.text("disk.img")).arg("--nbd-psk", &scratch.text("keys"));
+    let output = serve.refused(&scratch);
+    assert!(output.stderr.contains("built without the feature 'psk'"), "{}", output.all());
+}
+
 #[test]
 fn clients_that_break_off_in_any_phase_hurt_nobody() {
     use std::io::{Read, Write};
@@ -303,9 +314,9 @@ fn data_is_not_on_the_wire() {
             }
         }
     });
-    let secret = Noise::new(64).bytes(64);
+    let known = Noise::new(64).bytes(64);
     let mut block = vec![0; 4096];
-    block[..64].copy_from_slice(&secret);
+    block[..64].copy_from_slice(&known);
     std::fs::write(stage.scratch.path("block"), &block).unwrap();
     let [object, image] = qemu(wire_port, &stage.client);
     let write = format!("write -s {} 8192 4096", stage.scratch.text("block"));
@@ -316,8 +327,8 @@ fn data_is_not_on_the_wire() {
     assert!(heard.len() > 2 * 4096, "{} bytes went past", heard.len());
     let holds = |what: &[u8]| heard.windows(what.len()).any(|window| window == what);
     assert!(holds(b"NBDMAGIC"), "the wire does carry this");
-    assert!(!holds(&secret) && !holds(b"\0\0\0\x04disk"), "neither data nor the export's name");
+    assert!(!holds(&known) && !holds(b"\0\0\0\x04disk"), "neither data nor the export's name");
     hob.stop();
     let file = std::fs::read(stage.scratch.path("disk.img")).unwrap();
-    assert_eq!(file[8192..8256], secret);
+    assert_eq!(file[8192..8256], known);
 }

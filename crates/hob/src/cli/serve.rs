@@ -8,7 +8,7 @@ use hob_control::{CacheEnable, CacheSettings, DiskAdd, Endpoint, Size};
 use super::Global;
 use super::settings::Settings;
 use crate::daemon::allow::{AllowEntry, ClientMatch};
-use crate::daemon::config::{ControlConfig, NbdEntry, NbdTlsFiles, ring_kind};
+use crate::daemon::config::{ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, ring_kind};
 use crate::daemon::hardware::RingKind;
 use crate::daemon::tls::TlsFiles;
 use crate::daemon::{Plan, Serving};
@@ -32,8 +32,12 @@ pub(crate) struct Serve {
     /// NBD clients must show a certificate of this authority, PEM
     #[arg(long, value_name = "FILE", requires = "nbd_cert")]
     nbd_client_ca: Option<PathBuf>,
+    /// Speak NBD with TLS only, with these keys, which clients have too: lines of name:hexadecimal, as
+    /// psktool writes them; needs a build with the feature psk
+    #[arg(long, value_name = "FILE", conflicts_with = "nbd_cert")]
+    nbd_psk: Option<PathBuf>,
     /// Let only these NBD clients see the disk: an address, a network, unix, sha256:FINGERPRINT,
-    /// cn:COMMON-NAME or san:DNS-NAME; may be given more than once
+    /// cn:COMMON-NAME, san:DNS-NAME or psk:NAME; may be given more than once
     #[arg(long, value_name = "CLIENT")]
     allow: Vec<ClientMatch>,
     /// Name of the export
@@ -77,10 +81,11 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
         }
         _ => None,
     };
-    let tls = args
+    let certificates = args
         .nbd_cert
         .zip(args.nbd_key)
-        .map(|(cert, key)| NbdTlsFiles::required(TlsFiles { cert, key, client_ca: args.nbd_client_ca }));
+        .map(|(cert, key)| NbdSecrets::Certificates(TlsFiles { cert, key, client_ca: args.nbd_client_ca }));
+    let tls = certificates.or(args.nbd_psk.map(NbdSecrets::Keys)).map(NbdTlsFiles::required);
     let with_tls = |listen| NbdEntry { listen, tls: tls.clone() };
     let everywhere = |clients| AllowEntry { disks: vec!["*".to_owned()], clients };
     let mut control = ControlConfig { listen: Vec::new(), ..ControlConfig::default() };

@@ -22,15 +22,20 @@ pub(crate) struct Peer {
     pub(crate) address: Option<IpAddr>,
     /// What it showed inside TLS.
     pub(crate) certificate: Option<PeerCertificate>,
+    /// Name of the key that it has too.
+    pub(crate) key: Option<String>,
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.address, &self.certificate) {
-            (Some(address), Some(certificate)) => write!(f, "{certificate} at {address}"),
-            (Some(address), None) => write!(f, "{address}"),
-            (None, Some(certificate)) => write!(f, "{certificate} on a Unix socket"),
-            (None, None) => f.write_str("a client on a Unix socket"),
+        match (&self.certificate, &self.key) {
+            (Some(certificate), _) => write!(f, "{certificate} ")?,
+            (None, Some(key)) => write!(f, "psk:{} ", key.escape_debug())?,
+            (None, None) => f.write_str("a client ")?,
+        }
+        match &self.address {
+            Some(address) => write!(f, "at {address}"),
+            None => f.write_str("on a Unix socket"),
         }
     }
 }
@@ -50,6 +55,8 @@ pub(crate) enum ClientMatch {
     },
     /// By certificate, which is to say inside TLS.
     Certificate(CertificateMatch),
+    /// `psk:NAME`: by the key, inside TLS too.
+    Key(String),
 }
 
 impl ClientMatch {
@@ -59,6 +66,7 @@ impl ClientMatch {
             ClientMatch::Network { base, prefix_bits } => peer
                 .address
                 .is_some_and(|address| network(address.to_canonical(), *prefix_bits) == Some(*base)),
+            ClientMatch::Key(name) => peer.key.as_ref() == Some(name),
             ClientMatch::Certificate(named) => peer.certificate.as_ref().is_some_and(|c| named.matches(c)),
         }
     }
@@ -84,7 +92,7 @@ pub(crate) enum ClientMatchError {
     /// Nothing we know.
     #[error(
         "'{0}' names no clients; write an address, a network like 10.1.0.0/16, unix, sha256:FINGERPRINT, \
-         cn:COMMON-NAME or san:DNS-NAME"
+         cn:COMMON-NAME, san:DNS-NAME or psk:NAME"
     )]
     Unknown(String),
     /// More than a network.
@@ -106,6 +114,9 @@ impl FromStr for ClientMatch {
         let unknown = || ClientMatchError::Unknown(text.to_owned());
         if text == "unix" {
             return Ok(ClientMatch::Unix);
+        }
+        if let Some(name) = text.strip_prefix("psk:").filter(|name| !name.is_empty()) {
+            return Ok(ClientMatch::Key(name.to_owned()));
         }
         if let Ok(named) = text.parse() {
             return Ok(ClientMatch::Certificate(named));
@@ -201,7 +212,7 @@ mod tests {
     use crate::daemon::shard_api::ShardHandle;
 
     fn at(address: &str) -> Peer {
-        Peer { address: Some(address.parse().unwrap()), certificate: None }
+        Peer { address: Some(address.parse().unwrap()), ..Peer::default() }
     }
 
     #[test]
@@ -222,6 +233,9 @@ mod tests {
             ("unix", at("127.0.0.1"), false),
             ("0.0.0.0/0", Peer::default(), false),
             ("cn:host7", at("10.1.2.3"), false),
+            ("psk:a", at("10.1.2.3"), false),
+            ("psk:a", Peer { key: Some("a".into()), ..Peer::default() }, true),
+            ("psk:a", Peer { key: Some("b".into()), ..Peer::default() }, false),
         ] {
             assert_eq!(text.parse::<ClientMatch>().unwrap().matches(&peer), matches, "{text} {peer}");
         }
@@ -229,7 +243,8 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for text in ["", "unix:", "10.1", "10.1.0.0/33", "::/129", "10.1.0.0/", "10.1.0.0/-1", "host7", "cn:"]
+        for text in
+            ["", "unix:", "10.1", "10.1.0.0/33", "::/129", "10.1.0.0/", "10.1.0.0/-1", "host7", "cn:", "psk:"]
         {
             let error = text.parse::<ClientMatch>().unwrap_err();
             assert!(matches!(error, ClientMatchError::Unknown(_)), "{text}: {error}");

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::allow::AllowEntry;
 use super::hardware::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX, RingKind};
 pub(crate) use control::ControlConfig;
-pub(crate) use nbd::{NbdEntry, NbdTlsFiles, check_nbd};
+pub(crate) use nbd::{NbdEntry, NbdSecrets, NbdTlsFiles, check_nbd};
 
 /// Where the state is kept unless the file says otherwise.
 const STATE_DIR: &str = "/var/lib/hob";

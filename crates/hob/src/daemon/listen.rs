@@ -41,9 +41,19 @@ pub(crate) struct Entrance {
 #[derive(Clone, Debug)]
 pub(crate) struct NbdTls {
     /// Speaks it.
-    pub(crate) tls: Arc<Tls>,
+    pub(crate) session: NbdSession,
     /// Nothing is told without it.
     pub(crate) required: bool,
+}
+
+/// How a session begins.
+#[derive(Clone, Debug)]
+pub(crate) enum NbdSession {
+    /// With certificates.
+    Certificates(Arc<Tls>),
+    /// With a key that both sides have.
+    #[cfg(feature = "psk")]
+    Keys(Arc<super::psk::Keys>),
 }
 
 /// What all listeners share.
@@ -102,7 +112,7 @@ impl Listener {
                     let served = async move {
                         let peer = visit.peer.clone();
                         if let Err(error) = visit.serve().await {
-                            tracing::info!("a client did not get as far as an export: {peer}: {error}");
+                            tracing::info!("{peer} did not get as far as an export: {error}");
                         }
                     };
                     match &mut relays {
@@ -131,7 +141,7 @@ impl Listener {
                 (OwnedFd::from(stream.into_std()?), Some(from.ip().to_canonical()))
             }
         };
-        let peer = Peer { address, certificate: None };
+        let peer = Peer { address, ..Peer::default() };
         Ok(Visit { socket, peer, hall: hall.clone(), tls: self.tls.clone(), place })
     }
 }
@@ -224,7 +234,6 @@ async fn serve(
     tls: Option<NbdTls>,
     place: Place,
 ) -> io::Result<()> {
-    let too_long = |_| io::Error::other("it said nothing for too long");
     let offer = match &tls {
         None => handshake::Tls::Absent,
         Some(NbdTls { required: false, .. }) => handshake::Tls::Offered,
@@ -239,23 +248,46 @@ async fn serve(
         }
         Step::StartTls(inside) => inside,
     };
-    let tls = tls.expect("TLS is started where it was offered").tls;
-    let mut stream = tls.accept(stream).await?;
-    visible.peer.certificate = PeerCertificate::of(&stream);
-    let negotiating = negotiate(inside, &mut stream, &visible);
+    match tls.expect("TLS is started where it was offered").session {
+        NbdSession::Certificates(tls) => {
+            let stream = tls.accept(stream).await?;
+            visible.peer.certificate = PeerCertificate::of(&stream);
+            serve_inside(stream, inside, &visible, place).await
+        }
+        #[cfg(feature = "psk")]
+        NbdSession::Keys(keys) => {
+            let (stream, name) = keys.accept(stream).await?;
+            visible.peer.key = Some(name);
+            serve_inside(stream, inside, &visible, place).await
+        }
+    }
+}
+
+/// The same inside TLS.
+async fn serve_inside(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    hello: Handshake,
+    visible: &Visible,
+    place: Place,
+) -> io::Result<()> {
+    let negotiating = negotiate(hello, &mut stream, visible);
     match tokio::time::timeout(NEGOTIATION_MAX, negotiating).await.map_err(too_long)?? {
         Step::Goodbye => {
-            let _ = stream.shutdown().await;
+            let _ = tokio::time::timeout(NEGOTIATION_MAX, stream.shutdown()).await;
         }
         Step::Done(negotiated, leftover) => {
             let (near, far) = UnixStream::pair()?;
-            attach(far.into_socket()?, &visible, negotiated, leftover, Arc::clone(&place))?;
+            attach(far.into_socket()?, visible, negotiated, leftover, Arc::clone(&place))?;
             relay::relay(stream, near).await;
         }
         Step::StartTls(_) => unreachable!("TLS is not started twice"),
     }
     drop(place);
     Ok(())
+}
+
+fn too_long(_: tokio::time::error::Elapsed) -> io::Error {
+    io::Error::other("it said nothing for too long")
 }
 
 /// Hands a client to the shard of its disk.

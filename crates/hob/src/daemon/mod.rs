@@ -11,6 +11,8 @@ pub(crate) mod http;
 pub(crate) mod listen;
 mod manager;
 pub(crate) mod power_cut;
+#[cfg(feature = "psk")]
+mod psk;
 mod relay;
 pub(crate) mod shard;
 pub(crate) mod shard_api;
@@ -29,11 +31,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use allow::{AllowEntry, AllowList};
-use config::{Config, ControlConfig, Limits, NbdEntry, NbdTlsFiles};
+use config::{Config, ControlConfig, Limits, NbdEntry, NbdSecrets, NbdTlsFiles};
 use exports::Exports;
 use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
-use listen::{Entrance, Hall, Listener, NbdTls};
+use listen::{Entrance, Hall, Listener, NbdSession, NbdTls};
 use manager::Manager;
 pub(crate) use manager::simulated_cache;
 use relay::{Relays, Spawner};
@@ -132,8 +134,20 @@ impl Plan {
 /// Addresses without and with TLS. Reads the files that are named.
 fn entrances(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec<Entrance>> {
     let with_tls = |files: &NbdTlsFiles| -> anyhow::Result<NbdTls> {
-        let tls = Arc::new(Tls::load(files.files(), WithoutCertificate::Refused)?);
-        Ok(NbdTls { tls, required: files.required })
+        let session = match files.secrets().map_err(anyhow::Error::msg)? {
+            NbdSecrets::Certificates(files) => {
+                NbdSession::Certificates(Arc::new(Tls::load(files, WithoutCertificate::Refused)?))
+            }
+            #[cfg(feature = "psk")]
+            NbdSecrets::Keys(file) => NbdSession::Keys(Arc::new(psk::Keys::load(file)?)),
+            #[cfg(not(feature = "psk"))]
+            NbdSecrets::Keys(file) => anyhow::bail!(
+                "this hob cannot use the keys in {}: it was built without the feature 'psk', which needs OpenSSL; use \
+                 certificates",
+                file.display()
+            ),
+        };
+        Ok(NbdTls { session, required: files.required })
     };
     let plain = plain.iter().map(|endpoint| Ok(Entrance { endpoint: endpoint.clone(), tls: None }));
     let more = more.iter().map(|entry| {

@@ -121,10 +121,19 @@ struct Parts {
 
 /// A file that has another one was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
+pub(crate) struct Stamp {
     modified: Option<SystemTime>,
     inode: u64,
     bytes: u64,
+}
+
+impl Stamp {
+    /// Of a file, if there is one.
+    pub(crate) fn of(path: &Path) -> Option<Stamp> {
+        let metadata = std::fs::metadata(path).ok()?;
+        let modified = metadata.modified().ok();
+        Some(Stamp { modified, inode: metadata.ino(), bytes: metadata.len() })
+    }
 }
 
 impl Tls {
@@ -173,16 +182,8 @@ impl Tls {
 
 impl TlsFiles {
     fn stamps(&self) -> Vec<Option<Stamp>> {
-        let stamp = |path: &PathBuf| {
-            let metadata = std::fs::metadata(path).ok()?;
-            let modified = metadata.modified().ok();
-            Some(Stamp { modified, inode: metadata.ino(), bytes: metadata.len() })
-        };
-        [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()]
-            .into_iter()
-            .flatten()
-            .map(stamp)
-            .collect()
+        let all = [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()];
+        all.into_iter().flatten().map(|path| Stamp::of(path)).collect()
     }
 
     fn read(&self, without: WithoutCertificate) -> Result<Parts, TlsError> {
