@@ -11,6 +11,7 @@ mod endpoint;
 mod error;
 mod explain;
 mod name;
+mod qos;
 mod resources;
 mod settings;
 mod size;
@@ -21,6 +22,7 @@ pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
 pub use explain::{Explanation, Share};
 pub use name::{NAME_CHARS_MAX, NameError, check_name};
+pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{
     Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,
     DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, Version,

@@ -276,6 +276,9 @@ pub struct DiskAdd {
     /// Refuse changes.
     #[serde(default)]
     pub read_only: bool,
+    /// What its backing shares with others; found out if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub datastore: Option<String>,
 }
 
 /// What a pool is after a change.

@@ -7,6 +7,7 @@
 mod cache;
 mod completions;
 mod daemon;
+mod datastore;
 mod demo;
 mod disk;
 mod docs;
@@ -16,6 +17,7 @@ mod lab;
 mod man;
 mod output;
 mod pool;
+mod qos;
 mod record;
 mod remote;
 mod replay;
@@ -72,6 +74,10 @@ enum Command {
     Disk(disk::Disk),
     #[command(subcommand)]
     Cache(cache::Cache),
+    #[command(subcommand)]
+    Qos(qos::Qos),
+    #[command(subcommand)]
+    Datastore(datastore::Datastore),
     Drain(drain::Drain),
     Stats(stats::Stats),
     Explain(explain::Explain),
@@ -94,6 +100,8 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Pool(args) => pool::run(args, global),
         Command::Disk(args) => disk::run(args, global),
         Command::Cache(args) => cache::run(args, global),
+        Command::Qos(args) => qos::run(args, global),
+        Command::Datastore(args) => datastore::run(args, global),
         Command::Drain(args) => drain::run(&args, global),
         Command::Stats(args) => stats::run(&args, global),
         Command::Explain(args) => explain::run(&args, global),

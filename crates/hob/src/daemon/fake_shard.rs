@@ -246,6 +246,13 @@ impl State {
                 };
                 self.command(id, Command::Memory(config), Waiting::Memory(answer, area));
             }
+            ShardCall::SetQos { id, qos, answer } => {
+                self.command(id, Command::Qos(qos), Waiting::Add(answer));
+            }
+            ShardCall::Control { resource, control } => self.engine.control(self.now(), resource, control),
+            ShardCall::Resource { resource, answer } => {
+                let _ = answer.send(Ok(self.engine.resource(resource)));
+            }
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(self.now(), id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));

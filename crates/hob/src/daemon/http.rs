@@ -8,6 +8,7 @@ mod auth;
 mod extract;
 mod handlers;
 mod listen;
+mod qos;
 mod trace;
 
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, post, put};
 use hob_control::Problem;
 use utoipa::OpenApi;
 
@@ -62,6 +63,12 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/stats", get(stats))
         .route("/v1/disks/{disk}/explain", get(explain))
         .route("/v1/disks/{disk}/trace", get(trace))
+        .route("/v1/qos", get(qos::disks))
+        .route("/v1/disks/{disk}/qos", get(qos::disk).patch(qos::set))
+        .route("/v1/storage-policies", get(qos::policies))
+        .route("/v1/storage-policies/{policy}", put(qos::policy_set).delete(qos::policy_remove))
+        .route("/v1/datastores", get(qos::datastores))
+        .route("/v1/datastores/{datastore}", get(qos::datastore).patch(qos::datastore_set))
         .fallback(async || Answer::no(StatusCode::NOT_FOUND, "there is nothing here; see /openapi.json"))
         .method_not_allowed_fallback(async || {
             Answer::no(
@@ -115,6 +122,15 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::stats,
         handlers::explain,
         handlers::trace,
+        qos::disks,
+        qos::disk,
+        qos::set,
+        qos::policies,
+        qos::policy_set,
+        qos::policy_remove,
+        qos::datastores,
+        qos::datastore,
+        qos::datastore_set,
     ),
     components(schemas(Problem)),
     modifiers(&BearerOverTcp),

@@ -12,6 +12,7 @@
 mod caches;
 mod claim;
 mod coming;
+mod datastores;
 mod disks;
 mod drain;
 mod events;
@@ -24,6 +25,7 @@ mod journal_lost;
 mod memory;
 mod persist;
 mod pools;
+mod qos;
 mod record;
 mod recover;
 mod refusal;
@@ -38,7 +40,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hob_control::{Admission, DeviceState, Size};
+use hob_control::{Admission, DeviceState, Qos, Size};
 use hob_engine::command::{MemoryConfig, Segment};
 use hob_engine::units::{DeviceId, DiskId};
 use hob_storage::pool::OwnerId;
@@ -49,6 +51,7 @@ use super::hardware::BackingOptions;
 use super::shard_api::{PATIENCE, ShardHandle};
 use super::state::{CacheSpec, DiskState, PoolState, State, StateError, Store};
 use super::tape::Counter;
+use datastores::DatastoreEntry;
 use flash::Flash;
 pub(crate) use record::Recording;
 pub(crate) use refusal::{Kind, Refusal};
@@ -75,6 +78,10 @@ pub(crate) struct Manager {
 struct Inner {
     pools: BTreeMap<String, PoolEntry>,
     disks: BTreeMap<String, DiskEntry>,
+    /// Named sets of rules.
+    policies: BTreeMap<String, Qos>,
+    /// In the order of their ids.
+    datastores: Vec<DatastoreEntry>,
     /// Ids of devices are not used twice: a shard remembers what it thinks of each.
     next_device: u16,
     /// Names that hob.toml defines.
@@ -125,6 +132,8 @@ struct DiskEntry {
     wanted: DiskState,
     life: Life,
     size_bytes: u64,
+    /// What its backing lies on, since it was last opened.
+    datastore: Option<String>,
     /// The shard has a cache for it.
     has_cache: bool,
     /// Its cache is being recovered while it is served.
@@ -247,6 +256,8 @@ impl Inner {
             disks: kept.map(|disk| disk.wanted.clone()).collect(),
             pools_removed: self.pools_removed.clone(),
             disks_removed: self.disks_removed.clone(),
+            policies: self.policy_states(),
+            datastores: self.datastore_states(),
             ..State::default()
         }
     }
