@@ -250,6 +250,9 @@ impl State {
                 let stats = self.engine.stats(self.now(), id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::Ping { answer } => {
+                let _ = answer.send(Ok(()));
+            }
             ShardCall::ChangedMeanwhile { id, answer } => {
                 let _ = answer.send(Ok(self.engine.changed_meanwhile(id).cloned().map(Box::new)));
             }

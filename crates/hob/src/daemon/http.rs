@@ -1,6 +1,6 @@
 //! The control API: JSON over HTTP/1.1 on Unix sockets, and on TCP for who has the token.
 //!
-//! Every answer but a recording is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
+//! Every answer but a recording, `/metrics` and `/healthz` is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
 //! Requests are bounded in length ([`BODY_BYTES_MAX`]) and time ([`REQUEST_SECONDS_MAX`]), and
 //! connections in number. A change that takes longer goes on in the background.
 
@@ -8,6 +8,8 @@ mod auth;
 mod extract;
 mod handlers;
 mod listen;
+mod observe;
+mod request_id;
 mod trace;
 
 use std::sync::Arc;
@@ -37,9 +39,13 @@ const REQUEST_SECONDS_MAX: u64 = 30;
 /// The whole API over one manager.
 pub(crate) fn router(manager: Arc<Manager>) -> Router {
     use handlers::*;
+    use observe::{health, healthz, load, metrics};
 
     Router::new()
         .route("/healthz", get(healthz))
+        .route("/metrics", get(metrics))
+        .route("/v1/health", get(health))
+        .route("/v1/load", get(load))
         .route("/openapi.json", get(openapi))
         .route("/v1/version", get(version))
         .route("/v1/pools", get(pools).post(pool_create))
@@ -71,6 +77,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))
+        .layer(middleware::from_fn(request_id::name))
         .with_state(manager)
 }
 
@@ -88,7 +95,10 @@ async fn in_time(request: Request, next: Next) -> Response {
 #[openapi(
     info(title = "hob", description = "Control API of hob, the host block cache."),
     paths(
-        handlers::healthz,
+        observe::healthz,
+        observe::metrics,
+        observe::health,
+        observe::load,
         handlers::version,
         handlers::pools,
         handlers::pool_create,

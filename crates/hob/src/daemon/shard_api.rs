@@ -90,6 +90,11 @@ pub(crate) enum ShardCall {
         /// As of now.
         answer: Answer<Box<DiskStats>>,
     },
+    /// Is it alive? Answered in its turn, by the loop that serves disks.
+    Ping {
+        /// Yes.
+        answer: Answer<()>,
+    },
     /// Where a disk was changed while its cache is being recovered; nothing if none is.
     ChangedMeanwhile {
         /// Which.
@@ -286,6 +291,12 @@ impl ShardHandle {
     pub(crate) async fn stats(&self, id: DiskId) -> Result<Box<DiskStats>, ShardError> {
         let question = self.ask(|answer| ShardCall::Stats { id, answer });
         tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// Does it answer within `patience`?
+    pub(crate) async fn answers(&self, patience: Duration) -> bool {
+        let ping = self.ask(|answer| ShardCall::Ping { answer });
+        matches!(tokio::time::timeout(patience, ping).await, Ok(Ok(())))
     }
 
     /// Where a disk was changed while its cache is being recovered.

@@ -95,7 +95,7 @@ impl DeviceEntry {
 }
 
 impl DiskEntry {
-    fn view(&self, inner: &Inner) -> Disk {
+    pub(super) fn view(&self, inner: &Inner) -> Disk {
         let (state, reason) = match &self.life {
             Life::Online(_) => (DiskLife::Online, None),
             Life::Offline(reason) => (DiskLife::Offline, Some(reason.clone())),
