@@ -29,6 +29,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "prometheus", shown_by: &["promtool"] },
     Package { name: "kmod", shown_by: &["modprobe"] },
     Package { name: "util-linux", shown_by: &["setpriv", "mkswap"] },
+    Package { name: "bsdutils", shown_by: &["script"] },
 ];
 
 /// Installs what is missing, when that is possible; otherwise says what is missing and goes on, for

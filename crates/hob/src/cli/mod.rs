@@ -12,6 +12,7 @@ mod disk;
 mod docs;
 mod drain;
 mod explain;
+mod health;
 mod lab;
 mod man;
 mod output;
@@ -23,6 +24,7 @@ mod selftest;
 mod serve;
 mod settings;
 mod stats;
+mod top;
 
 use std::path::PathBuf;
 
@@ -87,6 +89,8 @@ enum Command {
     Cache(cache::Cache),
     Drain(drain::Drain),
     Stats(stats::Stats),
+    Top(top::Top),
+    Health(health::Health),
     Explain(explain::Explain),
     Record(record::Record),
     Replay(replay::Replay),
@@ -109,6 +113,8 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Cache(args) => cache::run(args, global),
         Command::Drain(args) => drain::run(&args, global),
         Command::Stats(args) => stats::run(&args, global),
+        Command::Health(args) => health::run(&args, global),
+        Command::Top(args) => top::run(&args, global),
         Command::Explain(args) => explain::run(&args, global),
         Command::Record(args) => record::run(&args, global),
         Command::Replay(args) => replay::run(&args, global),
@@ -134,6 +140,7 @@ pub(crate) fn main() -> u8 {
     match dispatch(command, &global) {
         Ok(()) => 0,
         Err(error) if is_broken_pipe(&error) => 0,
+        Err(error) if error.is::<NotInOrder>() => 1,
         Err(error) => {
             complain(&with_causes(&error));
             1
@@ -181,6 +188,11 @@ fn with_causes(error: &anyhow::Error) -> String {
     }
     said
 }
+
+/// The answer was given, and is that something is wrong: the exit code says so too, and no message.
+#[derive(Debug, thiserror::Error)]
+#[error("something is wrong")]
+struct NotInOrder;
 
 fn complain(what: &str) {
     use std::io::Write;

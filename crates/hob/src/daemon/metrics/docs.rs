@@ -30,7 +30,8 @@ const BELOW: &str = "
 
 ## Health
 
-`GET /healthz` answers 200 and `ok`, or 503, `degraded` and a line for each problem; `GET /v1/health` says the same in JSON. A
+`GET /healthz` answers 200 and `ok`, or 503, `degraded` and a line for each problem; `GET /v1/health` says the same in JSON, `hob
+health` in a table. A
 degraded daemon serves what it can: nobody should restart it for that. A daemon that hangs is the matter of systemd's watchdog
 ([`packaging/hob.service`](../packaging/hob.service)), which hob answers only while every shard does.
 
