@@ -77,7 +77,6 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))
-        .layer(middleware::from_fn(request_id::name))
         .with_state(manager)
 }
 

@@ -5,8 +5,8 @@
 //! OpenMetrics 1.0 for who asks for that.
 //!
 //! # How many series
-//! Per disk about 100, and 24 for each outcome that has happened: [`BOUNDS`] buckets and three more. Who has so many disks
-//! that this is too much asks for one histogram per disk ([`Latencies::PerDisk`]). There are no labels that guests choose.
+//! Per disk about 100, and 25 for each outcome that has happened: [`BOUNDS`] buckets and three more. With more than
+//! [`DISKS_FINE_MAX`] disks there is one histogram per disk instead. There are no labels that guests choose.
 
 mod docs;
 mod process;
@@ -34,6 +34,10 @@ const FIRST_LOG2_NS: u32 = 12;
 /// Bytes of text for which a page has room at first.
 const PAGE_BYTES: usize = 16 << 10;
 
+/// Disks up to which there is a histogram for each of their outcomes, unless somebody wants more or fewer: 20 MB of text at the
+/// very most.
+pub(crate) const DISKS_FINE_MAX: usize = 256;
+
 /// The text's form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Form {
@@ -45,13 +49,19 @@ pub(crate) enum Form {
 }
 
 /// How finely latencies are told apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Latencies {
     /// One histogram for each outcome that has happened.
-    #[default]
     PerOutcome,
     /// One for all requests of a disk; its class is `all`.
     PerDisk,
+}
+
+impl Latencies {
+    /// What suits so many disks.
+    pub(crate) fn for_disks(disks: usize) -> Latencies {
+        if disks <= DISKS_FINE_MAX { Latencies::PerOutcome } else { Latencies::PerDisk }
+    }
 }
 
 /// What is said of the daemon as a whole.

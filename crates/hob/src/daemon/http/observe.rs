@@ -58,17 +58,16 @@ pub(super) async fn load(State(manager): App) -> Answer<Vec<DiskLoad>> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WhichMetrics {
-    /// `outcome` (the default): a histogram of latencies for each outcome of each disk that has happened. `disk`: one for
-    /// each disk.
+    /// `outcome`: a histogram of latencies for each outcome of each disk that has happened. `disk`: one for each disk. If absent,
+    /// `outcome` unless there are very many disks.
     #[serde(default)]
-    latency: LatencyBy,
+    latency: Option<LatencyBy>,
 }
 
 /// See [`WhichMetrics`].
-#[derive(Clone, Copy, Debug, Default, Deserialize, utoipa::ToSchema)]
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum LatencyBy {
-    #[default]
     Outcome,
     Disk,
 }
@@ -90,10 +89,10 @@ pub(super) async fn metrics(
         let wrong = "the only parameter here is ?latency=outcome or ?latency=disk";
         return Answer::no(StatusCode::BAD_REQUEST, wrong).into_response();
     };
-    let latencies = match which.latency {
+    let latencies = which.latency.map(|by| match by {
         LatencyBy::Outcome => Latencies::PerOutcome,
         LatencyBy::Disk => Latencies::PerDisk,
-    };
+    });
     let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let form = Form::accepted(accept);
     let text = manager.metrics(form, latencies).await;

@@ -28,8 +28,10 @@ const PING_MAX: Duration = Duration::from_secs(1);
 const ROUND_MAX: Duration = Duration::from_secs(5);
 
 impl Manager {
-    /// Everything that is counted, as text.
-    pub(crate) async fn metrics(self: &Arc<Self>, form: Form, latencies: Latencies) -> String {
+    /// Everything that is counted, as text; with so many histograms as suit the number of disks, unless it is said how many.
+    pub(crate) async fn metrics(self: &Arc<Self>, form: Form, latencies: Option<Latencies>) -> String {
+        let suitable = || Latencies::for_disks(self.inner().disks.len());
+        let latencies = latencies.unwrap_or_else(suitable);
         let began = Instant::now();
         let shards = self.shards_answering().await;
         let mut page = Page::new(form, latencies);

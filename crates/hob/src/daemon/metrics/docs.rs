@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{BOUNDS, Kind, METRICS, bounds_ns};
+use super::{BOUNDS, DISKS_FINE_MAX, Kind, METRICS, bounds_ns};
 
 /// What stands above the table.
 const ABOVE: &str = "\
@@ -50,8 +50,8 @@ pub(crate) fn page() -> String {
     let _ = write!(
         page,
         "A histogram has {BOUNDS} bounds, from {first} ns to {:.1} s, each twice the one before. They are bounds of the engine's own \
-         buckets, so every count is exact. `/metrics?latency=disk` has one histogram for each disk instead of one for each \
-         outcome that has happened.\n\n| name | kind | labels | one for each | meaning |\n|---|---|---|---|---|\n",
+         buckets, so every count is exact. Each outcome of a disk that has happened has a histogram; with `/metrics?latency=disk`, and with \
+         more than {DISKS_FINE_MAX} disks unless `?latency=outcome` says otherwise, there is one for each disk, whose class is `all`.\n\n| name | kind | labels | one for each | meaning |\n|---|---|---|---|---|\n",
         last as f64 / 1e9
     );
     for metric in METRICS {

@@ -125,6 +125,8 @@ fn no_more_series_than_promised() {
         let text = page(Form::Prometheus, latencies, &[("a", stats)]);
         text.lines().filter(|line| !line.starts_with('#')).count()
     };
+    assert_eq!(Latencies::for_disks(DISKS_FINE_MAX), Latencies::PerOutcome);
+    assert_eq!(Latencies::for_disks(DISKS_FINE_MAX + 1), Latencies::PerDisk);
     let none = series(Latencies::PerOutcome, &stats());
     assert!(none <= 100, "{none}");
     assert_eq!(series(Latencies::PerOutcome, &full), none + OUTCOMES.len() * (BOUNDS + 3));

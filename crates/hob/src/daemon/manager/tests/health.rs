@@ -7,7 +7,7 @@ use hob_engine::units::DeviceId;
 
 use super::journal_lost::{lose, prepare};
 use super::*;
-use crate::daemon::metrics::{Form, Latencies};
+use crate::daemon::metrics::Form;
 
 fn kinds(health: &Health) -> Vec<ProblemKind> {
     assert_eq!(health.status == HealthStatus::Ok, health.problems.is_empty());
@@ -16,7 +16,7 @@ fn kinds(health: &Health) -> Vec<ProblemKind> {
 }
 
 async fn metrics(bench: &Bench) -> String {
-    bench.manager.metrics(Form::Prometheus, Latencies::PerOutcome).await
+    bench.manager.metrics(Form::Prometheus, None).await
 }
 
 #[test]
