@@ -95,6 +95,10 @@ fn prometheus_takes_the_metrics() {
     };
     assert_eq!(sum(requests), stats["requests"].as_f64().unwrap());
     assert_eq!(sum(durations), sum(requests));
+    let device = format!("{{pool=\"default\",device=\"{}\"}}", scratch.text("pool"));
+    // What was filled, written, and its journal.
+    assert!(value(&page, &format!("hob_device_written_bytes_total{device}")) > 640.0 * 1024.0);
+    assert_eq!(value(&page, &format!("hob_device_io_errors_total{device}")), 0.0);
     assert!(value(&page, "hob_cache_dirty_bytes{disk=\"disk\"}") <= 128.0 * 1024.0);
     hob.stop();
 }

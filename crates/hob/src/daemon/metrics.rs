@@ -19,6 +19,7 @@ use hob_engine::histogram::Histogram;
 use hob_engine::outcome::OUTCOMES;
 use hob_engine::stats::{self, DiskStats};
 
+use crate::daemon::hardware::DeviceCounts;
 pub(crate) use docs::page as docs_page;
 pub(crate) use process::Process;
 use table::{CACHE_STATES, DEVICE_STATES, DISK_STATES, Room};
@@ -119,13 +120,20 @@ impl Page {
         });
     }
 
-    /// Adds a pool and its devices.
-    pub(crate) fn add_pool(&mut self, pool: &Pool) {
+    /// Adds a pool and its devices, with what each has done if that is known.
+    pub(crate) fn add_pool(&mut self, pool: &Pool, counts: &[Option<DeviceCounts>]) {
         self.each(|metric, body| match metric.source {
             Source::Pool(value) => sample(body, metric, &[&pool.name], value(pool)),
             Source::Device(value) => {
                 for device in &pool.devices {
                     sample(body, metric, &[&pool.name, &device.path], value(device));
+                }
+            }
+            Source::DeviceIo(value) => {
+                for (device, counts) in pool.devices.iter().zip(counts) {
+                    if let Some(counts) = counts {
+                        sample(body, metric, &[&pool.name, &device.path], value(counts));
+                    }
                 }
             }
             Source::DeviceStates => {

@@ -17,7 +17,7 @@ use hob_engine::units::{DeviceId, DiskId};
 use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
-use super::hardware::{Area, Backing, ChangeMark, FlashDevice};
+use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice};
 use super::listen::Place;
 use super::tape::Recorder;
 
@@ -90,10 +90,10 @@ pub(crate) enum ShardCall {
         /// As of now.
         answer: Answer<Box<DiskStats>>,
     },
-    /// Is it alive? Answered in its turn, by the loop that serves disks.
-    Ping {
-        /// Yes.
-        answer: Answer<()>,
+    /// What have the flash devices done? Answered in its turn by the loop that serves disks, which shows that it is alive.
+    Devices {
+        /// As of now, of those that it has open.
+        answer: Answer<Vec<(DeviceId, DeviceCounts)>>,
     },
     /// Where a disk was changed while its cache is being recovered; nothing if none is.
     ChangedMeanwhile {
@@ -293,10 +293,10 @@ impl ShardHandle {
         tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
     }
 
-    /// Does it answer within `patience`?
-    pub(crate) async fn answers(&self, patience: Duration) -> bool {
-        let ping = self.ask(|answer| ShardCall::Ping { answer });
-        matches!(tokio::time::timeout(patience, ping).await, Ok(Ok(())))
+    /// What its flash devices have done; nothing if it does not answer within `patience`.
+    pub(crate) async fn devices(&self, patience: Duration) -> Option<Vec<(DeviceId, DeviceCounts)>> {
+        let question = self.ask(|answer| ShardCall::Devices { answer });
+        tokio::time::timeout(patience, question).await.ok()?.ok()
     }
 
     /// Where a disk was changed while its cache is being recovered.

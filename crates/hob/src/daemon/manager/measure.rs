@@ -2,22 +2,24 @@
 //!
 //! A shard that is silent holds up an answer once and for a short time; what it would have said is missing.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{
-    Bucket, CacheState, DeviceState, Disk, DiskLoad, DiskState as DiskLife, Health, HealthProblem,
+    Bucket, CacheState, DeviceState, Disk, DiskLoad, DiskState as DiskLife, Health, HealthProblem, Pool,
     ProblemKind,
 };
 use hob_engine::histogram::Histogram;
 use hob_engine::stats::DiskStats;
-use hob_engine::units::{DiskId, SECTOR_BYTES};
+use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::drain::DRAINING;
 use super::journal_lost::JOURNAL_LOST;
-use super::{DiskEntry, Inner, Life, Manager};
+use super::{DeviceEntry, DiskEntry, Inner, Life, Manager};
+use crate::daemon::hardware::DeviceCounts;
 use crate::daemon::metrics::{Daemon, Form, Latencies, Page, Process};
 use crate::daemon::shard_api::ShardHandle;
 
@@ -33,7 +35,8 @@ impl Manager {
         let suitable = || Latencies::for_disks(self.inner().disks.len());
         let latencies = latencies.unwrap_or_else(suitable);
         let began = Instant::now();
-        let shards = self.shards_answering().await;
+        let answers = self.ask_shards(PING_MAX).await;
+        let shards: Vec<bool> = answers.iter().map(Option::is_some).collect();
         let mut page = Page::new(form, latencies);
         let mut disks_missing = 0;
         self.round(&shards, |disk, stats| {
@@ -41,8 +44,9 @@ impl Manager {
             page.add_disk(disk, stats);
         })
         .await;
-        for pool in self.pools() {
-            page.add_pool(&pool);
+        let counts = sum(answers);
+        for (pool, counts) in self.pools_with(counts.as_ref()) {
+            page.add_pool(&pool, &counts);
         }
         page.add_daemon(&Daemon {
             process: Process::look(),
@@ -69,7 +73,7 @@ impl Manager {
 
     /// Does every shard answer within `patience`?
     pub(crate) async fn is_alive(&self, patience: Duration) -> bool {
-        self.shards_that_answer(patience).await.iter().all(|answers| *answers)
+        self.ask_shards(patience).await.iter().all(Option::is_some)
     }
 
     /// How things are, in a few words.
@@ -84,23 +88,35 @@ impl Manager {
         }
     }
 
+    /// For each shard: does it answer?
     async fn shards_answering(&self) -> Vec<bool> {
-        self.shards_that_answer(PING_MAX).await
+        self.ask_shards(PING_MAX).await.iter().map(Option::is_some).collect()
     }
 
-    /// For each shard: does it answer?
-    async fn shards_that_answer(&self, patience: Duration) -> Vec<bool> {
+    /// For each shard: what its devices have done, if it answers within `patience`.
+    async fn ask_shards(&self, patience: Duration) -> Vec<Option<ShardDevices>> {
         let mut pings = JoinSet::new();
         for (number, shard) in self.shards.iter().cloned().enumerate() {
-            pings.spawn(async move { (number, shard.answers(patience).await) });
+            pings.spawn(async move { (number, shard.devices(patience).await) });
         }
-        let mut answers = vec![false; self.shards.len()];
+        let mut answers = vec![None; self.shards.len()];
         while let Some(ping) = pings.join_next().await {
-            if let Ok((number, does)) = ping {
-                answers[number] = does;
+            if let Ok((number, devices)) = ping {
+                answers[number] = devices;
             }
         }
         answers
+    }
+
+    /// All pools, and what each of their devices has done, as far as that is known.
+    fn pools_with(
+        &self,
+        counts: Option<&BTreeMap<DeviceId, DeviceCounts>>,
+    ) -> Vec<(Pool, Vec<Option<DeviceCounts>>)> {
+        let inner = self.inner();
+        let of = |device: &DeviceEntry| counts?.get(&device.ids?.on_shards).copied();
+        let pools = inner.pools.iter();
+        pools.map(|(name, pool)| (pool.view(name, &inner), pool.devices.iter().map(of).collect())).collect()
     }
 
     /// Visits every disk by name, with its figures if its shard gives them.
@@ -154,6 +170,24 @@ impl Manager {
         }
         problems
     }
+}
+
+/// What the devices of one shard have done.
+type ShardDevices = Vec<(DeviceId, DeviceCounts)>;
+
+/// What each device did for all shards. Nothing is known while one of them is silent: less than before would look like a
+/// new beginning.
+fn sum(answers: Vec<Option<ShardDevices>>) -> Option<BTreeMap<DeviceId, DeviceCounts>> {
+    let mut all = BTreeMap::<DeviceId, DeviceCounts>::new();
+    for (device, counts) in answers.into_iter().collect::<Option<Vec<_>>>()?.into_iter().flatten() {
+        let so_far = all.entry(device).or_default();
+        so_far.ios += counts.ios;
+        so_far.errors += counts.errors;
+        so_far.read_bytes += counts.read_bytes;
+        so_far.written_bytes += counts.written_bytes;
+        so_far.in_flight += counts.in_flight;
+    }
+    Some(all)
 }
 
 impl DiskEntry {

@@ -50,7 +50,7 @@ impl Manager {
 }
 
 impl PoolEntry {
-    fn view(&self, name: &str, inner: &Inner) -> Pool {
+    pub(super) fn view(&self, name: &str, inner: &Inner) -> Pool {
         Pool {
             name: name.to_owned(),
             segment_size: Size(self.segment_bytes),

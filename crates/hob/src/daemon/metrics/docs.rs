@@ -13,6 +13,7 @@ Over TCP it wants the token like everything else; [`dashboard/prometheus`](../da
 Prometheus must be told, and rules for alerts, [`dashboard/grafana`](../dashboard/grafana) a dashboard.
 
 Counters of a disk begin at 0 when the disk comes online: after a restart of the daemon, and after its backing was away.
+Those of a flash device begin at 0 when it is opened.
 ";
 
 /// What stands below it.
@@ -25,7 +26,7 @@ const BELOW: &str = "
 | requests per second, by what became of them | `sum by (disk, class, reason) (rate(hob_disk_requests_total[1m]))` |
 | 99 % of all requests take at most | `histogram_quantile(0.99, sum by (disk, le) (rate(hob_disk_request_duration_seconds_bucket[5m])))` |
 | mean latency of the backing | `rate(hob_disk_backing_io_seconds_total[5m]) / rate(hob_disk_backing_ios_total[5m])` |
-| what goes to flash, for its wear | `sum(rate(hob_disk_flash_written_bytes_total[1h]))` |
+| what goes to each flash device, for its wear | `sum by (device) (rate(hob_device_written_bytes_total[1h]))` |
 | how long until nothing is dirty | `hob_cache_dirty_bytes / rate(hob_cache_destaged_bytes_total[1m])` |
 
 ## Health

@@ -2,13 +2,14 @@
 //! and the tests of dashboard and alerts read this table.
 //!
 //! Names follow Prometheus: base units (bytes, seconds), `_total` for what only grows. Counters of a disk begin at 0
-//! when the disk comes online.
+//! when the disk comes online, those of a device when it is opened.
 
 use hob_control::{Admission, Cache, CacheState, Device, DeviceState, Disk, DiskState, Pool};
 use hob_engine::stats::{DiskStats, OutcomeStats};
 use hob_engine::units::SECTOR_BYTES;
 
 use super::Daemon;
+use crate::daemon::hardware::DeviceCounts;
 
 /// A row of [`METRICS`].
 #[derive(Debug)]
@@ -51,6 +52,8 @@ pub(crate) enum Source {
     Pool(fn(&Pool) -> f64),
     /// Each device.
     Device(fn(&Device) -> f64),
+    /// Each device that is open.
+    DeviceIo(fn(&DeviceCounts) -> f64),
     /// Each state that each device can be in: is it?
     DeviceStates,
     /// Each disk.
@@ -91,7 +94,7 @@ impl Source {
             Source::Shards => &["shard"],
             Source::Problems => &["kind"],
             Source::Pool(_) => &["pool"],
-            Source::Device(_) => &["pool", "device"],
+            Source::Device(_) | Source::DeviceIo(_) => &["pool", "device"],
             Source::DeviceStates => &["pool", "device", "state"],
             Source::Disk(_) | Source::Cache(_) | Source::Stats(_) | Source::CacheStats(_) => &["disk"],
             Source::DiskStates | Source::CacheStates => &["disk", "state"],
@@ -109,6 +112,7 @@ impl Source {
             Source::Problems => "kind of problem",
             Source::Pool(_) => "pool",
             Source::Device(_) => "flash device",
+            Source::DeviceIo(_) => "flash device that is open",
             Source::DeviceStates => "flash device and state",
             Source::Disk(_) => "disk",
             Source::DiskStates => "disk and state",
@@ -163,6 +167,11 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_device_admits", Gauge, From::Device(|d| yes(d.admission == Admission::In)), "1 when a flash device gives new segments."),
     row("hob_device_size_bytes", Gauge, From::Device(|d| d.size.bytes() as f64), "Room for caches on a flash device."),
     row("hob_device_free_bytes", Gauge, From::Device(|d| d.free.bytes() as f64), "Room on a flash device that no cache has."),
+    row("hob_device_ios", Counter, From::DeviceIo(|c| c.ios as f64), "Reads, writes and flushes of a flash device that ended, failed ones included."),
+    row("hob_device_io_errors", Counter, From::DeviceIo(|c| c.errors as f64), "Of these, failed."),
+    row("hob_device_read_bytes", Counter, From::DeviceIo(|c| c.read_bytes as f64), "Bytes read from a flash device."),
+    row("hob_device_written_bytes", Counter, From::DeviceIo(|c| c.written_bytes as f64), "Bytes written to a flash device, journals included: what wears it."),
+    row("hob_device_ios_in_flight", Gauge, From::DeviceIo(|c| c.in_flight as f64), "Reads, writes and flushes of a flash device that have not ended."),
 
     row("hob_disk_state", Gauge, From::DiskStates, "1 for the state that a disk is in, 0 for the others."),
     row("hob_disk_size_bytes", Gauge, From::Disk(|d| d.size.bytes() as f64), "Size of a disk; 0 while it has never been opened."),

@@ -154,10 +154,11 @@ fn labels_are_escaped() {
         orphans: Vec::new(),
     };
     let mut page = Page::new(Form::Prometheus, Latencies::PerOutcome);
-    page.add_pool(&pool);
+    page.add_pool(&pool, &[Some(DeviceCounts { errors: 7, ..DeviceCounts::default() })]);
     let text = page.finish();
     let labels = r#"{pool="p",device="/a \"b\"\\\nc""#;
     assert_eq!(value(&text, &format!("hob_device_free_bytes{labels}}}")), 4.0);
+    assert_eq!(value(&text, &format!("hob_device_io_errors_total{labels}}}")), 7.0);
     assert_eq!(value(&text, &format!("hob_device_state{labels},state=\"stalled\"}}")), 1.0);
     assert_eq!(value(&text, &format!("hob_device_state{labels},state=\"online\"}}")), 0.0);
 }

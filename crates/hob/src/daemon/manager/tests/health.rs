@@ -113,13 +113,21 @@ fn dirty_data_that_gets_nowhere_is_named() {
 #[test]
 fn a_silent_shard_is_named_and_holds_up_no_page() {
     run(async |bench| {
+        bench.pool(&["a", "b"], 8).await;
         bench.disk("vm").await;
+        let page = metrics(&bench).await;
+        for (name, id) in [("a", 0), ("b", 1)] {
+            let line =
+                format!("hob_device_ios_total{{pool=\"p\",device=\"{}\"}} {}", bench.path(name), 1000 + id);
+            assert!(page.contains(&line), "{line}\n{page}");
+        }
         bench.shard.set_hangs(true);
         let began = tokio::time::Instant::now();
         let health = bench.manager.health().await;
         assert_eq!(kinds(&health), [ProblemKind::ShardSilent]);
         let page = metrics(&bench).await;
         assert!(page.contains("\nhob_shard_up{shard=\"0\"} 0\n"), "{page}");
+        assert!(!page.contains("hob_device_ios_total"), "half a sum would look like a new beginning");
         assert!(page.contains("\nhob_scrape_disks_missing 1\n"), "{page}");
         let loads = bench.manager.load().await;
         assert!(loads.len() == 1 && !loads[0].is_counted, "{loads:?}");
