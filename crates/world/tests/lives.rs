@@ -8,7 +8,7 @@ use hob_world::sim::{Options, Report, run};
 const HISTORIES: u64 = 2_000;
 
 /// Findings that were understood and mended: whether devices may fail, the seed, its requests, and what it was.
-const MENDED: [(bool, u64, u32, &str); 26] = [
+const MENDED: [(bool, u64, u32, &str); 28] = [
     (true, 2145, 200, "a new ring that could not be written was told as the loss of the old one"),
     (true, 2546, 200, "a discard met dirty data that was not there when it began"),
     (true, 11_987, 200, "the same, and a read saw half of what it uncovered"),
@@ -157,8 +157,17 @@ fn long_lives_keep_every_promise() {
 #[test]
 fn what_was_mended_stays_so() {
     for (faults, seed, requests, what) in MENDED {
-        let ended =
-            run(seed, &Options { faults, requests, early: false, memory_permille: 0, ..Options::lives() });
+        let ended = run(
+            seed,
+            &Options {
+                faults,
+                requests,
+                early: false,
+                memory_permille: 0,
+                qos_permille: 0,
+                ..Options::lives()
+            },
+        );
         assert!(ended.is_ok(), "{what} (once): {ended:?}");
     }
 }

@@ -5,6 +5,8 @@
 //! [`Scheduler`] orders what waits, by mClock (Gulati, Merchant, Varman, OSDI 2010); [`Window`] says how much may be in the
 //! resource at once, by its latency (PARDA: Gulati, Ahmad, Waldspurger, FAST 2009). Neither knows what an I/O is.
 
+use crate::units::{DatastoreId, DeviceId};
+
 mod heap;
 mod scheduler;
 #[cfg(test)]
@@ -43,6 +45,33 @@ impl Default for Due {
     fn default() -> Self {
         Due { shares: SHARES_DEFAULT, reservation: 0, limit: None, bytes_limit: None }
     }
+}
+
+/// What a disk is due on what it uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskQos {
+    /// On the datastore of its backing.
+    pub backing: Due,
+    /// On each flash device.
+    pub flash: Due,
+}
+
+/// What disks share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Resource {
+    /// What several backings lie on.
+    Datastore(DatastoreId),
+    /// A flash device.
+    Flash(DeviceId),
+}
+
+/// How a resource is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResourceState {
+    /// Its window.
+    pub window: WindowState,
+    /// I/Os that wait for their turn.
+    pub waiting: usize,
 }
 
 /// Units that an I/O of so many bytes counts as.

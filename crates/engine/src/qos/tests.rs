@@ -168,7 +168,7 @@ fn is_near(value: f64, wanted: f64, part: f64) -> bool {
 
 #[test]
 fn shares_are_proportional_under_contention() {
-    for seed in 0..40 {
+    for seed in 0..20 {
         let mut dice = Dice(seed);
         let guests: Vec<Guest> = (0..dice.between(2, 8))
             .map(|_| {
@@ -190,7 +190,7 @@ fn shares_are_proportional_under_contention() {
 
 #[test]
 fn reservations_are_met_whenever_they_can_be() {
-    for seed in 0..60 {
+    for seed in 0..30 {
         let mut dice = Dice(seed);
         let capacity = dice.between(500, 5000);
         let mut left = capacity * 9 / 10;
@@ -224,7 +224,7 @@ fn reservations_are_met_whenever_they_can_be() {
 
 #[test]
 fn limits_are_never_passed_by_more_than_the_burst() {
-    for seed in 0..60 {
+    for seed in 0..30 {
         let mut dice = Dice(seed);
         let guests: Vec<Guest> = (0..dice.between(1, 6))
             .map(|_| {
@@ -314,8 +314,8 @@ fn ten_thousand_flows_share_one_resource() {
     let guests: Vec<Guest> = (0..10_000)
         .map(|flow| Guest::new(Demand::Depth(2), if flow % 2 == 0 { 500 } else { 1500 }))
         .collect();
-    let outcome = play(&guests, 200_000, 64, 5, 9);
-    let sum = |odd: usize| (odd..10_000).step_by(2).map(|flow| outcome.rate(flow, 5)).sum::<f64>();
+    let outcome = play(&guests, 100_000, 64, 3, 9);
+    let sum = |odd: usize| (odd..10_000).step_by(2).map(|flow| outcome.rate(flow, 3)).sum::<f64>();
     assert!(is_near(sum(1) / sum(0), 3.0, 0.05), "{} and {}", sum(0), sum(1));
 }
 
