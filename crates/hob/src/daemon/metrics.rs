@@ -5,7 +5,7 @@
 //! OpenMetrics 1.0 for who asks for that.
 //!
 //! # How many series
-//! Per disk about 100, and 25 for each outcome that has happened: [`BOUNDS`] buckets and three more. With more than
+//! Per disk about 105, and 25 for each outcome that has happened: [`BOUNDS`] buckets and three more. With more than
 //! [`DISKS_FINE_MAX`] disks there is one histogram per disk instead. There are no labels that guests choose.
 
 mod docs;
