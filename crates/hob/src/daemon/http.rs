@@ -8,7 +8,7 @@ mod auth;
 mod extract;
 mod handlers;
 mod listen;
-mod observe;
+mod monitor;
 mod request_id;
 mod trace;
 
@@ -39,7 +39,7 @@ const REQUEST_SECONDS_MAX: u64 = 30;
 /// The whole API over one manager.
 pub(crate) fn router(manager: Arc<Manager>) -> Router {
     use handlers::*;
-    use observe::{health, healthz, load, metrics};
+    use monitor::{health, healthz, load, metrics};
 
     Router::new()
         .route("/healthz", get(healthz))
@@ -94,10 +94,10 @@ async fn in_time(request: Request, next: Next) -> Response {
 #[openapi(
     info(title = "hob", description = "Control API of hob, the host block cache."),
     paths(
-        observe::healthz,
-        observe::metrics,
-        observe::health,
-        observe::load,
+        monitor::healthz,
+        monitor::metrics,
+        monitor::health,
+        monitor::load,
         handlers::version,
         handlers::pools,
         handlers::pool_create,

@@ -16,7 +16,7 @@ use crate::daemon::fake_shard::FakeShard;
 use crate::daemon::hardware::BackingOptions;
 use crate::daemon::state::Store;
 
-mod observe;
+mod monitor;
 mod trace;
 
 const MIB: u64 = 1 << 20;
