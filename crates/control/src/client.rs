@@ -16,8 +16,8 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::{
     CacheEnable, CachePatch, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged,
-    DiskQos, DiskStats, Endpoint, Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem,
-    QosPatch, StoragePolicy, TraceDecoder, TraceFrame, Version,
+    DiskLoad, DiskQos, DiskStats, Endpoint, Explanation, ExportDirty, Health, OnDirty, Pool, PoolChanged,
+    PoolCreate, Problem, QosPatch, StoragePolicy, TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -88,6 +88,16 @@ impl Client {
     /// Who answers.
     pub async fn version(&self) -> Result<Version, ClientError> {
         self.get("/v1/version").await
+    }
+
+    /// What is wrong, if anything is.
+    pub async fn health(&self) -> Result<Health, ClientError> {
+        self.get("/v1/health").await
+    }
+
+    /// What each disk has done so far.
+    pub async fn load(&self) -> Result<Vec<DiskLoad>, ClientError> {
+        self.get("/v1/load").await
     }
 
     /// All pools.

@@ -10,6 +10,8 @@ pub mod client;
 mod endpoint;
 mod error;
 mod explain;
+mod health;
+mod load;
 mod name;
 mod qos;
 mod resources;
@@ -21,6 +23,8 @@ mod trace;
 pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
 pub use explain::{Explanation, Share};
+pub use health::{Health, HealthProblem, HealthStatus, ProblemKind};
+pub use load::DiskLoad;
 pub use name::{NAME_CHARS_MAX, NameError, check_name};
 pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{

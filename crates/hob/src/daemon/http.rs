@@ -1,6 +1,6 @@
 //! The control API: JSON over HTTP/1.1 on Unix sockets, and on TCP for who has the token.
 //!
-//! Every answer but a recording is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
+//! Every answer but a recording, `/metrics` and `/healthz` is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
 //! Requests are bounded in length ([`BODY_BYTES_MAX`]) and time ([`REQUEST_SECONDS_MAX`]), and
 //! connections in number. A change that takes longer goes on in the background.
 
@@ -8,7 +8,9 @@ mod auth;
 mod extract;
 mod handlers;
 mod listen;
+mod monitor;
 mod qos;
+mod request_id;
 mod trace;
 
 use std::sync::Arc;
@@ -38,9 +40,13 @@ const REQUEST_SECONDS_MAX: u64 = 30;
 /// The whole API over one manager.
 pub(crate) fn router(manager: Arc<Manager>) -> Router {
     use handlers::*;
+    use monitor::{health, healthz, load, metrics};
 
     Router::new()
         .route("/healthz", get(healthz))
+        .route("/metrics", get(metrics))
+        .route("/v1/health", get(health))
+        .route("/v1/load", get(load))
         .route("/openapi.json", get(openapi))
         .route("/v1/version", get(version))
         .route("/v1/pools", get(pools).post(pool_create))
@@ -95,7 +101,10 @@ async fn in_time(request: Request, next: Next) -> Response {
 #[openapi(
     info(title = "hob", description = "Control API of hob, the host block cache."),
     paths(
-        handlers::healthz,
+        monitor::healthz,
+        monitor::metrics,
+        monitor::health,
+        monitor::load,
         handlers::version,
         handlers::pools,
         handlers::pool_create,

@@ -22,6 +22,7 @@ mod fencing;
 mod fit;
 mod flash;
 mod journal_lost;
+mod measure;
 mod memory;
 mod persist;
 mod pools;
@@ -44,6 +45,7 @@ use hob_control::{Admission, DeviceState, Qos, Size};
 use hob_engine::command::{MemoryConfig, Segment};
 use hob_engine::units::{DeviceId, DiskId};
 use hob_storage::pool::OwnerId;
+use tracing::Instrument as _;
 
 use super::config::Config;
 use super::exports::Exports;
@@ -201,12 +203,14 @@ impl Manager {
         change: impl Future<Output = Result<T, Refusal>> + Send + 'static,
     ) -> Result<T, Refusal> {
         let (done, result) = tokio::sync::oneshot::channel();
-        tokio::spawn(async move {
+        let run = async move {
             let result = change.await;
             if let Err(Err(refusal)) = done.send(result) {
                 tracing::warn!("a change that nobody waited for any more failed: {refusal}");
             }
-        });
+        };
+        // What it says is said in the name of the request that asked for it, also later.
+        tokio::spawn(run.in_current_span());
         match tokio::time::timeout(PATIENCE, result).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(Refusal::failed("the change broke off; the log says why")),

@@ -18,7 +18,7 @@ use hob_engine::units::{DeviceId, DiskId};
 use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
-use super::hardware::{Area, Backing, ChangeMark, FlashDevice};
+use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice};
 use super::listen::Place;
 use super::tape::Recorder;
 
@@ -113,6 +113,11 @@ pub(crate) enum ShardCall {
         id: DiskId,
         /// As of now.
         answer: Answer<Box<DiskStats>>,
+    },
+    /// What have the flash devices done? Answered in its turn by the loop that serves disks, which shows that it is alive.
+    Devices {
+        /// As of now, of those that it has open.
+        answer: Answer<Vec<(DeviceId, DeviceCounts)>>,
     },
     /// Where a disk was changed while its cache is being recovered; nothing if none is.
     ChangedMeanwhile {
@@ -327,6 +332,12 @@ impl ShardHandle {
     pub(crate) async fn stats(&self, id: DiskId) -> Result<Box<DiskStats>, ShardError> {
         let question = self.ask(|answer| ShardCall::Stats { id, answer });
         tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// What its flash devices have done; nothing if it does not answer within `patience`.
+    pub(crate) async fn devices(&self, patience: Duration) -> Option<Vec<(DeviceId, DeviceCounts)>> {
+        let question = self.ask(|answer| ShardCall::Devices { answer });
+        tokio::time::timeout(patience, question).await.ok()?.ok()
     }
 
     /// Where a disk was changed while its cache is being recovered.

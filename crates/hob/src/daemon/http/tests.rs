@@ -16,6 +16,7 @@ use crate::daemon::fake_shard::FakeShard;
 use crate::daemon::hardware::BackingOptions;
 use crate::daemon::state::Store;
 
+mod monitor;
 mod trace;
 
 const MIB: u64 = 1 << 20;
@@ -214,6 +215,9 @@ fn the_openapi_document_describes_every_path() {
         let paths = document["paths"].as_object().unwrap();
         for (path, methods) in [
             ("/healthz", &["get"][..]),
+            ("/metrics", &["get"]),
+            ("/v1/health", &["get"]),
+            ("/v1/load", &["get"]),
             ("/v1/version", &["get"]),
             ("/v1/pools", &["get", "post"]),
             ("/v1/pools/{pool}", &["get", "delete"]),

@@ -3,6 +3,7 @@
 mod admission;
 mod coming;
 mod failing;
+mod health;
 mod journal_lost;
 mod memory;
 mod persistent;
