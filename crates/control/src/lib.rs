@@ -10,7 +10,10 @@ pub mod client;
 mod endpoint;
 mod error;
 mod explain;
+mod health;
+mod load;
 mod name;
+mod qos;
 mod resources;
 mod settings;
 mod size;
@@ -21,7 +24,10 @@ mod trace;
 pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
 pub use explain::{Explanation, Share};
+pub use health::{Health, HealthProblem, HealthStatus, ProblemKind};
+pub use load::DiskLoad;
 pub use name::{NAME_CHARS_MAX, NameError, check_name};
+pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{
     Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,
     DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, Version,

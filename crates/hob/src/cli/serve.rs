@@ -91,7 +91,7 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
     let mut control = ControlConfig { listen: Vec::new(), ..ControlConfig::default() };
     global.say_in(&mut control);
     crate::daemon::run(Plan::of_serving(Serving {
-        disk: DiskAdd { name: args.name, backing: args.disk, read_only: args.read_only },
+        disk: DiskAdd { name: args.name, backing: args.disk, read_only: args.read_only, datastore: None },
         cache,
         force: args.force,
         listen: args.listen.into_iter().map(with_tls).collect(),

@@ -10,6 +10,8 @@ pub(crate) mod hardware;
 pub(crate) mod http;
 pub(crate) mod listen;
 mod manager;
+pub(crate) mod metrics;
+mod notify;
 pub(crate) mod power_cut;
 #[cfg(feature = "psk")]
 mod psk;
@@ -38,6 +40,7 @@ use http::{ControlListener, Guard};
 use listen::{Entrance, Hall, Listener, NbdSession, NbdTls};
 use manager::Manager;
 pub(crate) use manager::simulated_cache;
+use notify::Notifier;
 use relay::{Relays, Spawner};
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
@@ -182,13 +185,15 @@ async fn live(plan: Plan) -> anyhow::Result<()> {
         has_tls.then(|| Relays::start(plan.shards)).transpose().context("cannot start threads for TLS")?;
     let spawner = relays.as_ref().map(Relays::spawner);
     let mut manager = None;
+    let notifier = Notifier::from_env();
     let outcome = tokio::select! {
-        result = serve(plan, shards.clone(), events, spawner, &mut manager) => result,
+        result = serve(plan, shards.clone(), events, spawner, &mut manager, &notifier) => result,
         () = signals.next() => {
             tracing::info!("ending");
             Ok(())
         }
     };
+    notifier.stopping();
     let end = async {
         if let Some(manager) = manager {
             manager.close(drain).await;
@@ -213,6 +218,7 @@ async fn serve(
     events: mpsc::UnboundedReceiver<ShardEvent>,
     relays: Option<Spawner>,
     known: &mut Option<Arc<Manager>>,
+    notifier: &Arc<Notifier>,
 ) -> anyhow::Result<()> {
     let Plan { listen, allow, control, guard, limits, content, .. } = plan;
     let backing_options = BackingOptions {
@@ -254,6 +260,7 @@ async fn serve(
     // The tasks have theirs: when they are gone, so is the last one.
     drop(relays);
     spawn_controls(&mut tasks, controls, &manager);
+    notifier.ready(&manager);
     // They run for ever; if one ends all the same, the daemon does.
     match tasks.join_next().await {
         Some(Err(error)) => Err(anyhow::anyhow!("a part of the daemon broke: {error}")),

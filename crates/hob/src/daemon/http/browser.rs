@@ -75,7 +75,7 @@ pub(super) async fn check(State(names): State<Names>, request: Request, next: Ne
     let mut response = match objection(&names, request.method(), request.uri().path(), request.headers()) {
         None => next.run(request).await,
         Some(why) => {
-            tracing::info!("refused {} {}: {why}", request.method(), request.uri().path());
+            tracing::info!("refused: {why}");
             Answer::no(StatusCode::FORBIDDEN, why).into_response()
         }
     };

@@ -23,6 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::auth::{self, Access};
 use super::browser::{self, Names};
+use super::request_id;
 use crate::daemon::config::ControlConfig;
 use crate::daemon::tls::{PeerCertificate, Tls, WithoutCertificate};
 
@@ -134,6 +135,8 @@ impl ControlListener {
     /// Accepts and serves until dropped.
     pub(crate) async fn serve(self, router: Router) {
         let router = self.guarded(router);
+        // Around everything else: who is refused has a name in the log too.
+        let router = router.layer(middleware::from_fn(request_id::name));
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };

@@ -26,8 +26,8 @@ pub(super) struct Commands {
 type Farewell = (Answer<Gone>, Gone);
 
 enum Waiting {
-    /// A disk was added; nobody waits for more than an error.
-    Add(Answer<()>),
+    /// A disk was added, or something was set; nobody waits for more than an error.
+    Plain(Answer<()>),
     Change(Answer<Vec<Segment>>),
     /// Memory takes the place of what the disk had.
     Memory(Answer<Option<Area>>, Option<Area>),
@@ -96,9 +96,20 @@ impl Shard {
                 self.engine.handle_command(now, command, id, Command::Cache(change));
             }
             ShardCall::SetMemory { id, memory, answer } => self.set_memory(now, id, memory, answer),
+            ShardCall::SetQos { id, qos, answer } => {
+                let command = self.commands.next(Waiting::Plain(answer));
+                self.engine.handle_command(now, command, id, Command::Qos(qos));
+            }
+            ShardCall::Control { resource, control } => self.engine.control(now, resource, control),
+            ShardCall::Resource { resource, answer } => {
+                let _ = answer.send(Ok(self.engine.resource(resource)));
+            }
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(now, id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::Devices { answer } => {
+                let _ = answer.send(Ok(self.flash.counts().collect()));
             }
             ShardCall::ChangedMeanwhile { id, answer } => {
                 let _ = answer.send(Ok(self.engine.changed_meanwhile(id).cloned().map(Box::new)));
@@ -149,7 +160,7 @@ impl Shard {
         }
         backing.attach(&mut self.ring, now, owner);
         self.backings[index] = Some(backing);
-        let command = self.commands.next(Waiting::Add(answer));
+        let command = self.commands.next(Waiting::Plain(answer));
         self.engine.handle_command(now, command, id, Command::AddDisk(config));
     }
 
@@ -230,7 +241,7 @@ impl Shard {
         result: Result<Vec<Segment>, CommandError>,
     ) {
         match (self.commands.waiting.remove(&command).expect("commands end once"), result) {
-            (Waiting::Add(answer), result) => {
+            (Waiting::Plain(answer), result) => {
                 let _ = answer.send(result.map(drop).map_err(ShardError::Command));
             }
             (Waiting::Change(answer), result) => {
