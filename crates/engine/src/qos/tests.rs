@@ -222,6 +222,19 @@ fn reservations_are_met_whenever_they_can_be() {
     }
 }
 
+/// What is served for a reservation counts as part of the shares: who has few gets no more than it reserved.
+#[test]
+fn a_reservation_is_not_on_top_of_shares() {
+    let guests = [
+        Guest::new(Demand::Depth(16), 500).reserves(200),
+        Guest::new(Demand::Depth(64), 2000),
+        Guest::new(Demand::Depth(64), 2000),
+    ];
+    let outcome = play(&guests, 470, 2, 21, 1);
+    let rates: Vec<f64> = (0..3).map(|flow| outcome.rate(flow, 21)).collect();
+    assert!(is_near(rates[0], 200.0, 0.03) && is_near(rates[1], rates[2], 0.05), "{rates:?}");
+}
+
 #[test]
 fn limits_are_never_passed_by_more_than_the_burst() {
     for seed in 0..30 {
