@@ -113,8 +113,27 @@ fn files_that_cannot_be_used_are_named() {
     assert!(error(&files).contains("no private key"), "{}", error(&files));
 }
 
-/// The name of the certificate that a new client is shown.
-async fn shown(tls: &Arc<Tls>, ca: &Path) -> CertificateDer<'static> {
+/// A client that trusts `ca` and speaks those versions.
+fn connector(
+    ca: &Path,
+    versions: &[&'static rustls::SupportedProtocolVersion],
+) -> tokio_rustls::TlsConnector {
+    let mut roots = RootCertStore::empty();
+    roots.add(certificates(ca).unwrap().remove(0)).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Arc::new(config).into()
+}
+
+/// The certificate that a client is shown, and how the handshake went.
+async fn meet(
+    tls: &Arc<Tls>,
+    connector: &tokio_rustls::TlsConnector,
+) -> (CertificateDer<'static>, rustls::HandshakeKind) {
     let (near, far) = tokio::io::duplex(1 << 16);
     let server = Arc::clone(tls);
     let served = tokio::spawn(async move {
@@ -123,21 +142,33 @@ async fn shown(tls: &Arc<Tls>, ca: &Path) -> CertificateDer<'static> {
         stream.shutdown().await.unwrap();
         assert!(PeerCertificate::of(&stream).is_none());
     });
-    let mut roots = RootCertStore::empty();
-    roots.add(certificates(ca).unwrap().remove(0)).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-    let mut stream = connector.connect(ServerName::try_from("hob.example").unwrap(), near).await.unwrap();
+    let name = ServerName::try_from("hob.example").unwrap();
+    let mut stream = connector.connect(name, near).await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
     assert_eq!(text, "hello");
     served.await.unwrap();
-    stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned()
+    let session = stream.get_ref().1;
+    (session.peer_certificates().unwrap()[0].clone().into_owned(), session.handshake_kind().unwrap())
+}
+
+async fn shown(tls: &Arc<Tls>, ca: &Path) -> CertificateDer<'static> {
+    meet(tls, &connector(ca, rustls::ALL_VERSIONS)).await.0
+}
+
+#[tokio::test]
+async fn each_connection_proves_anew_who_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = TlsFiles { client_ca: None, ..Authority::new().server_files(dir.path()) };
+    let tls = Arc::new(Tls::load(files, WithoutCertificate::Refused).unwrap());
+    for version in rustls::ALL_VERSIONS {
+        // The client would resume: it remembers what it was given.
+        let connector = connector(&dir.path().join("ca.crt"), &[version]);
+        for _ in 0..3 {
+            let (_, kind) = meet(&tls, &connector).await;
+            assert!(!matches!(kind, rustls::HandshakeKind::Resumed), "{version:?}: {kind:?}");
+        }
+    }
 }
 
 #[tokio::test]
