@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -151,16 +151,16 @@ fn lock(current: &Mutex<Current>) -> MutexGuard<'_, Current> {
 }
 
 /// Names and keys. Empty lines and lines that begin with # mean nothing.
-fn read(path: &PathBuf) -> Result<Table, KeysError> {
+fn read(path: &Path) -> Result<Table, KeysError> {
     let bytes = tls::secret(path)?;
-    let names = |what: String| KeysError::Names { path: path.clone(), what };
+    let names = |what: String| KeysError::Names { path: path.to_owned(), what };
     let mut table = Table::new();
     for (number, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
         let line = line.trim_ascii();
         if line.is_empty() || line[0] == b'#' {
             continue;
         }
-        let wrong = || KeysError::Line { path: path.clone(), line: number + 1 };
+        let wrong = || KeysError::Line { path: path.to_owned(), line: number + 1 };
         let colon = line.iter().rposition(|byte| *byte == b':').ok_or_else(wrong)?;
         let (name, key) = (&line[..colon], hex(&line[colon + 1..]).ok_or_else(wrong)?);
         if name.is_empty() || name.contains(&0) || !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len()) {
