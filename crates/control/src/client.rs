@@ -15,9 +15,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::{
-    CacheEnable, CachePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskStats, Endpoint,
-    Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem, TraceDecoder, TraceFrame,
-    Version,
+    CacheEnable, CachePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskHistograms, DiskStats,
+    Endpoint, Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem, TraceDecoder,
+    TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -198,6 +198,16 @@ impl Client {
     /// A disk's figures.
     pub async fn stats(&self, disk: &str) -> Result<DiskStats, ClientError> {
         self.get(&format!("{}/stats", disk_path(disk))).await
+    }
+
+    /// What a disk is asked for.
+    pub async fn histograms(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
+        self.get(&format!("{}/histograms", disk_path(disk))).await
+    }
+
+    /// Begins its histograms anew.
+    pub async fn histograms_reset(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
+        self.delete(&format!("{}/histograms", disk_path(disk))).await
     }
 
     /// Why a disk's I/O is or is not served from flash.

@@ -10,6 +10,7 @@ pub mod client;
 mod endpoint;
 mod error;
 mod explain;
+mod histograms;
 mod name;
 mod resources;
 mod settings;
@@ -20,6 +21,7 @@ mod trace;
 pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
 pub use explain::{Explanation, Share};
+pub use histograms::{DiskHistograms, RequestBucket, RequestHistogram};
 pub use name::{NAME_CHARS_MAX, NameError, check_name};
 pub use resources::{
     Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,

@@ -85,6 +85,10 @@ impl Engine {
                 return self.run(now);
             }
             (Command::Memory(config), Some(disk)) => disk.set_memory(config),
+            (Command::ResetHistograms, Some(disk)) => {
+                disk.histograms.reset(now);
+                Ok(())
+            }
             (Command::ResetStats, Some(disk)) => {
                 disk.stats = DiskStats::new();
                 disk.stats_since = now;

@@ -17,6 +17,7 @@ use crate::memory::Memory;
 use crate::outcome::Outcome;
 use crate::stats::{CacheState, DiskStats};
 use crate::units::{CommandId, Instant};
+use crate::vscsi::Histograms;
 
 pub(super) struct Disk {
     pub(super) config: DiskConfig,
@@ -74,6 +75,7 @@ pub(super) struct Disk {
     pub(super) awake: bool,
     pub(super) stats: DiskStats,
     pub(super) stats_since: Instant,
+    pub(super) histograms: Box<Histograms>,
 }
 
 impl Disk {
@@ -113,6 +115,7 @@ impl Disk {
             awake: false,
             stats: DiskStats::new(),
             stats_since: now,
+            histograms: Box::new(Histograms::new(now)),
         }
     }
 

@@ -12,6 +12,7 @@ mod disk;
 mod docs;
 mod drain;
 mod explain;
+mod histogram;
 mod lab;
 mod man;
 mod output;
@@ -75,6 +76,7 @@ enum Command {
     Drain(drain::Drain),
     Stats(stats::Stats),
     Explain(explain::Explain),
+    Histogram(histogram::Histogram),
     Record(record::Record),
     Replay(replay::Replay),
     Selftest(selftest::Selftest),
@@ -97,6 +99,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Drain(args) => drain::run(&args, global),
         Command::Stats(args) => stats::run(&args, global),
         Command::Explain(args) => explain::run(&args, global),
+        Command::Histogram(args) => histogram::run(&args, global),
         Command::Record(args) => record::run(&args, global),
         Command::Replay(args) => replay::run(&args, global),
         Command::Selftest(args) => selftest::run(&args, global),

@@ -52,6 +52,8 @@ fn these_lines_make_sense() {
         "hob stats",
         "hob stats vm --control unix:/c.sock",
         "hob explain vm --log debug",
+        "hob histogram vm",
+        "hob histogram vm --kind seek --kind length --class writes --csv - --reset -o json",
         "hob replay t.hob --target nbd://h/e",
         "hob replay t.csv --target /dev/x --pace x0.5 --depth 32 --allow-writes --wrap --direct --from 60 --limit 9",
         "hob replay t --target f --pace asap --reads-only --disk 3 -o json",

@@ -250,6 +250,13 @@ impl State {
                 let stats = self.engine.stats(self.now(), id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::Histograms { id, answer } => {
+                let found = self.engine.histograms(id).map(|found| (self.now(), Box::new(found.clone())));
+                let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::Reset { id, counter, answer } => {
+                self.command(id, counter.command(), Waiting::Add(answer));
+            }
             ShardCall::ChangedMeanwhile { id, answer } => {
                 let _ = answer.send(Ok(self.engine.changed_meanwhile(id).cloned().map(Box::new)));
             }

@@ -8,6 +8,7 @@ mod auth;
 mod extract;
 mod handlers;
 mod listen;
+mod observe;
 mod trace;
 
 use std::sync::Arc;
@@ -60,6 +61,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/cache/export-dirty", post(export_dirty))
         .route("/v1/disks/{disk}/drain", post(drain).delete(drain_stop))
         .route("/v1/disks/{disk}/stats", get(stats))
+        .route("/v1/disks/{disk}/histograms", get(observe::histograms).delete(observe::histograms_reset))
         .route("/v1/disks/{disk}/explain", get(explain))
         .route("/v1/disks/{disk}/trace", get(trace))
         .fallback(async || Answer::no(StatusCode::NOT_FOUND, "there is nothing here; see /openapi.json"))
@@ -113,6 +115,8 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::drain,
         handlers::drain_stop,
         handlers::stats,
+        observe::histograms,
+        observe::histograms_reset,
         handlers::explain,
         handlers::trace,
     ),

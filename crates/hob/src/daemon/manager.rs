@@ -22,6 +22,7 @@ mod fit;
 mod flash;
 mod journal_lost;
 mod memory;
+mod observe;
 mod persist;
 mod pools;
 mod record;

@@ -70,7 +70,11 @@ impl World<'_> {
         }
         if !lags && recovered.summary.sectors_dirty > 0 {
             // The daemon knows that everything was drained, and the backing has been written since.
-            ensure!(doubtful, "disk {index}: {} sectors are dirty after a drain", recovered.summary.sectors_dirty);
+            ensure!(
+                doubtful,
+                "disk {index}: {} sectors are dirty after a drain",
+                recovered.summary.sectors_dirty
+            );
             recovered.discard_dirty();
             self.report.outdated += 1;
         }

@@ -26,8 +26,8 @@ pub(super) struct Commands {
 type Farewell = (Answer<Gone>, Gone);
 
 enum Waiting {
-    /// A disk was added; nobody waits for more than an error.
-    Add(Answer<()>),
+    /// Nobody waits for more than an error, as when a disk was added.
+    Done(Answer<()>),
     Change(Answer<Vec<Segment>>),
     /// Memory takes the place of what the disk had.
     Memory(Answer<Option<Area>>, Option<Area>),
@@ -100,6 +100,14 @@ impl Shard {
                 let stats = self.engine.stats(now, id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::Histograms { id, answer } => {
+                let found = self.engine.histograms(id).map(|found| (now, Box::new(found.clone())));
+                let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::Reset { id, counter, answer } => {
+                let command = self.commands.next(Waiting::Done(answer));
+                self.engine.handle_command(now, command, id, counter.command());
+            }
             ShardCall::ChangedMeanwhile { id, answer } => {
                 let _ = answer.send(Ok(self.engine.changed_meanwhile(id).cloned().map(Box::new)));
             }
@@ -149,7 +157,7 @@ impl Shard {
         }
         backing.attach(&mut self.ring, now, owner);
         self.backings[index] = Some(backing);
-        let command = self.commands.next(Waiting::Add(answer));
+        let command = self.commands.next(Waiting::Done(answer));
         self.engine.handle_command(now, command, id, Command::AddDisk(config));
     }
 
@@ -230,7 +238,7 @@ impl Shard {
         result: Result<Vec<Segment>, CommandError>,
     ) {
         match (self.commands.waiting.remove(&command).expect("commands end once"), result) {
-            (Waiting::Add(answer), result) => {
+            (Waiting::Done(answer), result) => {
                 let _ = answer.send(result.map(drop).map_err(ShardError::Command));
             }
             (Waiting::Change(answer), result) => {
