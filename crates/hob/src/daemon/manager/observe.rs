@@ -24,11 +24,11 @@ impl Manager {
 
     /// Begins them anew.
     pub(crate) async fn histograms_reset(self: &Arc<Self>, name: &str) -> Result<DiskHistograms, Refusal> {
-        self.begin_anew(name, Counter::Histograms).await?;
+        self.count_anew(name, Counter::Histograms).await?;
         self.histograms(name).await
     }
 
-    async fn begin_anew(self: &Arc<Self>, name: &str, counter: Counter) -> Result<(), Refusal> {
+    async fn count_anew(self: &Arc<Self>, name: &str, counter: Counter) -> Result<(), Refusal> {
         let (shard, id) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
