@@ -216,10 +216,12 @@ pub enum Command {
     /// Give the disk memory above its cache, empty, in place of what it had; or none. Done at once: copies that were asked for
     /// before this still refer to the area of before, none after it does.
     Memory(Option<MemoryConfig>),
-    /// Start counting from zero, but for the histograms.
+    /// Start counting from zero, but for the histograms and the sampler of sizes.
     ResetStats,
     /// Start the histograms anew.
     ResetHistograms,
+    /// Start the sampler of sizes anew.
+    ResetSizing,
 }
 
 /// A change to one disk's cache. Changes of a persistent cache's structure bring a ring for its journal; the

@@ -9,6 +9,7 @@ use super::{DISKS_MAX, Engine};
 use crate::cache::Cache;
 use crate::command::{CacheChange, Command, CommandError, DataSegment, Event, Mode, Segment};
 use crate::device;
+use crate::sizing::Live;
 use crate::stats::DiskStats;
 use crate::units::{CommandId, DeviceId, DiskId, Instant};
 
@@ -87,6 +88,10 @@ impl Engine {
             (Command::Memory(config), Some(disk)) => disk.set_memory(config),
             (Command::ResetHistograms, Some(disk)) => {
                 disk.histograms.reset(now);
+                Ok(())
+            }
+            (Command::ResetSizing, Some(disk)) => {
+                *disk.sizing = Live::new(now);
                 Ok(())
             }
             (Command::ResetStats, Some(disk)) => {

@@ -15,6 +15,7 @@ use crate::index::Index;
 use crate::io::Request;
 use crate::memory::Memory;
 use crate::outcome::Outcome;
+use crate::sizing::Live;
 use crate::stats::{CacheState, DiskStats};
 use crate::units::{CommandId, Instant};
 use crate::vscsi::Histograms;
@@ -76,6 +77,7 @@ pub(super) struct Disk {
     pub(super) stats: DiskStats,
     pub(super) stats_since: Instant,
     pub(super) histograms: Box<Histograms>,
+    pub(super) sizing: Box<Live>,
 }
 
 impl Disk {
@@ -116,6 +118,7 @@ impl Disk {
             stats: DiskStats::new(),
             stats_since: now,
             histograms: Box::new(Histograms::new(now)),
+            sizing: Box::new(Live::new(now)),
         }
     }
 

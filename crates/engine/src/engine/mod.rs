@@ -55,6 +55,7 @@ use crate::device::{self, Devices, Health};
 use crate::io::{BufferCopy, BufferSlice, Io, IoError, IoOp, Op, Reply, Request, Target};
 use crate::memory::Seen;
 use crate::outcome::Outcome;
+use crate::sizing::Sizing;
 use crate::slab::Slab;
 use crate::stats::DiskStats;
 use crate::units::{BufferId, DiskId, Instant, IoId, SECTOR_BYTES, sector_ceil, sector_floor};
@@ -269,6 +270,7 @@ impl Engine {
         let disk = self.disk_mut(request.disk);
         disk.in_flight += 1;
         disk.histograms.arrive(now, &request);
+        disk.sizing.note(&request);
         let range = Range {
             disk: request.disk,
             first: request.offset / SECTOR_BYTES,
@@ -420,6 +422,11 @@ impl Engine {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| &*disk.histograms)
     }
 
+    /// What caches of other sizes would have done with a disk's requests until now.
+    pub fn sizing(&self, now: Instant, disk: DiskId) -> Option<Sizing> {
+        self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.sizing.report(now))
+    }
+
     /// Requests in flight, fills included.
     pub fn in_flight(&self) -> u32 {
         self.requests.len()
@@ -524,6 +531,9 @@ impl Engine {
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.record(now, *arrived, request, *outcome);
         disk.histograms.answer(now - *arrived, request.op);
+        if request.op == Op::Read && (*outcome == Outcome::Hit || outcome.is_from_memory()) {
+            disk.sizing.hit();
+        }
         self.reply_out.push_back(reply);
     }
 
