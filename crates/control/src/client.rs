@@ -15,9 +15,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::{
-    CacheEnable, CachePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskHistograms, DiskStats,
-    Endpoint, Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem, TraceDecoder,
-    TraceFrame, Version,
+    CacheEnable, CachePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms,
+    DiskStats, Endpoint, Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem,
+    TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -208,6 +208,16 @@ impl Client {
     /// Begins its histograms anew.
     pub async fn histograms_reset(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
         self.delete(&format!("{}/histograms", disk_path(disk))).await
+    }
+
+    /// What caches of other sizes would do for a disk.
+    pub async fn curve(&self, disk: &str) -> Result<DiskCurve, ClientError> {
+        self.get(&format!("{}/curve", disk_path(disk))).await
+    }
+
+    /// Begins to learn that anew.
+    pub async fn curve_reset(&self, disk: &str) -> Result<DiskCurve, ClientError> {
+        self.delete(&format!("{}/curve", disk_path(disk))).await
     }
 
     /// Why a disk's I/O is or is not served from flash.

@@ -15,6 +15,7 @@ mod name;
 mod resources;
 mod settings;
 mod size;
+mod sizing;
 mod stats;
 mod trace;
 
@@ -29,5 +30,6 @@ pub use resources::{
 };
 pub use settings::{CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, OnDirty};
 pub use size::{Size, SizeParseError};
+pub use sizing::{BlockCurve, CurveCache, CurvePoint, DiskCurve};
 pub use stats::{Bucket, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats};
 pub use trace::{FRAME_RECORDS_MAX, TraceDecoder, TraceFrame, TraceOp, TraceRecord, TraceStreamError};

@@ -4,6 +4,7 @@
 //! and `demo` are daemons themselves. Tables are for people and may change; `-o json` is for
 //! programs and does not.
 
+mod advise;
 mod cache;
 mod completions;
 mod daemon;
@@ -77,6 +78,7 @@ enum Command {
     Stats(stats::Stats),
     Explain(explain::Explain),
     Histogram(histogram::Histogram),
+    Advise(advise::Advise),
     Record(record::Record),
     Replay(replay::Replay),
     Selftest(selftest::Selftest),
@@ -100,6 +102,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Stats(args) => stats::run(&args, global),
         Command::Explain(args) => explain::run(&args, global),
         Command::Histogram(args) => histogram::run(&args, global),
+        Command::Advise(args) => advise::run(&args, global),
         Command::Record(args) => record::run(&args, global),
         Command::Replay(args) => replay::run(&args, global),
         Command::Selftest(args) => selftest::run(&args, global),

@@ -254,6 +254,10 @@ impl State {
                 let found = self.engine.histograms(id).map(|found| (self.now(), Box::new(found.clone())));
                 let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::Sizing { id, answer } => {
+                let found = self.engine.sizing(self.now(), id).map(Box::new);
+                let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
             ShardCall::Reset { id, counter, answer } => {
                 self.command(id, counter.command(), Waiting::Add(answer));
             }

@@ -62,6 +62,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/drain", post(drain).delete(drain_stop))
         .route("/v1/disks/{disk}/stats", get(stats))
         .route("/v1/disks/{disk}/histograms", get(observe::histograms).delete(observe::histograms_reset))
+        .route("/v1/disks/{disk}/curve", get(observe::curve).delete(observe::curve_reset))
         .route("/v1/disks/{disk}/explain", get(explain))
         .route("/v1/disks/{disk}/trace", get(trace))
         .fallback(async || Answer::no(StatusCode::NOT_FOUND, "there is nothing here; see /openapi.json"))
@@ -117,6 +118,8 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::stats,
         observe::histograms,
         observe::histograms_reset,
+        observe::curve,
+        observe::curve_reset,
         handlers::explain,
         handlers::trace,
     ),

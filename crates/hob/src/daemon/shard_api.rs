@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use hob_engine::command::{CacheChange, Command, CommandError, DiskConfig, MemoryConfig, Segment};
 use hob_engine::regions::Regions;
+use hob_engine::sizing::Sizing;
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{DeviceId, DiskId, Instant};
 use hob_engine::vscsi::Histograms;
@@ -98,6 +99,13 @@ pub(crate) enum ShardCall {
         /// As of now, and the time.
         answer: Answer<(Instant, Box<Histograms>)>,
     },
+    /// What caches of other sizes would do for a disk.
+    Sizing {
+        /// Which.
+        id: DiskId,
+        /// As of now.
+        answer: Answer<Box<Sizing>>,
+    },
     /// Begin to count anew.
     Reset {
         /// For which disk.
@@ -153,6 +161,8 @@ pub(crate) enum ShardCall {
 pub(crate) enum Counter {
     /// What a disk is asked for.
     Histograms,
+    /// What caches of other sizes would do for it.
+    Sizing,
 }
 
 impl Counter {
@@ -160,6 +170,7 @@ impl Counter {
     pub(crate) fn command(self) -> Command {
         match self {
             Counter::Histograms => Command::ResetHistograms,
+            Counter::Sizing => Command::ResetSizing,
         }
     }
 }
@@ -324,6 +335,12 @@ impl ShardHandle {
     /// What a disk was asked for, and the time.
     pub(crate) async fn histograms(&self, id: DiskId) -> Result<(Instant, Box<Histograms>), ShardError> {
         let question = self.ask(|answer| ShardCall::Histograms { id, answer });
+        tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// What caches of other sizes would do for a disk.
+    pub(crate) async fn sizing(&self, id: DiskId) -> Result<Box<Sizing>, ShardError> {
+        let question = self.ask(|answer| ShardCall::Sizing { id, answer });
         tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
     }
 

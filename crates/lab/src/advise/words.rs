@@ -47,7 +47,7 @@ pub(super) fn years(years: f64) -> String {
 }
 
 /// A byte count as `hob` reads it.
-fn typed(bytes: u64) -> String {
+pub(super) fn typed(bytes: u64) -> String {
     let suffixes = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let exact = suffixes.into_iter().find(|(shift, _)| bytes.is_multiple_of(1 << shift));
     exact.map_or(bytes.to_string(), |(shift, suffix)| format!("{}{suffix}", bytes >> shift))

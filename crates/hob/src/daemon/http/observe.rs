@@ -1,4 +1,4 @@
-//! What disks are asked for: histograms, for programs and for spreadsheets.
+//! What disks are asked for: histograms, for programs and for spreadsheets; and what other caches would make of it.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use hob_control::{DiskHistograms, Problem};
+use hob_control::{DiskCurve, DiskHistograms, Problem};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -83,4 +83,26 @@ pub(super) async fn histograms_reset(
     Path(disk): Path<String>,
 ) -> Answer<DiskHistograms> {
     manager.histograms_reset(&disk).await.into()
+}
+
+/// What caches of other sizes would do for a disk: miss-ratio curves, estimated while it is served.
+#[utoipa::path(
+    get,
+    path = "/v1/disks/{disk}/curve",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = DiskCurve), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn curve(State(manager): App, Path(disk): Path<String>) -> Answer<DiskCurve> {
+    manager.curve(&disk).await.into()
+}
+
+/// Forgets what was learnt for the curves, and shows them empty.
+#[utoipa::path(
+    delete,
+    path = "/v1/disks/{disk}/curve",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = DiskCurve), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn curve_reset(State(manager): App, Path(disk): Path<String>) -> Answer<DiskCurve> {
+    manager.curve_reset(&disk).await.into()
 }

@@ -104,6 +104,10 @@ impl Shard {
                 let found = self.engine.histograms(id).map(|found| (now, Box::new(found.clone())));
                 let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::Sizing { id, answer } => {
+                let found = self.engine.sizing(now, id).map(Box::new);
+                let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
             ShardCall::Reset { id, counter, answer } => {
                 let command = self.commands.next(Waiting::Done(answer));
                 self.engine.handle_command(now, command, id, counter.command());
