@@ -162,8 +162,9 @@ impl Distribution {
         Distribution { metric, counts: [0; BUCKETS_MAX], count: 0, sum: 0, min: i64::MAX, max: i64::MIN }
     }
 
-    fn record(&mut self, value: i64) {
-        let bounds = self.metric.info().bounds;
+    /// The bounds are the metric's: where they are a constant, the search is a few comparisons.
+    #[inline(always)]
+    fn record_among(&mut self, bounds: &'static [i64], value: i64) {
         self.counts[bounds.partition_point(|bound| *bound < value)] += 1;
         self.count += 1;
         self.sum += i128::from(value);
@@ -208,11 +209,10 @@ impl Distribution {
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     distributions: [Distribution; METRICS.len()],
-    /// Where the requests before ended: their last sectors, the latest at `newest`.
+    /// Where the requests before ended: their last sectors, the latest first. As long as there were fewer, the first one
+    /// stands for those that are missing.
     last_sectors: [i64; NEAREST_OF],
-    /// How many of them there are.
-    known: usize,
-    newest: usize,
+    /// When the one before came.
     arrived: Option<Instant>,
     outstanding: u32,
 }
@@ -222,15 +222,20 @@ impl Stream {
         Stream {
             distributions: std::array::from_fn(|i| Distribution::new(METRICS[i].metric)),
             last_sectors: [0; NEAREST_OF],
-            known: 0,
-            newest: 0,
             arrived: None,
             outstanding: 0,
         }
     }
 
+    #[inline(always)]
     fn record(&mut self, metric: Metric, value: i64) {
-        self.distributions[metric as usize].record(value);
+        let bounds = match metric {
+            Metric::Length => LENGTH,
+            Metric::Seek | Metric::SeekNearest => SEEK,
+            Metric::Outstanding => OUTSTANDING,
+            Metric::Latency | Metric::Interarrival => TIME,
+        };
+        self.distributions[metric as usize].record_among(bounds, value);
     }
 
     fn arrive(&mut self, now: Instant, offset: u64, len: u64) {
@@ -238,19 +243,15 @@ impl Stream {
         let first = (offset / SEEK_SECTOR_BYTES) as i64;
         let last = ((offset + len - 1) / SEEK_SECTOR_BYTES) as i64;
         self.record(Metric::Length, len as i64);
-        if self.known > 0 {
-            self.record(Metric::Seek, first - self.last_sectors[self.newest]);
-            // From the latest back, so that of two as near the later counts.
-            let before = (0..self.known).map(|back| (self.newest + NEAREST_OF - back) % NEAREST_OF);
-            let distances = before.map(|at| first - self.last_sectors[at]);
-            let nearest = distances.min_by_key(|distance| distance.unsigned_abs());
-            self.record(Metric::SeekNearest, nearest.expect("one is known"));
-        }
-        self.newest = (self.newest + 1) % NEAREST_OF;
-        self.last_sectors[self.newest] = last;
-        self.known = (self.known + 1).min(NEAREST_OF);
-        if let Some(before) = self.arrived.replace(now) {
-            self.record(Metric::Interarrival, micros(now - before));
+        match self.arrived.replace(now) {
+            Some(before) => {
+                self.record(Metric::Seek, first - self.last_sectors[0]);
+                self.record(Metric::SeekNearest, nearest(first, &self.last_sectors));
+                self.record(Metric::Interarrival, micros(now - before));
+                self.last_sectors.copy_within(..NEAREST_OF - 1, 1);
+                self.last_sectors[0] = last;
+            }
+            None => self.last_sectors = [last; NEAREST_OF],
         }
         self.record(Metric::Outstanding, i64::from(self.outstanding));
         self.outstanding += 1;
@@ -261,6 +262,16 @@ impl Stream {
         self.outstanding -= 1;
         self.record(Metric::Latency, micros(latency_ns));
     }
+}
+
+/// From the nearest of these sectors to `first`; of two as near, from the one that stands before.
+fn nearest(first: i64, last_sectors: &[i64; NEAREST_OF]) -> i64 {
+    let mut nearest = first - last_sectors[0];
+    for last in &last_sectors[1..] {
+        let distance = first - last;
+        nearest = if distance.unsigned_abs() < nearest.unsigned_abs() { distance } else { nearest };
+    }
+    nearest
 }
 
 /// Microseconds, rounded up: what takes no longer than a bound is not above it.
@@ -282,7 +293,6 @@ impl Histograms {
     }
 
     /// A request comes, and will be answered.
-    #[inline]
     pub fn arrive(&mut self, now: Instant, request: &Request) {
         if let Some(class) = Class::of(request.op) {
             self.streams[Class::All as usize].arrive(now, request.offset, request.len);
@@ -291,7 +301,6 @@ impl Histograms {
     }
 
     /// A request that came is answered.
-    #[inline]
     pub fn answer(&mut self, latency_ns: u64, op: Op) {
         if let Some(class) = Class::of(op) {
             self.streams[Class::All as usize].answer(latency_ns);

@@ -15,6 +15,8 @@ use hob_world::replay::{Ask, CacheSetup, Replay, Setup};
 use hob_world::service::FixedModel;
 
 const OFF_MAX: f64 = 0.02;
+/// Nothing smaller can be advised.
+const BYTES_MIN: u64 = 1 << 20;
 /// Sizes at which curves are compared, as many for each doubling.
 const SIZES: u32 = 400;
 
@@ -53,46 +55,28 @@ fn cut(records: &[Record], block_bytes: u64) -> impl Iterator<Item = Record> {
     })
 }
 
-/// How far apart curves are: at most, and on average over sizes from one block to all, as many for each doubling. Sizes
-/// that the sampler says it cannot see are left out.
+/// How far apart curves are: at most, from [`BYTES_MIN`] on, and on average over sizes from one block to all; as many sizes
+/// for each doubling.
 fn apart(exact: &Curve, live: &BlockSizing) -> (f64, f64) {
     let end = exact.points().last().unwrap().blocks as f64;
     let sizes = (0..SIZES).map(|i| end.powf(f64::from(i) / f64::from(SIZES - 1)).round() as u64);
-    let seen = sizes.filter(|blocks| *blocks as f64 * live.rate >= RESOLUTION);
-    let seen: Vec<u64> = seen.collect();
-    let mut last = 0;
-    for b in &seen {
-        if *b > last * 2 {
-            last = *b;
-            print!("  {b}:{:.3}/{:.3}", exact.miss_ratio_at(*b), live.curve.miss_ratio_at(*b));
-        }
-    }
-    println!();
-    let off: Vec<f64> = seen
-        .iter()
-        .map(|blocks| (exact.miss_ratio_at(*blocks) - live.curve.miss_ratio_at(*blocks)).abs())
-        .collect();
-    (off.iter().copied().fold(0.0, f64::max), off.iter().sum::<f64>() / off.len() as f64)
+    let off = |blocks: u64| (exact.miss_ratio_at(blocks) - live.curve.miss_ratio_at(blocks)).abs();
+    let off: Vec<(u64, f64)> = sizes.map(|blocks| (blocks * live.block_bytes, off(blocks))).collect();
+    let large = off.iter().filter(|(bytes, _)| *bytes >= BYTES_MIN).map(|(_, off)| *off);
+    (large.fold(0.0, f64::max), off.iter().map(|(_, off)| off).sum::<f64>() / off.len() as f64)
 }
-
-/// Samples that a cache holds, at least: a size of fewer is beyond what a sample can tell.
-const RESOLUTION: f64 = 1.0;
 
 fn check(name: &str, records: &[Record], sizing: &Sizing) {
     assert!(sizing.bytes <= 1_000_000, "{name}: {} bytes", sizing.bytes);
     for live in &sizing.block_sizes {
         let exact = mrc::exact(cut(records, live.block_bytes), live.block_bytes, Mode::WriteThrough).unwrap();
         let (most, mean) = apart(&exact.read_misses(), live);
-        let (reads, blocks) = (exact.totals().reads, exact.totals().blocks);
-        println!(
-            "{name}, blocks of {}: {blocks} touched ({} estimated), rate {:.3}, apart {most:.4} at most, {mean:.4} on average",
-            live.block_bytes, live.blocks, live.rate
-        );
-        assert_eq!(live.accesses, reads, "{name}, blocks of {}", live.block_bytes);
-        if false {
-            continue;
-        }
-        assert!(true || most <= OFF_MAX, "{name}, blocks of {}: {most}", live.block_bytes);
+        let blocks = live.block_bytes;
+        println!("{name}, {blocks}: {most:.4} apart at most, {mean:.4} on average, rate {:.3}", live.rate);
+        assert_eq!(live.accesses, exact.totals().reads, "{name}, {blocks}");
+        assert!(most <= OFF_MAX && mean <= OFF_MAX, "{name}, {blocks}: {most} at most, {mean} on average");
+        let touched = live.blocks as f64 / exact.totals().blocks as f64;
+        assert!((touched - 1.0).abs() < 0.05, "{name}, {blocks}: {touched} of the blocks that were touched");
     }
 }
 

@@ -94,7 +94,6 @@ impl Live {
     }
 
     /// A request comes, and makes sense.
-    #[inline]
     pub fn note(&mut self, request: &Request) {
         match request.op {
             Op::Read => {
@@ -114,7 +113,6 @@ impl Live {
     }
 
     /// A read was a hit.
-    #[inline]
     pub fn hit(&mut self) {
         self.seen.read_hits += 1;
     }

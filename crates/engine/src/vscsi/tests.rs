@@ -16,7 +16,7 @@ fn request(op: Op, offset: u64, len: u64) -> Request {
 #[track_caller]
 fn bucket_of(metric: Metric, value: i64) -> Option<i64> {
     let mut distribution = Distribution::new(metric);
-    distribution.record(value);
+    distribution.record_among(metric.info().bounds, value);
     let found: Vec<_> = distribution.buckets().filter(|(_, count)| *count > 0).collect();
     assert_eq!(found.len(), 1, "{value}");
     found[0].0
@@ -34,6 +34,10 @@ fn tables_are_in_the_order_of_their_enums() {
     for row in METRICS {
         assert!(row.bounds.windows(2).all(|pair| pair[0] < pair[1]), "{}", row.name);
         assert!(row.bounds.len() < BUCKETS_MAX, "{}", row.name);
+        let mut stream = Stream::new();
+        stream.record(row.metric, row.bounds[1]);
+        let found = stream.distributions[row.metric as usize].buckets().nth(1);
+        assert_eq!(found, Some((Some(row.bounds[1]), 1)), "{} is counted by its own bounds", row.name);
     }
 }
 
