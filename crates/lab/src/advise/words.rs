@@ -41,6 +41,7 @@ pub(super) fn ms(ns: u64) -> String {
 pub(super) fn years(years: f64) -> String {
     match years {
         _ if years > LIFE_YEARS_MAX => format!("more than {LIFE_YEARS_MAX} years"),
+        _ if years * 365.25 < 1.0 => "less than a day".to_owned(),
         _ if years < 1.0 => format!("{:.0} days", years * 365.25),
         _ => format!("{years:.1} years"),
     }
