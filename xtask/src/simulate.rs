@@ -30,6 +30,8 @@ enum Kind {
     Lives,
     /// The same, with memory above every cache
     Memory,
+    /// The same, with shares, limits and windows
+    Qos,
     /// Volatile caches, one life of the engine
     Single,
 }
@@ -39,6 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let kind = match arguments.kind {
         Kind::Lives => "lives",
         Kind::Memory => "memory",
+        Kind::Qos => "qos",
         Kind::Single => "single",
     };
     let numbers = [arguments.from, arguments.seeds, arguments.minutes, u64::from(arguments.requests)]

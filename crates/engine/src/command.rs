@@ -6,8 +6,9 @@
 
 use crate::admission::Admission;
 use crate::policy::PolicyKind;
+use crate::qos::DiskQos;
 use crate::regions::Regions;
-use crate::units::{CommandId, DeviceId, DiskId};
+use crate::units::{CommandId, DatastoreId, DeviceId, DiskId};
 
 /// A run of flash that belongs to one cache. All segments of one cache have the same length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -192,6 +193,8 @@ pub struct DiskConfig {
     pub size_bytes: u64,
     /// May guests change it?
     pub access: Access,
+    /// What its backing shares with others.
+    pub datastore: DatastoreId,
 }
 
 /// What guests may do to a disk.
@@ -216,6 +219,8 @@ pub enum Command {
     /// Give the disk memory above its cache, empty, in place of what it had; or none. Done at once: copies that were asked for
     /// before this still refer to the area of before, none after it does.
     Memory(Option<MemoryConfig>),
+    /// Give the disk shares, limits and reservations. At once, for what waits already too.
+    Qos(DiskQos),
     /// Start counting from zero, but for the histograms and the sampler of sizes.
     ResetStats,
     /// Start the histograms anew.

@@ -20,6 +20,7 @@ mod memory;
 pub mod outcome;
 pub mod policy;
 pub mod preset;
+pub mod qos;
 pub mod regions;
 mod simulate;
 pub mod sizing;

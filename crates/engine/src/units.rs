@@ -63,6 +63,10 @@ id!(
     DeviceId(u16)
 );
 id!(
+    /// What the backings of some disks share: an array, a server. Chosen by the caller, from 0 on.
+    DatastoreId(u16)
+);
+id!(
     /// A guest request in flight, as its front end calls it. The engine only hands it back.
     RequestId(u64)
 );

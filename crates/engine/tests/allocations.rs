@@ -11,7 +11,9 @@ use hob_engine::io::{Durability, Io, Op, Request, Target};
 use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
 use hob_engine::sizing::Shards;
-use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
+use hob_engine::units::{
+    BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES,
+};
 use hob_engine::{Engine, Limits};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -65,7 +67,7 @@ fn run(engine: &mut Engine, count: u64, make: impl Fn(u64) -> (Op, u64, u64)) ->
 fn nothing_is_allocated_in_steady_state() {
     for policy in PolicyKind::all() {
         let mut engine = Engine::new(Limits::default());
-        let disk = DiskConfig { size_bytes: 1 << 30, access: Access::ReadWrite };
+        let disk = DiskConfig { size_bytes: 1 << 30, access: Access::ReadWrite, datastore: DatastoreId(0) };
         engine.handle_command(Instant(0), CommandId(1), DISK, Command::AddDisk(disk));
         let config = CacheConfig::write_through(4096, 1 << 20, policy, Admission::default());
         let segments = (0..16).map(|i| Segment { device: DeviceId(i % 2), offset: u64::from(i) << 20 });

@@ -12,7 +12,9 @@ use hob_engine::command::{
 };
 use hob_engine::io::{Op, Request, Target};
 use hob_engine::policy::PolicyKind;
-use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
+use hob_engine::units::{
+    BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES,
+};
 use hob_engine::{Engine, Limits};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -34,7 +36,11 @@ impl Bench {
     fn new() -> Self {
         let mut bench = Bench { engine: Engine::new(Limits::default()), commands: 0 };
         let size_bytes = 4 * BLOCKS * SECTOR_BYTES;
-        bench.command(Command::AddDisk(DiskConfig { size_bytes, access: Access::ReadWrite }));
+        bench.command(Command::AddDisk(DiskConfig {
+            size_bytes,
+            access: Access::ReadWrite,
+            datastore: DatastoreId(0),
+        }));
         bench
     }
 

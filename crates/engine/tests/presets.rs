@@ -11,7 +11,9 @@ use hob_engine::io::{Durability, Io, IoOp, Op, Request, Target};
 use hob_engine::journal::ring_pages_min;
 use hob_engine::outcome::Outcome;
 use hob_engine::preset::preset;
-use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
+use hob_engine::units::{
+    BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES,
+};
 use hob_engine::{Engine, Limits};
 
 const DISK: DiskId = DiskId(0);
@@ -49,7 +51,8 @@ impl Rig {
             held: vec![],
         };
         (1..=2).for_each(|buffer| rig.engine.lend(BufferId(buffer), 1 << 20));
-        let disk = DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite };
+        let disk =
+            DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite, datastore: DatastoreId(0) };
         rig.command(Command::AddDisk(disk));
         let enable = enable(config, blocks);
         rig.command(Command::Cache(CacheChange::Enable(Box::new(enable))));

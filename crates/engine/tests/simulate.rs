@@ -6,7 +6,9 @@ use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig,
 use hob_engine::io::{Durability, Io, IoOp, Op, Request, Target, Zeroing};
 use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
-use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
+use hob_engine::units::{
+    BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES,
+};
 use hob_engine::{CacheSim, Engine, Limits, SimConfig};
 use proptest::prelude::*;
 
@@ -31,7 +33,8 @@ struct Whole {
 impl Whole {
     fn new(config: &SimConfig) -> Whole {
         let mut whole = Whole { engine: Engine::new(Limits::default()), requests: 0, flash_write_bytes: 0 };
-        let disk = DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite };
+        let disk =
+            DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite, datastore: DatastoreId(0) };
         let SimConfig { blocks, block_bytes, policy, admission } = *config;
         let segment_bytes = u64::from(block_bytes);
         let cache = CacheConfig::write_through(block_bytes, segment_bytes, policy, admission);

@@ -18,7 +18,7 @@ use hob_world::service::FixedModel;
 const OFF_MAX: f64 = 0.02;
 const OFF_MEAN_MAX: f64 = 0.01;
 /// For loads with a few very hot blocks, where caches are small.
-const OFF_HOT_MAX: f64 = 0.03;
+const OFF_HOT_MAX: f64 = 0.035;
 /// A segment: no cache is smaller unless its pool has smaller segments.
 const BYTES_MIN: u64 = 16 << 20;
 /// Sizes at which curves are compared, as many for each doubling.

@@ -3,7 +3,7 @@
 //! ```text
 //! simulate KIND FROM SEEDS MINUTES REQUESTS
 //! ```
-//! KIND is `lives`, `sound` (lives in which no device fails), `memory` (lives with memory above every cache) or `single`; MINUTES may be 0 for no limit. Progress goes to stderr.
+//! KIND is `lives`, `sound` (lives in which no device fails), `memory` (lives with memory above every cache), `qos` (lives with shares, limits and windows) or `single`; MINUTES may be 0 for no limit. Progress goes to stderr.
 //! At the first violation, or panic of the engine, it stops with the seed and with how to live it again. With `HOB_TRACE` in
 //! its environment it says everything that crosses the engine's boundary.
 
@@ -38,19 +38,20 @@ fn main() -> ExitCode {
     let number = |at: usize| arguments.get(at).and_then(|word| word.parse::<u64>().ok());
     let kind = arguments.first().map(String::as_str);
     let (
-        Some(kind @ ("lives" | "sound" | "memory" | "single")),
+        Some(kind @ ("lives" | "sound" | "memory" | "qos" | "single")),
         Some(from),
         Some(seeds),
         Some(minutes),
         Some(requests),
     ) = (kind, number(1), number(2), number(3), number(4))
     else {
-        eprintln!("usage: simulate lives|sound|memory|single FROM SEEDS MINUTES REQUESTS");
+        eprintln!("usage: simulate lives|sound|memory|qos|single FROM SEEDS MINUTES REQUESTS");
         return ExitCode::FAILURE;
     };
     let base = match kind {
         "lives" => Options::lives(),
         "sound" => Options { faults: false, ..Options::lives() },
+        "qos" => Options { qos_permille: 1000, ..Options::lives() },
         "memory" => Options { memory_permille: 1000, ..Options::lives() },
         _ => Options::default(),
     };

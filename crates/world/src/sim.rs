@@ -23,6 +23,7 @@ mod injection;
 mod lives;
 mod owner;
 mod pool;
+mod qos;
 mod ram;
 mod recovery;
 mod report;
@@ -49,6 +50,7 @@ pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inj
 use lives::Lent;
 use owner::Owner;
 use pool::Asked;
+use qos::Qos;
 use ram::Ram;
 pub use report::Report;
 use scenario::{End, Scenario};
@@ -81,6 +83,8 @@ pub struct Options {
     pub power_cuts: bool,
     /// So many of a thousand histories have memory above caches.
     pub memory_permille: u32,
+    /// So many of a thousand histories have shares, limits and windows.
+    pub qos_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
@@ -113,6 +117,7 @@ impl Default for Options {
             commands: true,
             power_cuts: true,
             memory_permille: 250,
+            qos_permille: 250,
             lives: false,
             early: true,
             sabotage: None,
@@ -246,6 +251,8 @@ struct World<'a> {
     options: &'a Options,
     scenario: Scenario,
     ram: Option<Ram>,
+    /// Shares and limits, if this history has them.
+    qos: Option<Qos>,
     dice: Dice,
     now: Instant,
     /// Counts steps.
@@ -296,7 +303,9 @@ impl<'a> World<'a> {
             // Dice of its own: the other histories are what they were before there were such.
             lives.early = options.early && Dice::new(dice::scatter(seed)).chance(400);
         }
-        World { ram: Ram::draw(seed, options.memory_permille), ..Self::of(scenario, dice, options) }
+        let ram = Ram::draw(seed, options.memory_permille);
+        let qos = Qos::draw(seed, options.qos_permille);
+        World { ram, qos, ..Self::of(scenario, dice, options) }
     }
 
     fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
@@ -335,6 +344,7 @@ impl<'a> World<'a> {
         let mut world = World {
             engine: Engine::new(scenario.limits),
             ram: None,
+            qos: None,
             options,
             dice,
             now: Instant(0),
@@ -372,6 +382,7 @@ impl<'a> World<'a> {
     fn live(&mut self) -> Result<(), Violation> {
         self.lend_buffers();
         self.prepare_memory();
+        self.begin_with_qos();
         for disk in 0..self.disks.len() {
             self.add_disk(disk);
             self.drain()?;
@@ -478,6 +489,7 @@ impl<'a> World<'a> {
                 if !self.stopping {
                     self.random_command()?;
                     self.maybe_change_memory()?;
+                    self.maybe_change_qos()?;
                 }
                 self.schedule_command();
                 Ok(())

@@ -8,7 +8,7 @@ use hob_world::sim::{Options, Report, run};
 const HISTORIES: u64 = 2_000;
 
 /// Findings that were understood and mended: whether devices may fail, the seed, its requests, and what it was.
-const MENDED: [(bool, u64, u32, &str); 23] = [
+const MENDED: [(bool, u64, u32, &str); 28] = [
     (true, 2145, 200, "a new ring that could not be written was told as the loss of the old one"),
     (true, 2546, 200, "a discard met dirty data that was not there when it began"),
     (true, 11_987, 200, "the same, and a read saw half of what it uncovered"),
@@ -52,6 +52,13 @@ const MENDED: [(bool, u64, u32, &str); 23] = [
     (true, 270_011, 200, "one copy of a sector recorded before the other was written"),
     (true, 10_042, 200, "segments that hold a dirty sector's good copy left their cache"),
     (true, 13_906, 200, "segments that hold a dirty sector's good copy left their cache"),
+    (true, 4_359_608, 200, "the model: a recovery in another mode that found less than a crash showed later"),
+    (
+        true,
+        20_051_462,
+        200,
+        "a write that flash took in part was held, and the change that waited for it did not hear",
+    ),
 ];
 
 fn from_env(name: &str) -> Option<u64> {
@@ -150,8 +157,17 @@ fn long_lives_keep_every_promise() {
 #[test]
 fn what_was_mended_stays_so() {
     for (faults, seed, requests, what) in MENDED {
-        let ended =
-            run(seed, &Options { faults, requests, early: false, memory_permille: 0, ..Options::lives() });
+        let ended = run(
+            seed,
+            &Options {
+                faults,
+                requests,
+                early: false,
+                memory_permille: 0,
+                qos_permille: 0,
+                ..Options::lives()
+            },
+        );
         assert!(ended.is_ok(), "{what} (once): {ended:?}");
     }
 }

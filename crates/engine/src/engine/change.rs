@@ -9,6 +9,7 @@ use super::{DISKS_MAX, Engine};
 use crate::cache::Cache;
 use crate::command::{CacheChange, Command, CommandError, DataSegment, Event, Mode, Segment};
 use crate::device;
+use crate::qos::DiskQos;
 use crate::sizing::Live;
 use crate::stats::DiskStats;
 use crate::units::{CommandId, DeviceId, DiskId, Instant};
@@ -37,6 +38,8 @@ impl Engine {
                     self.done(command, disk_id, Err(CommandError::Removing));
                 }
                 self.let_go_of_coming(disk_id);
+                // What waits for a limit would keep the removal waiting.
+                self.set_qos(now, disk_id, DiskQos::default());
                 self.settle(now, disk_id);
                 return self.run(now);
             }
@@ -84,6 +87,10 @@ impl Engine {
                 disk.changes.push_back((Some(id), change));
                 self.settle(now, disk_id);
                 return self.run(now);
+            }
+            (Command::Qos(qos), Some(_)) => {
+                self.set_qos(now, disk_id, qos);
+                Ok(())
             }
             (Command::Memory(config), Some(disk)) => disk.set_memory(config),
             (Command::ResetHistograms, Some(disk)) => {

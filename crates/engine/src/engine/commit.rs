@@ -124,15 +124,11 @@ impl Engine {
             0,
         );
         self.pages.insert(id, bytes);
-        let serial = self.serial;
-        self.devices.get(device).issued(id, serial, now);
     }
 
     fn flush_device(&mut self, now: Instant, disk: DiskId, device: DeviceId, tries: u8) {
         let owner = Owner::Journal(JournalIo::Flush { tries });
-        let id = self.issue(now, owner, disk, Target::Flash(device), IoOp::Flush, (0, 0), None, 0);
-        let serial = self.serial;
-        self.devices.get(device).issued(id, serial, now);
+        self.issue(now, owner, disk, Target::Flash(device), IoOp::Flush, (0, 0), None, 0);
     }
 
     /// A page run or a flush ended.

@@ -15,6 +15,7 @@ use crate::index::Index;
 use crate::io::Request;
 use crate::memory::Memory;
 use crate::outcome::Outcome;
+use crate::qos::DiskQos;
 use crate::sizing::Live;
 use crate::stats::{CacheState, DiskStats};
 use crate::units::{CommandId, Instant};
@@ -22,6 +23,8 @@ use crate::vscsi::Histograms;
 
 pub(super) struct Disk {
     pub(super) config: DiskConfig,
+    /// What it is due where others want the same.
+    pub(super) qos: DiskQos,
     pub(super) cache: Option<Cache>,
     /// Above the cache.
     pub(super) memory: Option<Box<Memory>>,
@@ -84,6 +87,7 @@ impl Disk {
     pub(super) fn new(config: DiskConfig, now: Instant) -> Self {
         Disk {
             config,
+            qos: DiskQos::default(),
             cache: None,
             memory: None,
             merger: Merger::default(),

@@ -323,9 +323,7 @@ impl Engine {
             let slice = Some(BufferSlice { offset, len: SECTOR_BYTES as u32, ..slice });
             let target = Target::Flash(extent.device);
             let at = (extent.offset, SECTOR_BYTES);
-            let id = self.issue(now, io.owner, disk_id, target, IoOp::Read, at, slice, extent.sector);
-            let serial = self.serial;
-            self.devices.get(extent.device).issued(id, serial, now);
+            self.issue(now, io.owner, disk_id, target, IoOp::Read, at, slice, extent.sector);
             self.disk_mut(disk_id).flash_in_flight += 1;
         }
         if lost {

@@ -32,6 +32,7 @@ mod destage;
 mod destager;
 mod disk;
 mod fill;
+mod gate;
 mod jobs;
 mod lent;
 mod merge;
@@ -55,6 +56,7 @@ use crate::device::{self, Devices, Health};
 use crate::io::{BufferCopy, BufferSlice, Io, IoError, IoOp, Op, Reply, Request, Target};
 use crate::memory::Seen;
 use crate::outcome::Outcome;
+use crate::qos;
 use crate::sizing::Sizing;
 use crate::slab::Slab;
 use crate::stats::DiskStats;
@@ -62,6 +64,7 @@ use crate::units::{BufferId, DiskId, Instant, IoId, SECTOR_BYTES, sector_ceil, s
 use crate::vscsi::Histograms;
 use commit::JournalIo;
 use disk::Disk;
+use gate::Gates;
 use jobs::Job;
 use lent::Lent;
 
@@ -116,6 +119,7 @@ pub struct Engine {
     claims: Claims,
     requests: Slab<Active>,
     ios: Slab<Pending>,
+    gates: Gates,
     /// Counts I/Os, to tell apart those that had the same id.
     serial: u64,
     /// Buffer bytes of answered requests that still fill.
@@ -213,7 +217,11 @@ struct Pending {
     serial: u64,
     target: Target,
     is_write: bool,
+    /// When the engine wanted it, and when storage got it.
+    wanted: Instant,
     issued: Instant,
+    /// The window of what it goes to counts it.
+    is_counted: bool,
     bytes: u64,
     slice: Option<BufferSlice>,
     /// Flash I/O: first of the cache's sectors, and how many.
@@ -236,6 +244,7 @@ impl Engine {
             claims: Claims::new(limits.requests_max + JOBS_MAX),
             requests: Slab::new(limits.requests_max),
             ios: Slab::new(limits.requests_max),
+            gates: Gates::default(),
             serial: 0,
             fill_bytes: 0,
             filling: 0,
@@ -317,6 +326,7 @@ impl Engine {
         assert!(self.ios.contains(id.0), "I/O {id} completes once");
         let io = self.ios.remove(id.0);
         self.account(now, &io, result);
+        self.gate_passed(now, &io);
         match io.owner {
             Owner::Request(slot) => self.request_io_done(now, slot, &io, result, sums),
             Owner::Job(job) => self.job_io_done(now, job, &io, result, sums),
@@ -353,6 +363,7 @@ impl Engine {
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.check_devices(now);
+        self.pump_gates(now);
         for index in 0..self.disks.len() {
             if self.disks[index].as_ref().and_then(|disk| disk.deadline()).is_some_and(|at| at <= now) {
                 self.wake(DiskId(index as u32));
@@ -365,7 +376,7 @@ impl Engine {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let devices = self.devices.iter().filter_map(|device| device.deadline(&self.health));
         let disks = self.disks.iter().flatten().filter_map(|disk| disk.deadline());
-        devices.chain(disks).min()
+        devices.chain(disks).chain(self.gates.deadline()).min()
     }
 
     /// The next copy to be made. All copies come before anything else that is polled: what is polled then counts on them.
@@ -591,10 +602,7 @@ impl Engine {
             let len = extent.count * SECTOR_BYTES;
             let slice = BufferSlice { id, offset: (buffer_sector * SECTOR_BYTES) as u32, len: len as u32 };
             let target = Target::Flash(extent.device);
-            let io =
-                self.issue(now, owner, disk, target, op, (extent.offset, len), Some(slice), extent.sector);
-            let serial = self.serial;
-            self.devices.get(extent.device).issued(io, serial, now);
+            self.issue(now, owner, disk, target, op, (extent.offset, len), Some(slice), extent.sector);
         }
         self.disk_mut(disk).flash_in_flight += runs.len() as u32;
         self.runs = runs;
@@ -627,13 +635,15 @@ impl Engine {
             serial: self.serial,
             target,
             is_write: op != IoOp::Read,
+            wanted: now,
             issued: now,
+            is_counted: false,
             bytes: len,
             slice,
             sector,
             sectors: len / SECTOR_BYTES,
         }));
-        self.io_out.push_back(Io { id, target, op, offset, len, slice });
+        self.send_io(now, Io { id, target, op, offset, len, slice });
         id
     }
 
@@ -656,6 +666,8 @@ impl Engine {
         };
         if let Some(stats) = stats {
             stats.ios += 1;
+            stats.units += u64::from(qos::units(io.bytes));
+            stats.waited_ns += io.issued - io.wanted;
             stats.total_ns += now - io.issued;
             stats.errors += u64::from(result.is_err());
             match io.is_write {

@@ -111,11 +111,14 @@ impl Engine {
         }
     }
 
-    /// Reads the backing, with a claim that keeps the destager from writing there meanwhile: what it makes clean in
-    /// the middle of a read would be in neither.
+    /// Reads the backing. A claim keeps the destager from writing there meanwhile: what it makes clean in the middle of a read
+    /// would be in neither. It also keeps others from fetching the same: a read that was to go past a cache, and waited, may find
+    /// it back in service.
     fn enter_backing(&mut self, now: Instant, slot: u32) {
-        let Active { request, range, .. } = self.requests[slot];
-        if self.disk(request.disk).journal.is_none() || !self.claims.only_reads(slot) {
+        let Active { request, range, outcome, .. } = self.requests[slot];
+        let would_fill = matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss);
+        let needs_claim = would_fill || self.disk(request.disk).journal.is_some();
+        if !needs_claim || !self.claims.only_reads(slot) {
             return self.read_backing(now, slot);
         }
         self.requests[slot].phase = Phase::ClaimThenBacking;

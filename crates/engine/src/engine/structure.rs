@@ -449,6 +449,8 @@ impl Engine {
     pub(super) fn hold(&mut self, slot: u32) {
         let disk = self.requests[slot].request.disk;
         self.disk_mut(disk).held.push(slot);
+        // Perhaps its flash I/O was the last that the change waited for.
+        self.unsettled.push(disk);
     }
 }
 

@@ -29,7 +29,7 @@ use crate::io::{BufferCopy, Durability, Io, IoError, IoOp, Op, Reply, Request, T
 use crate::outcome::Outcome;
 use crate::policy::PolicyKind;
 use crate::stats::DiskStats;
-use crate::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
+use crate::units::{BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -69,7 +69,9 @@ impl Bench {
             released: vec![],
             events: vec![],
         };
-        bench.command(Command::AddDisk(DiskConfig { size_bytes, access })).expect("a new disk");
+        bench
+            .command(Command::AddDisk(DiskConfig { size_bytes, access, datastore: DatastoreId(0) }))
+            .expect("a new disk");
         bench
     }
 

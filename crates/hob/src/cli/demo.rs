@@ -16,7 +16,7 @@ use hob_control::Endpoint;
 use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, DiskConfig};
 use hob_engine::policy::PolicyKind;
-use hob_engine::units::{DeviceId, DiskId};
+use hob_engine::units::{DatastoreId, DeviceId, DiskId};
 use hob_lab::driver::{self, Run};
 use hob_lab::picture::{ChartText, Phase, latency_over_time};
 use hob_lab::summary::Summary;
@@ -127,7 +127,8 @@ impl Host {
         let (events, _) = tokio::sync::mpsc::unbounded_channel();
         let shard = shard::spawn(ShardOptions::new(0), events)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let config = DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite };
+        let config =
+            DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite, datastore: DatastoreId(0) };
         runtime.block_on(async {
             shard.add_device(FLASH, pool.file(FLASH)?).await?;
             shard.add_disk(DISK, config, backing).await?;

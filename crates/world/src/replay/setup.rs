@@ -11,7 +11,7 @@ use hob_engine::command::{
 };
 use hob_engine::policy::PolicyKind;
 use hob_engine::preset::Preset;
-use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BufferId, DeviceId, Instant};
+use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BufferId, DatastoreId, DeviceId, Instant};
 use hob_engine::{Engine, Limits, journal};
 
 use super::{LENT, LENT_BYTES, Replay, Run};
@@ -158,7 +158,7 @@ impl Replay {
         if !size_bytes.is_multiple_of(512) {
             return Err(SetupError(format!("disk {index}: {size_bytes} bytes are not a multiple of 512")));
         }
-        let config = DiskConfig { size_bytes, access: command::Access::ReadWrite };
+        let config = DiskConfig { size_bytes, access: command::Access::ReadWrite, datastore: DatastoreId(0) };
         self.set_up(index, Command::AddDisk(config))?;
         let Some(cache) = cache else { return Ok(()) };
         let devices = 1 + usize::from(cache.config.copies != Copies::One);

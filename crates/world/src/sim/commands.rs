@@ -6,7 +6,7 @@ use hob_engine::command::{
     Layout, Mode, NewRing, Segment,
 };
 use hob_engine::policy::PolicyKind;
-use hob_engine::units::{CommandId, DeviceId, DiskId};
+use hob_engine::units::{CommandId, DatastoreId, DeviceId, DiskId};
 
 use super::owner::Owner;
 use super::pool::Asked;
@@ -18,7 +18,7 @@ impl World<'_> {
     pub(super) fn add_disk(&mut self, disk: usize) {
         let size_bytes = self.disks[disk].units() * UNIT_BYTES;
         let access = self.disks[disk].access;
-        self.command(disk, Command::AddDisk(DiskConfig { size_bytes, access }));
+        self.command(disk, Command::AddDisk(DiskConfig { size_bytes, access, datastore: DatastoreId(0) }));
         self.disks[disk].present = true;
         self.disks[disk].refuses_waiting = false;
         if !self.disks[disk].leaving {

@@ -82,6 +82,7 @@ impl World<'_> {
         self.crash(end)?;
         self.engine = Engine::new(self.scenario.limits);
         self.lend_buffers();
+        self.begin_with_qos();
         for disk in 0..self.disks.len() {
             if self.dice.chance(950) {
                 self.open_disk(disk)?;

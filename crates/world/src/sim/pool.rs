@@ -294,10 +294,12 @@ impl World<'_> {
     /// Of a cache that was taken away nothing is left when the last command with a ring for it has ended.
     fn disown_gone(&mut self, index: usize) {
         let pending = self.brings_ring(index);
+        let under_way = self.asked.values().filter(|asked| asked.disk == index).flat_map(Asked::segments);
+        let under_way: BTreeSet<Segment> = under_way.collect();
         let disk = &mut self.disks[index];
         if let Some(owner) = disk.owner.as_mut().filter(|owner| owner.gone && !pending) {
             // A volatile cache may have taken its place, and what was to be its.
-            owner.data.retain(|_, place| !disk.segments.contains(place));
+            owner.data.retain(|_, place| !disk.segments.contains(place) && !under_way.contains(place));
             self.disown(index);
         }
     }

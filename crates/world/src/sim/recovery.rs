@@ -184,6 +184,10 @@ impl World<'_> {
         let gone = owner.drop_rings(|other| other == number);
         self.free.extend(gone);
         self.disks[index].attempts += 1;
+        if self.disks[index].coming.is_none() && !self.disks[index].gated {
+            // A daemon would not have let guests in yet: without its dirty data the disk is not what they know.
+            self.disks[index].model.forget_all();
+        }
         if self.disks[index].leaving || self.disks[index].attempts > ATTEMPTS_MAX {
             self.disks[index].attempts = 0;
             if !self.disks[index].leaving {

@@ -142,7 +142,11 @@ fn a_disk_is_removed_when_it_is_idle() {
     assert!(bench.engine.stats(bench.now, DISK).is_none());
     let gone = bench.read(0, 4 * KIB);
     assert_eq!(bench.reply(gone).unwrap().result, Err(IoError::ShuttingDown));
-    let again = Command::AddDisk(DiskConfig { size_bytes: MIB, access: Access::ReadWrite });
+    let again = Command::AddDisk(DiskConfig {
+        size_bytes: MIB,
+        access: Access::ReadWrite,
+        datastore: DatastoreId(0),
+    });
     assert_eq!(bench.command(again), Ok(vec![]));
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::CacheOff);
 }
@@ -167,7 +171,9 @@ fn every_refused_command_says_why() {
     let enable = CacheChange::enable_volatile;
     let without_order = DataSegment::without_order;
     use CommandError::*;
-    let add = || Command::AddDisk(DiskConfig { size_bytes: MIB, access: Access::ReadWrite });
+    let add = || {
+        Command::AddDisk(DiskConfig { size_bytes: MIB, access: Access::ReadWrite, datastore: DatastoreId(0) })
+    };
     let good = config(64 * KIB, 4 * KIB);
     let some = || vec![segment(0, 0)];
     let mut bench = Bench::bare(Limits::default());

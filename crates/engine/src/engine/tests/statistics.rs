@@ -129,7 +129,11 @@ fn counting_starts_anew() {
 fn disks_do_not_mix() {
     let mut bench = Bench::bare(Limits::default());
     let other = DiskId(5);
-    let add = Command::AddDisk(DiskConfig { size_bytes: MIB, access: Access::ReadWrite });
+    let add = Command::AddDisk(DiskConfig {
+        size_bytes: MIB,
+        access: Access::ReadWrite,
+        datastore: DatastoreId(0),
+    });
     bench.engine.handle_command(bench.now, CommandId(99), other, add);
     let request = Request {
         id: RequestId(1000),

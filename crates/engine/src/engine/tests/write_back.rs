@@ -128,6 +128,40 @@ fn flushes_that_come_during_a_commit_share_the_next() {
     assert!(later.iter().all(|flush| bench.answered(*flush)));
 }
 
+#[test]
+fn pages_go_ahead_of_a_flush_that_is_to_be_expected() {
+    let mut bench = Bench::write_back();
+    for sector in [0, 1] {
+        bench.write_alone(sector * 4 * KIB, 4 * KIB);
+    }
+    bench.flush();
+    bench.write(8 * KIB, 4 * KIB);
+    bench.next(flash(0), VOLATILE);
+    assert_eq!(bench.ios.len(), 0, "one write, and two came before the last flush");
+    bench.write(12 * KIB, 4 * KIB);
+    bench.next(flash(0), VOLATILE);
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    // More than expected: one guess is enough.
+    bench.write(16 * KIB, 4 * KIB);
+    bench.next(flash(0), VOLATILE);
+    assert_eq!(bench.ios.len(), 0);
+    let flush = bench.request(Op::Flush, 0, 0);
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    bench.next(flash(0), IoOp::Flush);
+    bench.next(flash(RING_DEVICE), IoOp::Flush);
+    assert_eq!(bench.outcome(flush), Outcome::FlushCommitted);
+    // Three before that one: now nothing but the devices is waited for.
+    for sector in 5..8 {
+        bench.write(sector * 4 * KIB, 4 * KIB);
+        bench.next(flash(0), VOLATILE);
+    }
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    let flush = bench.request(Op::Flush, 0, 0);
+    bench.next(flash(0), IoOp::Flush);
+    bench.next(flash(RING_DEVICE), IoOp::Flush);
+    assert_eq!(bench.outcome(flush), Outcome::FlushCommitted);
+}
+
 /// What the durable journal vouches for is not overwritten before it says that it does not.
 #[test]
 fn rewriting_dirty_data_commits_first_and_once() {

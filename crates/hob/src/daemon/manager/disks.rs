@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hob_control::{DiskAdd, DiskChanged, OnDirty, check_name};
 use hob_engine::command::{Access, DiskConfig};
-use hob_engine::units::DiskId;
+use hob_engine::units::{DatastoreId, DiskId};
 use hob_nbd::ExportInfo;
 use hob_storage::backing::{BackingInfo, OpenError};
 
@@ -215,7 +215,7 @@ impl Manager {
         } else {
             access
         };
-        let config = DiskConfig { size_bytes: info.size_bytes, access };
+        let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: DatastoreId(0) };
         shard.add_disk(id, config, backing).await?;
         {
             let mut inner = self.inner();

@@ -6,8 +6,11 @@ const MIB: u64 = 1 << 20;
 
 fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
     let mut engine = hob_engine::Engine::new(hob_engine::Limits::default());
-    let config =
-        hob_engine::command::DiskConfig { size_bytes: 4096, access: hob_engine::command::Access::ReadWrite };
+    let config = hob_engine::command::DiskConfig {
+        size_bytes: 4096,
+        access: hob_engine::command::Access::ReadWrite,
+        datastore: hob_engine::units::DatastoreId(0),
+    };
     let (now, id) = (hob_engine::units::Instant(0), DiskId(0));
     let add = hob_engine::command::Command::AddDisk(config);
     engine.handle_command(now, hob_engine::units::CommandId(0), id, add);

@@ -46,8 +46,11 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
 /// Figures of a disk that had these requests, and whose cache holds so many blocks.
 fn figures(cache: CacheState, counts: &[(Outcome, u64)], blocks_cached: u64) -> DiskStats {
     let mut engine = hob_engine::Engine::new(hob_engine::Limits::default());
-    let config =
-        hob_engine::command::DiskConfig { size_bytes: 4096, access: hob_engine::command::Access::ReadOnly };
+    let config = hob_engine::command::DiskConfig {
+        size_bytes: 4096,
+        access: hob_engine::command::Access::ReadOnly,
+        datastore: hob_engine::units::DatastoreId(0),
+    };
     let add = hob_engine::command::Command::AddDisk(config);
     let (now, id) = (hob_engine::units::Instant(0), hob_engine::units::DiskId(0));
     engine.handle_command(now, hob_engine::units::CommandId(0), id, add);

@@ -1,0 +1,186 @@
+//! The way of an I/O out of the engine: at once, or through the scheduler of what it goes to.
+//!
+//! Each datastore and each flash device has a gate. It is open as long as nothing bounds the resource and the disk has no limit
+//! there; then it costs a look. Otherwise an I/O waits for its turn among those of all disks (`qos/`). Guests' I/O is its disk's
+//! flow; what fills flash after the reply, destages, looks after caches and flushes for them is one flow for all disks, with
+//! [`BACKGROUND_SHARES`]. The journal passes every gate: flushes of guests wait for it, and it is small. An I/O that waits is in flight for the rest of the
+//! engine, but not for the health of its device.
+
+use super::jobs::JobKind;
+use super::{Engine, Owner, Phase};
+use crate::io::{Io, Target};
+use crate::qos::{Control, DiskQos, Due, FlowId, Resource, ResourceState, Scheduler, Window, units};
+use crate::units::{DiskId, Instant};
+
+/// Of work that no guest waits for, all disks' together: as a disk with low shares.
+const BACKGROUND_SHARES: u32 = 500;
+
+const BACKGROUND: FlowId = FlowId(0);
+
+/// One resource.
+#[derive(Default)]
+struct Gate {
+    scheduler: Scheduler<Io>,
+    window: Window,
+}
+
+/// All resources, by their numbers.
+#[derive(Default)]
+pub(super) struct Gates {
+    datastores: Vec<Gate>,
+    flash: Vec<Gate>,
+}
+
+impl Gates {
+    fn get(&mut self, resource: Resource) -> &mut Gate {
+        let (gates, index) = match resource {
+            Resource::Datastore(id) => (&mut self.datastores, usize::from(id.0)),
+            Resource::Flash(id) => (&mut self.flash, usize::from(id.0)),
+        };
+        if gates.len() <= index {
+            gates.resize_with(index + 1, Gate::default);
+        }
+        &mut gates[index]
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Gate> {
+        self.datastores.iter().chain(&self.flash)
+    }
+
+    /// When one of them wants to be looked at.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let waiting = self.iter().filter(|gate| gate.window.has_room());
+        waiting.filter_map(|gate| gate.scheduler.next_at()).min()
+    }
+}
+
+fn flow_of(disk: DiskId) -> FlowId {
+    FlowId(disk.0 + 1)
+}
+
+impl Engine {
+    /// Bounds what is in a resource at once, or stops doing so.
+    pub fn control(&mut self, now: Instant, resource: Resource, control: Control) {
+        self.gates.get(resource).window.set(now, control);
+        self.pump_gate(now, resource);
+    }
+
+    /// How a resource is doing.
+    pub fn resource(&self, resource: Resource) -> ResourceState {
+        let gate = match resource {
+            Resource::Datastore(id) => self.gates.datastores.get(usize::from(id.0)),
+            Resource::Flash(id) => self.gates.flash.get(usize::from(id.0)),
+        };
+        let state =
+            |gate: &Gate| ResourceState { window: gate.window.state(), waiting: gate.scheduler.len() };
+        gate.map_or_else(ResourceState::default, state)
+    }
+
+    /// Gives a disk what it is due from now on.
+    pub(super) fn set_qos(&mut self, now: Instant, disk: DiskId, qos: DiskQos) {
+        let datastore = self.disk(disk).config.datastore;
+        self.disk_mut(disk).qos = qos;
+        let flow = flow_of(disk);
+        let of_backing = Resource::Datastore(datastore);
+        self.gates.get(of_backing).scheduler.set(now, flow, qos.backing);
+        self.pump_gate(now, of_backing);
+        for index in 0..self.gates.flash.len() {
+            self.gates.flash[index].scheduler.set(now, flow, qos.flash);
+            self.pump_gate(now, Resource::Flash(crate::units::DeviceId(index as u16)));
+        }
+    }
+
+    /// Sends an I/O to storage, now or when its turn comes.
+    pub(super) fn send_io(&mut self, now: Instant, io: Io) {
+        let owner = self.ios[io.id.0].owner;
+        if matches!(owner, Owner::Journal(_)) {
+            return self.let_out(now, io);
+        }
+        let disk = self.ios[io.id.0].disk;
+        let resource = self.resource_of(disk, io.target);
+        let is_background = self.is_background(owner);
+        let qos = self.disk(disk).qos;
+        let (flow, due) = match (is_background, io.target) {
+            (true, _) => (BACKGROUND, Due { shares: BACKGROUND_SHARES, ..Due::default() }),
+            (false, Target::Backing(_)) => (flow_of(disk), qos.backing),
+            (false, Target::Flash(_)) => (flow_of(disk), qos.flash),
+        };
+        let gate = self.gates.get(resource);
+        let is_limited = due.limit.is_some() || due.bytes_limit.is_some();
+        if !gate.window.is_on() && !is_limited && gate.scheduler.waiting(flow) == 0 {
+            return self.let_out(now, io);
+        }
+        gate.scheduler.set(now, flow, due);
+        gate.scheduler.push(now, flow, units(io.len), io.len, io);
+        self.pump_gate(now, resource);
+    }
+
+    /// An I/O ended: others may go.
+    pub(super) fn gate_passed(&mut self, now: Instant, io: &super::Pending) {
+        if matches!(io.owner, Owner::Journal(_)) {
+            return;
+        }
+        let resource = self.resource_of(io.disk, io.target);
+        let gate = self.gates.get(resource);
+        if io.is_counted {
+            let waits = !gate.scheduler.is_empty();
+            gate.window.ended(now, now - io.issued, waits);
+        }
+        if !gate.scheduler.is_empty() {
+            self.pump_gate(now, resource);
+        }
+    }
+
+    /// Lets out whose time has come.
+    pub(super) fn pump_gates(&mut self, now: Instant) {
+        for index in 0..self.gates.datastores.len() {
+            self.pump_gate(now, Resource::Datastore(crate::units::DatastoreId(index as u16)));
+        }
+        for index in 0..self.gates.flash.len() {
+            self.pump_gate(now, Resource::Flash(crate::units::DeviceId(index as u16)));
+        }
+    }
+
+    fn pump_gate(&mut self, now: Instant, resource: Resource) {
+        loop {
+            let gate = self.gates.get(resource);
+            if !gate.window.has_room() {
+                return;
+            }
+            let Some((_, _, io)) = gate.scheduler.pop(now) else { return };
+            if gate.window.is_on() {
+                gate.window.began();
+                self.ios[io.id.0].is_counted = true;
+            }
+            self.let_out(now, io);
+        }
+    }
+
+    fn let_out(&mut self, now: Instant, io: Io) {
+        let pending = &mut self.ios[io.id.0];
+        pending.issued = now;
+        if let Target::Flash(device) = io.target {
+            self.devices.get(device).issued(io.id, pending.serial, now);
+        }
+        self.io_out.push_back(io);
+    }
+
+    fn resource_of(&self, disk: DiskId, target: Target) -> Resource {
+        match target {
+            Target::Backing(_) => Resource::Datastore(self.disk(disk).config.datastore),
+            Target::Flash(device) => Resource::Flash(device),
+        }
+    }
+
+    /// Does no guest wait for it?
+    fn is_background(&self, owner: Owner) -> bool {
+        match owner {
+            Owner::Request(slot) => self.requests[slot].phase == Phase::Fill,
+            Owner::Job(job) => match self.jobs[job].kind {
+                JobKind::Destage | JobKind::Flush(_) | JobKind::Care(_) => true,
+                JobKind::Edges(_) | JobKind::ReadAhead | JobKind::Merged => false,
+            },
+            Owner::Journal(_) => true,
+        }
+    }
+}

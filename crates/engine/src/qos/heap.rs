@@ -1,0 +1,111 @@
+//! A heap of flows by a tag, smallest first, in which each flow knows its place: a tag is changed, and a flow taken out, in
+//! O(log n) and without allocation.
+
+/// Of flows that are not in the heap.
+const OUT: u32 = u32::MAX;
+
+/// Flows, each once at most.
+#[derive(Debug, Default)]
+pub(super) struct TagHeap {
+    /// Tag and flow. Flows with one tag come by their number: every run is the same.
+    order: Vec<(u64, u32)>,
+    /// Where each flow is in `order`.
+    places: Vec<u32>,
+}
+
+impl TagHeap {
+    /// The flow with the smallest tag, after the tag.
+    pub(super) fn first(&self) -> Option<(u64, u32)> {
+        self.order.first().copied()
+    }
+
+    /// Puts a flow in, or gives it another tag.
+    pub(super) fn set(&mut self, flow: u32, tag: u64) {
+        if self.places.len() <= flow as usize {
+            self.places.resize(flow as usize + 1, OUT);
+        }
+        let place = match self.places[flow as usize] {
+            OUT => {
+                self.order.push((tag, flow));
+                self.order.len() - 1
+            }
+            place => {
+                self.order[place as usize].0 = tag;
+                place as usize
+            }
+        };
+        self.places[flow as usize] = place as u32;
+        let place = self.rise(place);
+        self.sink(place);
+    }
+
+    /// Takes a flow out, if it is in.
+    pub(super) fn remove(&mut self, flow: u32) {
+        let Some(&place) = self.places.get(flow as usize).filter(|place| **place != OUT) else { return };
+        self.places[flow as usize] = OUT;
+        let last = self.order.pop().expect("the flow is in it");
+        if last.1 != flow {
+            self.order[place as usize] = last;
+            self.places[last.1 as usize] = place;
+            let place = self.rise(place as usize);
+            self.sink(place);
+        }
+    }
+
+    fn rise(&mut self, mut place: usize) -> usize {
+        while place > 0 {
+            let above = (place - 1) / 2;
+            if self.order[above] <= self.order[place] {
+                break;
+            }
+            self.swap(above, place);
+            place = above;
+        }
+        place
+    }
+
+    fn sink(&mut self, mut place: usize) {
+        loop {
+            let left = 2 * place + 1;
+            let below = (left..(left + 2).min(self.order.len())).min_by_key(|below| self.order[*below]);
+            match below.filter(|below| self.order[*below] < self.order[place]) {
+                Some(below) => {
+                    self.swap(below, place);
+                    place = below;
+                }
+                None => return,
+            }
+        }
+    }
+
+    fn swap(&mut self, one: usize, other: usize) {
+        self.order.swap(one, other);
+        self.places[self.order[one].1 as usize] = one as u32;
+        self.places[self.order[other].1 as usize] = other as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn it_is_what_a_sorted_map_is() {
+        let (mut heap, mut map) = (TagHeap::default(), BTreeMap::new());
+        let mut dice = 1_u64;
+        for _ in 0..20_000 {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (flow, tag) = ((dice >> 33) as u32 % 50, (dice >> 40) % 100);
+            if dice >> 60 < 10 {
+                heap.set(flow, tag);
+                map.insert(flow, tag);
+            } else {
+                heap.remove(flow);
+                map.remove(&flow);
+            }
+            assert_eq!(heap.first(), map.iter().map(|(flow, tag)| (*tag, *flow)).min());
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Schedulers and windows in a world of their own: a resource that serves so many units a second, and flows that want more or
+//! less of it. What each flow is due follows from the rules; what it received is counted.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::units::Instant;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// Numbers that look random, and are the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+
+    fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high - low + 1)
+    }
+}
+
+/// What a flow asks for.
+#[derive(Clone, Copy, Debug)]
+enum Demand {
+    /// So many I/Os are always outstanding.
+    Depth(u64),
+    /// So many I/Os a second come, irregularly.
+    Rate(u64),
+    /// As `Depth`, but only in every other half second.
+    Bursts(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Guest {
+    due: Due,
+    demand: Demand,
+    /// Units of each I/O.
+    units: u32,
+}
+
+impl Guest {
+    fn new(demand: Demand, shares: u32) -> Guest {
+        Guest { due: Due { shares, ..Due::default() }, demand, units: 1 }
+    }
+
+    fn reserves(self, reservation: u32) -> Guest {
+        Guest { due: Due { reservation, ..self.due }, ..self }
+    }
+
+    fn limited(self, limit: u32) -> Guest {
+        Guest { due: Due { limit: Some(limit), ..self.due }, ..self }
+    }
+
+    fn of_units(self, units: u32) -> Guest {
+        Guest { units, ..self }
+    }
+}
+
+/// What happened.
+#[derive(Default)]
+struct Outcome {
+    /// When each unit of each flow was let through.
+    served: Vec<Vec<(u64, u32)>>,
+    /// The longest that any I/O of a flow waited.
+    waited_max: Vec<u64>,
+}
+
+impl Outcome {
+    /// Units a second of a flow after the first second.
+    fn rate(&self, flow: usize, seconds: u64) -> f64 {
+        let units =
+            self.served[flow].iter().filter(|(at, _)| *at >= SECOND).map(|(_, units)| u64::from(*units));
+        units.sum::<u64>() as f64 / (seconds - 1) as f64
+    }
+
+    /// The most units within any second.
+    fn most_in_a_second(&self, flow: usize) -> u64 {
+        let (mut first, mut sum, mut most) = (0, 0, 0);
+        let served = &self.served[flow];
+        for (at, units) in served {
+            sum += u64::from(*units);
+            while served[first].0 + SECOND <= *at {
+                sum -= u64::from(served[first].1);
+                first += 1;
+            }
+            most = most.max(sum);
+        }
+        most
+    }
+}
+
+/// A resource that has `depth` I/Os at once and serves `capacity` units a second between them.
+fn play(guests: &[Guest], capacity: u64, depth: usize, seconds: u64, seed: u64) -> Outcome {
+    #[derive(PartialEq, Eq, PartialOrd, Ord)]
+    enum Event {
+        Arrival(usize),
+        Done(usize),
+        Look,
+    }
+    let (mut dice, mut scheduler) = (Dice(seed), Scheduler::default());
+    let mut queue: BTreeMap<(u64, u64), Event> = BTreeMap::new();
+    let mut serial = 0;
+    let mut later = |queue: &mut BTreeMap<(u64, u64), Event>, at: u64, event: Event| {
+        serial += 1;
+        queue.insert((at, serial), event);
+    };
+    let mut outcome = Outcome { served: vec![vec![]; guests.len()], waited_max: vec![0; guests.len()] };
+    for (flow, guest) in guests.iter().enumerate() {
+        scheduler.set(Instant(0), FlowId(flow as u32), guest.due);
+        let first = match guest.demand {
+            Demand::Depth(depth) | Demand::Bursts(depth) => depth,
+            Demand::Rate(_) => 1,
+        };
+        (0..first).for_each(|_| later(&mut queue, dice.below(SECOND / 100), Event::Arrival(flow)));
+    }
+    let (mut in_flight, mut looks_at) = (0, u64::MAX);
+    while let Some(((now, _), event)) = queue.pop_first().filter(|((at, _), _)| *at < seconds * SECOND) {
+        match event {
+            Event::Arrival(flow) => {
+                let guest = guests[flow];
+                if let Demand::Rate(rate) = guest.demand {
+                    let pause = dice.between(SECOND / rate / 2, SECOND / rate * 3 / 2);
+                    later(&mut queue, now + pause, Event::Arrival(flow));
+                }
+                let bytes = u64::from(guest.units) * UNIT_BYTES;
+                scheduler.push(Instant(now), FlowId(flow as u32), guest.units, bytes, now);
+            }
+            Event::Done(flow) => {
+                in_flight -= 1;
+                let next = match guests[flow].demand {
+                    Demand::Depth(_) => Some(now),
+                    Demand::Bursts(_) => {
+                        let half = now / (SECOND / 2);
+                        Some(if half % 2 == 0 { now } else { (half + 1) * (SECOND / 2) })
+                    }
+                    Demand::Rate(_) => None,
+                };
+                next.into_iter().for_each(|at| later(&mut queue, at, Event::Arrival(flow)));
+            }
+            Event::Look => looks_at = u64::MAX,
+        }
+        while in_flight < depth
+            && let Some((flow, units, came)) = scheduler.pop(Instant(now))
+        {
+            in_flight += 1;
+            let index = flow.0 as usize;
+            outcome.served[index].push((now, units));
+            outcome.waited_max[index] = outcome.waited_max[index].max(now - came);
+            let takes = depth as u64 * SECOND * u64::from(units) / capacity;
+            later(&mut queue, now + dice.between(takes / 2, takes * 3 / 2), Event::Done(index));
+        }
+        if in_flight < depth
+            && let Some(at) = scheduler.next_at().filter(|at| at.0 < looks_at)
+        {
+            looks_at = at.0.max(now + 1);
+            later(&mut queue, at.0.max(now + 1), Event::Look);
+        }
+    }
+    outcome
+}
+
+fn is_near(value: f64, wanted: f64, part: f64) -> bool {
+    (value - wanted).abs() <= wanted * part
+}
+
+#[test]
+fn shares_are_proportional_under_contention() {
+    for seed in 0..20 {
+        let mut dice = Dice(seed);
+        let guests: Vec<Guest> = (0..dice.between(2, 8))
+            .map(|_| {
+                let shares = [500, 1000, 2000, dice.between(100, 4000) as u32][dice.below(4) as usize];
+                let guest = Guest::new(Demand::Depth(dice.between(16, 64)), shares);
+                guest.of_units([1, 1, 1, 2, 8][dice.below(5) as usize])
+            })
+            .collect();
+        let depth = dice.between(1, 12) as usize;
+        let outcome = play(&guests, 2000, depth, 31, seed);
+        let all: u32 = guests.iter().map(|guest| guest.due.shares).sum();
+        let total: f64 = (0..guests.len()).map(|flow| outcome.rate(flow, 31)).sum();
+        for (flow, guest) in guests.iter().enumerate() {
+            let (rate, fair) = (outcome.rate(flow, 31), total * f64::from(guest.due.shares) / f64::from(all));
+            assert!(is_near(rate, fair, 0.05), "seed {seed}: flow {flow} of {guests:?}: {rate} for {fair}");
+        }
+    }
+}
+
+#[test]
+fn reservations_are_met_whenever_they_can_be() {
+    for seed in 0..30 {
+        let mut dice = Dice(seed);
+        let capacity = dice.between(500, 5000);
+        let mut left = capacity * 9 / 10;
+        let guests: Vec<Guest> = (0..dice.between(2, 9))
+            .map(|_| {
+                let reservation = dice.below(left / 2 + 1);
+                left -= reservation;
+                let demand = match dice.below(3) {
+                    0 => Demand::Depth(dice.between(16, 64)),
+                    1 => Demand::Rate((reservation * dice.between(30, 300) / 100).max(1)),
+                    _ => Demand::Rate(dice.between(1, capacity)),
+                };
+                Guest::new(demand, dice.between(1, 3000) as u32).reserves(reservation as u32)
+            })
+            .collect();
+        let outcome = play(&guests, capacity, dice.between(1, 8) as usize, 31, seed);
+        for (flow, guest) in guests.iter().enumerate() {
+            let reservation = f64::from(guest.due.reservation);
+            let wanted = match guest.demand {
+                Demand::Rate(rate) => reservation.min(rate as f64),
+                _ => reservation,
+            };
+            let rate = outcome.rate(flow, 31);
+            assert!(
+                rate >= wanted * 0.98 - 0.2,
+                "seed {seed}: flow {flow} of {guests:?}: {rate} for {wanted}"
+            );
+        }
+    }
+}
+
+#[test]
+fn limits_are_never_passed_by_more_than_the_burst() {
+    for seed in 0..30 {
+        let mut dice = Dice(seed);
+        let guests: Vec<Guest> = (0..dice.between(1, 6))
+            .map(|_| {
+                let demand = match dice.below(3) {
+                    0 => Demand::Rate(dice.between(1, 2000)),
+                    1 => Demand::Bursts(dice.between(1, 64)),
+                    _ => Demand::Depth(dice.between(1, 64)),
+                };
+                let limit = dice.between(5, 1000) as u32;
+                let reservation = dice.below(u64::from(limit) + 1) as u32;
+                let guest = Guest::new(demand, dice.between(1, 3000) as u32).limited(limit);
+                guest.reserves(reservation).of_units(dice.between(1, 4) as u32)
+            })
+            .collect();
+        let outcome = play(&guests, dice.between(100, 20_000), dice.between(1, 64) as usize, 21, seed);
+        for (flow, guest) in guests.iter().enumerate() {
+            let limit = u64::from(guest.due.limit.expect("all have one"));
+            let bound = limit + limit / 10 + u64::from(guest.units);
+            let most = outcome.most_in_a_second(flow);
+            assert!(most <= bound, "seed {seed}: flow {flow} of {guests:?}: {most} in a second");
+        }
+    }
+}
+
+#[test]
+fn a_limit_in_bytes_is_kept_too() {
+    let due = Due { limit: Some(1000), bytes_limit: Some(10 << 20), ..Due::default() };
+    let guest = Guest { due, demand: Demand::Depth(16), units: 4 };
+    let outcome = play(&[guest], 100_000, 16, 11, 1);
+    // 10 MiB are 320 units.
+    assert!(is_near(outcome.rate(0, 11), 320.0, 0.01), "{}", outcome.rate(0, 11));
+}
+
+#[test]
+fn a_limit_is_reached_where_there_is_room() {
+    let outcome = play(&[Guest::new(Demand::Depth(8), 1000).limited(300)], 10_000, 8, 11, 1);
+    assert!(is_near(outcome.rate(0, 11), 300.0, 0.01), "{}", outcome.rate(0, 11));
+}
+
+#[test]
+fn what_some_do_not_use_the_others_get() {
+    // Shares 1 : 2 : 4, and the third wants next to nothing.
+    let guests = [
+        Guest::new(Demand::Depth(32), 500),
+        Guest::new(Demand::Depth(32), 1000),
+        Guest::new(Demand::Rate(70), 2000),
+    ];
+    let outcome = play(&guests, 700, 4, 31, 3);
+    let rates: Vec<f64> = (0..3).map(|flow| outcome.rate(flow, 31)).collect();
+    assert!(is_near(rates[2], 70.0, 0.03), "{rates:?}");
+    assert!(is_near(rates[0], 210.0, 0.05) && is_near(rates[1], 420.0, 0.05), "{rates:?}");
+}
+
+/// A flow that was away gets no more than its part when it is back, and the others no less than theirs.
+#[test]
+fn nobody_saves_up_shares() {
+    let guests = [Guest::new(Demand::Bursts(32), 1000), Guest::new(Demand::Depth(32), 1000)];
+    let outcome = play(&guests, 1000, 4, 21, 5);
+    for second in 1..20 {
+        let busy = |(at, _): &&(u64, u32)| (second * SECOND..second * SECOND + SECOND / 2).contains(at);
+        let counts: Vec<usize> =
+            outcome.served.iter().map(|served| served.iter().filter(busy).count()).collect();
+        assert!(is_near(counts[0] as f64, 250.0, 0.1) && is_near(counts[1] as f64, 250.0, 0.1), "{counts:?}");
+    }
+}
+
+#[test]
+fn nobody_starves() {
+    for seed in 0..20 {
+        let mut dice = Dice(seed);
+        let mut guests: Vec<Guest> = (0..6)
+            .map(|_| {
+                Guest::new(Demand::Depth(64), dice.between(1000, 4000) as u32)
+                    .reserves(dice.below(150) as u32)
+            })
+            .collect();
+        guests.push(Guest::new(Demand::Depth(1), 100));
+        let outcome = play(&guests, 1000, 4, 21, seed);
+        // All shares are at most 24 100: one unit in 241, of what reservations leave.
+        let longest = outcome.waited_max[6];
+        assert!(longest < 4 * SECOND && !outcome.served[6].is_empty(), "seed {seed}: waited {longest} ns");
+    }
+}
+
+#[test]
+fn ten_thousand_flows_share_one_resource() {
+    let guests: Vec<Guest> = (0..10_000)
+        .map(|flow| Guest::new(Demand::Depth(2), if flow % 2 == 0 { 500 } else { 1500 }))
+        .collect();
+    let outcome = play(&guests, 100_000, 64, 3, 9);
+    let sum = |odd: usize| (odd..10_000).step_by(2).map(|flow| outcome.rate(flow, 3)).sum::<f64>();
+    assert!(is_near(sum(1) / sum(0), 3.0, 0.05), "{} and {}", sum(0), sum(1));
+}
+
+#[test]
+fn rules_change_while_flows_wait() {
+    let mut scheduler = Scheduler::default();
+    let (now, flow) = (Instant(SECOND), FlowId(3));
+    scheduler.set(now, flow, Due { limit: Some(1), ..Due::default() });
+    (0..4).for_each(|item| scheduler.push(now, flow, 1, 4096, item));
+    assert_eq!(scheduler.pop(now), Some((flow, 1, 0)));
+    assert_eq!(scheduler.pop(now), None, "one a second");
+    assert_eq!(scheduler.next_at(), Some(Instant(2 * SECOND)));
+    assert_eq!(scheduler.pop(Instant(2 * SECOND)), Some((flow, 1, 1)));
+    scheduler.set(Instant(2 * SECOND), flow, Due::default());
+    assert_eq!(scheduler.pop(Instant(2 * SECOND)), Some((flow, 1, 2)), "nothing holds it any more");
+    assert_eq!((scheduler.len(), scheduler.waiting(flow)), (1, 1));
+}
+
+/// A resource whose latency is `base_ns` for each I/O in it.
+fn drive(window: &mut Window, wanted: u32, base_ns: u64, from: u64, seconds: u64) -> f64 {
+    let (mut now, mut in_it, mut sum, mut steps) = (from, window.state().in_flight, 0_u64, 0_u64);
+    while now < from + seconds * SECOND {
+        while in_it < wanted && window.has_room() {
+            window.began();
+            in_it += 1;
+        }
+        let latency = base_ns * u64::from(in_it);
+        now += base_ns;
+        window.ended(Instant(now), latency, in_it < wanted);
+        in_it -= 1;
+        (sum, steps) = (sum + u64::from(in_it) + 1, steps + 1);
+    }
+    sum as f64 / steps as f64
+}
+
+#[test]
+fn a_resource_is_throttled_when_it_is_late_and_only_then() {
+    let mut window = Window::default();
+    window.set(Instant(0), Control::Latency { threshold_ns: 30_000_000, weight_milli: 1000 });
+    // 10 in it: 10 ms.
+    drive(&mut window, 10, 1_000_000, 0, 10);
+    assert_eq!(window.state().size, None);
+    // 100 in it would be 100 ms.
+    drive(&mut window, 100, 1_000_000, 10 * SECOND, 10);
+    let state = window.state();
+    assert!(state.size.is_some_and(|size| (28..=34).contains(&size)), "{state:?}");
+    assert!(is_near(state.latency_ns as f64, 31e6, 0.1), "{state:?}");
+    // They want less again, and after a while nothing holds them.
+    drive(&mut window, 10, 1_000_000, 20 * SECOND, 10);
+    assert_eq!(window.state().size, None);
+}
+
+#[test]
+fn hosts_that_do_not_know_each_other_share_by_weight() {
+    let control = |weight_milli| Control::Latency { threshold_ns: 30_000_000, weight_milli };
+    let mut windows = [Window::default(), Window::default()];
+    windows[0].set(Instant(0), control(1000));
+    windows[1].set(Instant(0), control(3000));
+    let mut in_it = [0_u32, 0];
+    let mut dice = Dice(4);
+    let (mut now, mut sums) = (0_u64, [0_u64, 0]);
+    while now < 120 * SECOND {
+        for (window, in_it) in windows.iter_mut().zip(&mut in_it) {
+            while *in_it < 200 && window.has_room() {
+                window.began();
+                *in_it += 1;
+            }
+        }
+        let all = in_it[0] + in_it[1];
+        now += 500_000;
+        let host = usize::from(dice.below(u64::from(all)) >= u64::from(in_it[0]));
+        windows[host].ended(Instant(now), 500_000 * u64::from(all), true);
+        in_it[host] -= 1;
+        if now > 60 * SECOND {
+            (0..2).for_each(|host| sums[host] += u64::from(in_it[host]));
+        }
+    }
+    let ratio = sums[1] as f64 / sums[0] as f64;
+    assert!(is_near(ratio, 3.0, 0.15), "{ratio}");
+}
+
+#[test]
+fn a_fixed_depth_is_kept() {
+    let mut window = Window::default();
+    window.set(Instant(0), Control::Depth(4));
+    assert!(drive(&mut window, 100, 1_000_000, 0, 1) <= 4.0);
+    window.set(Instant(SECOND), Control::Off);
+    assert!(window.has_room());
+}

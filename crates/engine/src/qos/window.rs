@@ -1,0 +1,157 @@
+//! How much may be in a resource at once.
+//!
+//! A resource that nobody else shares, and that is not late, takes all there is. When its latency passes a threshold it is
+//! throttled, as Storage I/O Control does: from then on a window bounds the I/Os in it, what does not fit waits in the
+//! [`Scheduler`](super::Scheduler), and there shares and reservations have their say. The window follows PARDA's law: of two
+//! parts, one holds the latency at the threshold and the other, in proportion to the host's weight, makes hosts that share
+//! the resource and do not know each other come to windows in the proportion of their weights. Throttling ends when for
+//! some seconds nobody has had to wait and the latency is below the threshold.
+
+use crate::units::Instant;
+
+/// Time between two adjustments, nanoseconds, if enough was seen.
+const EPOCH_NS: u64 = 250_000_000;
+
+/// What is enough, I/Os; and the longest time to wait for it, nanoseconds.
+const SEEN_MIN: u64 = 16;
+const EPOCH_NS_MAX: u64 = 1_000_000_000;
+
+/// Throttling ends after so much time without need, nanoseconds.
+const CALM_NS: u64 = 4_000_000_000;
+
+/// The smallest and the largest window, I/Os.
+const SIZE_MIN: u64 = 2;
+const SIZE_MAX: u64 = 4096;
+
+/// Parts of an I/O in which a window is counted.
+const PART: u64 = 1024;
+
+/// What bounds the I/Os in a resource.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Control {
+    /// Nothing: limits are kept; reservations and shares have no say.
+    #[default]
+    Off,
+    /// A number of I/Os, for a resource whose right depth is known.
+    Depth(u32),
+    /// Its latency.
+    Latency {
+        /// Above this it is throttled, nanoseconds.
+        threshold_ns: u64,
+        /// The weight of this host among those that share the resource: how many I/Os its window grows in a step, thousandths.
+        /// 1000 where nobody else uses it.
+        weight_milli: u32,
+    },
+}
+
+/// What a window has come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WindowState {
+    /// I/Os in the resource.
+    pub in_flight: u32,
+    /// I/Os that may be; none while it is not throttled.
+    pub size: Option<u32>,
+    /// Smoothed mean latency, nanoseconds; 0 before anything was seen.
+    pub latency_ns: u64,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub struct Window {
+    control: Control,
+    in_flight: u32,
+    /// Of a throttled resource, [`PART`]s of an I/O.
+    size: Option<u64>,
+    latency_ns: u64,
+    /// The epoch: its begin, what ended in it, and whether anybody had to wait.
+    began: Instant,
+    ended: u64,
+    sum_ns: u64,
+    waited: bool,
+    /// When somebody last had to wait, or the latency was above the threshold.
+    needed: Instant,
+}
+
+impl Window {
+    /// Takes another control. What is in flight stays so.
+    pub fn set(&mut self, now: Instant, control: Control) {
+        assert!(control != Control::Depth(0), "a window of nothing");
+        if control != self.control {
+            let in_flight = self.in_flight;
+            *self = Window { control, in_flight, began: now, needed: now, ..Window::default() };
+        }
+    }
+
+    /// May another I/O begin?
+    pub fn has_room(&self) -> bool {
+        let size = match self.control {
+            Control::Off => None,
+            Control::Depth(depth) => Some(depth),
+            Control::Latency { .. } => self.size.map(|size| (size / PART) as u32),
+        };
+        size.is_none_or(|size| self.in_flight < size)
+    }
+
+    /// Is there anything to be bounded? If not, I/Os need not be counted.
+    pub fn is_on(&self) -> bool {
+        self.control != Control::Off
+    }
+
+    /// An I/O has begun.
+    pub fn began(&mut self) {
+        self.in_flight += 1;
+    }
+
+    /// An I/O that had begun ended after `latency_ns`. `waits`: others wait for room.
+    pub fn ended(&mut self, now: Instant, latency_ns: u64, waits: bool) {
+        self.in_flight -= 1;
+        let Control::Latency { threshold_ns, weight_milli } = self.control else { return };
+        self.ended += 1;
+        self.sum_ns = self.sum_ns.saturating_add(latency_ns);
+        self.waited |= waits;
+        let age = now - self.began;
+        if age >= EPOCH_NS && (self.ended >= SEEN_MIN || age >= EPOCH_NS_MAX) {
+            self.adjust(now, age, threshold_ns, weight_milli);
+        }
+    }
+
+    /// What it has come to.
+    pub fn state(&self) -> WindowState {
+        let size = match self.control {
+            Control::Depth(depth) => Some(depth),
+            _ => self.size.map(|size| (size / PART) as u32),
+        };
+        WindowState { in_flight: self.in_flight, size, latency_ns: self.latency_ns }
+    }
+
+    fn adjust(&mut self, now: Instant, age: u64, threshold_ns: u64, weight_milli: u32) {
+        let mean_ns = self.sum_ns / self.ended;
+        self.latency_ns = if self.latency_ns == 0 { mean_ns } else { (self.latency_ns + mean_ns) / 2 };
+        let is_late = self.latency_ns > threshold_ns;
+        if is_late || self.waited {
+            self.needed = now;
+        }
+        // What the window would be if latency were proportional to it.
+        let fitting = |size: u64| {
+            let fitting = u128::from(size) * u128::from(threshold_ns) / u128::from(self.latency_ns.max(1));
+            fitting.min(u128::from(SIZE_MAX * PART)) as u64
+        };
+        let clamp = |size: u64| size.clamp(SIZE_MIN * PART, SIZE_MAX * PART);
+        self.size = match self.size {
+            // By Little's law, so much was in the resource.
+            None if is_late => {
+                let in_it = u128::from(self.sum_ns) * u128::from(PART) / u128::from(age);
+                Some(clamp(fitting(in_it.min(u128::from(SIZE_MAX * PART)) as u64)))
+            }
+            None => None,
+            Some(_) if now - self.needed >= CALM_NS => None,
+            // Nobody fills it: the latency says nothing of its size.
+            Some(size) if !is_late && !self.waited => Some(size),
+            Some(size) => {
+                let weight = u64::from(weight_milli) * PART / 1000;
+                Some(clamp((size + fitting(size) + weight) / 2))
+            }
+        };
+        (self.began, self.ended, self.sum_ns, self.waited) = (now, 0, 0, false);
+    }
+}

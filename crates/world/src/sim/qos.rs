@@ -1,0 +1,83 @@
+//! Shares, limits, reservations and windows, now and then. Some histories have them, chosen by dice of their own: the others are
+//! what they would be without. What a scheduler promises is measured elsewhere (`tests/qos.rs`); here nothing may get lost or stuck.
+
+use hob_engine::command::Command;
+use hob_engine::qos::{Control, DiskQos, Due, Resource};
+use hob_engine::units::{DatastoreId, DeviceId};
+
+use super::World;
+use crate::Violation;
+use crate::dice::Dice;
+
+/// Tells the dice from those of everything else.
+const SALT: u64 = 0x716f_7321;
+
+/// What a history with it has.
+#[derive(Debug)]
+pub(super) struct Qos {
+    dice: Dice,
+}
+
+impl Qos {
+    /// For a history that has it.
+    pub(super) fn draw(seed: u64, permille: u32) -> Option<Qos> {
+        let mut dice = Dice::new(seed ^ SALT);
+        dice.chance(permille).then_some(Qos { dice })
+    }
+
+    fn due(&mut self) -> Due {
+        let dice = &mut self.dice;
+        let limit = dice.chance(300).then(|| dice.pick(&[20, 100, 1000, 100_000]));
+        let bytes_limit = dice.chance(200).then(|| dice.pick(&[1 << 20, 100 << 20]));
+        let reservation = if dice.chance(300) { dice.pick(&[1, 50, 1000]) } else { 0 };
+        Due { shares: dice.pick(&[1, 500, 1000, 2000, 1_000_000]), reservation, limit, bytes_limit }
+    }
+
+    fn control(&mut self) -> Control {
+        let dice = &mut self.dice;
+        match dice.below(4) {
+            0 => Control::Off,
+            1 | 2 => Control::Depth(dice.pick(&[1, 2, 4, 32])),
+            _ => {
+                let threshold_ns = dice.pick(&[100_000, 1_000_000, 30_000_000]);
+                Control::Latency { threshold_ns, weight_milli: dice.pick(&[1, 1000, 4000]) }
+            }
+        }
+    }
+}
+
+impl World<'_> {
+    /// Everything that disks share gets a window.
+    pub(super) fn begin_with_qos(&mut self) {
+        for device in 0..self.scenario.devices.len() {
+            self.set_control(Resource::Flash(DeviceId(device as u16)));
+        }
+        self.set_control(Resource::Datastore(DatastoreId(0)));
+    }
+
+    /// Now and then something of it changes.
+    pub(super) fn maybe_change_qos(&mut self) -> Result<(), Violation> {
+        let (disks, devices) = (self.disks.len() as u64, self.scenario.devices.len() as u64);
+        let Some(qos) = &mut self.qos else { return Ok(()) };
+        match qos.dice.below(10) {
+            0 => self.set_control(Resource::Datastore(DatastoreId(0))),
+            1 => {
+                let device = qos.dice.below(devices) as u16;
+                self.set_control(Resource::Flash(DeviceId(device)));
+            }
+            2 | 3 => {
+                let disk = qos.dice.below(disks) as usize;
+                let given = DiskQos { backing: qos.due(), flash: qos.due() };
+                self.command(disk, Command::Qos(given));
+            }
+            _ => {}
+        }
+        self.drain()
+    }
+
+    fn set_control(&mut self, resource: Resource) {
+        let Some(qos) = &mut self.qos else { return };
+        let control = qos.control();
+        self.engine.control(self.now, resource, control);
+    }
+}
