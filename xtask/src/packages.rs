@@ -25,8 +25,11 @@ const PACKAGES: &[Package] = &[
     Package { name: "busybox-static", shown_by: &["busybox"] },
     Package { name: "e2fsprogs", shown_by: &["mkfs.ext4", "e2fsck"] },
     Package { name: "cpio", shown_by: &["cpio"] },
+    // For promtool; its server need not run.
+    Package { name: "prometheus", shown_by: &["promtool"] },
     Package { name: "kmod", shown_by: &["modprobe"] },
     Package { name: "util-linux", shown_by: &["setpriv", "mkswap"] },
+    Package { name: "bsdutils", shown_by: &["script"] },
 ];
 
 /// Installs what is missing, when that is possible; otherwise says what is missing and goes on, for

@@ -15,9 +15,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::{
-    CacheEnable, CachePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms,
-    DiskStats, Endpoint, Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem,
-    TraceDecoder, TraceFrame, Version,
+    CacheEnable, CachePatch, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged,
+    DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, Explanation, ExportDirty, Health,
+    OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy, TraceDecoder, TraceFrame,
+    Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -90,6 +91,16 @@ impl Client {
         self.get("/v1/version").await
     }
 
+    /// What is wrong, if anything is.
+    pub async fn health(&self) -> Result<Health, ClientError> {
+        self.get("/v1/health").await
+    }
+
+    /// What each disk has done so far.
+    pub async fn load(&self) -> Result<Vec<DiskLoad>, ClientError> {
+        self.get("/v1/load").await
+    }
+
     /// All pools.
     pub async fn pools(&self) -> Result<Vec<Pool>, ClientError> {
         self.get("/v1/pools").await
@@ -128,6 +139,50 @@ impl Client {
     /// Takes a device from a pool.
     pub async fn device_remove(&self, pool: &str, path: &str) -> Result<PoolChanged, ClientError> {
         self.delete(&device_path(pool, path)).await
+    }
+
+    /// What all disks are due.
+    pub async fn qos_list(&self) -> Result<Vec<DiskQos>, ClientError> {
+        self.get("/v1/qos").await
+    }
+
+    /// What a disk is due.
+    pub async fn qos(&self, disk: &str) -> Result<DiskQos, ClientError> {
+        self.get(&format!("{}/qos", disk_path(disk))).await
+    }
+
+    /// Says what a disk is due.
+    pub async fn qos_set(&self, disk: &str, patch: &QosPatch) -> Result<DiskQos, ClientError> {
+        self.send(Method::PATCH, &format!("{}/qos", disk_path(disk)), Some(patch)).await
+    }
+
+    /// All storage policies.
+    pub async fn storage_policies(&self) -> Result<Vec<StoragePolicy>, ClientError> {
+        self.get("/v1/storage-policies").await
+    }
+
+    /// Makes a storage policy, or changes it for all its disks.
+    pub async fn storage_policy_set(
+        &self,
+        name: &str,
+        patch: &QosPatch,
+    ) -> Result<StoragePolicy, ClientError> {
+        self.send(Method::PUT, &format!("/v1/storage-policies/{}", percent_encode(name)), Some(patch)).await
+    }
+
+    /// Removes a storage policy that no disk has.
+    pub async fn storage_policy_remove(&self, name: &str) -> Result<StoragePolicy, ClientError> {
+        self.delete(&format!("/v1/storage-policies/{}", percent_encode(name))).await
+    }
+
+    /// All datastores.
+    pub async fn datastores(&self) -> Result<Vec<Datastore>, ClientError> {
+        self.get("/v1/datastores").await
+    }
+
+    /// Says how a datastore is to be bounded, and what it can do.
+    pub async fn datastore_set(&self, name: &str, patch: &DatastorePatch) -> Result<Datastore, ClientError> {
+        self.send(Method::PATCH, &format!("/v1/datastores/{}", percent_encode(name)), Some(patch)).await
     }
 
     /// All disks.

@@ -10,8 +10,11 @@ pub mod client;
 mod endpoint;
 mod error;
 mod explain;
+mod health;
 mod histograms;
+mod load;
 mod name;
+mod qos;
 mod resources;
 mod settings;
 mod size;
@@ -22,8 +25,11 @@ mod trace;
 pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
 pub use explain::{Explanation, Share};
+pub use health::{Health, HealthProblem, HealthStatus, ProblemKind};
 pub use histograms::{DiskHistograms, RequestBucket, RequestHistogram};
+pub use load::DiskLoad;
 pub use name::{NAME_CHARS_MAX, NameError, check_name};
+pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{
     Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,
     DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, Version,

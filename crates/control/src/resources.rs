@@ -140,12 +140,13 @@ pub struct Recording {
 }
 
 /// Is a disk served?
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiskState {
     /// Yes.
     Online,
     /// Its backing could not be opened; it is tried again now and then.
+    #[default]
     Offline,
     /// It is being removed.
     Removing,
@@ -206,10 +207,11 @@ pub struct Cache {
 }
 
 /// What a cache is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheState {
     /// The disk has none, or it could not be given any flash.
+    #[default]
     None,
     /// Serving.
     Active,
@@ -276,6 +278,9 @@ pub struct DiskAdd {
     /// Refuse changes.
     #[serde(default)]
     pub read_only: bool,
+    /// What its backing shares with others; found out if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub datastore: Option<String>,
 }
 
 /// What a pool is after a change.

@@ -47,6 +47,11 @@ impl Histogram {
         self.count
     }
 
+    /// Sum of all values, nanoseconds.
+    pub fn sum_ns(&self) -> u64 {
+        self.sum
+    }
+
     /// Mean, nanoseconds; 0 when empty.
     pub fn mean_ns(&self) -> u64 {
         self.sum.checked_div(self.count).unwrap_or(0)

@@ -27,10 +27,27 @@ pub struct Flash {
     tokens: TokenSpace,
     /// By device id.
     devices: Vec<Option<Fd>>,
+    /// Likewise.
+    counts: Vec<DeviceCounts>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     sums: Vec<u32>,
     journal: JournalRoom,
+}
+
+/// What one device has done since it was attached. Discards and zeroing, which reach no device, do not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCounts {
+    /// Reads, writes and flushes that ended.
+    pub ios: u64,
+    /// Of these, failed.
+    pub errors: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Reads, writes and flushes that have not ended.
+    pub in_flight: u64,
 }
 
 /// An I/O in flight.
@@ -69,6 +86,7 @@ impl Flash {
         Flash {
             tokens: TokenSpace::new(Token::FLASH, owner),
             devices: Vec::new(),
+            counts: Vec::new(),
             slots: Vec::new(),
             free: Vec::new(),
             sums: Vec::new(),
@@ -81,9 +99,19 @@ impl Flash {
         let index = usize::from(device.0);
         if self.devices.len() <= index {
             self.devices.resize(index + 1, None);
+            self.counts.resize(index + 1, DeviceCounts::default());
         }
         assert!(self.devices[index].is_none(), "device {device} is attached already");
         self.devices[index] = Some(ring.attach(file.file, file.class));
+        self.counts[index] = DeviceCounts::default();
+    }
+
+    /// What the devices that are attached have done.
+    pub fn counts(&self) -> impl Iterator<Item = (DeviceId, DeviceCounts)> {
+        let attached = self.devices.iter().zip(&self.counts).enumerate();
+        attached
+            .filter(|(_, (device, _))| device.is_some())
+            .map(|(index, (_, counts))| (DeviceId(index as u16), *counts))
     }
 
     /// Gives a device up; I/O in flight still completes.
@@ -104,6 +132,9 @@ impl Flash {
         self.slots[number as usize] = Slot { io: *io, part: None };
         let token = self.tokens.token(number);
         let Some(fd) = self.device(io) else { return ring.post(token, -libc::ENODEV) };
+        if reaches_device(io.op) {
+            self.counts[device_of(io)].in_flight += 1;
+        }
         match (io.op, io.slice) {
             (IoOp::Read, Some(slice)) => ring.read(token, fd, io.offset, slice),
             (IoOp::Write(durability), Some(slice)) => ring.write(token, fd, io.offset, slice, durability),
@@ -116,8 +147,22 @@ impl Flash {
     }
 
     fn device(&self, io: &Io) -> Option<Fd> {
-        let Target::Flash(device) = io.target else { unreachable!("not for flash: {io:?}") };
-        self.devices.get(usize::from(device.0)).copied().flatten()
+        self.devices.get(device_of(io)).copied().flatten()
+    }
+
+    fn count(&mut self, io: &Io, result: Result<(), IoError>) {
+        let Some(counts) = self.counts.get_mut(device_of(io)).filter(|_| reaches_device(io.op)) else {
+            return;
+        };
+        counts.ios += 1;
+        // What was asked of a device that was not there any more was never in flight.
+        counts.in_flight = counts.in_flight.saturating_sub(1);
+        match (result, io.op) {
+            (Err(_), _) => counts.errors += 1,
+            (Ok(()), IoOp::Read) => counts.read_bytes += io.len,
+            (Ok(()), IoOp::Write(_) | IoOp::WriteJournal) => counts.written_bytes += io.len,
+            (Ok(()), _) => {}
+        }
     }
 
     fn submit_journal(&mut self, ring: &mut Ring, number: u32, pages: &[u8]) {
@@ -171,9 +216,20 @@ impl Flash {
             error if error == -libc::EOPNOTSUPP => Err(IoError::Unsupported),
             _ => Err(IoError::Failed),
         };
+        self.count(&io, result);
         if let (Ok(()), Some(slice)) = (result, io.slice) {
             sector_sums(ring.arena().slice(slice), &mut self.sums);
         }
         FlashDone { io: io.id, result, sums: &self.sums }
     }
+}
+
+/// Its index in the tables of devices.
+fn device_of(io: &Io) -> usize {
+    let Target::Flash(device) = io.target else { unreachable!("not for flash: {io:?}") };
+    usize::from(device.0)
+}
+
+fn reaches_device(op: IoOp) -> bool {
+    matches!(op, IoOp::Read | IoOp::Write(_) | IoOp::Flush | IoOp::WriteJournal)
 }

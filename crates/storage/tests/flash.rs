@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Target};
 use hob_engine::units::{DeviceId, IoId};
-use hob_storage::flash::Flash;
+use hob_storage::flash::{DeviceCounts, Flash};
 use hob_storage::pool::{DeviceSpec, Overwrite, OwnerId, Pool, device_bytes_for};
 use hob_storage::ring::{Completion, Ring, RingConfig, RingKind};
 use hob_storage::token::Token;
@@ -72,9 +72,16 @@ fn transfers_bring_their_checksums() {
             let completion = next(&mut ring);
             assert_eq!(flash.handle_completion(&mut ring, &completion).result, Err(IoError::Failed));
             flash.submit(&mut ring, &io(5, IoOp::Write(Durability::Volatile)), &[]);
+            let in_flight: Vec<u64> = flash.counts().map(|(_, counts)| counts.in_flight).collect();
+            assert_eq!(in_flight, [1]);
             let completion = next(&mut ring);
             assert_eq!(flash.handle_completion(&mut ring, &completion).result, Ok(()));
+            // Two writes, a read, a flush, and a read that failed.
+            let counts =
+                DeviceCounts { ios: 5, errors: 1, read_bytes: 8192, written_bytes: 16384, in_flight: 0 };
+            assert_eq!(flash.counts().collect::<Vec<_>>(), [(segment.device, counts)]);
             flash.detach(&mut ring, segment.device);
+            assert_eq!(flash.counts().count(), 0);
             ring.arena_mut().free(buffer);
         }
     }
@@ -127,6 +134,12 @@ fn journals_are_written_in_any_number_and_without_free_buffers() {
                 flash.submit(&mut ring, &flush, &[]);
                 let completion = next(&mut ring);
                 assert_eq!(flash.handle_completion(&mut ring, &completion).result, Ok(()));
+                let written: u64 = (0..=round).flat_map(|round| (0..40).map(move |n| len(n + round))).sum();
+                let counts = flash.counts().next().expect("a device").1;
+                assert_eq!(
+                    (counts.ios, counts.written_bytes, counts.in_flight),
+                    ((round + 1) * 41, written, 0)
+                );
                 let file = std::fs::File::open(&path).unwrap();
                 for n in 0..40 {
                     let mut found = vec![0; len(n + round) as usize];

@@ -124,7 +124,7 @@ impl Engine {
         let gate = self.gates.get(resource);
         if io.is_counted {
             let waits = !gate.scheduler.is_empty();
-            gate.window.ended(now, now - io.issued, waits);
+            gate.window.ended(now, units(io.bytes), now - io.issued, waits);
         }
         if !gate.scheduler.is_empty() {
             self.pump_gate(now, resource);

@@ -134,7 +134,7 @@ fn play(guests: &[Guest], capacity: u64, depth: usize, seconds: u64, seed: u64) 
                     Demand::Depth(_) => Some(now),
                     Demand::Bursts(_) => {
                         let half = now / (SECOND / 2);
-                        Some(if half % 2 == 0 { now } else { (half + 1) * (SECOND / 2) })
+                        Some(if half.is_multiple_of(2) { now } else { (half + 1) * (SECOND / 2) })
                     }
                     Demand::Rate(_) => None,
                 };
@@ -344,7 +344,7 @@ fn drive(window: &mut Window, wanted: u32, base_ns: u64, from: u64, seconds: u64
         }
         let latency = base_ns * u64::from(in_it);
         now += base_ns;
-        window.ended(Instant(now), latency, in_it < wanted);
+        window.ended(Instant(now), 1, latency, in_it < wanted);
         in_it -= 1;
         (sum, steps) = (sum + u64::from(in_it) + 1, steps + 1);
     }
@@ -363,6 +363,7 @@ fn a_resource_is_throttled_when_it_is_late_and_only_then() {
     let state = window.state();
     assert!(state.size.is_some_and(|size| (28..=34).contains(&size)), "{state:?}");
     assert!(is_near(state.latency_ns as f64, 31e6, 0.1), "{state:?}");
+    assert!(is_near(f64::from(state.peak), 1000.0, 0.05), "{state:?}");
     // They want less again, and after a while nothing holds them.
     drive(&mut window, 10, 1_000_000, 20 * SECOND, 10);
     assert_eq!(window.state().size, None);
@@ -387,7 +388,7 @@ fn hosts_that_do_not_know_each_other_share_by_weight() {
         let all = in_it[0] + in_it[1];
         now += 500_000;
         let host = usize::from(dice.below(u64::from(all)) >= u64::from(in_it[0]));
-        windows[host].ended(Instant(now), 500_000 * u64::from(all), true);
+        windows[host].ended(Instant(now), 1, 500_000 * u64::from(all), true);
         in_it[host] -= 1;
         if now > 60 * SECOND {
             (0..2).for_each(|host| sums[host] += u64::from(in_it[host]));

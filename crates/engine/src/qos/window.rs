@@ -53,6 +53,8 @@ pub struct WindowState {
     pub size: Option<u32>,
     /// Smoothed mean latency, nanoseconds; 0 before anything was seen.
     pub latency_ns: u64,
+    /// The most units a second that it has done, as far as that was looked at.
+    pub peak: u32,
 }
 
 /// See the module's text.
@@ -66,8 +68,11 @@ pub struct Window {
     /// The epoch: its begin, what ended in it, and whether anybody had to wait.
     began: Instant,
     ended: u64,
+    units: u64,
     sum_ns: u64,
     waited: bool,
+    /// The most units a second that an epoch has seen.
+    peak: u32,
     /// When somebody last had to wait, or the latency was above the threshold.
     needed: Instant,
 }
@@ -102,11 +107,12 @@ impl Window {
         self.in_flight += 1;
     }
 
-    /// An I/O that had begun ended after `latency_ns`. `waits`: others wait for room.
-    pub fn ended(&mut self, now: Instant, latency_ns: u64, waits: bool) {
+    /// An I/O of so many units that had begun ended after `latency_ns`. `waits`: others wait for room.
+    pub fn ended(&mut self, now: Instant, units: u32, latency_ns: u64, waits: bool) {
         self.in_flight -= 1;
         let Control::Latency { threshold_ns, weight_milli } = self.control else { return };
         self.ended += 1;
+        self.units += u64::from(units);
         self.sum_ns = self.sum_ns.saturating_add(latency_ns);
         self.waited |= waits;
         let age = now - self.began;
@@ -121,12 +127,14 @@ impl Window {
             Control::Depth(depth) => Some(depth),
             _ => self.size.map(|size| (size / PART) as u32),
         };
-        WindowState { in_flight: self.in_flight, size, latency_ns: self.latency_ns }
+        WindowState { in_flight: self.in_flight, size, latency_ns: self.latency_ns, peak: self.peak }
     }
 
     fn adjust(&mut self, now: Instant, age: u64, threshold_ns: u64, weight_milli: u32) {
         let mean_ns = self.sum_ns / self.ended;
         self.latency_ns = if self.latency_ns == 0 { mean_ns } else { (self.latency_ns + mean_ns) / 2 };
+        let rate = u128::from(self.units) * 1_000_000_000 / u128::from(age);
+        self.peak = self.peak.max(u32::try_from(rate).unwrap_or(u32::MAX));
         let is_late = self.latency_ns > threshold_ns;
         if is_late || self.waited {
             self.needed = now;
@@ -152,6 +160,6 @@ impl Window {
                 Some(clamp((size + fitting(size) + weight) / 2))
             }
         };
-        (self.began, self.ended, self.sum_ns, self.waited) = (now, 0, 0, false);
+        (self.began, self.ended, self.units, self.sum_ns, self.waited) = (now, 0, 0, 0, false);
     }
 }

@@ -23,6 +23,9 @@ pub(crate) enum Disk {
         /// Refuse changes
         #[arg(long)]
         read_only: bool,
+        /// What the backing shares with those of other disks; found out if absent
+        #[arg(long, value_name = "NAME")]
+        datastore: Option<String>,
     },
     /// Stop serving a disk, once its dirty data is on the backing; its data stays there
     Remove {
@@ -51,9 +54,9 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let disk = ask(global, async |client| client.disk(&disk).await)?;
             return print(global.output, &disk, show);
         }
-        Disk::Add { name, backing, read_only } => {
+        Disk::Add { name, backing, read_only, datastore } => {
             let backing = if is_uri(&backing) { backing } else { absolute(backing) };
-            let add = DiskAdd { name, backing, read_only };
+            let add = DiskAdd { name, backing, read_only, datastore };
             ask(global, async |client| client.disk_add(&add).await)?
         }
         Disk::Remove { disk, discard_dirty } => converse(global, async |client| {

@@ -27,6 +27,7 @@ pub(super) fn run(args: &Docs) -> anyhow::Result<()> {
     let pages = [
         ("cli.md", cli_page()),
         ("histograms.md", histograms_page()),
+        ("metrics.md", format!("{GENERATED}{}", crate::daemon::metrics::docs_page())),
         ("openapi.json", crate::daemon::http::openapi_json()),
         ("outcomes.md", outcomes_page()),
         ("policies.md", policies_page()),

@@ -8,16 +8,19 @@ mod advise;
 mod cache;
 mod completions;
 mod daemon;
+mod datastore;
 mod demo;
 mod disk;
 mod docs;
 mod drain;
 mod explain;
+mod health;
 mod histogram;
 mod lab;
 mod man;
 mod output;
 mod pool;
+mod qos;
 mod record;
 mod remote;
 mod replay;
@@ -25,6 +28,7 @@ mod selftest;
 mod serve;
 mod settings;
 mod stats;
+mod top;
 
 use std::path::PathBuf;
 
@@ -60,6 +64,19 @@ pub(crate) struct Global {
     /// What goes to the log on stderr, like info or hob=debug,warn [env: HOB_LOG]
     #[arg(long, global = true, value_name = "FILTER", help_heading = "Global options")]
     log: Option<String>,
+    /// How each line of the log is written: text for people or json for programs [env: HOB_LOG_FORMAT]
+    /// [default: text]
+    #[arg(long, global = true, value_enum, value_name = "FORMAT", help_heading = "Global options")]
+    log_format: Option<LogFormat>,
+}
+
+/// How lines of the log are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
 }
 
 /// Every command. A command is one file of this directory, one line here and one in [`dispatch`].
@@ -74,8 +91,14 @@ enum Command {
     Disk(disk::Disk),
     #[command(subcommand)]
     Cache(cache::Cache),
+    #[command(subcommand)]
+    Qos(qos::Qos),
+    #[command(subcommand)]
+    Datastore(datastore::Datastore),
     Drain(drain::Drain),
     Stats(stats::Stats),
+    Top(top::Top),
+    Health(health::Health),
     Explain(explain::Explain),
     Histogram(histogram::Histogram),
     Advise(advise::Advise),
@@ -98,8 +121,12 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Pool(args) => pool::run(args, global),
         Command::Disk(args) => disk::run(args, global),
         Command::Cache(args) => cache::run(args, global),
+        Command::Qos(args) => qos::run(args, global),
+        Command::Datastore(args) => datastore::run(args, global),
         Command::Drain(args) => drain::run(&args, global),
         Command::Stats(args) => stats::run(&args, global),
+        Command::Health(args) => health::run(&args, global),
+        Command::Top(args) => top::run(&args, global),
         Command::Explain(args) => explain::run(&args, global),
         Command::Histogram(args) => histogram::run(&args, global),
         Command::Advise(args) => advise::run(&args, global),
@@ -120,13 +147,14 @@ pub(crate) fn main() -> u8 {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    if let Err(error) = start_log(global.log.as_deref()) {
+    if let Err(error) = start_log(global.log.as_deref(), global.log_format) {
         complain(&error);
         return 2;
     }
     match dispatch(command, &global) {
         Ok(()) => 0,
         Err(error) if is_broken_pipe(&error) => 0,
+        Err(error) if error.is::<NotInOrder>() => 1,
         Err(error) => {
             complain(&with_causes(&error));
             1
@@ -175,6 +203,11 @@ fn with_causes(error: &anyhow::Error) -> String {
     said
 }
 
+/// The answer was given, and is that something is wrong: the exit code says so too, and no message.
+#[derive(Debug, thiserror::Error)]
+#[error("something is wrong")]
+struct NotInOrder;
+
 fn complain(what: &str) {
     use std::io::Write;
 
@@ -188,7 +221,8 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<output::StdoutError>().is_some_and(|output::StdoutError(io)| is_pipe(io))
 }
 
-fn start_log(filter: Option<&str>) -> Result<(), String> {
+fn start_log(filter: Option<&str>, format: Option<LogFormat>) -> Result<(), String> {
+    use clap::ValueEnum;
     use std::io::IsTerminal;
 
     let from_env = std::env::var("HOB_LOG").ok();
@@ -196,12 +230,21 @@ fn start_log(filter: Option<&str>) -> Result<(), String> {
     let filter = tracing_subscriber::EnvFilter::builder()
         .parse(text)
         .map_err(|error| format!("the log filter '{text}' makes no sense: {error}"))?;
-    tracing_subscriber::fmt()
+    let format = match (format, std::env::var("HOB_LOG_FORMAT")) {
+        (Some(format), _) => format,
+        (None, Ok(name)) if !name.is_empty() => LogFormat::from_str(&name, false)
+            .map_err(|_| format!("HOB_LOG_FORMAT is '{name}'; it can be text or json"))?,
+        _ => LogFormat::Text,
+    };
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+        .with_target(false);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).with_span_list(false).init(),
+    }
     Ok(())
 }
 

@@ -61,7 +61,7 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
         _ => None,
     };
     crate::daemon::run(Plan::of_serving(Serving {
-        disk: DiskAdd { name: args.name, backing: args.disk, read_only: args.read_only },
+        disk: DiskAdd { name: args.name, backing: args.disk, read_only: args.read_only, datastore: None },
         cache,
         force: args.force,
         listen: args.listen,

@@ -106,6 +106,8 @@ pub(crate) struct DiskEntry {
     pub(crate) read_only: bool,
     /// Its cache.
     pub(crate) cache: Option<CacheEnable>,
+    /// What its backing lies on; found out if absent.
+    pub(crate) datastore: Option<String>,
 }
 
 /// What is wrong with the file, in one line.

@@ -16,7 +16,7 @@ use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestI
 use hob_engine::{Engine, Limits};
 use tokio::sync::Notify;
 
-use super::hardware::{Area, Backing, FlashDevice};
+use super::hardware::{Area, Backing, DeviceCounts, FlashDevice};
 use super::shard_api::{Answer, Gone, ShardCall, ShardError, ShardEvent, ShardHandle};
 use super::tape::Recorder;
 
@@ -246,6 +246,13 @@ impl State {
                 };
                 self.command(id, Command::Memory(config), Waiting::Memory(answer, area));
             }
+            ShardCall::SetQos { id, qos, answer } => {
+                self.command(id, Command::Qos(qos), Waiting::Add(answer));
+            }
+            ShardCall::Control { resource, control } => self.engine.control(self.now(), resource, control),
+            ShardCall::Resource { resource, answer } => {
+                let _ = answer.send(Ok(self.engine.resource(resource)));
+            }
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(self.now(), id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
@@ -260,6 +267,12 @@ impl State {
             }
             ShardCall::Reset { id, counter, answer } => {
                 self.command(id, counter.command(), Waiting::Add(answer));
+            }
+            ShardCall::Devices { answer } => {
+                // It does no I/O, but says so in numbers that can be told apart.
+                let counts =
+                    |id: &DeviceId| DeviceCounts { ios: 1000 + u64::from(id.0), ..DeviceCounts::default() };
+                let _ = answer.send(Ok(self.devices.keys().map(|id| (*id, counts(id))).collect()));
             }
             ShardCall::ChangedMeanwhile { id, answer } => {
                 let _ = answer.send(Ok(self.engine.changed_meanwhile(id).cloned().map(Box::new)));

@@ -3,5 +3,6 @@
 pub(crate) use hob_storage::area::Area;
 pub(crate) use hob_storage::backing::{Backing, BackingInfo, BackingOptions, ChangeMark, Reader};
 pub(crate) use hob_storage::buffers::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX};
+pub(crate) use hob_storage::flash::DeviceCounts;
 pub(crate) use hob_storage::pool::FlashFile as FlashDevice;
 pub(crate) use hob_storage::ring::RingKind;

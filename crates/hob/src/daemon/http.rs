@@ -1,6 +1,6 @@
 //! The control API: JSON over HTTP/1.1 on Unix sockets, and on TCP for who has the token.
 //!
-//! Every answer but a recording is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
+//! Every answer but a recording, `/metrics` and `/healthz` is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
 //! Requests are bounded in length ([`BODY_BYTES_MAX`]) and time ([`REQUEST_SECONDS_MAX`]), and
 //! connections in number. A change that takes longer goes on in the background.
 
@@ -8,7 +8,10 @@ mod auth;
 mod extract;
 mod handlers;
 mod listen;
+mod monitor;
 mod observe;
+mod qos;
+mod request_id;
 mod trace;
 
 use std::sync::Arc;
@@ -19,7 +22,7 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, post, put};
 use hob_control::Problem;
 use utoipa::OpenApi;
 
@@ -38,9 +41,13 @@ const REQUEST_SECONDS_MAX: u64 = 30;
 /// The whole API over one manager.
 pub(crate) fn router(manager: Arc<Manager>) -> Router {
     use handlers::*;
+    use monitor::{health, healthz, load, metrics};
 
     Router::new()
         .route("/healthz", get(healthz))
+        .route("/metrics", get(metrics))
+        .route("/v1/health", get(health))
+        .route("/v1/load", get(load))
         .route("/openapi.json", get(openapi))
         .route("/v1/version", get(version))
         .route("/v1/pools", get(pools).post(pool_create))
@@ -65,6 +72,12 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/curve", get(observe::curve).delete(observe::curve_reset))
         .route("/v1/disks/{disk}/explain", get(explain))
         .route("/v1/disks/{disk}/trace", get(trace))
+        .route("/v1/qos", get(qos::disks))
+        .route("/v1/disks/{disk}/qos", get(qos::disk).patch(qos::set))
+        .route("/v1/storage-policies", get(qos::policies))
+        .route("/v1/storage-policies/{policy}", put(qos::policy_set).delete(qos::policy_remove))
+        .route("/v1/datastores", get(qos::datastores))
+        .route("/v1/datastores/{datastore}", get(qos::datastore).patch(qos::datastore_set))
         .fallback(async || Answer::no(StatusCode::NOT_FOUND, "there is nothing here; see /openapi.json"))
         .method_not_allowed_fallback(async || {
             Answer::no(
@@ -91,7 +104,10 @@ async fn in_time(request: Request, next: Next) -> Response {
 #[openapi(
     info(title = "hob", description = "Control API of hob, the host block cache."),
     paths(
-        handlers::healthz,
+        monitor::healthz,
+        monitor::metrics,
+        monitor::health,
+        monitor::load,
         handlers::version,
         handlers::pools,
         handlers::pool_create,
@@ -122,6 +138,15 @@ async fn in_time(request: Request, next: Next) -> Response {
         observe::curve_reset,
         handlers::explain,
         handlers::trace,
+        qos::disks,
+        qos::disk,
+        qos::set,
+        qos::policies,
+        qos::policy_set,
+        qos::policy_remove,
+        qos::datastores,
+        qos::datastore,
+        qos::datastore_set,
     ),
     components(schemas(Problem)),
     modifiers(&BearerOverTcp),

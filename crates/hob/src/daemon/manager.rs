@@ -12,6 +12,7 @@
 mod caches;
 mod claim;
 mod coming;
+mod datastores;
 mod disks;
 mod drain;
 mod events;
@@ -21,10 +22,12 @@ mod fencing;
 mod fit;
 mod flash;
 mod journal_lost;
+mod measure;
 mod memory;
 mod observe;
 mod persist;
 mod pools;
+mod qos;
 mod record;
 mod recover;
 mod refusal;
@@ -39,10 +42,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hob_control::{Admission, DeviceState, Size};
+use hob_control::{Admission, DeviceState, Qos, Size};
 use hob_engine::command::{MemoryConfig, Segment};
 use hob_engine::units::{DeviceId, DiskId};
 use hob_storage::pool::OwnerId;
+use tracing::Instrument as _;
 
 use super::config::Config;
 use super::exports::Exports;
@@ -50,6 +54,7 @@ use super::hardware::BackingOptions;
 use super::shard_api::{PATIENCE, ShardHandle};
 use super::state::{CacheSpec, DiskState, PoolState, State, StateError, Store};
 use super::tape::Counter;
+use datastores::DatastoreEntry;
 use flash::Flash;
 pub(crate) use record::Recording;
 pub(crate) use refusal::{Kind, Refusal};
@@ -76,6 +81,10 @@ pub(crate) struct Manager {
 struct Inner {
     pools: BTreeMap<String, PoolEntry>,
     disks: BTreeMap<String, DiskEntry>,
+    /// Named sets of rules.
+    policies: BTreeMap<String, Qos>,
+    /// In the order of their ids.
+    datastores: Vec<DatastoreEntry>,
     /// Ids of devices are not used twice: a shard remembers what it thinks of each.
     next_device: u16,
     /// Names that hob.toml defines.
@@ -126,6 +135,8 @@ struct DiskEntry {
     wanted: DiskState,
     life: Life,
     size_bytes: u64,
+    /// What its backing lies on, since it was last opened.
+    datastore: Option<String>,
     /// The shard has a cache for it.
     has_cache: bool,
     /// Its cache is being recovered while it is served.
@@ -193,12 +204,14 @@ impl Manager {
         change: impl Future<Output = Result<T, Refusal>> + Send + 'static,
     ) -> Result<T, Refusal> {
         let (done, result) = tokio::sync::oneshot::channel();
-        tokio::spawn(async move {
+        let run = async move {
             let result = change.await;
             if let Err(Err(refusal)) = done.send(result) {
                 tracing::warn!("a change that nobody waited for any more failed: {refusal}");
             }
-        });
+        };
+        // What it says is said in the name of the request that asked for it, also later.
+        tokio::spawn(run.in_current_span());
         match tokio::time::timeout(PATIENCE, result).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(Refusal::failed("the change broke off; the log says why")),
@@ -248,6 +261,8 @@ impl Inner {
             disks: kept.map(|disk| disk.wanted.clone()).collect(),
             pools_removed: self.pools_removed.clone(),
             disks_removed: self.disks_removed.clone(),
+            policies: self.policy_states(),
+            datastores: self.datastore_states(),
             ..State::default()
         }
     }

@@ -9,6 +9,8 @@ pub(crate) mod hardware;
 pub(crate) mod http;
 pub(crate) mod listen;
 mod manager;
+pub(crate) mod metrics;
+mod notify;
 pub(crate) mod power_cut;
 pub(crate) mod shard;
 pub(crate) mod shard_api;
@@ -33,6 +35,7 @@ use http::{ControlListener, Token};
 use listen::Listener;
 use manager::Manager;
 pub(crate) use manager::simulated_cache;
+use notify::Notifier;
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
 use state::{State, Store};
@@ -141,13 +144,15 @@ async fn live(plan: Plan) -> anyhow::Result<()> {
     drop(event_sender);
     let drain = plan.drain_on_shutdown;
     let mut manager = None;
+    let notifier = Notifier::from_env();
     let outcome = tokio::select! {
-        result = serve(plan, shards.clone(), events, &mut manager) => result,
+        result = serve(plan, shards.clone(), events, &mut manager, &notifier) => result,
         () = signals.next() => {
             tracing::info!("ending");
             Ok(())
         }
     };
+    notifier.stopping();
     let end = async {
         if let Some(manager) = manager {
             manager.close(drain).await;
@@ -168,6 +173,7 @@ async fn serve(
     shards: Vec<ShardHandle>,
     events: mpsc::UnboundedReceiver<ShardEvent>,
     known: &mut Option<Arc<Manager>>,
+    notifier: &Arc<Notifier>,
 ) -> anyhow::Result<()> {
     let Plan { listen, control, token, limits, content, .. } = plan;
     let backing_options = BackingOptions {
@@ -205,6 +211,7 @@ async fn serve(
         tasks.spawn(listener.run(exports.clone(), Arc::clone(&places)));
     }
     spawn_controls(&mut tasks, controls, &manager);
+    notifier.ready(&manager);
     // They run for ever; if one ends all the same, the daemon does.
     match tasks.join_next().await {
         Some(Err(error)) => Err(anyhow::anyhow!("a part of the daemon broke: {error}")),

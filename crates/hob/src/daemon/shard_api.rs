@@ -11,6 +11,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use hob_engine::command::{CacheChange, Command, CommandError, DiskConfig, MemoryConfig, Segment};
+use hob_engine::qos::{Control, DiskQos, Resource, ResourceState};
 use hob_engine::regions::Regions;
 use hob_engine::sizing::Sizing;
 use hob_engine::stats::DiskStats;
@@ -19,7 +20,7 @@ use hob_engine::vscsi::Histograms;
 use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
-use super::hardware::{Area, Backing, ChangeMark, FlashDevice};
+use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice};
 use super::listen::Place;
 use super::tape::Recorder;
 
@@ -29,7 +30,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Where a shard puts the answer to a call. Dropping it says that the shard is gone.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
-/// A question or an instruction to a shard. Each is answered once, [`ShardCall::Attach`] and
+/// A question or an instruction to a shard. Each is answered once; [`ShardCall::Attach`], [`ShardCall::Control`] and
 /// [`ShardCall::EndRecording`] never.
 #[derive(Debug)]
 pub(crate) enum ShardCall {
@@ -85,6 +86,29 @@ pub(crate) enum ShardCall {
         /// What it had before.
         answer: Answer<Option<Area>>,
     },
+    /// Say what a disk is due.
+    SetQos {
+        /// Whose.
+        id: DiskId,
+        /// What.
+        qos: DiskQos,
+        /// When it is so.
+        answer: Answer<()>,
+    },
+    /// Bound what is in a resource at once, or stop doing so.
+    Control {
+        /// Which.
+        resource: Resource,
+        /// How.
+        control: Control,
+    },
+    /// How a resource is doing.
+    Resource {
+        /// Which.
+        resource: Resource,
+        /// As of now.
+        answer: Answer<ResourceState>,
+    },
     /// Figures of a disk.
     Stats {
         /// Which.
@@ -114,6 +138,11 @@ pub(crate) enum ShardCall {
         counter: Counter,
         /// When it has begun.
         answer: Answer<()>,
+    },
+    /// What have the flash devices done? Answered in its turn by the loop that serves disks, which shows that it is alive.
+    Devices {
+        /// As of now, of those that it has open.
+        answer: Answer<Vec<(DeviceId, DeviceCounts)>>,
     },
     /// Where a disk was changed while its cache is being recovered; nothing if none is.
     ChangedMeanwhile {
@@ -326,6 +355,23 @@ impl ShardHandle {
         self.ask(|answer| ShardCall::SetMemory { id, memory, answer }).await
     }
 
+    /// Says what a disk is due.
+    pub(crate) async fn set_qos(&self, id: DiskId, qos: DiskQos) -> Result<(), ShardError> {
+        self.ask(|answer| ShardCall::SetQos { id, qos, answer }).await
+    }
+
+    /// Bounds what is in a resource at once, or stops doing so.
+    pub(crate) fn control(&self, resource: Resource, control: Control) {
+        // A shard that is gone has nothing in it.
+        let _ = self.send(ShardCall::Control { resource, control });
+    }
+
+    /// How a resource is doing.
+    pub(crate) async fn resource(&self, resource: Resource) -> Result<ResourceState, ShardError> {
+        let question = self.ask(|answer| ShardCall::Resource { resource, answer });
+        tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
     /// A disk's figures.
     pub(crate) async fn stats(&self, id: DiskId) -> Result<Box<DiskStats>, ShardError> {
         let question = self.ask(|answer| ShardCall::Stats { id, answer });
@@ -348,6 +394,12 @@ impl ShardHandle {
     pub(crate) async fn reset(&self, id: DiskId, counter: Counter) -> Result<(), ShardError> {
         let change = self.ask(|answer| ShardCall::Reset { id, counter, answer });
         tokio::time::timeout(PATIENCE, change).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// What its flash devices have done; nothing if it does not answer within `patience`.
+    pub(crate) async fn devices(&self, patience: Duration) -> Option<Vec<(DeviceId, DeviceCounts)>> {
+        let question = self.ask(|answer| ShardCall::Devices { answer });
+        tokio::time::timeout(patience, question).await.ok()?.ok()
     }
 
     /// Where a disk was changed while its cache is being recovered.

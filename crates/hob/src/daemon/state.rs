@@ -12,8 +12,10 @@ use hob_storage::failing;
 use serde::{Deserialize, Serialize};
 
 mod cache;
+mod qos;
 
 pub(crate) use cache::{CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec};
+pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState};
 
 /// Version of the file's form.
 const VERSION: u32 = 1;
@@ -37,6 +39,12 @@ pub(crate) struct State {
     /// Disks that hob.toml defines and that were removed by command.
     #[serde(default)]
     pub(crate) disks_removed: Vec<String>,
+    /// Storage policies.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) policies: Vec<PolicyState>,
+    /// Datastores of which something was said.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) datastores: Vec<DatastoreState>,
 }
 
 /// A pool and where it lies.
@@ -70,6 +78,19 @@ pub(crate) struct DiskState {
     /// The cache it is to have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CacheSpec>,
+    /// What its backing lies on, if its owner said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) datastore: Option<String>,
+    /// What it is due, if somebody said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) qos: Option<DiskQosSpec>,
+}
+
+impl DiskState {
+    /// A disk of which nothing else is said.
+    pub(crate) fn new(name: String, backing: String, read_only: bool) -> DiskState {
+        DiskState { name, backing, read_only, cache: None, datastore: None, qos: None }
+    }
 }
 
 impl Default for State {
@@ -80,6 +101,8 @@ impl Default for State {
             disks: Vec::new(),
             pools_removed: Vec::new(),
             disks_removed: Vec::new(),
+            policies: Vec::new(),
+            datastores: Vec::new(),
         }
     }
 }

@@ -319,6 +319,7 @@ impl<'a> Trial<'a> {
             token_file: None,
             output: super::output::Format::Table,
             log: None,
+            log_format: None,
         }
     }
 

@@ -21,12 +21,6 @@ use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
-/// Alive?
-#[utoipa::path(get, path = "/healthz", responses((status = 200, description = "Yes", body = String)))]
-pub(super) async fn healthz() -> &'static str {
-    "ok\n"
-}
-
 /// The OpenAPI document.
 pub(super) async fn openapi() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], super::openapi_json())

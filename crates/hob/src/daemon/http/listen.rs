@@ -17,6 +17,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 
 use super::auth::{self, Token};
+use super::request_id;
 
 /// Connections at once, per socket; further ones wait.
 const CONNECTIONS_MAX: usize = 64;
@@ -99,6 +100,8 @@ impl ControlListener {
             Some(token) => router.layer(middleware::from_fn_with_state(token.clone(), auth::check)),
             None => router,
         };
+        // Around everything else: who is refused has a name in the log too.
+        let router = router.layer(middleware::from_fn(request_id::name));
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };

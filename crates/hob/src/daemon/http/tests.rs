@@ -16,6 +16,7 @@ use crate::daemon::fake_shard::FakeShard;
 use crate::daemon::hardware::BackingOptions;
 use crate::daemon::state::Store;
 
+mod monitor;
 mod trace;
 
 const MIB: u64 = 1 << 20;
@@ -82,7 +83,7 @@ fn a_client_can_do_everything() {
         assert_eq!((pool.devices[1].admission, pool.free), (Admission::Out, Size(4 * MIB)));
         client.device_remove("p", &odd).await.unwrap();
         std::fs::File::create(dir.join("vm.img")).unwrap().set_len(8 * MIB).unwrap();
-        let add = DiskAdd { name: "vm".into(), backing: path("vm.img"), read_only: false };
+        let add = DiskAdd { name: "vm".into(), backing: path("vm.img"), read_only: false, datastore: None };
         assert_eq!(client.disk_add(&add).await.unwrap().disk.unwrap().size, Size(8 * MIB));
         let enable =
             CacheEnable { pool: "p".into(), size: Size(2 * MIB), settings: CacheSettings::default() };
@@ -227,6 +228,9 @@ fn the_openapi_document_describes_every_path() {
         let paths = document["paths"].as_object().unwrap();
         for (path, methods) in [
             ("/healthz", &["get"][..]),
+            ("/metrics", &["get"]),
+            ("/v1/health", &["get"]),
+            ("/v1/load", &["get"]),
             ("/v1/version", &["get"]),
             ("/v1/pools", &["get", "post"]),
             ("/v1/pools/{pool}", &["get", "delete"]),

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use hob_control::{DiskAdd, DiskChanged, OnDirty, check_name};
 use hob_engine::command::{Access, DiskConfig};
-use hob_engine::units::{DatastoreId, DiskId};
+use hob_engine::units::DiskId;
 use hob_nbd::ExportInfo;
 use hob_storage::backing::{BackingInfo, OpenError};
 
 use super::claim::Claim;
 use super::coming::Coming;
+use super::datastores::datastore_of;
 use super::fit::Fit;
 use super::recover::Source;
 use super::refusal::{Kind, Refusal};
@@ -61,8 +62,15 @@ impl Manager {
         if add.backing.is_empty() || add.backing.len() > BACKING_CHARS_MAX {
             return Err(Refusal::invalid("a disk needs a backing: a path or an nbd:// URI"));
         }
-        let wanted =
-            DiskState { name: name.clone(), backing: add.backing, read_only: add.read_only, cache: None };
+        if let Some(datastore) = &add.datastore {
+            check_name(datastore).map_err(|error| {
+                Refusal::invalid(format!("'{datastore}' cannot be a datastore's name: {error}"))
+            })?;
+        }
+        let wanted = DiskState {
+            datastore: add.datastore,
+            ..DiskState::new(name.clone(), add.backing, add.read_only)
+        };
         self.add_state(wanted).await
     }
 
@@ -153,6 +161,7 @@ impl Manager {
             wanted,
             life: Life::Offline("it is being opened".to_owned()),
             size_bytes: 0,
+            datastore: None,
             has_cache: false,
             coming: None,
             held: Vec::new(),
@@ -187,10 +196,13 @@ impl Manager {
         };
         let options = self.backing_options.clone();
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let spec = wanted.backing.clone();
-        let backing = flash::blocking(move || Backing::open(&spec, access, &options))
-            .await?
-            .map_err(|error| refuse(&error))?;
+        let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
+        let (backing, datastore) = flash::blocking(move || {
+            let backing = Backing::open(&spec, access, &options)?;
+            Ok((backing, said.unwrap_or_else(|| datastore_of(&spec))))
+        })
+        .await?
+        .map_err(|error| refuse(&error))?;
         let info = backing.info().clone();
         let mut notes = Vec::new();
         self.inner().disk_mut(name)?.identity = info.identity;
@@ -215,7 +227,8 @@ impl Manager {
         } else {
             access
         };
-        let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: DatastoreId(0) };
+        let datastore_id = self.inner().datastore_id(&datastore)?;
+        let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
         shard.add_disk(id, config, backing).await?;
         {
             let mut inner = self.inner();
@@ -224,7 +237,9 @@ impl Manager {
             disk.memory = None;
             disk.offline_reason = None;
             disk.size_bytes = info.size_bytes;
+            disk.datastore = Some(datastore);
         }
+        self.apply_qos(name).await?;
         let coming = match coming {
             Some((early, reading)) => Some(self.expect_cache(name, early, reading).await?),
             None => None,

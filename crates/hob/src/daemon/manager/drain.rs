@@ -11,6 +11,7 @@ use hob_engine::command::{CacheChange, CommandError, Mode};
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{DiskId, SECTOR_BYTES};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::caches::no_cache;
 use super::refusal::Refusal;
@@ -91,12 +92,13 @@ impl Manager {
         let claim = self.claim_disk(name, DRAINING)?;
         let (shard, id) = self.shard_of(name)?;
         let (manager, of) = (self.clone(), name.to_owned());
-        let drain = tokio::spawn(async move {
+        let drain = async move {
             let result = shard.change_cache(id, CacheChange::Drain).await;
             manager.look(&of, &shard, id).await;
             manager.note_drained(&of, result.map(drop));
             drop(claim);
-        });
+        };
+        let drain = tokio::spawn(drain.in_current_span());
         let is_done = tokio::time::timeout(SOON, drain).await.is_ok();
         if !is_done {
             let (shard, id) = self.shard_of(name)?;
@@ -243,6 +245,19 @@ impl Watch {
         self.seen.map_or(0, |seen| seen.rate as u64)
     }
 
+    /// Why dirty data does not get to the backing, if it should and does not.
+    pub(super) fn stuck(&self, draining: bool, now: Instant) -> Option<String> {
+        let seen = self.seen?;
+        let silence = now.duration_since(seen.moved);
+        if seen.failing {
+            Some(format!("{} writes to the backing failed; they are tried again", seen.errors))
+        } else if (draining || seen.draining) && seen.dirty_bytes > 0 && silence >= STUCK_AFTER {
+            Some(format!("the backing has taken nothing for {} s", silence.as_secs()))
+        } else {
+            None
+        }
+    }
+
     fn view(&self, draining: bool, now: Instant) -> Dirty {
         let Some(seen) = self.seen else {
             let (size, lost, rate) = (Size(0), Size(0), Size(0));
@@ -254,16 +269,13 @@ impl Watch {
             bytes if seen.rate > 0.0 => Some((bytes as f64 / seen.rate).ceil() as u64),
             _ => None,
         };
-        let stuck = now.duration_since(seen.moved);
         let why = if seen.lost_bytes > 0 {
             Some(format!(
                 "{} of it cannot be read from flash; 'hob cache discard-dirty' gives that up",
                 Size(seen.lost_bytes).human()
             ))
-        } else if seen.failing {
-            Some(format!("{} writes to the backing failed; they are tried again", seen.errors))
-        } else if draining && seen.dirty_bytes > 0 && stuck >= STUCK_AFTER {
-            Some(format!("the backing has taken nothing for {} s", stuck.as_secs()))
+        } else if let Some(why) = self.stuck(draining, now) {
+            Some(why)
         } else if draining {
             None
         } else {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use hob_control::{CacheEnable, DiskAdd, PoolCreate, Size};
 use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for};
 
+use super::datastores::DatastoreEntry;
 use super::fit::Fit;
 use super::flash::{Flash, Opened, are_pool_devices};
 use super::persist::journal_room;
@@ -16,7 +17,7 @@ use super::refusal::Refusal;
 use super::settings::{Ground, new_spec};
 use super::{Config, Manager};
 use crate::daemon::config::DiskEntry;
-use crate::daemon::state::{CacheOwner, CacheSpec, DiskState, JournalSpec, PoolState, State};
+use crate::daemon::state::{CacheOwner, CacheSpec, DatastoreState, DiskState, JournalSpec, PoolState, State};
 
 /// How long NBD clients and the control API wait at the start for backings that are slow to open.
 const OPENING_MAX: Duration = Duration::from_secs(3);
@@ -38,6 +39,12 @@ impl Manager {
             };
             (inner.pools_removed, inner.disks_removed) =
                 (defined(&kept.pools_removed), defined(&kept.disks_removed));
+        }
+        {
+            let mut inner = self.inner();
+            inner.policies = kept.policies.iter().map(|policy| (policy.name.clone(), policy.qos)).collect();
+            let entry = |spec: &DatastoreState| DatastoreEntry { spec: spec.clone(), peak: 0 };
+            inner.datastores = kept.datastores.iter().map(entry).collect();
         }
         for pool in &kept.pools {
             self.start_pool(pool).await?;
@@ -76,7 +83,7 @@ impl Manager {
 
     /// A disk of hob.toml that is not known yet, with the cache it is to have.
     fn first_state(&self, disk: &DiskEntry) -> DiskState {
-        let DiskEntry { name, backing, read_only, cache } = disk.clone();
+        let DiskEntry { name, backing, read_only, cache, datastore } = disk.clone();
         let spec = cache.and_then(|cache| {
             let ground = self.inner().ground(&cache.pool);
             let spec = ground.and_then(|ground| new_spec(cache.pool, cache.size, &cache.settings, ground));
@@ -95,7 +102,7 @@ impl Manager {
                 }
             }
         });
-        DiskState { name, backing, read_only, cache: spec }
+        DiskState { cache: spec, datastore, ..DiskState::new(name, backing, read_only) }
     }
 
     async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), Refusal> {
@@ -162,11 +169,13 @@ impl Manager {
     }
 
     async fn serve_disk(self: &Arc<Self>, disk: DiskAdd, cache: Option<CacheSpec>) -> Result<(), Refusal> {
-        let DiskAdd { name, backing, read_only } = disk;
-        let state = DiskState { name: name.clone(), backing: backing.clone(), read_only, cache };
-        let changed = match state.cache {
-            Some(_) => self.add_state(state).await?,
-            None => self.add(DiskAdd { name: name.clone(), backing, read_only }).await?,
+        let name = disk.name.clone();
+        let changed = match cache {
+            Some(_) => {
+                let state = DiskState::new(disk.name, disk.backing, disk.read_only);
+                self.add_state(DiskState { cache, datastore: disk.datastore, ..state }).await?
+            }
+            None => self.add(disk).await?,
         };
         changed.notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
         Ok(())

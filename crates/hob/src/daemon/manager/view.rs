@@ -50,7 +50,7 @@ impl Manager {
 }
 
 impl PoolEntry {
-    fn view(&self, name: &str, inner: &Inner) -> Pool {
+    pub(super) fn view(&self, name: &str, inner: &Inner) -> Pool {
         Pool {
             name: name.to_owned(),
             segment_size: Size(self.segment_bytes),
@@ -95,7 +95,7 @@ impl DeviceEntry {
 }
 
 impl DiskEntry {
-    fn view(&self, inner: &Inner) -> Disk {
+    pub(super) fn view(&self, inner: &Inner) -> Disk {
         let (state, reason) = match &self.life {
             Life::Online(_) => (DiskLife::Online, None),
             Life::Offline(reason) => (DiskLife::Offline, Some(reason.clone())),

@@ -26,8 +26,8 @@ pub(super) struct Commands {
 type Farewell = (Answer<Gone>, Gone);
 
 enum Waiting {
-    /// Nobody waits for more than an error, as when a disk was added.
-    Done(Answer<()>),
+    /// A disk was added, or something was set; nobody waits for more than an error.
+    Plain(Answer<()>),
     Change(Answer<Vec<Segment>>),
     /// Memory takes the place of what the disk had.
     Memory(Answer<Option<Area>>, Option<Area>),
@@ -96,6 +96,14 @@ impl Shard {
                 self.engine.handle_command(now, command, id, Command::Cache(change));
             }
             ShardCall::SetMemory { id, memory, answer } => self.set_memory(now, id, memory, answer),
+            ShardCall::SetQos { id, qos, answer } => {
+                let command = self.commands.next(Waiting::Plain(answer));
+                self.engine.handle_command(now, command, id, Command::Qos(qos));
+            }
+            ShardCall::Control { resource, control } => self.engine.control(now, resource, control),
+            ShardCall::Resource { resource, answer } => {
+                let _ = answer.send(Ok(self.engine.resource(resource)));
+            }
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(now, id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
@@ -109,8 +117,11 @@ impl Shard {
                 let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
             ShardCall::Reset { id, counter, answer } => {
-                let command = self.commands.next(Waiting::Done(answer));
+                let command = self.commands.next(Waiting::Plain(answer));
                 self.engine.handle_command(now, command, id, counter.command());
+            }
+            ShardCall::Devices { answer } => {
+                let _ = answer.send(Ok(self.flash.counts().collect()));
             }
             ShardCall::ChangedMeanwhile { id, answer } => {
                 let _ = answer.send(Ok(self.engine.changed_meanwhile(id).cloned().map(Box::new)));
@@ -161,7 +172,7 @@ impl Shard {
         }
         backing.attach(&mut self.ring, now, owner);
         self.backings[index] = Some(backing);
-        let command = self.commands.next(Waiting::Done(answer));
+        let command = self.commands.next(Waiting::Plain(answer));
         self.engine.handle_command(now, command, id, Command::AddDisk(config));
     }
 
@@ -242,7 +253,7 @@ impl Shard {
         result: Result<Vec<Segment>, CommandError>,
     ) {
         match (self.commands.waiting.remove(&command).expect("commands end once"), result) {
-            (Waiting::Done(answer), result) => {
+            (Waiting::Plain(answer), result) => {
                 let _ = answer.send(result.map(drop).map_err(ShardError::Command));
             }
             (Waiting::Change(answer), result) => {

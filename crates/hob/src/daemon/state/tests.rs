@@ -1,5 +1,6 @@
 //! The state file: kept whole, read back, refused when it is not understood.
 
+use hob_control::Qos;
 use hob_engine::command::{Copies, Layout, Mode};
 
 use super::*;
@@ -35,7 +36,11 @@ fn example() -> State {
                     mode_unknown: false,
                 }),
             }),
+            datastore: Some("array1".into()),
+            qos: Some(DiskQosSpec { policy: Some("gold".into()), own: Qos::default() }),
         }],
+        policies: vec![PolicyState { name: "gold".into(), qos: Qos { shares: 2000, ..Qos::default() } }],
+        datastores: vec![DatastoreState { control: ControlSpec::Auto, ..DatastoreState::new("array1") }],
         disks_removed: vec!["old".into()],
         ..State::default()
     }

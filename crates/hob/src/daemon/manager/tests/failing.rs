@@ -101,7 +101,10 @@ async fn carry_out(bench: &Bench, order: Order) -> Result<(), Refusal> {
         Order::RemoveDisk => manager.disk_remove("vm".into(), OnDirty::Drain).await.map(drop),
         Order::AddDisk => {
             let backing = bench.path("new.img");
-            manager.disk_add(DiskAdd { name: "new".into(), backing, read_only: false }).await.map(drop)
+            manager
+                .disk_add(DiskAdd { name: "new".into(), backing, read_only: false, datastore: None })
+                .await
+                .map(drop)
         }
         Order::AddDevice => {
             let size = hob_storage::pool::device_bytes_for(8 * MIB, SEGMENT);

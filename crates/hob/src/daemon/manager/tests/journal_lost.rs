@@ -7,7 +7,7 @@ use super::*;
 const BLOCK: u64 = 4096;
 
 /// A bench with a write-back cache `vm` on these devices that holds dirty data, and the device of its journal.
-async fn prepare(bench: &Bench, devices: &[&str], blocks: u64) -> DeviceId {
+pub(super) async fn prepare(bench: &Bench, devices: &[&str], blocks: u64) -> DeviceId {
     bench.pool(devices, 8).await;
     bench.disk("vm").await;
     let json = r#"{"mode":"write-back","dirty_age_max":0}"#;
@@ -20,7 +20,7 @@ async fn prepare(bench: &Bench, devices: &[&str], blocks: u64) -> DeviceId {
 }
 
 /// The journal is lost under a write, and the daemon hears of it. Fences are not: so early the device is only slow to die.
-async fn lose(bench: &Bench, device: DeviceId) {
+pub(super) async fn lose(bench: &Bench, device: DeviceId) {
     bench.shard.set_sick(device);
     let id = bench.manager.inner().disks["vm"].id;
     assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err(), "it waits for another journal");

@@ -1,0 +1,196 @@
+//! What watches hob: Prometheus reads its metrics, systemd hears when it is ready, logs can be followed.
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::time::{Duration, Instant};
+
+use conformance::data::{Noise, noise_file};
+use conformance::hob::Serve;
+use conformance::scratch::wait_until;
+use conformance::{Hob, MIB, Scratch, Tool};
+use serde_json::Value;
+
+const SIZE: u64 = 8 * MIB;
+
+/// How long a line may take to be in the log.
+const LOG_MAX: Duration = Duration::from_secs(20);
+
+/// A disk with a write-back cache and memory above it, in one of the ways that count everything.
+fn serve(scratch: &Scratch) -> Serve {
+    noise_file(&scratch.path("disk.img"), SIZE, 7);
+    Serve::disk(&scratch.text("disk.img"))
+        .cached(&scratch.path("pool"), "32M", "4K")
+        .arg("--mode", "write-back")
+        .arg("--ram", "4M")
+}
+
+/// Reads, reads again, writes and flushes.
+fn load(hob: &Hob) {
+    let mut client = hob.connect();
+    for _ in 0..2 {
+        for at in (0..SIZE).step_by(1 << 20) {
+            client.read(at, 64 << 10).unwrap();
+        }
+    }
+    client.write(0, &Noise::new(1).bytes(128 << 10)).unwrap();
+    client.flush().unwrap();
+}
+
+/// Status line and headers, and the body, of one question to the control API.
+#[track_caller]
+fn get(hob: &Hob, path: &str, headers: &str) -> (String, String) {
+    let socket = hob.control().strip_prefix("unix:").expect("a Unix socket");
+    let mut stream = UnixStream::connect(socket).expect("the control socket");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: hob\r\nConnection: close\r\n{headers}\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    assert!(!head.to_ascii_lowercase().contains("transfer-encoding: chunked"), "{head}");
+    (head.to_owned(), body.to_owned())
+}
+
+/// The value of the one line of a page that begins so.
+#[track_caller]
+fn value(page: &str, line: &str) -> f64 {
+    let found: Vec<&str> = page.lines().filter_map(|l| l.strip_prefix(line)?.strip_prefix(' ')).collect();
+    assert_eq!(found.len(), 1, "{line}: {found:?}\n{page}");
+    found[0].parse().unwrap_or_else(|e| panic!("{line} {}: {e}", found[0]))
+}
+
+/// Prometheus' own checker finds nothing to say about the page, and the page says what happened.
+#[test]
+fn prometheus_takes_the_metrics() {
+    let scratch = Scratch::new();
+    let hob = serve(&scratch).start(&scratch);
+    load(&hob);
+    for path in ["/metrics", "/metrics?latency=disk"] {
+        let (head, page) = get(&hob, path, "");
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        std::fs::write(scratch.path("page"), &page).unwrap();
+        let command = format!(
+            "{} check metrics < {}",
+            conformance::tool::find("promtool").display(),
+            scratch.text("page")
+        );
+        let output = Tool::new("sh").args(["-c", &command]).output();
+        assert!(output.success() && output.all().trim().is_empty(), "{}\n{page}", output.all());
+    }
+    let (_, page) = get(&hob, "/metrics", "");
+    let stats: Value = serde_json::from_str(&hob.ctl(&["stats", "disk", "-o", "json"])).unwrap();
+    for (line, field) in [
+        ("hob_disk_reads_total{disk=\"disk\"}", "reads"),
+        ("hob_disk_writes_total{disk=\"disk\"}", "writes"),
+        ("hob_disk_read_bytes_total{disk=\"disk\"}", "read_bytes"),
+        ("hob_cache_journal_written_bytes_total{disk=\"disk\"}", "journal_bytes"),
+    ] {
+        let shown = value(&page, line);
+        assert!(shown > 0.0 && shown == stats[field].as_f64().unwrap(), "{line} {shown}, {}", stats[field]);
+    }
+    // The reads of the second round came from memory or flash, and every request is in one histogram.
+    let requests = "hob_disk_requests_total{disk=\"disk\",";
+    let durations = "hob_disk_request_duration_seconds_count{disk=\"disk\",";
+    let sum = |prefix: &str| -> f64 {
+        let lines = page.lines().filter(|line| line.starts_with(prefix));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    };
+    assert_eq!(sum(requests), stats["requests"].as_f64().unwrap());
+    assert_eq!(sum(durations), sum(requests));
+    let device = format!("{{pool=\"default\",device=\"{}\"}}", scratch.text("pool"));
+    // What was filled, written, and its journal.
+    assert!(value(&page, &format!("hob_device_written_bytes_total{device}")) > 640.0 * 1024.0);
+    assert_eq!(value(&page, &format!("hob_device_io_errors_total{device}")), 0.0);
+    assert!(value(&page, "hob_cache_dirty_bytes{disk=\"disk\"}") <= 128.0 * 1024.0);
+    hob.stop();
+}
+
+/// OpenMetrics for who asks for it.
+#[test]
+fn openmetrics_ends_as_it_must() {
+    let scratch = Scratch::new();
+    let hob = serve(&scratch).start(&scratch);
+    let (head, page) = get(&hob, "/metrics", "Accept: application/openmetrics-text; version=1.0.0\r\n");
+    assert!(head.to_ascii_lowercase().contains("content-type: application/openmetrics-text"), "{head}");
+    assert!(page.ends_with("\n# EOF\n") && page.contains("# TYPE hob_disk_reads counter\n"), "{page}");
+    hob.stop();
+}
+
+/// The examples for Prometheus are what Prometheus understands.
+#[test]
+fn prometheus_takes_the_alerts_and_the_configuration() {
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../dashboard/prometheus");
+    Tool::new("promtool").args(["check", "rules", &format!("{examples}/alerts.yml")]).run();
+    Tool::new("promtool").args(["check", "config", "--syntax-only", &format!("{examples}/scrape.yml")]).run();
+}
+
+/// systemd hears that guests are served, then again and again that hob is alive, and that it ends.
+#[test]
+fn systemd_is_told() {
+    let scratch = Scratch::new();
+    let systemd = UnixDatagram::bind(scratch.path("notify")).unwrap();
+    systemd.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let hear = || {
+        let mut buffer = [0; 1024];
+        let length = systemd.recv(&mut buffer).expect("something is said within half a minute");
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
+    };
+    let hob = serve(&scratch)
+        .env("NOTIFY_SOCKET", &scratch.text("notify"))
+        .env("WATCHDOG_USEC", "400000")
+        .start(&scratch);
+    assert_eq!(hear(), "READY=1\nSTATUS=1 disk online");
+    hob.connect().read(0, 4096).expect("a disk that is ready is served");
+    let began = Instant::now();
+    for _ in 0..5 {
+        assert_eq!(hear(), "WATCHDOG=1");
+    }
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    hob.stop();
+    let end = std::iter::from_fn(|| Some(hear())).find(|what| what != "WATCHDOG=1");
+    assert_eq!(end.as_deref(), Some("STOPPING=1\nSTATUS=ending"));
+}
+
+/// Each line of the log is JSON, and those of one request carry its name: also what is said later, in the background.
+#[test]
+fn the_log_can_be_followed_by_a_requests_name() {
+    let scratch = Scratch::new();
+    let hob = serve(&scratch).arg("--log-format", "json").start(&scratch);
+    load(&hob);
+    let socket = hob.control().strip_prefix("unix:").unwrap();
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let request = "POST /v1/disks/disk/drain HTTP/1.1\r\nHost: hob\r\nConnection: close\r\n\
+                   Content-Length: 0\r\nX-Request-Id: ops-17\r\n\r\n";
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("x-request-id: ops-17\r\n"), "{answer}");
+    let lines = || -> Vec<Value> {
+        let text = hob.process.stderr();
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        whole.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{l}: {e}"))).collect()
+    };
+    let named = |part: &str| {
+        lines().into_iter().any(|line| {
+            line["span"]["id"] == "ops-17" && line["message"].as_str().unwrap_or_default().contains(part)
+        })
+    };
+    wait_until("the request is in the log", LOG_MAX, || named("answered"));
+    wait_until("the drain's end is in the log, by the request that began it", LOG_MAX, || {
+        named("is drained")
+    });
+    assert!(
+        lines().iter().any(|line| line["status"] == 200 && line["span"]["path"] == "/v1/disks/disk/drain")
+    );
+    hob.stop();
+}
+
+/// A monitor needs to know no more than the status.
+#[test]
+fn health_is_a_status() {
+    let scratch = Scratch::new();
+    let hob = serve(&scratch).start(&scratch);
+    let (head, body) = get(&hob, "/healthz", "");
+    assert!(head.starts_with("HTTP/1.1 200") && body == "ok\n", "{head}\n{body}");
+    let (_, body) = get(&hob, "/v1/health", "");
+    assert_eq!(serde_json::from_str::<Value>(&body).unwrap()["status"], "ok");
+    hob.stop();
+}

@@ -1,0 +1,118 @@
+//! Whether a daemon can do all that it is there for, and if not, why.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// `GET /v1/health`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Health {
+    /// The verdict.
+    pub status: HealthStatus,
+    /// What is wrong; empty when nothing is.
+    pub problems: Vec<HealthProblem>,
+}
+
+/// The verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum HealthStatus {
+    /// Nothing is wrong.
+    Ok,
+    /// Something is. What is not named among the problems works.
+    Degraded,
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HealthProblem {
+    /// Of which kind.
+    pub kind: ProblemKind,
+    /// What it concerns: a disk, a pool with the path of a device, or a shard.
+    pub subject: String,
+    /// In words.
+    pub reason: String,
+}
+
+/// Kinds of what can be wrong, each of them one reaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProblemKind {
+    /// A thread that serves disks does not answer.
+    ShardSilent,
+    /// A disk is not served.
+    DiskOffline,
+    /// A flash device could not be opened.
+    DeviceOffline,
+    /// A flash device failed too often and is not used any more.
+    DeviceFenced,
+    /// A flash device does not answer in time.
+    DeviceStalled,
+    /// A cache is not what was asked for.
+    CacheDegraded,
+    /// The journal of a cache cannot be written.
+    JournalLost,
+    /// Data that only flash has cannot be read from it.
+    DirtyLost,
+    /// Dirty data does not get to the backing.
+    DestageStuck,
+}
+
+impl ProblemKind {
+    /// All kinds.
+    pub const ALL: [ProblemKind; 9] = [
+        ProblemKind::ShardSilent,
+        ProblemKind::DiskOffline,
+        ProblemKind::DeviceOffline,
+        ProblemKind::DeviceFenced,
+        ProblemKind::DeviceStalled,
+        ProblemKind::CacheDegraded,
+        ProblemKind::JournalLost,
+        ProblemKind::DirtyLost,
+        ProblemKind::DestageStuck,
+    ];
+
+    /// As the API and the metrics call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ProblemKind::ShardSilent => "shard-silent",
+            ProblemKind::DiskOffline => "disk-offline",
+            ProblemKind::DeviceOffline => "device-offline",
+            ProblemKind::DeviceFenced => "device-fenced",
+            ProblemKind::DeviceStalled => "device-stalled",
+            ProblemKind::CacheDegraded => "cache-degraded",
+            ProblemKind::JournalLost => "journal-lost",
+            ProblemKind::DirtyLost => "dirty-lost",
+            ProblemKind::DestageStuck => "destage-stuck",
+        }
+    }
+}
+
+impl From<Vec<HealthProblem>> for Health {
+    fn from(problems: Vec<HealthProblem>) -> Health {
+        let status = if problems.is_empty() { HealthStatus::Ok } else { HealthStatus::Degraded };
+        Health { status, problems }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_have_the_names_that_json_gives_them() {
+        for kind in ProblemKind::ALL {
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+        }
+    }
+
+    #[test]
+    fn one_problem_is_enough() {
+        let problem = HealthProblem {
+            kind: ProblemKind::DiskOffline,
+            subject: "web".to_owned(),
+            reason: "no such file".to_owned(),
+        };
+        assert_eq!(Health::from(vec![]).status, HealthStatus::Ok);
+        assert_eq!(Health::from(vec![problem]).status, HealthStatus::Degraded);
+    }
+}

@@ -1,0 +1,81 @@
+//! `hob datastore …`: what backings share, and what bounds it.
+
+use clap::{ArgGroup, Subcommand};
+use hob_control::{Datastore as Store, DatastorePatch};
+
+use super::Global;
+use super::output::{duration, numbers, print, table, words};
+use super::remote::ask;
+
+/// What backings share, and how much may be in it at once
+#[derive(Debug, Subcommand)]
+pub(crate) enum Datastore {
+    /// List all datastores and how they are doing
+    List,
+    /// Say what bounds a datastore, and what it can do
+    #[command(group = ArgGroup::new("setting").required(true).multiple(true).args(["control", "latency_ms", "capacity"]))]
+    Set {
+        /// The datastore
+        datastore: String,
+        /// off; auto: throttled when it is late, by shares and reservations; depth:N: so many I/Os at once
+        #[arg(long)]
+        control: Option<String>,
+        /// When it is late, under auto, milliseconds [default: 30]
+        #[arg(long, value_name = "MS")]
+        latency_ms: Option<u32>,
+        /// Units of 32 KiB a second that it can do, for reservations; 0: as much as it has been seen to do
+        #[arg(long, value_name = "UNITS")]
+        capacity: Option<u32>,
+    },
+}
+
+pub(super) fn run(command: Datastore, global: &Global) -> anyhow::Result<()> {
+    match command {
+        Datastore::List => {
+            let stores = ask(global, async |client| client.datastores().await)?;
+            print(global.output, &stores, |stores| list(stores))
+        }
+        Datastore::Set { datastore, control, latency_ms, capacity } => {
+            let patch = DatastorePatch { control, latency_ms, capacity };
+            let store = ask(global, async |client| client.datastore_set(&datastore, &patch).await)?;
+            print(global.output, &store, |store| list(std::slice::from_ref(store)))
+        }
+    }
+}
+
+fn list(stores: &[Store]) -> String {
+    let columns = [
+        words("DATASTORE"),
+        words("CONTROL"),
+        numbers("LATE FROM"),
+        numbers("LATENCY"),
+        numbers("WINDOW"),
+        numbers("IN IT"),
+        numbers("WAITING"),
+        numbers("RESERVED"),
+        numbers("CAPACITY"),
+        words("DISKS"),
+    ];
+    let row = |store: &Store| {
+        let is_auto = store.control == "auto";
+        let or_dash = |is_known: bool, text: String| if is_known { text } else { "-".to_owned() };
+        let capacity = match (store.capacity, store.peak) {
+            (Some(capacity), _) => capacity.to_string(),
+            (None, 0) => "-".to_owned(),
+            (None, peak) => format!("{peak} seen"),
+        };
+        vec![
+            store.name.clone(),
+            store.control.clone(),
+            or_dash(is_auto, format!("{} ms", store.latency_ms)),
+            or_dash(store.latency_ns > 0, duration(store.latency_ns)),
+            store.window.map_or_else(|| "-".to_owned(), |window| window.to_string()),
+            or_dash(store.control != "off", store.in_flight.to_string()),
+            store.waiting.to_string(),
+            store.reserved.to_string(),
+            capacity,
+            store.disks.join(", "),
+        ]
+    };
+    table(&columns, stores.iter().map(row))
+}

@@ -1,0 +1,31 @@
+//! `hob health`: what is wrong, if anything is.
+
+use clap::Args;
+use hob_control::{Health as State, HealthStatus};
+
+use super::output::{print, table, words};
+use super::remote::ask;
+use super::{Global, NotInOrder};
+
+/// Show what is wrong; status 0 if nothing is
+#[derive(Debug, Args)]
+pub(crate) struct Health {}
+
+pub(super) fn run(Health {}: &Health, global: &Global) -> anyhow::Result<()> {
+    let health = ask(global, async |client| client.health().await)?;
+    print(global.output, &health, show)?;
+    match health.status {
+        HealthStatus::Ok => Ok(()),
+        HealthStatus::Degraded => Err(NotInOrder.into()),
+    }
+}
+
+fn show(health: &State) -> String {
+    if health.problems.is_empty() {
+        return "everything is in order".to_owned();
+    }
+    let row = |problem: &hob_control::HealthProblem| {
+        vec![problem.kind.name().to_owned(), problem.subject.clone(), problem.reason.clone()]
+    };
+    table(&[words("PROBLEM"), words("WHERE"), words("WHY")], health.problems.iter().map(row))
+}

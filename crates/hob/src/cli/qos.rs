@@ -1,0 +1,159 @@
+//! `hob qos …`: what disks are due where there is too little for all.
+
+use clap::{ArgGroup, Subcommand};
+use hob_control::{DiskQos, Qos as Due, QosPatch, Size, StoragePolicy};
+
+use super::Global;
+use super::output::{numbers, print, table, with_notes, words};
+use super::remote::ask;
+
+/// Rules, of which one is needed.
+const RULES: [&str; 5] = ["shares", "reservation", "limit", "bytes_limit", "flash_limit"];
+
+/// Shares, limits and reservations of disks; I/O is counted in units of 32 KiB, one at least each
+#[derive(Debug, Subcommand)]
+pub(crate) enum Qos {
+    /// Say what a disk is due, from now on
+    #[command(group = ArgGroup::new("rule").required(true).multiple(true).args(RULES).arg("policy"))]
+    Set {
+        /// The disk
+        disk: String,
+        /// Have what this storage policy says, now and when it changes; '' to keep that for itself
+        #[arg(long, value_name = "NAME", conflicts_with_all = RULES)]
+        policy: Option<String>,
+        #[command(flatten)]
+        rules: Rules,
+    },
+    /// Show what disks are due
+    Show {
+        /// The disk; all if absent
+        disk: Option<String>,
+    },
+    /// Named sets of rules that many disks can have
+    #[command(subcommand)]
+    Policy(Policy),
+}
+
+/// Storage policies.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Policy {
+    /// Make a storage policy, or change it for all its disks
+    Set {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        rules: Rules,
+    },
+    /// Remove a storage policy that no disk has
+    Remove {
+        /// Its name
+        name: String,
+    },
+    /// List all storage policies
+    List,
+}
+
+/// What there is to say.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Rules {
+    /// Its part of what there is: low (500), normal (1000), high (2000) or a number
+    #[arg(long)]
+    shares: Option<String>,
+    /// Units a second of the datastore that it gets whatever others want; 0 for none
+    #[arg(long, value_name = "UNITS")]
+    reservation: Option<u32>,
+    /// Units a second of the datastore that it does not pass; 0 for none
+    #[arg(long, value_name = "UNITS")]
+    limit: Option<u32>,
+    /// Bytes a second of the datastore that it does not pass; 0 for none
+    #[arg(long, value_name = "SIZE")]
+    bytes_limit: Option<Size>,
+    /// Units a second of each flash device that it does not pass; 0 for none
+    #[arg(long, value_name = "UNITS")]
+    flash_limit: Option<u32>,
+}
+
+impl Rules {
+    fn patch(self, policy: Option<String>) -> QosPatch {
+        let Rules { shares, reservation, limit, bytes_limit, flash_limit } = self;
+        QosPatch { policy, shares, reservation, limit, bytes_limit, flash_limit }
+    }
+}
+
+pub(super) fn run(command: Qos, global: &Global) -> anyhow::Result<()> {
+    match command {
+        Qos::Set { disk, policy, rules } => {
+            let patch = rules.patch(policy);
+            let qos = ask(global, async |client| client.qos_set(&disk, &patch).await)?;
+            print(global.output, &qos, |qos| with_notes(list(std::slice::from_ref(qos)), &qos.notes))
+        }
+        Qos::Show { disk: Some(disk) } => {
+            let qos = ask(global, async |client| client.qos(&disk).await)?;
+            print(global.output, &qos, |qos| list(std::slice::from_ref(qos)))
+        }
+        Qos::Show { disk: None } => {
+            let all = ask(global, async |client| client.qos_list().await)?;
+            print(global.output, &all, |all| list(all))
+        }
+        Qos::Policy(Policy::Set { name, rules }) => {
+            let patch = rules.patch(None);
+            let policy = ask(global, async |client| client.storage_policy_set(&name, &patch).await)?;
+            print(global.output, &policy, |policy| policies(std::slice::from_ref(policy)))
+        }
+        Qos::Policy(Policy::Remove { name }) => {
+            let policy = ask(global, async |client| client.storage_policy_remove(&name).await)?;
+            print(global.output, &policy, |policy| format!("storage policy {} is removed", policy.name))
+        }
+        Qos::Policy(Policy::List) => {
+            let all = ask(global, async |client| client.storage_policies().await)?;
+            print(global.output, &all, |all| policies(all))
+        }
+    }
+}
+
+fn list(disks: &[DiskQos]) -> String {
+    let columns = [
+        words("DISK"),
+        words("DATASTORE"),
+        words("POLICY"),
+        numbers("SHARES"),
+        numbers("RESERVATION"),
+        numbers("LIMIT"),
+        numbers("BYTES/S"),
+        numbers("FLASH LIMIT"),
+    ];
+    let row = |disk: &DiskQos| {
+        let names = [Some(disk.disk.clone()), disk.datastore.clone(), disk.policy.clone()]
+            .map(Option::unwrap_or_default);
+        names.into_iter().chain(rules(&disk.qos)).collect()
+    };
+    table(&columns, disks.iter().map(row))
+}
+
+fn policies(policies: &[StoragePolicy]) -> String {
+    let columns = [
+        words("POLICY"),
+        numbers("SHARES"),
+        numbers("RESERVATION"),
+        numbers("LIMIT"),
+        numbers("BYTES/S"),
+        numbers("FLASH LIMIT"),
+        words("DISKS"),
+    ];
+    let row = |policy: &StoragePolicy| {
+        let name = std::iter::once(policy.name.clone());
+        name.chain(rules(&policy.qos)).chain([policy.disks.join(", ")]).collect()
+    };
+    table(&columns, policies.iter().map(row))
+}
+
+fn rules(due: &Due) -> [String; 5] {
+    let rate = |rate: Option<u32>| rate.map_or_else(|| "-".to_owned(), |rate| rate.to_string());
+    [
+        due.shares.to_string(),
+        rate(Some(due.reservation).filter(|reservation| *reservation > 0)),
+        rate(due.limit),
+        due.bytes_limit.map_or_else(|| "-".to_owned(), |limit| limit.human()),
+        rate(due.flash_limit),
+    ]
+}

@@ -1,0 +1,100 @@
+//! Answers for who watches: metrics, health, load.
+
+use std::sync::Arc;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use hob_control::{DiskLoad, Health, HealthStatus};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::extract::Answer;
+use crate::daemon::manager::Manager;
+use crate::daemon::metrics::{Form, Latencies};
+
+type App = State<Arc<Manager>>;
+
+/// Is everything in order? For load balancers and monitors; what is named works badly or not at all, the rest works. `hob`
+/// restarts nothing because of it, and neither should its supervisor: that is what the watchdog is for.
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    responses(
+        (status = 200, description = "`ok`", body = String),
+        (status = 503, description = "`degraded`, and a line for each problem", body = String)
+    )
+)]
+pub(super) async fn healthz(State(manager): App) -> Response {
+    let health = manager.health().await;
+    let mut text = String::new();
+    let status = match health.status {
+        HealthStatus::Ok => StatusCode::OK,
+        HealthStatus::Degraded => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    text.push_str(if status == StatusCode::OK { "ok\n" } else { "degraded\n" });
+    for problem in &health.problems {
+        text.push_str(&format!("{}: {}: {}\n", problem.kind.name(), problem.subject, problem.reason));
+    }
+    (status, [(CACHE_CONTROL, "no-store")], text).into_response()
+}
+
+/// The same for programs.
+#[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health)))]
+pub(super) async fn health(State(manager): App) -> Answer<Health> {
+    Answer::Yes(manager.health().await)
+}
+
+/// What each disk has done so far, in few figures.
+#[utoipa::path(get, path = "/v1/load", responses((status = 200, body = Vec<DiskLoad>)))]
+pub(super) async fn load(State(manager): App) -> Answer<Vec<DiskLoad>> {
+    Answer::Yes(manager.load().await)
+}
+
+/// What is to be on the page of metrics.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WhichMetrics {
+    /// `outcome`: a histogram of latencies for each outcome of each disk that has happened. `disk`: one for each disk. If absent,
+    /// `outcome` unless there are very many disks.
+    #[serde(default)]
+    latency: Option<LatencyBy>,
+}
+
+/// See [`WhichMetrics`].
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum LatencyBy {
+    Outcome,
+    Disk,
+}
+
+/// Everything that is counted, for Prometheus (text format 0.0.4), or as OpenMetrics 1.0 for who asks for
+/// `application/openmetrics-text`. docs/metrics.md lists it.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    params(WhichMetrics),
+    responses((status = 200, description = "The metrics", content_type = "text/plain", body = String))
+)]
+pub(super) async fn metrics(
+    State(manager): App,
+    headers: HeaderMap,
+    query: Result<Query<WhichMetrics>, QueryRejection>,
+) -> Response {
+    let Ok(Query(which)) = query else {
+        let wrong = "the only parameter here is ?latency=outcome or ?latency=disk";
+        return Answer::no(StatusCode::BAD_REQUEST, wrong).into_response();
+    };
+    let latencies = which.latency.map(|by| match by {
+        LatencyBy::Outcome => Latencies::PerOutcome,
+        LatencyBy::Disk => Latencies::PerDisk,
+    });
+    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let form = Form::accepted(accept);
+    let text = manager.metrics(form, latencies).await;
+    ([(CONTENT_TYPE, form.media_type()), (CACHE_CONTROL, "no-store")], text).into_response()
+}

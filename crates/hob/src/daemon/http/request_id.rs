@@ -1,0 +1,80 @@
+//! A name for each request of the control API, so that an answer can be found in the log.
+//!
+//! What a request does is logged within a span of that name, also what goes on after the answer. Who has a name for it
+//! already gives it as `X-Request-Id`; every answer carries the one that was used.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue, Method};
+use axum::middleware::Next;
+use axum::response::Response;
+use tracing::Instrument as _;
+
+/// The header that carries it, in both directions.
+const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longest name that is taken over, characters.
+const CHARS_MAX: usize = 64;
+
+/// Names requests, answers with their names, and logs how they ended: changes at `info`, questions at `debug`.
+pub(super) async fn name(request: Request, next: Next) -> Response {
+    let given = request.headers().get(&HEADER).and_then(|value| value.to_str().ok());
+    let id = given.filter(|id| is_sound(id)).map_or_else(new, str::to_owned);
+    let is_question = matches!(*request.method(), Method::GET | Method::HEAD);
+    let span = tracing::info_span!(
+        "request",
+        id,
+        method = %request.method(),
+        path = request.uri().path(),
+    );
+    let began = Instant::now();
+    let mut response = next.run(request).instrument(span.clone()).await;
+    let (status, ms) = (response.status().as_u16(), began.elapsed().as_secs_f64() * 1e3);
+    span.in_scope(|| match is_question {
+        true => tracing::debug!(status, ms, "answered"),
+        false => tracing::info!(status, ms, "answered"),
+    });
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(HEADER, value);
+    }
+    response
+}
+
+/// Short, and nothing in it that a log or a header would have to escape.
+fn is_sound(id: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
+    (1..=CHARS_MAX).contains(&id.len()) && id.bytes().all(plain)
+}
+
+/// Unique in this process, and hardly ever the same in two: the process id, when it began to count, and a number.
+fn new() -> String {
+    static PREFIX: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    let prefix = PREFIX.get_or_init(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        now.as_secs() << 16 ^ u64::from(std::process::id())
+    });
+    format!("{prefix:012x}-{}", NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_made_once_each_and_are_sound() {
+        let (a, b) = (new(), new());
+        assert_ne!(a, b);
+        assert!(is_sound(&a), "{a}");
+    }
+
+    #[test]
+    fn what_would_forge_a_line_of_the_log_is_not_taken_over() {
+        for wrong in ["", "a b", "a\"b", "ä", "a\nb", "x".repeat(65).as_str()] {
+            assert!(!is_sound(wrong), "{wrong:?}");
+        }
+        assert!(is_sound("6f1c-ops.vm:17_2"));
+    }
+}

@@ -1,0 +1,264 @@
+//! Datastores: what backings lie on, found out when a disk is opened unless its owner says it, and what bounds what is in
+//! them at once.
+//!
+//! A file's datastore is the file system that holds it, by its mount point; an NBD export's is its server. Disks of one datastore may be on
+//! several shards: each has a window of its own then, with a weight that is its disks' part of all shares, and they come to terms as
+//! hosts do that share an array (PARDA). Reservations hold within what a shard's window lets through.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hob_control::{Datastore, DatastorePatch};
+use hob_engine::qos::{Control, Resource};
+use hob_engine::units::DatastoreId;
+use hob_nbd::uri::{Address, NbdUri};
+
+use super::refusal::Refusal;
+use super::{Inner, Life, Manager};
+use crate::daemon::shard_api::ShardHandle;
+use crate::daemon::state::{ControlSpec, DatastoreState};
+
+/// Datastores there can be.
+const DATASTORES_MAX: usize = 4096;
+
+/// Longest latency that can be asked for, milliseconds.
+const LATENCY_MS_MAX: u32 = 60_000;
+
+/// One of them. Its place in the list is its id on the shards.
+#[derive(Debug)]
+pub(super) struct DatastoreEntry {
+    pub(super) spec: DatastoreState,
+    /// The most units a second that it has been seen to do under control.
+    pub(super) peak: u32,
+}
+
+impl Manager {
+    /// All datastores, and how they are doing.
+    pub(crate) async fn datastores(self: &Arc<Self>) -> Result<Vec<Datastore>, Refusal> {
+        let names: Vec<String> = {
+            let inner = self.inner();
+            inner.datastores.iter().map(|store| store.spec.name.clone()).collect()
+        };
+        let mut views = Vec::new();
+        for name in names {
+            views.push(self.datastore(&name).await?);
+        }
+        views.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(views)
+    }
+
+    /// One of them.
+    pub(crate) async fn datastore(self: &Arc<Self>, name: &str) -> Result<Datastore, Refusal> {
+        let (mut view, id, shards) = {
+            let inner = self.inner();
+            let (id, store) = inner.find_datastore(name)?;
+            let spec = &store.spec;
+            let on_it = inner.disks.values().filter(|disk| disk.datastore.as_deref() == Some(name));
+            let view = Datastore {
+                name: name.to_owned(),
+                control: spec.control.to_string(),
+                latency_ms: spec.latency_ms,
+                capacity: spec.capacity,
+                peak: store.peak,
+                reserved: u32::try_from(inner.reserved(name)).unwrap_or(u32::MAX),
+                disks: on_it.map(|disk| disk.wanted.name.clone()).collect(),
+                window: None,
+                in_flight: 0,
+                waiting: 0,
+                latency_ns: 0,
+            };
+            (view, id, self.shards_of(&inner, name))
+        };
+        let mut peak = 0;
+        for (shard, _) in shards {
+            let state = shard.resource(Resource::Datastore(id)).await?;
+            view.in_flight += state.window.in_flight;
+            view.waiting += state.waiting as u64;
+            view.latency_ns = view.latency_ns.max(state.window.latency_ns);
+            peak += state.window.peak;
+            if let Some(size) = state.window.size {
+                view.window = Some(view.window.unwrap_or(0) + size);
+            }
+        }
+        view.peak = view.peak.max(peak);
+        let index = usize::from(id.0);
+        self.inner().datastores[index].peak = view.peak;
+        Ok(view)
+    }
+
+    /// Says how one is to be bounded and what it can do.
+    pub(crate) async fn datastore_set(
+        self: &Arc<Self>,
+        name: String,
+        patch: DatastorePatch,
+    ) -> Result<Datastore, Refusal> {
+        let manager = self.clone();
+        self.change(async move {
+            {
+                let mut inner = manager.inner();
+                let (id, store) = inner.find_datastore(&name)?;
+                let mut spec = store.spec.clone();
+                if let Some(control) = &patch.control {
+                    spec.control = control.parse().map_err(|()| {
+                        Refusal::invalid(format!(
+                            "a datastore's control is off, auto or depth:1 to depth:4096, not '{control}'"
+                        ))
+                    })?;
+                }
+                if let Some(latency_ms) = patch.latency_ms {
+                    if !(1..=LATENCY_MS_MAX).contains(&latency_ms) {
+                        return Err(Refusal::invalid(format!(
+                            "a latency is 1 to {LATENCY_MS_MAX} ms, not {latency_ms}"
+                        )));
+                    }
+                    spec.latency_ms = latency_ms;
+                }
+                if let Some(capacity) = patch.capacity {
+                    spec.capacity = Some(capacity).filter(|capacity| *capacity > 0);
+                }
+                let reserved = inner.reserved(&name);
+                if let Some(capacity) = spec.capacity.filter(|capacity| u64::from(*capacity) < reserved) {
+                    return Err(Refusal::conflict(format!(
+                        "its disks have reserved {reserved} units a second, which is more than {capacity}"
+                    ))
+                    .hint("lower their reservations first; 'hob qos show' lists them"));
+                }
+                inner.datastores[usize::from(id.0)].spec = spec;
+            }
+            manager.apply_controls();
+            manager.save().await?;
+            manager.datastore(&name).await
+        })
+        .await
+    }
+
+    /// Tells every shard what bounds the datastores of its disks.
+    pub(super) fn apply_controls(&self) {
+        let inner = self.inner();
+        for (index, store) in inner.datastores.iter().enumerate() {
+            let shards = self.shards_of(&inner, &store.spec.name);
+            let all: u64 = shards.iter().map(|(_, shares)| shares).sum();
+            for (shard, shares) in &shards {
+                let part = |whole: u64| (whole * shares).div_ceil(all.max(1));
+                let control = match store.spec.control {
+                    ControlSpec::Off => Control::Off,
+                    ControlSpec::Depth(depth) => Control::Depth(part(u64::from(depth)) as u32),
+                    ControlSpec::Auto => Control::Latency {
+                        threshold_ns: u64::from(store.spec.latency_ms) * 1_000_000,
+                        weight_milli: part(1000) as u32,
+                    },
+                };
+                shard.control(Resource::Datastore(DatastoreId(index as u16)), control);
+            }
+        }
+    }
+
+    /// The shards that have disks of a datastore, with their shares.
+    fn shards_of(&self, inner: &Inner, datastore: &str) -> Vec<(ShardHandle, u64)> {
+        let mut shards: Vec<(ShardHandle, u64)> = Vec::new();
+        for disk in inner.disks.values().filter(|disk| disk.datastore.as_deref() == Some(datastore)) {
+            let Life::Online(shard) = &disk.life else { continue };
+            let shares = u64::from(disk.due(inner).shares);
+            match shards.iter_mut().find(|(other, _)| other.is_same(shard)) {
+                Some((_, sum)) => *sum += shares,
+                None => shards.push((shard.clone(), shares)),
+            }
+        }
+        shards
+    }
+}
+
+impl Inner {
+    fn find_datastore(&self, name: &str) -> Result<(DatastoreId, &DatastoreEntry), Refusal> {
+        let place = self.datastores.iter().position(|store| store.spec.name == name);
+        let place = place.ok_or_else(|| {
+            Refusal::not_found(format!("there is no datastore '{name}'"))
+                .hint("'hob datastore list' shows all")
+        })?;
+        Ok((DatastoreId(place as u16), &self.datastores[place]))
+    }
+
+    /// The id of a datastore, which is made if it is new.
+    pub(super) fn datastore_id(&mut self, name: &str) -> Result<DatastoreId, Refusal> {
+        if let Ok((id, _)) = self.find_datastore(name) {
+            return Ok(id);
+        }
+        if self.datastores.len() >= DATASTORES_MAX {
+            return Err(Refusal::conflict(format!("there are {DATASTORES_MAX} datastores")));
+        }
+        self.datastores.push(DatastoreEntry { spec: DatastoreState::new(name), peak: 0 });
+        Ok(DatastoreId((self.datastores.len() - 1) as u16))
+    }
+
+    /// Those of which somebody has said something, as they are kept.
+    pub(super) fn datastore_states(&self) -> Vec<DatastoreState> {
+        let specs = self.datastores.iter().map(|store| &store.spec);
+        specs.filter(|spec| **spec != DatastoreState::new(&spec.name)).cloned().collect()
+    }
+}
+
+/// The datastore of a backing whose owner does not say it. Looks at the file system, so it may block.
+pub(super) fn datastore_of(backing: &str) -> String {
+    let named = match backing.parse().map(|uri: NbdUri| uri.address) {
+        Ok(Address::Tcp { host, port }) => Some(format!("nbd-{host}-{port}")),
+        Ok(Address::Unix { path }) => Some(format!("nbd{}", path.display())),
+        Err(_) => mount_point(Path::new(backing)),
+    };
+    plain(named.as_deref().unwrap_or(backing))
+}
+
+/// Where the file system of a file is mounted.
+fn mount_point(path: &Path) -> Option<String> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+
+    let path = path.canonicalize().ok()?;
+    let metadata = path.metadata().ok()?;
+    if metadata.file_type().is_block_device() {
+        return Some(path.to_string_lossy().into_owned());
+    }
+    let is_on_it = |path: &&Path| path.metadata().is_ok_and(|other| other.dev() == metadata.dev());
+    let top = path.ancestors().take_while(is_on_it).last()?;
+    Some(if top == Path::new("/") { "root".to_owned() } else { top.to_string_lossy().into_owned() })
+}
+
+/// As a name may be: letters, digits and a few signs.
+fn plain(text: &str) -> String {
+    let sign = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
+    let name: String = text.trim_start_matches('/').chars().map(sign).collect();
+    let name = name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
+    // The end of a long one tells more.
+    let start = name.len().saturating_sub(hob_control::NAME_CHARS_MAX);
+    let name = name[start..].trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
+    if name.is_empty() { "unknown".to_owned() } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn datastores_have_names_that_can_be_typed() {
+        for (text, name) in [
+            ("/mnt/array1", "mnt-array1"),
+            ("root", "root"),
+            ("/dev/sdb", "dev-sdb"),
+            ("nbd-::1-10809", "nbd---1-10809"),
+            ("///", "unknown"),
+        ] {
+            assert_eq!(plain(text), name, "{text}");
+            assert!(hob_control::check_name(&plain(text)).is_ok());
+        }
+        assert!(hob_control::check_name(&plain(&"/xy".repeat(100))).is_ok());
+    }
+
+    #[test]
+    fn files_of_one_file_system_share_a_datastore() {
+        let directory = tempfile::tempdir().unwrap();
+        let paths = ["a", "b"].map(|name| directory.path().join(name));
+        paths.iter().for_each(|path| std::fs::write(path, "x").unwrap());
+        let stores = paths.map(|path| datastore_of(&path.to_string_lossy()));
+        assert_eq!(stores[0], stores[1]);
+        assert_ne!(datastore_of("nbd://one/disk"), datastore_of("nbd://other/disk"));
+        assert_eq!(datastore_of("nbd://one/disk"), datastore_of("nbd://one/second"));
+    }
+}

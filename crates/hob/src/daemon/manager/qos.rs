@@ -1,0 +1,285 @@
+//! What disks are due: set for one disk, or for all that have a storage policy; refused where reservations would
+//! exceed what their datastore can do.
+
+use std::sync::Arc;
+
+use hob_control::{DiskQos, Qos, QosPatch, Size, StoragePolicy, check_name};
+use hob_engine::qos::{self, Due, RATE_MAX, SHARES_MAX};
+
+use super::refusal::Refusal;
+use super::{DiskEntry, Inner, Manager};
+use crate::daemon::state::{DiskQosSpec, PolicyState};
+
+/// Storage policies there can be.
+const POLICIES_MAX: usize = 1024;
+
+impl Manager {
+    /// What all disks are due.
+    pub(crate) fn disks_qos(&self) -> Vec<DiskQos> {
+        let inner = self.inner();
+        inner.disks.values().map(|disk| disk.qos_view(&inner)).collect()
+    }
+
+    /// What a disk is due.
+    pub(crate) fn disk_qos(&self, disk: &str) -> Result<DiskQos, Refusal> {
+        let inner = self.inner();
+        Ok(inner.disk(disk)?.qos_view(&inner))
+    }
+
+    /// All storage policies.
+    pub(crate) fn policies(&self) -> Vec<StoragePolicy> {
+        let inner = self.inner();
+        inner.policies.iter().map(|(name, qos)| inner.policy_view(name, *qos)).collect()
+    }
+
+    /// Says what a disk is due.
+    pub(crate) async fn qos_set(self: &Arc<Self>, disk: String, patch: QosPatch) -> Result<DiskQos, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.set_disk_qos(&disk, &patch).await }).await
+    }
+
+    /// Makes a storage policy, or changes it for all its disks.
+    pub(crate) async fn policy_set(
+        self: &Arc<Self>,
+        name: String,
+        patch: QosPatch,
+    ) -> Result<StoragePolicy, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.set_policy(&name, &patch).await }).await
+    }
+
+    /// Removes a storage policy that no disk has.
+    pub(crate) async fn policy_remove(self: &Arc<Self>, name: String) -> Result<StoragePolicy, Refusal> {
+        let manager = self.clone();
+        self.change(async move {
+            let view = {
+                let mut inner = manager.inner();
+                let qos = inner.policy(&name)?;
+                let view = inner.policy_view(&name, qos);
+                if let Some(disk) = view.disks.first() {
+                    return Err(Refusal::conflict(format!("disk {disk} has the storage policy {name}"))
+                        .hint("give its disks another one first, or none with --policy ''"));
+                }
+                inner.policies.remove(&name);
+                view
+            };
+            manager.save().await?;
+            Ok(view)
+        })
+        .await
+    }
+
+    async fn set_disk_qos(self: &Arc<Self>, name: &str, patch: &QosPatch) -> Result<DiskQos, Refusal> {
+        let _claim = self.claim_disk(name, "given other shares")?;
+        let (before, notes) = {
+            let mut inner = self.inner();
+            let before = inner.disk(name)?.wanted.qos.clone();
+            let mut wanted = before.clone().unwrap_or_default();
+            if wanted.policy.is_some() && patch.policy.is_none() {
+                return Err(Refusal::conflict(format!(
+                    "{name} has the storage policy {}",
+                    wanted.policy.unwrap_or_default()
+                ))
+                .hint("change that one, or let the disk go its own way with --policy ''"));
+            }
+            match patch.policy.as_deref() {
+                None => {}
+                Some("") => wanted.policy = None,
+                Some(policy) => {
+                    if (QosPatch { policy: None, ..patch.clone() }) != QosPatch::default() {
+                        return Err(Refusal::invalid("a disk with a storage policy has no rules of its own")
+                            .hint("say either --policy or the rules"));
+                    }
+                    wanted = DiskQosSpec { policy: Some(policy.to_owned()), own: inner.policy(policy)? };
+                }
+            }
+            wanted.own = patched(wanted.own, patch)?;
+            inner.disk_mut(name)?.wanted.qos = Some(wanted);
+            match inner.check_reservations() {
+                Ok(notes) => (before, notes),
+                Err(refusal) => {
+                    inner.disk_mut(name)?.wanted.qos = before;
+                    return Err(refusal);
+                }
+            }
+        };
+        if let Err(refusal) = self.apply_qos(name).await {
+            self.inner().disk_mut(name)?.wanted.qos = before;
+            return Err(refusal);
+        }
+        self.save().await?;
+        Ok(DiskQos { notes, ..self.disk_qos(name)? })
+    }
+
+    async fn set_policy(self: &Arc<Self>, name: &str, patch: &QosPatch) -> Result<StoragePolicy, Refusal> {
+        check_name(name).map_err(|error| {
+            Refusal::invalid(format!("'{name}' cannot be a storage policy's name: {error}"))
+        })?;
+        if patch.policy.is_some() {
+            return Err(Refusal::invalid("a storage policy has no policy of its own"));
+        }
+        let disks = {
+            let mut inner = self.inner();
+            let before = inner.policies.get(name).copied();
+            if before.is_none() && inner.policies.len() >= POLICIES_MAX {
+                return Err(Refusal::conflict(format!("there are {POLICIES_MAX} storage policies")));
+            }
+            let wanted = patched(before.unwrap_or_default(), patch)?;
+            inner.policies.insert(name.to_owned(), wanted);
+            if let Err(refusal) = inner.check_reservations() {
+                match before {
+                    Some(before) => _ = inner.policies.insert(name.to_owned(), before),
+                    None => _ = inner.policies.remove(name),
+                }
+                return Err(refusal);
+            }
+            inner.policy_view(name, wanted).disks
+        };
+        for disk in disks {
+            if let Err(refusal) = self.apply_qos(&disk).await {
+                tracing::warn!("{disk} does not follow the storage policy {name} yet: {refusal}");
+            }
+        }
+        self.save().await?;
+        let inner = self.inner();
+        Ok(inner.policy_view(name, inner.policy(name)?))
+    }
+
+    /// Tells the shard of a disk that is online what the disk is due.
+    pub(super) async fn apply_qos(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+        let (shard, id, due) = {
+            let inner = self.inner();
+            let disk = inner.disk(name)?;
+            let Ok(shard) = disk.shard() else { return Ok(()) };
+            (shard, disk.id, engine_qos(disk.due(&inner)))
+        };
+        shard.set_qos(id, due).await?;
+        self.apply_controls();
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn policy(&self, name: &str) -> Result<Qos, Refusal> {
+        self.policies.get(name).copied().ok_or_else(|| {
+            Refusal::not_found(format!("there is no storage policy '{name}'"))
+                .hint("'hob qos policy list' shows all")
+        })
+    }
+
+    fn policy_view(&self, name: &str, qos: Qos) -> StoragePolicy {
+        let has = |disk: &&DiskEntry| {
+            disk.wanted.qos.as_ref().is_some_and(|spec| spec.policy.as_deref() == Some(name))
+        };
+        let disks = self.disks.values().filter(has).map(|disk| disk.wanted.name.clone()).collect();
+        StoragePolicy { name: name.to_owned(), qos, disks }
+    }
+
+    /// Storage policies as they are kept.
+    pub(super) fn policy_states(&self) -> Vec<PolicyState> {
+        let state = |(name, qos): (&String, &Qos)| PolicyState { name: name.clone(), qos: *qos };
+        self.policies.iter().map(state).collect()
+    }
+
+    /// Can every datastore do what its disks have reserved? Notes where nobody knows.
+    fn check_reservations(&self) -> Result<Vec<String>, Refusal> {
+        let mut notes = Vec::new();
+        for store in &self.datastores {
+            let reserved = self.reserved(&store.spec.name);
+            let (capacity, how) = match (store.spec.capacity, store.peak) {
+                (Some(capacity), _) => (capacity, "is said to do"),
+                (None, peak) if peak > 0 => (peak, "has been seen to do"),
+                _ => {
+                    if reserved > 0 {
+                        notes.push(format!(
+                            "what datastore {0} can do is not known, so {reserved} units a second may be more than it has; \
+                             say it with 'hob datastore set {0} --capacity', or have it measured under --control auto",
+                            store.spec.name
+                        ));
+                    }
+                    continue;
+                }
+            };
+            if reserved > u64::from(capacity) {
+                return Err(Refusal::conflict(format!(
+                    "reservations on datastore {} would come to {reserved} units a second, and it {how} {capacity}",
+                    store.spec.name
+                ))
+                .hint("reserve less, or say what it can do with 'hob datastore set --capacity'"));
+            }
+        }
+        Ok(notes)
+    }
+
+    /// Units a second that the disks of a datastore have reserved.
+    pub(super) fn reserved(&self, datastore: &str) -> u64 {
+        let on_it = self.disks.values().filter(|disk| disk.datastore.as_deref() == Some(datastore));
+        on_it.map(|disk| u64::from(disk.due(self).reservation)).sum()
+    }
+}
+
+impl DiskEntry {
+    /// What it is due now.
+    pub(super) fn due(&self, inner: &Inner) -> Qos {
+        let Some(spec) = &self.wanted.qos else { return Qos::default() };
+        let of_policy = spec.policy.as_ref().and_then(|policy| inner.policies.get(policy));
+        of_policy.copied().unwrap_or(spec.own)
+    }
+
+    fn qos_view(&self, inner: &Inner) -> DiskQos {
+        DiskQos {
+            disk: self.wanted.name.clone(),
+            datastore: self.datastore.clone(),
+            policy: self.wanted.qos.as_ref().and_then(|spec| spec.policy.clone()),
+            qos: self.due(inner),
+            notes: Vec::new(),
+        }
+    }
+}
+
+/// As the engine takes it.
+pub(super) fn engine_qos(qos: Qos) -> qos::DiskQos {
+    let Qos { shares, reservation, limit, bytes_limit, flash_limit } = qos;
+    let bytes_limit = bytes_limit.map(|limit| limit.bytes());
+    qos::DiskQos {
+        backing: Due { shares, reservation, limit, bytes_limit },
+        flash: Due { shares, reservation: 0, limit: flash_limit, bytes_limit: None },
+    }
+}
+
+fn patched(before: Qos, patch: &QosPatch) -> Result<Qos, Refusal> {
+    let rate = |what: &str, value: Option<u32>, before: Option<u32>| match value {
+        None => Ok(before),
+        Some(0) => Ok(None),
+        Some(rate) if rate <= RATE_MAX => Ok(Some(rate)),
+        Some(rate) => {
+            Err(Refusal::invalid(format!("a {what} of {rate} units a second is more than {RATE_MAX}")))
+        }
+    };
+    let shares = match patch.shares.as_deref() {
+        None => before.shares,
+        Some("low") => 500,
+        Some("normal") => 1000,
+        Some("high") => 2000,
+        Some(number) => {
+            let shares = number.parse().ok().filter(|shares| (1..=SHARES_MAX).contains(shares));
+            shares.ok_or_else(|| {
+                Refusal::invalid(format!("shares are low, normal, high or 1 to {SHARES_MAX}, not '{number}'"))
+            })?
+        }
+    };
+    let wanted = Qos {
+        shares,
+        reservation: rate("reservation", patch.reservation, Some(before.reservation))?.unwrap_or(0),
+        limit: rate("limit", patch.limit, before.limit)?,
+        bytes_limit: patch.bytes_limit.or(before.bytes_limit).filter(|limit| *limit > Size(0)),
+        flash_limit: rate("limit", patch.flash_limit, before.flash_limit)?,
+    };
+    match wanted.limit {
+        Some(limit) if limit < wanted.reservation => Err(Refusal::invalid(format!(
+            "a limit of {limit} units a second is below the reservation of {}",
+            wanted.reservation
+        ))),
+        _ => Ok(wanted),
+    }
+}

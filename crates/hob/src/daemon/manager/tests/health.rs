@@ -1,0 +1,136 @@
+//! What is said to be wrong, for each kind of what can be.
+
+use std::time::Duration;
+
+use hob_control::{Health, HealthStatus, ProblemKind};
+use hob_engine::units::DeviceId;
+
+use super::journal_lost::{lose, prepare};
+use super::*;
+use crate::daemon::metrics::Form;
+
+fn kinds(health: &Health) -> Vec<ProblemKind> {
+    assert_eq!(health.status == HealthStatus::Ok, health.problems.is_empty());
+    assert!(health.problems.iter().all(|problem| !problem.reason.is_empty()), "{health:?}");
+    health.problems.iter().map(|problem| problem.kind).collect()
+}
+
+async fn metrics(bench: &Bench) -> String {
+    bench.manager.metrics(Form::Prometheus, None).await
+}
+
+#[test]
+fn nothing_is_wrong_with_a_daemon_that_works() {
+    run(async |bench| {
+        assert!(kinds(&bench.manager.health().await).is_empty());
+        prepare(&bench, &["a", "b"], 20).await;
+        assert!(kinds(&bench.manager.health().await).is_empty());
+        let page = metrics(&bench).await;
+        assert!(page.contains("\nhob_healthy 1\n"), "{page}");
+        for line in [
+            "hob_cache_dirty_bytes{disk=\"vm\"} 81920",
+            "hob_disk_requests_total{disk=\"vm\",class=\"write\",reason=\"to-flash\"} 20",
+            "hob_disk_request_duration_seconds_count{disk=\"vm\",class=\"write\",reason=\"to-flash\"} 20",
+            "hob_cache_state{disk=\"vm\",state=\"active\"} 1",
+            "hob_device_state{pool=\"p\",device=",
+            "hob_pool_size_bytes{pool=\"p\"} 16777216",
+            "hob_shard_up{shard=\"0\"} 1",
+            "hob_scrape_disks_missing 0",
+        ] {
+            assert!(page.contains(&format!("\n{line}")), "{line}\n{page}");
+        }
+    });
+}
+
+#[test]
+fn a_disk_without_its_backing_and_devices_that_fail_are_named() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 8).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 4).await.unwrap();
+        let device = |path: &str| {
+            let inner = bench.manager.inner();
+            let device = inner.pools["p"].devices.iter().find(|device| device.path.ends_with(path));
+            device.and_then(|device| device.ids).unwrap().on_shards
+        };
+        bench.manager.handle_event(ShardEvent::Stalled(device("a")));
+        bench.manager.handle_event(ShardEvent::Fenced { device: device("b"), errors: 16 });
+        bench.manager.inner().disk_mut("vm").unwrap().life = Life::Offline("no such file".to_owned());
+        let health = bench.manager.health().await;
+        let expected = [ProblemKind::DeviceStalled, ProblemKind::DeviceFenced, ProblemKind::DiskOffline];
+        assert_eq!(kinds(&health), expected);
+        assert_eq!(
+            (health.problems[2].subject.as_str(), health.problems[2].reason.as_str()),
+            ("vm", "no such file")
+        );
+        assert!(health.problems[1].subject.ends_with("/b"), "{health:?}");
+        let page = metrics(&bench).await;
+        for line in [
+            "hob_healthy 0",
+            "hob_health_problems{kind=\"device-fenced\"} 1",
+            "hob_health_problems{kind=\"shard-silent\"} 0",
+            "hob_disk_state{disk=\"vm\",state=\"offline\"} 1",
+        ] {
+            assert!(page.contains(&format!("\n{line}\n")), "{line}\n{page}");
+        }
+        assert!(!page.contains("hob_disk_reads_total"), "of a disk that is offline there are no figures");
+    });
+}
+
+#[test]
+fn a_lost_journal_is_named_until_it_is_elsewhere() {
+    run(async |bench| {
+        let sick: DeviceId = prepare(&bench, &["a", "b"], 20).await;
+        lose(&bench, sick).await;
+        assert!(kinds(&bench.manager.health().await).contains(&ProblemKind::JournalLost));
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(kinds(&bench.manager.health().await).is_empty());
+    });
+}
+
+#[test]
+fn dirty_data_that_gets_nowhere_is_named() {
+    run(async |bench| {
+        prepare(&bench, &["a"], 20).await;
+        bench.shard.set_backings_fail(true);
+        bench.manager.drain("vm".into()).await.unwrap();
+        for _ in 0..3 {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            bench.manager.look_at_dirty();
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let health = bench.manager.health().await;
+        assert_eq!(kinds(&health), [ProblemKind::DestageStuck], "{health:?}");
+        bench.shard.set_backings_fail(false);
+        for _ in 0..40 {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            bench.manager.look_at_dirty();
+        }
+        assert!(kinds(&bench.manager.health().await).is_empty());
+    });
+}
+
+#[test]
+fn a_silent_shard_is_named_and_holds_up_no_page() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 8).await;
+        bench.disk("vm").await;
+        let page = metrics(&bench).await;
+        for (name, id) in [("a", 0), ("b", 1)] {
+            let line =
+                format!("hob_device_ios_total{{pool=\"p\",device=\"{}\"}} {}", bench.path(name), 1000 + id);
+            assert!(page.contains(&line), "{line}\n{page}");
+        }
+        bench.shard.set_hangs(true);
+        let began = tokio::time::Instant::now();
+        let health = bench.manager.health().await;
+        assert_eq!(kinds(&health), [ProblemKind::ShardSilent]);
+        let page = metrics(&bench).await;
+        assert!(page.contains("\nhob_shard_up{shard=\"0\"} 0\n"), "{page}");
+        assert!(!page.contains("hob_device_ios_total"), "half a sum would look like a new beginning");
+        assert!(page.contains("\nhob_scrape_disks_missing 1\n"), "{page}");
+        let loads = bench.manager.load().await;
+        assert!(loads.len() == 1 && !loads[0].is_counted, "{loads:?}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    });
+}

@@ -1,0 +1,141 @@
+//! Shares, limits and reservations as they are set, shared and kept, and what is refused.
+
+use hob_control::{DatastorePatch, QosPatch};
+
+use super::*;
+
+fn reserves(units: u32) -> QosPatch {
+    QosPatch { reservation: Some(units), ..QosPatch::default() }
+}
+
+impl Bench {
+    async fn disk_on(&self, name: &str, datastore: &str) {
+        let backing = self.image(&format!("{name}.img"), 64);
+        let datastore = Some(datastore.to_owned());
+        self.manager
+            .disk_add(DiskAdd { name: name.into(), backing, read_only: false, datastore })
+            .await
+            .unwrap();
+    }
+
+    async fn capacity(&self, datastore: &str, units: u32) -> Result<u32, Refusal> {
+        let patch = DatastorePatch { capacity: Some(units), ..DatastorePatch::default() };
+        self.manager.datastore_set(datastore.into(), patch).await.map(|store| store.reserved)
+    }
+
+    async fn give(&self, disk: &str, patch: QosPatch) -> Result<Qos, Refusal> {
+        self.manager.qos_set(disk.into(), patch).await.map(|disk| disk.qos)
+    }
+}
+
+#[test]
+fn rules_are_set_one_by_one_and_taken_back() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        assert_eq!(bench.manager.disk_qos("vm").unwrap().qos, Qos::default());
+        let patch = QosPatch {
+            shares: Some("high".into()),
+            limit: Some(500),
+            bytes_limit: Some(Size(10 << 20)),
+            ..QosPatch::default()
+        };
+        let qos = bench.give("vm", patch).await.unwrap();
+        let wanted =
+            Qos { shares: 2000, limit: Some(500), bytes_limit: Some(Size(10 << 20)), ..Qos::default() };
+        assert_eq!(qos, wanted);
+        let patch = QosPatch { limit: Some(0), shares: Some("750".into()), ..QosPatch::default() };
+        let qos = bench.give("vm", patch).await.unwrap();
+        assert_eq!(qos, Qos { shares: 750, limit: None, ..wanted });
+        for (patch, what) in [
+            (QosPatch { shares: Some("0".into()), ..QosPatch::default() }, "shares are low"),
+            (QosPatch { shares: Some("highest".into()), ..QosPatch::default() }, "shares are low"),
+            (
+                QosPatch { limit: Some(5), reservation: Some(6), ..QosPatch::default() },
+                "below the reservation",
+            ),
+            (QosPatch { limit: Some(u32::MAX), ..QosPatch::default() }, "more than"),
+            (QosPatch { policy: Some("gold".into()), ..QosPatch::default() }, "no storage policy 'gold'"),
+        ] {
+            let refusal = bench.give("vm", patch.clone()).await.unwrap_err();
+            assert!(refusal.problem.error.contains(what), "{patch:?}: {refusal}");
+        }
+        assert_eq!(bench.manager.disk_qos("vm").unwrap().qos, qos, "nothing of that was taken");
+    });
+}
+
+#[test]
+fn reservations_that_a_datastore_cannot_keep_are_refused_with_the_numbers() {
+    run(async |bench| {
+        bench.disk_on("one", "array").await;
+        bench.disk_on("two", "array").await;
+        bench.disk_on("else", "other").await;
+        let first = bench.manager.qos_set("one".into(), reserves(600)).await.unwrap();
+        assert!(first.notes[0].contains("not known"), "{:?}", first.notes);
+        assert_eq!(bench.capacity("array", 1000).await.unwrap(), 600);
+        let refusal = bench.give("two", reserves(401)).await.unwrap_err();
+        let said = &refusal.problem.error;
+        assert!(said.contains("1001 units") && said.contains("1000") && said.contains("array"), "{said}");
+        bench.give("two", reserves(400)).await.unwrap();
+        bench.give("else", reserves(5000)).await.unwrap();
+        let refusal = bench.capacity("array", 999).await.unwrap_err();
+        assert!(refusal.problem.error.contains("reserved 1000"), "{refusal}");
+    });
+}
+
+#[test]
+fn disks_follow_their_storage_policy() {
+    run(async |bench| {
+        for disk in ["one", "two"] {
+            bench.disk_on(disk, "array").await;
+        }
+        bench.capacity("array", 1000).await.unwrap();
+        let policy = bench.manager.policy_set("gold".into(), reserves(300)).await.unwrap();
+        assert!(policy.disks.is_empty());
+        let gold = QosPatch { policy: Some("gold".into()), ..QosPatch::default() };
+        for disk in ["one", "two"] {
+            assert_eq!(bench.give(disk, gold.clone()).await.unwrap().reservation, 300);
+        }
+        // Both have it, so both count.
+        let refusal = bench.manager.policy_set("gold".into(), reserves(501)).await.unwrap_err();
+        assert!(refusal.problem.error.contains("1002 units"), "{refusal}");
+        let policy = bench.manager.policy_set("gold".into(), reserves(500)).await.unwrap();
+        assert_eq!((policy.qos.reservation, policy.disks.len()), (500, 2));
+        assert_eq!(bench.manager.disk_qos("two").unwrap().qos.reservation, 500);
+        let refusal = bench.give("one", reserves(1)).await.unwrap_err();
+        assert!(refusal.problem.error.contains("storage policy gold"), "{refusal}");
+        assert!(bench.manager.policy_remove("gold".into()).await.is_err());
+        // On its own again, a disk keeps what it had.
+        let alone = QosPatch { policy: Some(String::new()), ..QosPatch::default() };
+        for disk in ["one", "two"] {
+            assert_eq!(bench.give(disk, alone.clone()).await.unwrap().reservation, 300);
+        }
+        bench.manager.policy_remove("gold".into()).await.unwrap();
+    });
+}
+
+#[test]
+fn all_of_it_is_there_after_a_restart() {
+    run(async |bench| {
+        let state = bench.dir.path().join("state");
+        let (store, _) = Store::open(&state).unwrap();
+        let (manager, shard) = super::manager(store);
+        let backing = bench.image("vm.img", 64);
+        let add = DiskAdd { name: "vm".into(), backing, read_only: false, datastore: Some("array".into()) };
+        manager.disk_add(add).await.unwrap();
+        manager.policy_set("gold".into(), reserves(300)).await.unwrap();
+        let gold = QosPatch { policy: Some("gold".into()), ..QosPatch::default() };
+        manager.qos_set("vm".into(), gold).await.unwrap();
+        let patch =
+            DatastorePatch { control: Some("auto".into()), latency_ms: Some(12), capacity: Some(400) };
+        let set = manager.datastore_set("array".into(), patch).await.unwrap();
+        let (qos, policies) = (manager.disk_qos("vm").unwrap(), manager.policies());
+        shard.stop();
+        drop(manager);
+        let (manager, _shard) = restart(&state, "").await;
+        assert_eq!(manager.disk_qos("vm").unwrap(), qos);
+        assert_eq!(manager.policies(), policies);
+        assert_eq!(manager.datastore("array").await.unwrap(), set);
+        let patch = DatastorePatch { control: Some("depth:0".into()), ..DatastorePatch::default() };
+        assert!(manager.datastore_set("array".into(), patch).await.is_err());
+    });
+}

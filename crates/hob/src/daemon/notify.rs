@@ -1,0 +1,197 @@
+//! Being a service of systemd: what sd_notify(3) does, over the datagram socket that `NOTIFY_SOCKET` names.
+//!
+//! Says when guests are served, in one line how things are, that the end has begun, and, as often as `WATCHDOG_USEC` wants,
+//! that hob is alive: which is to say that every shard answers. Without these variables it says nothing. What cannot be said
+//! stops nobody.
+
+use std::ffi::OsStr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::MissedTickBehavior;
+
+use super::manager::Manager;
+
+/// How often the line is looked at when nobody wants to know whether hob is alive.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Of the time that the watchdog gives, a sign of life takes at most this share to come about, and as much passes between two.
+const WATCHDOG_SHARE: u32 = 4;
+
+/// Where things are said, if anywhere.
+#[derive(Debug)]
+pub(crate) struct Notifier {
+    line: Option<(UnixDatagram, SocketAddr)>,
+    watchdog: Option<Duration>,
+    stopping: AtomicBool,
+}
+
+impl Notifier {
+    /// As systemd says in the environment.
+    pub(crate) fn from_env() -> Arc<Notifier> {
+        let var = |name| std::env::var_os(name);
+        let text = |name| var(name).and_then(|value| value.into_string().ok());
+        let is_ours = text("WATCHDOG_PID").is_none_or(|pid| pid == std::process::id().to_string());
+        let micros = text("WATCHDOG_USEC").filter(|_| is_ours).and_then(|micros| micros.parse().ok());
+        Notifier::new(var("NOTIFY_SOCKET").as_deref(), micros)
+    }
+
+    fn new(socket: Option<&OsStr>, watchdog_micros: Option<u64>) -> Arc<Notifier> {
+        let line = socket.and_then(|name| match open(name) {
+            Ok(line) => Some(line),
+            Err(error) => {
+                tracing::warn!("cannot notify systemd at {}: {error}", name.display());
+                None
+            }
+        });
+        let watchdog = watchdog_micros.filter(|micros| *micros > 0).map(Duration::from_micros);
+        Arc::new(Notifier { line, watchdog, stopping: AtomicBool::new(false) })
+    }
+
+    /// Guests are served. From now on tells how things are, and gives signs of life.
+    pub(crate) fn ready(self: &Arc<Self>, manager: &Arc<Manager>) {
+        if self.line.is_some() {
+            self.say(&format!("READY=1\nSTATUS={}", manager.summary()));
+            tokio::spawn(self.clone().watch(manager.clone()));
+        }
+    }
+
+    /// The end has begun. Signs of life go on until the shards are stopped.
+    pub(crate) fn stopping(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.say("STOPPING=1\nSTATUS=ending");
+    }
+
+    async fn watch(self: Arc<Self>, manager: Arc<Manager>) {
+        let pause = self.watchdog.map_or(LOOK_EVERY, |limit| limit / WATCHDOG_SHARE);
+        let mut tick = tokio::time::interval(pause.max(Duration::from_millis(1)));
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut said = manager.summary();
+        loop {
+            tick.tick().await;
+            if self.watchdog.is_some() && manager.is_alive(pause).await {
+                self.say("WATCHDOG=1");
+            }
+            let summary = manager.summary();
+            if summary != said && !self.stopping.load(Ordering::Relaxed) {
+                self.say(&format!("STATUS={summary}"));
+                said = summary;
+            }
+        }
+    }
+
+    fn say(&self, what: &str) {
+        if let Some((socket, address)) = &self.line
+            && let Err(error) = socket.send_to_addr(what.as_bytes(), address)
+        {
+            tracing::debug!("cannot notify systemd: {error}");
+        }
+    }
+}
+
+/// A socket to talk to `name`: a path, or behind `@` a name in the abstract namespace.
+fn open(name: &OsStr) -> std::io::Result<(UnixDatagram, SocketAddr)> {
+    let address = match name.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        [b'/', ..] => SocketAddr::from_pathname(name)?,
+        _ => return Err(std::io::Error::other("NOTIFY_SOCKET is neither a path nor an abstract name")),
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    Ok((socket, address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::exports::Exports;
+    use crate::daemon::fake_shard::FakeShard;
+    use crate::daemon::hardware::BackingOptions;
+    use crate::daemon::state::Store;
+
+    const WATCHDOG: Duration = Duration::from_secs(8);
+
+    fn run(test: impl AsyncFnOnce(UnixDatagram, Arc<Notifier>, Arc<Manager>, FakeShard)) {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("notify");
+            let systemd = UnixDatagram::bind(&path).unwrap();
+            systemd.set_nonblocking(true).unwrap();
+            let (shard, fake) = FakeShard::start();
+            let manager =
+                Manager::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory);
+            let notifier = Notifier::new(Some(path.as_os_str()), Some(WATCHDOG.as_micros() as u64));
+            test(systemd, notifier, manager, fake).await;
+        });
+    }
+
+    /// What has been said since the last time.
+    fn heard(systemd: &UnixDatagram) -> Vec<String> {
+        let mut buffer = [0; 4096];
+        let next =
+            || systemd.recv(&mut buffer).ok().map(|n| String::from_utf8_lossy(&buffer[..n]).into_owned());
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn ready_is_said_when_ready_and_the_end_when_it_begins() {
+        run(async |systemd, notifier, manager, _| {
+            assert!(heard(&systemd).is_empty());
+            notifier.ready(&manager);
+            assert_eq!(heard(&systemd), ["READY=1\nSTATUS=no disks"]);
+            notifier.stopping();
+            assert_eq!(heard(&systemd), ["STOPPING=1\nSTATUS=ending"]);
+        });
+    }
+
+    #[test]
+    fn signs_of_life_come_twice_as_often_as_they_must() {
+        run(async |systemd, notifier, manager, _| {
+            notifier.ready(&manager);
+            tokio::time::sleep(5 * WATCHDOG).await;
+            let signs = heard(&systemd).into_iter().filter(|what| what == "WATCHDOG=1").count();
+            assert!((10..=21).contains(&signs), "{signs}");
+        });
+    }
+
+    #[test]
+    fn while_a_shard_is_silent_there_is_no_sign_of_life() {
+        run(async |systemd, notifier, manager, shard| {
+            notifier.ready(&manager);
+            tokio::time::sleep(WATCHDOG).await;
+            assert!(heard(&systemd).contains(&"WATCHDOG=1".to_owned()));
+            shard.set_hangs(true);
+            tokio::time::sleep(WATCHDOG / WATCHDOG_SHARE).await;
+            heard(&systemd);
+            tokio::time::sleep(3 * WATCHDOG).await;
+            assert!(!heard(&systemd).contains(&"WATCHDOG=1".to_owned()));
+            shard.set_hangs(false);
+            tokio::time::sleep(WATCHDOG).await;
+            assert!(heard(&systemd).contains(&"WATCHDOG=1".to_owned()));
+        });
+    }
+
+    #[test]
+    fn without_a_socket_nothing_is_said_and_a_wrong_one_stops_nobody() {
+        run(async |systemd, _, manager, _| {
+            for socket in [None, Some(OsStr::new("relative")), Some(OsStr::new("/nonexistent/notify"))] {
+                let notifier = Notifier::new(socket, None);
+                notifier.ready(&manager);
+                notifier.stopping();
+            }
+            let name = format!("@hob-test-{}", std::process::id());
+            let address = SocketAddr::from_abstract_name(&name[1..]).unwrap();
+            let abstracted = UnixDatagram::bind_addr(&address).unwrap();
+            abstracted.set_nonblocking(true).unwrap();
+            Notifier::new(Some(OsStr::new(&name)), None).stopping();
+            assert_eq!(heard(&abstracted), ["STOPPING=1\nSTATUS=ending"]);
+            assert!(heard(&systemd).is_empty());
+        });
+    }
+}

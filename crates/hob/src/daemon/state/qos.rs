@@ -1,0 +1,88 @@
+//! What is kept of shares, limits and reservations, and of what disks compete for.
+
+use hob_control::Qos;
+use serde::{Deserialize, Serialize};
+
+/// When a datastore is late, unless somebody says otherwise, milliseconds: as Storage I/O Control has it.
+pub(crate) const LATENCY_MS_DEFAULT: u32 = 30;
+
+/// What a disk is due.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DiskQosSpec {
+    /// As that storage policy says; `own` then is what it said last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) policy: Option<String>,
+    /// By itself.
+    pub(crate) own: Qos,
+}
+
+/// A storage policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PolicyState {
+    /// Its name.
+    pub(crate) name: String,
+    /// What its disks are due.
+    pub(crate) qos: Qos,
+}
+
+/// What was said of a datastore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DatastoreState {
+    /// Its name.
+    pub(crate) name: String,
+    /// What bounds it.
+    pub(crate) control: ControlSpec,
+    /// Under `auto`: above this it is throttled, milliseconds.
+    pub(crate) latency_ms: u32,
+    /// Units a second that it can do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) capacity: Option<u32>,
+}
+
+impl DatastoreState {
+    /// One of which nothing was said.
+    pub(crate) fn new(name: &str) -> DatastoreState {
+        let (name, control) = (name.to_owned(), ControlSpec::Off);
+        DatastoreState { name, control, latency_ms: LATENCY_MS_DEFAULT, capacity: None }
+    }
+}
+
+/// What bounds what is in a datastore at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ControlSpec {
+    /// Nothing.
+    Off,
+    /// Its latency.
+    Auto,
+    /// A number of I/Os.
+    Depth(u32),
+}
+
+impl std::fmt::Display for ControlSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ControlSpec::Off => f.write_str("off"),
+            ControlSpec::Auto => f.write_str("auto"),
+            ControlSpec::Depth(depth) => write!(f, "depth:{depth}"),
+        }
+    }
+}
+
+impl std::str::FromStr for ControlSpec {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<ControlSpec, ()> {
+        match text {
+            "off" => Ok(ControlSpec::Off),
+            "auto" => Ok(ControlSpec::Auto),
+            _ => {
+                let depth = text.strip_prefix("depth:").and_then(|depth| depth.parse().ok());
+                depth.filter(|depth| (1..=4096).contains(depth)).map(ControlSpec::Depth).ok_or(())
+            }
+        }
+    }
+}
