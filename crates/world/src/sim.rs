@@ -89,6 +89,9 @@ pub struct Options {
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
     pub early: bool,
+    /// Where devices or backings may fail, guests come before a recovered cache is in service nevertheless. A daemon does not let
+    /// them; the engine can do with it as long as that does not fail.
+    pub hasty: bool,
     /// Something is broken on purpose: the run must fail.
     pub sabotage: Option<Sabotage>,
     /// Hears of everything that crosses the engine's boundary, one line each.
@@ -120,6 +123,7 @@ impl Default for Options {
             qos_permille: 250,
             lives: false,
             early: true,
+            hasty: false,
             sabotage: None,
             trace: None,
         }

@@ -8,7 +8,7 @@ use hob_world::sim::{Options, Report, run};
 const HISTORIES: u64 = 2_000;
 
 /// Findings that were understood and mended: whether devices may fail, the seed, its requests, and what it was.
-const MENDED: [(bool, u64, u32, &str); 28] = [
+const MENDED: [(bool, u64, u32, &str); 29] = [
     (true, 2145, 200, "a new ring that could not be written was told as the loss of the old one"),
     (true, 2546, 200, "a discard met dirty data that was not there when it began"),
     (true, 11_987, 200, "the same, and a read saw half of what it uncovered"),
@@ -163,6 +163,7 @@ fn what_was_mended_stays_so() {
                 faults,
                 requests,
                 early: false,
+                hasty: true,
                 memory_permille: 0,
                 qos_permille: 0,
                 ..Options::lives()

@@ -3,6 +3,7 @@
 mod data_path;
 mod fio;
 mod lab;
+mod qos;
 mod report;
 mod server;
 
@@ -19,12 +20,15 @@ pub(crate) enum Bench {
     DataPath(data_path::Arguments),
     /// How fast the lab simulates, and its miss ratios beside libCacheSim's
     Lab(lab::Arguments),
+    /// What disks receive under shares, limits, reservations and throttling, against what they are due
+    Qos(qos::Arguments),
 }
 
 pub(crate) fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::DataPath(arguments) => data_path::run(arguments),
         Bench::Lab(arguments) => lab::run(arguments),
+        Bench::Qos(arguments) => qos::run(arguments),
     }
 }
 

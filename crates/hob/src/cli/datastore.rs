@@ -13,13 +13,13 @@ pub(crate) enum Datastore {
     /// List all datastores and how they are doing
     List,
     /// Say what bounds a datastore, and what it can do
-    #[command(group = ArgGroup::new("setting").required(true).multiple(true).args(["control", "latency_ms", "capacity"]))]
+    #[command(group = ArgGroup::new("setting").required(true).multiple(true).args(["throttle", "latency_ms", "capacity"]))]
     Set {
         /// The datastore
         datastore: String,
         /// off; auto: throttled when it is late, by shares and reservations; depth:N: so many I/Os at once
-        #[arg(long)]
-        control: Option<String>,
+        #[arg(long, value_name = "CONTROL")]
+        throttle: Option<String>,
         /// When it is late, under auto, milliseconds [default: 30]
         #[arg(long, value_name = "MS")]
         latency_ms: Option<u32>,
@@ -35,8 +35,8 @@ pub(super) fn run(command: Datastore, global: &Global) -> anyhow::Result<()> {
             let stores = ask(global, async |client| client.datastores().await)?;
             print(global.output, &stores, |stores| list(stores))
         }
-        Datastore::Set { datastore, control, latency_ms, capacity } => {
-            let patch = DatastorePatch { control, latency_ms, capacity };
+        Datastore::Set { datastore, throttle, latency_ms, capacity } => {
+            let patch = DatastorePatch { control: throttle, latency_ms, capacity };
             let store = ask(global, async |client| client.datastore_set(&datastore, &patch).await)?;
             print(global.output, &store, |store| list(std::slice::from_ref(store)))
         }

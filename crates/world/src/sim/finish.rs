@@ -49,15 +49,13 @@ impl World<'_> {
 
     /// A disk that is not there is opened, with its cache if that is at all possible.
     fn bring_back(&mut self, disk: usize) -> Result<(), Violation> {
-        for _ in 0..OPENINGS_MAX {
-            if self.is_back(disk) {
-                return Ok(());
+        self.open_again(disk)?;
+        if !self.is_back(disk) {
+            // Perhaps the rings that crashes left of another take the room for its new one, until that one is there.
+            for other in (0..self.disks.len()).filter(|other| *other != disk) {
+                self.open_again(other)?;
             }
-            if !self.disks[disk].present {
-                self.open_disk(disk)?;
-            }
-            self.drain()?;
-            self.run_dry()?;
+            self.open_again(disk)?;
         }
         if self.is_back(disk) {
             return Ok(());
@@ -75,6 +73,20 @@ impl World<'_> {
         self.open_disk(disk)?;
         self.drain()?;
         self.run_dry()
+    }
+
+    fn open_again(&mut self, disk: usize) -> Result<(), Violation> {
+        for _ in 0..OPENINGS_MAX {
+            if self.is_back(disk) {
+                break;
+            }
+            if !self.disks[disk].present {
+                self.open_disk(disk)?;
+            }
+            self.drain()?;
+            self.run_dry()?;
+        }
+        Ok(())
     }
 
     /// Is a disk there, with the cache that it can have?

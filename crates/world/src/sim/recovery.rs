@@ -169,7 +169,8 @@ impl World<'_> {
             state.model.set_lags(true);
         }
         let careful = self.scenario.lives.as_ref().is_some_and(|lives| lives.careful);
-        self.disks[index].gated = self.disks[index].coming.is_none() && (careful || self.any_bad());
+        let may_fail = self.any_bad() || self.options.faults && !self.options.hasty;
+        self.disks[index].gated = self.disks[index].coming.is_none() && (careful || may_fail);
         let recovered = Some(*recovered);
         let enable = Enable { config, segments, journal: Some(ring), recovered };
         self.command(index, Command::Cache(CacheChange::Enable(Box::new(enable))));

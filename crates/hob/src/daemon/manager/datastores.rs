@@ -1,9 +1,10 @@
 //! Datastores: what backings lie on, found out when a disk is opened unless its owner says it, and what bounds what is in
 //! them at once.
 //!
-//! A file's datastore is the file system that holds it, by its mount point; an NBD export's is its server. Disks of one datastore may be on
-//! several shards: each has a window of its own then, with a weight that is its disks' part of all shares, and they come to terms as
-//! hosts do that share an array (PARDA). Reservations hold within what a shard's window lets through.
+//! A file's datastore is the file system that holds it, by its mount point; an NBD export's is its server. Disks of a datastore that
+//! somebody has named, or said something of, go to one shard: shares and reservations hold among the disks of a shard. Those that
+//! were elsewhere already stay there; then each shard has a window of its own, with a weight that is its disks' part of all
+//! shares, and they come to terms as hosts do that share an array (PARDA), until the daemon starts again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,6 +31,22 @@ pub(super) struct DatastoreEntry {
     pub(super) spec: DatastoreState,
     /// The most units a second that it has been seen to do under control.
     pub(super) peak: u32,
+    /// The owner of a disk named it.
+    is_named: bool,
+    /// Where the first of its disks went, if they are to be together.
+    pub(super) home: Option<ShardHandle>,
+}
+
+impl DatastoreEntry {
+    /// One of which this is known.
+    pub(super) fn new(spec: DatastoreState) -> DatastoreEntry {
+        DatastoreEntry { spec, peak: 0, is_named: false, home: None }
+    }
+
+    /// Has somebody named it, or said something of it?
+    pub(super) fn is_meant(&self) -> bool {
+        self.is_named || self.spec != DatastoreState::new(&self.spec.name)
+    }
 }
 
 impl Manager {
@@ -178,15 +195,17 @@ impl Inner {
         Ok((DatastoreId(place as u16), &self.datastores[place]))
     }
 
-    /// The id of a datastore, which is made if it is new.
-    pub(super) fn datastore_id(&mut self, name: &str) -> Result<DatastoreId, Refusal> {
+    /// The id of a datastore, which is made if it is new. `is_named`: the owner of a disk calls it so.
+    pub(super) fn datastore_id(&mut self, name: &str, is_named: bool) -> Result<DatastoreId, Refusal> {
         if let Ok((id, _)) = self.find_datastore(name) {
+            self.datastores[usize::from(id.0)].is_named |= is_named;
             return Ok(id);
         }
         if self.datastores.len() >= DATASTORES_MAX {
             return Err(Refusal::conflict(format!("there are {DATASTORES_MAX} datastores")));
         }
-        self.datastores.push(DatastoreEntry { spec: DatastoreState::new(name), peak: 0 });
+        let entry = DatastoreEntry::new(DatastoreState::new(name));
+        self.datastores.push(DatastoreEntry { is_named, ..entry });
         Ok(DatastoreId((self.datastores.len() - 1) as u16))
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hob_control::{DiskAdd, DiskChanged, OnDirty, check_name};
 use hob_engine::command::{Access, DiskConfig};
-use hob_engine::units::DiskId;
+use hob_engine::units::{DatastoreId, DiskId};
 use hob_nbd::ExportInfo;
 use hob_storage::backing::{BackingInfo, OpenError};
 
@@ -189,10 +189,10 @@ impl Manager {
         name: &str,
         when: Open,
     ) -> Result<(Vec<String>, Option<Coming>), Refusal> {
-        let (wanted, id, shard) = {
+        let (wanted, id) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
-            (disk.wanted.clone(), disk.id, self.quietest_shard(&inner))
+            (disk.wanted.clone(), disk.id)
         };
         let options = self.backing_options.clone();
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
@@ -227,7 +227,8 @@ impl Manager {
         } else {
             access
         };
-        let datastore_id = self.inner().datastore_id(&datastore)?;
+        let datastore_id = self.inner().datastore_id(&datastore, wanted.datastore.is_some())?;
+        let shard = self.shard_for(datastore_id);
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
         shard.add_disk(id, config, backing).await?;
         {
@@ -332,6 +333,15 @@ impl Manager {
             inner.disks.values().filter(|disk| here(&disk.life)).count()
         };
         self.shards.iter().min_by_key(|shard| load(shard)).expect("there is a shard").clone()
+    }
+
+    /// The shard for another disk of a datastore. Shares hold among the disks of a shard: those of a datastore that somebody
+    /// named or set go where the first of them went.
+    fn shard_for(&self, datastore: DatastoreId) -> ShardHandle {
+        let mut inner = self.inner();
+        let quietest = self.quietest_shard(&inner);
+        let store = &mut inner.datastores[usize::from(datastore.0)];
+        if store.is_meant() { store.home.get_or_insert(quietest).clone() } else { quietest }
     }
 }
 

@@ -193,7 +193,7 @@ impl Inner {
                     if reserved > 0 {
                         notes.push(format!(
                             "what datastore {0} can do is not known, so {reserved} units a second may be more than it has; \
-                             say it with 'hob datastore set {0} --capacity', or have it measured under --control auto",
+                             say it with 'hob datastore set {0} --capacity', or have it measured under --throttle auto",
                             store.spec.name
                         ));
                     }

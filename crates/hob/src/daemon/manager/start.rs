@@ -43,7 +43,7 @@ impl Manager {
         {
             let mut inner = self.inner();
             inner.policies = kept.policies.iter().map(|policy| (policy.name.clone(), policy.qos)).collect();
-            let entry = |spec: &DatastoreState| DatastoreEntry { spec: spec.clone(), peak: 0 };
+            let entry = |spec: &DatastoreState| DatastoreEntry::new(spec.clone());
             inner.datastores = kept.datastores.iter().map(entry).collect();
         }
         for pool in &kept.pools {
