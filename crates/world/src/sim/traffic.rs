@@ -130,6 +130,9 @@ impl World<'_> {
         } else {
             None
         };
+        if refusal.is_none() {
+            disk.tally.comes(&request);
+        }
         let (first, count) = Self::units(request.offset, request.len);
         let token = match request.op {
             _ if refusal.is_some() => Token::None,
@@ -367,6 +370,9 @@ impl World<'_> {
         self.report.outcomes[outcome as usize] += 1;
         if !self.strikes(Sabotage::Uncounted, 20) {
             self.disks[request.disk.0 as usize].tally.request(&request, outcome);
+        }
+        if refusal.is_none() {
+            self.disks[request.disk.0 as usize].tally.answered(&request);
         }
         if let Some(id) = request.buffer {
             self.buffers.get_mut(&id).expect("held until released").replied = true;
