@@ -17,8 +17,9 @@ use tokio::net::{TcpStream, UnixStream};
 use crate::tls;
 use crate::{
     CacheEnable, CachePatch, ClientTls, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd,
-    DiskChanged, DiskLoad, DiskQos, DiskStats, Endpoint, Explanation, ExportDirty, Health, OnDirty, Pool,
-    PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy, TraceDecoder, TraceFrame, Version,
+    DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, Explanation, ExportDirty,
+    Health, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy, TraceDecoder,
+    TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -274,6 +275,26 @@ impl Client {
     /// A disk's figures.
     pub async fn stats(&self, disk: &str) -> Result<DiskStats, ClientError> {
         self.get(&format!("{}/stats", disk_path(disk))).await
+    }
+
+    /// What a disk is asked for.
+    pub async fn histograms(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
+        self.get(&format!("{}/histograms", disk_path(disk))).await
+    }
+
+    /// Begins its histograms anew.
+    pub async fn histograms_reset(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
+        self.delete(&format!("{}/histograms", disk_path(disk))).await
+    }
+
+    /// What caches of other sizes would do for a disk.
+    pub async fn curve(&self, disk: &str) -> Result<DiskCurve, ClientError> {
+        self.get(&format!("{}/curve", disk_path(disk))).await
+    }
+
+    /// Begins to learn that anew.
+    pub async fn curve_reset(&self, disk: &str) -> Result<DiskCurve, ClientError> {
+        self.delete(&format!("{}/curve", disk_path(disk))).await
     }
 
     /// Why a disk's I/O is or is not served from flash.

@@ -221,8 +221,12 @@ pub enum Command {
     Memory(Option<MemoryConfig>),
     /// Give the disk shares, limits and reservations. At once, for what waits already too.
     Qos(DiskQos),
-    /// Start counting from zero.
+    /// Start counting from zero, but for the histograms and the sampler of sizes.
     ResetStats,
+    /// Start the histograms anew.
+    ResetHistograms,
+    /// Start the sampler of sizes anew.
+    ResetSizing,
 }
 
 /// A change to one disk's cache. Changes of a persistent cache's structure bring a ring for its journal; the

@@ -27,6 +27,7 @@ pub mod sizing;
 mod slab;
 pub mod stats;
 pub mod units;
+pub mod vscsi;
 
 pub use engine::{DISKS_MAX, Engine, Limits, REQUEST_BYTES_MAX};
 pub use simulate::{CacheSim, SimConfig, SimStats, Unworkable};

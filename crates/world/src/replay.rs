@@ -23,8 +23,10 @@ use std::collections::VecDeque;
 use hob_engine::command::{CacheChange, Command, CommandError, Event};
 use hob_engine::io::{Io, IoOp, Op, Reply, Request, Target};
 use hob_engine::outcome::Outcome;
+use hob_engine::sizing::Sizing;
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{BufferId, CommandId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES};
+use hob_engine::vscsi::Histograms;
 use hob_engine::{Engine, REQUEST_BYTES_MAX};
 
 use crate::disk_model::Access;
@@ -146,6 +148,16 @@ impl Replay {
     /// engine took a request.
     pub fn stats(&self, disk: u32) -> Option<DiskStats> {
         self.engine.stats(self.now, DiskId(disk))
+    }
+
+    /// The engine's histograms of a disk, `None` when there is no such disk.
+    pub fn histograms(&self, disk: u32) -> Option<&Histograms> {
+        self.engine.histograms(DiskId(disk))
+    }
+
+    /// What the engine knows of other cache sizes for a disk, `None` when there is no such disk.
+    pub fn sizing(&self, disk: u32) -> Option<Sizing> {
+        self.engine.sizing(self.now, DiskId(disk))
     }
 
     /// Starts the engine's statistics again, after a warm-up.

@@ -450,7 +450,8 @@ impl<'a> World<'a> {
                 return Ok(());
             }
             if let Some(due) = due {
-                let idle = self.ios.is_empty() && self.scenario.lives.is_none();
+                // What a limit holds back waits for nothing but the time.
+                let idle = self.ios.is_empty() && self.scenario.lives.is_none() && self.qos.is_none();
                 ensure!(!idle, "a timeout is due with no I/O in flight");
                 self.now = self.now.max(due);
                 trace!(self, "timeout");

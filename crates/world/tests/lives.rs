@@ -59,6 +59,20 @@ const MENDED: [(bool, u64, u32, &str); 29] = [
         200,
         "a write that flash took in part was held, and the change that waited for it did not hear",
     ),
+    (true, 20_069_509, 200, "a read that had waited to go past its cache fetched what another was fetching"),
+    (
+        true,
+        20_482_018,
+        200,
+        "the model: segments on their way to a volatile cache that took the place of another",
+    ),
+    (
+        true,
+        20_569_979,
+        200,
+        "the model: guests of a disk whose recovered cache was not in service, and never was",
+    ),
+    (true, 30_482_522, 200, "the model: a disk had no room for its new ring before another one was opened"),
 ];
 
 fn from_env(name: &str) -> Option<u64> {

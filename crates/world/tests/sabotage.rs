@@ -112,7 +112,7 @@ fn without_sabotage_the_same_lives_pass() {
 /// Promise 2 above flash: what memory holds is what the last write left there.
 #[test]
 fn memory_that_does_not_follow_writes_is_noticed() {
-    expect(Sabotage::LostRenewal, &["stale", "was never written there", "backing holds"]);
+    expect(Sabotage::LostRenewal, &["stale", "was never written there", "backing holds", "but not at unit"]);
 }
 
 /// What a recovery that lost something looks like.

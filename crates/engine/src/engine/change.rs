@@ -10,6 +10,7 @@ use crate::cache::Cache;
 use crate::command::{CacheChange, Command, CommandError, DataSegment, Event, Mode, Segment};
 use crate::device;
 use crate::qos::DiskQos;
+use crate::sizing::Live;
 use crate::stats::DiskStats;
 use crate::units::{CommandId, DeviceId, DiskId, Instant};
 
@@ -92,6 +93,14 @@ impl Engine {
                 Ok(())
             }
             (Command::Memory(config), Some(disk)) => disk.set_memory(config),
+            (Command::ResetHistograms, Some(disk)) => {
+                disk.histograms.reset(now);
+                Ok(())
+            }
+            (Command::ResetSizing, Some(disk)) => {
+                *disk.sizing = Live::new(now);
+                Ok(())
+            }
             (Command::ResetStats, Some(disk)) => {
                 disk.stats = DiskStats::new();
                 disk.stats_since = now;

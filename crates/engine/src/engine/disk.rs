@@ -16,8 +16,10 @@ use crate::io::Request;
 use crate::memory::Memory;
 use crate::outcome::Outcome;
 use crate::qos::DiskQos;
+use crate::sizing::Live;
 use crate::stats::{CacheState, DiskStats};
 use crate::units::{CommandId, Instant};
+use crate::vscsi::Histograms;
 
 pub(super) struct Disk {
     pub(super) config: DiskConfig,
@@ -77,6 +79,8 @@ pub(super) struct Disk {
     pub(super) awake: bool,
     pub(super) stats: DiskStats,
     pub(super) stats_since: Instant,
+    pub(super) histograms: Box<Histograms>,
+    pub(super) sizing: Box<Live>,
 }
 
 impl Disk {
@@ -117,6 +121,8 @@ impl Disk {
             awake: false,
             stats: DiskStats::new(),
             stats_since: now,
+            histograms: Box::new(Histograms::new(now)),
+            sizing: Box::new(Live::new(now)),
         }
     }
 

@@ -57,9 +57,11 @@ use crate::io::{BufferCopy, BufferSlice, Io, IoError, IoOp, Op, Reply, Request, 
 use crate::memory::Seen;
 use crate::outcome::Outcome;
 use crate::qos;
+use crate::sizing::Sizing;
 use crate::slab::Slab;
 use crate::stats::DiskStats;
 use crate::units::{BufferId, DiskId, Instant, IoId, SECTOR_BYTES, sector_ceil, sector_floor};
+use crate::vscsi::Histograms;
 use commit::JournalIo;
 use disk::Disk;
 use gate::Gates;
@@ -274,7 +276,10 @@ impl Engine {
             self.refuse(now, &request, error);
             return Ok(());
         }
-        self.disk_mut(request.disk).in_flight += 1;
+        let disk = self.disk_mut(request.disk);
+        disk.in_flight += 1;
+        disk.histograms.arrive(now, &request);
+        disk.sizing.note(&request);
         let range = Range {
             disk: request.disk,
             first: request.offset / SECTOR_BYTES,
@@ -423,6 +428,16 @@ impl Engine {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.snapshot(now))
     }
 
+    /// What a disk was asked for until now.
+    pub fn histograms(&self, disk: DiskId) -> Option<&Histograms> {
+        self.disks.get(disk.0 as usize)?.as_ref().map(|disk| &*disk.histograms)
+    }
+
+    /// What caches of other sizes would have done with a disk's requests until now.
+    pub fn sizing(&self, now: Instant, disk: DiskId) -> Option<Sizing> {
+        self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.sizing.report(now))
+    }
+
     /// Requests in flight, fills included.
     pub fn in_flight(&self) -> u32 {
         self.requests.len()
@@ -524,10 +539,12 @@ impl Engine {
         self.keep_in_memory(slot, result);
         let Active { request, arrived, outcome, .. } = &self.requests[slot];
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: *outcome };
-        self.disks[request.disk.0 as usize]
-            .as_mut()
-            .expect("disks outlive their requests")
-            .record(now, *arrived, request, *outcome);
+        let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        disk.record(now, *arrived, request, *outcome);
+        disk.histograms.answer(now - *arrived, request.op);
+        if request.op == Op::Read && (*outcome == Outcome::Hit || outcome.is_from_memory()) {
+            disk.sizing.hit();
+        }
         self.reply_out.push_back(reply);
     }
 

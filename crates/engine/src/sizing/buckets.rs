@@ -1,6 +1,8 @@
-//! What accesses weigh by their stack distance, in buckets whose width is at most 1/256 of the distances they hold.
+//! What accesses weigh by their stack distance, in buckets whose width is at most 1/128 of the distances they hold.
 
-const SUB_BITS: u32 = 8;
+use std::num::NonZeroU16;
+
+const SUB_BITS: u32 = 7;
 const SUB: u64 = 1 << SUB_BITS;
 /// Distances from here on share the last bucket: 4 PiB in blocks of 4 KiB.
 const DISTANCE_BITS: u32 = 40;
@@ -15,9 +17,14 @@ pub(super) struct Bucket {
     pub(super) leverage: f64,
 }
 
-/// Names a bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BucketNo(u16);
+/// Names a bucket: one more than its index, so that there is a name for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct BucketNo(NonZeroU16);
+
+impl BucketNo {
+    /// Of the smallest distances.
+    pub(super) const FIRST: BucketNo = BucketNo(NonZeroU16::MIN);
+}
 
 /// A histogram of stack distances.
 #[derive(Clone, Debug)]
@@ -29,12 +36,12 @@ impl Buckets {
     }
 
     pub(super) fn bucket_of(distance: u64) -> BucketNo {
-        BucketNo(bucket_of(distance) as u16)
+        BucketNo(NonZeroU16::MIN.saturating_add(bucket_of(distance) as u16))
     }
 
     #[inline]
     pub(super) fn add(&mut self, bucket: BucketNo, more: Bucket) {
-        let bucket = &mut self.0[usize::from(bucket.0)];
+        let bucket = &mut self.0[usize::from(bucket.0.get() - 1)];
         bucket.weight += more.weight;
         bucket.leverage += more.leverage;
     }

@@ -9,6 +9,18 @@ pub struct CurvePoint {
     pub miss_ratio: f64,
 }
 
+/// Points that make no curve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CurveError(&'static str);
+
+impl std::error::Error for CurveError {}
+
+impl std::fmt::Display for CurveError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "points that are no miss-ratio curve: {}", self.0)
+    }
+}
+
 /// The miss ratio as a function of the cache size. It never rises. Between two points it runs straight; a step is two
 /// points one block apart. From the last point on it is level.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,13 +34,47 @@ impl Curve {
     /// # Panics
     /// When there is no point at 0 blocks, sizes do not rise, ratios rise, or a ratio is not in 0 … 1.
     pub fn new(points: Vec<CurvePoint>) -> Self {
-        assert!(points.first().is_some_and(|first| first.blocks == 0), "a curve starts without a cache");
-        assert!(points.iter().all(|point| (0.0..=1.0).contains(&point.miss_ratio)), "ratios are shares");
-        assert!(
-            points.windows(2).all(|w| w[0].blocks < w[1].blocks && w[0].miss_ratio >= w[1].miss_ratio),
-            "a larger LRU cache never misses more"
-        );
-        Curve { points }
+        Curve::checked(points).unwrap_or_else(|CurveError(why)| panic!("{why}"))
+    }
+
+    /// The same for points from elsewhere.
+    ///
+    /// # Errors
+    /// Where [`new`](Self::new) panics.
+    pub fn checked(points: Vec<CurvePoint>) -> Result<Self, CurveError> {
+        if points.first().is_none_or(|first| first.blocks > 0) {
+            return Err(CurveError("a curve starts without a cache"));
+        }
+        if !points.iter().all(|point| (0.0..=1.0).contains(&point.miss_ratio)) {
+            return Err(CurveError("ratios are shares"));
+        }
+        let falls =
+            |pair: &[CurvePoint]| pair[0].blocks < pair[1].blocks && pair[0].miss_ratio >= pair[1].miss_ratio;
+        match points.windows(2).all(falls) {
+            true => Ok(Curve { points }),
+            false => Err(CurveError("a larger LRU cache never misses more")),
+        }
+    }
+
+    /// A curve through some of the points, at no size off by more than `off_max`.
+    pub fn thinned(&self, off_max: f64) -> Curve {
+        let mut kept = vec![self.points[0]];
+        // Slopes from the last point that was kept that pass all points since near enough.
+        let mut slopes = (f64::NEG_INFINITY, f64::INFINITY);
+        for pair in self.points.windows(2) {
+            let slope = |from: CurvePoint, off: f64| {
+                (pair[1].miss_ratio + off - from.miss_ratio) / (pair[1].blocks - from.blocks) as f64
+            };
+            let mut from = kept[kept.len() - 1];
+            if !(slopes.0..=slopes.1).contains(&slope(from, 0.0)) {
+                from = pair[0];
+                kept.push(from);
+                slopes = (f64::NEG_INFINITY, f64::INFINITY);
+            }
+            slopes = (slopes.0.max(slope(from, -off_max)), slopes.1.min(slope(from, off_max)));
+        }
+        kept.extend(self.points[1..].last());
+        Curve { points: kept }
     }
 
     /// The curve of `total` accesses (or bytes, or any weight) of which `(distance, weight)` says what is hit from a

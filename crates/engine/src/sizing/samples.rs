@@ -5,9 +5,9 @@ use super::buckets::BucketNo;
 
 const EMPTY: u32 = u32::MAX;
 
-/// A sampled block.
+/// A sampled block, with `SECTORS` sectors that are followed one by one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sample {
+pub(super) struct Sample<const SECTORS: usize> {
     pub(super) block: u64,
     /// Weight of its accesses.
     pub(super) used: f64,
@@ -15,18 +15,20 @@ pub(super) struct Sample {
     pub(super) slot: u32,
     /// The bucket of its last access's distance; none at the first.
     pub(super) bucket: Option<BucketNo>,
+    /// Per sector: the largest distance of the block since the sector became valid; none if it is not.
+    pub(super) valid_from: [Option<BucketNo>; SECTORS],
 }
 
 /// All samples.
 #[derive(Clone, Debug)]
-pub(super) struct Samples {
-    samples: Vec<Sample>,
+pub(super) struct Samples<const SECTORS: usize> {
+    samples: Vec<Sample<SECTORS>>,
     /// Slots: `EMPTY` or a sample's number. A power of two of them.
     table: Vec<u32>,
     capacity: u32,
 }
 
-impl Samples {
+impl<const SECTORS: usize> Samples<SECTORS> {
     /// Room for `capacity` samples; it never grows by itself.
     pub(super) fn new(capacity: u32) -> Self {
         let slots = (capacity as usize * 2).next_power_of_two().max(2);
@@ -51,11 +53,11 @@ impl Samples {
         self.capacity
     }
 
-    pub(super) fn get(&self, number: u32) -> Sample {
+    pub(super) fn get(&self, number: u32) -> Sample<SECTORS> {
         self.samples[number as usize]
     }
 
-    pub(super) fn get_mut(&mut self, number: u32) -> &mut Sample {
+    pub(super) fn get_mut(&mut self, number: u32) -> &mut Sample<SECTORS> {
         &mut self.samples[number as usize]
     }
 
@@ -76,7 +78,7 @@ impl Samples {
     }
 
     /// A new sample; its number is the next.
-    pub(super) fn add(&mut self, sample: Sample) -> u32 {
+    pub(super) fn add(&mut self, sample: Sample<SECTORS>) -> u32 {
         assert!(self.len() < self.capacity, "samples have their room");
         let number = self.len();
         self.samples.push(sample);
@@ -85,21 +87,21 @@ impl Samples {
     }
 
     /// Another block becomes the sample of this number.
-    pub(super) fn replace(&mut self, number: u32, sample: Sample) {
+    pub(super) fn replace(&mut self, number: u32, sample: Sample<SECTORS>) {
         self.leave(number);
         self.samples[number as usize] = sample;
         self.enter(number);
     }
 
     /// Gives up the samples that are not to be kept; the others move up, in order.
-    pub(super) fn retain(&mut self, keep: impl Fn(&Sample) -> bool) {
+    pub(super) fn retain(&mut self, keep: impl Fn(&Sample<SECTORS>) -> bool) {
         self.samples.retain(keep);
         self.table.fill(EMPTY);
         (0..self.len()).for_each(|number| self.enter(number));
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        (self.samples.capacity() * size_of::<Sample>() + self.table.capacity() * 4) as u64
+        (self.samples.capacity() * size_of::<Sample<SECTORS>>() + self.table.capacity() * 4) as u64
     }
 
     fn enter(&mut self, number: u32) {

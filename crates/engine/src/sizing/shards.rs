@@ -22,7 +22,9 @@
 //!
 //! Sizes below one block per sample are beyond the resolution: the curve falls there along the logarithm of the size.
 
-use super::buckets::{Bucket, Buckets};
+use std::ops::Range;
+
+use super::buckets::{Bucket, BucketNo, Buckets};
 use super::curve::{Builder, Curve};
 use super::samples::{Sample, Samples};
 use super::timeline::Timeline;
@@ -42,10 +44,17 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// average, and 1.7 times as much at worst.
 const REGION_STEP: u64 = 0xbb67_ae85_84ca_a73b;
 
+/// Estimates the miss-ratio curve of accesses to whole blocks.
+pub type Shards = Sampler<0>;
+
 /// Estimates the miss-ratio curve of the accesses it is shown. Deterministic. Allocates only where a fixed rate meets
 /// twice as many samples as ever before.
+///
+/// With `SECTORS` (a power of two) above 0, the sectors of each sample are followed: an access hits when all the sectors
+/// that it touches are valid, as in the engine's caches. A sector becomes valid when it is read or written whole, and is
+/// valid from then on in just the caches that are at least as large as the largest distance of its block since.
 #[derive(Clone, Debug)]
-pub struct Shards {
+pub struct Sampler<const SECTORS: usize> {
     /// A block is a sample when its place is not above.
     threshold: u64,
     /// The inverse of the share of the blocks that are samples.
@@ -57,7 +66,7 @@ pub struct Shards {
     seed: u64,
     /// Most samples at the lowest threshold.
     samples_max: u32,
-    samples: Samples,
+    samples: Samples<SECTORS>,
     timeline: Timeline,
     buckets: Buckets,
     /// Of what is used the first time: its leverage.
@@ -68,7 +77,7 @@ pub struct Shards {
     estimated: f64,
 }
 
-impl Shards {
+impl<const SECTORS: usize> Sampler<SECTORS> {
     /// Samples this share of the blocks (0 < `rate` ≤ 1), for the curve of caches of up to `blocks_max` blocks.
     /// Memory grows with the blocks seen, up to about 54 bytes for each of `rate × blocks_max`.
     ///
@@ -78,7 +87,7 @@ impl Shards {
         assert!(rate > 0.0 && rate <= 1.0, "a rate is a share of the blocks");
         let samples_max = (rate * blocks_max as f64).ceil().clamp(1.0, f64::from(1u32 << 29)) as u32;
         let threshold = (rate * 2f64.powi(64)) as u64;
-        Shards::new(threshold, threshold, 0, samples_max)
+        Self::new(threshold, threshold, 0, samples_max)
     }
 
     /// Samples every block while there are at most `samples_max` (1 … [`SAMPLES_MAX`]) of them, and from then on as
@@ -88,7 +97,7 @@ impl Shards {
     /// When `samples_max` is out of range.
     pub fn fixed_size(samples_max: u32) -> Self {
         assert!((1..=SAMPLES_MAX).contains(&samples_max), "memory is bounded");
-        Shards::new(u64::MAX, 0, samples_max, samples_max)
+        Self::new(u64::MAX, 0, samples_max, samples_max)
     }
 
     /// Of a fixed rate: samples more than the rate says while that gives fewer than about `samples_min`
@@ -101,12 +110,12 @@ impl Shards {
         assert!((1..=SAMPLES_MAX).contains(&samples_min), "memory is bounded");
         assert!(self.samples.len() == 0, "samples stay samples");
         let samples_max = self.samples_max.max(samples_min);
-        Shards { seed: self.seed, ..Shards::new(u64::MAX, self.threshold_min, samples_min, samples_max) }
+        Sampler { seed: self.seed, ..Self::new(u64::MAX, self.threshold_min, samples_min, samples_max) }
     }
 
     fn new(threshold: u64, threshold_min: u64, falling_max: u32, samples_max: u32) -> Self {
         let room = samples_max.min(falling_max.max(SAMPLES_FIRST));
-        Shards {
+        Sampler {
             threshold,
             threshold_min,
             falling_max,
@@ -136,10 +145,32 @@ impl Shards {
     /// With weight 0 it is used without being counted, as by a write when the curve is that of the reads.
     #[inline]
     pub fn access(&mut self, block: u64, weight: u32) {
+        self.access_sectors(block, 0..SECTORS, weight);
+    }
+
+    /// As [`access`](Self::access), of these sectors of the block.
+    ///
+    /// # Panics
+    /// When the block has fewer.
+    #[inline]
+    pub fn access_sectors(&mut self, block: u64, sectors: Range<usize>, weight: u32) {
         self.weight += u64::from(weight);
         let place = self.place(block);
         if place <= self.threshold {
-            self.access_sample(block, place, weight);
+            self.access_sample(block, place, sectors, weight);
+        }
+    }
+
+    /// These sectors of a block are not valid any more. The block is not used by that.
+    ///
+    /// # Panics
+    /// When the block has fewer.
+    #[inline]
+    pub fn invalidate(&mut self, block: u64, sectors: Range<usize>) {
+        if self.place(block) <= self.threshold
+            && let Some(number) = self.samples.find(block)
+        {
+            self.samples.get_mut(number).valid_from[sectors].fill(None);
         }
     }
 
@@ -180,6 +211,11 @@ impl Shards {
         self.samples.len()
     }
 
+    /// Different blocks that were used, as far as the samples tell.
+    pub fn blocks(&self) -> u64 {
+        (f64::from(self.samples.len()) * self.blocks_per_sample).round() as u64
+    }
+
     /// Weight of all accesses so far.
     pub fn weight(&self) -> u64 {
         self.weight
@@ -195,14 +231,16 @@ impl Shards {
         place(self.seed, block)
     }
 
-    fn access_sample(&mut self, block: u64, place: u64, weight: u32) {
+    fn access_sample(&mut self, block: u64, place: u64, sectors: Range<usize>, weight: u32) {
         let weight = f64::from(weight);
         self.estimated += weight * self.blocks_per_sample;
         match self.samples.find(block) {
-            Some(number) => self.access_again(number, weight),
+            Some(number) => self.access_again(number, sectors, weight),
             None => {
                 self.cold_leverage += weight * weight * self.blocks_per_sample;
-                let sample = Sample { block, used: weight, slot: 0, bucket: None };
+                let mut valid_from = [None; SECTORS];
+                valid_from[sectors].fill(Some(BucketNo::FIRST));
+                let sample = Sample { block, used: weight, slot: 0, bucket: None, valid_from };
                 if let Some(number) = self.admit(sample, place) {
                     self.make_youngest(number);
                 }
@@ -213,13 +251,14 @@ impl Shards {
     /// A sample is used again. Its leverage, the square of its weight, grows by `weight` times the weight before and
     /// after; each part goes where the accesses went that the weight comes from. Those between the first and the
     /// last are taken to have had the last one's distance.
-    fn access_again(&mut self, number: u32, weight: f64) {
+    fn access_again(&mut self, number: u32, sectors: Range<usize>, weight: f64) {
         let sample = self.samples.get(number);
         let distance = f64::from(self.timeline.younger(sample.slot) + 1);
         self.timeline.remove(sample.slot);
         self.make_youngest(number);
 
-        let bucket = Buckets::bucket_of((distance * self.blocks_per_sample).round() as u64);
+        let distance = Buckets::bucket_of((distance * self.blocks_per_sample).round() as u64);
+        let hit_from = use_sectors(&mut self.samples.get_mut(number).valid_from, sectors, distance);
         let first = weight.min(sample.used);
         self.cold_leverage += weight * first * self.blocks_per_sample;
         let between = weight * (sample.used - first) * self.blocks_per_sample;
@@ -229,14 +268,21 @@ impl Shards {
         }
         let used = sample.used + weight;
         let (counts, leverage) = (weight * self.blocks_per_sample, weight * used * self.blocks_per_sample);
-        self.buckets.add(bucket, Bucket { weight: counts, leverage });
+        match hit_from {
+            Some(bucket) => self.buckets.add(bucket, Bucket { weight: counts, leverage }),
+            // It misses at every size, as a first access does.
+            None => self.cold_leverage += leverage,
+        }
         let sample = self.samples.get_mut(number);
-        (sample.used, sample.bucket) = (used, Some(bucket));
+        sample.used = used;
+        if weight > 0.0 || hit_from.is_some() {
+            sample.bucket = hit_from;
+        }
     }
 
     /// Takes a new sample in; `None` when the threshold has to fall below it. Where there is no room even at the lowest
     /// threshold, the least recently used sample leaves: it is beyond the largest cache of interest.
-    fn admit(&mut self, sample: Sample, place: u64) -> Option<u32> {
+    fn admit(&mut self, sample: Sample<SECTORS>, place: u64) -> Option<u32> {
         while self.threshold > self.threshold_min && self.samples.len() >= self.falling_max {
             self.lower_threshold();
         }
@@ -288,6 +334,23 @@ impl Shards {
         self.timeline = self.timeline.with_room(room, |number, slot| samples.get_mut(number).slot = slot);
         self.samples = samples;
     }
+}
+
+/// A block is used whose distance is in that bucket, and these sectors of it. Returns from which distance on they are all
+/// valid; they are at every size then.
+fn use_sectors(
+    valid_from: &mut [Option<BucketNo>],
+    sectors: Range<usize>,
+    distance: BucketNo,
+) -> Option<BucketNo> {
+    // Caches too small to hold the block by now have lost its sectors.
+    valid_from.iter_mut().flatten().for_each(|from| *from = distance.max(*from));
+    let mut hit_from = Some(distance);
+    for sector in &mut valid_from[sectors] {
+        hit_from = hit_from.zip(*sector).map(|(hit, sector)| hit.max(sector));
+        *sector = Some(BucketNo::FIRST);
+    }
+    hit_from
 }
 
 #[inline]

@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::shards::scatter;
 use super::*;
+use crate::io::{Durability, Op, Request};
+use crate::units::{BufferId, DiskId, Instant, RequestId};
 
 /// LRU by a plain stack: the size from which on each access hits.
 fn distances(blocks: impl IntoIterator<Item = u64>) -> Vec<Option<u64>> {
@@ -196,4 +198,146 @@ fn what_the_samples_lack_is_attributed() {
         (0..100_000u64).for_each(|i| shards.access(i * 999, 1));
         assert!(shards.curve().miss_ratio_at(u64::MAX) > 0.97, "seed {seed}");
     }
+}
+
+proptest! {
+    #[test]
+    fn a_thinned_curve_is_near_at_every_size(
+        falls in prop::collection::vec((1u64..40, 0u32..60), 1..120), off_max in 0.0..0.1,
+    ) {
+        let mut points = vec![(0, 1.0)];
+        for (across, down) in falls {
+            let (blocks, miss_ratio) = points[points.len() - 1];
+            points.push((blocks + across, f64::max(0.0, miss_ratio - f64::from(down) / 2000.0)));
+        }
+        let curve = curve_of(&points);
+        let thin = curve.thinned(off_max);
+        prop_assert!(Curve::checked(thin.points().to_vec()).is_ok());
+        prop_assert!(thin.points().iter().all(|point| curve.points().contains(point)));
+        for blocks in 0..=points[points.len() - 1].0 + 1 {
+            let off = thin.miss_ratio_at(blocks) - curve.miss_ratio_at(blocks);
+            prop_assert!(off.abs() <= off_max + 1e-9, "{} off at {}", off, blocks);
+        }
+    }
+
+    /// Whole requests against sectors, with every block a sample: the curve says what a cache of each size does.
+    #[test]
+    fn sectors_are_followed_as_a_cache_does(
+        accesses in prop::collection::vec((0u64..12, 0usize..4, 1usize..5, 0u8..4), 1..400),
+    ) {
+        let mut sampler = Sampler::<4>::fixed_size(64);
+        for (block, first, count, what) in &accesses {
+            let sectors = *first..(first + count).min(4);
+            match what {
+                0 => sampler.invalidate(*block, sectors),
+                1 => sampler.access_sectors(*block, sectors, 0),
+                _ => sampler.access_sectors(*block, sectors, 1),
+            }
+        }
+        let curve = sampler.curve();
+        let reads = accesses.iter().filter(|access| access.3 > 1).count();
+        for size in 1..=13_u64 {
+            let mut cache = PlainCache { blocks: Vec::new(), size: size as usize };
+            let hits = accesses.iter().filter(|access| cache.access(access)).count();
+            let misses = if reads == 0 { 1.0 } else { 1.0 - hits as f64 / reads as f64 };
+            prop_assert!((curve.miss_ratio_at(size) - misses).abs() < 1e-9, "at {}: {} of {}", size, hits, reads);
+        }
+    }
+}
+
+/// An LRU cache of blocks with four sectors, youngest last.
+struct PlainCache {
+    blocks: Vec<(u64, [bool; 4])>,
+    size: usize,
+}
+
+impl PlainCache {
+    /// Was it a read, and a hit?
+    fn access(&mut self, (block, first, count, what): &(u64, usize, usize, u8)) -> bool {
+        let sectors = *first..(first + count).min(4);
+        let at = self.blocks.iter().position(|(other, _)| other == block);
+        if *what == 0 {
+            if let Some(at) = at {
+                self.blocks[at].1[sectors].fill(false);
+            }
+            return false;
+        }
+        let (_, mut valid) = at.map_or((*block, [false; 4]), |at| self.blocks.remove(at));
+        let is_hit = valid[sectors.clone()].iter().all(|valid| *valid);
+        valid[sectors].fill(true);
+        if self.blocks.len() == self.size {
+            self.blocks.remove(0);
+        }
+        self.blocks.push((*block, valid));
+        *what > 1 && is_hit
+    }
+}
+
+#[test]
+fn points_from_elsewhere_are_looked_at() {
+    let checked = |points: &[(u64, f64)]| {
+        let points = points.iter().map(|&(blocks, miss_ratio)| CurvePoint { blocks, miss_ratio }).collect();
+        Curve::checked(points).map(|curve| curve.points().len()).map_err(|error| error.to_string())
+    };
+    assert_eq!(checked(&[(0, 1.0), (5, 1.0), (6, 0.0)]), Ok(3));
+    for points in
+        [&[][..], &[(1, 1.0)], &[(0, 1.5)], &[(0, f64::NAN)], &[(0, 0.5), (1, 0.6)], &[(0, 1.0), (0, 0.5)]]
+    {
+        assert!(checked(points).unwrap_err().contains("no miss-ratio curve"), "{points:?}");
+    }
+}
+
+#[test]
+fn each_disk_spends_less_than_a_megabyte() {
+    let mut live = Live::new(Instant(0));
+    let bytes = live.report(Instant(0)).bytes;
+    assert!(bytes <= 1_000_000, "{bytes} bytes");
+    let request = |op: Op, offset, len| {
+        let buffer = op.has_buffer().then_some(BufferId(0));
+        Request { id: RequestId(0), disk: DiskId(0), op, offset, len, buffer }
+    };
+    for i in 0..300_000 {
+        let op =
+            [Op::Read, Op::Write(Durability::Volatile), Op::Discard(Durability::Volatile)][i as usize % 3];
+        live.note(&request(op, scatter(i) % (1 << 45), 512 + scatter(i ^ 1) % (1 << 18)));
+    }
+    let report = live.report(Instant(9));
+    assert_eq!((report.bytes, report.elapsed_ns), (bytes, 9), "and no more later");
+    assert!(
+        report
+            .block_sizes
+            .iter()
+            .all(|size| size.samples <= LIVE_SAMPLES && size.samples > LIVE_SAMPLES * 7 / 8 - 9)
+    );
+}
+
+#[test]
+fn a_request_counts_in_each_block_that_it_touches() {
+    let mut live = Live::new(Instant(0));
+    let mut ask = |op: Op, offset, len| {
+        let buffer = op.has_buffer().then_some(BufferId(0));
+        live.note(&Request { id: RequestId(0), disk: DiskId(0), op, offset, len, buffer });
+    };
+    let write = Op::Write(Durability::Volatile);
+    ask(Op::Read, 60 << 10, 8 << 10);
+    ask(Op::Read, 60 << 10, 8 << 10);
+    // Written in part: not valid. Written whole: valid. Written and discarded: not valid.
+    ask(write, (60 << 10) + 512, 512);
+    ask(Op::Read, 60 << 10, 512);
+    ask(write, (1 << 20) - 512, (8 << 10) + 1024);
+    ask(Op::Read, 1 << 20, 8 << 10);
+    ask(Op::Read, (1 << 20) - 4096, 4096);
+    ask(write, 2 << 20, 4096);
+    ask(Op::Discard(Durability::Volatile), 2 << 20, 512);
+    ask(Op::Read, 2 << 20, 4096);
+    ask(Op::Flush, 0, 0);
+    let report = live.report(Instant(0));
+    let seen = report.seen;
+    assert_eq!((seen.reads, seen.writes, seen.read_bytes), (6, 3, 16_384 + 512 + 8192 + 4096 + 4096));
+    let found: Vec<_> = report.block_sizes.iter().map(|size| (size.block_bytes, size.accesses)).collect();
+    assert_eq!(found, BLOCK_SIZES.into_iter().zip([9, 8, 8]).collect::<Vec<_>>());
+    let misses = report.block_sizes.iter().map(|size| size.curve.miss_ratio_at(100) * size.accesses as f64);
+    let misses: Vec<f64> = misses.map(f64::round).collect();
+    // The first read's two sectors; the sector written in part; the one before the written ones; the discarded one.
+    assert_eq!(misses, [5.0, 5.0, 5.0]);
 }

@@ -10,6 +10,7 @@ use hob_engine::command::{Copies, Mode};
 use hob_engine::outcome::OUTCOMES;
 use hob_engine::policy::POLICIES;
 use hob_engine::preset::{COPIES, DESTAGE_ORDERS, LAYOUTS, MODES, OneDevice, PRESETS, Word};
+use hob_engine::vscsi::{METRICS, NEAREST_OF};
 
 /// Write the generated pages of the documentation
 #[derive(Debug, Args)]
@@ -25,6 +26,7 @@ pub(crate) struct Docs {
 pub(super) fn run(args: &Docs) -> anyhow::Result<()> {
     let pages = [
         ("cli.md", cli_page()),
+        ("histograms.md", histograms_page()),
         ("metrics.md", format!("{GENERATED}{}", crate::daemon::metrics::docs_page())),
         ("openapi.json", crate::daemon::http::openapi_json()),
         ("outcomes.md", outcomes_page()),
@@ -61,6 +63,36 @@ fn cli_page() -> String {
     for command in root.get_subcommands().filter(|command| !command.is_hide_set()) {
         write_command(&mut page, command, "hob");
     }
+    page
+}
+
+fn histograms_page() -> String {
+    let mut page = format!(
+        "{GENERATED}# Histograms\n\n\
+         `hob histogram DISK` and `GET /v1/disks/{{disk}}/histograms` tell what a disk is asked for, in six histograms with \
+         the buckets of vscsiStats (Ahmad, \"Easy and efficient disk I/O workload characterization in VMware ESX server\", \
+         IISWC 2007). They are always on. Each is there three times: for reads and writes together, for reads, and for \
+         writes. Reads among reads are looked at as if there were no writes: the seek distance of a read among reads counts \
+         from the read before, and the outstanding ones are reads.\n\n\
+         Only a guest's reads and writes are counted, and no refused ones. Lengths, distances, gaps and what is outstanding \
+         count when a request comes; latencies when it is answered. The first request has no distance and no gap. The same \
+         figures without latencies and queues can be had from a recording of the same time (`hob record`).\n\n\
+         `hob histogram DISK --reset`, or `DELETE` of the same path, begins them anew and leaves `hob stats` alone. CSV comes \
+         with `--csv FILE`, `?format=csv` or `Accept: text/csv`.\n\n\
+         A bound is the largest value of its bucket; the last bucket has all that is larger.\n\n\
+         | metric | what it is | unit | bounds |\n|---|---|---|---|\n"
+    );
+    for row in METRICS {
+        let bounds: Vec<String> = row.bounds.iter().map(ToString::to_string).collect();
+        let _ = writeln!(page, "| `{}` | {} | {} | {} |", row.name, row.title, row.unit, bounds.join(", "));
+    }
+    let _ = write!(
+        page,
+        "\nDistances are from the last sector of one request to the first of the next: 1 where it goes on there, 0 or less \
+         where it goes back. `seek-nearest` takes the nearest of the {NEAREST_OF} requests before, so that several \
+         sequential streams at once are seen as such. Times are rounded up to whole microseconds. `outstanding` does not \
+         count the request itself.\n"
+    );
     page
 }
 

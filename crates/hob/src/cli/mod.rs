@@ -4,6 +4,7 @@
 //! and `demo` are daemons themselves. Tables are for people and may change; `-o json` is for
 //! programs and does not.
 
+mod advise;
 mod cache;
 mod completions;
 mod daemon;
@@ -14,6 +15,7 @@ mod docs;
 mod drain;
 mod explain;
 mod health;
+mod histogram;
 mod lab;
 mod man;
 mod output;
@@ -131,6 +133,8 @@ enum Command {
     Top(top::Top),
     Health(health::Health),
     Explain(explain::Explain),
+    Histogram(histogram::Histogram),
+    Advise(advise::Advise),
     Record(record::Record),
     Replay(replay::Replay),
     Selftest(selftest::Selftest),
@@ -157,6 +161,8 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Health(args) => health::run(&args, global),
         Command::Top(args) => top::run(&args, global),
         Command::Explain(args) => explain::run(&args, global),
+        Command::Histogram(args) => histogram::run(&args, global),
+        Command::Advise(args) => advise::run(&args, global),
         Command::Record(args) => record::run(&args, global),
         Command::Replay(args) => replay::run(&args, global),
         Command::Selftest(args) => selftest::run(&args, global),

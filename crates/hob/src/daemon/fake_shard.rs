@@ -257,6 +257,17 @@ impl State {
                 let stats = self.engine.stats(self.now(), id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::Histograms { id, answer } => {
+                let found = self.engine.histograms(id).map(|found| (self.now(), Box::new(found.clone())));
+                let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::Sizing { id, answer } => {
+                let found = self.engine.sizing(self.now(), id).map(Box::new);
+                let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::Reset { id, counter, answer } => {
+                self.command(id, counter.command(), Waiting::Add(answer));
+            }
             ShardCall::Devices { answer } => {
                 // It does no I/O, but says so in numbers that can be told apart.
                 let counts =

@@ -10,6 +10,7 @@ mod extract;
 mod handlers;
 mod listen;
 mod monitor;
+mod observe;
 mod qos;
 mod request_id;
 mod trace;
@@ -68,6 +69,8 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/cache/export-dirty", post(export_dirty))
         .route("/v1/disks/{disk}/drain", post(drain).delete(drain_stop))
         .route("/v1/disks/{disk}/stats", get(stats))
+        .route("/v1/disks/{disk}/histograms", get(observe::histograms).delete(observe::histograms_reset))
+        .route("/v1/disks/{disk}/curve", get(observe::curve).delete(observe::curve_reset))
         .route("/v1/disks/{disk}/explain", get(explain))
         .route("/v1/disks/{disk}/trace", get(trace))
         .route("/v1/qos", get(qos::disks))
@@ -130,6 +133,10 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::drain,
         handlers::drain_stop,
         handlers::stats,
+        observe::histograms,
+        observe::histograms_reset,
+        observe::curve,
+        observe::curve_reset,
         handlers::explain,
         handlers::trace,
         qos::disks,

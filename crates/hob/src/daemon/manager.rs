@@ -24,6 +24,7 @@ mod flash;
 mod journal_lost;
 mod measure;
 mod memory;
+mod observe;
 mod persist;
 mod pools;
 mod qos;

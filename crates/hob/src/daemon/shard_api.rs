@@ -10,11 +10,13 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use hob_engine::command::{CacheChange, CommandError, DiskConfig, MemoryConfig, Segment};
+use hob_engine::command::{CacheChange, Command, CommandError, DiskConfig, MemoryConfig, Segment};
 use hob_engine::qos::{Control, DiskQos, Resource, ResourceState};
 use hob_engine::regions::Regions;
+use hob_engine::sizing::Sizing;
 use hob_engine::stats::DiskStats;
-use hob_engine::units::{DeviceId, DiskId};
+use hob_engine::units::{DeviceId, DiskId, Instant};
+use hob_engine::vscsi::Histograms;
 use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
@@ -114,6 +116,29 @@ pub(crate) enum ShardCall {
         /// As of now.
         answer: Answer<Box<DiskStats>>,
     },
+    /// What a disk was asked for.
+    Histograms {
+        /// Which.
+        id: DiskId,
+        /// As of now, and the time.
+        answer: Answer<(Instant, Box<Histograms>)>,
+    },
+    /// What caches of other sizes would do for a disk.
+    Sizing {
+        /// Which.
+        id: DiskId,
+        /// As of now.
+        answer: Answer<Box<Sizing>>,
+    },
+    /// Begin to count anew.
+    Reset {
+        /// For which disk.
+        id: DiskId,
+        /// What.
+        counter: Counter,
+        /// When it has begun.
+        answer: Answer<()>,
+    },
     /// What have the flash devices done? Answered in its turn by the loop that serves disks, which shows that it is alive.
     Devices {
         /// As of now, of those that it has open.
@@ -158,6 +183,25 @@ pub(crate) enum ShardCall {
         /// When it is done.
         answer: Answer<()>,
     },
+}
+
+/// What can be counted anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counter {
+    /// What a disk is asked for.
+    Histograms,
+    /// What caches of other sizes would do for it.
+    Sizing,
+}
+
+impl Counter {
+    /// As the engine knows it.
+    pub(crate) fn command(self) -> Command {
+        match self {
+            Counter::Histograms => Command::ResetHistograms,
+            Counter::Sizing => Command::ResetSizing,
+        }
+    }
 }
 
 /// What a disk leaves that is not served any more.
@@ -332,6 +376,24 @@ impl ShardHandle {
     pub(crate) async fn stats(&self, id: DiskId) -> Result<Box<DiskStats>, ShardError> {
         let question = self.ask(|answer| ShardCall::Stats { id, answer });
         tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// What a disk was asked for, and the time.
+    pub(crate) async fn histograms(&self, id: DiskId) -> Result<(Instant, Box<Histograms>), ShardError> {
+        let question = self.ask(|answer| ShardCall::Histograms { id, answer });
+        tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// What caches of other sizes would do for a disk.
+    pub(crate) async fn sizing(&self, id: DiskId) -> Result<Box<Sizing>, ShardError> {
+        let question = self.ask(|answer| ShardCall::Sizing { id, answer });
+        tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// Begins to count anew.
+    pub(crate) async fn reset(&self, id: DiskId, counter: Counter) -> Result<(), ShardError> {
+        let change = self.ask(|answer| ShardCall::Reset { id, counter, answer });
+        tokio::time::timeout(PATIENCE, change).await.unwrap_or(Err(ShardError::Busy))
     }
 
     /// What its flash devices have done; nothing if it does not answer within `patience`.

@@ -14,6 +14,7 @@
 mod curves;
 mod devices;
 mod latency;
+mod live;
 mod material;
 mod page;
 #[cfg(test)]
@@ -34,6 +35,7 @@ use trials::Trials;
 pub use devices::{Backing, Endurance, Flash};
 pub(crate) use latency::seconds;
 pub use latency::{Latency, Timing};
+pub use live::{Live, LiveAdvice, LiveCache, LiveCurve, LiveOptions, LiveRecommendation, live, live_text};
 pub use material::Material;
 pub use page::page;
 pub use text::text;

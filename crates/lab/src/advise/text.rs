@@ -49,7 +49,7 @@ pub(super) fn footprint(advice: &Advice) -> f64 {
     advice.profile.footprint.bytes.max(1) as f64
 }
 
-fn section(out: &mut String, title: &str, sentences: &[String]) {
+pub(super) fn section(out: &mut String, title: &str, sentences: &[String]) {
     if sentences.is_empty() {
         return;
     }
@@ -58,7 +58,7 @@ fn section(out: &mut String, title: &str, sentences: &[String]) {
 }
 
 /// Words filled into lines, the first after `lead` and the others as far indented.
-fn filled(lead: &str, words: &str) -> String {
+pub(super) fn filled(lead: &str, words: &str) -> String {
     let mut out = String::new();
     let mut line = lead.to_owned();
     for word in words.split(' ') {
@@ -76,7 +76,7 @@ fn filled(lead: &str, words: &str) -> String {
 }
 
 /// Rows below heads, right-aligned but for the first column; a row that is marked has an arrow.
-fn columns(heads: &[&str], rows: impl Iterator<Item = (bool, Vec<String>)>) -> String {
+pub(super) fn columns(heads: &[&str], rows: impl Iterator<Item = (bool, Vec<String>)>) -> String {
     let heads = heads.iter().map(|head| (*head).to_owned()).collect();
     let rows: Vec<(bool, Vec<String>)> = std::iter::once((false, heads)).chain(rows).collect();
     let widths: Vec<usize> = (0..rows[0].1.len())

@@ -41,13 +41,14 @@ pub(super) fn ms(ns: u64) -> String {
 pub(super) fn years(years: f64) -> String {
     match years {
         _ if years > LIFE_YEARS_MAX => format!("more than {LIFE_YEARS_MAX} years"),
+        _ if years * 365.25 < 1.0 => "less than a day".to_owned(),
         _ if years < 1.0 => format!("{:.0} days", years * 365.25),
         _ => format!("{years:.1} years"),
     }
 }
 
 /// A byte count as `hob` reads it.
-fn typed(bytes: u64) -> String {
+pub(super) fn typed(bytes: u64) -> String {
     let suffixes = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let exact = suffixes.into_iter().find(|(shift, _)| bytes.is_multiple_of(1 << shift));
     exact.map_or(bytes.to_string(), |(shift, suffix)| format!("{}{suffix}", bytes >> shift))

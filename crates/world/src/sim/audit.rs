@@ -4,6 +4,7 @@ use hob_engine::io::{Io, Op, Request};
 use hob_engine::outcome::Outcome;
 use hob_engine::stats::CacheState;
 use hob_engine::units::{DiskId, RequestId, SECTOR_BYTES};
+use hob_engine::vscsi::{CLASSES, Class, METRICS, Metric};
 
 use super::World;
 use crate::content::UNIT_BYTES;
@@ -20,9 +21,50 @@ pub(super) struct Tally {
     flash_errors: u64,
     backing_ios: u64,
     backing_errors: u64,
+    /// Since the histograms were begun anew.
+    moved: Moved,
+}
+
+/// Reads and writes that made sense, by [`Class`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Moved {
+    came: [u64; CLASSES.len()],
+    answered: [u64; CLASSES.len()],
+}
+
+impl Moved {
+    fn add(counts: &mut [u64; CLASSES.len()], op: Op) {
+        let class = match op {
+            Op::Read => Class::Reads,
+            Op::Write(_) => Class::Writes,
+            _ => return,
+        };
+        counts[Class::All as usize] += 1;
+        counts[class as usize] += 1;
+    }
 }
 
 impl Tally {
+    /// A request that the engine must not refuse comes.
+    pub(super) fn comes(&mut self, request: &Request) {
+        Moved::add(&mut self.moved.came, request.op);
+    }
+
+    /// A request that it took is answered.
+    pub(super) fn answered(&mut self, request: &Request) {
+        Moved::add(&mut self.moved.answered, request.op);
+    }
+
+    /// Statistics begin anew.
+    pub(super) fn reset_stats(&mut self) {
+        *self = Tally { moved: self.moved, ..Tally::default() };
+    }
+
+    /// Histograms do.
+    pub(super) fn reset_histograms(&mut self) {
+        self.moved = Moved::default();
+    }
+
     pub(super) fn request(&mut self, request: &Request, outcome: Outcome) {
         self.outcomes[outcome as usize] += 1;
         if outcome == Outcome::Refused {
@@ -173,6 +215,34 @@ impl World<'_> {
             ensure!(stats.evictions.operations <= stats.evictions.blocks, "disk {index}: {stats:?}");
         }
         ensure!(in_flight == u64::from(self.engine.in_flight()), "requests in flight do not add up");
+        self.audit_histograms()
+    }
+
+    /// Each histogram has as many values as there were requests to count.
+    fn audit_histograms(&self) -> Result<(), Violation> {
+        for (index, disk) in self.disks.iter().enumerate() {
+            let Some(histograms) = self.engine.histograms(DiskId(index as u32)) else { continue };
+            let moved = &disk.tally.moved;
+            for (class, name) in CLASSES {
+                let (came, answered) = (moved.came[class as usize], moved.answered[class as usize]);
+                for row in METRICS {
+                    let expected = match row.metric {
+                        Metric::Length | Metric::Outstanding => came,
+                        Metric::Latency => answered,
+                        // The first has none before it.
+                        Metric::Seek | Metric::SeekNearest | Metric::Interarrival => came.saturating_sub(1),
+                    };
+                    let found = histograms.get(class, row.metric);
+                    let sum: u64 = found.buckets().map(|(_, count)| count).sum();
+                    ensure!(
+                        (found.count(), sum) == (expected, expected),
+                        "disk {index}: {} and {sum} in {} of {name}, not {expected}",
+                        found.count(),
+                        row.name
+                    );
+                }
+            }
+        }
         Ok(())
     }
 

@@ -54,7 +54,7 @@ impl World<'_> {
                 return;
             }
             0 | 1 => {
-                self.command(disk, Command::ResetStats);
+                self.reset(disk);
                 return;
             }
             2..5 => CacheChange::Disable,
@@ -84,7 +84,7 @@ impl World<'_> {
         if state.coming.is_some() {
             match self.dice.below(10) {
                 0 => _ = self.command(disk, Command::RemoveDisk),
-                1 => _ = self.command(disk, Command::ResetStats),
+                1 => self.reset(disk),
                 _ => {}
             }
             return Ok(());
@@ -144,7 +144,7 @@ impl World<'_> {
         let config = self.disks[disk].owner.as_ref().expect("persistent").config;
         let change = match self.dice.below(32) {
             0 => {
-                self.command(disk, Command::ResetStats);
+                self.reset(disk);
                 return;
             }
             1 | 2 => {
@@ -229,6 +229,14 @@ impl World<'_> {
         CacheChange::Tune(config.mode, config.destage, config.copies)
     }
 
+    /// Statistics begin anew; every second time, histograms too.
+    fn reset(&mut self, disk: usize) {
+        if self.commands.is_multiple_of(2) {
+            self.command(disk, Command::ResetHistograms);
+        }
+        self.command(disk, Command::ResetStats);
+    }
+
     /// Gives a command.
     pub(super) fn command(&mut self, disk: usize, command: Command) -> CommandId {
         self.commands += 1;
@@ -240,7 +248,8 @@ impl World<'_> {
                 state.leaving = true;
                 state.refuses_waiting = state.coming.take().is_some();
             }
-            Command::ResetStats if !state.leaving => state.tally = Default::default(),
+            Command::ResetStats if !state.leaving => state.tally.reset_stats(),
+            Command::ResetHistograms if !state.leaving => state.tally.reset_histograms(),
             Command::Cache(change) => {
                 let may_lag = match change {
                     CacheChange::Enable(enable) => enable.config.mode == Mode::WriteBack,

@@ -130,6 +130,9 @@ impl World<'_> {
         } else {
             None
         };
+        if refusal.is_none() {
+            disk.tally.comes(&request);
+        }
         let (first, count) = Self::units(request.offset, request.len);
         let token = match request.op {
             _ if refusal.is_some() => Token::None,
@@ -271,6 +274,8 @@ impl World<'_> {
         if let Some(disk) = disk
             && self.disks[disk].owner.is_none()
             && self.scenario.lives.is_none()
+            // With gates an I/O that the engine began before may come out now.
+            && self.qos.is_none()
         {
             let waits = self.asked.values().find(|asked| asked.changes_cache_of(disk));
             ensure!(waits.is_none(), "{io:?} begins while {waits:?} waits for flash");
@@ -365,6 +370,9 @@ impl World<'_> {
         self.report.outcomes[outcome as usize] += 1;
         if !self.strikes(Sabotage::Uncounted, 20) {
             self.disks[request.disk.0 as usize].tally.request(&request, outcome);
+        }
+        if refusal.is_none() {
+            self.disks[request.disk.0 as usize].tally.answered(&request);
         }
         if let Some(id) = request.buffer {
             self.buffers.get_mut(&id).expect("held until released").replied = true;

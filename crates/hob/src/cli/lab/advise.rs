@@ -42,7 +42,7 @@ pub(crate) struct Advise {
 }
 
 /// A share: 85%, 85 % or 0.85.
-fn percent(text: &str) -> Result<f64, String> {
+pub(in crate::cli) fn percent(text: &str) -> Result<f64, String> {
     let (number, whole) = text.trim().strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
     let share = number.trim().parse::<f64>().ok().map(|number| number / whole);
     share

@@ -25,6 +25,7 @@ use hob_lab::trace::{self, FORMATS, FormatInfo, OnBad, OpenOptions, Record, Trac
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Global;
+pub(super) use advise::percent as share_of_reads;
 
 /// Read traces of block I/O and work out what a cache would do
 #[derive(Debug, Subcommand)]

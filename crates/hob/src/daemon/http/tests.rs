@@ -97,6 +97,13 @@ fn a_client_can_do_everything() {
         let stats = client.stats("vm").await.unwrap();
         assert_eq!((stats.disk.as_str(), stats.blocks, stats.vsphere.num_blocks), ("vm", 768, 768));
         assert_eq!(stats.outcomes.len(), hob_engine::outcome::Outcome::COUNT);
+        let found = client.histograms_reset("vm").await.unwrap();
+        assert_eq!(found.histograms.len(), 18);
+        assert_eq!(client.histograms("vm").await.unwrap().histograms, found.histograms);
+        let curve = client.curve_reset("vm").await.unwrap();
+        assert_eq!((curve.reads, curve.block_sizes.len()), (0, 3));
+        assert_eq!(curve.cache.as_ref().unwrap().size, Size(3 * MIB));
+        assert_eq!(client.curve("vm").await.unwrap().block_sizes, curve.block_sizes);
         let explanation = client.explain("vm").await.unwrap();
         assert!(explanation.sentences[0].contains("empty"), "{explanation:?}");
         let settings = CacheSettings { preset: Some("auto".into()), ..CacheSettings::default() };
@@ -129,6 +136,12 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
             ("GET", "/v1/disks/none", "", 404, "'none'"),
             ("GET", "/v1/disks/none/stats", "", 404, "'none'"),
             ("GET", "/v1/disks/none/explain", "", 404, "'none'"),
+            ("GET", "/v1/disks/none/histograms", "", 404, "'none'"),
+            ("GET", "/v1/disks/none/histograms?format=xml", "", 400, "format=csv"),
+            ("GET", "/v1/disks/none/histograms?form=csv", "", 400, "format=csv"),
+            ("DELETE", "/v1/disks/none/histograms", "", 404, "'none'"),
+            ("GET", "/v1/disks/none/curve", "", 404, "'none'"),
+            ("DELETE", "/v1/disks/none/curve", "", 404, "'none'"),
             ("GET", "/v1/disks/none/trace", "", 404, "'none'"),
             ("POST", "/v1/disks/none/drain", "", 404, "'none'"),
             ("DELETE", "/v1/disks/none/drain", "", 404, "'none'"),
@@ -202,6 +215,8 @@ fn the_openapi_document_describes_every_path() {
             ("/v1/disks/{disk}/cache", &["get", "put", "patch", "delete"]),
             ("/v1/disks/{disk}/cache/clear", &["post"]),
             ("/v1/disks/{disk}/stats", &["get"]),
+            ("/v1/disks/{disk}/histograms", &["get", "delete"]),
+            ("/v1/disks/{disk}/curve", &["get", "delete"]),
             ("/v1/disks/{disk}/explain", &["get"]),
             ("/v1/disks/{disk}/trace", &["get"]),
         ] {

@@ -108,6 +108,18 @@ impl Shard {
                 let stats = self.engine.stats(now, id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::Histograms { id, answer } => {
+                let found = self.engine.histograms(id).map(|found| (now, Box::new(found.clone())));
+                let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::Sizing { id, answer } => {
+                let found = self.engine.sizing(now, id).map(Box::new);
+                let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::Reset { id, counter, answer } => {
+                let command = self.commands.next(Waiting::Plain(answer));
+                self.engine.handle_command(now, command, id, counter.command());
+            }
             ShardCall::Devices { answer } => {
                 let _ = answer.send(Ok(self.flash.counts().collect()));
             }

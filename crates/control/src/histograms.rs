@@ -1,0 +1,87 @@
+//! What a disk is asked for, as distributions: buckets and bounds are those of vscsiStats.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// All histograms of one disk, since counting began.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskHistograms {
+    /// Which disk.
+    pub disk: String,
+    /// Counting for so long, nanoseconds.
+    pub elapsed_ns: u64,
+    /// Each metric for all requests, for reads and for writes.
+    pub histograms: Vec<RequestHistogram>,
+}
+
+/// One metric of the requests of one class.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RequestHistogram {
+    /// `length`, `seek`, `seek-nearest`, `outstanding`, `latency` or `interarrival`.
+    pub metric: String,
+    /// What that is.
+    pub title: String,
+    /// What its values count.
+    pub unit: String,
+    /// `all` reads and writes, `reads` or `writes`.
+    pub class: String,
+    /// Values counted.
+    pub count: u64,
+    /// The smallest; null when there is none.
+    pub min: Option<i64>,
+    /// The largest; null when there is none.
+    pub max: Option<i64>,
+    /// Their mean; null when there is none.
+    pub mean: Option<f64>,
+    /// Every bucket, also empty ones, bounds rising.
+    pub buckets: Vec<RequestBucket>,
+}
+
+/// One bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RequestBucket {
+    /// The largest value in it; the smallest is one more than the bound before. Null for the last bucket, which has all
+    /// larger values.
+    pub up_to: Option<i64>,
+    /// Values in it.
+    pub count: u64,
+}
+
+impl DiskHistograms {
+    /// As lines of text for spreadsheets: a header, and a line for each bucket. The last bucket's bound is empty.
+    pub fn to_csv(&self) -> String {
+        let mut text = String::from("metric,class,unit,up_to,count\n");
+        for histogram in &self.histograms {
+            for bucket in &histogram.buckets {
+                let up_to = bucket.up_to.map_or(String::new(), |bound| bound.to_string());
+                let RequestHistogram { metric, class, unit, .. } = histogram;
+                text += &format!("{metric},{class},{unit},{up_to},{}\n", bucket.count);
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn csv_has_a_line_for_each_bucket() {
+        let buckets = [(Some(-1), 2), (Some(5), 0), (None, 7)];
+        let histogram = RequestHistogram {
+            metric: "seek".into(),
+            title: "distance".into(),
+            unit: "sectors".into(),
+            class: "reads".into(),
+            count: 9,
+            min: Some(-3),
+            max: Some(9),
+            mean: Some(4.5),
+            buckets: buckets.map(|(up_to, count)| RequestBucket { up_to, count }).to_vec(),
+        };
+        let all = DiskHistograms { disk: "vm".into(), elapsed_ns: 1, histograms: vec![histogram] };
+        let lines = ["seek,reads,sectors,-1,2", "seek,reads,sectors,5,0", "seek,reads,sectors,,7"];
+        assert_eq!(all.to_csv(), format!("metric,class,unit,up_to,count\n{}\n", lines.join("\n")));
+    }
+}

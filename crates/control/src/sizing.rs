@@ -1,0 +1,74 @@
+//! What caches of other sizes would do for a disk, learnt from the requests it serves.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::Size;
+
+/// Miss-ratio curves of one disk, estimated from a sample of its blocks since counting began: of LRU caches into which
+/// everything comes that is read or written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskCurve {
+    /// Which disk.
+    pub disk: String,
+    /// Counting for so long, nanoseconds.
+    pub elapsed_ns: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Their bytes.
+    pub read_bytes: u64,
+    /// Of the reads, percent that flash or memory above it served whole.
+    pub hit_percent: f64,
+    /// Writes.
+    pub writes: u64,
+    /// Their bytes.
+    pub write_bytes: u64,
+    /// Memory that this takes, bytes.
+    pub memory_bytes: u64,
+    /// The cache that the disk has now; null if none.
+    pub cache: Option<CurveCache>,
+    /// A curve for each of some block sizes, smallest first.
+    pub block_sizes: Vec<BlockCurve>,
+}
+
+/// The cache that a disk has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CurveCache {
+    /// Bytes it has room for.
+    pub size: Size,
+    /// Its blocks.
+    pub block_size: Size,
+    /// Its policy.
+    pub policy: String,
+    /// What it does with writes.
+    pub mode: String,
+    /// What the curve says of an LRU cache of this size, percent of reads; of the largest block size that is not larger than
+    /// the cache's.
+    pub expected_hit_percent: f64,
+}
+
+/// The curve for one block size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct BlockCurve {
+    /// The block.
+    pub block_size: Size,
+    /// Reads, counted once for each block they touch: the curve's ratios are shares of these.
+    pub accesses: u64,
+    /// Blocks that are followed.
+    pub samples: u64,
+    /// Their share of all blocks, 0 to 1.
+    pub sample_rate: f64,
+    /// Bytes in the different blocks that were read or written, estimated.
+    pub footprint_bytes: u64,
+    /// The curve: sizes rise from 0, ratios never do. Between two points it runs straight.
+    pub points: Vec<CurvePoint>,
+}
+
+/// A point of a curve.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CurvePoint {
+    /// The cache.
+    pub cache_bytes: u64,
+    /// Misses, 0 to 1.
+    pub miss_ratio: f64,
+}

@@ -1,0 +1,331 @@
+//! What one disk is asked for, in six histograms with the buckets of vscsiStats (Ahmad, "Easy and efficient disk I/O
+//! workload characterization in VMware ESX server", IISWC 2007): for each of them all reads and writes, the reads by
+//! themselves, and the writes by themselves.
+//!
+//! Each of the three looks at its own requests as if there were no others: the seek distance of a read among reads counts
+//! from the read before, and the outstanding ones are reads. Only reads and writes that a guest sent and that made sense
+//! are counted; what is flushed, discarded, zeroed or prefetched moves nothing for the guest. Constant time and no memory
+//! for each request. Units are those of [`Metric::unit`]; bounds are the largest values of their buckets.
+
+use crate::io::{Op, Request};
+use crate::units::Instant;
+
+/// Bytes of the sectors that seek distances count.
+const SEEK_SECTOR_BYTES: u64 = 512;
+
+/// As many requests before one are looked at for the nearest.
+pub const NEAREST_OF: usize = 16;
+
+/// Buckets that a histogram can have.
+const BUCKETS_MAX: usize = 28;
+
+const LENGTH: &[i64] = &[
+    512, 1024, 2048, 4095, 4096, 8191, 8192, 16_383, 16_384, 32_768, 49_152, 65_535, 65_536, 81_920, 131_072,
+    262_144, 524_288,
+];
+const SEEK: &[i64] = &[
+    -500_000, -50_000, -5000, -500, -128, -64, -32, -16, -8, -6, -4, -2, -1, 0, 1, 2, 4, 6, 8, 16, 32, 64,
+    128, 500, 5000, 50_000, 500_000,
+];
+const OUTSTANDING: &[i64] = &[1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 64];
+const TIME: &[i64] = &[1, 10, 100, 500, 1000, 5000, 15_000, 30_000, 50_000, 100_000];
+
+/// What a histogram is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// Bytes of a request.
+    Length,
+    /// From the last sector of the request before to the first of this one: 1 where this one goes on there, negative
+    /// where it goes back.
+    Seek,
+    /// The same from whichever of the [`NEAREST_OF`] requests before is nearest; of two as near, from the later.
+    SeekNearest,
+    /// Others not answered yet when a request comes.
+    Outstanding,
+    /// From a request to its answer; begun microseconds count whole.
+    Latency,
+    /// From the request before to this one; begun microseconds count whole.
+    Interarrival,
+}
+
+/// A row of [`METRICS`].
+#[derive(Clone, Copy, Debug)]
+pub struct MetricInfo {
+    /// Which.
+    pub metric: Metric,
+    /// What users call it.
+    pub name: &'static str,
+    /// What its values count.
+    pub unit: &'static str,
+    /// For people.
+    pub title: &'static str,
+    /// The largest value of each bucket but the last, which has no bound.
+    pub bounds: &'static [i64],
+}
+
+/// Every metric, in the order of the enum.
+pub const METRICS: &[MetricInfo] = &[
+    MetricInfo {
+        metric: Metric::Length,
+        name: "length",
+        unit: "bytes",
+        title: "length of a request",
+        bounds: LENGTH,
+    },
+    MetricInfo {
+        metric: Metric::Seek,
+        name: "seek",
+        unit: "sectors of 512 bytes",
+        title: "distance from the request before",
+        bounds: SEEK,
+    },
+    MetricInfo {
+        metric: Metric::SeekNearest,
+        name: "seek-nearest",
+        unit: "sectors of 512 bytes",
+        title: "distance from the nearest of the 16 requests before",
+        bounds: SEEK,
+    },
+    MetricInfo {
+        metric: Metric::Outstanding,
+        name: "outstanding",
+        unit: "requests",
+        title: "others outstanding when a request comes",
+        bounds: OUTSTANDING,
+    },
+    MetricInfo {
+        metric: Metric::Latency,
+        name: "latency",
+        unit: "microseconds",
+        title: "from a request to its answer",
+        bounds: TIME,
+    },
+    MetricInfo {
+        metric: Metric::Interarrival,
+        name: "interarrival",
+        unit: "microseconds",
+        title: "from the request before",
+        bounds: TIME,
+    },
+];
+
+impl Metric {
+    /// Its row.
+    pub fn info(self) -> &'static MetricInfo {
+        &METRICS[self as usize]
+    }
+
+    /// What its values count.
+    pub fn unit(self) -> &'static str {
+        self.info().unit
+    }
+}
+
+/// Whose requests are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Reads and writes.
+    All,
+    /// Reads.
+    Reads,
+    /// Writes.
+    Writes,
+}
+
+/// Every class, in the order of the enum, with the name that users know.
+pub const CLASSES: [(Class, &str); 3] =
+    [(Class::All, "all"), (Class::Reads, "reads"), (Class::Writes, "writes")];
+
+impl Class {
+    fn of(op: Op) -> Option<Class> {
+        match op {
+            Op::Read => Some(Class::Reads),
+            Op::Write(_) => Some(Class::Writes),
+            Op::Prefetch | Op::Flush | Op::Discard(_) | Op::WriteZeroes(..) => None,
+        }
+    }
+}
+
+/// One histogram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Distribution {
+    metric: Metric,
+    counts: [u64; BUCKETS_MAX],
+    count: u64,
+    sum: i128,
+    min: i64,
+    max: i64,
+}
+
+impl Distribution {
+    fn new(metric: Metric) -> Distribution {
+        Distribution { metric, counts: [0; BUCKETS_MAX], count: 0, sum: 0, min: i64::MAX, max: i64::MIN }
+    }
+
+    /// The bounds are the metric's: where they are a constant, the search is a few comparisons.
+    #[inline(always)]
+    fn record_among(&mut self, bounds: &'static [i64], value: i64) {
+        self.counts[bounds.partition_point(|bound| *bound < value)] += 1;
+        self.count += 1;
+        self.sum += i128::from(value);
+        self.min = self.min.min(value);
+        self.max = self.max.max(value);
+    }
+
+    /// What it is of.
+    pub fn metric(&self) -> Metric {
+        self.metric
+    }
+
+    /// Values counted.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The smallest value.
+    pub fn min(&self) -> Option<i64> {
+        (self.count > 0).then_some(self.min)
+    }
+
+    /// The largest value.
+    pub fn max(&self) -> Option<i64> {
+        (self.count > 0).then_some(self.max)
+    }
+
+    /// Their mean.
+    pub fn mean(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum as f64 / self.count as f64)
+    }
+
+    /// Every bucket, also empty ones: the largest value it may hold, none for the last, and its count.
+    pub fn buckets(&self) -> impl Iterator<Item = (Option<i64>, u64)> + '_ {
+        let bounds = self.metric.info().bounds;
+        let bounds = bounds.iter().copied().map(Some).chain([None]);
+        bounds.zip(self.counts.iter().copied())
+    }
+}
+
+/// The requests of one class.
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    distributions: [Distribution; METRICS.len()],
+    /// Where the requests before ended: their last sectors, the latest first. As long as there were fewer, the first one
+    /// stands for those that are missing.
+    last_sectors: [i64; NEAREST_OF],
+    /// When the one before came.
+    arrived: Option<Instant>,
+    outstanding: u32,
+}
+
+impl Stream {
+    fn new() -> Stream {
+        Stream {
+            distributions: std::array::from_fn(|i| Distribution::new(METRICS[i].metric)),
+            last_sectors: [0; NEAREST_OF],
+            arrived: None,
+            outstanding: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn record(&mut self, metric: Metric, value: i64) {
+        let bounds = match metric {
+            Metric::Length => LENGTH,
+            Metric::Seek | Metric::SeekNearest => SEEK,
+            Metric::Outstanding => OUTSTANDING,
+            Metric::Latency | Metric::Interarrival => TIME,
+        };
+        self.distributions[metric as usize].record_among(bounds, value);
+    }
+
+    fn arrive(&mut self, now: Instant, offset: u64, len: u64) {
+        // Disks end below 2⁶³ bytes, so all of it fits.
+        let first = (offset / SEEK_SECTOR_BYTES) as i64;
+        let last = ((offset + len - 1) / SEEK_SECTOR_BYTES) as i64;
+        self.record(Metric::Length, len as i64);
+        match self.arrived.replace(now) {
+            Some(before) => {
+                self.record(Metric::Seek, first - self.last_sectors[0]);
+                self.record(Metric::SeekNearest, nearest(first, &self.last_sectors));
+                self.record(Metric::Interarrival, micros(now - before));
+                self.last_sectors.copy_within(..NEAREST_OF - 1, 1);
+                self.last_sectors[0] = last;
+            }
+            None => self.last_sectors = [last; NEAREST_OF],
+        }
+        self.record(Metric::Outstanding, i64::from(self.outstanding));
+        self.outstanding += 1;
+    }
+
+    fn answer(&mut self, latency_ns: u64) {
+        assert!(self.outstanding > 0, "only what came is answered");
+        self.outstanding -= 1;
+        self.record(Metric::Latency, micros(latency_ns));
+    }
+}
+
+/// From the nearest of these sectors to `first`; of two as near, from the one that stands before.
+fn nearest(first: i64, last_sectors: &[i64; NEAREST_OF]) -> i64 {
+    let mut nearest = first - last_sectors[0];
+    for last in &last_sectors[1..] {
+        let distance = first - last;
+        nearest = if distance.unsigned_abs() < nearest.unsigned_abs() { distance } else { nearest };
+    }
+    nearest
+}
+
+/// Microseconds, rounded up: what takes no longer than a bound is not above it.
+fn micros(nanos: u64) -> i64 {
+    nanos.div_ceil(1000) as i64
+}
+
+/// All histograms of one disk. See the module.
+#[derive(Clone, Debug)]
+pub struct Histograms {
+    streams: [Stream; CLASSES.len()],
+    since: Instant,
+}
+
+impl Histograms {
+    /// Empty ones, counting from `now` on.
+    pub fn new(now: Instant) -> Histograms {
+        Histograms { streams: [Stream::new(); CLASSES.len()], since: now }
+    }
+
+    /// A request comes, and will be answered.
+    pub fn arrive(&mut self, now: Instant, request: &Request) {
+        if let Some(class) = Class::of(request.op) {
+            self.streams[Class::All as usize].arrive(now, request.offset, request.len);
+            self.streams[class as usize].arrive(now, request.offset, request.len);
+        }
+    }
+
+    /// A request that came is answered.
+    pub fn answer(&mut self, latency_ns: u64, op: Op) {
+        if let Some(class) = Class::of(op) {
+            self.streams[Class::All as usize].answer(latency_ns);
+            self.streams[class as usize].answer(latency_ns);
+        }
+    }
+
+    /// Begins anew. What is outstanding stays so, and counts as answered once it is.
+    pub fn reset(&mut self, now: Instant) {
+        for stream in &mut self.streams {
+            *stream = Stream { outstanding: stream.outstanding, ..Stream::new() };
+        }
+        self.since = now;
+    }
+
+    /// One of the histograms.
+    pub fn get(&self, class: Class, metric: Metric) -> &Distribution {
+        &self.streams[class as usize].distributions[metric as usize]
+    }
+
+    /// When counting began.
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+}
+
+#[cfg(test)]
+mod tests;

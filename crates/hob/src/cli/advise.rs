@@ -1,0 +1,133 @@
+//! `hob advise DISK`: the cache that it should get, from what it has learnt while it was served.
+
+use anyhow::Context;
+use clap::Args;
+use hob_control::{BlockCurve, DiskCurve};
+use hob_engine::sizing::{Curve, CurvePoint};
+use hob_lab::advise::{Endurance, Live, LiveCache, LiveCurve, LiveOptions, live, live_text};
+
+use super::Global;
+use super::lab::share_of_reads;
+use super::output::print;
+use super::remote::ask;
+
+/// Say which cache a disk should get, from what it was asked since counting began
+///
+/// Each disk keeps miss-ratio curves of its requests, without and with a cache. They are of LRU and of blocks up to 64 KiB: for
+/// policies, admission, latencies and larger blocks, record a trace with 'hob record' and give it to 'hob lab advise'.
+#[derive(Debug, Args)]
+pub(crate) struct Advise {
+    /// The disk
+    disk: String,
+    /// Share of the reads to serve from flash, like 85% [default: 90 % of what the best cache could]
+    #[arg(long, value_name = "PERCENT", value_parser = share_of_reads)]
+    target_hit: Option<f64>,
+    /// What may be written to the flash: drive writes a day over five years, of a device as large as the cache, or
+    /// terabytes in all, like 600TBW [default: 1DWPD]
+    #[arg(long, value_name = "RATING")]
+    endurance: Option<Endurance>,
+    /// Forget what was learnt, after the advice; for when the load has changed
+    #[arg(long)]
+    reset: bool,
+}
+
+pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {
+    let learnt = ask(global, async |client| {
+        let learnt = client.curve(&args.disk).await?;
+        if args.reset {
+            client.curve_reset(&args.disk).await?;
+        }
+        Ok(learnt)
+    })?;
+    let options = LiveOptions { target_hit: args.target_hit, endurance: args.endurance.unwrap_or_default() };
+    let learnt = taken(&learnt).context("the daemon's answer makes no sense")?;
+    print(global.output, &live(&learnt, &options), live_text)
+}
+
+/// The daemon's answer as the lab knows it.
+fn taken(learnt: &DiskCurve) -> anyhow::Result<Live> {
+    let cache = learnt.cache.as_ref().map(|cache| LiveCache {
+        cache_bytes: cache.size.0,
+        block_bytes: cache.block_size.0,
+        policy: cache.policy.clone(),
+    });
+    Ok(Live {
+        disk: learnt.disk.clone(),
+        elapsed_ns: learnt.elapsed_ns,
+        reads: learnt.reads,
+        read_bytes: learnt.read_bytes,
+        read_hit_ratio: learnt.hit_percent / 100.0,
+        writes: learnt.writes,
+        write_bytes: learnt.write_bytes,
+        cache,
+        block_sizes: learnt.block_sizes.iter().map(curve).collect::<anyhow::Result<_>>()?,
+    })
+}
+
+fn curve(learnt: &BlockCurve) -> anyhow::Result<LiveCurve> {
+    let block_bytes = learnt.block_size.0;
+    anyhow::ensure!(block_bytes > 0, "a block of 0 bytes");
+    let points = learnt
+        .points
+        .iter()
+        .map(|point| CurvePoint { blocks: point.cache_bytes / block_bytes, miss_ratio: point.miss_ratio });
+    Ok(LiveCurve {
+        block_bytes,
+        footprint_bytes: learnt.footprint_bytes,
+        sample_rate: learnt.sample_rate,
+        misses: Curve::checked(points.collect())?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_control::{CurvePoint, Size};
+
+    use super::*;
+
+    fn learnt(points: &[(u64, f64)], block_size: u64) -> DiskCurve {
+        let points =
+            points.iter().map(|&(cache_bytes, miss_ratio)| CurvePoint { cache_bytes, miss_ratio }).collect();
+        DiskCurve {
+            disk: "vm".into(),
+            elapsed_ns: 1_000_000_000,
+            reads: 20_000,
+            read_bytes: 20_000 << 12,
+            hit_percent: 12.5,
+            writes: 0,
+            write_bytes: 0,
+            memory_bytes: 0,
+            cache: None,
+            block_sizes: vec![BlockCurve {
+                block_size: Size(block_size),
+                accesses: 20_000,
+                samples: 1,
+                sample_rate: 0.5,
+                footprint_bytes: 64 << 20,
+                points,
+            }],
+        }
+    }
+
+    #[test]
+    fn an_answer_becomes_advice() {
+        let live = taken(&learnt(&[(0, 1.0), (8 << 20, 0.25)], 4096)).unwrap();
+        assert_eq!((live.read_hit_ratio, live.block_sizes[0].misses.miss_ratio_at(2048)), (0.125, 0.25));
+        let advice = super::live(&live, &LiveOptions::default());
+        let json = serde_json::to_value(&advice).unwrap();
+        assert_eq!(
+            (&json["verdict"], &json["recommendation"]["cache_bytes"]),
+            (&"cache".into(), &(8 << 20).into())
+        );
+        assert_eq!(json["target"]["best_read_hit_ratio"], 0.75);
+    }
+
+    #[test]
+    fn an_answer_that_makes_no_sense_is_refused() {
+        for (points, block) in
+            [(&[][..], 4096), (&[(0, 1.0)], 0), (&[(0, 0.5), (4096, 0.7)], 4096), (&[(0, 7.0)], 4096)]
+        {
+            assert!(taken(&learnt(points, block)).is_err(), "{points:?}");
+        }
+    }
+}

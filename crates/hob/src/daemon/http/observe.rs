@@ -1,0 +1,108 @@
+//! What disks are asked for: histograms, for programs and for spreadsheets; and what other caches would make of it.
+
+use std::sync::Arc;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use hob_control::{DiskCurve, DiskHistograms, Problem};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::extract::Answer;
+use crate::daemon::manager::Manager;
+
+type App = State<Arc<Manager>>;
+
+/// In which form.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Form {
+    /// `json` or `csv`; without it, what the `Accept` header asks for, and JSON otherwise.
+    format: Option<String>,
+}
+
+impl Form {
+    fn is_csv(query: Result<Query<Form>, QueryRejection>, headers: &HeaderMap) -> Result<bool, Problem> {
+        match query.as_ref().map(|Query(form)| form.format.as_deref()) {
+            Ok(Some("csv")) => Ok(true),
+            Ok(Some("json")) => Ok(false),
+            Ok(None) => {
+                let accepted = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
+                Ok(accepted.is_some_and(|accept| accept.contains("text/csv")))
+            }
+            Ok(Some(_)) | Err(_) => {
+                Err(Problem::new("the only parameter here is ?format=csv or ?format=json"))
+            }
+        }
+    }
+}
+
+/// What a disk is asked for, in the buckets of vscsiStats.
+#[utoipa::path(
+    get,
+    path = "/v1/disks/{disk}/histograms",
+    params(("disk" = String, Path, description = "The disk"), Form),
+    responses(
+        (status = 200, content(
+            (DiskHistograms = "application/json"),
+            (String = "text/csv")
+        )),
+        (status = "4XX", body = Problem),
+        (status = "5XX", body = Problem)
+    )
+)]
+pub(super) async fn histograms(
+    State(manager): App,
+    Path(disk): Path<String>,
+    query: Result<Query<Form>, QueryRejection>,
+    headers: HeaderMap,
+) -> Response {
+    let is_csv = match Form::is_csv(query, &headers) {
+        Ok(is_csv) => is_csv,
+        Err(problem) => return Answer::<()>::No(StatusCode::BAD_REQUEST, problem).into_response(),
+    };
+    match manager.histograms(&disk).await {
+        Ok(found) if is_csv => ([(CONTENT_TYPE, "text/csv")], found.to_csv()).into_response(),
+        found => Answer::from(found).into_response(),
+    }
+}
+
+/// Begins a disk's histograms anew, and shows them empty. Other figures go on.
+#[utoipa::path(
+    delete,
+    path = "/v1/disks/{disk}/histograms",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = DiskHistograms), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn histograms_reset(
+    State(manager): App,
+    Path(disk): Path<String>,
+) -> Answer<DiskHistograms> {
+    manager.histograms_reset(&disk).await.into()
+}
+
+/// What caches of other sizes would do for a disk: miss-ratio curves, estimated while it is served.
+#[utoipa::path(
+    get,
+    path = "/v1/disks/{disk}/curve",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = DiskCurve), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn curve(State(manager): App, Path(disk): Path<String>) -> Answer<DiskCurve> {
+    manager.curve(&disk).await.into()
+}
+
+/// Forgets what was learnt for the curves, and shows them empty.
+#[utoipa::path(
+    delete,
+    path = "/v1/disks/{disk}/curve",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = DiskCurve), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn curve_reset(State(manager): App, Path(disk): Path<String>) -> Answer<DiskCurve> {
+    manager.curve_reset(&disk).await.into()
+}

@@ -1,0 +1,485 @@
+//! Advice for a disk that is being served, from the miss-ratio curves that it keeps itself ([`hob_engine::sizing`]).
+//!
+//! The same search as from a trace where curves are all it takes: the smallest cache that reaches the target, the
+//! largest block that is as good there, the knee, what it writes to flash. What takes the requests themselves is left out
+//! and said to be: other policies than LRU, admission, latencies, what writing back saves, blocks above 64 KiB. Sizes are
+//! bytes, times nanoseconds, ratios 0 to 1.
+
+#[cfg(test)]
+mod tests;
+
+use hob_engine::sizing::Curve;
+use serde::Serialize;
+
+use super::devices::{DAYS_A_YEAR, Endurance, WARRANTY_YEARS};
+use super::text::{columns, filled, section};
+use super::trials::rounded;
+use super::words::{bytes, percent, typed, years};
+use super::{BlockSize, HIT_RATIO_MIN, POINT, SizePoint, TARGET_OF_BEST, Target, Verdict, Wear};
+use crate::picture::Unit;
+
+/// Fewer reads than this say little.
+const READS_TELLING: u64 = 10_000;
+/// In a shorter time, what is written in a day is not worked out.
+const SECONDS_TELLING: f64 = 60.0;
+const DAY_S: f64 = 86_400.0;
+/// A size this near is the right one.
+const NEAR: f64 = 0.1;
+/// Sizes to show, in parts of the recommended one.
+const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
+/// A cache that has less of the expected hits than this is worth a word.
+const FALLS_SHORT: f64 = 0.1;
+/// Points of a curve in the report.
+const POINTS: u32 = 64;
+
+/// What a disk has learnt.
+#[derive(Clone, Debug)]
+pub struct Live {
+    /// What it is called.
+    pub disk: String,
+    /// For so long.
+    pub elapsed_ns: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Their bytes.
+    pub read_bytes: u64,
+    /// Share of the reads that flash or memory above it served.
+    pub read_hit_ratio: f64,
+    /// Writes.
+    pub writes: u64,
+    /// Their bytes.
+    pub write_bytes: u64,
+    /// The cache it has.
+    pub cache: Option<LiveCache>,
+    /// By block size, smallest first.
+    pub block_sizes: Vec<LiveCurve>,
+}
+
+/// The cache that a disk has.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LiveCache {
+    /// Room.
+    pub cache_bytes: u64,
+    /// Its blocks.
+    pub block_bytes: u64,
+    /// Replacement.
+    pub policy: String,
+}
+
+/// What is known for one block size.
+#[derive(Clone, Debug)]
+pub struct LiveCurve {
+    /// The block.
+    pub block_bytes: u64,
+    /// Bytes in the blocks that were touched, estimated.
+    pub footprint_bytes: u64,
+    /// Share of the blocks that is followed.
+    pub sample_rate: f64,
+    /// Misses of reads, by blocks of cache.
+    pub misses: Curve,
+}
+
+/// What is wanted, and what there is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LiveOptions {
+    /// Read hit ratio to reach; otherwise 90 % of the best that a cache of any size reaches.
+    pub target_hit: Option<f64>,
+    /// What the flash is rated for.
+    pub endurance: Endurance,
+}
+
+/// The advice.
+#[derive(Clone, Debug, Serialize)]
+pub struct LiveAdvice {
+    /// Whose.
+    pub disk: String,
+    /// Is a cache worth it?
+    pub verdict: Verdict,
+    /// The advice in a sentence or two.
+    pub summary: String,
+    /// What to type; empty when there is nothing to do. The pool is the user's to fill in.
+    pub command: String,
+    /// Why, a sentence each.
+    pub why: Vec<String>,
+    /// What the advice does not cover or may be wrong about, a sentence each.
+    pub caveats: Vec<String>,
+    /// The recommended cache.
+    pub recommendation: Option<LiveRecommendation>,
+    /// What was aimed at.
+    pub target: Target,
+    /// The knee of the curve for the advised block size: beyond it, more cache buys little.
+    pub knee: Option<SizePoint>,
+    /// What block sizes do, smallest first.
+    pub block_sizes: Vec<BlockSize>,
+    /// Other sizes of the recommended cache, by LRU.
+    pub sizes: Vec<SizePoint>,
+    /// What the flash has to endure, estimated.
+    pub wear: Option<Wear>,
+    /// The cache the disk has.
+    pub cache: Option<LiveCache>,
+    /// Share of the reads that flash or memory serves now.
+    pub read_hit_ratio: f64,
+    /// Learnt over so long.
+    pub elapsed_ns: u64,
+    /// From so many reads…
+    pub reads: u64,
+    /// … and writes.
+    pub writes: u64,
+}
+
+/// A cache.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LiveRecommendation {
+    /// Its size.
+    pub cache_bytes: u64,
+    /// Its blocks.
+    pub block_bytes: u64,
+    /// Reads it would serve, by LRU.
+    pub read_hit_ratio: f64,
+    /// Its size as a share of what the disk's requests touch.
+    pub of_footprint: f64,
+}
+
+impl LiveCurve {
+    fn best(&self) -> f64 {
+        self.misses.points().last().map_or(0.0, |point| 1.0 - point.miss_ratio)
+    }
+
+    fn hit_ratio(&self, cache_bytes: u64) -> f64 {
+        1.0 - self.misses.miss_ratio_at(cache_bytes / self.block_bytes)
+    }
+
+    fn size_for(&self, hit_ratio: f64) -> Option<u64> {
+        // What is read off the curve is found again in spite of rounding.
+        let blocks = self.misses.size_for(hit_ratio - 1e-12)?;
+        Some(blocks.max(1).saturating_mul(self.block_bytes))
+    }
+
+    fn knee(&self) -> Option<SizePoint> {
+        let knee = self.misses.knee()?;
+        let cache_bytes = knee.blocks.saturating_mul(self.block_bytes);
+        Some(SizePoint { cache_bytes, read_hit_ratio: 1.0 - knee.miss_ratio })
+    }
+
+    fn report(&self, target: f64, cache_bytes: Option<u64>) -> BlockSize {
+        let target_bytes = self.size_for(target).filter(|_| self.best() > 0.0);
+        let end = self.misses.points().last().map_or(1, |point| point.blocks).max(1);
+        let blocks = |i: u32| (end as f64).powf(f64::from(i) / f64::from(POINTS - 1)).round() as u64;
+        let mut sizes: Vec<u64> = (0..POINTS).map(blocks).collect();
+        sizes.dedup();
+        let point = |blocks: u64| self.point(blocks.saturating_mul(self.block_bytes));
+        BlockSize {
+            block_bytes: self.block_bytes,
+            target_bytes,
+            knee: self.knee(),
+            read_hit_ratio: self.hit_ratio(cache_bytes.or(target_bytes).unwrap_or(0)),
+            curve: sizes.into_iter().map(point).collect(),
+        }
+    }
+
+    fn point(&self, cache_bytes: u64) -> SizePoint {
+        SizePoint { cache_bytes, read_hit_ratio: self.hit_ratio(cache_bytes) }
+    }
+}
+
+/// What to do with a disk that is being served.
+pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
+    let best = disk.block_sizes.iter().map(LiveCurve::best).fold(0.0, f64::max);
+    let target = Target {
+        // What no cache reaches cannot be aimed at; the words say so.
+        read_hit_ratio: options.target_hit.unwrap_or(best * TARGET_OF_BEST).min(best),
+        is_given: options.target_hit.is_some(),
+        best_read_hit_ratio: best,
+    };
+    let chosen = if disk.reads == 0 || best < HIT_RATIO_MIN { None } else { choose(disk, &target) };
+    let cache_bytes = chosen.map(|(_, cache_bytes)| cache_bytes);
+    let mut advice = LiveAdvice {
+        disk: disk.disk.clone(),
+        verdict: if chosen.is_some() { Verdict::Cache } else { Verdict::NoCache },
+        summary: String::new(),
+        command: String::new(),
+        why: Vec::new(),
+        caveats: Vec::new(),
+        recommendation: None,
+        target,
+        knee: None,
+        block_sizes: disk
+            .block_sizes
+            .iter()
+            .map(|curve| curve.report(target.read_hit_ratio, cache_bytes))
+            .collect(),
+        sizes: Vec::new(),
+        wear: None,
+        cache: disk.cache.clone(),
+        read_hit_ratio: disk.read_hit_ratio,
+        elapsed_ns: disk.elapsed_ns,
+        reads: disk.reads,
+        writes: disk.writes,
+    };
+    match chosen {
+        Some((curve, cache_bytes)) => recommend(&mut advice, disk, options, curve, cache_bytes),
+        None => refuse(&mut advice, disk),
+    }
+    push_caveats(&mut advice, disk, options);
+    advice
+}
+
+/// The largest block that is as good as the best at the smallest size that reaches the target, and that size.
+fn choose<'a>(disk: &'a Live, target: &Target) -> Option<(&'a LiveCurve, u64)> {
+    let sizes = disk.block_sizes.iter().filter_map(|curve| curve.size_for(target.read_hit_ratio));
+    let cache_bytes = rounded(sizes.min()? as f64);
+    let hits = |curve: &LiveCurve| curve.hit_ratio(cache_bytes);
+    let best = disk.block_sizes.iter().map(hits).fold(0.0, f64::max);
+    let curve = disk.block_sizes.iter().rfind(|curve| hits(curve) >= best - POINT / 2.0)?;
+    Some((curve, cache_bytes))
+}
+
+fn recommend(
+    advice: &mut LiveAdvice,
+    disk: &Live,
+    options: &LiveOptions,
+    curve: &LiveCurve,
+    cache_bytes: u64,
+) {
+    let recommended = LiveRecommendation {
+        cache_bytes,
+        block_bytes: curve.block_bytes,
+        read_hit_ratio: curve.hit_ratio(cache_bytes),
+        of_footprint: cache_bytes as f64 / footprint(disk) as f64,
+    };
+    advice.recommendation = Some(recommended);
+    advice.knee = curve.knee();
+    let most = footprint(disk).max(cache_bytes) as f64 * 1.1;
+    let parts = SIZES_SHOWN.map(|part| part * cache_bytes as f64).into_iter().filter(|size| *size <= most);
+    let own = disk.cache.as_ref().map(|cache| cache.cache_bytes);
+    let mut sizes: Vec<u64> =
+        parts.chain(advice.knee.map(|knee| knee.cache_bytes as f64)).map(rounded).chain(own).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    advice.sizes = sizes.into_iter().map(|size| curve.point(size)).collect();
+    advice.wear = wear(disk, options, &recommended);
+    say(advice, disk, &recommended);
+    push_why(advice, disk, &recommended);
+}
+
+/// Bytes that requests touch, in the smallest blocks.
+fn footprint(disk: &Live) -> u64 {
+    disk.block_sizes.first().map_or(1, |curve| curve.footprint_bytes.max(1))
+}
+
+fn wear(disk: &Live, options: &LiveOptions, cache: &LiveRecommendation) -> Option<Wear> {
+    let seconds = disk.elapsed_ns as f64 / 1e9;
+    if seconds < SECONDS_TELLING {
+        return None;
+    }
+    // What misses bring, and all writes.
+    let written = (1.0 - cache.read_hit_ratio) * disk.read_bytes as f64 + disk.write_bytes as f64;
+    let per_day = written / seconds * DAY_S;
+    let endurance_bytes = options.endurance.bytes(cache.cache_bytes);
+    Some(Wear {
+        flash_write_bytes_per_day: per_day,
+        cache_writes_per_day: per_day / cache.cache_bytes as f64,
+        endurance: options.endurance.to_string(),
+        endurance_bytes,
+        life_years: endurance_bytes / per_day.max(1.0) / DAYS_A_YEAR,
+        device_bytes: options.endurance.device_bytes(per_day),
+    })
+}
+
+/// The advice in a sentence, and what to type.
+fn say(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
+    let size = bytes(cache.cache_bytes);
+    let hits = percent(cache.read_hit_ratio);
+    let name = &disk.disk;
+    let Some(own) = &disk.cache else {
+        let block = cache.block_bytes;
+        advice.summary = format!(
+            "Give {name} {size} with {} blocks: {hits} of its reads from flash by LRU (now: none).",
+            bytes(block)
+        );
+        let (size, block) = (typed(cache.cache_bytes), typed(block));
+        advice.command = format!("hob cache enable {name} --pool POOL --size {size} --block-size {block}");
+        return;
+    };
+    let now = percent(disk.read_hit_ratio);
+    let times = own.cache_bytes as f64 / cache.cache_bytes as f64;
+    if (times - 1.0).abs() <= NEAR {
+        advice.summary = format!(
+            "Leave the cache of {name} at {}: LRU would serve {hits} of its reads at this size, and {now} are \
+             served now.",
+            bytes(own.cache_bytes)
+        );
+        return;
+    }
+    let what = if times < 1.0 { "Enlarge" } else { "The target needs less: shrink" };
+    advice.summary = format!(
+        "{what} the cache of {name} from {} to {size}: {hits} of its reads from flash by LRU (now: {now}).",
+        bytes(own.cache_bytes)
+    );
+    advice.command = format!("hob cache resize {name} {}", typed(cache.cache_bytes));
+}
+
+fn push_why(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
+    let target = &advice.target;
+    let aim = if target.is_given {
+        format!("the {} you asked for", percent(target.read_hit_ratio))
+    } else {
+        format!("nine tenths of the {} that no cache can exceed", percent(target.best_read_hit_ratio))
+    };
+    advice.why.push(format!(
+        "Size: {}, {} of the {} its requests touch, is the smallest that reaches {aim}.",
+        bytes(cache.cache_bytes),
+        percent(cache.of_footprint),
+        bytes(footprint(disk)),
+    ));
+    if let Some(knee) = advice.knee
+        && knee.cache_bytes * 10 < cache.cache_bytes * 9
+    {
+        advice.why.push(format!(
+            "The knee is at {} ({}): the choice when flash is scarce.",
+            bytes(knee.cache_bytes),
+            percent(knee.read_hit_ratio),
+        ));
+    }
+    push_block(advice, disk, cache);
+    if let Some(wear) = &advice.wear {
+        let sentence = format!(
+            "Flash: about {} written a day, {:.1} times the cache's size; room of its size rated for {} lasts {}.",
+            bytes(wear.flash_write_bytes_per_day as u64),
+            wear.cache_writes_per_day,
+            wear.endurance,
+            years(wear.life_years),
+        );
+        match wear.life_years < WARRANTY_YEARS {
+            true => advice.caveats.push(sentence),
+            false => advice.why.push(sentence),
+        }
+    }
+}
+
+fn push_block(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
+    let own = disk.cache.as_ref().map_or(cache.block_bytes, |own| own.block_bytes);
+    let at = |block_bytes: u64| disk.block_sizes.iter().find(|curve| curve.block_bytes == block_bytes);
+    let hits = |curve: &LiveCurve| percent(curve.hit_ratio(cache.cache_bytes));
+    let others = disk.block_sizes.iter().filter(|curve| curve.block_bytes != cache.block_bytes);
+    let others: Vec<String> =
+        others.map(|curve| format!("{} with {}", hits(curve), bytes(curve.block_bytes))).collect();
+    let sentence = format!(
+        "Blocks: {} is the largest of those followed without loss of hits, {} ({}).",
+        bytes(cache.block_bytes),
+        percent(cache.read_hit_ratio),
+        others.join(", "),
+    );
+    advice.why.push(sentence);
+    match at(own) {
+        None => advice.caveats.push(format!(
+            "Blocks of {}, which the cache has, are not followed; figures are those of {}.",
+            bytes(own),
+            bytes(cache.block_bytes),
+        )),
+        Some(curve) if curve.hit_ratio(cache.cache_bytes) < cache.read_hit_ratio - POINT => {
+            let (name, block) = (&disk.disk, typed(cache.block_bytes));
+            advice.why.push(format!(
+                "The cache has blocks of {}, which reach {} at that size: 'hob cache set {name} --block-size {block}' \
+                 changes them, and empties it.",
+                bytes(own),
+                hits(curve),
+            ));
+        }
+        Some(_) => {}
+    }
+}
+
+fn refuse(advice: &mut LiveAdvice, disk: &Live) {
+    let (name, best) = (&disk.disk, advice.target.best_read_hit_ratio);
+    advice.summary = if disk.reads == 0 {
+        format!("There is nothing to advise on: nothing was read from {name} since counting began.")
+    } else if best == 0.0 {
+        format!("A cache does not help {name} so far: nothing it reads was read or written before.")
+    } else {
+        format!(
+            "A cache does not help {name} so far: {} of its reads ask for what was read or written before, and more \
+             a cache of any size could not serve.",
+            percent(best)
+        )
+    };
+}
+
+fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
+    let best = advice.target.best_read_hit_ratio;
+    let mut say = |sentence: String| advice.caveats.push(sentence);
+    if let Some(asked) = options.target_hit.filter(|asked| *asked > best + POINT / 2.0) {
+        say(format!(
+            "No cache reaches the {} you asked for: {} is the most, as the other reads are first ones.",
+            percent(asked),
+            percent(best)
+        ));
+    }
+    if let Some(own) = &disk.cache {
+        let curve = disk.block_sizes.iter().rfind(|curve| curve.block_bytes <= own.block_bytes);
+        let expected = curve.map_or(0.0, |curve| curve.hit_ratio(own.cache_bytes));
+        if disk.reads >= READS_TELLING && disk.read_hit_ratio < expected - FALLS_SHORT {
+            say(format!(
+                "The cache serves {} where LRU of its size would serve {}: it was smaller, empty or off for some of the \
+                 time, or its policy ({}) or admission do not suit the load; 'hob explain {}' tells more.",
+                percent(disk.read_hit_ratio),
+                percent(expected),
+                own.policy,
+                disk.disk
+            ));
+        }
+    }
+    if disk.reads > 0 && disk.reads < READS_TELLING {
+        say(format!("There were {} reads so far, which is little to judge by.", disk.reads));
+    }
+    let seconds = disk.elapsed_ns as f64 / 1e9;
+    if seconds < DAY_S {
+        let time = Unit::Seconds.text(seconds);
+        say(format!("This was learnt in {time}: what comes again only after longer counts as new."));
+    }
+    if advice.verdict == Verdict::Cache && best < 0.5 {
+        advice.caveats.push(format!(
+            "{} of the reads are first ones; after a longer time they may turn out to return.",
+            percent(1.0 - best)
+        ));
+    }
+    let rate = disk.block_sizes.first().map_or(1.0, |curve| curve.sample_rate);
+    if rate < 1.0 {
+        let part = percent(rate);
+        advice.caveats.push(format!("The curves are estimated from {part} of the blocks (4 KiB ones)."));
+    }
+    advice.caveats.push(
+        "Live figures are of LRU, with a read counted once for each block it touches. Policies, admission, latencies, what \
+         writing back saves and blocks above 64 KiB take the requests themselves: 'hob record', then 'hob lab advise'."
+            .to_owned(),
+    );
+}
+
+/// The advice as text.
+pub fn live_text(advice: &LiveAdvice) -> String {
+    let mut out = filled("", &advice.summary);
+    if !advice.command.is_empty() {
+        out += &format!("\n  {}\n", advice.command);
+    }
+    section(&mut out, "Why", &advice.why);
+    if let Some(advised) = &advice.recommendation {
+        let own = advice.cache.as_ref().map(|cache| cache.cache_bytes);
+        out += "\nSizes\n";
+        out += &columns(
+            &["SIZE", "FOOTPRINT", "READ HITS"],
+            advice.sizes.iter().map(|size| {
+                let of_footprint =
+                    advised.of_footprint * size.cache_bytes as f64 / advised.cache_bytes as f64;
+                let now = if own == Some(size.cache_bytes) { " (now)" } else { "" };
+                let cells = [
+                    format!("{}{now}", bytes(size.cache_bytes)),
+                    percent(of_footprint),
+                    percent(size.read_hit_ratio),
+                ];
+                (size.cache_bytes == advised.cache_bytes, cells.to_vec())
+            }),
+        );
+    }
+    section(&mut out, "Mind", &advice.caveats);
+    out
+}

@@ -1,0 +1,116 @@
+//! Advice from curves whose right answer is known.
+
+use hob_engine::sizing::CurvePoint;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const HOUR_NS: u64 = 3_600_000_000_000;
+
+fn curve(block_bytes: u64, points: &[(u64, f64)]) -> LiveCurve {
+    let points = points
+        .iter()
+        .map(|&(cache_bytes, hits)| CurvePoint { blocks: cache_bytes / block_bytes, miss_ratio: 1.0 - hits });
+    LiveCurve {
+        block_bytes,
+        footprint_bytes: 1024 * MIB,
+        sample_rate: 0.1,
+        misses: Curve::new(points.collect()),
+    }
+}
+
+/// A hot set of 64 MiB that has 70 % of the reads, and a tail that ends at 80 %. Blocks of 64 KiB are half empty.
+fn disk(cache: Option<LiveCache>) -> Live {
+    Live {
+        disk: "vm".into(),
+        elapsed_ns: 30 * HOUR_NS,
+        reads: 1_000_000,
+        read_bytes: 4096 * 1_000_000,
+        read_hit_ratio: if cache.is_some() { 0.4 } else { 0.0 },
+        writes: 500_000,
+        write_bytes: 4096 * 500_000,
+        cache,
+        block_sizes: vec![
+            curve(4096, &[(0, 0.0), (64 * MIB, 0.7), (960 * MIB, 0.8)]),
+            curve(16_384, &[(0, 0.0), (64 * MIB, 0.698), (960 * MIB, 0.8)]),
+            curve(65_536, &[(0, 0.0), (128 * MIB, 0.7), (1920 * MIB, 0.8)]),
+        ],
+    }
+}
+
+fn advice(disk: &Live, target_hit: Option<f64>) -> LiveAdvice {
+    live(disk, &LiveOptions { target_hit, ..LiveOptions::default() })
+}
+
+#[test]
+fn the_size_for_the_target_and_the_largest_block_as_good() {
+    let advice = advice(&disk(None), None);
+    assert_eq!((advice.verdict, advice.target.best_read_hit_ratio), (Verdict::Cache, 0.8));
+    let advised = advice.recommendation.unwrap();
+    // 72 % are 64 MiB and a fifth of the tail; rounded up to what people type.
+    assert_eq!((advised.cache_bytes, advised.block_bytes), (rounded((64.0 + 179.2) * MIB as f64), 16_384));
+    assert!((advised.read_hit_ratio - 0.72).abs() < 0.005, "{advised:?}");
+    assert_eq!(advice.knee.unwrap().cache_bytes, 64 * MIB);
+    assert_eq!(advice.command, "hob cache enable vm --pool POOL --size 244M --block-size 16K");
+    assert!(advice.sizes.iter().any(|size| size.cache_bytes == 64 * MIB), "the knee is shown");
+    // 28 % of 4 GB and 2 GB of writes in 30 hours.
+    let per_day = (0.28 * 4096e6 + 2048e6) * 24.0 / 30.0;
+    let wear = advice.wear.as_ref().unwrap();
+    assert!((wear.flash_write_bytes_per_day / per_day - 1.0).abs() < 0.01, "{wear:?}");
+    let text = live_text(&advice);
+    for part in ["now: none", "knee is at 64 MiB", "> 244 MiB", "hob record", "10 % of the blocks"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+}
+
+#[test]
+fn a_cache_that_is_there_is_resized_or_left_alone() {
+    let own = |cache_bytes, block_bytes| Some(LiveCache { cache_bytes, block_bytes, policy: "lru".into() });
+    let small = advice(&disk(own(32 * MIB, 4096)), Some(0.7));
+    assert_eq!(small.command, "hob cache resize vm 64M");
+    assert!(
+        small.summary.starts_with("Enlarge") && small.summary.contains("32 MiB to 64 MiB"),
+        "{}",
+        small.summary
+    );
+    assert!(!small.caveats.iter().any(|caveat| caveat.contains("where LRU")), "{:?}", small.caveats);
+    let right = advice(&disk(own(68 * MIB, 4096)), Some(0.7));
+    assert!(right.command.is_empty() && right.summary.starts_with("Leave"), "{}", right.summary);
+    assert!(right.caveats.iter().any(|caveat| caveat.contains("where LRU")), "it serves 40 % of 70 %");
+    assert!(live_text(&right).contains("68 MiB (now)"));
+    let large = advice(&disk(own(512 * MIB, 65_536)), Some(0.7));
+    assert_eq!(large.command, "hob cache resize vm 64M");
+    assert!(large.why.iter().any(|why| why.contains("--block-size 16K'")), "{:?}", large.why);
+    let other = advice(&disk(own(64 * MIB, 1 << 20)), Some(0.7));
+    assert!(
+        other.caveats.iter().any(|caveat| caveat.contains("1 MiB, which the cache has")),
+        "{:?}",
+        other.caveats
+    );
+}
+
+#[test]
+fn where_a_cache_does_not_help_it_says_so() {
+    let mut idle = disk(None);
+    (idle.reads, idle.read_bytes) = (0, 0);
+    idle.block_sizes = vec![curve(4096, &[(0, 0.0)])];
+    assert!(advice(&idle, None).summary.contains("nothing was read"));
+    let mut cold = disk(None);
+    cold.block_sizes = vec![curve(4096, &[(0, 0.0), (960 * MIB, 0.03)])];
+    let advice = advice(&cold, None);
+    assert_eq!((advice.verdict, advice.recommendation), (Verdict::NoCache, None));
+    assert!(advice.summary.contains("3.0 %") && advice.command.is_empty(), "{}", advice.summary);
+}
+
+#[test]
+fn what_is_not_known_is_said() {
+    let mut young = disk(None);
+    (young.elapsed_ns, young.reads) = (5_000_000_000, 900);
+    let advice = advice(&young, Some(0.95));
+    assert_eq!(advice.recommendation.unwrap().read_hit_ratio, 0.8);
+    assert!(advice.wear.is_none(), "5 s are no day");
+    for part in ["95 % you asked for: 80 %", "900 reads", "learnt in 5 s"] {
+        assert!(advice.caveats.iter().any(|caveat| caveat.contains(part)), "{part}: {:?}", advice.caveats);
+    }
+}

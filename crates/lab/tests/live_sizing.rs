@@ -1,0 +1,136 @@
+//! The curve that each disk keeps while it serves, against the exact one from a trace of the same requests: apart by 0.01 on
+//! average at most, and nowhere by more than 0.02. Where a few blocks have most of the accesses, it is more for small
+//! caches: whether each of these blocks is a sample or not makes a difference there, which no sample of this size avoids.
+//!
+//! The exact curve is that of whole requests against sectors. The live one counts a read once for each block that it
+//! touches, so reads are cut where blocks meet before they go to the exact one.
+
+use hob_engine::io::{Durability, Op as EngineOp};
+use hob_engine::policy::PolicyKind;
+use hob_engine::sizing::{BlockSizing, Curve, Sizing};
+use hob_lab::generate::GeneratorInfo;
+use hob_lab::mrc::{self, Mode};
+use hob_lab::prng::Prng;
+use hob_lab::trace::{Op, Record};
+use hob_world::replay::{Ask, CacheSetup, Replay, Setup};
+use hob_world::service::FixedModel;
+
+const OFF_MAX: f64 = 0.02;
+const OFF_MEAN_MAX: f64 = 0.01;
+/// For loads with a few very hot blocks, where caches are small.
+const OFF_HOT_MAX: f64 = 0.035;
+/// A segment: no cache is smaller unless its pool has smaller segments.
+const BYTES_MIN: u64 = 16 << 20;
+/// Sizes at which curves are compared, as many for each doubling.
+const SIZES: u32 = 400;
+
+fn ask(record: &Record) -> Ask {
+    let op = match record.op {
+        Op::Read => EngineOp::Read,
+        Op::Write => EngineOp::Write(Durability::Volatile),
+        Op::Discard => EngineOp::Discard(Durability::Volatile),
+        Op::Flush => EngineOp::Flush,
+    };
+    Ask { disk: 0, op, offset: record.offset, len: u64::from(record.len), tag: 0 }
+}
+
+/// Serves the requests in virtual time, and returns what the disk has learnt meanwhile.
+fn served(records: &[Record], disk_bytes: u64) -> Sizing {
+    let cache = CacheSetup::volatile(64 << 20, 4096, PolicyKind::default());
+    let device = FixedModel::new(100_000, 100_000, 32);
+    let setup = Setup::one_disk(disk_bytes, Some(cache), device.clone(), device);
+    let mut replay = Replay::new(setup).unwrap();
+    let run = replay.open(records.iter().map(|record| (record.at_ns, ask(record))), |_| {});
+    assert_eq!(run.requests, records.len() as u64);
+    replay.sizing(0).unwrap()
+}
+
+/// Requests cut where blocks of that size meet.
+fn cut(records: &[Record], block_bytes: u64) -> impl Iterator<Item = Record> {
+    records.iter().flat_map(move |record| {
+        let end = record.offset + u64::from(record.len);
+        let blocks =
+            record.offset / block_bytes..end.div_ceil(block_bytes).max(record.offset / block_bytes + 1);
+        blocks.map(move |block| {
+            let first = record.offset.max(block * block_bytes);
+            let last = end.min((block + 1) * block_bytes);
+            Record { offset: first, len: (last - first) as u32, ..*record }
+        })
+    })
+}
+
+/// How far apart curves are from [`BYTES_MIN`] on: at most, and on average over evenly spaced sizes up to where nothing
+/// changes any more, which is the measure of the SHARDS paper.
+fn apart(exact: &Curve, live: &BlockSizing) -> (f64, f64) {
+    let end = exact.points().last().unwrap().blocks;
+    let off = |blocks: &u64| (exact.miss_ratio_at(*blocks) - live.curve.miss_ratio_at(*blocks)).abs();
+    let is_large = |blocks: &u64| blocks * live.block_bytes >= BYTES_MIN;
+    let doubling = |i| (end as f64).powf(f64::from(i) / f64::from(SIZES - 1)).round() as u64;
+    let most = (0..SIZES).map(doubling).filter(is_large).map(|blocks| off(&blocks)).fold(0.0, f64::max);
+    let even = (1..=u64::from(SIZES)).map(|i| end * i / u64::from(SIZES));
+    (most, even.map(|blocks| off(&blocks)).sum::<f64>() / f64::from(SIZES))
+}
+
+fn check(name: &str, records: &[Record], sizing: &Sizing, off_max: f64) {
+    assert!(sizing.bytes <= 1_000_000, "{name}: {} bytes", sizing.bytes);
+    for live in &sizing.block_sizes {
+        let exact = mrc::exact(cut(records, live.block_bytes), live.block_bytes, Mode::WriteThrough).unwrap();
+        let (most, mean) = apart(&exact.read_misses(), live);
+        let blocks = live.block_bytes;
+        println!("{name}, {blocks}: {most:.4} apart at most, {mean:.4} on average, rate {:.3}", live.rate);
+        assert_eq!(live.accesses, exact.totals().reads, "{name}, {blocks}");
+        assert!(most <= off_max, "{name}, {blocks}: {most}");
+        assert!(mean <= OFF_MEAN_MAX, "{name}, {blocks}: {mean} on average");
+        let touched = live.blocks as f64 / exact.totals().blocks as f64;
+        assert!((touched - 1.0).abs() < 0.05, "{name}, {blocks}: {touched} of the blocks that were touched");
+    }
+}
+
+fn generated(name: &str, settings: &[&str]) -> (Vec<Record>, u64) {
+    let plan = GeneratorInfo::find(name).unwrap().plan(settings).unwrap();
+    let disk = plan.disks[0];
+    (plan.into_records(1_000_000).filter(|record| record.disk == 0).collect(), disk)
+}
+
+/// Everything that a guest may send: parts of sectors, requests over many blocks, discards; some of it hot.
+fn awkward() -> (Vec<Record>, u64) {
+    const DISK: u64 = 16 << 30;
+    let mut dice = Prng::new(77);
+    let records = (0..150_000).map(|i| {
+        let op = match dice.below(20) {
+            0 => Op::Discard,
+            1 => Op::Flush,
+            2..7 => Op::Write,
+            _ => Op::Read,
+        };
+        let len = match dice.below(4) {
+            0 => 512 * (1 + dice.below(16)),
+            1 => 4096 << dice.below(7),
+            _ => 4096,
+        };
+        let span = if dice.below(3) == 0 { DISK } else { 256 << 20 };
+        let unit = if dice.below(10) == 0 { 512 } else { 4096 };
+        let offset = dice.below((span - len) / unit) * unit;
+        let (offset, len) = if op == Op::Flush { (0, 0) } else { (offset, len as u32) };
+        Record { at_ns: i * 50_000, offset, len, op, disk: 0 }
+    });
+    (records.collect(), DISK)
+}
+
+#[test]
+fn the_live_curve_is_near_the_exact_one_of_the_same_requests() {
+    let loads = [
+        ("proxy", OFF_MAX, generated("proxy", &["scale=50", "requests=150000"])),
+        ("hm", OFF_MAX, generated("hm", &[])),
+        ("awkward", OFF_MAX, awkward()),
+        ("zipf 0.8", OFF_HOT_MAX, generated("zipf", &["requests=200000", "footprint=2G", "theta=0.8"])),
+        ("zipf 1.1", OFF_HOT_MAX, generated("zipf", &["requests=200000", "footprint=1G", "theta=1.1"])),
+    ];
+    for (name, off_max, (mut records, disk_bytes)) in loads {
+        records.truncate(250_000);
+        let sizing = served(&records, disk_bytes);
+        let rate = sizing.block_sizes[0].rate;
+        assert!(rate < 0.2, "{name}: no sample is taken at a rate of {rate}");
+        check(name, &records, &sizing, off_max);
+    }
+}
