@@ -26,7 +26,7 @@ impl Stage {
         secret(&scratch.path("reader"), READER);
         let port = free_port();
         let config = format!(
-            "state_dir = {:?}\n[control]\nlisten = [\"unix:{}\", \"tcp:127.0.0.1:{port}\"]\n\
+            "state_dir = {:?}\n[control]\nlisten = [\"tcp:127.0.0.1:{port}\", \"unix:{}\"]\n\
              tls = {{ cert = {:?}, key = {:?}, client_ca = {:?} }}\ntoken_file = {:?}\n\
              [[control.token]]\nfile = {:?}\nrole = \"read-only\"\n\
              [[control.client]]\ncertificate = \"cn:ops\"\nrole = \"admin\"\n\
