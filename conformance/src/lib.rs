@@ -6,6 +6,7 @@
 //! this crate therefore depends on no crate of the workspace. A missing program is a failure, never
 //! a skip: a suite that passes because nothing ran proves nothing.
 
+pub mod authority;
 pub mod data;
 pub mod guest;
 pub mod hob;
@@ -16,6 +17,7 @@ pub mod stats;
 pub mod tool;
 pub mod trace;
 
+pub use authority::Authority;
 pub use hob::{Daemon, Hob, Serve};
 pub use scratch::Scratch;
 pub use tool::Tool;

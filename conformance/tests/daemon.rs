@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use conformance::data::{Noise, assert_same, empty_file, noise_file};
 use conformance::nbd_client::{Address, CMD_READ, Client, EIO};
 use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch, Tool, hob};
+use conformance::{Daemon, MIB, Scratch, Tool};
 use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
@@ -240,30 +240,5 @@ fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
     wait_until("the disk to be back", Duration::from_secs(20), || dead.read(MIB, 4096).is_ok());
     let data = dead.read(0, SIZE as u32).unwrap();
     assert_same(&data, &stage.images[0], 0, "vm0 and its image");
-    daemon.stop();
-}
-
-#[test]
-fn the_api_over_tcp_wants_its_token() {
-    let stage = Stage::new("");
-    let port = conformance::scratch::free_port();
-    let token = stage.scratch.text("token");
-    std::fs::write(&token, "sesame-sesame-sesame-sesame\n").unwrap();
-    std::fs::write(stage.scratch.path("wrong"), "guess-guess-guess-guess-guess\n").unwrap();
-    let path = stage.scratch.path("hob.toml");
-    let unix = format!("\"unix:{}\"", stage.scratch.text("ctl.sock"));
-    let both = format!("listen = [{unix}, \"tcp:127.0.0.1:{port}\"]\ntoken_file = \"{token}\"");
-    let config = std::fs::read_to_string(&path).unwrap().replace(&format!("listen = [{unix}]"), &both);
-    std::fs::write(&path, config).unwrap();
-    let daemon = stage.start();
-    let address = format!("tcp:127.0.0.1:{port}");
-    let ask = |token: Option<String>| {
-        let mut args = vec!["disk".to_owned(), "list".into(), "--control".into(), address.clone()];
-        args.extend(token.into_iter().flat_map(|t| ["--token-file".to_owned(), t]));
-        hob::command(&args.iter().map(String::as_str).collect::<Vec<_>>())
-    };
-    assert!(ask(Some(token)).success());
-    assert!(!ask(None).success());
-    assert!(!ask(Some(stage.scratch.text("wrong"))).success());
     daemon.stop();
 }

@@ -19,6 +19,10 @@ const PACKAGES: &[Package] = &[
     Package { name: "nbdkit", shown_by: &["nbdkit"] },
     Package { name: "libnbd-bin", shown_by: &["nbdinfo", "nbdcopy"] },
     Package { name: "fio", shown_by: &["fio"] },
+    // For hob's feature psk, which is not in a default build.
+    Package { name: "libssl-dev", shown_by: &["/usr/include/openssl/ssl.h"] },
+    Package { name: "pkg-config", shown_by: &["pkg-config"] },
+    Package { name: "curl", shown_by: &["curl"] },
     Package { name: "qemu-system-x86", shown_by: &["qemu-system-x86_64"] },
     // The guest's kernel and its modules; nothing boots from it on the host.
     Package { name: "linux-image-cloud-amd64", shown_by: &["/boot/vmlinuz-*cloud*"] },

@@ -17,7 +17,7 @@ use crate::{packages, shell};
 const FUZZ_SECONDS: u32 = 20;
 
 /// The files of the conformance suite that move data, run once more without io_uring.
-const RING_TESTS: [&str; 5] = ["nbdcopy", "qemu_io", "history", "fio_verify", "cold_warm"];
+const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -47,12 +47,14 @@ enum Step {
     Conformance,
     /// The black-box tests that move data, on the ring of threads
     Ring,
+    /// hob with its feature `psk`, and the black-box tests of that
+    Psk,
     /// Twenty seconds of each fuzz target
     Fuzz,
 }
 
 impl Step {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Install,
         Self::Fmt,
         Self::Clippy,
@@ -61,6 +63,7 @@ impl Step {
         Self::Build,
         Self::Conformance,
         Self::Ring,
+        Self::Psk,
         Self::Fuzz,
     ];
 
@@ -74,6 +77,7 @@ impl Step {
             Self::Build => "release build",
             Self::Conformance => "conformance",
             Self::Ring => "conformance on threads",
+            Self::Psk => "feature psk",
             Self::Fuzz => "fuzz",
         }
     }
@@ -97,6 +101,7 @@ impl Step {
             Self::Build => cargo(&["build", "--release", "-p", "hob"]),
             Self::Conformance => conformance(&[], &[]),
             Self::Ring => conformance(&RING_TESTS, &[("HOB_RING", "threads")]),
+            Self::Psk => psk(),
             Self::Fuzz => fuzz(),
         }
     }
@@ -143,6 +148,18 @@ fn conformance(files: &[&str], environment: &[(&str, &str)]) -> Result<()> {
     }
     command.env("HOB_BIN", hob).envs(environment.iter().copied());
     shell::run(&mut command)
+}
+
+/// What no default build has: TLS by OpenSSL with keys that both sides know. In the profile of tests, whose binary is not the one that
+/// the other steps look at.
+fn psk() -> Result<()> {
+    let feature = ["-p", "hob", "--features", "psk"];
+    let cargo = |args: &[&str]| shell::run(&mut shell::cargo(args));
+    cargo(&[&["clippy"], &feature[..], &["--all-targets", "--", "-D", "warnings"]].concat())?;
+    cargo(&[&["test"], &feature[..], &["psk"]].concat())?;
+    cargo(&[&["build"], &feature[..]].concat())?;
+    let mut command = shell::cargo(&["test", "-p", "conformance", "--features", "psk", "--test", "nbd_psk"]);
+    shell::run(command.env("HOB_BIN", shell::target_dir()?.join("debug/hob")))
 }
 
 /// A short run of every fuzz target. The sanitizer wants an unstable compiler flag, which

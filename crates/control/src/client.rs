@@ -1,4 +1,4 @@
-//! Asks a daemon: one HTTP/1.1 connection per question, over a Unix socket or TCP.
+//! Asks a daemon: one HTTP/1.1 connection per question, over a Unix socket, or over TCP with TLS.
 
 use std::io;
 use std::time::Duration;
@@ -14,11 +14,12 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
+use crate::tls;
 use crate::{
-    CacheEnable, CachePatch, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged,
-    DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, Explanation, ExportDirty, Health,
-    OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy, TraceDecoder, TraceFrame,
-    Version,
+    CacheEnable, CachePatch, ClientTls, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd,
+    DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, Explanation, ExportDirty,
+    Health, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy, TraceDecoder,
+    TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -37,6 +38,20 @@ pub enum ClientError {
         endpoint: Endpoint,
         /// Why.
         source: io::Error,
+    },
+    /// TCP, and nothing said about TLS: name the authority of the daemon's certificate.
+    #[error("{endpoint} is on TCP, where the daemon speaks TLS only")]
+    NoTls {
+        /// Where.
+        endpoint: Endpoint,
+    },
+    /// The two do not trust each other: the daemon's certificate, or the client's.
+    #[error("no TLS with the daemon at {endpoint}: {why}")]
+    Untrusted {
+        /// Where.
+        endpoint: Endpoint,
+        /// What is wrong.
+        why: String,
     },
     /// The daemon said no.
     #[error("{problem}")]
@@ -73,12 +88,19 @@ pub enum ClientError {
 pub struct Client {
     endpoint: Endpoint,
     token: Option<String>,
+    tls: Option<ClientTls>,
 }
 
 impl Client {
-    /// A client of the daemon at `endpoint`. TCP needs the daemon's token.
+    /// A client of the daemon at `endpoint`. TCP needs a token, or a certificate [with TLS](Self::with_tls).
     pub fn new(endpoint: Endpoint, token: Option<String>) -> Client {
-        Client { endpoint, token }
+        Client { endpoint, token, tls: None }
+    }
+
+    /// The same, able to speak TLS, which TCP needs.
+    #[must_use]
+    pub fn with_tls(self, tls: ClientTls) -> Client {
+        Client { tls: Some(tls), ..self }
     }
 
     /// Where the daemon is.
@@ -339,9 +361,12 @@ impl Client {
                 self.exchange(stream, method, path, body).await?
             }
             Endpoint::Tcp { host, port } => {
+                let no_tls = || ClientError::NoTls { endpoint: self.endpoint.clone() };
+                let tls = self.tls.as_ref().ok_or_else(no_tls)?;
                 let stream = TcpStream::connect((host.as_str(), *port))
                     .await
                     .map_err(|error| self.unreachable(error))?;
+                let stream = tls.connect(host, stream).await.map_err(|error| self.untrusted(&error))?;
                 self.exchange(stream, method, path, body).await?
             }
         };
@@ -363,9 +388,9 @@ impl Client {
         body: Vec<u8>,
     ) -> Result<(Response<Incoming>, Driver), ClientError> {
         let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.garbled(error))?;
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.failed(error))?;
         let driver = Driver(tokio::spawn(connection));
-        let mut request = Request::builder().method(method).uri(path).header(HOST, "hob");
+        let mut request = Request::builder().method(method).uri(path).header(HOST, self.host());
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
@@ -373,13 +398,31 @@ impl Client {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(Full::new(Bytes::from(body))).map_err(|error| self.garbled(error))?;
-        let answer = sender.send_request(request).await.map_err(|error| self.garbled(error))?;
+        let answer = sender.send_request(request).await.map_err(|error| self.failed(error))?;
         Ok((answer, driver))
     }
 
     async fn collect(&self, answer: Response<Incoming>) -> Result<Bytes, ClientError> {
         let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
         Ok(body.map_err(|error| self.garbled(error))?.to_bytes())
+    }
+
+    /// By which name the daemon is asked.
+    fn host(&self) -> String {
+        let endpoint = self.endpoint.to_string();
+        endpoint.strip_prefix("tcp:").unwrap_or("hob").to_owned()
+    }
+
+    /// The exchange broke off: through TLS, or because the other side speaks something else.
+    fn failed(&self, error: hyper::Error) -> ClientError {
+        match tls::cause(&error) {
+            Some(why) => ClientError::Untrusted { endpoint: self.endpoint.clone(), why },
+            None => self.garbled(error),
+        }
+    }
+
+    fn untrusted(&self, error: &io::Error) -> ClientError {
+        ClientError::Untrusted { endpoint: self.endpoint.clone(), why: error.to_string() }
     }
 
     fn unreachable(&self, source: io::Error) -> ClientError {

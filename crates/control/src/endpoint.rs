@@ -26,6 +26,25 @@ pub enum Endpoint {
 #[error("'{0}' is not an address; write unix:/path/to.sock or tcp:host:port")]
 pub struct EndpointParseError(String);
 
+/// Port of `https://` where the URL names none.
+const HTTPS_PORT: u16 = 443;
+
+impl Endpoint {
+    /// Reads the address of a control socket, which may be a URL as well: `https://host:port` is `tcp:host:port`.
+    ///
+    /// # Errors
+    /// When it is neither.
+    pub fn parse_control(text: &str) -> Result<Endpoint, EndpointParseError> {
+        let Some(authority) = text.strip_prefix("https://") else { return text.parse() };
+        let wrong = || EndpointParseError(text.to_owned());
+        let authority = authority.strip_suffix('/').unwrap_or(authority);
+        // A colon behind the brackets of an IPv6 address, or any colon where there are none.
+        let has_port = authority.rsplit(']').next().is_some_and(|rest| rest.contains(':'));
+        let port = if has_port { String::new() } else { format!(":{HTTPS_PORT}") };
+        format!("tcp:{authority}{port}").parse().map_err(|_| wrong())
+    }
+}
+
 impl FromStr for Endpoint {
     type Err = EndpointParseError;
 
@@ -84,6 +103,23 @@ mod tests {
             ["unix:/run/hob/a.sock", "unix:rel.sock", "tcp:127.0.0.1:10809", "tcp:host:1", "tcp:[::1]:0"]
         {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn control_sockets_have_urls() {
+        for (text, is) in [
+            ("https://h:9443", "tcp:h:9443"),
+            ("https://h", "tcp:h:443"),
+            ("https://[::1]:1/", "tcp:[::1]:1"),
+            ("https://[::1]", "tcp:[::1]:443"),
+            ("unix:/s", "unix:/s"),
+            ("tcp:h:1", "tcp:h:1"),
+        ] {
+            assert_eq!(Endpoint::parse_control(text).unwrap().to_string(), is);
+        }
+        for text in ["https://", "https://h/v1", "https://h:x", "https://a@b/c", "http://h:1", "h:1"] {
+            assert!(Endpoint::parse_control(text).is_err(), "{text}");
         }
     }
 

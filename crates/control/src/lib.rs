@@ -20,6 +20,7 @@ mod settings;
 mod size;
 mod sizing;
 mod stats;
+mod tls;
 mod trace;
 
 pub use endpoint::{Endpoint, EndpointParseError};
@@ -38,4 +39,5 @@ pub use settings::{CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, O
 pub use size::{Size, SizeParseError};
 pub use sizing::{BlockCurve, CurveCache, CurvePoint, DiskCurve};
 pub use stats::{Bucket, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats};
+pub use tls::{ClientTls, ClientTlsError};
 pub use trace::{FRAME_RECORDS_MAX, TraceDecoder, TraceFrame, TraceOp, TraceRecord, TraceStreamError};

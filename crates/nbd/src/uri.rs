@@ -50,7 +50,9 @@ pub enum UriError {
     #[error("{0:?} is not an NBD URI; write nbd://host/export or nbd+unix:///export?socket=/path")]
     Scheme(String),
     /// Encryption is asked for.
-    #[error("{0}:// asks for TLS, which hob does not speak; use nbd:// over a trusted network or a tunnel")]
+    #[error(
+        "{0}:// asks for TLS, which hob does not speak to backings; use nbd:// over a trusted network or a tunnel"
+    )]
     Tls(String),
     /// VM sockets.
     #[error("{0}:// asks for a vsock connection, which hob does not support; use nbd:// or nbd+unix://")]

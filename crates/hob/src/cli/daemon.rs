@@ -17,11 +17,6 @@ pub(crate) struct Daemon {
 
 pub(super) fn run(args: &Daemon, global: &Global) -> anyhow::Result<()> {
     let mut config = Config::load(&args.config)?;
-    if let Some(control) = &global.control {
-        config.control.listen = vec![control.clone()];
-    }
-    if let Some(token_file) = &global.token_file {
-        config.control.token_file = Some(token_file.clone());
-    }
+    global.say_in(&mut config.control);
     crate::daemon::run(crate::daemon::Plan::of_config(config)?)
 }

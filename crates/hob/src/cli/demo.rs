@@ -28,8 +28,9 @@ use hob_world::disk_model::{self, ArrayConfig, ArrayModel};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::Semaphore;
 
+use crate::daemon::allow::AllowList;
 use crate::daemon::exports::{Export, Exports};
-use crate::daemon::listen::Listener;
+use crate::daemon::listen::{Entrance, Hall, Listener};
 use crate::daemon::shard::{self, ShardOptions};
 use crate::daemon::shard_api::ShardHandle;
 
@@ -145,15 +146,18 @@ impl Host {
         let stopper = Arc::clone(&stop);
         let listener = std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-                let listener = Listener::bind(&Endpoint::Unix(socket)).await?;
+                let listener =
+                    Listener::bind(&Entrance { endpoint: Endpoint::Unix(socket), tls: None }).await?;
                 let _ = bound.send(());
                 let interrupt = async {
                     let _ = tokio::signal::ctrl_c().await;
                     stopper.store(true, Ordering::Relaxed);
                     std::future::pending::<()>().await
                 };
+                let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+                let hall = Hall { exports, allow: AllowList::default(), places };
                 tokio::select! {
-                    () = listener.run(exports, Arc::new(Semaphore::new(CONNECTIONS_MAX))) => {}
+                    () = listener.run(hall, None) => {}
                     _ = ended => {}
                     () = interrupt => {}
                 }

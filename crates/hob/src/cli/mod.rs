@@ -36,6 +36,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 use hob_control::Endpoint;
 use output::Format;
 
+use crate::daemon::config::ControlConfig;
+use crate::daemon::tls::TlsFiles;
+
 /// hob keeps the hot blocks of virtual machine disks on local flash
 #[derive(Debug, Parser)]
 #[command(name = "hob", version, disable_help_subcommand = true)]
@@ -48,16 +51,27 @@ pub(crate) struct Cli {
 }
 
 /// What every command understands.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Control socket, unix:/path or tcp:host:port [env: HOB_CONTROL] [default:
-    /// unix:/run/hob/control.sock]. `serve` and `daemon` listen there, other commands ask there
-    #[arg(long, global = true, value_name = "ADDRESS", help_heading = "Global options")]
+    /// Control socket, unix:/path, or tcp:host:port or https://host:port for TLS [env: HOB_CONTROL]
+    /// [default: unix:/run/hob/control.sock]. `serve` and `daemon` listen there, other commands ask there
+    #[arg(long, visible_alias = "url", global = true, value_name = "ADDRESS")]
+    #[arg(value_parser = Endpoint::parse_control, help_heading = "Global options")]
     control: Option<Endpoint>,
     /// File with the token that a control socket over TCP wants [env: HOB_TOKEN_FILE]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     token_file: Option<PathBuf>,
+    /// Whose certificates to trust over TLS: the daemon's authority, or, for `serve` and `daemon`, that of
+    /// clients, PEM [env: HOB_CA]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    ca: Option<PathBuf>,
+    /// Certificate to show over TLS, PEM; `serve` and `daemon` need one for TCP [env: HOB_CERT]
+    #[arg(long, global = true, value_name = "FILE", requires = "key", help_heading = "Global options")]
+    cert: Option<PathBuf>,
+    /// Its private key, PEM [env: HOB_KEY]
+    #[arg(long, global = true, value_name = "FILE", requires = "cert", help_heading = "Global options")]
+    key: Option<PathBuf>,
     /// Answer with a table for people or JSON for programs
     #[arg(short, long, global = true, value_enum, default_value_t, help_heading = "Global options")]
     output: Format,
@@ -77,6 +91,25 @@ pub(crate) enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+impl Global {
+    /// What a daemon is told about its control API on the command line, over what its file says.
+    fn say_in(&self, control: &mut ControlConfig) {
+        if let Some(endpoint) = &self.control {
+            control.listen = vec![endpoint.clone()];
+        }
+        if let Some(token_file) = &self.token_file {
+            control.token_file = Some(token_file.clone());
+        }
+        if let (Some(cert), Some(key)) = (&self.cert, &self.key) {
+            let client_ca = control.tls.take().and_then(|files| files.client_ca);
+            control.tls = Some(TlsFiles { cert: cert.clone(), key: key.clone(), client_ca });
+        }
+        if let (Some(ca), Some(files)) = (&self.ca, &mut control.tls) {
+            files.client_ca = Some(ca.clone());
+        }
+    }
 }
 
 /// Every command. A command is one file of this directory, one line here and one in [`dispatch`].

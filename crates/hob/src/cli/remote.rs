@@ -1,10 +1,10 @@
 //! Asking a running daemon: what all client commands share.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
-use hob_control::Endpoint;
+use anyhow::{Context, anyhow, bail};
 use hob_control::client::{Client, ClientError};
+use hob_control::{ClientTls, Endpoint};
 
 use super::Global;
 use crate::daemon::config::CONTROL_SOCKET;
@@ -22,7 +22,12 @@ pub(super) fn converse<T>(
     global: &Global,
     work: impl AsyncFnOnce(Client) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let client = Client::new(endpoint(global)?, token(global)?);
+    let endpoint = endpoint(global)?;
+    let is_tcp = matches!(endpoint, Endpoint::Tcp { .. });
+    let mut client = Client::new(endpoint, token(global)?);
+    if is_tcp && let Some(tls) = tls(global)? {
+        client = client.with_tls(tls);
+    }
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     runtime.block_on(work(client))
@@ -35,7 +40,10 @@ pub(super) fn explain(error: ClientError) -> anyhow::Error {
             anyhow!("{error}; start it with 'hob daemon' or name its socket with --control")
         }
         ClientError::Refused { status: 401, .. } => {
-            anyhow!("{error}; give the daemon's token with --token-file")
+            anyhow!("{error}; give a token with --token-file, or a certificate with --cert and --key")
+        }
+        ClientError::NoTls { .. } => {
+            anyhow!("{error}; name the authority of its certificate with --ca")
         }
         _ => anyhow!("{error}"),
     }
@@ -46,16 +54,31 @@ fn endpoint(global: &Global) -> anyhow::Result<Endpoint> {
         return Ok(endpoint.clone());
     }
     match std::env::var("HOB_CONTROL") {
-        Ok(text) if !text.is_empty() => text.parse().context("HOB_CONTROL"),
+        Ok(text) if !text.is_empty() => Endpoint::parse_control(&text).context("HOB_CONTROL"),
         _ => Ok(Endpoint::Unix(CONTROL_SOCKET.into())),
     }
 }
 
 fn token(global: &Global) -> anyhow::Result<Option<String>> {
-    let from_env = std::env::var_os("HOB_TOKEN_FILE");
-    let Some(path) = global.token_file.as_deref().or(from_env.as_deref().map(Path::new)) else {
-        return Ok(None);
-    };
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let Some(path) = file(global.token_file.as_deref(), "HOB_TOKEN_FILE") else { return Ok(None) };
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(Some(text.trim().to_owned()))
+}
+
+fn tls(global: &Global) -> anyhow::Result<Option<ClientTls>> {
+    let Some(authorities) = file(global.ca.as_deref(), "HOB_CA") else { return Ok(None) };
+    let cert = file(global.cert.as_deref(), "HOB_CERT");
+    let key = file(global.key.as_deref(), "HOB_KEY");
+    let own = match (&cert, &key) {
+        (Some(cert), Some(key)) => Some((cert.as_path(), key.as_path())),
+        (None, None) => None,
+        _ => bail!("HOB_CERT and HOB_KEY go together"),
+    };
+    Ok(Some(ClientTls::load(&authorities, own)?))
+}
+
+/// The file of an option, or else of a variable.
+fn file(option: Option<&Path>, variable: &str) -> Option<PathBuf> {
+    let from_env = || std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    option.map(Path::to_owned).or_else(from_env)
 }

@@ -1,12 +1,16 @@
 //! `hob serve`: one disk, no configuration file.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use hob_control::{CacheEnable, CacheSettings, DiskAdd, Endpoint, Size};
 
 use super::Global;
 use super::settings::Settings;
-use crate::daemon::config::ring_kind;
+use crate::daemon::allow::{AllowEntry, ClientMatch};
+use crate::daemon::config::{ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, ring_kind};
 use crate::daemon::hardware::RingKind;
+use crate::daemon::tls::TlsFiles;
 use crate::daemon::{Plan, Serving};
 
 /// Serve one disk over NBD, through a cache on flash if a pool is given
@@ -19,6 +23,23 @@ pub(crate) struct Serve {
     /// Where NBD clients connect, unix:/path or tcp:host:port; may be given more than once
     #[arg(long, value_name = "ADDRESS", required = true)]
     listen: Vec<Endpoint>,
+    /// Speak NBD with TLS only, with this certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "nbd_key")]
+    nbd_cert: Option<PathBuf>,
+    /// The private key of --nbd-cert, PEM
+    #[arg(long, value_name = "FILE", requires = "nbd_cert")]
+    nbd_key: Option<PathBuf>,
+    /// NBD clients must show a certificate of this authority, PEM
+    #[arg(long, value_name = "FILE", requires = "nbd_cert")]
+    nbd_client_ca: Option<PathBuf>,
+    /// Speak NBD with TLS only, with these keys, which clients have too: lines of name:hexadecimal, as
+    /// psktool writes them; needs a build with the feature psk
+    #[arg(long, value_name = "FILE", conflicts_with = "nbd_cert")]
+    nbd_psk: Option<PathBuf>,
+    /// Let only these NBD clients see the disk: an address, a network, unix, sha256:FINGERPRINT,
+    /// cn:COMMON-NAME, san:DNS-NAME or psk:NAME; may be given more than once
+    #[arg(long, value_name = "CLIENT")]
+    allow: Vec<ClientMatch>,
     /// Name of the export
     #[arg(long, default_value = "disk")]
     name: String,
@@ -60,13 +81,22 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
         }
         _ => None,
     };
+    let certificates = args
+        .nbd_cert
+        .zip(args.nbd_key)
+        .map(|(cert, key)| NbdSecrets::Certificates(TlsFiles { cert, key, client_ca: args.nbd_client_ca }));
+    let tls = certificates.or(args.nbd_psk.map(NbdSecrets::Keys)).map(NbdTlsFiles::required);
+    let with_tls = |listen| NbdEntry { listen, tls: tls.clone() };
+    let everywhere = |clients| AllowEntry { disks: vec!["*".to_owned()], clients };
+    let mut control = ControlConfig { listen: Vec::new(), ..ControlConfig::default() };
+    global.say_in(&mut control);
     crate::daemon::run(Plan::of_serving(Serving {
         disk: DiskAdd { name: args.name, backing: args.disk, read_only: args.read_only, datastore: None },
         cache,
         force: args.force,
-        listen: args.listen,
-        control: global.control.clone(),
-        token_file: global.token_file.clone(),
+        listen: args.listen.into_iter().map(with_tls).collect(),
+        allow: Some(args.allow).filter(|clients| !clients.is_empty()).map(everywhere).into_iter().collect(),
+        control,
         ring: args.ring,
         drain_on_shutdown: args.drain_on_shutdown,
     })?)

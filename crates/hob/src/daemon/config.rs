@@ -3,12 +3,18 @@
 //! Pools and disks defined here are made at start if they do not exist yet; from then on they are
 //! changed by command and kept in the state directory.
 
+mod control;
+mod nbd;
+
 use std::path::{Path, PathBuf};
 
 use hob_control::{CacheEnable, Endpoint, PoolCreate, Size, check_name};
 use serde::Deserialize;
 
+use super::allow::AllowEntry;
 use super::hardware::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX, RingKind};
+pub(crate) use control::ControlConfig;
+pub(crate) use nbd::{NbdEntry, NbdSecrets, NbdTlsFiles, check_nbd};
 
 /// Where the state is kept unless the file says otherwise.
 const STATE_DIR: &str = "/var/lib/hob";
@@ -26,6 +32,12 @@ pub(crate) struct Config {
     /// Where NBD clients connect.
     #[serde(default)]
     pub(crate) listen: Vec<Endpoint>,
+    /// The same, with TLS.
+    #[serde(default)]
+    pub(crate) nbd: Vec<NbdEntry>,
+    /// Which of them may see which disks.
+    #[serde(default)]
+    pub(crate) allow: Vec<AllowEntry>,
     /// How I/O is done: `auto`, `io_uring` or `threads`.
     #[serde(default, deserialize_with = "ring_by_name")]
     pub(crate) ring: RingKind,
@@ -47,22 +59,6 @@ pub(crate) struct Config {
     /// Disks to begin with.
     #[serde(default, rename = "disk")]
     pub(crate) disks: Vec<DiskEntry>,
-}
-
-/// Where the control API listens.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct ControlConfig {
-    /// Sockets.
-    pub(crate) listen: Vec<Endpoint>,
-    /// File with the token that clients over TCP must show.
-    pub(crate) token_file: Option<PathBuf>,
-}
-
-impl Default for ControlConfig {
-    fn default() -> ControlConfig {
-        ControlConfig { listen: vec![Endpoint::Unix(CONTROL_SOCKET.into())], token_file: None }
-    }
 }
 
 /// Bounds on what clients, backings and flash may cost. Fixed at start.
@@ -143,10 +139,8 @@ impl Config {
         if !(1..=64).contains(&self.shards) {
             return Err(format!("shards = {}: there can be 1 to 64", self.shards));
         }
-        let tcp = self.control.listen.iter().find(|endpoint| matches!(endpoint, Endpoint::Tcp { .. }));
-        if let (Some(endpoint), None) = (tcp, &self.control.token_file) {
-            return Err(format!("control.listen has {endpoint}, but TCP needs control.token_file"));
-        }
+        self.control.check()?;
+        check_nbd(&self.nbd, &self.allow)?;
         let limits = [
             ("connections_max", self.limits.connections_max as u64, 1, 65_536),
             ("buffer_bytes_max", self.limits.buffer_bytes_max.bytes(), 64 << 20, ARENA_BYTES_MAX as u64),
@@ -225,6 +219,23 @@ mod tests {
             [control]
             listen = ["unix:/c.sock", "tcp:127.0.0.1:1"]
             token_file = "/t"
+            socket_group = "hob"
+            tls = { cert = "/c.crt", key = "/c.key", client_ca = "/ca.crt" }
+            [[control.token]]
+            file = "/r"
+            role = "read-only"
+            [[control.client]]
+            certificate = "cn:ops"
+            role = "admin"
+            [[nbd]]
+            listen = "tcp:0.0.0.0:10810"
+            tls = { cert = "/c.crt", key = "/c.key", client_ca = "/ca.crt", required = false }
+            [[nbd]]
+            listen = "tcp:0.0.0.0:10811"
+            tls = { cert = "/c.crt", key = "/c.key" }
+            [[allow]]
+            disks = ["d", "*"]
+            clients = ["unix", "10.0.0.0/8", "cn:host7"]
             [limits]
             connections_max = 64
             buffer_bytes_max = "128M"
@@ -256,6 +267,8 @@ mod tests {
         )
         .unwrap();
         assert_eq!(config.ring, RingKind::Threads);
+        let required = config.nbd.iter().map(|entry| entry.tls.as_ref().unwrap().required);
+        assert_eq!(required.collect::<Vec<_>>(), [false, true]);
         assert_eq!(config.limits.buffer_bytes_max, Size(128 << 20));
         assert_eq!(config.pools[0].size, Some(Size(1 << 30)));
         let settings = &config.disks[0].cache.as_ref().unwrap().settings;
@@ -273,7 +286,7 @@ mod tests {
             ("shards = 0", &["shards = 0"]),
             ("\n\nring = \"best\"", &["line 3", "best", "io_uring"]),
             ("listen = [\"/x.sock\"]", &["line 1", "unix:"]),
-            ("[control]\nlisten = [\"tcp:h:1\"]", &["tcp:h:1", "token_file"]),
+            ("[control]\nlisten = [\"tcp:h:1\"]", &["tcp:h:1", "control.tls"]),
             ("[limits]\nflash_errors_max = 0", &["flash_errors_max"]),
             ("[[pool]]\nname = \"a\"\ndevices = []\nsise = 1", &["line 4", "sise"]),
             (

@@ -1,10 +1,11 @@
-//! The control API: JSON over HTTP/1.1 on Unix sockets, and on TCP for who has the token.
+//! The control API: JSON over HTTP/1.1 on Unix sockets, and over TLS for who has a token or a certificate.
 //!
 //! Every answer but a recording, `/metrics` and `/healthz` is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
 //! Requests are bounded in length ([`BODY_BYTES_MAX`]) and time ([`REQUEST_SECONDS_MAX`]), and
 //! connections in number. A change that takes longer goes on in the background.
 
 mod auth;
+mod browser;
 mod extract;
 mod handlers;
 mod listen;
@@ -26,8 +27,8 @@ use axum::routing::{delete, get, post, put};
 use hob_control::Problem;
 use utoipa::OpenApi;
 
-pub(crate) use auth::Token;
-pub(crate) use listen::ControlListener;
+pub(crate) use auth::Role;
+pub(crate) use listen::{ControlListener, Guard};
 
 use super::manager::Manager;
 use extract::Answer;

@@ -1,7 +1,8 @@
 //! Where NBD clients come in: accept, negotiate, and hand the socket to the shard of its disk.
 //!
 //! Negotiation is not worth a shard's time. It runs here, on the control thread's runtime, with a
-//! time limit for clients that connect and then say nothing.
+//! time limit for clients that connect and then say nothing. Where there is TLS, all of it runs on threads of
+//! its own ([`relay`]), and so does what moves the bytes afterwards.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,24 +11,67 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::Endpoint;
-use hob_nbd::server::handshake::{Handshake, HandshakeLimits, HandshakeOutcome, Negotiated};
+use hob_nbd::server::handshake::{self, Handshake, HandshakeLimits, HandshakeOutcome, Negotiated};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::allow::{AllowList, Peer, Visible};
 use super::exports::Exports;
+use super::relay::{self, Spawner};
+use super::tls::{PeerCertificate, Tls};
 
 /// A client must have chosen its export by then.
 const NEGOTIATION_MAX: Duration = Duration::from_secs(15);
 
 /// The right to be connected. There are as many as connections may be; further clients wait in the
-/// kernel.
-pub(crate) type Place = OwnedSemaphorePermit;
+/// kernel. Given back when the last clone is dropped: a shard may be done with a client before its relay is.
+pub(crate) type Place = Arc<OwnedSemaphorePermit>;
+
+/// An address for NBD clients.
+#[derive(Clone, Debug)]
+pub(crate) struct Entrance {
+    /// Where.
+    pub(crate) endpoint: Endpoint,
+    /// If TLS is spoken there.
+    pub(crate) tls: Option<NbdTls>,
+}
+
+/// TLS for NBD clients.
+#[derive(Clone, Debug)]
+pub(crate) struct NbdTls {
+    /// Speaks it.
+    pub(crate) session: NbdSession,
+    /// Nothing is told without it.
+    pub(crate) required: bool,
+}
+
+/// How a session begins.
+#[derive(Clone, Debug)]
+pub(crate) enum NbdSession {
+    /// With certificates.
+    Certificates(Arc<Tls>),
+    /// With a key that both sides have.
+    #[cfg(feature = "psk")]
+    Keys(Arc<super::psk::Keys>),
+}
+
+/// What all listeners share.
+#[derive(Clone, Debug)]
+pub(crate) struct Hall {
+    /// What there is.
+    pub(crate) exports: Exports,
+    /// Who may see it.
+    pub(crate) allow: AllowList,
+    /// How many may come in.
+    pub(crate) places: Arc<Semaphore>,
+}
 
 /// A bound socket. Dropping it removes a Unix socket's file.
 pub(crate) struct Listener {
     socket: Socket,
     path: Option<PathBuf>,
+    tls: Option<NbdTls>,
 }
 
 enum Socket {
@@ -37,42 +81,44 @@ enum Socket {
 
 impl Listener {
     /// Binds. A socket file that nobody listens on any more is replaced.
-    pub(crate) async fn bind(endpoint: &Endpoint) -> io::Result<Listener> {
+    pub(crate) async fn bind(entrance: &Entrance) -> io::Result<Listener> {
+        let Entrance { endpoint, tls } = entrance;
+        let tls = tls.clone();
         match endpoint {
             Endpoint::Unix(path) => {
                 remove_stale(path)?;
-                Ok(Listener { socket: Socket::Unix(bind_ready(path)?), path: Some(path.clone()) })
+                Ok(Listener { socket: Socket::Unix(bind_ready(path)?), path: Some(path.clone()), tls })
             }
             Endpoint::Tcp { .. } => {
                 let address = endpoint.to_string();
                 let address = address.strip_prefix("tcp:").unwrap_or(&address);
-                Ok(Listener { socket: Socket::Tcp(TcpListener::bind(address).await?), path: None })
+                let socket = TcpListener::bind(address).await?;
+                if tls.is_none() && !socket.local_addr()?.ip().is_loopback() {
+                    tracing::warn!(
+                        "{endpoint} serves NBD without TLS: whoever reaches it reads and writes disks"
+                    );
+                }
+                Ok(Listener { socket: Socket::Tcp(socket), path: None, tls })
             }
         }
     }
 
-    /// Accepts clients until the task is dropped.
-    pub(crate) async fn run(self, exports: Exports, places: Arc<Semaphore>) {
+    /// Accepts clients until the task is dropped. Those of a listener with TLS are `relays`' work.
+    pub(crate) async fn run(self, hall: Hall, mut relays: Option<Spawner>) {
         loop {
-            let place = Arc::clone(&places).acquire_owned().await.expect("never closed");
-            let accepted = match &self.socket {
-                Socket::Unix(listener) => {
-                    listener.accept().await.and_then(|(s, _)| s.into_std()).map(OwnedFd::from)
-                }
-                Socket::Tcp(listener) => listener.accept().await.and_then(|(s, _)| {
-                    s.set_nodelay(true)?;
-                    s.into_std().map(OwnedFd::from)
-                }),
-            };
-            let is_unix = self.path.is_some();
-            match accepted {
-                Ok(socket) => {
-                    let exports = exports.clone();
-                    tokio::spawn(async move {
-                        if let Err(error) = serve(socket, is_unix, &exports, place).await {
-                            tracing::info!("a client did not get as far as an export: {error}");
+            let place = Arc::new(Arc::clone(&hall.places).acquire_owned().await.expect("never closed"));
+            match self.accept(&hall, place).await {
+                Ok(visit) => {
+                    let served = async move {
+                        let peer = visit.peer.clone();
+                        if let Err(error) = visit.serve().await {
+                            tracing::info!("{peer} did not get as far as an export: {error}");
                         }
-                    });
+                    };
+                    match &mut relays {
+                        Some(relays) if self.tls.is_some() => relays.spawn(served),
+                        _ => drop(tokio::spawn(served)),
+                    }
                 }
                 Err(error) => {
                     // Out of descriptors, most likely: others must leave first.
@@ -81,6 +127,22 @@ impl Listener {
                 }
             }
         }
+    }
+
+    async fn accept(&self, hall: &Hall, place: Place) -> io::Result<Visit> {
+        let (socket, address) = match &self.socket {
+            Socket::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                (OwnedFd::from(stream.into_std()?), None)
+            }
+            Socket::Tcp(listener) => {
+                let (stream, from) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                (OwnedFd::from(stream.into_std()?), Some(from.ip().to_canonical()))
+            }
+        };
+        let peer = Peer { address, ..Peer::default() };
+        Ok(Visit { socket, peer, hall: hall.clone(), tls: self.tls.clone(), place })
     }
 }
 
@@ -127,48 +189,159 @@ pub(crate) fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-async fn serve(socket: OwnedFd, is_unix: bool, exports: &Exports, place: Place) -> io::Result<()> {
-    let (socket, outcome) = if is_unix {
-        let mut stream = tokio::net::UnixStream::from_std(socket.into())?;
-        let outcome = tokio::time::timeout(NEGOTIATION_MAX, negotiate(&mut stream, exports)).await;
-        (OwnedFd::from(stream.into_std()?), outcome)
-    } else {
-        let mut stream = tokio::net::TcpStream::from_std(socket.into())?;
-        let outcome = tokio::time::timeout(NEGOTIATION_MAX, negotiate(&mut stream, exports)).await;
-        (OwnedFd::from(stream.into_std()?), outcome)
-    };
-    let chosen = outcome.map_err(|_| io::Error::other("it said nothing for too long"))??;
-    if let Some((negotiated, leftover)) = chosen
-        && let Some(export) = exports.get(&negotiated.export)
-    {
-        export.shard.attach(export.disk, socket, negotiated, leftover, place).map_err(io::Error::other)?;
+/// A client that was let into the hall.
+struct Visit {
+    socket: OwnedFd,
+    peer: Peer,
+    hall: Hall,
+    tls: Option<NbdTls>,
+    place: Place,
+}
+
+impl Visit {
+    async fn serve(self) -> io::Result<()> {
+        let Visit { socket, peer, hall, tls, place } = self;
+        let is_unix = peer.address.is_none();
+        let visible = Visible { exports: hall.exports, allow: hall.allow, peer };
+        if is_unix {
+            serve(UnixStream::from_std(socket.into())?, visible, tls, place).await
+        } else {
+            serve(TcpStream::from_std(socket.into())?, visible, tls, place).await
+        }
     }
+}
+
+/// What a shard's ring can serve.
+trait IntoSocket: AsyncRead + AsyncWrite + Unpin + Send {
+    fn into_socket(self) -> io::Result<OwnedFd>;
+}
+
+impl IntoSocket for UnixStream {
+    fn into_socket(self) -> io::Result<OwnedFd> {
+        self.into_std().map(OwnedFd::from)
+    }
+}
+
+impl IntoSocket for TcpStream {
+    fn into_socket(self) -> io::Result<OwnedFd> {
+        self.into_std().map(OwnedFd::from)
+    }
+}
+
+async fn serve(
+    mut stream: impl IntoSocket,
+    mut visible: Visible,
+    tls: Option<NbdTls>,
+    place: Place,
+) -> io::Result<()> {
+    let offer = match &tls {
+        None => handshake::Tls::Absent,
+        Some(NbdTls { required: false, .. }) => handshake::Tls::Offered,
+        Some(NbdTls { required: true, .. }) => handshake::Tls::Required,
+    };
+    let hello = Handshake::with_tls(HandshakeLimits::default(), offer);
+    let negotiating = negotiate(hello, &mut stream, &visible);
+    let inside = match tokio::time::timeout(NEGOTIATION_MAX, negotiating).await.map_err(too_long)?? {
+        Step::Goodbye => return Ok(()),
+        Step::Done(negotiated, leftover) => {
+            return attach(stream.into_socket()?, &visible, negotiated, leftover, place);
+        }
+        Step::StartTls(inside) => inside,
+    };
+    match tls.expect("TLS is started where it was offered").session {
+        NbdSession::Certificates(tls) => {
+            let stream = tls.accept(stream).await?;
+            visible.peer.certificate = PeerCertificate::of(&stream);
+            serve_inside(stream, inside, &visible, place).await
+        }
+        #[cfg(feature = "psk")]
+        NbdSession::Keys(keys) => {
+            let (stream, name) = keys.accept(stream).await?;
+            visible.peer.key = Some(name);
+            serve_inside(stream, inside, &visible, place).await
+        }
+    }
+}
+
+/// The same inside TLS.
+async fn serve_inside(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    hello: Handshake,
+    visible: &Visible,
+    place: Place,
+) -> io::Result<()> {
+    let negotiating = negotiate(hello, &mut stream, visible);
+    match tokio::time::timeout(NEGOTIATION_MAX, negotiating).await.map_err(too_long)?? {
+        Step::Goodbye => {
+            let _ = tokio::time::timeout(NEGOTIATION_MAX, stream.shutdown()).await;
+        }
+        Step::Done(negotiated, leftover) => {
+            let (near, far) = UnixStream::pair()?;
+            attach(far.into_socket()?, visible, negotiated, leftover, Arc::clone(&place))?;
+            relay::relay(stream, near).await;
+        }
+        Step::StartTls(_) => unreachable!("TLS is not started twice"),
+    }
+    drop(place);
     Ok(())
 }
 
-/// Negotiates; `None` when the client said goodbye.
+fn too_long(_: tokio::time::error::Elapsed) -> io::Error {
+    io::Error::other("it said nothing for too long")
+}
+
+/// Hands a client to the shard of its disk.
+fn attach(
+    socket: OwnedFd,
+    visible: &Visible,
+    negotiated: Negotiated,
+    leftover: Vec<u8>,
+    place: Place,
+) -> io::Result<()> {
+    // It may have been taken away in this moment.
+    let Some(export) = visible.get(&negotiated.export) else { return Ok(()) };
+    export.shard.attach(export.disk, socket, negotiated, leftover, place).map_err(io::Error::other)
+}
+
+/// How far negotiation got.
+enum Step {
+    /// An export was chosen. With what the client has sent since.
+    Done(Negotiated, Vec<u8>),
+    /// It goes on inside TLS.
+    StartTls(Handshake),
+    /// The client does not want anything.
+    Goodbye,
+}
+
 async fn negotiate(
+    mut handshake: Handshake,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    exports: &Exports,
-) -> io::Result<Option<(Negotiated, Vec<u8>)>> {
-    let mut handshake = Handshake::new(HandshakeLimits::default());
+    exports: &Visible,
+) -> io::Result<Step> {
     let mut received: Vec<u8> = Vec::with_capacity(4096);
     loop {
         let used = handshake.handle_input(&received, exports);
         received.drain(..used);
         if let Some(output) = handshake.poll_output() {
             stream.write_all(&output).await?;
+            stream.flush().await?;
             continue;
         }
         match handshake.poll_outcome() {
-            Some(HandshakeOutcome::Done(negotiated)) => return Ok(Some((negotiated, received))),
-            Some(HandshakeOutcome::Aborted) => return Ok(None),
+            Some(HandshakeOutcome::Done(negotiated)) => return Ok(Step::Done(negotiated, received)),
+            Some(HandshakeOutcome::StartTls) if received.is_empty() => {
+                return Ok(Step::StartTls(handshake.inside_tls()));
+            }
+            Some(HandshakeOutcome::StartTls) => {
+                return Err(io::Error::other("bytes came before the TLS that was announced"));
+            }
+            Some(HandshakeOutcome::Aborted) => return Ok(Step::Goodbye),
             Some(HandshakeOutcome::Failed(error)) => return Err(io::Error::other(error)),
             None if used > 0 => continue,
             None => {}
         }
         if stream.read_buf(&mut received).await? == 0 {
-            return Ok(None);
+            return Ok(Step::Goodbye);
         }
     }
 }
@@ -181,15 +354,16 @@ mod tests {
     async fn a_socket_that_is_there_answers_and_replaces_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nbd.sock");
-        let listener = Listener::bind(&Endpoint::Unix(path.clone())).await.unwrap();
+        let entrance = Entrance { endpoint: Endpoint::Unix(path.clone()), tls: None };
+        let listener = Listener::bind(&entrance).await.unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
         std::os::unix::net::UnixStream::connect(&path).unwrap();
-        let again = Listener::bind(&Endpoint::Unix(path.clone())).await;
+        let again = Listener::bind(&entrance).await;
         assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         drop(listener);
         assert!(!path.exists());
         std::fs::write(&path, "a file of somebody's").unwrap();
-        let again = Listener::bind(&Endpoint::Unix(path.clone())).await;
+        let again = Listener::bind(&entrance).await;
         assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");
     }

@@ -1,6 +1,7 @@
 //! The daemon: shards that serve I/O, and a control thread with the manager, the control API and
 //! the NBD listeners. `hob serve` is the same, assembled from flags and without state.
 
+pub(crate) mod allow;
 pub(crate) mod config;
 pub(crate) mod exports;
 #[cfg(test)]
@@ -12,12 +13,15 @@ mod manager;
 pub(crate) mod metrics;
 mod notify;
 pub(crate) mod power_cut;
+#[cfg(feature = "psk")]
+mod psk;
+mod relay;
 pub(crate) mod shard;
 pub(crate) mod shard_api;
 mod state;
 pub(crate) mod tape;
+pub(crate) mod tls;
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,26 +32,34 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use config::{Config, Limits};
+use allow::{AllowEntry, AllowList};
+use config::{Config, ControlConfig, Limits, NbdEntry, NbdSecrets, NbdTlsFiles};
 use exports::Exports;
 use hardware::{BackingOptions, RingKind};
-use http::{ControlListener, Token};
-use listen::Listener;
+use http::{ControlListener, Guard};
+use listen::{Entrance, Hall, Listener, NbdSession, NbdTls};
 use manager::Manager;
 pub(crate) use manager::simulated_cache;
 use notify::Notifier;
+use relay::{Relays, Spawner};
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
 use state::{State, Store};
+use tls::{Tls, WithoutCertificate};
+
+/// TLS clients are told of the end for that long.
+const FAREWELL_MAX: Duration = Duration::from_secs(2);
 
 /// What a daemon is to be.
 #[derive(Debug)]
 pub(crate) struct Plan {
     /// Where NBD clients connect.
-    listen: Vec<Endpoint>,
+    listen: Vec<Entrance>,
+    /// What they may see.
+    allow: AllowList,
     /// Where the control API is.
     control: Vec<Endpoint>,
-    token: Option<Token>,
+    guard: Guard,
     ring: RingKind,
     shards: usize,
     limits: Limits,
@@ -75,11 +87,11 @@ pub(crate) struct Serving {
     /// Use the device whatever is on it.
     pub(crate) force: bool,
     /// Where NBD clients connect.
-    pub(crate) listen: Vec<Endpoint>,
-    /// Where the control API is, if there is to be one.
-    pub(crate) control: Option<Endpoint>,
-    /// For a control API on TCP.
-    pub(crate) token_file: Option<PathBuf>,
+    pub(crate) listen: Vec<NbdEntry>,
+    /// Who they may be; anybody if there are none.
+    pub(crate) allow: Vec<AllowEntry>,
+    /// Where the control API is, if anywhere, and whom it lets in.
+    pub(crate) control: ControlConfig,
     /// How I/O is done.
     pub(crate) ring: RingKind,
     /// Bring dirty data to the backing before ending.
@@ -89,12 +101,13 @@ pub(crate) struct Serving {
 impl Plan {
     /// A daemon with a configuration file. Takes the state directory.
     pub(crate) fn of_config(config: Config) -> anyhow::Result<Plan> {
-        let token = load_token(config.control.token_file.as_deref())?;
+        let guard = Guard::of_config(&config.control)?;
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
-            listen: config.listen.clone(),
+            listen: entrances(&config.listen, &config.nbd)?,
+            allow: AllowList::new(config.allow.clone()),
             control: config.control.listen.clone(),
-            token,
+            guard,
             ring: config.ring,
             shards: config.shards,
             limits: config.limits,
@@ -105,11 +118,13 @@ impl Plan {
 
     /// One disk.
     pub(crate) fn of_serving(serving: Serving) -> anyhow::Result<Plan> {
-        let Serving { disk, cache, force, listen, control, token_file, ring, drain_on_shutdown } = serving;
+        let Serving { disk, cache, force, listen, allow, control, ring, drain_on_shutdown } = serving;
+        config::check_nbd(&listen, &allow).map_err(anyhow::Error::msg)?;
         Ok(Plan {
-            listen,
-            control: control.into_iter().collect(),
-            token: load_token(token_file.as_deref())?,
+            listen: entrances(&[], &listen)?,
+            allow: AllowList::new(allow),
+            guard: Guard::of_config(&control)?,
+            control: control.listen,
             ring,
             shards: 1,
             limits: Limits::default(),
@@ -119,8 +134,30 @@ impl Plan {
     }
 }
 
-fn load_token(path: Option<&Path>) -> anyhow::Result<Option<Token>> {
-    Ok(path.map(Token::load).transpose()?)
+/// Addresses without and with TLS. Reads the files that are named.
+fn entrances(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec<Entrance>> {
+    let with_tls = |files: &NbdTlsFiles| -> anyhow::Result<NbdTls> {
+        let session = match files.secrets().map_err(anyhow::Error::msg)? {
+            NbdSecrets::Certificates(files) => {
+                NbdSession::Certificates(Arc::new(Tls::load(files, WithoutCertificate::Refused)?))
+            }
+            #[cfg(feature = "psk")]
+            NbdSecrets::Keys(file) => NbdSession::Keys(Arc::new(psk::Keys::load(file)?)),
+            #[cfg(not(feature = "psk"))]
+            NbdSecrets::Keys(file) => anyhow::bail!(
+                "this hob cannot use the keys in {}: it was built without the feature 'psk', which needs OpenSSL; use \
+                 certificates",
+                file.display()
+            ),
+        };
+        Ok(NbdTls { session, required: files.required })
+    };
+    let plain = plain.iter().map(|endpoint| Ok(Entrance { endpoint: endpoint.clone(), tls: None }));
+    let more = more.iter().map(|entry| {
+        let tls = entry.tls.as_ref().map(with_tls).transpose()?;
+        Ok(Entrance { endpoint: entry.listen.clone(), tls })
+    });
+    plain.chain(more).collect()
 }
 
 /// Runs until a signal says to end. A second signal ends the process at once.
@@ -143,10 +180,14 @@ async fn live(plan: Plan) -> anyhow::Result<()> {
     let shards = start_shards(&plan, &event_sender)?;
     drop(event_sender);
     let drain = plan.drain_on_shutdown;
+    let has_tls = plan.listen.iter().any(|entrance| entrance.tls.is_some());
+    let relays =
+        has_tls.then(|| Relays::start(plan.shards)).transpose().context("cannot start threads for TLS")?;
+    let spawner = relays.as_ref().map(Relays::spawner);
     let mut manager = None;
     let notifier = Notifier::from_env();
     let outcome = tokio::select! {
-        result = serve(plan, shards.clone(), events, &mut manager, &notifier) => result,
+        result = serve(plan, shards.clone(), events, spawner, &mut manager, &notifier) => result,
         () = signals.next() => {
             tracing::info!("ending");
             Ok(())
@@ -158,6 +199,9 @@ async fn live(plan: Plan) -> anyhow::Result<()> {
             manager.close(drain).await;
         }
         stop(shards).await;
+        if let Some(relays) = relays {
+            relays.finish(FAREWELL_MAX).await;
+        }
     };
     tokio::select! {
         () = end => {}
@@ -172,10 +216,11 @@ async fn serve(
     plan: Plan,
     shards: Vec<ShardHandle>,
     events: mpsc::UnboundedReceiver<ShardEvent>,
+    relays: Option<Spawner>,
     known: &mut Option<Arc<Manager>>,
     notifier: &Arc<Notifier>,
 ) -> anyhow::Result<()> {
-    let Plan { listen, control, token, limits, content, .. } = plan;
+    let Plan { listen, allow, control, guard, limits, content, .. } = plan;
     let backing_options = BackingOptions {
         wait_max: Duration::from_millis(limits.backing_wait_ms_max),
         ..BackingOptions::default()
@@ -185,7 +230,7 @@ async fn serve(
     // Bound before anything is touched, so that two daemons do not get in each other's way.
     let mut controls = Vec::new();
     for endpoint in control {
-        controls.push(ControlListener::bind(endpoint, token.as_ref()).await?);
+        controls.push(ControlListener::bind(endpoint, &guard).await?);
     }
     let manager = match content {
         Content::Kept { store, state, config } => {
@@ -203,13 +248,17 @@ async fn serve(
             manager
         }
     };
-    let places = Arc::new(tokio::sync::Semaphore::new(plan.limits.connections_max));
-    for endpoint in &listen {
+    let places = Arc::new(tokio::sync::Semaphore::new(limits.connections_max));
+    let hall = Hall { exports, allow, places };
+    for entrance in &listen {
+        let endpoint = &entrance.endpoint;
         let listener =
-            Listener::bind(endpoint).await.with_context(|| format!("cannot listen on {endpoint}"))?;
+            Listener::bind(entrance).await.with_context(|| format!("cannot listen on {endpoint}"))?;
         tracing::info!("NBD clients connect to {endpoint}");
-        tasks.spawn(listener.run(exports.clone(), Arc::clone(&places)));
+        tasks.spawn(listener.run(hall.clone(), relays.clone()));
     }
+    // The tasks have theirs: when they are gone, so is the last one.
+    drop(relays);
     spawn_controls(&mut tasks, controls, &manager);
     notifier.ready(&manager);
     // They run for ever; if one ends all the same, the daemon does.

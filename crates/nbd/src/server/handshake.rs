@@ -1,7 +1,7 @@
 //! The server's side of fixed newstyle negotiation.
 //!
 //! Understood: EXPORT_NAME, GO, INFO, LIST, STRUCTURED_REPLY, LIST_META_CONTEXT and SET_META_CONTEXT for
-//! `base:allocation`, ABORT. Any other option, STARTTLS among them, is answered with ERR_UNSUP and negotiation goes on.
+//! `base:allocation`, STARTTLS where there is [`Tls`], ABORT. Any other option is answered with ERR_UNSUP and negotiation goes on.
 //! The connection ends on what has no polite answer: unknown client flags, a wrong magic, an EXPORT_NAME that cannot
 //! be served, an option over the drain limit, or more options than any client needs. Lengths are bytes.
 //!
@@ -55,11 +55,28 @@ impl Negotiated {
     }
 }
 
+/// What there is of TLS on a connection ("TLS support" in the specification).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tls {
+    /// None.
+    #[default]
+    Absent,
+    /// The client may start it (SELECTIVETLS, with every export served without it too).
+    Offered,
+    /// Before it is started the client is told nothing, not even whether an export exists (FORCEDTLS).
+    Required,
+    /// It was started: these bytes come from inside it.
+    Started,
+}
+
 /// How negotiation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandshakeOutcome {
     /// Requests follow, starting with the first byte that `handle_input` did not consume.
     Done(Negotiated),
+    /// The client starts TLS now. Negotiation goes on inside it, with what [`Handshake::inside_tls`] makes of this one. Bytes that were
+    /// received and not consumed did not come through TLS and must end the connection: somebody may have put them there.
+    StartTls,
     /// The client said goodbye: close the connection.
     Aborted,
     /// Close the connection; the reason is for the log.
@@ -89,6 +106,9 @@ pub enum HandshakeError {
     /// The client sends options and never chooses.
     #[error("client sent more than {0} options without choosing an export")]
     TooManyOptions(u32),
+    /// EXPORT_NAME in the clear, which cannot be refused politely either.
+    #[error("client asked for an export without TLS, which this server requires")]
+    NoTls,
     /// EXPORT_NAME cannot be refused politely.
     #[error("cannot serve export {name:?} chosen by EXPORT_NAME: {reason}")]
     ExportName {
@@ -117,6 +137,7 @@ enum State {
 #[derive(Debug)]
 pub struct Handshake {
     limits: HandshakeLimits,
+    tls: Tls,
     state: State,
     intake: Intake,
     output: Vec<u8>,
@@ -130,8 +151,13 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// A negotiation about to send its greeting.
+    /// A negotiation about to send its greeting, without TLS.
     pub fn new(limits: HandshakeLimits) -> Self {
+        Self::with_tls(limits, Tls::Absent)
+    }
+
+    /// A negotiation about to send its greeting.
+    pub fn with_tls(limits: HandshakeLimits, tls: Tls) -> Self {
         let mut greeting = Vec::with_capacity(GREETING_BYTES);
         greeting.extend_from_slice(&INIT_MAGIC.to_be_bytes());
         greeting.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -139,6 +165,7 @@ impl Handshake {
         greeting.extend_from_slice(&flags.to_be_bytes());
         Self {
             limits,
+            tls,
             state: State::ClientFlags,
             intake: Intake::new(4),
             output: greeting,
@@ -149,6 +176,24 @@ impl Handshake {
             structured_replies: false,
             allocation_for: None,
         }
+    }
+
+    /// The negotiation that goes on inside TLS, after [`HandshakeOutcome::StartTls`]. Only the client's flags are remembered: what was
+    /// said in the clear may have been said by somebody else.
+    ///
+    /// # Panics
+    /// When this one did not end with `StartTls`.
+    #[must_use]
+    pub fn inside_tls(self) -> Self {
+        assert!(self.tls == Tls::Started, "TLS was not started");
+        let mut inside = Self::with_tls(self.limits, Tls::Started);
+        inside.output.clear();
+        inside.fixed_newstyle = self.fixed_newstyle;
+        inside.no_zeroes = self.no_zeroes;
+        // What was asked for outside counts, so that the limit is one for the connection.
+        inside.options = self.options;
+        inside.await_option();
+        inside
     }
 
     /// Takes bytes from the client and returns how many were consumed. Never consumes past the option that ends the
@@ -261,13 +306,15 @@ impl Handshake {
 
     fn on_option(&mut self, option: u32, payload: &[u8], directory: &dyn ExportDirectory) {
         let result = match option {
-            opt::EXPORT_NAME => {
-                self.on_export_name(payload, directory);
-                Ok(())
-            }
             opt::ABORT => {
                 self.reply(option, rep::ACK, &[]);
                 self.end(HandshakeOutcome::Aborted);
+                Ok(())
+            }
+            opt::STARTTLS => self.on_start_tls(payload),
+            _ if self.tls == Tls::Required => self.on_missing_tls(option),
+            opt::EXPORT_NAME => {
+                self.on_export_name(payload, directory);
                 Ok(())
             }
             opt::LIST => self.on_list(payload, directory),
@@ -275,13 +322,33 @@ impl Handshake {
             opt::STRUCTURED_REPLY => self.on_structured_reply(payload),
             opt::LIST_META_CONTEXT => self.on_list_meta(payload, directory),
             opt::SET_META_CONTEXT => self.on_set_meta(payload, directory),
-            // STARTTLS ends here too. A TLS server would acknowledge it, hand the stream to the TLS layer, and start
-            // over with a fresh `Handshake` that skips the greeting.
-            _ => Err(Refusal { reply: rep::ERR_UNSUP, message: "this server does not know the option" }),
+            _ => Err(UNKNOWN),
         };
         if let Err(refusal) = result {
             self.refuse(option, refusal);
         }
+    }
+
+    fn on_start_tls(&mut self, payload: &[u8]) -> Result<(), Refusal> {
+        match self.tls {
+            Tls::Absent => return Err(UNKNOWN),
+            Tls::Started => {
+                return Err(Refusal { reply: rep::ERR_INVALID, message: "TLS has been started already" });
+            }
+            Tls::Offered | Tls::Required => must_be_empty(payload)?,
+        }
+        self.reply(opt::STARTTLS, rep::ACK, &[]);
+        self.tls = Tls::Started;
+        self.end(HandshakeOutcome::StartTls);
+        Ok(())
+    }
+
+    fn on_missing_tls(&mut self, option: u32) -> Result<(), Refusal> {
+        if option == opt::EXPORT_NAME {
+            self.fail(HandshakeError::NoTls);
+            return Ok(());
+        }
+        Err(Refusal { reply: rep::ERR_TLS_REQD, message: "this server wants TLS first" })
     }
 
     fn on_export_name(&mut self, payload: &[u8], directory: &dyn ExportDirectory) {
@@ -430,6 +497,8 @@ impl Handshake {
         parts.iter().for_each(|part| self.output.extend_from_slice(part));
     }
 }
+
+const UNKNOWN: Refusal = Refusal { reply: rep::ERR_UNSUP, message: "this server does not know the option" };
 
 const TOO_BIG: Refusal = Refusal { reply: rep::ERR_TOO_BIG, message: "the option's payload is too long" };
 

@@ -1,7 +1,7 @@
 //! A directory of exports, and loops that drive the machines, shared by the tests.
 #![allow(dead_code, unreachable_pub)]
 
-use hob_nbd::server::handshake::{Handshake, HandshakeLimits, HandshakeOutcome};
+use hob_nbd::server::handshake::{Handshake, HandshakeLimits, HandshakeOutcome, Tls};
 use hob_nbd::{ExportDirectory, ExportInfo};
 
 pub struct Exports(pub Vec<(&'static str, ExportInfo)>);
@@ -28,8 +28,31 @@ impl ExportDirectory for Exports {
 
 /// What a server said and decided after `input`, offered in pieces of `piece` bytes; and how much it left.
 pub fn serve(input: &[u8], piece: usize) -> (Vec<u8>, Option<HandshakeOutcome>, usize) {
+    serve_with(&mut Handshake::new(HandshakeLimits::default()), input, piece)
+}
+
+/// The same in the clear and then inside TLS, if the client starts it: what was said and decided in each.
+pub fn serve_tls(
+    tls: Tls,
+    clear: &[u8],
+    inside: &[u8],
+    piece: usize,
+) -> [(Vec<u8>, Option<HandshakeOutcome>, usize); 2] {
+    let mut server = Handshake::with_tls(HandshakeLimits::default(), tls);
+    let first = serve_with(&mut server, clear, piece);
+    if first.1 != Some(HandshakeOutcome::StartTls) {
+        return [first, (Vec::new(), None, inside.len())];
+    }
+    let second = serve_with(&mut server.inside_tls(), inside, piece);
+    [first, second]
+}
+
+fn serve_with(
+    server: &mut Handshake,
+    input: &[u8],
+    piece: usize,
+) -> (Vec<u8>, Option<HandshakeOutcome>, usize) {
     let exports = Exports::sample();
-    let mut server = Handshake::new(HandshakeLimits::default());
     let mut said = Vec::new();
     let mut pos = 0;
     let mut shown = 0;

@@ -314,13 +314,7 @@ impl<'a> Trial<'a> {
     }
 
     fn global(&self) -> Global {
-        Global {
-            control: Some(Endpoint::Unix(self.stage.control_socket())),
-            token_file: None,
-            output: super::output::Format::Table,
-            log: None,
-            log_format: None,
-        }
+        Global { control: Some(Endpoint::Unix(self.stage.control_socket())), ..Global::default() }
     }
 
     /// Two clean ends: nothing that was answered may be missing, flushed or not. After the first, the next daemon

@@ -1,20 +1,43 @@
-//! The token that clients over TCP must show.
+//! Who a client over TCP is, and what it may do.
+//!
+//! A token says it with each request, a certificate with the connection; where both are shown, the token counts. Each has a role:
+//! `read-only` may ask (GET, HEAD), `admin` may do everything. Whoever can open the Unix socket is an admin.
 
 use std::hint::black_box;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
-use axum::http::header::AUTHORIZATION;
+use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use hob_control::Problem;
+use serde::Deserialize;
 
 use super::extract::Answer;
+use crate::daemon::config::ControlConfig;
+use crate::daemon::tls::{self, CertificateMatch, PeerCertificate, TlsError};
 
 /// Shortest token that is accepted, bytes: 128 bits in hexadecimal are 32.
 const TOKEN_BYTES_MIN: usize = 16;
+
+/// What a client may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Role {
+    /// Ask.
+    ReadOnly,
+    /// Everything.
+    Admin,
+}
+
+impl Role {
+    /// May it use that method?
+    fn may(self, method: &Method) -> bool {
+        self == Role::Admin || matches!(*method, Method::GET | Method::HEAD)
+    }
+}
 
 /// A secret. Does not print itself.
 #[derive(Clone)]
@@ -23,25 +46,19 @@ pub(crate) struct Token(Arc<[u8]>);
 /// Why there is no token.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TokenError {
-    /// The file cannot be read.
-    #[error("cannot read the token file {}: {source}", path.display())]
-    Unreadable {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    /// The file cannot be read, or by too many.
+    #[error("the token file: {0}")]
+    File(#[from] TlsError),
     /// It is too easy to guess.
     #[error("the token in {} is shorter than {TOKEN_BYTES_MIN} characters; make one with 'openssl rand -hex 32'", .0.display())]
     Short(PathBuf),
 }
 
 impl Token {
-    /// Reads a file that holds a token and nothing else but white space around it.
+    /// Reads a file that holds a token and nothing else but white space around it, and that not everybody can read.
     pub(crate) fn load(path: &Path) -> Result<Token, TokenError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| TokenError::Unreadable { path: path.to_owned(), source })?;
-        let token = text.trim().as_bytes();
+        let bytes = tls::secret(path)?;
+        let token = bytes.trim_ascii();
         if token.len() < TOKEN_BYTES_MIN {
             return Err(TokenError::Short(path.to_owned()));
         }
@@ -64,23 +81,92 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// Lets only those pass who show the token.
-pub(super) async fn check(State(token): State<Token>, request: Request, next: Next) -> Response {
-    let header = request.headers().get(AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
-    let shown = match header.split_at_checked(7) {
-        Some((scheme, rest)) if scheme.eq_ignore_ascii_case(b"bearer ") => rest,
-        _ => b"",
-    };
-    if token.matches(shown) {
-        next.run(request).await
-    } else {
-        Answer::no(StatusCode::UNAUTHORIZED, "this socket wants a token").into_response()
+/// Who has which role.
+#[derive(Debug, Default)]
+pub(crate) struct Access {
+    /// With a name for logs.
+    tokens: Vec<(String, Token, Role)>,
+    certificates: Vec<(CertificateMatch, Role)>,
+}
+
+/// Who asks, and what it may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Caller {
+    name: String,
+    role: Role,
+}
+
+impl Access {
+    /// As the configuration says. `token_file` holds an admin's.
+    pub(crate) fn of_config(config: &ControlConfig) -> Result<Access, TokenError> {
+        let of_admin = config.token_file.iter().map(|file| (file, Role::Admin));
+        let others = config.tokens.iter().map(|entry| (&entry.file, entry.role));
+        let tokens = of_admin
+            .chain(others)
+            .map(|(file, role)| Ok((format!("token of {}", file.display()), Token::load(file)?, role)))
+            .collect::<Result<_, TokenError>>()?;
+        let certificates =
+            config.clients.iter().map(|entry| (entry.certificate.clone(), entry.role)).collect();
+        Ok(Access { tokens, certificates })
     }
+
+    /// Can nobody come in?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tokens.is_empty() && self.certificates.is_empty()
+    }
+
+    fn by_token(&self, shown: &[u8]) -> Option<Caller> {
+        // All are compared, so that the time tells nothing about which one was near.
+        let found = self.tokens.iter().filter(|(_, token, _)| token.matches(shown)).collect::<Vec<_>>();
+        let (name, _, role) = found.into_iter().max_by_key(|(_, _, role)| *role)?;
+        Some(Caller { name: name.clone(), role: *role })
+    }
+
+    fn by_certificate(&self, shown: &PeerCertificate) -> Option<Caller> {
+        let roles = self.certificates.iter().filter(|(named, _)| named.matches(shown)).map(|(_, role)| *role);
+        Some(Caller { name: shown.to_string(), role: roles.max()? })
+    }
+
+    fn caller(&self, request: &Request) -> Result<Caller, &'static str> {
+        if let Some(header) = request.headers().get(AUTHORIZATION) {
+            let shown = match header.as_bytes().split_at_checked(7) {
+                Some((scheme, rest)) if scheme.eq_ignore_ascii_case(b"bearer ") => rest,
+                _ => return Err("this socket takes bearer tokens only"),
+            };
+            return self.by_token(shown).ok_or("the token is not known here");
+        }
+        match request.extensions().get::<PeerCertificate>() {
+            Some(shown) => self.by_certificate(shown).ok_or("the client certificate has no role here"),
+            None => Err("this socket wants a token or a client certificate"),
+        }
+    }
+}
+
+/// Lets only those pass who may do what they ask for, and has the log say who they are.
+pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+    let caller = match access.caller(&request) {
+        Ok(caller) => caller,
+        Err(why) => {
+            tracing::info!("refused: {why}");
+            let mut response = Answer::no(StatusCode::UNAUTHORIZED, why).into_response();
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            return response;
+        }
+    };
+    tracing::Span::current().record("caller", caller.name.as_str());
+    if !caller.role.may(request.method()) {
+        tracing::info!("refused: may only read");
+        let problem = Problem::new(format!("{} may only read", caller.name))
+            .with_hint("use the token or certificate of an admin");
+        return Answer::<()>::No(StatusCode::FORBIDDEN, problem).into_response();
+    }
+    next.run(request).await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::tls::tests::write_secret;
 
     #[test]
     fn only_the_whole_token_matches() {
@@ -92,13 +178,27 @@ mod tests {
     }
 
     #[test]
-    fn short_tokens_are_refused() {
+    fn short_and_open_tokens_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("token");
-        std::fs::write(&file, " 0123456789abcdef\n").unwrap();
+        write_secret(&file, " 0123456789abcdef\n");
         assert!(Token::load(&file).unwrap().matches(b"0123456789abcdef"));
-        std::fs::write(&file, "      short       \n").unwrap();
+        write_secret(&file, "      short       \n");
         assert!(matches!(Token::load(&file), Err(TokenError::Short(_))));
-        assert!(matches!(Token::load(&dir.path().join("none")), Err(TokenError::Unreadable { .. })));
+        let none = Token::load(&dir.path().join("none")).unwrap_err().to_string();
+        assert!(none.contains("none: No such file"), "{none}");
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        std::fs::set_permissions(&file, open).unwrap();
+        assert!(Token::load(&file).unwrap_err().to_string().contains("every user can read"));
+    }
+
+    #[test]
+    fn the_higher_of_two_roles_counts() {
+        let token = || Token(b"0123456789abcdef".as_slice().into());
+        let tokens = vec![("a".to_owned(), token(), Role::Admin), ("b".to_owned(), token(), Role::ReadOnly)];
+        let access = Access { tokens, certificates: Vec::new() };
+        let caller = access.by_token(b"0123456789abcdef").unwrap();
+        assert_eq!((caller.name.as_str(), caller.role), ("a", Role::Admin));
+        assert_eq!(access.by_token(b"0123456789abcdeg"), None);
     }
 }

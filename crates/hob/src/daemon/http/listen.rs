@@ -1,4 +1,7 @@
 //! Control sockets: made, served, and removed again.
+//!
+//! A Unix socket is open to its owner, or to a group as well. TCP is spoken with TLS only, and only where somebody can
+//! come in: there is no way to leave either out.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -9,15 +12,20 @@ use std::time::Duration;
 use axum::Router;
 use axum::middleware;
 use hob_control::Endpoint;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::auth::{self, Token};
+use super::auth::{self, Access};
+use super::browser::{self, Names};
 use super::request_id;
+use crate::daemon::config::ControlConfig;
+use crate::daemon::tls::{PeerCertificate, Tls, WithoutCertificate};
 
 /// Connections at once, per socket; further ones wait.
 const CONNECTIONS_MAX: usize = 64;
@@ -28,9 +36,16 @@ const HEAD_SECONDS_MAX: u64 = 60;
 /// Why a control socket cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
-    /// TCP is open to everybody who can reach it.
-    #[error("the control socket {0} is on TCP and needs a token; give --token-file or control.token_file")]
-    NoToken(Endpoint),
+    /// TCP without encryption.
+    #[error(
+        "the control socket {0} is on TCP and needs TLS; give --cert and --key, or control.tls in hob.toml"
+    )]
+    NoTls(Endpoint),
+    /// TCP that lets nobody in.
+    #[error(
+        "nobody could use the control socket {0}; give --token-file, or control.token or control.client in hob.toml"
+    )]
+    Nobody(Endpoint),
     /// Another daemon is there.
     #[error("somebody answers on {0} already; stop that daemon or choose another socket")]
     InUse(Endpoint),
@@ -47,38 +62,61 @@ pub(crate) enum ListenError {
     },
 }
 
+/// Who is let in.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Guard {
+    /// For TCP.
+    tls: Option<Arc<Tls>>,
+    /// Over TCP.
+    access: Arc<Access>,
+    /// May open Unix sockets too, by its number.
+    group: Option<u32>,
+}
+
+impl Guard {
+    /// As the configuration says; reads the files it names.
+    pub(crate) fn of_config(config: &ControlConfig) -> anyhow::Result<Guard> {
+        let load = |files: &_| Tls::load(Clone::clone(files), WithoutCertificate::Welcome).map(Arc::new);
+        Ok(Guard {
+            tls: config.tls.as_ref().map(load).transpose()?,
+            access: Arc::new(Access::of_config(config)?),
+            group: config.socket_group.as_deref().map(group_number).transpose()?,
+        })
+    }
+}
+
 /// A bound control socket. Its file is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct ControlListener {
     socket: Socket,
     endpoint: Endpoint,
-    token: Option<Token>,
 }
 
 #[derive(Debug)]
 enum Socket {
     Unix(UnixListener),
-    Tcp(TcpListener),
+    Tcp { socket: TcpListener, tls: Arc<Tls>, access: Arc<Access> },
 }
 
 impl ControlListener {
-    /// Binds. A Unix socket is for its owner only (mode 0600), and a stale file of one is
+    /// Binds. A Unix socket is for its owner only (mode 0600), or for a group too (0660), and a stale file of one is
     /// replaced if nobody answers on it.
-    pub(crate) async fn bind(
-        endpoint: Endpoint,
-        token: Option<&Token>,
-    ) -> Result<ControlListener, ListenError> {
+    pub(crate) async fn bind(endpoint: Endpoint, guard: &Guard) -> Result<ControlListener, ListenError> {
         let system = |source| ListenError::System { endpoint: endpoint.clone(), source };
         match &endpoint {
             Endpoint::Unix(path) => {
                 clear_stale(path, &endpoint)?;
-                let socket = bind_private(path).map_err(system)?;
-                Ok(ControlListener { socket: Socket::Unix(socket), endpoint, token: None })
+                let socket = bind_private(path, guard.group).map_err(system)?;
+                Ok(ControlListener { socket: Socket::Unix(socket), endpoint })
             }
             Endpoint::Tcp { host, port } => {
-                let Some(token) = token else { return Err(ListenError::NoToken(endpoint)) };
+                let Some(tls) = guard.tls.clone() else { return Err(ListenError::NoTls(endpoint)) };
+                let access = Arc::clone(&guard.access);
+                if access.is_empty() {
+                    return Err(ListenError::Nobody(endpoint));
+                }
                 let socket = TcpListener::bind((host.as_str(), *port)).await.map_err(system)?;
-                Ok(ControlListener { socket: Socket::Tcp(socket), endpoint, token: Some(token.clone()) })
+                Ok(ControlListener { socket: Socket::Tcp { socket, tls, access }, endpoint })
             }
         }
     }
@@ -86,7 +124,7 @@ impl ControlListener {
     /// Where clients connect: with the port that was given when port 0 was asked for.
     pub(crate) fn endpoint(&self) -> Endpoint {
         match (&self.socket, &self.endpoint) {
-            (Socket::Tcp(socket), Endpoint::Tcp { host, .. }) => match socket.local_addr() {
+            (Socket::Tcp { socket, .. }, Endpoint::Tcp { host, .. }) => match socket.local_addr() {
                 Ok(address) => Endpoint::Tcp { host: host.clone(), port: address.port() },
                 Err(_) => self.endpoint.clone(),
             },
@@ -96,24 +134,19 @@ impl ControlListener {
 
     /// Accepts and serves until dropped.
     pub(crate) async fn serve(self, router: Router) {
-        let router = match &self.token {
-            Some(token) => router.layer(middleware::from_fn_with_state(token.clone(), auth::check)),
-            None => router,
-        };
+        let router = self.guarded(router);
         // Around everything else: who is refused has a name in the log too.
         let router = router.layer(middleware::from_fn(request_id::name));
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };
             let accepted = match &self.socket {
-                Socket::Unix(socket) => socket
-                    .accept()
-                    .await
-                    .map(|(stream, _)| tokio::spawn(connection(stream, router.clone(), place))),
-                Socket::Tcp(socket) => socket
-                    .accept()
-                    .await
-                    .map(|(stream, _)| tokio::spawn(connection(stream, router.clone(), place))),
+                Socket::Unix(socket) => socket.accept().await.map(|(stream, _)| {
+                    tokio::spawn(connection(stream, router.clone(), None, place));
+                }),
+                Socket::Tcp { socket, tls, .. } => socket.accept().await.map(|(stream, _)| {
+                    tokio::spawn(tls_connection(stream, Arc::clone(tls), router.clone(), place));
+                }),
             };
             if let Err(error) = accepted {
                 tracing::warn!("control socket {}: {error}", self.endpoint);
@@ -121,6 +154,22 @@ impl ControlListener {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
+    }
+
+    /// The same behind the checks of this socket: first where a request comes from, then who sends it.
+    fn guarded(&self, router: Router) -> Router {
+        let (router, names) = match &self.socket {
+            Socket::Unix(_) => (router, Names::Any),
+            Socket::Tcp { tls, access, .. } => {
+                let listen = match &self.endpoint {
+                    Endpoint::Tcp { host, .. } => host.clone(),
+                    Endpoint::Unix(_) => String::new(),
+                };
+                let router = router.layer(middleware::from_fn_with_state(Arc::clone(access), auth::check));
+                (router, Names::Ours { tls: Arc::clone(tls), listen })
+            }
+        };
+        router.layer(middleware::from_fn_with_state(names, browser::check))
     }
 }
 
@@ -132,21 +181,56 @@ impl Drop for ControlListener {
     }
 }
 
+async fn tls_connection(stream: TcpStream, tls: Arc<Tls>, router: Router, place: OwnedSemaphorePermit) {
+    // Answers are short; they should not wait for more.
+    let _ = stream.set_nodelay(true);
+    match tls.accept(stream).await {
+        Ok(stream) => {
+            let certificate = PeerCertificate::of(&stream);
+            connection(stream, router, certificate, place).await;
+        }
+        Err(error) => tracing::info!("a control client was not let in: {error}"),
+    }
+}
+
 async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
-    place: tokio::sync::OwnedSemaphorePermit,
+    certificate: Option<PeerCertificate>,
+    place: OwnedSemaphorePermit,
 ) {
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(|mut request: hyper::Request<Incoming>| {
+        if let Some(certificate) = &certificate {
+            request.extensions_mut().insert(certificate.clone());
+        }
+        router.call(request)
+    });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(Duration::from_secs(HEAD_SECONDS_MAX))
         .max_buf_size(64 << 10)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .serve_connection(TokioIo::new(stream), service)
         .await;
     if let Err(error) = served {
         tracing::debug!("control connection: {error}");
     }
     drop(place);
+}
+
+/// The number of a group: itself, or that of its name in /etc/group.
+fn group_number(group: &str) -> anyhow::Result<u32> {
+    if let Ok(number) = group.parse() {
+        return Ok(number);
+    }
+    let table = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    in_group_table(&table, group)
+        .ok_or_else(|| anyhow::anyhow!("control.socket_group: there is no group '{group}' in /etc/group"))
+}
+
+fn in_group_table(table: &str, group: &str) -> Option<u32> {
+    let mut rows = table.lines().map(|line| line.split(':'));
+    rows.find_map(|mut row| (row.next() == Some(group)).then(|| row.nth(1)?.parse().ok())?)
 }
 
 fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
@@ -171,7 +255,7 @@ fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
 }
 
 /// Binds a socket that was never open to others: under another name first, then moved.
-fn bind_private(path: &Path) -> io::Result<UnixListener> {
+fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         std::fs::create_dir_all(directory)?;
     }
@@ -182,6 +266,10 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let bind = || {
         let socket = UnixListener::bind(&temporary)?;
         std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))?;
+        if group.is_some() {
+            std::os::unix::fs::chown(&temporary, None, group)?;
+            std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o660))?;
+        }
         std::fs::rename(&temporary, path)?;
         Ok(socket)
     };
@@ -193,6 +281,7 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::tls::tests::{Authority, write_secret};
 
     fn block_on<T>(future: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
@@ -203,7 +292,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("sub/c.sock");
         block_on(async {
-            let listener = ControlListener::bind(Endpoint::Unix(path.clone()), None).await.unwrap();
+            let listener =
+                ControlListener::bind(Endpoint::Unix(path.clone()), &Guard::default()).await.unwrap();
             let mode = std::fs::metadata(&path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
             assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
@@ -220,22 +310,55 @@ mod tests {
         block_on(async {
             drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
             assert!(path.exists());
-            let living = ControlListener::bind(endpoint.clone(), None).await.unwrap();
-            let second = ControlListener::bind(endpoint.clone(), None).await;
+            let living = ControlListener::bind(endpoint.clone(), &Guard::default()).await.unwrap();
+            let second = ControlListener::bind(endpoint.clone(), &Guard::default()).await;
             assert!(matches!(second, Err(ListenError::InUse(_))));
             assert!(path.exists());
             drop(living);
             std::fs::write(&path, "precious").unwrap();
-            let third = ControlListener::bind(endpoint.clone(), None).await;
+            let third = ControlListener::bind(endpoint.clone(), &Guard::default()).await;
             assert!(matches!(third, Err(ListenError::NotASocket(_))));
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         });
     }
 
     #[test]
-    fn tcp_needs_a_token() {
+    fn a_group_may_be_let_in() {
+        use std::os::unix::fs::MetadataExt;
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.sock");
+        let own = std::fs::metadata(dir.path()).unwrap().gid();
+        let config = ControlConfig { socket_group: Some(own.to_string()), ..ControlConfig::default() };
+        let guard = Guard::of_config(&config).unwrap();
+        block_on(async {
+            let _listener = ControlListener::bind(Endpoint::Unix(path.clone()), &guard).await.unwrap();
+            let metadata = std::fs::metadata(&path).unwrap();
+            assert_eq!((metadata.permissions().mode() & 0o777, metadata.gid()), (0o660, own));
+        });
+        let table = "root:x:0:\nhobs:x:12:\nhob:x:998:a,b\nodd:x\nodder";
+        assert_eq!(in_group_table(table, "hob"), Some(998));
+        assert_eq!(in_group_table(table, "odd"), None);
+        assert_eq!(in_group_table(table, "odder"), None);
+        let none = ControlConfig { socket_group: Some("no such group".into()), ..ControlConfig::default() };
+        assert!(Guard::of_config(&none).unwrap_err().to_string().contains("no such group"));
+    }
+
+    #[test]
+    fn tcp_needs_tls_and_somebody_to_let_in() {
+        let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
-        let result = block_on(ControlListener::bind(endpoint, None));
-        assert!(matches!(result, Err(ListenError::NoToken(_))));
+        let refused = |config: &ControlConfig| {
+            let guard = Guard::of_config(config).unwrap();
+            block_on(ControlListener::bind(endpoint.clone(), &guard)).unwrap_err()
+        };
+        assert!(matches!(refused(&ControlConfig::default()), ListenError::NoTls(_)));
+        let token = dir.path().join("token");
+        write_secret(&token, "0123456789abcdef");
+        let only_token = ControlConfig { token_file: Some(token), ..ControlConfig::default() };
+        assert!(matches!(refused(&only_token), ListenError::NoTls(_)));
+        let tls = Some(Authority::new().server_files(dir.path()));
+        let only_tls = ControlConfig { tls, ..ControlConfig::default() };
+        assert!(matches!(refused(&only_tls), ListenError::Nobody(_)));
     }
 }

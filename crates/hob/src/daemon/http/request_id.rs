@@ -28,6 +28,8 @@ pub(super) async fn name(request: Request, next: Next) -> Response {
         id,
         method = %request.method(),
         path = request.uri().path(),
+        // Who it is, once that is known (`auth`).
+        caller = tracing::field::Empty,
     );
     let began = Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;

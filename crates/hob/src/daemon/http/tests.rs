@@ -17,6 +17,7 @@ use crate::daemon::hardware::BackingOptions;
 use crate::daemon::state::Store;
 
 mod monitor;
+mod tls;
 mod trace;
 
 const MIB: u64 = 1 << 20;
@@ -26,7 +27,7 @@ fn run(test: impl AsyncFnOnce(&Path, Endpoint)) {
     runtime.block_on(async {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
-        let listener = ControlListener::bind(endpoint.clone(), None).await.unwrap();
+        let listener = ControlListener::bind(endpoint.clone(), &Guard::default()).await.unwrap();
         tokio::spawn(listener.serve(router(manager())));
         test(dir.path(), endpoint).await;
     });
@@ -190,32 +191,6 @@ fn garbage_closes_one_connection_and_no_other() {
         }
         assert_eq!(send(&endpoint, "GET", "/healthz", "").await, (200, "ok\n".to_owned()));
         drop(idle);
-    });
-}
-
-#[test]
-fn tcp_opens_to_the_token_only() {
-    run(async |dir, _| {
-        let file = dir.join("token");
-        std::fs::write(&file, "0123456789abcdef0123456789abcdef\n").unwrap();
-        let token = Token::load(&file).unwrap();
-        let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
-        let listener = ControlListener::bind(endpoint, Some(&token)).await.unwrap();
-        let endpoint = listener.endpoint();
-        tokio::spawn(listener.serve(router(manager())));
-        for (shown, passes) in [
-            (None, false),
-            (Some("wrong"), false),
-            (Some("0123456789abcdef0123456789abcdeX"), false),
-            (Some("0123456789abcdef0123456789abcdef"), true),
-        ] {
-            let client = Client::new(endpoint.clone(), shown.map(str::to_owned));
-            match client.version().await {
-                Ok(_) => assert!(passes, "{shown:?}"),
-                Err(ClientError::Refused { status: 401, .. }) => assert!(!passes, "{shown:?}"),
-                Err(error) => panic!("{error}"),
-            }
-        }
     });
 }
 

@@ -9,7 +9,7 @@ const ABOVE: &str = "\
 # Metrics
 
 `GET /metrics` on the control API gives these, for Prometheus (text format 0.0.4) or, to who asks for it, as OpenMetrics 1.0.
-Over TCP it wants the token like everything else; [`dashboard/prometheus`](../dashboard/prometheus) has an example of what
+Over TCP it wants TLS and a token or certificate like everything else, of the role read-only; [`dashboard/prometheus`](../dashboard/prometheus) has an example of what
 Prometheus must be told, and rules for alerts, [`dashboard/grafana`](../dashboard/grafana) a dashboard.
 
 Counters of a disk begin at 0 when the disk comes online: after a restart of the daemon, and after its backing was away.

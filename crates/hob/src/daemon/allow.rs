@@ -1,0 +1,291 @@
+//! Which NBD clients may see which exports.
+//!
+//! A disk that no `[[allow]]` names is there for every client that can connect; one that is named is there for the clients of those
+//! entries only. For all others it does not exist: it is not listed, and asking for it is answered as asking for a name that nobody
+//! has. Fixed at start; connections that exist are not looked at again.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use hob_nbd::{ExportDirectory, ExportInfo};
+use serde::Deserialize;
+
+use super::exports::{Export, Exports};
+use super::tls::{CertificateMatch, PeerCertificate};
+
+/// Who a client is, as far as that is known.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Peer {
+    /// Where it comes from; `None` on a Unix socket.
+    pub(crate) address: Option<IpAddr>,
+    /// What it showed inside TLS.
+    pub(crate) certificate: Option<PeerCertificate>,
+    /// Name of the key that it has too.
+    pub(crate) key: Option<String>,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.certificate, &self.key) {
+            (Some(certificate), _) => write!(f, "{certificate} ")?,
+            (None, Some(key)) => write!(f, "psk:{} ", key.escape_debug())?,
+            (None, None) => f.write_str("a client ")?,
+        }
+        match &self.address {
+            Some(address) => write!(f, "at {address}"),
+            None => f.write_str("on a Unix socket"),
+        }
+    }
+}
+
+/// One way to name clients.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) enum ClientMatch {
+    /// `unix`: all on Unix sockets.
+    Unix,
+    /// `10.1.0.0/16`, or one address.
+    Network {
+        /// With zeroes behind the prefix.
+        base: IpAddr,
+        /// Bits that must be the same.
+        prefix_bits: u32,
+    },
+    /// By certificate, which is to say inside TLS.
+    Certificate(CertificateMatch),
+    /// `psk:NAME`: by the key, inside TLS too.
+    Key(String),
+}
+
+impl ClientMatch {
+    fn matches(&self, peer: &Peer) -> bool {
+        match self {
+            ClientMatch::Unix => peer.address.is_none(),
+            ClientMatch::Network { base, prefix_bits } => peer
+                .address
+                .is_some_and(|address| network(address.to_canonical(), *prefix_bits) == Some(*base)),
+            ClientMatch::Key(name) => peer.key.as_ref() == Some(name),
+            ClientMatch::Certificate(named) => peer.certificate.as_ref().is_some_and(|c| named.matches(c)),
+        }
+    }
+}
+
+/// The address with zeroes behind the prefix; `None` if it has fewer bits.
+fn network(address: IpAddr, prefix_bits: u32) -> Option<IpAddr> {
+    match address {
+        IpAddr::V4(address) => {
+            let mask = u32::MAX.checked_shl(32u32.checked_sub(prefix_bits)?).unwrap_or(0);
+            Some(IpAddr::V4((address.to_bits() & mask).into()))
+        }
+        IpAddr::V6(address) => {
+            let mask = u128::MAX.checked_shl(128u32.checked_sub(prefix_bits)?).unwrap_or(0);
+            Some(IpAddr::V6((address.to_bits() & mask).into()))
+        }
+    }
+}
+
+/// Why a text names no clients.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ClientMatchError {
+    /// Nothing we know.
+    #[error(
+        "'{0}' names no clients; write an address, a network like 10.1.0.0/16, unix, sha256:FINGERPRINT, \
+         cn:COMMON-NAME, san:DNS-NAME or psk:NAME"
+    )]
+    Unknown(String),
+    /// More than a network.
+    #[error("'{text}' has bits set behind its prefix; did you mean {base}/{prefix_bits}?")]
+    HostBits {
+        /// As written.
+        text: String,
+        /// The network it lies in.
+        base: IpAddr,
+        /// Its prefix.
+        prefix_bits: u32,
+    },
+}
+
+impl FromStr for ClientMatch {
+    type Err = ClientMatchError;
+
+    fn from_str(text: &str) -> Result<ClientMatch, ClientMatchError> {
+        let unknown = || ClientMatchError::Unknown(text.to_owned());
+        if text == "unix" {
+            return Ok(ClientMatch::Unix);
+        }
+        if let Some(name) = text.strip_prefix("psk:").filter(|name| !name.is_empty()) {
+            return Ok(ClientMatch::Key(name.to_owned()));
+        }
+        if let Ok(named) = text.parse() {
+            return Ok(ClientMatch::Certificate(named));
+        }
+        let (address, prefix) = text.split_once('/').map_or((text, None), |(a, p)| (a, Some(p)));
+        let address: IpAddr = address.parse().map_err(|_| unknown())?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let prefix_bits = prefix.map_or(Ok(most), |prefix| prefix.parse().map_err(|_| unknown()))?;
+        let base = network(address, prefix_bits).ok_or_else(unknown)?;
+        if base != address {
+            return Err(ClientMatchError::HostBits { text: text.to_owned(), base, prefix_bits });
+        }
+        Ok(ClientMatch::Network { base, prefix_bits })
+    }
+}
+
+impl TryFrom<String> for ClientMatch {
+    type Error = ClientMatchError;
+
+    fn try_from(text: String) -> Result<ClientMatch, ClientMatchError> {
+        text.parse()
+    }
+}
+
+/// `[[allow]]` in hob.toml.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AllowEntry {
+    /// Names of disks; `*` is every disk.
+    pub(crate) disks: Vec<String>,
+    /// Who may see them.
+    pub(crate) clients: Vec<ClientMatch>,
+}
+
+/// All entries.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AllowList(Arc<[AllowEntry]>);
+
+impl AllowList {
+    /// A list of those entries.
+    pub(crate) fn new(entries: Vec<AllowEntry>) -> AllowList {
+        AllowList(entries.into())
+    }
+
+    fn permits(&self, disk: &str, peer: &Peer) -> bool {
+        let names_disk = |entry: &&AllowEntry| entry.disks.iter().any(|name| name == disk || name == "*");
+        let mut entries = self.0.iter().filter(names_disk).peekable();
+        entries.peek().is_none() || entries.any(|entry| entry.clients.iter().any(|c| c.matches(peer)))
+    }
+}
+
+/// The exports as one client sees them.
+#[derive(Clone, Debug)]
+pub(crate) struct Visible {
+    /// All there are.
+    pub(crate) exports: Exports,
+    /// Who may see what.
+    pub(crate) allow: AllowList,
+    /// The client.
+    pub(crate) peer: Peer,
+}
+
+impl Visible {
+    /// The export of that name. The empty name means the only disk the client sees, if it sees one only.
+    pub(crate) fn get(&self, name: &str) -> Option<Export> {
+        if !name.is_empty() {
+            return self.allow.permits(name, &self.peer).then(|| self.exports.get(name))?;
+        }
+        match self.list().as_slice() {
+            [(only, _)] => self.exports.get(only),
+            _ => None,
+        }
+    }
+}
+
+impl ExportDirectory for Visible {
+    fn find(&self, name: &str) -> Option<ExportInfo> {
+        self.get(name).map(|export| export.info)
+    }
+
+    fn list(&self) -> Vec<(String, String)> {
+        let mut all = self.exports.list();
+        all.retain(|(name, _)| self.allow.permits(name, &self.peer));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_engine::units::DiskId;
+
+    use super::*;
+    use crate::daemon::shard_api::ShardHandle;
+
+    fn at(address: &str) -> Peer {
+        Peer { address: Some(address.parse().unwrap()), ..Peer::default() }
+    }
+
+    #[test]
+    fn clients_are_named_by_where_they_come_from() {
+        for (text, peer, matches) in [
+            ("10.1.0.0/16", at("10.1.2.3"), true),
+            ("10.1.0.0/16", at("10.2.0.0"), false),
+            ("10.1.0.0/16", at("::ffff:10.1.2.3"), true),
+            ("10.1.2.3", at("10.1.2.3"), true),
+            ("10.1.2.3", at("10.1.2.4"), false),
+            ("0.0.0.0/0", at("1.2.3.4"), true),
+            ("0.0.0.0/0", at("::1"), false),
+            ("::/0", at("::1"), true),
+            ("fd00::/8", at("fd12::1"), true),
+            ("fd00::/8", at("fe00::1"), false),
+            ("::1", at("::1"), true),
+            ("unix", Peer::default(), true),
+            ("unix", at("127.0.0.1"), false),
+            ("0.0.0.0/0", Peer::default(), false),
+            ("cn:host7", at("10.1.2.3"), false),
+            ("psk:a", at("10.1.2.3"), false),
+            ("psk:a", Peer { key: Some("a".into()), ..Peer::default() }, true),
+            ("psk:a", Peer { key: Some("b".into()), ..Peer::default() }, false),
+        ] {
+            assert_eq!(text.parse::<ClientMatch>().unwrap().matches(&peer), matches, "{text} {peer}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for text in
+            ["", "unix:", "10.1", "10.1.0.0/33", "::/129", "10.1.0.0/", "10.1.0.0/-1", "host7", "cn:", "psk:"]
+        {
+            let error = text.parse::<ClientMatch>().unwrap_err();
+            assert!(matches!(error, ClientMatchError::Unknown(_)), "{text}: {error}");
+        }
+        let error = "10.1.2.3/16".parse::<ClientMatch>().unwrap_err().to_string();
+        assert!(error.contains("10.1.0.0/16?"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_not_there() {
+        let (shard, _calls) = ShardHandle::new(|| {});
+        let exports = Exports::default();
+        for (number, name) in ["free", "one", "two"].into_iter().enumerate() {
+            let (disk, info) = (DiskId(number as u32), ExportInfo::new(512));
+            exports.insert(name, Export { disk, shard: shard.clone(), info });
+        }
+        let entry = |disks: &[&str], clients: &[&str]| AllowEntry {
+            disks: disks.iter().map(|&disk| disk.to_owned()).collect(),
+            clients: clients.iter().map(|client| client.parse().unwrap()).collect(),
+        };
+        let allow = AllowList::new(vec![
+            entry(&["one", "two"], &["10.0.0.1"]),
+            entry(&["two"], &["10.0.0.2"]),
+            entry(&["absent"], &["10.0.0.3"]),
+        ]);
+        let seen_by = |allow: &AllowList, peer: Peer| {
+            let visible = Visible { exports: exports.clone(), allow: allow.clone(), peer };
+            let names: Vec<String> = visible.list().into_iter().map(|(name, _)| name).collect();
+            for name in ["free", "one", "two", "absent"] {
+                assert_eq!(visible.find(name).is_some(), names.iter().any(|n| n == name), "{name}");
+            }
+            assert_eq!(visible.find("").is_some(), names.len() == 1);
+            names.join(" ")
+        };
+        assert_eq!(seen_by(&allow, at("10.0.0.1")), "free one two");
+        assert_eq!(seen_by(&allow, at("10.0.0.2")), "free two");
+        assert_eq!(seen_by(&allow, at("10.0.0.3")), "free");
+        assert_eq!(seen_by(&allow, Peer::default()), "free");
+        let all = AllowList::new(vec![entry(&["*"], &["unix"]), entry(&["one"], &["10.0.0.1"])]);
+        assert_eq!(seen_by(&all, at("10.0.0.1")), "one");
+        assert_eq!(seen_by(&all, at("10.0.0.2")), "");
+        assert_eq!(seen_by(&all, Peer::default()), "free one two");
+    }
+}

@@ -1,0 +1,116 @@
+//! `[control]` in hob.toml: where the control API listens, and whom it lets in.
+
+use std::path::PathBuf;
+
+use hob_control::Endpoint;
+use serde::Deserialize;
+
+use super::CONTROL_SOCKET;
+use crate::daemon::http::Role;
+use crate::daemon::tls::{CertificateMatch, TlsFiles};
+
+/// Where the control API listens, and who may use it over TCP.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ControlConfig {
+    /// Sockets.
+    pub(crate) listen: Vec<Endpoint>,
+    /// Group, by name or number, that may open the Unix sockets too.
+    pub(crate) socket_group: Option<String>,
+    /// For TCP, which is spoken with TLS only.
+    pub(crate) tls: Option<TlsFiles>,
+    /// File with an admin's token.
+    pub(crate) token_file: Option<PathBuf>,
+    /// More tokens.
+    #[serde(rename = "token")]
+    pub(crate) tokens: Vec<TokenEntry>,
+    /// Clients by their certificates.
+    #[serde(rename = "client")]
+    pub(crate) clients: Vec<ClientEntry>,
+}
+
+/// `[[control.token]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TokenEntry {
+    /// Holds the token.
+    pub(crate) file: PathBuf,
+    /// What it lets do.
+    pub(crate) role: Role,
+}
+
+/// `[[control.client]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ClientEntry {
+    /// Which certificates.
+    pub(crate) certificate: CertificateMatch,
+    /// What they let do.
+    pub(crate) role: Role,
+}
+
+impl Default for ControlConfig {
+    fn default() -> ControlConfig {
+        ControlConfig {
+            listen: vec![Endpoint::Unix(CONTROL_SOCKET.into())],
+            socket_group: None,
+            tls: None,
+            token_file: None,
+            tokens: Vec::new(),
+            clients: Vec::new(),
+        }
+    }
+}
+
+impl ControlConfig {
+    /// What can be said without looking at files.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let tcp = self.listen.iter().find(|endpoint| matches!(endpoint, Endpoint::Tcp { .. }));
+        if let (Some(endpoint), None) = (tcp, &self.tls) {
+            return Err(format!("control.listen has {endpoint}, but TCP needs control.tls"));
+        }
+        let has_tokens = self.token_file.is_some() || !self.tokens.is_empty();
+        if let (Some(endpoint), false, true) = (tcp, has_tokens, self.clients.is_empty()) {
+            return Err(format!(
+                "control.listen has {endpoint}, but nobody could use it without a [[control.token]] or \
+                 [[control.client]]"
+            ));
+        }
+        let has_authority = self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        if !self.clients.is_empty() && !has_authority {
+            return Err(
+                "[[control.client]] needs control.tls with a client_ca that vouches for clients".to_owned()
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+
+    #[test]
+    fn tcp_needs_tls_somebody_and_who_vouches() {
+        let tcp = "[control]\nlisten = [\"tcp:h:1\"]\n";
+        let tls = "tls = { cert = \"/c\", key = \"/k\" }\n";
+        let tls_ca = "tls = { cert = \"/c\", key = \"/k\", client_ca = \"/a\" }\n";
+        let client = "[[control.client]]\ncertificate = \"cn:a\"\nrole = \"admin\"\n";
+        let token = "[[control.token]]\nfile = \"/t\"\nrole = \"read-only\"\n";
+        for (text, part) in [
+            (format!("{tcp}token_file = \"/t\"\n"), "control.tls"),
+            (format!("{tcp}{tls}"), "nobody could use it"),
+            (format!("{tcp}{tls}{client}"), "client_ca"),
+            (format!("[control]\n{client}"), "client_ca"),
+            (format!("{tcp}{tls}[[control.token]]\nfile = \"/t\"\nrole = \"god\""), "god"),
+            (format!("{tcp}{tls}[[control.token]]\nfile = \"/t\""), "role"),
+            (format!("{tcp}{tls_ca}{}", client.replace("cn:a", "dn:a")), "'dn:a'"),
+        ] {
+            let error = Config::parse(&text).unwrap_err().to_string();
+            assert!(error.contains(part) && !error.contains('\n'), "{text}: {error}");
+        }
+        Config::parse(&format!("{tcp}{tls}{token}")).unwrap();
+        Config::parse(&format!("{tcp}{tls_ca}{client}")).unwrap();
+        Config::parse(&format!("{tcp}{tls}token_file = \"/t\"\n")).unwrap();
+    }
+}

@@ -1,0 +1,132 @@
+//! `[[nbd]]` in hob.toml: addresses for NBD clients that are more than an address.
+
+use std::path::PathBuf;
+
+use hob_control::Endpoint;
+use serde::Deserialize;
+
+use crate::daemon::allow::{AllowEntry, ClientMatch};
+use crate::daemon::tls::TlsFiles;
+
+/// `[[nbd]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NbdEntry {
+    /// Where clients connect.
+    pub(crate) listen: Endpoint,
+    /// If TLS is spoken there.
+    pub(crate) tls: Option<NbdTlsFiles>,
+}
+
+/// `tls = { cert, key, client_ca, required }`, or `tls = { psk, required }`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NbdTlsFiles {
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    /// Clients must show a certificate of this authority.
+    client_ca: Option<PathBuf>,
+    /// Keys that clients have too, instead of certificates.
+    psk: Option<PathBuf>,
+    /// Clients that do not start TLS are told nothing.
+    #[serde(default = "yes")]
+    pub(crate) required: bool,
+}
+
+/// What the two sides know each other by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NbdSecrets {
+    /// Certificates.
+    Certificates(TlsFiles),
+    /// Keys that both have, in this file.
+    Keys(PathBuf),
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl NbdTlsFiles {
+    /// TLS that is required.
+    pub(crate) fn required(secrets: NbdSecrets) -> NbdTlsFiles {
+        let none = NbdTlsFiles { cert: None, key: None, client_ca: None, psk: None, required: true };
+        match secrets {
+            NbdSecrets::Keys(file) => NbdTlsFiles { psk: Some(file), ..none },
+            NbdSecrets::Certificates(TlsFiles { cert, key, client_ca }) => {
+                NbdTlsFiles { cert: Some(cert), key: Some(key), client_ca, ..none }
+            }
+        }
+    }
+
+    /// Which it is.
+    ///
+    /// # Errors
+    /// When it is neither, or both.
+    pub(crate) fn secrets(&self) -> Result<NbdSecrets, String> {
+        match (&self.cert, &self.key, &self.client_ca, &self.psk) {
+            (Some(cert), Some(key), client_ca, None) => {
+                let (cert, key, client_ca) = (cert.clone(), key.clone(), client_ca.clone());
+                Ok(NbdSecrets::Certificates(TlsFiles { cert, key, client_ca }))
+            }
+            (None, None, None, Some(file)) => Ok(NbdSecrets::Keys(file.clone())),
+            _ => Err("tls of an [[nbd]] needs cert and key, or psk and neither of them".to_owned()),
+        }
+    }
+}
+
+/// What can be said without looking at files.
+pub(crate) fn check_nbd(nbd: &[NbdEntry], allow: &[AllowEntry]) -> Result<(), String> {
+    let (mut certificates, mut keys) = (false, false);
+    for files in nbd.iter().filter_map(|entry| entry.tls.as_ref()) {
+        match files.secrets()? {
+            NbdSecrets::Certificates(files) => certificates |= files.client_ca.is_some(),
+            NbdSecrets::Keys(_) => keys = true,
+        }
+    }
+    for client in allow.iter().flat_map(|entry| &entry.clients) {
+        match client {
+            ClientMatch::Certificate(named) if !certificates => {
+                return Err(format!(
+                    "{named} is to be allowed, but no address for NBD asks for certificates; give it TLS and the \
+                     clients' authority (client_ca)"
+                ));
+            }
+            ClientMatch::Key(name) if !keys => {
+                return Err(format!(
+                    "psk:{name} is to be allowed, but no address for NBD has TLS with a psk"
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let nbd = "[[nbd]]\nlisten = \"tcp:h:1\"\n";
+        for (text, part) in [
+            ("[[nbd]]\n".to_owned(), "listen"),
+            (format!("{nbd}tls = {{ cert = \"/c\" }}"), "cert and key, or psk"),
+            (format!("{nbd}tls = {{ }}"), "cert and key, or psk"),
+            (format!("{nbd}tls = {{ cert = \"/c\", key = \"/k\", psk = \"/p\" }}"), "cert and key, or psk"),
+            ("[[allow]]\ndisks = [\"a\"]\nclients = [\"psk:a\"]".to_owned(), "psk:a is to be allowed"),
+            (format!("{nbd}tls = {{ cert = \"/c\", key = \"/k\", require = true }}"), "require"),
+            ("[[allow]]\ndisks = [\"a\"]\nclients = [\"everybody\"]".to_owned(), "'everybody'"),
+            ("[[allow]]\ndisks = [\"a\"]\nclients = [\"10.1.2.3/8\"]".to_owned(), "10.0.0.0/8"),
+            (
+                format!(
+                    "{nbd}tls = {{ cert = \"/c\", key = \"/k\" }}\n[[allow]]\ndisks = []\nclients = [\"cn:a\"]"
+                ),
+                "client_ca",
+            ),
+        ] {
+            let error = Config::parse(&text).unwrap_err().to_string();
+            assert!(error.contains(part) && !error.contains('\n'), "{text}: {error}");
+        }
+    }
+}

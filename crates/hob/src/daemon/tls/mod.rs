@@ -1,0 +1,264 @@
+//! The server's side of TLS, for the control API and for NBD: certificates from files, clients that show theirs.
+//!
+//! TLS 1.3, and 1.2 with forward secrecy. Files are PEM. They are looked at with each new connection and read again when they
+//! changed, so that a renewed certificate needs no restart; one that cannot be used leaves the one before in place. Sessions are never
+//! resumed: each connection proves anew who is there, so an expired client does not get back in.
+//! It refuses keys that every user of the host can read. No revocation lists: who is out leaves the list of names.
+
+mod certificate;
+mod subject;
+
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use rustls::RootCertStore;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+pub(crate) use certificate::{CertificateMatch, PeerCertificate};
+
+/// A client must have finished the TLS handshake by then.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(15);
+
+/// Largest PEM file that is read, bytes: some thousand certificates.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// Where the parts are, as `tls = { cert, key, client_ca }` in hob.toml.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TlsFiles {
+    /// Our certificate, followed by those that lead to its authority.
+    pub(crate) cert: PathBuf,
+    /// Its private key.
+    pub(crate) key: PathBuf,
+    /// The authorities whose certificates clients may show.
+    #[serde(default)]
+    pub(crate) client_ca: Option<PathBuf>,
+}
+
+/// What clients without a certificate can do, where there is a `client_ca`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WithoutCertificate {
+    /// Nothing.
+    Refused,
+    /// Connect; something else must say who they are.
+    Welcome,
+}
+
+/// Why TLS cannot be spoken.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsError {
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file has something else in it.
+    #[error("{} has no {what} in PEM form", path.display())]
+    Empty {
+        /// Which.
+        path: PathBuf,
+        /// What should be there.
+        what: &'static str,
+    },
+    /// Everybody can read a secret.
+    #[error("every user can read {}; chmod it to 0600, or 0640 for a group", .0.display())]
+    Exposed(PathBuf),
+    /// What the files hold cannot be used.
+    #[error("cannot use {} with {}: {source}", cert.display(), key.display())]
+    Unusable {
+        /// The certificate's file.
+        cert: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+        /// Why.
+        source: rustls::Error,
+    },
+    /// The authorities cannot be used.
+    #[error("cannot use the authorities in {}: {why}", path.display())]
+    Authorities {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+}
+
+/// Ready to speak TLS.
+#[derive(Debug)]
+pub(crate) struct Tls {
+    files: TlsFiles,
+    without: WithoutCertificate,
+    current: Mutex<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    parts: Parts,
+    /// What the files were when they were last looked at.
+    stamps: Vec<Option<Stamp>>,
+}
+
+#[derive(Clone, Debug)]
+struct Parts {
+    config: Arc<ServerConfig>,
+    /// Our own certificate.
+    own: CertificateDer<'static>,
+}
+
+/// A file that has another one was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    modified: Option<SystemTime>,
+    inode: u64,
+    bytes: u64,
+}
+
+impl Stamp {
+    /// Of a file, if there is one.
+    pub(crate) fn of(path: &Path) -> Option<Stamp> {
+        let metadata = std::fs::metadata(path).ok()?;
+        let modified = metadata.modified().ok();
+        Some(Stamp { modified, inode: metadata.ino(), bytes: metadata.len() })
+    }
+}
+
+impl Tls {
+    /// Reads and checks the files.
+    pub(crate) fn load(files: TlsFiles, without: WithoutCertificate) -> Result<Tls, TlsError> {
+        // Before the files: a change in between is then seen with the next connection.
+        let stamps = files.stamps();
+        let parts = files.read(without)?;
+        Ok(Tls { files, without, current: Mutex::new(Current { parts, stamps }) })
+    }
+
+    /// The TLS handshake with a client.
+    pub(crate) async fn accept<S>(&self, stream: S) -> io::Result<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let accepting = TlsAcceptor::from(self.parts().config).accept(stream);
+        match tokio::time::timeout(HANDSHAKE_MAX, accepting).await {
+            Ok(accepted) => accepted.map_err(|error| io::Error::other(format!("no TLS: {error}"))),
+            Err(_) => Err(io::Error::other("the TLS handshake took too long")),
+        }
+    }
+
+    /// Does our certificate stand for that name or address?
+    pub(crate) fn is_for(&self, name: &str) -> bool {
+        names(&self.parts().own, name)
+    }
+
+    /// What is to be used now: what the files hold, if they were changed and can be used.
+    fn parts(&self) -> Parts {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamps = self.files.stamps();
+        if stamps != current.stamps {
+            current.stamps = stamps;
+            match self.files.read(self.without) {
+                Ok(parts) => {
+                    tracing::info!("read {} again", self.files.cert.display());
+                    current.parts = parts;
+                }
+                Err(error) => tracing::warn!("{error}; the certificate from before stays in use"),
+            }
+        }
+        current.parts.clone()
+    }
+}
+
+impl TlsFiles {
+    fn stamps(&self) -> Vec<Option<Stamp>> {
+        let all = [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()];
+        all.into_iter().flatten().map(|path| Stamp::of(path)).collect()
+    }
+
+    fn read(&self, without: WithoutCertificate) -> Result<Parts, TlsError> {
+        let chain = certificates(&self.cert)?;
+        let own = chain[0].clone();
+        let key_pem = secret(&self.key)?;
+        let key = PrivateKeyDer::from_pem_slice(&key_pem)
+            .map_err(|_| TlsError::Empty { path: self.key.clone(), what: "private key" })?;
+        let unusable = |source| TlsError::Unusable { cert: self.cert.clone(), key: self.key.clone(), source };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(unusable)?;
+        let builder = match &self.client_ca {
+            Some(path) => builder.with_client_cert_verifier(verifier(path, without)?),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_single_cert(chain, key).map_err(unusable)?;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Parts { config: Arc::new(config), own })
+    }
+}
+
+fn verifier(path: &Path, without: WithoutCertificate) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let wrong = |why: String| TlsError::Authorities { path: path.to_owned(), why };
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+    let builder = match without {
+        WithoutCertificate::Refused => builder,
+        WithoutCertificate::Welcome => builder.allow_unauthenticated(),
+    };
+    builder.build().map_err(|error| wrong(error.to_string()))
+}
+
+/// At least one certificate.
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let text = read(path)?;
+    let all: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&text).collect();
+    match all {
+        Ok(all) if !all.is_empty() => Ok(all),
+        _ => Err(TlsError::Empty { path: path.to_owned(), what: "certificate" }),
+    }
+}
+
+/// Reads a file that not everybody can read.
+pub(crate) fn secret(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let unreadable = |source| TlsError::Unreadable { path: path.to_owned(), source };
+    let metadata = std::fs::metadata(path).map_err(unreadable)?;
+    if metadata.permissions().mode() & 0o007 != 0 {
+        return Err(TlsError::Exposed(path.to_owned()));
+    }
+    read(path)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    use std::io::Read;
+
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes))
+        .map_err(|source| TlsError::Unreadable { path: path.to_owned(), source })?;
+    Ok(bytes)
+}
+
+/// Does a certificate stand for that DNS name or address?
+fn names(certificate: &CertificateDer<'_>, name: &str) -> bool {
+    let Ok(name) = ServerName::try_from(name) else { return false };
+    let Ok(certificate) = ParsedCertificate::try_from(certificate) else { return false };
+    rustls::client::verify_server_name(&certificate, &name).is_ok()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
