@@ -1,0 +1,146 @@
+//! Shares, limits and reservations from outside: set, shown, kept, refused; and a limit that is kept by the clock.
+
+use std::time::{Duration, Instant};
+
+use conformance::data::noise_file;
+use conformance::nbd_client::{Address, Client};
+use conformance::{Daemon, MIB, Scratch};
+use serde_json::Value;
+
+struct Stage {
+    scratch: Scratch,
+}
+
+impl Stage {
+    /// Two disks on one datastore.
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let mut config = format!(
+            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
+            scratch.text("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+        );
+        for disk in ["db", "scratch"] {
+            noise_file(&scratch.path(&format!("{disk}.img")), MIB, 7);
+            config += &format!(
+                "[[disk]]\nname = \"{disk}\"\ndatastore = \"array\"\nbacking = \"{}\"\n",
+                scratch.text(&format!("{disk}.img"))
+            );
+        }
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        Self { scratch }
+    }
+
+    #[track_caller]
+    fn start(&self) -> Daemon {
+        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
+    }
+
+    #[track_caller]
+    fn connect(&self, disk: &str) -> Client {
+        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), disk).unwrap()
+    }
+}
+
+#[track_caller]
+fn json(daemon: &Daemon, args: &[&str]) -> Value {
+    serde_json::from_str(&daemon.ctl(&[args, &["-o", "json"]].concat())).unwrap()
+}
+
+#[test]
+fn what_is_set_is_shown_and_survives_a_restart() {
+    let stage = Stage::new();
+    let daemon = stage.start();
+    daemon.ctl(&["qos", "policy", "set", "gold", "--shares", "high", "--reservation", "200"]);
+    daemon.ctl(&["qos", "set", "db", "--policy", "gold"]);
+    daemon.ctl(&["qos", "set", "scratch", "--limit", "100", "--bytes-limit", "2M", "--flash-limit", "5000"]);
+    daemon.ctl(&[
+        "datastore",
+        "set",
+        "array",
+        "--throttle",
+        "auto",
+        "--latency-ms",
+        "12",
+        "--capacity",
+        "900",
+    ]);
+    let shown = [["qos", "show"].as_slice(), &["qos", "policy", "list"], &["datastore", "list"]];
+    let before = shown.map(|args| json(&daemon, args));
+    assert_eq!(before[0][0]["policy"], "gold");
+    assert_eq!((&before[0][0]["shares"], &before[0][0]["reservation"]), (&2000.into(), &200.into()));
+    assert_eq!((&before[0][1]["limit"], &before[0][1]["flash_limit"]), (&100.into(), &5000.into()));
+    assert_eq!(before[1][0]["disks"][0], "db");
+    let store = &before[2][0];
+    assert_eq!((&store["name"], &store["control"]), (&"array".into(), &"auto".into()));
+    assert_eq!((&store["capacity"], &store["reserved"]), (&900.into(), &200.into()));
+    let table = daemon.ctl(&["qos", "show"]);
+    assert!(table.contains("gold") && table.contains("2 MiB"), "{table}");
+    daemon.stop();
+    let daemon = stage.start();
+    assert_eq!(shown.map(|args| json(&daemon, args)), before);
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_one_line_with_the_numbers() {
+    let stage = Stage::new();
+    let daemon = stage.start();
+    daemon.ctl(&["datastore", "set", "array", "--capacity", "500"]);
+    daemon.ctl(&["qos", "set", "db", "--reservation", "300"]);
+    for (args, said) in [
+        (
+            &["qos", "set", "scratch", "--reservation", "201"][..],
+            "501 units a second, and it is said to do 500",
+        ),
+        (&["qos", "set", "scratch", "--shares", "highest"], "low, normal, high or 1 to"),
+        (&["qos", "set", "scratch", "--policy", "none"], "no storage policy 'none'"),
+        (&["qos", "set", "none", "--shares", "low"], "no disk 'none'"),
+        (&["qos", "set", "db", "--limit", "299"], "below the reservation of 300"),
+        (&["qos", "policy", "set", "../x", "--shares", "low"], "cannot be a storage policy's name"),
+        (&["datastore", "set", "array", "--capacity", "299"], "reserved 300"),
+        (&["datastore", "set", "array", "--throttle", "depth:0"], "off, auto or depth"),
+        (&["datastore", "set", "other", "--throttle", "auto"], "no datastore 'other'"),
+    ] {
+        let output = daemon.try_ctl(args);
+        assert!(!output.success(), "{args:?} was accepted");
+        assert!(output.stderr.contains(said), "{args:?}: {}", output.stderr);
+        assert_eq!(output.stderr.lines().count(), 1, "{args:?}: {}", output.stderr);
+    }
+    assert_eq!(json(&daemon, &["qos", "show", "db"])["reservation"], 300);
+}
+
+/// By the clock, but only in the direction in which a slow machine cannot fail it.
+#[test]
+fn a_limit_is_kept_on_the_backing_and_not_on_hits() {
+    const READS: u64 = 64;
+    let stage = Stage::new();
+    let daemon = stage.start();
+    daemon.ctl(&[
+        "pool",
+        "create",
+        "fast",
+        &stage.scratch.text("flash"),
+        "--size",
+        "16M",
+        "--segment-size",
+        "1M",
+    ]);
+    daemon.ctl(&["cache", "enable", "scratch", "--pool", "fast", "--size", "4M", "--block-size", "4K"]);
+    daemon.ctl(&["qos", "set", "scratch", "--limit", "40"]);
+    let mut client = stage.connect("scratch");
+    let read_all = |client: &mut Client| {
+        let start = Instant::now();
+        for sector in 0..READS {
+            client.read(sector * 4096, 4096).unwrap();
+        }
+        start.elapsed()
+    };
+    // 40 a second, after a burst of what a tenth of a second allows.
+    let cold = read_all(&mut client);
+    assert!(cold >= Duration::from_millis((READS - 5) * 1000 / 40 - 100), "{READS} misses took {cold:?}");
+    let before = daemon.stats("scratch").hits();
+    let warm = read_all(&mut client);
+    assert_eq!(daemon.stats("scratch").hits() - before, READS, "what was read is in flash");
+    assert!(warm < cold, "{READS} hits took {warm:?}, {READS} misses {cold:?}");
+}
