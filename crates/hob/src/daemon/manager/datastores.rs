@@ -142,30 +142,51 @@ impl Manager {
                 }
                 inner.datastores[usize::from(id.0)].spec = spec;
             }
-            manager.apply_controls();
+            manager.apply_control(&name);
             manager.save().await?;
             manager.datastore(&name).await
         })
         .await
     }
 
-    /// Tells every shard what bounds the datastores of its disks.
-    pub(super) fn apply_controls(&self) {
+    /// What bounds the datastore of a disk that came, or whose shares changed.
+    pub(super) fn apply_control_of(&self, disk: &str) {
+        let datastore = self.inner().disk(disk).ok().and_then(|disk| disk.datastore.clone());
+        datastore.into_iter().for_each(|datastore| self.apply_control(&datastore));
+    }
+
+    /// Tells the shards that have disks of a datastore what bounds it.
+    fn apply_control(&self, datastore: &str) {
         let inner = self.inner();
-        for (index, store) in inner.datastores.iter().enumerate() {
-            let shards = self.shards_of(&inner, &store.spec.name);
-            let all: u64 = shards.iter().map(|(_, shares)| shares).sum();
-            for (shard, shares) in &shards {
-                let part = |whole: u64| (whole * shares).div_ceil(all.max(1));
-                let control = match store.spec.control {
-                    ControlSpec::Off => Control::Off,
-                    ControlSpec::Depth(depth) => Control::Depth(part(u64::from(depth)) as u32),
-                    ControlSpec::Auto => Control::Latency {
-                        threshold_ns: u64::from(store.spec.latency_ms) * 1_000_000,
-                        weight_milli: part(1000) as u32,
-                    },
-                };
-                shard.control(Resource::Datastore(DatastoreId(index as u16)), control);
+        let Ok((id, store)) = inner.find_datastore(datastore) else { return };
+        let shards = self.shards_of(&inner, datastore);
+        let all: u64 = shards.iter().map(|(_, shares)| shares).sum();
+        for (shard, shares) in &shards {
+            let part = |whole: u64| (whole * shares).div_ceil(all.max(1));
+            let control = match store.spec.control {
+                ControlSpec::Off => Control::Off,
+                ControlSpec::Depth(depth) => Control::Depth(part(u64::from(depth)) as u32),
+                ControlSpec::Auto => Control::Latency {
+                    threshold_ns: u64::from(store.spec.latency_ms) * 1_000_000,
+                    weight_milli: part(1000) as u32,
+                },
+            };
+            shard.control(Resource::Datastore(id), control);
+        }
+    }
+
+    /// Finds out what datastores under `auto`, whose capacity nobody has said, have done at most.
+    pub(super) async fn look_at_peaks(self: &Arc<Self>) {
+        let measured: Vec<String> = {
+            let inner = self.inner();
+            let is_measured =
+                |spec: &&DatastoreState| spec.control == ControlSpec::Auto && spec.capacity.is_none();
+            let specs = inner.datastores.iter().map(|store| &store.spec);
+            specs.filter(is_measured).map(|spec| spec.name.clone()).collect()
+        };
+        for name in measured {
+            if let Err(refusal) = self.datastore(&name).await {
+                tracing::debug!("datastore {name}: {refusal}");
             }
         }
     }

@@ -240,7 +240,11 @@ impl Manager {
             disk.size_bytes = info.size_bytes;
             disk.datastore = Some(datastore);
         }
-        self.apply_qos(name).await?;
+        if wanted.qos.is_some() {
+            self.apply_qos(name).await?;
+        } else {
+            self.apply_control_of(name);
+        }
         let coming = match coming {
             Some((early, reading)) => Some(self.expect_cache(name, early, reading).await?),
             None => None,

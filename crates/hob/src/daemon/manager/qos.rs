@@ -1,6 +1,7 @@
 //! What disks are due: set for one disk, or for all that have a storage policy; refused where reservations would
 //! exceed what their datastore can do.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hob_control::{DiskQos, Qos, QosPatch, Size, StoragePolicy, check_name};
@@ -71,6 +72,7 @@ impl Manager {
 
     async fn set_disk_qos(self: &Arc<Self>, name: &str, patch: &QosPatch) -> Result<DiskQos, Refusal> {
         let _claim = self.claim_disk(name, "given other shares")?;
+        self.look_at_peaks().await;
         let (before, notes) = {
             let mut inner = self.inner();
             let before = inner.disk(name)?.wanted.qos.clone();
@@ -84,7 +86,7 @@ impl Manager {
             }
             match patch.policy.as_deref() {
                 None => {}
-                Some("") => wanted.policy = None,
+                Some("") => wanted = DiskQosSpec { policy: None, own: inner.disk(name)?.due(&inner) },
                 Some(policy) => {
                     if (QosPatch { policy: None, ..patch.clone() }) != QosPatch::default() {
                         return Err(Refusal::invalid("a disk with a storage policy has no rules of its own")
@@ -118,6 +120,7 @@ impl Manager {
         if patch.policy.is_some() {
             return Err(Refusal::invalid("a storage policy has no policy of its own"));
         }
+        self.look_at_peaks().await;
         let disks = {
             let mut inner = self.inner();
             let before = inner.policies.get(name).copied();
@@ -154,7 +157,7 @@ impl Manager {
             (shard, disk.id, engine_qos(disk.due(&inner)))
         };
         shard.set_qos(id, due).await?;
-        self.apply_controls();
+        self.apply_control_of(name);
         Ok(())
     }
 }
@@ -184,8 +187,13 @@ impl Inner {
     /// Can every datastore do what its disks have reserved? Notes where nobody knows.
     fn check_reservations(&self) -> Result<Vec<String>, Refusal> {
         let mut notes = Vec::new();
+        let mut reserved = BTreeMap::new();
+        for disk in self.disks.values() {
+            let units = u64::from(disk.due(self).reservation);
+            *reserved.entry(disk.datastore.as_deref()).or_insert(0) += units;
+        }
         for store in &self.datastores {
-            let reserved = self.reserved(&store.spec.name);
+            let reserved = reserved.get(&Some(store.spec.name.as_str())).copied().unwrap_or(0);
             let (capacity, how) = match (store.spec.capacity, store.peak) {
                 (Some(capacity), _) => (capacity, "is said to do"),
                 (None, peak) if peak > 0 => (peak, "has been seen to do"),

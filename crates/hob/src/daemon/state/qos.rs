@@ -10,7 +10,7 @@ pub(crate) const LATENCY_MS_DEFAULT: u32 = 30;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiskQosSpec {
-    /// As that storage policy says; `own` then is what it said last.
+    /// As that storage policy says; `own` is not looked at then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) policy: Option<String>,
     /// By itself.

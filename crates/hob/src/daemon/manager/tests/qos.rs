@@ -104,10 +104,10 @@ fn disks_follow_their_storage_policy() {
         let refusal = bench.give("one", reserves(1)).await.unwrap_err();
         assert!(refusal.problem.error.contains("storage policy gold"), "{refusal}");
         assert!(bench.manager.policy_remove("gold".into()).await.is_err());
-        // On its own again, a disk keeps what it had.
+        // On its own again, a disk keeps what the policy says now.
         let alone = QosPatch { policy: Some(String::new()), ..QosPatch::default() };
         for disk in ["one", "two"] {
-            assert_eq!(bench.give(disk, alone.clone()).await.unwrap().reservation, 300);
+            assert_eq!(bench.give(disk, alone.clone()).await.unwrap().reservation, 500);
         }
         bench.manager.policy_remove("gold".into()).await.unwrap();
     });
