@@ -14,6 +14,7 @@ mod health;
 mod histograms;
 mod load;
 mod name;
+pub mod pem;
 mod qos;
 mod resources;
 mod settings;

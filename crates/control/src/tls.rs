@@ -7,12 +7,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::pki_types::pem::{Error as PemError, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+
+use crate::pem::{self, PemError};
 
 /// How to speak TLS with a daemon. Clones share one configuration.
 #[derive(Clone, Debug)]
@@ -21,22 +22,9 @@ pub struct ClientTls(Arc<ClientConfig>);
 /// Why files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientTlsError {
-    /// A file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Unreadable {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A file has something else in it.
-    #[error("{} has no {what} in PEM form", path.display())]
-    Empty {
-        /// Which.
-        path: PathBuf,
-        /// What should be there.
-        what: &'static str,
-    },
+    /// One of them, whatever for.
+    #[error(transparent)]
+    Pem(#[from] PemError),
     /// Certificate, key or authorities are unusable.
     #[error("cannot use {}: {source}", path.display())]
     Unusable {
@@ -54,7 +42,7 @@ impl ClientTls {
     /// Says which file cannot be used.
     pub fn load(authorities: &Path, own: Option<(&Path, &Path)>) -> Result<ClientTls, ClientTlsError> {
         let mut roots = RootCertStore::empty();
-        for certificate in certificates(authorities)? {
+        for certificate in pem::certificates(authorities)? {
             roots
                 .add(certificate)
                 .map_err(|source| ClientTlsError::Unusable { path: authorities.to_owned(), source })?;
@@ -67,9 +55,8 @@ impl ClientTls {
         let config = match own {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
-                let chain = certificates(certificate)?;
-                let key = PrivateKeyDer::from_pem_slice(&read(key)?)
-                    .map_err(|_| ClientTlsError::Empty { path: key.to_owned(), what: "private key" })?;
+                let chain = pem::certificates(certificate)?;
+                let key = pem::private_key(key, &pem::read(key)?)?;
                 builder
                     .with_client_auth_cert(chain, key)
                     .map_err(|source| ClientTlsError::Unusable { path: certificate.to_owned(), source })?
@@ -98,17 +85,4 @@ pub(crate) fn cause(error: &(dyn std::error::Error + 'static)) -> Option<String>
         next = error.source();
     }
     None
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ClientTlsError> {
-    let text = read(path)?;
-    let all: Result<Vec<_>, PemError> = CertificateDer::pem_slice_iter(&text).collect();
-    match all {
-        Ok(all) if !all.is_empty() => Ok(all),
-        _ => Err(ClientTlsError::Empty { path: path.to_owned(), what: "certificate" }),
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, ClientTlsError> {
-    std::fs::read(path).map_err(|source| ClientTlsError::Unreadable { path: path.to_owned(), source })
 }

@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use hob_control::pem::{self, PemError};
 use rustls::RootCertStore;
 use rustls::ServerConfig;
-use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use serde::Deserialize;
@@ -29,9 +29,6 @@ pub(crate) use certificate::{CertificateMatch, PeerCertificate};
 
 /// A client must have finished the TLS handshake by then.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(15);
-
-/// Largest PEM file that is read, bytes: some thousand certificates.
-const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Where the parts are, as `tls = { cert, key, client_ca }` in hob.toml.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -58,22 +55,9 @@ pub(crate) enum WithoutCertificate {
 /// Why TLS cannot be spoken.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
-    /// A file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Unreadable {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A file has something else in it.
-    #[error("{} has no {what} in PEM form", path.display())]
-    Empty {
-        /// Which.
-        path: PathBuf,
-        /// What should be there.
-        what: &'static str,
-    },
+    /// One of the files, whatever for.
+    #[error(transparent)]
+    Pem(#[from] PemError),
     /// Everybody can read a secret.
     #[error("every user can read {}; chmod it to 0600, or 0640 for a group", .0.display())]
     Exposed(PathBuf),
@@ -187,11 +171,9 @@ impl TlsFiles {
     }
 
     fn read(&self, without: WithoutCertificate) -> Result<Parts, TlsError> {
-        let chain = certificates(&self.cert)?;
+        let chain = pem::certificates(&self.cert)?;
         let own = chain[0].clone();
-        let key_pem = secret(&self.key)?;
-        let key = PrivateKeyDer::from_pem_slice(&key_pem)
-            .map_err(|_| TlsError::Empty { path: self.key.clone(), what: "private key" })?;
+        let key = pem::private_key(&self.key, &secret(&self.key)?)?;
         let unusable = |source| TlsError::Unusable { cert: self.cert.clone(), key: self.key.clone(), source };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider)
@@ -211,7 +193,7 @@ impl TlsFiles {
 fn verifier(path: &Path, without: WithoutCertificate) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     let wrong = |why: String| TlsError::Authorities { path: path.to_owned(), why };
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(path)? {
+    for certificate in pem::certificates(path)? {
         roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -223,34 +205,14 @@ fn verifier(path: &Path, without: WithoutCertificate) -> Result<Arc<dyn ClientCe
     builder.build().map_err(|error| wrong(error.to_string()))
 }
 
-/// At least one certificate.
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let text = read(path)?;
-    let all: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&text).collect();
-    match all {
-        Ok(all) if !all.is_empty() => Ok(all),
-        _ => Err(TlsError::Empty { path: path.to_owned(), what: "certificate" }),
-    }
-}
-
 /// Reads a file that not everybody can read.
 pub(crate) fn secret(path: &Path) -> Result<Vec<u8>, TlsError> {
-    let unreadable = |source| TlsError::Unreadable { path: path.to_owned(), source };
+    let unreadable = |source| PemError::Unreadable { path: path.to_owned(), source };
     let metadata = std::fs::metadata(path).map_err(unreadable)?;
     if metadata.permissions().mode() & 0o007 != 0 {
         return Err(TlsError::Exposed(path.to_owned()));
     }
-    read(path)
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    use std::io::Read;
-
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes))
-        .map_err(|source| TlsError::Unreadable { path: path.to_owned(), source })?;
-    Ok(bytes)
+    Ok(pem::read(path)?)
 }
 
 /// Does a certificate stand for that DNS name or address?

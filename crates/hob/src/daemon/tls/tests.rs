@@ -119,7 +119,7 @@ fn connector(
     versions: &[&'static rustls::SupportedProtocolVersion],
 ) -> tokio_rustls::TlsConnector {
     let mut roots = RootCertStore::empty();
-    roots.add(certificates(ca).unwrap().remove(0)).unwrap();
+    roots.add(pem::certificates(ca).unwrap().remove(0)).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(versions)

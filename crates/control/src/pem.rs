@@ -1,0 +1,65 @@
+//! Certificates and keys in PEM files, as the client and the daemon read them.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// Longest file that is read, bytes: some thousand certificates.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// Why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PemError {
+    /// It cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It has something else in it.
+    #[error("{} has no {what} in PEM form", path.display())]
+    Empty {
+        /// Which.
+        path: PathBuf,
+        /// What should be there.
+        what: &'static str,
+    },
+}
+
+/// What a file holds, 4 MiB of it at most.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn read(path: &Path) -> Result<Vec<u8>, PemError> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes))
+        .map_err(|source| PemError::Unreadable { path: path.to_owned(), source })?;
+    Ok(bytes)
+}
+
+/// The certificates in a file, at least one.
+///
+/// # Errors
+/// When it cannot be read, or has none.
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemError> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
+    match all {
+        Ok(all) if !all.is_empty() => Ok(all),
+        _ => Err(PemError::Empty { path: path.to_owned(), what: "certificate" }),
+    }
+}
+
+/// The key in what was read of a file.
+///
+/// # Errors
+/// When there is none.
+pub fn private_key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, PemError> {
+    PrivateKeyDer::from_pem_slice(bytes)
+        .map_err(|_| PemError::Empty { path: path.to_owned(), what: "private key" })
+}
