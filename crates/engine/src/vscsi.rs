@@ -5,7 +5,8 @@
 //! Each of the three looks at its own requests as if there were no others: the seek distance of a read among reads counts
 //! from the read before, and the outstanding ones are reads. Only reads and writes that a guest sent and that made sense
 //! are counted; what is flushed, discarded, zeroed or prefetched moves nothing for the guest. Constant time and no memory
-//! for each request. Units are those of [`Metric::unit`]; bounds are the largest values of their buckets.
+//! for each request. How long requests are and how long they take does not depend on others, so for these two all is the
+//! sum of reads and writes, made when it is asked for. Units are those of [`Metric::unit`]; bounds are the largest values of their buckets.
 
 use crate::io::{Op, Request};
 use crate::units::Instant;
@@ -172,6 +173,15 @@ impl Distribution {
         self.max = self.max.max(value);
     }
 
+    fn plus(mut self, other: &Distribution) -> Distribution {
+        self.counts.iter_mut().zip(other.counts).for_each(|(count, more)| *count += more);
+        self.count += other.count;
+        self.sum += other.sum;
+        self.min = self.min.min(other.min);
+        self.max = self.max.max(other.max);
+        self
+    }
+
     /// What it is of.
     pub fn metric(&self) -> Metric {
         self.metric
@@ -242,7 +252,6 @@ impl Stream {
         // Disks end below 2⁶³ bytes, so all of it fits.
         let first = (offset / SEEK_SECTOR_BYTES) as i64;
         let last = ((offset + len - 1) / SEEK_SECTOR_BYTES) as i64;
-        self.record(Metric::Length, len as i64);
         match self.arrived.replace(now) {
             Some(before) => {
                 self.record(Metric::Seek, first - self.last_sectors[0]);
@@ -257,10 +266,9 @@ impl Stream {
         self.outstanding += 1;
     }
 
-    fn answer(&mut self, latency_ns: u64) {
+    fn answer(&mut self) {
         assert!(self.outstanding > 0, "only what came is answered");
         self.outstanding -= 1;
-        self.record(Metric::Latency, micros(latency_ns));
     }
 }
 
@@ -296,15 +304,19 @@ impl Histograms {
     pub fn arrive(&mut self, now: Instant, request: &Request) {
         if let Some(class) = Class::of(request.op) {
             self.streams[Class::All as usize].arrive(now, request.offset, request.len);
-            self.streams[class as usize].arrive(now, request.offset, request.len);
+            let of_class = &mut self.streams[class as usize];
+            of_class.arrive(now, request.offset, request.len);
+            of_class.record(Metric::Length, request.len as i64);
         }
     }
 
     /// A request that came is answered.
     pub fn answer(&mut self, latency_ns: u64, op: Op) {
         if let Some(class) = Class::of(op) {
-            self.streams[Class::All as usize].answer(latency_ns);
-            self.streams[class as usize].answer(latency_ns);
+            self.streams[Class::All as usize].answer();
+            let of_class = &mut self.streams[class as usize];
+            of_class.answer();
+            of_class.record(Metric::Latency, micros(latency_ns));
         }
     }
 
@@ -317,8 +329,12 @@ impl Histograms {
     }
 
     /// One of the histograms.
-    pub fn get(&self, class: Class, metric: Metric) -> &Distribution {
-        &self.streams[class as usize].distributions[metric as usize]
+    pub fn get(&self, class: Class, metric: Metric) -> Distribution {
+        let of = |class: Class| self.streams[class as usize].distributions[metric as usize];
+        match (class, metric) {
+            (Class::All, Metric::Length | Metric::Latency) => of(Class::Reads).plus(&of(Class::Writes)),
+            _ => of(class),
+        }
     }
 
     /// When counting began.
