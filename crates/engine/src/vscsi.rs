@@ -274,12 +274,11 @@ impl Stream {
 
 /// From the nearest of these sectors to `first`; of two as near, from the one that stands before.
 fn nearest(first: i64, last_sectors: &[i64; NEAREST_OF]) -> i64 {
-    let mut nearest = first - last_sectors[0];
-    for last in &last_sectors[1..] {
-        let distance = first - last;
-        nearest = if distance.unsigned_abs() < nearest.unsigned_abs() { distance } else { nearest };
-    }
-    nearest
+    // Distance and place in one number: distances are below 2⁵⁵.
+    let number =
+        |(place, last): (usize, &i64)| (first - last).unsigned_abs() * NEAREST_OF as u64 + place as u64;
+    let least = last_sectors.iter().enumerate().map(number).fold(u64::MAX, u64::min);
+    first - last_sectors[least as usize % NEAREST_OF]
 }
 
 /// Microseconds, rounded up: what takes no longer than a bound is not above it.
