@@ -128,6 +128,12 @@ pub struct Disk {
     /// Further NBD exports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exports: Vec<Export>,
+    /// The file that it is, for programs that open files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuse: Option<String>,
+    /// Why it is not that file now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuse_reason: Option<String>,
     /// The recording of its requests that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<Recording>,
@@ -270,7 +276,7 @@ pub struct DevicePatch {
 }
 
 /// `POST /v1/disks`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskAdd {
     /// Its name.
@@ -284,6 +290,10 @@ pub struct DiskAdd {
     /// What its backing shares with others; found out if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
+    /// A path on this host at which it is to be a file, for programs that open files: an existing regular file, which is covered,
+    /// or a name in a directory that exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuse: Option<String>,
 }
 
 /// What a pool is after a change.

@@ -26,6 +26,10 @@ pub(crate) enum Disk {
         /// What the backing shares with those of other disks; found out if absent
         #[arg(long, value_name = "NAME")]
         datastore: Option<String>,
+        /// Make the disk a file too, for loop devices and other programs that open files: an existing regular
+        /// file, which is covered for as long as the disk is served, or a new name
+        #[arg(long, value_name = "PATH")]
+        fuse: Option<String>,
     },
     /// Stop serving a disk, once its dirty data is on the backing; its data stays there
     Remove {
@@ -54,9 +58,9 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let disk = ask(global, async |client| client.disk(&disk).await)?;
             return print(global.output, &disk, show);
         }
-        Disk::Add { name, backing, read_only, datastore } => {
+        Disk::Add { name, backing, read_only, datastore, fuse } => {
             let backing = if is_uri(&backing) { backing } else { absolute(backing) };
-            let add = DiskAdd { name, backing, read_only, datastore };
+            let add = DiskAdd { name, backing, read_only, datastore, fuse: fuse.map(absolute) };
             ask(global, async |client| client.disk_add(&add).await)?
         }
         Disk::Remove { disk, discard_dirty } => converse(global, async |client| {
@@ -116,6 +120,8 @@ fn show(disk: &DiskInfo) -> String {
         ("access", if disk.read_only { "read-only" } else { "read-write" }.to_owned()),
     ];
     facts.extend(disk.exports.iter().map(|export| ("export", super::export::words_of(export))));
+    facts.extend(disk.fuse.clone().map(|path| ("file", path)));
+    facts.extend(disk.fuse_reason.clone().map(|reason| ("file reason", reason)));
     facts.extend(disk.reason.clone().map(|reason| ("reason", reason)));
     match &disk.cache {
         None => facts.push(("cache", "off".to_owned())),

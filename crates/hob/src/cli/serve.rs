@@ -6,6 +6,7 @@ use clap::Args;
 use hob_control::{CacheEnable, CacheSettings, DiskAdd, Endpoint, Size};
 
 use super::Global;
+use super::pool::absolute;
 use super::settings::Settings;
 use crate::daemon::allow::{AllowEntry, ClientMatch};
 use crate::daemon::config::{ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, ring_kind};
@@ -40,6 +41,10 @@ pub(crate) struct Serve {
     /// cn:COMMON-NAME, san:DNS-NAME or psk:NAME; may be given more than once
     #[arg(long, value_name = "CLIENT")]
     allow: Vec<ClientMatch>,
+    /// Make the disk a file too, for loop devices and other programs that open files: an existing regular file,
+    /// which is covered until hob ends, or a new name
+    #[arg(long, value_name = "PATH")]
+    fuse: Option<String>,
     /// Name of the export
     #[arg(long, default_value = "disk")]
     name: String,
@@ -91,7 +96,13 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
     let mut control = ControlConfig { listen: Vec::new(), ..ControlConfig::default() };
     global.say_in(&mut control);
     crate::daemon::run(Plan::of_serving(Serving {
-        disk: DiskAdd { name: args.name, backing: args.disk, read_only: args.read_only, datastore: None },
+        disk: DiskAdd {
+            name: args.name,
+            backing: args.disk,
+            read_only: args.read_only,
+            fuse: args.fuse.map(absolute),
+            ..DiskAdd::default()
+        },
         cache,
         force: args.force,
         listen: args.listen.into_iter().map(with_tls).collect(),

@@ -107,6 +107,8 @@ pub(crate) struct DiskEntry {
     /// Further exports.
     #[serde(default, rename = "export")]
     pub(crate) exports: Vec<Export>,
+    /// The file that it is to be.
+    pub(crate) fuse: Option<String>,
 }
 
 /// What is wrong with the file, in one line.
@@ -252,6 +254,7 @@ mod tests {
             [[disk]]
             name = "d"
             backing = "/d.img"
+            fuse = "/run/d.img"
             [[disk.export]]
             name = "d-backup"
             read_only = true
@@ -287,6 +290,7 @@ mod tests {
         assert!(config.drain_on_shutdown);
         let backup = Export { name: "d-backup".into(), read_only: true, no_promote: true };
         assert_eq!(config.disks[0].exports, [backup]);
+        assert_eq!(config.disks[0].fuse.as_deref(), Some("/run/d.img"));
     }
 
     #[test]

@@ -87,12 +87,24 @@ pub(crate) struct DiskState {
     /// Further exports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) exports: Vec<Export>,
+    /// The file that it is to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fuse: Option<String>,
 }
 
 impl DiskState {
     /// A disk of which nothing else is said.
     pub(crate) fn new(name: String, backing: String, read_only: bool) -> DiskState {
-        DiskState { name, backing, read_only, cache: None, datastore: None, qos: None, exports: Vec::new() }
+        DiskState {
+            name,
+            backing,
+            read_only,
+            cache: None,
+            datastore: None,
+            qos: None,
+            exports: Vec::new(),
+            fuse: None,
+        }
     }
 }
 

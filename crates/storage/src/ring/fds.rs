@@ -17,6 +17,9 @@ pub enum FdClass {
     Volatile,
     /// A stream socket or pipe.
     Socket,
+    /// A character device whose messages its user reads and writes itself, without waiting: the ring says when one is
+    /// there, and nothing else.
+    Device,
 }
 
 /// A descriptor that a ring keeps. Cheap to copy; valid until [`Ring::detach`](super::Ring::detach).

@@ -99,6 +99,7 @@ pub(super) enum Work {
     Fallocate { mode: i32, offset: u64, len: u64 },
     Recv(RxBuf),
     RecvInto(BufferSlice),
+    Readable,
     Send { gather: Gather, message: Box<Message>, total: usize },
 }
 
@@ -139,6 +140,8 @@ pub(super) enum Attempt {
         len: u32,
     },
     SendMessage(*const libc::msghdr),
+    /// Wait until it can be read from.
+    Readable,
 }
 
 /// What an attempt's result means.
@@ -214,6 +217,7 @@ impl Op {
                 Attempt::Write { from: to, len, offset: *offset + u64::from(done), durability: *durability }
             }
             Work::Fsync => Attempt::Fsync,
+            Work::Readable => Attempt::Readable,
             Work::Fallocate { mode, offset, len } => {
                 Attempt::Fallocate { mode: *mode, offset: *offset, len: *len }
             }
@@ -251,7 +255,7 @@ impl Op {
         let moved = result as u32;
         match &mut self.work {
             Work::Vacant => unreachable!("only an operation in flight is judged"),
-            Work::Fsync | Work::Fallocate { .. } => Verdict::Ended(result),
+            Work::Fsync | Work::Fallocate { .. } | Work::Readable => Verdict::Ended(result),
             Work::Recv(rx) => {
                 rx.filled += moved as usize;
                 assert!(rx.filled <= rx.bytes.len(), "the kernel received at most what fits");

@@ -144,6 +144,8 @@ impl DiskEntry {
             read_only: self.wanted.read_only,
             cache,
             exports: self.wanted.exports.clone(),
+            fuse: self.wanted.fuse.clone(),
+            fuse_reason: self.file_reason.clone(),
             recording: self.recording.read(),
         }
     }

@@ -209,7 +209,7 @@ impl Clients {
         let client = self.clients[usize::from(number)].as_mut().expect("listed connections exist");
         client.listed = false;
         let connection = &mut client.connection;
-        let mut gate = Gate::new(ring, connection, self.waiting.is_empty());
+        let mut gate = Gate::new(ring, connection.held_bytes(), self.waiting.is_empty());
         if !client.waiting {
             connection.retry_alloc(&mut gate);
         }
@@ -303,7 +303,7 @@ impl Clients {
     fn serve_waiting(&mut self, now: Instant, ring: &mut Ring) {
         while let Some(number) = self.waiting.front().copied() {
             let client = self.clients[usize::from(number)].as_mut().expect("waiting connections exist");
-            let mut gate = Gate::new(ring, &client.connection, true);
+            let mut gate = Gate::new(ring, client.connection.held_bytes(), true);
             if !client.connection.retry_alloc(&mut gate) && !gate.greedy {
                 return;
             }
@@ -357,7 +357,7 @@ const RESERVE_SHARE: usize = 16;
 ///
 /// A connection may hold as many bytes as are free beside it, and large requests leave a sixteenth.
 /// So whatever greedy clients ask for, there is always something left for who asks for little.
-struct Gate<'a> {
+pub(super) struct Gate<'a> {
     arena: &'a mut Arena,
     /// Nobody waits for a large buffer already.
     open: bool,
@@ -367,13 +367,14 @@ struct Gate<'a> {
 }
 
 impl Gate<'_> {
-    fn new<'a>(ring: &'a mut Ring, connection: &Connection, open: bool) -> Gate<'a> {
-        Gate { arena: ring.arena_mut(), open, held_bytes: connection.held_bytes(), greedy: false }
+    /// For one that holds so many bytes of buffers.
+    pub(super) fn new(ring: &mut Ring, held_bytes: usize, open: bool) -> Gate<'_> {
+        Gate { arena: ring.arena_mut(), open, held_bytes, greedy: false }
     }
 }
 
 /// For giving buffers back.
-fn ungated(ring: &mut Ring) -> Gate<'_> {
+pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
     Gate { arena: ring.arena_mut(), open: true, held_bytes: 0, greedy: false }
 }
 

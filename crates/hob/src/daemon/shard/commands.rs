@@ -148,6 +148,12 @@ impl Shard {
                     self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
                 }
             }
+            ShardCall::AttachFile { id, device, file, read_only } => {
+                // As above; and with it the file.
+                if self.serves(id) {
+                    self.files.attach(&mut self.ring, id, device, file, read_only);
+                }
+            }
             ShardCall::Stop { answer } => self.stop(now, answer),
         }
     }
@@ -200,6 +206,7 @@ impl Shard {
     fn remove_disk(&mut self, now: Instant, id: DiskId, answer: Option<Answer<Gone>>) {
         let is_of = |connection: &Connection| connection.disk() == id;
         self.clients.close("the disk was taken away", &mut self.ring, is_of);
+        self.files.close(&mut self.ring, id);
         self.clients.recorders.end(id);
         let command = self.commands.next(Waiting::Remove(answer));
         self.engine.handle_command(now, command, id, Command::RemoveDisk);

@@ -7,6 +7,7 @@
 mod areas;
 mod clients;
 mod commands;
+mod files;
 mod recorders;
 
 use std::sync::mpsc;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use hob_engine::io::{Io, IoError, IoOp, Target};
 use hob_engine::units::{DiskId, Instant, IoId};
 use hob_engine::{Engine, Limits};
+use hob_frontends::fuse::Session;
 use hob_nbd::Extent;
 use hob_storage::backing::{Backing, StatusExtent};
 use hob_storage::flash::Flash;
@@ -25,6 +27,7 @@ use super::shard_api::{EventSender, ShardCall, ShardHandle};
 use areas::Areas;
 use clients::Clients;
 use commands::Commands;
+use files::Files;
 
 /// Longest time for which events are left to gather. docs/decisions/0004 has the measurement.
 const NAP_MAX: Duration = Duration::from_micros(30);
@@ -90,6 +93,7 @@ struct Shard {
     backings: Vec<Option<Backing>>,
     areas: Areas,
     clients: Clients,
+    files: Files,
     commands: Commands,
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
@@ -120,6 +124,7 @@ impl Shard {
             backings: Vec::new(),
             areas: Areas::default(),
             clients: Clients::default(),
+            files: Files::default(),
             commands: Commands::new(events),
             calls,
             origin: std::time::Instant::now(),
@@ -149,6 +154,10 @@ impl Shard {
         }
         progress |= self.check_time(now);
         progress |= self.clients.pump(now, &mut self.ring, &mut self.engine);
+        if self.files.pump(now, &mut self.ring, &mut self.engine, &mut self.clients.recorders) {
+            progress = true;
+            self.clients.buffer_released();
+        }
         progress |= self.drain_engine(now);
         progress |= self.drain_queries(now);
         progress
@@ -168,7 +177,11 @@ impl Shard {
                     self.collect(now, disk);
                 }
             }
-            _ => self.clients.handle_completion(now, completion, &mut self.ring),
+            files::MESSAGE => self.files.handle_completion(&completion),
+            _ => {
+                self.clients.handle_completion(now, completion, &mut self.ring);
+                self.files.retry_refused();
+            }
         }
     }
 
@@ -200,12 +213,16 @@ impl Shard {
         }
         while let Some(reply) = self.engine.poll_reply() {
             progress = true;
-            self.clients.handle_reply(&reply, &mut self.ring);
+            match Session::number_of(reply.id) {
+                Some(number) => self.files.handle_reply(number, &reply, &mut self.ring),
+                None => self.clients.handle_reply(&reply, &mut self.ring),
+            }
         }
         while let Some(buffer) = self.engine.poll_release() {
             progress = true;
             self.ring.arena_mut().release(buffer);
             self.clients.buffer_released();
+            self.files.retry_refused();
         }
         progress |= self.drain_events(now);
         progress
@@ -299,7 +316,8 @@ impl Shard {
         let timeout = due.map(|at| Duration::from_nanos(at - before));
         let working = self.engine.in_flight() as usize;
         let kind = usize::from(working > 0);
-        let waited = match (self.quick[kind], self.clients.requests_overlap()) {
+        let overlap = self.clients.requests_overlap() || self.files.requests_overlap();
+        let waited = match (self.quick[kind], overlap) {
             // Events come one by one, and many. Taking several at a time saves more than it costs:
             // what clients send while nothing else is under way, or an eighth of what is.
             (true, true) => {

@@ -5,6 +5,7 @@
 //! gets so far; prefetches and questions about allocation move no data and are left out.
 
 use hob_control::{TraceOp, TraceRecord};
+use hob_engine::io::Op;
 use hob_engine::units::DiskId;
 use hob_nbd::Command;
 
@@ -67,5 +68,18 @@ impl Noting<'_> {
         };
         let (offset, len) = (command.offset, command.length);
         self.recorder.push(&TraceRecord { at_ns: self.at_ns, offset, len, op });
+    }
+
+    /// Records what was asked of a file.
+    pub(super) fn note_file(&mut self, command: &hob_frontends::fuse::Command) {
+        let op = match command.op {
+            Op::Read => TraceOp::Read,
+            Op::Write(_) => TraceOp::Write,
+            Op::Discard(_) | Op::WriteZeroes(..) => TraceOp::Discard,
+            Op::Flush => TraceOp::Flush,
+            Op::Prefetch => return,
+        };
+        let len = u32::try_from(command.len).unwrap_or(u32::MAX);
+        self.recorder.push(&TraceRecord { at_ns: self.at_ns, offset: command.offset, len, op });
     }
 }
