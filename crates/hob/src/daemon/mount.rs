@@ -101,7 +101,8 @@ impl Mount {
         let device = connect(&path, name, read_only)?;
         mount.mounted = true;
         let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        let file = Attributes { size, mode: below.mode() & 0o7777, uid: below.uid(), gid: below.gid(), seconds };
+        let file =
+            Attributes { size, mode: below.mode() & 0o7777, uid: below.uid(), gid: below.gid(), seconds };
         Ok((mount, Connection { device, file }))
     }
 
@@ -114,9 +115,10 @@ impl Mount {
                 self.remove_placeholder();
                 Ok(())
             }
-            Err(Errno::BUSY) => {
-                Err(MountError::InUse { path: self.path.clone(), what: "a program or a loop device has it open" })
-            }
+            Err(Errno::BUSY) => Err(MountError::InUse {
+                path: self.path.clone(),
+                what: "a program or a loop device has it open",
+            }),
             Err(errno) => Err(system("unmount", &self.path)(errno)),
         }
     }
@@ -210,7 +212,8 @@ fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((first, others)) = rest.split_first() {
-        let code = others.get(..3).filter(|code| *first == b'\\' && code.iter().all(|c| (b'0'..b'8').contains(c)));
+        let code =
+            others.get(..3).filter(|code| *first == b'\\' && code.iter().all(|c| (b'0'..b'8').contains(c)));
         match code {
             Some(code) => {
                 let value = code.iter().fold(0u32, |value, c| value * 8 + u32::from(c - b'0'));
@@ -236,10 +239,13 @@ fn placeholder(path: &Path) -> Result<(Metadata, bool), MountError> {
     match fs::symlink_metadata(path) {
         Ok(metadata) => Ok((metadata, false)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+            let made =
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
             Ok((made.metadata().map_err(failed)?, true))
         }
-        Err(error) => Err(MountError::System { doing: "look at", path: path.to_owned(), what: error.to_string() }),
+        Err(error) => {
+            Err(MountError::System { doing: "look at", path: path.to_owned(), what: error.to_string() })
+        }
     }
 }
 

@@ -173,7 +173,8 @@ impl Manager {
         let changed = match cache {
             Some(_) => {
                 let state = DiskState::new(disk.name, disk.backing, disk.read_only);
-                self.add_state(DiskState { cache, datastore: disk.datastore, fuse: disk.fuse, ..state }).await?
+                self.add_state(DiskState { cache, datastore: disk.datastore, fuse: disk.fuse, ..state })
+                    .await?
             }
             None => self.add(disk).await?,
         };

@@ -169,9 +169,7 @@ impl Files {
                     progress = Progress::Refused;
                     break;
                 }
-                if let (Some(command), Some(mut recording)) =
-                    (command, recorders.of(file.session.disk()))
-                {
+                if let (Some(command), Some(mut recording)) = (command, recorders.of(file.session.disk())) {
                     recording.note_file(&command);
                 }
             }

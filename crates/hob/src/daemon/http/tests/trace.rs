@@ -107,7 +107,10 @@ fn sixteen_disks_are_recorded_at_once_and_no_more() {
         for number in 0..16 {
             let (name, backing) = (format!("vm{number}"), format!("{backing}{number}"));
             std::fs::File::create(&backing).unwrap().set_len(MIB).unwrap();
-            client.disk_add(&DiskAdd { name, backing, read_only: false, ..DiskAdd::default() }).await.unwrap();
+            client
+                .disk_add(&DiskAdd { name, backing, read_only: false, ..DiskAdd::default() })
+                .await
+                .unwrap();
         }
         let mut traces = Vec::new();
         for number in 0..16 {
