@@ -32,6 +32,9 @@ pub(crate) enum Target {
     Uri(String),
     /// A file, opened with O_DIRECT.
     File(String),
+    /// A file that a server has mounted, opened with O_DIRECT. FUSE does not know io_uring's way of not waiting, which would
+    /// hand each request to a thread.
+    Mounted(String),
 }
 
 /// What one run showed.
@@ -81,6 +84,9 @@ fn call(
         Target::Uri(uri) => command.args(["--ioengine=nbd", &format!("--uri={uri}")]),
         Target::File(path) => {
             command.args(["--ioengine=io_uring", "--direct=1", &format!("--filename={path}")])
+        }
+        Target::Mounted(path) => {
+            command.args(["--ioengine=libaio", "--direct=1", &format!("--filename={path}")])
         }
     };
     let mut fio = Process::start("fio", &mut command).context("start fio")?;

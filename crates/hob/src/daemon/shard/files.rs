@@ -157,9 +157,10 @@ impl Files {
         let Some(file) = self.files[usize::from(number)].as_mut() else { return };
         file.listed = false;
         file.write_answers(ring);
-        let mut requests = 0;
+        let (mut messages, mut requests) = (0, 0);
         let mut progress = Progress::More;
-        while progress == Progress::More && requests < BATCH_MAX {
+        while progress == Progress::More && messages < BATCH_MAX {
+            messages += 1;
             progress = file.take_message(&mut self.input, ring);
             while let Some(request) = file.session.poll_request() {
                 requests += 1;
