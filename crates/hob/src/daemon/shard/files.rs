@@ -44,8 +44,8 @@ pub(super) struct Files {
     input: Vec<u8>,
     /// The engine was full, or there was no buffer: these hold requests.
     refused: Vec<u16>,
-    /// Requests that one wake-up brings, a moving average in 256ths.
-    batch: u32,
+    /// Requests of a connection that are unanswered when one comes, itself included: a moving average in 256ths.
+    overlap: u32,
 }
 
 impl Default for Files {
@@ -56,7 +56,7 @@ impl Default for Files {
             // Made with the first file: most shards have none.
             input: Vec::new(),
             refused: Vec::new(),
-            batch: 0,
+            overlap: 256,
         }
     }
 }
@@ -125,7 +125,7 @@ impl Files {
 
     /// Do requests come before earlier ones are answered?
     pub(super) fn requests_overlap(&self) -> bool {
-        self.batch > 256 + 8
+        self.overlap > 256 + 8
     }
 
     /// Lets every connection with something to do go on. False when there is none.
@@ -154,16 +154,22 @@ impl Files {
         engine: &mut Engine,
         recorders: &mut Recorders,
     ) {
+        let one_by_one = !self.requests_overlap();
         let Some(file) = self.files[usize::from(number)].as_mut() else { return };
         file.listed = false;
         file.write_answers(ring);
-        let (mut messages, mut requests) = (0, 0);
+        let mut messages = 0;
         let mut progress = Progress::More;
         while progress == Progress::More && messages < BATCH_MAX {
             messages += 1;
             progress = file.take_message(&mut self.input, ring);
+            if progress == Progress::More && one_by_one {
+                // There is hardly another: the ring finds out for less than a read in vain.
+                file.ready = false;
+            }
             while let Some(request) = file.session.poll_request() {
-                requests += 1;
+                let unanswered = file.session.in_flight().min(64) as u32;
+                self.overlap = (self.overlap * 15 + unanswered * 256) / 16;
                 let command = file.session.command_begun_by(&request);
                 if let Err(request) = engine.handle_request(now, request) {
                     file.session.unpoll_request(request);
@@ -174,9 +180,6 @@ impl Files {
                     recording.note_file(&command);
                 }
             }
-        }
-        if requests > 0 {
-            self.batch = (self.batch * 15 + requests * 256) / 16;
         }
         file.write_answers(ring);
         match progress {
