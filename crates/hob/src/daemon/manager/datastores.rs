@@ -116,25 +116,7 @@ impl Manager {
             {
                 let mut inner = manager.inner();
                 let (id, store) = inner.find_datastore(&name)?;
-                let mut spec = store.spec.clone();
-                if let Some(control) = &patch.control {
-                    spec.control = control.parse().map_err(|()| {
-                        Refusal::invalid(format!(
-                            "a datastore's control is off, auto, knee or depth:1 to depth:4096, not '{control}'"
-                        ))
-                    })?;
-                }
-                if let Some(latency_ms) = patch.latency_ms {
-                    if !(1..=LATENCY_MS_MAX).contains(&latency_ms) {
-                        return Err(Refusal::invalid(format!(
-                            "a latency is 1 to {LATENCY_MS_MAX} ms, not {latency_ms}"
-                        )));
-                    }
-                    spec.latency_ms = latency_ms;
-                }
-                if let Some(capacity) = patch.capacity {
-                    spec.capacity = Some(capacity).filter(|capacity| *capacity > 0);
-                }
+                let spec = store.spec.patched(&patch)?;
                 let reserved = inner.reserved(&name);
                 if let Some(capacity) = spec.capacity.filter(|capacity| u64::from(*capacity) < reserved) {
                     return Err(Refusal::conflict(format!(
@@ -208,6 +190,32 @@ impl Manager {
             }
         }
         shards
+    }
+}
+
+impl DatastoreState {
+    /// The same with other settings.
+    pub(super) fn patched(&self, patch: &DatastorePatch) -> Result<DatastoreState, Refusal> {
+        let mut spec = self.clone();
+        if let Some(control) = &patch.control {
+            spec.control = control.parse().map_err(|()| {
+                Refusal::invalid(format!(
+                    "a datastore's control is off, auto, knee or depth:1 to depth:4096, not '{control}'"
+                ))
+            })?;
+        }
+        if let Some(latency_ms) = patch.latency_ms {
+            if !(1..=LATENCY_MS_MAX).contains(&latency_ms) {
+                return Err(Refusal::invalid(format!(
+                    "a latency is 1 to {LATENCY_MS_MAX} ms, not {latency_ms}"
+                )));
+            }
+            spec.latency_ms = latency_ms;
+        }
+        if let Some(capacity) = patch.capacity {
+            spec.capacity = Some(capacity).filter(|capacity| *capacity > 0);
+        }
+        Ok(spec)
     }
 }
 
