@@ -361,6 +361,8 @@ mod tests {
                 }),
             }),
             exports: vec![],
+            fuse: Some("/run/vm1.img".into()),
+            fuse_reason: Some("in use".into()),
             recording: Some(Recording { requests: 7, dropped: 1 }),
         };
         let text = serde_json::to_string(&disk).unwrap();

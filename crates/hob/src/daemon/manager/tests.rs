@@ -175,12 +175,7 @@ fn what_cannot_be_is_refused_with_a_reason_and_changes_nothing() {
         bench.pool(&["a"], 4).await;
         bench.disk("vm").await;
         let manager = &bench.manager;
-        let add = |name: &str, backing: String| DiskAdd {
-            name: name.into(),
-            backing,
-            read_only: false,
-            datastore: None,
-        };
+        let add = |name: &str, backing: String| DiskAdd { name: name.into(), backing, ..DiskAdd::default() };
         let image = bench.image("other.img", 1);
         let is = |result: Result<DiskChanged, Refusal>, kind: Kind, part: &str| {
             let refusal = result.unwrap_err();

@@ -19,6 +19,7 @@ fn example() -> State {
             backing: "/vm.img".into(),
             read_only: false,
             exports: vec![Export { name: "vm-backup".into(), read_only: true, no_promote: true }],
+            fuse: Some("/run/vm.img".into()),
             cache: Some(CacheSpec {
                 pool: "default".into(),
                 size: Size(64 << 20),
