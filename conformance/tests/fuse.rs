@@ -293,7 +293,12 @@ fn open_files_keep_disks_and_not_daemons() {
         scratch.text("b.img"),
     );
     fs::write(scratch.path("hob.toml"), config).unwrap();
-    let start = || Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    let start = || {
+        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        // It answers when its disks are there.
+        daemon.ctl(&["disk", "list"]);
+        daemon
+    };
     let daemon = start();
     assert_eq!(fs::metadata(scratch.path("b.img")).unwrap().mode() & 0o7777, 0o640);
     assert_same_file(&scratch.path("b.img"), &scratch.path("other.img"));
