@@ -275,6 +275,13 @@ impl Shard {
         while let Some((disk, query)) = self.clients.poll_status() {
             progress = true;
             match self.backings[disk.0 as usize].as_mut() {
+                // A hole of the backing may be dirty data in flash: whoever skips it loses that. What becomes dirty after the
+                // question is not the question's matter.
+                Some(_) if !self.engine.backing_has_all(disk) => {
+                    let all = StatusExtent { len: query.len, hole: false, zero: false };
+                    let extents: Vec<Extent> = wire_extents(&all).collect();
+                    self.clients.handle_status(query.id.0, Ok(&extents));
+                }
                 Some(backing) => {
                     backing.submit_status(&mut self.ring, now, query.id.0, query.offset, query.len);
                     self.collect(now, disk);
