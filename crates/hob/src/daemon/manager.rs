@@ -23,6 +23,7 @@ mod files;
 mod fit;
 mod flash;
 mod journal_lost;
+mod life_cycle;
 mod measure;
 mod memory;
 mod observe;
