@@ -34,8 +34,8 @@ pub(crate) struct Server {
 /// The name of the server everything else is compared with.
 pub(crate) const HOB: &str = "hob";
 
-/// The name of the one whose disks are files as hob's are.
-pub(crate) const QEMU_FUSE: &str = "qemu-storage-daemon";
+/// The name of qemu-storage-daemon, whose disks are files as hob's are.
+pub(crate) const QEMU_FUSE: &str = "qemu fuse";
 
 impl Server {
     /// `hob serve` with everything in `dir`: the disk `data`, a pool that holds all of it and more.

@@ -102,7 +102,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Unmounts a disk's file at the end, whoever has it open.
+    /// Unmounts a disk's file when the disk or the daemon ends, whoever has it open.
     pub(super) async fn hide_file_at_end(&self, name: &str) {
         let Some(mut mount) = self.inner().disk_mut(name).ok().and_then(|disk| disk.mount.take()) else {
             return;
