@@ -1,0 +1,128 @@
+// Datastores: how late each is, and what its disks are due by their shares set against what they received.
+
+import { Parts, h, mark, say } from './dom';
+import { NOTHING, bytes, count, percent, shares, withMs } from './format';
+import type { Histories } from './history';
+import { sum } from './rates';
+import type { Datastore, DiskNow, Snapshot } from './types';
+
+interface Line {
+  now: DiskNow;
+  /** Its part of the shares of the disks that want something now, and of the units that these received. */
+  due: number | undefined;
+  got: number | undefined;
+  units: number | undefined;
+}
+
+interface StorePart {
+  root: HTMLElement;
+  show: (store: Datastore, lines: Line[]) => void;
+}
+
+export class Datastores {
+  readonly root: HTMLElement;
+  readonly #stores: Parts<{ store: Datastore; lines: Line[] }, StorePart>;
+  readonly #empty = h('p', { class: 'empty' });
+  #last: Datastore[] = [];
+
+  constructor() {
+    const list = h('div', { class: 'cards wide' });
+    this.#stores = new Parts(list, ({ store }) => store.name, ({ store }) => make(store.name), (part, { store, lines }) => part.show(store, lines));
+    this.root = h(
+      'section',
+      { 'aria-labelledby': 'stores-title' },
+      h('h2', { id: 'stores-title' }, 'Datastores: due and received'),
+      list,
+      this.#empty,
+    );
+  }
+
+  show(snapshot: Snapshot, histories: Histories): void {
+    // A shard that does not answer leaves them out; the last ones are better than none.
+    this.#last = snapshot.datastores ?? this.#last;
+    const stores = this.#last.filter((store) => store.disks.length > 0);
+    this.#stores.show(stores.map((store) => ({ store, lines: linesOf(store, snapshot, histories) })));
+    say(this.#empty, stores.length ? '' : 'No disk is online, so there is nothing to share.');
+  }
+}
+
+export function linesOf(store: Datastore, snapshot: Snapshot, histories: Histories): Line[] {
+  const on = snapshot.disks.filter((now) => store.disks.includes(now.disk.name));
+  const lines = on.map((now) => ({ now, units: histories.of(now.disk.name).recent?.backingUnits }));
+  const wants = lines.filter((line) => (line.units ?? 0) > 0);
+  const allShares = sum(wants.map(({ now }) => now.qos?.shares ?? 0));
+  const allUnits = sum(wants.map(({ units }) => units ?? 0));
+  return lines.map((line) => ({
+    ...line,
+    due: wants.includes(line) && allShares > 0 ? (line.now.qos?.shares ?? 0) / allShares : undefined,
+    got: wants.includes(line) && allUnits > 0 ? (line.units ?? 0) / allUnits : undefined,
+  }));
+}
+
+function make(name: string): StorePart {
+  const text = h('p', { class: 'facts' });
+  const body = h('tbody', {});
+  const rows = new Parts(body, (line: Line) => line.now.disk.name, (line) => makeLine(line.now.disk.name), (part, line) => part.show(line));
+  const heading = (label: string, unit = ''): HTMLElement => h('th', { scope: 'col' }, label, unit && h('small', {}, unit));
+  const root = h(
+    'article',
+    { class: 'card', 'data-datastore': name },
+    h('h3', {}, name),
+    text,
+    h(
+      'div',
+      { class: 'scroll' },
+      h(
+        'table',
+        { class: 'plain due' },
+        h('thead', {}, h('tr', {}, heading('Disk'), heading('Shares'), heading('Due', 'and received'), heading('Received', 'units/s'), heading('Reserved', 'units/s'), heading('Limit'))),
+        body,
+      ),
+    ),
+  );
+  const show = (store: Datastore, lines: Line[]): void => {
+    mark(root, 'data-severity', isLate(store) ? 'bad' : undefined);
+    say(text, describe(store));
+    rows.show(lines);
+  };
+  return { root, show };
+}
+
+function isLate(store: Datastore): boolean {
+  return store.latency_ns > store.latency_ms * 1e6;
+}
+
+function describe(store: Datastore): string {
+  const parts: string[] = [];
+  if (store.control === 'off') parts.push('not throttled: shares do not count until it is (hob datastore set)');
+  else if (store.control === 'auto') parts.push(`throttled above ${store.latency_ms} ms`);
+  else parts.push(`at most ${store.control.replace('depth:', '')} I/Os in it`);
+  if (store.latency_ns > 0) parts.push(`answers in ${withMs(store.latency_ns)}${isLate(store) ? ', which is late' : ''}`);
+  if (store.control !== 'off') {
+    const window = store.window === undefined ? '' : ` of ${count(store.window)}`;
+    parts.push(`${count(store.in_flight)}${window} I/Os in it, ${count(store.waiting)} wait`);
+  }
+  const can = store.capacity ?? (store.peak > 0 ? store.peak : undefined);
+  if (can !== undefined) parts.push(`${store.capacity ? 'is said to do' : 'has done'} ${count(can)} units/s, ${count(store.reserved)} reserved`);
+  return parts.join(' · ');
+}
+
+function makeLine(name: string): { root: HTMLElement; show: (line: Line) => void } {
+  const [setTo, units, reserved, limit] = [h('td', {}), h('td', { class: 'number' }), h('td', { class: 'number' }), h('td', {})];
+  const [due, got] = [h('i', { class: 'due' }), h('i', { class: 'got' })];
+  const label = h('small', {});
+  const pair = h('td', { class: 'pair' }, h('div', { class: 'bar' }, due), h('div', { class: 'bar' }, got), label);
+  const root = h('tr', { 'data-disk': name }, h('th', { scope: 'row' }, name), setTo, pair, units, reserved, limit);
+  const show = (line: Line): void => {
+    const qos = line.now.qos;
+    say(setTo, qos ? `${shares(qos.shares)}${qos.policy ? `, ${qos.policy}` : ''}` : NOTHING);
+    due.style.width = `${100 * (line.due ?? 0)}%`;
+    got.style.width = `${100 * (line.got ?? 0)}%`;
+    say(label, line.due === undefined ? 'wants nothing' : `${percent(line.due)} due, ${percent(line.got)} received`);
+    say(units, count(line.units));
+    say(reserved, qos?.reservation ? count(qos.reservation) : NOTHING);
+    const limits = [qos?.limit && `${count(qos.limit)} units/s`, qos?.bytes_limit && `${bytes(qos.bytes_limit)}/s`].filter(Boolean);
+    say(limit, limits.length ? limits.join(', ') : NOTHING);
+  };
+  return { root, show };
+}

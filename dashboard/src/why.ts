@@ -1,0 +1,87 @@
+// Which disk is slow, and why, in a sentence. The time that requests took is divided among what became of them: what has the largest part
+// of it is what to look at.
+
+import { CAUSES } from './causes';
+import { bytes, count, percent, withMs } from './format';
+import { sum, type Rates } from './rates';
+import type { Datastore, DiskNow } from './types';
+
+export type Severity = 'bad' | 'warn' | 'ok' | 'idle';
+
+export interface Verdict {
+  severity: Severity;
+  text: string;
+}
+
+/** A mean latency from which a disk is called slow, and from which it is worth a look. */
+export const SLOW_NS = 20e6;
+export const LOOK_NS = 5e6;
+
+const ORDER: readonly Severity[] = ['idle', 'ok', 'warn', 'bad'];
+
+export function worseThan(one: Verdict, other: Verdict): boolean {
+  return ORDER.indexOf(one.severity) > ORDER.indexOf(other.severity);
+}
+
+export function verdict(now: DiskNow, rates: Rates | undefined, datastore: Datastore | undefined): Verdict {
+  return standing(now) ?? moving(now, rates, datastore);
+}
+
+/** What is so whatever its requests do. */
+function standing({ disk, figures }: DiskNow): Verdict | undefined {
+  if (disk.state === 'offline') return { severity: 'bad', text: `offline: ${disk.reason ?? 'its backing cannot be opened'}` };
+  if (disk.state === 'removing') return { severity: 'warn', text: 'it is being removed' };
+  if (!figures) return { severity: 'bad', text: 'the thread that serves it does not answer' };
+  const cache = disk.cache;
+  const why = cache?.reason ?? '';
+  if (cache?.state === 'stalled') return { severity: 'bad', text: why || 'its flash does not answer in time' };
+  if (cache?.state === 'fenced') return { severity: 'bad', text: why || 'all of its flash is fenced; requests go to the backing' };
+  if (cache?.dirty && cache.dirty.lost > 0) {
+    return { severity: 'bad', text: `flash has lost ${bytes(cache.dirty.lost)} that the backing does not have` };
+  }
+  return undefined;
+}
+
+function moving(now: DiskNow, rates: Rates | undefined, datastore: Datastore | undefined): Verdict {
+  const inFlight = now.figures?.in_flight ?? 0;
+  if (!rates) return { severity: 'idle', text: 'figures are on their way' };
+  if (rates.meanNs === undefined) {
+    if (inFlight > 0) return { severity: 'bad', text: `${count(inFlight)} requests wait and none is answered` };
+    return { severity: 'idle', text: 'nobody asks it for anything' };
+  }
+  const failed = rates.byCause[CAUSES.findIndex((cause) => cause.id === 'error')] ?? 0;
+  if (failed > 0) return { severity: 'bad', text: `${count(Math.max(1, failed))} requests a second fail` };
+  const severity = rates.meanNs >= SLOW_NS ? 'bad' : rates.meanNs >= LOOK_NS ? 'warn' : 'ok';
+  return { severity, text: `${share(rates)}${because(now, rates, datastore)}` };
+}
+
+/** The cause that takes the most time, with its mean latency. */
+function share(rates: Rates): string {
+  const all = sum(rates.timeByCause);
+  const most = rates.timeByCause.reduce((best, time, index) => (time > (rates.timeByCause[best] ?? 0) ? index : best), 0);
+  const requests = rates.byCause[most] ?? 0;
+  const mean = requests > 0 ? (rates.timeByCause[most] ?? 0) / requests : undefined;
+  const cause = CAUSES[most];
+  if (!cause || all <= 0) return 'its requests take no time';
+  return `${percent((rates.timeByCause[most] ?? 0) / all)} of its time: ${cause.phrase}, ${withMs(mean)} each`;
+}
+
+/** What stands behind that. */
+function because({ disk, qos }: DiskNow, rates: Rates, datastore: Datastore | undefined): string {
+  const waits = rates.backingWaitNs ?? 0;
+  const takes = rates.backingNs ?? 0;
+  if (waits > 1e6 && waits > takes / 2) {
+    const limit = qos?.limit;
+    const isAtLimit = limit !== undefined && rates.backingUnits > 0.85 * limit;
+    if (isAtLimit) return `; it is held at its limit of ${count(limit)} units/s`;
+    if (qos?.bytes_limit !== undefined) return `; it is held by its limit of ${bytes(qos.bytes_limit)}/s`;
+    return `; they wait ${withMs(waits)} for their turn on ${qos?.datastore ?? 'the datastore'}, which is shared`;
+  }
+  if (datastore && datastore.latency_ns > datastore.latency_ms * 1e6) {
+    return `; the datastore ${datastore.name} is late (${withMs(datastore.latency_ns)})`;
+  }
+  if (takes >= LOOK_NS && rates.backingIos > 0) return `; the backing takes ${withMs(takes)}`;
+  if (disk.cache?.state === 'recovering') return '; its cache is being recovered';
+  if (!disk.cache) return '; it has no cache';
+  return '';
+}
