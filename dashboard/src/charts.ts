@@ -2,7 +2,7 @@
 // the moment, or of the moment under the cursor, which all charts share.
 
 import uPlot from 'uplot';
-import { h, say } from './dom';
+import { h, mark, say } from './dom';
 import type { Point } from './history';
 import { color, onTheme } from './theme';
 
@@ -23,6 +23,8 @@ export interface TimeChartOptions {
   format: (value: number) => string;
   isStacked?: boolean;
   isLogarithmic?: boolean;
+  /** Lines that never were above zero are not in the legend. */
+  isSparse?: boolean;
   /** The top of the axis, where it is always the same. */
   max?: number;
   /** The lowest top of the axis. */
@@ -58,6 +60,7 @@ export class TimeChart {
   readonly #plot: uPlot;
   readonly #options: TimeChartOptions;
   readonly #values: HTMLElement[] = [];
+  readonly #entries: HTMLElement[] = [];
   readonly #when = h('span', { class: 'when' });
   #points: readonly Point[] = [];
 
@@ -68,8 +71,10 @@ export class TimeChart {
       const value = h('b', {}, '–');
       const swatch = h('i', { class: line.dash ? 'swatch dash' : 'swatch' });
       swatch.style.setProperty('--swatch', `var(${line.color})`);
-      legend.append(h('li', {}, swatch, `${line.label} `, value));
+      const entry = h('li', {}, swatch, `${line.label} `, value);
+      legend.append(entry);
       this.#values.push(value);
+      this.#entries.push(entry);
     }
     const place = h('div', { class: 'plot' });
     this.root = h(
@@ -86,6 +91,11 @@ export class TimeChart {
 
   show(points: readonly Point[]): void {
     this.#points = points;
+    // What never happened in that time needs no entry.
+    this.#options.lines.forEach((line, index) => {
+      const isThere = !this.#options.isSparse || points.some((point) => (line.value(point) ?? 0) > 0);
+      mark(this.#entries[index]!, 'hidden', isThere ? undefined : '');
+    });
     this.#plot.setData(this.#data());
     this.#label();
   }
@@ -110,7 +120,8 @@ export class TimeChart {
         axis({
           size: 52,
           space: 32,
-          values: (_, splits) => splits.map((value) => (value === null || (isLogarithmic && !isDecade(value)) ? '' : format(value))),
+          ...(isLogarithmic ? { splits: (_: uPlot, __: number, low: number, high: number) => powersOfTen(low, high) } : {}),
+          values: (_, splits) => splits.map((value) => (value === null ? '' : format(value))),
         }),
       ],
       series: [{}, ...this.#drawn().map(({ line }) => this.#series(line))],
@@ -175,9 +186,9 @@ function decades(low: number | null, high: number | null): [number, number] {
   return [from, Math.max(to, from * 100)];
 }
 
-function isDecade(value: number): boolean {
-  const power = Math.log10(value);
-  return Math.abs(power - Math.round(power)) < 1e-6;
+function powersOfTen(low: number, high: number): number[] {
+  const [from, to] = [Math.round(Math.log10(low)), Math.round(Math.log10(high))];
+  return Array.from({ length: Math.max(0, to - from) + 1 }, (_, index) => 10 ** (from + index));
 }
 
 /** The last values of a rate, as small as a word. */
@@ -199,7 +210,8 @@ export class Spark {
     const last = values.slice(-60);
     const top = Math.max(1e-9, ...last.map((value) => value ?? 0));
     const first = 60 - last.length;
-    const points = last.map((value, index) => `${first + index + 0.5},${(15 - (13 * (value ?? 0)) / top).toFixed(1)}`);
+    const known = last.map((value, index): [number | undefined, number] => [value, index]).filter(([value]) => value !== undefined);
+    const points = known.map(([value, index]) => `${first + index + 0.5},${(15 - (13 * (value ?? 0)) / top).toFixed(1)}`);
     this.#line.setAttribute('points', points.join(' '));
   }
 }

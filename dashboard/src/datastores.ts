@@ -11,6 +11,8 @@ interface Line {
   /** Its part of the shares of the disks that want something now, and of the units that these received. */
   due: number | undefined;
   got: number | undefined;
+  /** How long its I/Os wait for their turn, nanoseconds. */
+  waits: number;
   units: number | undefined;
 }
 
@@ -48,7 +50,10 @@ export class Datastores {
 
 export function linesOf(store: Datastore, snapshot: Snapshot, histories: Histories): Line[] {
   const on = snapshot.disks.filter((now) => store.disks.includes(now.disk.name));
-  const lines = on.map((now) => ({ now, units: histories.of(now.disk.name).recent?.backingUnits }));
+  const lines = on.map((now) => {
+    const rates = histories.of(now.disk.name).recent;
+    return { now, units: rates?.backingUnits, waits: rates?.backingWaitNs ?? 0 };
+  });
   const wants = lines.filter((line) => (line.units ?? 0) > 0);
   const allShares = sum(wants.map(({ now }) => now.qos?.shares ?? 0));
   const allUnits = sum(wants.map(({ units }) => units ?? 0));
@@ -63,7 +68,7 @@ function make(name: string): StorePart {
   const text = h('p', { class: 'facts' });
   const body = h('tbody', {});
   const rows = new Parts(body, (line: Line) => line.now.disk.name, (line) => makeLine(line.now.disk.name), (part, line) => part.show(line));
-  const heading = (label: string, unit = ''): HTMLElement => h('th', { scope: 'col' }, label, unit && h('small', {}, unit));
+  const heading = (label: string, unit = '', name = ''): HTMLElement => h('th', { scope: 'col', class: name }, label, unit && h('small', {}, unit));
   const root = h(
     'article',
     { class: 'card', 'data-datastore': name },
@@ -75,7 +80,7 @@ function make(name: string): StorePart {
       h(
         'table',
         { class: 'plain due' },
-        h('thead', {}, h('tr', {}, heading('Disk'), heading('Shares'), heading('Due', 'and received'), heading('Received', 'units/s'), heading('Reserved', 'units/s'), heading('Limit'))),
+        h('thead', {}, h('tr', {}, heading('Disk'), heading('Shares'), heading('Due', 'and received'), heading('Received', 'units/s', 'number'), heading('Reserved', 'units/s', 'number'), heading('Limit'))),
         body,
       ),
     ),
@@ -107,6 +112,16 @@ function describe(store: Datastore): string {
   return parts.join(' · ');
 }
 
+/** Below that, nobody notices that an I/O waited. */
+const WAITS_NS = 0.2e6;
+
+/** Less than its due is no wrong to who has all that it asked for. */
+function outcome(line: Line): string {
+  if (line.due === undefined) return 'asks for nothing';
+  const received = `${percent(line.due)} due, ${percent(line.got)} received`;
+  return line.waits < WAITS_NS ? `${received}: all it asked for` : `${received}; its I/Os wait ${withMs(line.waits)}`;
+}
+
 function makeLine(name: string): { root: HTMLElement; show: (line: Line) => void } {
   const [setTo, units, reserved, limit] = [h('td', {}), h('td', { class: 'number' }), h('td', { class: 'number' }), h('td', {})];
   const [due, got] = [h('i', { class: 'due' }), h('i', { class: 'got' })];
@@ -118,7 +133,7 @@ function makeLine(name: string): { root: HTMLElement; show: (line: Line) => void
     say(setTo, qos ? `${shares(qos.shares)}${qos.policy ? `, ${qos.policy}` : ''}` : NOTHING);
     due.style.width = `${100 * (line.due ?? 0)}%`;
     got.style.width = `${100 * (line.got ?? 0)}%`;
-    say(label, line.due === undefined ? 'wants nothing' : `${percent(line.due)} due, ${percent(line.got)} received`);
+    say(label, outcome(line));
     say(units, count(line.units));
     say(reserved, qos?.reservation ? count(qos.reservation) : NOTHING);
     const limits = [qos?.limit && `${count(qos.limit)} units/s`, qos?.bytes_limit && `${bytes(qos.bytes_limit)}/s`].filter(Boolean);

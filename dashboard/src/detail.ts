@@ -44,7 +44,7 @@ export class Detail {
       'div',
       {},
       h('div', { class: 'charts' }, ...this.#charts.map((chart) => chart.root)),
-      h('div', { class: 'cards' }, this.#curve.root, this.#histogram.root, this.#dirty.root, this.#cache.root, this.#qos.root),
+      h('div', { class: 'cards' }, stack(this.#curve.root, this.#dirty.root), stack(this.#histogram.root), stack(this.#cache.root, this.#qos.root)),
     );
     this.root = h('section', { id: 'detail', 'aria-labelledby': 'detail-name' }, this.#name, this.#facts, this.#verdict, explained, this.#body);
     this.#poll = new Poll<Explanation>(
@@ -96,6 +96,11 @@ export class Detail {
   }
 }
 
+/** One above the other. */
+function stack(...cards: HTMLElement[]): HTMLElement {
+  return h('div', { class: 'stack' }, ...cards);
+}
+
 function factsOf({ disk, qos }: DiskNow): string {
   const parts = [`${bytes(disk.size)} at ${disk.backing}`];
   if (disk.read_only) parts.push('read-only');
@@ -121,7 +126,7 @@ function charts(): TimeChart[] {
   };
   const latencies = CAUSES.map((cause, index) => of(cause.label, cause.color, meanOf(index)));
   return [
-    new TimeChart({ title: 'Requests by cause', unit: 'IOPS', lines: byCause, format: number, isStacked: true }),
+    new TimeChart({ title: 'Requests by cause', unit: 'IOPS', lines: byCause, format: number, isStacked: true, isSparse: true }),
     new TimeChart({
       title: 'Latency by cause',
       unit: 'ms, mean of each; logarithmic',
@@ -132,6 +137,7 @@ function charts(): TimeChart[] {
       ],
       format: (value) => (value < 0.0995 ? String(Number(value.toPrecision(2))) : ms(value * 1e6)),
       isLogarithmic: true,
+      isSparse: true,
     }),
     new TimeChart({
       title: 'Reads that hit',

@@ -1,6 +1,6 @@
 // Pools and their flash devices: room, state, and what each device does.
 
-import { Parts, h, mark, say } from './dom';
+import { Parts, h, say } from './dom';
 import { NOTHING, bytes, count, iops, mib, percent } from './format';
 import type { DeviceFigures, PoolNow, Snapshot } from './types';
 
@@ -45,7 +45,7 @@ export class Pools {
       (row) => makeDevice(row.path),
       (part, row) => part.show(row),
     );
-    const heading = (label: string, unit = ''): HTMLElement => h('th', { scope: 'col' }, label, unit && h('small', {}, unit));
+    const heading = (label: string, unit = '', name = 'number'): HTMLElement => h('th', { scope: 'col', class: name }, label, unit && h('small', {}, unit));
     const root = h(
       'article',
       { class: 'card', 'data-pool': name },
@@ -58,7 +58,7 @@ export class Pools {
         h(
           'table',
           { class: 'plain' },
-          h('thead', {}, h('tr', {}, heading('Device'), heading('State'), heading('Free'), heading('I/O', 'IOPS'), heading('Read', 'MiB/s'), heading('Written', 'MiB/s'))),
+          h('thead', {}, h('tr', {}, heading('Device', '', ''), heading('State', '', ''), heading('Free'), heading('I/O', 'IOPS'), heading('Read', 'MiB/s'), heading('Written', 'MiB/s'))),
           body,
         ),
       ),
@@ -106,7 +106,6 @@ function makeDevice(path: string): { root: HTMLElement; show: (row: DeviceRow) =
   const cells = Array.from({ length: 5 }, (_, index) => h('td', { class: index > 0 ? 'number' : '' }));
   const root = h('tr', {}, h('th', { scope: 'row', class: 'path', title: path }, path), ...cells);
   const show = ({ device, rates }: DeviceRow): void => {
-    mark(root, 'data-severity', device.state === 'online' ? undefined : 'bad');
     const out = device.admission === 'out' ? ', gives no new room' : '';
     const through = device.io === 'buffered' ? ', through the page cache' : '';
     const texts = [
@@ -116,6 +115,7 @@ function makeDevice(path: string): { root: HTMLElement; show: (row: DeviceRow) =
       mib(rates?.read),
       mib(rates?.written),
     ];
+    cells[0]!.classList.toggle('state-bad', device.state !== 'online');
     cells.forEach((cell, index) => say(cell, texts[index] ?? ''));
   };
   return { root, show };

@@ -52,18 +52,21 @@ function moving(now: DiskNow, rates: Rates | undefined, datastore: Datastore | u
   const failed = rates.byCause[CAUSES.findIndex((cause) => cause.id === 'error')] ?? 0;
   if (failed > 0) return { severity: 'bad', text: `${count(Math.max(1, failed))} requests a second fail` };
   const severity = rates.meanNs >= SLOW_NS ? 'bad' : rates.meanNs >= LOOK_NS ? 'warn' : 'ok';
-  return { severity, text: `${share(rates)}${because(now, rates, datastore)}` };
+  return { severity, text: `${share(now, rates)}${because(now, rates, datastore)}` };
 }
 
 /** The cause that takes the most time, with its mean latency. */
-function share(rates: Rates): string {
+function share({ disk }: DiskNow, rates: Rates): string {
   const all = sum(rates.timeByCause);
   const most = rates.timeByCause.reduce((best, time, index) => (time > (rates.timeByCause[best] ?? 0) ? index : best), 0);
   const requests = rates.byCause[most] ?? 0;
   const mean = requests > 0 ? (rates.timeByCause[most] ?? 0) / requests : undefined;
   const cause = CAUSES[most];
   if (!cause || all <= 0) return 'its requests take no time';
-  return `${percent((rates.timeByCause[most] ?? 0) / all)} of its time: ${cause.phrase}, ${withMs(mean)} each`;
+  const part = (rates.timeByCause[most] ?? 0) / all;
+  const whose = part > 0.995 ? 'all of its time' : `${percent(part)} of its time`;
+  const phrase = disk.cache || cause.id !== 'past' ? cause.phrase : 'requests to the backing, for it has no cache';
+  return `${whose}: ${phrase}, ${withMs(mean)} each`;
 }
 
 /** What stands behind that. */
@@ -82,6 +85,5 @@ function because({ disk, qos }: DiskNow, rates: Rates, datastore: Datastore | un
   }
   if (takes >= LOOK_NS && rates.backingIos > 0) return `; the backing takes ${withMs(takes)}`;
   if (disk.cache?.state === 'recovering') return '; its cache is being recovered';
-  if (!disk.cache) return '; it has no cache';
   return '';
 }
