@@ -2,12 +2,14 @@
 //
 // The backings lie on one slow array, played by nbdkit with its delay filter; fio is the guests. HOB_BIN names the hob to test.
 
+import assert from 'node:assert/strict';
 import { spawn, execFileSync } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync, existsSync } from 'node:fs';
 import { connect, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { build } from 'esbuild';
 import { chromium } from 'playwright-core';
 
 const here = dirname(fileURLToPath(import.meta.url));
@@ -61,6 +63,20 @@ function hobBinary() {
     if (existsSync(path)) return path;
   }
   throw new Error('build hob first, or name it in HOB_BIN');
+}
+
+/** A module of the page that needs no browser. */
+export async function source(name) {
+  const built = await build({
+    entryPoints: [join(here, '..', 'src', `${name}.ts`)], bundle: true, format: 'esm', write: false, logLevel: 'warning',
+  });
+  return import(`data:text/javascript;base64,${Buffer.from(built.outputFiles[0].contents).toString('base64')}`);
+}
+
+/** Fails when something went wrong on a page, or it asked for something elsewhere. `expected` says which complaints are meant to be there. */
+export function clean(page, expected = /^$/) {
+  assert.deepEqual(page.left, [], 'requests that left the origin');
+  assert.deepEqual(page.wrong.filter((text) => !expected.test(text)), [], 'complaints of the browser');
 }
 
 export class Stage {
@@ -157,6 +173,7 @@ export class Stage {
     });
     const context = await this.browser.newContext({ viewport: { width: 1360, height: 900 }, reducedMotion: 'reduce', ...options });
     const page = await context.newPage();
+    page.setDefaultTimeout(8000);
     page.wrong = [];
     page.left = [];
     const origin = url && new URL(url).origin;
@@ -164,6 +181,9 @@ export class Stage {
       if (['error', 'warning'].includes(message.type())) page.wrong.push(message.text());
     });
     page.on('pageerror', (error) => page.wrong.push(String(error)));
+    await page.addInitScript(() => {
+      addEventListener('securitypolicyviolation', (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));
+    });
     await context.route('**/*', (route) => {
       const asked = route.request().url();
       if (origin && new URL(asked).origin !== origin) page.left.push(asked);
