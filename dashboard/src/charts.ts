@@ -108,7 +108,7 @@ export class TimeChart {
     return {
       width: 320,
       height: HEIGHT,
-      padding: [8, 8, 0, 0],
+      padding: [8, 24, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: 'time' }, drag: { x: false, y: false }, points: { show: !isStacked, size: 5 } },
       scales: {

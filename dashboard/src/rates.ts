@@ -26,6 +26,9 @@ export interface Rates {
   backingUnits: number;
   backingNs: number | undefined;
   backingWaitNs: number | undefined;
+  /** The same of I/O to flash. */
+  flashNs: number | undefined;
+  flashWaitNs: number | undefined;
   destagedBytes: number;
 }
 
@@ -45,6 +48,7 @@ export function between(before: Figures | undefined, after: Figures | undefined)
   }
   const iops = sum(byCause);
   const reads = each(before.reads, after.reads);
+  const [toBacking, toFlash] = [io(before.backing, after.backing), io(before.flash, after.flash)];
   const hits = each(before.read_hits, after.read_hits);
   const inMemory = each(before.memory_hits, after.memory_hits);
   return {
@@ -60,22 +64,24 @@ export function between(before: Figures | undefined, after: Figures | undefined)
     p99Ns: quantile(before.latency, after.latency, 0.99),
     byCause,
     timeByCause,
-    ...backing(before.backing, after.backing, seconds),
+    backingIos: toBacking.ios / seconds,
+    backingUnits: toBacking.units / seconds,
+    backingNs: toBacking.takesNs,
+    backingWaitNs: toBacking.waitsNs,
+    flashNs: toFlash.takesNs,
+    flashWaitNs: toFlash.waitsNs,
     destagedBytes: each(before.destaged_bytes, after.destaged_bytes),
   };
 }
 
-function backing(
-  before: Io,
-  after: Io,
-  seconds: number,
-): Pick<Rates, 'backingIos' | 'backingUnits' | 'backingNs' | 'backingWaitNs'> {
+/** What was done in between, and the means of an I/O. */
+function io(before: Io, after: Io): { ios: number; units: number; takesNs: number | undefined; waitsNs: number | undefined } {
   const ios = Math.max(0, after.ios - before.ios);
   return {
-    backingIos: ios / seconds,
-    backingUnits: Math.max(0, after.units - before.units) / seconds,
-    backingNs: ios > 0 ? Math.max(0, after.total_ns - before.total_ns) / ios : undefined,
-    backingWaitNs: ios > 0 ? Math.max(0, after.waited_ns - before.waited_ns) / ios : undefined,
+    ios,
+    units: Math.max(0, after.units - before.units),
+    takesNs: ios > 0 ? Math.max(0, after.total_ns - before.total_ns) / ios : undefined,
+    waitsNs: ios > 0 ? Math.max(0, after.waited_ns - before.waited_ns) / ios : undefined,
   };
 }
 

@@ -52,28 +52,46 @@ function moving(now: DiskNow, rates: Rates | undefined, datastore: Datastore | u
   const failed = rates.byCause[CAUSES.findIndex((cause) => cause.id === 'error')] ?? 0;
   if (failed > 0) return { severity: 'bad', text: `${count(Math.max(1, failed))} requests a second fail` };
   const severity = rates.meanNs >= SLOW_NS ? 'bad' : rates.meanNs >= LOOK_NS ? 'warn' : 'ok';
-  return { severity, text: `${share(now, rates)}${because(now, rates, datastore)}` };
+  return { severity, text: reason(now, rates, datastore) };
 }
 
-/** The cause that takes the most time, with its mean latency. */
-function share({ disk }: DiskNow, rates: Rates): string {
+/** The cause that takes the most time, with its mean latency, and what stands behind that. */
+function reason(now: DiskNow, rates: Rates, datastore: Datastore | undefined): string {
   const all = sum(rates.timeByCause);
   const most = rates.timeByCause.reduce((best, time, index) => (time > (rates.timeByCause[best] ?? 0) ? index : best), 0);
-  const requests = rates.byCause[most] ?? 0;
-  const mean = requests > 0 ? (rates.timeByCause[most] ?? 0) / requests : undefined;
   const cause = CAUSES[most];
-  if (!cause || all <= 0) return 'its requests take no time';
-  const part = (rates.timeByCause[most] ?? 0) / all;
+  const time = rates.timeByCause[most] ?? 0;
+  const requests = rates.byCause[most] ?? 0;
+  if (!cause || all <= 0 || requests <= 0) return 'its requests take no time';
+  const part = time / all;
+  const each = time / requests;
   const whose = part > 0.995 ? 'all of its time' : `${percent(part)} of its time`;
-  const phrase = disk.cache || cause.id !== 'past' ? cause.phrase : 'requests to the backing, for it has no cache';
-  return `${whose}: ${phrase}, ${withMs(mean)} each`;
+  const phrase = now.disk.cache || cause.id !== 'past' ? cause.phrase : 'requests to the backing, for it has no cache';
+  const behind = OF_FLASH.includes(cause.id) ? behindFlash(now, rates) : behindBacking(now, rates, datastore, each);
+  return `${whose}: ${phrase}, ${withMs(each)} each${behind}`;
 }
 
-/** What stands behind that. */
-function because({ disk, qos }: DiskNow, rates: Rates, datastore: Datastore | undefined): string {
+/** Causes whose requests wait for flash, or for nothing. */
+const OF_FLASH = ['memory', 'flash', 'write-back'];
+
+/** A wait from which it explains something. */
+const WAIT_NS = 1e6;
+
+function behindFlash({ disk, qos }: DiskNow, rates: Rates): string {
+  const waits = rates.flashWaitNs ?? 0;
+  const takes = rates.flashNs ?? 0;
+  if (waits > WAIT_NS && waits > takes / 2) {
+    const limit = qos?.flash_limit;
+    return limit === undefined ? `; they wait ${withMs(waits)} for their turn on flash` : `; its limit on flash is ${count(limit)} units/s`;
+  }
+  if (takes >= LOOK_NS) return `; flash takes ${withMs(takes)}`;
+  return disk.cache?.state === 'recovering' ? '; its cache is being recovered' : '';
+}
+
+function behindBacking({ disk, qos }: DiskNow, rates: Rates, datastore: Datastore | undefined, eachNs: number): string {
   const waits = rates.backingWaitNs ?? 0;
   const takes = rates.backingNs ?? 0;
-  if (waits > 1e6 && waits > takes / 2) {
+  if (waits > WAIT_NS && waits > takes / 2) {
     const limit = qos?.limit;
     const isAtLimit = limit !== undefined && rates.backingUnits > 0.85 * limit;
     if (isAtLimit) return `; it is held at its limit of ${count(limit)} units/s`;
@@ -83,7 +101,7 @@ function because({ disk, qos }: DiskNow, rates: Rates, datastore: Datastore | un
   if (datastore && datastore.latency_ns > datastore.latency_ms * 1e6) {
     return `; the datastore ${datastore.name} is late (${withMs(datastore.latency_ns)})`;
   }
-  if (takes >= LOOK_NS && rates.backingIos > 0) return `; the backing takes ${withMs(takes)}`;
   if (disk.cache?.state === 'recovering') return '; its cache is being recovered';
-  return '';
+  // Where the backing takes all of the time, the latency says it.
+  return takes > 0 && eachNs > 1.5 * takes ? `; an I/O of the backing takes ${withMs(takes)}` : '';
 }
