@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hob_engine::gather::Piece;
-use hob_engine::io::{Durability, Op};
+use hob_engine::io::{Durability, Op, Promote};
 use hob_engine::outcome::Outcome;
 use hob_nbd::{CommandFlags, ExportInfo};
 
@@ -59,7 +59,10 @@ impl Rig {
             structured_replies,
             base_allocation: structured_replies,
         };
-        Rig { connection: Connection::new(negotiated, DiskId(3), 7), memory: Memory::default() }
+        Rig {
+            connection: Connection::new(negotiated, DiskId(3), 7, Promote::Usual),
+            memory: Memory::default(),
+        }
     }
 
     fn receive(&mut self, bytes: &[u8]) -> usize {

@@ -115,6 +115,7 @@ fn show(disk: &DiskInfo) -> String {
         ("size", disk.size.human()),
         ("access", if disk.read_only { "read-only" } else { "read-write" }.to_owned()),
     ];
+    facts.extend(disk.exports.iter().map(|export| ("export", super::export::words_of(export))));
     facts.extend(disk.reason.clone().map(|reason| ("reason", reason)));
     match &disk.cache {
         None => facts.push(("cache", "off".to_owned())),

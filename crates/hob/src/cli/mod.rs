@@ -15,6 +15,7 @@ mod disk;
 mod docs;
 mod drain;
 mod explain;
+mod export;
 mod health;
 mod histogram;
 mod lab;
@@ -124,6 +125,8 @@ enum Command {
     #[command(subcommand)]
     Disk(disk::Disk),
     #[command(subcommand)]
+    Export(export::Export),
+    #[command(subcommand)]
     Cache(cache::Cache),
     #[command(subcommand)]
     Qos(qos::Qos),
@@ -155,6 +158,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Demo(args) => demo::run(args),
         Command::Pool(args) => pool::run(args, global),
         Command::Disk(args) => disk::run(args, global),
+        Command::Export(args) => export::run(args, global),
         Command::Cache(args) => cache::run(args, global),
         Command::Qos(args) => qos::run(args, global),
         Command::Datastore(args) => datastore::run(args, global),

@@ -8,7 +8,7 @@ mod nbd;
 
 use std::path::{Path, PathBuf};
 
-use hob_control::{CacheEnable, Endpoint, PoolCreate, Size, check_name};
+use hob_control::{CacheEnable, Endpoint, Export, PoolCreate, Size, check_name};
 use serde::Deserialize;
 
 use super::allow::AllowEntry;
@@ -104,6 +104,9 @@ pub(crate) struct DiskEntry {
     pub(crate) cache: Option<CacheEnable>,
     /// What its backing lies on; found out if absent.
     pub(crate) datastore: Option<String>,
+    /// Further exports.
+    #[serde(default, rename = "export")]
+    pub(crate) exports: Vec<Export>,
 }
 
 /// What is wrong with the file, in one line.
@@ -154,7 +157,10 @@ impl Config {
             }
         }
         check_names("pool", self.pools.iter().map(|pool| pool.name.as_str()))?;
-        check_names("disk", self.disks.iter().map(|disk| disk.name.as_str()))
+        // Clients find disks and their further exports by the same names.
+        let disks = self.disks.iter().map(|disk| disk.name.as_str());
+        let exports = self.disks.iter().flat_map(|disk| &disk.exports).map(|export| export.name.as_str());
+        check_names("disk", disks.chain(exports))
     }
 }
 
@@ -246,6 +252,10 @@ mod tests {
             [[disk]]
             name = "d"
             backing = "/d.img"
+            [[disk.export]]
+            name = "d-backup"
+            read_only = true
+            no_promote = true
             [disk.cache]
             pool = "p"
             size = "64M"
@@ -275,6 +285,8 @@ mod tests {
         assert_eq!((settings.block_size, settings.dirty_age_max), (Some(Size(8192)), Some(0)));
         assert_eq!((settings.copies.as_deref(), settings.ordered), (Some("2-dirty"), Some(true)));
         assert!(config.drain_on_shutdown);
+        let backup = Export { name: "d-backup".into(), read_only: true, no_promote: true };
+        assert_eq!(config.disks[0].exports, [backup]);
     }
 
     #[test]
@@ -297,6 +309,10 @@ mod tests {
             (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[[disk]]\nname = \"a\"\nbacking = \"/y\"",
                 &["'a' stands there twice"],
+            ),
+            (
+                "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[[disk.export]]\nname = \"b\"\n[[disk]]\nname = \"b\"\nbacking = \"/y\"",
+                &["'b' stands there twice"],
             ),
         ] {
             let error = Config::parse(text).unwrap_err().to_string();

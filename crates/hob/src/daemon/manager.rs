@@ -37,6 +37,7 @@ mod settings;
 mod snapshot;
 mod start;
 mod view;
+mod ways_in;
 mod ways_out;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -16,7 +16,6 @@ use super::recover::Source;
 use super::refusal::{Kind, Refusal};
 use super::ways_out::Afterwards;
 use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
-use crate::daemon::exports::Export;
 use crate::daemon::hardware::Backing;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::DiskState;
@@ -102,7 +101,7 @@ impl Manager {
             // While it is still served: a persistent cache goes to the backing first.
             self.take_cache(name).await?;
         }
-        self.exports.remove(name);
+        self.exports.remove_disk(name);
         let (shard, id) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -148,11 +147,7 @@ impl Manager {
     ) -> Result<Option<Claim>, Refusal> {
         let name = wanted.name.clone();
         let mut inner = self.inner();
-        if inner.disks.contains_key(&name) {
-            return Err(
-                Refusal::conflict(format!("there is a disk '{name}' already")).hint("choose another name")
-            );
-        }
+        inner.check_export_name(&name)?;
         if inner.disks.len() >= DISKS_MAX {
             return Err(Refusal::conflict(format!("there are {DISKS_MAX} disks; more cannot be served")));
         }
@@ -259,7 +254,7 @@ impl Manager {
             return Err(refusal);
         }
         tracing::info!("{name} is online: {}, {} bytes", info.description, info.size_bytes);
-        self.exports.insert(name, Export { disk: id, shard, info: export_info(&info, access) });
+        self.offer(name, id, shard, export_info(&info, access));
         Ok((notes, coming))
     }
 

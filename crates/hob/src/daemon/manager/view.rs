@@ -143,6 +143,7 @@ impl DiskEntry {
             size: Size(self.size_bytes),
             read_only: self.wanted.read_only,
             cache,
+            exports: self.wanted.exports.clone(),
             recording: self.recording.read(),
         }
     }

@@ -19,6 +19,7 @@ fn disk(name: &str) -> Disk {
         size: Size(1 << 30),
         read_only: false,
         cache: None,
+        exports: vec![],
         recording: None,
     }
 }
