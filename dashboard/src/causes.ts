@@ -46,7 +46,9 @@ function idOf(name: string, reason: string): string {
     case 'flush':
       return 'flush';
     case 'bypass':
-      return reason === 'flush' ? 'flush' : 'past';
+      if (reason === 'flush') return 'flush';
+      // Its export wants nothing to be kept.
+      return reason === 'no-promote' ? 'refused-entry' : 'past';
     case 'cache-off':
       return 'past';
     case 'flash-error':

@@ -4,7 +4,7 @@
 
 import assert from 'node:assert/strict';
 import { spawn, execFileSync } from 'node:child_process';
-import { mkdtempSync, rmSync, writeFileSync, existsSync } from 'node:fs';
+import { closeSync, existsSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { connect, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
@@ -89,12 +89,13 @@ export class Stage {
 
   /** Starts a program that ends with the stage. */
   start(program, args, name = program) {
-    const child = spawn(program, args, { stdio: ['ignore', 'pipe', 'pipe'] });
-    child.said = '';
-    child.stdout.on('data', (data) => (child.said += data));
-    child.stderr.on('data', (data) => (child.said += data));
-    child.ended = new Promise((resolve) => child.on('exit', resolve));
-    child.on('error', (error) => (child.said += `${name}: ${error}`));
+    // Into a file: nobody empties a pipe while this process waits for another one.
+    const log = this.path(`${this.children.length}-${name.replaceAll(' ', '-').replace(/.*\//, '')}.log`);
+    const output = openSync(log, 'w');
+    const child = spawn(program, args, { stdio: ['ignore', output, output] });
+    closeSync(output);
+    Object.defineProperty(child, 'said', { get: () => readFileSync(log, 'utf8') });
+    child.ended = new Promise((resolve) => child.on('exit', resolve).on('error', resolve));
     this.children.push(child);
     return child;
   }
@@ -232,8 +233,3 @@ export function work(stage) {
   stage.fio('mail', ['--rw=randread', '--bs=16k', '--iodepth=4', '--rate_iops=150', `--size=${180 * MIB}`]);
   stage.fio('files', ['--rw=randread', '--bs=32k', '--iodepth=4', `--size=${60 * MIB}`]);
 }
-
-export function said(stage) {
-  return stage.children.map((child) => `${child.spawnfile}: ${child.said}`).join('\n');
-}
-
