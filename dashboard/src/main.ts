@@ -130,6 +130,7 @@ class Page {
       },
       h('h2', {}, 'Who are you?'),
       why,
+      h('p', { class: 'facts' }, 'Whoever set up the daemon has tokens; hob dashboard prints an address with a new one each time.'),
       h('div', { class: 'field' }, h('label', { for: 'token' }, 'Token'), input, h('small', {}, 'It is kept until this tab is closed, and sent to this daemon only.')),
       h('div', { class: 'buttons left' }, h('button', { type: 'submit', class: 'primary' }, 'Show the dashboard')),
     );

@@ -109,16 +109,23 @@ test('a disk without a cache gets one', async () => {
 
 test('a drain is begun, and said to be done', async () => {
   const uri = `nbd+unix:///db?socket=${stage.path('nbd.sock')}`;
-  execFileSync('qemu-io', ['-f', 'raw', '-c', 'write -P 7 0 12M', '-c', 'flush', uri], { stdio: 'pipe' });
+  execFileSync('qemu-io', ['-f', 'raw', '-c', 'write -P 7 0 40M', '-c', 'flush', uri], { stdio: 'pipe' });
   const dirty = () => stage.api('/v1/disks/db/stats').dirty_bytes;
   assert.ok(dirty() > MIB, `${dirty()} dirty`);
   await page.locator('#disks tr[data-disk=db] button').click();
   await until(async () => /MiB only on flash/.test(await page.locator('#drain-text').innerText()), 'what is dirty');
+  await page.evaluate(() => {
+    const text = document.querySelector('#drain-text');
+    globalThis.drainTexts = [];
+    new MutationObserver(() => drainTexts.push(`${text.textContent} ${document.querySelector('#drain-progress').checkVisibility()}`)).observe(text, { childList: true });
+  });
   await page.locator('#drain').click();
   await press('Drain');
   await closed();
   await until(() => dirty() === 0, 'the drain');
   await until(async () => /Everything is on the backing/.test(await page.locator('#drain-text').innerText()), 'the page says so');
+  const texts = await page.evaluate(() => drainTexts);
+  assert.ok(texts.some((text) => /^Draining: .* left, .* MiB\/s go to the backing; .* s left\. true$/.test(text)), texts.join('\n'));
 });
 
 test('everything can be reached and changed by keyboard alone', async () => {

@@ -126,6 +126,7 @@ export class Stage {
   async stopDaemon() {
     this.hob.kill('SIGTERM');
     await this.hob.ended;
+    assert.equal(this.hob.exitCode, 0, this.hob.said);
   }
 
   /** Runs a command of hob, and returns what it printed. */
