@@ -108,11 +108,15 @@ test('a disk without a cache gets one', async () => {
 });
 
 test('a drain is begun, and said to be done', async () => {
-  const uri = `nbd+unix:///db?socket=${stage.path('nbd.sock')}`;
-  execFileSync('qemu-io', ['-f', 'raw', '-c', 'write -P 7 0 40M', '-c', 'flush', uri], { stdio: 'pipe' });
-  const dirty = () => stage.api('/v1/disks/db/stats').dirty_bytes;
+  // A backing so slow, and writes so far apart, that it takes seconds.
+  stage.ctl(['disk', 'add', 'archive', '--backing', await stage.array('archive', 128, 2, 700)]);
+  stage.ctl(['cache', 'enable', 'archive', '--pool', 'flash', '--size', '32M', '--block-size', '16K', '--mode', 'write-back']);
+  const uri = `nbd+unix:///archive?socket=${stage.path('nbd.sock')}`;
+  const writes = Array.from({ length: 120 }, (_, at) => ['-c', `write -P 7 ${at}M 16k`]);
+  execFileSync('qemu-io', ['-f', 'raw', ...writes.flat(), '-c', 'flush', uri], { stdio: 'pipe' });
+  const dirty = () => stage.api('/v1/disks/archive/stats').dirty_bytes;
   assert.ok(dirty() > MIB, `${dirty()} dirty`);
-  await page.locator('#disks tr[data-disk=db] button').click();
+  await page.locator('#disks tr[data-disk=archive] button').click();
   await until(async () => /MiB only on flash/.test(await page.locator('#drain-text').innerText()), 'what is dirty');
   await page.evaluate(() => {
     const text = document.querySelector('#drain-text');
