@@ -7,7 +7,7 @@ import { NOTHING, bytes, iops, mib, ms, percent } from './format';
 import type { Histories } from './history';
 import { sum, type Rates } from './rates';
 import type { Datastore, DiskNow, Snapshot } from './types';
-import { verdict, type Verdict } from './why';
+import { slowness, verdict, type Verdict } from './why';
 
 /** More are not shown at once; the box above finds the others. */
 const ROWS_MAX = 200;
@@ -35,7 +35,7 @@ const hits = (rates: Rates | undefined): number | undefined =>
 
 const COLUMNS: readonly Column[] = [
   { id: 'disk', heading: 'Disk', unit: '', rank: (row) => row.now.disk.name },
-  { id: 'latency', heading: 'Mean', unit: 'ms', rank: (row) => row.rates?.meanNs ?? -1, text: (row) => ms(row.rates?.meanNs) },
+  { id: 'latency', heading: 'Mean', unit: 'ms', rank: (row) => slowness(row.verdict, row.rates), text: (row) => ms(row.rates?.meanNs) },
   { id: 'p99', heading: '99 %', unit: 'ms', rank: (row) => row.rates?.p99Ns ?? -1, text: (row) => ms(row.rates?.p99Ns) },
   { id: 'time', heading: 'Where its time goes', unit: '', rank: (row) => sum(row.rates?.timeByCause ?? []) },
   { id: 'iops', heading: 'Requests', unit: 'IOPS', rank: (row) => row.rates?.iops ?? -1, text: (row) => iops(row.rates?.iops) },
@@ -134,7 +134,8 @@ export class Disks {
     const direction = this.#isReversed ? -1 : 1;
     rows.sort((one, other) => {
       const [a, b] = [rank(one), rank(other)];
-      const order = typeof a === 'string' ? a.localeCompare(String(b)) : Number(b) - a;
+      // Two that are infinite are equal, and not a difference that is no number.
+      const order = typeof a === 'string' ? a.localeCompare(String(b)) : a === b ? 0 : Number(b) - a;
       return direction * order || one.now.disk.name.localeCompare(other.now.disk.name);
     });
     // Until there are rates, the order means nothing and may change at once.

@@ -5,7 +5,7 @@ import { NOTHING, bytes, iops, mib, ms, percent, withMs } from './format';
 import type { Histories } from './history';
 import { sum } from './rates';
 import type { HealthProblem, Snapshot } from './types';
-import { verdict, worseThan, type Severity, type Verdict } from './why';
+import { slowness, verdict, worseThan, type Severity, type Verdict } from './why';
 
 export class Overview {
   readonly root: HTMLElement;
@@ -62,22 +62,23 @@ export class Overview {
       this.#say('idle', 'There are no disks yet. Add one with: hob disk add NAME --backing PATH');
       return;
     }
-    let worst: { name: string; verdict: Verdict; mean: number } | undefined;
+    let worst: { name: string; verdict: Verdict; slowness: number } | undefined;
     for (const now of snapshot.disks) {
       const { name } = now.disk;
       const rates = histories.of(name).recent;
       const datastore = snapshot.datastores?.find((store) => store.name === now.qos?.datastore);
-      const found = { name, verdict: verdict(now, rates, datastore), mean: rates?.meanNs ?? 0 };
+      const why = verdict(now, rates, datastore);
+      const found = { name, verdict: why, slowness: slowness(why, rates) };
       const isWorse =
         !worst ||
         worseThan(found.verdict, worst.verdict) ||
-        (found.verdict.severity === worst.verdict.severity && found.mean > worst.mean);
+        (found.verdict.severity === worst.verdict.severity && found.slowness > worst.slowness);
       if (isWorse) worst = found;
     }
     if (!worst) return;
-    const { name, verdict: why, mean } = worst;
+    const { name, verdict: why, slowness: mean } = worst;
     if (why.severity === 'idle') this.#say('idle', 'All disks are idle.');
-    else if (mean === 0) this.#say(why.severity, `: ${why.text}`, name);
+    else if (mean < 0 || mean === Infinity) this.#say(why.severity, `: ${why.text}`, name);
     else if (why.severity === 'ok') this.#say('ok', `, the slowest, answers in ${withMs(mean)}. No disk is slow.`, name);
     else this.#say(why.severity, ` ${why.severity === 'bad' ? 'is slow' : 'is the slowest'}, ${withMs(mean)}: ${why.text}`, name);
   }

@@ -23,6 +23,11 @@ export function worseThan(one: Verdict, other: Verdict): boolean {
   return ORDER.indexOf(one.severity) > ORDER.indexOf(other.severity);
 }
 
+/** How slow a disk is, for comparison: one that answers nothing although it should is slower than all others. */
+export function slowness(verdict: Verdict, rates: Rates | undefined): number {
+  return rates?.meanNs ?? (verdict.severity === 'bad' ? Infinity : -1);
+}
+
 export function verdict(now: DiskNow, rates: Rates | undefined, datastore: Datastore | undefined): Verdict {
   return standing(now) ?? moving(now, rates, datastore);
 }

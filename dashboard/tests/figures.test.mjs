@@ -74,6 +74,18 @@ test('what is due stands beside what was received', async () => {
   assert.match(await page.locator('[data-datastore=array1] .facts').innerText(), /is said to do 4.000 units\/s, 100 reserved/);
 });
 
+test('a backing that does not answer is seen at once, and that it answers again', async () => {
+  const array = stage.arrays.get('mail');
+  array.kill('SIGSTOP');
+  try {
+    await until(async () => /^mail: \d+ requests wait and none is answered$/.test(await page.locator('#headline').innerText()), 'it is said');
+    assert.equal(await page.locator('#disks tr[data-disk=mail]').getAttribute('data-severity'), 'bad');
+  } finally {
+    array.kill('SIGCONT');
+  }
+  await until(async () => /misses, read from the backing/.test(await page.locator('#disks tr[data-disk=mail] .why').innerText()), 'it goes on');
+});
+
 test('with guests at rest, every count is the same', async () => {
   stage.children.filter((child) => child.spawnfile === 'fio').forEach((child) => child.kill('SIGTERM'));
   await until(() => stage.api('/v1/load').every((row) => row.in_flight === 0), 'guests are at rest');

@@ -146,6 +146,24 @@ test('figures that change move nothing', async () => {
   clean(page);
 });
 
+test('a disk that is not served is named at the top', async () => {
+  const broken = new Stage();
+  try {
+    broken.configure(`[[disk]]\nname = "gone"\nbacking = "${broken.path('none.img')}"\n`);
+    await broken.daemon();
+    const page = await broken.open((await broken.dashboard()).url);
+    await until(async () => /^disk offline: gone .*No such file/.test(await page.locator('#problems').innerText()), 'the problem');
+    assert.match(await page.locator('#headline').innerText(), /^gone: offline: .*No such file/);
+    assert.equal(await page.title(), '(1) hob');
+    await page.locator('#disks tr[data-disk=gone] button').click();
+    assert.match(await page.locator('#totals').textContent(), /no figures while it is offline/);
+    assert.equal(await page.locator('#cache fieldset:disabled').count(), 1);
+    clean(page, /status of 409/);
+  } finally {
+    await broken.end();
+  }
+});
+
 test('a daemon without anything says what to do', async () => {
   const empty = new Stage();
   try {

@@ -82,6 +82,8 @@ export function clean(page, expected = /^$/) {
 export class Stage {
   dir = mkdtempSync(join(tmpdir(), 'hob-dashboard-'));
   children = [];
+  /** Servers of backings, by their names. */
+  arrays = new Map();
 
   path(name) {
     return join(this.dir, name);
@@ -104,7 +106,8 @@ export class Stage {
   async array(name, mebibytes, readMs, writeMs) {
     const port = await freePort();
     const delays = [`delay-read=${readMs}ms`, `delay-write=${writeMs}ms`];
-    this.start('nbdkit', ['-f', '-i', '127.0.0.1', '-p', port, '--filter=delay', 'memory', `${mebibytes}M`, ...delays]);
+    const server = this.start('nbdkit', ['-f', '-i', '127.0.0.1', '-p', port, '--filter=delay', 'memory', `${mebibytes}M`, ...delays]);
+    this.arrays.set(name, server);
     await until(() => answers(port), `nbdkit for ${name}`);
     return `nbd://127.0.0.1:${port}/${name}`;
   }
@@ -120,7 +123,7 @@ export class Stage {
     this.hob = this.start(hobBinary(), ['daemon', '--config', this.path('hob.toml')], 'hob daemon');
     await until(() => existsSync(this.path('ctl.sock')) || this.hob.exitCode !== null, 'the daemon');
     if (this.hob.exitCode !== null) throw new Error(`hob daemon ended: ${this.hob.said}`);
-    await until(() => this.ctl(['health', '-o', 'json']), 'the daemon answers');
+    await until(() => this.ctl(['disk', 'list']) !== undefined, 'the daemon answers');
   }
 
   async stopDaemon() {
