@@ -9,7 +9,7 @@ use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Segment};
 use hob_engine::io::{Op, Promote, Request, Target};
 use hob_engine::policy::PolicyKind;
-use hob_engine::qos::{Control, DiskQos, Due, Resource};
+use hob_engine::qos::{Control, DiskQos, Due, Late, Resource};
 use hob_engine::units::{
     BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES,
 };
@@ -95,7 +95,7 @@ impl Bench {
 
 fn main() {
     let due = |limit| Due { shares: 2000, reservation: 10, limit, bytes_limit: None };
-    let usual = Control::Latency { threshold_ns: 30_000_000, weight_milli: 1000 };
+    let usual = Control::Latency { late: Late::Above(30_000_000), weight_milli: 1000 };
     let settings: [Setting; 3] = [
         ("nothing set", DiskQos::default(), Control::Off),
         (

@@ -480,7 +480,7 @@ impl<'a> World<'a> {
                 self.drain()?;
             }
             let steps_max = STEPS_MAX * (20 + u64::from(self.options.requests));
-            if self.clock >= steps_max && self.requests.is_empty() && self.any_refuses() {
+            if self.clock >= steps_max && self.requests.is_empty() && self.any_bad() {
                 // A cache whose journal no device takes is tried again for ever, and its disk stays away: nobody waits for it.
                 self.has_power = false;
                 return Ok(());

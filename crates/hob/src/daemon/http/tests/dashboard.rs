@@ -143,7 +143,10 @@ fn who_takes_nothing_loses_the_connection() {
         let end = tokio::time::timeout(Duration::from_secs(3600), end).await;
         assert!(end.is_ok(), "the stream goes on after {} bytes", taken.len());
         // An answer that ends in good order would wait for the client to take it: the connection was ended, and its place is free.
-        assert!(taken.starts_with(b"HTTP/1.1 200") && !taken.ends_with(b"\r\n0\r\n\r\n"), "it was only told the end");
+        assert!(
+            taken.starts_with(b"HTTP/1.1 200") && !taken.ends_with(b"\r\n0\r\n\r\n"),
+            "it was only told the end"
+        );
     });
 }
 
