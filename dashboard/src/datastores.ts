@@ -5,6 +5,7 @@ import { NOTHING, bytes, count, percent, shares, withMs } from './format';
 import type { Histories } from './history';
 import { sum } from './rates';
 import type { Datastore, DiskNow, Snapshot } from './types';
+import { isLate, lateFromNs } from './why';
 
 interface Line {
   now: DiskNow;
@@ -93,14 +94,14 @@ function make(name: string): StorePart {
   return { root, show };
 }
 
-function isLate(store: Datastore): boolean {
-  return store.latency_ns > store.latency_ms * 1e6;
-}
-
 function describe(store: Datastore): string {
   const parts: string[] = [];
   if (store.control === 'off') parts.push('not throttled: shares do not count until it is (hob datastore set)');
   else if (store.control === 'auto') parts.push(`throttled above ${store.latency_ms} ms`);
+  else if (store.control === 'knee') {
+    const found = store.knee_ns === undefined ? ', until its knee is found' : ', where more load brings hardly more';
+    parts.push(`throttled above ${withMs(lateFromNs(store))}${found}`);
+  }
   else parts.push(`at most ${store.control.replace('depth:', '')} I/Os in it`);
   if (store.latency_ns > 0) parts.push(`answers in ${withMs(store.latency_ns)}${isLate(store) ? ', which is late' : ''}`);
   if (store.control !== 'off') {

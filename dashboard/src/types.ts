@@ -160,6 +160,7 @@ export interface Datastore {
   in_flight: number;
   waiting: number;
   latency_ns: number;
+  knee_ns?: number;
 }
 
 export interface Version {

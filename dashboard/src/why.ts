@@ -23,6 +23,16 @@ export function worseThan(one: Verdict, other: Verdict): boolean {
   return ORDER.indexOf(one.severity) > ORDER.indexOf(other.severity);
 }
 
+/** The latency from which a datastore is throttled for being late; Infinity where that is not asked for. */
+export function lateFromNs(store: Datastore): number {
+  if (store.control === 'knee') return store.knee_ns ?? store.latency_ms * 1e6;
+  return store.control === 'auto' ? store.latency_ms * 1e6 : Infinity;
+}
+
+export function isLate(store: Datastore): boolean {
+  return store.latency_ns > lateFromNs(store);
+}
+
 /** How slow a disk is, for comparison: one that answers nothing although it should is slower than all others. */
 export function slowness(verdict: Verdict, rates: Rates | undefined): number {
   return rates?.meanNs ?? (verdict.severity === 'bad' ? Infinity : -1);
@@ -103,7 +113,7 @@ function behindBacking({ disk, qos }: DiskNow, rates: Rates, datastore: Datastor
     if (qos?.bytes_limit !== undefined) return `; it is held by its limit of ${bytes(qos.bytes_limit)}/s`;
     return `; they wait ${withMs(waits)} for their turn on ${qos?.datastore ?? 'the datastore'}, which is shared`;
   }
-  if (datastore && datastore.latency_ns > datastore.latency_ms * 1e6) {
+  if (datastore && isLate(datastore)) {
     return `; the datastore ${datastore.name} is late (${withMs(datastore.latency_ns)})`;
   }
   if (disk.cache?.state === 'recovering') return '; its cache is being recovered';

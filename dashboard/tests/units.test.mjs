@@ -30,7 +30,7 @@ await build({
 const load = (name) => import(pathToFileURL(join(dir, `${name}.mjs`)));
 const { CAUSES, causeOf } = await load('causes');
 const { between, quantile } = await load('rates');
-const { verdict } = await load('why');
+const { isLate, verdict } = await load('why');
 const { Parser } = await load('events');
 const { History, Histories, POINTS_MAX } = await load('history');
 const { linesOf } = await load('datastores');
@@ -123,7 +123,7 @@ test('the reason is what takes the most time, and what stands behind it', () => 
   };
   assert.match(flash(io(100, 29e8), {}), /hits in flash, 30.0.ms each; flash takes 29.0.ms$/);
   assert.match(flash(io(100, 1e7, 29e8), { flash_limit: 100 }), /; its limit on flash is 100 units\/s$/);
-  const late = { name: 'array', latency_ms: 30, latency_ns: 45e6 };
+  const late = { name: 'array', control: 'auto', latency_ms: 30, latency_ns: 45e6 };
   assert.match(said([outcome('miss-filled', '', 100, 46)], io(100, 45e8), disk(), late).text, /datastore array is late \(45.0.ms\)/);
   assert.match(said([outcome('cache-off', '', 10, 1)], io(), disk({ cache: undefined })).text, /it has no cache/);
   assert.equal(said([outcome('backing-error', '', 3, 1)]).severity, 'bad');
@@ -133,6 +133,15 @@ test('the reason is what takes the most time, and what stands behind it', () => 
   assert.equal(verdict(disk(), rates([])).severity, 'idle');
   const stuck = disk({}, { figures: figures(1, { in_flight: 7 }) });
   assert.deepEqual(verdict(stuck, rates([])), { severity: 'bad', text: '7 requests wait and none is answered' });
+});
+
+test('what is late depends on how a datastore is throttled', () => {
+  const store = { name: 'array', latency_ms: 30, latency_ns: 20e6 };
+  const late = (more) => isLate({ ...store, ...more });
+  assert.deepEqual(
+    [{ control: 'auto' }, { control: 'auto', latency_ms: 10 }, { control: 'knee' }, { control: 'knee', knee_ns: 15e6 }, { control: 'off', latency_ms: 1 }, { control: 'depth:8', latency_ms: 1 }].map(late),
+    [false, true, false, true, false, false],
+  );
 });
 
 test('due is a part of the shares of those that want something', () => {
