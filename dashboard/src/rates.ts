@@ -21,7 +21,7 @@ export interface Rates {
   byCause: number[];
   /** Nanoseconds that requests of a cause took, together, each second. */
   timeByCause: number[];
-  /** I/O to the backing: a second, units of 32 KiB a second, mean latency, and mean wait before it. */
+  /** I/O to the backing: a second, units a second, mean latency, and mean wait before it. */
   backingIos: number;
   backingUnits: number;
   backingNs: number | undefined;

@@ -198,8 +198,8 @@ export class QosForm {
     const text = (): HTMLInputElement => h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', size: 10 });
     const number = (): HTMLInputElement => h('input', { type: 'number', min: 0, step: 1, inputmode: 'numeric' });
     this.#form.add('shares', 'Shares', text(), 'low, normal, high or a number');
-    this.#form.add('reservation', 'Reservation', number(), 'units of 32 KiB a second; 0 for none');
-    this.#form.add('limit', 'Limit', number(), 'units of 32 KiB a second; 0 for none');
+    this.#form.add('reservation', 'Reservation', number(), 'units a second; 0 for none');
+    this.#form.add('limit', 'Limit', number(), 'units a second; 0 for none');
     this.#form.add('bytes_limit', 'Limit in bytes', text(), 'a second, like 20M; 0 for none');
     this.#form.add('flash_limit', 'Limit on flash', number(), 'units a second on each device; 0 for none');
     this.root = this.#form.root;

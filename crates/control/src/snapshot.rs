@@ -122,7 +122,7 @@ pub struct IoFigures {
     pub ios: u64,
     /// Of these, failed.
     pub errors: u64,
-    /// In units of 32 KiB, one at least for each, as shares and limits count.
+    /// In units, of 32 KiB unless told otherwise, one at least for each, as shares and limits count.
     pub units: u64,
     /// For how long they waited for their turn, together, nanoseconds.
     pub waited_ns: u64,
