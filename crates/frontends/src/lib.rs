@@ -2,3 +2,7 @@
 //! requests and replies, and owns neither sockets nor buffers: the shard loop moves the bytes.
 
 pub mod nbd;
+mod payload;
+pub mod vhost_user;
+
+pub use payload::Payload;

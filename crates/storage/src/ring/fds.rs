@@ -17,6 +17,8 @@ pub enum FdClass {
     Volatile,
     /// A stream socket or pipe.
     Socket,
+    /// An eventfd, which somebody else has too.
+    Event,
 }
 
 /// A descriptor that a ring keeps. Cheap to copy; valid until [`Ring::detach`](super::Ring::detach).
