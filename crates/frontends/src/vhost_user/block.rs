@@ -5,8 +5,8 @@
 
 use std::ops::BitOr;
 
-use hob_engine::io::{Durability, IoError, Op, Zeroing};
 use hob_engine::REQUEST_BYTES_MAX;
+use hob_engine::io::{Durability, IoError, Op, Zeroing};
 
 /// virtio's sector, bytes.
 const SECTOR: u64 = 512;
@@ -191,8 +191,7 @@ pub(super) fn understand(
     let (kind, rest) = header.split_first_chunk::<4>().expect("sixteen bytes");
     let sector = u64::from_le_bytes(*rest.last_chunk::<8>().expect("twelve bytes"));
     let (readable, writable) = data;
-    let durability =
-        if acked.contains(Features::FLUSH) { Durability::Volatile } else { Durability::Durable };
+    let durability = if acked.contains(Features::FLUSH) { Durability::Volatile } else { Durability::Durable };
     let (op, offset, len) = match u32::from_le_bytes(*kind) {
         0 => (Op::Read, sector.checked_mul(SECTOR), writable),
         1 => (Op::Write(durability), sector.checked_mul(SECTOR), readable),

@@ -25,8 +25,8 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{MemfdFlags, SealFlags};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
-use super::queue::SIZE_MAX;
 use super::block::QUEUES_MAX;
+use super::queue::SIZE_MAX;
 
 const HEADER_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 16;

@@ -102,7 +102,7 @@ impl GuestMap {
             mappings.push(mapping);
             mapped.push(region);
         }
-        mapped.sort_by_key(|region| vm_memory::GuestMemoryRegion::start_addr(region));
+        mapped.sort_by_key(vm_memory::GuestMemoryRegion::start_addr);
         let memory = GuestMemoryMmap::from_regions(mapped).map_err(|_| MapError::Layout)?;
         Ok(GuestMap { memory, places, _mappings: mappings })
     }
@@ -144,7 +144,8 @@ impl GuestMap {
         let slice = self.memory.get_slice(GuestAddress(address), len).ok()?;
         // SAFETY: the slice points into a mapping that `memory` keeps, and the part keeps `memory`. Only its
         // lifetime is changed.
-        let slice = unsafe { std::mem::transmute::<VolatileSlice<'_, BS<'_, ()>>, VolatileSlice<'static>>(slice) };
+        let slice =
+            unsafe { std::mem::transmute::<VolatileSlice<'_, BS<'_, ()>>, VolatileSlice<'static>>(slice) };
         Some(Part { slice, _map: Arc::clone(self) })
     }
 
@@ -159,7 +160,12 @@ impl GuestMap {
     }
 }
 
-fn map_region(file: &File, guest: u64, offset: u64, len: u64) -> Result<(Mapping, GuestRegionMmap), MapError> {
+fn map_region(
+    file: &File,
+    guest: u64,
+    offset: u64,
+    len: u64,
+) -> Result<(Mapping, GuestRegionMmap), MapError> {
     let stat = rustix::fs::fstat(file)?;
     let system = rustix::fs::fstatfs(file)?;
     let magic = system.f_type as u64 & 0xFFFF_FFFF;
@@ -193,9 +199,8 @@ fn map_region(file: &File, guest: u64, offset: u64, len: u64) -> Result<(Mapping
     }
     let start = mapping.base.wrapping_add((offset - first) as usize);
     // SAFETY: `start` and `len` lie in the mapping just made, which `GuestMap` keeps for as long as the region.
-    let region = unsafe {
-        MmapRegion::build_raw(start, len as usize, protection.bits() as i32, flags.bits() as i32)
-    };
+    let region =
+        unsafe { MmapRegion::build_raw(start, len as usize, protection.bits() as i32, flags.bits() as i32) };
     let region = region.map_err(|_| MapError::Layout)?;
     let region = GuestRegionMmap::new(region, GuestAddress(guest)).ok_or(MapError::Layout)?;
     Ok((mapping, region))

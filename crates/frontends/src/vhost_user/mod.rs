@@ -216,7 +216,9 @@ impl Device {
     /// Has the driver made something available that can be taken now?
     pub fn has_work(&self, queue: u16) -> bool {
         let Some(Some(served)) = self.queues.get(usize::from(queue)) else { return false };
-        served.may_take()
+        // What waits for the engine comes first.
+        self.requests.is_empty()
+            && served.may_take()
             && !served.needs_room
             && (!served.again.is_empty() || !matches!(served.queue.peek(), Ok(None)))
     }

@@ -19,9 +19,7 @@ use vhost::vhost_user::message::{
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
     VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
-use vhost::vhost_user::{
-    BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut,
-};
+use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
 use super::Start;
 use super::block::{Features, Info, QUEUES_MAX};
@@ -228,7 +226,8 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         let size = u16::try_from(num).unwrap_or(0);
         if !size.is_power_of_two() || size > SIZE_MAX {
-            return self.refuse(format!("a queue of {num} entries: it must be a power of two up to {SIZE_MAX}"));
+            return self
+                .refuse(format!("a queue of {num} entries: it must be a power of two up to {SIZE_MAX}"));
         }
         self.change(index, |ring| ring.layout.size = size)
     }

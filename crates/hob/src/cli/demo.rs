@@ -137,7 +137,7 @@ impl Host {
         })?;
         let exports = Exports::default();
         let info = ExportInfo { block_size_min: 512, ..ExportInfo::new(DISK_BYTES) };
-        exports.insert("demo", Export { disk: DISK, shard: shard.clone(), info });
+        exports.insert("demo", Export { disk: DISK, shard: shard.clone(), info, _gateway: None });
 
         let uri = format!("nbd+unix:///demo?socket={}", path_text(&socket)?).parse()?;
         let stop = Arc::new(AtomicBool::new(false));

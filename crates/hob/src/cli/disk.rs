@@ -26,6 +26,9 @@ pub(crate) enum Disk {
         /// What the backing shares with those of other disks; found out if absent
         #[arg(long, value_name = "NAME")]
         datastore: Option<String>,
+        /// Make this socket, at which a machine uses the disk through vhost-user-blk
+        #[arg(long, value_name = "PATH")]
+        vhost_user: Option<String>,
     },
     /// Stop serving a disk, once its dirty data is on the backing; its data stays there
     Remove {
@@ -54,9 +57,10 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let disk = ask(global, async |client| client.disk(&disk).await)?;
             return print(global.output, &disk, show);
         }
-        Disk::Add { name, backing, read_only, datastore } => {
+        Disk::Add { name, backing, read_only, datastore, vhost_user } => {
             let backing = if is_uri(&backing) { backing } else { absolute(backing) };
-            let add = DiskAdd { name, backing, read_only, datastore };
+            let vhost_user = vhost_user.map(absolute);
+            let add = DiskAdd { name, backing, read_only, datastore, vhost_user };
             ask(global, async |client| client.disk_add(&add).await)?
         }
         Disk::Remove { disk, discard_dirty } => converse(global, async |client| {
@@ -115,6 +119,7 @@ fn show(disk: &DiskInfo) -> String {
         ("size", disk.size.human()),
         ("access", if disk.read_only { "read-only" } else { "read-write" }.to_owned()),
     ];
+    facts.extend(disk.vhost_user.clone().map(|path| ("vhost-user", path)));
     facts.extend(disk.reason.clone().map(|reason| ("reason", reason)));
     match &disk.cache {
         None => facts.push(("cache", "off".to_owned())),

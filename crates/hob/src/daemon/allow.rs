@@ -259,7 +259,7 @@ mod tests {
         let exports = Exports::default();
         for (number, name) in ["free", "one", "two"].into_iter().enumerate() {
             let (disk, info) = (DiskId(number as u32), ExportInfo::new(512));
-            exports.insert(name, Export { disk, shard: shard.clone(), info });
+            exports.insert(name, Export { disk, shard: shard.clone(), info, _gateway: None });
         }
         let entry = |disks: &[&str], clients: &[&str]| AllowEntry {
             disks: disks.iter().map(|&disk| disk.to_owned()).collect(),

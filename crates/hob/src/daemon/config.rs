@@ -104,6 +104,8 @@ pub(crate) struct DiskEntry {
     pub(crate) cache: Option<CacheEnable>,
     /// What its backing lies on; found out if absent.
     pub(crate) datastore: Option<String>,
+    /// Absolute path of a socket at which a machine uses it through vhost-user.
+    pub(crate) vhost_user: Option<String>,
 }
 
 /// What is wrong with the file, in one line.
@@ -152,6 +154,9 @@ impl Config {
             if !(least..=most).contains(&value) {
                 return Err(format!("limits.{name} = {value}: it can be {least} to {most}"));
             }
+        }
+        for path in self.disks.iter().filter_map(|disk| disk.vhost_user.as_ref()) {
+            super::vhost_user::check_path(path)?;
         }
         check_names("pool", self.pools.iter().map(|pool| pool.name.as_str()))?;
         check_names("disk", self.disks.iter().map(|disk| disk.name.as_str()))
@@ -246,6 +251,7 @@ mod tests {
             [[disk]]
             name = "d"
             backing = "/d.img"
+            vhost_user = "/run/d.sock"
             [disk.cache]
             pool = "p"
             size = "64M"
@@ -294,6 +300,7 @@ mod tests {
                 &["line ", "mod"],
             ),
             ("[[pool]]\nname = \"a b\"\ndevices = []", &["a b"]),
+            ("[[disk]]\nname = \"a\"\nbacking = \"/x\"\nvhost_user = \"vm.sock\"", &["vm.sock", "absolute"]),
             (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[[disk]]\nname = \"a\"\nbacking = \"/y\"",
                 &["'a' stands there twice"],

@@ -9,6 +9,7 @@ use hob_engine::units::DiskId;
 use hob_nbd::{ExportDirectory, ExportInfo};
 
 use super::shard_api::ShardHandle;
+use super::vhost_user::Gateway;
 
 /// One disk that clients can connect to.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub(crate) struct Export {
     pub(crate) shard: ShardHandle,
     /// As clients see it.
     pub(crate) info: ExportInfo,
+    /// Where machines come in, for as long as it is offered.
+    pub(crate) _gateway: Option<Arc<Gateway>>,
 }
 
 /// All exports. Clones share one table.
@@ -68,8 +71,12 @@ mod tests {
     fn the_empty_name_means_the_only_disk() {
         let exports = Exports::default();
         let (shard, _calls) = ShardHandle::new(|| {});
-        let export =
-            |disk, bytes| Export { disk: DiskId(disk), shard: shard.clone(), info: ExportInfo::new(bytes) };
+        let export = |disk, bytes| Export {
+            disk: DiskId(disk),
+            shard: shard.clone(),
+            info: ExportInfo::new(bytes),
+            _gateway: None,
+        };
         assert!(exports.find("").is_none());
         exports.insert("a", export(1, 512));
         assert_eq!(exports.find("").unwrap().size_bytes, 512);

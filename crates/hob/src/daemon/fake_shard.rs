@@ -282,7 +282,7 @@ impl State {
                 let _ = answer.send(Ok(()));
             }
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
-            ShardCall::Attach { .. } => {}
+            ShardCall::Attach { .. } | ShardCall::Machine(_) => {}
             ShardCall::Stop { answer } => {
                 let _ = answer.send(Ok(()));
             }

@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 
 use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice};
 use super::listen::Place;
+use super::shard::MachineCall;
 use super::tape::Recorder;
 
 /// How long anybody waits for a shard.
@@ -178,6 +179,8 @@ pub(crate) enum ShardCall {
         /// Held for as long as the connection lasts.
         place: Place,
     },
+    /// A machine that speaks vhost-user.
+    Machine(MachineCall),
     /// End: close every connection, finish what is in flight, close everything.
     Stop {
         /// When it is done.
@@ -429,6 +432,11 @@ impl ShardHandle {
         place: Place,
     ) -> Result<(), ShardError> {
         self.send(ShardCall::Attach { id, socket, negotiated: Box::new(negotiated), leftover, place })
+    }
+
+    /// Serves a machine. The answer comes through the call's own channel.
+    pub(crate) fn machine(&self, call: MachineCall) -> Result<(), ShardError> {
+        self.send(ShardCall::Machine(call))
     }
 
     /// Ends the shard, waiting for at most [`PATIENCE`].

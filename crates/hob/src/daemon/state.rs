@@ -81,6 +81,9 @@ pub(crate) struct DiskState {
     /// What its backing lies on, if its owner said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
+    /// Where a machine uses it through vhost-user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) vhost_user: Option<String>,
     /// What it is due, if somebody said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) qos: Option<DiskQosSpec>,
@@ -89,7 +92,7 @@ pub(crate) struct DiskState {
 impl DiskState {
     /// A disk of which nothing else is said.
     pub(crate) fn new(name: String, backing: String, read_only: bool) -> DiskState {
-        DiskState { name, backing, read_only, cache: None, datastore: None, qos: None }
+        DiskState { name, backing, read_only, cache: None, datastore: None, vhost_user: None, qos: None }
     }
 }
 

@@ -380,6 +380,19 @@ impl Ring {
         result
     }
 
+    /// Passes what was started to the kernel and watches, for at most `spin`, until something completes or `look` sees
+    /// something. True if so. The thread pool needs the CPU and does not watch.
+    pub fn watch(&mut self, spin: Duration, mut look: impl FnMut() -> bool) -> bool {
+        self.run_held();
+        if self.waker.take() || !self.ready.is_empty() || look() {
+            return true;
+        }
+        match &mut self.driver {
+            Driver::Uring(uring) => uring.watch(spin, &mut look),
+            Driver::Threads(_) => false,
+        }
+    }
+
     /// Passes what was started to the kernel and sleeps until `events` operations have completed, for
     /// at most `nap`, so that they are handled together: fewer wake-ups and longer sends for the price
     /// of that much latency. The thread pool waits as usual.

@@ -129,7 +129,8 @@ impl Uring {
     }
 
     pub(super) fn start(&mut self, op: u32, index: u16, entry: &FdEntry, attempt: Attempt) {
-        let ends_at_once = matches!(attempt, Attempt::Send { .. } | Attempt::SendMessage(_) | Attempt::Signal);
+        let ends_at_once =
+            matches!(attempt, Attempt::Send { .. } | Attempt::SendMessage(_) | Attempt::Signal);
         self.sends += usize::from(ends_at_once);
         let sqe = match entry.fixed {
             true => self.entry(i32::from(index), entry, attempt).flags(Flags::FIXED_FILE),
@@ -218,7 +219,7 @@ impl Uring {
                 self.sends = 0;
                 quiet(self.ring.submit())?;
             }
-            if dont_wait || self.spin(spin) {
+            if dont_wait || self.spin(spin, &mut || false) {
                 return Ok(());
             }
         }
@@ -251,8 +252,20 @@ impl Uring {
         })
     }
 
-    /// Watches for completions without a system call; true when there are some.
-    fn spin(&mut self, limit: Duration) -> bool {
+    /// Submits, and watches for completions, or for what `look` looks for.
+    pub(super) fn watch(&mut self, spin: Duration, look: &mut dyn FnMut() -> bool) -> bool {
+        self.push_backlog();
+        if !self.ring.submission().is_empty() || self.ring.submission().taskrun() {
+            self.sends = 0;
+            if quiet(self.ring.submit()).is_err() {
+                return false;
+            }
+        }
+        self.spin(spin, look)
+    }
+
+    /// Watches for completions without a system call; true when there are some, or `look` says so.
+    fn spin(&mut self, limit: Duration, look: &mut dyn FnMut() -> bool) -> bool {
         let start = Instant::now();
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
@@ -263,6 +276,9 @@ impl Uring {
                     // Deferred completions appear when they are asked for.
                     let _ = self.ring.submit();
                     continue;
+                }
+                if look() {
+                    return true;
                 }
                 std::hint::spin_loop();
             }

@@ -83,7 +83,7 @@ impl Manager {
 
     /// A disk of hob.toml that is not known yet, with the cache it is to have.
     fn first_state(&self, disk: &DiskEntry) -> DiskState {
-        let DiskEntry { name, backing, read_only, cache, datastore } = disk.clone();
+        let DiskEntry { name, backing, read_only, cache, datastore, vhost_user } = disk.clone();
         let spec = cache.and_then(|cache| {
             let ground = self.inner().ground(&cache.pool);
             let spec = ground.and_then(|ground| new_spec(cache.pool, cache.size, &cache.settings, ground));
@@ -102,7 +102,7 @@ impl Manager {
                 }
             }
         });
-        DiskState { cache: spec, datastore, ..DiskState::new(name, backing, read_only) }
+        DiskState { cache: spec, datastore, vhost_user, ..DiskState::new(name, backing, read_only) }
     }
 
     async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), Refusal> {
@@ -172,8 +172,9 @@ impl Manager {
         let name = disk.name.clone();
         let changed = match cache {
             Some(_) => {
-                let state = DiskState::new(disk.name, disk.backing, disk.read_only);
-                self.add_state(DiskState { cache, datastore: disk.datastore, ..state }).await?
+                let state = DiskState::new(disk.name.clone(), disk.backing.clone(), disk.read_only);
+                let DiskAdd { datastore, vhost_user, .. } = disk;
+                self.add_state(DiskState { cache, datastore, vhost_user, ..state }).await?
             }
             None => self.add(disk).await?,
         };

@@ -58,7 +58,13 @@ impl Bench {
     async fn disk(&self, name: &str) {
         let backing = self.image(&format!("{name}.img"), 64);
         self.manager
-            .disk_add(DiskAdd { name: name.into(), backing, read_only: false, datastore: None })
+            .disk_add(DiskAdd {
+                name: name.into(),
+                backing,
+                read_only: false,
+                datastore: None,
+                vhost_user: None,
+            })
             .await
             .unwrap();
     }
@@ -179,6 +185,7 @@ fn what_cannot_be_is_refused_with_a_reason_and_changes_nothing() {
             backing,
             read_only: false,
             datastore: None,
+            vhost_user: None,
         };
         let image = bench.image("other.img", 1);
         let is = |result: Result<DiskChanged, Refusal>, kind: Kind, part: &str| {
@@ -476,7 +483,8 @@ fn hob_toml_makes_what_is_not_there_and_commands_have_the_last_word() {
 fn a_served_pool_is_made_found_again_and_made_larger() {
     run(async |bench| {
         let image = bench.image("vm.img", 16);
-        let disk = DiskAdd { name: "vm".into(), backing: image, read_only: true, datastore: None };
+        let disk =
+            DiskAdd { name: "vm".into(), backing: image, read_only: true, datastore: None, vhost_user: None };
         let device = bench.path("pool");
         for (mib, file_grows) in [(3, true), (1, false), (5, true)] {
             let before = std::fs::metadata(&device).map_or(0, |metadata| metadata.len());

@@ -184,6 +184,11 @@ impl Clients {
         self.queries.pop_front()
     }
 
+    /// Does no connection wait for a buffer?
+    pub(super) fn nobody_waits(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     /// Do clients send requests before earlier ones are answered? A client that waits for each
     /// answer never has two requests in one receive.
     pub(super) fn requests_overlap(&self) -> bool {
@@ -207,7 +212,7 @@ impl Clients {
         let client = self.clients[usize::from(number)].as_mut().expect("listed connections exist");
         client.listed = false;
         let connection = &mut client.connection;
-        let mut gate = Gate::new(ring, connection, self.waiting.is_empty());
+        let mut gate = Gate::new(ring, connection.held_bytes(), self.waiting.is_empty());
         if !client.waiting {
             connection.retry_alloc(&mut gate);
         }
@@ -301,7 +306,7 @@ impl Clients {
     fn serve_waiting(&mut self, now: Instant, ring: &mut Ring) {
         while let Some(number) = self.waiting.front().copied() {
             let client = self.clients[usize::from(number)].as_mut().expect("waiting connections exist");
-            let mut gate = Gate::new(ring, &client.connection, true);
+            let mut gate = Gate::new(ring, client.connection.held_bytes(), true);
             if !client.connection.retry_alloc(&mut gate) && !gate.greedy {
                 return;
             }
@@ -355,7 +360,7 @@ const RESERVE_SHARE: usize = 16;
 ///
 /// A connection may hold as many bytes as are free beside it, and large requests leave a sixteenth.
 /// So whatever greedy clients ask for, there is always something left for who asks for little.
-struct Gate<'a> {
+pub(super) struct Gate<'a> {
     arena: &'a mut Arena,
     /// Nobody waits for a large buffer already.
     open: bool,
@@ -365,8 +370,14 @@ struct Gate<'a> {
 }
 
 impl Gate<'_> {
-    fn new<'a>(ring: &'a mut Ring, connection: &Connection, open: bool) -> Gate<'a> {
-        Gate { arena: ring.arena_mut(), open, held_bytes: connection.held_bytes(), greedy: false }
+    /// For one who holds so much already.
+    pub(super) fn new(ring: &mut Ring, held_bytes: usize, open: bool) -> Gate<'_> {
+        Gate { arena: ring.arena_mut(), open, held_bytes, greedy: false }
+    }
+
+    /// For giving buffers back.
+    pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
+        ungated(ring)
     }
 }
 

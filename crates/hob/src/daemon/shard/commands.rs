@@ -142,6 +142,13 @@ impl Shard {
                     self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
                 }
             }
+            ShardCall::Machine(call) => {
+                let Shard { machines, commands, backings, ring, .. } = self;
+                let serves = |id: DiskId| {
+                    commands.stop.is_none() && backings.get(id.0 as usize).is_some_and(Option::is_some)
+                };
+                machines.call(call, serves, ring);
+            }
             ShardCall::Stop { answer } => self.stop(now, answer),
         }
     }
@@ -193,6 +200,7 @@ impl Shard {
 
     fn remove_disk(&mut self, now: Instant, id: DiskId, answer: Option<Answer<Gone>>) {
         self.clients.close_all(id, &mut self.ring);
+        self.machines.close_all(id, &mut self.ring);
         self.clients.recorders.end(id);
         let command = self.commands.next(Waiting::Remove(answer));
         self.engine.handle_command(now, command, id, Command::RemoveDisk);

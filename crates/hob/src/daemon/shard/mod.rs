@@ -7,6 +7,7 @@
 mod areas;
 mod clients;
 mod commands;
+mod machines;
 mod recorders;
 
 use std::sync::mpsc;
@@ -25,6 +26,8 @@ use super::shard_api::{EventSender, ShardCall, ShardHandle};
 use areas::Areas;
 use clients::Clients;
 use commands::Commands;
+pub(crate) use machines::MachineCall;
+use machines::Machines;
 
 /// Longest time for which events are left to gather. docs/decisions/0004 has the measurement.
 const NAP_MAX: Duration = Duration::from_micros(30);
@@ -90,6 +93,7 @@ struct Shard {
     backings: Vec<Option<Backing>>,
     areas: Areas,
     clients: Clients,
+    machines: Machines,
     commands: Commands,
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
@@ -120,6 +124,7 @@ impl Shard {
             backings: Vec::new(),
             areas: Areas::default(),
             clients: Clients::default(),
+            machines: Machines::default(),
             commands: Commands::new(events),
             calls,
             origin: std::time::Instant::now(),
@@ -149,8 +154,17 @@ impl Shard {
         }
         progress |= self.check_time(now);
         progress |= self.clients.pump(now, &mut self.ring, &mut self.engine);
+        let nobody_waits = self.clients.nobody_waits();
+        progress |= self.machines.pump(
+            now,
+            &mut self.ring,
+            &mut self.engine,
+            &mut self.clients.recorders,
+            nobody_waits,
+        );
         progress |= self.drain_engine(now);
         progress |= self.drain_queries(now);
+        self.machines.flush(&mut self.ring);
         progress
     }
 
@@ -168,6 +182,7 @@ impl Shard {
                     self.collect(now, disk);
                 }
             }
+            machines::KICK.. => self.machines.handle_completion(&completion, &mut self.ring),
             _ => self.clients.handle_completion(now, completion, &mut self.ring),
         }
     }
@@ -200,7 +215,10 @@ impl Shard {
         }
         while let Some(reply) = self.engine.poll_reply() {
             progress = true;
-            self.clients.handle_reply(&reply, &mut self.ring);
+            match Machines::owns(reply.id) {
+                true => self.machines.handle_reply(&reply, &mut self.ring),
+                false => self.clients.handle_reply(&reply, &mut self.ring),
+            }
         }
         while let Some(buffer) = self.engine.poll_release() {
             progress = true;
@@ -299,6 +317,17 @@ impl Shard {
         let timeout = due.map(|at| Duration::from_nanos(at - before));
         let working = self.engine.in_flight() as usize;
         let kind = usize::from(working > 0);
+        if self.machines.are_polled() {
+            // A driver is answered sooner than it can tell of new chains, if it has some soon.
+            let soon = self.quick[kind] && working == 0;
+            let machines = &self.machines;
+            if soon && self.ring.watch(self.spin_max, || machines.has_work())
+                || !self.machines.prepare_sleep()
+            {
+                self.quick[kind] = self.now() - before < QUICK_NS_MAX;
+                return;
+            }
+        }
         let waited = match (self.quick[kind], self.clients.requests_overlap()) {
             // Events come one by one, and many. Taking several at a time saves more than it costs:
             // what clients send while nothing else is under way, or an eighth of what is.

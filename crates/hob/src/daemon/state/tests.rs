@@ -18,6 +18,7 @@ fn example() -> State {
             name: "vm".into(),
             backing: "/vm.img".into(),
             read_only: false,
+            vhost_user: Some("/run/vm.sock".into()),
             cache: Some(CacheSpec {
                 pool: "default".into(),
                 size: Size(64 << 20),

@@ -102,7 +102,13 @@ async fn carry_out(bench: &Bench, order: Order) -> Result<(), Refusal> {
         Order::AddDisk => {
             let backing = bench.path("new.img");
             manager
-                .disk_add(DiskAdd { name: "new".into(), backing, read_only: false, datastore: None })
+                .disk_add(DiskAdd {
+                    name: "new".into(),
+                    backing,
+                    read_only: false,
+                    datastore: None,
+                    vhost_user: None,
+                })
                 .await
                 .map(drop)
         }
