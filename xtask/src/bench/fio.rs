@@ -1,6 +1,6 @@
 //! Calling fio and reading its report. Latencies are microseconds.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -32,6 +32,8 @@ pub(crate) enum Target {
     Uri(String),
     /// A file, opened with O_DIRECT.
     File(String),
+    /// A socket that speaks vhost-user-blk, which is not fio's matter.
+    VhostUser(PathBuf),
 }
 
 /// What one run showed.
@@ -51,6 +53,9 @@ pub(crate) fn run(
     seconds: u32,
     interrupt: &Interrupt,
 ) -> Result<Figures> {
+    if let Target::VhostUser(socket) = target {
+        return super::vhost::run(socket, workload, size, Some(seconds), interrupt);
+    }
     let limits = ["--time_based".to_owned(), format!("--runtime={seconds}")];
     call(target, workload, size, &limits, Duration::from_secs(u64::from(seconds) * 5 + 60), interrupt)
 }
@@ -58,6 +63,9 @@ pub(crate) fn run(
 /// Reads the first `size` bytes of `target` once, in order.
 pub(crate) fn read_once(target: &Target, size: u64, interrupt: &Interrupt) -> Result<Figures> {
     let workload = Workload { name: "once", rw: "read", block: "64k", depth: 8, flushes: false };
+    if let Target::VhostUser(socket) = target {
+        return super::vhost::run(socket, &workload, size, None, interrupt);
+    }
     call(target, &workload, size, &[], Duration::from_secs(600), interrupt)
 }
 
@@ -82,6 +90,7 @@ fn call(
         Target::File(path) => {
             command.args(["--ioengine=io_uring", "--direct=1", &format!("--filename={path}")])
         }
+        Target::VhostUser(_) => unreachable!("done without fio"),
     };
     let mut fio = Process::start("fio", &mut command).context("start fio")?;
     let output = fio.finish(time_max);
