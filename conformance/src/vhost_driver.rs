@@ -177,6 +177,15 @@ impl Driver {
         &self.memory
     }
 
+    /// Cuts the file of the memory off.
+    ///
+    /// # Errors
+    /// The system's, if somebody has seen to it that this cannot be done.
+    pub fn cut_memory(&self, bytes: u64) -> io::Result<()> {
+        let region = self.memory.iter().next().expect("one region");
+        vm_memory::GuestMemoryRegion::file_offset(region).expect("it has a file").file().set_len(bytes)
+    }
+
     /// The protocol, for whoever wants to say something odd.
     pub fn frontend(&mut self) -> &mut Frontend {
         &mut self.frontend
