@@ -17,9 +17,9 @@ use tokio::net::{TcpStream, UnixStream};
 use crate::tls;
 use crate::{
     CacheEnable, CachePatch, ClientTls, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd,
-    DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, Explanation, ExportDirty,
-    Health, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy, TraceDecoder,
-    TraceFrame, Version,
+    DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, Explanation, Export,
+    ExportDirty, Health, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy,
+    TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -161,6 +161,16 @@ impl Client {
     /// Takes a device from a pool.
     pub async fn device_remove(&self, pool: &str, path: &str) -> Result<PoolChanged, ClientError> {
         self.delete(&device_path(pool, path)).await
+    }
+
+    /// Gives a disk another export.
+    pub async fn export_add(&self, disk: &str, export: &Export) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/exports", disk_path(disk)), Some(export)).await
+    }
+
+    /// Takes one away.
+    pub async fn export_remove(&self, disk: &str, export: &str) -> Result<DiskChanged, ClientError> {
+        self.delete(&format!("{}/exports/{}", disk_path(disk), percent_encode(export))).await
     }
 
     /// What all disks are due.

@@ -100,9 +100,9 @@ pub struct StoragePolicy {
 pub struct Datastore {
     /// Its name.
     pub name: String,
-    /// `off`; `auto`, throttled when it is late; or `depth:N`, so many I/Os at once.
+    /// `off`; `auto`, throttled when it is late; `knee`, the same, and when it is late is measured; or `depth:N`, so many I/Os at once.
     pub control: String,
-    /// When it is late, under `auto`, milliseconds.
+    /// When it is late, under `auto`, milliseconds; under `knee` as long as the knee is not known.
     pub latency_ms: u32,
     /// Units a second that it can do, where that was said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -122,16 +122,19 @@ pub struct Datastore {
     pub waiting: u64,
     /// Its latency under control, smoothed, nanoseconds; 0 if nobody looked.
     pub latency_ns: u64,
+    /// Under `knee`: the latency from which on more load brings hardly more throughput, nanoseconds, once it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub knee_ns: Option<u64>,
 }
 
 /// `PATCH /v1/datastores/{datastore}`: what is absent stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DatastorePatch {
-    /// `off`, `auto` or `depth:N`.
+    /// `off`, `auto`, `knee` or `depth:N`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control: Option<String>,
-    /// Under `auto`: above this it is throttled, milliseconds.
+    /// Under `auto`: above this it is throttled, milliseconds; under `knee` until the knee is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_ms: Option<u32>,
     /// Units a second that it can do, for reservations; 0: what has been seen.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Dirty, Size};
+use crate::{Dirty, Export, Size};
 
 /// Who answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -128,6 +128,9 @@ pub struct Disk {
     /// Its cache, if it is to have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
+    /// Further NBD exports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exports: Vec<Export>,
     /// The recording of its requests that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<Recording>,
@@ -354,6 +357,7 @@ mod tests {
                     why: None,
                 }),
             }),
+            exports: vec![],
             recording: Some(Recording { requests: 7, dropped: 1 }),
         };
         let text = serde_json::to_string(&disk).unwrap();

@@ -40,6 +40,17 @@ impl Op {
     }
 }
 
+/// What a read leaves behind in the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Promote {
+    /// What the cache's settings say.
+    #[default]
+    Usual,
+    /// Nothing: what is cached serves it, and nothing comes in, counts as used again, is read ahead or sampled for it. For
+    /// backups and scans, which read everything once. Only reads and prefetches heed it; a change is a change.
+    Never,
+}
+
 /// When a change may be acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
@@ -77,6 +88,16 @@ pub struct Request {
     pub len: u64,
     /// Payload; see the module's text. `None` exactly when `op.has_buffer()` is false.
     pub buffer: Option<BufferId>,
+    /// What it leaves behind.
+    pub promote: Promote,
+}
+
+impl Request {
+    /// Does it read without leaving a trace in the cache?
+    #[inline]
+    pub fn passes_by(&self) -> bool {
+        self.promote == Promote::Never && matches!(self.op, Op::Read | Op::Prefetch)
+    }
 }
 
 /// The answer to one request. Every accepted request gets exactly one.

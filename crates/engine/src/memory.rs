@@ -9,6 +9,7 @@ mod readers;
 use crate::admission::{Admission, Brings, Run};
 use crate::command::{CommandError, MEMORY_PAGE_BYTES_MAX, MEMORY_PAGES_MIN, MemoryConfig};
 use crate::directory::Directory;
+use crate::io::Promote;
 use crate::policy::PolicyKind;
 use crate::units::{BLOCK_BYTES_MIN, SECTOR_BYTES};
 use readers::Readers;
@@ -97,14 +98,22 @@ impl Memory {
 
     /// Serves a read of sectors that are there. True if any of them had been read ahead, and had not been read since: that is what
     /// they came for, and makes them no more popular.
-    pub(crate) fn read(&mut self, first: u64, end: u64, mut copy: impl FnMut(Piece)) -> bool {
+    pub(crate) fn read(
+        &mut self,
+        first: u64,
+        end: u64,
+        promote: Promote,
+        mut copy: impl FnMut(Piece),
+    ) -> bool {
         let (mut was_ahead, mut at) = (false, 0);
         for span in self.directory.spans(first, end) {
             let sector = self.directory.find(span).expect("the caller has looked");
             copy(Piece { offset: sector * SECTOR_BYTES, at, count: span.count });
             at += span.count;
             let (page, bits) = self.bits(sector, span.count);
-            if self.ahead[page] & bits == 0 {
+            if promote == Promote::Never {
+                was_ahead |= self.ahead[page] & bits != 0;
+            } else if self.ahead[page] & bits == 0 {
                 self.directory.touch(sector);
             } else {
                 self.ahead[page] &= !bits;

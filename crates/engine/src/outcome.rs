@@ -39,6 +39,8 @@ pub enum Outcome {
     FlushCommitted,
     /// The cache's mode sends it past the cache.
     BypassMode,
+    /// Not all in flash, and its export promotes nothing.
+    BypassNoPromote,
     /// The cache was being changed at that moment.
     BypassChanging,
     /// The cache is being recovered.
@@ -104,6 +106,7 @@ outcomes! {
     BypassFlush "bypass" "flush" "were flushes, which concern the backing only"
     FlushCommitted "flush" "committed" "were flushes that made what flash holds durable"
     BypassMode "bypass" "mode" "went past the cache, as its mode says"
+    BypassNoPromote "bypass" "no-promote" "were not all in flash and not put there, because their export promotes nothing"
     BypassChanging "bypass" "cache-changing" "bypassed the cache while its settings were being changed"
     BypassRecovering "bypass" "cache-recovering" "went to the backing while the cache was being recovered from its journal"
     BypassStalled "bypass" "flash-stalled" "bypassed the cache because the flash device did not answer in time"

@@ -54,6 +54,15 @@ impl Regions {
         self.insert(0, u64::MAX);
     }
 
+    /// Puts everything in that is in `others`; of another disk, everything there is.
+    pub fn insert_those_of(&mut self, others: &Regions) {
+        if self.disk_bytes != others.disk_bytes {
+            return self.insert_all();
+        }
+        self.is_empty &= others.is_empty;
+        self.words.iter_mut().zip(&others.words).for_each(|(word, more)| *word |= more);
+    }
+
     /// Is a sector in?
     #[inline]
     pub fn contains(&self, sector: u64) -> bool {
@@ -92,6 +101,14 @@ mod tests {
         regions.insert(9, 100);
         assert!(regions.contains(9) && !regions.contains(10));
         assert_eq!(regions.permille(), 300);
+        let mut both = Regions::new(10 * SECTOR_BYTES - 512);
+        both.insert_those_of(&Regions::new(10 * SECTOR_BYTES - 512));
+        assert!(both.is_empty());
+        both.insert(0, 1);
+        both.insert_those_of(&regions);
+        assert_eq!((0..12).filter(|sector| both.contains(*sector)).collect::<Vec<_>>(), [0, 3, 4, 9]);
+        both.insert_those_of(&Regions::new(1 << 30));
+        assert_eq!(both.permille(), 1000, "of another disk");
         regions.insert_all();
         assert_eq!(regions.permille(), 1000);
     }

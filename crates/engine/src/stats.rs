@@ -3,7 +3,7 @@
 
 use crate::command::Mode;
 use crate::histogram::Histogram;
-use crate::io::Op;
+use crate::io::{Op, Request};
 use crate::outcome::Outcome;
 use crate::units::Instant;
 
@@ -82,11 +82,11 @@ pub enum CacheState {
 pub struct DiskStats {
     /// Per outcome, indexed by `Outcome as usize`.
     pub outcomes: [OutcomeStats; Outcome::COUNT],
-    /// Read requests (prefetches not among them).
+    /// Read requests (prefetches not among them, nor what promotes nothing).
     pub reads: u64,
     /// Write requests.
     pub writes: u64,
-    /// Read requests served wholly from flash.
+    /// Those of them served wholly from flash.
     pub read_hits: u64,
     /// Read requests served wholly from memory above it.
     pub memory_hits: u64,
@@ -196,7 +196,8 @@ impl DiskStats {
 
     /// Counts one answered request. `at` counts from when counting began.
     #[inline]
-    pub(crate) fn record(&mut self, at: Instant, op: Op, bytes: u64, outcome: Outcome, latency_ns: u64) {
+    pub(crate) fn record(&mut self, at: Instant, request: &Request, outcome: Outcome, latency_ns: u64) {
+        let bytes = request.len;
         let row = &mut self.outcomes[outcome as usize];
         row.count += 1;
         row.latency.record(latency_ns);
@@ -205,7 +206,12 @@ impl DiskStats {
             return;
         }
         row.bytes += bytes;
-        match op {
+        match request.op {
+            // What passes by says nothing about how well the cache serves the rest.
+            Op::Read if request.passes_by() => {
+                self.read_bytes += bytes;
+                self.memory_hits += u64::from(outcome.is_from_memory());
+            }
             Op::Read => {
                 self.reads += 1;
                 self.read_bytes += bytes;

@@ -10,7 +10,7 @@ use hob_engine::admission::Admission;
 use hob_engine::command::{
     Access, CacheChange, CacheConfig, Command, DataSegment, DiskConfig, Event, Segment,
 };
-use hob_engine::io::{Op, Request, Target};
+use hob_engine::io::{Op, Promote, Request, Target};
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{
     BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES,
@@ -63,6 +63,7 @@ impl Bench {
                 offset,
                 len: REQUEST_BYTES,
                 buffer: Some(BufferId(0)),
+                promote: Promote::Usual,
             };
             self.engine.handle_request(Instant(0), request).expect("one at a time");
             while let Some(io) = self.engine.poll_io() {

@@ -7,7 +7,7 @@ use hob_engine::command::{
     Access, CacheChange, CacheConfig, Command, Copies, DataSegment, DiskConfig, Enable, Event, NewRing,
     Segment,
 };
-use hob_engine::io::{Durability, Io, IoOp, Op, Request, Target};
+use hob_engine::io::{Durability, Io, IoOp, Op, Promote, Request, Target};
 use hob_engine::journal::ring_pages_min;
 use hob_engine::outcome::Outcome;
 use hob_engine::preset::preset;
@@ -81,8 +81,15 @@ impl Rig {
 
     fn ask(&mut self, op: Op, offset: u64, len: u64) -> Outcome {
         self.requests += 1;
-        let request =
-            Request { id: RequestId(self.requests), disk: DISK, op, offset, len, buffer: Some(BufferId(0)) };
+        let request = Request {
+            id: RequestId(self.requests),
+            disk: DISK,
+            op,
+            offset,
+            len,
+            buffer: Some(BufferId(0)),
+            promote: Promote::Usual,
+        };
         self.engine.handle_request(self.now(), request).expect("one at a time");
         self.settle();
         let reply = self.engine.poll_reply().expect("answered");

@@ -3,7 +3,7 @@
 
 use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Segment};
-use hob_engine::io::{Durability, Io, IoOp, Op, Request, Target, Zeroing};
+use hob_engine::io::{Durability, Io, IoOp, Op, Promote, Request, Target, Zeroing};
 use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{
@@ -50,7 +50,15 @@ impl Whole {
     fn ask(&mut self, op: Op, offset: u64, len: u64) -> Outcome {
         self.requests += 1;
         let buffer = op.has_buffer().then_some(BufferId(0));
-        let request = Request { id: RequestId(self.requests), disk: DISK, op, offset, len, buffer };
+        let request = Request {
+            id: RequestId(self.requests),
+            disk: DISK,
+            op,
+            offset,
+            len,
+            buffer,
+            promote: Promote::Usual,
+        };
         self.engine.handle_request(Instant(0), request).expect("one at a time");
         while let Some(Io { id, target, op, len, .. }) = self.engine.poll_io() {
             let sums = match target {

@@ -21,7 +21,7 @@ mod tests;
 use std::collections::VecDeque;
 
 use hob_engine::command::{CacheChange, Command, CommandError, Event};
-use hob_engine::io::{Io, IoOp, Op, Reply, Request, Target};
+use hob_engine::io::{Io, IoOp, Op, Promote, Reply, Request, Target};
 use hob_engine::outcome::Outcome;
 use hob_engine::sizing::Sizing;
 use hob_engine::stats::DiskStats;
@@ -361,8 +361,15 @@ impl Replay {
         };
         let buffer = ask.op.has_buffer().then_some(BufferId(0));
         let (offset, len) = if ask.op == Op::Flush { (0, 0) } else { (ask.offset, ask.len) };
-        let request =
-            Request { id: RequestId(slot.into()), disk: DiskId(ask.disk), op: ask.op, offset, len, buffer };
+        let request = Request {
+            id: RequestId(slot.into()),
+            disk: DiskId(ask.disk),
+            op: ask.op,
+            offset,
+            len,
+            buffer,
+            promote: Promote::Usual,
+        };
         self.engine.handle_request(self.now, request).expect("the engine has room");
         let unanswered = (self.in_flight.len() - self.free.len()) as u32;
         self.run.in_flight_max = self.run.in_flight_max.max(unanswered);

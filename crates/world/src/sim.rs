@@ -68,6 +68,9 @@ const COMMANDS_MAX: u64 = 20;
 /// No history takes more steps for each of its requests.
 const STEPS_MAX: u64 = 2000;
 
+/// Tells the dice for histories with reads that promote nothing from those of everything else.
+const PASSING_SALT: u64 = 0x7061_7373;
+
 /// What histories may contain.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -85,6 +88,8 @@ pub struct Options {
     pub memory_permille: u32,
     /// So many of a thousand histories have shares, limits and windows.
     pub qos_permille: u32,
+    /// In so many of a thousand histories some reads promote nothing.
+    pub passing_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
@@ -121,6 +126,7 @@ impl Default for Options {
             power_cuts: true,
             memory_permille: 250,
             qos_permille: 250,
+            passing_permille: 250,
             lives: false,
             early: true,
             hasty: false,
@@ -257,6 +263,8 @@ struct World<'a> {
     ram: Option<Ram>,
     /// Shares and limits, if this history has them.
     qos: Option<Qos>,
+    /// One in four requests promotes nothing.
+    passing: bool,
     dice: Dice,
     now: Instant,
     /// Counts steps.
@@ -309,7 +317,8 @@ impl<'a> World<'a> {
         }
         let ram = Ram::draw(seed, options.memory_permille);
         let qos = Qos::draw(seed, options.qos_permille);
-        World { ram, qos, ..Self::of(scenario, dice, options) }
+        let passing = Dice::new(seed ^ PASSING_SALT).chance(options.passing_permille);
+        World { ram, qos, passing, ..Self::of(scenario, dice, options) }
     }
 
     fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
@@ -349,6 +358,7 @@ impl<'a> World<'a> {
             engine: Engine::new(scenario.limits),
             ram: None,
             qos: None,
+            passing: false,
             options,
             dice,
             now: Instant(0),
@@ -470,6 +480,11 @@ impl<'a> World<'a> {
                 self.drain()?;
             }
             let steps_max = STEPS_MAX * (20 + u64::from(self.options.requests));
+            if self.clock >= steps_max && self.requests.is_empty() && self.any_bad() {
+                // A cache whose journal no device takes is tried again for ever, and its disk stays away: nobody waits for it.
+                self.has_power = false;
+                return Ok(());
+            }
             ensure!(
                 self.now < TIME_MAX && self.clock < steps_max,
                 "never answered: {:?}, never ended: {:?}",

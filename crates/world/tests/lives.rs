@@ -119,6 +119,7 @@ fn check_coverage(total: &Report) {
         (Outcome::WriteBack, 1000),
         (Outcome::FlushCommitted, 1000),
         (Outcome::BypassMode, 1000),
+        (Outcome::BypassNoPromote, 1000),
         (Outcome::BypassRecovering, 1000),
         (Outcome::DirtyLost, 10),
     ] {
@@ -180,6 +181,7 @@ fn what_was_mended_stays_so() {
                 hasty: true,
                 memory_permille: 0,
                 qos_permille: 0,
+                passing_permille: 0,
                 ..Options::lives()
             },
         );

@@ -161,7 +161,7 @@ impl Disk {
     /// Counts an answered request.
     pub(super) fn record(&mut self, now: Instant, arrived: Instant, request: &Request, outcome: Outcome) {
         let at = Instant(now - self.stats_since);
-        self.stats.record(at, request.op, request.len, outcome, now - arrived);
+        self.stats.record(at, request, outcome, now - arrived);
     }
 
     /// Counts the blocks that one request evicted.

@@ -22,6 +22,9 @@ impl Engine {
             Op::Write(_) => whole_sectors(request.offset, request.len),
             _ => (range.first, range.end),
         };
+        if request.passes_by() {
+            return Err(Outcome::BypassNoPromote);
+        }
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let Engine { disks, claims, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");

@@ -279,7 +279,9 @@ impl Engine {
         let disk = self.disk_mut(request.disk);
         disk.in_flight += 1;
         disk.histograms.arrive(now, &request);
-        disk.sizing.note(&request);
+        if !request.passes_by() {
+            disk.sizing.note(&request);
+        }
         let range = Range {
             disk: request.disk,
             first: request.offset / SECTOR_BYTES,
@@ -468,6 +470,9 @@ impl Engine {
     /// each?
     #[inline]
     fn observe(&mut self, request: &Request, range: Range) -> (Run, Seen) {
+        if request.passes_by() {
+            return (Run::Other, Seen::default());
+        }
         let disk = self.disk_mut(request.disk);
         let run = match (request.op, &mut disk.cache) {
             (Op::Read | Op::Write(_), Some(cache)) => cache.observe(range.first, range.end),
@@ -542,7 +547,8 @@ impl Engine {
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.record(now, *arrived, request, *outcome);
         disk.histograms.answer(now - *arrived, request.op);
-        if request.op == Op::Read && (*outcome == Outcome::Hit || outcome.is_from_memory()) {
+        let is_hit = *outcome == Outcome::Hit || outcome.is_from_memory();
+        if request.op == Op::Read && is_hit && !request.passes_by() {
             disk.sizing.hit();
         }
         self.reply_out.push_back(reply);

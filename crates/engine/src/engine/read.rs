@@ -81,6 +81,8 @@ impl Engine {
         }
         if valid == range.end - range.first {
             Source::Flash
+        } else if request.passes_by() {
+            Source::Backing(Outcome::BypassNoPromote)
         } else {
             Source::Backing(if valid > 0 { Outcome::PartialMiss } else { Outcome::MissFilled })
         }
@@ -138,7 +140,8 @@ impl Engine {
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         let cache = disk.cache.as_mut().expect("hits have a cache");
         // Where the blocks are is known since the look-up: they need not be found again.
-        for extent in runs.iter().map(|run| run.extent) {
+        let used = if request.passes_by() { &[][..] } else { &runs[..] };
+        for extent in used.iter().map(|run| run.extent) {
             cache.touch_all(extent.sector, extent.count);
         }
         if request.op == Op::Prefetch {

@@ -25,7 +25,7 @@ use crate::admission::Admission;
 use crate::command::{
     Access, CacheChange, CacheConfig, Command, CommandError, DataSegment, DiskConfig, Event, Segment,
 };
-use crate::io::{BufferCopy, Durability, Io, IoError, IoOp, Op, Reply, Request, Target};
+use crate::io::{BufferCopy, Durability, Io, IoError, IoOp, Op, Promote, Reply, Request, Target};
 use crate::outcome::Outcome;
 use crate::policy::PolicyKind;
 use crate::stats::DiskStats;
@@ -43,6 +43,8 @@ struct Bench {
     engine: Engine,
     now: Instant,
     made: u64,
+    /// Of the requests to come.
+    promote: Promote,
     /// Copies that were asked for.
     copies: Vec<BufferCopy>,
     /// I/O that is to be completed.
@@ -63,6 +65,7 @@ impl Bench {
             engine: Engine::new(limits),
             now: Instant(0),
             made: 0,
+            promote: Promote::Usual,
             copies: vec![],
             ios: VecDeque::new(),
             replies: vec![],
@@ -122,8 +125,10 @@ impl Bench {
         self.made += 1;
         let id = RequestId(self.made);
         let buffer = op.has_buffer().then_some(BufferId(self.made as u32));
-        let result =
-            self.engine.handle_request(self.now, Request { id, disk: DISK, op, offset, len, buffer });
+        let result = self.engine.handle_request(
+            self.now,
+            Request { id, disk: DISK, op, offset, len, buffer, promote: self.promote },
+        );
         self.drain();
         result.map(|()| id)
     }

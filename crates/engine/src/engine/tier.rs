@@ -85,7 +85,7 @@ impl Engine {
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         let memory = disk.memory.as_mut().expect("it has been looked at");
         let copy = |piece| copy_out.push_back(out_of_memory(request.disk, id, piece));
-        let was_ahead = memory.read(range.first, range.end, copy);
+        let was_ahead = memory.read(range.first, range.end, request.promote, copy);
         self.requests[slot].outcome = if was_ahead { Outcome::HitPrefetched } else { Outcome::HitMemory };
         self.reply(now, slot, Ok(()));
         self.finish(slot);
@@ -112,7 +112,9 @@ impl Engine {
         let memory = disk.memory.as_mut().expect("looked at");
         let Some(id) = request.buffer else { return };
         match request.op {
-            Op::Read if uses.keeps_reads && !seen.is_run && !outcome.is_from_memory() => {
+            Op::Read
+                if uses.keeps_reads && !request.passes_by() && !seen.is_run && !outcome.is_from_memory() =>
+            {
                 let copy = |piece| copy_out.push_back(into_memory(request.disk, id, piece));
                 memory.keep(range.first, range.end, copy);
             }

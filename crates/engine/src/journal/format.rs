@@ -279,13 +279,7 @@ impl<'a> Page<'a> {
         run: impl FnMut(u32),
         frame: impl FnMut(u32, &FrameState),
     ) -> Option<Page<'a>> {
-        if bytes.len() != PAGE_BYTES || bytes[MAGIC_AT..][..4] != MAGIC {
-            return None;
-        }
-        let crc = u32_at(bytes, CRC_AT);
-        if crc != checksum(bytes) {
-            return None;
-        }
+        let crc = Page::sound_checksum(bytes)?;
         let header = Header::read(bytes)?;
         let changes = usize::from(u16_at(bytes, CHANGES_AT));
         let runs = usize::from(u16_at(bytes, DUMP_RUNS_AT));
@@ -296,6 +290,15 @@ impl<'a> Page<'a> {
         page.walk_records(|_| ())?;
         page.walk_dump(&mut FrameState::new(), run, frame)?;
         Some(page)
+    }
+
+    /// The checksum of what has the length, the magic and the checksum of a page.
+    pub(super) fn sound_checksum(bytes: &[u8]) -> Option<u32> {
+        if bytes.len() != PAGE_BYTES || bytes[MAGIC_AT..][..4] != MAGIC {
+            return None;
+        }
+        let crc = u32_at(bytes, CRC_AT);
+        (crc == checksum(bytes)).then_some(crc)
     }
 
     /// Its change records, in order.

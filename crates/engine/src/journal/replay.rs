@@ -82,9 +82,11 @@ pub struct Replay {
     tail: Vec<Record>,
     zones: Zones,
     scratch: Box<FrameState>,
+    /// What is to be proved, cache sectors in order.
+    doubtful: Vec<u64>,
     /// Sectors without a checksum whose copies differ.
     pub(super) parted: u64,
-    /// Blocks of the page that is next, and frames of its records.
+    /// Blocks of the page at hand, and frames of its records.
     ahead: (Vec<BlockNo>, Vec<FrameNo>),
 }
 
@@ -126,6 +128,7 @@ impl Replay {
             tail: Vec::new(),
             zones: [0; ZONES / 8],
             scratch: Box::new(FrameState::new()),
+            doubtful: Vec::new(),
             parted: 0,
             ahead: (Vec::new(), Vec::new()),
             plan,
@@ -137,15 +140,20 @@ impl Replay {
         let sequence = self.next;
         assert!(sequence <= self.plan.end, "no more pages than were asked for");
         let (_, crc) = self.plan.chosen[(sequence - self.plan.begin) as usize];
-        // Memory is slow and does many things at once: what will be looked up one by one is touched first.
         let is_dumped = sequence <= self.plan.dump_end;
-        let mut touched = 0;
-        let touch = |_, state: &FrameState| {
-            if is_dumped && !state.is_empty() {
-                touched ^= self.restoring.touch_block(BlockNo(state.block));
-            }
-        };
-        let page = Page::read(bytes, |_| (), touch)
+        let (blocks, frames) = &mut self.ahead;
+        blocks.clear();
+        frames.clear();
+        let page = Page::read(
+            bytes,
+            |_| (),
+            |_, state| {
+                if is_dumped {
+                    blocks.push(BlockNo(state.block));
+                }
+            },
+        );
+        let page = page
             .filter(|page| page.header.sequence == sequence && page.crc == crc)
             .ok_or(ReplayError::Changed { sequence })?;
         if !self.plan.is_of(&page) {
@@ -157,12 +165,6 @@ impl Replay {
         let (segments, segment_frames) = (&self.segments, self.plan.segment_frames);
         let (restoring, tail) = (&mut self.restoring, &mut self.tail);
         let in_tail = sequence > self.plan.committed;
-        page.records(|record| {
-            if let Some(frame) = place(segments, segment_frames, record.frame) {
-                touched ^= restoring.touch_frame(FrameNo(frame));
-            }
-        });
-        std::hint::black_box(touched);
         page.records(|record| match place(segments, segment_frames, record.frame) {
             Some(frame) if in_tail => tail.push(Record { frame, ..record }),
             Some(frame) => apply(restoring, &Record { frame, ..record }),
@@ -189,25 +191,18 @@ impl Replay {
     /// miss; here nothing depends on any of them, so that they are waited for together. Saves a third of a replay.
     fn look_ahead(&mut self, page: &Page<'_>) {
         let (blocks, frames) = &mut self.ahead;
-        blocks.clear();
-        frames.clear();
         page.records(|record| {
             blocks.push(BlockNo(record.block));
             frames.extend(place(&self.segments, self.plan.segment_frames, record.frame).map(FrameNo));
         });
-        if self.next <= self.plan.dump_end + 1 {
-            page.dump(&mut self.scratch, |_, state| blocks.push(BlockNo(state.block)));
-        }
-        let index = self.restoring.index();
-        let mut seen = blocks.iter().fold(0, |seen, block| seen ^ index.peek(*block));
-        seen = frames.iter().fold(seen, |seen, frame| seen ^ index.block(*frame).0);
-        seen = frames.iter().fold(seen, |seen, frame| seen ^ index.sum(index.first_sector(*frame)));
+        let mut seen = blocks.iter().fold(0, |seen, block| seen ^ self.restoring.touch_block(*block));
+        seen = frames.iter().fold(seen, |seen, frame| seen ^ self.restoring.touch_frame(*frame));
         std::hint::black_box(seen);
     }
 
     /// Cache sectors to be read, in order: those that dirty *sets* of the tail speak of, those that may differ in two copies, and
     /// some that tell how good their segments are.
-    fn doubtful(&self) -> Vec<u64> {
+    fn find_doubtful(&self) -> Vec<u64> {
         let index = self.restoring.index();
         let unproven = self.tail.iter().filter(|record| record.kind == Kind::Unproven);
         let mut open: Vec<u64> = unproven
@@ -231,18 +226,16 @@ impl Replay {
 
     /// Sectors to be read from flash, whose checksums decide about the tail: the segment, by its place among the
     /// ordinals, and the sector in the segment.
-    pub fn to_prove(&self) -> Vec<(u32, u64)> {
+    pub fn to_prove(&mut self) -> Vec<(u32, u64)> {
         let per_segment = self.sectors_in_segment();
-        self.doubtful()
-            .into_iter()
-            .map(|sector| ((sector / per_segment) as u32, sector % per_segment))
-            .collect()
+        self.doubtful = self.find_doubtful();
+        self.doubtful.iter().map(|sector| ((sector / per_segment) as u32, sector % per_segment)).collect()
     }
 
     /// `sums`: for each of [`to_prove`](Replay::to_prove) the CRC-32C of what flash holds, `None` when it is unreadable.
     pub fn finish(mut self, sums: &[Option<u32>]) -> Recovered {
         assert!(self.next > self.plan.end, "all pages were read");
-        let mut proof = Proof::new(self.doubtful(), sums, self.sectors_in_segment());
+        let mut proof = Proof::new(std::mem::take(&mut self.doubtful), sums, self.sectors_in_segment());
         let sectors_undone = self.apply_tail(|sector| proof.sum(sector));
         proof.judge(self.restoring.index());
         // What is clean and known to be something else on flash need not be found out again.

@@ -109,6 +109,11 @@ impl Survey {
 
     /// What a copy holds at a page number. An unreadable page is not shown.
     pub fn page(&mut self, copy: usize, number: u64, bytes: &[u8]) {
+        if let Some(twin) = self.twin(copy, number, bytes) {
+            // The other copy has told everything that this one would.
+            self.seen[copy][number as usize] = twin;
+            return;
+        }
         let mut runs = Vec::new();
         let dirty = &mut self.dirty;
         dirty.clear();
@@ -139,6 +144,13 @@ impl Survey {
         }
     }
 
+    /// What was seen in the other copy, if these are the same bytes.
+    fn twin(&self, copy: usize, number: u64, bytes: &[u8]) -> Option<Seen> {
+        let others = self.seen.get(1usize.checked_sub(copy)?)?;
+        let twin = others.get(number as usize).filter(|twin| twin.sequence > 0)?;
+        (Page::sound_checksum(bytes) == Some(twin.crc)).then_some(*twin)
+    }
+
     /// Notes what a page of ours calls dirty, or may have.
     fn note_doubtful(&mut self, page: &Page<'_>) {
         let header = &page.header;
@@ -158,6 +170,25 @@ impl Survey {
                 doubtful.insert(first, first + u64::from(record.count));
             }
         });
+    }
+
+    /// What another one was shown of the same ring is as if this one had been: two can share the work.
+    pub fn merge(&mut self, other: Survey) {
+        assert!((self.cache, self.ring, self.pages) == (other.cache, other.ring, other.pages), "one ring");
+        for (seen, others) in self.seen.iter_mut().flatten().zip(other.seen.into_iter().flatten()) {
+            if others.sequence > 0 {
+                *seen = others;
+            }
+        }
+        self.ordinals.extend(other.ordinals);
+        let sequence = |newest: &Option<Box<Header>>| newest.as_ref().map_or(0, |header| header.sequence);
+        if sequence(&self.newest) < sequence(&other.newest) {
+            self.newest = other.newest;
+        }
+        match (&mut self.doubtful, other.doubtful) {
+            (Some(doubtful), Some(others)) => doubtful.insert_those_of(&others),
+            (doubtful, others) => *doubtful = doubtful.take().or(others),
+        }
     }
 
     /// All pages were shown.

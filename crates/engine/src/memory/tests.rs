@@ -21,7 +21,7 @@ fn what_a_read_returned_is_there_and_elsewhere_nothing() {
     let counts: Vec<_> = kept.iter().map(|piece| (piece.at, piece.count)).collect();
     assert_eq!(counts, [(0, 3), (3, 2)], "one piece a page");
     assert!(memory.holds(5, 10) && !memory.holds(4, 6) && !memory.holds(9, 11));
-    let read = pieces(|copy| assert!(!memory.read(6, 9, copy)));
+    let read = pieces(|copy| assert!(!memory.read(6, 9, Promote::Usual, copy)));
     assert_eq!(read[0], Piece { offset: kept[0].offset + SECTOR_BYTES, at: 0, count: 2 });
     assert_eq!(read[1], Piece { offset: kept[1].offset, at: 2, count: 1 });
     assert_eq!(memory.held_bytes(), 5 * SECTOR_BYTES);
@@ -44,13 +44,13 @@ fn a_write_renews_pages_that_are_there_only() {
 fn what_was_read_ahead_says_so_once() {
     let mut memory = memory(8, 64 << 10);
     memory.keep_ahead(0, 32, |_| ());
-    assert!(memory.read(4, 8, |_| ()));
-    assert!(!memory.read(4, 8, |_| ()), "the second reader finds it by itself");
-    assert!(memory.read(0, 32, |_| ()));
+    assert!(memory.read(4, 8, Promote::Usual, |_| ()));
+    assert!(!memory.read(4, 8, Promote::Usual, |_| ()), "the second reader finds it by itself");
+    assert!(memory.read(0, 32, Promote::Usual, |_| ()));
     memory.keep_ahead(40, 48, |_| ());
     memory.invalidate(40, 48);
     memory.renew(40, 48, |_| ());
-    assert!(!memory.read(40, 48, |_| ()), "the guest wrote it");
+    assert!(!memory.read(40, 48, Promote::Usual, |_| ()), "the guest wrote it");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn marks_leave_with_their_page() {
     (0..50).for_each(|sector| memory.keep_ahead(sector, sector + 1, |_| ()));
     for sector in 100..150 {
         memory.keep(sector, sector + 1, |_| ());
-        assert!(!memory.read(sector, sector + 1, |_| ()));
+        assert!(!memory.read(sector, sector + 1, Promote::Usual, |_| ()));
     }
 }
 

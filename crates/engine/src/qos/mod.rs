@@ -8,13 +8,14 @@
 use crate::units::{DatastoreId, DeviceId};
 
 mod heap;
+mod knee;
 mod scheduler;
 #[cfg(test)]
 mod tests;
 mod window;
 
 pub use scheduler::{FlowId, Scheduler};
-pub use window::{Control, Window, WindowState};
+pub use window::{Control, Late, Window, WindowState};
 
 /// Bytes of one unit of I/O.
 pub const UNIT_BYTES: u64 = 32 << 10;

@@ -367,7 +367,7 @@ fn drive(window: &mut Window, wanted: u32, base_ns: u64, from: u64, seconds: u64
 #[test]
 fn a_resource_is_throttled_when_it_is_late_and_only_then() {
     let mut window = Window::default();
-    window.set(Instant(0), Control::Latency { threshold_ns: 30_000_000, weight_milli: 1000 });
+    window.set(Instant(0), Control::Latency { late: Late::Above(30_000_000), weight_milli: 1000 });
     // 10 in it: 10 ms.
     drive(&mut window, 10, 1_000_000, 0, 10);
     assert_eq!(window.state().size, None);
@@ -382,9 +382,39 @@ fn a_resource_is_throttled_when_it_is_late_and_only_then() {
     assert_eq!(window.state().size, None);
 }
 
+/// A resource of 1000 units a second at 10 ms at least: past its knee a threshold of 30 ms would let three times the latency be, for
+/// nothing.
+#[test]
+fn the_knee_of_throughput_may_say_when_a_resource_is_late() {
+    let mut window = Window::default();
+    window.set(Instant(0), Control::Latency { late: Late::PastKnee(30_000_000), weight_milli: 1000 });
+    let (mut now, mut in_it, mut done) = (0_u64, 0_u32, 0_u64);
+    for second in 0..60 {
+        let wanted = if second < 20 { 2 + second * 4 } else { 100 };
+        if second == 40 {
+            done = 0;
+        }
+        while now < (second + 1) as u64 * SECOND {
+            while in_it < wanted as u32 && window.has_room() {
+                window.began();
+                in_it += 1;
+            }
+            // Ten at a time, each 10 ms.
+            now += 10_000_000 / u64::from(in_it.min(10));
+            let latency = 1_000_000 * u64::from(in_it.max(10));
+            window.ended(Instant(now), 1, latency, in_it < wanted as u32);
+            (in_it, done) = (in_it - 1, done + 1);
+        }
+    }
+    let state = window.state();
+    assert!(state.knee_ns.is_some_and(|knee| (10_000_000..13_000_000).contains(&knee)), "{state:?}");
+    assert!(state.latency_ns < 15_000_000, "{state:?}");
+    assert!(done >= 19_000, "and nothing is lost by that: {done} in 20 s");
+}
+
 #[test]
 fn hosts_that_do_not_know_each_other_share_by_weight() {
-    let control = |weight_milli| Control::Latency { threshold_ns: 30_000_000, weight_milli };
+    let control = |weight_milli| Control::Latency { late: Late::Above(30_000_000), weight_milli };
     let mut windows = [Window::default(), Window::default()];
     windows[0].set(Instant(0), control(1000));
     windows[1].set(Instant(0), control(3000));

@@ -7,6 +7,7 @@
 //! the resource and do not know each other come to windows in the proportion of their weights. Throttling ends when for
 //! some seconds nobody has had to wait and the latency is below the threshold.
 
+use super::knee::Knee;
 use crate::units::Instant;
 
 /// Time between two adjustments, nanoseconds, if enough was seen.
@@ -36,12 +37,21 @@ pub enum Control {
     Depth(u32),
     /// Its latency.
     Latency {
-        /// Above this it is throttled, nanoseconds.
-        threshold_ns: u64,
+        /// When it is throttled.
+        late: Late,
         /// The weight of this host among those that share the resource: how many I/Os its window grows in a step, thousandths.
         /// 1000 where nobody else uses it.
         weight_milli: u32,
     },
+}
+
+/// When a resource is late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Late {
+    /// Above so many nanoseconds.
+    Above(u64),
+    /// Past the knee of its throughput. Until that is known, above so many nanoseconds.
+    PastKnee(u64),
 }
 
 /// What a window has come to.
@@ -55,6 +65,8 @@ pub struct WindowState {
     pub latency_ns: u64,
     /// The most units a second that it has done, as far as that was looked at.
     pub peak: u32,
+    /// The latency at the knee of its throughput, nanoseconds, if that decides and is known.
+    pub knee_ns: Option<u64>,
 }
 
 /// See the module's text.
@@ -73,6 +85,7 @@ pub struct Window {
     waited: bool,
     /// The most units a second that an epoch has seen.
     peak: u32,
+    knee: Knee,
     /// When somebody last had to wait, or the latency was above the threshold.
     needed: Instant,
 }
@@ -110,14 +123,14 @@ impl Window {
     /// An I/O of so many units that had begun ended after `latency_ns`. `waits`: others wait for room.
     pub fn ended(&mut self, now: Instant, units: u32, latency_ns: u64, waits: bool) {
         self.in_flight -= 1;
-        let Control::Latency { threshold_ns, weight_milli } = self.control else { return };
+        let Control::Latency { late, weight_milli } = self.control else { return };
         self.ended += 1;
         self.units += u64::from(units);
         self.sum_ns = self.sum_ns.saturating_add(latency_ns);
         self.waited |= waits;
         let age = now - self.began;
         if age >= EPOCH_NS && (self.ended >= SEEN_MIN || age >= EPOCH_NS_MAX) {
-            self.adjust(now, age, threshold_ns, weight_milli);
+            self.adjust(now, age, late, weight_milli);
         }
     }
 
@@ -127,14 +140,27 @@ impl Window {
             Control::Depth(depth) => Some(depth),
             _ => self.size.map(|size| (size / PART) as u32),
         };
-        WindowState { in_flight: self.in_flight, size, latency_ns: self.latency_ns, peak: self.peak }
+        let knee_ns = match self.control {
+            Control::Latency { late: Late::PastKnee(_), .. } => self.knee.latency_ns(),
+            _ => None,
+        };
+        let Window { in_flight, latency_ns, peak, .. } = *self;
+        WindowState { in_flight, size, latency_ns, peak, knee_ns }
     }
 
-    fn adjust(&mut self, now: Instant, age: u64, threshold_ns: u64, weight_milli: u32) {
+    fn adjust(&mut self, now: Instant, age: u64, late: Late, weight_milli: u32) {
         let mean_ns = self.sum_ns / self.ended;
         self.latency_ns = if self.latency_ns == 0 { mean_ns } else { (self.latency_ns + mean_ns) / 2 };
         let rate = u128::from(self.units) * 1_000_000_000 / u128::from(age);
-        self.peak = self.peak.max(u32::try_from(rate).unwrap_or(u32::MAX));
+        let rate = u32::try_from(rate).unwrap_or(u32::MAX);
+        self.peak = self.peak.max(rate);
+        let threshold_ns = match late {
+            Late::Above(threshold_ns) => threshold_ns,
+            Late::PastKnee(at_first_ns) => {
+                self.knee.note(now, rate, mean_ns);
+                self.knee.latency_ns().unwrap_or(at_first_ns)
+            }
+        };
         let is_late = self.latency_ns > threshold_ns;
         if is_late || self.waited {
             self.needed = now;

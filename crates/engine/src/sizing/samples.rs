@@ -53,8 +53,8 @@ impl<const SECTORS: usize> Samples<SECTORS> {
         self.capacity
     }
 
-    pub(super) fn get(&self, number: u32) -> Sample<SECTORS> {
-        self.samples[number as usize]
+    pub(super) fn get(&self, number: u32) -> &Sample<SECTORS> {
+        &self.samples[number as usize]
     }
 
     pub(super) fn get_mut(&mut self, number: u32) -> &mut Sample<SECTORS> {

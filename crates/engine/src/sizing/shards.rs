@@ -252,13 +252,15 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     /// after; each part goes where the accesses went that the weight comes from. Those between the first and the
     /// last are taken to have had the last one's distance.
     fn access_again(&mut self, number: u32, sectors: Range<usize>, weight: f64) {
-        let sample = self.samples.get(number);
-        let distance = f64::from(self.timeline.younger(sample.slot) + 1);
-        self.timeline.remove(sample.slot);
+        let Sample { slot, .. } = *self.samples.get(number);
+        let distance = f64::from(self.timeline.younger(slot) + 1);
+        self.timeline.remove(slot);
         self.make_youngest(number);
 
-        let distance = Buckets::bucket_of((distance * self.blocks_per_sample).round() as u64);
-        let hit_from = use_sectors(&mut self.samples.get_mut(number).valid_from, sectors, distance);
+        // Half more and cut off is the nearest whole number, and no call of the system's library.
+        let distance = Buckets::bucket_of((distance * self.blocks_per_sample + 0.5) as u64);
+        let sample = self.samples.get_mut(number);
+        let hit_from = use_sectors(&mut sample.valid_from, sectors, distance);
         let first = weight.min(sample.used);
         self.cold_leverage += weight * first * self.blocks_per_sample;
         let between = weight * (sample.used - first) * self.blocks_per_sample;
@@ -273,7 +275,6 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
             // It misses at every size, as a first access does.
             None => self.cold_leverage += leverage,
         }
-        let sample = self.samples.get_mut(number);
         sample.used = used;
         if weight > 0.0 || hit_from.is_some() {
             sample.bucket = hit_from;

@@ -1,7 +1,7 @@
 //! Commands in flight: what is kept of one, and how it becomes the engine's requests.
 
 use hob_engine::REQUEST_BYTES_MAX;
-use hob_engine::io::{BufferSlice, Durability, Op, Request, Zeroing};
+use hob_engine::io::{BufferSlice, Durability, Op, Promote, Request, Zeroing};
 use hob_engine::units::{BufferId, DiskId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
 use hob_nbd::{Command, CommandFlags};
 
@@ -72,7 +72,7 @@ impl InFlight {
     }
 
     /// The request for the current piece. The buffer's reference goes to the engine.
-    pub(super) fn request(&mut self, id: RequestId, disk: DiskId) -> Request {
+    pub(super) fn request(&mut self, id: RequestId, disk: DiskId, promote: Promote) -> Request {
         let flags = self.header.flags;
         let durability =
             if flags.contains(CommandFlags::FUA) { Durability::Durable } else { Durability::Volatile };
@@ -85,7 +85,7 @@ impl InFlight {
             Command::WriteZeroes => Op::WriteZeroes(durability, zeroing(flags)),
             other => unreachable!("{other:?} is not the engine's"),
         };
-        Request { id, disk, op, offset: self.offset, len: self.len, buffer: self.buffer.take() }
+        Request { id, disk, op, offset: self.offset, len: self.len, buffer: self.buffer.take(), promote }
     }
 
     /// Goes to the next piece. False if the last one was the last.

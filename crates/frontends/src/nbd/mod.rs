@@ -24,7 +24,7 @@ mod tests;
 use std::collections::VecDeque;
 
 use hob_engine::gather::Gather;
-use hob_engine::io::{BufferSlice, IoError, Reply, Request};
+use hob_engine::io::{BufferSlice, IoError, Promote, Reply, Request};
 use hob_engine::units::{BufferId, DiskId, RequestId};
 use hob_nbd::server::handshake::Negotiated;
 use hob_nbd::server::request::{Refusal, decode_request, validate};
@@ -73,6 +73,8 @@ pub struct Connection {
     disk: DiskId,
     /// Upper half of the request ids of this connection.
     number: u32,
+    /// What its reads leave behind in the cache.
+    promote: Promote,
     commands: Table,
     input: Input,
     requests: VecDeque<Request>,
@@ -114,11 +116,12 @@ enum Input {
 
 impl Connection {
     /// A connection to `disk`. `number` is not that of another connection of the same engine.
-    pub fn new(negotiated: Negotiated, disk: DiskId, number: u32) -> Self {
+    pub fn new(negotiated: Negotiated, disk: DiskId, number: u32, promote: Promote) -> Self {
         Connection {
             negotiated,
             disk,
             number,
+            promote,
             commands: Table::default(),
             input: Input::Header,
             requests: VecDeque::new(),
@@ -143,6 +146,11 @@ impl Connection {
     /// The disk it serves.
     pub fn disk(&self) -> DiskId {
         self.disk
+    }
+
+    /// The export that its client asked for; empty for the default one.
+    pub fn export(&self) -> &str {
+        &self.negotiated.export
     }
 
     /// Bytes of buffers that its commands hold, until their answers are sent.
@@ -405,7 +413,7 @@ impl Connection {
             let slot = *command;
             self.input = Input::Header;
             let id = self.request_id(slot);
-            let request = self.commands.get_mut(slot).request(id, self.disk);
+            let request = self.commands.get_mut(slot).request(id, self.disk, self.promote);
             self.requests.push_back(request);
         }
     }
@@ -424,7 +432,7 @@ impl Connection {
             }
             self.held_bytes += command.buffer_bytes;
         }
-        let request = command.request(id, disk);
+        let request = command.request(id, disk, self.promote);
         self.requests.push_back(request);
     }
 

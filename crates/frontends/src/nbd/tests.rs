@@ -1,7 +1,7 @@
 //! A connection driven by hand: bytes in, requests out, replies in, bytes out.
 
 use hob_engine::gather::Piece;
-use hob_engine::io::{Durability, Op};
+use hob_engine::io::{Durability, Op, Promote};
 use hob_engine::outcome::Outcome;
 use hob_nbd::{CommandFlags, ExportInfo};
 
@@ -22,7 +22,10 @@ impl Rig {
             structured_replies,
             base_allocation: structured_replies,
         };
-        Rig { connection: Connection::new(negotiated, DiskId(3), 7), memory: Memory::default() }
+        Rig {
+            connection: Connection::new(negotiated, DiskId(3), 7, Promote::Usual),
+            memory: Memory::default(),
+        }
     }
 
     fn receive(&mut self, bytes: &[u8]) -> usize {

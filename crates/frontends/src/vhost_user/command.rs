@@ -1,7 +1,7 @@
 //! Requests of a driver that are in flight: what is kept of one, and how it becomes the engine's requests.
 
 use hob_engine::REQUEST_BYTES_MAX;
-use hob_engine::io::{BufferSlice, Op, Request};
+use hob_engine::io::{BufferSlice, Op, Promote, Request};
 use hob_engine::units::{BufferId, DiskId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
 
 use super::chain::Segment;
@@ -78,7 +78,7 @@ impl Command {
     /// The request for the current piece. The buffer's reference goes to the engine.
     pub(super) fn request(&mut self, id: RequestId, disk: DiskId) -> Request {
         let (offset, len) = (self.offset + self.at, self.piece_len());
-        Request { id, disk, op: self.op, offset, len, buffer: self.buffer.take() }
+        Request { id, disk, op: self.op, offset, len, buffer: self.buffer.take(), promote: Promote::Usual }
     }
 
     /// Goes to the next piece. False if the last one was the last.

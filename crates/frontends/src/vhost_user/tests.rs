@@ -345,7 +345,7 @@ const MALFORMED: &[Case] = &[
     (
         "a huge indirect table",
         |rig| {
-            rig.descriptor(DESCRIPTORS, 0, (TABLE, u32::MAX & !15, INDIRECT, 0));
+            rig.descriptor(DESCRIPTORS, 0, (TABLE, !15, INDIRECT, 0));
         },
         Err(Fault::Table),
     ),

@@ -17,10 +17,11 @@ pub(crate) enum Datastore {
     Set {
         /// The datastore
         datastore: String,
-        /// off; auto: throttled when it is late, by shares and reservations; depth:N: so many I/Os at once
+        /// off; auto: throttled when it is late, by shares and reservations; knee: the same, where late is past the knee of its
+        /// throughput, which is measured; depth:N: so many I/Os at once
         #[arg(long, value_name = "CONTROL")]
         throttle: Option<String>,
-        /// When it is late, under auto, milliseconds [default: 30]
+        /// When it is late, under auto, milliseconds; under knee, until that is known [default: 30]
         #[arg(long, value_name = "MS")]
         latency_ms: Option<u32>,
         /// Units of 32 KiB a second that it can do, for reservations; 0: as much as it has been seen to do
@@ -57,7 +58,7 @@ fn list(stores: &[Store]) -> String {
         words("DISKS"),
     ];
     let row = |store: &Store| {
-        let is_auto = store.control == "auto";
+        let is_by_latency = matches!(store.control.as_str(), "auto" | "knee");
         let or_dash = |is_known: bool, text: String| if is_known { text } else { "-".to_owned() };
         let capacity = match (store.capacity, store.peak) {
             (Some(capacity), _) => capacity.to_string(),
@@ -67,7 +68,10 @@ fn list(stores: &[Store]) -> String {
         vec![
             store.name.clone(),
             store.control.clone(),
-            or_dash(is_auto, format!("{} ms", store.latency_ms)),
+            match store.knee_ns {
+                Some(knee) => format!("{} (knee)", duration(knee)),
+                None => or_dash(is_by_latency, format!("{} ms", store.latency_ms)),
+            },
             or_dash(store.latency_ns > 0, duration(store.latency_ns)),
             store.window.map_or_else(|| "-".to_owned(), |window| window.to_string()),
             or_dash(store.control != "off", store.in_flight.to_string()),

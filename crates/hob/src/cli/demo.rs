@@ -15,6 +15,7 @@ use comfy_table::Table;
 use hob_control::Endpoint;
 use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, DiskConfig};
+use hob_engine::io::Promote;
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{DatastoreId, DeviceId, DiskId};
 use hob_lab::driver::{self, Run};
@@ -137,7 +138,10 @@ impl Host {
         })?;
         let exports = Exports::default();
         let info = ExportInfo { block_size_min: 512, ..ExportInfo::new(DISK_BYTES) };
-        exports.insert("demo", Export { disk: DISK, shard: shard.clone(), info, _gateway: None });
+        exports.insert(
+            "demo",
+            Export { of: "demo".to_owned(), disk: DISK, shard: shard.clone(), info, promote: Promote::Usual },
+        );
 
         let uri = format!("nbd+unix:///demo?socket={}", path_text(&socket)?).parse()?;
         let stop = Arc::new(AtomicBool::new(false));

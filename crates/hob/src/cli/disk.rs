@@ -120,6 +120,7 @@ fn show(disk: &DiskInfo) -> String {
         ("access", if disk.read_only { "read-only" } else { "read-write" }.to_owned()),
     ];
     facts.extend(disk.vhost_user.clone().map(|path| ("vhost-user", path)));
+    facts.extend(disk.exports.iter().map(|export| ("export", super::export::words_of(export))));
     facts.extend(disk.reason.clone().map(|reason| ("reason", reason)));
     match &disk.cache {
         None => facts.push(("cache", "off".to_owned())),

@@ -14,6 +14,7 @@ mod disk;
 mod docs;
 mod drain;
 mod explain;
+mod export;
 mod health;
 mod histogram;
 mod lab;
@@ -123,6 +124,8 @@ enum Command {
     #[command(subcommand)]
     Disk(disk::Disk),
     #[command(subcommand)]
+    Export(export::Export),
+    #[command(subcommand)]
     Cache(cache::Cache),
     #[command(subcommand)]
     Qos(qos::Qos),
@@ -153,6 +156,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Demo(args) => demo::run(args),
         Command::Pool(args) => pool::run(args, global),
         Command::Disk(args) => disk::run(args, global),
+        Command::Export(args) => export::run(args, global),
         Command::Cache(args) => cache::run(args, global),
         Command::Qos(args) => qos::run(args, global),
         Command::Datastore(args) => datastore::run(args, global),

@@ -2,7 +2,7 @@
 //!
 //! A disk that no `[[allow]]` names is there for every client that can connect; one that is named is there for the clients of those
 //! entries only. For all others it does not exist: it is not listed, and asking for it is answered as asking for a name that nobody
-//! has. Fixed at start; connections that exist are not looked at again.
+//! has. A further export is its disk's, unless entries name it. Fixed at start; connections that exist are not looked at again.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -161,9 +161,12 @@ impl AllowList {
         AllowList(entries.into())
     }
 
-    fn permits(&self, disk: &str, peer: &Peer) -> bool {
-        let names_disk = |entry: &&AllowEntry| entry.disks.iter().any(|name| name == disk || name == "*");
-        let mut entries = self.0.iter().filter(names_disk).peekable();
+    /// May a client see that export of that disk? Entries that name the export count; where there are none, those of its disk do.
+    fn permits(&self, export: &str, disk: &str, peer: &Peer) -> bool {
+        let is_named = |what: &str| self.0.iter().any(|entry| entry.disks.iter().any(|name| name == what));
+        let named = if is_named(export) { export } else { disk };
+        let counts = |entry: &&AllowEntry| entry.disks.iter().any(|name| name == named || name == "*");
+        let mut entries = self.0.iter().filter(counts).peekable();
         entries.peek().is_none() || entries.any(|entry| entry.clients.iter().any(|c| c.matches(peer)))
     }
 }
@@ -183,12 +186,18 @@ impl Visible {
     /// The export of that name. The empty name means the only disk the client sees, if it sees one only.
     pub(crate) fn get(&self, name: &str) -> Option<Export> {
         if !name.is_empty() {
-            return self.allow.permits(name, &self.peer).then(|| self.exports.get(name))?;
+            let export = self.exports.get(name)?;
+            return self.allow.permits(name, &export.of, &self.peer).then_some(export);
         }
-        match self.list().as_slice() {
-            [(only, _)] => self.exports.get(only),
+        let mut disks = self.visible().into_iter().filter(|(name, export)| *name == export.of);
+        match (disks.next(), disks.next()) {
+            (Some((_, only)), None) => Some(only),
             _ => None,
         }
+    }
+
+    fn visible(&self) -> Vec<(String, Export)> {
+        self.exports.visible(|export, disk| self.allow.permits(export, disk, &self.peer))
     }
 }
 
@@ -198,14 +207,13 @@ impl ExportDirectory for Visible {
     }
 
     fn list(&self) -> Vec<(String, String)> {
-        let mut all = self.exports.list();
-        all.retain(|(name, _)| self.allow.permits(name, &self.peer));
-        all
+        self.visible().into_iter().map(|(name, export)| (name, export.info.description)).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use hob_engine::io::Promote;
     use hob_engine::units::DiskId;
 
     use super::*;
@@ -257,9 +265,13 @@ mod tests {
     fn what_is_not_allowed_is_not_there() {
         let (shard, _calls) = ShardHandle::new(|| {});
         let exports = Exports::default();
-        for (number, name) in ["free", "one", "two"].into_iter().enumerate() {
-            let (disk, info) = (DiskId(number as u32), ExportInfo::new(512));
-            exports.insert(name, Export { disk, shard: shard.clone(), info, _gateway: None });
+        for (number, (of, name)) in
+            [("free", "free"), ("one", "one"), ("two", "two"), ("two", "two-backup"), ("two", "own")]
+                .into_iter()
+                .enumerate()
+        {
+            let (disk, info, promote) = (DiskId(number as u32), ExportInfo::new(512), Promote::Usual);
+            exports.insert(name, Export { of: of.to_owned(), disk, shard: shard.clone(), info, promote });
         }
         let entry = |disks: &[&str], clients: &[&str]| AllowEntry {
             disks: disks.iter().map(|&disk| disk.to_owned()).collect(),
@@ -268,24 +280,28 @@ mod tests {
         let allow = AllowList::new(vec![
             entry(&["one", "two"], &["10.0.0.1"]),
             entry(&["two"], &["10.0.0.2"]),
+            entry(&["own"], &["10.0.0.4"]),
             entry(&["absent"], &["10.0.0.3"]),
         ]);
         let seen_by = |allow: &AllowList, peer: Peer| {
             let visible = Visible { exports: exports.clone(), allow: allow.clone(), peer };
             let names: Vec<String> = visible.list().into_iter().map(|(name, _)| name).collect();
-            for name in ["free", "one", "two", "absent"] {
+            for name in ["free", "one", "two", "two-backup", "own", "absent"] {
                 assert_eq!(visible.find(name).is_some(), names.iter().any(|n| n == name), "{name}");
             }
-            assert_eq!(visible.find("").is_some(), names.len() == 1);
+            let disks =
+                names.iter().filter(|name| exports.get(name).is_some_and(|export| export.of == **name));
+            assert_eq!(visible.find("").is_some(), disks.count() == 1);
             names.join(" ")
         };
-        assert_eq!(seen_by(&allow, at("10.0.0.1")), "free one two");
-        assert_eq!(seen_by(&allow, at("10.0.0.2")), "free two");
+        assert_eq!(seen_by(&allow, at("10.0.0.1")), "free one two two-backup");
+        assert_eq!(seen_by(&allow, at("10.0.0.2")), "free two two-backup");
         assert_eq!(seen_by(&allow, at("10.0.0.3")), "free");
+        assert_eq!(seen_by(&allow, at("10.0.0.4")), "free own");
         assert_eq!(seen_by(&allow, Peer::default()), "free");
         let all = AllowList::new(vec![entry(&["*"], &["unix"]), entry(&["one"], &["10.0.0.1"])]);
         assert_eq!(seen_by(&all, at("10.0.0.1")), "one");
         assert_eq!(seen_by(&all, at("10.0.0.2")), "");
-        assert_eq!(seen_by(&all, Peer::default()), "free one two");
+        assert_eq!(seen_by(&all, Peer::default()), "free one own two two-backup");
     }
 }

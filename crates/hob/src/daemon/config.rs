@@ -8,7 +8,7 @@ mod nbd;
 
 use std::path::{Path, PathBuf};
 
-use hob_control::{CacheEnable, Endpoint, PoolCreate, Size, check_name};
+use hob_control::{CacheEnable, Endpoint, Export, PoolCreate, QosPatch, Size, check_name};
 use serde::Deserialize;
 
 use super::allow::AllowEntry;
@@ -59,6 +59,12 @@ pub(crate) struct Config {
     /// Disks to begin with.
     #[serde(default, rename = "disk")]
     pub(crate) disks: Vec<DiskEntry>,
+    /// Storage policies to begin with.
+    #[serde(default, rename = "storage_policy")]
+    pub(crate) policies: Vec<PolicyEntry>,
+    /// What is known of datastores to begin with.
+    #[serde(default, rename = "datastore")]
+    pub(crate) datastores: Vec<DatastoreEntry>,
 }
 
 /// Bounds on what clients, backings and flash may cost. Fixed at start.
@@ -106,6 +112,35 @@ pub(crate) struct DiskEntry {
     pub(crate) datastore: Option<String>,
     /// Absolute path of a socket at which a machine uses it through vhost-user.
     pub(crate) vhost_user: Option<String>,
+    /// Further exports.
+    #[serde(default, rename = "export")]
+    pub(crate) exports: Vec<Export>,
+    /// What it is due: rules, or a storage policy.
+    pub(crate) qos: Option<QosPatch>,
+}
+
+/// A storage policy to begin with.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PolicyEntry {
+    /// Its name.
+    pub(crate) name: String,
+    /// What its disks are due, each.
+    pub(crate) qos: QosPatch,
+}
+
+/// What is said of a datastore to begin with.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DatastoreEntry {
+    /// Its name.
+    pub(crate) name: String,
+    /// What bounds it: `off`, `auto`, `knee` or `depth:N`.
+    pub(crate) throttle: Option<String>,
+    /// When it is late, milliseconds.
+    pub(crate) latency_ms: Option<u32>,
+    /// Units a second that it can do.
+    pub(crate) capacity: Option<u32>,
 }
 
 /// What is wrong with the file, in one line.
@@ -159,7 +194,12 @@ impl Config {
             super::vhost_user::check_path(path)?;
         }
         check_names("pool", self.pools.iter().map(|pool| pool.name.as_str()))?;
-        check_names("disk", self.disks.iter().map(|disk| disk.name.as_str()))
+        check_names("storage_policy", self.policies.iter().map(|policy| policy.name.as_str()))?;
+        check_names("datastore", self.datastores.iter().map(|store| store.name.as_str()))?;
+        // Clients find disks and their further exports by the same names.
+        let disks = self.disks.iter().map(|disk| disk.name.as_str());
+        let exports = self.disks.iter().flat_map(|disk| &disk.exports).map(|export| export.name.as_str());
+        check_names("disk", disks.chain(exports))
     }
 }
 
@@ -244,6 +284,13 @@ mod tests {
             [limits]
             connections_max = 64
             buffer_bytes_max = "128M"
+            [[storage_policy]]
+            name = "gold"
+            qos = { shares = "high", reservation = 100 }
+            [[datastore]]
+            name = "array"
+            throttle = "knee"
+            capacity = 2000
             [[pool]]
             name = "p"
             devices = ["/a", "/b"]
@@ -252,6 +299,12 @@ mod tests {
             name = "d"
             backing = "/d.img"
             vhost_user = "/run/d.sock"
+            datastore = "array"
+            qos = { policy = "gold" }
+            [[disk.export]]
+            name = "d-backup"
+            read_only = true
+            no_promote = true
             [disk.cache]
             pool = "p"
             size = "64M"
@@ -281,6 +334,11 @@ mod tests {
         assert_eq!((settings.block_size, settings.dirty_age_max), (Some(Size(8192)), Some(0)));
         assert_eq!((settings.copies.as_deref(), settings.ordered), (Some("2-dirty"), Some(true)));
         assert!(config.drain_on_shutdown);
+        assert_eq!(config.policies[0].qos.reservation, Some(100));
+        assert_eq!(config.datastores[0].throttle.as_deref(), Some("knee"));
+        assert_eq!(config.disks[0].qos.as_ref().unwrap().policy.as_deref(), Some("gold"));
+        let backup = Export { name: "d-backup".into(), read_only: true, no_promote: true };
+        assert_eq!(config.disks[0].exports, [backup]);
     }
 
     #[test]
@@ -304,6 +362,10 @@ mod tests {
             (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[[disk]]\nname = \"a\"\nbacking = \"/y\"",
                 &["'a' stands there twice"],
+            ),
+            (
+                "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[[disk.export]]\nname = \"b\"\n[[disk]]\nname = \"b\"\nbacking = \"/y\"",
+                &["'b' stands there twice"],
             ),
         ] {
             let error = Config::parse(text).unwrap_err().to_string();

@@ -1,89 +1,76 @@
-//! What NBD clients can ask for: the disks that are online, by name.
+//! What NBD clients can ask for: the disks that are online, by the names of their exports.
 //!
-//! The manager writes this table, listeners read it. The lock is held for a look-up only.
+//! Each disk has an export of its own name, and may have others. The manager writes this table, listeners read it. The lock is held
+//! for a look-up only.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hob_engine::io::Promote;
 use hob_engine::units::DiskId;
-use hob_nbd::{ExportDirectory, ExportInfo};
+use hob_nbd::ExportInfo;
 
 use super::shard_api::ShardHandle;
 use super::vhost_user::Gateway;
 
-/// One disk that clients can connect to.
+/// One way to a disk that clients can connect to.
 #[derive(Clone, Debug)]
 pub(crate) struct Export {
+    /// The disk.
+    pub(crate) of: String,
     /// Its name on its shard.
     pub(crate) disk: DiskId,
     /// Who serves it.
     pub(crate) shard: ShardHandle,
     /// As clients see it.
     pub(crate) info: ExportInfo,
-    /// Where machines come in, for as long as it is offered.
-    pub(crate) _gateway: Option<Arc<Gateway>>,
+    /// What reads leave behind in the cache.
+    pub(crate) promote: Promote,
 }
 
-/// All exports. Clones share one table.
+/// All exports, and where machines come in. Clones share one table of each.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>);
+pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>, Arc<Mutex<BTreeMap<String, Gateway>>>);
 
 impl Exports {
-    /// Offers a disk.
+    /// Offers a disk under a name.
     pub(crate) fn insert(&self, name: &str, export: Export) {
         self.table().insert(name.to_owned(), export);
     }
 
-    /// Offers it no more. Connections that exist are the shard's matter.
+    /// Offers an export no more. Connections that exist are the shard's matter.
     pub(crate) fn remove(&self, name: &str) {
         self.table().remove(name);
     }
 
-    /// The export of that name. The empty name means the only disk there is, if there is one only.
+    /// Lets machines use a disk, for as long as it is offered.
+    pub(crate) fn let_machines_in(&self, disk: &str, gateway: Gateway) {
+        self.gateways().insert(disk.to_owned(), gateway);
+    }
+
+    /// Offers no export of a disk any more, and no way in for machines.
+    pub(crate) fn remove_disk(&self, disk: &str) {
+        self.gateways().remove(disk);
+        self.table().retain(|_, export| export.of != disk);
+    }
+
+    /// The export of that name.
     pub(crate) fn get(&self, name: &str) -> Option<Export> {
+        self.table().get(name).cloned()
+    }
+
+    /// All of them, by name, that `may` be seen, which is told the export's name and its disk's.
+    pub(crate) fn visible(&self, may: impl Fn(&str, &str) -> bool) -> Vec<(String, Export)> {
         let table = self.table();
-        match name {
-            "" if table.len() == 1 => table.values().next().cloned(),
-            _ => table.get(name).cloned(),
-        }
+        let seen = table.iter().filter(|(name, export)| may(name, &export.of));
+        seen.map(|(name, export)| (name.clone(), export.clone())).collect()
+    }
+
+    fn gateways(&self) -> MutexGuard<'_, BTreeMap<String, Gateway>> {
+        self.1.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<String, Export>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl ExportDirectory for Exports {
-    fn find(&self, name: &str) -> Option<ExportInfo> {
-        self.get(name).map(|export| export.info)
-    }
-
-    fn list(&self) -> Vec<(String, String)> {
-        self.table().iter().map(|(name, export)| (name.clone(), export.info.description.clone())).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_empty_name_means_the_only_disk() {
-        let exports = Exports::default();
-        let (shard, _calls) = ShardHandle::new(|| {});
-        let export = |disk, bytes| Export {
-            disk: DiskId(disk),
-            shard: shard.clone(),
-            info: ExportInfo::new(bytes),
-            _gateway: None,
-        };
-        assert!(exports.find("").is_none());
-        exports.insert("a", export(1, 512));
-        assert_eq!(exports.find("").unwrap().size_bytes, 512);
-        exports.insert("b", export(2, 1024));
-        assert!(exports.find("").is_none() && exports.find("c").is_none());
-        assert_eq!(exports.get("b").unwrap().disk, DiskId(2));
-        exports.remove("a");
-        assert_eq!(exports.list(), [("b".to_owned(), String::new())]);
     }
 }

@@ -6,6 +6,7 @@
 
 mod auth;
 mod browser;
+mod exports;
 mod extract;
 mod handlers;
 mod listen;
@@ -73,6 +74,8 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/curve", get(observe::curve).delete(observe::curve_reset))
         .route("/v1/disks/{disk}/explain", get(explain))
         .route("/v1/disks/{disk}/trace", get(trace))
+        .route("/v1/disks/{disk}/exports", post(exports::add))
+        .route("/v1/disks/{disk}/exports/{export}", delete(exports::remove))
         .route("/v1/qos", get(qos::disks))
         .route("/v1/disks/{disk}/qos", get(qos::disk).patch(qos::set))
         .route("/v1/storage-policies", get(qos::policies))
@@ -139,6 +142,8 @@ async fn in_time(request: Request, next: Next) -> Response {
         observe::curve_reset,
         handlers::explain,
         handlers::trace,
+        exports::add,
+        exports::remove,
         qos::disks,
         qos::disk,
         qos::set,

@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::allow::{AllowList, Peer, Visible};
-use super::exports::Exports;
+use super::exports::{Export, Exports};
 use super::relay::{self, Spawner};
 use super::tls::{PeerCertificate, Tls};
 
@@ -309,7 +309,8 @@ fn attach(
 ) -> io::Result<()> {
     // It may have been taken away in this moment.
     let Some(export) = visible.get(&negotiated.export) else { return Ok(()) };
-    export.shard.attach(export.disk, socket, negotiated, leftover, place).map_err(io::Error::other)
+    let Export { disk, shard, promote, .. } = export;
+    shard.attach(disk, socket, negotiated, leftover, promote, place).map_err(io::Error::other)
 }
 
 /// How far negotiation got.

@@ -36,6 +36,7 @@ mod room;
 mod settings;
 mod start;
 mod view;
+mod ways_in;
 mod ways_out;
 
 use std::collections::{BTreeMap, BTreeSet};

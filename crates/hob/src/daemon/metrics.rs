@@ -14,7 +14,7 @@ mod table;
 
 use std::fmt::Write as _;
 
-use hob_control::{Disk, HealthProblem, Pool, ProblemKind};
+use hob_control::{Datastore, Disk, DiskQos, HealthProblem, Pool, ProblemKind};
 use hob_engine::histogram::Histogram;
 use hob_engine::outcome::OUTCOMES;
 use hob_engine::stats::{self, DiskStats};
@@ -157,6 +157,23 @@ impl Page {
                     add_latencies(body, metric, latencies, &disk.name, stats);
                 }
             }
+        });
+    }
+
+    /// Adds what disks are due, and datastores.
+    pub(crate) fn add_qos(&mut self, disks: &[DiskQos], datastores: &[Datastore]) {
+        self.each(|metric, body| match metric.source {
+            Source::Qos(value) => {
+                for disk in disks {
+                    value(disk).into_iter().for_each(|value| sample(body, metric, &[&disk.disk], value));
+                }
+            }
+            Source::Datastore(value) => {
+                for store in datastores {
+                    value(store).into_iter().for_each(|value| sample(body, metric, &[&store.name], value));
+                }
+            }
+            _ => {}
         });
     }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use hob_engine::command::{CacheChange, Command, CommandError, DiskConfig, MemoryConfig, Segment};
+use hob_engine::io::Promote;
 use hob_engine::qos::{Control, DiskQos, Resource, ResourceState};
 use hob_engine::regions::Regions;
 use hob_engine::sizing::Sizing;
@@ -31,7 +32,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Where a shard puts the answer to a call. Dropping it says that the shard is gone.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
-/// A question or an instruction to a shard. Each is answered once; [`ShardCall::Attach`], [`ShardCall::Control`] and
+/// A question or an instruction to a shard. Each is answered once; [`ShardCall::Attach`], [`ShardCall::CloseExport`], [`ShardCall::Control`] and
 /// [`ShardCall::EndRecording`] never.
 #[derive(Debug)]
 pub(crate) enum ShardCall {
@@ -176,11 +177,20 @@ pub(crate) enum ShardCall {
         negotiated: Box<Negotiated>,
         /// Bytes that came after the negotiation and have been read.
         leftover: Vec<u8>,
+        /// What its reads leave behind in the cache.
+        promote: Promote,
         /// Held for as long as the connection lasts.
         place: Place,
     },
     /// A machine that speaks vhost-user.
     Machine(MachineCall),
+    /// An export is gone: close its connections.
+    CloseExport {
+        /// Of which disk.
+        id: DiskId,
+        /// Its name.
+        export: String,
+    },
     /// End: close every connection, finish what is in flight, close everything.
     Stop {
         /// When it is done.
@@ -429,9 +439,23 @@ impl ShardHandle {
         socket: OwnedFd,
         negotiated: Negotiated,
         leftover: Vec<u8>,
+        promote: Promote,
         place: Place,
     ) -> Result<(), ShardError> {
-        self.send(ShardCall::Attach { id, socket, negotiated: Box::new(negotiated), leftover, place })
+        self.send(ShardCall::Attach {
+            id,
+            socket,
+            negotiated: Box::new(negotiated),
+            leftover,
+            promote,
+            place,
+        })
+    }
+
+    /// Closes the connections to an export.
+    pub(crate) fn close_export(&self, id: DiskId, export: String) {
+        // A shard that is gone has none.
+        let _ = self.send(ShardCall::CloseExport { id, export });
     }
 
     /// Serves a machine. The answer comes through the call's own channel.

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use hob_control::Size;
+use hob_control::{Export, Size};
 use hob_storage::failing;
 use serde::{Deserialize, Serialize};
 
@@ -87,12 +87,24 @@ pub(crate) struct DiskState {
     /// What it is due, if somebody said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) qos: Option<DiskQosSpec>,
+    /// Further exports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) exports: Vec<Export>,
 }
 
 impl DiskState {
     /// A disk of which nothing else is said.
     pub(crate) fn new(name: String, backing: String, read_only: bool) -> DiskState {
-        DiskState { name, backing, read_only, cache: None, datastore: None, vhost_user: None, qos: None }
+        DiskState {
+            name,
+            backing,
+            read_only,
+            cache: None,
+            datastore: None,
+            qos: None,
+            exports: Vec::new(),
+            vhost_user: None,
+        }
     }
 }
 

@@ -16,6 +16,7 @@ mod pages;
 mod tail;
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hob_engine::command::DataSegment;
 use hob_engine::journal::{PAGE_BYTES, Plan, Recovered, Replay, ReplayError, Ring, Survey};
@@ -176,6 +177,27 @@ struct Cache<'a> {
 }
 
 impl Cache<'_> {
+    /// The first reading of some pages. `advance` is told bytes.
+    fn survey(
+        &self,
+        runs: &[Run],
+        excluded: &BTreeSet<(usize, u64)>,
+        mut survey: Survey,
+        mut advance: impl FnMut(u64),
+    ) -> std::io::Result<Survey> {
+        read_runs(self.devices, runs, |run, place, page| {
+            let number = run.first_page + place;
+            if let Some(page) = page.filter(|_| !excluded.contains(&(run.copy, number))) {
+                survey.page(run.copy, number, page);
+            }
+            if place == 0 {
+                advance(run.bytes());
+            }
+            true
+        })?;
+        Ok(survey)
+    }
+
     fn read_ring<F: FnMut(u64, u64)>(
         &self,
         ring: &RingOnFlash,
@@ -188,17 +210,23 @@ impl Cache<'_> {
             .flat_map(|copy| runs_of_copy(copy, &ring.copies[copy], self.segment_bytes))
             .collect();
         progress.expect(bytes_of(&runs));
-        let mut survey = Survey::new(self.owner.0.to_le_bytes(), ring.number, ring.copies.len(), pages);
-        read_runs(self.devices, &runs, |run, place, page| {
-            let number = run.first_page + place;
-            if let Some(page) = page.filter(|_| !excluded.contains(&(run.copy, number))) {
-                survey.page(run.copy, number, page);
-            }
-            if place == 0 {
-                progress.advance(run.bytes());
-            }
-            true
+        let new = || Survey::new(self.owner.0.to_le_bytes(), ring.number, ring.copies.len(), pages);
+        // What the pages mean takes longer than to read them: two threads share it, each with both copies of its pages.
+        let (mine, others): (Vec<Run>, Vec<Run>) =
+            runs.into_iter().partition(|run| run.first_page < pages / 2);
+        let (read_by_other, mut noted) = (AtomicU64::new(0), 0);
+        let survey = std::thread::scope(|scope| {
+            let other =
+                || self.survey(&others, excluded, new(), |bytes| _ = read_by_other.fetch_add(bytes, Relaxed));
+            let other = std::thread::Builder::new().name("hob-recovery".into()).spawn_scoped(scope, other)?;
+            let mut survey = self.survey(&mine, excluded, new(), |bytes| {
+                let others = read_by_other.load(Relaxed);
+                progress.advance(bytes + others - std::mem::replace(&mut noted, others));
+            })?;
+            survey.merge(other.join().expect("it does not panic")?);
+            Ok::<_, std::io::Error>(survey)
         })?;
+        progress.advance(bytes_of(&others) - noted);
         let plan = match survey.finish() {
             Ring::Unfinished => return Ok(Outcome::Unfinished),
             Ring::Damaged { missing } => {

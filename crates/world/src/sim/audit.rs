@@ -71,7 +71,7 @@ impl Tally {
             return;
         }
         self.bytes += request.len;
-        self.reads += u64::from(request.op == Op::Read);
+        self.reads += u64::from(request.op == Op::Read && !request.passes_by());
         self.writes += u64::from(matches!(request.op, Op::Write(_)));
     }
 

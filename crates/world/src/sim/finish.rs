@@ -63,7 +63,15 @@ impl World<'_> {
         ensure!(self.any_bad(), "disk {disk} cannot be opened");
         if self.disks[disk].present {
             // That a removal which fails had to fail is checked where it ends.
-            let _ = self.command_and_wait(disk, Command::RemoveDisk)?;
+            let removed = self.command_and_wait(disk, Command::RemoveDisk)?;
+            if removed == Err(CommandError::JournalFailed) {
+                // The journal was lost on the way, and a cache without one keeps the disk.
+                for way_out in [CacheChange::DiscardDirty, CacheChange::Disable] {
+                    let _ = self.command_and_wait(disk, Command::Cache(way_out))?;
+                }
+                let removed = self.command_and_wait(disk, Command::RemoveDisk)?;
+                ensure!(removed.is_ok(), "disk {disk} cannot be removed even without a cache: {removed:?}");
+            }
         }
         self.disown(disk);
         let state = &mut self.disks[disk];

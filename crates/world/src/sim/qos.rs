@@ -2,7 +2,7 @@
 //! what they would be without. What a scheduler promises is measured elsewhere (`tests/qos.rs`); here nothing may get lost or stuck.
 
 use hob_engine::command::Command;
-use hob_engine::qos::{Control, DiskQos, Due, Resource};
+use hob_engine::qos::{Control, DiskQos, Due, Late, Resource};
 use hob_engine::units::{DatastoreId, DeviceId};
 
 use super::World;
@@ -40,7 +40,9 @@ impl Qos {
             1 | 2 => Control::Depth(dice.pick(&[1, 2, 4, 32])),
             _ => {
                 let threshold_ns = dice.pick(&[100_000, 1_000_000, 30_000_000]);
-                Control::Latency { threshold_ns, weight_milli: dice.pick(&[1, 1000, 4000]) }
+                let late =
+                    if dice.chance(500) { Late::Above(threshold_ns) } else { Late::PastKnee(threshold_ns) };
+                Control::Latency { late, weight_milli: dice.pick(&[1, 1000, 4000]) }
             }
         }
     }

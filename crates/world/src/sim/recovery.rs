@@ -289,11 +289,15 @@ impl World<'_> {
     /// The first reading of a ring.
     pub(super) fn survey(&mut self, cache: [u8; 16], number: u32, copies: &[Vec<Segment>]) -> Ring {
         let pages = copies.iter().map(Vec::len).max().unwrap_or(0) as u64 * self.pages_in_segment();
-        let mut survey = Survey::new(cache, number, copies.len(), pages);
-        for (copy, page, bytes) in self.ring_pages(copies, pages) {
-            survey.page(copy, page, &bytes);
+        // Shared between two, as storage does it.
+        let new = || Survey::new(cache, number, copies.len(), pages);
+        let [mut one, mut other] = [new(), new()];
+        for (i, (copy, page, bytes)) in self.ring_pages(copies, pages).iter().enumerate() {
+            let survey = if i % 2 == 0 { &mut one } else { &mut other };
+            survey.page(*copy, *page, bytes);
         }
-        survey.finish()
+        one.merge(other);
+        one.finish()
     }
 
     fn is_on_sound_device(&self, copies: &[Vec<Segment>]) -> bool {

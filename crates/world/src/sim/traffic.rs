@@ -1,6 +1,6 @@
 //! Requests in, I/O out and back, replies and buffers home.
 
-use hob_engine::io::{Durability, Io, IoError, IoOp, Op, Reply, Request, Target, Zeroing};
+use hob_engine::io::{Durability, Io, IoError, IoOp, Op, Promote, Reply, Request, Target, Zeroing};
 use hob_engine::outcome::Outcome;
 use hob_engine::units::{
     BufferId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor,
@@ -106,7 +106,9 @@ impl World<'_> {
             assert!(old.is_none(), "spare buffers are free");
             buffer
         });
-        Request { id, disk: DiskId(disk as u32), op, offset, len, buffer }
+        let promote =
+            if self.passing && self.made.is_multiple_of(4) { Promote::Never } else { Promote::Usual };
+        Request { id, disk: DiskId(disk as u32), op, offset, len, buffer, promote }
     }
 
     fn give_back(&mut self, buffer: Option<BufferId>) {

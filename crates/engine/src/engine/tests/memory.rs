@@ -392,3 +392,18 @@ fn nothing_of_a_sequential_run_is_kept() {
     }
     assert!(bench.stats().memory_held_bytes <= 8 * KIB, "{:?}", bench.stats().memory_held_bytes);
 }
+
+/// A read that promotes nothing is served from memory, and not kept there.
+#[test]
+fn memory_keeps_nothing_for_a_read_that_promotes_nothing() {
+    let mut bench = Bench::cached(16, 4 * KIB).with_memory(16, 4096);
+    bench.read_alone(0, 4 * KIB);
+    bench.copied();
+    bench.promote = Promote::Never;
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::HitMemory);
+    assert_eq!(bench.copied(), (4 * KIB, 0));
+    for i in 1..40 {
+        bench.read_alone(i * 4 * KIB, 4 * KIB);
+    }
+    assert_eq!(bench.copied(), (0, 0), "neither kept nor read ahead");
+}

@@ -153,3 +153,59 @@ fn without_a_cache_the_backing_serves() {
     bench.settle();
     assert_eq!(reads.map(|id| bench.outcome(id)), [Outcome::CacheOff; 2]);
 }
+
+/// A backup reads everything once. It is served from the cache where that helps it, and changes nothing there.
+#[test]
+fn a_read_that_promotes_nothing_leaves_no_trace() {
+    let mut bench = Bench::cached(16, 4 * KIB);
+    bench.read_alone(0, 4 * KIB);
+    let before = (bench.stats(), bench.engine.sizing(bench.now, DISK).unwrap());
+    bench.promote = Promote::Never;
+    for (offset, len, outcome) in [
+        (0, 4 * KIB, Outcome::Hit),
+        (0, 8 * KIB, Outcome::BypassNoPromote),
+        (64 * KIB, 16 * KIB, Outcome::BypassNoPromote),
+    ] {
+        assert_eq!(bench.read_alone(offset, len), outcome);
+    }
+    let hint = bench.request(Op::Prefetch, MIB, 4 * KIB);
+    assert_eq!((bench.outcome(hint), bench.ios.len()), (Outcome::BypassNoPromote, 0), "not even on demand");
+    let after = (bench.stats(), bench.engine.sizing(bench.now, DISK).unwrap());
+    assert_eq!(after.0.blocks_cached, before.0.blocks_cached);
+    assert_eq!(
+        (after.0.reads, after.0.read_hits),
+        (before.0.reads, before.0.read_hits),
+        "nor in the hit ratio"
+    );
+    assert_eq!(after.1.seen, before.1.seen);
+    assert_eq!(after.0.requests(), before.0.requests() + 4, "but each of them has its outcome");
+}
+
+/// What such a read finds is not used again by it: it does not keep blocks from leaving.
+#[test]
+fn a_hit_that_promotes_nothing_keeps_no_block() {
+    for (promote, stays) in [(Promote::Usual, true), (Promote::Never, false)] {
+        let lru = CacheConfig { policy: PolicyKind::from_name("lru").unwrap(), ..config(64 * KIB, 4 * KIB) };
+        let mut bench = Bench::bare(Limits::default());
+        bench.change(CacheChange::enable_volatile(lru, vec![segment(0, 0)])).expect("no cache yet");
+        for block in 0..16 {
+            bench.read_alone(block * 4 * KIB, 4 * KIB);
+        }
+        bench.promote = promote;
+        assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
+        bench.promote = Promote::Usual;
+        bench.read_alone(16 * 4 * KIB, 4 * KIB);
+        bench.promote = Promote::Never;
+        let outcome = if stays { Outcome::Hit } else { Outcome::BypassNoPromote };
+        assert_eq!(bench.read_alone(0, 4 * KIB), outcome, "{promote:?}");
+    }
+}
+
+/// Writes are writes, however they come: what flash held of the range is renewed.
+#[test]
+fn a_write_through_such_an_export_is_a_write() {
+    let mut bench = Bench::cached(16, 4 * KIB);
+    bench.promote = Promote::Never;
+    assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteCopied);
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
+}

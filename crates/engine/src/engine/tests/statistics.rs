@@ -142,6 +142,7 @@ fn disks_do_not_mix() {
         offset: 0,
         len: 512,
         buffer: Some(BufferId(1000)),
+        promote: Promote::Usual,
     };
     bench.engine.handle_request(bench.now, request).unwrap();
     bench.drain();

@@ -31,7 +31,7 @@ fn the_golden_ring_of_version_1_is_read() {
         (8192, DISK_BYTES, [7; 32], false)
     );
     assert_eq!((plan.begin, plan.end, plan.committed, plan.dump_end), (23, 24, 23, 23));
-    let replay = replay(plan, &ring, 4 * 8192, &ORDINALS).unwrap();
+    let mut replay = replay(plan, &ring, 4 * 8192, &ORDINALS).unwrap();
     assert_eq!(replay.to_prove(), [(0, 6), (1, 6)]);
     let recovered = replay.finish(&[Some(0x31), Some(0xBAD)]);
     let place = |segment, sector, sum| FlashSector { segment, sector, sum };

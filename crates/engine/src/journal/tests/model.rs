@@ -464,7 +464,7 @@ impl World {
         assert_eq!(plan.disk_bytes, DISK_BYTES);
         let doubtful = plan.doubtful.clone();
         let segment_bytes = u64::from(self.segment_frames) * (4096 << self.shift);
-        let replay = replay(plan, &self.ring, segment_bytes, &self.ordinals).unwrap();
+        let mut replay = replay(plan, &self.ring, segment_bytes, &self.ordinals).unwrap();
         let per_segment = u64::from(self.segment_frames) << self.shift;
         let sums: Vec<Option<u32>> = replay
             .to_prove()

@@ -173,7 +173,7 @@ fn after(before: Holds, tail: &[Change], flash: Option<u32>) -> (Holds, Summary)
     seal(&mut writer);
     let ring: Copies = vec![ring];
     let Ring::Whole(plan) = survey(&ring) else { panic!("it is whole") };
-    let replay = replay(plan, &ring, 2 * 8192, &[5]).unwrap();
+    let mut replay = replay(plan, &ring, 2 * 8192, &[5]).unwrap();
     let sums: Vec<_> =
         replay.to_prove().iter().map(|place| [flash, None][usize::from(*place != (0, 2))]).collect();
     let recovered = replay.finish(&sums);

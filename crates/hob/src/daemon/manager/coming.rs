@@ -180,7 +180,7 @@ impl Manager {
 
     /// A disk that is served cannot be any more.
     async fn take_offline(self: &Arc<Self>, name: &str, refusal: &Refusal) {
-        self.exports.remove(name);
+        self.exports.remove_disk(name);
         if let Ok((shard, id)) = self.shard_of(name)
             && let Err(error) = shard.remove_disk(id).await
         {

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hob_control::{Datastore, DatastorePatch};
-use hob_engine::qos::{Control, Resource};
+use hob_engine::qos::{Control, Late, Resource};
 use hob_engine::units::DatastoreId;
 use hob_nbd::uri::{Address, NbdUri};
 
@@ -83,6 +83,7 @@ impl Manager {
                 in_flight: 0,
                 waiting: 0,
                 latency_ns: 0,
+                knee_ns: None,
             };
             (view, id, self.shards_of(&inner, name))
         };
@@ -93,6 +94,7 @@ impl Manager {
             view.waiting += state.waiting as u64;
             view.latency_ns = view.latency_ns.max(state.window.latency_ns);
             peak += state.window.peak;
+            view.knee_ns = view.knee_ns.max(state.window.knee_ns);
             if let Some(size) = state.window.size {
                 view.window = Some(view.window.unwrap_or(0) + size);
             }
@@ -114,25 +116,7 @@ impl Manager {
             {
                 let mut inner = manager.inner();
                 let (id, store) = inner.find_datastore(&name)?;
-                let mut spec = store.spec.clone();
-                if let Some(control) = &patch.control {
-                    spec.control = control.parse().map_err(|()| {
-                        Refusal::invalid(format!(
-                            "a datastore's control is off, auto or depth:1 to depth:4096, not '{control}'"
-                        ))
-                    })?;
-                }
-                if let Some(latency_ms) = patch.latency_ms {
-                    if !(1..=LATENCY_MS_MAX).contains(&latency_ms) {
-                        return Err(Refusal::invalid(format!(
-                            "a latency is 1 to {LATENCY_MS_MAX} ms, not {latency_ms}"
-                        )));
-                    }
-                    spec.latency_ms = latency_ms;
-                }
-                if let Some(capacity) = patch.capacity {
-                    spec.capacity = Some(capacity).filter(|capacity| *capacity > 0);
-                }
+                let spec = store.spec.patched(&patch)?;
                 let reserved = inner.reserved(&name);
                 if let Some(capacity) = spec.capacity.filter(|capacity| u64::from(*capacity) < reserved) {
                     return Err(Refusal::conflict(format!(
@@ -162,25 +146,28 @@ impl Manager {
         let shards = self.shards_of(&inner, datastore);
         let all: u64 = shards.iter().map(|(_, shares)| shares).sum();
         for (shard, shares) in &shards {
+            let threshold_ns = u64::from(store.spec.latency_ms) * 1_000_000;
             let part = |whole: u64| (whole * shares).div_ceil(all.max(1));
             let control = match store.spec.control {
                 ControlSpec::Off => Control::Off,
                 ControlSpec::Depth(depth) => Control::Depth(part(u64::from(depth)) as u32),
-                ControlSpec::Auto => Control::Latency {
-                    threshold_ns: u64::from(store.spec.latency_ms) * 1_000_000,
-                    weight_milli: part(1000) as u32,
-                },
+                ControlSpec::Auto => {
+                    Control::Latency { late: Late::Above(threshold_ns), weight_milli: part(1000) as u32 }
+                }
+                ControlSpec::Knee => {
+                    Control::Latency { late: Late::PastKnee(threshold_ns), weight_milli: part(1000) as u32 }
+                }
             };
             shard.control(Resource::Datastore(id), control);
         }
     }
 
-    /// Finds out what datastores under `auto`, whose capacity nobody has said, have done at most.
+    /// Finds out what datastores under `auto` or `knee`, whose capacity nobody has said, have done at most.
     pub(super) async fn look_at_peaks(self: &Arc<Self>) {
         let measured: Vec<String> = {
             let inner = self.inner();
             let is_measured =
-                |spec: &&DatastoreState| spec.control == ControlSpec::Auto && spec.capacity.is_none();
+                |spec: &&DatastoreState| spec.control.is_by_latency() && spec.capacity.is_none();
             let specs = inner.datastores.iter().map(|store| &store.spec);
             specs.filter(is_measured).map(|spec| spec.name.clone()).collect()
         };
@@ -203,6 +190,32 @@ impl Manager {
             }
         }
         shards
+    }
+}
+
+impl DatastoreState {
+    /// The same with other settings.
+    pub(super) fn patched(&self, patch: &DatastorePatch) -> Result<DatastoreState, Refusal> {
+        let mut spec = self.clone();
+        if let Some(control) = &patch.control {
+            spec.control = control.parse().map_err(|()| {
+                Refusal::invalid(format!(
+                    "a datastore's control is off, auto, knee or depth:1 to depth:4096, not '{control}'"
+                ))
+            })?;
+        }
+        if let Some(latency_ms) = patch.latency_ms {
+            if !(1..=LATENCY_MS_MAX).contains(&latency_ms) {
+                return Err(Refusal::invalid(format!(
+                    "a latency is 1 to {LATENCY_MS_MAX} ms, not {latency_ms}"
+                )));
+            }
+            spec.latency_ms = latency_ms;
+        }
+        if let Some(capacity) = patch.capacity {
+            spec.capacity = Some(capacity).filter(|capacity| *capacity > 0);
+        }
+        Ok(spec)
     }
 }
 

@@ -18,7 +18,6 @@ use super::recover::Source;
 use super::refusal::{Kind, Refusal};
 use super::ways_out::Afterwards;
 use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
-use crate::daemon::exports::Export;
 use crate::daemon::hardware::Backing;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::DiskState;
@@ -109,7 +108,7 @@ impl Manager {
             // While it is still served: a persistent cache goes to the backing first.
             self.take_cache(name).await?;
         }
-        self.exports.remove(name);
+        self.exports.remove_disk(name);
         let (shard, id) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -155,11 +154,7 @@ impl Manager {
     ) -> Result<Option<Claim>, Refusal> {
         let name = wanted.name.clone();
         let mut inner = self.inner();
-        if inner.disks.contains_key(&name) {
-            return Err(
-                Refusal::conflict(format!("there is a disk '{name}' already")).hint("choose another name")
-            );
-        }
+        inner.check_export_name(&name)?;
         if inner.disks.len() >= DISKS_MAX {
             return Err(Refusal::conflict(format!("there are {DISKS_MAX} disks; more cannot be served")));
         }
@@ -268,7 +263,7 @@ impl Manager {
         let gateway = match &wanted.vhost_user {
             None => None,
             Some(path) => match open_gateway(name, path, id, &shard, &info, access, when) {
-                Ok(gateway) => Some(Arc::new(gateway)),
+                Ok(gateway) => Some(gateway),
                 Err(error) => {
                     shard.remove_disk(id).await?;
                     let refusal = Refusal::failed(format!("machines cannot come in at {path}: {error}"));
@@ -278,8 +273,10 @@ impl Manager {
             },
         };
         tracing::info!("{name} is online: {}, {} bytes", info.description, info.size_bytes);
-        let export = Export { disk: id, shard, info: export_info(&info, access), _gateway: gateway };
-        self.exports.insert(name, export);
+        if let Some(gateway) = gateway {
+            self.exports.let_machines_in(name, gateway);
+        }
+        self.offer(name, id, shard, export_info(&info, access));
         Ok((notes, coming))
     }
 

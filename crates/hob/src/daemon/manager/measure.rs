@@ -44,6 +44,10 @@ impl Manager {
             page.add_disk(disk, stats);
         })
         .await;
+        // Who does not answer a ping would only be waited for.
+        let all_answer = shards.iter().all(|answers| *answers);
+        let datastores = if all_answer { self.datastores().await.unwrap_or_default() } else { Vec::new() };
+        page.add_qos(&self.disks_qos(), &datastores);
         let counts = sum(answers);
         for (pool, counts) in self.pools_with(counts.as_ref()) {
             page.add_pool(&pool, &counts);

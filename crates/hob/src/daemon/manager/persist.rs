@@ -185,7 +185,7 @@ impl Manager {
 
     async fn close_disk(self: &Arc<Self>, name: &str) {
         let Ok((shard, id)) = self.shard_of(name) else { return };
-        self.exports.remove(name);
+        self.exports.remove_disk(name);
         match shard.remove_disk(id).await {
             Ok(gone) => {
                 let mut inner = self.inner();

@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hob_control::{DiskQos, Qos, QosPatch, Size, StoragePolicy, check_name};
+use hob_control::{DatastorePatch, DiskQos, Qos, QosPatch, Size, StoragePolicy, check_name};
 use hob_engine::qos::{self, Due, RATE_MAX, SHARES_MAX};
 
 use super::refusal::Refusal;
 use super::{DiskEntry, Inner, Manager};
-use crate::daemon::state::{DiskQosSpec, PolicyState};
+use crate::daemon::config::{Config, DatastoreEntry, PolicyEntry};
+use crate::daemon::state::{DatastoreState, DiskQosSpec, PolicyState};
 
 /// Storage policies there can be.
 const POLICIES_MAX: usize = 1024;
@@ -70,6 +71,35 @@ impl Manager {
         .await
     }
 
+    /// Takes over what hob.toml says of storage policies and datastores that nobody has said anything of since.
+    pub(super) fn start_qos(&self, config: &Config) -> Result<(), Refusal> {
+        let mut inner = self.inner();
+        for PolicyEntry { name, qos } in &config.policies {
+            if inner.policies.contains_key(name) {
+                continue;
+            }
+            let named =
+                |refusal: Refusal| Refusal::invalid(format!("storage policy {name} of hob.toml: {refusal}"));
+            if qos.policy.is_some() {
+                return Err(named(Refusal::invalid("a storage policy has no policy of its own")));
+            }
+            let qos = patched(Qos::default(), qos).map_err(named)?;
+            inner.policies.insert(name.clone(), qos);
+        }
+        for store in &config.datastores {
+            if inner.datastores.iter().any(|known| known.spec.name == store.name) {
+                continue;
+            }
+            let DatastoreEntry { name, throttle, latency_ms, capacity } = store.clone();
+            let patch = DatastorePatch { control: throttle, latency_ms, capacity };
+            let spec = DatastoreState::new(&name)
+                .patched(&patch)
+                .map_err(|refusal| Refusal::invalid(format!("datastore {name} of hob.toml: {refusal}")))?;
+            inner.datastores.push(super::datastores::DatastoreEntry::new(spec));
+        }
+        Ok(())
+    }
+
     async fn set_disk_qos(self: &Arc<Self>, name: &str, patch: &QosPatch) -> Result<DiskQos, Refusal> {
         let _claim = self.claim_disk(name, "given other shares")?;
         self.look_at_peaks().await;
@@ -89,8 +119,7 @@ impl Manager {
                 Some("") => wanted = DiskQosSpec { policy: None, own: inner.disk(name)?.due(&inner) },
                 Some(policy) => {
                     if (QosPatch { policy: None, ..patch.clone() }) != QosPatch::default() {
-                        return Err(Refusal::invalid("a disk with a storage policy has no rules of its own")
-                            .hint("say either --policy or the rules"));
+                        return Err(two_rules());
                     }
                     wanted = DiskQosSpec { policy: Some(policy.to_owned()), own: inner.policy(policy)? };
                 }
@@ -163,6 +192,18 @@ impl Manager {
 }
 
 impl Inner {
+    /// What a new disk of hob.toml is due.
+    pub(super) fn first_qos(&self, patch: &QosPatch) -> Result<DiskQosSpec, Refusal> {
+        let own = match patch.policy.as_deref() {
+            Some(policy) => self.policy(policy)?,
+            None => Qos::default(),
+        };
+        if patch.policy.is_some() && (QosPatch { policy: None, ..patch.clone() }) != QosPatch::default() {
+            return Err(two_rules());
+        }
+        Ok(DiskQosSpec { policy: patch.policy.clone(), own: patched(own, patch)? })
+    }
+
     fn policy(&self, name: &str) -> Result<Qos, Refusal> {
         self.policies.get(name).copied().ok_or_else(|| {
             Refusal::not_found(format!("there is no storage policy '{name}'"))
@@ -243,6 +284,11 @@ impl DiskEntry {
             notes: Vec::new(),
         }
     }
+}
+
+fn two_rules() -> Refusal {
+    Refusal::invalid("a disk with a storage policy has no rules of its own")
+        .hint("say either the policy or the rules")
 }
 
 /// As the engine takes it.

@@ -46,6 +46,7 @@ impl Manager {
             let entry = |spec: &DatastoreState| DatastoreEntry::new(spec.clone());
             inner.datastores = kept.datastores.iter().map(entry).collect();
         }
+        self.start_qos(config)?;
         for pool in &kept.pools {
             self.start_pool(pool).await?;
         }
@@ -83,7 +84,7 @@ impl Manager {
 
     /// A disk of hob.toml that is not known yet, with the cache it is to have.
     fn first_state(&self, disk: &DiskEntry) -> DiskState {
-        let DiskEntry { name, backing, read_only, cache, datastore, vhost_user } = disk.clone();
+        let DiskEntry { name, backing, read_only, cache, datastore, vhost_user, exports, qos } = disk.clone();
         let spec = cache.and_then(|cache| {
             let ground = self.inner().ground(&cache.pool);
             let spec = ground.and_then(|ground| new_spec(cache.pool, cache.size, &cache.settings, ground));
@@ -102,7 +103,21 @@ impl Manager {
                 }
             }
         });
-        DiskState { cache: spec, datastore, vhost_user, ..DiskState::new(name, backing, read_only) }
+        let qos = qos.and_then(|qos| match self.inner().first_qos(&qos) {
+            Ok(qos) => Some(qos),
+            Err(refusal) => {
+                tracing::error!("disk {name} of hob.toml has the usual shares: {refusal}");
+                None
+            }
+        });
+        DiskState {
+            cache: spec,
+            datastore,
+            vhost_user,
+            exports,
+            qos,
+            ..DiskState::new(name, backing, read_only)
+        }
     }
 
     async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), Refusal> {

@@ -9,6 +9,7 @@ mod memory;
 mod persistent;
 mod qos;
 mod recovery;
+mod ways_in;
 
 use std::path::Path;
 

@@ -144,6 +144,7 @@ impl DiskEntry {
             read_only: self.wanted.read_only,
             vhost_user: self.wanted.vhost_user.clone(),
             cache,
+            exports: self.wanted.exports.clone(),
             recording: self.recording.read(),
         }
     }

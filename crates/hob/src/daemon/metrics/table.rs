@@ -4,7 +4,9 @@
 //! Names follow Prometheus: base units (bytes, seconds), `_total` for what only grows. Counters of a disk begin at 0
 //! when the disk comes online, those of a device when it is opened.
 
-use hob_control::{Admission, Cache, CacheState, Device, DeviceState, Disk, DiskState, Pool};
+use hob_control::{
+    Admission, Cache, CacheState, Datastore, Device, DeviceState, Disk, DiskQos, DiskState, Pool,
+};
 use hob_engine::stats::{DiskStats, OutcomeStats};
 use hob_engine::units::SECTOR_BYTES;
 
@@ -60,6 +62,10 @@ pub(crate) enum Source {
     Disk(fn(&Disk) -> f64),
     /// Each state that each disk can be in: is it?
     DiskStates,
+    /// What each disk is due, where that is anything.
+    Qos(fn(&DiskQos) -> Option<f64>),
+    /// Each datastore, where there is anything to say.
+    Datastore(fn(&Datastore) -> Option<f64>),
     /// Each disk that is to have a cache.
     Cache(fn(&Cache) -> f64),
     /// The same, with how its cache works.
@@ -96,7 +102,12 @@ impl Source {
             Source::Pool(_) => &["pool"],
             Source::Device(_) | Source::DeviceIo(_) => &["pool", "device"],
             Source::DeviceStates => &["pool", "device", "state"],
-            Source::Disk(_) | Source::Cache(_) | Source::Stats(_) | Source::CacheStats(_) => &["disk"],
+            Source::Disk(_)
+            | Source::Qos(_)
+            | Source::Cache(_)
+            | Source::Stats(_)
+            | Source::CacheStats(_) => &["disk"],
+            Source::Datastore(_) => &["datastore"],
             Source::DiskStates | Source::CacheStates => &["disk", "state"],
             Source::CacheInfo => &["disk", "pool", "mode", "policy", "layout", "admission", "persistent"],
             Source::Outcome(_) => &["disk", "class", "reason"],
@@ -115,6 +126,8 @@ impl Source {
             Source::DeviceIo(_) => "flash device that is open",
             Source::DeviceStates => "flash device and state",
             Source::Disk(_) => "disk",
+            Source::Qos(_) => "disk that is due it",
+            Source::Datastore(_) => "datastore where it is known",
             Source::DiskStates => "disk and state",
             Source::Cache(_) | Source::CacheInfo => "disk that is to have a cache",
             Source::CacheStates => "disk that is to have a cache, and state",
@@ -201,6 +214,18 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_disk_backing_io_seconds", Counter, From::Stats(|s| s.backing.total_ns as f64 / NS), "Sum of the latencies of I/Os to the backing."),
     row("hob_disk_backing_io_wait_seconds", Counter, From::Stats(|s| s.backing.waited_ns as f64 / NS), "Time that I/Os to the backing waited for their turn, all together."),
     row("hob_disk_backing_io_units", Counter, From::Stats(|s| s.backing.units as f64), "I/Os to the backing in units of 32 KiB, at least one each, as limits and shares count them."),
+
+    row("hob_disk_qos_shares", Gauge, From::Qos(|q| Some(f64::from(q.qos.shares))), "Shares of a disk where there is too little for all."),
+    row("hob_disk_qos_reservation_units", Gauge, From::Qos(|q| (q.qos.reservation > 0).then(|| f64::from(q.qos.reservation))), "Units of 32 KiB a second of its datastore that a disk gets whatever others want."),
+    row("hob_disk_qos_limit_units", Gauge, From::Qos(|q| q.qos.limit.map(f64::from)), "Units a second of its datastore that a disk does not pass."),
+    row("hob_disk_qos_limit_bytes", Gauge, From::Qos(|q| q.qos.bytes_limit.map(|limit| limit.bytes() as f64)), "Bytes a second of its datastore that a disk does not pass."),
+    row("hob_disk_qos_flash_limit_units", Gauge, From::Qos(|q| q.qos.flash_limit.map(f64::from)), "Units a second of each flash device that a disk does not pass."),
+    row("hob_datastore_window_ios", Gauge, From::Datastore(|s| s.window.map(f64::from)), "I/Os that may be in a datastore at once, while it is throttled."),
+    row("hob_datastore_ios_in_flight", Gauge, From::Datastore(|s| (s.control != "off").then(|| f64::from(s.in_flight))), "I/Os in a datastore that is watched."),
+    row("hob_datastore_ios_waiting", Gauge, From::Datastore(|s| Some(s.waiting as f64)), "I/Os that wait for their turn at a datastore."),
+    row("hob_datastore_latency_seconds", Gauge, From::Datastore(|s| (s.latency_ns > 0).then(|| s.latency_ns as f64 / NS)), "Smoothed latency of a datastore that is watched."),
+    row("hob_datastore_capacity_units", Gauge, From::Datastore(|s| s.capacity.or(Some(s.peak).filter(|peak| *peak > 0)).map(f64::from)), "Units a second that a datastore is said to do, or has been seen to do."),
+    row("hob_datastore_reserved_units", Gauge, From::Datastore(|s| (s.reserved > 0).then(|| f64::from(s.reserved))), "Of these, reserved by its disks."),
 
     row("hob_cache", Info, From::CacheInfo, "How a cache works; always 1."),
     row("hob_cache_state", Gauge, From::CacheStates, "1 for the state that a cache is in, 0 for the others."),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use hob_control::{Admission, Device, DeviceState, DiskState, Size};
+use hob_control::{Admission, Device, DeviceState, DiskState, Qos, Size};
 use hob_engine::Engine;
 use hob_engine::Limits;
 use hob_engine::command::{Access, Command, DiskConfig};
@@ -20,6 +20,7 @@ fn disk(name: &str) -> Disk {
         read_only: false,
         vhost_user: None,
         cache: None,
+        exports: vec![],
         recording: None,
     }
 }
@@ -244,4 +245,34 @@ fn the_alerts_know_the_kinds_of_problems() {
             assert!(DEVICE_STATES.iter().any(|(_, known)| *known == state), "{state}");
         }
     }
+}
+
+#[test]
+fn what_is_not_limited_has_no_limit() {
+    let qos = Qos { limit: Some(500), shares: 2000, ..Qos::default() };
+    let due =
+        |disk: &str, qos| DiskQos { disk: disk.into(), datastore: None, policy: None, qos, notes: vec![] };
+    let store = Datastore {
+        name: "array".into(),
+        control: "auto".into(),
+        latency_ms: 30,
+        capacity: None,
+        peak: 900,
+        reserved: 0,
+        disks: vec![],
+        window: Some(12),
+        in_flight: 7,
+        waiting: 3,
+        latency_ns: 30_000_000,
+        knee_ns: None,
+    };
+    let mut page = Page::new(Form::Prometheus, Latencies::PerOutcome);
+    page.add_qos(&[due("a", qos), due("b", Qos::default())], &[store]);
+    let text = page.finish();
+    assert_eq!(value(&text, "hob_disk_qos_limit_units{disk=\"a\"}"), 500.0);
+    assert_eq!(value(&text, "hob_disk_qos_shares{disk=\"b\"}"), 1000.0);
+    assert!(!text.contains("hob_disk_qos_limit_units{disk=\"b\"}"), "{text}");
+    assert_eq!(value(&text, "hob_datastore_window_ios{datastore=\"array\"}"), 12.0);
+    assert_eq!(value(&text, "hob_datastore_latency_seconds{datastore=\"array\"}"), 0.03);
+    assert_eq!(value(&text, "hob_datastore_capacity_units{datastore=\"array\"}"), 900.0);
 }

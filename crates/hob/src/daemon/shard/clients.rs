@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use hob_engine::Engine;
-use hob_engine::io::{BufferSlice, IoError, Reply};
+use hob_engine::io::{BufferSlice, IoError, Promote, Reply};
 use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
 use hob_frontends::nbd::{Connection, Payload, Receive, StatusQuery};
 use hob_nbd::Extent;
@@ -30,6 +30,8 @@ const HOARDING_NS_MAX: u64 = 5_000_000_000;
 /// A negotiated connection on its way in.
 pub(super) struct Seat {
     pub(super) socket: OwnedFd,
+    /// What its reads leave behind in the cache.
+    pub(super) promote: Promote,
     /// Given back when the connection ends.
     pub(super) place: Place,
 }
@@ -91,7 +93,7 @@ impl Clients {
             self.clients.push(None);
             (self.clients.len() - 1) as u16
         });
-        let connection = Connection::new(negotiated, disk, u32::from(number));
+        let connection = Connection::new(negotiated, disk, u32::from(number), seat.promote);
         let rx = RxBuf::with(RECEIVE_BYTES, leftover);
         self.clients[usize::from(number)] = Some(Client {
             connection,
@@ -108,13 +110,13 @@ impl Clients {
         self.list(number);
     }
 
-    /// Ends every connection to a disk.
-    pub(super) fn close_all(&mut self, disk: DiskId, ring: &mut Ring) {
+    /// Ends connections.
+    pub(super) fn close(&mut self, why: &str, ring: &mut Ring, ends: impl Fn(&Connection) -> bool) {
         for number in 0..self.clients.len() {
             if let Some(client) = &mut self.clients[number]
-                && client.connection.disk() == disk
+                && ends(&client.connection)
             {
-                client.connection.abort("the disk was taken away", &mut ungated(ring));
+                client.connection.abort(why, &mut ungated(ring));
                 self.list(number as u16);
             }
         }
@@ -245,7 +247,7 @@ impl Clients {
             ring.send(Token::new(SEND, number, 0), client.fd, gather);
         }
         self.receive(now, number, ring, greedy);
-        self.close(number, ring);
+        self.close_ended(number, ring);
     }
 
     /// Starts what the connection wants to receive. One that has its share of the buffers waits for
@@ -278,7 +280,7 @@ impl Clients {
     }
 
     /// Closes a connection that is at its end, and forgets it when nothing of it is in flight.
-    fn close(&mut self, number: u16, ring: &mut Ring) {
+    fn close_ended(&mut self, number: u16, ring: &mut Ring) {
         let slot = &mut self.clients[usize::from(number)];
         let client = slot.as_mut().expect("listed connections exist");
         if !client.connection.wants_close() {

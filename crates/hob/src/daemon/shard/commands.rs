@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use hob_engine::command::{Command, CommandError, DiskConfig, Event, MemoryConfig, Segment};
 use hob_engine::units::{CommandId, DiskId, Instant};
+use hob_frontends::nbd::Connection;
 use hob_storage::area::Area;
 use hob_storage::backing::Backing;
 
@@ -135,10 +136,15 @@ impl Shard {
                 });
             }
             ShardCall::EndRecording { id } => self.clients.recorders.end_if_abandoned(id),
-            ShardCall::Attach { id, socket, negotiated, leftover, place } => {
+            ShardCall::CloseExport { id, export } => {
+                let is_of =
+                    |connection: &Connection| connection.disk() == id && connection.export() == export;
+                self.clients.close("the export was taken away", &mut self.ring, is_of);
+            }
+            ShardCall::Attach { id, socket, negotiated, leftover, promote, place } => {
                 // A disk that left in the meantime takes the connection with it.
                 if self.serves(id) {
-                    let seat = Seat { socket, place };
+                    let seat = Seat { socket, promote, place };
                     self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
                 }
             }
@@ -199,7 +205,8 @@ impl Shard {
     }
 
     fn remove_disk(&mut self, now: Instant, id: DiskId, answer: Option<Answer<Gone>>) {
-        self.clients.close_all(id, &mut self.ring);
+        let is_of = |connection: &Connection| connection.disk() == id;
+        self.clients.close("the disk was taken away", &mut self.ring, is_of);
         self.machines.close_all(id, &mut self.ring);
         self.clients.recorders.end(id);
         let command = self.commands.next(Waiting::Remove(answer));

@@ -35,7 +35,7 @@ pub(crate) struct DatastoreState {
     pub(crate) name: String,
     /// What bounds it.
     pub(crate) control: ControlSpec,
-    /// Under `auto`: above this it is throttled, milliseconds.
+    /// Under `auto`: above this it is throttled, milliseconds. Under `knee` as long as the knee is not known.
     pub(crate) latency_ms: u32,
     /// Units a second that it can do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -58,8 +58,17 @@ pub(crate) enum ControlSpec {
     Off,
     /// Its latency.
     Auto,
+    /// The same; when it is late, is measured.
+    Knee,
     /// A number of I/Os.
     Depth(u32),
+}
+
+impl ControlSpec {
+    /// Does it depend on how late the datastore is?
+    pub(crate) fn is_by_latency(self) -> bool {
+        matches!(self, ControlSpec::Auto | ControlSpec::Knee)
+    }
 }
 
 impl std::fmt::Display for ControlSpec {
@@ -67,6 +76,7 @@ impl std::fmt::Display for ControlSpec {
         match self {
             ControlSpec::Off => f.write_str("off"),
             ControlSpec::Auto => f.write_str("auto"),
+            ControlSpec::Knee => f.write_str("knee"),
             ControlSpec::Depth(depth) => write!(f, "depth:{depth}"),
         }
     }
@@ -79,6 +89,7 @@ impl std::str::FromStr for ControlSpec {
         match text {
             "off" => Ok(ControlSpec::Off),
             "auto" => Ok(ControlSpec::Auto),
+            "knee" => Ok(ControlSpec::Knee),
             _ => {
                 let depth = text.strip_prefix("depth:").and_then(|depth| depth.parse().ok());
                 depth.filter(|depth| (1..=4096).contains(depth)).map(ControlSpec::Depth).ok_or(())

@@ -1,6 +1,6 @@
 //! The state file: kept whole, read back, refused when it is not understood.
 
-use hob_control::Qos;
+use hob_control::{Export, Qos};
 use hob_engine::command::{Copies, Layout, Mode};
 
 use super::*;
@@ -19,6 +19,7 @@ fn example() -> State {
             backing: "/vm.img".into(),
             read_only: false,
             vhost_user: Some("/run/vm.sock".into()),
+            exports: vec![Export { name: "vm-backup".into(), read_only: true, no_promote: true }],
             cache: Some(CacheSpec {
                 pool: "default".into(),
                 size: Size(64 << 20),

@@ -9,6 +9,7 @@ const BLOCKS: u64 = 1000;
 
 fn disk(state: CacheState, reason: Option<&str>) -> Disk {
     Disk {
+        exports: vec![],
         recording: None,
         name: "vm".into(),
         state: DiskState::Online,

@@ -145,3 +145,27 @@ fn all_of_it_is_there_after_a_restart() {
         assert!(manager.datastore_set("array".into(), patch).await.is_err());
     });
 }
+
+#[test]
+fn the_configuration_says_what_nobody_has_said_otherwise() {
+    run(async |bench| {
+        let (state, image) = (bench.dir.path().join("state"), bench.image("vm.img", 64));
+        let text = format!(
+            "[[storage_policy]]\nname = \"gold\"\nqos = {{ shares = \"high\", reservation = 30 }}\n\
+             [[datastore]]\nname = \"array\"\nthrottle = \"knee\"\ncapacity = 100\n\
+             [[disk]]\nname = \"vm\"\nbacking = \"{image}\"\ndatastore = \"array\"\nqos = {{ policy = \"gold\" }}\n"
+        );
+        let (manager, shard) = restart(&state, &text).await;
+        let qos = manager.disk_qos("vm").unwrap();
+        assert_eq!((qos.policy.as_deref(), qos.qos.shares, qos.qos.reservation), (Some("gold"), 2000, 30));
+        let store = manager.datastore("array").await.unwrap();
+        assert_eq!((store.control.as_str(), store.capacity, store.reserved), ("knee", Some(100), 30));
+        let refusal = manager.policy_set("gold".into(), reserves(101)).await.unwrap_err();
+        assert!(refusal.problem.error.contains("is said to do 100"), "{refusal}");
+        manager.policy_set("gold".into(), reserves(40)).await.unwrap();
+        shard.stop();
+        drop(manager);
+        let (manager, _shard) = restart(&state, &text).await;
+        assert_eq!(manager.disk_qos("vm").unwrap().qos.reservation, 40, "what a command said stays");
+    });
+}

@@ -1,0 +1,136 @@
+//! From which latency on a resource is late, found out from what it does.
+//!
+//! As the I/Os in a resource become more, its throughput rises, and then its latency does instead. The knee is the least latency at
+//! which nine tenths of the most throughput were reached; Storage I/O Control's automatic threshold is the same point. It is known
+//! only once the resource was seen beyond it, at twice that latency, with hardly more throughput: before that, more load may
+//! still bring more. Nothing is injected: what guests want, and what they get, is the measurement. Arrays change, so
+//! everything is forgotten after [`VALID_NS`] and found out again, under the threshold that held at first.
+
+use crate::units::Instant;
+
+/// A knee is believed for so long, nanoseconds.
+const VALID_NS: u64 = 600_000_000_000;
+
+/// The part of the most throughput that is reached at the knee, per mille.
+const REACHED_PERMILLE: u64 = 900;
+
+/// Classes of latency: so many to each doubling, from 2^[`SHORTEST_LOG2`] nanoseconds (0.13 ms) on.
+const CLASSES_A_DOUBLING: u32 = 4;
+const SHORTEST_LOG2: u32 = 17;
+const CLASSES: usize = 80;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Knee {
+    /// By class of latency: the most units a second of an epoch, and the second most. What counts is the second: one epoch may be
+    /// odd.
+    best: [[u32; 2]; CLASSES],
+    since: Option<Instant>,
+}
+
+impl Default for Knee {
+    fn default() -> Self {
+        Knee { best: [[0; 2]; CLASSES], since: None }
+    }
+}
+
+impl Knee {
+    /// An epoch brought so many units a second at this mean latency.
+    pub(super) fn note(&mut self, now: Instant, rate: u32, latency_ns: u64) {
+        if now - *self.since.get_or_insert(now) >= VALID_NS {
+            *self = Knee { since: Some(now), ..Knee::default() };
+        }
+        let [most, second] = &mut self.best[class_of(latency_ns)];
+        if rate > *most {
+            (*most, *second) = (rate, *most);
+        } else {
+            *second = rate.max(*second);
+        }
+    }
+
+    /// The latency, once it is known, nanoseconds.
+    pub(super) fn latency_ns(&self) -> Option<u64> {
+        let rates = || self.best.iter().map(|[_, second]| u64::from(*second));
+        let most = rates().max().filter(|most| *most > 0)?;
+        let knee = rates().position(|rate| rate * 1000 >= most * REACHED_PERMILLE)?;
+        let is_beyond = rates().skip(knee + CLASSES_A_DOUBLING as usize).any(|rate| rate > 0);
+        is_beyond.then(|| end_of(knee))
+    }
+}
+
+fn class_of(latency_ns: u64) -> usize {
+    let latency_ns = latency_ns.max(1 << SHORTEST_LOG2);
+    let doublings = latency_ns.ilog2() - SHORTEST_LOG2;
+    // Quarters of a doubling, evenly: close enough, and without a logarithm.
+    let quarter = (latency_ns >> (latency_ns.ilog2() - 2)) as u32 & 3;
+    ((doublings * CLASSES_A_DOUBLING + quarter) as usize).min(CLASSES - 1)
+}
+
+/// Where a class ends, nanoseconds.
+fn end_of(class: usize) -> u64 {
+    let (doublings, quarter) = (class as u32 / CLASSES_A_DOUBLING, class as u64 % 4);
+    (5 + quarter) << (SHORTEST_LOG2 + doublings - 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Shows it what a resource does that holds `capacity` units a second and takes 5 ms at least, with so many I/Os in it.
+    fn show(knee: &mut Knee, now: &mut Instant, capacity: u64, depth: u64) {
+        let rate = (depth * 200).min(capacity);
+        let latency = depth * 1_000_000_000 / rate;
+        for _ in 0..2 {
+            *now = *now + 250 * MS;
+            knee.note(*now, rate as u32, latency);
+        }
+    }
+
+    #[test]
+    fn classes_hold_their_latencies() {
+        for latency in [0, 1 << 17, 200_000, MS, 5 * MS, 30 * MS, 500 * MS] {
+            let end = end_of(class_of(latency));
+            assert!(latency < end && (latency < 1 << 17 || end <= latency * 3 / 2), "{latency} {end}");
+        }
+        assert_eq!(class_of(u64::MAX), CLASSES - 1);
+    }
+
+    #[test]
+    fn it_is_known_when_more_load_brings_no_more() {
+        let (mut knee, mut now) = (Knee::default(), Instant(0));
+        for depth in [1, 2, 5, 10] {
+            show(&mut knee, &mut now, 2000, depth);
+            assert_eq!(knee.latency_ns(), None, "depth {depth}: who knows what it can do");
+        }
+        for depth in [15, 20, 40] {
+            show(&mut knee, &mut now, 2000, depth);
+        }
+        let latency = knee.latency_ns().expect("twenty milliseconds bring no more than five");
+        assert!((5 * MS..7 * MS).contains(&latency), "{latency}");
+        // Little load later takes nothing away from that.
+        (1..4).for_each(|depth| show(&mut knee, &mut now, 2000, depth));
+        assert_eq!(knee.latency_ns(), Some(latency));
+    }
+
+    #[test]
+    fn one_odd_epoch_says_nothing() {
+        let (mut knee, mut now) = (Knee::default(), Instant(0));
+        [5, 10, 20, 40].iter().for_each(|depth| show(&mut knee, &mut now, 2000, *depth));
+        let before = knee.latency_ns();
+        knee.note(now, 20_000, MS);
+        assert_eq!(knee.latency_ns(), before);
+    }
+
+    #[test]
+    fn it_is_found_out_again_now_and_then() {
+        let (mut knee, mut now) = (Knee::default(), Instant(0));
+        [5, 10, 20, 40].iter().for_each(|depth| show(&mut knee, &mut now, 2000, *depth));
+        now = now + VALID_NS;
+        show(&mut knee, &mut now, 8000, 10);
+        assert_eq!(knee.latency_ns(), None);
+        [20, 40, 80, 160].iter().for_each(|depth| show(&mut knee, &mut now, 8000, *depth));
+        assert!(knee.latency_ns().is_some_and(|latency| latency < 7 * MS));
+    }
+}

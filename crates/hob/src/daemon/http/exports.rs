@@ -1,0 +1,46 @@
+//! Further exports of disks.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use hob_control::{DiskChanged, Export, Problem};
+
+use super::extract::{Answer, Body};
+use crate::daemon::manager::Manager;
+
+type App = State<Arc<Manager>>;
+
+/// Gives a disk another export.
+#[utoipa::path(
+    post,
+    path = "/v1/disks/{disk}/exports",
+    operation_id = "export_add",
+    params(("disk" = String, Path, description = "The disk")),
+    request_body = Export,
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn add(
+    State(manager): App,
+    Path(disk): Path<String>,
+    Body(export): Body<Export>,
+) -> Answer<DiskChanged> {
+    manager.export_add(disk, export).await.into()
+}
+
+/// Takes a further export away. Its clients are disconnected.
+#[utoipa::path(
+    delete,
+    path = "/v1/disks/{disk}/exports/{export}",
+    operation_id = "export_remove",
+    params(
+        ("disk" = String, Path, description = "The disk"),
+        ("export" = String, Path, description = "Name of the export")
+    ),
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn remove(
+    State(manager): App,
+    Path((disk, export)): Path<(String, String)>,
+) -> Answer<DiskChanged> {
+    manager.export_remove(disk, export).await.into()
+}
