@@ -76,9 +76,22 @@ fn failed(error: impl std::fmt::Debug) -> io::Error {
     io::Error::other(format!("{error:?}"))
 }
 
+/// Can the length of the memory be fixed by the server?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sealing {
+    /// Yes, as QEMU's memfds.
+    Possible,
+    /// No, as files on hugetlbfs.
+    Impossible,
+}
+
 /// Memory that can be shared: `bytes` of it.
-fn shared_memory(bytes: u64) -> io::Result<GuestMemoryMmap> {
-    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+fn shared_memory(bytes: u64, sealing: Sealing) -> io::Result<GuestMemoryMmap> {
+    use rustix::fs::MemfdFlags;
+    let flags = match sealing {
+        Sealing::Possible => MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        Sealing::Impossible => MemfdFlags::CLOEXEC,
+    };
     let file = File::from(rustix::fs::memfd_create("guest", flags)?);
     file.set_len(bytes)?;
     let range = (GuestAddress(0), bytes as usize, Some(FileOffset::new(file, 0)));
@@ -106,16 +119,16 @@ impl Driver {
     /// # Errors
     /// The server's or the system's.
     pub fn connect(socket: &Path) -> io::Result<Driver> {
-        Driver::prepared(socket)?.start()
+        Driver::prepared(socket, Sealing::Possible)?.start()
     }
 
     /// The same without starting the queue: what it is to find may be written first.
     ///
     /// # Errors
     /// As for `connect`.
-    pub fn prepared(socket: &Path) -> io::Result<Driver> {
+    pub fn prepared(socket: &Path, sealing: Sealing) -> io::Result<Driver> {
         let (mut frontend, protocol) = agree(socket)?;
-        let memory = shared_memory(DATA + u64::from(SLOTS) * DATA_BYTES)?;
+        let memory = shared_memory(DATA + u64::from(SLOTS) * DATA_BYTES, sealing)?;
         let inflight = protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD).then(|| {
             let wanted = VhostUserInflight::new(0, 0, 1, QUEUE);
             frontend.get_inflight_fd(&wanted).map_err(failed)

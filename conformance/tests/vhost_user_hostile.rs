@@ -5,7 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use conformance::data::{Noise, noise_file};
-use conformance::vhost_driver::{DATA, DATA_BYTES, DESCRIPTORS, Driver, HEADERS, Kind, SLOTS, STATUS};
+use conformance::vhost_driver::{
+    DATA, DATA_BYTES, DESCRIPTORS, Driver, HEADERS, Kind, SLOTS, STATUS, Sealing,
+};
 use conformance::{Hob, MIB, Scratch, Serve};
 use vhost::vhost_user::VhostUserFrontend;
 
@@ -53,12 +55,15 @@ fn what_one_front_end_writes_the_other_reads() {
     hob.stop();
 }
 
+/// What it is, and how it is done.
+type Case = (&'static str, fn(&mut Driver));
+
 /// Each breaks its queue or is refused; the disk, other machines and the server go on.
 #[test]
 fn malformed_chains_and_rings_harm_nobody_else() {
     let scratch = Scratch::new();
     let mut hob = serve(&scratch).start(&scratch);
-    let cases: &[(&str, fn(&mut Driver))] = &[
+    let cases: &[Case] = &[
         ("a loop", |d| {
             d.descriptor(DESCRIPTORS, 0, HEADERS, 16, 1, 1);
             d.descriptor(DESCRIPTORS, 1, DATA, 4096, 3, 0);
@@ -137,6 +142,15 @@ fn memory_cannot_be_taken_away_from_under_the_server() {
     assert!(cut.is_err(), "the memory's file was cut off");
     assert_eq!(driver.run(Kind::Read, 0, 4096), Some(0));
     drop(driver);
+    // What cannot be sealed can be cut off. We do not look at it ourselves after that.
+    let driver = Driver::prepared(&scratch.path("vm.sock"), Sealing::Impossible).expect("an answer");
+    let mut driver = driver.start().expect("the queue starts");
+    assert_eq!(driver.run(Kind::Read, 0, 4096), Some(0));
+    driver.submit(1, Kind::Write, 0, 4096);
+    driver.cut_memory(0).expect("it can be cut off");
+    driver.kick_anyway();
+    std::thread::sleep(Duration::from_millis(300));
+    drop(driver);
     is_unharmed(&mut hob, &scratch, "memory cut off");
     hob.stop();
 }
@@ -206,7 +220,7 @@ fn requests_in_flight_survive_the_end_of_the_server() {
 fn features_that_were_not_offered_are_refused() {
     let scratch = Scratch::new();
     let mut hob = serve(&scratch).start(&scratch);
-    let mut driver = Driver::prepared(&scratch.path("vm.sock")).expect("the server answers");
+    let mut driver = Driver::prepared(&scratch.path("vm.sock"), Sealing::Possible).expect("an answer");
     use vhost::VhostBackend;
     // Packed rings, and whatever else there may be.
     let _ = driver.frontend().set_features(u64::MAX);

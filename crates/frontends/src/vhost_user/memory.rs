@@ -6,7 +6,8 @@
 //!
 //! What can be mapped are regular files on tmpfs (a memfd is one) and hugetlbfs. Elsewhere the owner of a
 //! filesystem could make a look at the memory last for ever. A file must be as long as its part of the
-//! table says. Where its length could change later it is sealed against that, if it can be.
+//! table says. Where its length could change later it is sealed against that, if it can be; if not, [`guard`](super::guard) sees to it
+//! that nothing comes of it.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -23,6 +24,8 @@ use vm_memory::{
     VolatileSlice,
 };
 
+use super::guard::Guard;
+
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58F6;
 
@@ -38,6 +41,9 @@ pub enum MapError {
     /// The file does not have the bytes.
     #[error("the file of a region of guest memory ends before the region does")]
     TooShort,
+    /// Too many regions are mapped already.
+    #[error("there is no room for more regions of guest memory")]
+    Unguarded,
     /// The regions make no sense.
     #[error("the regions of guest memory overlap or make no sense")]
     Layout,
@@ -49,6 +55,8 @@ pub enum MapError {
 /// One mapping of a file. The region may begin after it does: hugetlbfs maps whole huge pages only.
 #[derive(Debug)]
 struct Mapping {
+    /// Given up before the mapping is.
+    guard: Option<Guard>,
     base: *mut u8,
     len: usize,
 }
@@ -60,6 +68,7 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.guard = None;
         // SAFETY: our own mapping; whoever reaches into it holds the `GuestMap` that owns this.
         let _ = unsafe { munmap(self.base.cast(), self.len) };
     }
@@ -190,7 +199,8 @@ fn map_region(
     let flags = MapFlags::SHARED | MapFlags::NORESERVE;
     // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
     let base = unsafe { mmap(std::ptr::null_mut(), map_len, protection, flags, file, first)? };
-    let mapping = Mapping { base: base.cast(), len: map_len };
+    let mut mapping = Mapping { guard: None, base: base.cast(), len: map_len };
+    mapping.guard = Some(Guard::new(mapping.base, map_len).ok_or(MapError::Unguarded)?);
     // Children of ours need none of it, and core dumps should not hold it.
     // SAFETY: advice on our own mapping; neither kind changes its contents here.
     unsafe {

@@ -23,6 +23,7 @@
 pub mod block;
 mod chain;
 mod command;
+mod guard;
 pub mod inflight;
 pub mod memory;
 pub mod queue;
