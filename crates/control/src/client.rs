@@ -17,9 +17,9 @@ use tokio::net::{TcpStream, UnixStream};
 use crate::tls;
 use crate::{
     CacheEnable, CachePatch, ClientTls, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd,
-    DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, Explanation, Export,
-    ExportDirty, Health, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy,
-    TraceDecoder, TraceFrame, Version,
+    DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, EventReport, Explanation,
+    Export, ExportDirty, Health, LifeEvent, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch,
+    StoragePolicy, TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -250,6 +250,11 @@ impl Client {
     /// Takes a cache away: once it is drained, or with what is dirty lost.
     pub async fn cache_disable(&self, disk: &str, dirty: OnDirty) -> Result<DiskChanged, ClientError> {
         self.delete(&format!("{}/cache{}", disk_path(disk), dirty.query())).await
+    }
+
+    /// Reports what happened to a disk's machine.
+    pub async fn disk_event(&self, disk: &str, event: LifeEvent) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/events", disk_path(disk)), Some(&EventReport { event })).await
     }
 
     /// Begins to bring a cache's dirty data to the backing, or goes on doing so.

@@ -9,6 +9,7 @@
 pub mod client;
 mod endpoint;
 mod error;
+mod event;
 mod explain;
 mod export;
 mod health;
@@ -27,6 +28,7 @@ mod trace;
 
 pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
+pub use event::{EVENTS, Effect, EventInfo, EventReport, LifeEvent};
 pub use explain::{Explanation, Share};
 pub use export::Export;
 pub use health::{Health, HealthProblem, HealthStatus, ProblemKind};

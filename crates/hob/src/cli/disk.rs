@@ -1,10 +1,12 @@
 //! `hob disk …`: which disks are served.
 
 use clap::Subcommand;
-use hob_control::{Disk as DiskInfo, DiskAdd, DiskChanged};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use hob_control::{Disk as DiskInfo, DiskAdd, DiskChanged, EVENTS, Effect, LifeEvent};
 
 use super::Global;
 use super::cache::on_dirty;
+use super::drain::drain_first;
 use super::output::{Format, numbers, pairs, print, table, with_notes, word, words};
 use super::pool::absolute;
 use super::remote::{ask, converse, explain};
@@ -38,6 +40,14 @@ pub(crate) enum Disk {
         #[arg(long)]
         discard_dirty: bool,
     },
+    /// Say what happened to the machine of a disk: its cache is drained or emptied as that asks for; see docs/LIFECYCLE.md
+    Event {
+        /// The disk
+        disk: String,
+        /// What happened
+        #[arg(value_parser = event_parser())]
+        event: LifeEvent,
+    },
     /// List all disks
     List,
     /// Show one disk
@@ -63,12 +73,28 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let add = DiskAdd { name, backing, read_only, datastore, vhost_user };
             ask(global, async |client| client.disk_add(&add).await)?
         }
+        Disk::Event { disk, event } => converse(global, async |client| {
+            let changed = client.disk_event(&disk, event).await.map_err(explain)?;
+            if event.info().of_persistent == Effect::Drain {
+                // Who reports it goes on when the backing has everything.
+                drain_first(&client, &disk).await?;
+            }
+            let disk = Some(client.disk(&disk).await.map_err(explain)?);
+            Ok(DiskChanged { disk, ..changed })
+        })?,
         Disk::Remove { disk, discard_dirty } => converse(global, async |client| {
             let dirty = on_dirty(&client, &disk, discard_dirty).await?;
             client.disk_remove(&disk, dirty).await.map_err(explain)
         })?,
     };
     print_change(global.output, &changed)
+}
+
+/// The names of events.
+fn event_parser() -> impl TypedValueParser<Value = LifeEvent> {
+    let names = EVENTS.iter().map(|row| PossibleValue::new(row.name).help(row.sentence));
+    PossibleValuesParser::new(names)
+        .map(|name| LifeEvent::from_name(&name).expect("one of the possible names"))
 }
 
 /// `scheme:…` is no path, and `./scheme:…` is one.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use hob_control::{EVENTS, EventInfo};
 use hob_engine::admission::ADMISSIONS;
 use hob_engine::command::{Copies, Mode};
 use hob_engine::outcome::OUTCOMES;
@@ -29,6 +30,7 @@ pub(super) fn run(args: &Docs) -> anyhow::Result<()> {
         ("histograms.md", histograms_page()),
         ("metrics.md", format!("{GENERATED}{}", crate::daemon::metrics::docs_page())),
         ("openapi.json", crate::daemon::http::openapi_json()),
+        ("LIFECYCLE.md", lifecycle_page()),
         ("outcomes.md", outcomes_page()),
         ("policies.md", policies_page()),
         ("presets.md", presets_page()),
@@ -144,6 +146,28 @@ fn write_arguments(page: &mut String, arguments: &[&clap::Arg]) {
         }
         let _ = writeln!(page, "| `{}` | {} |", name.trim(), help.replace('|', "\\|"));
     }
+}
+
+fn lifecycle_page() -> String {
+    let mut page = format!(
+        "{GENERATED}# What happens to a machine\n\nSome things that happen to a machine mean something for the caches of its disks. hob does not see them: whoever does \
+         them says so, with `hob disk event DISK EVENT` (or `POST /v1/disks/DISK/events`), in a hook of the hypervisor. The command ends when \
+         what it says is so; `hob disk show` shows a drain that goes on.\n\n\
+         | event | a volatile cache (`vfrc`) | a persistent one (all other presets) | when, and why |\n|---|---|---|---|\n"
+    );
+    for EventInfo { name, of_volatile, of_persistent, sentence, .. } in EVENTS {
+        let (volatile, persistent) = (of_volatile.words(), of_persistent.words());
+        let _ = writeln!(page, "| `{name}` | {volatile} | {persistent} | {sentence} |");
+    }
+    page.push_str(
+        "\nVolatile caches do as vSphere Flash Read Cache does: a cold restart, a resume, and consolidating or reverting a snapshot empty them. \
+         A preset whose parts are changed counts by whether its cache is persistent.\n\n\
+         A snapshot is reverted *in place*: the same file or volume with other contents, while nothing writes to it. If it becomes another file, or an image that \
+         hob holds open through `qemu-nbd`, remove the disk before (`hob disk remove`) and add it afterwards; a persistent cache then finds out by \
+         itself that its backing was changed, and believes nothing that it held (`FAULTS.md`). The same happens where nobody reported a \
+         revert while hob was down.\n",
+    );
+    page
 }
 
 fn outcomes_page() -> String {

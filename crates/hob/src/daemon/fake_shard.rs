@@ -50,6 +50,8 @@ struct State {
     recorders: BTreeMap<DiskId, Recorder>,
     areas: BTreeMap<DiskId, Area>,
     commands: u64,
+    /// What was done to caches.
+    changes: Vec<&'static str>,
     waiting: BTreeMap<CommandId, Waiting>,
     requests: u64,
     /// How requests ended that have not been asked for.
@@ -83,6 +85,7 @@ impl State {
             recorders: BTreeMap::new(),
             areas: BTreeMap::new(),
             commands: 0,
+            changes: Vec::new(),
             waiting: BTreeMap::new(),
             requests: 0,
             replies: BTreeMap::new(),
@@ -113,6 +116,11 @@ impl FakeShard {
         state.holds_recovered = holds;
         let held = std::mem::take(&mut state.held);
         held.into_iter().for_each(|call| state.call(call));
+    }
+
+    /// What was done to caches since this was asked last: `drain`, `clear`, `discard`, `another`.
+    pub(crate) fn take_changes(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.state.lock().unwrap().changes)
     }
 
     /// Backings take no writes from now on, or do again.
@@ -236,6 +244,12 @@ impl State {
                 self.held.push(call);
             }
             ShardCall::ChangeCache { id, change, answer } => {
+                self.changes.push(match change {
+                    CacheChange::Drain => "drain",
+                    CacheChange::Clear(_) => "clear",
+                    CacheChange::DiscardDirty => "discard",
+                    _ => "another",
+                });
                 self.command(id, Command::Cache(change), Waiting::Change(answer));
             }
             ShardCall::SetMemory { id, memory, answer } => {

@@ -22,6 +22,7 @@ mod fencing;
 mod fit;
 mod flash;
 mod journal_lost;
+mod life_cycle;
 mod measure;
 mod memory;
 mod observe;

@@ -223,3 +223,66 @@ impl session::Shard for &mut Seat<'_> {
         base.recv().ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn behind() -> Behind {
+        let (shard, _calls) = ShardHandle::new(|| {});
+        let info = Info {
+            size_bytes: 512,
+            read_only: false,
+            block_bytes: 512,
+            can_discard: true,
+            name: "vm".into(),
+        };
+        Behind { disk: DiskId(0), shard, info }
+    }
+
+    #[test]
+    fn a_socket_is_there_for_as_long_as_its_gateway() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vm.sock");
+        let gateway = Gateway::open(&path, behind(), Failing::Refuse).unwrap();
+        let other = Gateway::open(&path, behind(), Failing::Refuse);
+        assert_eq!(other.err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        assert!(path.exists(), "the second one took the first one's socket away");
+        // The shard is gone, and with it the machine's connection.
+        let mut machine = UnixStream::connect(&path).unwrap();
+        machine.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        assert_eq!(io::Read::read(&mut machine, &mut [0]).unwrap(), 0);
+        drop(gateway);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn after_a_restart_a_socket_that_cannot_be_made_is_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("later").join("vm.sock");
+        assert!(Gateway::open(&path, behind(), Failing::Refuse).is_err());
+        let gateway = Gateway::open(&path, behind(), Failing::TryAgain).unwrap();
+        std::fs::create_dir(dir.path().join("later")).unwrap();
+        let start = std::time::Instant::now();
+        while !path.exists() {
+            assert!(start.elapsed() < Duration::from_secs(20), "it is not tried again");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        drop(gateway);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn paths_are_absolute_and_fit_a_socket() {
+        for (path, good) in [
+            ("/run/vm.sock".to_owned(), true),
+            ("vm.sock".to_owned(), false),
+            (String::new(), false),
+            (format!("/{}", "x".repeat(106)), true),
+            (format!("/{}", "x".repeat(107)), false),
+            ("/a\0b".to_owned(), false),
+        ] {
+            assert_eq!(check_path(&path).is_ok(), good, "{path:?}");
+        }
+    }
+}

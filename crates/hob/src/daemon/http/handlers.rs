@@ -10,7 +10,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use hob_control::{
     Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskStats,
-    Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem, Version,
+    EventReport, Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem, Version,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -226,6 +226,23 @@ pub(super) async fn disk_remove(
 )]
 pub(super) async fn drain(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
     manager.drain(disk).await.into()
+}
+
+/// Reports what happened to a disk's machine: its cache is drained or emptied, or stays as it is. A drain goes on after the answer;
+/// the disk shows how far it is.
+#[utoipa::path(
+    post,
+    path = "/v1/disks/{disk}/events",
+    params(("disk" = String, Path, description = "The disk")),
+    request_body = EventReport,
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn disk_event(
+    State(manager): App,
+    Path(disk): Path<String>,
+    Body(report): Body<EventReport>,
+) -> Answer<DiskChanged> {
+    manager.disk_event(disk, report.event).await.into()
 }
 
 /// Stops a drain before it is done.

@@ -5,6 +5,7 @@ mod coming;
 mod failing;
 mod health;
 mod journal_lost;
+mod life_cycle;
 mod memory;
 mod persistent;
 mod qos;

@@ -1,0 +1,90 @@
+//! What happens to machines: snapshots that have everything, reverts after which nothing of the time before is read.
+
+use std::os::unix::fs::FileExt;
+
+use conformance::data::{Noise, assert_same, noise_file};
+use conformance::{Hob, MIB, Scratch, Serve};
+
+const DISK: u64 = 16 * MIB;
+
+struct Stage {
+    scratch: Scratch,
+    hob: Hob,
+}
+
+impl Stage {
+    /// A disk whose cache writes back and keeps what is dirty to itself.
+    fn new() -> Stage {
+        let scratch = Scratch::new();
+        noise_file(&scratch.path("disk.img"), DISK, 17);
+        let hob = Serve::disk(&scratch.text("disk.img"))
+            .cached(&scratch.path("pool"), "32M", "4K")
+            .arg("--mode", "write-back")
+            .arg("--dirty-start", "90")
+            .arg("--dirty-stop", "85")
+            .arg("--dirty-full", "95")
+            .arg("--dirty-age-max", "0")
+            .start(&scratch);
+        Stage { scratch, hob }
+    }
+
+    fn image(&self) -> Vec<u8> {
+        std::fs::read(self.scratch.path("disk.img")).unwrap()
+    }
+
+    fn tell(&self, event: &str) -> String {
+        self.hob.ctl(&["disk", "event", "disk", event])
+    }
+}
+
+#[test]
+fn a_snapshot_that_was_announced_has_every_write() {
+    let stage = Stage::new();
+    let data = Noise::new(18).bytes(4 * MIB as usize);
+    let mut client = stage.hob.connect();
+    client.write(MIB, &data).unwrap();
+    assert_ne!(stage.image()[MIB as usize..][..data.len()], data[..], "it is on flash only");
+    stage.tell("resume");
+    assert_ne!(stage.image()[MIB as usize..][..data.len()], data[..], "a resume drains nothing");
+    stage.tell("snapshot-create");
+    assert_same(
+        &stage.image()[MIB as usize..][..data.len()],
+        &data,
+        MIB,
+        "the snapshot and what was written",
+    );
+    let before = stage.hob.stats().hits();
+    client.read(MIB, MIB as u32).unwrap();
+    assert!(stage.hob.stats().hits() > before, "and the cache is still warm");
+    stage.hob.stop();
+}
+
+/// Promise 2: after a revert, neither what was cached nor what was dirty is read, and nothing of it reaches the backing.
+#[test]
+fn after_a_revert_the_disk_is_what_it_was_then() {
+    let stage = Stage::new();
+    let snapshot = stage.image();
+    let mut client = stage.hob.connect();
+    client.write(0, &Noise::new(19).bytes(4 * MIB as usize)).unwrap();
+    client.read(8 * MIB, MIB as u32).unwrap();
+    // Another time's contents, where some was dirty and some was read.
+    let other = Noise::new(20).bytes(MIB as usize);
+    let file = std::fs::OpenOptions::new().write(true).open(stage.scratch.path("disk.img")).unwrap();
+    file.write_all_at(&other, 8 * MIB).unwrap();
+    stage.tell("snapshot-revert");
+    let mut wanted = snapshot;
+    wanted[8 * MIB as usize..][..MIB as usize].copy_from_slice(&other);
+    assert_same(&client.read(0, DISK as u32).unwrap(), &wanted, 0, "the disk and the snapshot");
+    stage.hob.ctl(&["drain", "disk"]);
+    assert_same(&stage.image(), &wanted, 0, "the backing and the snapshot");
+    stage.hob.stop();
+}
+
+#[test]
+fn an_event_that_hob_does_not_know_is_refused_with_those_it_knows() {
+    let stage = Stage::new();
+    let refused = stage.hob.try_ctl(&["disk", "event", "disk", "birth"]);
+    assert!(refused.status.is_some_and(|status| !status.success()));
+    assert!(refused.stderr.contains("birth"), "{}", refused.stderr);
+    stage.hob.stop();
+}

@@ -1,0 +1,127 @@
+//! What happens to a machine, and means something for the caches of its disks.
+//!
+//! The table [`EVENTS`] is the only place where their names and effects stand; the daemon, the command line and the docs read it.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Something that happens to a machine. The variants are the rows of [`EVENTS`], in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LifeEvent {
+    /// It is stopped, and its memory saved.
+    Suspend,
+    /// It goes on from there.
+    Resume,
+    /// A snapshot of its disk is about to be taken.
+    SnapshotCreate,
+    /// Its disk is what it was at a snapshot.
+    SnapshotRevert,
+    /// A snapshot was merged into its disk.
+    SnapshotConsolidate,
+    /// It was switched off and on.
+    ColdRestart,
+}
+
+/// What an event does to a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing.
+    Nothing,
+    /// What is dirty goes to the backing; clean data stays.
+    Drain,
+    /// Everything is given up; nothing is dirty in it.
+    Empty,
+    /// Everything is given up, what is dirty too.
+    Discard,
+}
+
+/// A row of [`EVENTS`].
+#[derive(Debug)]
+pub struct EventInfo {
+    /// The event.
+    pub event: LifeEvent,
+    /// Its name.
+    pub name: &'static str,
+    /// What it does to a volatile cache, as `vfrc` is.
+    pub of_volatile: Effect,
+    /// What it does to a persistent one, as those of the other presets are.
+    pub of_persistent: Effect,
+    /// When to tell hob, and why it does that.
+    pub sentence: &'static str,
+}
+
+macro_rules! events {
+    ($($event:ident $name:literal $volatile:ident $persistent:ident $sentence:literal)*) => {
+        /// All events, indexed by `LifeEvent as usize`.
+        pub const EVENTS: &[EventInfo] = &[$(EventInfo {
+            event: LifeEvent::$event,
+            name: $name,
+            of_volatile: Effect::$volatile,
+            of_persistent: Effect::$persistent,
+            sentence: $sentence,
+        }),*];
+    };
+}
+
+events! {
+    Suspend "suspend" Nothing Drain
+        "after the machine is stopped: it may be resumed on another host, from what the backing has"
+    Resume "resume" Empty Nothing
+        "before the machine goes on: vFRC begins empty; a persistent cache has what it had"
+    SnapshotCreate "snapshot-create" Nothing Drain
+        "while the machine is frozen, before the snapshot of the backing is taken: it is to have everything"
+    SnapshotRevert "snapshot-revert" Empty Discard
+        "after the backing was put back in place, before the machine goes on: whatever flash has is of another time, dirty data too"
+    SnapshotConsolidate "snapshot-consolidate" Empty Drain
+        "before the merge: the backing is to have everything; vFRC begins empty"
+    ColdRestart "cold-restart" Empty Nothing
+        "when the machine is off: vFRC begins empty; a persistent cache is warm for the boot"
+}
+
+impl LifeEvent {
+    /// Its row.
+    pub fn info(self) -> &'static EventInfo {
+        &EVENTS[self as usize]
+    }
+
+    /// By its name.
+    pub fn from_name(name: &str) -> Option<LifeEvent> {
+        EVENTS.iter().find(|row| row.name == name).map(|row| row.event)
+    }
+}
+
+impl Effect {
+    /// In words, for the docs.
+    pub fn words(self) -> &'static str {
+        match self {
+            Effect::Nothing => "stays as it is",
+            Effect::Drain => "is drained, and stays warm",
+            Effect::Empty => "is emptied",
+            Effect::Discard => "is emptied, and dirty data is lost",
+        }
+    }
+}
+
+/// `POST /v1/disks/{disk}/events`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EventReport {
+    /// What happened.
+    pub event: LifeEvent,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_event_has_its_row_and_its_name_in_json() {
+        for (index, row) in EVENTS.iter().enumerate() {
+            assert_eq!(row.event as usize, index);
+            assert_eq!(LifeEvent::from_name(row.name), Some(row.event));
+            assert_eq!(serde_json::to_string(&row.event).unwrap(), format!("\"{}\"", row.name));
+        }
+        assert_eq!(LifeEvent::from_name("birth"), None);
+    }
+}

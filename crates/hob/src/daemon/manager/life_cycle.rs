@@ -1,0 +1,40 @@
+//! What the life of a machine means for its disk's cache: the table in `hob_control::EVENTS`, carried out.
+
+use std::sync::Arc;
+
+use hob_control::{DiskChanged, Effect, LifeEvent};
+
+use super::Manager;
+use super::refusal::Refusal;
+
+impl Manager {
+    /// Takes note of an event. Where something has to be drained, that has begun when this answers, and may go on: whoever
+    /// reports the event waits for its end.
+    pub(crate) async fn disk_event(
+        self: &Arc<Self>,
+        disk: String,
+        event: LifeEvent,
+    ) -> Result<DiskChanged, Refusal> {
+        let (name, has_cache, is_persistent) = {
+            let inner = self.inner();
+            let entry = inner.disk(&disk)?;
+            let cache = entry.cache();
+            (event.info().name, cache.is_some(), cache.is_some_and(|spec| spec.journal.is_some()))
+        };
+        tracing::info!("{disk}: {name}");
+        if !has_cache {
+            return self.disk_changed(&disk, vec!["it has no cache".to_owned()]);
+        }
+        let effect = if is_persistent { event.info().of_persistent } else { event.info().of_volatile };
+        match effect {
+            Effect::Nothing => self.disk_changed(&disk, vec!["its cache stays as it is".to_owned()]),
+            Effect::Drain => self.drain(disk).await,
+            Effect::Empty => self.cache_clear(disk).await,
+            Effect::Discard => {
+                let notes = self.discard_dirty(disk.clone()).await?.notes;
+                let changed = self.cache_clear(disk).await?;
+                Ok(DiskChanged { notes, ..changed })
+            }
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What happens to machines, and what their disks' caches do about it.
+
+use hob_control::{EVENTS, Effect, LifeEvent};
+
+use super::*;
+
+#[test]
+fn every_event_does_to_each_kind_of_cache_what_the_table_says() {
+    run(async |bench| {
+        bench.pool(&["a"], 64).await;
+        bench.disk("volatile").await;
+        bench.disk("bare").await;
+        bench.cache("volatile", 16).await.unwrap();
+        bench.disk("kept").await;
+        let settings = CacheSettings { mode: Some("write-back".into()), ..CacheSettings::default() };
+        let enable = CacheEnable { settings, ..cache_of(16) };
+        bench.manager.cache_enable("kept".into(), enable).await.unwrap();
+        for row in EVENTS {
+            for (disk, effect) in
+                [("volatile", row.of_volatile), ("kept", row.of_persistent), ("bare", Effect::Nothing)]
+            {
+                bench.shard.take_changes();
+                let changed = bench.manager.disk_event(disk.into(), row.event).await.unwrap();
+                let did = bench.shard.take_changes();
+                let wanted: &[&str] = match effect {
+                    Effect::Nothing => &[],
+                    Effect::Drain => &["drain"],
+                    Effect::Empty => &["clear"],
+                    Effect::Discard => &["discard", "clear"],
+                };
+                assert_eq!(did, wanted, "{}: {disk} {:?}", row.name, changed.notes);
+            }
+        }
+        let refusal = bench.manager.disk_event("absent".into(), LifeEvent::Resume).await.unwrap_err();
+        assert!(refusal.to_string().contains("absent"), "{refusal}");
+    });
+}
