@@ -35,9 +35,6 @@ const NAP_MAX: Duration = Duration::from_micros(30);
 /// A sleep is short below that many nanoseconds.
 const QUICK_NS_MAX: u64 = 50_000;
 
-/// Requests under way from which on machines need not tell of new ones.
-const NAP_REQUESTS_MIN: usize = 4;
-
 /// Buffers that the engine destages with. They are its own for good.
 const DESTAGE_BUFFERS: usize = 4;
 
@@ -104,8 +101,6 @@ struct Shard {
     /// The last sleep was short. One for sleeps in which only clients can make anything happen, one
     /// for those in which devices work.
     quick: [bool; 2],
-    /// It has not told machines to tell of new chains since anything happened.
-    napped: bool,
 }
 
 impl Shard {
@@ -135,7 +130,6 @@ impl Shard {
             origin: std::time::Instant::now(),
             spin_max: options.spin_max,
             quick: [false; 2],
-            napped: false,
         }
     }
 
@@ -171,7 +165,6 @@ impl Shard {
         progress |= self.drain_engine(now);
         progress |= self.drain_queries(now);
         self.machines.flush(&mut self.ring);
-        self.napped &= !progress;
         progress
     }
 
@@ -324,7 +317,7 @@ impl Shard {
         let timeout = due.map(|at| Duration::from_nanos(at - before));
         let working = self.engine.in_flight() as usize;
         let kind = usize::from(working > 0);
-        if self.machines.are_polled() && self.wait_for_machines(working, timeout) {
+        if self.machines.are_polled() && self.wait_for_machines(working) {
             self.quick[kind] = self.now() - before < QUICK_NS_MAX;
             return;
         }
@@ -348,16 +341,11 @@ impl Shard {
 
     /// Waits in a way in which machines need not tell of new chains, if that is worth while. Otherwise they are asked to; false if
     /// nothing has come since, and the shard may sleep.
-    fn wait_for_machines(&mut self, working: usize, timeout: Option<Duration>) -> bool {
+    fn wait_for_machines(&mut self, working: usize) -> bool {
         let machines = &self.machines;
         if working == 0 && self.quick[0] && self.ring.watch(self.spin_max, || machines.has_work()) {
             // A driver that was answered has more sooner than it could tell of it.
             return true;
-        }
-        // What is under way ends soon, one after the other, and each end is an opportunity to look. Unless it did not.
-        if working >= NAP_REQUESTS_MIN && !std::mem::replace(&mut self.napped, true) {
-            let nap = timeout.unwrap_or(NAP_MAX).min(NAP_MAX);
-            return self.ring.submit_and_nap(1 + working / 8, nap).is_ok();
         }
         !self.machines.prepare_sleep()
     }
