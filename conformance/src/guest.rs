@@ -125,15 +125,15 @@ pub fn boot_vhost_user(scratch: &Scratch, socket: &str) -> String {
     machine(scratch, INIT).args(vhost_user(socket)).limit(RUN_MAX).run()
 }
 
-/// Starts the machine with the disk at a vhost-user socket and a load that lasts for so many rounds.
+/// Starts the machine with the disk at a vhost-user socket and a load that lasts for so many rounds. `more` is for QEMU.
 ///
 /// # Panics
 /// When a needed program or kernel is absent.
 #[must_use]
 #[track_caller]
-pub fn start_rounds(scratch: &Scratch, socket: &str, rounds: u32) -> Process {
+pub fn start_rounds(scratch: &Scratch, socket: &str, rounds: u32, more: &[&str]) -> Process {
     let script = ROUNDS.replace("-lt ROUNDS", &format!("-lt {rounds}"));
-    machine(scratch, &script).args(vhost_user(socket)).limit(RUN_MAX).start()
+    machine(scratch, &script).args(vhost_user(socket)).args(more).limit(RUN_MAX).start()
 }
 
 /// Memory that is shared, two queues, and a connection that comes back.

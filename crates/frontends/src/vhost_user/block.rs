@@ -52,6 +52,8 @@ impl Features {
     /// Discards are understood.
     pub const DISCARD: Features = Features(1 << 13);
     const WRITE_ZEROES: Features = Features(1 << 14);
+    /// What is changed in the guest's memory is logged. Of vhost, not of virtio.
+    pub const LOG_ALL: Features = Features(1 << 26);
     const INDIRECT_DESC: Features = Features(1 << 28);
     /// Both sides say with an index when they want to be told.
     pub const EVENT_IDX: Features = Features(1 << 29);
@@ -98,6 +100,7 @@ impl Info {
             | Features::INDIRECT_DESC
             | Features::EVENT_IDX
             | Features::PROTOCOL
+            | Features::LOG_ALL
             | Features::VERSION_1;
         match self.read_only {
             true => all | Features::RO,

@@ -54,7 +54,7 @@ pub enum MapError {
 
 /// One mapping of a file. The region may begin after it does: hugetlbfs maps whole huge pages only.
 #[derive(Debug)]
-struct Mapping {
+pub(super) struct Mapping {
     /// Given up before the mapping is.
     guard: Option<Guard>,
     base: *mut u8,
@@ -157,16 +157,6 @@ impl GuestMap {
             unsafe { std::mem::transmute::<VolatileSlice<'_, BS<'_, ()>>, VolatileSlice<'static>>(slice) };
         Some(Part { slice, _map: Arc::clone(self) })
     }
-
-    /// Where the bytes are in this process, one run for each region they lie in: for a kernel that fills them.
-    /// `None` if some of them are not the guest's.
-    pub fn host_runs(&self, address: u64, len: usize, runs: &mut Vec<(*mut u8, usize)>) -> Option<()> {
-        for slice in self.memory.get_slices(GuestAddress(address), len) {
-            let slice = slice.ok()?;
-            runs.push((slice.ptr_guard_mut().as_ptr(), slice.len()));
-        }
-        Some(())
-    }
 }
 
 fn map_region(
@@ -175,6 +165,16 @@ fn map_region(
     offset: u64,
     len: u64,
 ) -> Result<(Mapping, GuestRegionMmap), MapError> {
+    if !(offset | len | guest).is_multiple_of(4096) {
+        return Err(MapError::Layout);
+    }
+    let (mapping, region) = map_file(file, offset, len)?;
+    let region = GuestRegionMmap::new(region, GuestAddress(guest)).ok_or(MapError::Layout)?;
+    Ok((mapping, region))
+}
+
+/// Maps part of a file, which begins with a page.
+pub(super) fn map_file(file: &File, offset: u64, len: u64) -> Result<(Mapping, MmapRegion), MapError> {
     let stat = rustix::fs::fstat(file)?;
     let system = rustix::fs::fstatfs(file)?;
     let magic = system.f_type as u64 & 0xFFFF_FFFF;
@@ -183,7 +183,7 @@ fn map_region(
         return Err(MapError::Kind);
     }
     let end = offset.checked_add(len).ok_or(MapError::Layout)?;
-    if len == 0 || end > REGION_BYTES_MAX || !(offset | len | guest).is_multiple_of(4096) {
+    if len == 0 || end > REGION_BYTES_MAX || !offset.is_multiple_of(4096) {
         return Err(MapError::Layout);
     }
     // Nobody can take the memory away from under a shard that looks at it. hugetlbfs and files that were made
@@ -211,9 +211,7 @@ fn map_region(
     // SAFETY: `start` and `len` lie in the mapping just made, which `GuestMap` keeps for as long as the region.
     let region =
         unsafe { MmapRegion::build_raw(start, len as usize, protection.bits() as i32, flags.bits() as i32) };
-    let region = region.map_err(|_| MapError::Layout)?;
-    let region = GuestRegionMmap::new(region, GuestAddress(guest)).ok_or(MapError::Layout)?;
-    Ok((mapping, region))
+    Ok((mapping, region.map_err(|_| MapError::Layout)?))
 }
 
 /// A part of a guest's memory that stays mapped for as long as this lives.

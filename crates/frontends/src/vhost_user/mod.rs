@@ -25,6 +25,7 @@ mod chain;
 mod command;
 mod guard;
 pub mod inflight;
+mod log;
 pub mod memory;
 pub mod queue;
 pub mod session;
@@ -42,6 +43,7 @@ use block::{Features, HEADER_BYTES, Info, RANGE_BYTES, Status, Wanted, understan
 use chain::{Chain, Fault, gather, scatter, total};
 use command::{Command, Table};
 use inflight::QueueInflight;
+use log::ChangeLog;
 use memory::GuestMap;
 use queue::{Broken, Layout, Queue};
 
@@ -60,12 +62,14 @@ pub struct Start {
     /// What the driver has agreed to.
     pub(crate) features: Features,
     pub(crate) inflight: Option<QueueInflight>,
+    /// Where to say what was changed.
+    pub(crate) log: Option<Arc<ChangeLog>>,
 }
 
 impl Start {
     /// Without memory for what is in flight; for tests.
     pub fn new(queue: u16, map: Arc<GuestMap>, layout: Layout, base: u16, features: Features) -> Start {
-        Start { queue, map, layout, base, features, inflight: None }
+        Start { queue, map, layout, base, features, inflight: None, log: None }
     }
 
     /// Which queue.
@@ -89,6 +93,9 @@ struct Served {
     map: Arc<GuestMap>,
     features: Features,
     inflight: Option<QueueInflight>,
+    log: Option<Arc<ChangeLog>>,
+    /// Where the guest has the used ring, and its bytes.
+    used: (u64, u64),
     /// Taken by an earlier daemon and not answered.
     again: VecDeque<u16>,
     state: State,
@@ -158,7 +165,7 @@ impl Device {
     /// # Panics
     /// If it is served already.
     pub fn start(&mut self, start: Start) -> Result<(), Broken> {
-        let Start { queue: number, map, layout, base, features, mut inflight } = start;
+        let Start { queue: number, map, layout, base, features, mut inflight, log } = start;
         let mut queue = Queue::new(&map, &layout, base, features.contains(Features::EVENT_IDX))?;
         let mut again = VecDeque::new();
         if let Some(inflight) = &mut inflight {
@@ -171,8 +178,11 @@ impl Device {
             self.queues.resize_with(index + 1, || None);
         }
         assert!(self.queues[index].is_none(), "a queue is stopped before it is started again");
-        self.queues[index] = Some(Served {
+        let used = (map.guest_address(layout.used).unwrap_or(0), queue.used_bytes());
+        let served = Served {
             queue,
+            log,
+            used,
             map,
             features,
             inflight,
@@ -181,7 +191,9 @@ impl Device {
             taken: 0,
             needs_room: false,
             listed: false,
-        });
+        };
+        served.note(used.0, used.1);
+        self.queues[index] = Some(served);
         Ok(())
     }
 
@@ -293,6 +305,7 @@ impl Device {
                 let id = self.info.id();
                 let len = total(&chain.writable).min(id.len() as u64) as usize;
                 let copied = scatter(map, &chain.writable, &id[..len]);
+                chain.writable.iter().for_each(|part| served.note(part.address, u64::from(part.len)));
                 let status = if copied { Status::Ok } else { Status::IoError };
                 served.begin_chain(head);
                 self.answer(&command, status, len as u32);
@@ -367,7 +380,9 @@ impl Device {
             let (status, written) = match reply.result {
                 Ok(()) if command.op == Op::Read => {
                     let bytes = payload.bytes(command.payload_slice());
-                    match scatter(&served.map, &segments, bytes) {
+                    let copied = scatter(&served.map, &segments, bytes);
+                    segments.iter().for_each(|part| served.note(part.address, u64::from(part.len)));
+                    match copied {
                         true => (Status::Ok, command.len as u32),
                         false => (Status::IoError, 0),
                     }
@@ -392,6 +407,8 @@ impl Device {
         if let Some(inflight) = &served.inflight {
             inflight.end_answer(command.head, served.queue.next_used());
         }
+        served.note(command.status, 1);
+        served.note(served.used.0, served.used.1);
         served.taken -= 1;
         if !served.listed {
             served.listed = true;
@@ -429,6 +446,13 @@ impl Device {
 }
 
 impl Served {
+    /// Some of the guest's memory was written.
+    fn note(&self, address: u64, len: u64) {
+        if let Some(log) = &self.log {
+            log.note(address, len);
+        }
+    }
+
     /// A chain is taken: it is in flight from here on.
     fn begin_chain(&mut self, head: u16) {
         if self.again.front() == Some(&head) {

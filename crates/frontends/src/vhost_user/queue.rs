@@ -113,6 +113,11 @@ impl Queue {
         self.size
     }
 
+    /// Bytes of the used ring.
+    pub(super) fn used_bytes(&self) -> u64 {
+        6 + 8 * u64::from(self.size)
+    }
+
     /// The table of descriptors.
     pub(super) fn descriptors(&self) -> &Part {
         &self.descriptors

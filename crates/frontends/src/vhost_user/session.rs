@@ -24,6 +24,7 @@ use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserB
 use super::Start;
 use super::block::{Features, Info, QUEUES_MAX};
 use super::inflight::Inflight;
+use super::log::ChangeLog;
 use super::memory::GuestMap;
 use super::queue::{Layout, SIZE_MAX};
 
@@ -78,6 +79,7 @@ struct Session<S> {
     acked: Features,
     map: Option<Arc<GuestMap>>,
     inflight: Option<Arc<Inflight>>,
+    log: Option<Arc<ChangeLog>>,
     rings: Vec<Ring>,
     /// What was last refused, for the log.
     refusal: Option<String>,
@@ -86,7 +88,16 @@ struct Session<S> {
 impl<S: Shard> Session<S> {
     fn new(info: Info, shard: S) -> Session<S> {
         let rings = (0..QUEUES_MAX).map(|_| Ring::default()).collect();
-        Session { info, shard, acked: Features::default(), map: None, inflight: None, rings, refusal: None }
+        Session {
+            info,
+            shard,
+            acked: Features::default(),
+            map: None,
+            inflight: None,
+            log: None,
+            rings,
+            refusal: None,
+        }
     }
 
     fn refuse<T>(&mut self, why: impl ToString) -> Result<T> {
@@ -144,6 +155,7 @@ impl<S: Shard> Session<S> {
                 base: ring.base,
                 features: self.acked,
                 inflight,
+                log: self.log.clone().filter(|_| self.acked.contains(Features::LOG_ALL)),
             },
             kick,
             call,
@@ -291,6 +303,7 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD)
     }
 
@@ -382,7 +395,12 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
         Err(Error::InvalidOperation("a disk has no shared memory of its own"))
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
-        Err(Error::InvalidOperation("changes to guest memory are not logged"))
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        self.stop_all();
+        match ChangeLog::map(&file, log.mmap_offset, log.mmap_size) {
+            Ok(log) => self.log = Some(log),
+            Err(error) => return self.refuse(error),
+        }
+        self.start_all()
     }
 }
