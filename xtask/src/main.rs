@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything a developer or CI runs, one file per command.
 
 mod bench;
+mod dashboard;
 mod packages;
 mod shell;
 mod simulate;

@@ -31,6 +31,11 @@ const PACKAGES: &[Package] = &[
     Package { name: "cpio", shown_by: &["cpio"] },
     // For promtool; its server need not run.
     Package { name: "prometheus", shown_by: &["promtool"] },
+    // The dashboard: built by node, tested in a browser, with certificates of OpenSSL.
+    Package { name: "nodejs", shown_by: &["node"] },
+    Package { name: "npm", shown_by: &["npm"] },
+    Package { name: "chromium", shown_by: &["chromium"] },
+    Package { name: "openssl", shown_by: &["openssl"] },
     Package { name: "kmod", shown_by: &["modprobe"] },
     Package { name: "util-linux", shown_by: &["setpriv", "mkswap"] },
     Package { name: "bsdutils", shown_by: &["script"] },

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use crate::{packages, shell};
+use crate::{dashboard, packages, shell};
 
 /// How long each fuzz target runs, in seconds.
 const FUZZ_SECONDS: u32 = 20;
@@ -47,6 +47,8 @@ enum Step {
     Conformance,
     /// The black-box tests that move data, on the ring of threads
     Ring,
+    /// The dashboard's bundle, and its tests in a browser
+    Dashboard,
     /// hob with its feature `psk`, and the black-box tests of that
     Psk,
     /// Twenty seconds of each fuzz target
@@ -54,7 +56,7 @@ enum Step {
 }
 
 impl Step {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Install,
         Self::Fmt,
         Self::Clippy,
@@ -63,6 +65,7 @@ impl Step {
         Self::Build,
         Self::Conformance,
         Self::Ring,
+        Self::Dashboard,
         Self::Psk,
         Self::Fuzz,
     ];
@@ -77,6 +80,7 @@ impl Step {
             Self::Build => "release build",
             Self::Conformance => "conformance",
             Self::Ring => "conformance on threads",
+            Self::Dashboard => "dashboard",
             Self::Psk => "feature psk",
             Self::Fuzz => "fuzz",
         }
@@ -101,6 +105,7 @@ impl Step {
             Self::Build => cargo(&["build", "--release", "-p", "hob"]),
             Self::Conformance => conformance(&[], &[]),
             Self::Ring => conformance(&RING_TESTS, &[("HOB_RING", "threads")]),
+            Self::Dashboard => dashboard::run(),
             Self::Psk => psk(),
             Self::Fuzz => fuzz(),
         }
@@ -110,8 +115,8 @@ impl Step {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let wanted = |step: Step| {
         let all = arguments.only.is_empty();
-        let needed =
-            step == Step::Build && arguments.only.iter().any(|s| matches!(s, Step::Conformance | Step::Ring));
+        let wants_binary = |s: &Step| matches!(s, Step::Conformance | Step::Ring | Step::Dashboard);
+        let needed = step == Step::Build && arguments.only.iter().any(wants_binary);
         let refused = step == Step::Install && arguments.no_install;
         (all || needed || arguments.only.contains(&step)) && !refused
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
@@ -357,7 +357,10 @@ impl Client {
     }
 
     /// Waits for a limited time.
-    async fn in_time<T>(&self, work: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
+    pub(crate) async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
         tokio::time::timeout(Duration::from_secs(ANSWER_SECONDS_MAX), work)
             .await
             .map_err(|_| ClientError::TimedOut { endpoint: self.endpoint.clone() })?
@@ -370,21 +373,9 @@ impl Client {
         path: &str,
         body: Vec<u8>,
     ) -> Result<(Response<Incoming>, Driver), ClientError> {
-        let (answer, driver) = match &self.endpoint {
-            Endpoint::Unix(socket) => {
-                let stream = UnixStream::connect(socket).await.map_err(|error| self.unreachable(error))?;
-                self.exchange(stream, method, path, body).await?
-            }
-            Endpoint::Tcp { host, port } => {
-                let no_tls = || ClientError::NoTls { endpoint: self.endpoint.clone() };
-                let tls = self.tls.as_ref().ok_or_else(no_tls)?;
-                let stream = TcpStream::connect((host.as_str(), *port))
-                    .await
-                    .map_err(|error| self.unreachable(error))?;
-                let stream = tls.connect(host, stream).await.map_err(|error| self.untrusted(&error))?;
-                self.exchange(stream, method, path, body).await?
-            }
-        };
+        let json = (CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let headers = if body.is_empty() { Vec::new() } else { vec![json] };
+        let (answer, driver) = self.exchange(method, path, headers, Bytes::from(body)).await?;
         let status = answer.status();
         if status.is_success() {
             return Ok((answer, driver));
@@ -395,24 +386,47 @@ impl Client {
         }
     }
 
-    async fn exchange(
+    /// Connects, asks, and returns whatever comes, up to its body.
+    pub(crate) async fn exchange(
         &self,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         method: Method,
         path: &str,
-        body: Vec<u8>,
+        headers: Vec<(HeaderName, HeaderValue)>,
+        body: Bytes,
     ) -> Result<(Response<Incoming>, Driver), ClientError> {
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.failed(error))?;
-        let driver = Driver(tokio::spawn(connection));
         let mut request = Request::builder().method(method).uri(path).header(HOST, self.host());
-        if !body.is_empty() {
-            request = request.header(CONTENT_TYPE, "application/json");
+        for (name, value) in headers {
+            request = request.header(name, value);
         }
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request.body(Full::new(Bytes::from(body))).map_err(|error| self.garbled(error))?;
+        let request = request.body(Full::new(body)).map_err(|error| self.garbled(error))?;
+        match &self.endpoint {
+            Endpoint::Unix(socket) => {
+                let stream = UnixStream::connect(socket).await.map_err(|error| self.unreachable(error))?;
+                self.exchange_over(stream, request).await
+            }
+            Endpoint::Tcp { host, port } => {
+                let no_tls = || ClientError::NoTls { endpoint: self.endpoint.clone() };
+                let tls = self.tls.as_ref().ok_or_else(no_tls)?;
+                let stream = TcpStream::connect((host.as_str(), *port))
+                    .await
+                    .map_err(|error| self.unreachable(error))?;
+                let stream = tls.connect(host, stream).await.map_err(|error| self.untrusted(&error))?;
+                self.exchange_over(stream, request).await
+            }
+        }
+    }
+
+    async fn exchange_over(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(Response<Incoming>, Driver), ClientError> {
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.failed(error))?;
+        let driver = Driver(tokio::spawn(connection));
         let answer = sender.send_request(request).await.map_err(|error| self.failed(error))?;
         Ok((answer, driver))
     }
@@ -451,7 +465,7 @@ impl Client {
 
 /// The task that moves a connection's bytes. Dropping it closes the connection.
 #[derive(Debug)]
-struct Driver(tokio::task::JoinHandle<hyper::Result<()>>);
+pub(crate) struct Driver(tokio::task::JoinHandle<hyper::Result<()>>);
 
 impl Drop for Driver {
     fn drop(&mut self) {

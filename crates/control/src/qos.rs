@@ -1,5 +1,5 @@
 //! Who gets how much where many disks share something: shares, limits and reservations of disks, named sets of them, and
-//! datastores. I/O is counted in units of 32 KiB, one at least for each.
+//! datastores. I/O is counted in units, of 32 KiB unless told otherwise, one at least for each.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

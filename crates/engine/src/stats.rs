@@ -40,7 +40,7 @@ pub struct DeviceIoStats {
     pub ios: u64,
     /// Of these, failed.
     pub errors: u64,
-    /// Units of 32 KiB that they count as, one at least each.
+    /// Units that they count as where disks compete, one at least each.
     pub units: u64,
     /// Time that they waited for their turn, all together, nanoseconds.
     pub waited_ns: u64,

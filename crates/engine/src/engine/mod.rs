@@ -95,6 +95,8 @@ pub struct Limits {
     /// Frames of each persistent cache whose checksums are compared in the background, each second; 0: none, and
     /// missing second copies are not made either.
     pub scrub_frames_per_s: u32,
+    /// One unit of I/O where disks compete, bytes.
+    pub qos_unit_bytes: u32,
 }
 
 impl Default for Limits {
@@ -106,6 +108,7 @@ impl Default for Limits {
             flash_errors_forgive_ms: 60_000,
             flash_stall_ms_max: 1_000,
             scrub_frames_per_s: 64,
+            qos_unit_bytes: qos::UNIT_BYTES_DEFAULT,
         }
     }
 }
@@ -232,7 +235,7 @@ struct Pending {
 impl Engine {
     /// An engine without disks.
     pub fn new(limits: Limits) -> Self {
-        assert!(limits.requests_max > 0 && limits.flash_errors_max > 0);
+        assert!(limits.requests_max > 0 && limits.flash_errors_max > 0 && limits.qos_unit_bytes > 0);
         Engine {
             health: Health {
                 errors_max: limits.flash_errors_max,
@@ -655,6 +658,7 @@ impl Engine {
 
     /// Counts a completed I/O, for its disk and its device. The journal's count as its bytes only.
     fn account(&mut self, now: Instant, io: &Pending, result: Result<(), IoError>) {
+        let units = qos::units(io.bytes, self.limits.qos_unit_bytes);
         let disk = self.disk_mut(io.disk);
         let stats = match (io.owner, io.target) {
             (Owner::Journal(_), _) => {
@@ -672,7 +676,7 @@ impl Engine {
         };
         if let Some(stats) = stats {
             stats.ios += 1;
-            stats.units += u64::from(qos::units(io.bytes));
+            stats.units += u64::from(units);
             stats.waited_ns += io.issued - io.wanted;
             stats.total_ns += now - io.issued;
             stats.errors += u64::from(result.is_err());

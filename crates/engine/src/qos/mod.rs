@@ -1,7 +1,7 @@
 //! Who is served next where many disks share one resource: a datastore, or a flash device.
 //!
 //! A disk has *shares* (its part when there is too little for all), a *limit* it does not pass and a *reservation* it does not
-//! fall below. I/O is counted in *units* of 32 KiB, as Storage I/O Control counts it, and each I/O is one unit at least.
+//! fall below. I/O is counted in *units*, of 32 KiB unless told otherwise, and each I/O is one unit at least.
 //! [`Scheduler`] orders what waits, by mClock (Gulati, Merchant, Varman, OSDI 2010); [`Window`] says how much may be in the
 //! resource at once, by its latency (PARDA: Gulati, Ahmad, Waldspurger, FAST 2009). Neither knows what an I/O is.
 
@@ -17,8 +17,8 @@ mod window;
 pub use scheduler::{FlowId, Scheduler};
 pub use window::{Control, Late, Window, WindowState};
 
-/// Bytes of one unit of I/O.
-pub const UNIT_BYTES: u64 = 32 << 10;
+/// Bytes of one unit of I/O, unless somebody wants another: as Storage I/O Control has it.
+pub const UNIT_BYTES_DEFAULT: u32 = 32 << 10;
 
 /// Shares of a disk that nobody gave any: `normal`.
 pub const SHARES_DEFAULT: u32 = 1000;
@@ -76,6 +76,6 @@ pub struct ResourceState {
 }
 
 /// Units that an I/O of so many bytes counts as.
-pub fn units(bytes: u64) -> u32 {
-    bytes.div_ceil(UNIT_BYTES).clamp(1, u64::from(u32::MAX)) as u32
+pub fn units(bytes: u64, unit_bytes: u32) -> u32 {
+    bytes.div_ceil(u64::from(unit_bytes)).clamp(1, u64::from(u32::MAX)) as u32
 }

@@ -125,7 +125,7 @@ fn play(guests: &[Guest], capacity: u64, depth: usize, seconds: u64, seed: u64) 
                     let pause = dice.between(SECOND / rate / 2, SECOND / rate * 3 / 2);
                     later(&mut queue, now + pause, Event::Arrival(flow));
                 }
-                let bytes = u64::from(guest.units) * UNIT_BYTES;
+                let bytes = u64::from(guest.units) * u64::from(UNIT_BYTES_DEFAULT);
                 scheduler.push(Instant(now), FlowId(flow as u32), guest.units, bytes, now);
             }
             Event::Done(flow) => {

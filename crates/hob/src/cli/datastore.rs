@@ -24,7 +24,7 @@ pub(crate) enum Datastore {
         /// When it is late, under auto, milliseconds; under knee, until that is known [default: 30]
         #[arg(long, value_name = "MS")]
         latency_ms: Option<u32>,
-        /// Units of 32 KiB a second that it can do, for reservations; 0: as much as it has been seen to do
+        /// Units a second that it can do, for reservations; 0: as much as it has been seen to do
         #[arg(long, value_name = "UNITS")]
         capacity: Option<u32>,
     },

@@ -8,6 +8,7 @@ mod advise;
 mod cache;
 mod completions;
 mod daemon;
+mod dashboard;
 mod datastore;
 mod demo;
 mod disk;
@@ -134,6 +135,7 @@ enum Command {
     Drain(drain::Drain),
     Stats(stats::Stats),
     Top(top::Top),
+    Dashboard(dashboard::Dashboard),
     Health(health::Health),
     Explain(explain::Explain),
     Histogram(histogram::Histogram),
@@ -164,6 +166,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Stats(args) => stats::run(&args, global),
         Command::Health(args) => health::run(&args, global),
         Command::Top(args) => top::run(&args, global),
+        Command::Dashboard(args) => dashboard::run(&args, global),
         Command::Explain(args) => explain::run(&args, global),
         Command::Histogram(args) => histogram::run(&args, global),
         Command::Advise(args) => advise::run(&args, global),

@@ -10,7 +10,7 @@ use super::remote::ask;
 /// Rules, of which one is needed.
 const RULES: [&str; 5] = ["shares", "reservation", "limit", "bytes_limit", "flash_limit"];
 
-/// Shares, limits and reservations of disks; I/O is counted in units of 32 KiB, one at least each
+/// Shares, limits and reservations of disks; I/O is counted in units of 32 KiB unless hob.toml says otherwise, one at least each
 #[derive(Debug, Subcommand)]
 pub(crate) enum Qos {
     /// Say what a disk is due, from now on

@@ -9,6 +9,7 @@ mod nbd;
 use std::path::{Path, PathBuf};
 
 use hob_control::{CacheEnable, Endpoint, Export, PoolCreate, QosPatch, Size, check_name};
+use hob_engine::qos::UNIT_BYTES_DEFAULT as QOS_UNIT_BYTES_DEFAULT;
 use serde::Deserialize;
 
 use super::allow::AllowEntry;
@@ -81,6 +82,8 @@ pub(crate) struct Limits {
     pub(crate) flash_stall_ms_max: u64,
     /// Failed I/Os after which a flash device is fenced.
     pub(crate) flash_errors_max: u32,
+    /// One unit of I/O, in which shares, limits and reservations count.
+    pub(crate) qos_unit: Size,
 }
 
 impl Default for Limits {
@@ -91,6 +94,7 @@ impl Default for Limits {
             backing_wait_ms_max: 30_000,
             flash_stall_ms_max: 1_000,
             flash_errors_max: 16,
+            qos_unit: Size(u64::from(QOS_UNIT_BYTES_DEFAULT)),
         }
     }
 }
@@ -184,6 +188,7 @@ impl Config {
             ("backing_wait_ms_max", self.limits.backing_wait_ms_max, 0, 86_400_000),
             ("flash_stall_ms_max", self.limits.flash_stall_ms_max, 10, 600_000),
             ("flash_errors_max", u64::from(self.limits.flash_errors_max), 1, 1_000_000),
+            ("qos_unit", self.limits.qos_unit.bytes(), 512, 1 << 30),
         ];
         for (name, value, least, most) in limits {
             if !(least..=most).contains(&value) {
@@ -284,6 +289,7 @@ mod tests {
             [limits]
             connections_max = 64
             buffer_bytes_max = "128M"
+            qos_unit = "4K"
             [[storage_policy]]
             name = "gold"
             qos = { shares = "high", reservation = 100 }
@@ -328,7 +334,7 @@ mod tests {
         assert_eq!(config.ring, RingKind::Threads);
         let required = config.nbd.iter().map(|entry| entry.tls.as_ref().unwrap().required);
         assert_eq!(required.collect::<Vec<_>>(), [false, true]);
-        assert_eq!(config.limits.buffer_bytes_max, Size(128 << 20));
+        assert_eq!((config.limits.buffer_bytes_max, config.limits.qos_unit), (Size(128 << 20), Size(4096)));
         assert_eq!(config.pools[0].size, Some(Size(1 << 30)));
         let settings = &config.disks[0].cache.as_ref().unwrap().settings;
         assert_eq!((settings.block_size, settings.dirty_age_max), (Some(Size(8192)), Some(0)));

@@ -1,17 +1,22 @@
 //! The control API: JSON over HTTP/1.1 on Unix sockets, and over TLS for who has a token or a certificate.
 //!
-//! Every answer but a recording, `/metrics` and `/healthz` is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
+//! At `/` is a page for people, the dashboard ([`page`]).
+//!
+//! Every answer but that, a recording, events, `/metrics` and `/healthz` is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
 //! Requests are bounded in length ([`BODY_BYTES_MAX`]) and time ([`REQUEST_SECONDS_MAX`]), and
 //! connections in number. A change that takes longer goes on in the background.
 
 mod auth;
 mod browser;
+mod events;
 mod exports;
 mod extract;
 mod handlers;
 mod listen;
+mod loopback;
 mod monitor;
 mod observe;
+mod page;
 mod qos;
 mod request_id;
 mod trace;
@@ -19,17 +24,18 @@ mod trace;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
+use axum::{Extension, Router};
 use hob_control::Problem;
 use utoipa::OpenApi;
 
 pub(crate) use auth::Role;
 pub(crate) use listen::{ControlListener, Guard};
+pub(crate) use loopback::Loopback;
 
 use super::manager::Manager;
 use extract::Answer;
@@ -45,11 +51,12 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
     use handlers::*;
     use monitor::{health, healthz, load, metrics};
 
-    Router::new()
+    page::with_page(Router::new())
         .route("/healthz", get(healthz))
         .route("/metrics", get(metrics))
         .route("/v1/health", get(health))
         .route("/v1/load", get(load))
+        .route("/v1/events", get(events::events))
         .route("/openapi.json", get(openapi))
         .route("/v1/version", get(version))
         .route("/v1/pools", get(pools).post(pool_create))
@@ -90,6 +97,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
                 "this cannot be done with that method; see /openapi.json",
             )
         })
+        .layer(Extension(events::Hub::new(Arc::clone(&manager))))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))
         .with_state(manager)
@@ -113,6 +121,7 @@ async fn in_time(request: Request, next: Next) -> Response {
         monitor::metrics,
         monitor::health,
         monitor::load,
+        events::events,
         handlers::version,
         handlers::pools,
         handlers::pool_create,

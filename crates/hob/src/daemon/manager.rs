@@ -35,6 +35,7 @@ mod refusal;
 mod report;
 mod room;
 mod settings;
+mod snapshot;
 mod start;
 mod view;
 mod ways_in;

@@ -186,6 +186,7 @@ fn scenario(case: &Case) -> Scenario {
             flash_errors_forgive_ms: 60_000,
             flash_stall_ms_max: 1000,
             scrub_frames_per_s: if case.operation == Operation::Scrub { 64 } else { 0 },
+            ..Limits::default()
         },
         segment_bytes: SEGMENT_BYTES,
         devices: (0..DEVICES)

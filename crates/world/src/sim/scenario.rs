@@ -133,6 +133,7 @@ impl Scenario {
                 flash_errors_forgive_ms: dice.pick(&[1, 60_000]),
                 flash_stall_ms_max: dice.pick(&[1, 50, 1000]),
                 scrub_frames_per_s: dice.pick(&[0, 8, 64]),
+                ..Limits::default()
             },
             segment_bytes,
             devices,

@@ -125,3 +125,13 @@ fn an_io_completes_once() {
     bench.end(io);
     bench.end(io);
 }
+
+/// The unit in which I/O counts where disks compete is the owner's to choose.
+#[test]
+fn the_unit_of_io_can_be_chosen() {
+    for (qos_unit_bytes, units) in [(32 << 10, 2), (4 << 10, 16), (1 << 20, 1)] {
+        let mut bench = Bench::bare(Limits { qos_unit_bytes, ..Limits::default() });
+        bench.read_alone(0, 64 * KIB);
+        assert_eq!(bench.stats().backing.units, units, "{qos_unit_bytes}");
+    }
+}

@@ -9,18 +9,22 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
-use axum::http::{HeaderValue, Method, StatusCode};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hob_control::Problem;
 use serde::Deserialize;
 
 use super::extract::Answer;
+use super::page;
 use crate::daemon::config::ControlConfig;
 use crate::daemon::tls::{self, CertificateMatch, PeerCertificate, TlsError};
 
 /// Shortest token that is accepted, bytes: 128 bits in hexadecimal are 32.
 const TOKEN_BYTES_MIN: usize = 16;
+
+/// The header in which answers tell a caller its role.
+const ROLE: HeaderName = HeaderName::from_static("x-hob-role");
 
 /// What a client may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
@@ -33,6 +37,14 @@ pub(crate) enum Role {
 }
 
 impl Role {
+    /// As the configuration calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Role::ReadOnly => "read-only",
+            Role::Admin => "admin",
+        }
+    }
+
     /// May it use that method?
     fn may(self, method: &Method) -> bool {
         self == Role::Admin || matches!(*method, Method::GET | Method::HEAD)
@@ -110,6 +122,12 @@ impl Access {
         Ok(Access { tokens, certificates })
     }
 
+    /// One token, with its name for logs and its role.
+    pub(super) fn of_token(name: &str, token: &str, role: Role) -> Access {
+        let tokens = vec![(name.to_owned(), Token(token.as_bytes().into()), role)];
+        Access { tokens, certificates: Vec::new() }
+    }
+
     /// Can nobody come in?
     pub(crate) fn is_empty(&self) -> bool {
         self.tokens.is_empty() && self.certificates.is_empty()
@@ -142,8 +160,12 @@ impl Access {
     }
 }
 
-/// Lets only those pass who may do what they ask for, and has the log say who they are.
+/// Lets only those pass who may do what they ask for, and has the log say who they are. Answers tell them their role, so that a page
+/// need not offer what would be refused. The page itself is for everybody.
 pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+    if page::is_public(request.method(), request.uri().path()) {
+        return next.run(request).await;
+    }
     let caller = match access.caller(&request) {
         Ok(caller) => caller,
         Err(why) => {
@@ -160,7 +182,13 @@ pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, n
             .with_hint("use the token or certificate of an admin");
         return Answer::<()>::No(StatusCode::FORBIDDEN, problem).into_response();
     }
-    next.run(request).await
+    let mut response = next.run(request).await;
+    // Who asked on behalf of this caller may itself only read.
+    let is_less = caller.role == Role::ReadOnly || !response.headers().contains_key(ROLE);
+    if is_less {
+        response.headers_mut().insert(ROLE, HeaderValue::from_static(caller.role.name()));
+    }
+    response
 }
 
 #[cfg(test)]

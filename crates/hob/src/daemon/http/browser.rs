@@ -47,6 +47,8 @@ const ANSWER_HEADERS: [(HeaderName, HeaderValue); 5] = [
 pub(super) enum Names {
     /// Any: browsers cannot open a Unix socket.
     Any,
+    /// Those of this host's loopback addresses, at any port: it may be forwarded here.
+    Loopback,
     /// Those in our certificate, and where we listen.
     Ours {
         /// Has the certificate.
@@ -60,6 +62,10 @@ impl Names {
     fn include(&self, host: &str) -> bool {
         match self {
             Names::Any => true,
+            Names::Loopback => {
+                host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+                    || host.eq_ignore_ascii_case("localhost")
+            }
             Names::Ours { tls, listen } => {
                 host.parse::<IpAddr>().is_ok()
                     || host.eq_ignore_ascii_case("localhost")

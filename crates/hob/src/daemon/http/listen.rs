@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::auth::{self, Access};
 use super::browser::{self, Names};
@@ -28,7 +28,7 @@ use crate::daemon::config::ControlConfig;
 use crate::daemon::tls::{PeerCertificate, Tls, WithoutCertificate};
 
 /// Connections at once, per socket; further ones wait.
-const CONNECTIONS_MAX: usize = 64;
+pub(super) const CONNECTIONS_MAX: usize = 64;
 
 /// Longest wait for the head of a request, seconds: idle connections end too.
 const HEAD_SECONDS_MAX: u64 = 60;
@@ -193,25 +193,42 @@ async fn tls_connection(stream: TcpStream, tls: Arc<Tls>, router: Router, place:
     }
 }
 
-async fn connection(
+/// Ends the connection that a request came over. Requests carry it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HangUp(Arc<Notify>);
+
+impl HangUp {
+    /// Without a farewell: for clients that take nothing any more.
+    pub(super) fn now(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Serves one connection until it ends.
+pub(super) async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     certificate: Option<PeerCertificate>,
     place: OwnedSemaphorePermit,
 ) {
     let router = TowerToHyperService::new(router);
+    let hang_up = HangUp::default();
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
         if let Some(certificate) = &certificate {
             request.extensions_mut().insert(certificate.clone());
         }
+        request.extensions_mut().insert(hang_up.clone());
         router.call(request)
     });
-    let served = http1::Builder::new()
+    let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(Duration::from_secs(HEAD_SECONDS_MAX))
         .max_buf_size(64 << 10)
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
+        .serve_connection(TokioIo::new(stream), service);
+    let served = tokio::select! {
+        served = serving => served,
+        () = hang_up.0.notified() => Ok(()),
+    };
     if let Err(error) = served {
         tracing::debug!("control connection: {error}");
     }

@@ -16,6 +16,7 @@ use crate::daemon::fake_shard::FakeShard;
 use crate::daemon::hardware::BackingOptions;
 use crate::daemon::state::Store;
 
+mod dashboard;
 mod monitor;
 mod tls;
 mod trace;
@@ -136,7 +137,8 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
         let long = format!("{{\"name\":\"{}\"}}", "x".repeat(BODY_BYTES_MAX));
         for (method, path, body, status, part) in [
             ("GET", "/v2/pools", "", 404, "openapi.json"),
-            ("GET", "/", "", 404, "openapi.json"),
+            ("POST", "/", "", 405, "method"),
+            ("GET", "/assets/other.js", "", 404, "openapi.json"),
             ("PUT", "/v1/pools", "", 405, "method"),
             ("GET", "/v1/pools/none", "", 404, "'none'"),
             ("GET", "/v1/disks/none", "", 404, "'none'"),
@@ -212,6 +214,7 @@ fn the_openapi_document_describes_every_path() {
             ("/metrics", &["get"]),
             ("/v1/health", &["get"]),
             ("/v1/load", &["get"]),
+            ("/v1/events", &["get"]),
             ("/v1/version", &["get"]),
             ("/v1/pools", &["get", "post"]),
             ("/v1/pools/{pool}", &["get", "delete"]),

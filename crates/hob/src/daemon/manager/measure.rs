@@ -24,7 +24,7 @@ use crate::daemon::metrics::{Daemon, Form, Latencies, Page, Process};
 use crate::daemon::shard_api::ShardHandle;
 
 /// How long a shard may take to answer a ping.
-const PING_MAX: Duration = Duration::from_secs(1);
+pub(super) const PING_MAX: Duration = Duration::from_secs(1);
 
 /// How long the figures of all disks may take together.
 const ROUND_MAX: Duration = Duration::from_secs(5);
@@ -98,7 +98,7 @@ impl Manager {
     }
 
     /// For each shard: what its devices have done, if it answers within `patience`.
-    async fn ask_shards(&self, patience: Duration) -> Vec<Option<ShardDevices>> {
+    pub(super) async fn ask_shards(&self, patience: Duration) -> Vec<Option<ShardDevices>> {
         let mut pings = JoinSet::new();
         for (number, shard) in self.shards.iter().cloned().enumerate() {
             pings.spawn(async move { (number, shard.devices(patience).await) });
@@ -113,7 +113,7 @@ impl Manager {
     }
 
     /// All pools, and what each of their devices has done, as far as that is known.
-    fn pools_with(
+    pub(super) fn pools_with(
         &self,
         counts: Option<&BTreeMap<DeviceId, DeviceCounts>>,
     ) -> Vec<(Pool, Vec<Option<DeviceCounts>>)> {
@@ -124,7 +124,7 @@ impl Manager {
     }
 
     /// Visits every disk by name, with its figures if its shard gives them.
-    async fn round(&self, answering: &[bool], mut visit: impl FnMut(&Disk, Option<&DiskStats>)) {
+    pub(super) async fn round(&self, answering: &[bool], mut visit: impl FnMut(&Disk, Option<&DiskStats>)) {
         let deadline = Instant::now() + ROUND_MAX;
         let disks: Vec<(Disk, Option<(ShardHandle, DiskId)>)> = {
             let inner = self.inner();
@@ -147,7 +147,7 @@ impl Manager {
         }
     }
 
-    fn problems(&self, answering: &[bool]) -> Vec<HealthProblem> {
+    pub(super) fn problems(&self, answering: &[bool]) -> Vec<HealthProblem> {
         let problem =
             |kind, subject: &str, reason: String| HealthProblem { kind, subject: subject.to_owned(), reason };
         let silent = answering.iter().enumerate().filter(|(_, answers)| !**answers).map(|(number, _)| {
@@ -177,11 +177,11 @@ impl Manager {
 }
 
 /// What the devices of one shard have done.
-type ShardDevices = Vec<(DeviceId, DeviceCounts)>;
+pub(super) type ShardDevices = Vec<(DeviceId, DeviceCounts)>;
 
 /// What each device did for all shards. Nothing is known while one of them is silent: less than before would look like a
 /// new beginning.
-fn sum(answers: Vec<Option<ShardDevices>>) -> Option<BTreeMap<DeviceId, DeviceCounts>> {
+pub(super) fn sum(answers: Vec<Option<ShardDevices>>) -> Option<BTreeMap<DeviceId, DeviceCounts>> {
     let mut all = BTreeMap::<DeviceId, DeviceCounts>::new();
     for (device, counts) in answers.into_iter().collect::<Option<Vec<_>>>()?.into_iter().flatten() {
         let so_far = all.entry(device).or_default();

@@ -9,14 +9,14 @@ use super::*;
 use crate::daemon::config::Config;
 use crate::daemon::tls::tests::{Authority, write_secret};
 
-const ADMIN: &str = "0123456789abcdef0123456789abcdef";
-const READER: &str = "fedcba9876543210fedcba9876543210";
+pub(super) const ADMIN: &str = "0123456789abcdef0123456789abcdef";
+pub(super) const READER: &str = "fedcba9876543210fedcba9876543210";
 
 /// A daemon's API over TCP, its authority, and the files of both.
-struct Site {
+pub(super) struct Site {
     dir: tempfile::TempDir,
     authority: Authority,
-    endpoint: Endpoint,
+    pub(super) endpoint: Endpoint,
 }
 
 impl Site {
@@ -55,7 +55,7 @@ impl Site {
         Site { dir, authority, endpoint }
     }
 
-    fn client(&self, token: Option<&str>, own: Option<&(PathBuf, PathBuf)>) -> Client {
+    pub(super) fn client(&self, token: Option<&str>, own: Option<&(PathBuf, PathBuf)>) -> Client {
         let ca = self.authority.file(self.dir.path());
         let own = own.map(|(cert, key)| (cert.as_path(), key.as_path()));
         Client::new(self.endpoint.clone(), token.map(str::to_owned))
@@ -63,7 +63,7 @@ impl Site {
     }
 }
 
-fn site(test: impl AsyncFnOnce(Site)) {
+pub(super) fn site(test: impl AsyncFnOnce(Site)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { test(Site::start().await).await });
 }

@@ -1,0 +1,55 @@
+//! Questions of somebody else, passed on as they are: status, headers and body of the answer come back unread.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::{Method, Response};
+
+use crate::client::{Client, ClientError, Driver};
+
+/// The body of an answer, as it comes. Dropping it closes the connection.
+#[derive(Debug)]
+pub struct Forwarded {
+    body: Incoming,
+    _driver: Driver,
+}
+
+impl Client {
+    /// Asks what somebody else asks, as this client, and returns the answer whatever its status. Of its body, nothing
+    /// has been read.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub async fn forward(
+        &self,
+        method: Method,
+        path_and_query: &str,
+        headers: Vec<(HeaderName, HeaderValue)>,
+        body: Bytes,
+    ) -> Result<Response<Forwarded>, ClientError> {
+        let (answer, driver) = self.in_time(self.exchange(method, path_and_query, headers, body)).await?;
+        Ok(answer.map(|body| Forwarded { body, _driver: driver }))
+    }
+}
+
+impl Body for Forwarded {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,52 @@
+//! `hob dashboard`: the daemon's page for a browser on this host, although the daemon listens on a Unix socket.
+//!
+//! It is there until Ctrl-C, on a loopback address, for who knows the token that is printed.
+
+use anyhow::Context;
+use clap::Args;
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::Global;
+use super::output::print;
+use super::remote::{converse, explain};
+use crate::daemon::http::{Loopback, Role};
+
+/// Show the daemon's page in a browser: prints where it is, and serves it until Ctrl-C
+#[derive(Debug, Args)]
+pub(crate) struct Dashboard {
+    /// Port of 127.0.0.1 to serve it at; 0 for a free one
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    port: u16,
+    /// Let it change nothing
+    #[arg(long)]
+    read_only: bool,
+}
+
+/// Where it is.
+#[derive(Debug, Serialize)]
+struct Place {
+    url: String,
+}
+
+pub(super) fn run(args: &Dashboard, global: &Global) -> anyhow::Result<()> {
+    converse(global, async |client| {
+        // Who cannot ask the daemon is told so now, and not in the browser.
+        client.version().await.map_err(explain)?;
+        let role = if args.read_only { Role::ReadOnly } else { Role::Admin };
+        let loopback = Loopback::bind(args.port, role)
+            .await
+            .with_context(|| format!("cannot listen on port {} of 127.0.0.1", args.port))?;
+        let place = Place { url: loopback.url()? };
+        print(global.output, &place, |place| {
+            format!("Open this in a browser on this host; Ctrl-C ends it.\n{}\n", place.url)
+        })?;
+        let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        tokio::select! {
+            () = loopback.serve(client) => {}
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,163 @@
+//! `GET /v1/events`: how everything is, once a second, as server-sent events (WHATWG HTML, section 9.2).
+//!
+//! The figures are gathered once for all who listen, and only while somebody does. Who is slow misses moments and costs no memory: a
+//! listener has one event under way, and the next one it gets is the latest. Who takes nothing for [`SLOW_MAX`] loses the connection.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::Body as HttpBody;
+use axum::http::StatusCode;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use hob_control::{Problem, Snapshot};
+use hyper::body::{Body, Bytes, Frame};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::time::MissedTickBehavior;
+
+use super::extract::Answer;
+use super::listen::HangUp;
+use crate::daemon::manager::Manager;
+
+/// Pause between two events.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Who listens at once, per socket: far fewer than there may be connections.
+const LISTENERS_MAX: usize = 16;
+
+/// For how long a listener may take nothing.
+const SLOW_MAX: Duration = Duration::from_secs(15);
+
+/// What is sent to everybody, and who may listen.
+#[derive(Debug)]
+pub(super) struct Hub {
+    manager: Arc<Manager>,
+    places: Arc<Semaphore>,
+    /// The latest event; none while nobody listens.
+    news: watch::Sender<Option<Bytes>>,
+    is_gathering: Mutex<bool>,
+}
+
+impl Hub {
+    /// Gathers nothing yet.
+    pub(super) fn new(manager: Arc<Manager>) -> Arc<Hub> {
+        Arc::new(Hub {
+            manager,
+            places: Arc::new(Semaphore::new(LISTENERS_MAX)),
+            news: watch::Sender::new(None),
+            is_gathering: Mutex::new(false),
+        })
+    }
+
+    /// What comes from now on. Gathering begins with the first listener.
+    fn listen(self: &Arc<Self>) -> watch::Receiver<Option<Bytes>> {
+        let mut is_gathering = self.is_gathering.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = self.news.subscribe();
+        if !*is_gathering {
+            *is_gathering = true;
+            tokio::spawn(Arc::clone(self).gather());
+        }
+        news
+    }
+
+    async fn gather(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        for number in 1_u64.. {
+            ticks.tick().await;
+            if self.is_alone() {
+                return;
+            }
+            let event = event(number, &self.manager.snapshot().await);
+            self.news.send_replace(Some(event));
+        }
+    }
+
+    /// Nobody listens any more: gathering ends.
+    fn is_alone(&self) -> bool {
+        let mut is_gathering = self.is_gathering.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.news.receiver_count() > 0 {
+            return false;
+        }
+        self.news.send_replace(None);
+        *is_gathering = false;
+        true
+    }
+}
+
+fn event(number: u64, snapshot: &Snapshot) -> Bytes {
+    // JSON has no line breaks, so it is one line of data.
+    let data = serde_json::to_string(snapshot).unwrap_or_default();
+    Bytes::from(format!("event: snapshot\nid: {number}\ndata: {data}\n\n"))
+}
+
+/// How everything is, now and then once a second: server-sent events called `snapshot`, each with a number as its id and a `Snapshot`
+/// as its data. Whoever reads slowly gets fewer of them. There are few places; without a free one the answer is 503.
+#[utoipa::path(
+    get,
+    path = "/v1/events",
+    responses(
+        (status = 200, description = "Events without end", content_type = "text/event-stream", body = Snapshot),
+        (status = 503, description = "Too many listen already", body = Problem)
+    )
+)]
+pub(super) async fn events(
+    Extension(hub): Extension<Arc<Hub>>,
+    hang_up: Option<Extension<HangUp>>,
+) -> Response {
+    let Ok(place) = Arc::clone(&hub.places).try_acquire_owned() else {
+        let problem = Problem::new(format!("{LISTENERS_MAX} listen to events on this socket already"))
+            .with_hint("close a dashboard, or try again later");
+        return Answer::<()>::No(StatusCode::SERVICE_UNAVAILABLE, problem).into_response();
+    };
+    let (sender, events) = mpsc::channel(1);
+    tokio::spawn(pass_on(hub.listen(), sender, hang_up.map(|Extension(it)| it), place));
+    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
+    (headers, HttpBody::new(Events(events))).into_response()
+}
+
+/// Brings a listener the latest event whenever it has taken the one before.
+async fn pass_on(
+    mut news: watch::Receiver<Option<Bytes>>,
+    sender: mpsc::Sender<Bytes>,
+    hang_up: Option<HangUp>,
+    _place: OwnedSemaphorePermit,
+) {
+    // What there is already is news to this one.
+    news.mark_changed();
+    loop {
+        tokio::select! {
+            changed = news.changed() => if changed.is_err() { return },
+            () = sender.closed() => return,
+        }
+        let Some(event) = news.borrow_and_update().clone() else { continue };
+        match tokio::time::timeout(SLOW_MAX, sender.send(event)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return,
+            Err(_) => {
+                tracing::info!("a listener has taken no event for {} s: hanging up", SLOW_MAX.as_secs());
+                hang_up.iter().for_each(HangUp::now);
+                return;
+            }
+        }
+    }
+}
+
+/// The body of an answer: events as they come.
+struct Events(mpsc::Receiver<Bytes>);
+
+impl Body for Events {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(context).map(|event| event.map(|event| Ok(Frame::data(event))))
+    }
+}

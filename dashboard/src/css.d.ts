@@ -1,0 +1,2 @@
+// esbuild takes styles that are imported into app.css.
+declare module '*.css';

@@ -1,0 +1,246 @@
+// Changing a disk: its cache, and what it is due. Nothing is sent before what will be different has been shown and confirmed, and only what
+// is different is sent.
+
+import { ask, currentRole, diskPath } from './api';
+import { confirm, type Change } from './confirm';
+import { h, mark, say } from './dom';
+import { NOTHING, bytes, exactBytes } from './format';
+import type { Cache, DiskNow, DiskQos, PoolNow, Snapshot } from './types';
+
+interface Field {
+  /** As the API calls it. */
+  id: string;
+  label: string;
+  hint?: string;
+  input: HTMLInputElement | HTMLSelectElement;
+  /** What it is now, as it is typed. */
+  now: string;
+}
+
+const MODES = ['write-through', 'write-back', 'write-around', 'read-only-cache', 'pass-through'];
+
+const READ_ONLY = 'You may only look: your token or certificate has the role read-only.';
+
+/** A card with fields. They follow the daemon until somebody changes one of them. */
+class Form {
+  readonly root: HTMLElement;
+  readonly fields: Field[] = [];
+  readonly #set = h('fieldset', {});
+  readonly #note = h('p', { class: 'facts note' });
+  readonly #review: HTMLButtonElement;
+  readonly #undo: HTMLButtonElement;
+  #disk = '';
+
+  constructor(
+    private readonly id: string,
+    title: string,
+    private readonly change: () => Change | undefined,
+  ) {
+    this.#review = h('button', { type: 'submit', class: 'primary' }, 'Review …');
+    this.#undo = h('button', { type: 'button', click: () => this.undo() }, 'Undo');
+    const form = h('form', { id, submit: (event) => {
+      event.preventDefault();
+      void this.#ask();
+    } });
+    form.append(this.#set, this.#note, h('div', { class: 'buttons left' }, this.#review, this.#undo));
+    form.addEventListener('input', () => this.#mark());
+    this.root = h('article', { class: 'card' }, h('h3', {}, title), form);
+  }
+
+  add(id: string, label: string, input: HTMLInputElement | HTMLSelectElement, hint?: string): Field {
+    const name = `${this.id}-${id}`;
+    input.id = name;
+    const field: Field = { id, label, input, now: '' };
+    if (hint) {
+      input.setAttribute('aria-describedby', `${name}-hint`);
+      field.hint = hint;
+    }
+    this.fields.push(field);
+    this.#set.append(h('div', { class: 'field' }, h('label', { for: name }, label), input, hint !== undefined && h('small', { id: `${name}-hint` }, hint)));
+    return field;
+  }
+
+  /** Shows what is so now, but for what is being changed. */
+  show(disk: string, values: Record<string, string>, closed: string, note = ''): void {
+    if (disk !== this.#disk) {
+      this.#disk = disk;
+      this.fields.forEach((field) => (field.input.value = field.now = values[field.id] ?? ''));
+    }
+    for (const field of this.fields) {
+      const isTouched = field.input.value !== field.now;
+      const value = values[field.id] ?? '';
+      if (!isTouched && field.now !== value) field.input.value = value;
+      field.now = value;
+    }
+    const refusal = currentRole() === 'read-only' ? READ_ONLY : closed;
+    mark(this.#set, 'disabled', refusal ? '' : undefined);
+    say(this.#note, refusal || note);
+    this.#mark();
+  }
+
+  changed(): Field[] {
+    return this.fields.filter((field) => field.input.value.trim() !== field.now && !field.input.disabled);
+  }
+
+  undo(): void {
+    this.fields.forEach((field) => (field.input.value = field.now));
+    this.#mark();
+  }
+
+  #mark(): void {
+    const isClosed = this.#set.disabled;
+    this.fields.forEach((field) => mark(field.input, 'data-changed', field.input.value !== field.now ? '' : undefined));
+    const isChanged = this.changed().length > 0;
+    this.#review.disabled = isClosed || !isChanged;
+    this.#undo.disabled = isClosed || !isChanged;
+  }
+
+  async #ask(): Promise<void> {
+    const change = this.change();
+    if (!change) return;
+    // What was sent is what is so now: the next event confirms it.
+    if (await confirm(change)) this.fields.forEach((field) => (field.now = field.input.value));
+    this.#mark();
+  }
+}
+
+const rowsOf = (fields: Field[]): [string, string, string][] =>
+  fields.map((field) => [field.label, field.now || NOTHING, field.input.value.trim() || NOTHING]);
+
+/** The cache of a disk: made, changed, cleared. */
+export class CacheForm {
+  readonly root: HTMLElement;
+  readonly #form: Form;
+  readonly #pool: Field;
+  readonly #size: Field;
+  readonly #mode: Field;
+  #now: DiskNow | undefined;
+  #pools: PoolNow[] = [];
+
+  constructor() {
+    this.#form = new Form('cache', 'Change its cache', () => this.#change());
+    this.#pool = this.#form.add('pool', 'Pool', h('select', {}));
+    this.#size = this.#form.add('size', 'Size', h('input', { type: 'text', inputmode: 'text', autocomplete: 'off', spellcheck: 'false', size: 10 }), 'like 8G or 512M');
+    this.#mode = this.#form.add('mode', 'Mode', h('select', {}, ...MODES.map((mode) => h('option', { value: mode }, mode))));
+    this.#form.add('ram', 'Memory above it', h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', size: 10 }), '0 for none');
+    this.root = this.#form.root;
+  }
+
+  show(now: DiskNow, snapshot: Snapshot): void {
+    this.#now = now;
+    this.#pools = snapshot.pools;
+    const names = snapshot.pools.map(({ pool }) => pool.name);
+    const select = this.#pool.input as HTMLSelectElement;
+    if ([...select.options].map((option) => option.value).join('\n') !== names.join('\n')) {
+      select.replaceChildren(...names.map((name) => h('option', { value: name }, name)));
+    }
+    const cache = now.disk.cache;
+    // A cache stays in its pool.
+    mark(select, 'disabled', cache ? '' : undefined);
+    const values = cache
+      ? { pool: cache.pool, size: exactBytes(cache.size), mode: cache.mode, ram: exactBytes(cache.ram) }
+      : { pool: names[0] ?? '', size: '', mode: 'write-through', ram: '0' };
+    const isOffline = now.disk.state !== 'online';
+    const closed = names.length === 0 ? 'There is no pool, so there is no room for a cache.' : isOffline ? 'It is offline.' : '';
+    this.#form.show(now.disk.name, values, closed, cache ? '' : 'It has no cache. With a size it gets one.');
+    const pool = this.#pools.find((entry) => entry.pool.name === select.value)?.pool;
+    const hint = this.#size.input.nextElementSibling;
+    if (hint && pool) say(hint, `like 8G; ${bytes(pool.free)} are free in ${pool.name}${cache ? ' besides' : ''}`);
+  }
+
+  #change(): Change | undefined {
+    const now = this.#now;
+    if (!now) return undefined;
+    const disk = now.disk.name;
+    const cache = now.disk.cache;
+    const fields = this.#form.changed();
+    const body: Record<string, string> = Object.fromEntries(fields.map((field) => [field.id, field.input.value.trim()]));
+    if (cache) {
+      return {
+        title: `Change the cache of ${disk}`,
+        rows: rowsOf(fields),
+        warnings: warnings(cache, body),
+        verb: 'Change it',
+        apply: async () => (await ask<{ notes: string[] }>('PATCH', diskPath(disk, '/cache'), body)).notes,
+      };
+    }
+    const wanted = { ...body, pool: this.#pool.input.value, size: this.#size.input.value.trim(), mode: this.#mode.input.value };
+    return {
+      title: `Give ${disk} a cache`,
+      rows: rowsOf([this.#pool, this.#size, this.#mode]).map(([name, , after]) => [name, NOTHING, after]),
+      warnings: ['It begins empty, and is filled with what is asked for.'],
+      verb: 'Enable it',
+      apply: async () => (await ask<{ notes: string[] }>('PUT', diskPath(disk, '/cache'), wanted)).notes,
+    };
+  }
+}
+
+function warnings(cache: Cache, body: Record<string, string>): string[] {
+  const said: string[] = [];
+  if (body['mode'] && cache.mode === 'write-back') said.push('What only flash has goes to the backing first, which may take a while.');
+  if (body['mode'] === 'write-back') {
+    said.push('Writes are answered when flash has them. Until they are on the backing, they are lost if all copies on flash are.');
+    if (!cache.persistent) said.push('It needs a cache that survives a restart; the daemon makes it one, and it begins empty.');
+  }
+  if (body['size']) said.push('Contents stay where they fit.');
+  if (body['ram']) said.push('What is in memory is forgotten; flash keeps its data.');
+  return said;
+}
+
+/** What a disk is due where others want the same. */
+export class QosForm {
+  readonly root: HTMLElement;
+  readonly #form: Form;
+  #now: DiskNow | undefined;
+
+  constructor() {
+    this.#form = new Form('qos', 'Change what it is due', () => this.#change());
+    const text = (): HTMLInputElement => h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', size: 10 });
+    const number = (): HTMLInputElement => h('input', { type: 'number', min: 0, step: 1, inputmode: 'numeric' });
+    this.#form.add('shares', 'Shares', text(), 'low, normal, high or a number');
+    this.#form.add('reservation', 'Reservation', number(), 'units a second; 0 for none');
+    this.#form.add('limit', 'Limit', number(), 'units a second; 0 for none');
+    this.#form.add('bytes_limit', 'Limit in bytes', text(), 'a second, like 20M; 0 for none');
+    this.#form.add('flash_limit', 'Limit on flash', number(), 'units a second on each device; 0 for none');
+    this.root = this.#form.root;
+  }
+
+  show(now: DiskNow): void {
+    this.#now = now;
+    const qos = now.qos;
+    const names: Record<number, string> = { 500: 'low', 1000: 'normal', 2000: 'high' };
+    const values = qos
+      ? {
+          shares: names[qos.shares] ?? String(qos.shares),
+          reservation: String(qos.reservation),
+          limit: String(qos.limit ?? 0),
+          bytes_limit: exactBytes(qos.bytes_limit ?? 0),
+          flash_limit: String(qos.flash_limit ?? 0),
+        }
+      : {};
+    this.#form.show(now.disk.name, values, qos ? '' : 'Nothing is known of it yet.');
+  }
+
+  #change(): Change | undefined {
+    const now = this.#now;
+    if (!now) return undefined;
+    const disk = now.disk.name;
+    const fields = this.#form.changed();
+    const numbers = ['reservation', 'limit', 'flash_limit'];
+    const value = (field: Field): string | number => (numbers.includes(field.id) ? Number(field.input.value) : field.input.value.trim());
+    const body: Record<string, string | number> = Object.fromEntries(fields.map((field) => [field.id, value(field)]));
+    const policy = now.qos?.policy;
+    // What has a policy cannot be changed for itself: it leaves the policy first, and keeps what that said.
+    if (policy) body['policy'] = '';
+    return {
+      title: `Change what ${disk} is due`,
+      rows: rowsOf(fields),
+      warnings: [
+        'It takes effect at once, for what waits already too.',
+        ...(policy ? [`It has the storage policy ${policy}, and leaves it with this.`] : []),
+      ],
+      verb: 'Change it',
+      apply: async () => (await ask<DiskQos>('PATCH', diskPath(disk, '/qos'), body)).notes ?? [],
+    };
+  }
+}

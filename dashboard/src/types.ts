@@ -1,0 +1,221 @@
+// What the API says, as far as the page reads it. docs/openapi.json is the whole of it.
+
+export type CacheState = 'none' | 'active' | 'changing' | 'recovering' | 'stalled' | 'fenced';
+export type Role = 'admin' | 'read-only';
+
+export interface Problem {
+  error: string;
+  hint?: string;
+}
+
+export interface HealthProblem {
+  kind: string;
+  subject: string;
+  reason: string;
+}
+
+export interface Health {
+  status: 'ok' | 'degraded';
+  problems: HealthProblem[];
+}
+
+export interface Device {
+  path: string;
+  state: 'online' | 'stalled' | 'fenced' | 'offline';
+  reason?: string;
+  admission: 'in' | 'out';
+  size: number;
+  free: number;
+  io?: 'direct' | 'buffered' | 'memory';
+}
+
+export interface Pool {
+  name: string;
+  segment_size: number;
+  size: number;
+  free: number;
+  devices: Device[];
+  caches: string[];
+  orphans?: { owner: string; size: number }[];
+}
+
+export interface DeviceFigures {
+  ios: number;
+  errors: number;
+  read_bytes: number;
+  written_bytes: number;
+  in_flight: number;
+}
+
+export interface PoolNow {
+  pool: Pool;
+  devices: (DeviceFigures | null)[];
+}
+
+export interface Dirty {
+  size: number;
+  lost: number;
+  draining: boolean;
+  rate: number;
+  eta_seconds?: number;
+  why?: string;
+}
+
+export interface Cache {
+  pool: string;
+  state: CacheState;
+  reason?: string;
+  size: number;
+  room: number;
+  journal: number;
+  preset?: string;
+  block_size: number;
+  policy: string;
+  mode: string;
+  persistent: boolean;
+  admission: string;
+  dirty_start: number;
+  dirty_full: number;
+  ram: number;
+  dirty?: Dirty;
+}
+
+export interface Disk {
+  name: string;
+  state: 'online' | 'offline' | 'removing';
+  reason?: string;
+  backing: string;
+  size: number;
+  read_only: boolean;
+  cache?: Cache;
+}
+
+export interface Qos {
+  shares: number;
+  reservation: number;
+  limit?: number;
+  bytes_limit?: number;
+  flash_limit?: number;
+}
+
+export interface DiskQos extends Qos {
+  disk: string;
+  datastore?: string;
+  policy?: string;
+  notes?: string[];
+}
+
+export interface Outcome {
+  class: string;
+  reason: string;
+  count: number;
+  latency_sum_ns: number;
+}
+
+export interface Io {
+  ios: number;
+  errors: number;
+  units: number;
+  waited_ns: number;
+  total_ns: number;
+  read_bytes: number;
+  write_bytes: number;
+}
+
+export interface Figures {
+  elapsed_ns: number;
+  reads: number;
+  writes: number;
+  read_bytes: number;
+  write_bytes: number;
+  read_hits: number;
+  memory_hits: number;
+  in_flight: number;
+  outcomes: Outcome[];
+  latency: [number, number][];
+  flash: Io;
+  backing: Io;
+  cache_bytes: number;
+  used_bytes: number;
+  dirty_bytes: number;
+  destaged_bytes: number;
+  is_draining: boolean;
+}
+
+export interface DiskNow {
+  disk: Disk;
+  qos?: DiskQos;
+  figures?: Figures;
+}
+
+export interface Datastore {
+  name: string;
+  control: string;
+  latency_ms: number;
+  capacity?: number;
+  peak: number;
+  reserved: number;
+  disks: string[];
+  window?: number;
+  in_flight: number;
+  waiting: number;
+  latency_ns: number;
+  knee_ns?: number;
+}
+
+export interface Version {
+  name: string;
+  version: string;
+  pid: number;
+  shards: number;
+}
+
+export interface Snapshot {
+  at_ms: number;
+  version: Version;
+  health: Health;
+  pools: PoolNow[];
+  disks: DiskNow[];
+  datastores?: Datastore[];
+}
+
+export interface Histogram {
+  metric: string;
+  title: string;
+  unit: string;
+  class: 'all' | 'reads' | 'writes';
+  count: number;
+  min: number | null;
+  max: number | null;
+  mean: number | null;
+  buckets: { up_to: number | null; count: number }[];
+}
+
+export interface Histograms {
+  disk: string;
+  elapsed_ns: number;
+  histograms: Histogram[];
+}
+
+export interface BlockCurve {
+  block_size: number;
+  accesses: number;
+  samples: number;
+  sample_rate: number;
+  footprint_bytes: number;
+  points: { cache_bytes: number; miss_ratio: number }[];
+}
+
+export interface Curve {
+  disk: string;
+  elapsed_ns: number;
+  reads: number;
+  hit_percent: number;
+  cache: { size: number; block_size: number; policy: string; mode: string; expected_hit_percent: number } | null;
+  block_sizes: BlockCurve[];
+}
+
+export interface Explanation {
+  disk: string;
+  sentences: string[];
+}

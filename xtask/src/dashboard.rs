@@ -1,0 +1,65 @@
+//! The dashboard: that its bundle in the repository is what its sources make, and its tests in a browser.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::shell;
+
+/// Everything about it, against the release binary.
+pub(crate) fn run() -> Result<()> {
+    let dir = shell::root().join("dashboard");
+    let at = |program: &str, args: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(args).current_dir(&dir);
+        command
+    };
+    // No package runs anything of its own while it is installed.
+    shell::run(&mut at("npm", &["ci", "--ignore-scripts", "--no-audit", "--no-fund"]))?;
+    shell::run(&mut at("node", &["node_modules/typescript/bin/tsc", "--noEmit"]))?;
+    let target = shell::target_dir()?;
+    let fresh = target.join("dashboard/dist");
+    let out = fresh.to_string_lossy().into_owned();
+    shell::run(&mut at("node", &["build.mjs", "--out", &out]))?;
+    compare(&fresh, &dir.join("dist"))?;
+    let mut tests = at("node", &["--test", "--test-concurrency=1", "--test-reporter=spec"]);
+    for file in test_files(&dir.join("tests"))? {
+        tests.arg(format!("tests/{file}"));
+    }
+    tests.env("HOB_BIN", target.join("release/hob")).env("PICTURES", target.join("dashboard/pictures"));
+    shell::run(&mut tests)
+}
+
+/// Both directories hold the same files.
+fn compare(fresh: &Path, kept: &Path) -> Result<()> {
+    let names = |dir: &Path| -> Result<Vec<String>> {
+        let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
+        let mut names: Vec<String> =
+            entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+        names.sort();
+        Ok(names)
+    };
+    let read = |dir: &Path, name: &str| fs::read(dir.join(name)).with_context(|| format!("read {name}"));
+    let mut stale = names(fresh)? != names(kept)?;
+    for name in names(fresh)?.iter().filter(|name| kept.join(name).exists()) {
+        stale |= read(fresh, name)? != read(kept, name)?;
+    }
+    if stale {
+        bail!("dashboard/dist is not what its sources make: run `npm run build` in dashboard/ and commit it");
+    }
+    println!("dashboard/dist is what its sources make");
+    Ok(())
+}
+
+fn test_files(dir: &Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut files: Vec<String> = names.filter(|name| name.ends_with(".test.mjs")).collect();
+    files.sort();
+    if files.is_empty() {
+        bail!("dashboard/tests holds no test");
+    }
+    Ok(files)
+}
