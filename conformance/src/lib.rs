@@ -17,6 +17,7 @@ pub mod scratch;
 pub mod stats;
 pub mod tool;
 pub mod trace;
+pub mod vhost_driver;
 
 pub use authority::Authority;
 pub use hob::{Daemon, Hob, Serve};

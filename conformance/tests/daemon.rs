@@ -242,3 +242,34 @@ fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
     assert_same(&data, &stage.images[0], 0, "vm0 and its image");
     daemon.stop();
 }
+
+/// A socket for a machine comes with its disk, is kept, and goes with it; one that is taken is no other disk's.
+#[test]
+fn a_disk_has_its_socket_for_machines_by_command_and_after_a_restart() {
+    use conformance::vhost_driver::{Driver, Kind};
+    let stage = Stage::new("");
+    let daemon = stage.start();
+    let (socket, image) = (stage.scratch.text("vm.sock"), stage.scratch.text("disk0.img"));
+    daemon.ctl(&["disk", "add", "vm0", "--backing", &image, "--vhost-user", &socket]);
+    assert!(daemon.ctl(&["disk", "show", "vm0"]).contains(&socket));
+    let other = stage.scratch.text("disk1.img");
+    let refused = daemon.try_ctl(&["disk", "add", "vm1", "--backing", &other, "--vhost-user", &socket]);
+    assert!(!refused.success() && refused.all().contains(&socket), "{}", refused.all());
+    daemon.ctl(&["disk", "add", "vm1", "--backing", &other]);
+    drop(daemon);
+    let daemon = stage.start();
+    wait_until("the socket", Duration::from_secs(10), || stage.scratch.path("vm.sock").exists());
+    let connect = || Driver::connect(&stage.scratch.path("vm.sock"));
+    wait_until("a connection", Duration::from_secs(10), || connect().is_ok());
+    let mut driver = connect().expect("the server takes a machine");
+    assert_eq!(driver.run(Kind::Read, MIB, 4096), Some(0));
+    assert_same(
+        &driver.data(0, 4096),
+        &stage.images[0][MIB as usize..MIB as usize + 4096],
+        MIB,
+        "vhost-user",
+    );
+    daemon.ctl(&["disk", "remove", "vm0"]);
+    assert!(!stage.scratch.path("vm.sock").exists(), "the socket outlived its disk");
+    daemon.stop();
+}

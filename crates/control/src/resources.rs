@@ -122,6 +122,9 @@ pub struct Disk {
     pub size: Size,
     /// Are changes refused?
     pub read_only: bool,
+    /// The socket at which a machine uses it through vhost-user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost_user: Option<String>,
     /// Its cache, if it is to have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
@@ -294,6 +297,9 @@ pub struct DiskAdd {
     /// or a name in a directory that exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse: Option<String>,
+    /// Absolute path of a socket at which a machine uses the disk through vhost-user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost_user: Option<String>,
 }
 
 /// What a pool is after a change.
@@ -329,6 +335,7 @@ mod tests {
             backing: "/vm.img".into(),
             size: Size(1 << 30),
             read_only: true,
+            vhost_user: Some("/run/vm1.sock".into()),
             cache: Some(Cache {
                 pool: "default".into(),
                 state: CacheState::Changing,

@@ -3,3 +3,7 @@
 
 pub mod fuse;
 pub mod nbd;
+mod payload;
+pub mod vhost_user;
+
+pub use payload::Payload;

@@ -92,6 +92,26 @@ const FUSE_BARS: [Bar; 3] = [
     Bar { workload: DEPTH_16, measure: Measure::Cpu, against: QEMU_FUSE, limit: Limit::AtMost(1.0) },
 ];
 
+/// What hob must reach through vhost-user-blk against qemu-storage-daemon.
+const VHOST_USER_BARS: [Bar; 6] = [
+    Bar {
+        workload: DEPTH_16,
+        measure: Measure::Iops,
+        against: "storage-daemon",
+        limit: Limit::AtLeast(1.05),
+    },
+    Bar {
+        workload: DEPTH_64,
+        measure: Measure::Iops,
+        against: "storage-daemon",
+        limit: Limit::AtLeast(1.05),
+    },
+    Bar { workload: DEPTH_1, measure: Measure::Mean, against: "storage-daemon", limit: Limit::AtMost(1.0) },
+    Bar { workload: DEPTH_1, measure: Measure::Cpu, against: "storage-daemon", limit: Limit::AtMost(0.9) },
+    Bar { workload: DEPTH_16, measure: Measure::Cpu, against: "storage-daemon", limit: Limit::AtMost(0.9) },
+    Bar { workload: DEPTH_64, measure: Measure::Cpu, against: "storage-daemon", limit: Limit::AtMost(0.9) },
+];
+
 /// Share of a warm-up pass that must be hits before anything is measured.
 const WARM_MIN: f64 = 0.999;
 /// Passes a warm-up may take.
@@ -135,6 +155,8 @@ enum Which {
     WriteBack,
     /// The disk a file, data and pool on a disk
     Fuse,
+    /// Data and pool on a disk, through vhost-user-blk
+    VhostUser,
 }
 
 struct Bench {
@@ -146,8 +168,10 @@ struct Bench {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let missing: Vec<&str> =
-        ["fio", "qemu-nbd", "nbdkit", "setpriv"].into_iter().filter(|p| !packages::present(p)).collect();
+    let missing: Vec<&str> = ["fio", "qemu-nbd", "qemu-storage-daemon", "nbdkit", "setpriv"]
+        .into_iter()
+        .filter(|p| !packages::present(p))
+        .collect();
     if !missing.is_empty() {
         bail!("{} not installed; `cargo xtask install` does that", missing.join(", "));
     }
@@ -177,6 +201,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if wanted(Which::Fuse) {
         let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
         report.settings.push(bench.fuse(&dir)?);
+    }
+    if wanted(Which::VhostUser) {
+        let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
+        report.settings.push(bench.vhost_user(&dir)?);
     }
     println!("\n{report}");
     if let Some(path) = &arguments.json {
@@ -234,6 +262,25 @@ impl Bench {
         ];
         let runs = self.measure(&servers, &WORKLOADS, size)?;
         Ok(Setting { name: "software-bound", size, seconds: self.seconds, runs, bars: &SOFTWARE_BARS })
+    }
+
+    /// As `device`, through queues in memory that is shared.
+    fn vhost_user(&self, dir: &Path) -> Result<Setting> {
+        let scratch = scratch(dir)?;
+        let size = if self.quick { 64 } else { 512 } * MIB;
+        println!("vhost-user: {} MiB in {}", size / MIB, scratch.path().display());
+        let files = ["data", "copy", "bare"].map(|name| scratch.path().join(name));
+        for file in &files {
+            noise_file(file, size, 1);
+        }
+        let [data, copy, bare] = &files;
+        let servers = [
+            Server::hob_vhost_user(&self.hob, scratch.path(), data, cache_bytes(size), &self.interrupt)?,
+            Server::storage_daemon(scratch.path(), copy, &self.interrupt)?,
+            Server::bare(bare),
+        ];
+        let runs = self.measure(&servers, &WORKLOADS, size)?;
+        Ok(Setting { name: "vhost-user", size, seconds: self.seconds, runs, bars: &VHOST_USER_BARS })
     }
 
     /// Writes to flash, with one copy and with two, against a file on the same disk. The backing lies in memory, so that

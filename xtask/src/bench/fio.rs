@@ -1,6 +1,6 @@
 //! Calling fio and reading its report. Latencies are microseconds.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -35,6 +35,8 @@ pub(crate) enum Target {
     /// A file that a server has mounted, opened with O_DIRECT. FUSE does not know io_uring's way of not waiting, which would
     /// hand each request to a thread.
     Mounted(String),
+    /// A socket that speaks vhost-user-blk, which is not fio's matter.
+    VhostUser(PathBuf),
 }
 
 /// What one run showed.
@@ -54,6 +56,9 @@ pub(crate) fn run(
     seconds: u32,
     interrupt: &Interrupt,
 ) -> Result<Figures> {
+    if let Target::VhostUser(socket) = target {
+        return super::vhost::run(socket, workload, size, Some(seconds), interrupt);
+    }
     let limits = ["--time_based".to_owned(), format!("--runtime={seconds}")];
     call(target, workload, size, &limits, Duration::from_secs(u64::from(seconds) * 5 + 60), interrupt)
 }
@@ -61,6 +66,9 @@ pub(crate) fn run(
 /// Reads the first `size` bytes of `target` once, in order.
 pub(crate) fn read_once(target: &Target, size: u64, interrupt: &Interrupt) -> Result<Figures> {
     let workload = Workload { name: "once", rw: "read", block: "64k", depth: 8, flushes: false };
+    if let Target::VhostUser(socket) = target {
+        return super::vhost::run(socket, &workload, size, None, interrupt);
+    }
     call(target, &workload, size, &[], Duration::from_secs(600), interrupt)
 }
 
@@ -88,6 +96,7 @@ fn call(
         Target::Mounted(path) => {
             command.args(["--ioengine=libaio", "--direct=1", &format!("--filename={path}")])
         }
+        Target::VhostUser(_) => unreachable!("done without fio"),
     };
     let mut fio = Process::start("fio", &mut command).context("start fio")?;
     let output = fio.finish(time_max);

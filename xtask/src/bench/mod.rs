@@ -6,6 +6,7 @@ mod lab;
 mod qos;
 mod report;
 mod server;
+mod vhost;
 
 use std::path::{Path, PathBuf};
 

@@ -57,6 +57,42 @@ impl Server {
         Ok(server)
     }
 
+    /// The same, used through vhost-user-blk.
+    pub(crate) fn hob_vhost_user(
+        binary: &Path,
+        dir: &Path,
+        data: &Path,
+        cache_bytes: u64,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let (socket, control) = (dir.join("hob-vhost.sock"), dir.join("hob-vhost.ctl"));
+        let control = format!("unix:{}", control.display());
+        let mut command = Command::new(binary);
+        command.arg("serve").arg("--disk").arg(data).arg("--pool").arg(dir.join("hob-vhost.pool"));
+        command.args(["--size", &cache_bytes.to_string(), "--block-size", "4K"]);
+        command.arg("--vhost-user").arg(&socket).args(["--control", &control]);
+        let mut server = Self::start(HOB, &mut command, &socket, "disk", interrupt)?;
+        server.control = Some((binary.to_owned(), control));
+        server.target = Target::VhostUser(socket);
+        Ok(server)
+    }
+
+    /// `qemu-storage-daemon` with O_DIRECT and io_uring on `data`, used through vhost-user-blk.
+    pub(crate) fn storage_daemon(dir: &Path, data: &Path, interrupt: &Interrupt) -> Result<Self> {
+        let socket = dir.join("storage-daemon.sock");
+        let mut command = Command::new("/usr/bin/env");
+        let file =
+            format!("driver=file,node-name=data,filename={},cache.direct=on,aio=io_uring", data.display());
+        let export = format!(
+            "type=vhost-user-blk,id=e,node-name=data,writable=on,addr.type=unix,addr.path={}",
+            socket.display()
+        );
+        command.args(["qemu-storage-daemon", "--blockdev", &file, "--export", &export]);
+        let mut server = Self::start("storage-daemon", &mut command, &socket, "", interrupt)?;
+        server.target = Target::VhostUser(socket);
+        Ok(server)
+    }
+
     /// `hob` writing back to one pool device or to two, with as many copies of what is dirty.
     pub(crate) fn write_back(
         binary: &Path,

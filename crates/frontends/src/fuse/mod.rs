@@ -36,7 +36,7 @@ use wire::{Call, Change, Errno, WRITE_HEAD_BYTES};
 pub const COMMANDS_MAX: usize = 2048;
 
 /// Set in the numbers of these connections, so that request ids tell them from those of other front ends.
-pub const NUMBER_BIT: u32 = 1 << 31;
+pub const NUMBER_BIT: u32 = 1 << 30;
 
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

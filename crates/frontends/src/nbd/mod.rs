@@ -31,6 +31,7 @@ use hob_nbd::server::request::{Refusal, decode_request, validate};
 use hob_nbd::wire::REQUEST_BYTES;
 use hob_nbd::{Command, ErrorCode, Extent};
 
+pub use crate::payload::Payload;
 use command::{InFlight, Table};
 
 /// Most commands of one connection in flight.
@@ -39,20 +40,6 @@ pub const COMMANDS_MAX: usize = 2048;
 /// Pieces of replies that may wait for the socket; a client that does not read its answers is not
 /// listened to either.
 const OUTBOX_PIECES_MAX: usize = 4096;
-
-/// The payload buffers of the shard.
-pub trait Payload {
-    /// A buffer of that many bytes with one reference, its content undefined; `None` while there is no room.
-    fn alloc(&mut self, len: usize) -> Option<BufferId>;
-    /// One more reference.
-    fn retain(&mut self, id: BufferId);
-    /// One reference less.
-    fn release(&mut self, id: BufferId);
-    /// Part of a buffer.
-    fn bytes(&self, slice: BufferSlice) -> &[u8];
-    /// Part of a buffer, to be written.
-    fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8];
-}
 
 /// What to receive next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,49 +1,12 @@
 //! A connection driven by hand: bytes in, requests out, replies in, bytes out.
 
-use std::collections::BTreeMap;
-
 use hob_engine::gather::Piece;
 use hob_engine::io::{Durability, Op, Promote};
 use hob_engine::outcome::Outcome;
 use hob_nbd::{CommandFlags, ExportInfo};
 
 use super::*;
-
-/// Buffers that are plain vectors, with their reference counts.
-#[derive(Default)]
-struct Memory {
-    buffers: BTreeMap<u32, (Vec<u8>, u32)>,
-    next: u32,
-    full: bool,
-}
-
-impl Payload for Memory {
-    fn alloc(&mut self, len: usize) -> Option<BufferId> {
-        if self.full {
-            return None;
-        }
-        self.next += 1;
-        self.buffers.insert(self.next, (vec![0xEE; len], 1));
-        Some(BufferId(self.next))
-    }
-    fn retain(&mut self, id: BufferId) {
-        self.buffers.get_mut(&id.0).expect("alive").1 += 1;
-    }
-    fn release(&mut self, id: BufferId) {
-        let refs = &mut self.buffers.get_mut(&id.0).expect("alive").1;
-        *refs -= 1;
-        if *refs == 0 {
-            self.buffers.remove(&id.0);
-        }
-    }
-    fn bytes(&self, slice: BufferSlice) -> &[u8] {
-        &self.buffers[&slice.id.0].0[slice.offset as usize..][..slice.len as usize]
-    }
-    fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
-        let buffer = self.buffers.get_mut(&slice.id.0).expect("alive");
-        &mut buffer.0[slice.offset as usize..][..slice.len as usize]
-    }
-}
+use crate::payload::tests::Memory;
 
 struct Rig {
     connection: Connection,

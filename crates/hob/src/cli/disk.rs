@@ -32,6 +32,9 @@ pub(crate) enum Disk {
         /// file, which is covered for as long as the disk is served, or a new name
         #[arg(long, value_name = "PATH")]
         fuse: Option<String>,
+        /// Make this socket, at which a machine uses the disk through vhost-user-blk
+        #[arg(long, value_name = "PATH")]
+        vhost_user: Option<String>,
     },
     /// Stop serving a disk, once its dirty data is on the backing; its data stays there
     Remove {
@@ -68,9 +71,10 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let disk = ask(global, async |client| client.disk(&disk).await)?;
             return print(global.output, &disk, show);
         }
-        Disk::Add { name, backing, read_only, datastore, fuse } => {
+        Disk::Add { name, backing, read_only, datastore, fuse, vhost_user } => {
             let backing = if is_uri(&backing) { backing } else { absolute(backing) };
-            let add = DiskAdd { name, backing, read_only, datastore, fuse: fuse.map(absolute) };
+            let (fuse, vhost_user) = (fuse.map(absolute), vhost_user.map(absolute));
+            let add = DiskAdd { name, backing, read_only, datastore, fuse, vhost_user };
             ask(global, async |client| client.disk_add(&add).await)?
         }
         Disk::Event { disk, event } => converse(global, async |client| {
@@ -145,6 +149,7 @@ fn show(disk: &DiskInfo) -> String {
         ("size", disk.size.human()),
         ("access", if disk.read_only { "read-only" } else { "read-write" }.to_owned()),
     ];
+    facts.extend(disk.vhost_user.clone().map(|path| ("vhost-user", path)));
     facts.extend(disk.exports.iter().map(|export| ("export", super::export::words_of(export))));
     facts.extend(disk.fuse.clone().map(|path| ("file", path)));
     facts.extend(disk.fuse_reason.clone().map(|reason| ("file reason", reason)));

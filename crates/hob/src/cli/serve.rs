@@ -14,15 +14,18 @@ use crate::daemon::hardware::RingKind;
 use crate::daemon::tls::TlsFiles;
 use crate::daemon::{Plan, Serving};
 
-/// Serve one disk over NBD, through a cache on flash if a pool is given
+/// Serve one disk over NBD or vhost-user, through a cache on flash if a pool is given
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
     /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH, or a qcow2,
     /// VMDK, VDI or VHDX file
     #[arg(long, value_name = "SPEC")]
     disk: String,
+    /// Make this socket, at which a machine uses the disk through vhost-user-blk
+    #[arg(long, value_name = "PATH")]
+    vhost_user: Option<String>,
     /// Where NBD clients connect, unix:/path or tcp:host:port; may be given more than once
-    #[arg(long, value_name = "ADDRESS", required = true)]
+    #[arg(long, value_name = "ADDRESS", required_unless_present = "vhost_user")]
     listen: Vec<Endpoint>,
     /// Speak NBD with TLS only, with this certificate, PEM
     #[arg(long, value_name = "FILE", requires = "nbd_key")]
@@ -100,8 +103,9 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
             name: args.name,
             backing: args.disk,
             read_only: args.read_only,
+            datastore: None,
             fuse: args.fuse.map(absolute),
-            ..DiskAdd::default()
+            vhost_user: args.vhost_user.map(absolute),
         },
         cache,
         force: args.force,

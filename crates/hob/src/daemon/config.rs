@@ -114,6 +114,8 @@ pub(crate) struct DiskEntry {
     pub(crate) cache: Option<CacheEnable>,
     /// What its backing lies on; found out if absent.
     pub(crate) datastore: Option<String>,
+    /// Absolute path of a socket at which a machine uses it through vhost-user.
+    pub(crate) vhost_user: Option<String>,
     /// Further exports.
     #[serde(default, rename = "export")]
     pub(crate) exports: Vec<Export>,
@@ -194,6 +196,9 @@ impl Config {
             if !(least..=most).contains(&value) {
                 return Err(format!("limits.{name} = {value}: it can be {least} to {most}"));
             }
+        }
+        for path in self.disks.iter().filter_map(|disk| disk.vhost_user.as_ref()) {
+            super::vhost_user::check_path(path)?;
         }
         check_names("pool", self.pools.iter().map(|pool| pool.name.as_str()))?;
         check_names("storage_policy", self.policies.iter().map(|policy| policy.name.as_str()))?;
@@ -302,6 +307,7 @@ mod tests {
             name = "d"
             backing = "/d.img"
             fuse = "/run/d.img"
+            vhost_user = "/run/d.sock"
             datastore = "array"
             qos = { policy = "gold" }
             [[disk.export]]
@@ -362,6 +368,7 @@ mod tests {
                 &["line ", "mod"],
             ),
             ("[[pool]]\nname = \"a b\"\ndevices = []", &["a b"]),
+            ("[[disk]]\nname = \"a\"\nbacking = \"/x\"\nvhost_user = \"vm.sock\"", &["vm.sock", "absolute"]),
             (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[[disk]]\nname = \"a\"\nbacking = \"/y\"",
                 &["'a' stands there twice"],

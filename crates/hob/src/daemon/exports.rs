@@ -11,6 +11,7 @@ use hob_engine::units::DiskId;
 use hob_nbd::ExportInfo;
 
 use super::shard_api::ShardHandle;
+use super::vhost_user::Gateway;
 
 /// One way to a disk that clients can connect to.
 #[derive(Clone, Debug)]
@@ -27,9 +28,9 @@ pub(crate) struct Export {
     pub(crate) promote: Promote,
 }
 
-/// All exports. Clones share one table.
+/// All exports, and where machines come in. Clones share one table of each.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>);
+pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>, Arc<Mutex<BTreeMap<String, Gateway>>>);
 
 impl Exports {
     /// Offers a disk under a name.
@@ -42,8 +43,14 @@ impl Exports {
         self.table().remove(name);
     }
 
-    /// Offers no export of a disk any more.
+    /// Lets machines use a disk, for as long as it is offered.
+    pub(crate) fn let_machines_in(&self, disk: &str, gateway: Gateway) {
+        self.gateways().insert(disk.to_owned(), gateway);
+    }
+
+    /// Offers no export of a disk any more, and no way in for machines.
     pub(crate) fn remove_disk(&self, disk: &str) {
+        self.gateways().remove(disk);
         self.table().retain(|_, export| export.of != disk);
     }
 
@@ -57,6 +64,10 @@ impl Exports {
         let table = self.table();
         let seen = table.iter().filter(|(name, export)| may(name, &export.of));
         seen.map(|(name, export)| (name.clone(), export.clone())).collect()
+    }
+
+    fn gateways(&self) -> MutexGuard<'_, BTreeMap<String, Gateway>> {
+        self.1.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<String, Export>> {

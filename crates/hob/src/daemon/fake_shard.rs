@@ -297,6 +297,7 @@ impl State {
             }
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
+            ShardCall::Machine(_) => {}
             ShardCall::Stop { answer } => {
                 let _ = answer.send(Ok(()));
             }

@@ -86,8 +86,8 @@ impl Listener {
         let tls = tls.clone();
         match endpoint {
             Endpoint::Unix(path) => {
-                remove_stale(path)?;
-                Ok(Listener { socket: Socket::Unix(bind_ready(path)?), path: Some(path.clone()), tls })
+                let listener = UnixListener::from_std(bind_socket(path)?)?;
+                Ok(Listener { socket: Socket::Unix(listener), path: Some(path.clone()), tls })
             }
             Endpoint::Tcp { .. } => {
                 let address = endpoint.to_string();
@@ -154,8 +154,17 @@ impl Drop for Listener {
     }
 }
 
+/// Listens on a Unix socket, without waiting. A socket file that nobody listens on any more is replaced.
+pub(crate) fn bind_socket(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
+    remove_stale(path)?;
+    let listener = bind_ready(path)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
 /// Binds under another name first, so that a socket that is there answers. What is in its place stays, and binding fails.
-fn bind_ready(path: &Path) -> io::Result<UnixListener> {
+fn bind_ready(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
+    use std::os::unix::net::UnixListener;
     let mut other = path.as_os_str().to_owned();
     other.push(format!(".{}", std::process::id()));
     let _ = std::fs::remove_file(&other);

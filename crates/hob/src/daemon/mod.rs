@@ -22,6 +22,7 @@ pub(crate) mod shard_api;
 mod state;
 pub(crate) mod tape;
 pub(crate) mod tls;
+pub(crate) mod vhost_user;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -24,6 +24,7 @@ use tokio::sync::oneshot;
 
 use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice};
 use super::listen::Place;
+use super::shard::MachineCall;
 use super::tape::Recorder;
 
 /// How long anybody waits for a shard.
@@ -194,6 +195,8 @@ pub(crate) enum ShardCall {
         /// Changes are refused.
         read_only: bool,
     },
+    /// A machine that speaks vhost-user.
+    Machine(MachineCall),
     /// An export is gone: close its connections.
     CloseExport {
         /// Of which disk.
@@ -477,6 +480,11 @@ impl ShardHandle {
     pub(crate) fn close_export(&self, id: DiskId, export: String) {
         // A shard that is gone has none.
         let _ = self.send(ShardCall::CloseExport { id, export });
+    }
+
+    /// Serves a machine. The answer comes through the call's own channel.
+    pub(crate) fn machine(&self, call: MachineCall) -> Result<(), ShardError> {
+        self.send(ShardCall::Machine(call))
     }
 
     /// Ends the shard, waiting for at most [`PATIENCE`].

@@ -81,6 +81,9 @@ pub(crate) struct DiskState {
     /// What its backing lies on, if its owner said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
+    /// Where a machine uses it through vhost-user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) vhost_user: Option<String>,
     /// What it is due, if somebody said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) qos: Option<DiskQosSpec>,
@@ -104,6 +107,7 @@ impl DiskState {
             qos: None,
             exports: Vec::new(),
             fuse: None,
+            vhost_user: None,
         }
     }
 }

@@ -20,6 +20,8 @@ pub enum FdClass {
     /// A character device whose messages its user reads and writes itself, without waiting: the ring says when one is
     /// there, and nothing else.
     Device,
+    /// An eventfd, which somebody else has too.
+    Event,
 }
 
 /// A descriptor that a ring keeps. Cheap to copy; valid until [`Ring::detach`](super::Ring::detach).

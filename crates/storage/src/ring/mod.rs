@@ -350,6 +350,32 @@ impl Ring {
         self.start(token, fd, Work::Send { gather, message, total });
     }
 
+    /// Waits until somebody writes to an eventfd, and sets its count to zero. Result: 0, or -ECANCELED after
+    /// [`Ring::detach_event`]. One such wait per descriptor at a time.
+    pub fn await_event(&mut self, token: Token, fd: Fd) {
+        self.start(token, fd, Work::AwaitEvent);
+    }
+
+    /// Gives an eventfd up, as [`Ring::detach`] does. What waits for it completes.
+    pub fn detach_event(&mut self, fd: Fd) {
+        match &mut self.driver {
+            Driver::Threads(threads) => threads.cancel(fd.index),
+            Driver::Uring(uring) => {
+                for (index, op) in self.ops.iter().enumerate() {
+                    if op.fd == fd && matches!(op.work, Work::AwaitEvent | Work::Signal) {
+                        uring.cancel(index as u32);
+                    }
+                }
+            }
+        }
+        self.detach(fd);
+    }
+
+    /// Adds one to an eventfd. Result: 0.
+    pub fn signal(&mut self, token: Token, fd: Fd) {
+        self.start(token, fd, Work::Signal);
+    }
+
     /// Makes a completion without an operation, for whoever knows the result already.
     pub fn post(&mut self, token: Token, result: i32) {
         self.ready.push_back(Completion { token, result, returned: Returned::None });
@@ -372,6 +398,19 @@ impl Ring {
         };
         self.waker.take();
         result
+    }
+
+    /// Passes what was started to the kernel and watches, for at most `spin`, until something completes or `look` sees
+    /// something. True if so. The thread pool needs the CPU and does not watch.
+    pub fn watch(&mut self, spin: Duration, mut look: impl FnMut() -> bool) -> bool {
+        self.run_held();
+        if self.waker.take() || !self.ready.is_empty() || look() {
+            return true;
+        }
+        match &mut self.driver {
+            Driver::Uring(uring) => uring.watch(spin, &mut look),
+            Driver::Threads(_) => false,
+        }
     }
 
     /// Passes what was started to the kernel and sleeps until `events` operations have completed, for
@@ -449,6 +488,9 @@ impl Ring {
         if entry.volatile.is_some() {
             return self.held.push(index);
         }
+        if entry.detached && matches!(op.work, Work::AwaitEvent | Work::Signal) {
+            return self.complete(index, -libc::ECANCELED);
+        }
         let arena = &self.arena;
         let attempt = op.attempt(arena);
         if matches!(attempt, Attempt::Nothing) {
@@ -475,7 +517,13 @@ impl Ring {
         let arena = &mut self.arena;
         let returned = match std::mem::replace(&mut op.work, Work::Vacant) {
             Work::Vacant => unreachable!("an operation completes once"),
-            Work::Fsync | Work::Fallocate { .. } | Work::Readable => Returned::None,
+            Work::Fsync | Work::Fallocate { .. } | Work::Readable | Work::Signal => Returned::None,
+            Work::AwaitEvent => {
+                if let Some(event) = self.fds[usize::from(fd.index)].file.as_ref().filter(|_| result == 0) {
+                    op::clear_event(event);
+                }
+                Returned::None
+            }
             Work::Read { slice, .. } | Work::RecvInto(slice) => {
                 arena.unpin(slice, Traffic::KernelWrites);
                 Returned::None
@@ -518,6 +566,13 @@ impl Drop for Ring {
                     self.end_wait(Fd { index: index as u16, generation: entry.generation });
                 }
                 _ => {}
+            }
+        }
+        if let Driver::Threads(threads) = &mut self.driver {
+            for (index, entry) in self.fds.iter().enumerate() {
+                if entry.class == FdClass::Event && entry.file.is_some() {
+                    threads.cancel(index as u16);
+                }
             }
         }
         let deadline = std::time::Instant::now() + DRAIN_MAX;

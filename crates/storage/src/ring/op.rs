@@ -101,6 +101,8 @@ pub(super) enum Work {
     RecvInto(BufferSlice),
     Readable,
     Send { gather: Gather, message: Box<Message>, total: usize },
+    AwaitEvent,
+    Signal,
 }
 
 /// One system call, more or less. The addresses belong to the operation of the same index.
@@ -142,6 +144,10 @@ pub(super) enum Attempt {
     SendMessage(*const libc::msghdr),
     /// Wait until it can be read from.
     Readable,
+    /// Until there is something to read.
+    Poll,
+    /// Adds one to an eventfd.
+    Signal,
 }
 
 /// What an attempt's result means.
@@ -229,6 +235,8 @@ impl Op {
                 let (to, len) = rest(slice);
                 Attempt::RecvAll { to, len }
             }
+            Work::AwaitEvent => Attempt::Poll,
+            Work::Signal => Attempt::Signal,
             Work::Send { total: 0, .. } => Attempt::Nothing,
             Work::Send { gather, message, .. } => match &gather.pieces[..] {
                 // One piece needs no message, and the kernel less time.
@@ -256,6 +264,7 @@ impl Op {
         match &mut self.work {
             Work::Vacant => unreachable!("only an operation in flight is judged"),
             Work::Fsync | Work::Fallocate { .. } | Work::Readable => Verdict::Ended(result),
+            Work::AwaitEvent | Work::Signal => Verdict::Ended(0),
             Work::Recv(rx) => {
                 rx.filled += moved as usize;
                 assert!(rx.filled <= rx.bytes.len(), "the kernel received at most what fits");
@@ -295,6 +304,14 @@ impl Op {
             }
         }
     }
+}
+
+/// Sets an eventfd's count to zero, without ever waiting for it.
+pub(super) fn clear_event(event: &OwnedFd) {
+    let mut count = [0; 8];
+    let mut parts = [std::io::IoSliceMut::new(&mut count)];
+    // The descriptor is somebody else's too, so whether it waits is not ours to set, and not to be counted on.
+    let _ = rustix::io::preadv2(event, &mut parts, u64::MAX, rustix::io::ReadWriteFlags::NOWAIT);
 }
 
 /// Fills `bytes` from a file on the calling thread.

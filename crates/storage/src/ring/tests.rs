@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use hob_engine::gather::Gather;
 use hob_engine::io::{BufferSlice, Durability};
 
+use rustix::event::{EventfdFlags, eventfd};
+
 use super::{Completion, FdClass, Returned, Ring, RingConfig, RingKind, RxBuf};
 use crate::token::Token;
 
@@ -383,5 +385,57 @@ fn devices_are_waited_for_and_waits_end() {
         ring.detach(fd);
         // Nobody holds the other end any more.
         assert!(rustix::io::write(&write, b"z").is_err());
+    });
+}
+
+#[test]
+fn events_are_awaited_one_by_one_and_told_of() {
+    with_both(|ring| {
+        // Whether reads of it wait is its other owner's matter.
+        for flags in [EventfdFlags::NONBLOCK, EventfdFlags::empty()] {
+            let theirs = eventfd(0, flags).unwrap();
+            let fd = ring.attach(theirs.try_clone().unwrap(), FdClass::Event);
+            for round in 0..3 {
+                ring.await_event(token(round), fd);
+                idle(ring, Duration::from_millis(20));
+                // Many before anybody looks are one.
+                for _ in 0..5 {
+                    rustix::io::write(&theirs, &1u64.to_ne_bytes()).unwrap();
+                }
+                let completion = next(ring);
+                assert_eq!((completion.token, completion.result), (token(round), 0));
+                idle(ring, Duration::from_millis(5));
+            }
+            ring.signal(token(7), fd);
+            ring.signal(token(7), fd);
+            assert_eq!((next(ring).result, next(ring).result), (0, 0));
+            let mut count = [0; 8];
+            rustix::io::read(&theirs, &mut count).unwrap();
+            assert_eq!(u64::from_ne_bytes(count), 2);
+            ring.await_event(token(8), fd);
+            idle(ring, Duration::from_millis(5));
+            ring.detach_event(fd);
+            let completion = next(ring);
+            assert_eq!((completion.token, completion.result), (token(8), -libc::ECANCELED));
+        }
+    });
+}
+
+#[test]
+fn an_event_that_nobody_reads_holds_nothing_up() {
+    with_both(|ring| {
+        let theirs = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let fd = ring.attach(theirs.try_clone().unwrap(), FdClass::Event);
+        ring.signal(token(1), fd);
+        // It waits, and nothing else does.
+        idle(ring, Duration::from_millis(20));
+        rustix::io::read(&theirs, &mut [0; 8]).unwrap();
+        assert_eq!(next(ring).result, 0);
+        rustix::io::write(&theirs, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+        ring.signal(token(2), fd);
+        idle(ring, Duration::from_millis(20));
+        ring.detach_event(fd);
+        assert_eq!(next(ring).result, -libc::ECANCELED);
     });
 }

@@ -116,8 +116,10 @@ impl Threads {
         let fd = entry.raw();
         let waiting = &mut self.sockets[usize::from(index)];
         let slot = match attempt {
-            Attempt::Recv { .. } | Attempt::RecvAll { .. } | Attempt::Readable => &mut waiting.receive,
-            Attempt::Send { .. } | Attempt::SendMessage(_) => &mut waiting.send,
+            Attempt::Recv { .. } | Attempt::RecvAll { .. } | Attempt::Readable | Attempt::Poll => {
+                &mut waiting.receive
+            }
+            Attempt::Send { .. } | Attempt::SendMessage(_) | Attempt::Signal => &mut waiting.send,
             _ => return self.queue(Job { op, fd, attempt }),
         };
         let mut result = run(fd, attempt);
@@ -215,6 +217,14 @@ impl Threads {
         self.ended.extend(ended);
     }
 
+    /// Ends what waits for a descriptor.
+    pub(super) fn cancel(&mut self, index: u16) {
+        let Waiting { receive, send, .. } = &mut self.sockets[usize::from(index)];
+        for op in receive.take().into_iter().chain(send.take()) {
+            self.ended.push_back(Ended { op, result: -libc::ECANCELED, more_to_receive: false });
+        }
+    }
+
     pub(super) fn next(&mut self) -> Option<Ended> {
         self.ended.pop_front()
     }
@@ -257,6 +267,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// 1 if a descriptor is ready, or -1 and EAGAIN.
+fn ready(fd: RawFd, events: i16) -> isize {
+    let mut poll = libc::pollfd { fd, events, revents: 0 };
+    // SAFETY: one entry, on our stack, for the length of the call.
+    match unsafe { libc::poll(&raw mut poll, 1, 0) } {
+        0 => {
+            // SAFETY: errno is this thread's own.
+            unsafe { *libc::__errno_location() = libc::EAGAIN };
+            -1
+        }
+        result => result as isize,
+    }
+}
+
 /// Makes the system call; sockets do not wait.
 fn run(fd: RawFd, attempt: Attempt) -> i32 {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
@@ -286,6 +310,12 @@ fn run(fd: RawFd, attempt: Attempt) -> i32 {
             Attempt::Send { from, len } => libc::send(fd, from.cast(), len as usize, flags),
             Attempt::SendMessage(header) => libc::sendmsg(fd, header, flags),
             Attempt::Readable => return readable(fd),
+            Attempt::Poll => ready(fd, libc::POLLIN),
+            // A count that is at its highest would make the write wait.
+            Attempt::Signal => match ready(fd, libc::POLLOUT) {
+                1 => libc::write(fd, 1u64.to_ne_bytes().as_ptr().cast(), 8),
+                not_now => not_now,
+            },
         }
     };
     match result {

@@ -37,6 +37,9 @@ const LOOKS_PER_CLOCK: u32 = 64;
 /// How long a wait takes a send's end for granted.
 const SEND_MAX: Duration = Duration::from_micros(200);
 
+/// What is written to an eventfd to tell of something.
+static ONE: [u8; 8] = 1u64.to_ne_bytes();
+
 /// An attempt that ended.
 #[derive(Debug)]
 pub(super) struct Ended {
@@ -126,7 +129,9 @@ impl Uring {
     }
 
     pub(super) fn start(&mut self, op: u32, index: u16, entry: &FdEntry, attempt: Attempt) {
-        self.sends += usize::from(matches!(attempt, Attempt::Send { .. } | Attempt::SendMessage(_)));
+        let ends_at_once =
+            matches!(attempt, Attempt::Send { .. } | Attempt::SendMessage(_) | Attempt::Signal);
+        self.sends += usize::from(ends_at_once);
         let sqe = match entry.fixed {
             true => self.entry(i32::from(index), entry, attempt).flags(Flags::FIXED_FILE),
             false => self.entry(entry.raw(), entry, attempt),
@@ -164,6 +169,8 @@ impl Uring {
             }
             Attempt::RecvAll { to, len } => opcode::Recv::new(fd, to, len).flags(libc::MSG_WAITALL).build(),
             Attempt::Send { from, len } => opcode::Send::new(fd, from, len).flags(no_signal).build(),
+            Attempt::Poll => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+            Attempt::Signal => opcode::Write::new(fd, ONE.as_ptr(), ONE.len() as u32).build(),
             Attempt::SendMessage(header) => opcode::SendMsg::new(fd, header).flags(no_signal as u32).build(),
         }
     }
@@ -213,7 +220,7 @@ impl Uring {
                 self.sends = 0;
                 quiet(self.ring.submit())?;
             }
-            if dont_wait || self.spin(spin) {
+            if dont_wait || self.spin(spin, &mut || false) {
                 return Ok(());
             }
         }
@@ -246,8 +253,20 @@ impl Uring {
         })
     }
 
-    /// Watches for completions without a system call; true when there are some.
-    fn spin(&mut self, limit: Duration) -> bool {
+    /// Submits, and watches for completions, or for what `look` looks for.
+    pub(super) fn watch(&mut self, spin: Duration, look: &mut dyn FnMut() -> bool) -> bool {
+        self.push_backlog();
+        if !self.ring.submission().is_empty() || self.ring.submission().taskrun() {
+            self.sends = 0;
+            if quiet(self.ring.submit()).is_err() {
+                return false;
+            }
+        }
+        self.spin(spin, look)
+    }
+
+    /// Watches for completions without a system call; true when there are some, or `look` says so.
+    fn spin(&mut self, limit: Duration, look: &mut dyn FnMut() -> bool) -> bool {
         let start = Instant::now();
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
@@ -258,6 +277,9 @@ impl Uring {
                     // Deferred completions appear when they are asked for.
                     let _ = self.ring.submit();
                     continue;
+                }
+                if look() {
+                    return true;
                 }
                 std::hint::spin_loop();
             }
@@ -282,7 +304,7 @@ impl Uring {
         }
     }
 
-    /// Asks the kernel to end one operation.
+    /// Asks the kernel to end an operation.
     pub(super) fn cancel(&mut self, op: u32) {
         self.push(opcode::AsyncCancel::new(u64::from(op)).build().user_data(CANCEL));
     }

@@ -55,8 +55,14 @@ impl Ring {
             &Work::Fallocate { mode, offset, len } => {
                 (0, file.fallocate(FallocateFlags::from_bits_retain(mode as u32), offset, len))
             }
-            Work::Vacant | Work::Recv(_) | Work::RecvInto(_) | Work::Readable | Work::Send { .. } => {
-                unreachable!("sockets are never volatile")
+            Work::Vacant
+            | Work::Recv(_)
+            | Work::RecvInto(_)
+            | Work::Readable
+            | Work::Send { .. }
+            | Work::AwaitEvent
+            | Work::Signal => {
+                unreachable!("sockets, devices and events are never volatile")
             }
         };
         match result {

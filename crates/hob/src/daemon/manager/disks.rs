@@ -1,10 +1,12 @@
 //! Disks: opened, given to a shard, offered to clients, and taken back.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use hob_control::{DiskAdd, DiskChanged, OnDirty, check_name};
 use hob_engine::command::{Access, DiskConfig};
 use hob_engine::units::{DatastoreId, DiskId};
+use hob_frontends::vhost_user::block::Info;
 use hob_nbd::ExportInfo;
 use hob_storage::backing::{BackingInfo, OpenError};
 
@@ -20,6 +22,7 @@ use crate::daemon::hardware::Backing;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::DiskState;
 use crate::daemon::tape::Counter;
+use crate::daemon::vhost_user::{Behind, Failing, Gateway, check_path};
 
 /// When is a disk offered to clients?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +72,13 @@ impl Manager {
         if let Some(path) = &add.fuse {
             self.check_file(path)?;
         }
+        if let Some(path) = &add.vhost_user {
+            check_path(path).map_err(Refusal::invalid)?;
+        }
         let wanted = DiskState {
             datastore: add.datastore,
             fuse: add.fuse,
+            vhost_user: add.vhost_user,
             ..DiskState::new(name.clone(), add.backing, add.read_only)
         };
         self.add_state(wanted).await
@@ -290,7 +297,22 @@ impl Manager {
             self.inner().disk_mut(name)?.life = Life::Offline(refusal.problem.error.clone());
             return Err(refusal);
         }
+        let gateway = match &wanted.vhost_user {
+            None => None,
+            Some(path) => match open_gateway(name, path, id, &shard, &info, access, when) {
+                Ok(gateway) => Some(gateway),
+                Err(error) => {
+                    shard.remove_disk(id).await?;
+                    let refusal = Refusal::failed(format!("machines cannot come in at {path}: {error}"));
+                    self.inner().disk_mut(name)?.life = Life::Offline(refusal.problem.error.clone());
+                    return Err(refusal);
+                }
+            },
+        };
         tracing::info!("{name} is online: {}, {} bytes", info.description, info.size_bytes);
+        if let Some(gateway) = gateway {
+            self.exports.let_machines_in(name, gateway);
+        }
         self.offer(name, id, shard, export_info(&info, access));
         Ok((notes, coming))
     }
@@ -390,6 +412,30 @@ impl Inner {
         let taken: std::collections::BTreeSet<u32> = self.disks.values().map(|disk| disk.id.0).collect();
         DiskId((0..).find(|id| !taken.contains(id)).expect("there are fewer disks than ids"))
     }
+}
+
+fn open_gateway(
+    name: &str,
+    path: &str,
+    disk: DiskId,
+    shard: &ShardHandle,
+    info: &BackingInfo,
+    access: Access,
+    when: Open,
+) -> std::io::Result<Gateway> {
+    let info = Info {
+        size_bytes: info.size_bytes,
+        read_only: access == Access::ReadOnly,
+        block_bytes: info.block_bytes_min.max(512),
+        can_discard: info.can_discard,
+        name: name.to_owned(),
+    };
+    // Somebody waits for what was added by command; nobody watches a restart.
+    let failing = match when {
+        Open::WithCache => Failing::Refuse,
+        Open::AtOnce => Failing::TryAgain,
+    };
+    Gateway::open(Path::new(path), Behind { disk, shard: shard.clone(), info }, failing)
 }
 
 fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {

@@ -84,7 +84,8 @@ impl Manager {
 
     /// A disk of hob.toml that is not known yet, with the cache it is to have.
     fn first_state(&self, disk: &DiskEntry) -> DiskState {
-        let DiskEntry { name, backing, read_only, cache, datastore, exports, qos, fuse } = disk.clone();
+        let DiskEntry { name, backing, read_only, cache, datastore, exports, qos, fuse, vhost_user } =
+            disk.clone();
         let spec = cache.and_then(|cache| {
             let ground = self.inner().ground(&cache.pool);
             let spec = ground.and_then(|ground| new_spec(cache.pool, cache.size, &cache.settings, ground));
@@ -110,7 +111,15 @@ impl Manager {
                 None
             }
         });
-        DiskState { cache: spec, datastore, exports, qos, fuse, ..DiskState::new(name, backing, read_only) }
+        DiskState {
+            cache: spec,
+            datastore,
+            exports,
+            qos,
+            fuse,
+            vhost_user,
+            ..DiskState::new(name, backing, read_only)
+        }
     }
 
     async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), Refusal> {
@@ -180,9 +189,9 @@ impl Manager {
         let name = disk.name.clone();
         let changed = match cache {
             Some(_) => {
-                let state = DiskState::new(disk.name, disk.backing, disk.read_only);
-                self.add_state(DiskState { cache, datastore: disk.datastore, fuse: disk.fuse, ..state })
-                    .await?
+                let DiskAdd { name, backing, read_only, datastore, fuse, vhost_user } = disk;
+                let state = DiskState::new(name, backing, read_only);
+                self.add_state(DiskState { cache, datastore, fuse, vhost_user, ..state }).await?
             }
             None => self.add(disk).await?,
         };

@@ -142,6 +142,7 @@ impl DiskEntry {
             backing: self.wanted.backing.clone(),
             size: Size(self.size_bytes),
             read_only: self.wanted.read_only,
+            vhost_user: self.wanted.vhost_user.clone(),
             cache,
             exports: self.wanted.exports.clone(),
             fuse: self.wanted.fuse.clone(),

@@ -18,6 +18,7 @@ fn disk(name: &str) -> Disk {
         backing: "/vm.img".to_owned(),
         size: Size(1 << 30),
         read_only: false,
+        vhost_user: None,
         cache: None,
         exports: vec![],
         fuse: None,

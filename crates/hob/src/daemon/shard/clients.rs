@@ -186,6 +186,11 @@ impl Clients {
         self.queries.pop_front()
     }
 
+    /// Does no connection wait for a buffer?
+    pub(super) fn nobody_waits(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     /// Do clients send requests before earlier ones are answered? A client that waits for each
     /// answer never has two requests in one receive.
     pub(super) fn requests_overlap(&self) -> bool {
@@ -367,9 +372,14 @@ pub(super) struct Gate<'a> {
 }
 
 impl Gate<'_> {
-    /// For one that holds so many bytes of buffers.
+    /// For one who holds so much already.
     pub(super) fn new(ring: &mut Ring, held_bytes: usize, open: bool) -> Gate<'_> {
         Gate { arena: ring.arena_mut(), open, held_bytes, greedy: false }
+    }
+
+    /// For giving buffers back.
+    pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
+        ungated(ring)
     }
 }
 

@@ -154,6 +154,13 @@ impl Shard {
                     self.files.attach(&mut self.ring, id, device, file, read_only);
                 }
             }
+            ShardCall::Machine(call) => {
+                let Shard { machines, commands, backings, ring, .. } = self;
+                let serves = |id: DiskId| {
+                    commands.stop.is_none() && backings.get(id.0 as usize).is_some_and(Option::is_some)
+                };
+                machines.call(call, serves, ring);
+            }
             ShardCall::Stop { answer } => self.stop(now, answer),
         }
     }
@@ -207,6 +214,7 @@ impl Shard {
         let is_of = |connection: &Connection| connection.disk() == id;
         self.clients.close("the disk was taken away", &mut self.ring, is_of);
         self.files.close(&mut self.ring, id);
+        self.machines.close_all(id, &mut self.ring);
         self.clients.recorders.end(id);
         let command = self.commands.next(Waiting::Remove(answer));
         self.engine.handle_command(now, command, id, Command::RemoveDisk);

@@ -8,6 +8,7 @@ mod areas;
 mod clients;
 mod commands;
 mod files;
+mod machines;
 mod recorders;
 
 use std::sync::mpsc;
@@ -28,6 +29,8 @@ use areas::Areas;
 use clients::Clients;
 use commands::Commands;
 use files::Files;
+pub(crate) use machines::MachineCall;
+use machines::Machines;
 
 /// Longest time for which events are left to gather. docs/decisions/0004 has the measurement.
 const NAP_MAX: Duration = Duration::from_micros(30);
@@ -94,6 +97,7 @@ struct Shard {
     areas: Areas,
     clients: Clients,
     files: Files,
+    machines: Machines,
     commands: Commands,
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
@@ -125,6 +129,7 @@ impl Shard {
             areas: Areas::default(),
             clients: Clients::default(),
             files: Files::default(),
+            machines: Machines::default(),
             commands: Commands::new(events),
             calls,
             origin: std::time::Instant::now(),
@@ -158,8 +163,17 @@ impl Shard {
             progress = true;
             self.clients.buffer_released();
         }
+        let nobody_waits = self.clients.nobody_waits();
+        progress |= self.machines.pump(
+            now,
+            &mut self.ring,
+            &mut self.engine,
+            &mut self.clients.recorders,
+            nobody_waits,
+        );
         progress |= self.drain_engine(now);
         progress |= self.drain_queries(now);
+        self.machines.flush(&mut self.ring);
         progress
     }
 
@@ -178,6 +192,7 @@ impl Shard {
                 }
             }
             files::MESSAGE => self.files.handle_completion(&completion),
+            machines::KICK | machines::SIGNAL => self.machines.handle_completion(&completion, &mut self.ring),
             _ => {
                 self.clients.handle_completion(now, completion, &mut self.ring);
                 self.files.retry_refused();
@@ -213,9 +228,12 @@ impl Shard {
         }
         while let Some(reply) = self.engine.poll_reply() {
             progress = true;
-            match Session::number_of(reply.id) {
-                Some(number) => self.files.handle_reply(number, &reply, &mut self.ring),
-                None => self.clients.handle_reply(&reply, &mut self.ring),
+            if Machines::owns(reply.id) {
+                self.machines.handle_reply(&reply, &mut self.ring);
+            } else if let Some(number) = Session::number_of(reply.id) {
+                self.files.handle_reply(number, &reply, &mut self.ring);
+            } else {
+                self.clients.handle_reply(&reply, &mut self.ring);
             }
         }
         while let Some(buffer) = self.engine.poll_release() {
@@ -323,6 +341,10 @@ impl Shard {
         let timeout = due.map(|at| Duration::from_nanos(at - before));
         let working = self.engine.in_flight() as usize;
         let kind = usize::from(working > 0);
+        if self.machines.are_polled() && self.wait_for_machines(working) {
+            self.quick[kind] = self.now() - before < QUICK_NS_MAX;
+            return;
+        }
         let overlap = self.clients.requests_overlap() || self.files.requests_overlap();
         let waited = match (self.quick[kind], overlap) {
             // Events come one by one, and many. Taking several at a time saves more than it costs:
@@ -340,6 +362,17 @@ impl Shard {
             std::thread::sleep(Duration::from_millis(10));
         }
         self.quick[kind] = self.now() - before < QUICK_NS_MAX;
+    }
+
+    /// Waits in a way in which machines need not tell of new chains, if that is worth while. Otherwise they are asked to; false if
+    /// nothing has come since, and the shard may sleep.
+    fn wait_for_machines(&mut self, working: usize) -> bool {
+        let machines = &self.machines;
+        if working == 0 && self.quick[0] && self.ring.watch(self.spin_max, || machines.has_work()) {
+            // A driver that was answered has more sooner than it could tell of it.
+            return true;
+        }
+        !self.machines.prepare_sleep()
     }
 
     fn now(&self) -> Instant {

@@ -56,6 +56,18 @@ pub(super) struct Noting<'a> {
 }
 
 impl Noting<'_> {
+    /// Records what a machine asked for, if it is of a recorded kind.
+    pub(super) fn note_request(&mut self, op: Op, offset: u64, len: u64) {
+        let op = match op {
+            Op::Read => TraceOp::Read,
+            Op::Write(_) => TraceOp::Write,
+            Op::Discard(_) | Op::WriteZeroes(..) => TraceOp::Discard,
+            Op::Flush => TraceOp::Flush,
+            Op::Prefetch => return,
+        };
+        self.recorder.push(&TraceRecord { at_ns: self.at_ns, offset, len: len as u32, op });
+    }
+
     /// Records a command of a guest, if it is of a recorded kind.
     pub(super) fn note(&mut self, command: Option<&hob_nbd::Request>) {
         let Some(command) = command else { return };

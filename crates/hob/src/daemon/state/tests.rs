@@ -18,6 +18,7 @@ fn example() -> State {
             name: "vm".into(),
             backing: "/vm.img".into(),
             read_only: false,
+            vhost_user: Some("/run/vm.sock".into()),
             exports: vec![Export { name: "vm-backup".into(), read_only: true, no_promote: true }],
             fuse: Some("/run/vm.img".into()),
             cache: Some(CacheSpec {

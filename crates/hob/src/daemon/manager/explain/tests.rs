@@ -19,6 +19,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
         backing: "/vm.img".into(),
         size: Size(1 << 30),
         read_only: false,
+        vhost_user: None,
         cache: Some(Cache {
             pool: "p".into(),
             state,

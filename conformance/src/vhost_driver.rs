@@ -1,0 +1,332 @@
+//! A virtio-blk driver without a guest: it speaks vhost-user to a server and works one queue itself.
+//!
+//! For load that no machine could make here, and for drivers that mean ill. It shares no line with the product.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{Ordering, fence};
+
+use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight, VhostUserProtocolFeatures};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// Entries of the queue.
+pub const QUEUE: u16 = 256;
+/// Requests in flight, at most: each has three descriptors.
+pub const SLOTS: u16 = QUEUE / 3;
+/// Bytes of the data of a request, at most.
+pub const DATA_BYTES: u64 = 64 << 10;
+
+/// Where the parts lie in the memory of the guest that is not there.
+pub const DESCRIPTORS: u64 = 0;
+/// See [`DESCRIPTORS`].
+pub const AVAILABLE: u64 = 0x2000;
+/// See [`DESCRIPTORS`].
+pub const USED: u64 = 0x3000;
+/// Headers, 16 bytes for each slot.
+pub const HEADERS: u64 = 0x4000;
+/// Status bytes, 16 apart.
+pub const STATUS: u64 = 0x6000;
+/// Data, [`DATA_BYTES`] for each slot.
+pub const DATA: u64 = 1 << 20;
+
+const FLUSH: u64 = 1 << 9;
+const INDIRECT_DESC: u64 = 1 << 28;
+const EVENT_IDX: u64 = 1 << 29;
+const PROTOCOL: u64 = 1 << 30;
+const VERSION_1: u64 = 1 << 32;
+
+/// What a request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Fill the slot's data from the disk.
+    Read,
+    /// The other way.
+    Write,
+    /// Flush what was written.
+    Flush,
+}
+
+/// A driver with one queue.
+pub struct Driver {
+    frontend: Frontend,
+    memory: GuestMemoryMmap,
+    kick: EventFd,
+    call: EventFd,
+    epoll: Epoll,
+    available: u16,
+    used: u16,
+    /// The memory of the server for what is in flight.
+    pub inflight: Option<(VhostUserInflight, File)>,
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").field("available", &self.available).finish_non_exhaustive()
+    }
+}
+
+fn failed(error: impl std::fmt::Debug) -> io::Error {
+    io::Error::other(format!("{error:?}"))
+}
+
+/// Can the length of the memory be fixed by the server?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sealing {
+    /// Yes, as QEMU's memfds.
+    Possible,
+    /// No, as files on hugetlbfs.
+    Impossible,
+}
+
+/// Memory that can be shared: `bytes` of it.
+fn shared_memory(bytes: u64, sealing: Sealing) -> io::Result<GuestMemoryMmap> {
+    use rustix::fs::MemfdFlags;
+    let flags = match sealing {
+        Sealing::Possible => MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        Sealing::Impossible => MemfdFlags::CLOEXEC,
+    };
+    let file = File::from(rustix::fs::memfd_create("guest", flags)?);
+    file.set_len(bytes)?;
+    let range = (GuestAddress(0), bytes as usize, Some(FileOffset::new(file, 0)));
+    GuestMemoryMmap::from_ranges_with_files([range]).map_err(failed)
+}
+
+/// Connects, and agrees on everything that both sides know.
+fn agree(socket: &Path) -> io::Result<(Frontend, VhostUserProtocolFeatures)> {
+    let mut frontend = Frontend::from_stream(UnixStream::connect(socket)?, 1);
+    frontend.set_owner().map_err(failed)?;
+    let offered = frontend.get_features().map_err(failed)?;
+    let protocol = frontend.get_protocol_features().map_err(failed)?;
+    let wanted = VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::INFLIGHT_SHMFD;
+    frontend.set_protocol_features(protocol & wanted).map_err(failed)?;
+    let features = VERSION_1 | INDIRECT_DESC | EVENT_IDX | PROTOCOL | FLUSH;
+    frontend.set_features(offered & features).map_err(failed)?;
+    Ok((frontend, protocol))
+}
+
+impl Driver {
+    /// Connects to the server at `socket` and starts the queue.
+    ///
+    /// # Errors
+    /// The server's or the system's.
+    pub fn connect(socket: &Path) -> io::Result<Driver> {
+        Driver::prepared(socket, Sealing::Possible)?.start()
+    }
+
+    /// The same without starting the queue: what it is to find may be written first.
+    ///
+    /// # Errors
+    /// As for `connect`.
+    pub fn prepared(socket: &Path, sealing: Sealing) -> io::Result<Driver> {
+        let (mut frontend, protocol) = agree(socket)?;
+        let memory = shared_memory(DATA + u64::from(SLOTS) * DATA_BYTES, sealing)?;
+        let inflight = protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD).then(|| {
+            let wanted = VhostUserInflight::new(0, 0, 1, QUEUE);
+            frontend.get_inflight_fd(&wanted).map_err(failed)
+        });
+        let inflight = inflight.transpose()?;
+        let kick = EventFd::new(EFD_NONBLOCK)?;
+        let call = EventFd::new(EFD_NONBLOCK)?;
+        let epoll = Epoll::new()?;
+        epoll.ctl(ControlOperation::Add, call.as_raw_fd(), EpollEvent::new(EventSet::IN, 0))?;
+        Ok(Driver { frontend, memory, kick, call, epoll, available: 0, used: 0, inflight })
+    }
+
+    /// Starts the queue.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn start(mut self) -> io::Result<Driver> {
+        self.set_up()?;
+        Ok(self)
+    }
+
+    /// Connects to the server at `socket` after another one is gone, as a machine does: with the same memory.
+    ///
+    /// # Errors
+    /// The server's or the system's.
+    pub fn reconnect(&mut self, socket: &Path) -> io::Result<()> {
+        (self.frontend, _) = agree(socket)?;
+        self.set_up()
+    }
+
+    fn set_up(&mut self) -> io::Result<()> {
+        if let Some((inflight, file)) = &self.inflight {
+            self.frontend.set_inflight_fd(inflight, file.as_raw_fd()).map_err(failed)?;
+        }
+        let region = self.memory.iter().next().expect("one region");
+        let region = VhostUserMemoryRegionInfo::from_guest_region(region).map_err(failed)?;
+        self.frontend.set_mem_table(&[region]).map_err(failed)?;
+        self.frontend.set_vring_num(0, QUEUE).map_err(failed)?;
+        self.frontend.set_vring_base(0, self.used).map_err(failed)?;
+        let at = |address| self.memory.get_host_address(GuestAddress(address)).map(|host| host as u64);
+        let config = VringConfigData {
+            queue_max_size: QUEUE,
+            queue_size: QUEUE,
+            flags: 0,
+            desc_table_addr: at(DESCRIPTORS).map_err(failed)?,
+            used_ring_addr: at(USED).map_err(failed)?,
+            avail_ring_addr: at(AVAILABLE).map_err(failed)?,
+            log_addr: None,
+        };
+        self.frontend.set_vring_addr(0, &config).map_err(failed)?;
+        self.frontend.set_vring_call(0, &self.call).map_err(failed)?;
+        self.frontend.set_vring_kick(0, &self.kick).map_err(failed)?;
+        self.frontend.set_vring_enable(0, true).map_err(failed)
+    }
+
+    /// The memory of the guest that is not there.
+    #[must_use]
+    pub fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    /// Cuts the file of the memory off.
+    ///
+    /// # Errors
+    /// The system's, if somebody has seen to it that this cannot be done.
+    pub fn cut_memory(&self, bytes: u64) -> io::Result<()> {
+        let region = self.memory.iter().next().expect("one region");
+        vm_memory::GuestMemoryRegion::file_offset(region).expect("it has a file").file().set_len(bytes)
+    }
+
+    /// The protocol, for whoever wants to say something odd.
+    pub fn frontend(&mut self) -> &mut Frontend {
+        &mut self.frontend
+    }
+
+    /// Bytes of the disk.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn size_bytes(&mut self) -> io::Result<u64> {
+        let (_, config) =
+            self.frontend.get_config(0, 8, VhostUserConfigFlags::empty(), &[0; 8]).map_err(failed)?;
+        Ok(u64::from_le_bytes(config.try_into().map_err(failed)?) * 512)
+    }
+
+    fn put<T: vm_memory::ByteValued>(&self, at: u64, value: T) {
+        self.memory.write_obj(value, GuestAddress(at)).expect("inside the memory");
+    }
+
+    /// Writes a descriptor of the table at `table`.
+    pub fn descriptor(&self, table: u64, index: u16, address: u64, len: u32, flags: u16, next: u16) {
+        let at = table + u64::from(index) * 16;
+        self.put(at, address.to_le());
+        self.put(at + 8, len.to_le());
+        self.put(at + 12, flags.to_le());
+        self.put(at + 14, next.to_le());
+    }
+
+    /// Makes the request of a slot: `len` bytes at `offset` of the disk.
+    pub fn submit(&mut self, slot: u16, kind: Kind, offset: u64, len: u32) {
+        let header = HEADERS + u64::from(slot) * 16;
+        let (number, data_flags) = match kind {
+            Kind::Read => (0u32, 1 | 2),
+            Kind::Write => (1, 1),
+            Kind::Flush => (4, 1),
+        };
+        self.put(header, number.to_le());
+        self.put(header + 8, (offset / 512).to_le());
+        let (status, data) = (STATUS + u64::from(slot) * 16, DATA + u64::from(slot) * DATA_BYTES);
+        self.put(status, 0xFFu8);
+        let first = slot * 3;
+        let next = if kind == Kind::Flush { first + 2 } else { first + 1 };
+        self.descriptor(DESCRIPTORS, first, header, 16, 1, next);
+        self.descriptor(DESCRIPTORS, first + 1, data, len, data_flags, first + 2);
+        self.descriptor(DESCRIPTORS, first + 2, status, 1, 2, 0);
+        self.offer(first);
+    }
+
+    /// Offers the chain that begins at `head`; `kick` tells of it.
+    pub fn offer(&mut self, head: u16) {
+        self.put(AVAILABLE + 4 + 2 * u64::from(self.available % QUEUE), head.to_le());
+        self.available = self.available.wrapping_add(1);
+    }
+
+    /// Makes the server see what was offered, and tells it if it wants to be told.
+    pub fn kick(&mut self) {
+        let at = GuestAddress(AVAILABLE + 2);
+        let old: u16 = self.memory.load(at, Ordering::Relaxed).expect("inside the memory");
+        self.memory.store(self.available.to_le(), at, Ordering::Release).expect("inside the memory");
+        fence(Ordering::SeqCst);
+        let event = GuestAddress(USED + 4 + 8 * u64::from(QUEUE));
+        let event: u16 = self.memory.load(event, Ordering::Relaxed).expect("inside the memory");
+        if self.available.wrapping_sub(event).wrapping_sub(1) < self.available.wrapping_sub(old) {
+            self.kick_anyway();
+        }
+    }
+
+    /// Tells the server of something, even if there is nothing.
+    pub fn kick_anyway(&self) {
+        self.kick.write(1).expect("an eventfd takes a one");
+    }
+
+    /// The next slot that was answered, with its status; nothing if none was.
+    pub fn reap(&mut self) -> Option<(u16, u8)> {
+        let index: u16 = self.memory.load(GuestAddress(USED + 2), Ordering::Acquire).expect("inside");
+        if u16::from_le(index) == self.used {
+            return None;
+        }
+        let at = GuestAddress(USED + 4 + 8 * u64::from(self.used % QUEUE));
+        let head: u32 = self.memory.read_obj(at).expect("inside the memory");
+        self.used = self.used.wrapping_add(1);
+        let slot = u32::from_le(head) as u16 / 3;
+        let status = GuestAddress(STATUS + u64::from(slot) * 16);
+        Some((slot, self.memory.read_obj(status).expect("inside the memory")))
+    }
+
+    /// Sleeps until there is an answer, for at most that long. False if there is none.
+    pub fn wait(&mut self, patience: std::time::Duration) -> bool {
+        let at = GuestAddress(AVAILABLE + 4 + 2 * u64::from(QUEUE));
+        self.memory.store(self.used.to_le(), at, Ordering::Relaxed).expect("inside the memory");
+        fence(Ordering::SeqCst);
+        let index: u16 = self.memory.load(GuestAddress(USED + 2), Ordering::Acquire).expect("inside");
+        if u16::from_le(index) != self.used {
+            return true;
+        }
+        let mut events = [EpollEvent::default()];
+        let ready = self.epoll.wait(patience.as_millis() as i32, &mut events);
+        let _ = self.call.read();
+        ready.is_ok_and(|ready| ready > 0)
+    }
+
+    /// Does one request to its end: its status, or nothing if there is no answer in time.
+    pub fn run(&mut self, kind: Kind, offset: u64, len: u32) -> Option<u8> {
+        self.submit(0, kind, offset, len);
+        self.kick();
+        let patience = std::time::Duration::from_secs(10);
+        loop {
+            if let Some((_, status)) = self.reap() {
+                return Some(status);
+            }
+            if !self.wait(patience) && self.reap().is_none() {
+                return None;
+            }
+        }
+    }
+
+    /// The data of a slot.
+    #[must_use]
+    pub fn data(&self, slot: u16, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let at = DATA + u64::from(slot) * DATA_BYTES;
+        self.memory.read_slice(&mut bytes, GuestAddress(at)).expect("inside the memory");
+        bytes
+    }
+
+    /// Changes the data of a slot.
+    pub fn set_data(&self, slot: u16, bytes: &[u8]) {
+        let at = DATA + u64::from(slot) * DATA_BYTES;
+        self.memory.write_slice(bytes, GuestAddress(at)).expect("inside the memory");
+    }
+}

@@ -1,0 +1,238 @@
+//! vhost-user-blk without a guest: drivers and machines that mean ill, and ones that lose their server.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use conformance::data::{Noise, noise_file};
+use conformance::vhost_driver::{
+    DATA, DATA_BYTES, DESCRIPTORS, Driver, HEADERS, Kind, SLOTS, STATUS, Sealing,
+};
+use conformance::{Hob, MIB, Scratch, Serve};
+use vhost::vhost_user::VhostUserFrontend;
+
+const SIZE: u64 = 16 * MIB;
+const INDIRECT: u16 = 4;
+
+fn serve(scratch: &Scratch) -> Serve {
+    noise_file(&scratch.path("disk.img"), SIZE, 5);
+    Serve::disk(&scratch.text("disk.img"))
+        .cached(&scratch.path("pool"), "32M", "4K")
+        .arg("--vhost-user", &scratch.text("vm.sock"))
+}
+
+fn connect(scratch: &Scratch) -> Driver {
+    Driver::connect(&scratch.path("vm.sock")).expect("the server takes a machine")
+}
+
+/// The server lives, and serves everybody else.
+#[track_caller]
+fn is_unharmed(hob: &mut Hob, scratch: &Scratch, what: &str) {
+    assert!(hob.process.poll().is_none(), "{what}: hob ended: {}", hob.process.stderr());
+    let mut driver = connect(scratch);
+    assert_eq!(driver.run(Kind::Read, 4096, 4096), Some(0), "{what}: {}", hob.process.stderr());
+    let disk = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
+    assert!(driver.data(0, 4096) == disk[4096..8192], "{what}: something else was read");
+}
+
+#[test]
+fn what_one_front_end_writes_the_other_reads() {
+    let scratch = Scratch::new();
+    let hob = serve(&scratch).start(&scratch);
+    let mut driver = connect(&scratch);
+    assert_eq!(driver.size_bytes().expect("a size"), SIZE);
+    let mut nbd = hob.connect();
+    for round in 0..3u64 {
+        let (mine, yours) = (Noise::new(round).bytes(8192), Noise::new(!round).bytes(4096));
+        driver.set_data(0, &mine);
+        assert_eq!(driver.run(Kind::Write, 512 + round * MIB, 8192), Some(0));
+        assert!(nbd.read(512 + round * MIB, 8192).expect("NBD reads") == mine);
+        nbd.write(round * MIB, &yours).expect("NBD writes");
+        assert_eq!(driver.run(Kind::Read, round * MIB, 4096), Some(0));
+        assert!(driver.data(0, 4096) == yours, "round {round}");
+        assert_eq!(driver.run(Kind::Flush, 0, 0), Some(0));
+    }
+    hob.stop();
+}
+
+/// What it is, and how it is done.
+type Case = (&'static str, fn(&mut Driver));
+
+/// Each breaks its queue or is refused; the disk, other machines and the server go on.
+#[test]
+fn malformed_chains_and_rings_harm_nobody_else() {
+    let scratch = Scratch::new();
+    let mut hob = serve(&scratch).start(&scratch);
+    let cases: &[Case] = &[
+        ("a loop", |d| {
+            d.descriptor(DESCRIPTORS, 0, HEADERS, 16, 1, 1);
+            d.descriptor(DESCRIPTORS, 1, DATA, 4096, 3, 0);
+            d.offer(0);
+        }),
+        ("no status", |d| {
+            d.descriptor(DESCRIPTORS, 0, HEADERS, 16, 0, 0);
+            d.offer(0);
+        }),
+        ("addresses out of range", |d| {
+            d.descriptor(DESCRIPTORS, 0, HEADERS, 16, 1, 1);
+            d.descriptor(DESCRIPTORS, 1, u64::MAX - 4095, 4096, 3, 2);
+            d.descriptor(DESCRIPTORS, 2, STATUS, 1, 2, 0);
+            d.offer(0);
+        }),
+        ("a status out of range", |d| {
+            d.descriptor(DESCRIPTORS, 0, HEADERS, 16, 1, 1);
+            d.descriptor(DESCRIPTORS, 1, 1 << 40, 1, 2, 0);
+            d.offer(0);
+        }),
+        ("huge lengths", |d| {
+            d.descriptor(DESCRIPTORS, 0, HEADERS, 16, 1, 1);
+            d.descriptor(DESCRIPTORS, 1, DATA, u32::MAX, 3, 2);
+            d.descriptor(DESCRIPTORS, 2, STATUS, 1, 2, 0);
+            d.offer(0);
+        }),
+        ("a table inside itself", |d| {
+            d.descriptor(DESCRIPTORS, 0, DESCRIPTORS, 16, INDIRECT, 0);
+            d.offer(0);
+        }),
+        ("a head outside the table", |d| d.offer(40_000)),
+        ("an index far ahead", |d| (0..2000).for_each(|_| d.offer(0))),
+        ("kicks without anything", |d| (0..1000).for_each(|_| d.kick_anyway())),
+    ];
+    for (what, act) in cases {
+        let mut driver = connect(&scratch);
+        assert_eq!(driver.run(Kind::Read, 0, 4096), Some(0), "{what}");
+        act(&mut driver);
+        driver.kick();
+        driver.kick_anyway();
+        std::thread::sleep(Duration::from_millis(50));
+        drop(driver);
+        is_unharmed(&mut hob, &scratch, what);
+    }
+    hob.stop();
+}
+
+#[test]
+fn nonsense_on_the_socket_ends_that_connection_alone() {
+    let scratch = Scratch::new();
+    let mut hob = serve(&scratch).start(&scratch);
+    let mut noise = Noise::new(11);
+    for round in 0..50 {
+        let mut socket = UnixStream::connect(scratch.path("vm.sock")).expect("somebody listens");
+        let mut bytes = noise.bytes(16 + round * 40);
+        if round % 2 == 0 {
+            // A plausible header: a known message, version 1, a length.
+            let (code, len) = (noise.below(44) as u32, (round * 40) as u32);
+            bytes[..4].copy_from_slice(&code.to_le_bytes());
+            bytes[4..8].copy_from_slice(&1u32.to_le_bytes());
+            bytes[8..12].copy_from_slice(&len.to_le_bytes());
+        }
+        let _ = socket.write_all(&bytes);
+    }
+    is_unharmed(&mut hob, &scratch, "nonsense");
+    hob.stop();
+}
+
+#[test]
+fn memory_cannot_be_taken_away_from_under_the_server() {
+    let scratch = Scratch::new();
+    let mut hob = serve(&scratch).start(&scratch);
+    let mut driver = connect(&scratch);
+    assert_eq!(driver.run(Kind::Read, 0, 4096), Some(0));
+    let cut = driver.cut_memory(0);
+    assert!(cut.is_err(), "the memory's file was cut off");
+    assert_eq!(driver.run(Kind::Read, 0, 4096), Some(0));
+    drop(driver);
+    // What cannot be sealed can be cut off. We do not look at it ourselves after that.
+    let driver = Driver::prepared(&scratch.path("vm.sock"), Sealing::Impossible).expect("an answer");
+    let mut driver = driver.start().expect("the queue starts");
+    assert_eq!(driver.run(Kind::Read, 0, 4096), Some(0));
+    driver.submit(1, Kind::Write, 0, 4096);
+    driver.cut_memory(0).expect("it can be cut off");
+    driver.kick_anyway();
+    std::thread::sleep(Duration::from_millis(300));
+    drop(driver);
+    is_unharmed(&mut hob, &scratch, "memory cut off");
+    hob.stop();
+}
+
+#[test]
+fn a_second_machine_waits_for_the_first() {
+    let scratch = Scratch::new();
+    let hob = serve(&scratch).start(&scratch);
+    let mut first = connect(&scratch);
+    let path = scratch.path("vm.sock");
+    let second = std::thread::spawn(move || connect_and_read(&path));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!second.is_finished(), "two machines at once");
+    assert_eq!(first.run(Kind::Read, 0, 4096), Some(0));
+    drop(first);
+    assert_eq!(second.join().expect("the second one ends"), Some(0));
+    hob.stop();
+}
+
+fn connect_and_read(path: &std::path::Path) -> Option<u8> {
+    Driver::connect(path).expect("the server takes a machine").run(Kind::Read, 0, 4096)
+}
+
+/// Killed again and again with all slots in flight: each request is answered once, and what was written is there.
+#[test]
+fn requests_in_flight_survive_the_end_of_the_server() {
+    let scratch = Scratch::new();
+    let serve = serve(&scratch);
+    let mut hob = serve.start(&scratch);
+    let mut driver = connect(&scratch);
+    let mut noise = Noise::new(3);
+    let mut expected = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
+    for round in 0..24 {
+        let mut answered = vec![false; usize::from(SLOTS)];
+        for slot in 0..SLOTS {
+            let data = noise.bytes(DATA_BYTES as usize);
+            let at = u64::from(slot) * 2 * DATA_BYTES;
+            if slot % 2 == 0 {
+                expected[at as usize..at as usize + data.len()].copy_from_slice(&data);
+            }
+            driver.set_data(slot, &data);
+            // Reads of what nobody writes end before the writes that were begun earlier.
+            match slot % 2 {
+                0 => driver.submit(slot, Kind::Write, at, DATA_BYTES as u32),
+                _ => driver.submit(slot, Kind::Read, SIZE - 4096, 4096),
+            }
+        }
+        driver.kick();
+        // Some have ended by then.
+        std::thread::sleep(Duration::from_micros(150 * round));
+        match round % 2 {
+            0 => hob.kill(),
+            _ => drop(hob.stop()),
+        }
+        hob = serve.start(&scratch);
+        driver.reconnect(&scratch.path("vm.sock")).expect("the server takes it again");
+        while answered.contains(&false) {
+            while let Some((slot, status)) = driver.reap() {
+                assert_eq!(status, 0, "round {round}, slot {slot}");
+                let before = std::mem::replace(&mut answered[usize::from(slot)], true);
+                assert!(!before, "round {round}: slot {slot} was answered twice");
+            }
+            let done = !answered.contains(&false) || driver.wait(Duration::from_secs(10));
+            assert!(done, "round {round}: {} without an answer", answered.iter().filter(|a| !**a).count());
+        }
+    }
+    drop(driver);
+    hob.stop();
+    let disk = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
+    assert!(disk == expected, "the backing holds something else");
+}
+
+#[test]
+fn features_that_were_not_offered_are_refused() {
+    let scratch = Scratch::new();
+    let mut hob = serve(&scratch).start(&scratch);
+    let mut driver = Driver::prepared(&scratch.path("vm.sock"), Sealing::Possible).expect("an answer");
+    use vhost::VhostBackend;
+    // Packed rings, and whatever else there may be.
+    let _ = driver.frontend().set_features(u64::MAX);
+    assert!(driver.frontend().get_queue_num().is_err(), "the connection goes on");
+    drop(driver);
+    is_unharmed(&mut hob, &scratch, "features");
+    hob.stop();
+}

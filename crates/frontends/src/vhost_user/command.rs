@@ -1,0 +1,137 @@
+//! Requests of a driver that are in flight: what is kept of one, and how it becomes the engine's requests.
+
+use hob_engine::REQUEST_BYTES_MAX;
+use hob_engine::io::{BufferSlice, Op, Promote, Request};
+use hob_engine::units::{BufferId, DiskId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
+
+use super::chain::Segment;
+use crate::payload::Payload;
+
+/// One chain that was taken and understood.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Command {
+    pub(super) queue: u16,
+    pub(super) head: u16,
+    /// Where the status goes.
+    pub(super) status: u64,
+    pub(super) op: Op,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// The piece that is, or will be, with the engine: begins so many bytes after `offset`.
+    at: u64,
+    pub(super) buffer_bytes: usize,
+    /// The engine's reference.
+    buffer: Option<BufferId>,
+    /// The device's own reference, to copy from after the answer.
+    pub(super) reply_buffer: Option<BufferId>,
+}
+
+impl Command {
+    /// One that asks for nothing yet.
+    pub(super) fn new(queue: u16, head: u16, status: u64) -> Command {
+        Command {
+            queue,
+            head,
+            status,
+            op: Op::Flush,
+            offset: 0,
+            len: 0,
+            at: 0,
+            buffer_bytes: 0,
+            buffer: None,
+            reply_buffer: None,
+        }
+    }
+
+    /// The same, with what it asks of the engine.
+    pub(super) fn wanting(self, op: Op, offset: u64, len: u64) -> Command {
+        Command { op, offset, len, ..self }
+    }
+
+    /// Gets the buffer. Its bytes beyond the disk's end must read as zeroes; those of a sector that the command touches
+    /// in part are overwritten by a read and ignored for a write, so zeroing the last sector is always right.
+    pub(super) fn alloc(&mut self, payload: &mut impl Payload) -> bool {
+        let len = sector_ceil(self.offset + self.len) - sector_floor(self.offset);
+        let Some(id) = payload.alloc(len as usize) else { return false };
+        if !(self.offset + self.len).is_multiple_of(SECTOR_BYTES) {
+            let offset = (len - SECTOR_BYTES) as u32;
+            payload.bytes_mut(BufferSlice { id, offset, len: SECTOR_BYTES as u32 }).fill(0);
+        }
+        if self.op == Op::Read {
+            payload.retain(id);
+            self.reply_buffer = Some(id);
+        }
+        self.buffer = Some(id);
+        self.buffer_bytes = len as usize;
+        true
+    }
+
+    /// Where the guest's bytes are in the buffer.
+    pub(super) fn payload_slice(&self) -> BufferSlice {
+        BufferSlice {
+            id: self.buffer.or(self.reply_buffer).expect("a command with payload has a buffer"),
+            offset: (self.offset % SECTOR_BYTES) as u32,
+            len: self.len as u32,
+        }
+    }
+
+    /// The request for the current piece. The buffer's reference goes to the engine.
+    pub(super) fn request(&mut self, id: RequestId, disk: DiskId) -> Request {
+        let (offset, len) = (self.offset + self.at, self.piece_len());
+        Request { id, disk, op: self.op, offset, len, buffer: self.buffer.take(), promote: Promote::Usual }
+    }
+
+    /// Goes to the next piece. False if the last one was the last.
+    pub(super) fn advance(&mut self) -> bool {
+        self.at += self.piece_len();
+        self.at < self.len
+    }
+
+    fn piece_len(&self) -> u64 {
+        (self.len - self.at).min(REQUEST_BYTES_MAX)
+    }
+}
+
+/// The commands of a device, by slot, with the guest's memory that they are to fill.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    slots: Vec<Option<(Command, Vec<Segment>)>>,
+    free: Vec<u32>,
+    spare: Vec<Vec<Segment>>,
+}
+
+impl Table {
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Keeps a command. Returns its slot, and an empty list whose memory can be used again.
+    pub(super) fn insert(&mut self, command: Command, segments: Vec<Segment>) -> (u32, Vec<Segment>) {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[slot as usize] = Some((command, segments));
+        (slot, self.spare.pop().unwrap_or_default())
+    }
+
+    pub(super) fn get(&self, slot: u32) -> &Command {
+        &self.slots[slot as usize].as_ref().expect("a command in flight").0
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u32) -> &mut Command {
+        &mut self.slots[slot as usize].as_mut().expect("an answer to a command in flight").0
+    }
+
+    pub(super) fn remove(&mut self, slot: u32) -> (Command, Vec<Segment>) {
+        let removed = self.slots[slot as usize].take().expect("a command is answered once");
+        self.free.push(slot);
+        removed
+    }
+
+    /// Gives the memory of a list back.
+    pub(super) fn give_back(&mut self, mut segments: Vec<Segment>) {
+        segments.clear();
+        self.spare.push(segments);
+    }
+}

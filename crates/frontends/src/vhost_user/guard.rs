@@ -1,0 +1,130 @@
+//! Guest memory whose file is cut off while we look at it.
+//!
+//! A memfd can be sealed against that; a file on hugetlbfs or a plain one on tmpfs cannot, and whoever runs the guest may
+//! shorten it, or let huge pages run out. The next access would be SIGBUS and the end of a daemon that serves others too. Here the
+//! signal's handler puts empty memory in the place of the whole mapping, and the access goes on: it reads zeroes, which
+//! break the queue, and writes to nobody. What does not lie in such a mapping is left to whoever handled the signal before.
+//!
+//! The handler uses a table of atomics and two system calls: nothing that could be interrupted half-way.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Mappings at once, at most: regions of machines.
+const GUARDED_MAX: usize = 4096;
+
+/// A mapping: first address, 0 for a free place, and bytes.
+struct Range {
+    start: AtomicUsize,
+    len: AtomicUsize,
+}
+
+static RANGES: [Range; GUARDED_MAX] =
+    [const { Range { start: AtomicUsize::new(0), len: AtomicUsize::new(0) } }; GUARDED_MAX];
+
+/// What handled the signal before.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// The place of a mapping in the table. Dropping it ends the protection, which comes before the end of the mapping.
+#[derive(Debug)]
+pub(super) struct Guard(usize);
+
+impl Guard {
+    /// Protects a mapping; `None` if too many are, or the handler cannot be set.
+    pub(super) fn new(start: *mut u8, len: usize) -> Option<Guard> {
+        install()?;
+        let free = |range: &Range| {
+            let taken = range.start.compare_exchange(0, usize::MAX, Ordering::AcqRel, Ordering::Relaxed);
+            taken.is_ok()
+        };
+        let place = RANGES.iter().position(free)?;
+        RANGES[place].len.store(len, Ordering::Release);
+        RANGES[place].start.store(start as usize, Ordering::Release);
+        Some(Guard(place))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        RANGES[self.0].start.store(0, Ordering::Release);
+    }
+}
+
+fn install() -> Option<()> {
+    static INSTALLED: OnceLock<bool> = OnceLock::new();
+    let installed = INSTALLED.get_or_init(|| {
+        let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: asking for the present action writes it to `before`, which is as large.
+        if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr()) } != 0 {
+            return false;
+        }
+        // SAFETY: written by the call above, which succeeded.
+        BEFORE.get_or_init(|| unsafe { before.assume_init() });
+        // SAFETY: zeroes are a valid sigaction, of which the fields that matter are set here. The handler does nothing that a
+        // handler may not do (see above).
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handle as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) == 0
+        }
+    });
+    installed.then_some(())
+}
+
+extern "C" fn handle(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo to a handler with SA_SIGINFO; for SIGBUS it has an address.
+    let address = unsafe { (*info).si_addr() } as usize;
+    for range in &RANGES {
+        let start = range.start.load(Ordering::Acquire);
+        if start == 0 || start == usize::MAX || address < start {
+            continue;
+        }
+        let len = range.len.load(Ordering::Acquire);
+        if address - start >= len {
+            continue;
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        // SAFETY: the range is a mapping of ours that lives for as long as its guard, and whose bytes are looked at through volatile
+        // accesses only. Other memory in its place is what a guest's memory is anyway: bytes that change.
+        let put = unsafe { libc::mmap(start as *mut libc::c_void, len, protection, flags, -1, 0) };
+        if put != libc::MAP_FAILED {
+            return;
+        }
+    }
+    // Not ours: it comes again, to whoever handled it before.
+    let before = BEFORE.get().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: a sigaction that the system has given us. Without one nothing is changed, and the signal comes again for ever; but
+    // the handler is set only after that is there.
+    unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rustix::fs::MemfdFlags;
+    use vhost::vhost_user::message::VhostUserMemoryRegion;
+
+    use super::super::memory::GuestMap;
+
+    #[test]
+    fn memory_that_is_cut_off_reads_as_zeroes_and_ends_nothing() {
+        // Without the wish for seals it cannot be sealed.
+        let file = File::from(rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(8 << 20).unwrap();
+        let region = VhostUserMemoryRegion::new(0, 4 << 20, 0x1000_0000, 4 << 20);
+        let map = GuestMap::map(&[region], vec![file.try_clone().unwrap()]).unwrap();
+        assert!(map.write(12_345, &[7; 100]));
+        let mut bytes = [1; 100];
+        assert!(map.read(12_345, &mut bytes) && bytes == [7; 100]);
+        file.set_len(4096).unwrap();
+        assert!(map.read(12_345, &mut bytes) && bytes == [0; 100]);
+        assert!(map.write((4 << 20) - 100, &[7; 100]));
+        drop(map);
+        assert_eq!(file.metadata().unwrap().len(), 4096);
+    }
+}

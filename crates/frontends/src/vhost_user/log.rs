@@ -1,0 +1,71 @@
+//! The log of a guest's memory that we have changed: what live migration of the machine has to send again.
+//!
+//! One bit for each page of 4 KiB by the guest's addresses, in memory that the machine shares. Bits are set after
+//! the bytes were written, as the protocol wants it. Pages beyond the end of the log are left out: the machine did not ask for them.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use vm_memory::{MmapRegion, VolatileMemory};
+
+use super::memory::{MapError, Mapping, map_file};
+
+const PAGE_BYTES: u64 = 4096;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct ChangeLog {
+    memory: MmapRegion,
+    /// Dropped after `memory`, which points into it.
+    _mapping: Mapping,
+}
+
+impl ChangeLog {
+    /// The log that a machine shares.
+    pub(super) fn map(file: &File, offset: u64, len: u64) -> Result<Arc<ChangeLog>, MapError> {
+        let (mapping, memory) = map_file(file, offset, len)?;
+        Ok(Arc::new(ChangeLog { memory, _mapping: mapping }))
+    }
+
+    /// These bytes of the guest's were written.
+    pub(super) fn note(&self, address: u64, len: u64) {
+        let Some(last) = len.checked_sub(1).and_then(|more| address.checked_add(more)) else { return };
+        for page in address / PAGE_BYTES..=last / PAGE_BYTES {
+            let byte = usize::try_from(page / 8).ok().filter(|byte| *byte < self.memory.size());
+            let Some(byte) = byte.and_then(|byte| self.memory.get_atomic_ref::<AtomicU8>(byte).ok()) else {
+                return;
+            };
+            byte.fetch_or(1 << (page % 8), Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn each_page_that_was_written_has_its_bit() {
+        let file = File::from(rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        // 24 pages: an odd length, as machines have them.
+        file.set_len(4096 + 3).unwrap();
+        let log = ChangeLog::map(&file, 4096, 3).unwrap();
+        for (address, len) in [
+            (0, 1),
+            (2 * 4096 - 1, 2),
+            (9 * 4096, 4096),
+            (23 * 4096, 1 << 40),
+            (u64::MAX - 10, 100),
+            (8192 * 4, 0),
+        ] {
+            log.note(address, len);
+        }
+        let mut bits = [0; 3];
+        file.read_exact_at(&mut bits, 4096).unwrap();
+        assert_eq!(bits, [0b111, 0b10, 0b1000_0000]);
+        assert!(ChangeLog::map(&file, 4096, 4).is_err(), "longer than its file");
+    }
+}

@@ -1,0 +1,256 @@
+//! A guest's memory, as its machine shares it with us.
+//!
+//! # Rules
+//! The guest, and whoever runs it, writes to this memory whenever it likes: nothing in it can be borrowed,
+//! everything is copied out and looked at once. All accesses go through `vm-memory`, which checks their bounds.
+//!
+//! What can be mapped are regular files on tmpfs (a memfd is one) and hugetlbfs. Elsewhere the owner of a
+//! filesystem could make a look at the memory last for ever. A file must be as long as its part of the
+//! table says. Where its length could change later it is sealed against that, if it can be; if not, [`guard`](super::guard) sees to it
+//! that nothing comes of it.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{FileType, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use vm_memory::bitmap::BS;
+use vm_memory::{
+    AtomicAccess, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap, MmapRegion,
+    VolatileSlice,
+};
+
+use super::guard::Guard;
+
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: u64 = 0x9584_58F6;
+
+/// Most bytes of one region: what 57 bits of address can reach, far above any machine.
+const REGION_BYTES_MAX: u64 = 1 << 47;
+
+/// Why memory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// The kind of file is not one of those above.
+    #[error("guest memory must be shared memory: a memfd, or a file on tmpfs or hugetlbfs")]
+    Kind,
+    /// The file does not have the bytes.
+    #[error("the file of a region of guest memory ends before the region does")]
+    TooShort,
+    /// Too many regions are mapped already.
+    #[error("there is no room for more regions of guest memory")]
+    Unguarded,
+    /// The regions make no sense.
+    #[error("the regions of guest memory overlap or make no sense")]
+    Layout,
+    /// The system says no.
+    #[error("guest memory cannot be mapped: {0}")]
+    System(#[from] rustix::io::Errno),
+}
+
+/// One mapping of a file. The region may begin after it does: hugetlbfs maps whole huge pages only.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    /// Given up before the mapping is.
+    guard: Option<Guard>,
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to no thread; its bytes are reached through `vm-memory`'s volatile accesses only.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.guard = None;
+        // SAFETY: our own mapping; whoever reaches into it holds the `GuestMap` that owns this.
+        let _ = unsafe { munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// Where a region is for whom.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    guest: u64,
+    user: u64,
+    len: u64,
+}
+
+/// A guest's memory. See the module's text.
+#[derive(Debug)]
+pub struct GuestMap {
+    memory: GuestMemoryMmap,
+    places: Vec<Place>,
+    /// Dropped after `memory`, which points into them.
+    _mappings: Vec<Mapping>,
+}
+
+impl GuestMap {
+    /// Maps what the machine shares: one file for each region.
+    ///
+    /// # Errors
+    /// [`MapError`]; nothing stays mapped.
+    pub fn map(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Result<GuestMap, MapError> {
+        if regions.len() != files.len() {
+            return Err(MapError::Layout);
+        }
+        let mut mapped = Vec::new();
+        let mut places = Vec::new();
+        let mut mappings = Vec::new();
+        for (region, file) in regions.iter().zip(&files) {
+            let (guest, user) = (region.guest_phys_addr, region.user_addr);
+            let (len, offset) = (region.memory_size, region.mmap_offset);
+            let (mapping, region) = map_region(file, guest, offset, len)?;
+            places.push(Place { guest, user, len });
+            mappings.push(mapping);
+            mapped.push(region);
+        }
+        mapped.sort_by_key(vm_memory::GuestMemoryRegion::start_addr);
+        let memory = GuestMemoryMmap::from_regions(mapped).map_err(|_| MapError::Layout)?;
+        Ok(GuestMap { memory, places, _mappings: mappings })
+    }
+
+    /// Memory that is there already, whose owner knows it by the guest's addresses: for tests.
+    pub fn from_memory(memory: GuestMemoryMmap) -> GuestMap {
+        let place = |region: &GuestRegionMmap| {
+            let (start, len) =
+                (vm_memory::GuestMemoryRegion::start_addr(region), vm_memory::GuestMemoryRegion::len(region));
+            Place { guest: start.0, user: start.0, len }
+        };
+        let places = memory.iter().map(place).collect();
+        GuestMap { memory, places, _mappings: Vec::new() }
+    }
+
+    /// The guest's address of what the machine's process has at `user`.
+    pub fn guest_address(&self, user: u64) -> Option<u64> {
+        let place = self.places.iter().find(|place| user >= place.user && user - place.user < place.len)?;
+        Some(place.guest + (user - place.user))
+    }
+
+    /// Are all of these bytes the guest's?
+    pub fn contains(&self, address: u64, len: u64) -> bool {
+        usize::try_from(len).is_ok_and(|len| self.memory.check_range(GuestAddress(address), len))
+    }
+
+    /// Copies bytes out. False if some of them are not the guest's; then the content of `bytes` means nothing.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+        self.memory.read_slice(bytes, GuestAddress(address)).is_ok()
+    }
+
+    /// Copies bytes in. False if some of the places are not the guest's.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        self.memory.write_slice(bytes, GuestAddress(address)).is_ok()
+    }
+
+    /// A part that lies in one region, to be looked at again and again.
+    pub(super) fn part(self: &Arc<Self>, address: u64, len: usize) -> Option<Part> {
+        let slice = self.memory.get_slice(GuestAddress(address), len).ok()?;
+        // SAFETY: the slice points into a mapping that `memory` keeps, and the part keeps `memory`. Only its
+        // lifetime is changed.
+        let slice =
+            unsafe { std::mem::transmute::<VolatileSlice<'_, BS<'_, ()>>, VolatileSlice<'static>>(slice) };
+        Some(Part { slice, _map: Arc::clone(self) })
+    }
+}
+
+fn map_region(
+    file: &File,
+    guest: u64,
+    offset: u64,
+    len: u64,
+) -> Result<(Mapping, GuestRegionMmap), MapError> {
+    if !(offset | len | guest).is_multiple_of(4096) {
+        return Err(MapError::Layout);
+    }
+    let (mapping, region) = map_file(file, offset, len)?;
+    let region = GuestRegionMmap::new(region, GuestAddress(guest)).ok_or(MapError::Layout)?;
+    Ok((mapping, region))
+}
+
+/// Maps part of a file, which begins with a page.
+pub(super) fn map_file(file: &File, offset: u64, len: u64) -> Result<(Mapping, MmapRegion), MapError> {
+    let stat = rustix::fs::fstat(file)?;
+    let system = rustix::fs::fstatfs(file)?;
+    let magic = system.f_type as u64 & 0xFFFF_FFFF;
+    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if !is_regular || !matches!(magic, TMPFS_MAGIC | HUGETLBFS_MAGIC) {
+        return Err(MapError::Kind);
+    }
+    let end = offset.checked_add(len).ok_or(MapError::Layout)?;
+    if len == 0 || end > REGION_BYTES_MAX || !offset.is_multiple_of(4096) {
+        return Err(MapError::Layout);
+    }
+    // Nobody can take the memory away from under a shard that looks at it. hugetlbfs and files that were made
+    // without the wish for seals refuse, and stay as they are.
+    let _ = rustix::fs::fcntl_add_seals(file.as_fd(), SealFlags::SHRINK);
+    if rustix::fs::fstat(file)?.st_size < end as i64 {
+        return Err(MapError::TooShort);
+    }
+    let page = if magic == HUGETLBFS_MAGIC { (system.f_bsize as u64).max(4096) } else { 4096 };
+    let first = offset / page * page;
+    let map_len = usize::try_from((end - first).next_multiple_of(page)).map_err(|_| MapError::Layout)?;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+    let base = unsafe { mmap(std::ptr::null_mut(), map_len, protection, flags, file, first)? };
+    let mut mapping = Mapping { guard: None, base: base.cast(), len: map_len };
+    mapping.guard = Some(Guard::new(mapping.base, map_len).ok_or(MapError::Unguarded)?);
+    // Children of ours need none of it, and core dumps should not hold it.
+    // SAFETY: advice on our own mapping; neither kind changes its contents here.
+    unsafe {
+        let _ = madvise(base, map_len, Advice::LinuxDontFork);
+        let _ = madvise(base, map_len, Advice::LinuxDontDump);
+    }
+    let start = mapping.base.wrapping_add((offset - first) as usize);
+    // SAFETY: `start` and `len` lie in the mapping just made, which `GuestMap` keeps for as long as the region.
+    let region =
+        unsafe { MmapRegion::build_raw(start, len as usize, protection.bits() as i32, flags.bits() as i32) };
+    Ok((mapping, region.map_err(|_| MapError::Layout)?))
+}
+
+/// A part of a guest's memory that stays mapped for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Part {
+    slice: VolatileSlice<'static>,
+    _map: Arc<GuestMap>,
+}
+
+impl Part {
+    /// The value at a byte.
+    ///
+    /// # Panics
+    /// Outside the part, or unaligned: parts are laid out by us.
+    #[inline]
+    pub(super) fn load<T: AtomicAccess>(&self, at: usize, order: Ordering) -> T {
+        self.slice.load(at, order).expect("inside its part and aligned")
+    }
+
+    /// Puts a value at a byte.
+    ///
+    /// # Panics
+    /// As for `load`.
+    #[inline]
+    pub(super) fn store<T: AtomicAccess>(&self, at: usize, value: T, order: Ordering) {
+        self.slice.store(value, at, order).expect("inside its part and aligned");
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Panics
+    /// Outside the part.
+    #[inline]
+    pub(super) fn read(&self, at: usize, bytes: &mut [u8]) {
+        self.slice.read_slice(bytes, at).expect("inside its part");
+    }
+
+    /// Is the first byte at such an address, for us?
+    pub(super) fn is_aligned(&self, to: usize) -> bool {
+        (self.slice.ptr_guard().as_ptr() as usize).is_multiple_of(to)
+    }
+}

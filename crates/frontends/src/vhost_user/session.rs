@@ -1,0 +1,406 @@
+//! The vhost-user protocol with one machine: which memory, which queues, from when to when.
+//!
+//! It runs on a thread of its own, because its messages may have to wait for requests in flight; the shard sees finished
+//! queues only. A queue is served while everything about it is known: memory, place, size, a descriptor to be told with, and the
+//! machine's word that it is enabled. Whatever changes about it while it is served stops it first, and starts it again.
+//!
+//! # Refuses
+//! What the protocol's reference implementation (`vhost`) does, and: features that were not offered, memory that cannot be
+//! used ([`MapError`](super::memory::MapError)), descriptors that are no eventfds. A refusal ends the connection where the machine cannot be
+//! told of it; machines connect again.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+
+use super::Start;
+use super::block::{Features, Info, QUEUES_MAX};
+use super::inflight::Inflight;
+use super::log::ChangeLog;
+use super::memory::GuestMap;
+use super::queue::{Layout, SIZE_MAX};
+
+/// Who serves the queues.
+pub trait Shard {
+    /// Serves a queue from now on. `kick` tells of new chains, `call` is told of answers.
+    fn start(&mut self, start: Start, kick: OwnedFd, call: Option<OwnedFd>);
+    /// Tells the driver of a queue in service in another way from now on.
+    fn set_call(&mut self, queue: u16, call: Option<OwnedFd>);
+    /// Serves a queue no more. Waits until nothing of it is in flight, and says where it is to begin again; `None` if the
+    /// shard is gone.
+    fn stop(&mut self, queue: u16) -> Option<u16>;
+}
+
+/// Speaks with one machine until it goes, or makes no sense. Its queues are stopped afterwards. Shutting the socket down
+/// ends it from elsewhere.
+///
+/// # Errors
+/// Why the connection ended, unless the machine ended it.
+pub fn run(socket: UnixStream, info: Info, shard: impl Shard) -> std::result::Result<(), String> {
+    let session = Arc::new(Mutex::new(Session::new(info, shard)));
+    let mut handler = BackendReqHandler::from_stream(socket, Arc::clone(&session));
+    let end = loop {
+        if let Err(error) = handler.handle_request() {
+            break error;
+        }
+    };
+    let mut session = session.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    session.stop_all();
+    match (end, session.refusal.take()) {
+        (_, Some(why)) => Err(why),
+        (Error::Disconnected | Error::PartialMessage | Error::SocketBroken(_), None) => Ok(()),
+        (error, None) => Err(error.to_string()),
+    }
+}
+
+/// What is known of one queue.
+#[derive(Debug, Default)]
+struct Ring {
+    layout: Layout,
+    has_place: bool,
+    base: u16,
+    kick: Option<OwnedFd>,
+    call: Option<OwnedFd>,
+    enabled: bool,
+    running: bool,
+}
+
+struct Session<S> {
+    info: Info,
+    shard: S,
+    acked: Features,
+    map: Option<Arc<GuestMap>>,
+    inflight: Option<Arc<Inflight>>,
+    log: Option<Arc<ChangeLog>>,
+    rings: Vec<Ring>,
+    /// What was last refused, for the log.
+    refusal: Option<String>,
+}
+
+impl<S: Shard> Session<S> {
+    fn new(info: Info, shard: S) -> Session<S> {
+        let rings = (0..QUEUES_MAX).map(|_| Ring::default()).collect();
+        Session {
+            info,
+            shard,
+            acked: Features::default(),
+            map: None,
+            inflight: None,
+            log: None,
+            rings,
+            refusal: None,
+        }
+    }
+
+    fn refuse<T>(&mut self, why: impl ToString) -> Result<T> {
+        self.refusal = Some(why.to_string());
+        Err(Error::InvalidParam)
+    }
+
+    fn ring(&mut self, index: u32) -> Result<&mut Ring> {
+        self.rings.get_mut(index as usize).ok_or(Error::InvalidParam)
+    }
+
+    fn stop(&mut self, index: usize) -> Result<()> {
+        if std::mem::take(&mut self.rings[index].running) {
+            let base = self.shard.stop(index as u16).ok_or(Error::BackendInternalError)?;
+            self.rings[index].base = base;
+        }
+        Ok(())
+    }
+
+    fn stop_all(&mut self) {
+        for index in 0..self.rings.len() {
+            // A shard that is gone serves nothing.
+            let _ = self.stop(index);
+        }
+    }
+
+    /// Stops a queue, lets it be changed, and serves it again if that is possible.
+    fn change(&mut self, index: u32, change: impl FnOnce(&mut Ring)) -> Result<()> {
+        self.ring(index)?;
+        self.stop(index as usize)?;
+        change(self.ring(index)?);
+        self.start(index as usize)
+    }
+
+    /// Serves a queue of which everything is known.
+    fn start(&mut self, index: usize) -> Result<()> {
+        // Without the protocol's features there is no message to enable queues with.
+        let always = !self.acked.contains(Features::PROTOCOL);
+        let ring = &mut self.rings[index];
+        let (Some(map), Some(kick)) = (&self.map, &ring.kick) else { return Ok(()) };
+        if ring.running || !ring.has_place || ring.layout.size == 0 || !(ring.enabled || always) {
+            return Ok(());
+        }
+        let copy = |fd: &OwnedFd| fd.try_clone().map_err(Error::ReqHandlerError);
+        let kick = copy(kick)?;
+        let call = ring.call.as_ref().map(copy).transpose()?;
+        let queue = index as u16;
+        let inflight = self.inflight.as_ref().and_then(|all| all.queue(queue, ring.layout.size));
+        ring.running = true;
+        self.shard.start(
+            Start {
+                queue,
+                map: Arc::clone(map),
+                layout: ring.layout,
+                base: ring.base,
+                features: self.acked,
+                inflight,
+                log: self.log.clone().filter(|_| self.acked.contains(Features::LOG_ALL)),
+            },
+            kick,
+            call,
+        );
+        Ok(())
+    }
+
+    fn start_all(&mut self) -> Result<()> {
+        (0..self.rings.len()).try_for_each(|index| self.start(index))
+    }
+
+    /// Everything as after connecting, but for what was agreed on.
+    fn reset(&mut self) {
+        self.stop_all();
+        for ring in &mut self.rings {
+            *ring = Ring { running: ring.running, ..Ring::default() };
+        }
+    }
+}
+
+/// Is it an eventfd that counts down to zero when it is read? Anything else might always be readable.
+fn is_event(fd: &OwnedFd) -> bool {
+    let number = fd.as_raw_fd();
+    let link = std::fs::read_link(format!("/proc/self/fd/{number}"));
+    let is_event = link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]");
+    let facts = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
+    // Old kernels do not say so.
+    let is_semaphore = facts.lines().any(|line| line.split_whitespace().eq(["eventfd-semaphore:", "1"]));
+    is_event && !is_semaphore
+}
+
+impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.reset();
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.reset();
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(self.info.features().0)
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        let features = Features(features);
+        if !self.info.features().contains(features) {
+            let unknown = features.0 & !self.info.features().0;
+            return self.refuse(format!("features {unknown:#x} were not offered"));
+        }
+        if features != self.acked {
+            self.stop_all();
+            self.acked = features;
+        }
+        self.start_all()
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<vhost::VhostUserMemoryRegionBase>>> {
+        self.stop_all();
+        self.map = None;
+        match GuestMap::map(regions, files) {
+            Ok(map) => self.map = Some(Arc::new(map)),
+            Err(error) => return self.refuse(error),
+        }
+        self.start_all()?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        let size = u16::try_from(num).unwrap_or(0);
+        if !size.is_power_of_two() || size > SIZE_MAX {
+            return self
+                .refuse(format!("a queue of {num} entries: it must be a power of two up to {SIZE_MAX}"));
+        }
+        self.change(index, |ring| ring.layout.size = size)
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        self.change(index, |ring| {
+            ring.layout = Layout { descriptors, used, available, ..ring.layout };
+            ring.has_place = true;
+        })
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        let Ok(base) = u16::try_from(base) else { return self.refuse("a queue's base has 16 bits") };
+        self.change(index, |ring| ring.base = base)
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        self.ring(index)?;
+        self.stop(index as usize)?;
+        let ring = self.ring(index)?;
+        // It begins again when there is another one.
+        ring.kick = None;
+        Ok(VhostUserVringState::new(index, u32::from(ring.base)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let Some(kick) = fd.map(OwnedFd::from).filter(is_event) else {
+            return self.refuse("a queue without an eventfd that tells of new chains is not served");
+        };
+        self.change(u32::from(index), |ring| ring.kick = Some(kick))
+    }
+
+    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let call = fd.map(OwnedFd::from);
+        if call.as_ref().is_some_and(|fd| !is_event(fd)) {
+            return self.refuse("drivers are told of answers through eventfds");
+        }
+        let copy = call.as_ref().map(OwnedFd::try_clone).transpose().map_err(Error::ReqHandlerError)?;
+        let ring = self.ring(u32::from(index))?;
+        ring.call = call;
+        if ring.running {
+            self.shard.set_call(u16::from(index), copy);
+        }
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, _index: u8, _fd: Option<File>) -> Result<()> {
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::LOG_SHMFD
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD)
+    }
+
+    fn set_protocol_features(&mut self, _features: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(u64::from(QUEUES_MAX))
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        if self.ring(index)?.enabled == enable {
+            return Ok(());
+        }
+        self.change(index, |ring| ring.enabled = enable)
+    }
+
+    fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        self.info.config(offset, size).ok_or(Error::InvalidParam)
+    }
+
+    fn set_config(&mut self, _offset: u32, _bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        // Drivers may write to it, and nothing in it can be changed.
+        Ok(())
+    }
+
+    fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let (queues, size) = (wanted.num_queues, wanted.queue_size);
+        self.stop_all();
+        match Inflight::create(queues, size) {
+            Ok((inflight, file, bytes)) => {
+                self.inflight = Some(inflight);
+                Ok((VhostUserInflight::new(bytes, 0, queues, size), file))
+            }
+            Err(error) => self.refuse(error),
+        }
+    }
+
+    fn set_inflight_fd(&mut self, kept: &VhostUserInflight, file: File) -> Result<()> {
+        let (queues, size) = (kept.num_queues, kept.queue_size);
+        self.stop_all();
+        match Inflight::open(file.into(), kept.mmap_offset, kept.mmap_size, queues, size) {
+            Ok(inflight) => self.inflight = Some(inflight),
+            Err(error) => return self.refuse(error),
+        }
+        self.start_all()
+    }
+
+    fn set_gpu_socket(&mut self, _backend: GpuBackend) -> Result<()> {
+        Err(Error::InvalidOperation("a disk shows no pictures"))
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        Err(Error::InvalidOperation("a disk shares no objects"))
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Err(Error::InvalidOperation("memory is given as a table"))
+    }
+
+    fn add_mem_region(
+        &mut self,
+        _region: &VhostUserSingleMemoryRegion,
+        _fd: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<vhost::VhostUserMemoryRegionBase>> {
+        Err(Error::InvalidOperation("memory is given as a table"))
+    }
+
+    fn remove_mem_region(&mut self, _region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        Err(Error::InvalidOperation("memory is given as a table"))
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _fd: File,
+    ) -> Result<Option<File>> {
+        Err(Error::InvalidOperation("a disk keeps no state but its queues"))
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(Error::InvalidOperation("a disk keeps no state but its queues"))
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        Err(Error::InvalidOperation("a disk has no shared memory of its own"))
+    }
+
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        self.stop_all();
+        match ChangeLog::map(&file, log.mmap_offset, log.mmap_size) {
+            Ok(log) => self.log = Some(log),
+            Err(error) => return self.refuse(error),
+        }
+        self.start_all()
+    }
+}

@@ -1,0 +1,611 @@
+//! A device driven by hand: descriptors in, requests out, replies in, used elements out. And drivers that mean ill.
+
+use hob_engine::io::{BufferSlice, Durability, Zeroing};
+use hob_engine::outcome::Outcome;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use super::block::ID_BYTES;
+use super::inflight::Inflight;
+use super::*;
+use crate::payload::tests::Memory;
+
+/// The guest has two regions with a hole between them.
+const MIB: u64 = 1 << 20;
+const SECOND: u64 = 4 * MIB;
+const QUEUE: u16 = 8;
+
+/// Where the rings are, and what requests consist of.
+const DESCRIPTORS: u64 = 0x1000;
+const AVAILABLE: u64 = 0x2000;
+const USED: u64 = 0x3000;
+const HEADER: u64 = 0x4000;
+const STATUS: u64 = 0x5000;
+const DATA: u64 = 0x1_0000;
+const TABLE: u64 = 0x6000;
+
+const WRITE: u16 = 2;
+const NEXT: u16 = 1;
+const INDIRECT: u16 = 4;
+
+fn info() -> Info {
+    Info { size_bytes: MIB, read_only: false, block_bytes: 512, can_discard: true, name: "vm".to_owned() }
+}
+
+struct Rig {
+    device: Device,
+    payload: Memory,
+    map: Arc<GuestMap>,
+    available: u16,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        Rig::with(info().features(), None)
+    }
+
+    fn with(features: Features, inflight: Option<QueueInflight>) -> Rig {
+        let memory = [(GuestAddress(0), MIB as usize), (GuestAddress(SECOND), MIB as usize)];
+        let map = Arc::new(GuestMap::from_memory(GuestMemoryMmap::from_ranges(&memory).unwrap()));
+        let mut rig = Rig {
+            device: Device::new(info(), DiskId(3), 7),
+            payload: Memory::default(),
+            map: Arc::clone(&map),
+            available: 0,
+        };
+        let layout = Layout { size: QUEUE, descriptors: DESCRIPTORS, available: AVAILABLE, used: USED };
+        rig.device.start(Start { inflight, ..Start::new(0, map, layout, 0, features) }).unwrap();
+        rig
+    }
+
+    fn put(&self, at: u64, bytes: &[u8]) {
+        assert!(self.map.write(at, bytes));
+    }
+
+    fn get<const N: usize>(&self, at: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        assert!(self.map.read(at, &mut bytes));
+        bytes
+    }
+
+    fn descriptor(&self, table: u64, index: u16, parts: (u64, u32, u16, u16)) {
+        let (address, len, flags, next) = parts;
+        let at = table + u64::from(index) * 16;
+        self.put(at, &address.to_le_bytes());
+        self.put(at + 8, &len.to_le_bytes());
+        self.put(at + 12, &[flags.to_le_bytes(), next.to_le_bytes()].concat());
+    }
+
+    /// Descriptors one behind the other, from `first` on.
+    fn chain(&self, table: u64, first: u16, parts: &[(u64, u32, u16)]) {
+        for (step, (address, len, flags)) in parts.iter().enumerate() {
+            let index = first + step as u16;
+            let more = if step + 1 < parts.len() { NEXT } else { 0 };
+            self.descriptor(table, index, (*address, *len, flags | more, index + 1));
+        }
+    }
+
+    fn header(&self, kind: u32, sector: u64) {
+        self.put(HEADER, &kind.to_le_bytes());
+        self.put(HEADER + 8, &sector.to_le_bytes());
+        self.put(STATUS, &[0xEE]);
+    }
+
+    fn offer(&mut self, head: u16) {
+        self.put(AVAILABLE + 4 + 2 * u64::from(self.available % QUEUE), &head.to_le_bytes());
+        self.available = self.available.wrapping_add(1);
+        self.put(AVAILABLE + 2, &self.available.to_le_bytes());
+    }
+
+    fn take(&mut self) -> Result<u32, Broken> {
+        self.device.take(0, &mut self.payload)
+    }
+
+    /// As the shard loop does: answers, and drops the engine's reference.
+    fn answer(&mut self, request: &Request, result: Result<(), IoError>) {
+        let reply = Reply { id: request.id, disk: request.disk, result, outcome: Outcome::Hit };
+        self.device.handle_reply(&reply, &mut self.payload);
+        request.buffer.into_iter().for_each(|id| self.payload.release(id));
+    }
+
+    /// Used index, and the last element: head and length.
+    fn used(&self) -> (u16, u32, u32) {
+        let index = u16::from_le_bytes(self.get(USED + 2));
+        let at = USED + 4 + 8 * u64::from(index.wrapping_sub(1) % QUEUE);
+        (index, u32::from_le_bytes(self.get(at)), u32::from_le_bytes(self.get(at + 4)))
+    }
+
+    fn status(&self) -> u8 {
+        self.get::<1>(STATUS)[0]
+    }
+}
+
+#[test]
+fn a_read_is_scattered_over_the_guests_pages_and_regions() {
+    let mut rig = Rig::new();
+    rig.header(0, 8);
+    // The last page of the second region; part of the first.
+    let pages = [(DATA + 100, 1000), (SECOND + MIB - 4096, 4096), (DATA + 0x8000, 3096)];
+    let parts: Vec<_> = pages.iter().map(|(at, len)| (*at, *len, WRITE)).collect();
+    rig.chain(DESCRIPTORS, 2, &[&[(HEADER, 16, 0)], &parts[..], &[(STATUS, 1, WRITE)]].concat());
+    rig.offer(2);
+    assert_eq!(rig.take(), Ok(1));
+    let request = rig.device.poll_request().expect("a request");
+    assert_eq!((request.op, request.offset, request.len), (Op::Read, 4096, 8192));
+    let id = request.buffer.expect("a buffer");
+    let data: Vec<u8> = (0..8192u32).map(|i| (i % 251) as u8).collect();
+    rig.payload.bytes_mut(BufferSlice { id, offset: 0, len: 8192 }).copy_from_slice(&data);
+    rig.answer(&request, Ok(()));
+    assert_eq!((rig.used(), rig.status()), ((1, 2, 8193), 0));
+    let mut seen = Vec::new();
+    for (at, len) in pages {
+        let mut bytes = vec![0; len as usize];
+        assert!(rig.map.read(at, &mut bytes));
+        seen.extend(bytes);
+    }
+    assert!(seen == data);
+    assert!(rig.payload.buffers.is_empty() && rig.device.held_bytes() == 0);
+    assert_eq!(rig.device.poll_signal(), Some(0));
+    assert_eq!(rig.device.poll_signal(), None);
+}
+
+#[test]
+fn a_write_is_copied_before_the_guest_can_change_its_mind() {
+    let mut rig = Rig::new();
+    rig.header(1, 1);
+    rig.put(DATA, &[7; 512]);
+    // The header in two parts, and the data in the same descriptor as its end: a driver may do so.
+    rig.put(DATA + 0x1000, &rig.get::<16>(HEADER));
+    rig.put(DATA + 0x1010, &[7; 512]);
+    rig.chain(DESCRIPTORS, 0, &[(DATA + 0x1000, 10, 0), (DATA + 0x100A, 518, 0), (STATUS, 1, WRITE)]);
+    rig.offer(0);
+    assert_eq!(rig.take(), Ok(1));
+    rig.put(DATA + 0x1010, &[9; 512]);
+    let request = rig.device.poll_request().expect("a request");
+    assert_eq!((request.op, request.offset, request.len), (Op::Write(Durability::Volatile), 512, 512));
+    let id = request.buffer.expect("a buffer");
+    assert_eq!(rig.payload.bytes(BufferSlice { id, offset: 512, len: 512 }), [7; 512]);
+    assert_eq!(rig.device.begun_by(&request), Some((request.op, 512, 512)));
+    rig.answer(&request, Ok(()));
+    assert_eq!((rig.used(), rig.status()), ((1, 0, 1), 0));
+    assert!(rig.payload.buffers.is_empty());
+}
+
+#[test]
+fn indirect_tables_zeroes_discards_flushes_and_names() {
+    let mut rig = Rig::new();
+    let ranges = (DATA, 16, 0);
+    rig.put(DATA, &[8u64.to_le_bytes().to_vec(), vec![8, 0, 0, 0, 1, 0, 0, 0]].concat());
+    for (kind, op) in [
+        (13, Op::WriteZeroes(Durability::Volatile, Zeroing::MayUnmap)),
+        (11, Op::Discard(Durability::Volatile)),
+        (4, Op::Flush),
+    ] {
+        if kind == 11 {
+            rig.put(DATA + 12, &[0; 4]);
+        }
+        rig.header(kind, 0);
+        let (header, status) = ((HEADER, 16, 0), (STATUS, 1, WRITE));
+        let all = if kind == 4 { vec![header, status] } else { vec![header, ranges, status] };
+        rig.chain(TABLE, 0, &all);
+        rig.descriptor(DESCRIPTORS, 5, (TABLE, all.len() as u32 * 16, INDIRECT, 0));
+        rig.offer(5);
+        assert_eq!(rig.take(), Ok(1));
+        let request = rig.device.poll_request().expect("a request");
+        assert_eq!(request.op, op);
+        rig.answer(&request, Err(IoError::Unsupported));
+        assert_eq!(rig.status(), 2);
+    }
+    rig.header(8, 0);
+    rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, ID_BYTES as u32, WRITE), (STATUS, 1, WRITE)]);
+    rig.offer(0);
+    assert_eq!(rig.take(), Ok(1));
+    assert!(rig.device.poll_request().is_none());
+    assert_eq!((rig.get::<3>(DATA), rig.status(), rig.used()), (*b"vm\0", 0, (4, 0, 21)));
+}
+
+#[test]
+fn a_long_discard_goes_in_pieces_and_is_answered_once() {
+    let mut rig = Rig::new();
+    rig.device.info.size_bytes = 1 << 40;
+    rig.header(11, 0);
+    rig.put(DATA, &[8u64.to_le_bytes().to_vec(), (1u32 << 20).to_le_bytes().to_vec(), vec![0; 4]].concat());
+    rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, 16, 0), (STATUS, 1, WRITE)]);
+    rig.offer(0);
+    rig.take().unwrap();
+    let mut at = 4096;
+    while let Some(request) = rig.device.poll_request() {
+        assert_eq!(request.offset, at);
+        assert_eq!(rig.device.begun_by(&request).is_some(), at == 4096);
+        at += request.len;
+        rig.answer(&request, Ok(()));
+    }
+    assert_eq!((at, rig.used()), (4096 + (1 << 29), (1, 0, 1)));
+}
+
+#[test]
+fn without_room_for_a_buffer_the_chain_stays_where_it_is() {
+    let mut rig = Rig::new();
+    rig.payload.full = true;
+    rig.header(0, 0);
+    rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE)]);
+    rig.offer(0);
+    assert!(rig.device.has_work(0));
+    assert_eq!(rig.take(), Ok(0));
+    assert!(!rig.device.has_work(0) && rig.device.poll_request().is_none());
+    rig.payload.full = false;
+    rig.device.room_again();
+    assert!(rig.device.has_work(0));
+    assert_eq!(rig.take(), Ok(1));
+    assert!(rig.device.poll_request().is_some());
+}
+
+#[test]
+fn drivers_are_told_when_they_want_to_be() {
+    for event_idx in [false, true] {
+        let features = info().features().0 & !if event_idx { 0 } else { Features::EVENT_IDX.0 };
+        let mut rig = Rig::with(Features(features), None);
+        rig.header(8, 0);
+        rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, 20, WRITE), (STATUS, 1, WRITE)]);
+        let ask = |rig: &mut Rig| {
+            rig.offer(0);
+            rig.take().unwrap();
+            rig.device.poll_signal().is_some()
+        };
+        // What the driver writes behind its ring, or in front of it.
+        let event_at = AVAILABLE + 4 + 2 * u64::from(QUEUE);
+        let not_yet = if event_idx { (event_at, [2, 0]) } else { (AVAILABLE, [1, 0]) };
+        rig.put(not_yet.0, &not_yet.1);
+        assert_eq!((ask(&mut rig), ask(&mut rig)), (false, false), "{event_idx}");
+        if !event_idx {
+            rig.put(AVAILABLE, &[0, 0]);
+        }
+        assert!(ask(&mut rig), "{event_idx}");
+        assert_eq!(ask(&mut rig), !event_idx);
+        // And the device: with an index, or a flag.
+        rig.device.set_wants_kicks(0, true);
+        let at = if event_idx { USED + 4 + 8 * u64::from(QUEUE) } else { USED };
+        assert_eq!(rig.get::<2>(at), if event_idx { [4, 0] } else { [0, 0] });
+        rig.device.set_wants_kicks(0, false);
+        assert_eq!(rig.get::<2>(at), if event_idx { [4, 0] } else { [1, 0] });
+    }
+}
+
+/// A chain, what it becomes, and why.
+type Case = (&'static str, fn(&Rig), Result<(), Fault>);
+
+/// Those that a driver can be told of in the status byte are `Ok`.
+const MALFORMED: &[Case] = &[
+    (
+        "a loop of two",
+        |rig| {
+            rig.descriptor(DESCRIPTORS, 0, (HEADER, 16, NEXT, 1));
+            rig.descriptor(DESCRIPTORS, 1, (DATA, 512, NEXT | WRITE, 0));
+        },
+        Err(Fault::Loop),
+    ),
+    ("a loop of one", |rig| rig.descriptor(DESCRIPTORS, 0, (HEADER, 16, NEXT, 0)), Err(Fault::Loop)),
+    (
+        "a descriptor outside the table",
+        |rig| {
+            rig.descriptor(DESCRIPTORS, 0, (HEADER, 16, NEXT, QUEUE));
+        },
+        Err(Fault::Next),
+    ),
+    ("no status", |rig| rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, 512, 0)]), Err(Fault::NoStatus)),
+    ("nothing", |rig| rig.descriptor(DESCRIPTORS, 0, (0, 0, 0, 0)), Err(Fault::NoStatus)),
+    (
+        "a status in the hole",
+        |rig| {
+            rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (2 * MIB, 1, WRITE)]);
+        },
+        Err(Fault::Memory),
+    ),
+    (
+        "a status at the end of all addresses",
+        |rig| {
+            rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (u64::MAX, u32::MAX, WRITE)]);
+        },
+        Err(Fault::Memory),
+    ),
+    (
+        "an indirect table in an indirect table",
+        |rig| {
+            rig.descriptor(DESCRIPTORS, 0, (TABLE, 16, INDIRECT, 0));
+            rig.descriptor(TABLE, 0, (TABLE, 16, INDIRECT, 0));
+        },
+        Err(Fault::Table),
+    ),
+    (
+        "an indirect table behind something else",
+        |rig| {
+            rig.descriptor(DESCRIPTORS, 0, (HEADER, 16, NEXT, 1));
+            rig.descriptor(DESCRIPTORS, 1, (TABLE, 16, INDIRECT, 0));
+        },
+        Err(Fault::Table),
+    ),
+    (
+        "an indirect table that goes on",
+        |rig| {
+            rig.descriptor(DESCRIPTORS, 0, (TABLE, 16, INDIRECT | NEXT, 1));
+        },
+        Err(Fault::Table),
+    ),
+    (
+        "an empty indirect table",
+        |rig| rig.descriptor(DESCRIPTORS, 0, (TABLE, 0, INDIRECT, 0)),
+        Err(Fault::Table),
+    ),
+    (
+        "an indirect table of a part",
+        |rig| {
+            rig.descriptor(DESCRIPTORS, 0, (TABLE, 24, INDIRECT, 0));
+        },
+        Err(Fault::Table),
+    ),
+    (
+        "a huge indirect table",
+        |rig| {
+            rig.descriptor(DESCRIPTORS, 0, (TABLE, !15, INDIRECT, 0));
+        },
+        Err(Fault::Table),
+    ),
+    (
+        "an indirect table in the hole",
+        |rig| {
+            rig.descriptor(DESCRIPTORS, 0, (MIB - 8, 16, INDIRECT, 0));
+        },
+        Err(Fault::Memory),
+    ),
+    (
+        "an indirect table at the end of all addresses",
+        |rig| {
+            rig.descriptor(DESCRIPTORS, 0, (u64::MAX - 7, 32, INDIRECT, 0));
+        },
+        Err(Fault::Memory),
+    ),
+    (
+        "a loop in an indirect table",
+        |rig| {
+            rig.descriptor(DESCRIPTORS, 0, (TABLE, 32, INDIRECT, 0));
+            rig.descriptor(TABLE, 0, (HEADER, 16, NEXT, 1));
+            rig.descriptor(TABLE, 1, (DATA, 512, NEXT, 0));
+        },
+        Err(Fault::Loop),
+    ),
+    (
+        "an indirect descriptor outside its table",
+        |rig| {
+            rig.descriptor(DESCRIPTORS, 0, (TABLE, 32, INDIRECT, 0));
+            rig.descriptor(TABLE, 0, (HEADER, 16, NEXT, 2));
+        },
+        Err(Fault::Next),
+    ),
+    (
+        "data in the hole",
+        |rig| {
+            rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (MIB - 8, 512, WRITE), (STATUS, 1, WRITE)]);
+        },
+        Ok(()),
+    ),
+    (
+        "a header in the hole",
+        |rig| {
+            rig.chain(DESCRIPTORS, 0, &[(MIB - 8, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE)]);
+        },
+        Ok(()),
+    ),
+    (
+        "a short header",
+        |rig| {
+            rig.chain(DESCRIPTORS, 0, &[(HEADER, 15, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE)]);
+        },
+        Ok(()),
+    ),
+    ("no header", |rig| rig.chain(DESCRIPTORS, 0, &[(DATA, 512, WRITE), (STATUS, 1, WRITE)]), Ok(())),
+    (
+        "a header behind the data",
+        |rig| {
+            rig.chain(DESCRIPTORS, 0, &[(DATA, 512, WRITE), (HEADER, 16, 0), (STATUS, 1, WRITE)]);
+        },
+        Ok(()),
+    ),
+    (
+        "more than a request may have",
+        |rig| {
+            let all = [(HEADER, 16, 0), (0, MIB as u32, WRITE)];
+            rig.chain(TABLE, 0, &[&all[..1], &[all[1]; 60], &[(STATUS, 1, WRITE)]].concat());
+            rig.descriptor(DESCRIPTORS, 0, (TABLE, 62 * 16, INDIRECT, 0));
+        },
+        Ok(()),
+    ),
+    (
+        "a huge length",
+        |rig| {
+            rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, u32::MAX, WRITE), (STATUS, 1, WRITE)]);
+        },
+        Ok(()),
+    ),
+    (
+        "half a sector",
+        |rig| {
+            rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, 256, WRITE), (STATUS, 1, WRITE)]);
+        },
+        Ok(()),
+    ),
+];
+
+#[test]
+fn malformed_chains_harm_nobody_else() {
+    for (what, write, expected) in MALFORMED {
+        let mut rig = Rig::new();
+        rig.header(0, 0);
+        write(&rig);
+        rig.offer(0);
+        match expected {
+            Ok(()) => {
+                assert_eq!(rig.take(), Ok(1), "{what}");
+                assert_eq!((rig.status(), rig.used()), (1, (1, 0, 1)), "{what}");
+                // And it goes on.
+                rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE)]);
+                rig.offer(0);
+                assert_eq!(rig.take(), Ok(1), "{what}");
+                assert!(rig.device.poll_request().is_some(), "{what}");
+            }
+            Err(fault) => {
+                assert_eq!(rig.take(), Err(Broken::Chain(*fault)), "{what}");
+                assert_eq!((rig.take(), rig.used().0), (Ok(0), 0), "{what}");
+                rig.device.stop(0);
+                assert_eq!(rig.device.poll_stopped(0), Some(0), "{what}");
+            }
+        }
+        assert!(rig.device.poll_request().is_none());
+    }
+}
+
+#[test]
+fn an_index_that_runs_ahead_and_a_head_outside_the_table_break_the_queue() {
+    let mut rig = Rig::new();
+    rig.put(AVAILABLE + 2, &(QUEUE + 1).to_le_bytes());
+    assert_eq!(rig.take(), Err(Broken::Runaway(QUEUE + 1)));
+    let mut rig = Rig::new();
+    rig.offer(QUEUE);
+    assert_eq!(rig.take(), Err(Broken::Head(QUEUE)));
+}
+
+#[test]
+fn queues_outside_memory_or_of_impossible_sizes_are_refused() {
+    let rig = Rig::new();
+    let good = Layout { size: QUEUE, descriptors: DESCRIPTORS, available: AVAILABLE, used: USED };
+    for (layout, expected) in [
+        (Layout { size: 0, ..good }, Broken::Size(0)),
+        (Layout { size: 12, ..good }, Broken::Size(12)),
+        (Layout { size: 2048, ..good }, Broken::Size(2048)),
+        (Layout { descriptors: DESCRIPTORS + 8, ..good }, Broken::Place),
+        (Layout { available: AVAILABLE + 1, ..good }, Broken::Place),
+        (Layout { used: MIB - 8, ..good }, Broken::Place),
+        (Layout { used: 2 * MIB, ..good }, Broken::Place),
+        (Layout { descriptors: u64::MAX - 15, ..good }, Broken::Place),
+    ] {
+        let mut device = Device::new(info(), DiskId(0), 1);
+        let start = Start::new(0, Arc::clone(&rig.map), layout, 0, info().features());
+        assert_eq!(device.start(start), Err(expected));
+    }
+}
+
+#[test]
+fn a_queue_stops_when_everything_in_it_is_answered() {
+    let mut rig = Rig::new();
+    rig.header(4, 0);
+    rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (STATUS, 1, WRITE)]);
+    rig.offer(0);
+    rig.take().unwrap();
+    rig.offer(0);
+    rig.device.stop(0);
+    assert_eq!((rig.take(), rig.device.poll_stopped(0)), (Ok(0), None));
+    let request = rig.device.poll_request().expect("the first one");
+    rig.answer(&request, Ok(()));
+    assert_eq!(rig.device.poll_stopped(0), Some(1));
+    assert_eq!(rig.device.poll_stopped(0), Some(0), "it is forgotten");
+}
+
+#[test]
+fn what_an_earlier_daemon_left_in_flight_is_done_by_the_next() {
+    let (memory, _file, _) = Inflight::create(1, QUEUE).unwrap();
+    let mut first = Rig::with(info().features(), memory.queue(0, QUEUE));
+    first.header(1, 0);
+    for head in [0, 3] {
+        first.chain(DESCRIPTORS, head, &[(HEADER, 16, 0), (DATA, 512, 0), (STATUS, 1, WRITE)]);
+        first.offer(head);
+    }
+    first.chain(DESCRIPTORS, 6, &[(HEADER, 16, 0), (STATUS, 1, WRITE)]);
+    assert_eq!(first.take(), Ok(2));
+    let (one, two) = (first.device.poll_request().unwrap(), first.device.poll_request().unwrap());
+    first.answer(&one, Ok(()));
+    // The disk is taken away: the guest hears nothing, for somebody else will answer.
+    first.answer(&two, Err(IoError::ShuttingDown));
+    assert_eq!((first.used(), first.status()), ((1, 0, 1), 0));
+    first.device.stop(0);
+    assert!(first.device.poll_stopped(0).is_some());
+
+    let mut next = Device::new(info(), DiskId(3), 8);
+    let layout = Layout { size: QUEUE, descriptors: DESCRIPTORS, available: AVAILABLE, used: USED };
+    let start = Start::new(0, Arc::clone(&first.map), layout, 1, info().features());
+    next.start(Start { inflight: memory.queue(0, QUEUE), ..start }).unwrap();
+    first.device = next;
+    first.put(STATUS, &[0xEE]);
+    assert_eq!(first.take(), Ok(1), "the one in flight, and none twice");
+    let again = first.device.poll_request().unwrap();
+    first.answer(&again, Ok(()));
+    assert_eq!((first.used(), first.status()), ((2, 3, 1), 0));
+    first.offer(0);
+    assert_eq!(first.take(), Ok(1), "and then what is new");
+}
+
+#[test]
+fn requests_that_the_engine_has_not_seen_are_given_up_at_the_end() {
+    let mut rig = Rig::new();
+    rig.header(0, 0);
+    rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE)]);
+    rig.offer(0);
+    rig.take().unwrap();
+    rig.device.abandon(&mut rig.payload);
+    assert!(rig.device.is_idle() && rig.device.held_bytes() == 0 && rig.payload.buffers.is_empty());
+    assert_eq!((rig.device.poll_stopped(0), rig.used().0), (Some(1), 0));
+}
+
+/// Small numbers that are often the same, from a generator that needs no crate.
+fn dice(state: &mut u64, sides: u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 33) % sides
+}
+
+#[test]
+fn whatever_a_driver_writes_only_sensible_requests_come_out() {
+    let (mut requests, mut broken) = (0, 0);
+    for seed in 0..4000 {
+        let mut state = seed;
+        let mut rig = Rig::new();
+        let places =
+            [DATA, HEADER, STATUS, TABLE, SECOND, MIB - 600, 2 * MIB, SECOND + MIB - 512, u64::MAX - 511];
+        for table in [DESCRIPTORS, TABLE] {
+            for index in 0..QUEUE {
+                // Mostly as a driver would: a header, data, a status, and the same again.
+                let (address, len, flags) =
+                    [(HEADER, 16, NEXT), (DATA, 512, NEXT | WRITE), (STATUS, 1, WRITE)]
+                        [usize::from(index % 3)];
+                let odd = |state: &mut u64| dice(state, 12) == 0;
+                let address = if odd(&mut state) { places[dice(&mut state, 9) as usize] } else { address };
+                let lens = [0, 1, 15, 16, 512, 1024, 1 << 19, u32::MAX];
+                let len = if odd(&mut state) { lens[dice(&mut state, 8) as usize] } else { len };
+                let indirect = table == DESCRIPTORS && odd(&mut state);
+                let flags = if odd(&mut state) { dice(&mut state, 8) as u16 } else { flags };
+                let next = if odd(&mut state) { dice(&mut state, 10) as u16 } else { index + 1 };
+                match indirect {
+                    true => {
+                        rig.descriptor(table, index, (TABLE, 16 * dice(&mut state, 9) as u32, INDIRECT, 0))
+                    }
+                    false => rig.descriptor(table, index, (address, len, flags, next)),
+                }
+            }
+        }
+        rig.header([0, 1, 4, 8, 11, 13, 99][dice(&mut state, 7) as usize], dice(&mut state, 2200));
+        for _ in 0..dice(&mut state, u64::from(QUEUE)) {
+            let head = [0, 0, 0, 3, 3, 3, 1, 7][dice(&mut state, 8) as usize];
+            rig.offer(head);
+        }
+        broken += u32::from(rig.take().is_err());
+        while let Some(request) = rig.device.poll_request() {
+            requests += 1;
+            assert!(request.offset + request.len <= info().size_bytes, "seed {seed}: {request:?}");
+            assert_eq!(request.buffer.is_some(), request.op.has_buffer(), "seed {seed}");
+            rig.answer(&request, if seed % 3 == 0 { Err(IoError::Failed) } else { Ok(()) });
+        }
+        rig.device.stop(0);
+        assert!(rig.device.poll_stopped(0).is_some(), "seed {seed}: nothing is in flight");
+        assert!(rig.payload.buffers.is_empty(), "seed {seed}");
+    }
+    assert!(
+        requests > 500 && broken > 500,
+        "{requests} requests, {broken} broken queues: the dice are loaded"
+    );
+}

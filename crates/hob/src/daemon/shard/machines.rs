@@ -1,0 +1,395 @@
+//! The machines that use a shard's disks through vhost-user: whose queues are looked at when, who is told of what.
+//!
+//! A queue whose driver is busy is *polled*: looked at whenever anything happens on the shard, and its driver need not
+//! tell of new chains. Before the shard sleeps, it asks the drivers of polled queues to tell after all, and looks once more.
+//! A queue without anything in flight is then not polled any more, until its driver tells.
+
+use std::os::fd::OwnedFd;
+use std::sync::mpsc;
+
+use hob_engine::Engine;
+use hob_engine::io::Reply;
+use hob_engine::units::{DiskId, Instant, RequestId};
+use hob_frontends::vhost_user::block::Info;
+use hob_frontends::vhost_user::{Device, Start};
+use hob_storage::ring::{Completion, Fd, FdClass, Ring};
+use hob_storage::token::Token;
+
+use super::clients::Gate;
+use super::recorders::Recorders;
+
+pub(super) const KICK: u16 = Token::CALLER + 3;
+pub(super) const SIGNAL: u16 = Token::CALLER + 4;
+
+/// Set in the numbers of machines, to tell them from those of NBD connections.
+const MACHINE: u32 = 1 << 31;
+
+/// What a session asks of its shard.
+#[derive(Debug)]
+pub(crate) enum MachineCall {
+    /// A machine uses a disk.
+    Open {
+        /// Which.
+        disk: DiskId,
+        /// As the machine is to see it.
+        info: Info,
+        /// Its number from now on; dropped if there is no such disk.
+        answer: mpsc::Sender<u16>,
+    },
+    /// Serve a queue.
+    Start {
+        /// Whose.
+        machine: u16,
+        /// All about it.
+        start: Box<Start>,
+        /// Tells of new chains.
+        kick: OwnedFd,
+        /// Is told of answers.
+        call: Option<OwnedFd>,
+    },
+    /// Tell a driver of answers in another way.
+    SetCall {
+        /// Whose.
+        machine: u16,
+        /// Of which queue.
+        queue: u16,
+        /// How.
+        call: Option<OwnedFd>,
+    },
+    /// Serve a queue no more.
+    Stop {
+        /// Whose.
+        machine: u16,
+        /// Which.
+        queue: u16,
+        /// Where it is to begin again, when nothing of it is in flight.
+        answer: mpsc::Sender<u16>,
+    },
+    /// The machine is gone, and all its queues are stopped.
+    Close {
+        /// Which.
+        machine: u16,
+    },
+}
+
+/// The descriptors of a queue in service.
+struct Door {
+    kick: Fd,
+    call: Option<Fd>,
+    /// Tells its operations from those of doors before it.
+    serial: u16,
+    polled: bool,
+    /// The driver is being told, and there are answers since.
+    signalling: bool,
+    signal_again: bool,
+}
+
+struct Machine {
+    device: Device,
+    /// By queue.
+    doors: Vec<Option<Door>>,
+    /// On the list of those with answers to tell of.
+    listed: bool,
+    /// Its disk was taken away; another one may have the same number.
+    gone: bool,
+}
+
+/// All machines, by number.
+#[derive(Default)]
+pub(super) struct Machines {
+    machines: Vec<Option<Machine>>,
+    free: Vec<u16>,
+    /// Machine and queue.
+    polled: Vec<(u16, u16)>,
+    /// Those with answers.
+    answered: Vec<u16>,
+    stops: Vec<(u16, u16, mpsc::Sender<u16>)>,
+    serial: u16,
+}
+
+impl Machines {
+    /// Is it a machine's request?
+    #[inline]
+    pub(super) fn owns(id: RequestId) -> bool {
+        (id.0 >> 32) as u32 & MACHINE != 0
+    }
+
+    fn machine(&mut self, number: u16) -> &mut Machine {
+        self.machines[usize::from(number)].as_mut().expect("machines outlive their requests and calls")
+    }
+
+    /// Carries out what a session wants. A disk that is not served gets no machine.
+    pub(super) fn call(&mut self, call: MachineCall, serves: impl Fn(DiskId) -> bool, ring: &mut Ring) {
+        match call {
+            MachineCall::Open { disk, info, answer } if serves(disk) => {
+                let number = self.free.pop().unwrap_or_else(|| {
+                    self.machines.push(None);
+                    (self.machines.len() - 1) as u16
+                });
+                let device = Device::new(info, disk, MACHINE | u32::from(number));
+                let machine = Machine { device, doors: Vec::new(), listed: false, gone: false };
+                self.machines[usize::from(number)] = Some(machine);
+                if answer.send(number).is_err() {
+                    self.close(number, ring);
+                }
+            }
+            MachineCall::Open { .. } => {}
+            MachineCall::Start { machine, start, kick, call } => {
+                self.start(machine, *start, kick, call, ring)
+            }
+            MachineCall::SetCall { machine, queue, call } => {
+                let call = call.map(|call| ring.attach(call, FdClass::Event));
+                let door = self.machine(machine).doors.get_mut(usize::from(queue)).and_then(Option::as_mut);
+                let old = match door {
+                    Some(door) => std::mem::replace(&mut door.call, call),
+                    None => call,
+                };
+                if let Some(old) = old {
+                    ring.detach_event(old);
+                }
+            }
+            MachineCall::Stop { machine, queue, answer } => {
+                self.machine(machine).device.stop(queue);
+                self.stops.push((machine, queue, answer));
+            }
+            MachineCall::Close { machine } => self.close(machine, ring),
+        }
+    }
+
+    fn start(&mut self, number: u16, start: Start, kick: OwnedFd, call: Option<OwnedFd>, ring: &mut Ring) {
+        self.serial = self.serial.wrapping_add(1);
+        let serial = self.serial;
+        let machine = self.machine(number);
+        let queue = start.queue();
+        if machine.gone {
+            return;
+        }
+        if let Err(broken) = machine.device.start(start) {
+            tracing::warn!(
+                disk = machine.device.disk().0,
+                queue,
+                "a machine's queue is not served: {broken}"
+            );
+            return;
+        }
+        let kick = ring.attach(kick, FdClass::Event);
+        let call = call.map(|call| ring.attach(call, FdClass::Event));
+        ring.await_event(kick_token(number, queue, serial), kick);
+        if machine.doors.len() <= usize::from(queue) {
+            machine.doors.resize_with(usize::from(queue) + 1, || None);
+        }
+        let door = Door { kick, call, serial, polled: true, signalling: false, signal_again: false };
+        machine.doors[usize::from(queue)] = Some(door);
+        // There may be chains in it already.
+        self.polled.push((number, queue));
+    }
+
+    fn close(&mut self, number: u16, ring: &mut Ring) {
+        let machine = self.machine(number);
+        assert!(machine.device.is_idle(), "a machine's queues are stopped before it is closed");
+        for queue in 0..machine.doors.len() {
+            self.close_door(number, queue as u16, ring);
+        }
+        self.machines[usize::from(number)] = None;
+        self.answered.retain(|answered| *answered != number);
+        self.free.push(number);
+    }
+
+    fn close_door(&mut self, number: u16, queue: u16, ring: &mut Ring) {
+        let doors = &mut self.machine(number).doors;
+        let Some(door) = doors.get_mut(usize::from(queue)).and_then(Option::take) else { return };
+        if let (true, Some(call)) = (door.signal_again, door.call) {
+            ring.signal(Token::new(SIGNAL, number, 0), call);
+        }
+        door.call.into_iter().chain([door.kick]).for_each(|fd| ring.detach_event(fd));
+        self.polled.retain(|polled| *polled != (number, queue));
+    }
+
+    /// A disk goes away: what its machines want that has not begun is left to whoever serves it next.
+    pub(super) fn close_all(&mut self, disk: DiskId, ring: &mut Ring) {
+        for machine in self.machines.iter_mut().flatten().filter(|machine| machine.device.disk() == disk) {
+            machine.gone = true;
+            machine.device.abandon(&mut Gate::ungated(ring));
+        }
+    }
+
+    /// An operation on an eventfd ended.
+    pub(super) fn handle_completion(&mut self, completion: &Completion, ring: &mut Ring) {
+        let (token, number) = (completion.token, completion.token.owner());
+        let (queue, serial) = (token.index() as u16, (token.index() >> 16) as u16);
+        let Some(Some(machine)) = self.machines.get_mut(usize::from(number)) else { return };
+        let Some(Some(door)) = machine.doors.get_mut(usize::from(queue)) else { return };
+        if door.serial != serial {
+            return;
+        }
+        if token.kind() == KICK {
+            if completion.result < 0 {
+                // Not to be expected of an eventfd; the queue is looked at for as long as it is busy.
+                tracing::warn!(
+                    disk = machine.device.disk().0,
+                    queue,
+                    "a machine's eventfd cannot be awaited"
+                );
+                return;
+            }
+            ring.await_event(token, door.kick);
+            if !door.polled {
+                door.polled = true;
+                self.polled.push((number, queue));
+            }
+        } else {
+            door.signalling = false;
+            if std::mem::take(&mut door.signal_again) {
+                tell(number, queue, door, ring);
+            }
+        }
+    }
+
+    /// The engine answers.
+    #[inline]
+    pub(super) fn handle_reply(&mut self, reply: &Reply, ring: &mut Ring) {
+        let number = (reply.id.0 >> 32) as u16;
+        let machine = self.machine(number);
+        machine.device.handle_reply(reply, &mut Gate::ungated(ring));
+        if !machine.listed {
+            machine.listed = true;
+            self.answered.push(number);
+        }
+    }
+
+    /// Takes what drivers of polled queues have made available to the engine. False if there is nothing.
+    pub(super) fn pump(
+        &mut self,
+        now: Instant,
+        ring: &mut Ring,
+        engine: &mut Engine,
+        recorders: &mut Recorders,
+        nobody_waits: bool,
+    ) -> bool {
+        let mut progress = false;
+        for at in 0..self.polled.len() {
+            let (number, queue) = self.polled[at];
+            let machine = self.machines[usize::from(number)].as_mut().expect("polled machines exist");
+            let device = &mut machine.device;
+            device.room_again();
+            if device.has_work(queue) {
+                device.set_wants_kicks(queue, false);
+                let mut gate = Gate::new(ring, device.held_bytes(), nobody_waits);
+                match device.take(queue, &mut gate) {
+                    Ok(taken) => progress |= taken > 0,
+                    Err(broken) => {
+                        let disk = device.disk().0;
+                        tracing::warn!(disk, queue, "a machine's queue is served no further: {broken}");
+                    }
+                }
+                if !machine.listed {
+                    // Some are answered at once.
+                    machine.listed = true;
+                    self.answered.push(number);
+                }
+            }
+            progress |= submit(now, &mut machine.device, engine, recorders);
+        }
+        progress
+    }
+
+    /// Tells drivers of answers, and sessions that queues are at rest.
+    pub(super) fn flush(&mut self, ring: &mut Ring) {
+        while let Some(number) = self.answered.pop() {
+            let machine = self.machines[usize::from(number)].as_mut().expect("machines with answers exist");
+            machine.listed = false;
+            while let Some(queue) = machine.device.poll_signal() {
+                if let Some(Some(door)) = machine.doors.get_mut(usize::from(queue)) {
+                    tell(number, queue, door, ring);
+                }
+            }
+        }
+        let mut at = 0;
+        while at < self.stops.len() {
+            let (number, queue, _) = self.stops[at];
+            match self.machine(number).device.poll_stopped(queue) {
+                Some(base) => {
+                    let (_, _, answer) = self.stops.swap_remove(at);
+                    self.close_door(number, queue, ring);
+                    let _ = answer.send(base);
+                }
+                None => at += 1,
+            }
+        }
+    }
+
+    /// Has a driver made something available that nobody was told of?
+    #[inline]
+    pub(super) fn has_work(&self) -> bool {
+        self.polled.iter().any(|(number, queue)| {
+            self.machines[usize::from(*number)]
+                .as_ref()
+                .is_some_and(|machine| machine.device.has_work(*queue))
+        })
+    }
+
+    /// Are there queues to look at?
+    pub(super) fn are_polled(&self) -> bool {
+        !self.polled.is_empty()
+    }
+
+    /// Asks all drivers to tell of new chains. False if there are some already.
+    pub(super) fn prepare_sleep(&mut self) -> bool {
+        let mut at = 0;
+        while at < self.polled.len() {
+            let (number, queue) = self.polled[at];
+            let machine = self.machines[usize::from(number)].as_mut().expect("polled machines exist");
+            machine.device.set_wants_kicks(queue, true);
+            if machine.device.has_work(queue) {
+                return false;
+            }
+            if machine.device.taken(queue) == 0 {
+                if let Some(Some(door)) = machine.doors.get_mut(usize::from(queue)) {
+                    door.polled = false;
+                }
+                self.polled.swap_remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        true
+    }
+}
+
+fn kick_token(number: u16, queue: u16, serial: u16) -> Token {
+    Token::new(KICK, number, u32::from(serial) << 16 | u32::from(queue))
+}
+
+/// Tells a driver of answers, once for all that there are when it looks.
+fn tell(number: u16, queue: u16, door: &mut Door, ring: &mut Ring) {
+    let Some(call) = door.call else { return };
+    if door.signalling {
+        door.signal_again = true;
+        return;
+    }
+    door.signalling = true;
+    ring.signal(Token::new(SIGNAL, number, u32::from(door.serial) << 16 | u32::from(queue)), call);
+}
+
+/// Gives the engine what a device has for it. False if that is nothing.
+fn submit(now: Instant, device: &mut Device, engine: &mut Engine, recorders: &mut Recorders) -> bool {
+    let mut progress = false;
+    let mut recording = recorders.of(device.disk());
+    while let Some(request) = device.poll_request() {
+        if let Err(request) = engine.handle_request(now, request) {
+            device.unpoll_request(request);
+            break;
+        }
+        progress = true;
+        if let (Some(recording), Some((op, offset, len))) = (&mut recording, device.begun_by(&request)) {
+            recording.note_request(op, offset, len);
+        }
+    }
+    progress
+}
+
+impl std::fmt::Debug for Machines {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Machines").field("polled", &self.polled).finish_non_exhaustive()
+    }
+}
