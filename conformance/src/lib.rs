@@ -10,6 +10,7 @@ pub mod authority;
 pub mod data;
 pub mod guest;
 pub mod hob;
+pub mod mounts;
 pub mod nbd_client;
 pub mod process;
 pub mod scratch;
@@ -20,6 +21,7 @@ pub mod vhost_driver;
 
 pub use authority::Authority;
 pub use hob::{Daemon, Hob, Serve};
+pub use mounts::{Loop, Unmount};
 pub use scratch::Scratch;
 pub use tool::Tool;
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use conformance::data::{Noise, assert_same, empty_file};
 use conformance::nbd_client::Client;
-use conformance::{Hob, MIB, Scratch, Serve};
+use conformance::{Hob, MIB, Scratch, Serve, Tool};
 use serde_json::Value;
 
 const SIZE: u64 = 32 * MIB;
@@ -21,6 +21,32 @@ fn lazy(scratch: &Scratch) -> Serve {
         .arg("--mode", "write-back")
         .arg("--dirty-age-max", "0")
         .arg("--dirty-start", "60")
+}
+
+/// Promise 2, for who asks what is allocated: a hole of the backing over which dirty data lies in flash is none.
+#[test]
+fn a_copy_of_a_sparse_disk_has_what_is_dirty() {
+    let scratch = Scratch::new();
+    let hob = lazy(&scratch).start(&scratch);
+    let mut client = hob.connect();
+    let mut image = vec![0; SIZE as usize];
+    let bytes = Noise::new(9).bytes(64 << 10);
+    client.write(MIB, &bytes).unwrap();
+    image[MIB as usize..][..bytes.len()].copy_from_slice(&bytes);
+    assert!(dirty(&hob) > 0);
+    let copy = || {
+        let _ = std::fs::remove_file(scratch.path("copy"));
+        Tool::new("nbdcopy").args([&hob.uri(), &scratch.text("copy")]).run();
+        std::fs::read(scratch.path("copy")).unwrap()
+    };
+    assert_same(&copy(), &image, 0, "while it is dirty");
+    hob.ctl(&["drain", "disk"]);
+    assert_eq!(dirty(&hob), 0);
+    // Now the backing knows its holes, and is believed.
+    let map = Tool::new("nbdinfo").args(["--map", &hob.uri()]).run();
+    assert!(map.contains("hole"), "{map}");
+    assert_same(&copy(), &image, 0, "when it is clean");
+    hob.stop();
 }
 
 #[track_caller]

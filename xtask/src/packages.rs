@@ -39,6 +39,9 @@ const PACKAGES: &[Package] = &[
     Package { name: "kmod", shown_by: &["modprobe"] },
     Package { name: "util-linux", shown_by: &["setpriv", "mkswap"] },
     Package { name: "bsdutils", shown_by: &["script"] },
+    Package { name: "mount", shown_by: &["mount", "umount", "losetup"] },
+    Package { name: "xfsprogs", shown_by: &["mkfs.xfs", "xfs_repair"] },
+    Package { name: "qemu-system-common", shown_by: &["qemu-storage-daemon"] },
 ];
 
 /// Installs what is missing, when that is possible; otherwise says what is missing and goes on, for

@@ -131,6 +131,12 @@ pub struct Disk {
     /// Further NBD exports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exports: Vec<Export>,
+    /// The file that it is, for programs that open files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuse: Option<String>,
+    /// Why it is not that file now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuse_reason: Option<String>,
     /// The recording of its requests that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<Recording>,
@@ -273,7 +279,7 @@ pub struct DevicePatch {
 }
 
 /// `POST /v1/disks`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskAdd {
     /// Its name.
@@ -290,6 +296,10 @@ pub struct DiskAdd {
     /// Absolute path of a socket at which a machine uses the disk through vhost-user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<String>,
+    /// A path on this host at which it is to be a file, for programs that open files: an existing regular file, which is covered,
+    /// or a name in a directory that exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuse: Option<String>,
 }
 
 /// What a pool is after a change.
@@ -358,6 +368,8 @@ mod tests {
                 }),
             }),
             exports: vec![],
+            fuse: Some("/run/vm1.img".into()),
+            fuse_reason: Some("in use".into()),
             recording: Some(Recording { requests: 7, dropped: 1 }),
         };
         let text = serde_json::to_string(&disk).unwrap();

@@ -1,10 +1,11 @@
 //! `cargo xtask bench data-path`: what hob's data path costs when every read is a hit.
 //!
-//! Two settings, because they answer different questions. *Device-bound*: data and pool lie on a
+//! Several settings, because they answer different questions. *Device-bound*: data and pool lie on a
 //! disk and are opened with O_DIRECT; hob is compared with `qemu-nbd` on a copy of the same data,
 //! and both with fio on the bare file. *Software-bound*: data and pool lie in memory (tmpfs), so
 //! that only software is measured; hob is compared with `nbdkit`, with and without its cache. *Write-back*: writes that
-//! flash takes, against the same writes to a file on the same disk.
+//! flash takes, against the same writes to a file on the same disk. *A file*: the device-bound setting through FUSE, against
+//! `qemu-storage-daemon`.
 //!
 //! All servers of a setting run at the same time; each round measures every workload on every
 //! server, one after the other, in an order that rotates. The result is the median over the rounds.
@@ -18,7 +19,7 @@ use tempfile::TempDir;
 
 use super::fio::{self, Workload};
 use super::report::{Bar, Limit, Measure, Report, Run, Setting};
-use super::server::{HOB, Server};
+use super::server::{HOB, QEMU_FUSE, Server};
 use crate::packages;
 use crate::shell::{self, Interrupt};
 
@@ -104,6 +105,13 @@ const VHOST_USER_BARS: [Bar; 6] = [
     Bar { workload: DEPTH_64, measure: Measure::Cpu, against: "storage-daemon", limit: Limit::AtMost(0.9) },
 ];
 
+/// What a disk that is a file must reach against the same of qemu-storage-daemon.
+const FUSE_BARS: [Bar; 3] = [
+    Bar { workload: DEPTH_16, measure: Measure::Iops, against: QEMU_FUSE, limit: Limit::AtLeast(1.0) },
+    Bar { workload: DEPTH_64, measure: Measure::Iops, against: QEMU_FUSE, limit: Limit::AtLeast(1.0) },
+    Bar { workload: DEPTH_16, measure: Measure::Cpu, against: QEMU_FUSE, limit: Limit::AtMost(1.0) },
+];
+
 /// Share of a warm-up pass that must be hits before anything is measured.
 const WARM_MIN: f64 = 0.999;
 /// Passes a warm-up may take.
@@ -147,6 +155,8 @@ enum Which {
     WriteBack,
     /// Data and pool on a disk, through vhost-user-blk
     VhostUser,
+    /// The disk a file, data and pool on a disk
+    Fuse,
 }
 
 struct Bench {
@@ -191,6 +201,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if wanted(Which::VhostUser) {
         let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
         report.settings.push(bench.vhost_user(&dir)?);
+    }
+    if wanted(Which::Fuse) {
+        let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
+        report.settings.push(bench.fuse(&dir)?);
     }
     println!("\n{report}");
     if let Some(path) = &arguments.json {
@@ -289,6 +303,27 @@ impl Bench {
         ];
         let runs = self.rounds(&servers, &WRITES, size)?;
         Ok(Setting { name: "write-back", size, seconds: self.seconds, runs, bars: &WRITE_BARS })
+    }
+
+    /// Disks that are files. All of them are opened with O_DIRECT and asked by libaio.
+    fn fuse(&self, dir: &Path) -> Result<Setting> {
+        if !packages::present("qemu-storage-daemon") {
+            bail!("qemu-storage-daemon is not installed; `cargo xtask install` does that");
+        }
+        let scratch = scratch(dir)?;
+        let size = if self.quick { 64 } else { 512 } * MIB;
+        println!("a file: {} MiB in {}", size / MIB, scratch.path().display());
+        let [data, copy, bare] = ["data", "copy", "bare"].map(|name| scratch.path().join(name));
+        for file in [&data, &copy, &bare] {
+            noise_file(file, size, 1);
+        }
+        let servers = [
+            Server::hob_fuse(&self.hob, scratch.path(), &data, cache_bytes(size), &self.interrupt)?,
+            Server::qemu_fuse(scratch.path(), &copy, &self.interrupt)?,
+            Server::bare(&bare),
+        ];
+        let runs = self.measure(&servers, &WORKLOADS, size)?;
+        Ok(Setting { name: "a file", size, seconds: self.seconds, runs, bars: &FUSE_BARS })
     }
 
     fn measure(&self, servers: &[Server], workloads: &[Workload], size: u64) -> Result<Vec<Run>> {

@@ -34,6 +34,9 @@ pub(crate) enum Target {
     File(String),
     /// A socket that speaks vhost-user-blk, which is not fio's matter.
     VhostUser(PathBuf),
+    /// A file that a server has mounted, opened with O_DIRECT. FUSE does not know io_uring's way of not waiting, which would
+    /// hand each request to a thread.
+    Mounted(String),
 }
 
 /// What one run showed.
@@ -91,6 +94,9 @@ fn call(
             command.args(["--ioengine=io_uring", "--direct=1", &format!("--filename={path}")])
         }
         Target::VhostUser(_) => unreachable!("done without fio"),
+        Target::Mounted(path) => {
+            command.args(["--ioengine=libaio", "--direct=1", &format!("--filename={path}")])
+        }
     };
     let mut fio = Process::start("fio", &mut command).context("start fio")?;
     let output = fio.finish(time_max);

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use conformance::Unmount;
 use conformance::process::{Process, descendants};
 use conformance::stats::Stats;
 
@@ -26,10 +27,15 @@ pub(crate) struct Server {
     process: Option<Process>,
     /// hob's binary and control address, when this is hob.
     control: Option<(PathBuf, String)>,
+    /// Takes a file away that a process which is killed leaves behind; dropped after the process.
+    unmount: Option<Unmount>,
 }
 
 /// The name of the server everything else is compared with.
 pub(crate) const HOB: &str = "hob";
+
+/// The name of qemu-storage-daemon, whose disks are files as hob's are.
+pub(crate) const QEMU_FUSE: &str = "qemu fuse";
 
 impl Server {
     /// `hob serve` with everything in `dir`: the disk `data`, a pool that holds all of it and more.
@@ -150,10 +156,60 @@ impl Server {
         Self::start(name, &mut command, &socket, "", interrupt)
     }
 
+    /// As [`Server::hob`], its disk a file.
+    pub(crate) fn hob_fuse(
+        binary: &Path,
+        dir: &Path,
+        data: &Path,
+        cache_bytes: u64,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let file = dir.join("hob.img");
+        let (socket, control) = (dir.join("hob.sock"), dir.join("hob.ctl"));
+        let control = format!("unix:{}", control.display());
+        let mut command = Command::new(binary);
+        command.arg("serve").arg("--disk").arg(data).arg("--pool").arg(dir.join("hob.pool"));
+        command.args(["--size", &cache_bytes.to_string(), "--block-size", "4K"]).arg("--fuse").arg(&file);
+        command.arg("--listen").arg(format!("unix:{}", socket.display())).args(["--control", &control]);
+        // It is mounted before NBD clients are let in.
+        let mut server = Self::mounted(HOB, &mut command, &file, &socket, interrupt)?;
+        server.control = Some((binary.to_owned(), control));
+        Ok(server)
+    }
+
+    /// `qemu-storage-daemon` with O_DIRECT and io_uring on `data`, exported as a file.
+    pub(crate) fn qemu_fuse(dir: &Path, data: &Path, interrupt: &Interrupt) -> Result<Self> {
+        let (file, pid) = (dir.join("qemu.img"), dir.join("qemu.pid"));
+        fs::write(&file, []).context("make a file to mount on")?;
+        let mut command = Command::new("/usr/bin/env");
+        command.arg("qemu-storage-daemon").arg("--pidfile").arg(&pid);
+        let blockdev = "driver=file,node-name=data,cache.direct=on,aio=io_uring,filename=";
+        command.arg("--blockdev").arg(format!("{blockdev}{}", data.display()));
+        let export = "type=fuse,id=export,node-name=data,writable=on,mountpoint=";
+        command.arg("--export").arg(format!("{export}{}", file.display()));
+        // Its process number is the last thing that it writes before it serves.
+        Self::mounted(QEMU_FUSE, &mut command, &file, &pid, interrupt)
+    }
+
+    /// A server that mounts `file`, and has done so when `sign` is there.
+    fn mounted(
+        name: &'static str,
+        command: &mut Command,
+        file: &Path,
+        sign: &Path,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let unmount = Unmount::at(file);
+        let mut server = Self::start(name, command, sign, "", interrupt)?;
+        server.target = Target::Mounted(file.display().to_string());
+        server.unmount = Some(unmount);
+        Ok(server)
+    }
+
     /// `data` itself, without any server.
     pub(crate) fn bare(data: &Path) -> Self {
         let target = Target::File(data.display().to_string());
-        Self { name: "bare file", target, process: None, control: None }
+        Self { name: "bare file", target, process: None, control: None, unmount: None }
     }
 
     fn start(
@@ -176,7 +232,7 @@ impl Server {
             std::thread::sleep(Duration::from_millis(10));
         }
         let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
-        Ok(Self { name, target: Target::Uri(uri), process: Some(process), control: None })
+        Ok(Self { name, target: Target::Uri(uri), process: Some(process), control: None, unmount: None })
     }
 
     /// CPU time of the server and everything it started, all threads, user and system.

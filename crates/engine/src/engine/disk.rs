@@ -158,6 +158,13 @@ impl Disk {
         }
     }
 
+    /// Does the backing have everything that was acknowledged? No wherever that is not certain.
+    pub(super) fn backing_has_all(&self) -> bool {
+        let is_settled = self.coming.is_none() && self.opening.is_none() && self.changes.is_empty();
+        let is_clean = self.cache.as_ref().is_none_or(|cache| cache.index.dirty_sectors() == 0);
+        is_settled && is_clean && self.lost.is_empty()
+    }
+
     /// Counts an answered request.
     pub(super) fn record(&mut self, now: Instant, arrived: Instant, request: &Request, outcome: Outcome) {
         let at = Instant(now - self.stats_since);

@@ -433,6 +433,12 @@ impl Engine {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.snapshot(now))
     }
 
+    /// Does a disk's backing have everything that was acknowledged? Otherwise what it says of its holes does not hold for
+    /// the disk.
+    pub fn backing_has_all(&self, disk: DiskId) -> bool {
+        self.disks.get(disk.0 as usize).and_then(Option::as_ref).is_some_and(|disk| disk.backing_has_all())
+    }
+
     /// What a disk was asked for until now.
     pub fn histograms(&self, disk: DiskId) -> Option<&Histograms> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| &*disk.histograms)

@@ -31,6 +31,10 @@ pub(crate) enum Disk {
         /// Make this socket, at which a machine uses the disk through vhost-user-blk
         #[arg(long, value_name = "PATH")]
         vhost_user: Option<String>,
+        /// Make the disk a file too, for loop devices and other programs that open files: an existing regular
+        /// file, which is covered for as long as the disk is served, or a new name
+        #[arg(long, value_name = "PATH")]
+        fuse: Option<String>,
     },
     /// Stop serving a disk, once its dirty data is on the backing; its data stays there
     Remove {
@@ -67,10 +71,10 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let disk = ask(global, async |client| client.disk(&disk).await)?;
             return print(global.output, &disk, show);
         }
-        Disk::Add { name, backing, read_only, datastore, vhost_user } => {
+        Disk::Add { name, backing, read_only, datastore, vhost_user, fuse } => {
             let backing = if is_uri(&backing) { backing } else { absolute(backing) };
-            let vhost_user = vhost_user.map(absolute);
-            let add = DiskAdd { name, backing, read_only, datastore, vhost_user };
+            let (vhost_user, fuse) = (vhost_user.map(absolute), fuse.map(absolute));
+            let add = DiskAdd { name, backing, read_only, datastore, vhost_user, fuse };
             ask(global, async |client| client.disk_add(&add).await)?
         }
         Disk::Event { disk, event } => converse(global, async |client| {
@@ -147,6 +151,8 @@ fn show(disk: &DiskInfo) -> String {
     ];
     facts.extend(disk.vhost_user.clone().map(|path| ("vhost-user", path)));
     facts.extend(disk.exports.iter().map(|export| ("export", super::export::words_of(export))));
+    facts.extend(disk.fuse.clone().map(|path| ("file", path)));
+    facts.extend(disk.fuse_reason.clone().map(|reason| ("file reason", reason)));
     facts.extend(disk.reason.clone().map(|reason| ("reason", reason)));
     match &disk.cache {
         None => facts.push(("cache", "off".to_owned())),

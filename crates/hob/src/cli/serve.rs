@@ -44,6 +44,10 @@ pub(crate) struct Serve {
     /// cn:COMMON-NAME, san:DNS-NAME or psk:NAME; may be given more than once
     #[arg(long, value_name = "CLIENT")]
     allow: Vec<ClientMatch>,
+    /// Make the disk a file too, for loop devices and other programs that open files: an existing regular file,
+    /// which is covered until hob ends, or a new name
+    #[arg(long, value_name = "PATH")]
+    fuse: Option<String>,
     /// Name of the export
     #[arg(long, default_value = "disk")]
     name: String,
@@ -99,8 +103,9 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
             name: args.name,
             backing: args.disk,
             read_only: args.read_only,
-            datastore: None,
             vhost_user: args.vhost_user.map(absolute),
+            fuse: args.fuse.map(absolute),
+            ..DiskAdd::default()
         },
         cache,
         force: args.force,

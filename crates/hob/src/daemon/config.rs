@@ -119,6 +119,8 @@ pub(crate) struct DiskEntry {
     /// Further exports.
     #[serde(default, rename = "export")]
     pub(crate) exports: Vec<Export>,
+    /// The file that it is to be.
+    pub(crate) fuse: Option<String>,
     /// What it is due: rules, or a storage policy.
     pub(crate) qos: Option<QosPatch>,
 }
@@ -305,6 +307,7 @@ mod tests {
             name = "d"
             backing = "/d.img"
             vhost_user = "/run/d.sock"
+            fuse = "/run/d.img"
             datastore = "array"
             qos = { policy = "gold" }
             [[disk.export]]
@@ -345,6 +348,7 @@ mod tests {
         assert_eq!(config.disks[0].qos.as_ref().unwrap().policy.as_deref(), Some("gold"));
         let backup = Export { name: "d-backup".into(), read_only: true, no_promote: true };
         assert_eq!(config.disks[0].exports, [backup]);
+        assert_eq!(config.disks[0].fuse.as_deref(), Some("/run/d.img"));
     }
 
     #[test]

@@ -296,7 +296,10 @@ impl State {
                 let _ = answer.send(Ok(()));
             }
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
-            ShardCall::Attach { .. } | ShardCall::CloseExport { .. } | ShardCall::Machine(_) => {}
+            ShardCall::Attach { .. }
+            | ShardCall::AttachFile { .. }
+            | ShardCall::CloseExport { .. }
+            | ShardCall::Machine(_) => {}
             ShardCall::Stop { answer } => {
                 let _ = answer.send(Ok(()));
             }

@@ -19,6 +19,7 @@ mod events;
 mod explain;
 mod export;
 mod fencing;
+mod files;
 mod fit;
 mod flash;
 mod journal_lost;
@@ -54,6 +55,7 @@ use tracing::Instrument as _;
 use super::config::Config;
 use super::exports::Exports;
 use super::hardware::BackingOptions;
+use super::mount::Mount;
 use super::shard_api::{PATIENCE, ShardHandle};
 use super::state::{CacheSpec, DiskState, PoolState, State, StateError, Store};
 use super::tape::Counter;
@@ -162,6 +164,10 @@ struct DiskEntry {
     offline_reason: Option<String>,
     /// Why the cache is not as wanted.
     cache_reason: Option<String>,
+    /// Its file, while it is mounted.
+    mount: Option<Mount>,
+    /// Why it is no file, where it should be one.
+    file_reason: Option<String>,
     /// What is being done to it.
     busy: Option<&'static str>,
     /// The recording of its requests that is under way, if one is.

@@ -11,6 +11,7 @@ pub(crate) mod http;
 pub(crate) mod listen;
 mod manager;
 pub(crate) mod metrics;
+mod mount;
 mod notify;
 pub(crate) mod power_cut;
 #[cfg(feature = "psk")]

@@ -18,6 +18,7 @@ use hob_engine::sizing::Sizing;
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{DeviceId, DiskId, Instant};
 use hob_engine::vscsi::Histograms;
+use hob_frontends::fuse::Attributes;
 use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
@@ -32,7 +33,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Where a shard puts the answer to a call. Dropping it says that the shard is gone.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
-/// A question or an instruction to a shard. Each is answered once; [`ShardCall::Attach`], [`ShardCall::CloseExport`], [`ShardCall::Control`] and
+/// A question or an instruction to a shard. Each is answered once; [`ShardCall::Attach`], [`ShardCall::AttachFile`],
+/// [`ShardCall::CloseExport`], [`ShardCall::Control`] and
 /// [`ShardCall::EndRecording`] never.
 #[derive(Debug)]
 pub(crate) enum ShardCall {
@@ -184,6 +186,17 @@ pub(crate) enum ShardCall {
     },
     /// A machine that speaks vhost-user.
     Machine(MachineCall),
+    /// The kernel has mounted a disk as a file.
+    AttachFile {
+        /// Which disk.
+        id: DiskId,
+        /// The connection, not blocking.
+        device: OwnedFd,
+        /// As programs see it.
+        file: Attributes,
+        /// Changes are refused.
+        read_only: bool,
+    },
     /// An export is gone: close its connections.
     CloseExport {
         /// Of which disk.
@@ -450,6 +463,17 @@ impl ShardHandle {
             promote,
             place,
         })
+    }
+
+    /// Hands over a file that the kernel has mounted.
+    pub(crate) fn attach_file(
+        &self,
+        id: DiskId,
+        device: OwnedFd,
+        file: Attributes,
+        read_only: bool,
+    ) -> Result<(), ShardError> {
+        self.send(ShardCall::AttachFile { id, device, file, read_only })
     }
 
     /// Closes the connections to an export.

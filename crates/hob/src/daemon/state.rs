@@ -90,6 +90,9 @@ pub(crate) struct DiskState {
     /// Further exports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) exports: Vec<Export>,
+    /// The file that it is to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fuse: Option<String>,
 }
 
 impl DiskState {
@@ -104,6 +107,7 @@ impl DiskState {
             qos: None,
             exports: Vec::new(),
             vhost_user: None,
+            fuse: None,
         }
     }
 }

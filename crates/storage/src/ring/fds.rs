@@ -19,6 +19,9 @@ pub enum FdClass {
     Socket,
     /// An eventfd, which somebody else has too.
     Event,
+    /// A character device whose messages its user reads and writes itself, without waiting: the ring says when one is
+    /// there, and nothing else.
+    Device,
 }
 
 /// A descriptor that a ring keeps. Cheap to copy; valid until [`Ring::detach`](super::Ring::detach).

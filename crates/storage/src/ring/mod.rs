@@ -240,11 +240,24 @@ impl Ring {
         }
     }
 
-    /// Ends a socket's traffic in both directions: its operations complete, early or with an error.
+    /// Ends a socket's traffic in both directions: its operations complete, early or with an error. For a
+    /// [`FdClass::Device`], ends a wait for messages.
     pub fn shutdown(&mut self, fd: Fd) {
+        if self.entry_mut(fd).class == FdClass::Device {
+            return self.end_wait(fd);
+        }
         let entry = self.entry_mut(fd);
         let file = entry.file.as_ref().expect("an entry in use has a file");
         let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
+    }
+
+    fn end_wait(&mut self, fd: Fd) {
+        let waits = |op: &Op| op.fd == fd && matches!(op.work, Work::Readable);
+        let Some(op) = self.ops.iter().position(waits) else { return };
+        match &mut self.driver {
+            Driver::Uring(uring) => uring.cancel(op as u32),
+            Driver::Threads(threads) => threads.end_wait(fd.index),
+        }
     }
 
     /// The descriptor itself, for options and the like.
@@ -315,6 +328,13 @@ impl Ring {
     pub fn recv_into(&mut self, token: Token, fd: Fd, slice: BufferSlice) {
         self.arena_mut().pin(slice, Traffic::KernelWrites);
         self.start(token, fd, Work::RecvInto(slice));
+    }
+
+    /// Waits until a [`FdClass::Device`] has a message, or an error to tell. Result: not negative; ECANCELED after
+    /// [`Ring::shutdown`]. One at a time.
+    pub fn readable(&mut self, token: Token, fd: Fd) {
+        assert!(self.entry_mut(fd).class == FdClass::Device, "only devices are waited for");
+        self.start(token, fd, Work::Readable);
     }
 
     /// Sends everything in `gather`. Result: bytes. `gather` comes back with the completion.
@@ -497,7 +517,7 @@ impl Ring {
         let arena = &mut self.arena;
         let returned = match std::mem::replace(&mut op.work, Work::Vacant) {
             Work::Vacant => unreachable!("an operation completes once"),
-            Work::Fsync | Work::Fallocate { .. } | Work::Signal => Returned::None,
+            Work::Fsync | Work::Fallocate { .. } | Work::Signal | Work::Readable => Returned::None,
             Work::AwaitEvent => {
                 if let Some(event) = self.fds[usize::from(fd.index)].file.as_ref().filter(|_| result == 0) {
                     op::clear_event(event);
@@ -536,9 +556,16 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        for entry in &self.fds {
-            if let (FdClass::Socket, Some(file)) = (entry.class, &entry.file) {
-                let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
+        for index in 0..self.fds.len() {
+            let entry = &self.fds[index];
+            match (entry.class, &entry.file) {
+                (FdClass::Socket, Some(file)) => {
+                    let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
+                }
+                (FdClass::Device, Some(_)) => {
+                    self.end_wait(Fd { index: index as u16, generation: entry.generation });
+                }
+                _ => {}
             }
         }
         if let Driver::Threads(threads) = &mut self.driver {

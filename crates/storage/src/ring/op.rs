@@ -99,6 +99,7 @@ pub(super) enum Work {
     Fallocate { mode: i32, offset: u64, len: u64 },
     Recv(RxBuf),
     RecvInto(BufferSlice),
+    Readable,
     Send { gather: Gather, message: Box<Message>, total: usize },
     AwaitEvent,
     Signal,
@@ -145,6 +146,8 @@ pub(super) enum Attempt {
     Poll,
     /// Adds one to an eventfd.
     Signal,
+    /// Wait until it can be read from.
+    Readable,
 }
 
 /// What an attempt's result means.
@@ -220,6 +223,7 @@ impl Op {
                 Attempt::Write { from: to, len, offset: *offset + u64::from(done), durability: *durability }
             }
             Work::Fsync => Attempt::Fsync,
+            Work::Readable => Attempt::Readable,
             Work::Fallocate { mode, offset, len } => {
                 Attempt::Fallocate { mode: *mode, offset: *offset, len: *len }
             }
@@ -259,7 +263,7 @@ impl Op {
         let moved = result as u32;
         match &mut self.work {
             Work::Vacant => unreachable!("only an operation in flight is judged"),
-            Work::Fsync | Work::Fallocate { .. } => Verdict::Ended(result),
+            Work::Fsync | Work::Fallocate { .. } | Work::Readable => Verdict::Ended(result),
             Work::AwaitEvent | Work::Signal => Verdict::Ended(0),
             Work::Recv(rx) => {
                 rx.filled += moved as usize;

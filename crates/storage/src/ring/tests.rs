@@ -409,3 +409,33 @@ fn an_event_that_nobody_reads_holds_nothing_up() {
         assert_eq!(next(ring).result, -libc::ECANCELED);
     });
 }
+
+#[test]
+fn devices_are_waited_for_and_waits_end() {
+    with_both(|ring| {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let fd = ring.attach(read, FdClass::Device);
+        for round in 0..3 {
+            ring.readable(token(round), fd);
+            idle(ring, Duration::from_millis(10));
+            rustix::io::write(&write, b"x").unwrap();
+            let completion = next(ring);
+            assert_eq!(completion.token, token(round));
+            assert!(completion.result > 0, "{completion:?}");
+            let mut byte = [0];
+            rustix::io::read(ring.borrow(fd), &mut byte).unwrap();
+        }
+        // Something is there already.
+        rustix::io::write(&write, b"y").unwrap();
+        ring.readable(token(7), fd);
+        assert!(next(ring).result > 0);
+        rustix::io::read(ring.borrow(fd), &mut [0]).unwrap();
+        ring.readable(token(8), fd);
+        idle(ring, Duration::from_millis(5));
+        ring.shutdown(fd);
+        assert_eq!(next(ring).result, -libc::ECANCELED);
+        ring.detach(fd);
+        // Nobody holds the other end any more.
+        assert!(rustix::io::write(&write, b"z").is_err());
+    });
+}

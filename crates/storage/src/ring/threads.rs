@@ -116,7 +116,9 @@ impl Threads {
         let fd = entry.raw();
         let waiting = &mut self.sockets[usize::from(index)];
         let slot = match attempt {
-            Attempt::Recv { .. } | Attempt::RecvAll { .. } | Attempt::Poll => &mut waiting.receive,
+            Attempt::Recv { .. } | Attempt::RecvAll { .. } | Attempt::Poll | Attempt::Readable => {
+                &mut waiting.receive
+            }
             Attempt::Send { .. } | Attempt::SendMessage(_) | Attempt::Signal => &mut waiting.send,
             _ => return self.queue(Job { op, fd, attempt }),
         };
@@ -171,6 +173,12 @@ impl Threads {
         }
         drop(queue);
         self.shared.work.notify_one();
+    }
+
+    /// Ends the wait for a message.
+    pub(super) fn end_wait(&mut self, index: u16) {
+        let waiting = self.sockets[usize::from(index)].receive.take();
+        self.ended.extend(waiting.map(|op| Ended { op, result: -libc::ECANCELED, more_to_receive: false }));
     }
 
     pub(super) fn wait(&mut self, _spin: Duration, timeout: Option<Duration>) -> io::Result<()> {
@@ -307,10 +315,22 @@ fn run(fd: RawFd, attempt: Attempt) -> i32 {
                 1 => libc::write(fd, 1u64.to_ne_bytes().as_ptr().cast(), 8),
                 not_now => not_now,
             },
+            Attempt::Readable => return readable(fd),
         }
     };
     match result {
         -1 => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
         moved => moved as i32,
+    }
+}
+
+/// Is there a message, or an error to tell?
+fn readable(fd: RawFd) -> i32 {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, which outlives the call.
+    match unsafe { libc::poll(&raw mut poll, 1, 0) } {
+        -1 => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+        0 => -libc::EAGAIN,
+        _ => i32::from(poll.revents),
     }
 }

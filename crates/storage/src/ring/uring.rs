@@ -158,6 +158,7 @@ impl Uring {
                 }
                 opcode::Write::new(fd, from, len).offset(offset).rw_flags(flags).build()
             }
+            Attempt::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
             Attempt::Fsync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             Attempt::Fallocate { mode, offset, len } => {
                 opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
@@ -303,7 +304,7 @@ impl Uring {
         }
     }
 
-    /// Asks the kernel to end an operation.
+    /// Asks the kernel to end one operation.
     pub(super) fn cancel(&mut self, op: u32) {
         self.push(opcode::AsyncCancel::new(u64::from(op)).build().user_data(CANCEL));
     }

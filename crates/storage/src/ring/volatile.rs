@@ -58,6 +58,7 @@ impl Ring {
             Work::Vacant
             | Work::Recv(_)
             | Work::RecvInto(_)
+            | Work::Readable
             | Work::Send { .. }
             | Work::AwaitEvent
             | Work::Signal => {

@@ -85,13 +85,8 @@ fn a_client_can_do_everything() {
         assert_eq!((pool.devices[1].admission, pool.free), (Admission::Out, Size(4 * MIB)));
         client.device_remove("p", &odd).await.unwrap();
         std::fs::File::create(dir.join("vm.img")).unwrap().set_len(8 * MIB).unwrap();
-        let add = DiskAdd {
-            name: "vm".into(),
-            backing: path("vm.img"),
-            read_only: false,
-            datastore: None,
-            vhost_user: None,
-        };
+        let add =
+            DiskAdd { name: "vm".into(), backing: path("vm.img"), read_only: false, ..DiskAdd::default() };
         assert_eq!(client.disk_add(&add).await.unwrap().disk.unwrap().size, Size(8 * MIB));
         let enable =
             CacheEnable { pool: "p".into(), size: Size(2 * MIB), settings: CacheSettings::default() };

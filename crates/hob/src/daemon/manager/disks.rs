@@ -72,9 +72,13 @@ impl Manager {
         if let Some(path) = &add.vhost_user {
             check_path(path).map_err(Refusal::invalid)?;
         }
+        if let Some(path) = &add.fuse {
+            self.check_file(path)?;
+        }
         let wanted = DiskState {
             datastore: add.datastore,
             vhost_user: add.vhost_user,
+            fuse: add.fuse,
             ..DiskState::new(name.clone(), add.backing, add.read_only)
         };
         self.add_state(wanted).await
@@ -92,12 +96,42 @@ impl Manager {
                 return Err(refusal);
             }
         };
+        if let Err(refusal) = self.show_file(&name).await {
+            self.take_back(&name).await;
+            return Err(refusal);
+        }
         self.inner().disks_removed.retain(|removed| *removed != name);
         self.finish_disk(&name, claim, notes).await
     }
 
+    /// Takes a disk back that was added and cannot be all that was asked for.
+    async fn take_back(self: &Arc<Self>, name: &str) {
+        self.exports.remove_disk(name);
+        if let Ok((shard, id)) = self.shard_of(name)
+            && let Err(error) = shard.remove_disk(id).await
+        {
+            tracing::warn!("{name}: {error}");
+        }
+        self.inner().disks.remove(name);
+    }
+
     async fn remove(self: &Arc<Self>, name: &str, dirty: OnDirty) -> Result<DiskChanged, Refusal> {
         let claim = self.claim_disk(name, "removed")?;
+        self.hide_file(name).await?;
+        let removed = self.remove_hidden(name, dirty, claim).await;
+        if removed.is_err() && self.inner().disk(name).is_ok_and(|disk| disk.shard().is_ok()) {
+            // It stays, and so does its file.
+            let _ = self.show_file(name).await;
+        }
+        removed
+    }
+
+    async fn remove_hidden(
+        self: &Arc<Self>,
+        name: &str,
+        dirty: OnDirty,
+        claim: Claim,
+    ) -> Result<DiskChanged, Refusal> {
         let mut notes = Vec::new();
         let cache = self.inner().disk(name)?.cache().cloned();
         if dirty == OnDirty::Discard && cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
@@ -175,6 +209,8 @@ impl Manager {
             retry_after: None,
             offline_reason: None,
             cache_reason: None,
+            mount: None,
+            file_reason: None,
             busy,
             recording: Counter::default(),
         };
@@ -196,6 +232,7 @@ impl Manager {
             let disk = inner.disk(name)?;
             (disk.wanted.clone(), disk.id)
         };
+        self.clear_stale_file(name).await?;
         let options = self.backing_options.clone();
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
@@ -289,6 +326,9 @@ impl Manager {
         let coming = match self.open_disk(name, Open::AtOnce).await {
             Ok((notes, coming)) => {
                 notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
+                if let Err(refusal) = self.show_file(name).await {
+                    tracing::error!("{name} is no file: {refusal}; it is tried again every few seconds");
+                }
                 coming
             }
             Err(refusal) => return self.note_offline(name, &refusal),

@@ -73,6 +73,9 @@ impl Manager {
             let manager = self.clone();
             tokio::spawn(async move { manager.flee(device).await });
         }
+        for name in self.without_file() {
+            tokio::spawn(self.clone().show_file_again(name));
+        }
         // A cache that was being changed when room came up missed it.
         for name in roomy {
             let manager = self.clone();

@@ -169,6 +169,7 @@ impl Manager {
                 if drain {
                     manager.drain_at_end(&name).await;
                 }
+                manager.hide_file_at_end(&name).await;
                 if tokio::time::timeout(CLOSE_MAX, manager.close_disk(&name)).await.is_err() {
                     tracing::warn!(
                         "{name} was not closed within {} s; its cache will be recovered from its journal",
@@ -178,6 +179,7 @@ impl Manager {
             });
         }
         while closing.join_next().await.is_some() {}
+        self.hide_files_at_end().await;
         if let Err(refusal) = self.save().await {
             tracing::error!("{refusal}");
         }

@@ -84,7 +84,8 @@ impl Manager {
 
     /// A disk of hob.toml that is not known yet, with the cache it is to have.
     fn first_state(&self, disk: &DiskEntry) -> DiskState {
-        let DiskEntry { name, backing, read_only, cache, datastore, vhost_user, exports, qos } = disk.clone();
+        let DiskEntry { name, backing, read_only, cache, datastore, vhost_user, exports, qos, fuse } =
+            disk.clone();
         let spec = cache.and_then(|cache| {
             let ground = self.inner().ground(&cache.pool);
             let spec = ground.and_then(|ground| new_spec(cache.pool, cache.size, &cache.settings, ground));
@@ -110,14 +111,8 @@ impl Manager {
                 None
             }
         });
-        DiskState {
-            cache: spec,
-            datastore,
-            vhost_user,
-            exports,
-            qos,
-            ..DiskState::new(name, backing, read_only)
-        }
+        let state = DiskState::new(name, backing, read_only);
+        DiskState { cache: spec, datastore, vhost_user, exports, qos, fuse, ..state }
     }
 
     async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), Refusal> {
@@ -188,8 +183,8 @@ impl Manager {
         let changed = match cache {
             Some(_) => {
                 let state = DiskState::new(disk.name.clone(), disk.backing.clone(), disk.read_only);
-                let DiskAdd { datastore, vhost_user, .. } = disk;
-                self.add_state(DiskState { cache, datastore, vhost_user, ..state }).await?
+                let DiskAdd { datastore, vhost_user, fuse, .. } = disk;
+                self.add_state(DiskState { cache, datastore, vhost_user, fuse, ..state }).await?
             }
             None => self.add(disk).await?,
         };

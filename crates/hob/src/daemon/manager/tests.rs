@@ -60,13 +60,7 @@ impl Bench {
     async fn disk(&self, name: &str) {
         let backing = self.image(&format!("{name}.img"), 64);
         self.manager
-            .disk_add(DiskAdd {
-                name: name.into(),
-                backing,
-                read_only: false,
-                datastore: None,
-                vhost_user: None,
-            })
+            .disk_add(DiskAdd { name: name.into(), backing, read_only: false, ..DiskAdd::default() })
             .await
             .unwrap();
     }
@@ -182,13 +176,7 @@ fn what_cannot_be_is_refused_with_a_reason_and_changes_nothing() {
         bench.pool(&["a"], 4).await;
         bench.disk("vm").await;
         let manager = &bench.manager;
-        let add = |name: &str, backing: String| DiskAdd {
-            name: name.into(),
-            backing,
-            read_only: false,
-            datastore: None,
-            vhost_user: None,
-        };
+        let add = |name: &str, backing: String| DiskAdd { name: name.into(), backing, ..DiskAdd::default() };
         let image = bench.image("other.img", 1);
         let is = |result: Result<DiskChanged, Refusal>, kind: Kind, part: &str| {
             let refusal = result.unwrap_err();
@@ -485,8 +473,7 @@ fn hob_toml_makes_what_is_not_there_and_commands_have_the_last_word() {
 fn a_served_pool_is_made_found_again_and_made_larger() {
     run(async |bench| {
         let image = bench.image("vm.img", 16);
-        let disk =
-            DiskAdd { name: "vm".into(), backing: image, read_only: true, datastore: None, vhost_user: None };
+        let disk = DiskAdd { name: "vm".into(), backing: image, read_only: true, ..DiskAdd::default() };
         let device = bench.path("pool");
         for (mib, file_grows) in [(3, true), (1, false), (5, true)] {
             let before = std::fs::metadata(&device).map_or(0, |metadata| metadata.len());

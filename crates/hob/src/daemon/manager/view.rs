@@ -145,6 +145,8 @@ impl DiskEntry {
             vhost_user: self.wanted.vhost_user.clone(),
             cache,
             exports: self.wanted.exports.clone(),
+            fuse: self.wanted.fuse.clone(),
+            fuse_reason: self.file_reason.clone(),
             recording: self.recording.read(),
         }
     }

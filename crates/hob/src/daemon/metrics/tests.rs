@@ -21,6 +21,8 @@ fn disk(name: &str) -> Disk {
         vhost_user: None,
         cache: None,
         exports: vec![],
+        fuse: None,
+        fuse_reason: None,
         recording: None,
     }
 }

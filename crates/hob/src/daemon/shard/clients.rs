@@ -384,7 +384,7 @@ impl Gate<'_> {
 }
 
 /// For giving buffers back.
-fn ungated(ring: &mut Ring) -> Gate<'_> {
+pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
     Gate { arena: ring.arena_mut(), open: true, held_bytes: 0, greedy: false }
 }
 

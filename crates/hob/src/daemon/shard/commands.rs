@@ -155,6 +155,12 @@ impl Shard {
                 };
                 machines.call(call, serves, ring);
             }
+            ShardCall::AttachFile { id, device, file, read_only } => {
+                // As above; and with it the file.
+                if self.serves(id) {
+                    self.files.attach(&mut self.ring, id, device, file, read_only);
+                }
+            }
             ShardCall::Stop { answer } => self.stop(now, answer),
         }
     }
@@ -208,6 +214,7 @@ impl Shard {
         let is_of = |connection: &Connection| connection.disk() == id;
         self.clients.close("the disk was taken away", &mut self.ring, is_of);
         self.machines.close_all(id, &mut self.ring);
+        self.files.close(&mut self.ring, id);
         self.clients.recorders.end(id);
         let command = self.commands.next(Waiting::Remove(answer));
         self.engine.handle_command(now, command, id, Command::RemoveDisk);

@@ -18,11 +18,11 @@ use hob_storage::token::Token;
 use super::clients::Gate;
 use super::recorders::Recorders;
 
-pub(super) const KICK: u16 = Token::CALLER + 3;
-const SIGNAL: u16 = Token::CALLER + 4;
+pub(super) const KICK: u16 = Token::CALLER + 8;
+const SIGNAL: u16 = Token::CALLER + 9;
 
 /// Set in the numbers of machines, to tell them from those of NBD connections.
-const MACHINE: u32 = 1 << 31;
+const MACHINE: u32 = 1 << 30;
 
 /// What a session asks of its shard.
 #[derive(Debug)]

@@ -7,6 +7,7 @@
 mod areas;
 mod clients;
 mod commands;
+mod files;
 mod machines;
 mod recorders;
 
@@ -16,6 +17,7 @@ use std::time::Duration;
 use hob_engine::io::{Io, IoError, IoOp, Target};
 use hob_engine::units::{DiskId, Instant, IoId};
 use hob_engine::{Engine, Limits};
+use hob_frontends::fuse::Session;
 use hob_nbd::Extent;
 use hob_storage::backing::{Backing, StatusExtent};
 use hob_storage::flash::Flash;
@@ -26,6 +28,7 @@ use super::shard_api::{EventSender, ShardCall, ShardHandle};
 use areas::Areas;
 use clients::Clients;
 use commands::Commands;
+use files::Files;
 pub(crate) use machines::MachineCall;
 use machines::Machines;
 
@@ -94,6 +97,7 @@ struct Shard {
     areas: Areas,
     clients: Clients,
     machines: Machines,
+    files: Files,
     commands: Commands,
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
@@ -125,6 +129,7 @@ impl Shard {
             areas: Areas::default(),
             clients: Clients::default(),
             machines: Machines::default(),
+            files: Files::default(),
             commands: Commands::new(events),
             calls,
             origin: std::time::Instant::now(),
@@ -154,6 +159,10 @@ impl Shard {
         }
         progress |= self.check_time(now);
         progress |= self.clients.pump(now, &mut self.ring, &mut self.engine);
+        if self.files.pump(now, &mut self.ring, &mut self.engine, &mut self.clients.recorders) {
+            progress = true;
+            self.clients.buffer_released();
+        }
         let nobody_waits = self.clients.nobody_waits();
         progress |= self.machines.pump(
             now,
@@ -182,8 +191,12 @@ impl Shard {
                     self.collect(now, disk);
                 }
             }
+            files::MESSAGE => self.files.handle_completion(&completion),
             machines::KICK.. => self.machines.handle_completion(&completion, &mut self.ring),
-            _ => self.clients.handle_completion(now, completion, &mut self.ring),
+            _ => {
+                self.clients.handle_completion(now, completion, &mut self.ring);
+                self.files.retry_refused();
+            }
         }
     }
 
@@ -215,15 +228,17 @@ impl Shard {
         }
         while let Some(reply) = self.engine.poll_reply() {
             progress = true;
-            match Machines::owns(reply.id) {
-                true => self.machines.handle_reply(&reply, &mut self.ring),
-                false => self.clients.handle_reply(&reply, &mut self.ring),
+            match Session::number_of(reply.id) {
+                _ if Machines::owns(reply.id) => self.machines.handle_reply(&reply, &mut self.ring),
+                Some(number) => self.files.handle_reply(number, &reply, &mut self.ring),
+                None => self.clients.handle_reply(&reply, &mut self.ring),
             }
         }
         while let Some(buffer) = self.engine.poll_release() {
             progress = true;
             self.ring.arena_mut().release(buffer);
             self.clients.buffer_released();
+            self.files.retry_refused();
         }
         progress |= self.drain_events(now);
         progress
@@ -276,6 +291,13 @@ impl Shard {
         while let Some((disk, query)) = self.clients.poll_status() {
             progress = true;
             match self.backings[disk.0 as usize].as_mut() {
+                // A hole of the backing may be dirty data in flash: whoever skips it loses that. What becomes dirty after the
+                // question is not the question's matter.
+                Some(_) if !self.engine.backing_has_all(disk) => {
+                    let all = StatusExtent { len: query.len, hole: false, zero: false };
+                    let extents: Vec<Extent> = wire_extents(&all).collect();
+                    self.clients.handle_status(query.id.0, Ok(&extents));
+                }
                 Some(backing) => {
                     backing.submit_status(&mut self.ring, now, query.id.0, query.offset, query.len);
                     self.collect(now, disk);
@@ -321,7 +343,8 @@ impl Shard {
             self.quick[kind] = self.now() - before < QUICK_NS_MAX;
             return;
         }
-        let waited = match (self.quick[kind], self.clients.requests_overlap()) {
+        let overlap = self.clients.requests_overlap() || self.files.requests_overlap();
+        let waited = match (self.quick[kind], overlap) {
             // Events come one by one, and many. Taking several at a time saves more than it costs:
             // what clients send while nothing else is under way, or an eighth of what is.
             (true, true) => {

@@ -81,4 +81,17 @@ impl Noting<'_> {
         let (offset, len) = (command.offset, command.length);
         self.recorder.push(&TraceRecord { at_ns: self.at_ns, offset, len, op });
     }
+
+    /// Records what was asked of a file.
+    pub(super) fn note_file(&mut self, command: &hob_frontends::fuse::Command) {
+        let op = match command.op {
+            Op::Read => TraceOp::Read,
+            Op::Write(_) => TraceOp::Write,
+            Op::Discard(_) | Op::WriteZeroes(..) => TraceOp::Discard,
+            Op::Flush => TraceOp::Flush,
+            Op::Prefetch => return,
+        };
+        let len = u32::try_from(command.len).unwrap_or(u32::MAX);
+        self.recorder.push(&TraceRecord { at_ns: self.at_ns, offset: command.offset, len, op });
+    }
 }

@@ -20,6 +20,7 @@ fn example() -> State {
             read_only: false,
             vhost_user: Some("/run/vm.sock".into()),
             exports: vec![Export { name: "vm-backup".into(), read_only: true, no_promote: true }],
+            fuse: Some("/run/vm.img".into()),
             cache: Some(CacheSpec {
                 pool: "default".into(),
                 size: Size(64 << 20),

@@ -81,13 +81,8 @@ fn events_say_what_the_api_says() {
         let client = Client::new(endpoint.clone(), None);
         std::fs::File::create(dir.join("vm.img")).unwrap().set_len(MIB).unwrap();
         let backing = dir.join("vm.img").to_string_lossy().into_owned();
-        let add = DiskAdd {
-            name: "vm".into(),
-            backing,
-            read_only: false,
-            datastore: Some("array".into()),
-            vhost_user: None,
-        };
+        let add =
+            DiskAdd { name: "vm".into(), backing, datastore: Some("array".into()), ..DiskAdd::default() };
         client.disk_add(&add).await.unwrap();
         let mut stream = listen(&endpoint).await;
         let [first, second] = &snapshots(&mut stream, 2).await[..] else { panic!("two snapshots") };

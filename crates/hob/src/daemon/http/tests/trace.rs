@@ -23,13 +23,7 @@ fn run_with_disk(test: impl AsyncFnOnce(Client, FakeShard)) {
         std::fs::File::create(&backing).unwrap().set_len(8 * MIB).unwrap();
         let backing = backing.to_string_lossy().into_owned();
         client
-            .disk_add(&DiskAdd {
-                name: "vm".into(),
-                backing,
-                read_only: false,
-                datastore: None,
-                vhost_user: None,
-            })
+            .disk_add(&DiskAdd { name: "vm".into(), backing, read_only: false, ..DiskAdd::default() })
             .await
             .unwrap();
         test(client, fake).await;
@@ -114,7 +108,7 @@ fn sixteen_disks_are_recorded_at_once_and_no_more() {
             let (name, backing) = (format!("vm{number}"), format!("{backing}{number}"));
             std::fs::File::create(&backing).unwrap().set_len(MIB).unwrap();
             client
-                .disk_add(&DiskAdd { name, backing, read_only: false, datastore: None, vhost_user: None })
+                .disk_add(&DiskAdd { name, backing, read_only: false, ..DiskAdd::default() })
                 .await
                 .unwrap();
         }

@@ -10,6 +10,8 @@ const BLOCKS: u64 = 1000;
 fn disk(state: CacheState, reason: Option<&str>) -> Disk {
     Disk {
         exports: vec![],
+        fuse: None,
+        fuse_reason: None,
         recording: None,
         name: "vm".into(),
         state: DiskState::Online,

@@ -102,13 +102,7 @@ async fn carry_out(bench: &Bench, order: Order) -> Result<(), Refusal> {
         Order::AddDisk => {
             let backing = bench.path("new.img");
             manager
-                .disk_add(DiskAdd {
-                    name: "new".into(),
-                    backing,
-                    read_only: false,
-                    datastore: None,
-                    vhost_user: None,
-                })
+                .disk_add(DiskAdd { name: "new".into(), backing, read_only: false, ..DiskAdd::default() })
                 .await
                 .map(drop)
         }

@@ -13,7 +13,7 @@ impl Bench {
         let backing = self.image(&format!("{name}.img"), 64);
         let datastore = Some(datastore.to_owned());
         self.manager
-            .disk_add(DiskAdd { name: name.into(), backing, read_only: false, datastore, vhost_user: None })
+            .disk_add(DiskAdd { name: name.into(), backing, datastore, ..DiskAdd::default() })
             .await
             .unwrap();
     }
@@ -120,13 +120,8 @@ fn all_of_it_is_there_after_a_restart() {
         let (store, _) = Store::open(&state).unwrap();
         let (manager, shard) = super::manager(store);
         let backing = bench.image("vm.img", 64);
-        let add = DiskAdd {
-            name: "vm".into(),
-            backing,
-            read_only: false,
-            datastore: Some("array".into()),
-            vhost_user: None,
-        };
+        let add =
+            DiskAdd { name: "vm".into(), backing, datastore: Some("array".into()), ..DiskAdd::default() };
         manager.disk_add(add).await.unwrap();
         manager.policy_set("gold".into(), reserves(300)).await.unwrap();
         let gold = QosPatch { policy: Some("gold".into()), ..QosPatch::default() };

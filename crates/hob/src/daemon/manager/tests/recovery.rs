@@ -294,13 +294,8 @@ fn a_served_disk_finds_its_persistent_cache_again() {
         let device = bench.path("pool");
         let serve = async |json: &str, force: bool| {
             let (manager, shard) = manager(Store::Memory);
-            let disk = DiskAdd {
-                name: "vm".into(),
-                backing: image.clone(),
-                read_only: false,
-                datastore: None,
-                vhost_user: None,
-            };
+            let disk =
+                DiskAdd { name: "vm".into(), backing: image.clone(), read_only: false, ..DiskAdd::default() };
             let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
             let cache = CacheEnable { pool: "default".into(), size: Size(4 * MIB), settings };
             let result = manager.start_serving(disk, Some((device.clone(), cache)), force).await;

@@ -53,7 +53,7 @@ fn names_are_told_apart() {
             assert!(refusal.problem.error.contains(what), "{disk} {name}: {refusal}");
         }
         let backing = bench.image("b.img", 1);
-        let add = DiskAdd { name: "b".into(), backing, read_only: false, datastore: None, vhost_user: None };
+        let add = DiskAdd { name: "b".into(), backing, read_only: false, ..DiskAdd::default() };
         let refusal = bench.manager.disk_add(add).await.unwrap_err();
         assert!(refusal.problem.error.contains("disk vm has an export 'b'"), "{refusal}");
         let refusal = bench.manager.export_remove("vm".into(), "vm".into()).await.unwrap_err();

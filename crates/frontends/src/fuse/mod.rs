@@ -1,0 +1,476 @@
+//! A disk as a file: one FUSE connection, whose file system is a single regular file.
+//!
+//! # Call order
+//! A message that was read from /dev/fuse goes to [`Session::handle_message`], which may have no buffer for it; then it is to
+//! come again. [`Session::poll_request`] yields what the engine is asked, its answers go to [`Session::handle_reply`], and
+//! [`Session::poll_answer`] yields what is to be written to /dev/fuse, each with [`Session::handle_written`] afterwards.
+//!
+//! # What it refuses
+//! The file has the disk's size for good: what would change it is refused with EPERM, and a write beyond the end with ENOSPC. Nothing is
+//! cached above: an open file uses direct I/O, so that what other front ends of the disk do is seen, and a write is answered when the engine has
+//! acknowledged it. Owner and permission bits can be changed, and are forgotten when the file goes.
+//!
+//! # Limits
+//! At most [`COMMANDS_MAX`] requests are with the engine; [`Session::is_full`] says when to read no more. The kernel is believed no more than any
+//! other client: a message that is malformed is answered with EINVAL, one that is unknown with ENOSYS.
+//!
+//! # Buffers
+//! As with NBD: the engine's reference is dropped by the shard loop, a read's second one when its answer is written.
+
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use hob_engine::REQUEST_BYTES_MAX;
+use hob_engine::io::{BufferSlice, Durability, IoError, Op, Promote, Reply, Request, Zeroing};
+use hob_engine::units::{BufferId, DiskId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
+
+use crate::nbd::Payload;
+pub use wire::{Answer, Attributes, MESSAGE_BYTES_MAX, TRANSFER_BYTES_MAX};
+use wire::{Call, Change, Errno, WRITE_HEAD_BYTES};
+
+/// Most requests with the engine.
+pub const COMMANDS_MAX: usize = 2048;
+
+/// Set in the numbers of these connections, so that request ids tell them from those of other front ends.
+pub const NUMBER_BIT: u32 = 1 << 31;
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It is dealt with, or on its way.
+    Done,
+    /// There is no buffer for it: it is to come again.
+    NoBuffer,
+}
+
+/// A command of the kernel that the engine works on.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    unique: u64,
+    op: Op,
+    /// The piece that the engine has.
+    offset: u64,
+    len: u64,
+    /// First byte, and one past the last, of all pieces.
+    begin: u64,
+    end: u64,
+    /// The engine's reference, until the request is polled.
+    buffer: Option<BufferId>,
+    /// A read's own reference.
+    reply_buffer: Option<BufferId>,
+    buffer_bytes: usize,
+}
+
+/// A command as it is recorded: whole, and once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// What.
+    pub op: Op,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Session {
+    disk: DiskId,
+    /// Upper half of its request ids.
+    number: u32,
+    file: Attributes,
+    read_only: bool,
+    slots: Vec<Option<InFlight>>,
+    free: Vec<u32>,
+    requests: VecDeque<Request>,
+    answers: VecDeque<(Answer, Option<BufferSlice>)>,
+    held_bytes: usize,
+    /// Nobody reads answers any more.
+    dead: bool,
+}
+
+impl Session {
+    /// A file of `disk`. `number` is not that of another session of the same engine, and below [`NUMBER_BIT`].
+    pub fn new(disk: DiskId, number: u32, file: Attributes, read_only: bool) -> Session {
+        Session {
+            disk,
+            number: number | NUMBER_BIT,
+            file,
+            read_only,
+            slots: Vec::new(),
+            free: Vec::new(),
+            requests: VecDeque::new(),
+            answers: VecDeque::new(),
+            held_bytes: 0,
+            dead: false,
+        }
+    }
+
+    /// Whose request it is, if it is one of these sessions.
+    #[inline]
+    pub fn number_of(id: RequestId) -> Option<u32> {
+        let number = (id.0 >> 32) as u32;
+        (number & NUMBER_BIT != 0).then_some(number & !NUMBER_BIT)
+    }
+
+    /// The disk it serves.
+    pub fn disk(&self) -> DiskId {
+        self.disk
+    }
+
+    /// Bytes of buffers that its commands hold.
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// Commands that the engine has not answered.
+    pub fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Should no message be read now?
+    pub fn is_full(&self) -> bool {
+        self.dead || self.in_flight() >= COMMANDS_MAX || !self.requests.is_empty()
+    }
+
+    /// Takes one message in.
+    pub fn handle_message(&mut self, message: &[u8], payload: &mut impl Payload) -> Taken {
+        let Some(header) = wire::decode_header(message) else {
+            tracing::warn!(bytes = message.len(), "a FUSE message without a header: it cannot be answered");
+            return Taken::Done;
+        };
+        let unique = header.unique;
+        let outcome = match wire::decode(header, message) {
+            Ok(call) => self.call(unique, call, message, payload),
+            Err(errno) => Err(errno),
+        };
+        match outcome {
+            Ok(taken) => taken,
+            Err(errno) => {
+                self.answer(Answer::error(unique, errno));
+                Taken::Done
+            }
+        }
+    }
+
+    fn call(
+        &mut self,
+        unique: u64,
+        call: Call,
+        message: &[u8],
+        payload: &mut impl Payload,
+    ) -> Result<Taken, Errno> {
+        match call {
+            Call::Read { offset, len } => Ok(self.read(unique, offset, len, payload)),
+            Call::Write { offset, len, durable } => {
+                let bytes = &message[WRITE_HEAD_BYTES..][..len as usize];
+                self.write(unique, offset, durability(durable), bytes, payload)
+            }
+            Call::Fsync => {
+                self.start(self.command(unique, Op::Flush, 0, 0));
+                Ok(Taken::Done)
+            }
+            Call::Zero { offset, len, may_unmap, keeps_size } => {
+                let zeroing = if may_unmap { Zeroing::MayUnmap } else { Zeroing::KeepAllocated };
+                self.zero(unique, zeroing, offset, len, keeps_size)?;
+                Ok(Taken::Done)
+            }
+            Call::Ignore => Ok(Taken::Done),
+            other => {
+                let answer = self.answer_at_once(unique, other)?;
+                self.answer(answer);
+                Ok(Taken::Done)
+            }
+        }
+    }
+
+    /// What needs no engine.
+    fn answer_at_once(&mut self, unique: u64, call: Call) -> Result<Answer, Errno> {
+        Ok(match call {
+            Call::Init { minor, flags, readahead } => Answer::init(unique, minor, flags, readahead),
+            Call::GetAttributes => Answer::attributes(unique, &self.file),
+            Call::SetAttributes(change) => {
+                self.change(change)?;
+                Answer::attributes(unique, &self.file)
+            }
+            Call::Open => Answer::opened(unique),
+            Call::Statfs => Answer::statfs(unique, self.file.size),
+            _ => Answer::ok(unique),
+        })
+    }
+
+    fn change(&mut self, change: Change) -> Result<(), Errno> {
+        if change.size.is_some_and(|size| size != self.file.size) {
+            return Err(Errno::PERM);
+        }
+        self.file.mode = change.mode.map_or(self.file.mode, |mode| mode & 0o7777);
+        self.file.uid = change.uid.unwrap_or(self.file.uid);
+        self.file.gid = change.gid.unwrap_or(self.file.gid);
+        Ok(())
+    }
+
+    #[inline]
+    fn read(&mut self, unique: u64, offset: u64, len: u32, payload: &mut impl Payload) -> Taken {
+        let left = self.file.size.saturating_sub(offset);
+        let len = u64::from(len).min(left);
+        if len == 0 {
+            self.answer(Answer::data(unique, 0));
+            return Taken::Done;
+        }
+        let mut command = self.command(unique, Op::Read, offset, len);
+        if !command.alloc(payload) {
+            return Taken::NoBuffer;
+        }
+        let id = command.buffer.expect("it was just got");
+        payload.retain(id);
+        command.reply_buffer = Some(id);
+        self.start(command);
+        Taken::Done
+    }
+
+    fn write(
+        &mut self,
+        unique: u64,
+        offset: u64,
+        durability: Durability,
+        bytes: &[u8],
+        payload: &mut impl Payload,
+    ) -> Result<Taken, Errno> {
+        self.check_writable()?;
+        let left = self.file.size.saturating_sub(offset);
+        let len = (bytes.len() as u64).min(left);
+        if bytes.is_empty() {
+            self.answer(Answer::written(unique, 0));
+            return Ok(Taken::Done);
+        }
+        if len == 0 {
+            return Err(Errno::NOSPC);
+        }
+        let mut command = self.command(unique, Op::Write(durability), offset, len);
+        if !command.alloc(payload) {
+            return Ok(Taken::NoBuffer);
+        }
+        let slice = command.payload_slice(command.buffer.expect("it was just got"));
+        payload.bytes_mut(slice).copy_from_slice(&bytes[..len as usize]);
+        self.start(command);
+        Ok(Taken::Done)
+    }
+
+    fn zero(
+        &mut self,
+        unique: u64,
+        zeroing: Zeroing,
+        offset: u64,
+        len: u64,
+        keeps_size: bool,
+    ) -> Result<(), Errno> {
+        self.check_writable()?;
+        let left = self.file.size.saturating_sub(offset);
+        if len > left && !keeps_size {
+            return Err(Errno::NOSPC);
+        }
+        let op = Op::WriteZeroes(Durability::Volatile, zeroing);
+        match len.min(left) {
+            0 => self.answer(Answer::ok(unique)),
+            len => self.start(self.command(unique, op, offset, len)),
+        }
+        Ok(())
+    }
+
+    fn check_writable(&self) -> Result<(), Errno> {
+        if self.read_only { Err(Errno::ROFS) } else { Ok(()) }
+    }
+
+    fn command(&self, unique: u64, op: Op, offset: u64, len: u64) -> InFlight {
+        InFlight {
+            unique,
+            op,
+            offset,
+            len: len.min(REQUEST_BYTES_MAX),
+            begin: offset,
+            end: offset + len,
+            buffer: None,
+            reply_buffer: None,
+            buffer_bytes: 0,
+        }
+    }
+
+    fn start(&mut self, command: InFlight) {
+        self.held_bytes += command.buffer_bytes;
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot as usize] = Some(command);
+                slot
+            }
+            None => {
+                self.slots.push(Some(command));
+                self.slots.len() as u32 - 1
+            }
+        };
+        self.issue(slot);
+    }
+
+    /// Hands a command, or the next piece of it, to the engine.
+    fn issue(&mut self, slot: u32) {
+        let id = RequestId(u64::from(self.number) << 32 | u64::from(slot));
+        let command = self.slots[slot as usize].as_mut().expect("a command in flight");
+        let InFlight { op, offset, len, .. } = *command;
+        let buffer = command.buffer.take();
+        self.requests.push_back(Request {
+            id,
+            disk: self.disk,
+            op,
+            offset,
+            len,
+            buffer,
+            promote: Promote::Usual,
+        });
+    }
+
+    /// The next request for the engine.
+    #[inline]
+    pub fn poll_request(&mut self) -> Option<Request> {
+        self.requests.pop_front()
+    }
+
+    /// Takes back a request that the engine has no room for.
+    pub fn unpoll_request(&mut self, request: Request) {
+        self.requests.push_front(request);
+    }
+
+    /// The command that a polled request is the first piece of, for whoever records them.
+    pub fn command_begun_by(&self, request: &Request) -> Option<Command> {
+        let command = self.slots[request.id.0 as u32 as usize].as_ref()?;
+        let len = command.end - command.begin;
+        (request.offset == command.begin).then_some(Command { op: command.op, offset: command.begin, len })
+    }
+
+    /// The engine's answer.
+    #[inline]
+    pub fn handle_reply(&mut self, reply: &Reply, payload: &mut impl Payload) {
+        let slot = reply.id.0 as u32;
+        let entry = &mut self.slots[slot as usize];
+        let command = entry.as_mut().expect("an answer to a command in flight");
+        if reply.result.is_ok() && command.advance() {
+            return self.issue(slot);
+        }
+        let command = entry.take().expect("checked");
+        self.free.push(slot);
+        if self.dead {
+            return self.forget(&command, payload);
+        }
+        match (reply.result, command.op) {
+            (Ok(()), Op::Read) => {
+                let slice = command.payload_slice(command.reply_buffer.expect("a read has one"));
+                self.answers.push_back((Answer::data(command.unique, slice.len), Some(slice)));
+                // Its buffer is held until the answer is written.
+                return;
+            }
+            (Ok(()), Op::Write(_)) => self.answer(Answer::written(command.unique, command.len as u32)),
+            (Ok(()), _) => self.answer(Answer::ok(command.unique)),
+            (Err(error), _) => self.answer(Answer::error(command.unique, errno(error))),
+        }
+        self.forget(&command, payload);
+    }
+
+    fn forget(&mut self, command: &InFlight, payload: &mut impl Payload) {
+        self.held_bytes -= command.buffer_bytes;
+        command.reply_buffer.into_iter().for_each(|id| payload.release(id));
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        if !self.dead {
+            self.answers.push_back((answer, None));
+        }
+    }
+
+    /// What to write next, in one piece: the answer, and its payload behind it.
+    #[inline]
+    pub fn poll_answer(&mut self) -> Option<(Answer, Option<BufferSlice>)> {
+        self.answers.pop_front()
+    }
+
+    /// A polled answer is written, or will never be.
+    #[inline]
+    pub fn handle_written(&mut self, sent: Option<BufferSlice>, payload: &mut impl Payload) {
+        if let Some(slice) = sent {
+            self.held_bytes -= buffer_bytes(slice);
+            payload.release(slice.id);
+        }
+    }
+
+    /// The kernel has let go of the file, or must. What is with the engine is still to be answered to this object.
+    pub fn end(&mut self, payload: &mut impl Payload) {
+        self.dead = true;
+        for (_, slice) in std::mem::take(&mut self.answers) {
+            self.handle_written(slice, payload);
+        }
+        for request in std::mem::take(&mut self.requests) {
+            let slot = request.id.0 as u32;
+            let command = self.slots[slot as usize].take().expect("a command in flight");
+            self.free.push(slot);
+            request.buffer.into_iter().for_each(|id| payload.release(id));
+            self.forget(&command, payload);
+        }
+    }
+
+    /// Has it ended?
+    pub fn is_dead(&self) -> bool {
+        self.dead
+    }
+}
+
+impl InFlight {
+    /// Gets the buffer, whose bytes beyond the disk's end must read as zeroes: see `nbd`.
+    #[inline]
+    fn alloc(&mut self, payload: &mut impl Payload) -> bool {
+        let len = (sector_ceil(self.end) - sector_floor(self.offset)) as usize;
+        let Some(id) = payload.alloc(len) else { return false };
+        if !self.end.is_multiple_of(SECTOR_BYTES) {
+            let offset = (len as u64 - SECTOR_BYTES) as u32;
+            payload.bytes_mut(BufferSlice { id, offset, len: SECTOR_BYTES as u32 }).fill(0);
+        }
+        self.buffer = Some(id);
+        self.buffer_bytes = len;
+        true
+    }
+
+    fn payload_slice(&self, id: BufferId) -> BufferSlice {
+        BufferSlice { id, offset: (self.offset % SECTOR_BYTES) as u32, len: self.len as u32 }
+    }
+
+    /// Goes to the next piece. False if the last one was the last.
+    fn advance(&mut self) -> bool {
+        let next = self.offset + self.len;
+        if next >= self.end {
+            return false;
+        }
+        self.offset = next;
+        self.len = (self.end - next).min(REQUEST_BYTES_MAX);
+        true
+    }
+}
+
+/// Bytes of the buffer in which that payload is.
+fn buffer_bytes(payload: BufferSlice) -> usize {
+    sector_ceil(u64::from(payload.offset) + u64::from(payload.len)) as usize
+}
+
+fn durability(durable: bool) -> Durability {
+    if durable { Durability::Durable } else { Durability::Volatile }
+}
+
+/// How the system calls the engine's errors.
+fn errno(error: IoError) -> Errno {
+    match error {
+        IoError::Failed | IoError::ShuttingDown => Errno::IO,
+        IoError::NoSpace => Errno::NOSPC,
+        IoError::Unsupported => Errno::OPNOTSUPP,
+        IoError::Invalid => Errno::INVAL,
+        IoError::ReadOnly => Errno::ROFS,
+    }
+}

@@ -1,0 +1,442 @@
+//! The FUSE protocol as far as one file needs it: what the kernel asks, decoded and checked, and what it is answered.
+//!
+//! Numbers are in the host's byte order; the layouts are those of Linux's `fuse.h`, protocol 7.23 and later. A message is
+//! one read of /dev/fuse: a header of [`HEADER_BYTES`], the operation's arguments, and the payload of a write. Nothing here
+//! believes a length, an offset or a number before it has looked at it: whatever is wrong becomes an errno.
+
+/// Of the header before each request.
+pub(super) const HEADER_BYTES: usize = 40;
+
+/// Of header and arguments of a write: its payload comes behind them.
+pub(super) const WRITE_HEAD_BYTES: usize = HEADER_BYTES + 40;
+
+/// Most bytes of one read or write.
+pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+
+/// Room that one message needs.
+pub const MESSAGE_BYTES_MAX: usize = WRITE_HEAD_BYTES + TRANSFER_BYTES_MAX as usize;
+
+/// The file's inode, and the root of its file system.
+const ROOT: u64 = 1;
+
+/// Major and the least minor version that are understood, and the minor that is spoken.
+const MAJOR: u32 = 7;
+const MINOR_MIN: u32 = 23;
+const MINOR: u32 = 38;
+
+/// Requests in the background, which is where asynchronous direct I/O is, that the kernel lets be in flight.
+const BACKGROUND_MAX: u16 = 512;
+
+/// Features that are asked for where the kernel has them.
+mod flag {
+    pub(super) const ASYNC_READ: u64 = 1;
+    pub(super) const BIG_WRITES: u64 = 1 << 5;
+    pub(super) const ASYNC_DIO: u64 = 1 << 15;
+    pub(super) const MAX_PAGES: u64 = 1 << 22;
+    pub(super) const INIT_EXT: u64 = 1 << 30;
+    /// A file with direct I/O may be mapped all the same.
+    pub(super) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub(super) const WANTED: u64 =
+        ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES | INIT_EXT | DIRECT_IO_ALLOW_MMAP;
+}
+
+/// How an open file behaves: no copy in the host's page cache, no question when it is closed, writes side by side.
+const OPEN_FLAGS: u32 = 1 | 1 << 5 | 1 << 6;
+
+/// How long the kernel may believe a file's attributes, seconds: nobody but its own requests changes them.
+const ATTRIBUTES_SECONDS: u64 = 60;
+
+mod opcode {
+    pub(super) const FORGET: u32 = 2;
+    pub(super) const GETATTR: u32 = 3;
+    pub(super) const SETATTR: u32 = 4;
+    pub(super) const OPEN: u32 = 14;
+    pub(super) const READ: u32 = 15;
+    pub(super) const WRITE: u32 = 16;
+    pub(super) const STATFS: u32 = 17;
+    pub(super) const RELEASE: u32 = 18;
+    pub(super) const FSYNC: u32 = 20;
+    pub(super) const FLUSH: u32 = 25;
+    pub(super) const INIT: u32 = 26;
+    pub(super) const INTERRUPT: u32 = 36;
+    pub(super) const DESTROY: u32 = 38;
+    pub(super) const BATCH_FORGET: u32 = 42;
+    pub(super) const FALLOCATE: u32 = 43;
+}
+
+mod setattr {
+    pub(super) const MODE: u32 = 1;
+    pub(super) const UID: u32 = 1 << 1;
+    pub(super) const GID: u32 = 1 << 2;
+    pub(super) const SIZE: u32 = 1 << 3;
+}
+
+mod fallocate {
+    pub(super) const KEEP_SIZE: u32 = 1;
+    pub(super) const PUNCH_HOLE: u32 = 1 << 1;
+    pub(super) const ZERO_RANGE: u32 = 1 << 4;
+}
+
+/// `O_DSYNC` on most of Linux's architectures; `O_SYNC` contains it.
+const O_DSYNC: u32 = 0o10000;
+
+/// An errno, positive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Errno(pub(super) i32);
+
+impl Errno {
+    /// This user may not, or it cannot be done to this file.
+    pub(super) const PERM: Errno = Errno(1);
+    /// The disk cannot be read or written.
+    pub(super) const IO: Errno = Errno(5);
+    /// What was asked for makes no sense.
+    pub(super) const INVAL: Errno = Errno(22);
+    /// Beyond the end.
+    pub(super) const NOSPC: Errno = Errno(28);
+    /// The file cannot be changed.
+    pub(super) const ROFS: Errno = Errno(30);
+    /// Not known here: the kernel does without, and does not ask again.
+    pub(super) const NOSYS: Errno = Errno(38);
+    /// It cannot be done here.
+    pub(super) const OPNOTSUPP: Errno = Errno(95);
+}
+
+/// The header of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    opcode: u32,
+    /// The kernel's name for it.
+    pub(super) unique: u64,
+}
+
+/// What the kernel wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    /// Agree on version and features.
+    Init {
+        /// The kernel's minor version.
+        minor: u32,
+        /// What it can do.
+        flags: u64,
+        /// How far it wants to read ahead, bytes.
+        readahead: u32,
+    },
+    /// Attributes.
+    GetAttributes,
+    /// Other attributes.
+    SetAttributes(Change),
+    /// Open the file.
+    Open,
+    /// Read.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Bytes, at most [`TRANSFER_BYTES_MAX`].
+        len: u32,
+    },
+    /// Write; the payload is behind the first `WRITE_HEAD_BYTES` of the message.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// Bytes, at most [`TRANSFER_BYTES_MAX`].
+        len: u32,
+        /// It is to be durable when it is answered.
+        durable: bool,
+    },
+    /// The file system's size.
+    Statfs,
+    /// Make everything durable that was written.
+    Fsync,
+    /// Write zeroes.
+    Zero {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// The range may be deallocated.
+        may_unmap: bool,
+        /// What is beyond the end is left out; otherwise the file would have to grow.
+        keeps_size: bool,
+    },
+    /// Nothing to do, and yes.
+    Acknowledge,
+    /// Nothing to do, and no answer.
+    Ignore,
+}
+
+/// New attributes; what is `None` stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Change {
+    /// A size in bytes.
+    pub(super) size: Option<u64>,
+    /// Permission bits.
+    pub(super) mode: Option<u32>,
+    /// Owner.
+    pub(super) uid: Option<u32>,
+    /// Group.
+    pub(super) gid: Option<u32>,
+}
+
+/// Attributes as the kernel is told them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Bytes.
+    pub size: u64,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Seconds since 1970: when it was mounted.
+    pub seconds: u64,
+}
+
+/// Reads numbers from a message's arguments. What is missing is an error.
+struct Arguments<'a>(&'a [u8]);
+
+impl Arguments<'_> {
+    fn u32(&self, at: usize) -> Result<u32, Errno> {
+        let bytes = self.0.get(at..at + 4).ok_or(Errno::INVAL)?;
+        Ok(u32::from_ne_bytes(bytes.try_into().expect("four bytes")))
+    }
+
+    fn u64(&self, at: usize) -> Result<u64, Errno> {
+        let bytes = self.0.get(at..at + 8).ok_or(Errno::INVAL)?;
+        Ok(u64::from_ne_bytes(bytes.try_into().expect("eight bytes")))
+    }
+}
+
+/// Decodes the header of a message; `None` if it is not one: nobody can be answered then.
+#[inline]
+pub(super) fn decode_header(message: &[u8]) -> Option<Header> {
+    let head = Arguments(message.get(..HEADER_BYTES)?);
+    let len = head.u32(0).ok()?;
+    let header = Header { opcode: head.u32(4).ok()?, unique: head.u64(8).ok()? };
+    // The kernel never passes on a part of a message.
+    (len as usize == message.len()).then_some(header)
+}
+
+/// Decodes the rest of it.
+///
+/// # Errors
+/// What the kernel is to be answered.
+#[inline]
+pub(super) fn decode(header: Header, message: &[u8]) -> Result<Call, Errno> {
+    let node = Arguments(message).u64(16)?;
+    let arguments = Arguments(&message[HEADER_BYTES..]);
+    let a = &arguments;
+    match header.opcode {
+        opcode::FORGET | opcode::BATCH_FORGET => return Ok(Call::Ignore),
+        // I/O is not taken back; the kernel does not ask again.
+        opcode::INTERRUPT => return Err(Errno::NOSYS),
+        _ => {}
+    }
+    if node != ROOT && !matches!(header.opcode, opcode::INIT | opcode::DESTROY) {
+        // There is one file.
+        return Err(Errno::INVAL);
+    }
+    match header.opcode {
+        opcode::READ => {
+            let (offset, len) = (a.u64(8)?, a.u32(16)?);
+            if len > TRANSFER_BYTES_MAX {
+                return Err(Errno::INVAL);
+            }
+            Ok(Call::Read { offset, len })
+        }
+        opcode::WRITE => {
+            let (offset, len, flags) = (a.u64(8)?, a.u32(16)?, a.u32(32)?);
+            // The last of the arguments; and the payload is all there.
+            a.u32(36)?;
+            if message.len() != WRITE_HEAD_BYTES + len as usize || len > TRANSFER_BYTES_MAX {
+                return Err(Errno::INVAL);
+            }
+            Ok(Call::Write { offset, len, durable: flags & O_DSYNC != 0 })
+        }
+        opcode::FSYNC => Ok(Call::Fsync),
+        opcode::GETATTR => Ok(Call::GetAttributes),
+        opcode::SETATTR => {
+            let valid = a.u32(0)?;
+            // The structure's last field.
+            a.u32(84)?;
+            let field = |bit, at| (valid & bit != 0).then(|| a.u32(at)).transpose();
+            Ok(Call::SetAttributes(Change {
+                size: (valid & setattr::SIZE != 0).then(|| a.u64(16)).transpose()?,
+                mode: field(setattr::MODE, 68)?,
+                uid: field(setattr::UID, 76)?,
+                gid: field(setattr::GID, 80)?,
+            }))
+        }
+        opcode::OPEN => Ok(Call::Open),
+        opcode::STATFS => Ok(Call::Statfs),
+        opcode::FALLOCATE => decode_fallocate(a),
+        opcode::INIT => decode_init(a),
+        opcode::RELEASE | opcode::FLUSH | opcode::DESTROY => Ok(Call::Acknowledge),
+        _ => Err(Errno::NOSYS),
+    }
+}
+
+fn decode_fallocate(a: &Arguments<'_>) -> Result<Call, Errno> {
+    let (offset, len, mode) = (a.u64(8)?, a.u64(16)?, a.u32(24)?);
+    if offset.checked_add(len).is_none() || len == 0 {
+        return Err(Errno::INVAL);
+    }
+    let keeps_size = mode & fallocate::KEEP_SIZE != 0;
+    match mode & !fallocate::KEEP_SIZE {
+        // Nobody may read anything but zeroes from a hole, so this is no discard.
+        fallocate::PUNCH_HOLE if keeps_size => Ok(Call::Zero { offset, len, may_unmap: true, keeps_size }),
+        fallocate::ZERO_RANGE => Ok(Call::Zero { offset, len, may_unmap: false, keeps_size }),
+        // Room on the backing cannot be promised.
+        _ => Err(Errno::OPNOTSUPP),
+    }
+}
+
+fn decode_init(a: &Arguments<'_>) -> Result<Call, Errno> {
+    let (major, minor, readahead) = (a.u32(0)?, a.u32(4)?, a.u32(8)?);
+    let low = u64::from(a.u32(12)?);
+    if major != MAJOR || minor < MINOR_MIN {
+        return Err(Errno(71));
+    }
+    let high = if low & flag::INIT_EXT != 0 { u64::from(a.u32(16)?) } else { 0 };
+    Ok(Call::Init { minor, flags: low | high << 32, readahead })
+}
+
+/// An answer in the making: a header, and what comes behind it at once. A read's payload comes after that.
+#[derive(Clone, Copy)]
+pub struct Answer {
+    bytes: [u8; Answer::BYTES_MAX],
+    len: u8,
+}
+
+impl Answer {
+    /// The header before each answer.
+    const HEADER_BYTES: usize = 16;
+    /// The longest: attributes.
+    const BYTES_MAX: usize = Answer::HEADER_BYTES + 104;
+
+    #[inline]
+    fn new(unique: u64, error: i32) -> Answer {
+        let mut answer = Answer { bytes: [0; Answer::BYTES_MAX], len: Answer::HEADER_BYTES as u8 };
+        answer.put(4, &error.to_ne_bytes());
+        answer.put(8, &unique.to_ne_bytes());
+        answer.seal(0);
+        answer
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn put_u32(&mut self, at: usize, value: u32) {
+        self.put(Answer::HEADER_BYTES + at, &value.to_ne_bytes());
+    }
+
+    fn put_u64(&mut self, at: usize, value: u64) {
+        self.put(Answer::HEADER_BYTES + at, &value.to_ne_bytes());
+    }
+
+    fn body(mut self, len: usize) -> Answer {
+        self.len = (Answer::HEADER_BYTES + len) as u8;
+        self.seal(0);
+        self
+    }
+
+    /// Enters the length of everything.
+    fn seal(&mut self, payload: u32) {
+        self.put(0, &(u32::from(self.len) + payload).to_ne_bytes());
+    }
+
+    /// What is sent, before a payload.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// Yes.
+    pub(super) fn ok(unique: u64) -> Answer {
+        Answer::new(unique, 0)
+    }
+
+    /// No.
+    pub(super) fn error(unique: u64, errno: Errno) -> Answer {
+        Answer::new(unique, -errno.0)
+    }
+
+    /// `len` bytes of payload come next.
+    #[inline]
+    pub(super) fn data(unique: u64, len: u32) -> Answer {
+        let mut answer = Answer::new(unique, 0);
+        answer.seal(len);
+        answer
+    }
+
+    /// So many bytes were written.
+    #[inline]
+    pub(super) fn written(unique: u64, len: u32) -> Answer {
+        let mut answer = Answer::new(unique, 0);
+        answer.put_u32(0, len);
+        answer.body(8)
+    }
+
+    /// The file is open.
+    pub(super) fn opened(unique: u64) -> Answer {
+        let mut answer = Answer::new(unique, 0);
+        answer.put_u32(8, OPEN_FLAGS);
+        answer.body(16)
+    }
+
+    /// The file's attributes.
+    pub(super) fn attributes(unique: u64, of: &Attributes) -> Answer {
+        const REGULAR_FILE: u32 = 0o100_000;
+        let mut answer = Answer::new(unique, 0);
+        answer.put_u64(0, ATTRIBUTES_SECONDS);
+        // The attributes proper begin at 16.
+        answer.put_u64(16, ROOT);
+        answer.put_u64(24, of.size);
+        answer.put_u64(32, of.size.div_ceil(512));
+        for time in [40, 48, 56] {
+            answer.put_u64(time, of.seconds);
+        }
+        answer.put_u32(76, REGULAR_FILE | (of.mode & 0o7777));
+        answer.put_u32(80, 1);
+        answer.put_u32(84, of.uid);
+        answer.put_u32(88, of.gid);
+        answer.put_u32(96, 4096);
+        answer.body(104)
+    }
+
+    /// The file system's size, all of it taken.
+    pub(super) fn statfs(unique: u64, size: u64) -> Answer {
+        let mut answer = Answer::new(unique, 0);
+        answer.put_u64(0, size.div_ceil(4096));
+        answer.put_u64(24, 1);
+        answer.put_u32(40, 4096);
+        answer.put_u32(44, 255);
+        answer.put_u32(48, 4096);
+        answer.body(80)
+    }
+
+    /// What is agreed on.
+    pub(super) fn init(unique: u64, minor: u32, flags: u64, readahead: u32) -> Answer {
+        let agreed = flags & flag::WANTED;
+        let mut answer = Answer::new(unique, 0);
+        answer.put_u32(0, MAJOR);
+        answer.put_u32(4, minor.min(MINOR));
+        answer.put_u32(8, readahead);
+        answer.put_u32(12, agreed as u32);
+        answer.put(Answer::HEADER_BYTES + 16, &BACKGROUND_MAX.to_ne_bytes());
+        answer.put(Answer::HEADER_BYTES + 18, &(BACKGROUND_MAX / 4 * 3).to_ne_bytes());
+        answer.put_u32(20, TRANSFER_BYTES_MAX);
+        // Times are whole seconds.
+        answer.put_u32(24, 1_000_000_000);
+        answer.put(Answer::HEADER_BYTES + 28, &((TRANSFER_BYTES_MAX / 4096) as u16).to_ne_bytes());
+        answer.put_u32(32, (agreed >> 32) as u32);
+        answer.body(64)
+    }
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Answer({:?})", self.bytes())
+    }
+}

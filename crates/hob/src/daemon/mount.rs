@@ -1,0 +1,343 @@
+//! A regular file that the kernel asks hob for: the mount, its removal, and what a daemon that died has left.
+//!
+//! The mount covers one file, which must exist or is made, empty, and removed at the end. It shows that file's owner and
+//! permission bits, so whoever may open the one may open the other. Nothing here may look at the mounted file itself: the answer
+//! would have to come from a shard that has not got it yet.
+
+use std::ffi::CString;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use hob_frontends::fuse::{Attributes, TRANSFER_BYTES_MAX};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+/// Longest path, bytes.
+const PATH_BYTES_MAX: usize = 4095;
+
+/// The type of these mounts, as /proc/mounts has it.
+const KIND: &str = "fuse.hob";
+
+/// Mounts on one path that were left by daemons that died.
+const STALE_MAX: usize = 64;
+
+/// Why a file cannot be mounted or unmounted, and what it means for whoever asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MountError {
+    /// Another path, please.
+    #[error("{} cannot be a disk's file: {what}", path.display())]
+    Unfit {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        what: String,
+    },
+    /// Somebody has it.
+    #[error("{} is in use: {what}", path.display())]
+    InUse {
+        /// Which.
+        path: PathBuf,
+        /// By whom, as far as that is known.
+        what: &'static str,
+    },
+    /// The system says no.
+    #[error("cannot {doing} {}: {what}", path.display())]
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The answer.
+        what: String,
+    },
+}
+
+/// A file that is mounted. Dropping it takes it away, whoever has it open.
+#[derive(Debug)]
+pub(crate) struct Mount {
+    path: PathBuf,
+    /// The file below was made for it.
+    made: bool,
+    mounted: bool,
+}
+
+/// What the kernel has mounted, for the shard that is to serve it.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// /dev/fuse.
+    pub(crate) device: OwnedFd,
+    /// As programs are to see it.
+    pub(crate) file: Attributes,
+}
+
+impl Mount {
+    /// Mounts a file of `size` bytes on `path`. `name` stands in the table of mounts; `backing` is where the disk's data
+    /// lives, if that is a path.
+    pub(crate) fn new(
+        path: &Path,
+        name: &str,
+        size: u64,
+        read_only: bool,
+        backing: &str,
+    ) -> Result<(Mount, Connection), MountError> {
+        let path = checked(path)?;
+        clear(&path)?;
+        let unfit = |what: &str| MountError::Unfit { path: path.clone(), what: what.to_owned() };
+        let (below, made) = placeholder(&path)?;
+        // From here on it is removed again if anything goes wrong.
+        let mut mount = Mount { path: path.clone(), made, mounted: false };
+        if !below.is_file() {
+            return Err(unfit("there is something that is not a regular file"));
+        }
+        let is_backing = |of: Metadata| (of.dev(), of.ino()) == (below.dev(), below.ino());
+        if fs::metadata(backing).is_ok_and(is_backing) {
+            return Err(unfit("it is the disk's backing"));
+        }
+        let device = connect(&path, name, read_only)?;
+        mount.mounted = true;
+        let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let file =
+            Attributes { size, mode: below.mode() & 0o7777, uid: below.uid(), gid: below.gid(), seconds };
+        Ok((mount, Connection { device, file }))
+    }
+
+    /// Unmounts it, unless somebody has it open.
+    pub(crate) fn unmount(&mut self) -> Result<(), MountError> {
+        match rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW) {
+            // Whoever unmounted it before was quicker.
+            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {
+                self.mounted = false;
+                self.remove_placeholder();
+                Ok(())
+            }
+            Err(Errno::BUSY) => Err(MountError::InUse {
+                path: self.path.clone(),
+                what: "a program or a loop device has it open",
+            }),
+            Err(errno) => Err(system("unmount", &self.path)(errno)),
+        }
+    }
+
+    /// Takes it from its path at once. Programs that have it open keep it, for as long as it is served.
+    pub(crate) fn detach(&mut self) {
+        if std::mem::take(&mut self.mounted)
+            && let Err(errno) = detach(&self.path)
+            && errno != Errno::INVAL
+        {
+            tracing::warn!("cannot unmount {}: {errno}", self.path.display());
+        }
+        self.remove_placeholder();
+    }
+
+    fn remove_placeholder(&mut self) {
+        // Somebody may have put something else there.
+        let is_ours = |found: Metadata| found.is_file() && found.len() == 0;
+        if std::mem::take(&mut self.made) && fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+/// Takes away what a daemon that died has left on `path`, if there is anything.
+pub(crate) fn clear_stale(path: &Path) {
+    match checked(path).and_then(|path| clear(&path)) {
+        Ok(()) | Err(MountError::Unfit { .. } | MountError::InUse { .. }) => {}
+        Err(error) => tracing::warn!("{error}"),
+    }
+}
+
+/// Is that a path that a file can be mounted on? Nothing is looked at.
+pub(crate) fn check_path(path: &str) -> Result<(), String> {
+    match Path::new(path) {
+        at if !at.is_absolute() => Err("it is not absolute".to_owned()),
+        _ if path.len() > PATH_BYTES_MAX || path.contains('\0') => Err("it is not a path".to_owned()),
+        at if at.file_name().is_none() || path.ends_with('/') => Err("it does not name a file".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+/// The path as the kernel knows it.
+fn checked(path: &Path) -> Result<PathBuf, MountError> {
+    let unfit = |what: String| MountError::Unfit { path: path.to_owned(), what };
+    check_path(&path.to_string_lossy()).map_err(unfit)?;
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(unfit("it does not name a file".to_owned()));
+    };
+    let parent = fs::canonicalize(parent).map_err(|error| unfit(format!("{}: {error}", parent.display())))?;
+    Ok(parent.join(name))
+}
+
+/// Unmounts what no daemon serves any more.
+fn clear(path: &Path) -> Result<(), MountError> {
+    for _ in 0..STALE_MAX {
+        if !is_mount_point(path) {
+            return Ok(());
+        }
+        match fs::symlink_metadata(path) {
+            Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
+                tracing::info!("{} was left by a daemon that has ended; it is unmounted", path.display());
+                detach(path).map_err(system("unmount", path))?;
+            }
+            _ => {
+                let what = "something is mounted there that is being served";
+                return Err(MountError::InUse { path: path.to_owned(), what });
+            }
+        }
+    }
+    Err(MountError::InUse { path: path.to_owned(), what: "it has been mounted too many times" })
+}
+
+/// Is something mounted on exactly this path?
+fn is_mount_point(path: &Path) -> bool {
+    let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    table.split(|byte| *byte == b'\n').any(|line| {
+        let point = line.split(|byte| *byte == b' ').nth(4);
+        point.is_some_and(|point| unescaped(point) == path.as_os_str().as_bytes())
+    })
+}
+
+/// Undoes the octal escapes of /proc/self/mountinfo.
+fn unescaped(text: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((first, others)) = rest.split_first() {
+        let code =
+            others.get(..3).filter(|code| *first == b'\\' && code.iter().all(|c| (b'0'..b'8').contains(c)));
+        match code {
+            Some(code) => {
+                let value = code.iter().fold(0u32, |value, c| value * 8 + u32::from(c - b'0'));
+                plain.push(value as u8);
+                rest = &others[3..];
+            }
+            None => {
+                plain.push(*first);
+                rest = others;
+            }
+        }
+    }
+    plain
+}
+
+/// The file to mount on, made if it is not there.
+fn placeholder(path: &Path) -> Result<(Metadata, bool), MountError> {
+    let failed = |error: io::Error| MountError::System {
+        doing: "make",
+        path: path.to_owned(),
+        what: error.to_string(),
+    };
+    match fs::symlink_metadata(path) {
+        Ok(metadata) => Ok((metadata, false)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let made =
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+            Ok((made.metadata().map_err(failed)?, true))
+        }
+        Err(error) => {
+            Err(MountError::System { doing: "look at", path: path.to_owned(), what: error.to_string() })
+        }
+    }
+}
+
+fn connect(path: &Path, name: &str, read_only: bool) -> Result<OwnedFd, MountError> {
+    let device = OpenOptions::new().read(true).write(true).custom_flags(libc_nonblock()).open("/dev/fuse");
+    let device: File = device.map_err(|error| MountError::System {
+        doing: "open",
+        path: "/dev/fuse".into(),
+        what: format!("{error}; is the module loaded (modprobe fuse)?"),
+    })?;
+    let options = format!(
+        "fd={},rootmode=100000,user_id=0,group_id=0,default_permissions,allow_other,max_read={TRANSFER_BYTES_MAX}",
+        device.as_raw_fd()
+    );
+    let options = CString::new(options).expect("numbers and commas");
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    flags.set(MountFlags::RDONLY, read_only);
+    match rustix::mount::mount(format!("hob:{name}"), path, KIND, flags, Some(options.as_c_str())) {
+        Ok(()) => Ok(device.into()),
+        Err(Errno::PERM | Errno::ACCESS) => Err(MountError::System {
+            doing: "mount",
+            path: path.to_owned(),
+            what: "hob needs the capability CAP_SYS_ADMIN for that: run it as root".to_owned(),
+        }),
+        Err(Errno::NODEV) => Err(MountError::System {
+            doing: "mount",
+            path: path.to_owned(),
+            what: "the kernel has no FUSE (modprobe fuse)".to_owned(),
+        }),
+        Err(errno) => Err(system("mount", path)(errno)),
+    }
+}
+
+fn libc_nonblock() -> i32 {
+    rustix::fs::OFlags::NONBLOCK.bits() as i32
+}
+
+fn detach(path: &Path) -> Result<(), Errno> {
+    rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+}
+
+fn system(doing: &'static str, path: &Path) -> impl FnOnce(Errno) -> MountError {
+    let path = path.to_owned();
+    move |errno| MountError::System { doing, path, what: errno.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_looked_at_before_anything_is_done() {
+        for (path, wrong) in [
+            ("vm.img", "absolute"),
+            ("/", "name a file"),
+            ("/dir/..", "name a file"),
+            ("/dir/", "name a file"),
+            ("/a\0b", "not a path"),
+        ] {
+            let said = check_path(path).unwrap_err();
+            assert!(said.contains(wrong), "{path:?}: {said}");
+        }
+        assert_eq!(check_path("/dir/vm.img"), Ok(()));
+    }
+
+    #[test]
+    fn escapes_of_the_table_of_mounts_are_undone() {
+        for (text, plain) in [
+            ("/plain", "/plain"),
+            ("/a\\040b\\134c", "/a b\\c"),
+            ("\\", "\\"),
+            ("\\04", "\\04"),
+            ("\\049", "\\049"),
+        ] {
+            assert_eq!(unescaped(text.as_bytes()), plain.as_bytes(), "{text}");
+        }
+        assert!(is_mount_point(Path::new("/proc")));
+        assert!(!is_mount_point(Path::new("/proc/self")));
+    }
+
+    #[test]
+    fn a_directory_and_the_backing_itself_are_refused_and_nothing_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("backing"), [0; 4096]).unwrap();
+        fs::create_dir(at("dir")).unwrap();
+        let backing = at("backing").to_string_lossy().into_owned();
+        for (name, wrong) in [("dir", "not a regular file"), ("backing", "backing")] {
+            let error = Mount::new(&at(name), "vm", 4096, false, &backing).unwrap_err().to_string();
+            assert!(error.contains(wrong), "{error}");
+        }
+        assert!(Mount::new(&at("none/vm"), "vm", 4096, false, &backing).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+}

@@ -1,0 +1,310 @@
+//! The disks of a shard that are files: their FUSE connections.
+//!
+//! /dev/fuse gives one request per read and takes one answer per write, and neither ever waits here. So the shard does both
+//! itself, with plain system calls; the ring only says when there is something to read.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::os::fd::OwnedFd;
+
+use hob_engine::Engine;
+use hob_engine::io::Reply;
+use hob_engine::units::{DiskId, Instant};
+use hob_frontends::fuse::{Attributes, MESSAGE_BYTES_MAX, Session, Taken};
+use hob_storage::ring::{Completion, Fd, FdClass, Ring};
+use hob_storage::token::Token;
+use rustix::io::Errno;
+
+use super::clients::{Gate, ungated};
+use super::recorders::Recorders;
+
+/// Kind of the tokens of these connections.
+pub(super) const MESSAGE: u16 = Token::CALLER + 0x100;
+
+/// Messages that one connection may bring in before others have their turn.
+const BATCH_MAX: u32 = 64;
+
+struct File {
+    session: Session,
+    fd: Fd,
+    /// The ring says when there is a message.
+    awaited: bool,
+    /// There may be one.
+    ready: bool,
+    /// A message for which there was no room.
+    stuck: Option<Box<[u8]>>,
+    listed: bool,
+}
+
+/// All of them, by number.
+pub(super) struct Files {
+    files: Vec<Option<File>>,
+    active: VecDeque<u16>,
+    /// Where messages are read to.
+    input: Vec<u8>,
+    /// The engine was full, or there was no buffer: these hold requests.
+    refused: Vec<u16>,
+    /// Requests of a connection that are unanswered when one comes, itself included: a moving average in 256ths.
+    overlap: u32,
+}
+
+impl Default for Files {
+    fn default() -> Files {
+        Files {
+            files: Vec::new(),
+            active: VecDeque::new(),
+            // Made with the first file: most shards have none.
+            input: Vec::new(),
+            refused: Vec::new(),
+            overlap: 256,
+        }
+    }
+}
+
+impl Files {
+    /// Serves a disk to whoever opens the file that the kernel has mounted for `device`.
+    pub(super) fn attach(
+        &mut self,
+        ring: &mut Ring,
+        disk: DiskId,
+        device: OwnedFd,
+        file: Attributes,
+        read_only: bool,
+    ) {
+        if self.input.is_empty() {
+            self.input = vec![0; MESSAGE_BYTES_MAX];
+        }
+        let number = self.files.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.files.push(None);
+            self.files.len() - 1
+        }) as u16;
+        self.files[usize::from(number)] = Some(File {
+            session: Session::new(disk, u32::from(number), file, read_only),
+            fd: ring.attach(device, FdClass::Device),
+            awaited: false,
+            ready: true,
+            stuck: None,
+            listed: false,
+        });
+        self.list(number);
+    }
+
+    /// Ends the connections of a disk: whoever has the file open gets errors from now on.
+    pub(super) fn close(&mut self, ring: &mut Ring, disk: DiskId) {
+        for number in 0..self.files.len() {
+            if self.files[number].as_ref().is_some_and(|file| file.session.disk() == disk) {
+                self.end(number as u16, ring);
+            }
+        }
+    }
+
+    /// The ring has an answer.
+    pub(super) fn handle_completion(&mut self, completion: &Completion) {
+        let number = completion.token.owner();
+        let file = self.files[usize::from(number)].as_mut().expect("files outlive their I/O");
+        file.awaited = false;
+        file.ready = true;
+        self.list(number);
+    }
+
+    /// The engine answers.
+    #[inline]
+    pub(super) fn handle_reply(&mut self, number: u32, reply: &Reply, ring: &mut Ring) {
+        let file = self.files[number as usize].as_mut().expect("files outlive their requests");
+        file.session.handle_reply(reply, &mut ungated(ring));
+        self.list(number as u16);
+        self.retry_refused();
+    }
+
+    /// There may be room for a buffer, and in the engine.
+    pub(super) fn retry_refused(&mut self) {
+        while let Some(number) = self.refused.pop() {
+            self.list(number);
+        }
+    }
+
+    /// Do requests come before earlier ones are answered?
+    pub(super) fn requests_overlap(&self) -> bool {
+        self.overlap > 256 + 8
+    }
+
+    /// Lets every connection with something to do go on. False when there is none.
+    pub(super) fn pump(
+        &mut self,
+        now: Instant,
+        ring: &mut Ring,
+        engine: &mut Engine,
+        recorders: &mut Recorders,
+    ) -> bool {
+        let mut progress = false;
+        // Those that come back for another batch wait for the next round.
+        for _ in 0..self.active.len() {
+            let Some(number) = self.active.pop_front() else { break };
+            progress = true;
+            self.pump_one(now, number, ring, engine, recorders);
+        }
+        progress
+    }
+
+    fn pump_one(
+        &mut self,
+        now: Instant,
+        number: u16,
+        ring: &mut Ring,
+        engine: &mut Engine,
+        recorders: &mut Recorders,
+    ) {
+        let one_by_one = !self.requests_overlap();
+        let Some(file) = self.files[usize::from(number)].as_mut() else { return };
+        file.listed = false;
+        file.write_answers(ring);
+        let mut messages = 0;
+        let mut progress = Progress::More;
+        while progress == Progress::More && messages < BATCH_MAX {
+            messages += 1;
+            progress = file.take_message(&mut self.input, ring);
+            if progress == Progress::More && one_by_one {
+                // There is hardly another: the ring finds out for less than a read in vain.
+                file.ready = false;
+            }
+            while let Some(request) = file.session.poll_request() {
+                let unanswered = file.session.in_flight().min(64) as u32;
+                self.overlap = (self.overlap * 15 + unanswered * 256) / 16;
+                let command = file.session.command_begun_by(&request);
+                if let Err(request) = engine.handle_request(now, request) {
+                    file.session.unpoll_request(request);
+                    progress = Progress::Refused;
+                    break;
+                }
+                if let (Some(command), Some(mut recording)) = (command, recorders.of(file.session.disk())) {
+                    recording.note_file(&command);
+                }
+            }
+        }
+        file.write_answers(ring);
+        match progress {
+            Progress::More => self.list(number),
+            Progress::Refused => self.refused.push(number),
+            Progress::Wait => {
+                if !file.awaited {
+                    file.awaited = true;
+                    ring.readable(Token::new(MESSAGE, number, 0), file.fd);
+                }
+            }
+            // An answer to an earlier one brings it back here.
+            Progress::Full => {}
+            Progress::Gone => self.end(number, ring),
+        }
+        self.forget_ended(number, ring);
+    }
+
+    /// Ends a connection. The kernel is told when nothing of it is with the engine any more.
+    fn end(&mut self, number: u16, ring: &mut Ring) {
+        let Some(file) = self.files[usize::from(number)].as_mut() else { return };
+        if !file.session.is_dead() {
+            file.write_answers(ring);
+            file.session.end(&mut ungated(ring));
+            file.stuck = None;
+            ring.shutdown(file.fd);
+        }
+        self.list(number);
+    }
+
+    /// Forgets a connection of which nothing is in flight.
+    fn forget_ended(&mut self, number: u16, ring: &mut Ring) {
+        let slot = &mut self.files[usize::from(number)];
+        let Some(file) = slot else { return };
+        if !file.session.is_dead() {
+            return;
+        }
+        if !file.awaited && file.session.in_flight() == 0 {
+            ring.detach(file.fd);
+            self.refused.retain(|refused| *refused != number);
+            self.active.retain(|active| *active != number);
+            *slot = None;
+        }
+    }
+
+    fn list(&mut self, number: u16) {
+        if let Some(file) = &mut self.files[usize::from(number)]
+            && !file.listed
+        {
+            file.listed = true;
+            self.active.push_back(number);
+        }
+    }
+}
+
+/// What can come next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// Perhaps another message.
+    More,
+    /// Nothing before the kernel has one.
+    Wait,
+    /// Nothing before an answer.
+    Full,
+    /// Nothing before there is room.
+    Refused,
+    /// Nothing any more: the file is unmounted.
+    Gone,
+}
+
+impl File {
+    /// Takes the next message in, if there is one.
+    fn take_message(&mut self, input: &mut [u8], ring: &mut Ring) -> Progress {
+        if self.session.is_dead() || self.session.is_full() {
+            return Progress::Full;
+        }
+        if let Some(message) = self.stuck.take() {
+            return self.handle(&message, ring);
+        }
+        if !self.ready {
+            return if self.awaited { Progress::Full } else { Progress::Wait };
+        }
+        match rustix::io::read(ring.borrow(self.fd), &mut *input) {
+            Ok(count) => self.handle(&input[..count], ring),
+            Err(Errno::AGAIN) => {
+                self.ready = false;
+                Progress::Wait
+            }
+            // A request was taken back at that moment.
+            Err(Errno::INTR | Errno::NOENT) => Progress::More,
+            Err(Errno::NODEV) => Progress::Gone,
+            Err(errno) => {
+                tracing::error!("reading from /dev/fuse: {errno}; the file is given up");
+                Progress::Gone
+            }
+        }
+    }
+
+    fn handle(&mut self, message: &[u8], ring: &mut Ring) -> Progress {
+        let mut gate = Gate::new(ring, self.session.held_bytes(), true);
+        match self.session.handle_message(message, &mut gate) {
+            Taken::Done => Progress::More,
+            Taken::NoBuffer => {
+                self.stuck = Some(message.into());
+                Progress::Refused
+            }
+        }
+    }
+
+    fn write_answers(&mut self, ring: &mut Ring) {
+        while let Some((answer, payload)) = self.session.poll_answer() {
+            let device = ring.borrow(self.fd);
+            let result = match payload {
+                None => rustix::io::write(device, answer.bytes()),
+                Some(slice) => {
+                    let parts = [IoSlice::new(answer.bytes()), IoSlice::new(ring.arena().slice(slice))];
+                    rustix::io::writev(device, &parts)
+                }
+            };
+            match result {
+                // Whoever asked may be gone, and so may the file.
+                Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::PERM) => {}
+                Err(errno) => tracing::error!(?answer, "writing an answer to /dev/fuse: {errno}"),
+            }
+            self.session.handle_written(payload, &mut ungated(ring));
+        }
+    }
+}
