@@ -76,7 +76,7 @@ enum Content {
     /// What was kept, and what the file defines.
     Kept { store: Store, state: State, config: Box<Config> },
     /// One disk.
-    One { disk: DiskAdd, cache: Option<(String, CacheEnable)>, force: bool },
+    One { disk: Box<DiskAdd>, cache: Option<(String, CacheEnable)>, force: bool },
 }
 
 /// What `hob serve` was asked for.
@@ -131,7 +131,7 @@ impl Plan {
             shards: 1,
             limits: Limits::default(),
             drain_on_shutdown,
-            content: Content::One { disk, cache, force },
+            content: Content::One { disk: Box::new(disk), cache, force },
         })
     }
 }
@@ -246,7 +246,7 @@ async fn serve(
             let manager = Manager::new(shards, exports.clone(), backing_options, Store::Memory);
             *known = Some(manager.clone());
             tasks.spawn(manager.clone().tend(events));
-            manager.start_serving(disk, cache, force).await?;
+            manager.start_serving(*disk, cache, force).await?;
             manager
         }
     };
