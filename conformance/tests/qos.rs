@@ -99,7 +99,7 @@ fn what_cannot_be_is_refused_in_one_line_with_the_numbers() {
         (&["qos", "set", "db", "--limit", "299"], "below the reservation of 300"),
         (&["qos", "policy", "set", "../x", "--shares", "low"], "cannot be a storage policy's name"),
         (&["datastore", "set", "array", "--capacity", "299"], "reserved 300"),
-        (&["datastore", "set", "array", "--throttle", "depth:0"], "off, auto or depth"),
+        (&["datastore", "set", "array", "--throttle", "depth:0"], "off, auto, knee or depth"),
         (&["datastore", "set", "other", "--throttle", "auto"], "no datastore 'other'"),
     ] {
         let output = daemon.try_ctl(args);
