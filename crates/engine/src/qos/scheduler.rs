@@ -4,7 +4,7 @@
 //! tag from when on it may be served, both in real time; the *share* tag is in a virtual time that runs slower for those with
 //! more shares. Whose reservation is due goes first, the one longest due before others; else the smallest share tag of those
 //! whose limit allows it. What is served for its shares does not count against the reservation; what is served for its reservation
-//! does count as part of the shares.
+//! does count as part of the shares, but leaves no debt.
 //!
 //! Where this differs from the paper: a flow has tags for its head only, which come to the same; share tags begin where the last I/O
 //! that was served for its shares had its own (start-time fair queueing), instead of all being shifted when a flow wakes up; and
@@ -124,13 +124,16 @@ impl<T> Scheduler<T> {
         let flow = FlowId(flow);
         let it = &mut self.flows[flow.0 as usize];
         let Waiting { units, bytes, item } = it.waiting.pop_front().expect("it waits");
+        let step = u64::from(units) * UNIT_OF_ONE_SHARE / u64::from(it.due.shares);
         if reserved.is_some() {
             let next = it.reserved_at.max(now.0.saturating_sub(CREDIT_NS));
             it.reserved_at = next + u64::from(units) * SECOND_NS / u64::from(it.due.reservation);
+            // A reservation of more than the shares would bring leaves no debt behind for the time after it.
+            it.shared_at = it.shared_at.max((it.shared_at + step).min(self.virtual_now + 2 * step));
         } else {
             self.virtual_now = it.shared_at;
+            it.shared_at += step;
         }
-        it.shared_at += u64::from(units) * UNIT_OF_ONE_SHARE / u64::from(it.due.shares);
         if it.due.limit.is_some() || it.due.bytes_limit.is_some() {
             let by_units = it.due.limit.map_or(0, |limit| u64::from(units) * SECOND_NS / u64::from(limit));
             let by_bytes = it.due.bytes_limit.map_or(0, |limit| {

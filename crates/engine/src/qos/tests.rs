@@ -235,6 +235,35 @@ fn a_reservation_is_not_on_top_of_shares() {
     assert!(is_near(rates[0], 200.0, 0.03) && is_near(rates[1], rates[2], 0.05), "{rates:?}");
 }
 
+/// When a reservation ends, its flow gets what its shares are worth from then on: what the reservation brought is not paid back.
+#[test]
+fn a_reservation_that_ends_leaves_no_debt() {
+    let mut scheduler = Scheduler::default();
+    let (one, other) = (FlowId(0), FlowId(1));
+    let due = |reservation| Due { shares: 500, reservation, ..Due::default() };
+    scheduler.set(Instant(0), one, due(200));
+    scheduler.set(Instant(0), other, Due { shares: 2000, ..Due::default() });
+    for flow in [one, other] {
+        (0..16).for_each(|item| scheduler.push(Instant(0), flow, 1, 4096, item));
+    }
+    // 400 I/Os a second: 200 of them are reserved, 80 would be its part.
+    let served = |from: u64, seconds: u64, scheduler: &mut Scheduler<i32>| {
+        let mut counts = [0; 2];
+        for i in 0..400 * seconds {
+            let now = Instant(from + i * SECOND / 400);
+            let (flow, _, item) = scheduler.pop(now).expect("all of them wait");
+            scheduler.push(now, flow, 1, 4096, item);
+            counts[flow.0 as usize] += 1;
+        }
+        counts
+    };
+    let reserved = served(0, 20, &mut scheduler);
+    assert!(is_near(f64::from(reserved[0]), 4000.0, 0.03), "{reserved:?}");
+    scheduler.set(Instant(20 * SECOND), one, due(0));
+    let shared = served(20 * SECOND, 5, &mut scheduler);
+    assert!(is_near(f64::from(shared[0]), 400.0, 0.05), "{shared:?}");
+}
+
 #[test]
 fn limits_are_never_passed_by_more_than_the_burst() {
     for seed in 0..30 {
