@@ -2,59 +2,23 @@
 //! inside the disk and has its buffer, there is one answer at most to each message, and no buffer is lost.
 #![no_main]
 
-use std::collections::BTreeMap;
-
 use hob_engine::REQUEST_BYTES_MAX;
-use hob_engine::io::{BufferSlice, Reply};
+use hob_engine::io::Reply;
 use hob_engine::outcome::Outcome;
-use hob_engine::units::{BufferId, DiskId};
+use hob_engine::units::DiskId;
 use hob_frontends::fuse::{Attributes, Session};
-use hob_frontends::nbd::Payload;
+use hob_frontends::{Payload, PlainBuffers};
 use libfuzzer_sys::fuzz_target;
-
-/// Buffers that are vectors, with their reference counts.
-#[derive(Default)]
-struct Memory {
-    buffers: BTreeMap<u32, (Vec<u8>, u32)>,
-    next: u32,
-}
-
-impl Payload for Memory {
-    fn alloc(&mut self, len: usize) -> Option<BufferId> {
-        // Sometimes there is no room.
-        self.next += 1;
-        if self.next % 8 == 0 {
-            return None;
-        }
-        self.buffers.insert(self.next, (vec![0; len], 1));
-        Some(BufferId(self.next))
-    }
-    fn retain(&mut self, id: BufferId) {
-        self.buffers.get_mut(&id.0).expect("alive").1 += 1;
-    }
-    fn release(&mut self, id: BufferId) {
-        let refs = &mut self.buffers.get_mut(&id.0).expect("alive").1;
-        *refs -= 1;
-        if *refs == 0 {
-            self.buffers.remove(&id.0);
-        }
-    }
-    fn bytes(&self, slice: BufferSlice) -> &[u8] {
-        &self.buffers[&slice.id.0].0[slice.offset as usize..][..slice.len as usize]
-    }
-    fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
-        let buffer = self.buffers.get_mut(&slice.id.0).expect("alive");
-        &mut buffer.0[slice.offset as usize..][..slice.len as usize]
-    }
-}
 
 fuzz_target!(|input: (u32, bool, Vec<(u8, Vec<u8>)>)| {
     let (sectors, read_only, messages) = input;
     let size = u64::from(sectors) * 512;
     let file = Attributes { size, mode: 0o600, uid: 0, gid: 0, seconds: 0 };
     let mut session = Session::new(DiskId(1), 1, file, read_only);
-    let mut memory = Memory::default();
-    for (opcode, mut message) in messages {
+    let mut memory = PlainBuffers::default();
+    for (number, (opcode, mut message)) in messages.into_iter().enumerate() {
+        // Sometimes there is no room.
+        memory.full = number % 8 == 7;
         if message.len() >= 40 && opcode < 128 {
             // A true length, an operation that may exist, and the one file there is.
             let len = message.len() as u32;

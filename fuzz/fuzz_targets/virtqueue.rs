@@ -2,13 +2,12 @@
 //! that come out lie inside the disk and have a buffer of their size; nothing is left behind.
 #![no_main]
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hob_engine::io::{BufferSlice, IoError, Reply};
+use hob_engine::io::{IoError, Reply};
 use hob_engine::outcome::Outcome;
-use hob_engine::units::{BufferId, DiskId};
-use hob_frontends::Payload;
+use hob_engine::units::DiskId;
+use hob_frontends::{Payload, PlainBuffers};
 use hob_frontends::vhost_user::block::{Features, Info};
 use hob_frontends::vhost_user::memory::GuestMap;
 use hob_frontends::vhost_user::queue::Layout;
@@ -20,38 +19,6 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 const REGION: usize = 1 << 15;
 
 const DISK_BYTES: u64 = 1 << 20;
-
-/// Buffers that are plain vectors, with their reference counts.
-#[derive(Default)]
-struct Memory {
-    buffers: BTreeMap<u32, (Vec<u8>, u32)>,
-    next: u32,
-}
-
-impl Payload for Memory {
-    fn alloc(&mut self, len: usize) -> Option<BufferId> {
-        self.next += 1;
-        self.buffers.insert(self.next, (vec![0; len], 1));
-        Some(BufferId(self.next))
-    }
-    fn retain(&mut self, id: BufferId) {
-        self.buffers.get_mut(&id.0).expect("alive").1 += 1;
-    }
-    fn release(&mut self, id: BufferId) {
-        let refs = &mut self.buffers.get_mut(&id.0).expect("alive").1;
-        *refs -= 1;
-        if *refs == 0 {
-            self.buffers.remove(&id.0);
-        }
-    }
-    fn bytes(&self, slice: BufferSlice) -> &[u8] {
-        &self.buffers[&slice.id.0].0[slice.offset as usize..][..slice.len as usize]
-    }
-    fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
-        let buffer = self.buffers.get_mut(&slice.id.0).expect("alive");
-        &mut buffer.0[slice.offset as usize..][..slice.len as usize]
-    }
-}
 
 fuzz_target!(|input: (u8, u16, bool, &[u8])| {
     let (log_size, base, event_idx, image) = input;
@@ -70,7 +37,7 @@ fuzz_target!(|input: (u8, u16, bool, &[u8])| {
     if device.start(start).is_err() {
         return;
     }
-    let mut payload = Memory::default();
+    let mut payload = PlainBuffers::default();
     for round in 0..64 {
         let taken = device.take(0, &mut payload);
         while let Some(request) = device.poll_request() {

@@ -6,4 +6,4 @@ pub mod nbd;
 mod payload;
 pub mod vhost_user;
 
-pub use payload::Payload;
+pub use payload::{Payload, PlainBuffers};

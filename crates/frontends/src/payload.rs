@@ -1,5 +1,7 @@
 //! The buffers that front ends move payload through: a shard's, as they see them.
 
+use std::collections::BTreeMap;
+
 use hob_engine::io::BufferSlice;
 use hob_engine::units::BufferId;
 
@@ -17,45 +19,40 @@ pub trait Payload {
     fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8];
 }
 
-#[cfg(test)]
-pub(crate) mod tests {
-    use std::collections::BTreeMap;
+/// Buffers that are plain vectors with their reference counts: for tests and fuzzers.
+#[derive(Debug, Default)]
+pub struct PlainBuffers {
+    /// By id: what is in it, and its references.
+    pub buffers: BTreeMap<u32, (Vec<u8>, u32)>,
+    next: u32,
+    /// There is no room for another.
+    pub full: bool,
+}
 
-    use super::*;
-
-    /// Buffers that are plain vectors, with their reference counts.
-    #[derive(Default)]
-    pub(crate) struct Memory {
-        pub(crate) buffers: BTreeMap<u32, (Vec<u8>, u32)>,
-        next: u32,
-        pub(crate) full: bool,
+impl Payload for PlainBuffers {
+    fn alloc(&mut self, len: usize) -> Option<BufferId> {
+        if self.full {
+            return None;
+        }
+        self.next += 1;
+        self.buffers.insert(self.next, (vec![0xEE; len], 1));
+        Some(BufferId(self.next))
     }
-
-    impl Payload for Memory {
-        fn alloc(&mut self, len: usize) -> Option<BufferId> {
-            if self.full {
-                return None;
-            }
-            self.next += 1;
-            self.buffers.insert(self.next, (vec![0xEE; len], 1));
-            Some(BufferId(self.next))
+    fn retain(&mut self, id: BufferId) {
+        self.buffers.get_mut(&id.0).expect("alive").1 += 1;
+    }
+    fn release(&mut self, id: BufferId) {
+        let refs = &mut self.buffers.get_mut(&id.0).expect("alive").1;
+        *refs -= 1;
+        if *refs == 0 {
+            self.buffers.remove(&id.0);
         }
-        fn retain(&mut self, id: BufferId) {
-            self.buffers.get_mut(&id.0).expect("alive").1 += 1;
-        }
-        fn release(&mut self, id: BufferId) {
-            let refs = &mut self.buffers.get_mut(&id.0).expect("alive").1;
-            *refs -= 1;
-            if *refs == 0 {
-                self.buffers.remove(&id.0);
-            }
-        }
-        fn bytes(&self, slice: BufferSlice) -> &[u8] {
-            &self.buffers[&slice.id.0].0[slice.offset as usize..][..slice.len as usize]
-        }
-        fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
-            let buffer = self.buffers.get_mut(&slice.id.0).expect("alive");
-            &mut buffer.0[slice.offset as usize..][..slice.len as usize]
-        }
+    }
+    fn bytes(&self, slice: BufferSlice) -> &[u8] {
+        &self.buffers[&slice.id.0].0[slice.offset as usize..][..slice.len as usize]
+    }
+    fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
+        let buffer = self.buffers.get_mut(&slice.id.0).expect("alive");
+        &mut buffer.0[slice.offset as usize..][..slice.len as usize]
     }
 }

@@ -1,58 +1,21 @@
 //! A session driven by hand: messages in, requests out, replies in, answers out.
 
-use std::collections::BTreeMap;
-
 use hob_engine::outcome::Outcome;
 
 use super::*;
+use crate::payload::PlainBuffers;
 
 const SIZE: u64 = (1 << 30) - 512;
 
-/// Buffers that are plain vectors, with their reference counts.
-#[derive(Default)]
-struct Memory {
-    buffers: BTreeMap<u32, (Vec<u8>, u32)>,
-    next: u32,
-    full: bool,
-}
-
-impl Payload for Memory {
-    fn alloc(&mut self, len: usize) -> Option<BufferId> {
-        if self.full {
-            return None;
-        }
-        self.next += 1;
-        self.buffers.insert(self.next, (vec![0xEE; len], 1));
-        Some(BufferId(self.next))
-    }
-    fn retain(&mut self, id: BufferId) {
-        self.buffers.get_mut(&id.0).expect("alive").1 += 1;
-    }
-    fn release(&mut self, id: BufferId) {
-        let refs = &mut self.buffers.get_mut(&id.0).expect("alive").1;
-        *refs -= 1;
-        if *refs == 0 {
-            self.buffers.remove(&id.0);
-        }
-    }
-    fn bytes(&self, slice: BufferSlice) -> &[u8] {
-        &self.buffers[&slice.id.0].0[slice.offset as usize..][..slice.len as usize]
-    }
-    fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
-        let buffer = self.buffers.get_mut(&slice.id.0).expect("alive");
-        &mut buffer.0[slice.offset as usize..][..slice.len as usize]
-    }
-}
-
 struct Rig {
     session: Session,
-    memory: Memory,
+    memory: PlainBuffers,
 }
 
 impl Rig {
     fn new(read_only: bool) -> Rig {
         let file = Attributes { size: SIZE, mode: 0o600, uid: 1, gid: 2, seconds: 1_700_000_000 };
-        Rig { session: Session::new(DiskId(3), 5, file, read_only), memory: Memory::default() }
+        Rig { session: Session::new(DiskId(3), 5, file, read_only), memory: PlainBuffers::default() }
     }
 
     fn send(&mut self, message: &[u8]) -> Taken {

@@ -6,11 +6,11 @@ use hob_engine::outcome::Outcome;
 use hob_nbd::{CommandFlags, ExportInfo};
 
 use super::*;
-use crate::payload::tests::Memory;
+use crate::payload::PlainBuffers;
 
 struct Rig {
     connection: Connection,
-    memory: Memory,
+    memory: PlainBuffers,
 }
 
 impl Rig {
@@ -24,7 +24,7 @@ impl Rig {
         };
         Rig {
             connection: Connection::new(negotiated, DiskId(3), 7, Promote::Usual),
-            memory: Memory::default(),
+            memory: PlainBuffers::default(),
         }
     }
 

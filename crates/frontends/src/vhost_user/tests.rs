@@ -7,7 +7,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use super::block::ID_BYTES;
 use super::inflight::Inflight;
 use super::*;
-use crate::payload::tests::Memory;
+use crate::payload::PlainBuffers;
 
 /// The guest has two regions with a hole between them.
 const MIB: u64 = 1 << 20;
@@ -33,7 +33,7 @@ fn info() -> Info {
 
 struct Rig {
     device: Device,
-    payload: Memory,
+    payload: PlainBuffers,
     map: Arc<GuestMap>,
     available: u16,
 }
@@ -48,7 +48,7 @@ impl Rig {
         let map = Arc::new(GuestMap::from_memory(GuestMemoryMmap::from_ranges(&memory).unwrap()));
         let mut rig = Rig {
             device: Device::new(info(), DiskId(3), 7),
-            payload: Memory::default(),
+            payload: PlainBuffers::default(),
             map: Arc::clone(&map),
             available: 0,
         };
