@@ -105,14 +105,14 @@ impl Engine {
             (false, Target::Backing(_)) => (flow_of(disk), qos.backing),
             (false, Target::Flash(_)) => (flow_of(disk), qos.flash),
         };
-        let units = units(io.len, self.limits.qos_unit_bytes);
+        let unit_bytes = self.limits.qos_unit_bytes;
         let gate = self.gates.get(resource);
         let is_limited = due.limit.is_some() || due.bytes_limit.is_some();
         if !gate.window.is_on() && !is_limited && gate.scheduler.waiting(flow) == 0 {
             return self.let_out(now, io);
         }
         gate.scheduler.set(now, flow, due);
-        gate.scheduler.push(now, flow, units, io.len, io);
+        gate.scheduler.push(now, flow, units(io.len, unit_bytes), io.len, io);
         self.pump_gate(now, resource);
     }
 

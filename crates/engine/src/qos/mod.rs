@@ -76,6 +76,11 @@ pub struct ResourceState {
 }
 
 /// Units that an I/O of so many bytes counts as.
+#[inline]
 pub fn units(bytes: u64, unit_bytes: u32) -> u32 {
+    // Nearly all I/O is one, which takes no division.
+    if bytes <= u64::from(unit_bytes) {
+        return 1;
+    }
     bytes.div_ceil(u64::from(unit_bytes)).clamp(1, u64::from(u32::MAX)) as u32
 }
