@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hob_engine::io::BufferSlice;
-use hob_engine::units::BufferId;
+use hob_engine::units::{BufferId, SECTOR_BYTES, sector_ceil, sector_floor};
 
 /// The payload buffers of the shard.
 pub trait Payload {
@@ -17,6 +17,26 @@ pub trait Payload {
     fn bytes(&self, slice: BufferSlice) -> &[u8];
     /// Part of a buffer, to be written.
     fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8];
+}
+
+/// A buffer for the request of these bytes, and how many it has: whole sectors, as the engine wants it. Its bytes beyond the
+/// disk's end must read as zeroes; those of a sector that the request touches in part are overwritten by a read and ignored
+/// for a write, so zeroing the last sector is always right, and cheap. `None` while there is no room.
+#[inline]
+pub(crate) fn alloc_for(payload: &mut impl Payload, offset: u64, len: u64) -> Option<(BufferId, usize)> {
+    let bytes = sector_ceil(offset + len) - sector_floor(offset);
+    let id = payload.alloc(bytes as usize)?;
+    if !(offset + len).is_multiple_of(SECTOR_BYTES) {
+        let last = BufferSlice { id, offset: (bytes - SECTOR_BYTES) as u32, len: SECTOR_BYTES as u32 };
+        payload.bytes_mut(last).fill(0);
+    }
+    Some((id, bytes as usize))
+}
+
+/// Where the bytes of a request are in such a buffer.
+#[inline]
+pub(crate) fn slice_for(id: BufferId, offset: u64, len: u64) -> BufferSlice {
+    BufferSlice { id, offset: (offset % SECTOR_BYTES) as u32, len: len as u32 }
 }
 
 /// Buffers that are plain vectors with their reference counts: for tests and fuzzers.

@@ -26,9 +26,9 @@ use std::collections::VecDeque;
 
 use hob_engine::REQUEST_BYTES_MAX;
 use hob_engine::io::{BufferSlice, Durability, IoError, Op, Promote, Reply, Request, Zeroing};
-use hob_engine::units::{BufferId, DiskId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
+use hob_engine::units::{BufferId, DiskId, RequestId, sector_ceil};
 
-use crate::nbd::Payload;
+use crate::payload::{Payload, alloc_for, slice_for};
 pub use wire::{Answer, Attributes, MESSAGE_BYTES_MAX, TRANSFER_BYTES_MAX};
 use wire::{Call, Change, Errno, WRITE_HEAD_BYTES};
 
@@ -425,22 +425,16 @@ impl Session {
 }
 
 impl InFlight {
-    /// Gets the buffer, whose bytes beyond the disk's end must read as zeroes: see `nbd`.
+    /// Gets the buffer.
     #[inline]
     fn alloc(&mut self, payload: &mut impl Payload) -> bool {
-        let len = (sector_ceil(self.end) - sector_floor(self.offset)) as usize;
-        let Some(id) = payload.alloc(len) else { return false };
-        if !self.end.is_multiple_of(SECTOR_BYTES) {
-            let offset = (len as u64 - SECTOR_BYTES) as u32;
-            payload.bytes_mut(BufferSlice { id, offset, len: SECTOR_BYTES as u32 }).fill(0);
-        }
-        self.buffer = Some(id);
-        self.buffer_bytes = len;
+        let Some((id, bytes)) = alloc_for(payload, self.offset, self.end - self.offset) else { return false };
+        (self.buffer, self.buffer_bytes) = (Some(id), bytes);
         true
     }
 
     fn payload_slice(&self, id: BufferId) -> BufferSlice {
-        BufferSlice { id, offset: (self.offset % SECTOR_BYTES) as u32, len: self.len as u32 }
+        slice_for(id, self.offset, self.len)
     }
 
     /// Goes to the next piece. False if the last one was the last.

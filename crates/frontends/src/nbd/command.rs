@@ -2,10 +2,10 @@
 
 use hob_engine::REQUEST_BYTES_MAX;
 use hob_engine::io::{BufferSlice, Durability, Op, Promote, Request, Zeroing};
-use hob_engine::units::{BufferId, DiskId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
+use hob_engine::units::{BufferId, DiskId, RequestId};
 use hob_nbd::{Command, CommandFlags};
 
-use super::Payload;
+use crate::payload::{Payload, alloc_for, slice_for};
 
 /// Longest piece of a prefetch, bytes: its data comes into a buffer that nobody reads.
 const PREFETCH_BYTES_MAX: u64 = 1 << 20;
@@ -43,32 +43,21 @@ impl InFlight {
         matches!(self.header.command, Command::Read | Command::Write | Command::Cache)
     }
 
-    /// Gets the buffer. Its bytes beyond the disk's end must read as zeroes; those of a sector that
-    /// the command touches in part are overwritten by a read and ignored for a write, so zeroing the
-    /// last sector is always right, and cheap.
+    /// Gets the buffer.
     pub(super) fn alloc(&mut self, payload: &mut impl Payload) -> bool {
-        let len = sector_ceil(self.offset + self.len) - sector_floor(self.offset);
-        let Some(id) = payload.alloc(len as usize) else { return false };
-        if !(self.offset + self.len).is_multiple_of(SECTOR_BYTES) {
-            let offset = (len - SECTOR_BYTES) as u32;
-            payload.bytes_mut(BufferSlice { id, offset, len: SECTOR_BYTES as u32 }).fill(0);
-        }
+        let Some((id, bytes)) = alloc_for(payload, self.offset, self.len) else { return false };
         if self.header.command == Command::Read {
             payload.retain(id);
             self.reply_buffer = Some(id);
         }
-        self.buffer = Some(id);
-        self.buffer_bytes = len as usize;
+        (self.buffer, self.buffer_bytes) = (Some(id), bytes);
         true
     }
 
     /// Where the command's bytes are in its buffer.
     pub(super) fn payload_slice(&self) -> BufferSlice {
-        BufferSlice {
-            id: self.buffer.or(self.reply_buffer).expect("a command with payload has a buffer"),
-            offset: (self.offset % SECTOR_BYTES) as u32,
-            len: self.len as u32,
-        }
+        let id = self.buffer.or(self.reply_buffer).expect("a command with payload has a buffer");
+        slice_for(id, self.offset, self.len)
     }
 
     /// The request for the current piece. The buffer's reference goes to the engine.

@@ -31,7 +31,7 @@ use hob_nbd::server::request::{Refusal, decode_request, validate};
 use hob_nbd::wire::REQUEST_BYTES;
 use hob_nbd::{Command, ErrorCode, Extent};
 
-pub use crate::payload::Payload;
+use crate::payload::Payload;
 use command::{InFlight, Table};
 
 /// Most commands of one connection in flight.
