@@ -244,19 +244,22 @@ impl Ring {
     /// [`FdClass::Device`], ends a wait for messages.
     pub fn shutdown(&mut self, fd: Fd) {
         if self.entry_mut(fd).class == FdClass::Device {
-            return self.end_wait(fd);
+            return self.end_waits(fd);
         }
         let entry = self.entry_mut(fd);
         let file = entry.file.as_ref().expect("an entry in use has a file");
         let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
     }
 
-    fn end_wait(&mut self, fd: Fd) {
-        let waits = |op: &Op| op.fd == fd && matches!(op.work, Work::Readable);
-        let Some(op) = self.ops.iter().position(waits) else { return };
+    /// Ends whatever waits for a device or an event.
+    fn end_waits(&mut self, fd: Fd) {
         match &mut self.driver {
-            Driver::Uring(uring) => uring.cancel(op as u32),
-            Driver::Threads(threads) => threads.end_wait(fd.index),
+            Driver::Threads(threads) => threads.cancel(fd.index),
+            Driver::Uring(uring) => {
+                let waits = |op: &Op| matches!(op.work, Work::Readable | Work::AwaitEvent | Work::Signal);
+                let waiting = self.ops.iter().enumerate().filter(|(_, op)| op.fd == fd && waits(op));
+                waiting.for_each(|(index, _)| uring.cancel(index as u32));
+            }
         }
     }
 
@@ -358,16 +361,7 @@ impl Ring {
 
     /// Gives an eventfd up, as [`Ring::detach`] does. What waits for it completes.
     pub fn detach_event(&mut self, fd: Fd) {
-        match &mut self.driver {
-            Driver::Threads(threads) => threads.cancel(fd.index),
-            Driver::Uring(uring) => {
-                for (index, op) in self.ops.iter().enumerate() {
-                    if op.fd == fd && matches!(op.work, Work::AwaitEvent | Work::Signal) {
-                        uring.cancel(index as u32);
-                    }
-                }
-            }
-        }
+        self.end_waits(fd);
         self.detach(fd);
     }
 
@@ -408,7 +402,7 @@ impl Ring {
             return true;
         }
         match &mut self.driver {
-            Driver::Uring(uring) => uring.watch(spin, &mut look),
+            Driver::Uring(uring) => uring.watch(spin, look),
             Driver::Threads(_) => false,
         }
     }
@@ -562,17 +556,10 @@ impl Drop for Ring {
                 (FdClass::Socket, Some(file)) => {
                     let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
                 }
-                (FdClass::Device, Some(_)) => {
-                    self.end_wait(Fd { index: index as u16, generation: entry.generation });
+                (FdClass::Device | FdClass::Event, Some(_)) => {
+                    self.end_waits(Fd { index: index as u16, generation: entry.generation });
                 }
                 _ => {}
-            }
-        }
-        if let Driver::Threads(threads) = &mut self.driver {
-            for (index, entry) in self.fds.iter().enumerate() {
-                if entry.class == FdClass::Event && entry.file.is_some() {
-                    threads.cancel(index as u16);
-                }
             }
         }
         let deadline = std::time::Instant::now() + DRAIN_MAX;

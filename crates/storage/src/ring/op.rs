@@ -142,9 +142,7 @@ pub(super) enum Attempt {
         len: u32,
     },
     SendMessage(*const libc::msghdr),
-    /// Wait until it can be read from.
-    Readable,
-    /// Until there is something to read.
+    /// Until there is something to read, or an error to tell.
     Poll,
     /// Adds one to an eventfd.
     Signal,
@@ -223,7 +221,6 @@ impl Op {
                 Attempt::Write { from: to, len, offset: *offset + u64::from(done), durability: *durability }
             }
             Work::Fsync => Attempt::Fsync,
-            Work::Readable => Attempt::Readable,
             Work::Fallocate { mode, offset, len } => {
                 Attempt::Fallocate { mode: *mode, offset: *offset, len: *len }
             }
@@ -235,7 +232,7 @@ impl Op {
                 let (to, len) = rest(slice);
                 Attempt::RecvAll { to, len }
             }
-            Work::AwaitEvent => Attempt::Poll,
+            Work::Readable | Work::AwaitEvent => Attempt::Poll,
             Work::Signal => Attempt::Signal,
             Work::Send { total: 0, .. } => Attempt::Nothing,
             Work::Send { gather, message, .. } => match &gather.pieces[..] {

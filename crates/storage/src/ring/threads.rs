@@ -116,9 +116,7 @@ impl Threads {
         let fd = entry.raw();
         let waiting = &mut self.sockets[usize::from(index)];
         let slot = match attempt {
-            Attempt::Recv { .. } | Attempt::RecvAll { .. } | Attempt::Readable | Attempt::Poll => {
-                &mut waiting.receive
-            }
+            Attempt::Recv { .. } | Attempt::RecvAll { .. } | Attempt::Poll => &mut waiting.receive,
             Attempt::Send { .. } | Attempt::SendMessage(_) | Attempt::Signal => &mut waiting.send,
             _ => return self.queue(Job { op, fd, attempt }),
         };
@@ -173,12 +171,6 @@ impl Threads {
         }
         drop(queue);
         self.shared.work.notify_one();
-    }
-
-    /// Ends the wait for a message.
-    pub(super) fn end_wait(&mut self, index: u16) {
-        let waiting = self.sockets[usize::from(index)].receive.take();
-        self.ended.extend(waiting.map(|op| Ended { op, result: -libc::ECANCELED, more_to_receive: false }));
     }
 
     pub(super) fn wait(&mut self, _spin: Duration, timeout: Option<Duration>) -> io::Result<()> {
@@ -309,7 +301,6 @@ fn run(fd: RawFd, attempt: Attempt) -> i32 {
             }
             Attempt::Send { from, len } => libc::send(fd, from.cast(), len as usize, flags),
             Attempt::SendMessage(header) => libc::sendmsg(fd, header, flags),
-            Attempt::Readable => return readable(fd),
             Attempt::Poll => ready(fd, libc::POLLIN),
             // A count that is at its highest would make the write wait.
             Attempt::Signal => match ready(fd, libc::POLLOUT) {
@@ -321,16 +312,5 @@ fn run(fd: RawFd, attempt: Attempt) -> i32 {
     match result {
         -1 => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
         moved => moved as i32,
-    }
-}
-
-/// Is there a message, or an error to tell?
-fn readable(fd: RawFd) -> i32 {
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry, which outlives the call.
-    match unsafe { libc::poll(&raw mut poll, 1, 0) } {
-        -1 => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
-        0 => -libc::EAGAIN,
-        _ => i32::from(poll.revents),
     }
 }

@@ -158,7 +158,6 @@ impl Uring {
                 }
                 opcode::Write::new(fd, from, len).offset(offset).rw_flags(flags).build()
             }
-            Attempt::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
             Attempt::Fsync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             Attempt::Fallocate { mode, offset, len } => {
                 opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
@@ -220,7 +219,7 @@ impl Uring {
                 self.sends = 0;
                 quiet(self.ring.submit())?;
             }
-            if dont_wait || self.spin(spin, &mut || false) {
+            if dont_wait || self.spin(spin, || false) {
                 return Ok(());
             }
         }
@@ -254,7 +253,7 @@ impl Uring {
     }
 
     /// Submits, and watches for completions, or for what `look` looks for.
-    pub(super) fn watch(&mut self, spin: Duration, look: &mut dyn FnMut() -> bool) -> bool {
+    pub(super) fn watch(&mut self, spin: Duration, look: impl FnMut() -> bool) -> bool {
         self.push_backlog();
         if !self.ring.submission().is_empty() || self.ring.submission().taskrun() {
             self.sends = 0;
@@ -266,7 +265,7 @@ impl Uring {
     }
 
     /// Watches for completions without a system call; true when there are some, or `look` says so.
-    fn spin(&mut self, limit: Duration, look: &mut dyn FnMut() -> bool) -> bool {
+    fn spin(&mut self, limit: Duration, mut look: impl FnMut() -> bool) -> bool {
         let start = Instant::now();
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
