@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{
-    Bucket, CacheState, DeviceState, Disk, DiskLoad, DiskState as DiskLife, Health, HealthProblem, Pool,
-    ProblemKind,
+    Bucket, CacheState, Datastore, DeviceState, Disk, DiskLoad, DiskState as DiskLife, Health, HealthProblem,
+    Pool, ProblemKind,
 };
 use hob_engine::histogram::Histogram;
 use hob_engine::stats::DiskStats;
@@ -44,10 +44,7 @@ impl Manager {
             page.add_disk(disk, stats);
         })
         .await;
-        // Who does not answer a ping would only be waited for.
-        let all_answer = shards.iter().all(|answers| *answers);
-        let datastores = if all_answer { self.datastores().await.unwrap_or_default() } else { Vec::new() };
-        page.add_qos(&self.disks_qos(), &datastores);
+        page.add_qos(&self.disks_qos(), &self.datastores_now(&shards).await.unwrap_or_default());
         let counts = sum(answers);
         for (pool, counts) in self.pools_with(counts.as_ref()) {
             page.add_pool(&pool, &counts);
@@ -60,6 +57,13 @@ impl Manager {
             disks_missing,
         });
         page.finish()
+    }
+
+    /// How datastores are doing, if that can be had soon: with a silent shard each of them would be waited for in vain.
+    pub(super) async fn datastores_now(self: &Arc<Self>, shards: &[bool]) -> Option<Vec<Datastore>> {
+        let all_answer = shards.iter().all(|answers| *answers);
+        let asked = async { self.datastores().await.ok() };
+        if all_answer { tokio::time::timeout(PING_MAX, asked).await.ok().flatten() } else { None }
     }
 
     /// What every disk has done so far, for who wants to see rates.

@@ -29,11 +29,7 @@ impl Manager {
             disks.push(DiskNow { disk: disk.clone(), qos: due.remove(&disk.name), figures });
         })
         .await;
-        // With a silent shard, each datastore would be waited for in vain.
-        let datastores = match shards.iter().all(|answers| *answers) {
-            true => tokio::time::timeout(PING_MAX, self.datastores()).await.ok().and_then(Result::ok),
-            false => None,
-        };
+        let datastores = self.datastores_now(&shards).await;
         let counts = sum(answers);
         let pools = self.pools_with(counts.as_ref()).into_iter().map(|(pool, devices)| PoolNow {
             pool,
