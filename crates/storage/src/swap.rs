@@ -16,7 +16,7 @@ mod mapping;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -105,6 +105,9 @@ pub struct Memory {
     pub swap_free: u64,
 }
 
+/// Bit 21 of a mask of capabilities.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+
 /// Why an area cannot be swapped to, or no longer.
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
@@ -123,6 +126,9 @@ pub enum SwapError {
     /// The kernel has no room for what is swapped out.
     #[error("there is not enough memory for what is swapped out")]
     NoMemory,
+    /// Somebody ended the process that was at it.
+    #[error("the process that turns swap off was ended, perhaps because memory ran out")]
+    Killed,
     /// It was told to stop.
     #[error("it was stopped")]
     Stopped,
@@ -266,7 +272,10 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
     // SAFETY: `path` ends with a zero byte and lives until the call returns.
     match unsafe { libc::swapon(path.as_ptr(), priority) } {
         0 => Ok(device.path),
-        _ => Err(of_kernel("turn swap on")),
+        _ => {
+            let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+            Err(SwapError::of_kernel("turn swap on", errno))
+        }
     }
 }
 
@@ -274,23 +283,41 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
 /// the process stops it. **Not to be called in a daemon**: when memory runs out meanwhile, the kernel ends this process before all others.
 ///
 /// # Errors
-/// `NoMemory`, `Stopped`, `NotAllowed`, or the system's; then the device is swapped to as before.
-pub fn turn_off(path: &Path) -> Result<(), SwapError> {
-    let path = c_path(path)?;
+/// The system's, which [`SwapError::of_kernel`] understands; then the device is swapped to as before.
+pub fn turn_off(path: &Path) -> io::Result<()> {
+    let path = c_path(path).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     // SAFETY: `path` ends with a zero byte and lives until the call returns.
     match unsafe { libc::swapoff(path.as_ptr()) } {
         0 => Ok(()),
-        _ => Err(of_kernel("turn swap off")),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
-fn of_kernel(action: &'static str) -> SwapError {
-    let source = io::Error::last_os_error();
-    match source.raw_os_error() {
-        Some(libc::EPERM) => SwapError::NotAllowed,
-        Some(libc::ENOMEM) => SwapError::NoMemory,
-        Some(libc::EINTR) => SwapError::Stopped,
-        _ => SwapError::System { action, source },
+impl SwapError {
+    /// What an error number of the kernel means here.
+    pub fn of_kernel(action: &'static str, errno: i32) -> SwapError {
+        match errno {
+            libc::EPERM => SwapError::NotAllowed,
+            libc::ENOMEM => SwapError::NoMemory,
+            libc::EINTR => SwapError::Stopped,
+            _ => SwapError::System { action, source: io::Error::from_raw_os_error(errno) },
+        }
+    }
+}
+
+/// May this process make loop devices and swap to them?
+///
+/// # Errors
+/// `NotAllowed`, `NoLoopDevices`, or the system's.
+pub fn check_able() -> Result<(), SwapError> {
+    loops::control()?;
+    let status = std::fs::read_to_string("/proc/self/status")
+        .map_err(|source| SwapError::System { action: "see what hob may do", source })?;
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    match effective {
+        Some(mask) if mask & CAP_SYS_ADMIN == 0 => Err(SwapError::NotAllowed),
+        _ => Ok(()),
     }
 }
 
@@ -323,14 +350,6 @@ fn reopened(file: BorrowedFd<'_>, flags: i32) -> Result<File, SwapError> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let opened = File::options().read(true).write(true).custom_flags(flags).open(path);
     opened.map_err(|source| SwapError::System { action: "open the device once more", source })
-}
-
-/// A descriptor that [`prepare`] and [`turn_on`] may use on another thread.
-///
-/// # Errors
-/// The system's, when there are no descriptors left.
-pub fn descriptor(file: impl AsFd) -> io::Result<OwnedFd> {
-    file.as_fd().try_clone_to_owned()
 }
 
 #[cfg(test)]

@@ -114,6 +114,16 @@ pub(super) fn in_use() -> io::Result<Vec<LoopDevice>> {
     Ok(found)
 }
 
+/// Where new ones are asked for.
+pub(super) fn control() -> Result<File, SwapError> {
+    let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control");
+    control.map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => SwapError::NoLoopDevices,
+        io::ErrorKind::PermissionDenied => SwapError::NotAllowed,
+        _ => SwapError::System { action: "open /dev/loop-control", source },
+    })
+}
+
 /// A loop device over a part of a file, for as long as it is open or swapped to.
 pub(super) struct New {
     pub(super) path: PathBuf,
@@ -123,12 +133,7 @@ pub(super) struct New {
 
 /// Makes one. `file` is open for reading and writing, and nobody's but the device's: it keeps that description, with its locks.
 pub(super) fn make(file: BorrowedFd<'_>, range: Range) -> Result<New, SwapError> {
-    let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control");
-    let control = control.map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => SwapError::NoLoopDevices,
-        io::ErrorKind::PermissionDenied => SwapError::NotAllowed,
-        _ => SwapError::System { action: "open /dev/loop-control", source },
-    })?;
+    let control = control()?;
     for _ in 0..TRIES {
         // SAFETY: the request takes no address.
         let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) };
