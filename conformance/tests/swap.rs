@@ -158,7 +158,7 @@ fn pages_survive_on_a_pool_whatever_becomes_of_the_daemon() {
     assert_eq!((area["name"].as_str(), area["state"].as_str()), (Some("swap0"), Some("on")), "{area}");
     let device = area["loop_device"].as_str().unwrap().to_owned();
     assert!(is_on(&device));
-    assert_eq!(loops_below(stage.disk.path()), [device.clone()]);
+    assert_eq!(loops_below(stage.disk.path()), std::slice::from_ref(&device));
     assert_eq!((of_loop(&device, "sizelimit"), of_loop(&device, "dio")), (63 * MIB, 1));
     assert!(of_loop(&device, "offset") >= 2 * MIB);
 
