@@ -498,7 +498,10 @@ fn refuse(what: &str, error: &SwapError) -> Refusal {
         SwapError::NoMemory => {
             Refusal::conflict(said).hint("free memory first: end programs, or give the host other swap")
         }
-        SwapError::Stopped | SwapError::Killed => Refusal::conflict(said),
+        SwapError::Stopped => {
+            Refusal::conflict(format!("the change of {what} was stopped by another command"))
+        }
+        SwapError::Killed => Refusal::conflict(said),
         SwapError::NotAllowed | SwapError::NoLoopDevices | SwapError::System { .. } => Refusal::failed(said),
     }
 }

@@ -275,7 +275,7 @@ impl Manager {
         };
         let outcome = result.and(saved);
         if let Err(refusal) = &outcome {
-            tracing::warn!("swap area {name}: {refusal}");
+            tracing::warn!("{refusal}");
         }
         work.outcome.send_replace(Some(outcome));
     }
