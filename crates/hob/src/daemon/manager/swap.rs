@@ -35,8 +35,8 @@ pub(super) struct SwapEntry {
     place: Option<Place>,
     /// What is being done to it.
     work: Option<Arc<Work>>,
-    /// Why it is not as it was asked for.
-    reason: Option<String>,
+    /// What could not be done to it, and why.
+    failed: Option<(Doing, String)>,
 }
 
 /// Where an area is.
@@ -53,7 +53,7 @@ impl SwapEntry {
     /// What was kept, of which nothing has been seen yet.
     pub(super) fn all(kept: &[SwapSpec]) -> BTreeMap<String, SwapEntry> {
         let entry = |spec: &SwapSpec| {
-            let entry = SwapEntry { wanted: spec.clone(), place: None, work: None, reason: None };
+            let entry = SwapEntry { wanted: spec.clone(), place: None, work: None, failed: None };
             (spec.name.clone(), entry)
         };
         kept.iter().map(entry).collect()
@@ -76,10 +76,7 @@ impl SwapEntry {
         };
         let used = Size(active.as_ref().map_or(0, |active| active.used));
         let expected = || match state {
-            SwapState::Unavailable => Some(format!(
-                "{} is not there, or no longer has it; pool {pool} says how its devices are",
-                device.display()
-            )),
+            SwapState::Unavailable => Some(self.away()),
             SwapState::Off if self.is_in_parts() => Some(IN_PARTS.to_owned()),
             SwapState::Off if *on => {
                 Some(format!("something else than hob turned it off; 'hob swap on {name}' turns it on"))
@@ -92,7 +89,7 @@ impl SwapEntry {
             device: device.to_string_lossy().into_owned(),
             size: *size,
             state,
-            reason: self.reason.clone().or(cannot_look).or_else(expected),
+            reason: self.failed.as_ref().map(|(_, why)| why.clone()).or(cannot_look).or_else(expected),
             at_start: *on,
             used,
             left: match state {
@@ -103,6 +100,15 @@ impl SwapEntry {
             priority: active.as_ref().map(|active| active.priority).or(priority.map(i32::from)),
             loop_device: active.map(|active| active.path.to_string_lossy().into_owned()),
         }
+    }
+
+    /// What is said of an area whose device is away.
+    fn away(&self) -> String {
+        let SwapSpec { pool, device, .. } = &self.wanted;
+        format!(
+            "{} is not there, or no longer has it; pool {pool} says how its devices are",
+            device.display()
+        )
     }
 
     fn is_in_parts(&self) -> bool {
@@ -193,7 +199,7 @@ impl Manager {
         let size = Size(segments * segment_bytes);
         let wanted =
             SwapSpec { name: name.clone(), pool: pool.clone(), device, size, owner, on: false, priority };
-        let entry = SwapEntry { wanted, place: None, work: None, reason: None };
+        let entry = SwapEntry { wanted, place: None, work: None, failed: None };
         self.inner().swaps.insert(name.clone(), entry);
         self.refresh_swaps(&pool).await;
         if let Err(refusal) = self.save_first().await {
@@ -443,8 +449,19 @@ impl Inner {
             },
             place: None,
             work: None,
-            reason: None,
+            failed: None,
         })
+    }
+
+    /// Areas that are to be on and are not, as far as is known without asking the kernel, and why.
+    pub(super) fn missing_swap(&self) -> Vec<(String, String)> {
+        let why = |entry: &SwapEntry| match (&entry.failed, &entry.place) {
+            (Some((Doing::TurningOn, why)), _) => Some(why.clone()),
+            (_, None) => Some(entry.away()),
+            _ => None,
+        };
+        let wanted = self.swaps.iter().filter(|(_, entry)| entry.wanted.on);
+        wanted.filter_map(|(name, entry)| Some((name.clone(), why(entry)?))).collect()
     }
 
     /// What swap areas take of a pool.

@@ -266,7 +266,7 @@ impl Manager {
                 entry.work = None;
                 let is_stopped = work.stop.load(Ordering::Relaxed);
                 let why = result.as_ref().err().filter(|_| !is_stopped);
-                entry.reason = why.map(|refusal| refusal.problem.error.clone());
+                entry.failed = why.map(|refusal| (work.doing, refusal.problem.error.clone()));
             }
         }
         let saved = match &result {
@@ -285,7 +285,7 @@ impl Manager {
         {
             let mut inner = self.inner();
             let entry = inner.swap_mut(name)?;
-            entry.reason = None;
+            entry.failed = None;
             if std::mem::replace(&mut entry.wanted.on, on) == on {
                 return Ok(());
             }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hob_control::{DevicePatch, Swap, SwapCreate, SwapPatch, SwapState};
+use hob_control::{DevicePatch, ProblemKind, Swap, SwapCreate, SwapPatch, SwapState};
 use hob_engine::units::DeviceId;
 
 use super::*;
@@ -394,14 +394,27 @@ fn an_area_waits_for_its_device() {
         let swap = stage.show("s").await;
         assert_eq!((swap.state, swap.at_start), (SwapState::Unavailable, true));
         assert!(swap.reason.unwrap().contains("pool p says"));
+        let problems = stage.bench.manager.problems(&[true]);
+        assert!(problems.iter().any(|found| found.kind == ProblemKind::SwapOff && found.subject == "s"));
         let refused = stage.set("s", true, false).await.unwrap_err().to_string();
         assert!(refused.contains("hob pool show p"), "{refused}");
         let refused =
             stage.bench.manager.device_remove("p".into(), here.clone()).await.unwrap_err().to_string();
         assert!(refused.contains("has swap of the host"), "{refused}");
         std::fs::rename(&away, &here).unwrap();
+        stage.kernel.bad_ground.store(true, Ordering::Relaxed);
         stage.bench.manager.retry_devices("p").await;
-        stage.wait_for("s", SwapState::On).await;
+        stage.wait_for("s", SwapState::Off).await;
+        while stage.show("s").await.state != SwapState::Off
+            || stage.bench.manager.inner().missing_swap().is_empty()
+        {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let problems = stage.bench.manager.problems(&[true]);
+        assert!(problems.len() == 1 && problems[0].reason.contains("lies on sand"), "{problems:?}");
+        stage.kernel.bad_ground.store(false, Ordering::Relaxed);
+        stage.set("s", true, false).await.unwrap();
+        assert!(stage.bench.manager.problems(&[true]).is_empty());
         assert_eq!(stage.bench.free(), 5);
     });
 }
