@@ -294,6 +294,12 @@ impl Daemon {
         Stats::parse(&out).unwrap_or_else(|e| panic!("hob stats: {e}"))
     }
 
+    /// SIGKILL.
+    #[track_caller]
+    pub fn kill(mut self) {
+        self.process.kill();
+    }
+
     /// SIGTERM; must end with status 0.
     #[track_caller]
     pub fn stop(mut self) -> Output {

@@ -39,6 +39,7 @@ mod settings;
 mod snapshot;
 mod start;
 mod taken_over;
+mod swap;
 mod view;
 mod ways_in;
 mod ways_out;
@@ -59,12 +60,14 @@ use super::hardware::BackingOptions;
 use super::mount::Mount;
 use super::shard_api::{PATIENCE, ShardHandle};
 use super::state::{CacheSpec, DiskState, PoolState, State, StateError, Store};
+use super::swap::{HostKernel, SwapKernel};
 use super::tape::Counter;
 use datastores::DatastoreEntry;
 use flash::Flash;
 pub(crate) use record::Recording;
 pub(crate) use refusal::{Kind, Refusal};
 pub(crate) use settings::simulated as simulated_cache;
+use swap::SwapEntry;
 
 /// Pools there can be.
 const POOLS_MAX: usize = 64;
@@ -80,6 +83,7 @@ pub(crate) struct Manager {
     backing_options: BackingOptions,
     store: Arc<Mutex<Store>>,
     inner: Mutex<Inner>,
+    swap_kernel: Arc<dyn SwapKernel>,
 }
 
 /// What the manager knows.
@@ -91,6 +95,7 @@ struct Inner {
     policies: BTreeMap<String, Qos>,
     /// In the order of their ids.
     datastores: Vec<DatastoreEntry>,
+    swaps: BTreeMap<String, SwapEntry>,
     /// Ids of devices are not used twice: a shard remembers what it thinks of each.
     next_device: u16,
     /// Names that hob.toml defines.
@@ -201,6 +206,7 @@ impl Manager {
             backing_options,
             store: Arc::new(Mutex::new(store)),
             inner: Mutex::new(Inner::default()),
+            swap_kernel: Arc::new(HostKernel),
         })
     }
 
@@ -273,6 +279,7 @@ impl Inner {
             disks_removed: self.disks_removed.clone(),
             policies: self.policy_states(),
             datastores: self.datastore_states(),
+            swaps: self.swaps.values().map(|swap| swap.wanted.clone()).collect(),
             ..State::default()
         }
     }

@@ -20,6 +20,7 @@ mod relay;
 pub(crate) mod shard;
 pub(crate) mod shard_api;
 mod state;
+pub(crate) mod swap;
 pub(crate) mod tape;
 pub(crate) mod tls;
 pub(crate) mod vhost_user;

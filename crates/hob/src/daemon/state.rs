@@ -45,6 +45,9 @@ pub(crate) struct State {
     /// Datastores of which something was said.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) datastores: Vec<DatastoreState>,
+    /// Swap areas of the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) swaps: Vec<SwapSpec>,
 }
 
 /// A pool and where it lies.
@@ -63,6 +66,28 @@ pub(crate) struct PoolState {
     /// Its identity, as its devices tell it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) uuid: Option<String>,
+}
+
+/// A swap area of the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SwapSpec {
+    /// Its name.
+    pub(crate) name: String,
+    /// Where.
+    pub(crate) pool: String,
+    /// The device that it was on last.
+    pub(crate) device: PathBuf,
+    /// Room, whole segments.
+    pub(crate) size: Size,
+    /// What its segments are marked with, and its header.
+    #[serde(with = "cache::word")]
+    pub(crate) owner: CacheOwner,
+    /// Is it turned on at the start?
+    pub(crate) on: bool,
+    /// What was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) priority: Option<u16>,
 }
 
 /// A disk.
@@ -122,6 +147,7 @@ impl Default for State {
             disks_removed: Vec::new(),
             policies: Vec::new(),
             datastores: Vec::new(),
+            swaps: Vec::new(),
         }
     }
 }
