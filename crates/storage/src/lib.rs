@@ -12,6 +12,7 @@ pub mod failing;
 pub mod flash;
 pub mod pool;
 pub mod ring;
+pub mod signals;
 pub mod token;
 pub mod volatile;
 

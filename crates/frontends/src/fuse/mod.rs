@@ -122,6 +122,16 @@ impl Session {
         self.disk
     }
 
+    /// The file as programs see it now.
+    pub fn file(&self) -> &Attributes {
+        &self.file
+    }
+
+    /// Are changes refused?
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// Bytes of buffers that its commands hold.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes

@@ -23,6 +23,7 @@ mod files;
 mod fit;
 mod flash;
 mod journal_lost;
+mod leave;
 mod life_cycle;
 mod measure;
 mod memory;
@@ -61,6 +62,7 @@ use super::state::{CacheSpec, DiskState, PoolState, State, StateError, Store};
 use super::tape::Counter;
 use datastores::DatastoreEntry;
 use flash::Flash;
+pub(crate) use leave::{Ending, LeftFile};
 pub(crate) use record::Recording;
 pub(crate) use refusal::{Kind, Refusal};
 pub(crate) use settings::simulated as simulated_cache;
@@ -79,6 +81,8 @@ pub(crate) struct Manager {
     backing_options: BackingOptions,
     store: Arc<Mutex<Store>>,
     inner: Mutex<Inner>,
+    /// Files that the program before has left mounted, by disk.
+    left_files: Mutex<BTreeMap<String, LeftFile>>,
 }
 
 /// What the manager knows.
@@ -92,6 +96,8 @@ struct Inner {
     datastores: Vec<DatastoreEntry>,
     /// Ids of devices are not used twice: a shard remembers what it thinks of each.
     next_device: u16,
+    /// Somebody else goes on soon: nothing is changed any more.
+    leaving: bool,
     /// Names that hob.toml defines.
     defined: BTreeSet<String>,
     /// Of these, removed by command.
@@ -200,6 +206,7 @@ impl Manager {
             backing_options,
             store: Arc::new(Mutex::new(store)),
             inner: Mutex::new(Inner::default()),
+            left_files: Mutex::default(),
         })
     }
 

@@ -3,6 +3,7 @@
 
 pub(crate) mod allow;
 pub(crate) mod config;
+pub(crate) mod doors;
 pub(crate) mod exports;
 #[cfg(test)]
 mod fake_shard;
@@ -22,8 +23,10 @@ pub(crate) mod shard_api;
 mod state;
 pub(crate) mod tape;
 pub(crate) mod tls;
+pub(crate) mod upgrade;
 pub(crate) mod vhost_user;
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,18 +39,20 @@ use tokio::task::JoinSet;
 
 use allow::{AllowEntry, AllowList};
 use config::{Config, ControlConfig, Limits, NbdEntry, NbdSecrets, NbdTlsFiles};
+use doors::Doors;
 use exports::Exports;
 use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
 use listen::{Entrance, Hall, Listener, NbdSession, NbdTls};
-use manager::Manager;
 pub(crate) use manager::simulated_cache;
+use manager::{Ending, Manager};
 use notify::Notifier;
 use relay::{Relays, Spawner};
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
 use state::{State, Store};
 use tls::{Tls, WithoutCertificate};
+use upgrade::{Leaving, Legacy, WaitingRoom};
 
 /// TLS clients are told of the end for that long.
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
@@ -118,6 +123,14 @@ impl Plan {
         })
     }
 
+    /// Could a daemon start with this configuration and with what was kept? Changes nothing, so that one may be running.
+    pub(crate) fn check_config(config: &Config) -> anyhow::Result<()> {
+        Guard::of_config(&config.control)?;
+        entrances(&config.listen, &config.nbd)?;
+        State::read(&config.state_dir)?;
+        Ok(())
+    }
+
     /// One disk.
     pub(crate) fn of_serving(serving: Serving) -> anyhow::Result<Plan> {
         let Serving { disk, cache, force, listen, allow, control, ring, drain_on_shutdown } = serving;
@@ -173,11 +186,25 @@ pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
     // A device or backing that hangs must not keep the process.
     runtime.shutdown_background();
     power_cut::end_in_peace();
-    result
+    match result? {
+        None => Ok(()),
+        Some(leaving) => Err(upgrade::become_next(&leaving)),
+    }
 }
 
-async fn live(plan: Plan) -> anyhow::Result<()> {
+/// Why it ends.
+enum End {
+    /// Somebody said so, or something broke.
+    Ended(anyhow::Result<()>),
+    /// Another program is to go on.
+    HandOver,
+}
+
+/// Serves until the end. What is to stay open then comes back if another program is to go on.
+async fn live(plan: Plan) -> anyhow::Result<Option<Leaving>> {
     let mut signals = Signals::new()?;
+    let mut legacy = Legacy::take();
+    let (program, doors) = (legacy.program.clone(), legacy.doors());
     let (event_sender, events) = mpsc::unbounded_channel();
     let shards = start_shards(&plan, &event_sender)?;
     drop(event_sender);
@@ -186,42 +213,133 @@ async fn live(plan: Plan) -> anyhow::Result<()> {
     let relays =
         has_tls.then(|| Relays::start(plan.shards)).transpose().context("cannot start threads for TLS")?;
     let spawner = relays.as_ref().map(Relays::spawner);
-    let mut manager = None;
+    let (known, waiting) = (Known::default(), WaitingRoom::default());
     let notifier = Notifier::from_env();
-    let outcome = tokio::select! {
-        result = serve(plan, shards.clone(), events, spawner, &mut manager, &notifier) => result,
-        () = signals.next() => {
-            tracing::info!("ending");
-            Ok(())
-        }
+    if legacy.goes_on {
+        notifier.going_on();
+    }
+    let end = {
+        let stage =
+            Stage { shards: &shards, doors: &doors, waiting: &waiting, known: &known, notifier: &notifier };
+        let serving = serve(plan, &stage, events, spawner, legacy);
+        stage.until_end(serving, &mut signals, &program).await
     };
-    notifier.stopping();
-    let end = async {
-        if let Some(manager) = manager {
-            manager.close(drain).await;
+    let ending = match &end {
+        End::HandOver => Ending::HandOver,
+        End::Ended(_) if drain => Ending::Drain,
+        End::Ended(_) => Ending::Plain,
+    };
+    if ending != Ending::HandOver {
+        notifier.stopping();
+    }
+    let close = async {
+        let leaving = match (&end, known.manager.get()) {
+            (End::HandOver, Some(manager)) => {
+                let mut leaving = Leaving::collect(program, manager, &shards, &doors).await;
+                leaving.add_waiting(&waiting);
+                Some(leaving)
+            }
+            _ => None,
+        };
+        if let Some(manager) = known.manager.get() {
+            manager.close(ending).await;
         }
         stop(shards).await;
         if let Some(relays) = relays {
             relays.finish(FAREWELL_MAX).await;
         }
+        leaving
     };
-    tokio::select! {
-        () = end => {}
-        () = signals.next() => leave_at_once(),
+    let leaving = tokio::select! {
+        leaving = close => leaving,
+        () = signals.end.next() => leave_at_once(),
+    };
+    match end {
+        End::Ended(outcome) => outcome.map(|()| None),
+        End::HandOver => Ok(leaving.inspect(|leaving| tracing::info!("leaves {}", leaving.summary()))),
     }
-    outcome
 }
 
-/// Starts everything in the order that lets nobody in too early, and serves until dropped. Tells the manager as soon as it
-/// is `known`: it has to close what it opened.
+/// What there is of the daemon so far.
+#[derive(Default)]
+struct Known {
+    /// It has to close what it opened.
+    manager: OnceCell<Arc<Manager>>,
+    /// Everything was started.
+    ready: OnceCell<()>,
+}
+
+/// What the life of the daemon needs at hand.
+struct Stage<'a> {
+    shards: &'a [ShardHandle],
+    doors: &'a Doors,
+    /// Clients whose disks are not there yet.
+    waiting: &'a WaitingRoom,
+    known: &'a Known,
+    notifier: &'a Arc<Notifier>,
+}
+
+impl Stage<'_> {
+    /// Serves until it is to end, or another program is to go on and everything is at rest for that.
+    async fn until_end(
+        &self,
+        serving: impl Future<Output = anyhow::Result<()>>,
+        signals: &mut Signals,
+        program: &std::path::Path,
+    ) -> End {
+        tokio::pin!(serving);
+        let Signals { upgrade, end: signals } = signals;
+        loop {
+            tokio::select! {
+                result = &mut serving => return End::Ended(result),
+                () = signals.next() => {
+                    tracing::info!("ending");
+                    return End::Ended(Ok(()));
+                }
+                _ = upgrade.recv() => {}
+            }
+            let prepared = tokio::select! {
+                result = &mut serving => return End::Ended(result),
+                () = signals.next() => {
+                    tracing::info!("ending");
+                    return End::Ended(Ok(()));
+                }
+                prepared = self.prepare(program) => prepared,
+            };
+            match prepared {
+                Ok(()) => {
+                    self.doors.leave_open();
+                    return End::HandOver;
+                }
+                Err(why) => {
+                    tracing::error!("not upgraded: {why}");
+                    self.notifier.not_reloading(&why);
+                }
+            }
+        }
+    }
+
+    /// Finds out whether another program can go on, and brings everything to rest for it.
+    async fn prepare(&self, program: &std::path::Path) -> Result<(), String> {
+        let (Some(manager), Some(())) = (self.known.manager.get(), self.known.ready.get()) else {
+            return Err("the daemon is still starting".to_owned());
+        };
+        tracing::info!("upgrading to {}", program.display());
+        self.notifier.reloading();
+        upgrade::check(program.to_owned()).await?;
+        upgrade::prepare(manager, self.shards, self.doors).await
+    }
+}
+
+/// Starts everything in the order that lets nobody in too early, and serves until dropped.
 async fn serve(
     plan: Plan,
-    shards: Vec<ShardHandle>,
+    stage: &Stage<'_>,
     events: mpsc::UnboundedReceiver<ShardEvent>,
     relays: Option<Spawner>,
-    known: &mut Option<Arc<Manager>>,
-    notifier: &Arc<Notifier>,
+    mut legacy: Legacy,
 ) -> anyhow::Result<()> {
+    let Stage { shards, doors, known, notifier, .. } = stage;
     let Plan { listen, allow, control, guard, limits, content, .. } = plan;
     let backing_options = BackingOptions {
         wait_max: Duration::from_millis(limits.backing_wait_ms_max),
@@ -232,36 +350,45 @@ async fn serve(
     // Bound before anything is touched, so that two daemons do not get in each other's way.
     let mut controls = Vec::new();
     for endpoint in control {
-        controls.push(ControlListener::bind(endpoint, &guard).await?);
+        controls.push(ControlListener::bind(endpoint, &guard, doors).await?);
     }
+    let places = Arc::new(tokio::sync::Semaphore::new(limits.connections_max));
+    let hall = Hall { exports: exports.clone(), allow, places };
+    let (files, goes_on) = (legacy.files(), legacy.goes_on);
+    stage.waiting.fill(legacy, &hall.places);
+    tokio::spawn(stage.waiting.clone().let_in(hall.clone()));
     let manager = match content {
         Content::Kept { store, state, config } => {
-            let manager = Manager::new(shards, exports.clone(), backing_options, store);
-            *known = Some(manager.clone());
+            let manager = Manager::new(shards.to_vec(), exports, backing_options, store);
+            let _ = known.manager.set(manager.clone());
+            manager.inherit_files(files);
             tasks.spawn(manager.clone().tend(events));
             manager.start(state, &config).await?;
             manager
         }
         Content::One { disk, cache, force } => {
-            let manager = Manager::new(shards, exports.clone(), backing_options, Store::Memory);
-            *known = Some(manager.clone());
+            let manager = Manager::new(shards.to_vec(), exports, backing_options, Store::Memory);
+            let _ = known.manager.set(manager.clone());
+            manager.inherit_files(files);
             tasks.spawn(manager.clone().tend(events));
-            manager.start_serving(*disk, cache, force).await?;
+            // What the program before this one had was made by it.
+            manager.start_serving(*disk, cache, force && !goes_on).await?;
             manager
         }
     };
-    let places = Arc::new(tokio::sync::Semaphore::new(limits.connections_max));
-    let hall = Hall { exports, allow, places };
+    manager.drop_unwanted_files().await;
     for entrance in &listen {
         let endpoint = &entrance.endpoint;
         let listener =
-            Listener::bind(entrance).await.with_context(|| format!("cannot listen on {endpoint}"))?;
+            Listener::bind(entrance, doors).await.with_context(|| format!("cannot listen on {endpoint}"))?;
         tracing::info!("NBD clients connect to {endpoint}");
         tasks.spawn(listener.run(hall.clone(), relays.clone()));
     }
     // The tasks have theirs: when they are gone, so is the last one.
     drop(relays);
     spawn_controls(&mut tasks, controls, &manager);
+    doors.close_unwanted();
+    let _ = known.ready.set(());
     notifier.ready(&manager);
     // They run for ever; if one ends all the same, the daemon does.
     match tasks.join_next().await {
@@ -313,8 +440,15 @@ fn leave_at_once() -> ! {
     std::process::exit(1)
 }
 
-/// SIGTERM and SIGINT.
+/// What the daemon is told by signals.
 struct Signals {
+    /// SIGHUP.
+    upgrade: Signal,
+    end: Ends,
+}
+
+/// SIGTERM and SIGINT.
+struct Ends {
     term: Signal,
     int: Signal,
 }
@@ -322,9 +456,12 @@ struct Signals {
 impl Signals {
     fn new() -> anyhow::Result<Signals> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Signals { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? })
+        let end = Ends { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? };
+        Ok(Signals { upgrade: listen(SignalKind::hangup())?, end })
     }
+}
 
+impl Ends {
     async fn next(&mut self) {
         tokio::select! {
             _ = self.term.recv() => {}

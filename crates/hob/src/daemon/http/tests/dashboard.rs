@@ -135,7 +135,8 @@ fn who_takes_nothing_loses_the_connection() {
     runtime.block_on(async {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
-        let listener = ControlListener::bind(endpoint.clone(), &Guard::default()).await.unwrap();
+        let listener =
+            ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await.unwrap();
         tokio::spawn(listener.serve(router(manager())));
         let mut asleep = listen(&endpoint).await;
         tokio::time::sleep(Duration::from_secs(6 * 3600)).await;

@@ -49,7 +49,8 @@ impl Site {
         ))
         .unwrap();
         let guard = Guard::of_config(&config.control).unwrap();
-        let listener = ControlListener::bind(config.control.listen[0].clone(), &guard).await.unwrap();
+        let listener =
+            ControlListener::bind(config.control.listen[0].clone(), &guard, &Doors::default()).await.unwrap();
         let endpoint = listener.endpoint();
         tokio::spawn(listener.serve(router(manager())));
         Site { dir, authority, endpoint }
