@@ -20,42 +20,37 @@ mod psk;
 mod relay;
 pub(crate) mod shard;
 pub(crate) mod shard_api;
+mod stage;
 mod state;
 pub(crate) mod tape;
 pub(crate) mod tls;
 pub(crate) mod upgrade;
 pub(crate) mod vhost_user;
 
-use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use hob_control::{CacheEnable, DiskAdd, Endpoint};
 use hob_storage::ring::RingConfig;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use allow::{AllowEntry, AllowList};
 use config::{Config, ControlConfig, Limits, NbdEntry, NbdSecrets, NbdTlsFiles};
-use doors::Doors;
 use exports::Exports;
 use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
 use listen::{Entrance, Hall, Listener, NbdSession, NbdTls};
+use manager::Manager;
 pub(crate) use manager::simulated_cache;
-use manager::{Ending, Manager};
-use notify::Notifier;
 use relay::{Relays, Spawner};
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
+use stage::{Signals, Stage};
 use state::{State, Store};
 use tls::{Tls, WithoutCertificate};
-use upgrade::{Leaving, Legacy, WaitingRoom};
-
-/// TLS clients are told of the end for that long.
-const FAREWELL_MAX: Duration = Duration::from_secs(2);
+use upgrade::{Leaving, Legacy};
 
 /// What a daemon is to be.
 #[derive(Debug)]
@@ -192,19 +187,10 @@ pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
     }
 }
 
-/// Why it ends.
-enum End {
-    /// Somebody said so, or something broke.
-    Ended(anyhow::Result<()>),
-    /// Another program is to go on.
-    HandOver,
-}
-
 /// Serves until the end. What is to stay open then comes back if another program is to go on.
 async fn live(plan: Plan) -> anyhow::Result<Option<Leaving>> {
     let mut signals = Signals::new()?;
     let mut legacy = Legacy::take();
-    let (program, doors) = (legacy.program.clone(), legacy.doors());
     let (event_sender, events) = mpsc::unbounded_channel();
     let shards = start_shards(&plan, &event_sender)?;
     drop(event_sender);
@@ -213,133 +199,20 @@ async fn live(plan: Plan) -> anyhow::Result<Option<Leaving>> {
     let relays =
         has_tls.then(|| Relays::start(plan.shards)).transpose().context("cannot start threads for TLS")?;
     let spawner = relays.as_ref().map(Relays::spawner);
-    let (known, waiting) = (Known::default(), WaitingRoom::default());
-    let notifier = Notifier::from_env();
-    if legacy.goes_on {
-        notifier.going_on();
-    }
-    let end = {
-        let stage =
-            Stage { shards: &shards, doors: &doors, waiting: &waiting, known: &known, notifier: &notifier };
-        let serving = serve(plan, &stage, events, spawner, legacy);
-        stage.until_end(serving, &mut signals, &program).await
-    };
-    let ending = match &end {
-        End::HandOver => Ending::HandOver,
-        End::Ended(_) if drain => Ending::Drain,
-        End::Ended(_) => Ending::Plain,
-    };
-    if ending != Ending::HandOver {
-        notifier.stopping();
-    }
-    let close = async {
-        let leaving = match (&end, known.manager.get()) {
-            (End::HandOver, Some(manager)) => {
-                let mut leaving = Leaving::collect(program, manager, &shards, &doors).await;
-                leaving.add_waiting(&waiting);
-                Some(leaving)
-            }
-            _ => None,
-        };
-        if let Some(manager) = known.manager.get() {
-            manager.close(ending).await;
-        }
-        stop(shards).await;
-        if let Some(relays) = relays {
-            relays.finish(FAREWELL_MAX).await;
-        }
-        leaving
-    };
-    let leaving = tokio::select! {
-        leaving = close => leaving,
-        () = signals.end.next() => leave_at_once(),
-    };
-    match end {
-        End::Ended(outcome) => outcome.map(|()| None),
-        End::HandOver => Ok(leaving.inspect(|leaving| tracing::info!("leaves {}", leaving.summary()))),
-    }
-}
-
-/// What there is of the daemon so far.
-#[derive(Default)]
-struct Known {
-    /// It has to close what it opened.
-    manager: OnceCell<Arc<Manager>>,
-    /// Everything was started.
-    ready: OnceCell<()>,
-}
-
-/// What the life of the daemon needs at hand.
-struct Stage<'a> {
-    shards: &'a [ShardHandle],
-    doors: &'a Doors,
-    /// Clients whose disks are not there yet.
-    waiting: &'a WaitingRoom,
-    known: &'a Known,
-    notifier: &'a Arc<Notifier>,
-}
-
-impl Stage<'_> {
-    /// Serves until it is to end, or another program is to go on and everything is at rest for that.
-    async fn until_end(
-        &self,
-        serving: impl Future<Output = anyhow::Result<()>>,
-        signals: &mut Signals,
-        program: &std::path::Path,
-    ) -> End {
-        tokio::pin!(serving);
-        let Signals { upgrade, end: signals } = signals;
-        loop {
-            tokio::select! {
-                result = &mut serving => return End::Ended(result),
-                () = signals.next() => {
-                    tracing::info!("ending");
-                    return End::Ended(Ok(()));
-                }
-                _ = upgrade.recv() => {}
-            }
-            let prepared = tokio::select! {
-                result = &mut serving => return End::Ended(result),
-                () = signals.next() => {
-                    tracing::info!("ending");
-                    return End::Ended(Ok(()));
-                }
-                prepared = self.prepare(program) => prepared,
-            };
-            match prepared {
-                Ok(()) => {
-                    self.doors.leave_open();
-                    return End::HandOver;
-                }
-                Err(why) => {
-                    tracing::error!("not upgraded: {why}");
-                    self.notifier.not_reloading(&why);
-                }
-            }
-        }
-    }
-
-    /// Finds out whether another program can go on, and brings everything to rest for it.
-    async fn prepare(&self, program: &std::path::Path) -> Result<(), String> {
-        let (Some(manager), Some(())) = (self.known.manager.get(), self.known.ready.get()) else {
-            return Err("the daemon is still starting".to_owned());
-        };
-        tracing::info!("upgrading to {}", program.display());
-        self.notifier.reloading();
-        upgrade::check(program.to_owned()).await?;
-        upgrade::prepare(manager, self.shards, self.doors).await
-    }
+    let stage = Stage::new(shards, &mut legacy);
+    let end = stage.until_end(serve(plan, &stage, events, spawner, legacy), &mut signals).await;
+    stage.close(end, drain, relays, &mut signals).await
 }
 
 /// Starts everything in the order that lets nobody in too early, and serves until dropped.
 async fn serve(
     plan: Plan,
-    stage: &Stage<'_>,
+    stage: &Stage,
     events: mpsc::UnboundedReceiver<ShardEvent>,
     relays: Option<Spawner>,
     mut legacy: Legacy,
 ) -> anyhow::Result<()> {
-    let Stage { shards, doors, known, notifier, .. } = stage;
+    let Stage { shards, doors, notifier, .. } = stage;
     let Plan { listen, allow, control, guard, limits, content, .. } = plan;
     let backing_options = BackingOptions {
         wait_max: Duration::from_millis(limits.backing_wait_ms_max),
@@ -360,7 +233,7 @@ async fn serve(
     let manager = match content {
         Content::Kept { store, state, config } => {
             let manager = Manager::new(shards.to_vec(), exports, backing_options, store);
-            let _ = known.manager.set(manager.clone());
+            let _ = stage.manager.set(manager.clone());
             manager.inherit_files(files);
             tasks.spawn(manager.clone().tend(events));
             manager.start(state, &config).await?;
@@ -368,7 +241,7 @@ async fn serve(
         }
         Content::One { disk, cache, force } => {
             let manager = Manager::new(shards.to_vec(), exports, backing_options, Store::Memory);
-            let _ = known.manager.set(manager.clone());
+            let _ = stage.manager.set(manager.clone());
             manager.inherit_files(files);
             tasks.spawn(manager.clone().tend(events));
             // What the program before this one had was made by it.
@@ -388,7 +261,7 @@ async fn serve(
     drop(relays);
     spawn_controls(&mut tasks, controls, &manager);
     doors.close_unwanted();
-    let _ = known.ready.set(());
+    let _ = stage.ready.set(());
     notifier.ready(&manager);
     // They run for ever; if one ends all the same, the daemon does.
     match tasks.join_next().await {
@@ -420,52 +293,4 @@ fn start_shards(plan: &Plan, events: &mpsc::UnboundedSender<ShardEvent>) -> anyh
         shard::spawn(options, events.clone()).map_err(anyhow::Error::from)
     };
     (0..plan.shards).map(start).collect()
-}
-
-/// Ends all shards: connections are closed, what is in flight is finished.
-async fn stop(shards: Vec<ShardHandle>) {
-    let mut ending = JoinSet::new();
-    for shard in shards {
-        ending.spawn(async move { shard.stop().await });
-    }
-    while let Some(ended) = ending.join_next().await {
-        if let Ok(Err(error)) = ended {
-            tracing::warn!("a shard did not end well: {error}");
-        }
-    }
-}
-
-fn leave_at_once() -> ! {
-    tracing::warn!("ending at once");
-    std::process::exit(1)
-}
-
-/// What the daemon is told by signals.
-struct Signals {
-    /// SIGHUP.
-    upgrade: Signal,
-    end: Ends,
-}
-
-/// SIGTERM and SIGINT.
-struct Ends {
-    term: Signal,
-    int: Signal,
-}
-
-impl Signals {
-    fn new() -> anyhow::Result<Signals> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        let end = Ends { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? };
-        Ok(Signals { upgrade: listen(SignalKind::hangup())?, end })
-    }
-}
-
-impl Ends {
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
-        }
-    }
 }

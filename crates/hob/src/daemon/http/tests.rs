@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use super::*;
+use crate::daemon::doors::Doors;
 use crate::daemon::exports::Exports;
 use crate::daemon::fake_shard::FakeShard;
 use crate::daemon::hardware::BackingOptions;

@@ -3,7 +3,7 @@
 //! From the moment at which the end is certain nothing is changed any more. Mounted files stay as they are; the next manager
 //! takes each when its disk is online, if it is still to be the same file, and takes away those that nobody wants.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -81,7 +81,7 @@ impl Manager {
         self.left_files().extend(files);
     }
 
-    fn left_files(&self) -> MutexGuard<'_, std::collections::BTreeMap<String, LeftFile>> {
+    fn left_files(&self) -> MutexGuard<'_, BTreeMap<String, LeftFile>> {
         self.left_files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -121,8 +121,13 @@ impl Manager {
             let files = inner.disks.values().filter(|disk| disk.wanted.fuse.is_some());
             files.map(|disk| disk.wanted.name.clone()).collect()
         };
-        let unwanted: Vec<(String, LeftFile)> =
-            self.left_files().extract_if(.., |disk, _| !known.contains(disk)).collect();
+        let unwanted = {
+            let mut files = self.left_files();
+            let (wanted, unwanted): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                std::mem::take(&mut *files).into_iter().partition(|(disk, _)| known.contains(disk));
+            *files = wanted;
+            unwanted
+        };
         for (disk, file) in unwanted {
             tracing::warn!("{disk} is not the file {} any more", file.path.display());
             drop(file);

@@ -63,7 +63,7 @@ impl Legacy {
         }
     }
 
-    fn sort(record: Record, fds: Vec<OwnedFd>) -> Legacy {
+    pub(super) fn sort(record: Record, fds: Vec<OwnedFd>) -> Legacy {
         let Record { table, received } = record;
         let mut fds = fds.into_iter();
         let mut next = || fds.next().expect("there are as many as the table says");

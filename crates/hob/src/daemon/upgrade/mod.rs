@@ -43,6 +43,12 @@ const CHECK: &str = "--check";
 /// A program that is asked has that long to say so.
 const CHECK_MAX: Duration = Duration::from_secs(20);
 
+/// A change that is under way is waited for that long, and no longer: drains take hours.
+const CHANGE_MAX: Duration = Duration::from_secs(5);
+
+/// How often it is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
 /// Clients that have not chosen an export have that long to do so.
 const CLEAR_MAX: Duration = Duration::from_secs(1);
 
@@ -120,11 +126,18 @@ pub(super) async fn prepare(
     shards: &[ShardHandle],
     doors: &Doors,
 ) -> Result<(), String> {
-    manager.begin_leaving().map_err(|refusal| refusal.to_string())?;
+    let end = Instant::now() + CHANGE_MAX;
+    while let Err(refusal) = manager.begin_leaving() {
+        if Instant::now() >= end {
+            return Err(refusal.to_string());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
     doors.shut();
     doors.until_clear(CLEAR_MAX).await;
     let mut resting = JoinSet::new();
-    for shard in shards.iter().cloned() {
+    for shard in shards {
+        let shard = shard.clone();
         resting.spawn(async move { shard.rest().await.is_ok() });
     }
     let all = async {
@@ -159,6 +172,7 @@ impl Leaving {
         manager: &Arc<Manager>,
         shards: &[ShardHandle],
         doors: &Doors,
+        waiting: &WaitingRoom,
     ) -> Leaving {
         let mut at_rest = AtRest::default();
         for shard in shards {
@@ -178,6 +192,7 @@ impl Leaving {
         }
         leaving.add_files(manager, at_rest.files);
         leaving.add_clients(at_rest.clients);
+        leaving.add_waiting(waiting);
         leaving
     }
 
@@ -220,12 +235,19 @@ impl Leaving {
     }
 
     /// Adds clients that the program before has left and whose disks have not come since.
-    pub(super) fn add_waiting(&mut self, waiting: &WaitingRoom) {
+    fn add_waiting(&mut self, waiting: &WaitingRoom) {
         for (entry, socket, received) in waiting.leave() {
             self.record.table.clients.push(entry);
             self.record.received.push(received);
             self.fds.push(socket);
         }
+    }
+
+    /// Nobody goes on: takes everything away that was to stay.
+    pub(super) fn end_here(self) {
+        let mut legacy = Legacy::sort(self.record, self.fds);
+        drop(legacy.files());
+        legacy.doors().close_unwanted();
     }
 
     /// What there is, in one line.

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 
 use super::tls::{ADMIN, READER, site};
 use super::*;
+use crate::daemon::doors::Doors;
 
 /// An answer as it goes over the wire, up to the end of the connection.
 async fn answer(stream: impl AsyncReadExt + AsyncWriteExt + Unpin, request: String) -> String {

@@ -1,6 +1,7 @@
 //! Metrics, health and names of requests over real sockets.
 
 use super::*;
+use crate::daemon::doors::Doors;
 
 /// The whole answer to a question with these headers.
 async fn ask(endpoint: &Endpoint, path: &str, headers: &str) -> String {

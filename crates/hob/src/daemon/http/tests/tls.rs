@@ -7,6 +7,7 @@ use tokio::net::TcpStream;
 
 use super::*;
 use crate::daemon::config::Config;
+use crate::daemon::doors::Doors;
 use crate::daemon::tls::tests::{Authority, write_secret};
 
 pub(super) const ADMIN: &str = "0123456789abcdef0123456789abcdef";

@@ -4,6 +4,7 @@ use hob_control::{OnDirty, TraceOp, TraceRecord};
 use hob_engine::units::DiskId;
 
 use super::*;
+use crate::daemon::doors::Doors;
 
 /// The first disk's id.
 const ID: DiskId = DiskId(0);
