@@ -142,6 +142,11 @@ impl Session {
         self.slots.len() - self.free.len()
     }
 
+    /// Is there nothing that it has taken in and not answered, or not given away the answer to?
+    pub fn is_at_rest(&self) -> bool {
+        self.in_flight() == 0 && self.requests.is_empty() && self.answers.is_empty()
+    }
+
     /// Should no message be read now?
     pub fn is_full(&self) -> bool {
         self.dead || self.in_flight() >= COMMANDS_MAX || !self.requests.is_empty()

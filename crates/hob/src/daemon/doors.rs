@@ -3,7 +3,7 @@
 //! A door that is left open refuses nobody: who connects meanwhile waits in the kernel. For that the file of a Unix socket must stay when its
 //! listener goes, and nobody may be half-way in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,7 +34,8 @@ struct Table {
     inherited: BTreeMap<String, OwnedFd>,
     /// A second descriptor of each.
     open: BTreeMap<String, OwnedFd>,
-    stay: bool,
+    /// Those that stay open when they are closed here, once that is so: their listeners may go later.
+    stay: Option<BTreeSet<String>>,
 }
 
 /// Somebody is half-way in.
@@ -83,7 +84,7 @@ impl Doors {
     /// A door is gone, and its socket's file is to go too; unless it stays.
     pub(crate) fn closed(&self, name: &str) {
         let mut table = self.table();
-        if table.stay && table.open.contains_key(name) {
+        if table.stay.as_ref().is_some_and(|stay| stay.contains(name)) {
             return;
         }
         table.open.remove(name);
@@ -95,7 +96,8 @@ impl Doors {
 
     /// From now on doors that are closed here stay open for the next program.
     pub(crate) fn leave_open(&self) {
-        self.table().stay = true;
+        let mut table = self.table();
+        table.stay = Some(table.open.keys().cloned().collect());
     }
 
     /// What was left open.
@@ -184,11 +186,10 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         doors.opened(name.clone(), &listener);
         doors.leave_open();
+        let next = Doors::inherited(doors.left_open());
         drop(listener);
         doors.closed(&name);
         let _client = UnixStream::connect(&path).unwrap();
-        let next = Doors::inherited(doors.left_open());
-        drop(doors);
         assert!(next.take("nbd unix:/another").is_none());
         let listener = UnixListener::from(next.take(&name).unwrap());
         assert!(next.take(&name).is_none(), "it is there once");

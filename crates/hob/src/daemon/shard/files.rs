@@ -299,7 +299,7 @@ impl File {
     /// Can somebody else go on with it?
     fn is_at_rest(&self) -> bool {
         let session = &self.session;
-        !self.awaited && self.stuck.is_none() && session.in_flight() == 0 && !session.is_dead()
+        !self.awaited && self.stuck.is_none() && session.is_at_rest() && !session.is_dead()
     }
 
     /// Takes the next message in, if there is one.
