@@ -128,8 +128,10 @@ impl Listener {
             let place = Arc::new(Arc::clone(&hall.places).acquire_owned().await.expect("never closed"));
             self.doors.until_open().await;
             let accepted = tokio::select! {
-                accepted = self.accept(&hall, place) => accepted,
+                biased;
+                // From then on nobody comes in, not even one who was quicker.
                 () = self.doors.until_shut() => continue,
+                accepted = self.accept(&hall, place) => accepted,
             };
             match accepted {
                 Ok(visit) => {

@@ -180,6 +180,24 @@ mod tests {
     }
 
     #[test]
+    fn an_upgrade_is_told_of_and_signs_of_life_go_on_until_the_next_program_is_ready() {
+        run(async |systemd, notifier, manager, _| {
+            notifier.reloading();
+            let said = heard(&systemd).concat();
+            let micros =
+                said.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").and_then(|rest| rest.split_once('\n'));
+            assert!(micros.is_some_and(|(micros, _)| micros.parse::<u64>().is_ok_and(|m| m > 0)), "{said}");
+            notifier.not_reloading("it has\ntwo lines");
+            assert_eq!(heard(&systemd), ["READY=1\nSTATUS=not upgraded: it has two lines"]);
+            notifier.going_on();
+            tokio::time::sleep(3 * WATCHDOG).await;
+            assert!(heard(&systemd).iter().filter(|what| *what == "WATCHDOG=1").count() >= 6);
+            notifier.ready(&manager);
+            assert!(heard(&systemd).contains(&"READY=1\nSTATUS=no disks".to_owned()));
+        });
+    }
+
+    #[test]
     fn signs_of_life_come_twice_as_often_as_they_must() {
         run(async |systemd, notifier, manager, _| {
             notifier.ready(&manager);

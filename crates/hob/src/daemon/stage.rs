@@ -2,6 +2,7 @@
 //! program may be to go on in this process ([`upgrade`]): then what clients hold on to stays open.
 
 use std::cell::OnceCell;
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,16 +28,22 @@ pub(super) struct Signals {
     end: Ends,
 }
 
-/// SIGTERM and SIGINT.
+/// SIGTERM and SIGINT; and SIGHUP where the log goes to a terminal, which that signal says is gone.
 struct Ends {
     term: Signal,
     int: Signal,
+    terminal: Option<Signal>,
 }
 
 impl Signals {
     pub(super) fn new() -> anyhow::Result<Signals> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
-        let end = Ends { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? };
+        let has_terminal = std::io::stderr().is_terminal();
+        let end = Ends {
+            term: listen(SignalKind::terminate())?,
+            int: listen(SignalKind::interrupt())?,
+            terminal: has_terminal.then(|| listen(SignalKind::hangup())).transpose()?,
+        };
         Ok(Signals { upgrade: listen(SignalKind::hangup())?, end })
     }
 }
@@ -46,6 +53,7 @@ impl Ends {
         tokio::select! {
             _ = self.term.recv() => {}
             _ = self.int.recv() => {}
+            Some(_) = async { Some(self.terminal.as_mut()?.recv().await) } => {}
         }
     }
 }
@@ -105,6 +113,7 @@ impl Stage {
                 self.prepare().await
             };
             let why = tokio::select! {
+                biased;
                 result = &mut serving => return End::Ended(result),
                 () = end.next() => {
                     tracing::info!("ending");
@@ -121,7 +130,9 @@ impl Stage {
                 },
             };
             tracing::error!("not upgraded: {why}");
-            self.notifier.not_reloading(&why);
+            if self.ready.get().is_some() {
+                self.notifier.not_reloading(&why);
+            }
         }
     }
 

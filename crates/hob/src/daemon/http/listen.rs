@@ -178,8 +178,10 @@ impl ControlListener {
                 }
             };
             let accepted = tokio::select! {
-                accepted = accept => accepted,
+                biased;
+                // From then on nobody comes in, not even one who was quicker.
                 () = self.doors.until_shut() => continue,
+                accepted = accept => accepted,
             };
             if let Err(error) = accepted {
                 tracing::warn!("control socket {}: {error}", self.endpoint);
