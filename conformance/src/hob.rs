@@ -262,7 +262,17 @@ impl Daemon {
     #[must_use]
     #[track_caller]
     pub fn start(config: &Path, control: &Path) -> Self {
-        let mut command = Command::new(binary());
+        Self::start_program(&binary(), config, control)
+    }
+
+    /// The same with the program that lies at `program`.
+    ///
+    /// # Panics
+    /// When the control socket does not appear.
+    #[must_use]
+    #[track_caller]
+    pub fn start_program(program: &Path, config: &Path, control: &Path) -> Self {
+        let mut command = Command::new(program);
         command.args(["daemon", "--config", &text(config)]);
         let mut process =
             Process::start("hob daemon", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));

@@ -13,6 +13,7 @@ pub mod flash;
 pub mod pool;
 pub mod ring;
 pub mod swap;
+pub mod signals;
 pub mod token;
 pub mod volatile;
 

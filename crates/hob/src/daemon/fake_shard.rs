@@ -17,7 +17,7 @@ use hob_engine::{Engine, Limits};
 use tokio::sync::Notify;
 
 use super::hardware::{Area, Backing, DeviceCounts, FlashDevice};
-use super::shard_api::{Answer, Gone, ShardCall, ShardError, ShardEvent, ShardHandle};
+use super::shard_api::{Answer, AtRest, Gone, ShardCall, ShardError, ShardEvent, ShardHandle};
 use super::tape::Recorder;
 
 /// How often time passes for the engine.
@@ -297,7 +297,13 @@ impl State {
             }
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
-            ShardCall::Machine(_) => {}
+            ShardCall::Machine(_) | ShardCall::Resume => {}
+            ShardCall::Rest { answer } => {
+                let _ = answer.send(Ok(()));
+            }
+            ShardCall::HandOver { answer } => {
+                let _ = answer.send(Ok(AtRest::default()));
+            }
             ShardCall::Stop { answer } => {
                 let _ = answer.send(Ok(()));
             }

@@ -23,6 +23,7 @@ mod files;
 mod fit;
 mod flash;
 mod journal_lost;
+mod leave;
 mod life_cycle;
 mod measure;
 mod memory;
@@ -64,6 +65,7 @@ use super::swap::{HostKernel, SwapKernel};
 use super::tape::Counter;
 use datastores::DatastoreEntry;
 use flash::Flash;
+pub(crate) use leave::{Ending, LeftFile};
 pub(crate) use record::Recording;
 pub(crate) use refusal::{Kind, Refusal};
 pub(crate) use settings::simulated as simulated_cache;
@@ -84,6 +86,8 @@ pub(crate) struct Manager {
     store: Arc<Mutex<Store>>,
     inner: Mutex<Inner>,
     swap_kernel: Arc<dyn SwapKernel>,
+    /// Files that the program before has left mounted, by disk.
+    left_files: Mutex<BTreeMap<String, LeftFile>>,
 }
 
 /// What the manager knows.
@@ -98,6 +102,8 @@ struct Inner {
     swaps: BTreeMap<String, SwapEntry>,
     /// Ids of devices are not used twice: a shard remembers what it thinks of each.
     next_device: u16,
+    /// Somebody else goes on soon: nothing is changed any more.
+    leaving: bool,
     /// Names that hob.toml defines.
     defined: BTreeSet<String>,
     /// Of these, removed by command.
@@ -207,6 +213,7 @@ impl Manager {
             store: Arc::new(Mutex::new(store)),
             inner: Mutex::new(Inner::default()),
             swap_kernel: Arc::new(HostKernel),
+            left_files: Mutex::default(),
         })
     }
 

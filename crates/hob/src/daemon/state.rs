@@ -137,6 +137,21 @@ impl DiskState {
     }
 }
 
+impl State {
+    /// What is kept in a directory, whoever has it locked. Changes nothing.
+    pub(crate) fn read(directory: &Path) -> Result<State, StateError> {
+        let file = directory.join("state.json");
+        let failed = |source| StateError::Io { doing: "read", path: file.clone(), source };
+        let broken = |what| StateError::Broken { path: file.clone(), what };
+        match fs::metadata(&file) {
+            Err(none) if none.kind() == io::ErrorKind::NotFound => Ok(State::default()),
+            Err(other) => Err(failed(other)),
+            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => Err(broken("it is far too long".to_owned())),
+            Ok(_) => parse(&fs::read(&file).map_err(failed)?).map_err(broken),
+        }
+    }
+}
+
 impl Default for State {
     fn default() -> State {
         State {
@@ -208,16 +223,7 @@ impl Store {
             };
             return Err(error("lock", &lock_path)(source));
         }
-        let file = directory.join("state.json");
-        let state = match fs::metadata(&file) {
-            Err(none) if none.kind() == io::ErrorKind::NotFound => State::default(),
-            Err(other) => return Err(error("read", &file)(other)),
-            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => {
-                return Err(StateError::Broken { path: file, what: "it is far too long".to_owned() });
-            }
-            Ok(_) => parse(&fs::read(&file).map_err(error("read", &file))?)
-                .map_err(|what| StateError::Broken { path: file, what })?,
-        };
+        let state = State::read(directory)?;
         Ok((Store::Directory { path: directory.to_owned(), _lock: lock }, state))
     }
 

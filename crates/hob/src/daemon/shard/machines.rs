@@ -104,6 +104,8 @@ pub(super) struct Machines {
     /// Those with answers.
     answered: Vec<u16>,
     stops: Vec<(u16, u16, mpsc::Sender<u16>)>,
+    /// Nothing new is taken.
+    resting: bool,
     serial: u16,
 }
 
@@ -213,6 +215,16 @@ impl Machines {
         }
     }
 
+    /// From now on nothing new is taken, or it is again.
+    pub(super) fn set_resting(&mut self, resting: bool) {
+        self.resting = resting;
+    }
+
+    /// Has everything been answered that was taken?
+    pub(super) fn are_at_rest(&self) -> bool {
+        self.machines.iter().flatten().all(|machine| machine.device.is_idle())
+    }
+
     /// An operation on an eventfd ended.
     pub(super) fn handle_completion(&mut self, completion: &Completion, ring: &mut Ring) {
         let (token, number) = (completion.token, completion.token.owner());
@@ -272,7 +284,7 @@ impl Machines {
             let machine = self.machines[usize::from(number)].as_mut().expect("polled machines exist");
             let device = &mut machine.device;
             device.room_again();
-            if device.has_work(queue) {
+            if !self.resting && device.has_work(queue) {
                 device.set_wants_kicks(queue, false);
                 let mut gate = Gate::new(ring, device.held_bytes(), nobody_waits);
                 match device.take(queue, &mut gate) {
@@ -330,7 +342,7 @@ impl Machines {
 
     /// Are there queues to look at?
     pub(super) fn are_polled(&self) -> bool {
-        !self.polled.is_empty()
+        !self.polled.is_empty() && !self.resting
     }
 
     /// Asks all drivers to tell of new chains. False if there are some already.

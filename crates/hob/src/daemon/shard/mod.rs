@@ -10,6 +10,7 @@ mod commands;
 mod files;
 mod machines;
 mod recorders;
+mod rest;
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use hob_storage::flash::Flash;
 use hob_storage::ring::{Completion, Ring, RingConfig, RingError};
 use hob_storage::token::Token;
 
-use super::shard_api::{EventSender, ShardCall, ShardEvent, ShardHandle};
+use super::shard_api::{Answer, EventSender, ShardCall, ShardEvent, ShardHandle};
 use areas::Areas;
 use clients::Clients;
 use commands::Commands;
@@ -100,6 +101,8 @@ struct Shard {
     files: Files,
     machines: Machines,
     commands: Commands,
+    /// Who wants to know that nothing is unanswered.
+    at_rest: Option<Answer<()>>,
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
     spin_max: Duration,
@@ -132,6 +135,7 @@ impl Shard {
             files: Files::default(),
             machines: Machines::default(),
             commands: Commands::new(events),
+            at_rest: None,
             calls,
             origin: std::time::Instant::now(),
             spin_max: options.spin_max,
@@ -175,6 +179,7 @@ impl Shard {
         progress |= self.drain_engine(now);
         progress |= self.drain_queries(now);
         self.machines.flush(&mut self.ring);
+        self.check_rest();
         progress
     }
 
