@@ -16,10 +16,10 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::tls;
 use crate::{
-    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd,
-    DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, EventReport, Explanation,
-    Export, ExportDirty, Health, LifeEvent, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch,
-    StoragePolicy, TraceDecoder, TraceFrame, Version,
+    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Datastore,
+    DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms, DiskLoad,
+    DiskQos, DiskStats, Endpoint, EventReport, Explanation, Export, ExportDirty, Health, LifeEvent, OnDirty,
+    Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy, TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.

@@ -154,8 +154,7 @@ fn further_metadata_contexts() {
 
     let choose = |queries: &[&[u8]]| {
         let go = option(7, &info_payload(b"iso", &[]));
-        let (said, outcome, _) =
-            options(&[option(8, &[]), option(10, &meta_payload(b"iso", queries)), go]);
+        let (said, outcome, _) = options(&[option(8, &[]), option(10, &meta_payload(b"iso", queries)), go]);
         (said[reply(8, 1, &[]).len()..].to_vec(), done(outcome))
     };
     let (said, chosen) = choose(&[b.as_bytes(), b"base:allocation", a.as_bytes()]);

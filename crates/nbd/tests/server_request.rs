@@ -19,7 +19,13 @@ const ALL: [Command; 9] = [
 ];
 
 fn negotiated(info: ExportInfo) -> Negotiated {
-    Negotiated { export: String::new(), info, structured_replies: true, base_allocation: true, contexts: vec![] }
+    Negotiated {
+        export: String::new(),
+        info,
+        structured_replies: true,
+        base_allocation: true,
+        contexts: vec![],
+    }
 }
 
 fn request(command: Command, flags: CommandFlags, offset: u64, length: u32) -> Request {

@@ -59,7 +59,9 @@ pub enum BitmapError {
 /// # Errors
 /// The system's.
 pub fn write(path: &Path, kept: &Kept) -> io::Result<()> {
-    let temporary = path.with_added_extension("new");
+    // No bitmap's name begins with a dot.
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}.new"));
     failing::before_change(path)?;
     let mut file = File::create(&temporary)?;
     file.write_all(&encode(kept))?;

@@ -29,7 +29,10 @@ pub(super) struct Disk {
     /// Above the cache.
     pub(super) memory: Option<Box<Memory>>,
     /// What is noted of changes; none costs nothing.
-    #[expect(clippy::box_collection, reason = "nearly all disks have none, and a disk is looked at for every request")]
+    #[expect(
+        clippy::box_collection,
+        reason = "nearly all disks have none, and a disk is looked at for every request"
+    )]
     pub(super) bitmaps: Option<Box<Vec<Bitmap>>>,
     /// The backing was flushed, or was to be, for what bitmaps say when the disk ends.
     pub(super) flushed_for_bitmaps: bool,

@@ -9,6 +9,7 @@
 //! for it no longer than [`PATIENCE`]. Changes to one disk, and to one pool, follow each other: a
 //! second one is refused while the first is under way ([`Claim`]).
 
+mod bitmaps;
 mod caches;
 mod claim;
 mod coming;
@@ -78,6 +79,8 @@ pub(crate) struct Manager {
     exports: Exports,
     backing_options: BackingOptions,
     store: Arc<Mutex<Store>>,
+    /// Where dirty bitmaps are kept, if anything is.
+    bitmaps: Option<PathBuf>,
     inner: Mutex<Inner>,
 }
 
@@ -198,6 +201,7 @@ impl Manager {
             shards,
             exports,
             backing_options,
+            bitmaps: store.directory().map(|directory| directory.join("bitmaps")),
             store: Arc::new(Mutex::new(store)),
             inner: Mutex::new(Inner::default()),
         })

@@ -10,7 +10,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use hob_engine::command::{Bitmap, BitmapChange, CacheChange, Command, CommandError, DiskConfig, MemoryConfig, Segment};
+use hob_engine::command::{
+    Bitmap, BitmapChange, CacheChange, Command, CommandError, DiskConfig, MemoryConfig, Segment,
+};
 use hob_engine::io::Promote;
 use hob_engine::qos::{Control, DiskQos, Resource, ResourceState};
 use hob_engine::regions::Regions;

@@ -11,9 +11,11 @@ use hob_control::{Export, Size};
 use hob_storage::failing;
 use serde::{Deserialize, Serialize};
 
+mod bitmap;
 mod cache;
 mod qos;
 
+pub(crate) use bitmap::BitmapSpec;
 pub(crate) use cache::{CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec};
 pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState};
 
@@ -93,6 +95,9 @@ pub(crate) struct DiskState {
     /// The file that it is to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fuse: Option<String>,
+    /// Its dirty bitmaps; what they have noted is in files of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) bitmaps: Vec<BitmapSpec>,
 }
 
 impl DiskState {
@@ -108,6 +113,7 @@ impl DiskState {
             exports: Vec::new(),
             fuse: None,
             vhost_user: None,
+            bitmaps: Vec::new(),
         }
     }
 }
@@ -193,6 +199,14 @@ impl Store {
                 .map_err(|what| StateError::Broken { path: file, what })?,
         };
         Ok((Store::Directory { path: directory.to_owned(), _lock: lock }, state))
+    }
+
+    /// Where other things may be kept too.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        match self {
+            Store::Memory => None,
+            Store::Directory { path, .. } => Some(path),
+        }
     }
 
     /// Keeps `state` in place of what was kept, all or nothing, on media when it returns.

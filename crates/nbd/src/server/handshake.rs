@@ -449,11 +449,7 @@ impl Handshake {
     fn on_list_meta(&mut self, payload: &[u8], directory: &dyn ExportDirectory) -> Result<(), Refusal> {
         let (query, export) = self.meta_query(payload, directory)?;
         for context in contexts_of(&export).filter(|context| query.lists(context)) {
-            self.reply(
-                opt::LIST_META_CONTEXT,
-                rep::META_CONTEXT,
-                &[&0u32.to_be_bytes(), context.as_bytes()],
-            );
+            self.reply(opt::LIST_META_CONTEXT, rep::META_CONTEXT, &[&0u32.to_be_bytes(), context.as_bytes()]);
         }
         self.reply(opt::LIST_META_CONTEXT, rep::ACK, &[]);
         Ok(())
@@ -473,11 +469,7 @@ impl Handshake {
                 choice.contexts.push(context.to_owned());
                 CONTEXTS_ID + choice.contexts.len() as u32 - 1
             };
-            self.reply(
-                opt::SET_META_CONTEXT,
-                rep::META_CONTEXT,
-                &[&id.to_be_bytes(), context.as_bytes()],
-            );
+            self.reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, &[&id.to_be_bytes(), context.as_bytes()]);
         }
         self.choice = Some(choice);
         self.reply(opt::SET_META_CONTEXT, rep::ACK, &[]);

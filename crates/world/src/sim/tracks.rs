@@ -82,9 +82,7 @@ impl World<'_> {
         let full = state.tracks.len() >= TRACKS_MAX;
         let change = match (what, pick(&recording), pick(&frozen)) {
             (0..2, ..) | (_, None, None) => return if full { Ok(()) } else { self.add_bitmap(disk) },
-            (2, Some(name), _) | (2 | 3, None, Some(name)) | (3, _, Some(name)) => {
-                BitmapChange::Remove(name)
-            }
+            (2, Some(name), _) | (2 | 3, None, Some(name)) | (3, _, Some(name)) => BitmapChange::Remove(name),
             (3 | 4, Some(name), _) => BitmapChange::Clear(name),
             (5..9, Some(name), _) if !full => {
                 let frozen = self.tracks.as_mut().expect("looked at").name();
@@ -271,9 +269,9 @@ impl World<'_> {
             if let Some(frozen) = &track.frozen {
                 ensure!(frozen == noted, "disk {disk}: the frozen bitmap {name} changed");
             }
-            let missing = (0..).zip(&track.changed).find(|(unit, changed)| {
-                **changed && !noted.contains(*unit as u64 * UNIT_BYTES)
-            });
+            let missing = (0..)
+                .zip(&track.changed)
+                .find(|(unit, changed)| **changed && !noted.contains(*unit as u64 * UNIT_BYTES));
             ensure!(missing.is_none(), "disk {disk}: {missing:?} is not in bitmap {name}");
         }
         Ok(())

@@ -138,7 +138,8 @@ fn what_is_left_says_everything_that_was_acknowledged() {
     let Some(Event::Bitmaps { bitmaps, .. }) = bench.events.iter().rev().nth(1) else {
         panic!("{:?}", bench.events)
     };
-    let left: Vec<_> = bitmaps.iter().map(|b| (b.name.as_str(), b.is_recording, b.granules.bytes())).collect();
+    let left: Vec<_> =
+        bitmaps.iter().map(|b| (b.name.as_str(), b.is_recording, b.granules.bytes())).collect();
     assert_eq!(left, [("b", true, GRANULE), ("b1", false, GRANULE)]);
     assert!(bitmaps[0].granules.contains(7 * GRANULE) && bitmaps[1].granules.contains(GRANULE));
 }

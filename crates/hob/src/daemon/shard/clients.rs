@@ -163,12 +163,7 @@ impl Clients {
     }
 
     /// What is allocated in a range is known, or that was not asked. What bitmaps say of it is the engine's.
-    pub(super) fn handle_status(
-        &mut self,
-        id: u64,
-        allocation: Result<&[Extent], IoError>,
-        engine: &Engine,
-    ) {
+    pub(super) fn handle_status(&mut self, id: u64, allocation: Result<&[Extent], IoError>, engine: &Engine) {
         let id = RequestId(id);
         let number = Connection::number_of(id) as u16;
         let client = self.clients[usize::from(number)].as_mut().expect("connections outlive their requests");
