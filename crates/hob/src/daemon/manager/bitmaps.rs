@@ -230,7 +230,8 @@ impl Manager {
             let online = entry.shard().ok().map(|shard| (shard, entry.id));
             let recording = entry.wanted.bitmaps.iter_mut().filter(|spec| !spec.frozen);
             let name = |spec: &mut BitmapSpec| {
-                spec.everything = Some(because.to_owned());
+                // What was first explains the others too.
+                spec.everything.get_or_insert_with(|| because.to_owned());
                 spec.name.clone()
             };
             (recording.map(name).collect::<Vec<String>>(), online)
