@@ -56,7 +56,7 @@ impl MetaQuery<'_> {
     /// Is a context to be listed? All are if nothing is asked for; a query that ends with a colon asks for all that begin with it.
     pub(super) fn lists(&self, context: &str) -> bool {
         let begins = |query: &&[u8]| query.ends_with(b":") && context.as_bytes().starts_with(query);
-        self.queries.is_empty() || self.chooses(context) || self.queries.iter().any(|query| begins(query))
+        self.queries.is_empty() || self.chooses(context) || self.queries.iter().any(begins)
     }
 
     /// Is a context chosen? It has to be named.
