@@ -16,10 +16,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::tls;
 use crate::{
-    CacheEnable, CachePatch, ClientTls, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd,
-    DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, EventReport, Explanation,
-    Export, ExportDirty, Health, LifeEvent, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch,
-    StoragePolicy, Swap, SwapChanged, SwapCreate, SwapPatch, TraceDecoder, TraceFrame, Version,
+    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, EventReport, Explanation, Export, ExportDirty, Health, LifeEvent, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy, Swap, SwapChanged, SwapCreate, SwapPatch, TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -171,6 +168,46 @@ impl Client {
     /// Takes one away.
     pub async fn export_remove(&self, disk: &str, export: &str) -> Result<DiskChanged, ClientError> {
         self.delete(&format!("{}/exports/{}", disk_path(disk), percent_encode(export))).await
+    }
+
+    /// A disk's bitmaps.
+    pub async fn bitmaps(&self, disk: &str) -> Result<Bitmaps, ClientError> {
+        self.get(&format!("{}/bitmaps", disk_path(disk))).await
+    }
+
+    /// Gives a disk another bitmap.
+    pub async fn bitmap_add(&self, disk: &str, add: &BitmapAdd) -> Result<Bitmaps, ClientError> {
+        self.send(Method::POST, &format!("{}/bitmaps", disk_path(disk)), Some(add)).await
+    }
+
+    /// Takes one away.
+    pub async fn bitmap_remove(&self, disk: &str, bitmap: &str) -> Result<Bitmaps, ClientError> {
+        self.delete(&bitmap_path(disk, bitmap)).await
+    }
+
+    /// Lets one forget what it has noted.
+    pub async fn bitmap_clear(&self, disk: &str, bitmap: &str) -> Result<Bitmaps, ClientError> {
+        self.send(Method::POST, &format!("{}/clear", bitmap_path(disk, bitmap)), None::<&()>).await
+    }
+
+    /// Freezes what one has noted under another name, and lets it go on empty.
+    pub async fn bitmap_rotate(
+        &self,
+        disk: &str,
+        bitmap: &str,
+        rotate: &BitmapRotate,
+    ) -> Result<Bitmaps, ClientError> {
+        self.send(Method::POST, &format!("{}/rotate", bitmap_path(disk, bitmap)), Some(rotate)).await
+    }
+
+    /// Puts what one has noted into another, and takes it away.
+    pub async fn bitmap_merge(
+        &self,
+        disk: &str,
+        bitmap: &str,
+        merge: &BitmapMerge,
+    ) -> Result<Bitmaps, ClientError> {
+        self.send(Method::POST, &format!("{}/merge", bitmap_path(disk, bitmap)), Some(merge)).await
     }
 
     /// What all disks are due.
@@ -538,6 +575,10 @@ fn device_path(pool: &str, path: &str) -> String {
 
 fn swap_path(name: &str) -> String {
     format!("/v1/swap/{}", percent_encode(name))
+}
+
+fn bitmap_path(disk: &str, bitmap: &str) -> String {
+    format!("{}/bitmaps/{}", disk_path(disk), percent_encode(bitmap))
 }
 
 fn disk_path(disk: &str) -> String {

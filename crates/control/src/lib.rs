@@ -6,6 +6,7 @@
 //! setting is an error and not a silence. Bytes are [`Size`]; latencies are nanoseconds and say so
 //! in their names.
 
+mod bitmap;
 pub mod client;
 mod endpoint;
 mod error;
@@ -29,6 +30,7 @@ mod swap;
 mod tls;
 mod trace;
 
+pub use bitmap::{BITMAPS_MAX, Bitmap, BitmapAdd, BitmapMerge, BitmapRotate, BitmapState, Bitmaps};
 pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
 pub use event::{EVENTS, Effect, EventInfo, EventReport, LifeEvent};

@@ -6,6 +6,7 @@
 
 pub mod area;
 pub mod backing;
+pub mod bitmap;
 pub mod buffers;
 pub mod checksum;
 pub mod failing;

@@ -56,7 +56,7 @@ pub enum Receive {
     Nothing,
 }
 
-/// A question to the backing: what is allocated there?
+/// A question about a range: what is allocated there, and what do further metadata contexts say of it?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusQuery {
     /// Names it in the answer.
@@ -65,6 +65,17 @@ pub struct StatusQuery {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
+    /// The backing is to be asked. Otherwise the client has chosen other contexts only.
+    pub allocation: bool,
+}
+
+/// The answer to a [`StatusQuery`]: extents from its offset on, one at least of each.
+#[derive(Clone, Copy, Debug)]
+pub struct Status<'a> {
+    /// What is allocated; not looked at where that was not asked.
+    pub allocation: &'a [Extent],
+    /// What each of [`Connection::contexts`] says, in their order.
+    pub maps: &'a [Vec<Extent>],
 }
 
 /// See the module's text.
@@ -296,8 +307,19 @@ impl Connection {
         }
     }
 
-    /// The backing's answer: extents from the asked offset on, or why there are none.
-    pub fn handle_status(&mut self, id: RequestId, status: Result<&[Extent], IoError>) {
+    /// The metadata contexts that its client has chosen besides `base:allocation`.
+    pub fn contexts(&self) -> &[String] {
+        &self.negotiated.contexts
+    }
+
+    /// The range that a [`StatusQuery`] asked for which is not answered yet: offset and length.
+    pub fn status_range(&self, id: RequestId) -> (u64, u64) {
+        let header = &self.commands.get(id.0 as u32).header;
+        (header.offset, u64::from(header.length))
+    }
+
+    /// The answer to a question, or why there is none.
+    pub fn handle_status(&mut self, id: RequestId, status: Result<Status<'_>, IoError>) {
         let command = self.commands.remove(id.0 as u32);
         if self.input != Input::Dead {
             reply::push_status(self, &command, status);
@@ -428,6 +450,7 @@ impl Connection {
                 id: self.request_id(slot),
                 offset: request.offset,
                 len: u64::from(request.length),
+                allocation: self.negotiated.base_allocation,
             }),
             _ => self.issue(slot, payload),
         }

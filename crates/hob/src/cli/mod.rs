@@ -5,6 +5,7 @@
 //! programs and does not.
 
 mod advise;
+mod bitmap;
 mod cache;
 mod completions;
 mod daemon;
@@ -128,6 +129,8 @@ enum Command {
     #[command(subcommand)]
     Export(export::Export),
     #[command(subcommand)]
+    Bitmap(bitmap::Bitmap),
+    #[command(subcommand)]
     Cache(cache::Cache),
     #[command(subcommand)]
     Qos(qos::Qos),
@@ -164,6 +167,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Pool(args) => pool::run(args, global),
         Command::Disk(args) => disk::run(args, global),
         Command::Export(args) => export::run(args, global),
+        Command::Bitmap(args) => bitmap::run(args, global),
         Command::Cache(args) => cache::run(args, global),
         Command::Qos(args) => qos::run(args, global),
         Command::Datastore(args) => datastore::run(args, global),

@@ -7,6 +7,7 @@
 //! connections in number. A change that takes longer goes on in the background.
 
 mod auth;
+mod bitmaps;
 mod browser;
 mod events;
 mod exports;
@@ -83,6 +84,11 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/curve", get(observe::curve).delete(observe::curve_reset))
         .route("/v1/disks/{disk}/explain", get(explain))
         .route("/v1/disks/{disk}/trace", get(trace))
+        .route("/v1/disks/{disk}/bitmaps", get(bitmaps::list).post(bitmaps::add))
+        .route("/v1/disks/{disk}/bitmaps/{bitmap}", delete(bitmaps::remove))
+        .route("/v1/disks/{disk}/bitmaps/{bitmap}/clear", post(bitmaps::clear))
+        .route("/v1/disks/{disk}/bitmaps/{bitmap}/rotate", post(bitmaps::rotate))
+        .route("/v1/disks/{disk}/bitmaps/{bitmap}/merge", post(bitmaps::merge))
         .route("/v1/disks/{disk}/exports", post(exports::add))
         .route("/v1/disks/{disk}/exports/{export}", delete(exports::remove))
         .route("/v1/qos", get(qos::disks))
@@ -156,6 +162,12 @@ async fn in_time(request: Request, next: Next) -> Response {
         observe::curve_reset,
         handlers::explain,
         handlers::trace,
+        bitmaps::list,
+        bitmaps::add,
+        bitmaps::remove,
+        bitmaps::clear,
+        bitmaps::rotate,
+        bitmaps::merge,
         exports::add,
         exports::remove,
         qos::disks,

@@ -9,6 +9,7 @@
 //! for it no longer than [`PATIENCE`]. Changes to one disk, and to one pool, follow each other: a
 //! second one is refused while the first is under way ([`Claim`]).
 
+mod bitmaps;
 mod caches;
 mod claim;
 mod coming;
@@ -84,6 +85,8 @@ pub(crate) struct Manager {
     exports: Exports,
     backing_options: BackingOptions,
     store: Arc<Mutex<Store>>,
+    /// Where dirty bitmaps are kept, if anything is.
+    bitmaps: Option<PathBuf>,
     inner: Mutex<Inner>,
     swap_kernel: Arc<dyn SwapKernel>,
     /// Files that the program before has left mounted, by disk.
@@ -210,6 +213,7 @@ impl Manager {
             shards,
             exports,
             backing_options,
+            bitmaps: store.directory().map(|directory| directory.join("bitmaps")),
             store: Arc::new(Mutex::new(store)),
             inner: Mutex::new(Inner::default()),
             swap_kernel: Arc::new(HostKernel),

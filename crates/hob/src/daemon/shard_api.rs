@@ -10,7 +10,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use hob_engine::command::{CacheChange, Command, CommandError, DiskConfig, MemoryConfig, Segment};
+use hob_engine::command::{
+    Bitmap, BitmapChange, CacheChange, Command, CommandError, DiskConfig, MemoryConfig, Segment,
+};
 use hob_engine::io::Promote;
 use hob_engine::qos::{Control, DiskQos, Resource, ResourceState};
 use hob_engine::regions::Regions;
@@ -112,6 +114,24 @@ pub(crate) enum ShardCall {
         resource: Resource,
         /// As of now.
         answer: Answer<ResourceState>,
+    },
+    /// Change a disk's bitmaps.
+    ChangeBitmaps {
+        /// Whose.
+        id: DiskId,
+        /// How.
+        change: BitmapChange,
+        /// When it is so.
+        answer: Answer<()>,
+    },
+    /// What a disk's bitmaps have noted.
+    Bitmaps {
+        /// Whose.
+        id: DiskId,
+        /// Of one of them the whole, of the others their figures.
+        whole: Option<String>,
+        /// As of now.
+        answer: Answer<Noted>,
     },
     /// Figures of a disk.
     Stats {
@@ -253,6 +273,41 @@ pub(crate) struct Gone {
     pub(crate) changed: Option<ChangeMark>,
     /// Memory above its cache.
     pub(crate) memory: Option<Area>,
+    /// Its bitmaps, which have noted everything that was acknowledged.
+    pub(crate) bitmaps: Vec<Bitmap>,
+}
+
+/// What a disk's bitmaps have noted.
+#[derive(Debug, Default)]
+pub(crate) struct Noted {
+    /// In the order in which they were made.
+    pub(crate) all: Vec<BitmapFigures>,
+    /// The one that was asked for.
+    pub(crate) whole: Option<Bitmap>,
+}
+
+/// A bitmap in figures, bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BitmapFigures {
+    /// Its name.
+    pub(crate) name: String,
+    /// What is noted as one.
+    pub(crate) granule_bytes: u64,
+    /// What counts as changed.
+    pub(crate) dirty_bytes: u64,
+}
+
+impl Noted {
+    /// Of these bitmaps, and one of them whole.
+    pub(crate) fn of(bitmaps: &[Bitmap], whole: Option<&str>) -> Noted {
+        let figures = |bitmap: &Bitmap| BitmapFigures {
+            name: bitmap.name.clone(),
+            granule_bytes: bitmap.granules.granule_bytes(),
+            dirty_bytes: bitmap.granules.bytes(),
+        };
+        let whole = whole.and_then(|name| bitmaps.iter().find(|bitmap| bitmap.name == name)).cloned();
+        Noted { all: bitmaps.iter().map(figures).collect(), whole }
+    }
 }
 
 /// Connections at rest, for whoever goes on with them.
@@ -363,6 +418,9 @@ fn explain_refusal(error: CommandError) -> &'static str {
         }
         CommandError::BackingFailed => "the backing cannot be flushed; try again when it works",
         CommandError::WrongRole => "the disk is being handed over to another host, or belongs to one",
+        CommandError::NoSuchBitmap => "the disk has no bitmap of that name",
+        CommandError::BitmapExists => "the disk has a bitmap of that name already",
+        CommandError::BitmapFrozen => "the bitmap is frozen: it does not record",
         CommandError::Stopped => "it was stopped before it was done; begin it again when you like",
         CommandError::JournalFailed => {
             "the journal of the cache cannot be written; 'hob pool show' tells which device fails"
@@ -445,6 +503,17 @@ impl ShardHandle {
     /// How a resource is doing.
     pub(crate) async fn resource(&self, resource: Resource) -> Result<ResourceState, ShardError> {
         let question = self.ask(|answer| ShardCall::Resource { resource, answer });
+        tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// Changes a disk's bitmaps.
+    pub(crate) async fn change_bitmaps(&self, id: DiskId, change: BitmapChange) -> Result<(), ShardError> {
+        self.ask(|answer| ShardCall::ChangeBitmaps { id, change, answer }).await
+    }
+
+    /// What a disk's bitmaps have noted, and one of them whole.
+    pub(crate) async fn bitmaps(&self, id: DiskId, whole: Option<String>) -> Result<Noted, ShardError> {
+        let question = self.ask(|answer| ShardCall::Bitmaps { id, whole, answer });
         tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
     }
 

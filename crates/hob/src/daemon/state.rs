@@ -11,9 +11,11 @@ use hob_control::{Export, Size};
 use hob_storage::failing;
 use serde::{Deserialize, Serialize};
 
+mod bitmap;
 mod cache;
 mod qos;
 
+pub(crate) use bitmap::BitmapSpec;
 pub(crate) use cache::{CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec};
 pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState};
 
@@ -118,6 +120,9 @@ pub(crate) struct DiskState {
     /// The file that it is to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fuse: Option<String>,
+    /// Its dirty bitmaps; what they have noted is in files of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) bitmaps: Vec<BitmapSpec>,
 }
 
 impl DiskState {
@@ -133,6 +138,7 @@ impl DiskState {
             exports: Vec::new(),
             fuse: None,
             vhost_user: None,
+            bitmaps: Vec::new(),
         }
     }
 }
@@ -225,6 +231,14 @@ impl Store {
         }
         let state = State::read(directory)?;
         Ok((Store::Directory { path: directory.to_owned(), _lock: lock }, state))
+    }
+
+    /// Where other things may be kept too.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        match self {
+            Store::Memory => None,
+            Store::Directory { path, .. } => Some(path),
+        }
     }
 
     /// Keeps `state` in place of what was kept, all or nothing, on media when it returns.

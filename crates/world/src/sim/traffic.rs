@@ -400,7 +400,14 @@ impl World<'_> {
             }
         }
         self.check_fetched_once(&request, outcome, arrived)?;
-        self.check_answer(&request, token, result.is_ok())
+        self.check_answer(&request, token, result.is_ok())?;
+        let (first, count) = Self::units(request.offset, request.len);
+        match request.op {
+            _ if result.is_err() => Ok(()),
+            Op::Read => self.track_read(request.disk.0 as usize, first, count),
+            op if op.modifies() => self.track_change(request.disk.0 as usize, first, count),
+            _ => Ok(()),
+        }
     }
 
     fn check_answer(&mut self, request: &Request, token: Token, ok: bool) -> Result<(), Violation> {

@@ -151,14 +151,14 @@ impl Manager {
         }
     }
 
-    /// Brings every persistent cache to rest and keeps what is needed to believe it next time. New clients are not
+    /// Brings every persistent cache to rest, and dirty bitmaps, and keeps what is needed to believe it next time. New clients are not
     /// let in any more.
     pub(crate) async fn close(self: &Arc<Self>, ending: Ending) {
         let disks: Vec<String> = {
             let inner = self.inner();
             let is_persistent = |disk: &&super::DiskEntry| {
-                matches!(disk.life, Life::Online(_))
-                    && disk.cache().is_some_and(|spec| spec.journal.is_some())
+                let journal = disk.cache().is_some_and(|spec| spec.journal.is_some());
+                matches!(disk.life, Life::Online(_)) && journal || Self::has_bitmaps(disk)
             };
             inner.disks.values().filter(is_persistent).map(|disk| disk.wanted.name.clone()).collect()
         };
@@ -192,7 +192,7 @@ impl Manager {
     async fn close_disk(self: &Arc<Self>, name: &str) {
         let Ok((shard, id)) = self.shard_of(name) else { return };
         self.exports.remove_disk(name);
-        match shard.remove_disk(id).await {
+        match self.take_from_shard(name, &shard, id).await {
             Ok(gone) => {
                 let mut inner = self.inner();
                 let Ok(disk) = inner.disk_mut(name) else { return };
@@ -206,8 +206,8 @@ impl Manager {
                 }
                 if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
                     journal.closed = mark;
+                    tracing::info!("the cache of {name} is closed");
                 }
-                tracing::info!("the cache of {name} is closed");
             }
             Err(error) => tracing::warn!("{name} was not closed: {error}"),
         }

@@ -7,13 +7,14 @@ use hob_engine::Engine;
 use hob_engine::io::{BufferSlice, IoError, Promote, Reply};
 use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
 use hob_frontends::Payload;
-use hob_frontends::nbd::{Connection, Receive, StatusQuery};
+use hob_frontends::nbd::{Connection, Receive, Status, StatusQuery};
 use hob_nbd::Extent;
 use hob_nbd::server::handshake::Negotiated;
 use hob_storage::buffers::Arena;
 use hob_storage::ring::{Completion, Fd, FdClass, Returned, Ring, RxBuf};
 use hob_storage::token::Token;
 
+use super::maps;
 use super::recorders::Recorders;
 use crate::daemon::listen::{Line, Place};
 use crate::daemon::shard_api::ClientAtRest;
@@ -232,12 +233,22 @@ impl Clients {
         self.retry_refused();
     }
 
-    /// A backing answers.
-    pub(super) fn handle_status(&mut self, id: u64, status: Result<&[Extent], IoError>) {
+    /// What is allocated in a range is known, or that was not asked. What bitmaps say of it is the engine's.
+    pub(super) fn handle_status(&mut self, id: u64, allocation: Result<&[Extent], IoError>, engine: &Engine) {
         let id = RequestId(id);
         let number = Connection::number_of(id) as u16;
         let client = self.clients[usize::from(number)].as_mut().expect("connections outlive their requests");
-        client.connection.handle_status(id, status);
+        let connection = &mut client.connection;
+        let maps = match connection.contexts() {
+            [] => Ok(Vec::new()),
+            contexts => maps::extents_of(engine, connection.disk(), contexts, connection.status_range(id)),
+        };
+        let status = match (allocation, &maps) {
+            (Ok(allocation), Ok(maps)) => Ok(Status { allocation, maps }),
+            (Err(error), _) => Err(error),
+            (_, Err(error)) => Err(*error),
+        };
+        connection.handle_status(id, status);
         self.list(number);
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hob_engine::command::{Command, CommandError, DiskConfig, Event, MemoryConfig, Segment};
+use hob_engine::command::{Bitmap, Command, CommandError, DiskConfig, Event, MemoryConfig, Segment};
 use hob_engine::units::{CommandId, DiskId, Instant};
 use hob_frontends::nbd::Connection;
 use hob_storage::area::Area;
@@ -10,13 +10,15 @@ use hob_storage::backing::Backing;
 
 use super::Shard;
 use super::clients::Seat;
-use crate::daemon::shard_api::{Answer, EventSender, Gone, ShardCall, ShardError, ShardEvent};
+use crate::daemon::shard_api::{Answer, EventSender, Gone, Noted, ShardCall, ShardError, ShardEvent};
 
 /// Answers that are due.
 pub(super) struct Commands {
     events: EventSender,
     last: u64,
     waiting: BTreeMap<CommandId, Waiting>,
+    /// What the engine handed out as disks ended.
+    bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
     /// Disks whose engine part is gone and whose backing is being closed.
     closing: BTreeMap<DiskId, Option<Farewell>>,
     stop: Option<Answer<()>>,
@@ -42,6 +44,7 @@ impl Commands {
             events,
             last: 0,
             waiting: BTreeMap::new(),
+            bitmaps: BTreeMap::new(),
             closing: BTreeMap::new(),
             stop: None,
             over: false,
@@ -109,6 +112,13 @@ impl Shard {
             ShardCall::Control { resource, control } => self.engine.control(now, resource, control),
             ShardCall::Resource { resource, answer } => {
                 let _ = answer.send(Ok(self.engine.resource(resource)));
+            }
+            ShardCall::ChangeBitmaps { id, change, answer } => {
+                let command = self.commands.next(Waiting::Plain(answer));
+                self.engine.handle_command(now, command, id, Command::Bitmap(change));
+            }
+            ShardCall::Bitmaps { id, whole, answer } => {
+                let _ = answer.send(Ok(Noted::of(self.engine.bitmaps(id), whole.as_deref())));
             }
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(now, id).map(Box::new);
@@ -267,6 +277,10 @@ impl Shard {
                 tracing::error!(disk = disk.0, sectors, "dirty data cannot be read from flash");
                 ShardEvent::DirtyLost { disk, sectors }
             }
+            Event::Bitmaps { disk, bitmaps } => {
+                self.commands.bitmaps.insert(disk, bitmaps);
+                return;
+            }
             Event::ChangeWaits(disk) => ShardEvent::ChangeWaits(disk),
             Event::JournalLost(disk) => {
                 tracing::error!(disk = disk.0, "the journal of the cache cannot be written");
@@ -303,7 +317,8 @@ impl Shard {
             (Waiting::Remove(answer), Ok(released)) => {
                 let backing = self.backings[disk.0 as usize].as_ref();
                 let changed = backing.and_then(Backing::change_mark);
-                let gone = Gone { released, changed, memory: self.areas.replace(disk, None) };
+                let bitmaps = self.commands.bitmaps.remove(&disk).unwrap_or_default();
+                let gone = Gone { released, changed, memory: self.areas.replace(disk, None), bitmaps };
                 self.commands.closing.insert(disk, answer.map(|answer| (answer, gone)));
                 if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
                     backing.close(&mut self.ring);
