@@ -17,6 +17,7 @@
 mod audit;
 mod coming;
 mod commands;
+mod direct;
 mod finish;
 mod guest;
 mod injection;
@@ -45,6 +46,7 @@ use crate::queue::Queue;
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
 use coming::{Coming, Step};
+use direct::Direct;
 use injection::Injection;
 pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inject};
 use lives::Lent;
@@ -90,6 +92,8 @@ pub struct Options {
     pub qos_permille: u32,
     /// In so many of a thousand histories some reads promote nothing.
     pub passing_permille: u32,
+    /// In so many of a thousand histories some reads go to guests' own memory.
+    pub direct_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
@@ -127,6 +131,7 @@ impl Default for Options {
             memory_permille: 250,
             qos_permille: 250,
             passing_permille: 250,
+            direct_permille: 500,
             lives: false,
             early: true,
             hasty: false,
@@ -174,6 +179,8 @@ pub enum Sabotage {
     LostRenewal,
     /// Rings that were made void, because the backing was changed before their cache was recovered, are read all the same.
     KeptVoidRings,
+    /// The engine is not told that a guest writes to the memory that it reads into.
+    SecretScribbles,
 }
 
 /// Lives the history of this seed.
@@ -265,6 +272,8 @@ struct World<'a> {
     qos: Option<Qos>,
     /// One in four requests promotes nothing.
     passing: bool,
+    /// In this history some reads go to guests' own memory.
+    direct: Option<Direct>,
     dice: Dice,
     now: Instant,
     /// Counts steps.
@@ -318,7 +327,8 @@ impl<'a> World<'a> {
         let ram = Ram::draw(seed, options.memory_permille);
         let qos = Qos::draw(seed, options.qos_permille);
         let passing = Dice::new(seed ^ PASSING_SALT).chance(options.passing_permille);
-        World { ram, qos, passing, ..Self::of(scenario, dice, options) }
+        let direct = Direct::draw(seed, options.direct_permille);
+        World { ram, qos, passing, direct, ..Self::of(scenario, dice, options) }
     }
 
     fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
@@ -359,6 +369,7 @@ impl<'a> World<'a> {
             ram: None,
             qos: None,
             passing: false,
+            direct: None,
             options,
             dice,
             now: Instant(0),

@@ -163,3 +163,8 @@ fn clean_data_of_another_time_is_noticed() {
 fn a_ring_that_should_be_void_is_noticed() {
     expect_over_crashes(Sabotage::KeptVoidRings, LOST);
 }
+
+#[test]
+fn memory_that_is_written_behind_the_engines_back_is_noticed() {
+    expect(Sabotage::SecretScribbles, &["never written there", "was believed", "after a power cut"]);
+}

@@ -236,6 +236,10 @@ impl Shard {
                 self.clients.handle_reply(&reply, &mut self.ring);
             }
         }
+        while let Some(id) = self.engine.poll_declined() {
+            progress = true;
+            self.machines.handle_declined(id, &mut self.ring);
+        }
         while let Some(buffer) = self.engine.poll_release() {
             progress = true;
             self.ring.arena_mut().release(buffer);
