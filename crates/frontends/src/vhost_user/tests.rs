@@ -174,13 +174,13 @@ fn a_hit_is_read_into_the_guests_memory_and_not_copied() {
     assert_eq!(rig.device.begun_by(&request), Some((Op::Read, 4096, 8192)));
     rig.put(DATA, &[5; 8192]);
     rig.answer(&request, Ok(()));
-    assert_eq!((rig.used(), rig.status(), rig.get(DATA)), ((1, 0, 8193), 0, [5; 8192]));
+    assert_eq!((rig.used(), rig.status(), rig.get(DATA)), ((1, 0, 8193), 0, [5; 512]));
     assert!(rig.payload.buffers.is_empty() && rig.device.is_idle());
     // Parts of sectors, and what is no read, come with buffers as ever.
     let request = rig.read(0, 9, 4096);
     assert_eq!(request.memory, PayloadMemory::Daemon);
     rig.answer(&request, Ok(()));
-    assert_eq!(rig.get(DATA), [0xEE; 4096]);
+    assert_eq!(rig.get(DATA), [0xEE; 512]);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_read_that_is_declined_gets_a_buffer_as_soon_as_there_is_room() {
     assert_eq!((again.memory, again.offset, again.len), (PayloadMemory::DaemonAfterGuest, 0, 4096));
     assert_eq!((rig.device.begun_by(&again), rig.device.held_bytes()), (None, 4096));
     rig.answer(&again, Ok(()));
-    assert_eq!((rig.used(), rig.status(), rig.get(DATA)), ((1, 3, 4097), 0, [0xEE; 4096]));
+    assert_eq!((rig.used(), rig.status(), rig.get(DATA)), ((1, 3, 4097), 0, [0xEE; 512]));
     assert!(rig.payload.buffers.is_empty() && rig.device.is_idle() && rig.device.held_bytes() == 0);
 }
 
