@@ -7,7 +7,7 @@
 //! memory tier.
 
 use super::{Engine, Owner, Pending};
-use crate::command::Mode;
+use crate::command::{Mode, Role};
 use crate::io::{IoError, Op, PayloadMemory, Request};
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
@@ -25,7 +25,8 @@ impl Engine {
         let Some(disk) = self.disks.get(disk.0 as usize).and_then(Option::as_ref) else { return false };
         let is_inside = offset.checked_add(len).is_some_and(|end| end <= disk.config.size_bytes);
         let is_whole = (offset | len).is_multiple_of(SECTOR_BYTES);
-        if !is_inside || !is_whole || disk.memory.is_some() || disk.holds {
+        let is_here = disk.ownership.role == Role::Here;
+        if !is_here || !is_inside || !is_whole || disk.memory.is_some() || disk.holds {
             return false;
         }
         let Ok(cache) = disk.looked_up() else { return false };

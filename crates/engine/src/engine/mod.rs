@@ -38,6 +38,7 @@ mod gate;
 mod jobs;
 mod lent;
 mod merge;
+mod ownership;
 mod read;
 mod records;
 mod stranded;
@@ -53,7 +54,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::admission::Run;
 use crate::cache::FlashRun;
 use crate::claims::{Claims, Kind, Range};
-use crate::command::{Access, Event};
+use crate::command::{Access, Event, Role};
 use crate::device::{self, Devices, Health};
 use crate::io::{BufferCopy, BufferSlice, Io, IoError, IoOp, Op, PayloadMemory, Reply, Request, Target};
 use crate::memory::Seen;
@@ -131,6 +132,8 @@ pub struct Engine {
     fill_bytes: u64,
     /// Answered requests that still fill.
     filling: u32,
+    /// Requests that wait for a disk to become this host's.
+    owner_waits: u32,
     /// Requests, and jobs counted on from `requests_max`, that can go on: their claim was granted by another's
     /// leaving, or what they waited for has come.
     runnable: VecDeque<u32>,
@@ -254,6 +257,7 @@ impl Engine {
             serial: 0,
             fill_bytes: 0,
             filling: 0,
+            owner_waits: 0,
             runnable: VecDeque::new(),
             jobs: Slab::new(JOBS_MAX),
             lent: Lent::default(),
@@ -277,23 +281,32 @@ impl Engine {
     pub fn handle_request(&mut self, now: Instant, request: Request) -> Result<(), Request> {
         assert_eq!(request.buffer.is_some(), request.op.has_buffer(), "payload buffer of {:?}", request.op);
         assert!(direct::may_have(&request), "{request:?} into a guest's memory");
-        if self.requests.len() >= self.limits.requests_max {
+        if self.requests.len() + self.owner_waits >= self.limits.requests_max {
             return Err(request);
         }
         if let Err(error) = self.check(&request) {
             self.refuse(now, &request, error);
             return Ok(());
         }
+        self.pass_owner(now, now, request);
+        self.run(now);
+        Ok(())
+    }
+
+    /// Begins a request that came at `arrived`.
+    #[inline]
+    fn enter(&mut self, now: Instant, arrived: Instant, request: Request) {
         let disk = self.disk_mut(request.disk);
         disk.in_flight += 1;
         let was_declined = request.memory == PayloadMemory::DaemonAfterGuest;
+        disk.ownership.guests += u32::from(!request.op.is_own());
         if was_declined {
             disk.histograms.come_back(request.op);
-        } else {
-            disk.histograms.arrive(now, &request);
-        }
-        if !was_declined && !request.passes_by() {
-            disk.sizing.note(&request);
+        } else if !request.op.is_own() {
+            disk.histograms.arrive(arrived, &request);
+            if !request.passes_by() {
+                disk.sizing.note(&request);
+            }
         }
         let range = Range {
             disk: request.disk,
@@ -304,7 +317,7 @@ impl Engine {
             if was_declined { (Run::Other, Seen::default()) } else { self.observe(&request, range) };
         let slot = self.requests.insert(Active {
             request,
-            arrived: now,
+            arrived,
             range,
             phase: Phase::Waiting,
             pending: 0,
@@ -321,10 +334,11 @@ impl Engine {
         });
         match request.op {
             Op::Flush => self.start_flush(now, slot),
-            Op::Read | Op::Prefetch => self.enter_read(now, slot),
-            Op::Write(_) | Op::Discard(_) | Op::WriteZeroes(..) => {
+            Op::Settle => self.start_settle(now, slot),
+            Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.enter_read(now, slot),
+            Op::Write(_) | Op::Discard(_) | Op::WriteZeroes(..) | Op::Forget => {
                 if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
-                    self.start_change(now, slot);
+                    self.go_on(now, slot);
                 }
             }
         }
@@ -332,8 +346,6 @@ impl Engine {
         if let Some(ahead) = seen.wanted {
             self.read_ahead(now, request.disk, ahead);
         }
-        self.run(now);
-        Ok(())
     }
 
     /// Takes the end of an I/O in. `sums` are the CRC-32C of each sector that flash I/O moved, in
@@ -469,7 +481,7 @@ impl Engine {
 
     /// Requests in flight, fills included.
     pub fn in_flight(&self) -> u32 {
-        self.requests.len()
+        self.requests.len() + self.owner_waits
     }
 
     fn check(&self, request: &Request) -> Result<(), IoError> {
@@ -479,7 +491,7 @@ impl Engine {
         let end = request.offset.checked_add(request.len);
         let fits = end.is_some_and(|end| end <= disk.config.size_bytes);
         let sized = match request.op {
-            Op::Flush => request.len == 0,
+            Op::Flush | Op::Settle => request.len == 0,
             _ => (1..=REQUEST_BYTES_MAX).contains(&request.len),
         };
         if disk.removing.is_some() {
@@ -497,10 +509,10 @@ impl Engine {
     /// each?
     #[inline]
     fn observe(&mut self, request: &Request, range: Range) -> (Run, Seen) {
-        if request.passes_by() {
+        let disk = self.disk_mut(request.disk);
+        if request.passes_by() || request.op.is_own() || disk.ownership.role != Role::Here {
             return (Run::Other, Seen::default());
         }
-        let disk = self.disk_mut(request.disk);
         let run = match (request.op, &mut disk.cache) {
             (Op::Read | Op::Write(_), Some(cache)) => cache.observe(range.first, range.end),
             _ => Run::Other,
@@ -551,8 +563,10 @@ impl Engine {
             return;
         };
         match self.requests[slot].request.op {
-            Op::Read | Op::Prefetch => self.start_read(now, slot),
+            Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.start_read(now, slot),
             Op::Flush => self.start_flush(now, slot),
+            Op::Settle => self.start_settle(now, slot),
+            Op::Forget => self.start_forget(now, slot),
             _ => self.start_change(now, slot),
         }
     }
@@ -573,7 +587,9 @@ impl Engine {
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: *outcome };
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.record(now, *arrived, request, *outcome);
-        disk.histograms.answer(now - *arrived, request.op);
+        if !request.op.is_own() {
+            disk.histograms.answer(now - *arrived, request.op);
+        }
         let is_hit = *outcome == Outcome::Hit || outcome.is_from_memory();
         if request.op == Op::Read && is_hit && !request.passes_by() {
             disk.sizing.hit();
@@ -592,7 +608,9 @@ impl Engine {
         self.fill_bytes -= active.fill_bytes;
         self.filling -= u32::from(active.phase == Phase::Fill);
         self.release_out.extend(active.request.buffer);
-        self.disk_mut(active.request.disk).in_flight -= 1;
+        let disk = self.disk_mut(active.request.disk);
+        disk.in_flight -= 1;
+        disk.ownership.guests -= u32::from(!active.request.op.is_own());
         self.unsettled.push(active.request.disk);
     }
 

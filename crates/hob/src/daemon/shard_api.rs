@@ -313,6 +313,7 @@ fn explain_refusal(error: CommandError) -> &'static str {
              with 'hob cache discard-dirty'"
         }
         CommandError::BackingFailed => "the backing cannot be flushed; try again when it works",
+        CommandError::WrongRole => "the disk is being handed over to another host, or belongs to one",
         CommandError::Stopped => "it was stopped before it was done; begin it again when you like",
         CommandError::JournalFailed => {
             "the journal of the cache cannot be written; 'hob pool show' tells which device fails"
