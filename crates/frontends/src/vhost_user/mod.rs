@@ -8,8 +8,9 @@
 //! # Call order
 //! [`Device::start`] a queue. Whenever its driver may have made something available: [`Device::take`], then
 //! [`Device::poll_request`] until it yields nothing. The engine's answers go to [`Device::handle_reply`], what it declines to
-//! [`Device::handle_declined`], and [`Device::ask_again`] when there may be room for it. [`Device::poll_signal`] says whose driver wants to be told. Before sleeping, [`Device::set_wants_kicks`], and then
-//! [`Device::has_work`] once more. [`Device::stop`], and [`Device::poll_stopped`] until it is so.
+//! [`Device::handle_declined`], and [`Device::ask_again`] when there may be room for it. [`Device::poll_signal`] says whose driver
+//! wants to be told. Before sleeping, [`Device::set_wants_kicks`], and then [`Device::has_work`] once more; and back after it.
+//! [`Device::stop`], and [`Device::poll_stopped`] until it is so.
 //!
 //! # Payload
 //! A write is copied out of the guest's memory before the engine sees it, and a read is copied into it afterwards: the

@@ -280,10 +280,11 @@ impl Machines {
             let machine = self.machines[usize::from(number)].as_mut().expect("polled machines exist");
             let device = &mut machine.device;
             device.room_again();
+            // Whatever it makes available from now on is seen before the next sleep.
+            device.set_wants_kicks(queue, false);
             let mut gate = Gate::new(ring, device.held_bytes(), nobody_waits).knowing(engine);
             device.ask_again(&mut gate);
             if device.has_work(queue) {
-                device.set_wants_kicks(queue, false);
                 match device.take(queue, &mut gate) {
                     Ok(taken) => progress |= taken > 0,
                     Err(broken) => {
