@@ -25,7 +25,7 @@ mod tests;
 use std::collections::VecDeque;
 
 use hob_engine::REQUEST_BYTES_MAX;
-use hob_engine::io::{BufferSlice, Durability, IoError, Op, Promote, Reply, Request, Zeroing};
+use hob_engine::io::{BufferSlice, Durability, IoError, Op, PayloadMemory, Promote, Reply, Request, Zeroing};
 use hob_engine::units::{BufferId, DiskId, RequestId, sector_ceil};
 
 use crate::payload::{Payload, alloc_for, slice_for};
@@ -343,6 +343,7 @@ impl Session {
             len,
             buffer,
             promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
         });
     }
 

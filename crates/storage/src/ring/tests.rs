@@ -1,5 +1,7 @@
 //! Both drivers under the same tests: each `#[test]` runs its body with io_uring and with threads.
 
+mod shared;
+
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;

@@ -291,6 +291,9 @@ fn run(fd: RawFd, attempt: Attempt) -> i32 {
             Attempt::Read { to, len, offset } => {
                 libc::pread(fd, to.cast(), len as usize, offset as libc::off_t)
             }
+            Attempt::ReadParts { parts, count, offset } => {
+                libc::preadv(fd, parts, count as libc::c_int, offset as libc::off_t)
+            }
             Attempt::Write { from, len, offset, durability } => {
                 let iovec = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: len as usize };
                 let flags = match durability {

@@ -8,6 +8,7 @@ use hob_engine::io::{BufferSlice, IoError, Promote, Reply};
 use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
 use hob_frontends::Payload;
 use hob_frontends::nbd::{Connection, Receive, Status, StatusQuery};
+use hob_frontends::vhost_user::memory::GuestRun;
 use hob_nbd::Extent;
 use hob_nbd::server::handshake::Negotiated;
 use hob_storage::buffers::Arena;
@@ -477,12 +478,19 @@ pub(super) struct Gate<'a> {
     held_bytes: usize,
     /// It was refused for what it holds.
     greedy: bool,
+    /// Knows what flash holds, for reads into guests' own memory.
+    engine: Option<&'a Engine>,
 }
 
-impl Gate<'_> {
+impl<'a> Gate<'a> {
     /// For one who holds so much already.
     pub(super) fn new(ring: &mut Ring, held_bytes: usize, open: bool) -> Gate<'_> {
-        Gate { arena: ring.arena_mut(), open, held_bytes, greedy: false }
+        Gate { open, held_bytes, ..ungated(ring) }
+    }
+
+    /// The same, for reads that may go into guests' own memory.
+    pub(super) fn knowing(self, engine: &'a Engine) -> Gate<'a> {
+        Gate { engine: Some(engine), ..self }
     }
 
     /// For giving buffers back.
@@ -493,7 +501,7 @@ impl Gate<'_> {
 
 /// For giving buffers back.
 pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
-    Gate { arena: ring.arena_mut(), open: true, held_bytes: 0, greedy: false }
+    Gate { arena: ring.arena_mut(), open: true, held_bytes: 0, greedy: false, engine: None }
 }
 
 impl Payload for Gate<'_> {
@@ -520,5 +528,9 @@ impl Payload for Gate<'_> {
     }
     fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
         self.arena.slice_mut(slice)
+    }
+    fn adopt(&mut self, disk: DiskId, offset: u64, run: &GuestRun<'_>) -> Option<BufferId> {
+        self.engine.filter(|engine| engine.would_read_flash(disk, offset, run.len()))?;
+        self.arena.adopt(run.map(), |map, pieces| run.for_each(map, |slice| pieces.push(&slice)))
     }
 }

@@ -260,13 +260,21 @@ impl Machines {
     /// The engine answers.
     #[inline]
     pub(super) fn handle_reply(&mut self, reply: &Reply, ring: &mut Ring) {
-        let number = (reply.id.0 >> 32) as u16;
-        let machine = self.machine(number);
-        machine.device.handle_reply(reply, &mut Gate::ungated(ring));
-        if !machine.listed {
-            machine.listed = true;
+        self.answering(reply.id).handle_reply(reply, &mut Gate::ungated(ring));
+    }
+
+    /// The engine gives a read into a guest's memory back.
+    pub(super) fn handle_declined(&mut self, id: RequestId, ring: &mut Ring) {
+        self.answering(id).handle_declined(id, &mut Gate::ungated(ring));
+    }
+
+    /// The device of a request, which may have an answer to tell of in a moment.
+    fn answering(&mut self, id: RequestId) -> &mut Device {
+        let number = (id.0 >> 32) as u16;
+        if !std::mem::replace(&mut self.machine(number).listed, true) {
             self.answered.push(number);
         }
+        &mut self.machine(number).device
     }
 
     /// Takes what drivers of polled queues have made available to the engine. False if there is nothing.
@@ -284,9 +292,11 @@ impl Machines {
             let machine = self.machines[usize::from(number)].as_mut().expect("polled machines exist");
             let device = &mut machine.device;
             device.room_again();
+            // Whatever it makes available from now on is seen before the next sleep.
+            device.set_wants_kicks(queue, false);
+            let mut gate = Gate::new(ring, device.held_bytes(), nobody_waits).knowing(engine);
+            device.ask_again(&mut gate);
             if !self.resting && device.has_work(queue) {
-                device.set_wants_kicks(queue, false);
-                let mut gate = Gate::new(ring, device.held_bytes(), nobody_waits);
                 match device.take(queue, &mut gate) {
                     Ok(taken) => progress |= taken > 0,
                     Err(broken) => {

@@ -247,6 +247,10 @@ impl Shard {
                 self.clients.handle_reply(&reply, &mut self.ring);
             }
         }
+        while let Some(id) = self.engine.poll_declined() {
+            progress = true;
+            self.machines.handle_declined(id, &mut self.ring);
+        }
         while let Some(buffer) = self.engine.poll_release() {
             progress = true;
             self.ring.arena_mut().release(buffer);
@@ -382,9 +386,13 @@ impl Shard {
     /// nothing has come since, and the shard may sleep.
     fn wait_for_machines(&mut self, working: usize) -> bool {
         let machines = &self.machines;
-        if working == 0 && self.quick[0] && self.ring.watch(self.spin_max, || machines.has_work()) {
+        if working == 0 && self.quick[0] {
             // A driver that was answered has more sooner than it could tell of it.
-            return true;
+            if self.ring.watch(self.spin_max, || machines.has_work()) {
+                return true;
+            }
+            // It has been watched for long enough.
+            self.quick[0] = false;
         }
         !self.machines.prepare_sleep()
     }
