@@ -160,6 +160,7 @@ impl LeftClient {
             info: export.info,
             structured_replies: entry.structured_replies,
             base_allocation: entry.base_allocation,
+            contexts: entry.contexts.clone(),
         };
         if !is_as_told(&entry, &negotiated) {
             tracing::warn!("a client of '{}' has to connect again: it is not what it was", entry.export);
@@ -203,6 +204,7 @@ mod tests {
             info,
             structured_replies: true,
             base_allocation: true,
+            contexts: vec![],
         };
         let was = now(ExportInfo { block_size_min: 512, ..ExportInfo::new(1 << 20) });
         let told = ClientEntry {
@@ -213,6 +215,7 @@ mod tests {
             block_max: was.info.block_size_max,
             structured_replies: true,
             base_allocation: true,
+            contexts: vec![],
             received: 0,
         };
         let with = |change: fn(&mut ExportInfo)| {

@@ -227,6 +227,7 @@ impl Leaving {
                 block_max: negotiated.info.block_size_max,
                 structured_replies: negotiated.structured_replies,
                 base_allocation: negotiated.base_allocation,
+                contexts: negotiated.contexts,
                 received: client.received.len() as u32,
             });
             self.record.received.push(client.received);

@@ -94,6 +94,9 @@ pub(crate) struct ClientEntry {
     pub(crate) structured_replies: bool,
     /// It may ask for base:allocation.
     pub(crate) base_allocation: bool,
+    /// And for these metadata contexts besides, in this order.
+    #[serde(default)]
+    pub(crate) contexts: Vec<String>,
     /// How many bytes it had sent that were not used up.
     pub(crate) received: u32,
 }
@@ -227,6 +230,7 @@ mod tests {
             block_max: 32 << 20,
             structured_replies: true,
             base_allocation: false,
+            contexts: vec!["qemu:dirty-bitmap:nightly".into()],
             received,
         };
         let table = Table {
