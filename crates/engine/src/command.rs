@@ -207,6 +207,20 @@ pub enum Access {
     ReadOnly,
 }
 
+/// Which host's a disk is. `Engine`'s module `ownership` has the table of what that means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// This host's.
+    #[default]
+    Here,
+    /// Another host's, which is to hand it over to this one. Given to a disk without cache to which nothing has happened yet.
+    Standby,
+    /// This host's, about to be handed over. Only a disk with nothing dirty, and whose cache does not write back.
+    Frozen,
+    /// Another host's now.
+    Away,
+}
+
 /// One instruction.
 #[derive(Clone, Debug)]
 pub enum Command {
@@ -224,6 +238,10 @@ pub enum Command {
     Qos(DiskQos),
     /// Change what is noted of changes to the disk. Done at once.
     Bitmap(BitmapChange),
+    /// The disk gets another role; done when it has it. [`Role::Frozen`]: when nothing of a guest is in flight.
+    Own(Role),
+    /// Note where the disk is changed, for [`take_changed`](crate::Engine::take_changed), from nothing on; or no more.
+    Watch(bool),
     /// Start counting from zero, but for the histograms and the sampler of sizes.
     ResetStats,
     /// Start the histograms anew.
@@ -393,6 +411,8 @@ pub enum CommandError {
     BitmapExists,
     /// The bitmap does not record.
     BitmapFrozen,
+    /// A disk of its role cannot have that one.
+    WrongRole,
     /// The journal could not be written.
     JournalFailed,
     /// The backing could not be flushed.
@@ -452,7 +472,7 @@ pub enum Event {
         /// All of them.
         bitmaps: Vec<Bitmap>,
     },
-    /// A change waits for a cache that is being recovered and has nothing dirty: it could pass if the rings were made
-    /// [void](Expect::is_void). Said once for each cache.
+    /// A change waits: for a cache that is being recovered and has nothing dirty, which it could pass if the rings were made
+    /// [void](Expect::is_void); or for another host to hand the disk over. Said once for each.
     ChangeWaits(DiskId),
 }

@@ -146,7 +146,7 @@ impl Directory {
         }
         // Both are asked: each learns from what it is asked.
         let popular = self.gate.admit(span.block, brings, self.index.has_free());
-        if !(popular && self.policy.admit(span.block)) {
+        if !(popular && self.policy.admit(span.block)) && brings != Brings::Pulled {
             let waits_for_room = self.gate.only_while_free() && !popular;
             return Err(if waits_for_room { Refusal::NoBlock } else { Refusal::Unproven });
         }

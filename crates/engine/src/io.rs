@@ -26,12 +26,26 @@ pub enum Op {
     Discard(Durability),
     /// The range reads as zeroes afterwards.
     WriteZeroes(Durability, Zeroing),
+    /// Of the daemon's own: like `Prefetch`, whatever admission thinks of it: the cache of another host had it.
+    Pull,
+    /// Of the daemon's own: the cache forgets the range, of a disk in standby.
+    Forget,
+    /// Of the daemon's own: a flush of a frozen disk's backing.
+    Settle,
+    /// Of another host: read into the buffer and promote nothing; when the disk is away, only what is in flash.
+    ReadForPeer,
 }
 
 impl Op {
     /// Does the request carry a buffer?
     pub fn has_buffer(self) -> bool {
-        matches!(self, Op::Read | Op::Prefetch | Op::Write(_))
+        matches!(self, Op::Read | Op::Prefetch | Op::Write(_) | Op::Pull | Op::ReadForPeer)
+    }
+
+    /// Does it come from the daemon itself, or from another host? No guest's statistics count it.
+    #[inline]
+    pub fn is_own(self) -> bool {
+        matches!(self, Op::Pull | Op::Forget | Op::Settle | Op::ReadForPeer)
     }
 
     /// Does the request change what the disk holds?
@@ -96,7 +110,11 @@ impl Request {
     /// Does it read without leaving a trace in the cache?
     #[inline]
     pub fn passes_by(&self) -> bool {
-        self.promote == Promote::Never && matches!(self.op, Op::Read | Op::Prefetch)
+        match self.op {
+            Op::Read | Op::Prefetch => self.promote == Promote::Never,
+            Op::ReadForPeer => true,
+            _ => false,
+        }
     }
 }
 
@@ -216,6 +234,8 @@ pub enum IoError {
     Invalid,
     /// The disk is read-only: EPERM.
     ReadOnly,
-    /// The disk is being removed or the daemon ends: ESHUTDOWN.
+    /// The disk is being removed or the daemon ends, or another host owns it: ESHUTDOWN.
     ShuttingDown,
+    /// Another host asks for what is not in this one's flash. Guests never see it.
+    NotCached,
 }

@@ -18,6 +18,7 @@ mod index;
 pub mod io;
 pub mod journal;
 mod memory;
+pub mod migration;
 pub mod outcome;
 pub mod policy;
 pub mod preset;

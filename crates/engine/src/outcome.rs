@@ -45,6 +45,8 @@ pub enum Outcome {
     BypassChanging,
     /// The cache is being recovered.
     BypassRecovering,
+    /// Another host owned the disk still.
+    BypassStandby,
     /// The flash does not answer in time.
     BypassStalled,
     /// All of the cache's flash is fenced after errors.
@@ -109,6 +111,7 @@ outcomes! {
     BypassNoPromote "bypass" "no-promote" "were not all in flash and not put there, because their export promotes nothing"
     BypassChanging "bypass" "cache-changing" "bypassed the cache while its settings were being changed"
     BypassRecovering "bypass" "cache-recovering" "went to the backing while the cache was being recovered from its journal"
+    BypassStandby "bypass" "standby" "came from the host that still owned the disk"
     BypassStalled "bypass" "flash-stalled" "bypassed the cache because the flash device did not answer in time"
     BypassFenced "bypass" "flash-fenced" "bypassed the cache because its flash devices are fenced after repeated errors"
     CacheOff "cache-off" "" "went to the backing because the disk has no cache"

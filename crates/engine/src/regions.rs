@@ -78,6 +78,26 @@ impl Regions {
             && (first / step * step..end).step_by(step as usize).any(|at| self.contains(at))
     }
 
+    /// What is in, as ranges of sectors `first..end` in order, none next to another. The last may end past the disk's end, by less than
+    /// a region.
+    pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let regions = self.words.len() as u64 * 64;
+        let is_in = move |region: u64| region < regions && self.contains(region << self.shift);
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            // Whole words of nothing are passed at once.
+            while at < regions && !is_in(at) {
+                let word = self.words[(at / 64) as usize] >> (at % 64);
+                at += u64::from(word.trailing_zeros()).min(64 - at % 64);
+            }
+            let first = at;
+            while is_in(at) {
+                at += 1;
+            }
+            (first < at).then_some((first << self.shift, at << self.shift))
+        })
+    }
+
     /// The share of the disk that is in, per mille, rounded up.
     pub fn permille(&self) -> u32 {
         let regions = self.disk_bytes.div_ceil(SECTOR_BYTES).div_ceil(1 << self.shift).max(1);
@@ -101,6 +121,7 @@ mod tests {
         regions.insert(9, 100);
         assert!(regions.contains(9) && !regions.contains(10));
         assert_eq!(regions.permille(), 300);
+        assert_eq!(regions.ranges().collect::<Vec<_>>(), [(3, 5), (9, 10)]);
         let mut both = Regions::new(10 * SECTOR_BYTES - 512);
         both.insert_those_of(&Regions::new(10 * SECTOR_BYTES - 512));
         assert!(both.is_empty());
@@ -122,6 +143,8 @@ mod tests {
             regions.insert(last, last + 1);
             assert!(regions.contains(last) && regions.meets(0, last + 1) && !regions.meets(0, last / 2));
             assert_eq!(regions.permille(), 1);
+            let (first, end) = regions.ranges().next().unwrap();
+            assert!(first <= last && last < end && regions.ranges().count() == 1);
         }
     }
 }

@@ -142,7 +142,7 @@ impl Class {
         match op {
             Op::Read => Some(Class::Reads),
             Op::Write(_) => Some(Class::Writes),
-            Op::Prefetch | Op::Flush | Op::Discard(_) | Op::WriteZeroes(..) => None,
+            _ => None,
         }
     }
 }

@@ -156,6 +156,8 @@ pub(crate) enum Brings {
     Clean,
     /// What the backing gets later.
     Dirty,
+    /// What the cache of another host had: it comes in.
+    Pulled,
 }
 
 /// May blocks of a request come in?

@@ -38,6 +38,7 @@ impl Engine {
                     self.done(command, disk_id, Err(CommandError::Removing));
                 }
                 self.let_go_of_coming(disk_id);
+                self.pass_waiting(now, disk_id);
                 // What waits for a limit would keep the removal waiting.
                 self.set_qos(now, disk_id, DiskQos::default());
                 self.settle(now, disk_id);
@@ -92,6 +93,17 @@ impl Engine {
                 self.set_qos(now, disk_id, qos);
                 Ok(())
             }
+            (Command::Own(role), Some(_)) => match self.set_role(now, id, disk_id, role) {
+                Some(result) => {
+                    self.done(id, disk_id, result.map(|()| Vec::new()));
+                    return self.run(now);
+                }
+                None => return self.run(now),
+            },
+            (Command::Watch(watch), Some(_)) => {
+                self.watch(disk_id, watch);
+                Ok(())
+            }
             (Command::Memory(config), Some(disk)) => disk.set_memory(config),
             (Command::Bitmap(change), Some(disk)) => disk.change_bitmaps(change),
             (Command::ResetHistograms, Some(disk)) => {
@@ -117,6 +129,7 @@ impl Engine {
             return;
         }
         self.unhold(id);
+        self.end_freezing(id);
         let disk = self.disk_mut(id);
         if let Some(command) = disk.removing.take_if(|_| !disk.stranded.is_empty()) {
             // They wait for another journal, and so has the removal to.

@@ -6,6 +6,7 @@ use super::care::Care;
 use super::coming::Coming;
 use super::destager::Destager;
 use super::merge::Merger;
+use super::ownership::Ownership;
 use super::records::Journal;
 use super::stranded::{Stranded, WAIT_NS_MAX};
 use super::structure::Opening;
@@ -23,6 +24,7 @@ use crate::vscsi::Histograms;
 
 pub(super) struct Disk {
     pub(super) config: DiskConfig,
+    pub(super) ownership: Ownership,
     /// What it is due where others want the same.
     pub(super) qos: DiskQos,
     pub(super) cache: Option<Cache>,
@@ -95,6 +97,7 @@ impl Disk {
     pub(super) fn new(config: DiskConfig, now: Instant) -> Self {
         Disk {
             config,
+            ownership: Ownership::default(),
             qos: DiskQos::default(),
             cache: None,
             memory: None,
@@ -177,6 +180,9 @@ impl Disk {
 
     /// Counts an answered request.
     pub(super) fn record(&mut self, now: Instant, arrived: Instant, request: &Request, outcome: Outcome) {
+        if request.op.is_own() {
+            return;
+        }
         let at = Instant(now - self.stats_since);
         self.stats.record(at, request, outcome, now - arrived);
     }

@@ -7,7 +7,7 @@ use super::{Active, Engine, Limits, Pending, Phase};
 use crate::admission::Brings;
 use crate::cache::{FlashRun, push_run};
 use crate::claims::Range;
-use crate::command::{Copies, Mode};
+use crate::command::{Copies, Mode, Role};
 use crate::directory::{Placed, Refusal, whole_sectors};
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::outcome::Outcome;
@@ -25,9 +25,13 @@ impl Engine {
         if request.passes_by() {
             return Err(Outcome::BypassNoPromote);
         }
+        let brings = if request.op == Op::Pull { Brings::Pulled } else { Brings::Clean };
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let Engine { disks, claims, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        if disk.ownership.role == Role::Standby && request.op != Op::Pull {
+            return Err(Outcome::BypassStandby);
+        }
         let cache = disk.serving()?;
         match (cache.config.mode, request.op) {
             (Mode::ReadOnlyCache | Mode::PassThrough, _) => return Err(Outcome::BypassMode),
@@ -54,7 +58,7 @@ impl Engine {
             } else if !has_share || found.is_none() && refused == Some(Outcome::MissNoBlock) {
                 Err(Refusal::NoBlock)
             } else {
-                cache.bring(span, found, (run, Brings::Clean), is_busy)
+                cache.bring(span, found, (run, brings), is_busy)
             };
             match brought {
                 Ok(Placed { sector, evicted: gone }) => {

@@ -37,6 +37,7 @@ mod gate;
 mod jobs;
 mod lent;
 mod merge;
+mod ownership;
 mod read;
 mod records;
 mod stranded;
@@ -52,7 +53,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::admission::Run;
 use crate::cache::FlashRun;
 use crate::claims::{Claims, Kind, Range};
-use crate::command::{Access, Event};
+use crate::command::{Access, Event, Role};
 use crate::device::{self, Devices, Health};
 use crate::io::{BufferCopy, BufferSlice, Io, IoError, IoOp, Op, Reply, Request, Target};
 use crate::memory::Seen;
@@ -130,6 +131,8 @@ pub struct Engine {
     fill_bytes: u64,
     /// Answered requests that still fill.
     filling: u32,
+    /// Requests that wait for a disk to become this host's.
+    owner_waits: u32,
     /// Requests, and jobs counted on from `requests_max`, that can go on: their claim was granted by another's
     /// leaving, or what they waited for has come.
     runnable: VecDeque<u32>,
@@ -252,6 +255,7 @@ impl Engine {
             serial: 0,
             fill_bytes: 0,
             filling: 0,
+            owner_waits: 0,
             runnable: VecDeque::new(),
             jobs: Slab::new(JOBS_MAX),
             lent: Lent::default(),
@@ -273,18 +277,29 @@ impl Engine {
     /// makes no sense for its disk is taken and answered with an error.
     pub fn handle_request(&mut self, now: Instant, request: Request) -> Result<(), Request> {
         assert_eq!(request.buffer.is_some(), request.op.has_buffer(), "payload buffer of {:?}", request.op);
-        if self.requests.len() >= self.limits.requests_max {
+        if self.requests.len() + self.owner_waits >= self.limits.requests_max {
             return Err(request);
         }
         if let Err(error) = self.check(&request) {
             self.refuse(now, &request, error);
             return Ok(());
         }
+        self.pass_owner(now, now, request);
+        self.run(now);
+        Ok(())
+    }
+
+    /// Begins a request that came at `arrived`.
+    #[inline]
+    fn enter(&mut self, now: Instant, arrived: Instant, request: Request) {
         let disk = self.disk_mut(request.disk);
         disk.in_flight += 1;
-        disk.histograms.arrive(now, &request);
-        if !request.passes_by() {
-            disk.sizing.note(&request);
+        if !request.op.is_own() {
+            disk.ownership.guests += 1;
+            disk.histograms.arrive(arrived, &request);
+            if !request.passes_by() {
+                disk.sizing.note(&request);
+            }
         }
         let range = Range {
             disk: request.disk,
@@ -294,7 +309,7 @@ impl Engine {
         let (run, seen) = self.observe(&request, range);
         let slot = self.requests.insert(Active {
             request,
-            arrived: now,
+            arrived,
             range,
             phase: Phase::Waiting,
             pending: 0,
@@ -311,10 +326,11 @@ impl Engine {
         });
         match request.op {
             Op::Flush => self.start_flush(now, slot),
-            Op::Read | Op::Prefetch => self.enter_read(now, slot),
-            Op::Write(_) | Op::Discard(_) | Op::WriteZeroes(..) => {
+            Op::Settle => self.start_settle(now, slot),
+            Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.enter_read(now, slot),
+            Op::Write(_) | Op::Discard(_) | Op::WriteZeroes(..) | Op::Forget => {
                 if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
-                    self.start_change(now, slot);
+                    self.go_on(now, slot);
                 }
             }
         }
@@ -322,8 +338,6 @@ impl Engine {
         if let Some(ahead) = seen.wanted {
             self.read_ahead(now, request.disk, ahead);
         }
-        self.run(now);
-        Ok(())
     }
 
     /// Takes the end of an I/O in. `sums` are the CRC-32C of each sector that flash I/O moved, in
@@ -452,7 +466,7 @@ impl Engine {
 
     /// Requests in flight, fills included.
     pub fn in_flight(&self) -> u32 {
-        self.requests.len()
+        self.requests.len() + self.owner_waits
     }
 
     fn check(&self, request: &Request) -> Result<(), IoError> {
@@ -462,7 +476,7 @@ impl Engine {
         let end = request.offset.checked_add(request.len);
         let fits = end.is_some_and(|end| end <= disk.config.size_bytes);
         let sized = match request.op {
-            Op::Flush => request.len == 0,
+            Op::Flush | Op::Settle => request.len == 0,
             _ => (1..=REQUEST_BYTES_MAX).contains(&request.len),
         };
         if disk.removing.is_some() {
@@ -480,10 +494,10 @@ impl Engine {
     /// each?
     #[inline]
     fn observe(&mut self, request: &Request, range: Range) -> (Run, Seen) {
-        if request.passes_by() {
+        let disk = self.disk_mut(request.disk);
+        if request.passes_by() || request.op.is_own() || disk.ownership.role != Role::Here {
             return (Run::Other, Seen::default());
         }
-        let disk = self.disk_mut(request.disk);
         let run = match (request.op, &mut disk.cache) {
             (Op::Read | Op::Write(_), Some(cache)) => cache.observe(range.first, range.end),
             _ => Run::Other,
@@ -534,8 +548,10 @@ impl Engine {
             return;
         };
         match self.requests[slot].request.op {
-            Op::Read | Op::Prefetch => self.start_read(now, slot),
+            Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.start_read(now, slot),
             Op::Flush => self.start_flush(now, slot),
+            Op::Settle => self.start_settle(now, slot),
+            Op::Forget => self.start_forget(now, slot),
             _ => self.start_change(now, slot),
         }
     }
@@ -557,7 +573,9 @@ impl Engine {
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.note_change(request);
         disk.record(now, *arrived, request, *outcome);
-        disk.histograms.answer(now - *arrived, request.op);
+        if !request.op.is_own() {
+            disk.histograms.answer(now - *arrived, request.op);
+        }
         let is_hit = *outcome == Outcome::Hit || outcome.is_from_memory();
         if request.op == Op::Read && is_hit && !request.passes_by() {
             disk.sizing.hit();
@@ -576,7 +594,9 @@ impl Engine {
         self.fill_bytes -= active.fill_bytes;
         self.filling -= u32::from(active.phase == Phase::Fill);
         self.release_out.extend(active.request.buffer);
-        self.disk_mut(active.request.disk).in_flight -= 1;
+        let disk = self.disk_mut(active.request.disk);
+        disk.in_flight -= 1;
+        disk.ownership.guests -= u32::from(!active.request.op.is_own());
         self.unsettled.push(active.request.disk);
     }
 

@@ -4,7 +4,7 @@
 use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
 use crate::claims::{Kind, Range};
-use crate::command::Mode;
+use crate::command::{Mode, Role};
 use crate::index::Index;
 use crate::io::{IoError, IoOp, Op};
 use crate::memory::Ahead;
@@ -61,6 +61,10 @@ impl Engine {
             return Source::Memory;
         }
         let Active { request, range, .. } = self.requests[slot];
+        let role = self.disk(request.disk).ownership.role;
+        if role == Role::Standby && request.op == Op::Read {
+            return Source::Backing(Outcome::BypassStandby);
+        }
         let Engine { disks, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         let cache = match disk.serving() {
@@ -102,7 +106,7 @@ impl Engine {
                 }
                 self.requests[slot].outcome = outcome;
                 let would_fill = matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss);
-                if self.requests[slot].request.op == Op::Prefetch && !would_fill {
+                if matches!(request.op, Op::Prefetch | Op::Pull) && !would_fill {
                     // A hint that cannot be taken: nobody wants the data itself.
                     self.reply(now, slot, Ok(()));
                     self.finish(slot);
@@ -118,6 +122,10 @@ impl Engine {
     /// it back in service.
     fn enter_backing(&mut self, now: Instant, slot: u32) {
         let Active { request, range, outcome, .. } = self.requests[slot];
+        if self.is_cached_only(slot) {
+            self.reply(now, slot, Err(IoError::NotCached));
+            return self.finish(slot);
+        }
         let would_fill = matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss);
         let needs_claim = would_fill || self.disk(request.disk).journal.is_some();
         if !needs_claim || !self.claims.only_reads(slot) {
@@ -144,7 +152,7 @@ impl Engine {
         for extent in used.iter().map(|run| run.extent) {
             cache.touch_all(extent.sector, extent.count);
         }
-        if request.op == Op::Prefetch {
+        if matches!(request.op, Op::Prefetch | Op::Pull) {
             self.reply(now, slot, Ok(()));
             self.finish(slot);
             return;

@@ -5,7 +5,7 @@
 
 use super::disk::Disk;
 use super::{Active, Engine};
-use crate::command::{CommandError, MemoryConfig, Mode};
+use crate::command::{CommandError, MemoryConfig, Mode, Role};
 use crate::directory::whole_sectors;
 use crate::io::{BufferCopy, CopyEnd, IoError, Op};
 use crate::memory::{Memory, Piece};
@@ -74,7 +74,10 @@ impl Engine {
         let Active { request, range, .. } = &self.requests[slot];
         let disk = self.disk(request.disk);
         let Some(memory) = &disk.memory else { return false };
-        request.op == Op::Read && disk.memory_uses().serves && memory.holds(range.first, range.end)
+        request.op == Op::Read
+            && disk.ownership.role == Role::Here
+            && disk.memory_uses().serves
+            && memory.holds(range.first, range.end)
     }
 
     /// Answers a read with what memory holds.
@@ -105,7 +108,7 @@ impl Engine {
         let Active { request, range, seen, outcome, .. } = &self.requests[slot];
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
-        if disk.memory.is_none() || result.is_err() {
+        if disk.memory.is_none() || result.is_err() || disk.ownership.role != Role::Here {
             return;
         }
         let uses = disk.memory_uses();

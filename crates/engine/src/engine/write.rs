@@ -19,7 +19,9 @@ impl Engine {
             return;
         }
         self.forget_in_memory(slot);
-        let disk = self.disk(self.requests[slot].request.disk);
+        let Active { request, range, .. } = self.requests[slot];
+        let disk = self.disk_mut(request.disk);
+        disk.ownership.note_change(range.first, range.end);
         if disk.journal.is_some() {
             return self.change_persistent(now, slot);
         }
@@ -76,7 +78,7 @@ impl Engine {
     }
 
     /// Flushes the backing for a request.
-    fn flush_request(&mut self, now: Instant, slot: u32) {
+    pub(super) fn flush_request(&mut self, now: Instant, slot: u32) {
         let mark = self.disk(self.requests[slot].request.disk).backing_writes;
         self.requests[slot].flush_mark = mark;
         self.requests[slot].phase = Phase::BackingFlush;
@@ -149,7 +151,7 @@ impl Engine {
         let active = &mut self.requests[slot];
         active.outcome = match (active.request.op, result) {
             // "Cannot do that fast" is an answer, not a failure of the backing.
-            (Op::Flush, Ok(())) => Outcome::BypassFlush,
+            (Op::Flush | Op::Settle, Ok(())) => Outcome::BypassFlush,
             (Op::Discard(_) | Op::WriteZeroes(..), Ok(()) | Err(IoError::Unsupported)) => {
                 Outcome::BypassZeroing
             }

@@ -104,7 +104,7 @@ impl Live {
                 self.seen.writes += 1;
                 self.seen.write_bytes += request.len;
             }
-            Op::Flush => return,
+            Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::ReadForPeer => return,
             Op::Prefetch | Op::Discard(_) | Op::WriteZeroes(..) => {}
         }
         note(&mut self.small, request);
@@ -159,7 +159,7 @@ fn note<const SECTORS: usize>(sampler: &mut Sampler<SECTORS>, request: &Request)
             access(sampler, whole, 0);
         }
         Op::Discard(_) | Op::WriteZeroes(..) => invalidate(sampler, covered),
-        Op::Flush => {}
+        Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::ReadForPeer => {}
     }
 }
 

@@ -461,7 +461,7 @@ fn durability(durable: bool) -> Durability {
 /// How the system calls the engine's errors.
 fn errno(error: IoError) -> Errno {
     match error {
-        IoError::Failed | IoError::ShuttingDown => Errno::IO,
+        IoError::Failed | IoError::ShuttingDown | IoError::NotCached => Errno::IO,
         IoError::NoSpace => Errno::NOSPC,
         IoError::Unsupported => Errno::OPNOTSUPP,
         IoError::Invalid => Errno::INVAL,

@@ -469,7 +469,7 @@ fn error_code(error: IoError) -> ErrorCode {
     match error {
         IoError::Failed => ErrorCode::Io,
         IoError::NoSpace => ErrorCode::NoSpc,
-        IoError::Unsupported => ErrorCode::NotSup,
+        IoError::Unsupported | IoError::NotCached => ErrorCode::NotSup,
         IoError::Invalid => ErrorCode::Inval,
         IoError::ReadOnly => ErrorCode::Perm,
         IoError::ShuttingDown => ErrorCode::Shutdown,

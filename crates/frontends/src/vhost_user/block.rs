@@ -168,7 +168,8 @@ impl From<IoError> for Status {
             | IoError::NoSpace
             | IoError::Invalid
             | IoError::ReadOnly
-            | IoError::ShuttingDown => Status::IoError,
+            | IoError::ShuttingDown
+            | IoError::NotCached => Status::IoError,
         }
     }
 }

@@ -328,6 +328,8 @@ pub(crate) enum ShardEvent {
     ChangeWaits(DiskId),
     /// The journal of a cache cannot be written any more.
     JournalLost(DiskId),
+    /// Somebody else has taken a disk's backing over. The disk serves nothing any more.
+    BackingLost(DiskId),
 }
 
 /// Where shards put their events.
@@ -371,6 +373,7 @@ fn explain_refusal(error: CommandError) -> &'static str {
         CommandError::NoSuchBitmap => "the disk has no bitmap of that name",
         CommandError::BitmapExists => "the disk has a bitmap of that name already",
         CommandError::BitmapFrozen => "the bitmap is frozen: it does not record",
+        CommandError::WrongRole => "the disk is being handed over to another host, or belongs to one",
         CommandError::Stopped => "it was stopped before it was done; begin it again when you like",
         CommandError::JournalFailed => {
             "the journal of the cache cannot be written; 'hob pool show' tells which device fails"

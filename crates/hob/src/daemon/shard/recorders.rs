@@ -63,7 +63,7 @@ impl Noting<'_> {
             Op::Write(_) => TraceOp::Write,
             Op::Discard(_) | Op::WriteZeroes(..) => TraceOp::Discard,
             Op::Flush => TraceOp::Flush,
-            Op::Prefetch => return,
+            _ => return,
         };
         self.recorder.push(&TraceRecord { at_ns: self.at_ns, offset, len: len as u32, op });
     }
@@ -89,7 +89,7 @@ impl Noting<'_> {
             Op::Write(_) => TraceOp::Write,
             Op::Discard(_) | Op::WriteZeroes(..) => TraceOp::Discard,
             Op::Flush => TraceOp::Flush,
-            Op::Prefetch => return,
+            _ => return,
         };
         let len = u32::try_from(command.len).unwrap_or(u32::MAX);
         self.recorder.push(&TraceRecord { at_ns: self.at_ns, offset: command.offset, len, op });

@@ -1,0 +1,287 @@
+//! Which host's disk it is: what is served of a disk that another host owns, or is to own (docs/decisions/0013).
+//!
+//! | | here | standby | frozen | away |
+//! |---|---|---|---|---|
+//! | read of a guest | served | passes the cache | waits | refused |
+//! | change of a guest | served | waits, and is reported | waits | refused |
+//! | flush of a guest | served | answered | waits | refused |
+//! | prefetch of a guest | served | answered, and not done | waits | refused |
+//! | `Pull` | served | served | refused | refused |
+//! | `Forget` | refused | served | refused | refused |
+//! | `Settle` | refused | refused | served | refused |
+//! | `ReadForPeer` | served | refused | served | served from flash only |
+//!
+//! In standby the backing is the owner: reads that pass the cache, and what is pulled into it, come from there, as whoever performs
+//! I/O arranges. Requests that wait have no claim, so nothing waits for them.
+
+use super::{Active, Engine};
+use crate::command::{CommandError, Event, Mode, Role};
+use crate::io::{IoError, Op, Reply, Request};
+use crate::outcome::Outcome;
+use crate::regions::Regions;
+use crate::units::{CommandId, DiskId, Instant};
+
+/// What a disk knows of other hosts.
+#[derive(Default)]
+pub(super) struct Ownership {
+    pub(super) role: Role,
+    /// The command that freezes it, until nothing of a guest is in flight.
+    freezing: Option<CommandId>,
+    /// Requests that wait for another role, with the time at which they came.
+    waiting: Vec<(Instant, Request)>,
+    /// It was said that a change waits.
+    reported: bool,
+    /// Requests of guests in flight.
+    pub(super) guests: u32,
+    /// What was changed since this was asked last, where somebody wants to know.
+    changed: Option<Box<Regions>>,
+}
+
+impl Ownership {
+    /// A change has its claim.
+    #[inline]
+    pub(super) fn note_change(&mut self, first: u64, end: u64) {
+        if let Some(changed) = &mut self.changed {
+            changed.insert(first, end);
+        }
+    }
+}
+
+/// What becomes of a request that arrives.
+enum Passage {
+    Served,
+    /// Done without doing anything.
+    Answered,
+    Waits,
+    Refused,
+}
+
+/// The table of the module's text.
+fn passage(role: Role, op: Op) -> Passage {
+    use Passage::*;
+    match (role, op) {
+        (Role::Here, Op::Forget | Op::Settle) => Refused,
+        (Role::Here, _) => Served,
+        (Role::Standby, Op::Read | Op::Pull | Op::Forget) => Served,
+        (Role::Standby, Op::Flush | Op::Prefetch) => Answered,
+        (Role::Standby, Op::Settle | Op::ReadForPeer) => Refused,
+        (Role::Frozen, Op::Settle | Op::ReadForPeer) => Served,
+        (Role::Frozen, Op::Pull | Op::Forget) => Refused,
+        (Role::Standby | Role::Frozen, _) => Waits,
+        (Role::Away, Op::ReadForPeer) => Served,
+        (Role::Away, _) => Refused,
+    }
+}
+
+impl Engine {
+    /// Lets a request, which makes sense for its disk, in; or keeps it, or answers it. It came at `arrived`.
+    #[inline]
+    pub(super) fn pass_owner(&mut self, now: Instant, arrived: Instant, request: Request) {
+        let role = self.disk(request.disk).ownership.role;
+        if role == Role::Here && !request.op.is_own() {
+            return self.enter(now, arrived, request);
+        }
+        match passage(role, request.op) {
+            Passage::Served => self.enter(now, arrived, request),
+            Passage::Answered => {
+                let disk = self.disk_mut(request.disk);
+                disk.record(now, arrived, &request, Outcome::BypassStandby);
+                let Request { id, disk, .. } = request;
+                self.reply_out.push_back(Reply { id, disk, result: Ok(()), outcome: Outcome::BypassStandby });
+                self.release_out.extend(request.buffer);
+            }
+            Passage::Waits => {
+                let ownership = &mut self.disk_mut(request.disk).ownership;
+                ownership.waiting.push((arrived, request));
+                let is_first = role == Role::Standby && !std::mem::replace(&mut ownership.reported, true);
+                self.owner_waits += 1;
+                if is_first {
+                    self.event_out.push_back(Event::ChangeWaits(request.disk));
+                }
+            }
+            Passage::Refused => self.refuse(now, &request, IoError::ShuttingDown),
+        }
+    }
+
+    /// Gives a disk another role. `None`: that takes effect later.
+    pub(super) fn set_role(
+        &mut self,
+        now: Instant,
+        id: CommandId,
+        disk_id: DiskId,
+        role: Role,
+    ) -> Option<Result<(), CommandError>> {
+        let disk = self.disk_mut(disk_id);
+        let dirty = disk
+            .cache
+            .as_ref()
+            .is_some_and(|cache| cache.config.mode == Mode::WriteBack || cache.index.dirty_sectors() > 0);
+        let result = match (disk.ownership.role, role) {
+            (Role::Here, Role::Standby) if disk.in_flight == 0 && disk.cache.is_none() => Ok(()),
+            (Role::Here, Role::Frozen) if dirty || !disk.lost.is_empty() => Err(CommandError::Dirty),
+            (Role::Here, Role::Frozen) | (Role::Standby, Role::Here) => Ok(()),
+            (Role::Frozen, Role::Here) => Ok(()),
+            (Role::Frozen, Role::Away) if disk.ownership.freezing.is_none() => Ok(()),
+            // The host that had it meanwhile may have changed what the cache holds.
+            (Role::Away, Role::Here) if disk.cache.is_none() => Ok(()),
+            _ => Err(CommandError::WrongRole),
+        };
+        if result.is_err() {
+            return Some(result);
+        }
+        if matches!((disk.ownership.role, role), (Role::Standby | Role::Away, Role::Here)) {
+            // The host that had it meanwhile may have changed anything.
+            disk.note_everything();
+        }
+        let ownership = &mut disk.ownership;
+        ownership.role = role;
+        ownership.reported = false;
+        let stopped = ownership.freezing.take();
+        if role == Role::Frozen {
+            ownership.freezing = Some(id);
+        }
+        if let Some(command) = stopped {
+            self.done(command, disk_id, Err(CommandError::Stopped));
+        }
+        self.pass_waiting(now, disk_id);
+        if role != Role::Frozen {
+            return Some(Ok(()));
+        }
+        self.end_freezing(disk_id);
+        None
+    }
+
+    /// Somebody else has taken the disk's backing over: nothing of it is served from now on, whatever it was.
+    pub fn lose(&mut self, now: Instant, id: DiskId) {
+        let Some(Some(disk)) = self.disks.get_mut(id.0 as usize) else { return };
+        disk.ownership.role = Role::Away;
+        if let Some(command) = disk.ownership.freezing.take() {
+            self.done(command, id, Err(CommandError::Stopped));
+        }
+        self.pass_waiting(now, id);
+        self.run(now);
+    }
+
+    /// Those that waited for another role try again.
+    pub(super) fn pass_waiting(&mut self, now: Instant, id: DiskId) {
+        let disk = self.disk_mut(id);
+        let waiting = std::mem::take(&mut disk.ownership.waiting);
+        let removing = disk.removing.is_some();
+        self.owner_waits -= waiting.len() as u32;
+        for (arrived, request) in waiting {
+            match removing {
+                true => self.refuse(now, &request, IoError::ShuttingDown),
+                false => self.pass_owner(now, arrived, request),
+            }
+        }
+    }
+
+    /// Ends the freezing of a disk if nothing of a guest is in flight any more.
+    pub(super) fn end_freezing(&mut self, id: DiskId) {
+        let ownership = &mut self.disk_mut(id).ownership;
+        if ownership.guests == 0
+            && let Some(command) = ownership.freezing.take()
+        {
+            self.done(command, id, Ok(Vec::new()));
+        }
+    }
+
+    /// Which host's a disk is, as far as this one knows.
+    pub fn role(&self, disk: DiskId) -> Option<Role> {
+        self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.ownership.role)
+    }
+
+    /// Begins to note where a disk is changed, or ends it.
+    pub(super) fn watch(&mut self, id: DiskId, watch: bool) {
+        let disk = self.disk_mut(id);
+        let size = disk.config.size_bytes;
+        disk.ownership.changed = watch.then(|| Box::new(Regions::new(size)));
+    }
+
+    /// Where a disk [watched](crate::command::Command::Watch) has been changed since this was asked last; whatever a peer read before, and was
+    /// answered, may be older. `None` if nowhere.
+    pub fn take_changed(&mut self, disk: DiskId) -> Option<Regions> {
+        let disk = self.disks.get_mut(disk.0 as usize)?.as_mut()?;
+        let size = disk.config.size_bytes;
+        let changed = disk.ownership.changed.as_mut().filter(|changed| !changed.is_empty())?;
+        Some(std::mem::replace(changed, Regions::new(size)))
+    }
+
+    /// Forgets what the cache holds of a range, which has its claim.
+    pub(super) fn start_forget(&mut self, now: Instant, slot: u32) {
+        let Active { request, range, .. } = self.requests[slot];
+        let disk = self.disk_mut(request.disk);
+        if disk.holds {
+            return self.hold(slot);
+        }
+        let result = if disk.ownership.role == Role::Standby { Ok(()) } else { Err(IoError::ShuttingDown) };
+        if result.is_ok() {
+            self.forget_in_memory(slot);
+            self.drop_clean(now, request.disk, range.first, range.end);
+        }
+        self.requests[slot].outcome = Outcome::BypassStandby;
+        self.reply(now, slot, result);
+        self.finish(slot);
+    }
+
+    fn drop_clean(&mut self, now: Instant, id: DiskId, first: u64, end: u64) {
+        let disk = self.disk_mut(id);
+        let Some(cache) = disk.cache.as_mut() else { return };
+        let Some(journal) = &mut disk.journal else { return cache.invalidate(first, end) };
+        // Recovery would believe what was clean: the flush before this host calls the disk its own waits for these records.
+        journal.urgent = true;
+        for span in cache.spans(first, end) {
+            let Some(sector) = cache.find(span) else { continue };
+            for sector in sector..sector + span.count {
+                let second = cache.index.second_sector(sector);
+                for copy in [Some(sector), second].into_iter().flatten() {
+                    assert!(!cache.index.is_dirty(copy), "a disk in standby has nothing dirty");
+                    journal.drop_sector(now, &mut cache.index, copy);
+                }
+            }
+        }
+        self.wake(id);
+    }
+
+    /// A flush of the backing of a frozen disk, for whoever hands it over.
+    pub(super) fn start_settle(&mut self, now: Instant, slot: u32) {
+        self.flush_request(now, slot);
+    }
+
+    /// May this read of another host not go to the backing? It is not this host's any more.
+    pub(super) fn is_cached_only(&self, slot: u32) -> bool {
+        let request = &self.requests[slot].request;
+        request.op == Op::ReadForPeer && self.disk(request.disk).ownership.role == Role::Away
+    }
+
+    /// The blocks of a disk's cache, hottest first, for [`valid_extents`](Self::valid_extents).
+    pub fn hottest_blocks(&self, disk: DiskId) -> Vec<u64> {
+        let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
+        let Some(cache) = disk.and_then(|disk| disk.cache.as_ref()) else { return Vec::new() };
+        let mut blocks: Vec<u64> =
+            cache.order().map(|(frame, _)| cache.index.block(frame).0.into()).collect();
+        blocks.reverse();
+        blocks
+    }
+
+    /// The valid sectors of some blocks of a disk's cache, as `(first, end)` on the disk, block by block.
+    pub fn valid_extents(&self, disk: DiskId, blocks: &[u64]) -> Vec<(u64, u64)> {
+        let mut extents: Vec<(u64, u64)> = Vec::new();
+        let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
+        let Some(cache) = disk.and_then(|disk| disk.cache.as_ref()) else { return extents };
+        for block in blocks {
+            let first = block << cache.block_shift();
+            for span in cache.spans(first, first + (1 << cache.block_shift())) {
+                let Some(sector) = cache.find(span) else { continue };
+                let valid = (0..span.count).filter(|i| cache.index.is_valid(sector + i));
+                for at in valid.map(|i| first + span.first + i) {
+                    match extents.last_mut() {
+                        Some((_, end)) if *end == at => *end += 1,
+                        _ => extents.push((at, at + 1)),
+                    }
+                }
+            }
+        }
+        extents
+    }
+}

@@ -1,0 +1,157 @@
+//! What is to be read from the owner next: a list, hottest first, and what was changed since.
+//!
+//! It moves no data. Whoever drives it asks for the [`next`](Puller::next) range whenever there is room for another read in flight, and
+//! says how each [ended](Puller::ended).
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::units::SECTOR_BYTES;
+
+/// A range of sectors to be pulled, `first..end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pull {
+    /// Its first sector.
+    pub first: u64,
+    /// One past its last.
+    pub end: u64,
+}
+
+impl Pull {
+    fn sectors(&self) -> u64 {
+        self.end - self.first
+    }
+}
+
+/// How a pull ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pulled {
+    /// It is in flash, or will not be, and why does not matter.
+    Done,
+    /// Flash is busy, or the owner did not answer: again, later.
+    Again,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub struct Puller {
+    /// Most sectors in one pull.
+    sectors_max: u64,
+    /// What is to be read yet, in order.
+    list: VecDeque<Pull>,
+    /// Changed, after it had been pulled or asked for: after the list. By first sector, disjoint.
+    again: BTreeMap<u64, u64>,
+    /// Asked for, and whether it has been changed since.
+    in_flight: BTreeMap<Pull, bool>,
+    /// Pulled and not changed since. By first sector, disjoint.
+    pulled: BTreeMap<u64, u64>,
+    pulled_sectors: u64,
+}
+
+impl Puller {
+    /// Nothing to pull yet; pulls have at most so many bytes.
+    pub fn new(bytes_max: u64) -> Puller {
+        Puller { sectors_max: (bytes_max / SECTOR_BYTES).max(1), ..Puller::default() }
+    }
+
+    /// Adds to the end of the list.
+    pub fn add(&mut self, ranges: impl IntoIterator<Item = (u64, u64)>) {
+        self.list.extend(
+            ranges.into_iter().filter(|(first, end)| first < end).map(|(first, end)| Pull { first, end }),
+        );
+    }
+
+    /// The owner has changed this; what was pulled of it is forgotten.
+    pub fn changed(&mut self, first: u64, end: u64) {
+        for gone in take_out(&mut self.pulled, first, end) {
+            put_in(&mut self.again, gone.0, gone.1);
+        }
+        for (pull, changed) in self.in_flight.iter_mut() {
+            *changed |= pull.first < end && first < pull.end;
+        }
+    }
+
+    /// The next range to be pulled.
+    #[expect(clippy::should_implement_trait, reason = "it is no iterator: more may come after a `None`")]
+    pub fn next(&mut self) -> Option<Pull> {
+        let pull = match self.list.pop_front() {
+            Some(pull) => self.cut(pull, |this, rest| this.list.push_front(rest)),
+            None => {
+                let (first, end) = self.again.pop_first()?;
+                self.cut(Pull { first, end }, |this, rest| put_in(&mut this.again, rest.first, rest.end))
+            }
+        };
+        self.in_flight.insert(pull, false);
+        Some(pull)
+    }
+
+    fn cut(&mut self, pull: Pull, keep: impl FnOnce(&mut Puller, Pull)) -> Pull {
+        let end = pull.end.min(pull.first + self.sectors_max);
+        if end < pull.end {
+            keep(self, Pull { first: end, end: pull.end });
+        }
+        Pull { end, ..pull }
+    }
+
+    /// A pull has ended.
+    pub fn ended(&mut self, pull: Pull, how: Pulled) {
+        let Some(changed) = self.in_flight.remove(&pull) else { return };
+        if changed || how == Pulled::Again {
+            return put_in(&mut self.again, pull.first, pull.end);
+        }
+        self.pulled_sectors += pull.sectors();
+        put_in(&mut self.pulled, pull.first, pull.end);
+    }
+
+    /// Bytes that have been pulled, what was pulled again included.
+    pub fn pulled_bytes(&self) -> u64 {
+        self.pulled_sectors * SECTOR_BYTES
+    }
+
+    /// Bytes that are still to be pulled, for all that is known.
+    pub fn left_bytes(&self) -> u64 {
+        let listed: u64 = self.list.iter().map(Pull::sectors).sum();
+        let again: u64 = self.again.iter().map(|(first, end)| end - first).sum();
+        let in_flight: u64 = self.in_flight.keys().map(Pull::sectors).sum();
+        (listed + again + in_flight) * SECTOR_BYTES
+    }
+
+    /// Is nothing left?
+    pub fn is_done(&self) -> bool {
+        self.list.is_empty() && self.again.is_empty() && self.in_flight.is_empty()
+    }
+}
+
+/// Takes `first..end` out of disjoint ranges; returns what was there.
+fn take_out(ranges: &mut BTreeMap<u64, u64>, first: u64, end: u64) -> Vec<(u64, u64)> {
+    let before = ranges.range(..first).next_back().filter(|(_, until)| **until > first);
+    let start = before.map_or(first, |(at, _)| *at);
+    let meets: Vec<(u64, u64)> =
+        ranges.range(start..end.max(start)).map(|(at, until)| (*at, *until)).collect();
+    let mut taken = Vec::new();
+    for (at, until) in meets {
+        ranges.remove(&at);
+        if at < first {
+            ranges.insert(at, first);
+        }
+        if until > end {
+            ranges.insert(end, until);
+        }
+        taken.push((at.max(first), until.min(end)));
+    }
+    taken
+}
+
+/// Puts `first..end` into disjoint ranges, joined with what it meets or touches.
+fn put_in(ranges: &mut BTreeMap<u64, u64>, mut first: u64, mut end: u64) {
+    if let Some((at, until)) = ranges.range(..=first).next_back().map(|(at, until)| (*at, *until))
+        && until >= first
+    {
+        (first, end) = (at, end.max(until));
+    }
+    let inside: Vec<(u64, u64)> = ranges.range(first..=end).map(|(at, until)| (*at, *until)).collect();
+    for (at, until) in inside {
+        ranges.remove(&at);
+        end = end.max(until);
+    }
+    ranges.insert(first, end);
+}
