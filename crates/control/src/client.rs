@@ -16,10 +16,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::tls;
 use crate::{
-    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Datastore,
-    DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms, DiskLoad,
-    DiskQos, DiskStats, Endpoint, EventReport, Explanation, Export, ExportDirty, Health, LifeEvent, OnDirty,
-    Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy, TraceDecoder, TraceFrame, Version,
+    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, EventReport, Explanation, Export, ExportDirty, Health, LifeEvent, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy, Swap, SwapChanged, SwapCreate, SwapPatch, TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -255,6 +252,31 @@ impl Client {
     /// Says how a datastore is to be bounded, and what it can do.
     pub async fn datastore_set(&self, name: &str, patch: &DatastorePatch) -> Result<Datastore, ClientError> {
         self.send(Method::PATCH, &format!("/v1/datastores/{}", percent_encode(name)), Some(patch)).await
+    }
+
+    /// Swap areas of the host.
+    pub async fn swaps(&self) -> Result<Vec<Swap>, ClientError> {
+        self.get("/v1/swap").await
+    }
+
+    /// One swap area.
+    pub async fn swap(&self, name: &str) -> Result<Swap, ClientError> {
+        self.get(&swap_path(name)).await
+    }
+
+    /// Makes a swap area.
+    pub async fn swap_create(&self, create: &SwapCreate) -> Result<SwapChanged, ClientError> {
+        self.send(Method::POST, "/v1/swap", Some(create)).await
+    }
+
+    /// Turns a swap area on or off.
+    pub async fn swap_set(&self, name: &str, patch: &SwapPatch) -> Result<SwapChanged, ClientError> {
+        self.send(Method::PATCH, &swap_path(name), Some(patch)).await
+    }
+
+    /// Gives a swap area back to its pool.
+    pub async fn swap_remove(&self, name: &str) -> Result<SwapChanged, ClientError> {
+        self.send(Method::DELETE, &swap_path(name), None::<&()>).await
     }
 
     /// All disks.
@@ -549,6 +571,10 @@ fn pool_path(pool: &str) -> String {
 
 fn device_path(pool: &str, path: &str) -> String {
     format!("{}/devices?path={}", pool_path(pool), percent_encode(path))
+}
+
+fn swap_path(name: &str) -> String {
+    format!("/v1/swap/{}", percent_encode(name))
 }
 
 fn bitmap_path(disk: &str, bitmap: &str) -> String {

@@ -26,6 +26,7 @@ mod size;
 mod sizing;
 mod snapshot;
 mod stats;
+mod swap;
 mod tls;
 mod trace;
 
@@ -50,5 +51,6 @@ pub use size::{Size, SizeParseError};
 pub use sizing::{BlockCurve, CurveCache, CurvePoint, DiskCurve};
 pub use snapshot::{DeviceFigures, DiskFigures, DiskNow, IoFigures, OutcomeFigures, PoolNow, Snapshot};
 pub use stats::{Bucket, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats};
+pub use swap::{Swap, SwapChanged, SwapCreate, SwapPatch, SwapRoom, SwapState};
 pub use tls::{ClientTls, ClientTlsError};
 pub use trace::{FRAME_RECORDS_MAX, TraceDecoder, TraceFrame, TraceOp, TraceRecord, TraceStreamError};

@@ -236,12 +236,12 @@ pub enum Command {
     Memory(Option<MemoryConfig>),
     /// Give the disk shares, limits and reservations. At once, for what waits already too.
     Qos(DiskQos),
-    /// Change what is noted of changes to the disk. Done at once.
-    Bitmap(BitmapChange),
     /// The disk gets another role; done when it has it. [`Role::Frozen`]: when nothing of a guest is in flight.
     Own(Role),
     /// Note where the disk is changed, for [`take_changed`](crate::Engine::take_changed), from nothing on; or no more.
     Watch(bool),
+    /// Change what is noted of changes to the disk. Done at once.
+    Bitmap(BitmapChange),
     /// Start counting from zero, but for the histograms and the sampler of sizes.
     ResetStats,
     /// Start the histograms anew.
@@ -405,14 +405,14 @@ pub enum CommandError {
     Lost,
     /// Another command ended it.
     Stopped,
+    /// A disk of its role cannot have that one.
+    WrongRole,
     /// The disk has no bitmap of that name.
     NoSuchBitmap,
     /// The disk has a bitmap of that name, or is to merge one with itself.
     BitmapExists,
     /// The bitmap does not record.
     BitmapFrozen,
-    /// A disk of its role cannot have that one.
-    WrongRole,
     /// The journal could not be written.
     JournalFailed,
     /// The backing could not be flushed.

@@ -17,6 +17,7 @@
 mod audit;
 mod coming;
 mod commands;
+mod direct;
 mod finish;
 mod guest;
 mod injection;
@@ -46,6 +47,7 @@ use crate::queue::Queue;
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
 use coming::{Coming, Step};
+use direct::Direct;
 use injection::Injection;
 pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inject};
 use lives::Lent;
@@ -94,6 +96,8 @@ pub struct Options {
     pub passing_permille: u32,
     /// So many of a thousand histories have dirty bitmaps.
     pub bitmap_permille: u32,
+    /// In so many of a thousand histories some reads go to guests' own memory.
+    pub direct_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
@@ -132,6 +136,7 @@ impl Default for Options {
             qos_permille: 250,
             passing_permille: 250,
             bitmap_permille: 250,
+            direct_permille: 500,
             lives: false,
             early: true,
             hasty: false,
@@ -181,6 +186,8 @@ pub enum Sabotage {
     FreshBitmap,
     /// Rings that were made void, because the backing was changed before their cache was recovered, are read all the same.
     KeptVoidRings,
+    /// The engine is not told that a guest writes to the memory that it reads into.
+    SecretScribbles,
 }
 
 /// Lives the history of this seed.
@@ -275,6 +282,8 @@ struct World<'a> {
     tracks: Option<Tracks>,
     /// One in four requests promotes nothing.
     passing: bool,
+    /// In this history some reads go to guests' own memory.
+    direct: Option<Direct>,
     dice: Dice,
     now: Instant,
     /// Counts steps.
@@ -329,7 +338,8 @@ impl<'a> World<'a> {
         let qos = Qos::draw(seed, options.qos_permille);
         let passing = Dice::new(seed ^ PASSING_SALT).chance(options.passing_permille);
         let tracks = Tracks::draw(seed, options.bitmap_permille);
-        World { ram, qos, passing, tracks, ..Self::of(scenario, dice, options) }
+        let direct = Direct::draw(seed, options.direct_permille);
+        World { ram, qos, passing, tracks, direct, ..Self::of(scenario, dice, options) }
     }
 
     fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
@@ -372,6 +382,7 @@ impl<'a> World<'a> {
             qos: None,
             tracks: None,
             passing: false,
+            direct: None,
             options,
             dice,
             now: Instant(0),

@@ -182,6 +182,7 @@ fn what_was_mended_stays_so() {
                 memory_permille: 0,
                 qos_permille: 0,
                 passing_permille: 0,
+                direct_permille: 0,
                 ..Options::lives()
             },
         );

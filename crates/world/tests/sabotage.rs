@@ -169,3 +169,8 @@ fn a_bitmap_that_begins_empty_after_a_crash_is_noticed() {
 fn a_ring_that_should_be_void_is_noticed() {
     expect_over_crashes(Sabotage::KeptVoidRings, LOST);
 }
+
+#[test]
+fn memory_that_is_written_behind_the_engines_back_is_noticed() {
+    expect(Sabotage::SecretScribbles, &["never written there", "was believed", "after a power cut"]);
+}

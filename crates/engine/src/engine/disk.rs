@@ -161,7 +161,14 @@ impl Disk {
     /// The cache, if flash I/O may be started now; else why not.
     #[inline]
     pub(super) fn serving(&mut self) -> Result<&mut Cache, Outcome> {
-        match &mut self.cache {
+        self.looked_up()?;
+        Ok(self.cache.as_mut().expect("just looked up"))
+    }
+
+    /// The same, to look at.
+    #[inline]
+    pub(super) fn looked_up(&self) -> Result<&Cache, Outcome> {
+        match &self.cache {
             _ if self.coming.is_some() => Err(Outcome::BypassRecovering),
             _ if self.opening.is_some() || !self.changes.is_empty() => Err(Outcome::BypassChanging),
             Some(_) if self.stalled => Err(Outcome::BypassStalled),

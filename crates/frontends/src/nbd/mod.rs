@@ -102,6 +102,8 @@ pub struct Connection {
     sending_bytes: usize,
     /// Memory of a list that was sent, for the next one.
     spare: Gather,
+    /// No further command is begun.
+    resting: bool,
     /// Why the connection ended early, for the log.
     fault: Option<String>,
 }
@@ -145,6 +147,7 @@ impl Connection {
             outbox_bytes: 0,
             sending_bytes: 0,
             spare: Gather::default(),
+            resting: false,
             fault: None,
         }
     }
@@ -169,12 +172,37 @@ impl Connection {
         self.held_bytes
     }
 
+    /// What was agreed with its client.
+    pub fn negotiated(&self) -> &Negotiated {
+        &self.negotiated
+    }
+
+    /// From now on begins no command, and ends those that it has begun; or goes on as usual.
+    pub fn set_resting(&mut self, resting: bool) {
+        self.resting = resting;
+    }
+
+    /// Is it at rest, so that whoever goes on with its socket and with the bytes that were received and not used up goes on where it stands?
+    pub fn is_at_rest(&self) -> bool {
+        self.resting
+            && self.input == Input::Header
+            && self.commands.len() == 0
+            && self.outbox.is_empty()
+            && !self.sending
+    }
+
+    /// Is the rest of a command on its way from the client?
+    pub fn awaits_payload(&self) -> bool {
+        matches!(self.input, Input::Payload { .. } | Input::Skip(_))
+    }
+
     /// Where the next bytes go.
     pub fn poll_receive(&self) -> Receive {
         match self.input {
             Input::Finished | Input::Dead => Receive::Nothing,
             Input::Stuck(_) => Receive::AwaitBuffer,
             Input::Payload { missing, .. } => Receive::Payload(missing),
+            Input::Header if self.resting => Receive::Pause,
             _ if self.is_full() => Receive::Pause,
             Input::Header | Input::Skip(_) => Receive::Bytes,
         }
@@ -187,7 +215,7 @@ impl Connection {
         loop {
             let rest = &bytes[at..];
             match self.input {
-                Input::Header if rest.len() >= REQUEST_BYTES && !self.is_full() => {
+                Input::Header if rest.len() >= REQUEST_BYTES && !self.is_full() && !self.resting => {
                     at += REQUEST_BYTES;
                     let header = rest[..REQUEST_BYTES].try_into().expect("the length was checked");
                     self.handle_header(header, payload);

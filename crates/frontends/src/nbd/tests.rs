@@ -248,6 +248,51 @@ fn block_status_asks_the_backing() {
     assert_eq!(rig.sent().len(), 20 + 4 + 8, "one extent was asked for");
 }
 
+/// A connection comes to rest between two commands, and another object goes on where it stands.
+#[test]
+fn at_rest_nothing_is_begun_and_whoever_goes_on_misses_nothing() {
+    let mut rig = Rig::new(false);
+    let header = |cookie, command, length| {
+        hob_nbd::Request { command, flags: NONE, cookie, offset: 0, length }.encode()
+    };
+    rig.connection.set_resting(true);
+    assert!(rig.connection.is_at_rest());
+    rig.connection.set_resting(false);
+    // A write of which half is there, and a read behind it.
+    let mut stream = header(1, Command::Write, 512).to_vec();
+    stream.extend([9; 512]);
+    stream.extend(header(2, Command::Read, 512));
+    assert_eq!(rig.receive(&stream[..300]), 300);
+    rig.connection.set_resting(true);
+    assert!(rig.connection.awaits_payload() && !rig.connection.is_at_rest());
+    let used = 300 + rig.receive(&stream[300..]);
+    assert_eq!(used, REQUEST_BYTES + 512, "the payload is taken and the next command is not");
+    assert_eq!(rig.connection.poll_receive(), Receive::Pause);
+    assert!(!rig.connection.is_at_rest(), "the write is not answered");
+    let write = rig.connection.poll_request().expect("the write");
+    rig.answer(&write, Ok(()));
+    assert!(!rig.connection.is_at_rest(), "the answer is not sent");
+    assert_eq!(rig.sent().len(), 16);
+    assert!(rig.connection.is_at_rest() && rig.connection.poll_request().is_none());
+    let negotiated = rig.connection.negotiated().clone();
+    let mut next = Rig { connection: Connection::new(negotiated, DiskId(3), 8, Promote::Usual), ..rig };
+    assert_eq!(next.receive(&stream[used..]), REQUEST_BYTES);
+    let read = next.connection.poll_request().expect("the read");
+    assert_eq!(read.op, Op::Read);
+    next.answer(&read, Ok(()));
+    assert_eq!(next.sent().len(), 16 + 512);
+    // A command that is refused: its payload is read past before there is rest.
+    let mut refused = header(3, Command::Write, 512);
+    refused[16..24].copy_from_slice(&(1u64 << 40).to_be_bytes());
+    assert_eq!(next.receive(&refused), REQUEST_BYTES);
+    next.connection.set_resting(true);
+    next.sent();
+    assert!(!next.connection.is_at_rest());
+    assert_eq!(next.connection.poll_receive(), Receive::Bytes);
+    assert_eq!(next.receive(&[0; 512]), 512);
+    assert!(next.connection.is_at_rest());
+}
+
 /// Each context has a chunk of its own, in any number of extents; the last one ends the reply.
 #[test]
 fn block_status_answers_for_each_context() {

@@ -31,6 +31,7 @@ mod selftest;
 mod serve;
 mod settings;
 mod stats;
+mod swap;
 mod top;
 
 use std::path::PathBuf;
@@ -135,6 +136,8 @@ enum Command {
     Qos(qos::Qos),
     #[command(subcommand)]
     Datastore(datastore::Datastore),
+    #[command(subcommand)]
+    Swap(swap::Swap),
     Drain(drain::Drain),
     Stats(stats::Stats),
     Top(top::Top),
@@ -152,6 +155,8 @@ enum Command {
     Man(man::Man),
     #[command(hide = true)]
     Docs(docs::Docs),
+    #[command(hide = true)]
+    SwapOff(swap::SwapOff),
 }
 
 fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
@@ -166,6 +171,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Cache(args) => cache::run(args, global),
         Command::Qos(args) => qos::run(args, global),
         Command::Datastore(args) => datastore::run(args, global),
+        Command::Swap(args) => swap::run(args, global),
         Command::Drain(args) => drain::run(&args, global),
         Command::Stats(args) => stats::run(&args, global),
         Command::Health(args) => health::run(&args, global),
@@ -181,6 +187,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Docs(args) => docs::run(&args),
+        Command::SwapOff(args) => swap::run_off(&args),
     }
 }
 

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use hob_control::TraceRecord;
 use hob_engine::command::{Bitmap, CacheChange, Command, CommandError, Event, Segment};
-use hob_engine::io::{Durability, Io, IoError, IoOp, Op, Promote, Request, Target};
+use hob_engine::io::{Durability, Io, IoError, IoOp, Op, PayloadMemory, Promote, Request, Target};
 use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
 use hob_engine::{Engine, Limits};
 use tokio::sync::Notify;
 
 use super::hardware::{Area, Backing, DeviceCounts, FlashDevice};
-use super::shard_api::{Answer, Gone, Noted, ShardCall, ShardError, ShardEvent, ShardHandle};
+use super::shard_api::{Answer, AtRest, Gone, Noted, ShardCall, ShardError, ShardEvent, ShardHandle};
 use super::tape::Recorder;
 
 /// How often time passes for the engine.
@@ -305,7 +305,13 @@ impl State {
             }
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
-            ShardCall::Machine(_) => {}
+            ShardCall::Machine(_) | ShardCall::Resume => {}
+            ShardCall::Rest { answer } => {
+                let _ = answer.send(Ok(()));
+            }
+            ShardCall::HandOver { answer } => {
+                let _ = answer.send(Ok(AtRest::default()));
+            }
             ShardCall::Stop { answer } => {
                 let _ = answer.send(Ok(()));
             }
@@ -328,8 +334,16 @@ impl State {
     fn begin(&mut self, disk: DiskId, op: Op, offset: u64, len: u64) -> RequestId {
         self.requests += 1;
         let buffer = op.has_buffer().then_some(BufferId(self.requests as u32));
-        let request =
-            Request { id: RequestId(self.requests), disk, op, offset, len, buffer, promote: Promote::Usual };
+        let request = Request {
+            id: RequestId(self.requests),
+            disk,
+            op,
+            offset,
+            len,
+            buffer,
+            promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
+        };
         self.engine.handle_request(self.now(), request).expect("the engine takes requests");
         self.settle();
         request.id

@@ -20,6 +20,7 @@ mod observe;
 mod page;
 mod qos;
 mod request_id;
+mod swap;
 mod trace;
 
 use std::sync::Arc;
@@ -94,6 +95,8 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/qos", get(qos::disk).patch(qos::set))
         .route("/v1/storage-policies", get(qos::policies))
         .route("/v1/storage-policies/{policy}", put(qos::policy_set).delete(qos::policy_remove))
+        .route("/v1/swap", get(swap::swaps).post(swap::create))
+        .route("/v1/swap/{swap}", get(swap::swap).patch(swap::set).delete(swap::remove))
         .route("/v1/datastores", get(qos::datastores))
         .route("/v1/datastores/{datastore}", get(qos::datastore).patch(qos::datastore_set))
         .fallback(async || Answer::no(StatusCode::NOT_FOUND, "there is nothing here; see /openapi.json"))
@@ -176,6 +179,11 @@ async fn in_time(request: Request, next: Next) -> Response {
         qos::datastores,
         qos::datastore,
         qos::datastore_set,
+        swap::swaps,
+        swap::create,
+        swap::swap,
+        swap::set,
+        swap::remove,
     ),
     components(schemas(Problem)),
     modifiers(&BearerOverTcp),

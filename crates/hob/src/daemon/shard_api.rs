@@ -25,7 +25,7 @@ use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
 use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice};
-use super::listen::Place;
+use super::listen::{Line, Place};
 use super::shard::MachineCall;
 use super::tape::Recorder;
 
@@ -36,7 +36,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
 /// A question or an instruction to a shard. Each is answered once; [`ShardCall::Attach`], [`ShardCall::AttachFile`],
-/// [`ShardCall::CloseExport`], [`ShardCall::Control`] and
+/// [`ShardCall::CloseExport`], [`ShardCall::Resume`], [`ShardCall::Control`] and
 /// [`ShardCall::EndRecording`] never.
 #[derive(Debug)]
 pub(crate) enum ShardCall {
@@ -201,6 +201,8 @@ pub(crate) enum ShardCall {
         leftover: Vec<u8>,
         /// What its reads leave behind in the cache.
         promote: Promote,
+        /// Who is at the other end of the socket.
+        line: Line,
         /// Held for as long as the connection lasts.
         place: Place,
     },
@@ -223,6 +225,18 @@ pub(crate) enum ShardCall {
         id: DiskId,
         /// Its name.
         export: String,
+    },
+    /// Take no new request from anybody, and answer all that there are.
+    Rest {
+        /// When all have been answered.
+        answer: Answer<()>,
+    },
+    /// Take requests again.
+    Resume,
+    /// Let go of connections that are at rest. Those that are not, or cannot be kept, stay.
+    HandOver {
+        /// Those that were let go of.
+        answer: Answer<AtRest>,
     },
     /// End: close every connection, finish what is in flight, close everything.
     Stop {
@@ -294,6 +308,39 @@ impl Noted {
         let whole = whole.and_then(|name| bitmaps.iter().find(|bitmap| bitmap.name == name)).cloned();
         Noted { all: bitmaps.iter().map(figures).collect(), whole }
     }
+}
+
+/// Connections at rest, for whoever goes on with them.
+#[derive(Debug, Default)]
+pub(crate) struct AtRest {
+    /// Of NBD clients.
+    pub(crate) clients: Vec<ClientAtRest>,
+    /// Of files.
+    pub(crate) files: Vec<FileAtRest>,
+}
+
+/// An NBD client of which no request is unanswered.
+#[derive(Debug)]
+pub(crate) struct ClientAtRest {
+    /// Its connection.
+    pub(crate) socket: OwnedFd,
+    /// What was agreed.
+    pub(crate) negotiated: Negotiated,
+    /// What it has sent since its last request.
+    pub(crate) received: Vec<u8>,
+}
+
+/// A mounted file of which no request is unanswered.
+#[derive(Debug)]
+pub(crate) struct FileAtRest {
+    /// Of which disk.
+    pub(crate) disk: DiskId,
+    /// Its connection.
+    pub(crate) device: OwnedFd,
+    /// As programs see it.
+    pub(crate) file: Attributes,
+    /// Changes are refused.
+    pub(crate) read_only: bool,
 }
 
 /// Something a shard reports unasked.
@@ -370,10 +417,10 @@ fn explain_refusal(error: CommandError) -> &'static str {
              with 'hob cache discard-dirty'"
         }
         CommandError::BackingFailed => "the backing cannot be flushed; try again when it works",
+        CommandError::WrongRole => "the disk is being handed over to another host, or belongs to one",
         CommandError::NoSuchBitmap => "the disk has no bitmap of that name",
         CommandError::BitmapExists => "the disk has a bitmap of that name already",
         CommandError::BitmapFrozen => "the bitmap is frozen: it does not record",
-        CommandError::WrongRole => "the disk is being handed over to another host, or belongs to one",
         CommandError::Stopped => "it was stopped before it was done; begin it again when you like",
         CommandError::JournalFailed => {
             "the journal of the cache cannot be written; 'hob pool show' tells which device fails"
@@ -525,7 +572,7 @@ impl ShardHandle {
         negotiated: Negotiated,
         leftover: Vec<u8>,
         promote: Promote,
-        place: Place,
+        (line, place): (Line, Place),
     ) -> Result<(), ShardError> {
         self.send(ShardCall::Attach {
             id,
@@ -533,6 +580,7 @@ impl ShardHandle {
             negotiated: Box::new(negotiated),
             leftover,
             promote,
+            line,
             place,
         })
     }
@@ -557,6 +605,23 @@ impl ShardHandle {
     /// Serves a machine. The answer comes through the call's own channel.
     pub(crate) fn machine(&self, call: MachineCall) -> Result<(), ShardError> {
         self.send(ShardCall::Machine(call))
+    }
+
+    /// Answers everything and takes nothing new, until [`ShardHandle::resume`].
+    pub(crate) async fn rest(&self) -> Result<(), ShardError> {
+        self.ask(|answer| ShardCall::Rest { answer }).await
+    }
+
+    /// Takes requests again.
+    pub(crate) fn resume(&self) {
+        // A shard that is gone takes none.
+        let _ = self.send(ShardCall::Resume);
+    }
+
+    /// Lets go of the connections of a shard that rests.
+    pub(crate) async fn hand_over(&self) -> Result<AtRest, ShardError> {
+        let connections = self.ask(|answer| ShardCall::HandOver { answer });
+        tokio::time::timeout(PATIENCE, connections).await.unwrap_or(Err(ShardError::Busy))
     }
 
     /// Ends the shard, waiting for at most [`PATIENCE`].

@@ -112,6 +112,9 @@ impl World<'_> {
             self.free.extend(free);
         }
         self.requests.clear();
+        if let Some(direct) = &mut self.direct {
+            direct.crash();
+        }
         self.buffers.clear();
         self.spare.clear();
         self.lent.clear();

@@ -190,6 +190,7 @@ impl Manager {
     ) -> Result<Option<Claim>, Refusal> {
         let name = wanted.name.clone();
         let mut inner = self.inner();
+        inner.check_stays()?;
         inner.check_export_name(&name)?;
         if inner.disks.len() >= DISKS_MAX {
             return Err(Refusal::conflict(format!("there are {DISKS_MAX} disks; more cannot be served")));

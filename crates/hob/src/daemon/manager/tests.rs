@@ -11,6 +11,7 @@ mod memory;
 mod persistent;
 mod qos;
 mod recovery;
+mod swap;
 mod ways_in;
 
 use std::path::Path;

@@ -156,10 +156,10 @@ impl Shard {
                     |connection: &Connection| connection.disk() == id && connection.export() == export;
                 self.clients.close("the export was taken away", &mut self.ring, is_of);
             }
-            ShardCall::Attach { id, socket, negotiated, leftover, promote, place } => {
+            ShardCall::Attach { id, socket, negotiated, leftover, promote, line, place } => {
                 // A disk that left in the meantime takes the connection with it.
                 if self.serves(id) {
-                    let seat = Seat { socket, promote, place };
+                    let seat = Seat { socket, promote, line, place };
                     self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
                 }
             }
@@ -175,6 +175,11 @@ impl Shard {
                     commands.stop.is_none() && backings.get(id.0 as usize).is_some_and(Option::is_some)
                 };
                 machines.call(call, serves, ring);
+            }
+            ShardCall::Rest { answer } => self.rest(now, answer),
+            ShardCall::Resume => self.resume(),
+            ShardCall::HandOver { answer } => {
+                let _ = answer.send(Ok(self.hand_over()));
             }
             ShardCall::Stop { answer } => self.stop(now, answer),
         }

@@ -11,6 +11,7 @@ mod files;
 mod machines;
 mod maps;
 mod recorders;
+mod rest;
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -26,7 +27,7 @@ use hob_storage::flash::Flash;
 use hob_storage::ring::{Completion, Ring, RingConfig, RingError};
 use hob_storage::token::Token;
 
-use super::shard_api::{EventSender, ShardCall, ShardEvent, ShardHandle};
+use super::shard_api::{Answer, EventSender, ShardCall, ShardEvent, ShardHandle};
 use areas::Areas;
 use clients::Clients;
 use commands::Commands;
@@ -101,6 +102,8 @@ struct Shard {
     files: Files,
     machines: Machines,
     commands: Commands,
+    /// Who wants to know that nothing is unanswered.
+    at_rest: Option<Answer<()>>,
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
     spin_max: Duration,
@@ -133,6 +136,7 @@ impl Shard {
             files: Files::default(),
             machines: Machines::default(),
             commands: Commands::new(events),
+            at_rest: None,
             calls,
             origin: std::time::Instant::now(),
             spin_max: options.spin_max,
@@ -176,6 +180,7 @@ impl Shard {
         progress |= self.drain_engine(now);
         progress |= self.drain_queries(now);
         self.machines.flush(&mut self.ring);
+        self.check_rest();
         progress
     }
 
@@ -241,6 +246,10 @@ impl Shard {
             } else {
                 self.clients.handle_reply(&reply, &mut self.ring);
             }
+        }
+        while let Some(id) = self.engine.poll_declined() {
+            progress = true;
+            self.machines.handle_declined(id, &mut self.ring);
         }
         while let Some(buffer) = self.engine.poll_release() {
             progress = true;
@@ -377,9 +386,13 @@ impl Shard {
     /// nothing has come since, and the shard may sleep.
     fn wait_for_machines(&mut self, working: usize) -> bool {
         let machines = &self.machines;
-        if working == 0 && self.quick[0] && self.ring.watch(self.spin_max, || machines.has_work()) {
+        if working == 0 && self.quick[0] {
             // A driver that was answered has more sooner than it could tell of it.
-            return true;
+            if self.ring.watch(self.spin_max, || machines.has_work()) {
+                return true;
+            }
+            // It has been watched for long enough.
+            self.quick[0] = false;
         }
         !self.machines.prepare_sleep()
     }
