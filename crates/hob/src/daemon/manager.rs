@@ -38,6 +38,7 @@ mod room;
 mod settings;
 mod snapshot;
 mod start;
+mod taken_over;
 mod view;
 mod ways_in;
 mod ways_out;

@@ -273,6 +273,8 @@ pub(crate) enum ShardEvent {
     ChangeWaits(DiskId),
     /// The journal of a cache cannot be written any more.
     JournalLost(DiskId),
+    /// Somebody else has taken a disk's backing over. The disk serves nothing any more.
+    BackingLost(DiskId),
 }
 
 /// Where shards put their events.

@@ -60,6 +60,11 @@ impl Commands {
         id
     }
 
+    /// Tells the manager. Without one there is nobody to tell, and the shard is about to be stopped.
+    pub(super) fn report(&self, event: ShardEvent) {
+        let _ = self.events.send(event);
+    }
+
     pub(super) fn backing_closed(&mut self, disk: DiskId) {
         if let Some(Some((answer, gone))) = self.closing.remove(&disk) {
             let _ = answer.send(Ok(gone));
@@ -263,8 +268,7 @@ impl Shard {
                 ShardEvent::JournalLost(disk)
             }
         };
-        // Without a manager there is nobody to tell, and the shard is about to be stopped.
-        let _ = self.commands.events.send(report);
+        self.commands.report(report);
     }
 
     fn command_done(

@@ -14,6 +14,7 @@ mod recorders;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use hob_engine::command::Role;
 use hob_engine::io::{Io, IoError, IoOp, Target};
 use hob_engine::units::{DiskId, Instant, IoId};
 use hob_engine::{Engine, Limits};
@@ -24,7 +25,7 @@ use hob_storage::flash::Flash;
 use hob_storage::ring::{Completion, Ring, RingConfig, RingError};
 use hob_storage::token::Token;
 
-use super::shard_api::{EventSender, ShardCall, ShardHandle};
+use super::shard_api::{EventSender, ShardCall, ShardEvent, ShardHandle};
 use areas::Areas;
 use clients::Clients;
 use commands::Commands;
@@ -209,6 +210,10 @@ impl Shard {
         while let Some((id, status)) = backing.poll_status() {
             let extents = status.map(|extents| extents.iter().flat_map(wire_extents).collect::<Vec<_>>());
             self.clients.handle_status(id, extents.as_deref().map_err(|error| *error));
+        }
+        if backing.is_lost() && self.engine.role(disk) != Some(Role::Away) {
+            self.engine.lose(now, disk);
+            self.commands.report(ShardEvent::BackingLost(disk));
         }
         if backing.is_closed() {
             self.backings[disk.0 as usize] = None;
