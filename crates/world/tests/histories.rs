@@ -68,6 +68,8 @@ fn check_coverage(total: &Report) {
         ("repairs under reads", total.repairs_under_reads),
         ("evictions", total.evictions),
         ("copies", total.copies),
+        ("hits in guests' memory", total.direct),
+        ("declined", total.declined),
         ("power cuts", total.power_cuts),
     ] {
         assert!(count >= 500, "{name} only {count} times");
