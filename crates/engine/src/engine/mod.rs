@@ -25,6 +25,7 @@
 //! ```
 
 mod ahead;
+mod bitmaps;
 mod care;
 mod change;
 mod coming;
@@ -586,6 +587,7 @@ impl Engine {
         let Active { request, arrived, outcome, .. } = &self.requests[slot];
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: *outcome };
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        disk.note_change(request);
         disk.record(now, *arrived, request, *outcome);
         if !request.op.is_own() {
             disk.histograms.answer(now - *arrived, request.op);

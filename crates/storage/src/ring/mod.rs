@@ -251,6 +251,19 @@ impl Ring {
         let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
     }
 
+    /// Ends a [`Ring::recv`] that waits for bytes: it completes with -ECANCELED, or with what came first. No byte is lost.
+    pub fn cancel_recv(&mut self, fd: Fd) {
+        self.entry_mut(fd);
+        match &mut self.driver {
+            Driver::Threads(threads) => threads.cancel_receive(fd.index),
+            Driver::Uring(uring) => {
+                let receives = |op: &Op| op.fd == fd && matches!(op.work, Work::Recv(_));
+                let waiting = self.ops.iter().enumerate().filter(|(_, op)| receives(op));
+                waiting.for_each(|(index, _)| uring.cancel(index as u32));
+            }
+        }
+    }
+
     /// Ends whatever waits for a device or an event.
     fn end_waits(&mut self, fd: Fd) {
         match &mut self.driver {

@@ -217,6 +217,13 @@ impl Threads {
         }
     }
 
+    /// Ends a receive that waits.
+    pub(super) fn cancel_receive(&mut self, index: u16) {
+        if let Some(op) = self.sockets[usize::from(index)].receive.take() {
+            self.ended.push_back(Ended { op, result: -libc::ECANCELED, more_to_receive: false });
+        }
+    }
+
     pub(super) fn next(&mut self) -> Option<Ended> {
         self.ended.pop_front()
     }

@@ -150,6 +150,7 @@ impl World<'_> {
     }
 
     fn crash_disk(&mut self, index: usize, end: End, kind: Crash) -> Result<(), Violation> {
+        self.bitmaps_are_lost(index);
         let disk = &mut self.disks[index];
         disk.backing.crash(kind, &mut self.dice);
         let lags = disk.model.lags();

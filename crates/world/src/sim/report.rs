@@ -65,6 +65,10 @@ pub struct Report {
     pub dirty_lost: u64,
     /// Drains that ended with nothing dirty.
     pub drains: u64,
+    /// Changes of dirty bitmaps.
+    pub bitmaps: u64,
+    /// Of these, rotations.
+    pub rotations: u64,
     /// Copies between memory and buffers.
     pub copies: u64,
     /// Writes that went to backings together with others.
@@ -100,7 +104,7 @@ impl Report {
             direct declined handed_back commands fences losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards outdated dirty_lost
-            drains copies writes_merged read_ahead_bytes destaged_bytes took_ns
+            drains bitmaps rotations copies writes_merged read_ahead_bytes destaged_bytes took_ns
         }
     }
 }

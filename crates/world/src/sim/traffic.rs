@@ -436,7 +436,13 @@ impl World<'_> {
         let token = if self.check_direct(&request, ok)? { token } else { Token::None };
         self.check_answer(&request, token, ok)?;
         request.buffer.iter().for_each(|id| self.buffers.get_mut(id).expect("just looked at").end());
-        Ok(())
+        let (first, count) = Self::units(request.offset, request.len);
+        match request.op {
+            _ if !ok => Ok(()),
+            Op::Read => self.track_read(request.disk.0 as usize, first, count),
+            op if op.modifies() => self.track_change(request.disk.0 as usize, first, count),
+            _ => Ok(()),
+        }
     }
 
     fn check_answer(&mut self, request: &Request, token: Token, ok: bool) -> Result<(), Violation> {

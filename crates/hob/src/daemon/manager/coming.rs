@@ -184,7 +184,7 @@ impl Manager {
         // It is mounted anew when the disk is back.
         self.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.shard_of(name)
-            && let Err(error) = shard.remove_disk(id).await
+            && let Err(error) = self.take_from_shard(name, &shard, id).await
         {
             tracing::warn!("{name}: {error}");
         }

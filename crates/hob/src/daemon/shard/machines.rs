@@ -104,6 +104,8 @@ pub(super) struct Machines {
     /// Those with answers.
     answered: Vec<u16>,
     stops: Vec<(u16, u16, mpsc::Sender<u16>)>,
+    /// Nothing new is taken.
+    resting: bool,
     serial: u16,
 }
 
@@ -213,6 +215,16 @@ impl Machines {
         }
     }
 
+    /// From now on nothing new is taken, or it is again.
+    pub(super) fn set_resting(&mut self, resting: bool) {
+        self.resting = resting;
+    }
+
+    /// Has everything been answered that was taken?
+    pub(super) fn are_at_rest(&self) -> bool {
+        self.machines.iter().flatten().all(|machine| machine.device.is_idle())
+    }
+
     /// An operation on an eventfd ended.
     pub(super) fn handle_completion(&mut self, completion: &Completion, ring: &mut Ring) {
         let (token, number) = (completion.token, completion.token.owner());
@@ -284,7 +296,7 @@ impl Machines {
             device.set_wants_kicks(queue, false);
             let mut gate = Gate::new(ring, device.held_bytes(), nobody_waits).knowing(engine);
             device.ask_again(&mut gate);
-            if device.has_work(queue) {
+            if !self.resting && device.has_work(queue) {
                 match device.take(queue, &mut gate) {
                     Ok(taken) => progress |= taken > 0,
                     Err(broken) => {
@@ -340,7 +352,7 @@ impl Machines {
 
     /// Are there queues to look at?
     pub(super) fn are_polled(&self) -> bool {
-        !self.polled.is_empty()
+        !self.polled.is_empty() && !self.resting
     }
 
     /// Asks all drivers to tell of new chains. False if there are some already.

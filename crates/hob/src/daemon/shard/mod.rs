@@ -9,7 +9,9 @@ mod clients;
 mod commands;
 mod files;
 mod machines;
+mod maps;
 mod recorders;
+mod rest;
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -25,7 +27,7 @@ use hob_storage::flash::Flash;
 use hob_storage::ring::{Completion, Ring, RingConfig, RingError};
 use hob_storage::token::Token;
 
-use super::shard_api::{EventSender, ShardCall, ShardEvent, ShardHandle};
+use super::shard_api::{Answer, EventSender, ShardCall, ShardEvent, ShardHandle};
 use areas::Areas;
 use clients::Clients;
 use commands::Commands;
@@ -100,6 +102,8 @@ struct Shard {
     files: Files,
     machines: Machines,
     commands: Commands,
+    /// Who wants to know that nothing is unanswered.
+    at_rest: Option<Answer<()>>,
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
     spin_max: Duration,
@@ -132,6 +136,7 @@ impl Shard {
             files: Files::default(),
             machines: Machines::default(),
             commands: Commands::new(events),
+            at_rest: None,
             calls,
             origin: std::time::Instant::now(),
             spin_max: options.spin_max,
@@ -175,6 +180,7 @@ impl Shard {
         progress |= self.drain_engine(now);
         progress |= self.drain_queries(now);
         self.machines.flush(&mut self.ring);
+        self.check_rest();
         progress
     }
 
@@ -209,7 +215,7 @@ impl Shard {
         }
         while let Some((id, status)) = backing.poll_status() {
             let extents = status.map(|extents| extents.iter().flat_map(wire_extents).collect::<Vec<_>>());
-            self.clients.handle_status(id, extents.as_deref().map_err(|error| *error));
+            self.clients.handle_status(id, extents.as_deref().map_err(|error| *error), &self.engine);
         }
         if backing.is_lost() && self.engine.role(disk) != Some(Role::Away) {
             self.engine.lose(now, disk);
@@ -296,24 +302,27 @@ impl Shard {
         self.engine.handle_completion(now, io, Err(IoError::ShuttingDown), &[]);
     }
 
-    /// Takes questions about allocation from clients to backings.
+    /// Takes questions about ranges from clients to backings.
     fn drain_queries(&mut self, now: Instant) -> bool {
         let mut progress = false;
         while let Some((disk, query)) = self.clients.poll_status() {
             progress = true;
             match self.backings[disk.0 as usize].as_mut() {
+                Some(_) if !query.allocation => self.clients.handle_status(query.id.0, Ok(&[]), &self.engine),
                 // A hole of the backing may be dirty data in flash: whoever skips it loses that. What becomes dirty after the
                 // question is not the question's matter.
                 Some(_) if !self.engine.backing_has_all(disk) => {
                     let all = StatusExtent { len: query.len, hole: false, zero: false };
                     let extents: Vec<Extent> = wire_extents(&all).collect();
-                    self.clients.handle_status(query.id.0, Ok(&extents));
+                    self.clients.handle_status(query.id.0, Ok(&extents), &self.engine);
                 }
                 Some(backing) => {
                     backing.submit_status(&mut self.ring, now, query.id.0, query.offset, query.len);
                     self.collect(now, disk);
                 }
-                None => self.clients.handle_status(query.id.0, Err(IoError::ShuttingDown)),
+                None => {
+                    self.clients.handle_status(query.id.0, Err(IoError::ShuttingDown), &self.engine);
+                }
             }
         }
         progress
