@@ -27,7 +27,7 @@ mod traffic;
 
 use std::collections::BTreeMap;
 
-use hob_engine::migration::Ticket;
+use hob_engine::migration::Session;
 use hob_engine::units::{Instant, IoId};
 
 use crate::content::tag;
@@ -138,8 +138,6 @@ enum Event {
     Unanswered(usize, u32, u64),
     /// The host begins its next act.
     Act(usize, u32),
-    /// An act that takes a while ends.
-    Acted(usize, u32, acts::Doer, Ticket),
     /// A record was written, or was not.
     Recorded(usize, u32),
     /// A read of another host's flash was not answered in time.
@@ -188,6 +186,8 @@ struct World<'a> {
     backing_ios: BTreeMap<IoId, Owned>,
     submitted: u32,
     model: Model,
+    /// Whose attempt each was.
+    attempts: BTreeMap<Session, usize>,
     guest: Guest,
     /// Migrations that the operator may still begin.
     migrations: u32,
@@ -211,6 +211,7 @@ impl<'a> World<'a> {
             backing_ios: BTreeMap::new(),
             submitted: 0,
             model: Model::new(0, plan.units),
+            attempts: BTreeMap::new(),
             guest: Guest::draw(&plan, options.requests, &mut dice),
             migrations: plan.migrations,
             dice,
@@ -288,12 +289,9 @@ impl<'a> World<'a> {
             Event::Arrives(host, packet) => self.arrives(host, packet),
             Event::Unanswered(host, life, call) if self.lives(host, life) => self.answered(host, call, None),
             Event::Act(host, life) if self.lives(host, life) => self.begin_act(host),
-            Event::Acted(host, life, doer, ticket) if self.lives(host, life) => {
-                self.acted(host, doer, ticket, true)
-            }
             Event::Recorded(host, life) if self.lives(host, life) => self.recorded(host),
             Event::ReadAgain(host, life, nonce) if self.lives(host, life) => self.read_again(host, nonce),
-            Event::Pull(host, life) if self.lives(host, life) => self.pull(host),
+            Event::Pull(host, life) if self.lives(host, life) => self.pull_due(host),
             Event::ListAgain(host, life) if self.lives(host, life) => self.ask_list(host),
             Event::Guest => self.guest_turn(),
             Event::Resume(host) => self.resume(host),

@@ -4,6 +4,8 @@
 //! what flash holds, and answers the source's calls as before. Whatever is cached here of an awaited disk was read from the owner since
 //! this machine was made, and everything that the owner changed after that is forgotten before `changed` is answered.
 //!
+//! A disk that was given up here, and is handed over in that very attempt all the same, is taken: who says `yours` will never serve it again.
+//!
 //! Call order: any `handle_*`; then `poll_act` and `poll_answer` until they have nothing. One act is under way at most, besides any
 //! number of `Forget`s, which end in any order.
 
@@ -54,6 +56,8 @@ enum State {
 pub struct Destination {
     state: State,
     record: Option<Record>,
+    /// It may be on record that the disk did not come, though it is awaited.
+    doubtful: bool,
     act: Option<(Ticket, DestinationAct)>,
     /// Acts to be polled.
     acts_out: Vec<(Ticket, DestinationAct)>,
@@ -74,6 +78,7 @@ impl Destination {
         let mut destination = Destination {
             state: State::Not,
             record,
+            doubtful: false,
             act: None,
             acts_out: vec![],
             answers_out: vec![],
@@ -90,6 +95,8 @@ impl Destination {
             }
             Some(Record::Owner { generation, .. } | Record::Leaving(Session { generation, .. })) => {
                 destination.state = State::Owner(generation);
+                // What was changed here since the hand-over is not known any more: nothing is read from the former owner.
+                destination.view.done = true;
             }
             Some(Record::Away { .. } | Record::Gone(_)) | None => {}
         }
@@ -191,7 +198,16 @@ impl Destination {
             }
             (_, State::Preparing(awaited)) if awaited == session => {
                 if self.act.is_none() {
-                    self.act(DestinationAct::Prepare);
+                    self.act(match self.doubtful {
+                        true => DestinationAct::Record(Record::Awaiting(session)),
+                        false => DestinationAct::Prepare,
+                    });
+                }
+                None
+            }
+            (Call::Yours, State::Not) if self.record == Some(Record::Gone(session)) => {
+                if self.act.is_none() {
+                    self.act(DestinationAct::Record(Record::Awaiting(session)));
                 }
                 None
             }
@@ -261,6 +277,7 @@ impl Destination {
         match (act, result) {
             (DestinationAct::Record(record @ Record::Awaiting(session)), Ok(())) => {
                 self.record = Some(record);
+                self.doubtful = false;
                 self.state = State::Preparing(session);
                 self.view = View { wants: self.view.wants, ..View::default() };
                 self.act(DestinationAct::Prepare);
@@ -291,11 +308,13 @@ impl Destination {
             (DestinationAct::Remove, Ok(())) => {
                 if let Some(session) = self.awaits() {
                     self.state = State::Preparing(session);
+                    self.doubtful = true;
                     self.act(DestinationAct::Record(Record::Gone(session)));
                 }
             }
             (DestinationAct::Record(record), Ok(())) => {
                 self.record = Some(record);
+                self.doubtful = false;
                 self.state = State::Not;
                 self.view = View::default();
             }

@@ -471,7 +471,11 @@ impl Source {
             Kind::Arrive => Call::Arrive,
             Kind::Changed => {
                 self.told = joined(self.told.take(), self.changed.take());
-                Call::Changed(self.told.iter().flat_map(Regions::ranges).collect())
+                match &self.told {
+                    // The guest waits, and an empty list would be held back.
+                    None if self.phase == Phase::Frozen => Call::Look,
+                    told => Call::Changed(told.iter().flat_map(Regions::ranges).collect()),
+                }
             }
             Kind::Yours => Call::Yours,
             Kind::Cancel => Call::Cancel,

@@ -203,7 +203,6 @@ impl World<'_> {
     fn take_over(&mut self, host: usize) {
         let now = self.now;
         let size = u64::from(self.plan.units) * UNIT_BYTES;
-        let from = self.hosts[host].awaited_from;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let Some(pulling) = &mut ram.pulling else { return };
         pulling.after = true;
@@ -212,7 +211,7 @@ impl World<'_> {
             return;
         }
         let session = pulling.session;
-        let host = from.expect("recorded");
+        let host = self.attempts[&session];
         ram.former = Some(Former { host, session, written: Regions::new(size) });
         ram.command(now, Command::Watch(true), After::Nothing);
     }

@@ -37,7 +37,11 @@ impl World<'_> {
         if ram.engine.role(DISK) != Some(Role::Standby) && self.former_of(host, io).is_none() {
             return Ok(false);
         }
-        self.ask(host, PeerRead { io: *io, tries: 0 })?;
+        let ram = self.hosts[host].ram.as_ref().expect("it is up");
+        let buffer = io.slice.map(|slice| slice.id);
+        let mine = ram.requests.values().find(|it| it.request.buffer == buffer);
+        let is_pull = mine.is_some_and(|it| matches!(it.who, Who::Puller(_)));
+        self.ask(host, PeerRead { io: *io, tries: 0, is_pull })?;
         Ok(true)
     }
 
@@ -61,7 +65,8 @@ impl World<'_> {
                 if let Some(tags) = self.from_shadow(host, &read.io) {
                     return self.read_elsewhere(host, read.io, Ok(tags));
                 }
-                (self.hosts[host].awaited_from.expect("recorded"), session, Kind::Owner)
+                let kind = if read.is_pull { Kind::Teller } else { Kind::Owner };
+                (self.attempts[&session], session, kind)
             }
             (Some(Role::Standby) | None, ..) => return self.read_elsewhere(host, read.io, Err(IoError::Failed)),
             (_, Some((former, session)), _) if read.tries == 0 => (former, session, Kind::Former),
@@ -91,6 +96,7 @@ impl World<'_> {
     pub(super) fn hang_up(&mut self, host: usize) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.hangs_up = true;
+        ram.pulling = None;
         for read in std::mem::take(&mut ram.peer_reads).into_values() {
             self.read_elsewhere(host, read.io, Err(IoError::Failed))?;
         }
@@ -100,15 +106,8 @@ impl World<'_> {
     /// Pulls in flight end: they are asked for no more.
     pub(super) fn stop_pulls(&mut self, host: usize) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
-        let is_pull = |id| {
-            ram.requests.values().any(|it| it.request.buffer == id && matches!(it.who, Who::Puller(_)))
-        };
-        let pulls: Vec<u64> = ram
-            .peer_reads
-            .iter()
-            .filter(|(_, read)| is_pull(read.io.slice.map(|slice| slice.id)))
-            .map(|(number, _)| *number)
-            .collect();
+        let pulls = ram.peer_reads.iter().filter(|(_, read)| read.is_pull);
+        let pulls: Vec<u64> = pulls.map(|(number, _)| *number).collect();
         for number in pulls {
             let ram = self.hosts[host].ram.as_mut().expect("it is up");
             if let Some(read) = ram.peer_reads.remove(&number) {
@@ -129,7 +128,8 @@ impl World<'_> {
     fn unanswered_read(&mut self, host: usize, mut read: PeerRead) -> Result<(), Violation> {
         read.tries += 1;
         let ram = self.hosts[host].ram.as_ref().expect("it is up");
-        let gives_up = self.plan.gives_up && read.tries > 3 || ram.hangs_up;
+        // What waits for a pull would wait for a host that answers in another attempt only.
+        let gives_up = self.plan.gives_up && read.tries > 3 || ram.hangs_up || read.is_pull;
         if gives_up && ram.engine.role(DISK) == Some(Role::Standby) {
             return self.read_elsewhere(host, read.io, Err(IoError::Failed));
         }
@@ -159,8 +159,8 @@ impl World<'_> {
                 self.report.from_former += u64::from(from_former);
                 self.read_elsewhere(host, read.io, Ok(tags))
             }
-            None if from_former => {
-                self.report.former_lacks += 1;
+            None if from_former || read.is_pull => {
+                self.report.former_lacks += u64::from(from_former);
                 self.unanswered_read(host, read)
             }
             None => {
@@ -191,13 +191,14 @@ impl World<'_> {
         let is_its = source.is_some_and(|source| source.session() == session);
         let role = self.hosts[host].role();
         let phase = source.map(|source| source.phase());
-        let serves = is_its
-            && match (kind, role) {
-                (Kind::Owner, Some(Role::Here | Role::Frozen)) => phase != Some(Phase::Kept),
-                (Kind::Owner, Some(Role::Away)) => self.strikes(Sabotage::AwayServesStandby),
-                (Kind::Former, Some(Role::Away)) => phase == Some(Phase::Serving),
-                _ => false,
-            };
+        let (hands_over, always) = (phase.is_some(), self.strikes(Sabotage::AwayServesStandby));
+        let serves = match (kind, role) {
+            (Kind::Owner, Some(Role::Here | Role::Frozen)) => hands_over,
+            (Kind::Teller, Some(Role::Here | Role::Frozen)) => is_its,
+            (Kind::Owner | Kind::Teller, Some(Role::Away)) => is_its && always,
+            (Kind::Former, Some(Role::Away)) => is_its && phase == Some(Phase::Serving),
+            _ => false,
+        };
         let who = Who::Peer(from.host, from.life, from.number);
         if !serves || !self.request(host, who, Op::ReadForPeer, offset, len)? {
             self.give(host, from.host, from.life, from.number, None);
@@ -212,7 +213,7 @@ impl World<'_> {
 
     /// The disk is there, in standby: what is cached elsewhere is asked for.
     pub(super) fn begin_pulling(&mut self, host: usize, session: Session) -> Result<(), Violation> {
-        let from = self.hosts[host].awaited_from.expect("recorded");
+        let from = self.attempts[&session];
         let carry = self.hosts[from].errand.map_or(Carry::Drop, |errand| errand.carry);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.pulling = Some(Pulling {
@@ -236,7 +237,7 @@ impl World<'_> {
             return self.pull(host);
         }
         let session = pulling.session;
-        let to = self.hosts[host].awaited_from.expect("recorded");
+        let to = self.attempts[&session];
         let from = self.sender(host);
         let at = self.now + self.dice.latency(AGAIN_NS);
         self.queue.push(at, Event::ListAgain(host, from.life));
@@ -289,12 +290,18 @@ impl World<'_> {
         }
     }
 
+    pub(super) fn pull_due(&mut self, host: usize) -> Result<(), Violation> {
+        if let Some(pulling) = self.hosts[host].ram.as_mut().and_then(|ram| ram.pulling.as_mut()) {
+            pulling.is_due = false;
+        }
+        self.pull(host)
+    }
+
     /// Pulls what may be pulled now.
     pub(super) fn pull(&mut self, host: usize) -> Result<(), Violation> {
         loop {
             let ram = self.hosts[host].ram.as_mut().expect("it is up");
             let Some(pulling) = &mut ram.pulling else { return Ok(()) };
-            pulling.is_due = false;
             let (pulled, left) = (pulling.puller.pulled_bytes(), pulling.puller.left_bytes());
             let done = pulling.has_list && pulling.puller.is_done();
             ram.destination.handle_progress(pulled, left, done);
@@ -303,7 +310,7 @@ impl World<'_> {
                 ram.former = None;
             }
             let may = pulling.after && pulling.carry != Carry::Drop || pulling.carry == Carry::Copy;
-            if !may || pulling.in_flight >= PULLS_MAX {
+            if !may || pulling.is_due || pulling.in_flight >= PULLS_MAX {
                 return Ok(());
             }
             let Some(pull) = pulling.puller.next() else { return Ok(()) };

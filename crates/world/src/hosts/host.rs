@@ -48,8 +48,6 @@ pub(super) struct Host {
     pub(super) life: u32,
     pub(super) record: Option<Record>,
     pub(super) errand: Option<Errand>,
-    /// The host from which it awaits the disk.
-    pub(super) awaited_from: Option<usize>,
     /// What was pulled in standby, for those who believe it.
     pub(super) shadow: BTreeMap<u64, Tag>,
     pub(super) flash: Flash,
@@ -61,7 +59,7 @@ impl Host {
     pub(super) fn new(plan: &Plan) -> Host {
         let bytes = SEGMENTS_START + plan.segments * plan.config.segment_bytes;
         let flash = Flash::new(bytes, plan.flash_faults, None);
-        Host { life: 0, record: None, errand: None, awaited_from: None, shadow: BTreeMap::new(), flash, ram: None }
+        Host { life: 0, record: None, errand: None, shadow: BTreeMap::new(), flash, ram: None }
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
@@ -131,6 +129,8 @@ pub(super) struct Buffer {
 pub(super) struct PeerRead {
     pub(super) io: Io,
     pub(super) tries: u32,
+    /// It comes into the cache.
+    pub(super) is_pull: bool,
 }
 
 /// What a host that took the disk over may still read from the one that had it.
@@ -203,8 +203,6 @@ pub(super) struct Ram {
     /// Calls heard and not answered: whose, in which life of the host, and under which number there.
     pub(super) heard: BTreeMap<Ticket, (usize, u32, u64)>,
     pub(super) numbers: u64,
-    /// Who called in which session.
-    pub(super) callers: BTreeMap<Session, usize>,
     /// The session that it began to await in this life: nobody has served the disk here in it before.
     pub(super) awaited_anew: Option<Session>,
     /// The act that prepares the disk.
@@ -238,7 +236,6 @@ impl Ram {
             calls: BTreeMap::new(),
             heard: BTreeMap::new(),
             numbers: 0,
-            callers: BTreeMap::new(),
             awaited_anew: None,
             preparing: None,
             peer_reads: BTreeMap::new(),
@@ -343,6 +340,7 @@ impl super::World<'_> {
             serves_after: matches!(errand.carry, Carry::Copy | Carry::Remote),
         };
         super::trace!(self, "host {host} begins {session:?}: {errand:?}");
+        self.attempts.insert(session, host);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.source = Some(Source::start(session, options));
     }

@@ -35,8 +35,10 @@ pub(super) struct Sender {
 /// As what a host is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// As the one that has the disk.
+    /// As the one that has the disk, whatever the attempt: it does not come into the cache.
     Owner,
+    /// As the one that has the disk, and tells in this attempt what is changed.
+    Teller,
     /// As the one that had it, and whose flash may hold what has not been changed since.
     Former,
 }
@@ -166,7 +168,6 @@ impl World<'_> {
             // The machine that gives the disk away is not done, and there is one record.
             return self.answer(host, ticket, Err(Refusal::Failed));
         }
-        ram.callers.insert(message.session, from.host);
         ram.destination.handle_call(now, ticket, message);
         self.drain(host)
     }

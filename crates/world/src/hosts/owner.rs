@@ -49,7 +49,6 @@ impl World<'_> {
         self.hosts[host].record = Some(record);
         if let (Record::Awaiting(session), Some(ram)) = (record, &mut self.hosts[host].ram) {
             ram.awaited_anew = Some(session);
-            self.hosts[host].awaited_from = self.hosts[host].ram.as_ref().and_then(|ram| ram.callers.get(&session).copied());
         }
         let owners: Vec<usize> = (0..self.hosts.len()).filter(|host| self.owns(*host)).collect();
         ensure!(owners.len() <= 1, "{owners:?} all own the disk: {}", self.state());

@@ -227,7 +227,13 @@ impl World<'_> {
         }
         self.check_error(host, &request, who, &reply)?;
         self.count(who, &request, outcome, result);
-        self.check_answer(&request, token, &seen, result.is_ok())?;
+        let flushes = outcome == Outcome::BypassFlush && who == Who::Guest;
+        if flushes {
+            self.guest.flushed = result.is_ok();
+        }
+        // In standby a flush makes nothing durable: whoever comes has flushed where it was, if that went well.
+        let promises = outcome != Outcome::BypassStandby || request.op != Op::Flush || self.guest.flushed && !self.plan.rogue;
+        self.check_answer(&request, token, &seen, result.is_ok() && promises)?;
         match who {
             Who::Guest => self.guest_answered(request.op),
             Who::Rogue | Who::Last => Ok(()),
@@ -259,9 +265,10 @@ impl World<'_> {
             }
             Err(IoError::NotCached) => matches!(who, Who::Peer(..)),
             Err(_) => {
-                let of_backing = if request.op == Op::Read { faults.read_error } else { faults.write_error };
+                let reads = matches!(request.op, Op::Read | Op::Prefetch);
+                let of_backing = if reads { faults.read_error } else { faults.write_error };
                 let of_flush = if request.op == Op::Flush || request.op == Op::Settle { faults.flush_error } else { 0 };
-                let of_peer = request.op == Op::Read && (self.plan.gives_up || self.has_hung_up(host));
+                let of_peer = reads && (self.plan.gives_up || self.has_hung_up(host));
                 let durable = matches!(
                     request.op,
                     Op::Discard(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _)
@@ -309,6 +316,7 @@ impl World<'_> {
         if let Token::Change(serial) = in_flight.token {
             self.model.end_change(serial, false, false, self.backing.now(), self.backing.durable())?;
         }
+        self.guest.flushed &= in_flight.who != Who::Guest;
         if in_flight.who == Who::Guest { self.guest_answered(in_flight.request.op) } else { Ok(()) }
     }
 
