@@ -181,6 +181,12 @@ impl Destination {
                 false => Err(Refusal::Owner(generation)),
             });
         }
+        if let Some(generation) = self.record.map(Record::generation)
+            && session.generation < generation
+        {
+            // Whoever calls has been overtaken: his disk was taken, and perhaps handed on. He may not have heard that it was.
+            return Some(Err(Refusal::Owner(generation)));
+        }
         match (&message.call, self.state) {
             (Call::Arrive, State::Not) => self.await_first(session),
             (Call::Arrive, State::Ready(awaited)) if awaited == session => Some(Ok(self.view)),

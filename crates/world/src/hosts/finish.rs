@@ -6,7 +6,7 @@ use hob_engine::io::Op;
 use super::guest::Doing;
 use super::host::{DISK, Who};
 use super::plan::MS;
-use super::{World, trace};
+use super::{Event, World, trace};
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
@@ -21,6 +21,7 @@ impl World<'_> {
         trace!(self, "faults cease");
         self.ending = true;
         self.network.heal();
+        self.queue.retain(|event| !matches!(event, Event::Crash(_) | Event::PowerCut | Event::Part(_)));
         self.backing.soothe();
         self.hosts.iter_mut().for_each(|host| host.flash.soothe());
         self.guest.left = self.guest.left.min(4);
@@ -31,7 +32,7 @@ impl World<'_> {
             if self.now >= look {
                 look = self.now + self.tidy_ns();
                 self.tidy()?;
-                self.queue.push(look, super::Event::Operator);
+                self.queue.push(look, Event::Operator);
             }
             if !self.is_at_peace() {
                 self.turn()?;
@@ -56,6 +57,7 @@ impl World<'_> {
 
     /// Everything reads as it should, twice, and is durable.
     fn check_rest(&mut self) -> Result<(), Violation> {
+        self.guest.left = 0;
         let owner = self.owner().expect("it came to rest");
         let units = u64::from(self.plan.units);
         for _ in 0..2 {

@@ -8,20 +8,6 @@ use crate::media::Crash;
 use crate::model::Loss;
 use crate::{Violation, ensure};
 
-/// The generation of which a record speaks.
-fn generation(record: Option<Record>) -> u64 {
-    match record {
-        Some(Record::Owner { generation, .. }) => generation,
-        Some(
-            Record::Leaving(session)
-            | Record::Away { session, .. }
-            | Record::Awaiting(session)
-            | Record::Gone(session),
-        ) => session.generation,
-        None => 0,
-    }
-}
-
 impl World<'_> {
     /// Does a host's record say that the disk is its own?
     pub(super) fn owns(&self, host: usize) -> bool {
@@ -45,7 +31,7 @@ impl World<'_> {
     pub(super) fn make_durable(&mut self, host: usize, record: Record) -> Result<(), Violation> {
         let old = self.hosts[host].record;
         trace!(self, "host {host} has the record {record:?}");
-        ensure!(generation(Some(record)) >= generation(old), "host {host}: {record:?} after {old:?}");
+        ensure!(Some(record.generation()) >= old.map(Record::generation), "host {host}: {record:?} after {old:?}");
         self.hosts[host].record = Some(record);
         if let (Record::Awaiting(session), Some(ram)) = (record, &mut self.hosts[host].ram) {
             ram.awaited_anew = Some(session);
@@ -58,7 +44,7 @@ impl World<'_> {
         }
         if let (Some(Record::Awaiting(_)), Record::Owner { generation, .. }) = (old, record) {
             self.report.handed_over += 1;
-            let highest = self.hosts.iter().map(|host| self::generation(host.record)).max();
+            let highest = self.hosts.iter().filter_map(|host| host.record).map(Record::generation).max();
             ensure!(Some(generation) == highest, "host {host} has generation {generation} of {highest:?}");
         }
         Ok(())

@@ -21,12 +21,12 @@ impl World<'_> {
     /// Does what a host's engine and machines ask for, until they ask for nothing.
     pub(super) fn drain(&mut self, host: usize) -> Result<(), Violation> {
         while let Some(ram) = &mut self.hosts[host].ram {
-            if let Some(event) = ram.engine.poll_event() {
-                self.event(host, event)?;
-            } else if let Some(io) = ram.engine.poll_io() {
+            if let Some(io) = ram.engine.poll_io() {
                 self.submit(host, io)?;
             } else if let Some(reply) = ram.engine.poll_reply() {
                 self.reply(host, reply)?;
+            } else if let Some(event) = ram.engine.poll_event() {
+                self.event(host, event)?;
             } else if let Some(buffer) = ram.engine.poll_release() {
                 self.release(host, buffer)?;
             } else if let Some((ticket, act)) = ram.source.as_mut().and_then(|source| source.poll_act()) {
