@@ -227,8 +227,7 @@ impl World<'_> {
         }
         self.check_error(host, &request, who, &reply)?;
         self.count(who, &request, outcome, result);
-        let flushes = outcome == Outcome::BypassFlush && who == Who::Guest;
-        if flushes {
+        if request.op == Op::Flush && who == Who::Guest && outcome != Outcome::BypassStandby {
             self.guest.flushed = result.is_ok();
         }
         // In standby a flush makes nothing durable: whoever comes has flushed where it was, if that went well.
