@@ -58,6 +58,8 @@ pub struct Destination {
     record: Option<Record>,
     /// It may be on record that the disk did not come, though it is awaited.
     doubtful: bool,
+    /// It is not to come, once what is being done has ended.
+    gives_up: bool,
     act: Option<(Ticket, DestinationAct)>,
     /// Acts to be polled.
     acts_out: Vec<(Ticket, DestinationAct)>,
@@ -79,6 +81,7 @@ impl Destination {
             state: State::Not,
             record,
             doubtful: false,
+            gives_up: false,
             act: None,
             acts_out: vec![],
             answers_out: vec![],
@@ -144,7 +147,13 @@ impl Destination {
 
     /// The disk was removed here, or the operator says that it does not come.
     pub fn handle_give_up(&mut self) {
-        if self.awaits().is_some() && self.act.is_none() {
+        self.gives_up = self.awaits().is_some();
+        self.go_on_giving_up();
+    }
+
+    fn go_on_giving_up(&mut self) {
+        if self.gives_up && self.awaits().is_some() && self.act.is_none() {
+            self.gives_up = false;
             self.act(DestinationAct::Remove);
         }
     }
@@ -197,7 +206,7 @@ impl Destination {
                 None
             }
             (Call::Cancel, State::Ready(awaited) | State::Preparing(awaited)) if awaited <= session => {
-                if self.act.is_none() && self.forgetting.is_empty() {
+                if self.act.is_none() {
                     self.act(DestinationAct::Remove);
                 }
                 None
@@ -229,7 +238,9 @@ impl Destination {
             }
             (Call::Look, State::Ready(awaited)) if awaited == session => Some(Ok(self.view)),
             (Call::Yours, State::Ready(awaited)) if awaited == session => {
-                if self.act.is_none() && self.forgetting.is_empty() {
+                // Whoever says so has been told that all is forgotten. What is being forgotten yet is so for a call that was repeated, and
+                // waits perhaps for a read that nobody answers before the disk is this host's.
+                if self.act.is_none() {
                     self.answer_held();
                     self.act(DestinationAct::Activate);
                 }
@@ -296,6 +307,7 @@ impl Destination {
             (DestinationAct::Activate, Ok(())) => {
                 if let State::Ready(session) = self.state {
                     self.state = State::Serving(session);
+                    self.gives_up = false;
                     self.view.wants = false;
                     self.act(DestinationAct::Commit);
                 }
@@ -342,6 +354,7 @@ impl Destination {
                 None => self.calls.push((ticket, message)),
             }
         }
+        self.go_on_giving_up();
     }
 
     fn refuse_all(&mut self) {

@@ -204,6 +204,7 @@ impl World<'_> {
         let now = self.now;
         let size = u64::from(self.plan.units) * UNIT_BYTES;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        ram.hangs_up = false;
         let Some(pulling) = &mut ram.pulling else { return };
         pulling.after = true;
         if ram.awaited_anew != Some(pulling.session) {

@@ -79,8 +79,12 @@ impl World<'_> {
     /// The disk does not come, somebody says at the destination.
     pub(super) fn give_up(&mut self, host: usize) -> Result<(), Violation> {
         trace!(self, "host {host} is told that the disk does not come");
-        if let Some(ram) = &mut self.hosts[host].ram {
+        if let Some(ram) = &mut self.hosts[host].ram
+            && ram.destination.awaits().is_some()
+        {
             ram.destination.handle_give_up();
+            // What is being done may wait for a read that nobody answers.
+            self.hang_up(host)?;
         }
         self.drain(host)
     }
