@@ -205,7 +205,10 @@ impl World<'_> {
         let size = u64::from(self.plan.units) * UNIT_BYTES;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.hangs_up = false;
-        let Some(pulling) = &mut ram.pulling else { return };
+        let Some(pulling) = &mut ram.pulling else {
+            // Nothing is going to be pulled: whoever had it may know.
+            return ram.destination.handle_progress(0, 0, true);
+        };
         pulling.after = true;
         if ram.awaited_anew != Some(pulling.session) {
             // A life before this one may have served the disk, and changed it, and have crashed before that was on record.
