@@ -19,6 +19,8 @@ mod identity;
 mod modelled;
 mod nbd;
 mod qemu_nbd;
+#[cfg(feature = "rbd")]
+mod rbd;
 
 use std::io;
 use std::path::PathBuf;
@@ -52,6 +54,13 @@ pub const BACKINGS: &[BackingKind] = &[
         syntax: "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH",
         recognise: nbd::recognise,
         open: nbd::open,
+    },
+    #[cfg(feature = "rbd")]
+    BackingKind {
+        name: "rbd",
+        syntax: "rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=PATH]",
+        recognise: rbd::recognise,
+        open: rbd::open,
     },
     BackingKind {
         name: "qemu-nbd",
@@ -229,6 +238,10 @@ pub trait Driver: Send {
     fn change_mark(&self) -> Option<ChangeMark> {
         None
     }
+    /// See [`Backing::is_lost`].
+    fn is_lost(&self) -> bool {
+        false
+    }
 }
 
 /// Reads a backing besides the ring that serves it, and waits for it.
@@ -305,6 +318,11 @@ impl Backing {
     /// last I/O, and compared with [`BackingInfo::changed`] when it is opened again.
     pub fn change_mark(&self) -> Option<ChangeMark> {
         self.driver.change_mark()
+    }
+
+    /// Has somebody else taken it over, so that nothing that flash holds of it counts any more? For good.
+    pub fn is_lost(&self) -> bool {
+        self.driver.is_lost()
     }
 
     /// Brings the backing to its shard. Its completions will carry tokens of kind

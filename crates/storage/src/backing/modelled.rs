@@ -157,4 +157,8 @@ impl Driver for Modelled {
     fn change_mark(&self) -> Option<ChangeMark> {
         self.inner.change_mark()
     }
+
+    fn is_lost(&self) -> bool {
+        self.inner.is_lost()
+    }
 }
