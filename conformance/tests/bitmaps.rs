@@ -203,7 +203,7 @@ fn contexts_are_listed_and_say_what_was_changed() {
 /// The daemon becomes another program while a client writes: each of its writes is noted, before, during and after.
 #[test]
 fn an_upgrade_takes_nothing_from_bitmaps() {
-    let stage = Stage::new();
+    let mut stage = Stage::new();
     stage.daemon.ctl(&["bitmap", "add", "vm", "b"]);
     let mut client = stage.client();
     let writer = std::thread::spawn(move || {
@@ -212,11 +212,11 @@ fn an_upgrade_takes_nothing_from_bitmaps() {
             std::thread::sleep(Duration::from_millis(5));
         }
     });
-    let ready = || stage.daemon.process.stderr().matches("the control API is at").count();
+    let ready = |stage: &Stage| stage.daemon.process.stderr().matches("the control API is at").count();
     for upgrades in 1..=2 {
         std::thread::sleep(Duration::from_millis(500));
         stage.daemon.process.signal(Signal::HUP);
-        wait_until("the upgrade", Duration::from_secs(30), || ready() > upgrades);
+        wait_until("the upgrade", Duration::from_secs(30), || ready(&stage) > upgrades);
     }
     writer.join().expect("the client stays");
     let expected: Vec<_> = (0..DISK / GRANULE).step_by(2).map(|at| (at * GRANULE, GRANULE)).collect();

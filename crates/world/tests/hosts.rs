@@ -76,7 +76,10 @@ fn a_crash_at_any_step_breaks_no_promise() {
 fn what_histories_have_found_stays_mended() {
     for (seed, _what) in [
         (26, "given up at the destination between its last answer and `yours`, the disk was nobody's"),
-        (66, "a restarted owner never said that it pulls nothing more, and the former owner kept its cache for ever"),
+        (
+            66,
+            "a restarted owner never said that it pulls nothing more, and the former owner kept its cache for ever",
+        ),
         (270, "reads in standby waited for an attempt that began anew, and that for them"),
         (10_249, "a source that had heard no answer asked for ever after its disk had been handed on"),
         (35_999, "a source that waited for an order called without a pause"),
@@ -92,7 +95,8 @@ fn what_histories_have_found_stays_mended() {
 fn caught(sabotage: Sabotage, seeds: u64) -> String {
     let options = Options { sabotage: Some(sabotage), ..Options::default() };
     let found = (0..seeds).find_map(|seed| Some((seed, run(seed, &options).err()?)));
-    let (seed, violation) = found.unwrap_or_else(|| panic!("{sabotage:?} went unnoticed in {seeds} histories"));
+    let (seed, violation) =
+        found.unwrap_or_else(|| panic!("{sabotage:?} went unnoticed in {seeds} histories"));
     println!("{sabotage:?}: seed {seed}: {}", violation.0);
     violation.0
 }

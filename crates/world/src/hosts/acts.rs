@@ -65,10 +65,18 @@ impl World<'_> {
         self.drain(host)
     }
 
-    fn source_act(&mut self, host: usize, ticket: Ticket, act: SourceAct, fails: bool) -> Result<(), Violation> {
+    fn source_act(
+        &mut self,
+        host: usize,
+        ticket: Ticket,
+        act: SourceAct,
+        fails: bool,
+    ) -> Result<(), Violation> {
         let doer = Doer::Source;
-        let may_fail =
-            matches!(act, SourceAct::Prepare | SourceAct::TakeChanges | SourceAct::Freeze | SourceAct::Settle);
+        let may_fail = matches!(
+            act,
+            SourceAct::Prepare | SourceAct::TakeChanges | SourceAct::Freeze | SourceAct::Settle
+        );
         if fails && may_fail {
             return self.acted(host, doer, ticket, false);
         }
@@ -248,7 +256,13 @@ impl World<'_> {
     }
 
     /// One of the things that an act asked for has ended.
-    pub(super) fn part_done(&mut self, host: usize, doer: Doer, ticket: Ticket, ok: bool) -> Result<(), Violation> {
+    pub(super) fn part_done(
+        &mut self,
+        host: usize,
+        doer: Doer,
+        ticket: Ticket,
+        ok: bool,
+    ) -> Result<(), Violation> {
         let Some(ram) = &mut self.hosts[host].ram else { return Ok(()) };
         let Some(several) = ram.several.get_mut(&(doer, ticket)) else { return Ok(()) };
         several.left -= 1;
@@ -267,7 +281,13 @@ impl World<'_> {
     }
 
     /// An act has ended: its machine hears of it.
-    pub(super) fn acted(&mut self, host: usize, doer: Doer, ticket: Ticket, ok: bool) -> Result<(), Violation> {
+    pub(super) fn acted(
+        &mut self,
+        host: usize,
+        doer: Doer,
+        ticket: Ticket,
+        ok: bool,
+    ) -> Result<(), Violation> {
         if !self.step(host)? {
             return Ok(());
         }
@@ -301,7 +321,8 @@ impl World<'_> {
     ) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let after = ram.commands.remove(&command);
-        let after = after.ok_or_else(|| Violation(format!("command {command} of host {host} ended twice")))?;
+        let after =
+            after.ok_or_else(|| Violation(format!("command {command} of host {host} ended twice")))?;
         match after {
             After::Nothing => Ok(()),
             After::Act(doer, ticket) => self.acted(host, doer, ticket, result.is_ok()),
@@ -349,4 +370,3 @@ impl World<'_> {
         self.acted(host, doer, ticket, !fails)
     }
 }
-

@@ -285,7 +285,8 @@ impl Ram {
 
     /// It gets an empty cache.
     pub(super) fn add_cache(&mut self, now: Instant, plan: &Plan, after: After) {
-        let segment = |i| Segment { device: DeviceId(0), offset: SEGMENTS_START + i * plan.config.segment_bytes };
+        let segment =
+            |i| Segment { device: DeviceId(0), offset: SEGMENTS_START + i * plan.config.segment_bytes };
         let change = CacheChange::enable_volatile(plan.config, (0..plan.segments).map(segment).collect());
         self.command(now, Command::Cache(change), after);
     }

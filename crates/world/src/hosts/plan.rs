@@ -72,8 +72,11 @@ impl Plan {
         let (lost, repeated, late) =
             (rate(500, &[10, 100, 300]), rate(500, &[20, 200]), rate(400, &[5, 30, 100]));
         let (act_error, record_error) = (rate(300, &[10, 100]), rate(300, &[50, 300]));
-        let backing_faults =
-            BackingFaults { read_error: rate(150, &[30]), write_error: rate(150, &[30]), flush_error: rate(150, &[100]) };
+        let backing_faults = BackingFaults {
+            read_error: rate(150, &[30]),
+            write_error: rate(150, &[30]),
+            flush_error: rate(150, &[100]),
+        };
         let flash_faults = FlashFaults {
             read_error: rate(150, &[30]),
             write_error: rate(150, &[30]),
