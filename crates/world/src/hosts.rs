@@ -114,6 +114,8 @@ pub enum Sabotage {
     HastyFreeze,
     /// Changes are not noted while the cache is copied.
     Unwatched,
+    /// A destination that has restarted answers flushes without one of the backing.
+    UnflushedStandby,
 }
 
 /// Lives the history of this seed.

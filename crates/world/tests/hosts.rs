@@ -79,6 +79,7 @@ fn what_histories_have_found_stays_mended() {
         (66, "a restarted owner never said that it pulls nothing more, and the former owner kept its cache for ever"),
         (270, "reads in standby waited for an attempt that began anew, and that for them"),
         (10_249, "a source that had heard no answer asked for ever after its disk had been handed on"),
+        (33_759, "a flush in standby was answered that an earlier life's changes needed"),
         (35_999, "a source that waited for an order called without a pause"),
         (41_016, "a destination that pulls nothing never said so"),
         (42_498, "a repeated `changed` waited for a read, that for the hand-over, and the hand-over for it"),

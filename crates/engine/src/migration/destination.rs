@@ -24,7 +24,9 @@ pub enum DestinationAct {
     /// Make this durable.
     Record(Record),
     /// The disk is there, in `Role::Standby`, with an empty cache into which it may pull. It may be there already, for an earlier
-    /// session: nothing is pulled for that one any more, and nothing is left of what was.
+    /// session: nothing is pulled for that one any more, and nothing is left of what was. In a life that began with the record
+    /// `Awaiting`, the backing is flushed first: the life before it may have served the disk, and have acknowledged changes, and a
+    /// flush in standby is answered at once.
     Prepare,
     /// `Op::Forget` of these ranges of sectors, and later pull them again if they were there. An error: not all was forgotten.
     Forget(Vec<(u64, u64)>),

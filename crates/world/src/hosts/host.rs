@@ -205,6 +205,8 @@ pub(super) struct Ram {
     pub(super) numbers: u64,
     /// The session that it began to await in this life: nobody has served the disk here in it before.
     pub(super) awaited_anew: Option<Session>,
+    /// An earlier life may have acknowledged what is not durable.
+    pub(super) must_flush: bool,
     /// The act that prepares the disk.
     pub(super) preparing: Option<Ticket>,
     pub(super) peer_reads: BTreeMap<u64, PeerRead>,
@@ -237,6 +239,7 @@ impl Ram {
             heard: BTreeMap::new(),
             numbers: 0,
             awaited_anew: None,
+            must_flush: matches!(record, Some(Record::Awaiting(_))),
             preparing: None,
             peer_reads: BTreeMap::new(),
             pulling: None,

@@ -1,7 +1,7 @@
 //! What crosses the boundaries of a host's engine and machines: requests and answers, I/O out and back, acts and calls.
 
 use hob_engine::command::{Event as EngineEvent, Role};
-use hob_engine::io::{Durability, Io, IoError, IoOp, Op, Promote, Reply, Request, Target, Zeroing};
+use hob_engine::io::{Durability, Io, IoError, IoOp, Op, PayloadMemory, Promote, Reply, Request, Target, Zeroing};
 use hob_engine::migration::{Phase, Pulled};
 use hob_engine::outcome::Outcome;
 use hob_engine::units::{BufferId, IoId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
@@ -72,6 +72,7 @@ impl World<'_> {
                 ram.destination.handle_wanted();
                 Ok(())
             }
+            EngineEvent::Bitmaps { .. } => Ok(()),
             other => Err(Violation(format!("host {host}: {other:?}"))),
         }
     }
@@ -117,7 +118,7 @@ impl World<'_> {
             assert!(old.is_none(), "spare buffers are free");
             buffer
         });
-        let request = Request { id, disk: DISK, op, offset, len, buffer, promote: Promote::Usual };
+        let request = Request { id, disk: DISK, op, offset, len, buffer, promote: Promote::Usual, memory: PayloadMemory::Daemon };
         trace!(self, "host {host} is asked by {who:?}: {request:?}");
         ram.requests.insert(id, InFlight { request, who, token });
         let taken = ram.engine.handle_request(self.now, request);
@@ -169,14 +170,19 @@ impl World<'_> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let role = ram.engine.role(DISK);
         ensure!(io.op == IoOp::Read || role != Some(Role::Standby), "host {host} in standby sends {io:?}");
-        self.submitted += 1;
-        let name = IoId((host as u32) << HOST_SHIFT | self.submitted);
+        let name = self.name_io(host);
         self.backing_ios.insert(name, Owned { host, id: io.id, changes });
         io.id = name;
         self.backing.submit(io, payload, &mut self.dice)?;
         let takes = self.dice.latency(self.plan.backing_ns);
         self.queue.push(self.now + takes, Event::Backing(name));
         Ok(())
+    }
+
+    /// A name for an I/O of the backing.
+    pub(super) fn name_io(&mut self, host: usize) -> IoId {
+        self.submitted += 1;
+        IoId((host as u32) << HOST_SHIFT | self.submitted)
     }
 
     pub(super) fn flash_done(&mut self, host: usize, id: IoId) -> Result<(), Violation> {
