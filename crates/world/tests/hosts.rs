@@ -89,6 +89,14 @@ fn what_histories_have_found_stays_mended() {
     }
 }
 
+/// It takes a crash between the first change at the destination and its record, and a machine that does nothing but flush then.
+#[test]
+fn a_flush_in_standby_that_an_earlier_life_needs_is_noticed() {
+    let options = Options { sabotage: Some(Sabotage::UnflushedStandby), ..Options::default() };
+    let what = run(33_759, &options).expect_err("it went unnoticed").0;
+    assert!(what.contains("not durable"), "{what}");
+}
+
 /// Runs histories with the sabotage until one fails, and returns why.
 fn caught(sabotage: Sabotage, seeds: u64) -> String {
     let options = Options { sabotage: Some(sabotage), ..Options::default() };
