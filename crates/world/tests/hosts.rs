@@ -76,8 +76,12 @@ fn a_crash_at_any_step_breaks_no_promise() {
 fn what_histories_have_found_stays_mended() {
     for (seed, _what) in [
         (26, "given up at the destination between its last answer and `yours`, the disk was nobody's"),
-        (66, "a restarted owner never said that it pulls nothing more, and the former owner kept its cache for ever"),
+        (
+            66,
+            "a restarted owner never said that it pulls nothing more, and the former owner kept its cache for ever",
+        ),
         (270, "reads in standby waited for an attempt that began anew, and that for them"),
+        (3205, "a record was replaced by one of an earlier session"),
         (10_249, "a source that had heard no answer asked for ever after its disk had been handed on"),
         (33_759, "a flush in standby was answered that an earlier life's changes needed"),
         (35_999, "a source that waited for an order called without a pause"),
@@ -101,7 +105,8 @@ fn a_flush_in_standby_that_an_earlier_life_needs_is_noticed() {
 fn caught(sabotage: Sabotage, seeds: u64) -> String {
     let options = Options { sabotage: Some(sabotage), ..Options::default() };
     let found = (0..seeds).find_map(|seed| Some((seed, run(seed, &options).err()?)));
-    let (seed, violation) = found.unwrap_or_else(|| panic!("{sabotage:?} went unnoticed in {seeds} histories"));
+    let (seed, violation) =
+        found.unwrap_or_else(|| panic!("{sabotage:?} went unnoticed in {seeds} histories"));
     println!("{sabotage:?}: seed {seed}: {}", violation.0);
     violation.0
 }

@@ -62,6 +62,8 @@ pub struct Destination {
     doubtful: bool,
     /// It is not to come, once what is being done has ended.
     gives_up: bool,
+    /// The latest session that was to be recorded, and may have been, as awaited.
+    tried: Option<Session>,
     act: Option<(Ticket, DestinationAct)>,
     /// Acts to be polled.
     acts_out: Vec<(Ticket, DestinationAct)>,
@@ -84,6 +86,7 @@ impl Destination {
             record,
             doubtful: false,
             gives_up: false,
+            tried: None,
             act: None,
             acts_out: vec![],
             answers_out: vec![],
@@ -254,6 +257,8 @@ impl Destination {
                 }
                 None
             }
+            // It is about to be awaited.
+            (Call::Cancel, State::Not) if self.act.is_some() => None,
             (Call::Cancel, State::Not) => Some(Ok(self.view)),
             (_, State::Serving(taken)) => Some(Err(Refusal::Owner(taken.generation + 1))),
             _ => Some(Err(Refusal::NotAwaited)),
@@ -329,7 +334,9 @@ impl Destination {
                 if let Some(session) = self.awaits() {
                     self.state = State::Preparing(session);
                     self.doubtful = true;
-                    self.act(DestinationAct::Record(Record::Gone(session)));
+                    // No record is replaced by one of an earlier session.
+                    let latest = self.tried.map_or(session, |tried| tried.max(session));
+                    self.act(DestinationAct::Record(Record::Gone(latest)));
                 }
             }
             (DestinationAct::Record(record), Ok(())) => {
@@ -380,6 +387,9 @@ impl Destination {
     }
 
     fn act(&mut self, act: DestinationAct) {
+        if let DestinationAct::Record(Record::Awaiting(session)) = act {
+            self.tried = Some(session);
+        }
         let ticket = self.ticket();
         self.act = Some((ticket, act.clone()));
         self.acts_out.push((ticket, act));

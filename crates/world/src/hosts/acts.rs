@@ -65,10 +65,18 @@ impl World<'_> {
         self.drain(host)
     }
 
-    fn source_act(&mut self, host: usize, ticket: Ticket, act: SourceAct, fails: bool) -> Result<(), Violation> {
+    fn source_act(
+        &mut self,
+        host: usize,
+        ticket: Ticket,
+        act: SourceAct,
+        fails: bool,
+    ) -> Result<(), Violation> {
         let doer = Doer::Source;
-        let may_fail =
-            matches!(act, SourceAct::Prepare | SourceAct::TakeChanges | SourceAct::Freeze | SourceAct::Settle);
+        let may_fail = matches!(
+            act,
+            SourceAct::Prepare | SourceAct::TakeChanges | SourceAct::Freeze | SourceAct::Settle
+        );
         if fails && may_fail {
             return self.acted(host, doer, ticket, false);
         }
@@ -196,10 +204,12 @@ impl World<'_> {
 
     fn make_standby(&mut self, host: usize, ticket: Ticket) {
         let (now, plan) = (self.now, &self.plan);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let it = &mut self.hosts[host];
+        it.rings += 1;
+        let ram = it.ram.as_mut().expect("it is up");
         ram.add_disk(now, plan);
         ram.command(now, Command::Own(Role::Standby), After::Nothing);
-        ram.add_cache(now, plan, After::Act(Doer::Destination, ticket));
+        ram.add_cache(now, plan, it.rings, After::Act(Doer::Destination, ticket));
     }
 
     /// What the cache has of these ranges is forgotten, then it is pulled again.
@@ -266,7 +276,13 @@ impl World<'_> {
     }
 
     /// One of the things that an act asked for has ended.
-    pub(super) fn part_done(&mut self, host: usize, doer: Doer, ticket: Ticket, ok: bool) -> Result<(), Violation> {
+    pub(super) fn part_done(
+        &mut self,
+        host: usize,
+        doer: Doer,
+        ticket: Ticket,
+        ok: bool,
+    ) -> Result<(), Violation> {
         let Some(ram) = &mut self.hosts[host].ram else { return Ok(()) };
         let Some(several) = ram.several.get_mut(&(doer, ticket)) else { return Ok(()) };
         several.left -= 1;
@@ -285,7 +301,13 @@ impl World<'_> {
     }
 
     /// An act has ended: its machine hears of it.
-    pub(super) fn acted(&mut self, host: usize, doer: Doer, ticket: Ticket, ok: bool) -> Result<(), Violation> {
+    pub(super) fn acted(
+        &mut self,
+        host: usize,
+        doer: Doer,
+        ticket: Ticket,
+        ok: bool,
+    ) -> Result<(), Violation> {
         if !self.step(host)? {
             return Ok(());
         }
@@ -319,7 +341,8 @@ impl World<'_> {
     ) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let after = ram.commands.remove(&command);
-        let after = after.ok_or_else(|| Violation(format!("command {command} of host {host} ended twice")))?;
+        let after =
+            after.ok_or_else(|| Violation(format!("command {command} of host {host} ended twice")))?;
         match after {
             After::Nothing => Ok(()),
             After::Act(doer, ticket) => self.acted(host, doer, ticket, result.is_ok()),
@@ -367,4 +390,3 @@ impl World<'_> {
         self.acted(host, doer, ticket, !fails)
     }
 }
-

@@ -68,7 +68,9 @@ impl World<'_> {
                 let kind = if read.is_pull { Kind::Teller } else { Kind::Owner };
                 (self.attempts[&session], session, kind)
             }
-            (Some(Role::Standby) | None, ..) => return self.read_elsewhere(host, read.io, Err(IoError::Failed)),
+            (Some(Role::Standby) | None, ..) => {
+                return self.read_elsewhere(host, read.io, Err(IoError::Failed));
+            }
             (_, Some((former, session)), _) if read.tries == 0 => (former, session, Kind::Former),
             _ => return self.read_from_backing(host, read.io),
         };
@@ -245,7 +247,12 @@ impl World<'_> {
         Ok(())
     }
 
-    pub(super) fn asked_for_list(&mut self, host: usize, from: Sender, session: Session) -> Result<(), Violation> {
+    pub(super) fn asked_for_list(
+        &mut self,
+        host: usize,
+        from: Sender,
+        session: Session,
+    ) -> Result<(), Violation> {
         let is_its = self.hosts[host].source().is_some_and(|source| source.session() == session);
         let serves = is_its && matches!(self.hosts[host].role(), Some(Role::Here | Role::Frozen));
         let pages = self.hosts[host].ram.as_ref().filter(|_| serves).map(|ram| {
@@ -284,7 +291,9 @@ impl World<'_> {
     /// Has a look at what may be pulled, after a while.
     pub(super) fn pull_soon(&mut self, host: usize, ns: u64) {
         let life = self.hosts[host].life;
-        let Some(pulling) = self.hosts[host].ram.as_mut().and_then(|ram| ram.pulling.as_mut()) else { return };
+        let Some(pulling) = self.hosts[host].ram.as_mut().and_then(|ram| ram.pulling.as_mut()) else {
+            return;
+        };
         if !std::mem::replace(&mut pulling.is_due, true) {
             self.queue.push(self.now + ns, Event::Pull(host, life));
         }

@@ -193,4 +193,3 @@ impl World<'_> {
         self.drain(host)
     }
 }
-

@@ -31,7 +31,10 @@ impl World<'_> {
     pub(super) fn make_durable(&mut self, host: usize, record: Record) -> Result<(), Violation> {
         let old = self.hosts[host].record;
         trace!(self, "host {host} has the record {record:?}");
-        ensure!(Some(record.generation()) >= old.map(Record::generation), "host {host}: {record:?} after {old:?}");
+        ensure!(
+            Some(record.generation()) >= old.map(Record::generation),
+            "host {host}: {record:?} after {old:?}"
+        );
         self.hosts[host].record = Some(record);
         if let (Record::Awaiting(session), Some(ram)) = (record, &mut self.hosts[host].ram) {
             ram.awaited_anew = Some(session);

@@ -1,7 +1,9 @@
 //! What crosses the boundaries of a host's engine and machines: requests and answers, I/O out and back, acts and calls.
 
 use hob_engine::command::{Event as EngineEvent, Role};
-use hob_engine::io::{Durability, Io, IoError, IoOp, Op, PayloadMemory, Promote, Reply, Request, Target, Zeroing};
+use hob_engine::io::{
+    Durability, Io, IoError, IoOp, Op, PayloadMemory, Promote, Reply, Request, Target, Zeroing,
+};
 use hob_engine::migration::{Phase, Pulled};
 use hob_engine::outcome::Outcome;
 use hob_engine::units::{BufferId, IoId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
@@ -31,7 +33,8 @@ impl World<'_> {
                 self.release(host, buffer)?;
             } else if let Some((ticket, act)) = ram.source.as_mut().and_then(|source| source.poll_act()) {
                 self.queue_act(host, Act::Source(ticket, act));
-            } else if let Some((ticket, message)) = ram.source.as_mut().and_then(|source| source.poll_call()) {
+            } else if let Some((ticket, message)) = ram.source.as_mut().and_then(|source| source.poll_call())
+            {
                 self.call(host, ticket, message)?;
             } else if let Some((ticket, act)) = ram.destination.poll_act() {
                 self.queue_act(host, Act::Destination(ticket, act));
@@ -118,7 +121,16 @@ impl World<'_> {
             assert!(old.is_none(), "spare buffers are free");
             buffer
         });
-        let request = Request { id, disk: DISK, op, offset, len, buffer, promote: Promote::Usual, memory: PayloadMemory::Daemon };
+        let request = Request {
+            id,
+            disk: DISK,
+            op,
+            offset,
+            len,
+            buffer,
+            promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
+        };
         trace!(self, "host {host} is asked by {who:?}: {request:?}");
         ram.requests.insert(id, InFlight { request, who, token });
         let taken = ram.engine.handle_request(self.now, request);
@@ -143,6 +155,10 @@ impl World<'_> {
         let life = self.hosts[host].life;
         if let Target::Flash(_) = io.target {
             let it = &mut self.hosts[host];
+            if io.op == IoOp::WriteJournal {
+                let ram = it.ram.as_ref().expect("it is up");
+                payload = it.written.tags(ram.engine.journal_pages(io.id));
+            }
             it.flash.submit(io, payload, &mut self.dice)?;
             let takes = self.dice.latency(self.plan.flash_ns);
             self.queue.push(self.now + takes, Event::Flash(host, life, io.id));
@@ -169,7 +185,9 @@ impl World<'_> {
         );
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let role = ram.engine.role(DISK);
-        ensure!(io.op == IoOp::Read || role != Some(Role::Standby), "host {host} in standby sends {io:?}");
+        // A flush changes nothing: a cache with a journal sends one when it is opened.
+        let may = io.op == IoOp::Flush || role != Some(Role::Standby);
+        ensure!(may, "host {host} in standby sends {io:?}");
         let name = self.name_io(host);
         self.backing_ios.insert(name, Owned { host, id: io.id, changes });
         io.id = name;
@@ -237,7 +255,9 @@ impl World<'_> {
             self.guest.flushed = result.is_ok();
         }
         // In standby a flush makes nothing durable: whoever comes has flushed where it was, if that went well.
-        let promises = outcome != Outcome::BypassStandby || request.op != Op::Flush || self.guest.flushed && !self.plan.rogue;
+        let promises = outcome != Outcome::BypassStandby
+            || request.op != Op::Flush
+            || self.guest.flushed && !self.plan.rogue;
         self.check_answer(&request, token, &seen, result.is_ok() && promises)?;
         match who {
             Who::Guest => self.guest_answered(request.op),
@@ -266,20 +286,26 @@ impl World<'_> {
             Err(IoError::Unsupported) => fast,
             Err(IoError::ShuttingDown) => {
                 let leaves = self.hosts[host].ram.as_ref().is_some_and(|ram| ram.hangs_up);
-                leaves || role.is_none() || matches!(role, Some(Role::Away)) || !matches!(who, Who::Guest | Who::Last)
+                leaves
+                    || role.is_none()
+                    || matches!(role, Some(Role::Away))
+                    || !matches!(who, Who::Guest | Who::Last)
             }
             Err(IoError::NotCached) => matches!(who, Who::Peer(..)),
             Err(_) => {
                 let reads = matches!(request.op, Op::Read | Op::Prefetch);
                 let of_backing = if reads { faults.read_error } else { faults.write_error };
-                let of_flush = if request.op == Op::Flush || request.op == Op::Settle { faults.flush_error } else { 0 };
+                let of_flush =
+                    if request.op == Op::Flush || request.op == Op::Settle { faults.flush_error } else { 0 };
                 let of_peer = reads && (self.plan.gives_up || self.has_hung_up(host));
                 let durable = matches!(
                     request.op,
                     Op::Discard(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _)
                 );
                 let flushes = if durable { faults.flush_error } else { 0 };
-                of_backing + of_flush + flushes > 0 || of_peer || !matches!(who, Who::Guest | Who::Rogue | Who::Last)
+                of_backing + of_flush + flushes > 0
+                    || of_peer
+                    || !matches!(who, Who::Guest | Who::Rogue | Who::Last)
             }
         };
         ensure!(reason, "host {host}, {role:?}, answers {request:?} of {who:?} with {reply:?}");
@@ -300,7 +326,13 @@ impl World<'_> {
         }
     }
 
-    fn check_answer(&mut self, request: &Request, token: Token, seen: &[Tag], ok: bool) -> Result<(), Violation> {
+    fn check_answer(
+        &mut self,
+        request: &Request,
+        token: Token,
+        seen: &[Tag],
+        ok: bool,
+    ) -> Result<(), Violation> {
         let (model, backing) = (&mut self.model, &self.backing);
         let fua = matches!(
             request.op,
