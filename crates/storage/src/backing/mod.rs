@@ -307,8 +307,12 @@ impl Backing {
     /// # Errors
     /// [`OpenError`].
     pub fn open(spec: &str, access: Access, options: &BackingOptions) -> Result<Backing, OpenError> {
-        let kind = BACKINGS.iter().find(|kind| (kind.recognise)(spec)).expect("the last kind takes all");
-        Ok(Backing::of((kind.open)(spec, access, options)?))
+        Ok(Backing::of((Backing::kind(spec).open)(spec, access, options)?))
+    }
+
+    /// Of which kind that is; reads the beginning of a file. Not for the shard's thread.
+    pub fn kind(spec: &str) -> &'static BackingKind {
+        BACKINGS.iter().find(|kind| (kind.recognise)(spec)).expect("the last kind takes all")
     }
 
     /// A backing of a kind that is not in the table.
