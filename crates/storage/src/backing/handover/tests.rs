@@ -150,7 +150,8 @@ fn in_standby_the_owner_is_read_and_nothing_is_written() {
     let peer = bench.peer();
     assert_eq!((peer.take(), bench.own.take(), bench.done()), (vec![early], vec![], vec![(early, Ok(()))]));
     let write = bench.submit(WRITE, 0, 4);
-    assert_eq!(bench.done(), [(write, Err(IoError::ShuttingDown))]);
+    let flush = bench.submit(IoOp::Flush, 0, 0);
+    assert_eq!(bench.done(), [(write, Err(IoError::ShuttingDown)), (flush, Ok(()))]);
     peer.answers(Some(Err(IoError::Unsupported)));
     let read = bench.submit(IoOp::Read, 0, 4);
     assert!(bench.done().is_empty(), "who is not the owner any more is not believed");
