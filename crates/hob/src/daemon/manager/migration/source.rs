@@ -182,7 +182,9 @@ impl Task {
             ];
             // Connected before anybody waits for it.
             let (peer, look) = (self.peers[1].clone(), call_path(&self.leaving.name, "look", &session, ""));
-            tokio::spawn(async move { peer.lock().await.call(&look, Vec::new(), Duration::from_secs(5)).await });
+            tokio::spawn(
+                async move { peer.lock().await.call(&look, Vec::new(), Duration::from_secs(5)).await },
+            );
         }
         let (peer, sender) = (self.peers[idle.unwrap_or(0)].clone(), self.sender.clone());
         self.call = Some(tokio::spawn(async move {
@@ -263,7 +265,9 @@ impl Task {
             *heard = Instant::now();
         }
         match read {
-            Ok(view) if self.asked == Asked::Look && self.has_served_enough() => Some(Ok(View { done: true, ..view })),
+            Ok(view) if self.asked == Asked::Look && self.has_served_enough() => {
+                Some(Ok(View { done: true, ..view }))
+            }
             read => Some(read),
         }
     }
@@ -291,7 +295,11 @@ impl Task {
             let pause = since.elapsed().as_secs_f64() * 1e3;
             let mut facts = self.leaving.shared.facts();
             facts.pause_ms = Some(pause);
-            tracing::info!("{} is at {} now; the hand-over took {pause:.1} ms", self.leaving.name, facts.peer);
+            tracing::info!(
+                "{} is at {} now; the hand-over took {pause:.1} ms",
+                self.leaving.name,
+                facts.peer
+            );
         }
     }
 
