@@ -21,6 +21,7 @@ mod health;
 mod histogram;
 mod lab;
 mod man;
+mod migrate;
 mod output;
 mod pool;
 mod qos;
@@ -139,6 +140,7 @@ enum Command {
     #[command(subcommand)]
     Swap(swap::Swap),
     Drain(drain::Drain),
+    Migrate(migrate::Migrate),
     Stats(stats::Stats),
     Top(top::Top),
     Dashboard(dashboard::Dashboard),
@@ -173,6 +175,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Datastore(args) => datastore::run(args, global),
         Command::Swap(args) => swap::run(args, global),
         Command::Drain(args) => drain::run(&args, global),
+        Command::Migrate(args) => migrate::run(&args, global),
         Command::Stats(args) => stats::run(&args, global),
         Command::Health(args) => health::run(&args, global),
         Command::Top(args) => top::run(&args, global),

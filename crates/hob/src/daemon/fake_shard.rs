@@ -305,7 +305,7 @@ impl State {
             }
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
-            ShardCall::Machine(_) | ShardCall::Resume => {}
+            ShardCall::Machine(_) | ShardCall::Resume | ShardCall::Carry(..) => {}
             ShardCall::Rest { answer } => {
                 let _ = answer.send(Ok(()));
             }

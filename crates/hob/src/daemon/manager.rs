@@ -28,6 +28,7 @@ mod leave;
 mod life_cycle;
 mod measure;
 mod memory;
+mod migration;
 mod observe;
 mod persist;
 mod pools;
@@ -48,7 +49,7 @@ mod ways_out;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hob_control::{Admission, DeviceState, Qos, Size};
 use hob_engine::command::{MemoryConfig, Segment};
@@ -58,15 +59,16 @@ use tracing::Instrument as _;
 
 use super::config::Config;
 use super::exports::Exports;
-use super::hardware::BackingOptions;
+use super::hardware::{BackingOptions, Lock};
 use super::mount::Mount;
 use super::shard_api::{PATIENCE, ShardHandle};
-use super::state::{CacheSpec, DiskState, PoolState, State, StateError, Store};
+use super::state::{CacheSpec, DiskState, GoneState, PoolState, State, StateError, Store};
 use super::swap::{HostKernel, SwapKernel};
 use super::tape::Counter;
 use datastores::DatastoreEntry;
 use flash::Flash;
 pub(crate) use leave::{Ending, LeftFile};
+pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn, Carriage, CarriageTls};
 pub(crate) use record::Recording;
 pub(crate) use refusal::{Kind, Refusal};
 pub(crate) use settings::simulated as simulated_cache;
@@ -88,6 +90,9 @@ pub(crate) struct Manager {
     /// Where dirty bitmaps are kept, if anything is.
     bitmaps: Option<PathBuf>,
     inner: Mutex<Inner>,
+    /// By the names of their disks.
+    migrations: Mutex<BTreeMap<String, migration::Handle>>,
+    carriage: OnceLock<Carriage>,
     swap_kernel: Arc<dyn SwapKernel>,
     /// Files that the program before has left mounted, by disk.
     left_files: Mutex<BTreeMap<String, LeftFile>>,
@@ -112,6 +117,8 @@ struct Inner {
     /// Of these, removed by command.
     pools_removed: Vec<String>,
     disks_removed: Vec<String>,
+    /// Disks that were awaited and did not come.
+    gone: Vec<GoneState>,
 }
 
 #[derive(Debug)]
@@ -171,6 +178,8 @@ struct DiskEntry {
     memory: Option<MemoryConfig>,
     /// What the backing is known by, since it was last opened.
     identity: [u8; 32],
+    /// The backing's lock.
+    lock: Option<Lock>,
     /// What was last seen of its dirty data.
     watch: drain::Watch,
     /// A cache that was refused is not read again before.
@@ -196,6 +205,8 @@ enum Life {
     Online(ShardHandle),
     /// No, because of that.
     Offline(String),
+    /// Another host has it, for all that is known here; and what is known.
+    Away(String),
     /// Not much longer.
     Removing,
 }
@@ -216,6 +227,8 @@ impl Manager {
             bitmaps: store.directory().map(|directory| directory.join("bitmaps")),
             store: Arc::new(Mutex::new(store)),
             inner: Mutex::new(Inner::default()),
+            migrations: Mutex::default(),
+            carriage: OnceLock::new(),
             swap_kernel: Arc::new(HostKernel),
             left_files: Mutex::default(),
         })
@@ -288,6 +301,7 @@ impl Inner {
             disks: kept.map(|disk| disk.wanted.clone()).collect(),
             pools_removed: self.pools_removed.clone(),
             disks_removed: self.disks_removed.clone(),
+            gone: self.gone.clone(),
             policies: self.policy_states(),
             datastores: self.datastore_states(),
             swaps: self.swaps.values().map(|swap| swap.wanted.clone()).collect(),
@@ -324,6 +338,7 @@ impl DiskEntry {
                 Err(Refusal::conflict(format!("{} is offline: {reason}", self.wanted.name))
                     .hint("repair its backing; it is tried again every few seconds"))
             }
+            Life::Away(why) => Err(away(&self.wanted.name, why)),
             Life::Removing => Err(Refusal::conflict(format!("{} is being removed", self.wanted.name))),
         }
     }
@@ -332,6 +347,11 @@ impl DiskEntry {
     fn is_arriving(&self) -> bool {
         self.busy == Some(disks::ADDING)
     }
+}
+
+fn away(name: &str, why: &str) -> Refusal {
+    Refusal::conflict(format!("{name} is not this host's: {why}"))
+        .hint(format!("'hob migrate {name}' tells more"))
 }
 
 fn no_pool(name: &str) -> Refusal {

@@ -43,8 +43,8 @@ use exports::Exports;
 use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
 use listen::{Entrance, Hall, Listener, NbdSession, NbdTls};
-use manager::Manager;
 pub(crate) use manager::simulated_cache;
+use manager::{Carriage, Manager};
 use relay::{Relays, Spawner};
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
@@ -236,6 +236,8 @@ async fn serve(
             let manager = Manager::new(shards.to_vec(), exports, backing_options, store);
             let _ = stage.manager.set(manager.clone());
             manager.inherit_files(files);
+            let tls = config.migrate.tls(&config.control);
+            manager.set_carriage(Carriage { tls, directory: config.state_dir.clone() });
             tasks.spawn(manager.clone().tend(events));
             manager.start(state, &config).await?;
             manager

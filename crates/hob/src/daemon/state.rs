@@ -13,10 +13,12 @@ use serde::{Deserialize, Serialize};
 
 mod bitmap;
 mod cache;
+mod migration;
 mod qos;
 
 pub(crate) use bitmap::BitmapSpec;
 pub(crate) use cache::{CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec};
+pub(crate) use migration::{GoneState, MigrationSpec, RecordSpec};
 pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState};
 
 /// Version of the file's form.
@@ -47,6 +49,9 @@ pub(crate) struct State {
     /// Datastores of which something was said.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) datastores: Vec<DatastoreState>,
+    /// Disks that were awaited from another host and did not come.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) gone: Vec<GoneState>,
     /// Swap areas of the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) swaps: Vec<SwapSpec>,
@@ -120,6 +125,9 @@ pub(crate) struct DiskState {
     /// The file that it is to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fuse: Option<String>,
+    /// Its way from host to host, if it ever began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) migration: Option<MigrationSpec>,
     /// Its dirty bitmaps; what they have noted is in files of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<BitmapSpec>,
@@ -138,6 +146,7 @@ impl DiskState {
             exports: Vec::new(),
             fuse: None,
             vhost_user: None,
+            migration: None,
             bitmaps: Vec::new(),
         }
     }
@@ -168,6 +177,7 @@ impl Default for State {
             disks_removed: Vec::new(),
             policies: Vec::new(),
             datastores: Vec::new(),
+            gone: Vec::new(),
             swaps: Vec::new(),
         }
     }

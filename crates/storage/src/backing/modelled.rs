@@ -158,6 +158,10 @@ impl Driver for Modelled {
         self.inner.change_mark()
     }
 
+    fn lock(&self) -> Option<super::Lock> {
+        self.inner.lock()
+    }
+
     fn is_lost(&self) -> bool {
         self.inner.is_lost()
     }

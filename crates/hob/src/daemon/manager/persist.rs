@@ -154,6 +154,7 @@ impl Manager {
     /// Brings every persistent cache to rest, and dirty bitmaps, and keeps what is needed to believe it next time. New clients are not
     /// let in any more.
     pub(crate) async fn close(self: &Arc<Self>, ending: Ending) {
+        self.stop_migrations();
         let disks: Vec<String> = {
             let inner = self.inner();
             let is_persistent = |disk: &&super::DiskEntry| {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use hob_engine::Engine;
-use hob_engine::io::{BufferSlice, IoError, Promote, Reply};
+use hob_engine::io::{BufferSlice, IoError, Op, Promote, Reply};
 use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
 use hob_frontends::Payload;
 use hob_frontends::nbd::{Connection, Receive, Status, StatusQuery};
@@ -43,11 +43,23 @@ pub(super) struct Seat {
     pub(super) line: Line,
     /// Given back when the connection ends.
     pub(super) place: Place,
+    /// Who reads.
+    pub(super) whose: Whose,
+}
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// A guest, or another client.
+    Guest,
+    /// The host to which the disk goes, or went.
+    Peer,
 }
 
 struct Client {
     connection: Connection,
     fd: Fd,
+    whose: Whose,
     line: Line,
     _place: Place,
     /// Here while no receive is in flight.
@@ -116,6 +128,7 @@ impl Clients {
         self.clients[usize::from(number)] = Some(Client {
             connection,
             fd: ring.attach(seat.socket, FdClass::Socket),
+            whose: seat.whose,
             line: seat.line,
             _place: seat.place,
             rx: Some(rx),
@@ -136,6 +149,19 @@ impl Clients {
                 && ends(&client.connection)
             {
                 client.connection.abort(why, &mut ungated(ring));
+                self.list(number as u16);
+            }
+        }
+    }
+
+    /// Ends the connections of another host to a disk.
+    pub(super) fn close_peers(&mut self, disk: DiskId, ring: &mut Ring) {
+        for number in 0..self.clients.len() {
+            if let Some(client) = &mut self.clients[number]
+                && client.whose == Whose::Peer
+                && client.connection.disk() == disk
+            {
+                client.connection.abort("the disk is another host's", &mut ungated(ring));
                 self.list(number as u16);
             }
         }
@@ -309,14 +335,19 @@ impl Clients {
         let greedy = gate.greedy;
         let mut requests = 0;
         let mut recording = self.recorders.of(connection.disk());
-        while let Some(request) = connection.poll_request() {
+        while let Some(mut request) = connection.poll_request() {
             requests += 1;
+            if client.whose == Whose::Peer && request.op == Op::Read {
+                request.op = Op::ReadForPeer;
+            }
             if let Err(request) = engine.handle_request(now, request) {
                 connection.unpoll_request(request);
                 self.refused.push(number);
                 break;
             }
-            if let Some(recording) = &mut recording {
+            if let Some(recording) = &mut recording
+                && client.whose == Whose::Guest
+            {
                 recording.note(connection.command_begun_by(&request));
             }
         }

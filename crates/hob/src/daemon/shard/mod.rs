@@ -5,6 +5,7 @@
 //! left to do. It decides nothing.
 
 mod areas;
+mod carry;
 mod clients;
 mod commands;
 mod files;
@@ -29,6 +30,8 @@ use hob_storage::token::Token;
 
 use super::shard_api::{Answer, EventSender, ShardCall, ShardEvent, ShardHandle};
 use areas::Areas;
+use carry::Carriers;
+pub(crate) use carry::{CarryCall, PeerSeat, Progress};
 use clients::Clients;
 use commands::Commands;
 use files::Files;
@@ -101,6 +104,7 @@ struct Shard {
     clients: Clients,
     files: Files,
     machines: Machines,
+    carriers: Carriers,
     commands: Commands,
     /// Who wants to know that nothing is unanswered.
     at_rest: Option<Answer<()>>,
@@ -135,6 +139,7 @@ impl Shard {
             clients: Clients::default(),
             files: Files::default(),
             machines: Machines::default(),
+            carriers: Carriers::default(),
             commands: Commands::new(events),
             at_rest: None,
             calls,
@@ -170,6 +175,9 @@ impl Shard {
             self.clients.buffer_released();
         }
         let nobody_waits = self.clients.nobody_waits();
+        if nobody_waits {
+            progress |= self.carriers.pump(now, &mut self.ring, &mut self.engine);
+        }
         progress |= self.machines.pump(
             now,
             &mut self.ring,
@@ -191,7 +199,7 @@ impl Shard {
                 let done = self.flash.handle_completion(&mut self.ring, &completion);
                 self.engine.handle_completion(now, done.io, done.result, done.sums);
             }
-            Token::BACKING => {
+            Token::BACKING | Token::PEER..=Token::PEER_LAST => {
                 let disk = DiskId(u32::from(token.owner()));
                 if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
                     backing.handle_completion(&mut self.ring, now, completion);
@@ -241,6 +249,9 @@ impl Shard {
             progress = true;
             if Machines::owns(reply.id) {
                 self.machines.handle_reply(&reply, &mut self.ring);
+            } else if Carriers::owns(reply.id) {
+                let is_standby = self.engine.role(reply.disk) == Some(Role::Standby);
+                self.carriers.handle_reply(now, &reply, is_standby);
             } else if let Some(number) = Session::number_of(reply.id) {
                 self.files.handle_reply(number, &reply, &mut self.ring);
             } else {
@@ -256,6 +267,7 @@ impl Shard {
             self.ring.arena_mut().release(buffer);
             self.clients.buffer_released();
             self.files.retry_refused();
+            self.carriers.retry();
         }
         progress |= self.drain_events(now);
         progress
@@ -354,7 +366,8 @@ impl Shard {
     /// Sleeps until something happens. How, depends on what the last sleeps of the kind were like.
     fn sleep(&mut self) {
         let backings = self.backings.iter().flatten().filter_map(Backing::poll_timeout);
-        let due = backings.chain(self.engine.poll_timeout()).chain(self.clients.poll_timeout()).min();
+        let timers = [self.engine.poll_timeout(), self.clients.poll_timeout(), self.carriers.poll_timeout()];
+        let due = backings.chain(timers.into_iter().flatten()).min();
         let before = self.now();
         let timeout = due.map(|at| Duration::from_nanos(at - before));
         let working = self.engine.in_flight() as usize;

@@ -1,0 +1,351 @@
+//! The backing of a disk that comes from another host: first that host, then the disk's own backing, and for a while both.
+//!
+//! | | reads | changes | flushes |
+//! |---|---|---|---|
+//! | in standby | of the peer, which owns the disk; they wait for a while where there is none, or it fails | refused | done: nothing was written here |
+//! | taken over, with a peer, which had the disk before | of the peer where it is said to have all, and nobody wrote since; else, or if the peer fails, of the own backing | of the own backing | likewise |
+//! | alone | of the own backing | of the own backing | likewise |
+//!
+//! The peer of before the hand-over is left with it: whatever it says later is not the owner's word. Who had the disk comes back as
+//! another peer, and its flash is as good as the backing for what was not written since it gave the disk away: everything it had changed
+//! was written through, and flushed. What is written here leaves the map of the peer's places before it is issued; the
+//! engine has no read and write of one sector in flight at once.
+//!
+//! A peer that fails once after the disk was taken over is left. The own backing is opened without its [lock](super::Lock).
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use hob_engine::io::{Io, IoError, IoOp};
+use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
+
+use super::{BackingInfo, ChangeMark, Driver, Lock, Reader, Status, StatusExtent};
+use crate::ring::{Completion, Ring};
+use crate::token::{Token, TokenSpace};
+
+/// A guest that could have its data from the own backing waits no longer for the peer.
+const PEER_WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// A read in standby waits no longer for the owner, nanoseconds.
+const STANDBY_NS_MAX: u64 = 30_000_000_000;
+
+/// Pause before a read that failed in standby is tried again, nanoseconds.
+const RETRY_NS: u64 = 100_000_000;
+
+/// Places on the disk that are told apart, at most.
+const PLACES_MAX: u64 = 1 << 22;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Standby,
+    Taken,
+}
+
+/// A read that was not answered yet.
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    io: Io,
+    /// In standby it fails then.
+    deadline: Instant,
+}
+
+pub(super) struct Handover {
+    own: Box<dyn Driver>,
+    peer: Option<Box<dyn Driver>>,
+    /// Those that were left, until they are closed; by the kinds of their tokens.
+    left: Vec<(u16, Box<dyn Driver>)>,
+    /// Of the peer's tokens.
+    kind: u16,
+    tokens: Option<TokenSpace>,
+    phase: Phase,
+    places: Places,
+    /// Reads that a peer was asked for.
+    asked: HashMap<IoId, Read>,
+    /// Reads that wait for a peer.
+    held: VecDeque<Read>,
+    retry_at: Option<Instant>,
+    done: VecDeque<(IoId, Result<(), IoError>)>,
+    statuses: VecDeque<(u64, Status)>,
+    closing: bool,
+}
+
+impl Handover {
+    pub(super) fn new(own: Box<dyn Driver>) -> Handover {
+        let places = Places::new(own.info().size_bytes);
+        Handover {
+            own,
+            peer: None,
+            left: Vec::new(),
+            kind: Token::PEER,
+            tokens: None,
+            phase: Phase::Standby,
+            places,
+            asked: HashMap::new(),
+            held: VecDeque::new(),
+            retry_at: None,
+            done: VecDeque::new(),
+            statuses: VecDeque::new(),
+            closing: false,
+        }
+    }
+
+    /// Takes what peers have finished, and asks elsewhere for what they could not give.
+    fn collect(&mut self, ring: &mut Ring, now: Instant) {
+        let mut ended = Vec::new();
+        for peer in self.left.iter_mut().map(|(_, peer)| peer).chain(&mut self.peer) {
+            ended.extend(std::iter::from_fn(|| peer.poll_done()));
+        }
+        for (io, result) in ended {
+            let read = self.asked.remove(&io).expect("what ends was asked for");
+            match result {
+                Err(error) if !self.closing => self.failed(ring, now, read, error),
+                result => self.done.push_back((io, result)),
+            }
+        }
+        self.left.retain(|(_, peer)| !peer.is_closed());
+    }
+
+    /// A peer could not give that.
+    fn failed(&mut self, ring: &mut Ring, now: Instant, read: Read, error: IoError) {
+        match self.phase {
+            Phase::Standby if read.deadline <= now => self.done.push_back((read.io.id, Err(error))),
+            Phase::Standby => {
+                self.held.push_back(read);
+                self.retry_at.get_or_insert(now + RETRY_NS);
+            }
+            Phase::Taken => {
+                let is_uncached = error == IoError::Unsupported;
+                if !is_uncached && self.peer.is_some() {
+                    tracing::warn!("the host that had the disk does not deliver any more ({error:?})");
+                    self.drop_peer(ring);
+                }
+                self.own.submit(ring, now, &read.io);
+            }
+        }
+    }
+
+    fn drop_peer(&mut self, ring: &mut Ring) {
+        if let Some(mut peer) = self.peer.take() {
+            peer.close(ring);
+            self.left.push((self.kind, peer));
+        }
+    }
+
+    fn ask(&mut self, ring: &mut Ring, now: Instant, read: Read) {
+        match &mut self.peer {
+            Some(peer) => {
+                self.asked.insert(read.io.id, read);
+                peer.submit(ring, now, &read.io);
+            }
+            None => self.held.push_back(read),
+        }
+    }
+
+    /// What waits for a peer goes to it, or to the own backing, or has waited for too long.
+    fn retry(&mut self, ring: &mut Ring, now: Instant) {
+        self.retry_at = None;
+        for read in std::mem::take(&mut self.held) {
+            match self.phase {
+                Phase::Taken => self.own.submit(ring, now, &read.io),
+                Phase::Standby if read.deadline <= now => {
+                    self.done.push_back((read.io.id, Err(IoError::Failed)));
+                }
+                Phase::Standby => self.ask(ring, now, read),
+            }
+        }
+        self.collect(ring, now);
+    }
+}
+
+impl Driver for Handover {
+    fn info(&self) -> &BackingInfo {
+        self.own.info()
+    }
+
+    fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {
+        self.tokens = Some(tokens);
+        self.own.attach(ring, now, tokens);
+    }
+
+    fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
+        let first = io.offset / SECTOR_BYTES;
+        let end = (io.offset + io.len).div_ceil(SECTOR_BYTES);
+        let has_all = || self.peer.is_some() && self.places.has_all(first, end);
+        if io.op == IoOp::Read && (self.phase == Phase::Standby || has_all()) {
+            self.ask(ring, now, Read { io: *io, deadline: now + STANDBY_NS_MAX });
+            return self.collect(ring, now);
+        }
+        if self.phase == Phase::Standby {
+            // Nothing was written here that a flush could concern.
+            let result = if io.op == IoOp::Flush { Ok(()) } else { Err(IoError::ShuttingDown) };
+            return self.done.push_back((io.id, result));
+        }
+        if !matches!(io.op, IoOp::Read | IoOp::Flush) {
+            self.places.remove(first, end);
+        }
+        self.own.submit(ring, now, io);
+    }
+
+    fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
+        let kind = completion.token.kind();
+        if kind == Token::BACKING {
+            return self.own.handle_completion(ring, now, completion);
+        }
+        let left = self.left.iter_mut().find(|(of, _)| *of == kind).map(|(_, peer)| peer);
+        if let Some(peer) = left.or(self.peer.as_mut()) {
+            peer.handle_completion(ring, now, completion);
+        }
+        self.collect(ring, now);
+    }
+
+    fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
+        self.done.pop_front().or_else(|| self.own.poll_done())
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let peer = self.peer.as_ref().and_then(|peer| peer.poll_timeout());
+        let held = self.held.iter().map(|read| read.deadline).min();
+        [self.own.poll_timeout(), peer, held, self.retry_at].into_iter().flatten().min()
+    }
+
+    fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
+        if self.own.poll_timeout().is_some_and(|at| at <= now) {
+            self.own.handle_timeout(ring, now);
+        }
+        if let Some(peer) = &mut self.peer
+            && peer.poll_timeout().is_some_and(|at| at <= now)
+        {
+            peer.handle_timeout(ring, now);
+        }
+        self.collect(ring, now);
+        let is_due = self.held.iter().any(|read| read.deadline <= now);
+        if is_due || self.retry_at.is_some_and(|at| at <= now) {
+            self.retry(ring, now);
+        }
+    }
+
+    fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
+        match self.phase {
+            Phase::Standby => {
+                let all = StatusExtent { len, hole: false, zero: false };
+                self.statuses.push_back((id, Ok(vec![all])));
+            }
+            Phase::Taken => self.own.submit_status(ring, now, id, offset, len),
+        }
+    }
+
+    fn poll_status(&mut self) -> Option<(u64, Status)> {
+        self.statuses.pop_front().or_else(|| self.own.poll_status())
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        self.closing = true;
+        self.drop_peer(ring);
+        self.collect(ring, Instant::default());
+        let held = self.held.drain(..).map(|read| (read.io.id, Err(IoError::ShuttingDown)));
+        self.done.extend(held);
+        self.own.close(ring);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.left.iter().all(|(_, peer)| peer.is_closed()) && self.own.is_closed()
+    }
+
+    fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        self.own.read_before_attach(offset, bytes)
+    }
+
+    fn reader(&self) -> Option<Box<dyn Reader>> {
+        self.own.reader()
+    }
+
+    fn change_mark(&self) -> Option<ChangeMark> {
+        self.own.change_mark()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.own.is_lost()
+    }
+
+    fn lock(&self) -> Option<Lock> {
+        self.own.lock()
+    }
+
+    fn peer_has(&mut self, first: u64, end: u64) {
+        self.places.insert(first, end);
+    }
+
+    fn set_peer(&mut self, ring: &mut Ring, now: Instant, mut peer: Box<dyn Driver>) {
+        self.drop_peer(ring);
+        // Those that were left may have something in the ring still.
+        let is_free = |kind: &u16| self.left.iter().all(|(of, _)| of != kind);
+        let Some(kind) = (Token::PEER..=Token::PEER_LAST).find(is_free) else { return };
+        self.kind = kind;
+        if self.phase == Phase::Taken {
+            peer.be_hasty(PEER_WAIT_MAX);
+        }
+        peer.attach(ring, now, self.tokens.expect("attached before").of_kind(kind));
+        self.peer = Some(peer);
+        self.retry(ring, now);
+    }
+
+    fn take_over(&mut self, ring: &mut Ring, now: Instant) {
+        self.phase = Phase::Taken;
+        self.drop_peer(ring);
+        self.retry(ring, now);
+    }
+
+    fn leave_peer(&mut self, ring: &mut Ring, now: Instant) {
+        self.drop_peer(ring);
+        if self.phase == Phase::Taken {
+            self.places = Places::default();
+        }
+        self.collect(ring, now);
+    }
+
+    fn has_peer(&self) -> bool {
+        self.peer.is_some()
+    }
+}
+
+/// A set of sectors, in regions on a large disk: what is put in may bring neighbours with it, and so may what is taken out.
+#[derive(Default)]
+struct Places {
+    /// log2 of the sectors in a region.
+    shift: u32,
+    words: Vec<u64>,
+}
+
+impl Places {
+    fn new(disk_bytes: u64) -> Places {
+        let sectors = disk_bytes.div_ceil(SECTOR_BYTES).max(1);
+        let shift = sectors.div_ceil(PLACES_MAX).next_power_of_two().ilog2();
+        Places { shift, words: vec![0; (sectors >> shift) as usize / 64 + 1] }
+    }
+
+    fn regions(&self, first: u64, end: u64) -> std::ops::Range<u64> {
+        let all = self.words.len() as u64 * 64;
+        (first >> self.shift).min(all)..end.div_ceil(1 << self.shift).min(all)
+    }
+
+    fn insert(&mut self, first: u64, end: u64) {
+        for region in self.regions(first, end) {
+            self.words[(region / 64) as usize] |= 1 << (region % 64);
+        }
+    }
+
+    fn remove(&mut self, first: u64, end: u64) {
+        for region in self.regions(first, end) {
+            self.words[(region / 64) as usize] &= !(1 << (region % 64));
+        }
+    }
+
+    fn has_all(&self, first: u64, end: u64) -> bool {
+        let mut regions = self.regions(first, end);
+        !self.words.is_empty()
+            && regions.all(|region| self.words[(region / 64) as usize] >> (region % 64) & 1 == 1)
+    }
+}
+
+#[cfg(test)]
+mod tests;
