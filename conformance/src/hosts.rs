@@ -38,7 +38,8 @@ impl Host {
         let pids = hosts.each_ref().map(|host| host.holder.pid().to_string());
         let ip = |args: &[&str]| Tool::new("ip").args(args).run();
         ip(&[
-            "link", "add", DEVICE, "netns", &pids[0], "type", "veth", "peer", "name", DEVICE, "netns", &pids[1],
+            "link", "add", DEVICE, "netns", &pids[0], "type", "veth", "peer", "name", DEVICE, "netns",
+            &pids[1],
         ]);
         for host in &hosts {
             let ip = |args: &[&str]| Tool::new("ip").args(args).inside(host).run();
@@ -86,7 +87,8 @@ impl Host {
     pub fn sent_bytes(&self) -> u64 {
         let path = format!("/proc/{}/net/dev", self.holder.pid());
         let table = std::fs::read_to_string(path).expect("the host is there");
-        let row = table.lines().find_map(|line| line.trim().strip_prefix("net0:")).expect("the cable is there");
+        let row =
+            table.lines().find_map(|line| line.trim().strip_prefix("net0:")).expect("the cable is there");
         row.split_whitespace().nth(8).and_then(|n| n.parse().ok()).expect("a count of bytes")
     }
 }

@@ -236,7 +236,8 @@ impl Stage {
         let pattern = Pattern::new();
         let bytes = std::fs::read(&disk).expect("the backing is there");
         let (blocks, _) = bytes.as_chunks::<BLOCK_BYTES>();
-        let written = blocks.iter().zip(0..).map(|(b, n)| pattern.version(n, b).expect("a whole block")).sum();
+        let written =
+            blocks.iter().zip(0..).map(|(b, n)| pattern.version(n, b).expect("a whole block")).sum();
         let sum: u64 = written;
         assert!(said.contains(&format!(" writes={sum} wrong=0 failed=0")), "{sum} writes arrived:\n{said}");
         said

@@ -14,7 +14,7 @@ while [ $round -lt ROUNDS ]; do
   # Each round begins in other files' places: what the one before wrote is removed, and trimmed.
   $bb rm -f /data/*
   $bb fstrim / || end "GUEST-FAILED: fstrim"
-  /bin/fio --output=/tmp/fio.log /jobs/verify.fio || { $bb cat /tmp/fio.log; end "GUEST-FAILED: fio in round $round"; }
+  /bin/fio --eta=never --output=/tmp/fio.log /jobs/verify.fio || { $bb cat /tmp/fio.log; end "GUEST-FAILED: fio in round $round"; }
   $bb grep -q 'err= 0' /tmp/fio.log || { $bb cat /tmp/fio.log; end "GUEST-FAILED: fio says nothing of its end"; }
   echo "GUEST-ROUND $round $($bb grep -c 'err= 0' /tmp/fio.log) jobs"
   round=$((round+1))
