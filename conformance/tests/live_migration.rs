@@ -12,9 +12,9 @@ use conformance::guest::{COMPLAINTS, Disk, SENTINEL, loaded};
 use conformance::load::{BLOCK_BYTES, Pattern, image};
 use conformance::process::Process;
 use conformance::qmp::Monitor;
-use conformance::scratch::{text, wait_until};
+use conformance::scratch::wait_until;
 use conformance::stats::Stats;
-use conformance::{Authority, Daemon, Host, Scratch, Tool, hob};
+use conformance::{Authority, Daemon, Host, MIB, Scratch, Tool};
 use serde_json::{Value, json};
 
 /// Of the disk.
@@ -218,7 +218,7 @@ impl Stage {
 
     /// Ends the machine, and demands that the guest and this test see the same disk, of which every block is whole.
     #[track_caller]
-    fn end(self, mut machine: Process) -> String {
+    fn end(self, mut machine: Process) {
         let mut console = UnixStream::connect(self.target.scratch.path("console.sock")).expect("the console");
         console.write_all(b"end\n").expect("the guest listens");
         assert!(machine.wait(STEP_MAX).is_some(), "the machine does not end:\n{}", self.target.console());
@@ -240,7 +240,6 @@ impl Stage {
             blocks.iter().zip(0..).map(|(b, n)| pattern.version(n, b).expect("a whole block")).sum();
         let sum: u64 = written;
         assert!(said.contains(&format!(" writes={sum} wrong=0 failed=0")), "{sum} writes arrived:\n{said}");
-        said
     }
 }
 
@@ -249,6 +248,82 @@ fn slowest_us(console: &str, kind: &str) -> u64 {
     let key = format!("slowest_{kind}_us=");
     let after = console.lines().filter_map(|line| line.split(key.as_str()).nth(1));
     after.filter_map(|rest| rest.split(' ').next()?.parse::<u64>().ok()).max().unwrap_or(0)
+}
+
+/// What a migration cost.
+struct Cost {
+    before: f64,
+    after: f64,
+    source: Value,
+    target: Value,
+    machine: Value,
+    /// What the source's host put on the cable until the machine moved, all headers included.
+    cable_bytes: u64,
+    /// From the first command until the machine ran at the target.
+    total: Duration,
+    slowest_write_us: u64,
+}
+
+impl Cost {
+    fn number(value: &Value, key: &str) -> u64 {
+        value[key].as_u64().unwrap_or_else(|| panic!("no {key} in {value}"))
+    }
+
+    /// One line of the table.
+    fn print(&self, name: &str) {
+        let mib = |key: &str| Cost::number(&self.source, key) as f64 / MIB as f64;
+        eprintln!(
+            "| cache | valid | sent | of that again | hand-over | first write waits | guest's slowest write | machine stands still | all in all | hits before | in the {} s after |",
+            WINDOW.as_secs()
+        );
+        eprintln!("|---|---|---|---|---|---|---|---|---|---|---|");
+        eprintln!(
+            "| {name} | {:.1} MiB | {:.1} MiB | {:.1} MiB | {} ms | {} ms | {} ms | {} ms | {:.1} s | {:.1} % | {:.1} % |",
+            mib("valid"),
+            mib("sent"),
+            mib("resent"),
+            Cost::number(&self.source, "pause_ms"),
+            Cost::number(&self.target, "waited_ms"),
+            self.slowest_write_us / 1000,
+            self.machine["downtime"],
+            self.total.as_secs_f64(),
+            self.before * 100.0,
+            self.after * 100.0,
+        );
+        eprintln!("on the cable before the machine moved: {:.1} MiB", self.cable_bytes as f64 / MIB as f64);
+    }
+}
+
+/// Moves a machine and its cache, and says what it cost.
+#[track_caller]
+fn migrate(front: Front, preset: Preset, cache: &str) -> Cost {
+    let _cores = cores();
+    let stage = Stage::new(front, preset);
+    let leaving = stage.depart();
+    let before = stage.source.hit_ratio();
+    let (start, cable) = (Instant::now(), stage.source.host.sent_bytes());
+    let (to, socket) = (stage.to(), stage.target.scratch.text("vm.sock"));
+    let mut command = vec!["migrate", "vm1", "--to", &to, "--cache", cache, "--wait", "warm"];
+    if front == Front::VhostUser {
+        command.extend(["--vhost-user", &socket]);
+    }
+    stage.source.daemon.ctl(&command);
+    let cable_bytes = stage.source.host.sent_bytes() - cable;
+    let (machine, moved) = stage.move_machine(leaving);
+    let total = start.elapsed();
+    let after = stage.target.hit_ratio();
+    stage.source.daemon.ctl(&["migrate", "vm1", "--wait", "over"]);
+    let (source, target) = (stage.source.status(), stage.target.status());
+    let list = stage.source.daemon.ctl(&["disk", "list"]);
+    assert!(list.contains("away"), "the source still shows:\n{list}");
+    let slowest_write_us = slowest_us(&stage.target.console(), "write");
+    stage.end(machine);
+    let cost = Cost { before, after, source, target, machine: moved, cable_bytes, total, slowest_write_us };
+    cost.print(cache);
+    assert!(before > 0.8, "the guest's load is not what it should be: {before}");
+    let pause = Cost::number(&cost.source, "pause_ms");
+    assert!(pause < PAUSE_MS_MAX, "the hand-over took {pause} ms");
+    cost
 }
 
 /// The machine alone moves, and finds a cold cache: what a migration of the cache is compared with, and what shows that all around it works.
@@ -261,9 +336,49 @@ fn a_machine_moves_and_leaves_its_cache() {
     stage.add_disk(&stage.target, Preset::WriteThrough);
     let (machine, moved) = stage.move_machine(leaving);
     let after = stage.target.hit_ratio();
-    let here = slowest_us(&stage.target.console(), "write");
-    eprintln!("none: before {before:.3} after {after:.3}, slowest {here} µs, {}", moved["downtime"]);
+    let downtime = &moved["downtime"];
     stage.end(machine);
-    assert!(before > 0.8, "{before}");
-    assert!(after < before, "nothing was cold: {before}, then {after}");
+    eprintln!("no migration: hits {before:.3}, then {after:.3}; the machine stood still for {downtime} ms");
+    assert!(before > 0.8 && after < before, "nothing was cold: {before}, then {after}");
+}
+
+#[test]
+fn a_cache_is_copied_while_the_machine_runs() {
+    let cost = migrate(Front::Nbd, Preset::WriteBack, "copy");
+    copied(&cost);
+}
+
+#[test]
+fn a_cache_is_copied_of_a_machine_with_queues_in_its_own_memory() {
+    let cost = migrate(Front::VhostUser, Preset::WriteThrough, "copy");
+    copied(&cost);
+}
+
+#[track_caller]
+fn copied(cost: &Cost) {
+    let [valid, sent, resent] = ["valid", "sent", "resent"].map(|key| Cost::number(&cost.source, key));
+    assert!(sent as f64 <= 1.05 * valid as f64 + resent as f64, "{sent} of {valid} and {resent} again");
+    assert!(valid > HOT_BLOCKS * BLOCK_BYTES as u64 / 2, "there was hardly anything to copy: {valid}");
+    assert!(cost.after >= 0.95 * cost.before, "hits: {} before and {} after", cost.before, cost.after);
+}
+
+/// Nothing comes along, and the source's flash is as good as the target's own.
+#[test]
+fn a_cache_is_read_from_the_other_host() {
+    let cost = migrate(Front::Nbd, Preset::WriteThrough, "remote");
+    assert!(cost.after >= 0.9 * cost.before, "hits: {} before and {} after", cost.before, cost.after);
+}
+
+/// Kilobytes come along, and what they say is read from the backing.
+#[test]
+fn a_cache_is_read_again_from_the_backing() {
+    let cost = migrate(Front::Nbd, Preset::WriteBack, "heat-map");
+    assert!(cost.cable_bytes < MIB, "a list took {} bytes", cost.cable_bytes);
+}
+
+#[test]
+fn a_cache_is_dropped() {
+    let cost = migrate(Front::Nbd, Preset::WriteBack, "drop");
+    assert!(cost.cable_bytes < MIB / 4, "nothing took {} bytes", cost.cable_bytes);
+    assert!(cost.after < cost.before, "nothing was cold: {} before and {} after", cost.before, cost.after);
 }

@@ -26,6 +26,7 @@ config() {
         return
     done
     say "no configuration in $PVE_DIR"
+    return 1
 }
 
 # The machine's disks that hob serves, one a line: the name, and the socket if it is one for vhost-user. They stand in `args`, since
@@ -76,6 +77,7 @@ fetch() {
 }
 
 arrive() {
+    config >/dev/null || return 1
     begun='' wanted=$(disks)
     while read -r disk path; do
         [ -n "$disk" ] || continue
