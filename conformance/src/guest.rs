@@ -22,7 +22,7 @@ pub const COMPLAINTS: [&str; 5] =
     ["GUEST-WRITE-FAILED", "GUEST-READ-", "GUEST-HAS-ERRORS", "GUEST-FAILED", "I/O error"];
 
 /// How long the machine may take from power-on to power-off, on two slow cores.
-const RUN_MAX: Duration = Duration::from_secs(100);
+const RUN_MAX: Duration = Duration::from_secs(240);
 
 /// Makes an ext4 filesystem, fills it, and looks at it again through two fresh mounts and a check.
 const FILES: &str = include_str!("guest/files.sh");
