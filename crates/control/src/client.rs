@@ -18,8 +18,8 @@ use crate::tls;
 use crate::{
     CacheEnable, CachePatch, ClientTls, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd,
     DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, EventReport, Explanation,
-    Export, ExportDirty, Health, LifeEvent, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch,
-    StoragePolicy, TraceDecoder, TraceFrame, Version,
+    Export, ExportDirty, Health, LifeEvent, Migration, MigrationStart, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch,
+    StoragePolicy, TakeBack, TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -257,6 +257,31 @@ impl Client {
         self.send(Method::POST, &format!("{}/events", disk_path(disk)), Some(&EventReport { event })).await
     }
 
+    /// Begins to move a disk to another host.
+    pub async fn migrate(&self, disk: &str, start: &MigrationStart) -> Result<Migration, ClientError> {
+        self.send(Method::POST, &format!("{}/migration", disk_path(disk)), Some(start)).await
+    }
+
+    /// How far that is.
+    pub async fn migration(&self, disk: &str) -> Result<Migration, ClientError> {
+        self.get(&format!("{}/migration", disk_path(disk))).await
+    }
+
+    /// Hands the disk over now.
+    pub async fn migration_finish(&self, disk: &str) -> Result<Migration, ClientError> {
+        self.send(Method::POST, &format!("{}/migration/finish", disk_path(disk)), None::<&()>).await
+    }
+
+    /// Keeps the disk.
+    pub async fn migration_cancel(&self, disk: &str) -> Result<Migration, ClientError> {
+        self.delete(&format!("{}/migration", disk_path(disk))).await
+    }
+
+    /// Takes a disk back that is away, without the host that has it.
+    pub async fn migration_take_back(&self, disk: &str, back: TakeBack) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/migration/take-back", disk_path(disk)), Some(&back)).await
+    }
+
     /// Begins to bring a cache's dirty data to the backing, or goes on doing so.
     pub async fn drain(&self, disk: &str) -> Result<DiskChanged, ClientError> {
         self.send(Method::POST, &format!("{}/drain", disk_path(disk)), None::<&()>).await
@@ -426,7 +451,7 @@ impl Client {
     ) -> Result<(Response<Incoming>, Driver), ClientError> {
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.failed(error))?;
-        let driver = Driver(tokio::spawn(connection));
+        let driver = Driver::start(connection);
         let answer = sender.send_request(request).await.map_err(|error| self.failed(error))?;
         Ok((answer, driver))
     }
@@ -465,11 +490,24 @@ impl Client {
 
 /// The task that moves a connection's bytes. Dropping it closes the connection.
 #[derive(Debug)]
-pub(crate) struct Driver(tokio::task::JoinHandle<hyper::Result<()>>);
+pub(crate) struct Driver(Option<tokio::task::JoinHandle<hyper::Result<()>>>);
+
+impl Driver {
+    pub(crate) fn start(connection: impl Future<Output = hyper::Result<()>> + Send + 'static) -> Driver {
+        Driver(Some(tokio::spawn(connection)))
+    }
+
+    /// Lets it end by itself.
+    pub(crate) fn finish(mut self) {
+        self.0.take();
+    }
+}
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.0.abort();
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
     }
 }
 
@@ -517,7 +555,7 @@ fn disk_path(disk: &str) -> String {
 
 /// Escapes everything that has a meaning in a URI. A path of dots is escaped too, so that no
 /// name becomes a step up.
-fn percent_encode(text: &str) -> String {
+pub(crate) fn percent_encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'~' | b'.') {

@@ -16,7 +16,9 @@ mod forward;
 mod health;
 mod histograms;
 mod load;
+mod migration;
 mod name;
+pub mod peer;
 pub mod pem;
 mod qos;
 mod resources;
@@ -37,6 +39,10 @@ pub use forward::Forwarded;
 pub use health::{Health, HealthProblem, HealthStatus, ProblemKind};
 pub use histograms::{DiskHistograms, RequestBucket, RequestHistogram};
 pub use load::DiskLoad;
+pub use migration::{
+    Arrival, ArrivingCache, ArrivingSettings, CallAnswer, CallRefusal, CarryMode, CarrySession, Migration, MigrationStart,
+    MigrationState, Side, Switch, TakeBack,
+};
 pub use name::{NAME_CHARS_MAX, NameError, check_name};
 pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Dirty, Export, Size};
+use crate::{Dirty, Export, Migration, Size};
 
 /// Who answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -140,6 +140,9 @@ pub struct Disk {
     /// The recording of its requests that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<Recording>,
+    /// Its way to another host, or from one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub migration: Option<Migration>,
 }
 
 /// A recording of a disk's requests.
@@ -162,6 +165,10 @@ pub enum DiskState {
     Offline,
     /// It is being removed.
     Removing,
+    /// Another host has it, and it is to come here: reads are served.
+    Awaited,
+    /// Another host has it.
+    Away,
 }
 
 /// One disk's part of a pool.
@@ -371,6 +378,7 @@ mod tests {
             fuse: Some("/run/vm1.img".into()),
             fuse_reason: Some("in use".into()),
             recording: Some(Recording { requests: 7, dropped: 1 }),
+            migration: None,
         };
         let text = serde_json::to_string(&disk).unwrap();
         assert!(text.contains(r#""state":"offline""#) && text.contains(r#""state":"changing""#), "{text}");

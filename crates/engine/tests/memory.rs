@@ -116,6 +116,7 @@ fn the_index_takes_at_most_24_bytes_per_block() {
         if policy.info().serves {
             assert_eq!((stats.blocks_cached, stats.evictions.blocks), (BLOCKS, BLOCKS / 4));
         }
+        drop(stats);
         bench.measure(&region, name, "full, after evictions");
         bench.command(Command::Cache(CacheChange::Shrink(all as u32 / 4, None)));
         bench.measure(&region, name, "after shrinking");

@@ -17,6 +17,8 @@ impl Token {
     pub const BACKING: u16 = 1;
     /// Kind of the tokens of [`crate::flash::Flash`].
     pub const FLASH: u16 = 2;
+    /// Kind of the tokens of a backing's peer, see [`crate::backing::Backing::handover`].
+    pub const PEER: u16 = 3;
     /// First kind that the ring's user may give a meaning to; smaller ones are storage's own.
     pub const CALLER: u16 = 16;
 
@@ -52,6 +54,11 @@ impl TokenSpace {
     /// All tokens of `owner`, which is one of `kind`.
     pub const fn new(kind: u16, owner: u16) -> TokenSpace {
         TokenSpace { kind, owner }
+    }
+
+    /// Those of the same owner that are of another kind.
+    pub const fn of_kind(self, kind: u16) -> TokenSpace {
+        TokenSpace { kind, ..self }
     }
 
     /// One of them.

@@ -213,6 +213,8 @@ impl Engine {
         let disk = self.disk_mut(id);
         let Some(cache) = disk.cache.as_mut() else { return };
         let Some(journal) = &mut disk.journal else { return cache.invalidate(first, end) };
+        // Recovery would believe what was clean: the flush before this host calls the disk its own waits for these records.
+        journal.urgent = true;
         for span in cache.spans(first, end) {
             let Some(sector) = cache.find(span) else { continue };
             for sector in sector..sector + span.count {

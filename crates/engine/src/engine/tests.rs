@@ -12,6 +12,7 @@ mod limits;
 mod memory;
 mod mended;
 mod merge;
+mod ownership;
 mod reads;
 mod statistics;
 mod stranded;

@@ -107,6 +107,16 @@ impl Puller {
         self.pulled_sectors * SECTOR_BYTES
     }
 
+    /// Bytes that have been pulled and not been changed since.
+    pub fn valid_bytes(&self) -> u64 {
+        self.pulled.iter().map(|(first, end)| end - first).sum::<u64>() * SECTOR_BYTES
+    }
+
+    /// Ranges that are still to be asked for.
+    pub fn ranges(&self) -> usize {
+        self.list.len() + self.again.len()
+    }
+
     /// Bytes that are still to be pulled, for all that is known.
     pub fn left_bytes(&self) -> u64 {
         let listed: u64 = self.list.iter().map(Pull::sectors).sum();

@@ -154,6 +154,7 @@ fn show(disk: &DiskInfo) -> String {
     facts.extend(disk.fuse.clone().map(|path| ("file", path)));
     facts.extend(disk.fuse_reason.clone().map(|reason| ("file reason", reason)));
     facts.extend(disk.reason.clone().map(|reason| ("reason", reason)));
+    facts.extend(disk.migration.as_ref().map(|migration| ("migration", super::migrate::sentence(migration))));
     match &disk.cache {
         None => facts.push(("cache", "off".to_owned())),
         Some(cache) => {

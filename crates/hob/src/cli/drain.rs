@@ -165,7 +165,7 @@ pub(super) fn sentence(dirty: &Dirty) -> String {
     text
 }
 
-fn time(seconds: u64) -> String {
+pub(super) fn time(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),

@@ -20,6 +20,7 @@ mod health;
 mod histogram;
 mod lab;
 mod man;
+mod migrate;
 mod output;
 mod pool;
 mod qos;
@@ -133,6 +134,7 @@ enum Command {
     #[command(subcommand)]
     Datastore(datastore::Datastore),
     Drain(drain::Drain),
+    Migrate(migrate::Migrate),
     Stats(stats::Stats),
     Top(top::Top),
     Dashboard(dashboard::Dashboard),
@@ -163,6 +165,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Qos(args) => qos::run(args, global),
         Command::Datastore(args) => datastore::run(args, global),
         Command::Drain(args) => drain::run(&args, global),
+        Command::Migrate(args) => migrate::run(&args, global),
         Command::Stats(args) => stats::run(&args, global),
         Command::Health(args) => health::run(&args, global),
         Command::Top(args) => top::run(&args, global),

@@ -4,6 +4,7 @@
 //! changed by command and kept in the state directory.
 
 mod control;
+mod migrate;
 mod nbd;
 
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use serde::Deserialize;
 use super::allow::AllowEntry;
 use super::hardware::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX, RingKind};
 pub(crate) use control::ControlConfig;
+pub(crate) use migrate::MigrateConfig;
 pub(crate) use nbd::{NbdEntry, NbdSecrets, NbdTlsFiles, check_nbd};
 
 /// Where the state is kept unless the file says otherwise.
@@ -51,6 +53,9 @@ pub(crate) struct Config {
     /// The control API.
     #[serde(default)]
     pub(crate) control: ControlConfig,
+    /// How disks move to other hosts.
+    #[serde(default)]
+    pub(crate) migrate: MigrateConfig,
     /// Bounds.
     #[serde(default)]
     pub(crate) limits: Limits,
@@ -183,6 +188,7 @@ impl Config {
             return Err(format!("shards = {}: there can be 1 to 64", self.shards));
         }
         self.control.check()?;
+        self.migrate.check()?;
         check_nbd(&self.nbd, &self.allow)?;
         let limits = [
             ("connections_max", self.limits.connections_max as u64, 1, 65_536),

@@ -297,7 +297,7 @@ impl State {
             }
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
-            ShardCall::Machine(_) => {}
+            ShardCall::Machine(_) | ShardCall::Carry(..) => {}
             ShardCall::Stop { answer } => {
                 let _ = answer.send(Ok(()));
             }

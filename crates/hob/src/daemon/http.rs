@@ -14,6 +14,7 @@ mod extract;
 mod handlers;
 mod listen;
 mod loopback;
+mod migration;
 mod monitor;
 mod observe;
 mod page;
@@ -97,6 +98,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
                 "this cannot be done with that method; see /openapi.json",
             )
         })
+        .merge(migration::routes())
         .layer(Extension(events::Hub::new(Arc::clone(&manager))))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))
@@ -155,6 +157,16 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::trace,
         exports::add,
         exports::remove,
+        migration::start,
+        migration::show,
+        migration::cancel,
+        migration::finish,
+        migration::take_back,
+        migration::arrive,
+        migration::changed,
+        migration::list,
+        migration::call,
+        migration::data,
         qos::disks,
         qos::disk,
         qos::set,

@@ -323,6 +323,18 @@ enum Step {
     Goodbye,
 }
 
+/// The same with another host, over a connection that this one has opened: as long as that takes. `None` if it wants nothing.
+pub(crate) async fn negotiate_with_peer(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    exports: &Visible,
+) -> io::Result<Option<(Negotiated, Vec<u8>)>> {
+    let hello = Handshake::with_tls(HandshakeLimits::default(), handshake::Tls::Absent);
+    match negotiate(hello, stream, exports).await? {
+        Step::Done(negotiated, leftover) => Ok(Some((negotiated, leftover))),
+        Step::Goodbye | Step::StartTls(_) => Ok(None),
+    }
+}
+
 async fn negotiate(
     mut handshake: Handshake,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),

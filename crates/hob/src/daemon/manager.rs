@@ -26,6 +26,7 @@ mod journal_lost;
 mod life_cycle;
 mod measure;
 mod memory;
+mod migration;
 mod observe;
 mod persist;
 mod pools;
@@ -44,7 +45,7 @@ mod ways_out;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hob_control::{Admission, DeviceState, Qos, Size};
 use hob_engine::command::{MemoryConfig, Segment};
@@ -54,13 +55,14 @@ use tracing::Instrument as _;
 
 use super::config::Config;
 use super::exports::Exports;
-use super::hardware::BackingOptions;
+use super::hardware::{BackingOptions, Lock};
 use super::mount::Mount;
 use super::shard_api::{PATIENCE, ShardHandle};
-use super::state::{CacheSpec, DiskState, PoolState, State, StateError, Store};
+use super::state::{CacheSpec, DiskState, GoneState, PoolState, State, StateError, Store};
 use super::tape::Counter;
 use datastores::DatastoreEntry;
 use flash::Flash;
+pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn, Carriage, CarriageTls};
 pub(crate) use record::Recording;
 pub(crate) use refusal::{Kind, Refusal};
 pub(crate) use settings::simulated as simulated_cache;
@@ -79,6 +81,9 @@ pub(crate) struct Manager {
     backing_options: BackingOptions,
     store: Arc<Mutex<Store>>,
     inner: Mutex<Inner>,
+    /// By the names of their disks.
+    migrations: Mutex<BTreeMap<String, migration::Handle>>,
+    carriage: OnceLock<Carriage>,
 }
 
 /// What the manager knows.
@@ -97,6 +102,8 @@ struct Inner {
     /// Of these, removed by command.
     pools_removed: Vec<String>,
     disks_removed: Vec<String>,
+    /// Disks that were awaited and did not come.
+    gone: Vec<GoneState>,
 }
 
 #[derive(Debug)]
@@ -156,6 +163,8 @@ struct DiskEntry {
     memory: Option<MemoryConfig>,
     /// What the backing is known by, since it was last opened.
     identity: [u8; 32],
+    /// The backing's lock.
+    lock: Option<Lock>,
     /// What was last seen of its dirty data.
     watch: drain::Watch,
     /// A cache that was refused is not read again before.
@@ -181,6 +190,8 @@ enum Life {
     Online(ShardHandle),
     /// No, because of that.
     Offline(String),
+    /// Another host has it, for all that is known here; and what is known.
+    Away(String),
     /// Not much longer.
     Removing,
 }
@@ -200,6 +211,8 @@ impl Manager {
             backing_options,
             store: Arc::new(Mutex::new(store)),
             inner: Mutex::new(Inner::default()),
+            migrations: Mutex::default(),
+            carriage: OnceLock::new(),
         })
     }
 
@@ -270,6 +283,7 @@ impl Inner {
             disks: kept.map(|disk| disk.wanted.clone()).collect(),
             pools_removed: self.pools_removed.clone(),
             disks_removed: self.disks_removed.clone(),
+            gone: self.gone.clone(),
             policies: self.policy_states(),
             datastores: self.datastore_states(),
             ..State::default()
@@ -305,6 +319,7 @@ impl DiskEntry {
                 Err(Refusal::conflict(format!("{} is offline: {reason}", self.wanted.name))
                     .hint("repair its backing; it is tried again every few seconds"))
             }
+            Life::Away(why) => Err(away(&self.wanted.name, why)),
             Life::Removing => Err(Refusal::conflict(format!("{} is being removed", self.wanted.name))),
         }
     }
@@ -313,6 +328,11 @@ impl DiskEntry {
     fn is_arriving(&self) -> bool {
         self.busy == Some(disks::ADDING)
     }
+}
+
+fn away(name: &str, why: &str) -> Refusal {
+    Refusal::conflict(format!("{name} is not this host's: {why}"))
+        .hint(format!("'hob migrate {name}' tells more"))
 }
 
 fn no_pool(name: &str) -> Refusal {

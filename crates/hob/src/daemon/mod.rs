@@ -40,7 +40,7 @@ use exports::Exports;
 use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
 use listen::{Entrance, Hall, Listener, NbdSession, NbdTls};
-use manager::Manager;
+use manager::{Carriage, Manager};
 pub(crate) use manager::simulated_cache;
 use notify::Notifier;
 use relay::{Relays, Spawner};
@@ -238,6 +238,8 @@ async fn serve(
         Content::Kept { store, state, config } => {
             let manager = Manager::new(shards, exports.clone(), backing_options, store);
             *known = Some(manager.clone());
+            let tls = config.migrate.tls(&config.control);
+            manager.set_carriage(Carriage { tls, directory: config.state_dir.clone() });
             tasks.spawn(manager.clone().tend(events));
             manager.start(state, &config).await?;
             manager

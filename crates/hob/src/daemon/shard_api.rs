@@ -6,6 +6,8 @@
 //! change as a task of its own, and it is the *asker* that stops waiting ([`PATIENCE`]). Questions
 //! that change nothing give up after [`PATIENCE`].
 
+mod carry;
+
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -24,7 +26,7 @@ use tokio::sync::oneshot;
 
 use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice};
 use super::listen::Place;
-use super::shard::MachineCall;
+use super::shard::{CarryCall, MachineCall};
 use super::tape::Recorder;
 
 /// How long anybody waits for a shard.
@@ -197,6 +199,8 @@ pub(crate) enum ShardCall {
     },
     /// A machine that speaks vhost-user.
     Machine(MachineCall),
+    /// A disk that moves between hosts.
+    Carry(DiskId, CarryCall),
     /// An export is gone: close its connections.
     CloseExport {
         /// Of which disk.

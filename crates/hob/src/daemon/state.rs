@@ -12,9 +12,11 @@ use hob_storage::failing;
 use serde::{Deserialize, Serialize};
 
 mod cache;
+mod migration;
 mod qos;
 
 pub(crate) use cache::{CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec};
+pub(crate) use migration::{GoneState, MigrationSpec, RecordSpec};
 pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState};
 
 /// Version of the file's form.
@@ -45,6 +47,9 @@ pub(crate) struct State {
     /// Datastores of which something was said.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) datastores: Vec<DatastoreState>,
+    /// Disks that were awaited from another host and did not come.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) gone: Vec<GoneState>,
 }
 
 /// A pool and where it lies.
@@ -93,6 +98,9 @@ pub(crate) struct DiskState {
     /// The file that it is to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fuse: Option<String>,
+    /// Its way from host to host, if it ever began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) migration: Option<MigrationSpec>,
 }
 
 impl DiskState {
@@ -108,6 +116,7 @@ impl DiskState {
             exports: Vec::new(),
             fuse: None,
             vhost_user: None,
+            migration: None,
         }
     }
 }
@@ -122,6 +131,7 @@ impl Default for State {
             disks_removed: Vec::new(),
             policies: Vec::new(),
             datastores: Vec::new(),
+            gone: Vec::new(),
         }
     }
 }

@@ -32,7 +32,7 @@ use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
 use super::identity::{self, ChangeMark};
-use super::{BackingInfo, BackingOptions, Driver, OpenError, Reader, Status, StatusExtent, io_result};
+use super::{BackingInfo, BackingOptions, Driver, Lock, OpenError, Reader, Status, StatusExtent, io_result};
 use crate::pool::is_memory_filesystem;
 use crate::ring::{Completion, Fd, FdClass, Ring, ZEROES_BYTES, read_now};
 use crate::token::TokenSpace;
@@ -89,6 +89,7 @@ struct FileBacking {
     /// In a power-cut test, what keeps un-flushed writes.
     volatile: Option<Arc<VolatileFile>>,
     is_block_device: bool,
+    lock: FlockOperation,
     attached: Option<Attached>,
     several: Vec<Several>,
     free: Vec<u32>,
@@ -129,7 +130,7 @@ pub(super) fn open(
         return Err(unfit("neither a file nor a block device".into()));
     }
     // Exclusive on a block device means: not mounted.
-    let exclusive = if is_block_device && write { libc::O_EXCL } else { 0 };
+    let exclusive = if is_block_device && write && options.locked { libc::O_EXCL } else { 0 };
     let open = |flags| OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
     let mut buffered = match open(exclusive) {
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
@@ -141,7 +142,8 @@ pub(super) fn open(
         Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
         Access::ReadOnly => FlockOperation::NonBlockingLockShared,
     };
-    match crate::lock::lock(&buffered, lock) {
+    let locked = if options.locked { crate::lock::lock(&buffered, lock) } else { Ok(()) };
+    match locked {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => return Err(OpenError::InUse { path: path.into() }),
         Err(errno) => return Err(system(errno.into())),
@@ -174,9 +176,10 @@ pub(super) fn open(
     let beyond = size_bytes.next_multiple_of(SECTOR_BYTES);
     let can_punch =
         write && (is_block_device || rustix::fs::fallocate(&buffered, PUNCH, beyond, SECTOR_BYTES).is_ok());
-    if let (true, false, Ok(modified)) = (write, is_block_device, metadata.modified()) {
+    if let (true, false, true, Ok(modified)) = (write, is_block_device, options.locked, metadata.modified()) {
         // Trying it counts as a change, and it must not be taken for somebody else's when hob ends before it
-        // has kept a mark. Where the time cannot be set back, it is: clean data are given up for nothing.
+        // has kept a mark. Where the time cannot be set back, it is: clean data are given up for nothing. Without the lock,
+        // others may change it at this moment.
         let _ = buffered.set_modified(modified);
     }
     let kind = if is_block_device { "block device" } else { "file" };
@@ -210,6 +213,7 @@ pub(super) fn open(
         class,
         volatile,
         is_block_device,
+        lock,
         attached: None,
         several: Vec::new(),
         free: Vec::new(),
@@ -467,6 +471,10 @@ impl Driver for FileBacking {
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
         Some(Box::new(FileReader { file: self.buffered.clone(), volatile: self.volatile.clone() }))
+    }
+
+    fn lock(&self) -> Option<Lock> {
+        Some(Lock { file: Arc::downgrade(&self.buffered), operation: self.lock })
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

@@ -15,13 +15,16 @@
 //! success or an [`IoError`]; nothing is retried except what a lost NBD connection left unanswered.
 
 mod file;
+mod handover;
 mod identity;
 mod modelled;
 mod nbd;
 mod qemu_nbd;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Weak;
 use std::time::Duration;
 
 use hob_engine::command::Access;
@@ -72,6 +75,8 @@ pub const BACKINGS: &[BackingKind] = &[
 pub struct BackingOptions {
     /// Bypass the host's page cache where the filesystem allows it.
     pub direct: bool,
+    /// Lock it against others who would write it; [`Backing::lock`] does so later otherwise.
+    pub locked: bool,
     /// A request to a backing that is gone fails after waiting this long.
     pub wait_max: Duration,
     /// Connecting and negotiating take at most this long.
@@ -86,6 +91,7 @@ impl Default for BackingOptions {
     fn default() -> BackingOptions {
         BackingOptions {
             direct: true,
+            locked: true,
             wait_max: Duration::from_secs(30),
             connect_max: Duration::from_secs(10),
             reconnect_min: Duration::from_millis(100),
@@ -229,6 +235,49 @@ pub trait Driver: Send {
     fn change_mark(&self) -> Option<ChangeMark> {
         None
     }
+    /// See [`Backing::lock`].
+    fn lock(&self) -> Option<Lock> {
+        None
+    }
+    /// See [`Backing::peer_has`].
+    fn peer_has(&mut self, _first: u64, _end: u64) {}
+    /// See [`Backing::take_over`].
+    fn take_over(&mut self, _ring: &mut Ring, _now: Instant) {}
+    /// See [`Backing::leave_peer`].
+    fn leave_peer(&mut self, _ring: &mut Ring, _now: Instant) {}
+    /// See [`Backing::has_peer`].
+    fn has_peer(&self) -> bool {
+        false
+    }
+    /// I/O that begins from now on fails after waiting that long for a backing that is gone.
+    fn be_hasty(&mut self, _wait_max: Duration) {}
+}
+
+/// The lock of an open backing that has one. It ends with the backing, whoever has this still.
+#[derive(Clone, Debug)]
+pub struct Lock {
+    file: Weak<OwnedFd>,
+    operation: rustix::fs::FlockOperation,
+}
+
+impl Lock {
+    /// Takes it, waiting a moment for one who is just letting it go. Not for the shard's thread.
+    ///
+    /// # Errors
+    /// `WOULDBLOCK` when somebody else keeps it; whatever the system says. That of a backing that was closed is `BADF`.
+    pub fn take(&self) -> io::Result<()> {
+        let file = self.file.upgrade().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
+        crate::lock::lock(&*file, self.operation).map_err(io::Error::from)
+    }
+
+    /// Lets it go. Another host may write the backing from then on.
+    ///
+    /// # Errors
+    /// Whatever the system says.
+    pub fn release(&self) -> io::Result<()> {
+        let Some(file) = self.file.upgrade() else { return Ok(()) };
+        rustix::fs::flock(&*file, rustix::fs::FlockOperation::Unlock).map_err(io::Error::from)
+    }
 }
 
 /// Reads a backing besides the ring that serves it, and waits for it.
@@ -258,8 +307,12 @@ impl Backing {
     /// # Errors
     /// [`OpenError`].
     pub fn open(spec: &str, access: Access, options: &BackingOptions) -> Result<Backing, OpenError> {
-        let kind = BACKINGS.iter().find(|kind| (kind.recognise)(spec)).expect("the last kind takes all");
-        Ok(Backing::of((kind.open)(spec, access, options)?))
+        Ok(Backing::of((Backing::kind(spec).open)(spec, access, options)?))
+    }
+
+    /// Of which kind that is; reads the beginning of a file. Not for the shard's thread.
+    pub fn kind(spec: &str) -> &'static BackingKind {
+        BACKINGS.iter().find(|kind| (kind.recognise)(spec)).expect("the last kind takes all")
     }
 
     /// A backing of a kind that is not in the table.
@@ -271,6 +324,13 @@ impl Backing {
     pub fn modelled(self, model: Box<dyn ServiceTime + Send>) -> Backing {
         assert!(self.tokens.is_none(), "a backing is modelled before it is attached");
         Backing::of(Box::new(modelled::Modelled::new(self.driver, model)))
+    }
+
+    /// The backing of a disk that comes from another host. `peer` reads the disk there; `own` is the disk's backing, opened without
+    /// its lock, and its size is the peer's. The module's text of `handover` tells the rest.
+    pub fn handover(peer: Backing, own: Backing) -> Backing {
+        assert!(peer.tokens.is_none() && own.tokens.is_none(), "neither is attached yet");
+        Backing::of(Box::new(handover::Handover::new(peer.driver, own.driver)))
     }
 
     /// What it is.
@@ -307,8 +367,33 @@ impl Backing {
         self.driver.change_mark()
     }
 
+    /// Its lock, where it has one.
+    pub fn lock(&self) -> Option<Lock> {
+        self.driver.lock()
+    }
+
+    /// Of a [handover](Self::handover): the peer is said to have these sectors, `first..end`, in flash.
+    pub fn peer_has(&mut self, first: u64, end: u64) {
+        self.driver.peer_has(first, end);
+    }
+
+    /// Of a handover: the disk is this host's. The peer is asked for what it has, until [`leave_peer`](Self::leave_peer).
+    pub fn take_over(&mut self, ring: &mut Ring, now: Instant) {
+        self.driver.take_over(ring, now);
+    }
+
+    /// Of a handover: the peer is asked no more.
+    pub fn leave_peer(&mut self, ring: &mut Ring, now: Instant) {
+        self.driver.leave_peer(ring, now);
+    }
+
+    /// Of a handover: is the peer still asked?
+    pub fn has_peer(&self) -> bool {
+        self.driver.has_peer()
+    }
+
     /// Brings the backing to its shard. Its completions will carry tokens of kind
-    /// [`Token::BACKING`] and this `owner`, which the caller chooses, one per backing of the ring.
+    /// [`Token::BACKING`], or [`Token::PEER`], and this `owner`, which the caller chooses, one per backing of the ring.
     pub fn attach(&mut self, ring: &mut Ring, now: Instant, owner: u16) {
         assert!(self.tokens.is_none(), "a backing is attached once");
         let tokens = TokenSpace::new(Token::BACKING, owner);
@@ -323,7 +408,9 @@ impl Backing {
 
     /// Takes a completion whose token is the backing's.
     pub fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
-        debug_assert!(self.tokens.is_some_and(|tokens| tokens.contains(completion.token)));
+        debug_assert!(self.tokens.is_some_and(|tokens| {
+            tokens.contains(completion.token) || tokens.of_kind(Token::PEER).contains(completion.token)
+        }));
         self.driver.handle_completion(ring, now, completion);
     }
 

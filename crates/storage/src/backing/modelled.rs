@@ -157,4 +157,8 @@ impl Driver for Modelled {
     fn change_mark(&self) -> Option<ChangeMark> {
         self.inner.change_mark()
     }
+
+    fn lock(&self) -> Option<super::Lock> {
+        self.inner.lock()
+    }
 }

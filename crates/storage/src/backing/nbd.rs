@@ -453,6 +453,10 @@ impl Driver for NbdBacking {
         matches!(self.state, State::Closed)
     }
 
+    fn be_hasty(&mut self, wait_max: Duration) {
+        self.options.wait_max = self.options.wait_max.min(wait_max);
+    }
+
     fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         let limit = self.options.connect_max;
         let mut offset = offset;

@@ -224,7 +224,8 @@ pub(super) async fn connection(
         .timer(TokioTimer::new())
         .header_read_timeout(Duration::from_secs(HEAD_SECONDS_MAX))
         .max_buf_size(64 << 10)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
     let served = tokio::select! {
         served = serving => served,
         () = hang_up.0.notified() => Ok(()),

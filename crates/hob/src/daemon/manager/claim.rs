@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Manager;
+use super::migration::MIGRATING;
+use super::{Life, Manager, away};
 use super::drain::DRAINING;
 use super::refusal::Refusal;
 
@@ -23,7 +24,12 @@ impl Manager {
     /// Claims a disk, which exists. `doing` completes "it is being …".
     pub(super) fn claim_disk(self: &Arc<Self>, name: &str, doing: &'static str) -> Result<Claim, Refusal> {
         let mut inner = self.inner();
-        take(&mut inner.disk_mut(name)?.busy, name, doing)?;
+        let disk = inner.disk_mut(name)?;
+        take(&mut disk.busy, name, doing)?;
+        if let Life::Away(why) = &disk.life {
+            disk.busy = None;
+            return Err(away(name, why));
+        }
         Ok(Claim { manager: self.clone(), on: Thing::Disk(name.to_owned()) })
     }
 
@@ -44,6 +50,10 @@ fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Res
     if *busy == Some(DRAINING) {
         return Err(Refusal::conflict(format!("{name} is being drained"))
             .hint(format!("wait for its end, or stop it with 'hob drain {name} --stop'")));
+    }
+    if *busy == Some(MIGRATING) {
+        return Err(Refusal::conflict(format!("{name} is moving between hosts"))
+            .hint(format!("'hob migrate {name}' shows how far it is, 'hob migrate {name} --cancel' keeps it where it is")));
     }
     if let Some(other) = busy {
         return Err(Refusal::conflict(format!("{name} is being {other}")).hint("try again when that is done"));

@@ -37,7 +37,7 @@ pub(super) enum Open {
 pub(super) const ADDING: &str = "added";
 
 /// Longest specification of a backing, bytes.
-const BACKING_CHARS_MAX: usize = 4096;
+pub(super) const BACKING_CHARS_MAX: usize = 4096;
 
 impl Manager {
     /// Serves a disk.
@@ -116,6 +116,9 @@ impl Manager {
     }
 
     async fn remove(self: &Arc<Self>, name: &str, dirty: OnDirty) -> Result<DiskChanged, Refusal> {
+        if let Some(changed) = self.remove_absent(name).await? {
+            return Ok(changed);
+        }
         let claim = self.claim_disk(name, "removed")?;
         self.hide_file(name).await?;
         let removed = self.remove_hidden(name, dirty, claim).await;
@@ -212,6 +215,7 @@ impl Manager {
             mount: None,
             file_reason: None,
             busy,
+            lock: None,
             recording: Counter::default(),
         };
         inner.disks.insert(name.clone(), entry);
@@ -244,7 +248,11 @@ impl Manager {
         .map_err(|error| refuse(&error))?;
         let info = backing.info().clone();
         let mut notes = Vec::new();
-        self.inner().disk_mut(name)?.identity = info.identity;
+        {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            (disk.identity, disk.lock) = (info.identity, backing.lock());
+        }
         let (mut kept, mut coming, mut backing) = (None, None, backing);
         if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {
             let mut reading = self.begin_recovery(name, spec).await?;
@@ -398,7 +406,7 @@ impl Manager {
 
     /// The shard for another disk of a datastore. Shares hold among the disks of a shard: those of a datastore that somebody
     /// named or set go where the first of them went.
-    fn shard_for(&self, datastore: DatastoreId) -> ShardHandle {
+    pub(super) fn shard_for(&self, datastore: DatastoreId) -> ShardHandle {
         let mut inner = self.inner();
         let quietest = self.quietest_shard(&inner);
         let store = &mut inner.datastores[usize::from(datastore.0)];
@@ -414,7 +422,7 @@ impl Inner {
     }
 }
 
-fn open_gateway(
+pub(super) fn open_gateway(
     name: &str,
     path: &str,
     disk: DiskId,
@@ -438,7 +446,7 @@ fn open_gateway(
     Gateway::open(Path::new(path), Behind { disk, shard: shard.clone(), info }, failing)
 }
 
-fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {
+pub(super) fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {
     ExportInfo {
         read_only: access == Access::ReadOnly,
         can_trim: info.can_discard,
@@ -451,7 +459,7 @@ fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {
 }
 
 /// Which reaction storage's error asks for.
-fn refuse(error: &OpenError) -> Refusal {
+pub(super) fn refuse(error: &OpenError) -> Refusal {
     let kind = match error {
         OpenError::Spec { .. } | OpenError::System { .. } | OpenError::Unfit { .. } => Kind::Invalid,
         OpenError::InUse { .. } => Kind::Conflict,

@@ -125,6 +125,7 @@ impl Manager {
                     ),
                 );
             }
+            ShardEvent::ChangeWaits(disk) if self.note_wanted(disk) => {}
             ShardEvent::ChangeWaits(disk) => {
                 let manager = self.clone();
                 tokio::spawn(async move { manager.let_changes_pass(disk).await });

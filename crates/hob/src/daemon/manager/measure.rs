@@ -204,7 +204,7 @@ impl DiskEntry {
         match &self.life {
             // A disk that has never been there is not missing.
             Life::Offline(_) if self.is_arriving() => Vec::new(),
-            Life::Removing => Vec::new(),
+            Life::Away(_) | Life::Removing => Vec::new(),
             Life::Offline(reason) => vec![(ProblemKind::DiskOffline, reason.clone())],
             Life::Online(_) => self.cache_problems(inner),
         }

@@ -154,6 +154,7 @@ impl Manager {
     /// Brings every persistent cache to rest and keeps what is needed to believe it next time. New clients are not
     /// let in any more. With `drain`, dirty data goes to the backings first, as far as they take it.
     pub(crate) async fn close(self: &Arc<Self>, drain: bool) {
+        self.stop_migrations();
         let disks: Vec<String> = {
             let inner = self.inner();
             let is_persistent = |disk: &&super::DiskEntry| {

@@ -42,6 +42,7 @@ impl Manager {
         }
         {
             let mut inner = self.inner();
+            inner.gone = kept.gone.clone();
             inner.policies = kept.policies.iter().map(|policy| (policy.name.clone(), policy.qos)).collect();
             let entry = |spec: &DatastoreState| DatastoreEntry::new(spec.clone());
             inner.datastores = kept.datastores.iter().map(entry).collect();
@@ -70,7 +71,9 @@ impl Manager {
         let mut opening = Vec::new();
         for disk in disks {
             let name = disk.name.clone();
-            self.enter(disk, None)?;
+            if !self.enter_kept(disk)? {
+                continue;
+            }
             let manager = self.clone();
             opening.push(tokio::spawn(async move { manager.bring_online(&name).await }));
         }
@@ -79,6 +82,7 @@ impl Manager {
         for task in opening {
             let _ = tokio::time::timeout_at(deadline, task).await;
         }
+        self.resume_migrations();
         self.save().await
     }
 

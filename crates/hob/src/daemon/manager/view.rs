@@ -8,6 +8,7 @@ use hob_storage::pool::OwnerId;
 
 use super::caches::shown_preset;
 use super::drain::DRAINING;
+use super::migration::MIGRATING;
 use super::refusal::Refusal;
 use super::{DeviceEntry, DiskEntry, Inner, Life, Manager, PoolEntry};
 use crate::daemon::state::{CacheOwner, CacheSpec};
@@ -39,13 +40,20 @@ impl Manager {
     /// All disks, by name.
     pub(crate) fn disks(&self) -> Vec<Disk> {
         let inner = self.inner();
-        inner.disks.values().map(|disk| disk.view(&inner)).collect()
+        let mut disks: Vec<Disk> = inner.disks.values().map(|disk| disk.view(&inner)).collect();
+        drop(inner);
+        disks.iter_mut().for_each(|disk| self.show_migration(disk));
+        disks
     }
 
     /// One disk.
     pub(crate) fn disk(&self, name: &str) -> Result<Disk, Refusal> {
-        let inner = self.inner();
-        Ok(inner.disk(name)?.view(&inner))
+        let mut disk = {
+            let inner = self.inner();
+            inner.disk(name)?.view(&inner)
+        };
+        self.show_migration(&mut disk);
+        Ok(disk)
     }
 }
 
@@ -99,6 +107,7 @@ impl DiskEntry {
         let (state, reason) = match &self.life {
             Life::Online(_) => (DiskLife::Online, None),
             Life::Offline(reason) => (DiskLife::Offline, Some(reason.clone())),
+            Life::Away(why) => (DiskLife::Away, Some(why.clone())),
             Life::Removing => (DiskLife::Removing, None),
         };
         let cache = self.cache().map(|spec| {
@@ -148,6 +157,7 @@ impl DiskEntry {
             fuse: self.wanted.fuse.clone(),
             fuse_reason: self.file_reason.clone(),
             recording: self.recording.read(),
+            migration: None,
         }
     }
 
@@ -199,7 +209,7 @@ impl DiskEntry {
             CacheState::None
         } else if self.coming.is_some() {
             CacheState::Recovering
-        } else if self.busy.is_some_and(|busy| busy != DRAINING) {
+        } else if self.busy.is_some_and(|busy| busy != DRAINING && busy != MIGRATING) {
             CacheState::Changing
         } else if !self.has_cache {
             CacheState::None

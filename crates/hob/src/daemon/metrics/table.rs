@@ -269,8 +269,13 @@ pub(super) const DEVICE_STATES: [(DeviceState, &str); 4] = [
 ];
 
 /// What a disk can be, and how labels call it.
-pub(super) const DISK_STATES: [(DiskState, &str); 3] =
-    [(DiskState::Online, "online"), (DiskState::Offline, "offline"), (DiskState::Removing, "removing")];
+pub(super) const DISK_STATES: [(DiskState, &str); 5] = [
+    (DiskState::Online, "online"),
+    (DiskState::Offline, "offline"),
+    (DiskState::Removing, "removing"),
+    (DiskState::Awaited, "awaited"),
+    (DiskState::Away, "away"),
+];
 
 /// What a cache can be, and how labels call it.
 pub(super) const CACHE_STATES: [(CacheState, &str); 6] = [

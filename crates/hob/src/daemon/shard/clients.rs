@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use hob_engine::Engine;
-use hob_engine::io::{BufferSlice, IoError, Promote, Reply};
+use hob_engine::io::{BufferSlice, IoError, Op, Promote, Reply};
 use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
 use hob_frontends::Payload;
 use hob_frontends::nbd::{Connection, Receive, StatusQuery};
@@ -35,11 +35,23 @@ pub(super) struct Seat {
     pub(super) promote: Promote,
     /// Given back when the connection ends.
     pub(super) place: Place,
+    /// Who reads.
+    pub(super) whose: Whose,
+}
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// A guest, or another client.
+    Guest,
+    /// The host to which the disk goes, or went.
+    Peer,
 }
 
 struct Client {
     connection: Connection,
     fd: Fd,
+    whose: Whose,
     _place: Place,
     /// Here while no receive is in flight.
     rx: Option<RxBuf>,
@@ -99,6 +111,7 @@ impl Clients {
         self.clients[usize::from(number)] = Some(Client {
             connection,
             fd: ring.attach(seat.socket, FdClass::Socket),
+            whose: seat.whose,
             _place: seat.place,
             rx: Some(rx),
             receiving_payload: false,
@@ -226,14 +239,19 @@ impl Clients {
         let greedy = gate.greedy;
         let mut requests = 0;
         let mut recording = self.recorders.of(connection.disk());
-        while let Some(request) = connection.poll_request() {
+        while let Some(mut request) = connection.poll_request() {
             requests += 1;
+            if client.whose == Whose::Peer && request.op == Op::Read {
+                request.op = Op::ReadForPeer;
+            }
             if let Err(request) = engine.handle_request(now, request) {
                 connection.unpoll_request(request);
                 self.refused.push(number);
                 break;
             }
-            if let Some(recording) = &mut recording {
+            if let Some(recording) = &mut recording
+                && client.whose == Whose::Guest
+            {
                 recording.note(connection.command_begun_by(&request));
             }
         }

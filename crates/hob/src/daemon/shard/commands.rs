@@ -9,7 +9,7 @@ use hob_storage::area::Area;
 use hob_storage::backing::Backing;
 
 use super::Shard;
-use super::clients::Seat;
+use super::clients::{Seat, Whose};
 use crate::daemon::shard_api::{Answer, EventSender, Gone, ShardCall, ShardError, ShardEvent};
 
 /// Answers that are due.
@@ -26,7 +26,7 @@ pub(super) struct Commands {
 /// Who wants to know that a disk is gone, and what it leaves.
 type Farewell = (Answer<Gone>, Gone);
 
-enum Waiting {
+pub(super) enum Waiting {
     /// A disk was added, or something was set; nobody waits for more than an error.
     Plain(Answer<()>),
     Change(Answer<Vec<Segment>>),
@@ -53,7 +53,7 @@ impl Commands {
         self.over
     }
 
-    fn next(&mut self, waiting: Waiting) -> CommandId {
+    pub(super) fn next(&mut self, waiting: Waiting) -> CommandId {
         self.last += 1;
         let id = CommandId(self.last);
         self.waiting.insert(id, waiting);
@@ -144,7 +144,7 @@ impl Shard {
             ShardCall::Attach { id, socket, negotiated, leftover, promote, place } => {
                 // A disk that left in the meantime takes the connection with it.
                 if self.serves(id) {
-                    let seat = Seat { socket, promote, place };
+                    let seat = Seat { socket, promote, place, whose: Whose::Guest };
                     self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
                 }
             }
@@ -161,11 +161,12 @@ impl Shard {
                 };
                 machines.call(call, serves, ring);
             }
+            ShardCall::Carry(id, call) => self.carry(now, id, call),
             ShardCall::Stop { answer } => self.stop(now, answer),
         }
     }
 
-    fn serves(&self, id: DiskId) -> bool {
+    pub(super) fn serves(&self, id: DiskId) -> bool {
         self.commands.stop.is_none() && self.backings.get(id.0 as usize).is_some_and(Option::is_some)
     }
 
@@ -216,6 +217,7 @@ impl Shard {
         self.files.close(&mut self.ring, id);
         self.machines.close_all(id, &mut self.ring);
         self.clients.recorders.end(id);
+        self.carriers.remove(id);
         let command = self.commands.next(Waiting::Remove(answer));
         self.engine.handle_command(now, command, id, Command::RemoveDisk);
     }

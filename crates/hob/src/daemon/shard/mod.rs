@@ -5,6 +5,7 @@
 //! left to do. It decides nothing.
 
 mod areas;
+mod carry;
 mod clients;
 mod commands;
 mod files;
@@ -14,6 +15,7 @@ mod recorders;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use hob_engine::command::Role;
 use hob_engine::io::{Io, IoError, IoOp, Target};
 use hob_engine::units::{DiskId, Instant, IoId};
 use hob_engine::{Engine, Limits};
@@ -26,6 +28,8 @@ use hob_storage::token::Token;
 
 use super::shard_api::{EventSender, ShardCall, ShardHandle};
 use areas::Areas;
+use carry::Carriers;
+pub(crate) use carry::{CarryCall, PeerSeat, Progress};
 use clients::Clients;
 use commands::Commands;
 use files::Files;
@@ -98,6 +102,7 @@ struct Shard {
     clients: Clients,
     files: Files,
     machines: Machines,
+    carriers: Carriers,
     commands: Commands,
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
@@ -130,6 +135,7 @@ impl Shard {
             clients: Clients::default(),
             files: Files::default(),
             machines: Machines::default(),
+            carriers: Carriers::default(),
             commands: Commands::new(events),
             calls,
             origin: std::time::Instant::now(),
@@ -164,6 +170,9 @@ impl Shard {
             self.clients.buffer_released();
         }
         let nobody_waits = self.clients.nobody_waits();
+        if nobody_waits {
+            progress |= self.carriers.pump(now, &mut self.ring, &mut self.engine);
+        }
         progress |= self.machines.pump(
             now,
             &mut self.ring,
@@ -184,7 +193,7 @@ impl Shard {
                 let done = self.flash.handle_completion(&mut self.ring, &completion);
                 self.engine.handle_completion(now, done.io, done.result, done.sums);
             }
-            Token::BACKING => {
+            Token::BACKING | Token::PEER => {
                 let disk = DiskId(u32::from(token.owner()));
                 if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
                     backing.handle_completion(&mut self.ring, now, completion);
@@ -230,6 +239,9 @@ impl Shard {
             progress = true;
             if Machines::owns(reply.id) {
                 self.machines.handle_reply(&reply, &mut self.ring);
+            } else if Carriers::owns(reply.id) {
+                let is_standby = self.engine.role(reply.disk) == Some(Role::Standby);
+                self.carriers.handle_reply(now, &reply, is_standby);
             } else if let Some(number) = Session::number_of(reply.id) {
                 self.files.handle_reply(number, &reply, &mut self.ring);
             } else {
@@ -241,6 +253,7 @@ impl Shard {
             self.ring.arena_mut().release(buffer);
             self.clients.buffer_released();
             self.files.retry_refused();
+            self.carriers.retry();
         }
         progress |= self.drain_events(now);
         progress
@@ -336,7 +349,8 @@ impl Shard {
     /// Sleeps until something happens. How, depends on what the last sleeps of the kind were like.
     fn sleep(&mut self) {
         let backings = self.backings.iter().flatten().filter_map(Backing::poll_timeout);
-        let due = backings.chain(self.engine.poll_timeout()).chain(self.clients.poll_timeout()).min();
+        let timers = [self.engine.poll_timeout(), self.clients.poll_timeout(), self.carriers.poll_timeout()];
+        let due = backings.chain(timers.into_iter().flatten()).min();
         let before = self.now();
         let timeout = due.map(|at| Duration::from_nanos(at - before));
         let working = self.engine.in_flight() as usize;

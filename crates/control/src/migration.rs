@@ -1,0 +1,348 @@
+//! A disk that moves to another host with its cache: what is asked of the host that has it, what it shows, and what the two hosts
+//! say to each other (docs/decisions/0013).
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{CacheSettings, Export, Qos, Size};
+
+/// What becomes of the cache of a disk that moves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CarryMode {
+    /// It is copied while the machine runs, hottest first; the rest after the hand-over.
+    #[default]
+    Copy,
+    /// The destination learns what was in it, and reads that from the backing.
+    HeatMap,
+    /// The destination begins with an empty one, and reads what it misses from the flash of the host that had the disk.
+    Remote,
+    /// It is not carried.
+    Drop,
+}
+
+impl CarryMode {
+    /// All of them.
+    pub const ALL: [CarryMode; 4] = [CarryMode::Copy, CarryMode::HeatMap, CarryMode::Remote, CarryMode::Drop];
+
+    /// As users type it.
+    pub fn name(self) -> &'static str {
+        match self {
+            CarryMode::Copy => "copy",
+            CarryMode::HeatMap => "heat-map",
+            CarryMode::Remote => "remote",
+            CarryMode::Drop => "drop",
+        }
+    }
+}
+
+/// What makes a disk go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Switch {
+    /// A write that waits at the destination: the machine runs there.
+    #[default]
+    OnWrite,
+    /// Nothing but the word of the operator.
+    Ask,
+}
+
+/// `POST /v1/disks/{disk}/migration`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MigrationStart {
+    /// Where the control API of the other host is: `HOST:PORT`.
+    pub to: String,
+    /// What becomes of the cache.
+    #[serde(default)]
+    pub cache: CarryMode,
+    /// Bytes a second that the cache takes on its way, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Size>,
+    /// What makes the disk go.
+    #[serde(default)]
+    pub switch: Switch,
+    /// The backing as the other host names it; as here if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing: Option<String>,
+    /// The pool of the other host; the one of the same name, or the only one, if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// Path of a socket there at which a machine uses the disk through vhost-user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost_user: Option<String>,
+    /// A path there at which the disk is to be a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuse: Option<String>,
+}
+
+/// `POST /v1/disks/{disk}/migration/take-back`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TakeBack {
+    /// The other host will never serve the disk again.
+    pub force: bool,
+}
+
+/// On which side of a migration a host is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Side {
+    /// It has, or had, the disk.
+    Source,
+    /// It is to have it, or has it now.
+    Destination,
+}
+
+/// How far a migration is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MigrationState {
+    /// Dirty data goes to the backing; at the destination: the disk is being opened.
+    Preparing,
+    /// The destination is asked to await the disk.
+    Announcing,
+    /// The destination awaits the disk, and pulls.
+    Copying,
+    /// The guest waits.
+    Frozen,
+    /// The disk is the other host's, which has not said so yet.
+    HandingOver,
+    /// The other host has the disk and reads what is cached here.
+    Serving,
+    /// It has ended: the disk is where it was to go.
+    Over,
+    /// The disk stays; the destination is being told.
+    Cancelling,
+    /// It has ended: the disk stayed.
+    Kept,
+    /// At the destination: the disk is there in standby.
+    Awaiting,
+    /// At the destination: the disk is served, and that is being made durable.
+    Arrived,
+    /// At the destination: the disk is served, and the cache still pulled.
+    Filling,
+    /// The disk is at another host.
+    Away,
+}
+
+/// How far a migration is, in figures. `GET /v1/disks/{disk}/migration`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Migration {
+    /// The disk.
+    pub disk: String,
+    /// On which side this host is.
+    pub side: Side,
+    /// The other host, as far as it is known.
+    pub peer: String,
+    /// What becomes of the cache.
+    pub cache: CarryMode,
+    /// How far it is.
+    pub state: MigrationState,
+    /// Whatever is to be done before the hand-over is done.
+    pub warm: bool,
+    /// A write waits at the destination.
+    pub wanted: bool,
+    /// The source's generation.
+    pub generation: u64,
+    /// The number of the attempt.
+    pub attempt: u32,
+    /// What went wrong last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// What the cache held when it began, at the source.
+    pub valid: Size,
+    /// What the destination was sent of it.
+    pub sent: Size,
+    /// Of these, what had been sent before and was changed.
+    pub resent: Size,
+    /// What the destination has pulled.
+    pub pulled: Size,
+    /// What it has to pull.
+    pub left: Size,
+    /// Bytes a second that are pulled.
+    pub rate: Size,
+    /// What is pulled, in percent of what there is.
+    pub percent: u8,
+    /// Seconds until it is pulled, at that rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eta_seconds: Option<u64>,
+    /// How long draining took, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_ms: Option<u64>,
+    /// From the freeze of the disk until the destination said that it has it, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_ms: Option<f64>,
+    /// At the destination: from the first write that waited until it was served, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited_ms: Option<f64>,
+    /// Since it began, or until it ended, milliseconds.
+    pub total_ms: u64,
+}
+
+/// Which attempt to move a disk a call belongs to, as the query of a call's path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
+pub struct CarrySession {
+    /// Of the owner.
+    pub generation: u64,
+    /// Of the owner's attempts.
+    pub attempt: u32,
+    /// Tells this disk from others of its name: 32 hexadecimal digits.
+    pub lineage: String,
+}
+
+/// What a destination is told of a disk that comes. `POST /v1/disks/{disk}/arrival/arrive`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Arrival {
+    /// The host that has it, in words.
+    pub from: String,
+    /// Where its data lives, as the destination names it.
+    pub backing: String,
+    /// Its size, bytes.
+    pub size_bytes: u64,
+    /// Are changes refused?
+    pub read_only: bool,
+    /// What becomes of the cache.
+    pub mode: CarryMode,
+    /// Its cache, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<ArrivingCache>,
+    /// Further NBD exports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exports: Vec<Export>,
+    /// What it is due, if somebody said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qos: Option<Qos>,
+    /// The datastore that somebody named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub datastore: Option<String>,
+    /// Where a machine uses it through vhost-user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost_user: Option<String>,
+    /// The file that it is to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuse: Option<String>,
+}
+
+/// The cache of a disk that comes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ArrivingCache {
+    /// The pool that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// The pool at the source: one of the same name is taken if there is one.
+    pub like_pool: String,
+    /// Its size.
+    pub size: Size,
+    /// How it works, every part.
+    #[schema(inline)]
+    pub settings: ArrivingSettings,
+}
+
+/// [`CacheSettings`] that can be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+pub struct ArrivingSettings(#[serde(with = "as_patch")] pub CacheSettings);
+
+mod as_patch {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::{CachePatch, CacheSettings};
+
+    pub(super) fn serialize<S: Serializer>(settings: &CacheSettings, to: S) -> Result<S::Ok, S::Error> {
+        settings.serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<CacheSettings, D::Error> {
+        Ok(CachePatch::deserialize(from)?.settings)
+    }
+}
+
+/// What a destination answers to a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CallAnswer {
+    /// Why it did not do what it was asked; absent if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<CallRefusal>,
+    /// A write waits.
+    pub wants: bool,
+    /// It has pulled everything.
+    pub done: bool,
+    /// Bytes it has pulled.
+    pub pulled_bytes: u64,
+    /// Of these, bytes that it had pulled before.
+    pub again_bytes: u64,
+    /// Bytes it has to pull.
+    pub left_bytes: u64,
+    /// The page of the list that it wants next; absent if it wants none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page: Option<u32>,
+    /// Ranges of the list that it has not pulled yet.
+    pub ranges: u64,
+}
+
+/// Why a destination refused a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum CallRefusal {
+    /// It awaits the disk in another session, or not at all.
+    NotAwaited,
+    /// It owns the disk.
+    Owner {
+        /// Of this generation.
+        generation: u64,
+    },
+    /// It could not; later it may.
+    Failed {
+        /// Why.
+        why: String,
+    },
+    /// It never will.
+    Never {
+        /// Why.
+        why: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_arrival_survives_json_and_refuses_what_it_does_not_know() {
+        let settings = CacheSettings { mode: Some("write-back".into()), ..CacheSettings::default() };
+        let cache = ArrivingCache {
+            pool: None,
+            like_pool: "p".into(),
+            size: Size(1 << 20),
+            settings: ArrivingSettings(settings),
+        };
+        let arrival = Arrival {
+            from: "a".into(),
+            backing: "/b".into(),
+            size_bytes: 4096,
+            read_only: false,
+            mode: CarryMode::HeatMap,
+            cache: Some(cache),
+            exports: vec![],
+            qos: None,
+            datastore: None,
+            vhost_user: None,
+            fuse: None,
+        };
+        let text = serde_json::to_string(&arrival).unwrap();
+        assert!(text.contains(r#""mode":"heat-map""#), "{text}");
+        assert_eq!(serde_json::from_str::<Arrival>(&text).unwrap(), arrival);
+        let odd = text.replace(r#""mode":"write-back""#, r#""mood":"write-back""#);
+        assert!(serde_json::from_str::<Arrival>(&odd).unwrap_err().to_string().contains("mood"));
+    }
+
+    #[test]
+    fn modes_are_called_as_they_are_typed() {
+        for mode in CarryMode::ALL {
+            assert_eq!(serde_json::to_string(&mode).unwrap(), format!("\"{}\"", mode.name()));
+        }
+    }
+}

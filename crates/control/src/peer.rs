@@ -1,0 +1,164 @@
+//! One daemon calls another: requests over a connection that is kept, and connections that are taken over for data.
+//!
+//! Over TLS only, with a certificate. A call that fails on the way leaves nothing behind but a lost connection: the next
+//! one connects anew. Whether a lost call was heard is not known.
+
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
+use hyper::upgrade::Upgraded;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use crate::client::{Driver, percent_encode};
+use crate::{CallAnswer, CarrySession, ClientTls, Problem};
+
+/// What a data connection speaks.
+pub const DATA_PROTOCOL: &str = "hob-nbd/1";
+
+/// Connecting takes no longer.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Longest answer to a call, bytes.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
+
+/// Why a call has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum PeerError {
+    /// It was lost, or may have been.
+    #[error("{0}")]
+    Lost(String),
+    /// The other daemon will not hear it.
+    #[error("{status}: {problem}")]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// What it said.
+        problem: Problem,
+    },
+}
+
+/// The daemon of another host. Dropping it closes its connection.
+#[derive(Debug)]
+pub struct Peer {
+    host: String,
+    port: u16,
+    tls: ClientTls,
+    kept: Option<(SendRequest<Full<Bytes>>, Driver)>,
+}
+
+/// The path of a call about a disk.
+pub fn call_path(disk: &str, call: &str, session: &CarrySession, more: &str) -> String {
+    let CarrySession { generation, attempt, lineage } = session;
+    let disk = percent_encode(disk);
+    let lineage = percent_encode(lineage);
+    format!(
+        "/v1/disks/{disk}/arrival/{call}?generation={generation}&attempt={attempt}&lineage={lineage}{more}"
+    )
+}
+
+impl Peer {
+    /// The daemon whose control API is there.
+    pub fn new(host: String, port: u16, tls: ClientTls) -> Peer {
+        Peer { host, port, tls, kept: None }
+    }
+
+    /// Calls, and waits no longer than that for the answer.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub async fn call(
+        &mut self,
+        path: &str,
+        body: Vec<u8>,
+        wait_max: Duration,
+    ) -> Result<CallAnswer, PeerError> {
+        let called = tokio::time::timeout(wait_max, self.call_now(path, body)).await;
+        let answer = called.unwrap_or_else(|_| {
+            Err(PeerError::Lost(format!("{} does not answer within {wait_max:?}", self.host)))
+        });
+        if answer.is_err() {
+            self.kept = None;
+        }
+        answer
+    }
+
+    async fn call_now(&mut self, path: &str, body: Vec<u8>) -> Result<CallAnswer, PeerError> {
+        if self.kept.as_ref().is_none_or(|(sender, _)| sender.is_closed()) {
+            self.kept = Some(self.connect().await?);
+        }
+        let request = self.request(path).header(CONTENT_TYPE, "application/octet-stream");
+        let request = request.body(Full::new(Bytes::from(body))).map_err(lost)?;
+        let Some((sender, _)) = &mut self.kept else { return Err(lost("not connected")) };
+        sender.ready().await.map_err(lost)?;
+        let answer = sender.send_request(request).await.map_err(lost)?;
+        let status = answer.status();
+        let bytes = collect(answer).await?;
+        if !status.is_success() {
+            return Err(refused(status, &bytes));
+        }
+        serde_json::from_slice(&bytes).map_err(lost)
+    }
+
+    /// A connection of its own for data, in which this host is the server.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub async fn data(&self, path: &str) -> Result<TokioIo<Upgraded>, PeerError> {
+        let opening = async {
+            let (mut sender, driver) = self.connect().await?;
+            let request = self.request(path).header(CONNECTION, "upgrade").header(UPGRADE, DATA_PROTOCOL);
+            let request = request.body(Full::new(Bytes::new())).map_err(lost)?;
+            let answer = sender.send_request(request).await.map_err(lost)?;
+            let status = answer.status();
+            if status != StatusCode::SWITCHING_PROTOCOLS {
+                return Err(refused(status, &collect(answer).await?));
+            }
+            let upgraded = hyper::upgrade::on(answer).await.map_err(lost)?;
+            // What moved its bytes so far has given it away.
+            driver.finish();
+            Ok(TokioIo::new(upgraded))
+        };
+        tokio::time::timeout(CONNECT_MAX, opening)
+            .await
+            .unwrap_or_else(|_| Err(lost(format!("{} does not answer in time", self.host))))
+    }
+
+    fn request(&self, path: &str) -> hyper::http::request::Builder {
+        let host = format!("{}:{}", self.host, self.port);
+        Request::builder().method(Method::POST).uri(path).header(HOST, host)
+    }
+
+    async fn connect(&self) -> Result<(SendRequest<Full<Bytes>>, Driver), PeerError> {
+        let connecting = async {
+            let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+            // A call is short, and a guest may wait for its answer.
+            stream.set_nodelay(true)?;
+            self.tls.connect(&self.host, stream).await
+        };
+        let stream = tokio::time::timeout(CONNECT_MAX, connecting)
+            .await
+            .map_err(|_| lost("it does not answer in time"))
+            .and_then(|connected| connected.map_err(lost))
+            .map_err(|error| lost(format!("cannot reach {}:{}: {error}", self.host, self.port)))?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
+        Ok((sender, Driver::start(connection.with_upgrades())))
+    }
+}
+
+fn lost(why: impl ToString) -> PeerError {
+    PeerError::Lost(why.to_string())
+}
+
+fn refused(status: StatusCode, bytes: &[u8]) -> PeerError {
+    let problem = serde_json::from_slice(bytes).unwrap_or_else(|_| Problem::new("it does not say why"));
+    PeerError::Refused { status: status.as_u16(), problem }
+}
+
+async fn collect(answer: Response<Incoming>) -> Result<Bytes, PeerError> {
+    Ok(Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await.map_err(lost)?.to_bytes())
+}

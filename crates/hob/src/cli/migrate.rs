@@ -1,0 +1,284 @@
+//! `hob migrate DISK`: to another host with its cache, watched or ordered about.
+//!
+//! The daemons move the disk; this command watches. Interrupted, it leaves, and says that the migration goes on.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use hob_control::client::Client;
+use hob_control::{CarryMode, Migration, MigrationStart, MigrationState, Side, Size, Switch, TakeBack};
+
+use super::Global;
+use super::disk::print_change;
+use super::output::print;
+use super::remote::{ask, converse, explain};
+
+/// Pause between two questions.
+const ASK_EVERY: Duration = Duration::from_millis(250);
+
+/// Without a terminal, a line is written that often at most.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Move a disk to another host, with its cache; or show how far that is
+#[derive(Debug, Args)]
+pub(crate) struct Migrate {
+    /// The disk
+    disk: String,
+    /// Begin: where the control API of the other host is, over TLS
+    #[arg(long, value_name = "HOST:PORT")]
+    to: Option<String>,
+    /// What becomes of the cache
+    #[arg(long, value_enum, default_value_t = Cache::Copy, requires = "to")]
+    cache: Cache,
+    /// Bytes a second that the cache takes on its way, at most
+    #[arg(long, value_name = "BYTES", requires = "to")]
+    bandwidth: Option<Size>,
+    /// What makes the disk go: a write that waits at the other host, or `--finish` alone
+    #[arg(long, value_enum, default_value_t = When::OnWrite, requires = "to")]
+    switch: When,
+    /// The backing as the other host names it [default: as here]
+    #[arg(long, requires = "to")]
+    backing: Option<String>,
+    /// The pool of the other host [default: the one of the same name, or its only one]
+    #[arg(long, requires = "to")]
+    pool: Option<String>,
+    /// Socket at the other host at which a machine uses the disk through vhost-user
+    #[arg(long, value_name = "PATH", requires = "to")]
+    vhost_user: Option<String>,
+    /// File at the other host that the disk is to be
+    #[arg(long, value_name = "PATH", requires = "to")]
+    fuse: Option<String>,
+    /// Hand the disk over now
+    #[arg(long, conflicts_with_all = ["to", "cancel", "take_back"])]
+    finish: bool,
+    /// Keep the disk here
+    #[arg(long, conflicts_with_all = ["to", "take_back"])]
+    cancel: bool,
+    /// Take back a disk that is away, whose new host will never serve it again
+    #[arg(long, conflicts_with = "to", requires = "force")]
+    take_back: bool,
+    /// The new host is gone for good: if it still serves the disk, two hosts write it, and it is lost
+    #[arg(long, requires = "take_back")]
+    force: bool,
+    /// How long to watch [default: over, or arrived with --finish; not at all without an order]
+    #[arg(long, value_enum, value_name = "STATE", conflicts_with = "take_back")]
+    wait: Option<Until>,
+}
+
+/// What becomes of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Cache {
+    /// Copied while the machine runs, hottest first; the rest after the hand-over
+    Copy,
+    /// The other host learns what was in it, and reads that from the backing
+    HeatMap,
+    /// The other host reads what it misses from this host's flash until it has all
+    Remote,
+    /// Left behind
+    Drop,
+}
+
+/// What makes the disk go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum When {
+    /// A write that waits at the other host: the machine runs there
+    OnWrite,
+    /// `hob migrate DISK --finish` alone
+    Ask,
+}
+
+/// How long to watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+enum Until {
+    /// It is recorded, and dirty data on its way to the backing
+    Begun,
+    /// The other host has the disk in standby: a machine can be started there
+    Awaited,
+    /// All that is to be copied before the hand-over is there
+    Warm,
+    /// The other host serves the disk
+    Arrived,
+    /// The other host needs nothing of this one any more
+    Over,
+}
+
+pub(super) fn run(args: &Migrate, global: &Global) -> anyhow::Result<()> {
+    let disk = &args.disk;
+    if args.take_back {
+        let back = TakeBack { force: args.force };
+        let changed = ask(global, async |client| client.migration_take_back(disk, back).await)?;
+        return print_change(global.output, &changed);
+    }
+    let shown = converse(global, async |client| {
+        let (begun, until) = begin(args, &client).await?;
+        match until {
+            Some(until) => watch(args, &client, begun, until).await,
+            None => Ok(begun),
+        }
+    })?;
+    print(global.output, &shown, describe)
+}
+
+/// Gives the order, if there is one. How long it is to be watched.
+async fn begin(args: &Migrate, client: &Client) -> anyhow::Result<(Migration, Option<Until>)> {
+    let disk = &args.disk;
+    let (shown, until) = match (&args.to, args.finish, args.cancel) {
+        (Some(to), ..) => (client.migrate(disk, &args.start(to)).await, Some(Until::Over)),
+        (None, true, _) => (client.migration_finish(disk).await, Some(Until::Arrived)),
+        (None, _, true) => (client.migration_cancel(disk).await, Some(Until::Over)),
+        _ => (client.migration(disk).await, None),
+    };
+    Ok((shown.map_err(explain)?, args.wait.or(until)))
+}
+
+impl Migrate {
+    fn start(&self, to: &str) -> MigrationStart {
+        MigrationStart {
+            to: to.to_owned(),
+            cache: match self.cache {
+                Cache::Copy => CarryMode::Copy,
+                Cache::HeatMap => CarryMode::HeatMap,
+                Cache::Remote => CarryMode::Remote,
+                Cache::Drop => CarryMode::Drop,
+            },
+            bandwidth: self.bandwidth,
+            switch: match self.switch {
+                When::OnWrite => Switch::OnWrite,
+                When::Ask => Switch::Ask,
+            },
+            backing: self.backing.clone(),
+            pool: self.pool.clone(),
+            vhost_user: self.vhost_user.clone(),
+            fuse: self.fuse.clone(),
+        }
+    }
+}
+
+/// Is that reached, or passed?
+fn is_reached(shown: &Migration, until: Until) -> bool {
+    use MigrationState::*;
+    let reached = match shown.state {
+        Preparing | Announcing | Cancelling => Until::Begun,
+        Copying | Awaiting if shown.warm => Until::Warm,
+        Copying | Awaiting => Until::Awaited,
+        // The machine waits: what is to be is nearly there.
+        Frozen | HandingOver => Until::Warm,
+        Serving | Arrived | Filling => Until::Arrived,
+        Over | Kept | Away => Until::Over,
+    };
+    reached >= until
+}
+
+async fn watch(args: &Migrate, client: &Client, mut shown: Migration, until: Until) -> anyhow::Result<Migration> {
+    let disk = &args.disk;
+    let mut progress = Progress { shown: false, last_line: None };
+    let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
+    while !is_reached(&shown, until) {
+        progress.show(&shown);
+        tokio::select! {
+            () = tokio::time::sleep(ASK_EVERY) => {}
+            _ = interrupt.recv() => {
+                progress.end();
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "the migration of {disk} goes on; 'hob migrate {disk}' shows it again, 'hob migrate {disk} --cancel' keeps the disk here"
+                );
+                std::process::exit(130);
+            }
+        }
+        shown = client.migration(disk).await.map_err(explain)?;
+    }
+    progress.end();
+    if shown.state == MigrationState::Kept && !args.cancel {
+        let why = shown.why.as_deref().unwrap_or("nobody knows why");
+        bail!("{disk} stays here: {why}");
+    }
+    Ok(shown)
+}
+
+/// A line that changes on a terminal, lines elsewhere; on stderr, so that stdout is the answer.
+struct Progress {
+    shown: bool,
+    last_line: Option<std::time::Instant>,
+}
+
+impl Progress {
+    fn show(&mut self, migration: &Migration) {
+        let mut stderr = std::io::stderr();
+        // Nobody is left to be told when stderr is closed.
+        if stderr.is_terminal() {
+            let _ = write!(stderr, "\r\x1b[2K{}", sentence(migration));
+            self.shown = true;
+        } else if self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
+            let _ = writeln!(stderr, "{}", sentence(migration));
+            self.last_line = Some(std::time::Instant::now());
+        }
+        let _ = stderr.flush();
+    }
+
+    fn end(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let _ = writeln!(std::io::stderr());
+        }
+    }
+}
+
+/// How far it is, in a sentence.
+pub(super) fn sentence(migration: &Migration) -> String {
+    use MigrationState::*;
+    let Migration { peer, side, percent, .. } = migration;
+    let mut text = match (migration.state, side) {
+        (Preparing, Side::Source) => format!("leaving to {peer}: dirty data goes to the backing"),
+        (Preparing, Side::Destination) => format!("awaited from {peer}: being opened"),
+        (Announcing, _) => format!("leaving to {peer}: the other host prepares"),
+        (Copying, _) if migration.cache == CarryMode::Copy => format!("leaving to {peer}: {percent} % of the cache copied"),
+        (Copying, _) => format!("leaving to {peer}: it can be handed over"),
+        (Frozen, _) => format!("leaving to {peer}: the machine waits for the hand-over"),
+        (HandingOver, _) => format!("handed to {peer}, which has not said so yet"),
+        (Serving, _) => format!("at {peer}, which still reads its cache here, {percent} %"),
+        (Over, Side::Source) => format!("at {peer}"),
+        (Over, Side::Destination) => format!("has come from {peer}"),
+        (Cancelling, _) => format!("stays here; {peer} is being told"),
+        (Kept, Side::Source) => "stayed here".to_owned(),
+        (Kept, Side::Destination) => "did not come".to_owned(),
+        (Awaiting, _) => format!("awaited from {peer}, {percent} % of the cache is here"),
+        (Arrived, _) => format!("has come from {peer}; that is being recorded"),
+        (Filling, _) => format!("has come from {peer}; {percent} % of the cache is here"),
+        (Away, _) => format!("at {peer}"),
+    };
+    if let Some(seconds) = migration.eta_seconds {
+        text.push_str(&format!(", {}/s, {} to go", migration.rate.human(), super::drain::time(seconds)));
+    }
+    if let Some(why) = &migration.why {
+        text.push_str(&format!("; {why}"));
+    }
+    text
+}
+
+fn describe(migration: &Migration) -> String {
+    let mut lines = vec![format!("{} {}", migration.disk, sentence(migration))];
+    let mut line = |name: &str, value: String| lines.push(format!("  {:<12} {value}", format!("{name}:")));
+    line("cache", migration.cache.name().to_owned());
+    if migration.valid.bytes() > 0 || migration.sent.bytes() > 0 {
+        let Migration { valid, sent, resent, .. } = migration;
+        let sent = match migration.side {
+            Side::Source => format!("{} of {}", sent.human(), valid.human()),
+            Side::Destination => format!("{} of {} pulled", migration.pulled.human(), valid.human()),
+        };
+        let again = if resent.bytes() > 0 { format!(", {} again", resent.human()) } else { String::new() };
+        line("sent", format!("{sent}{again}"));
+    }
+    if let Some(drain) = migration.drain_ms {
+        line("drained in", format!("{drain} ms"));
+    }
+    if let Some(pause) = migration.pause_ms {
+        line("pause", format!("{pause:.1} ms"));
+    }
+    if let Some(waited) = migration.waited_ms {
+        line("write waited", format!("{waited:.1} ms"));
+    }
+    line("lasted", format!("{:.1} s", migration.total_ms as f64 / 1e3));
+    lines.join("\n")
+}

@@ -1,0 +1,62 @@
+//! `[migrate]` in hob.toml: what this host shows to others to which disks move.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::ControlConfig;
+use crate::daemon::manager::CarriageTls;
+
+/// What this host shows as a client of other daemons. What is absent is as in `[control.tls]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct MigrateConfig {
+    /// Our certificate, followed by those that lead to its authority.
+    pub(crate) cert: Option<PathBuf>,
+    /// Its private key.
+    pub(crate) key: Option<PathBuf>,
+    /// The authorities of other daemons.
+    pub(crate) ca: Option<PathBuf>,
+}
+
+impl MigrateConfig {
+    /// Certificates to use, if all parts are there.
+    pub(crate) fn tls(&self, control: &ControlConfig) -> Option<CarriageTls> {
+        let files = control.tls.as_ref();
+        let (cert, key) = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => (cert.clone(), key.clone()),
+            _ => files.map(|files| (files.cert.clone(), files.key.clone()))?,
+        };
+        let ca = self.ca.clone().or_else(|| files.and_then(|files| files.client_ca.clone()))?;
+        Some(CarriageTls { cert, key, ca })
+    }
+
+    /// What can be said without looking at files.
+    pub(super) fn check(&self) -> Result<(), String> {
+        match (&self.cert, &self.key) {
+            (Some(_), None) | (None, Some(_)) => Err("migrate.cert and migrate.key go together".to_owned()),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+
+    #[test]
+    fn what_is_absent_is_as_the_control_api_has_it() {
+        let control = "[control]\ntls = { cert = \"/c\", key = \"/k\", client_ca = \"/a\" }\n";
+        let tls = |text: &str| {
+            let config = Config::parse(text).unwrap();
+            config.migrate.tls(&config.control).map(|tls| [tls.cert, tls.key, tls.ca].map(|path| path.display().to_string()))
+        };
+        assert_eq!(tls(""), None);
+        assert_eq!(tls(control), Some(["/c", "/k", "/a"].map(str::to_owned)));
+        let own = format!("{control}[migrate]\ncert = \"/mc\"\nkey = \"/mk\"\n");
+        assert_eq!(tls(&own), Some(["/mc", "/mk", "/a"].map(str::to_owned)));
+        assert_eq!(tls("[migrate]\ncert = \"/mc\"\nkey = \"/mk\"\n"), None, "whom to trust is not said");
+        let half = Config::parse("[migrate]\ncert = \"/mc\"\n").unwrap_err().to_string();
+        assert!(half.contains("migrate.key"), "{half}");
+    }
+}

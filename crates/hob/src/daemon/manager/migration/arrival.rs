@@ -1,0 +1,145 @@
+//! What is asked for a disk that comes: checked as whatever else comes from outside, and made into what is wanted here.
+
+use std::sync::Arc;
+
+use hob_control::{Arrival, ArrivingCache, check_name};
+use hob_engine::command::Mode;
+use hob_engine::migration::{Record, Session};
+
+use super::super::disks::BACKING_CHARS_MAX;
+use super::super::refusal::Refusal;
+use super::super::settings::new_spec;
+use super::super::{Inner, Life, Manager};
+use super::MIGRATING;
+use crate::daemon::state::{CacheSpec, DiskQosSpec, DiskState, MigrationSpec, RecordSpec};
+use crate::daemon::vhost_user::check_path;
+
+/// Characters of the name of another host.
+const HOST_CHARS_MAX: usize = 256;
+
+impl Manager {
+    /// Makes the entry of a disk that is to come, or changes what is known of it. In memory only.
+    pub(super) fn enter_awaited(
+        self: &Arc<Self>,
+        name: &str,
+        lineage: &str,
+        session: Session,
+        arrival: &Arrival,
+    ) -> Result<(), Refusal> {
+        let mut wanted = self.awaited_state(name, arrival)?;
+        let mode_due = wanted.cache.as_mut().filter(|spec| spec.mode != Mode::WriteThrough).map(|spec| {
+            let due = spec.mode.to_string();
+            spec.mode = Mode::WriteThrough;
+            due
+        });
+        wanted.migration = Some(MigrationSpec {
+            lineage: lineage.to_owned(),
+            record: RecordSpec::of(Record::Awaiting(session)).expect("kept with the disk"),
+            peer: arrival.from.clone(),
+            cache: arrival.mode,
+            mode_due,
+            plan: None,
+        });
+        self.inner().gone.retain(|gone| gone.name != name);
+        if self.inner().disk(name).is_err() {
+            self.enter(wanted.clone(), None)?;
+        }
+        let mut inner = self.inner();
+        let disk = inner.disk_mut(name)?;
+        // A cache that it had keeps the owner of its segments, so that they are found.
+        if let (Some(known), Some(new)) = (disk.cache().cloned(), wanted.cache.as_mut())
+            && known.pool == new.pool
+            && known.journal.is_some()
+            && new.journal.is_some()
+        {
+            new.journal = known.journal;
+        }
+        disk.wanted = wanted;
+        disk.busy = Some(MIGRATING);
+        if matches!(disk.life, Life::Offline(_)) {
+            disk.life = Life::Away("it has not come yet".to_owned());
+        }
+        Ok(())
+    }
+
+    /// What is wanted of a disk that is to come.
+    pub(super) fn awaited_state(&self, name: &str, arrival: &Arrival) -> Result<DiskState, Refusal> {
+        check_name(name)
+            .map_err(|error| Refusal::invalid(format!("'{name}' cannot be a disk's name: {error}")))?;
+        if arrival.backing.is_empty() || arrival.backing.len() > BACKING_CHARS_MAX {
+            return Err(Refusal::invalid("a disk needs a backing: a path or an nbd:// URI"));
+        }
+        if arrival.from.len() > HOST_CHARS_MAX || arrival.from.chars().any(char::is_control) {
+            return Err(Refusal::invalid("no host has such a name"));
+        }
+        if let Some(datastore) = &arrival.datastore {
+            check_name(datastore).map_err(|error| {
+                Refusal::invalid(format!("'{datastore}' cannot be a datastore's name: {error}"))
+            })?;
+        }
+        let inner = self.inner();
+        let is_same = |disk: &&super::super::DiskEntry| disk.wanted.name == name;
+        let others = || inner.disks.values().filter(|disk| !is_same(disk));
+        if let Some(path) = &arrival.fuse
+            && let Some(disk) = others().find(|disk| disk.wanted.fuse.as_ref() == Some(path))
+        {
+            return Err(Refusal::conflict(format!("{path} is the file of {}", disk.wanted.name)));
+        }
+        if let Some(path) = &arrival.vhost_user {
+            check_path(path).map_err(Refusal::invalid)?;
+        }
+        for export in &arrival.exports {
+            check_name(&export.name).map_err(|error| {
+                Refusal::invalid(format!("'{}' cannot be an export's name: {error}", export.name))
+            })?;
+        }
+        for named in std::iter::once(name).chain(arrival.exports.iter().map(|export| export.name.as_str())) {
+            let has_it = |disk: &super::super::DiskEntry| {
+                disk.wanted.name == named || disk.wanted.exports.iter().any(|export| export.name == named)
+            };
+            if let Some(disk) = others().find(|disk| has_it(disk)) {
+                return Err(Refusal::conflict(format!(
+                    "disk {} has an export '{named}' already",
+                    disk.wanted.name
+                )));
+            }
+        }
+        let cache = arrival.cache.as_ref().map(|cache| inner.awaited_cache(name, cache)).transpose()?;
+        Ok(DiskState {
+            cache,
+            datastore: arrival.datastore.clone(),
+            qos: arrival.qos.map(|own| DiskQosSpec { policy: None, own }),
+            exports: arrival.exports.clone(),
+            fuse: arrival.fuse.clone(),
+            vhost_user: arrival.vhost_user.clone(),
+            ..DiskState::new(name.to_owned(), arrival.backing.clone(), arrival.read_only)
+        })
+    }
+}
+
+impl Inner {
+    fn awaited_cache(&self, name: &str, cache: &ArrivingCache) -> Result<CacheSpec, Refusal> {
+        let pool = match &cache.pool {
+            Some(pool) => pool.clone(),
+            None if self.pools.contains_key(&cache.like_pool) => cache.like_pool.clone(),
+            None => {
+                let mut pools = self.pools.keys();
+                match (pools.next(), pools.next()) {
+                    (Some(only), None) => only.clone(),
+                    (None, _) => {
+                        return Err(Refusal::conflict("there is no pool for its cache").hint("make one"));
+                    }
+                    _ => {
+                        return Err(Refusal::conflict(format!(
+                            "there is no pool '{}', and there are several others: say which",
+                            cache.like_pool
+                        )));
+                    }
+                }
+            }
+        };
+        let (spec, _) = new_spec(pool.clone(), cache.size, &cache.settings.0, self.ground(&pool)?)?;
+        self.check_memory(name, &spec)?;
+        Ok(spec)
+    }
+}

@@ -1,0 +1,179 @@
+//! A disk in standby: opened from the host that has it, with an empty cache; made this host's; taken away again.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_engine::command::{Access, DiskConfig, Role};
+use hob_engine::migration::Record;
+
+use super::super::datastores::datastore_of;
+use super::super::disks::{Open, export_info, open_gateway, refuse};
+use super::super::flash::blocking;
+use super::super::refusal::Refusal;
+use super::super::{Life, Manager};
+use super::hook::{Hook, Ready};
+use crate::daemon::hardware::{Backing, BackingOptions};
+use crate::daemon::state::JournalSpec;
+
+/// The other host opens its connection in that time.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+
+impl Manager {
+    /// Opens an awaited disk, in standby, with nothing in its cache. It may be open already.
+    pub(super) async fn open_awaited(
+        self: &Arc<Self>,
+        name: &str,
+        size_bytes: u64,
+        ready: Arc<Ready>,
+    ) -> Result<Hook, Refusal> {
+        self.close_awaited(name).await?;
+        let (wanted, id) = {
+            let inner = self.inner();
+            let disk = inner.disk(name)?;
+            (disk.wanted.clone(), disk.id)
+        };
+        self.clear_stale_file(name).await?;
+        let socket = self.carriage()?.directory.join(format!("peer-{}.sock", id.0));
+        let hook = Hook::open(&socket, ready)
+            .map_err(|error| Refusal::failed(format!("no socket at {}: {error}", socket.display())))?;
+        let uri = hook.uri(name);
+        let own = self.open_unlocked(&wanted.backing, wanted.read_only).await?;
+        let options =
+            BackingOptions { connect_max: CONNECT_MAX, ..self.backing_options.clone() };
+        let peer = blocking(move || Backing::open(&uri, Access::ReadOnly, &options))
+            .await?
+            .map_err(|error| Refusal::failed(format!("the disk cannot be read from its host: {error}")))?;
+        let (here, there) = (own.info().size_bytes, peer.info().size_bytes);
+        if here != there || (size_bytes > 0 && size_bytes != here) {
+            return Err(Refusal::conflict(format!(
+                "{} has {here} bytes, and the disk {there}: it is another backing",
+                wanted.backing
+            )));
+        }
+        let info = own.info().clone();
+        let access = if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let lock = own.lock();
+        let datastore = wanted.datastore.clone().unwrap_or_else(|| datastore_of(&wanted.backing));
+        let datastore_id = self.inner().datastore_id(&datastore, wanted.datastore.is_some())?;
+        let shard = self.shard_for(datastore_id);
+        let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
+        shard.add_disk(id, config, Backing::handover(peer, own)).await?;
+        {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.identity = info.identity;
+            disk.lock = lock;
+            disk.life = Life::Online(shard.clone());
+            disk.memory = None;
+            disk.offline_reason = None;
+            disk.size_bytes = info.size_bytes;
+            disk.datastore = Some(datastore);
+        }
+        shard.own(id, Role::Standby).await?;
+        if wanted.qos.is_some() {
+            self.apply_qos(name).await?;
+        } else {
+            self.apply_control_of(name);
+        }
+        self.fit_opened(name).await;
+        if let Some(path) = &wanted.vhost_user {
+            let gateway = open_gateway(name, path, id, &shard, &info, access, Open::AtOnce)
+                .map_err(|error| Refusal::failed(format!("machines cannot come in at {path}: {error}")))?;
+            self.exports.let_machines_in(name, gateway);
+        }
+        self.offer(name, id, shard, export_info(&info, access));
+        if let Err(refusal) = self.show_file(name).await {
+            tracing::error!("{name} is no file: {refusal}; it is tried again every few seconds");
+        }
+        tracing::info!("{name} is awaited: {}", info.description);
+        Ok(hook)
+    }
+
+    /// The disk's own backing, which another host may be writing.
+    async fn open_unlocked(&self, spec: &str, read_only: bool) -> Result<Backing, Refusal> {
+        if self.is_served_by_program(spec).await? {
+            return Err(Refusal::invalid(format!(
+                "{spec} is an image that a qemu-nbd serves, which two hosts cannot have open at once: a disk that moves needs a raw file, a \
+                 block device or an NBD export"
+            )));
+        }
+        let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let options = BackingOptions { locked: false, ..self.backing_options.clone() };
+        let spec = spec.to_owned();
+        blocking(move || Backing::open(&spec, access, &options)).await?.map_err(|error| refuse(&error))
+    }
+
+    /// Is that an image that is not raw?
+    pub(super) async fn is_served_by_program(&self, spec: &str) -> Result<bool, Refusal> {
+        let spec = spec.to_owned();
+        blocking(move || Backing::kind(&spec).name == "qemu-nbd").await
+    }
+
+    /// The backing is this host's.
+    pub(super) async fn activate(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+        let (shard, id) = self.shard_of(name)?;
+        let lock = self.inner().disk(name)?.lock.clone();
+        if let Some(lock) = lock {
+            blocking(move || lock.take()).await?.map_err(|error| {
+                Refusal::conflict(format!("the backing is locked by somebody else still: {error}"))
+            })?;
+        }
+        shard.take_over(id).await?;
+        Ok(())
+    }
+
+    /// Takes an awaited disk from its shard, with its cache. What is wanted stays.
+    pub(super) async fn close_awaited(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+        self.exports.remove_disk(name);
+        self.hide_file_at_end(name).await;
+        if let Ok((shard, id)) = self.shard_of(name) {
+            self.take_cache(name).await?;
+            let gone = shard.remove_disk(id).await?;
+            let crate::daemon::shard_api::Gone { released, memory, .. } = gone;
+            blocking(move || drop(memory)).await?;
+            let free = self.let_go(name, &released, |_| true);
+            let pool = self.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
+            if let Some(pool) = pool {
+                self.give_back(&pool, &free).await;
+            }
+        }
+        self.show_away(name, "it has not come yet".to_owned());
+        // Nothing that flash still has of it is to be believed.
+        let spec = self.inner().disk(name)?.cache().cloned();
+        if let Some(spec) = spec.filter(|spec| spec.journal.is_some_and(|journal| journal.ring > 0)) {
+            self.forget_owner(&spec).await;
+            // What may be on devices that are away is nobody's.
+            self.forget_journal(name)?;
+            self.save_first().await?;
+        }
+        Ok(())
+    }
+
+    fn forget_journal(&self, name: &str) -> Result<(), Refusal> {
+        if let Some(cache) = self.inner().disk_mut(name)?.wanted.cache.as_mut() {
+            cache.journal = Some(JournalSpec::new());
+        }
+        Ok(())
+    }
+
+    /// The disk was never this host's, and is not to come. Its record says so afterwards.
+    pub(super) async fn remove_awaited(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+        match self.record_of(name) {
+            Some(Record::Awaiting(_)) => self.close_awaited(name).await,
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Where a socket can be.
+pub(super) fn check_directory(directory: &Path) -> Result<(), Refusal> {
+    const SOCKET_CHARS_MAX: usize = 85;
+    match directory.as_os_str().len() {
+        0..=SOCKET_CHARS_MAX => Ok(()),
+        _ => Err(Refusal::failed(format!(
+            "the name of the state directory, {}, is too long for sockets in it",
+            directory.display()
+        ))),
+    }
+}

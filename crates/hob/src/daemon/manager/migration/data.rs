@@ -1,0 +1,100 @@
+//! Connections in which the other host reads this one's disk. This host opens them and is the server in them.
+//!
+//! One is always ready: when it is taken, another is opened.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::peer::call_path;
+use hob_engine::io::Promote;
+use hob_engine::migration::Session;
+use hob_nbd::ExportInfo;
+use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
+
+use super::flow;
+use super::source::Leaving;
+use crate::daemon::allow::{AllowList, Peer, Visible};
+use crate::daemon::exports::{Export, Exports};
+use crate::daemon::listen::negotiate_with_peer;
+use crate::daemon::shard::PeerSeat;
+
+/// Pause after a connection that could not be had.
+const RETRY_EVERY: Duration = Duration::from_millis(250);
+
+/// Connections that are used at once.
+const CONNECTIONS_MAX: usize = 4;
+
+/// Keeps one ready, until dropped.
+pub(super) async fn keep_connected(leaving: Arc<Leaving>, session: Session) {
+    let path = call_path(&leaving.name, "data", &leaving.session(session), "");
+    let peer = leaving.peer();
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut joined = tokio::task::JoinSet::new();
+    loop {
+        while joined.try_join_next().is_some() {}
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let Some(visible) = leaving.visible() else { return };
+        let stream = match peer.data(&path).await {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::debug!("{}: no data connection: {error}", leaving.name);
+                tokio::time::sleep(RETRY_EVERY).await;
+                continue;
+            }
+        };
+        match leaving.attach(stream, &visible, place).await {
+            Ok(Some((stream, near))) => {
+                let leaving = leaving.clone();
+                joined.spawn(async move {
+                    flow::join(near, stream, &leaving.bandwidth, &leaving.shared.sent).await;
+                });
+            }
+            Ok(None) => tokio::time::sleep(RETRY_EVERY).await,
+            Err(error) => {
+                tracing::debug!("{}: a data connection was lost: {error}", leaving.name);
+                tokio::time::sleep(RETRY_EVERY).await;
+            }
+        }
+    }
+}
+
+impl Leaving {
+    /// What the other host may see: this disk, to be read.
+    fn visible(&self) -> Option<Visible> {
+        let inner = self.manager.inner();
+        let disk = inner.disk(&self.name).ok()?;
+        let shard = disk.shard().ok()?;
+        let info = ExportInfo { read_only: true, ..ExportInfo::new(disk.size_bytes) };
+        let export = Export { of: self.name.clone(), disk: disk.id, shard, info, promote: Promote::Never };
+        let exports = Exports::default();
+        exports.insert(&self.name, export);
+        Some(Visible { exports, allow: AllowList::default(), peer: Peer::default() })
+    }
+
+    /// Waits until the other host wants the connection, and gives the shard its end.
+    async fn attach<S>(
+        &self,
+        mut stream: S,
+        visible: &Visible,
+        place: tokio::sync::OwnedSemaphorePermit,
+    ) -> std::io::Result<Option<(S, UnixStream)>>
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    {
+        let Some((negotiated, leftover)) = negotiate_with_peer(&mut stream, visible).await? else {
+            return Ok(None);
+        };
+        let Some(Export { disk, shard, .. }) = visible.get(&negotiated.export) else { return Ok(None) };
+        let (near, far) = UnixStream::pair()?;
+        let seat = PeerSeat {
+            socket: OwnedFd::from(far.into_std()?),
+            negotiated,
+            leftover,
+            place: Arc::new(place),
+        };
+        shard.attach_peer(disk, seat).map_err(std::io::Error::other)?;
+        Ok(Some((stream, near)))
+    }
+}

@@ -1,0 +1,449 @@
+//! The host to which a disk comes: hears the calls, lets its machine's acts be done, and takes the list of what is to be pulled.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::{Arrival, CallAnswer, CarryMode, MigrationState};
+use hob_engine::migration::{Call, Destination, DestinationAct, Message, Record, Session, Ticket};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::super::Manager;
+use super::super::claim::Claim;
+use super::hook::{Hook, Ready};
+use super::status::Shared;
+use super::{Clock, calls};
+use crate::daemon::shard::Progress;
+
+/// Pause between two looks at what is pulled.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// A host that had the disk and says nothing for that long gives nothing any more.
+const SILENCE_MAX: Duration = Duration::from_secs(90);
+
+/// A call of another host.
+#[derive(Debug)]
+pub(crate) enum CallIn {
+    /// Await the disk.
+    Arrive(Box<Arrival>),
+    /// These ranges were changed, as pages.
+    Changed(Vec<u8>),
+    /// It is yours.
+    Yours,
+    /// It does not come.
+    Cancel,
+    /// How far are you?
+    Look,
+    /// A page of the list.
+    List {
+        /// From 0 on.
+        page: u32,
+        /// There is none after it.
+        last: bool,
+        /// In the order in which they are to be pulled.
+        body: Vec<u8>,
+    },
+}
+
+/// What the task is told.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// The other host calls.
+    Call(Session, CallIn, oneshot::Sender<CallAnswer>),
+    /// An act has ended.
+    Acted(Ticket, Result<Option<Hook>, String>),
+    /// A change of a guest waits.
+    Wanted,
+    /// How pulling gets on.
+    Progress(Progress),
+    /// It does not come, says the operator.
+    GiveUp,
+}
+
+/// One migration to here.
+pub(super) struct Coming {
+    pub(super) manager: Arc<Manager>,
+    pub(super) name: String,
+    pub(super) lineage: String,
+    pub(super) shared: Arc<Shared>,
+    pub(super) ready: Arc<Ready>,
+    pub(super) sender: mpsc::UnboundedSender<Input>,
+}
+
+struct Task {
+    coming: Arc<Coming>,
+    machine: Destination,
+    clock: Clock,
+    claim: Option<Claim>,
+    arrival: Option<Box<Arrival>>,
+    hook: Option<Hook>,
+    callers: BTreeMap<Ticket, oneshot::Sender<CallAnswer>>,
+    tickets: u64,
+    acts: BTreeMap<Ticket, DestinationAct>,
+    /// Why something could not be done.
+    why: Option<String>,
+    list: List,
+    progress: Progress,
+    is_open: bool,
+    wanted_at: Option<Instant>,
+    heard: Instant,
+    settled: bool,
+    over: bool,
+}
+
+/// What of the list has come.
+#[derive(Default)]
+struct List {
+    next: u32,
+    complete: bool,
+    bytes: u64,
+}
+
+/// Drives a machine until the disk is this host's and its cache filled, or until it does not come.
+pub(super) async fn run(coming: Coming, record: Option<Record>, mut inputs: mpsc::UnboundedReceiver<Input>) {
+    let mut task = Task {
+        machine: Destination::new(record),
+        coming: Arc::new(coming),
+        clock: Clock::start(),
+        claim: None,
+        arrival: None,
+        hook: None,
+        callers: BTreeMap::new(),
+        tickets: 0,
+        acts: BTreeMap::new(),
+        why: None,
+        list: List::default(),
+        progress: Progress::default(),
+        is_open: false,
+        wanted_at: None,
+        heard: Instant::now(),
+        settled: false,
+        over: false,
+    };
+    let mut look = tokio::time::interval(LOOK_EVERY);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        task.go_on();
+        if task.over || task.is_idle() {
+            break;
+        }
+        tokio::select! {
+            Some(input) = inputs.recv() => task.take(input).await,
+            () = task.clock.sleep_until(task.machine.poll_timeout()) => {
+                let now = task.clock.now();
+                task.machine.handle_timeout(now);
+            }
+            _ = look.tick() => task.look(),
+        }
+    }
+    task.end();
+}
+
+impl Task {
+    fn mode(&self) -> CarryMode {
+        self.coming.shared.facts().cache
+    }
+
+    /// It neither awaits the disk nor has it, and nobody waits for an answer.
+    fn is_idle(&self) -> bool {
+        self.tickets > 0
+            && self.machine.awaits().is_none()
+            && !self.machine.is_owner()
+            && self.acts.is_empty()
+            && self.callers.is_empty()
+    }
+
+    fn go_on(&mut self) {
+        while let Some((ticket, act)) = self.machine.poll_act() {
+            self.begin(ticket, act);
+        }
+        while let Some((ticket, answer)) = self.machine.poll_answer() {
+            let wire = calls::to_wire(answer, self.why.clone());
+            let wire = self.complete(wire);
+            if let Some(caller) = self.callers.remove(&ticket) {
+                // It may have given up.
+                let _ = caller.send(wire);
+            }
+        }
+        self.show();
+    }
+
+    /// Adds what the machine does not know.
+    fn complete(&self, answer: CallAnswer) -> CallAnswer {
+        let wants_list = self.is_open && !self.list.complete && self.mode() != CarryMode::Drop;
+        CallAnswer {
+            again_bytes: self.progress.again_bytes,
+            page: wants_list.then_some(self.list.next),
+            ranges: self.progress.ranges,
+            ..answer
+        }
+    }
+
+    fn begin(&mut self, ticket: Ticket, act: DestinationAct) {
+        match &act {
+            DestinationAct::Record(Record::Awaiting(session)) => {
+                self.coming.ready.clear();
+                let mut facts = self.coming.shared.facts();
+                facts.session = *session;
+                if let Some(arrival) = &self.arrival {
+                    (facts.cache, facts.peer) = (arrival.mode, arrival.from.clone());
+                }
+            }
+            DestinationAct::Prepare => {
+                (self.list, self.progress, self.is_open) = (List::default(), Progress::default(), false);
+                self.hook = None;
+            }
+            DestinationAct::Activate => self.machine.handle_progress(
+                self.progress.pulled_bytes,
+                self.progress.left_bytes,
+                false,
+            ),
+            _ => {}
+        }
+        let (coming, arrival, sent) = (self.coming.clone(), self.arrival.clone(), act.clone());
+        if self.claim.is_none() && matches!(act, DestinationAct::Prepare) {
+            self.claim = Some(coming.manager.claim_awaited(&coming.name));
+        }
+        self.acts.insert(ticket, act);
+        tokio::spawn(async move {
+            let result = coming.act(sent, arrival.as_deref()).await;
+            let _ = coming.sender.send(Input::Acted(ticket, result.map_err(|refusal| refusal.to_string())));
+        });
+    }
+
+    async fn take(&mut self, input: Input) {
+        let now = self.clock.now();
+        match input {
+            Input::Call(session, call, answer) => {
+                self.heard = Instant::now();
+                self.hear(session, call, answer).await;
+            }
+            Input::Acted(ticket, result) => self.acted(ticket, result),
+            Input::Wanted => {
+                self.wanted_at.get_or_insert_with(Instant::now);
+                self.machine.handle_wanted();
+            }
+            Input::Progress(progress) => self.note(progress),
+            Input::GiveUp => self.machine.handle_give_up(),
+        }
+        self.machine.handle_timeout(now);
+    }
+
+    async fn hear(&mut self, session: Session, call: CallIn, answer: oneshot::Sender<CallAnswer>) {
+        let sectors = || {
+            let size = self.coming.manager.inner().disk(&self.coming.name).map_or(0, |disk| disk.size_bytes);
+            size.div_ceil(hob_engine::units::SECTOR_BYTES)
+        };
+        let call = match call {
+            CallIn::List { page, last, body } => {
+                let wire = self.listed(session, page, last, &body, sectors()).await;
+                let _ = answer.send(wire);
+                return;
+            }
+            CallIn::Arrive(arrival) => {
+                self.arrival = Some(arrival);
+                Call::Arrive
+            }
+            CallIn::Changed(body) => match calls::decode_ranges(&body, sectors()) {
+                Ok(ranges) => Call::Changed(ranges),
+                Err(_) => {
+                    let why = Some("the list of changes makes no sense".to_owned());
+                    let refused = Err(hob_engine::migration::Refusal::Failed);
+                    let _ = answer.send(calls::to_wire(refused, why));
+                    return;
+                }
+            },
+            CallIn::Yours => Call::Yours,
+            CallIn::Cancel => Call::Cancel,
+            CallIn::Look => Call::Look,
+        };
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        self.callers.insert(ticket, answer);
+        let now = self.clock.now();
+        self.machine.handle_call(now, ticket, Message { session, call });
+    }
+
+    /// A page of the list has come. One that was not expected changes nothing, but the first begins anew.
+    async fn listed(&mut self, session: Session, page: u32, last: bool, body: &[u8], sectors: u64) -> CallAnswer {
+        let refuse = |why: &str| {
+            calls::to_wire(Err(hob_engine::migration::Refusal::Failed), Some(why.to_owned()))
+        };
+        if !self.is_open || self.coming.shared.facts().session != session {
+            return refuse("it does not want a list now");
+        }
+        let expected = !self.list.complete && (page == self.list.next || page == 0);
+        if expected {
+            let Ok(ranges) = hob_engine::migration::heat::decode(body, sectors) else {
+                return refuse("the list makes no sense");
+            };
+            let room = self.coming.manager.cache_room(&self.coming.name);
+            let bytes: u64 = ranges.iter().map(|(first, end)| (end - first) * hob_engine::units::SECTOR_BYTES).sum();
+            // What does not fit would push out what is hotter.
+            let fits = self.list.bytes + bytes <= room;
+            if fits
+                && let Ok((shard, id)) = self.coming.manager.shard_of(&self.coming.name)
+                && let Err(error) = shard.listed(id, ranges).await
+            {
+                return refuse(&error.to_string());
+            }
+            self.list.bytes += if fits { bytes } else { 0 };
+            (self.list.next, self.list.complete) = (page + 1, last || !fits);
+        }
+        let view = hob_engine::migration::View::default();
+        self.complete(calls::to_wire(Ok(view), None))
+    }
+
+    fn acted(&mut self, ticket: Ticket, result: Result<Option<Hook>, String>) {
+        let Some(act) = self.acts.remove(&ticket) else { return };
+        let name = &self.coming.name;
+        match &result {
+            Ok(_) => self.why = None,
+            Err(why) => {
+                tracing::warn!("{name}: {why}");
+                self.coming.shared.trouble(why.clone());
+                self.why = Some(why.clone());
+            }
+        }
+        let is_ok = result.is_ok();
+        match act {
+            DestinationAct::Prepare => {
+                self.is_open = is_ok;
+                self.hook = result.ok().flatten();
+            }
+            DestinationAct::Activate if is_ok => {
+                let waited = self.wanted_at.map(|at| at.elapsed().as_secs_f64() * 1e3);
+                self.coming.shared.facts().waited_ms = waited;
+                tracing::info!("{name} is served here now");
+            }
+            DestinationAct::Settle => {
+                self.settled = true;
+                self.claim = None;
+                if matches!(self.mode(), CarryMode::Drop | CarryMode::HeatMap) {
+                    self.hook = None;
+                    self.list.complete = true;
+                }
+            }
+            DestinationAct::Remove if is_ok => (self.is_open, self.hook) = (false, None),
+            _ => {}
+        }
+        let now = self.clock.now();
+        self.machine.handle_done(now, ticket, if is_ok { Ok(()) } else { Err(()) });
+    }
+
+    fn look(&mut self) {
+        if !self.is_open {
+            return;
+        }
+        let Ok((shard, id)) = self.coming.manager.shard_of(&self.coming.name) else {
+            // It was removed.
+            self.over |= self.settled;
+            return;
+        };
+        let sender = self.coming.sender.clone();
+        tokio::spawn(async move {
+            if let Ok(progress) = shard.progress(id).await {
+                let _ = sender.send(Input::Progress(progress));
+            }
+        });
+    }
+
+    fn note(&mut self, progress: Progress) {
+        self.progress = progress;
+        let mode = self.mode();
+        let listed = self.list.complete || mode == CarryMode::Drop;
+        let none_left = progress.left_bytes == 0;
+        let is_silent = self.heard.elapsed() > SILENCE_MAX || !progress.has_peer;
+        let done = match self.settled {
+            true => none_left && (listed || is_silent),
+            false => self.machine.awaits().is_some() && listed && (none_left || mode != CarryMode::Copy),
+        };
+        self.machine.handle_progress(progress.pulled_bytes, progress.left_bytes, done);
+        {
+            let mut facts = self.coming.shared.facts();
+            facts.note_pulled(progress.pulled_bytes, progress.left_bytes);
+            facts.resent = progress.again_bytes;
+            facts.valid = self.list.bytes;
+            facts.warm = done;
+        }
+        if self.settled && done {
+            if let Ok((shard, id)) = self.coming.manager.shard_of(&self.coming.name) {
+                shard.leave_peer(id);
+            }
+            self.over = true;
+        }
+    }
+
+    fn show(&self) {
+        let mut facts = self.coming.shared.facts();
+        facts.wanted = self.wanted_at.is_some() && self.machine.awaits().is_some();
+        facts.state = match (self.machine.awaits(), self.machine.is_owner()) {
+            (Some(_), _) if self.is_open => MigrationState::Awaiting,
+            (Some(_), _) => MigrationState::Preparing,
+            (None, true) => MigrationState::Filling,
+            (None, false) if self.is_open => MigrationState::Arrived,
+            (None, false) => facts.state,
+        };
+    }
+
+    fn end(&self) {
+        let mut facts = self.coming.shared.facts();
+        match self.machine.is_owner() {
+            true => {
+                facts.end(MigrationState::Over);
+                facts.warm = true;
+            }
+            false => facts.end(MigrationState::Kept),
+        }
+    }
+}
+
+impl Coming {
+    async fn act(
+        &self,
+        act: DestinationAct,
+        arrival: Option<&Arrival>,
+    ) -> Result<Option<Hook>, super::super::refusal::Refusal> {
+        use super::super::refusal::Refusal;
+        let (manager, name) = (&self.manager, &self.name);
+        match act {
+            DestinationAct::Record(Record::Awaiting(session)) => {
+                let arrival = arrival.ok_or_else(|| Refusal::failed("nobody said what disk it is"))?;
+                manager.enter_awaited(name, &self.lineage, session, arrival)?;
+                manager.save_first().await?;
+            }
+            DestinationAct::Record(Record::Gone(session)) => manager.keep_gone(name, session).await?,
+            DestinationAct::Record(record) => manager.keep_record(name, record).await?,
+            DestinationAct::Prepare => {
+                let size = arrival.map_or(0, |arrival| arrival.size_bytes);
+                let hook = manager.open_awaited(name, size, self.ready.clone()).await?;
+                if self.shared.facts().cache == CarryMode::Copy {
+                    let (shard, id) = manager.shard_of(name)?;
+                    shard.pull(id);
+                }
+                return Ok(Some(hook));
+            }
+            DestinationAct::Forget(ranges) => {
+                let (shard, id) = manager.shard_of(name)?;
+                shard.forget(id, ranges).await?;
+            }
+            DestinationAct::Activate => manager.activate(name).await?,
+            DestinationAct::Commit => {
+                let (shard, id) = manager.shard_of(name)?;
+                shard.flush(id).await?;
+            }
+            DestinationAct::Settle => {
+                let (shard, id) = manager.shard_of(name)?;
+                let mode = self.shared.facts().cache;
+                if matches!(mode, CarryMode::Drop | CarryMode::HeatMap) {
+                    shard.leave_peer(id);
+                }
+                shard.pull(id);
+                manager.restore_mode(name).await?;
+            }
+            DestinationAct::Remove => manager.remove_awaited(name).await?,
+        }
+        Ok(None)
+    }
+}

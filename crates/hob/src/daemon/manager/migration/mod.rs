@@ -1,0 +1,122 @@
+//! Disks that move between hosts with their caches (docs/decisions/0013): what drives the machines of `hob_engine::migration`.
+//!
+//! Each migration has a task, which holds the claim on its disk: [`source`] here where the disk is, [`destination`] where it comes to. A task
+//! takes what its machine wants to be done, lets others do it, and tells the machine how that ended. What a machine relies on after a
+//! crash is in the state file before the machine hears of it ([`records`]).
+
+mod arrival;
+mod awaited;
+mod calls;
+mod data;
+mod destination;
+mod flow;
+mod hook;
+mod list;
+mod orders;
+mod records;
+mod resume;
+mod source;
+mod source_acts;
+mod status;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hob_engine::units::Instant;
+use tokio::sync::mpsc;
+
+use super::Manager;
+use super::refusal::Refusal;
+pub(crate) use destination::CallIn;
+pub(crate) use hook::DataConnection;
+pub(crate) use calls::CHANGED_BYTES_MAX;
+use status::Shared;
+
+/// What is being done to a disk that moves.
+pub(super) const MIGRATING: &str = "migrated";
+
+/// What a daemon needs to move disks.
+#[derive(Clone, Debug)]
+pub(crate) struct Carriage {
+    /// What this host shows to others, and whom it trusts; `None` if nothing was configured.
+    pub(crate) tls: Option<CarriageTls>,
+    /// Where sockets of its own can be.
+    pub(crate) directory: PathBuf,
+}
+
+/// Files with certificates.
+#[derive(Clone, Debug)]
+pub(crate) struct CarriageTls {
+    /// What it shows.
+    pub(crate) cert: PathBuf,
+    /// Its key.
+    pub(crate) key: PathBuf,
+    /// Whom it trusts.
+    pub(crate) ca: PathBuf,
+}
+
+/// A migration that is under way, or was the last of its disk.
+#[derive(Debug)]
+pub(super) struct Handle {
+    inputs: Inputs,
+    shared: Arc<Shared>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Debug)]
+enum Inputs {
+    Source(mpsc::UnboundedSender<source::Input>),
+    Destination(mpsc::UnboundedSender<destination::Input>, Arc<hook::Ready>),
+}
+
+impl Handle {
+    fn is_under_way(&self) -> bool {
+        !self.task.is_finished()
+    }
+}
+
+impl Manager {
+    /// Says what is needed to move disks. Once, before the start.
+    pub(crate) fn set_carriage(&self, carriage: Carriage) {
+        // It is said once.
+        let _ = self.carriage.set(carriage);
+    }
+
+    fn carriage(&self) -> Result<&Carriage, Refusal> {
+        self.carriage.get().ok_or_else(|| {
+            Refusal::conflict("this daemon keeps no state, and so its disks cannot move")
+                .hint("'hob serve' has one disk for as long as it runs; 'hob daemon' keeps records of whose a disk is")
+        })
+    }
+
+    fn handles(&self) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<String, Handle>> {
+        self.migrations.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Ends the tasks; what is recorded stands.
+    pub(super) fn stop_migrations(&self) {
+        self.handles().values().for_each(|handle| handle.task.abort());
+    }
+}
+
+/// The clock of a task.
+#[derive(Clone, Copy, Debug)]
+struct Clock(tokio::time::Instant);
+
+impl Clock {
+    fn start() -> Clock {
+        Clock(tokio::time::Instant::now())
+    }
+
+    fn now(self) -> Instant {
+        Instant(self.0.elapsed().as_nanos() as u64)
+    }
+
+    /// Sleeps until then; for ever without a time.
+    async fn sleep_until(self, due: Option<Instant>) {
+        match due {
+            Some(due) => tokio::time::sleep_until(self.0 + std::time::Duration::from_nanos(due.0)).await,
+            None => std::future::pending().await,
+        }
+    }
+}

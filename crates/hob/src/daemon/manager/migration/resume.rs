@@ -1,0 +1,152 @@
+//! What goes on after a restart: records say whose a disk is, and what was under way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::Side;
+use hob_engine::command::Mode;
+use hob_engine::migration::{Record, Source};
+
+use super::super::refusal::Refusal;
+use super::super::{Life, Manager};
+use super::status::Shared;
+use super::{MIGRATING, orders};
+use crate::daemon::state::DiskState;
+
+/// Pause between attempts to go on with what a disk that is not there yet is needed for.
+const RETRY_EVERY: Duration = Duration::from_secs(1);
+
+impl Manager {
+    /// Is a disk of the state file to be opened? One that is not this host's is entered as it is.
+    pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool, Refusal> {
+        let name = disk.name.clone();
+        let Some(spec) = disk.migration.as_mut() else {
+            self.enter(disk, None)?;
+            return Ok(true);
+        };
+        let why = match spec.record.record() {
+            Record::Owner { .. } => {
+                // What was to be done last, and was not. Recovery is as careful as the mode wants it.
+                if let (Some(due), Some(cache)) = (spec.mode_due.take(), disk.cache.as_mut())
+                    && let Ok(mode) = due.parse::<Mode>()
+                {
+                    cache.mode = mode;
+                }
+                None
+            }
+            Record::Leaving(_) | Record::Gone(_) => None,
+            Record::Away { .. } => Some(format!("it is at {}", spec.peer)),
+            Record::Awaiting(_) => Some("it has not come yet".to_owned()),
+        };
+        self.enter(disk, None)?;
+        let is_here = why.is_none();
+        if let Some(why) = why {
+            self.show_away(&name, why);
+        }
+        Ok(is_here)
+    }
+
+    /// Goes on with what was under way.
+    pub(in super::super) fn resume_migrations(self: &Arc<Self>) {
+        let known: Vec<(String, Record)> = {
+            let inner = self.inner();
+            let moved = inner.disks.values().filter_map(|disk| {
+                Some((disk.wanted.name.clone(), disk.wanted.migration.as_ref()?.record.record()))
+            });
+            moved.collect()
+        };
+        for (name, record) in known {
+            let manager = self.clone();
+            match record {
+                Record::Leaving(_) => drop(tokio::spawn(manager.leave_again(name))),
+                Record::Away { taken, .. } => drop(tokio::spawn(manager.stay_away(name, taken))),
+                Record::Awaiting(_) => self.await_again(&name, record),
+                Record::Owner { .. } | Record::Gone(_) => {}
+            }
+        }
+    }
+
+    fn await_again(self: &Arc<Self>, name: &str, record: Record) {
+        let Record::Awaiting(session) = record else { return };
+        let Some(spec) = self.inner().disk(name).ok().and_then(|disk| disk.wanted.migration.clone()) else {
+            return;
+        };
+        if let Ok(disk) = self.inner().disk_mut(name) {
+            disk.busy = Some(MIGRATING);
+        }
+        tracing::info!("{name} is awaited from {}", spec.peer);
+        let shared = Shared::new(Side::Destination, spec.peer, spec.cache, session);
+        self.run_destination(name, &spec.lineage, Some(record), shared);
+    }
+
+    /// The next attempt, as soon as the disk is there.
+    async fn leave_again(self: Arc<Self>, name: String) {
+        loop {
+            let Ok(Some(spec)) = self.inner().disk(&name).map(|disk| disk.wanted.migration.clone()) else {
+                return;
+            };
+            let (Record::Leaving(_), Some(plan)) = (spec.record.record(), spec.plan.clone()) else { return };
+            let is_there = self.inner().disk(&name).is_ok_and(|disk| disk.shard().is_ok());
+            if is_there && let Ok(claim) = self.claim_disk(&name, MIGRATING) {
+                let session = orders::next_session(spec.record.record());
+                match self.leaving(&name, spec.lineage, plan, session) {
+                    Ok(leaving) => return self.begin_leaving(leaving, session, Some(claim)),
+                    Err(refusal) => tracing::error!("{name} cannot go on to {}: {refusal}", spec.peer),
+                }
+            }
+            tokio::time::sleep(RETRY_EVERY).await;
+        }
+    }
+
+    /// A disk that was handed over. Until its new host has said so, it is told again.
+    async fn stay_away(self: Arc<Self>, name: String, taken: bool) {
+        let Ok(Some(spec)) = self.inner().disk(&name).map(|disk| disk.wanted.migration.clone()) else {
+            return;
+        };
+        if let Err(refusal) = self.bury(&name, &spec.peer).await {
+            tracing::warn!("{name}: {refusal}");
+        }
+        let Record::Away { session, .. } = spec.record.record() else { return };
+        while !taken {
+            let Some(plan) = spec.plan.clone() else { return };
+            match self.leaving(&name, spec.lineage.clone(), plan, session) {
+                Ok(leaving) => return self.run_source(leaving, Source::resume_away(session), None),
+                Err(refusal) => tracing::error!(
+                    "{name} was handed to {}, which cannot be told so: {refusal}",
+                    spec.peer
+                ),
+            }
+            tokio::time::sleep(RETRY_EVERY).await;
+        }
+    }
+
+    /// The mode that was due, in memory only.
+    pub(super) fn restore_wanted_mode(&self, name: &str) -> Result<(), Refusal> {
+        let mut inner = self.inner();
+        let wanted = &mut inner.disk_mut(name)?.wanted;
+        let due = wanted.migration.as_mut().and_then(|spec| spec.mode_due.take());
+        if let (Some(cache), Some(Ok(mode))) = (wanted.cache.as_mut(), due.map(|due| due.parse::<Mode>())) {
+            cache.mode = mode;
+        }
+        Ok(())
+    }
+
+    /// Room that a disk's cache has for data, bytes.
+    pub(super) fn cache_room(&self, name: &str) -> u64 {
+        let inner = self.inner();
+        let Ok(disk) = inner.disk(name) else { return 0 };
+        let segment_bytes = disk.cache().and_then(|spec| inner.pool(&spec.pool).ok()).map_or(0, |pool| pool.segment_bytes);
+        disk.held.len() as u64 * segment_bytes
+    }
+
+    /// The claim on a disk that a task has marked as its own.
+    pub(super) fn claim_awaited(self: &Arc<Self>, name: &str) -> super::super::claim::Claim {
+        if let Ok(disk) = self.inner().disk_mut(name) {
+            disk.busy = Some(MIGRATING);
+            if matches!(disk.life, Life::Offline(_)) {
+                disk.life = Life::Away("it has not come yet".to_owned());
+            }
+        }
+        self.claim_new_disk(name)
+    }
+}

@@ -1,0 +1,326 @@
+//! The host that has the disk: lets its machine's acts be done, sends its calls, and shows how far it is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::peer::{Peer, PeerError, call_path};
+use hob_control::{CallAnswer, CarryMode, CarrySession, MigrationStart, MigrationState, Side};
+use hob_engine::migration::{
+    Answer, Message, Order, Phase, Refusal as Refused, Session, Source, SourceAct, Ticket, View,
+};
+use hob_engine::regions::Regions;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::super::Manager;
+use super::super::claim::Claim;
+use super::flow::Bandwidth;
+use super::status::Shared;
+use super::{Clock, calls, data, list};
+
+/// A destination that reads what is cached here is believed to be alive for that long after its last answer.
+const SERVING_SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// What is cached here is served no longer than that after the hand-over.
+const SERVING_MAX: Duration = Duration::from_secs(4 * 3600);
+
+/// What the task is told.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// An act has ended.
+    Acted(Ticket, Result<(), String>, Option<Box<Regions>>),
+    /// A call was answered, or not.
+    Answered(Ticket, Result<CallAnswer, PeerError>),
+    /// The operator has a wish; was it in time?
+    Order(Order, oneshot::Sender<bool>),
+}
+
+/// One migration away from here.
+pub(super) struct Leaving {
+    pub(super) manager: Arc<Manager>,
+    pub(super) name: String,
+    pub(super) lineage: String,
+    pub(super) plan: MigrationStart,
+    pub(super) shared: Arc<Shared>,
+    pub(super) bandwidth: Arc<Bandwidth>,
+    /// Where the other host is.
+    pub(super) to: (String, u16),
+    pub(super) tls: hob_control::ClientTls,
+}
+
+/// The task's own.
+struct Task {
+    leaving: Arc<Leaving>,
+    source: Source,
+    clock: Clock,
+    sender: mpsc::UnboundedSender<Input>,
+    peer: Arc<tokio::sync::Mutex<Peer>>,
+    /// What was asked of the other host last.
+    call: Option<JoinHandle<()>>,
+    /// Which call it is.
+    is_look: bool,
+    /// What runs beside it.
+    helpers: Vec<JoinHandle<()>>,
+    cancelled: bool,
+    frozen_at: Option<Instant>,
+    preparing_since: Option<Instant>,
+    serving: Option<(Instant, Instant)>,
+}
+
+impl Leaving {
+    /// What names a call's attempt in its path.
+    pub(super) fn session(&self, session: Session) -> CarrySession {
+        let Session { generation, attempt } = session;
+        CarrySession { generation, attempt, lineage: self.lineage.clone() }
+    }
+
+    pub(super) fn peer(&self) -> Peer {
+        Peer::new(self.to.0.clone(), self.to.1, self.tls.clone())
+    }
+
+    pub(super) fn new_shared(plan: &MigrationStart, session: Session) -> Arc<Shared> {
+        Arc::new(Shared::new(Side::Source, plan.to.clone(), plan.cache, session))
+    }
+}
+
+/// Drives a machine to its end. Holds the claim on the disk meanwhile.
+pub(super) async fn run(
+    leaving: Leaving,
+    source: Source,
+    claim: Option<Claim>,
+    sender: mpsc::UnboundedSender<Input>,
+    mut inputs: mpsc::UnboundedReceiver<Input>,
+) {
+    let leaving = Arc::new(leaving);
+    let mut task = Task {
+        peer: Arc::new(tokio::sync::Mutex::new(leaving.peer())),
+        leaving,
+        source,
+        clock: Clock::start(),
+        sender,
+        call: None,
+        is_look: false,
+        helpers: Vec::new(),
+        cancelled: false,
+        frozen_at: None,
+        preparing_since: None,
+        serving: None,
+    };
+    while !task.source.is_over() {
+        task.begin_what_is_due();
+        task.show();
+        if task.source.is_over() {
+            break;
+        }
+        tokio::select! {
+            Some(input) = inputs.recv() => task.take(input),
+            () = task.clock.sleep_until(task.source.poll_timeout()) => {
+                let now = task.clock.now();
+                task.source.handle_timeout(now);
+            }
+        }
+    }
+    task.helpers.iter().chain(&task.call).for_each(JoinHandle::abort);
+    task.end();
+    drop(claim);
+}
+
+impl Task {
+    fn begin_what_is_due(&mut self) {
+        while let Some((ticket, act)) = self.source.poll_act() {
+            self.note_act(act);
+            let (leaving, sender) = (self.leaving.clone(), self.sender.clone());
+            tokio::spawn(async move {
+                let (result, changes) = leaving.act(act).await;
+                // The task may have been ended with the daemon.
+                let _ = sender.send(Input::Acted(ticket, result, changes));
+            });
+        }
+        while let Some((ticket, message)) = self.source.poll_call() {
+            self.call(ticket, &message);
+        }
+    }
+
+    fn call(&mut self, ticket: Ticket, message: &Message) {
+        use hob_engine::migration::Call;
+        // What was given up is not waited for.
+        if let Some(before) = self.call.take() {
+            before.abort();
+        }
+        self.is_look = matches!(message.call, Call::Look);
+        let wait_max = Duration::from_secs(match message.call {
+            Call::Arrive => 25,
+            Call::Changed(_) | Call::Yours => 10,
+            Call::Cancel | Call::Look => 5,
+        });
+        let session = self.leaving.session(message.session);
+        let path = call_path(&self.leaving.name, calls::name(&message.call), &session, "");
+        let body = match &message.call {
+            Call::Arrive => self.leaving.arrival(),
+            Call::Changed(ranges) => Ok(calls::encode_ranges(ranges)),
+            _ => Ok(Vec::new()),
+        };
+        if matches!(message.call, Call::Arrive) && self.helpers.is_empty() {
+            self.helpers = vec![
+                tokio::spawn(data::keep_connected(self.leaving.clone(), message.session)),
+                tokio::spawn(list::send(self.leaving.clone(), message.session)),
+            ];
+        }
+        let (peer, sender) = (self.peer.clone(), self.sender.clone());
+        self.call = Some(tokio::spawn(async move {
+            let answer = match body {
+                Ok(body) => peer.lock().await.call(&path, body, wait_max).await,
+                Err(refusal) => Err(PeerError::Lost(refusal.to_string())),
+            };
+            let _ = sender.send(Input::Answered(ticket, answer));
+        }));
+    }
+
+    fn take(&mut self, input: Input) {
+        let now = self.clock.now();
+        match input {
+            Input::Acted(ticket, result, changes) => {
+                if let Err(why) = &result {
+                    tracing::warn!("{}: {why}", self.leaving.name);
+                    self.leaving.shared.trouble(why.clone());
+                }
+                if result.is_ok() && changes.is_some() {
+                    self.source.handle_changes(changes.map(|changes| *changes));
+                }
+                self.source.handle_done(now, ticket, result.map_err(drop));
+            }
+            Input::Answered(ticket, answer) => {
+                let answer = self.read(answer);
+                self.source.handle_answer(now, ticket, answer);
+            }
+            Input::Order(order, in_time) => {
+                let is_taken = self.source.handle_order(now, order);
+                if is_taken && order == Order::Cancel {
+                    self.cancelled = true;
+                    if self.source.phase() == Phase::Preparing {
+                        self.leaving.clone().stop_draining();
+                    }
+                }
+                let _ = in_time.send(is_taken);
+            }
+        }
+    }
+
+    /// What the machine is told.
+    fn read(&mut self, answer: Result<CallAnswer, PeerError>) -> Option<Answer> {
+        let shared = &self.leaving.shared;
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                let why = error.to_string();
+                tracing::debug!("{}: {why}", self.leaving.name);
+                shared.trouble(why);
+                let is_final = matches!(error, PeerError::Refused { status: 400..=407 | 409..500, .. });
+                return match self.source.phase() {
+                    Phase::Announcing if is_final => Some(Err(Refused::Never)),
+                    Phase::Serving if self.has_served_enough() => {
+                        Some(Ok(View { done: true, ..self.source.view() }))
+                    }
+                    _ => None,
+                };
+            }
+        };
+        let (read, why) = calls::answer(&answer);
+        {
+            let mut facts = shared.facts();
+            facts.why = why;
+            if let Ok(view) = &read {
+                facts.note_view(view);
+                facts.resent = answer.again_bytes;
+                facts.warm = view.done && self.source.phase() != Phase::Announcing;
+            }
+        }
+        if answer.refused.is_none() && answer.page.is_some() {
+            shared.list_wanted.notify_one();
+        }
+        if let Some((_, heard)) = &mut self.serving {
+            *heard = Instant::now();
+        }
+        match read {
+            Ok(view) if self.is_look && self.has_served_enough() => Some(Ok(View { done: true, ..view })),
+            read => Some(read),
+        }
+    }
+
+    fn has_served_enough(&self) -> bool {
+        self.serving.is_some_and(|(since, heard)| {
+            since.elapsed() > SERVING_MAX || heard.elapsed() > SERVING_SILENCE_MAX
+        })
+    }
+
+    fn note_act(&mut self, act: SourceAct) {
+        match act {
+            SourceAct::Prepare => self.preparing_since = Some(Instant::now()),
+            SourceAct::Freeze => self.frozen_at = Some(Instant::now()),
+            SourceAct::Thaw => self.frozen_at = None,
+            _ => {}
+        }
+    }
+
+    /// Shows how far it is.
+    fn show(&mut self) {
+        let phase = self.source.phase();
+        let mut facts = self.leaving.shared.facts();
+        if !matches!(phase, Phase::Recording | Phase::Preparing)
+            && let Some(since) = self.preparing_since.take()
+        {
+            facts.drain_ms = Some(since.elapsed().as_millis() as u64);
+        }
+        if matches!(phase, Phase::Serving | Phase::Over)
+            && let Some(since) = self.frozen_at.take()
+        {
+            let pause = since.elapsed().as_secs_f64() * 1e3;
+            facts.pause_ms = Some(pause);
+            tracing::info!("{} is at {} now; the hand-over took {pause:.1} ms", self.leaving.name, facts.peer);
+        }
+        if phase == Phase::Serving {
+            let now = Instant::now();
+            self.serving.get_or_insert((now, now));
+        }
+        let state = match phase {
+            Phase::Recording | Phase::Preparing => MigrationState::Preparing,
+            Phase::Announcing => MigrationState::Announcing,
+            Phase::Copying => MigrationState::Copying,
+            Phase::Frozen => MigrationState::Frozen,
+            Phase::HandingOver => MigrationState::HandingOver,
+            Phase::Serving => MigrationState::Serving,
+            // Until all is given up.
+            Phase::Over => MigrationState::Over,
+            Phase::Cancelling | Phase::Kept => MigrationState::Cancelling,
+        };
+        if !matches!(phase, Phase::Over | Phase::Kept) {
+            facts.state = state;
+        }
+    }
+
+    fn end(&self) {
+        let Leaving { name, shared, plan, .. } = &*self.leaving;
+        let mut facts = shared.facts();
+        match self.source.phase() {
+            Phase::Kept => {
+                facts.end(MigrationState::Kept);
+                if self.cancelled {
+                    facts.why = Some("it was cancelled".to_owned());
+                }
+                let why = facts.why.clone().unwrap_or_default();
+                tracing::info!("{name} stays here: {why}");
+            }
+            _ => {
+                facts.end(MigrationState::Over);
+                facts.why = None;
+                tracing::info!("{name} has moved to {}", plan.to);
+            }
+        }
+    }
+}
+
+/// Does a host that handed a disk over go on to serve what it has cached?
+pub(super) fn serves_after(mode: CarryMode) -> bool {
+    matches!(mode, CarryMode::Copy | CarryMode::Remote)
+}

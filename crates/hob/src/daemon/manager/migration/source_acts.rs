@@ -1,0 +1,231 @@
+//! What the host that has the disk does for its machine. Each ends in time, or is waited for by the machine.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::{Arrival, ArrivingCache, ArrivingSettings, CacheSettings};
+use hob_engine::command::{CacheChange, Mode, Role};
+use hob_engine::migration::{Record, SourceAct};
+use hob_engine::regions::Regions;
+
+use super::super::flash::blocking;
+use super::super::refusal::Refusal;
+use super::super::{DiskEntry, Inner, Life, Manager};
+use super::source::Leaving;
+use crate::daemon::state::CacheSpec;
+
+/// Pause between attempts to stop a drain that may not have begun.
+const STOP_EVERY: Duration = Duration::from_millis(100);
+
+impl Leaving {
+    /// Does it, and says how it ended, and where the disk was changed if that was asked.
+    pub(super) async fn act(&self, act: SourceAct) -> (Result<(), String>, Option<Box<Regions>>) {
+        let name = &self.name;
+        let mut changes = None;
+        let result = match act {
+            SourceAct::Record(record) => self.manager.keep_record(name, record).await,
+            SourceAct::Prepare => self.prepare().await,
+            SourceAct::TakeChanges => self.take_changes().await.map(|taken| changes = taken),
+            SourceAct::Freeze => self.role(Role::Frozen).await,
+            SourceAct::Settle => self.settle().await,
+            SourceAct::Thaw => self.role(Role::Here).await,
+            SourceAct::Leave => self.leave().await,
+            SourceAct::Restore => self.restore().await,
+            SourceAct::GiveUp => self.manager.give_cache_up(name, &self.plan.to).await,
+        };
+        (result.map_err(|refusal| refusal.to_string()), changes)
+    }
+
+    async fn role(&self, role: Role) -> Result<(), Refusal> {
+        let (shard, id) = self.manager.shard_of(&self.name)?;
+        Ok(shard.own(id, role).await?)
+    }
+
+    async fn settle(&self) -> Result<(), Refusal> {
+        let (shard, id) = self.manager.shard_of(&self.name)?;
+        Ok(shard.settle(id).await?)
+    }
+
+    async fn take_changes(&self) -> Result<Option<Box<Regions>>, Refusal> {
+        let (shard, id) = self.manager.shard_of(&self.name)?;
+        Ok(shard.take_changed(id).await?)
+    }
+
+    /// Write-back ends, and with it whatever is dirty.
+    async fn prepare(&self) -> Result<(), Refusal> {
+        let (manager, name) = (&self.manager, &self.name);
+        let (shard, id) = manager.shard_of(name)?;
+        let before = manager.inner().disk(name)?.cache().cloned();
+        if let Some(before) = before.filter(|spec| spec.mode == Mode::WriteBack) {
+            if let Err(refusal) = manager.clean(name, &shard, id).await {
+                manager.tune(name, &shard, id).await?;
+                return Err(refusal);
+            }
+            // From here on the state says that nothing is dirty, and what the mode was.
+            manager.set_mode(name, Mode::WriteThrough)?;
+            manager.keep_spec(name, |spec| spec.mode_due = Some(before.mode.to_string())).await?;
+            manager.tune(name, &shard, id).await?;
+        }
+        shard.watch(id, true).await?;
+        let stats = shard.stats(id).await?;
+        self.shared.facts().valid = stats.sectors_valid * hob_engine::units::SECTOR_BYTES;
+        Ok(())
+    }
+
+    async fn restore(&self) -> Result<(), Refusal> {
+        let (shard, id) = self.manager.shard_of(&self.name)?;
+        shard.watch(id, false).await?;
+        self.manager.restore_mode(&self.name).await
+    }
+
+    /// A drain that is under way, or is about to be, ends.
+    pub(super) fn stop_draining(self: Arc<Self>) {
+        tokio::spawn(async move {
+            while self.shared.facts().state == hob_control::MigrationState::Preparing {
+                let Ok((shard, id)) = self.manager.shard_of(&self.name) else { return };
+                let _ = shard.change_cache(id, CacheChange::StopDrain).await;
+                tokio::time::sleep(STOP_EVERY).await;
+            }
+        });
+    }
+
+    /// Nothing is served to guests any more, and the other host may have the backing.
+    async fn leave(&self) -> Result<(), Refusal> {
+        let (manager, name) = (&self.manager, &self.name);
+        let (shard, id) = manager.shard_of(name)?;
+        shard.own(id, Role::Away).await?;
+        manager.exports.remove_disk(name);
+        let lock = manager.inner().disk(name)?.lock.clone();
+        if let Some(lock) = lock {
+            blocking(move || lock.release()).await?.map_err(|error| {
+                Refusal::failed(format!("the lock on the backing was not given up: {error}"))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What the other host is to know of the disk.
+    pub(super) fn arrival(&self) -> Result<Vec<u8>, Refusal> {
+        let inner = self.manager.inner();
+        let disk = inner.disk(&self.name)?;
+        let plan = &self.plan;
+        let arrival = Arrival {
+            from: host_name(),
+            backing: plan.backing.clone().unwrap_or_else(|| disk.wanted.backing.clone()),
+            size_bytes: disk.size_bytes,
+            read_only: disk.wanted.read_only,
+            mode: plan.cache,
+            cache: disk.cache().map(|spec| arriving(spec, disk, plan.pool.clone())),
+            exports: disk.wanted.exports.clone(),
+            qos: disk.qos_due(&inner),
+            datastore: disk.wanted.datastore.clone(),
+            vhost_user: plan.vhost_user.clone(),
+            fuse: plan.fuse.clone(),
+        };
+        serde_json::to_vec(&arrival).map_err(|error| Refusal::failed(error.to_string()))
+    }
+}
+
+impl DiskEntry {
+    fn qos_due(&self, inner: &Inner) -> Option<hob_control::Qos> {
+        self.wanted.qos.as_ref().map(|_| self.due(inner))
+    }
+}
+
+fn arriving(spec: &CacheSpec, disk: &DiskEntry, pool: Option<String>) -> ArrivingCache {
+    let mode_due = disk.wanted.migration.as_ref().and_then(|spec| spec.mode_due.clone());
+    let settings = CacheSettings {
+        preset: None,
+        block_size: Some(spec.block_size),
+        policy: Some(spec.policy.clone()),
+        mode: Some(mode_due.unwrap_or_else(|| spec.mode.to_string())),
+        persistent: Some(spec.journal.is_some()),
+        layout: Some(spec.layout.to_string()),
+        admission: Some(spec.admission.to_string()),
+        destage_order: Some(spec.destage.order.to_string()),
+        dirty_start: Some(spec.destage.dirty_start),
+        dirty_stop: Some(spec.destage.dirty_stop),
+        dirty_full: Some(spec.destage.dirty_full),
+        dirty_age_max: Some(spec.destage.dirty_age_max),
+        copies: Some(spec.copies.to_string()),
+        ordered: Some(spec.destage.ordered),
+        ram: Some(spec.ram),
+    };
+    let like_pool = spec.pool.clone();
+    ArrivingCache { pool, like_pool, size: spec.size, settings: ArrivingSettings(settings) }
+}
+
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
+}
+
+impl Manager {
+    /// Gives a cache another mode, so far in memory only.
+    pub(super) fn set_mode(&self, name: &str, mode: Mode) -> Result<(), Refusal> {
+        let mut inner = self.inner();
+        if let Some(spec) = inner.disk_mut(name)?.wanted.cache.as_mut() {
+            spec.mode = mode;
+        }
+        Ok(())
+    }
+
+    /// The cache gets the mode that it is to have when a migration is over.
+    pub(super) async fn restore_mode(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+        let due = {
+            let inner = self.inner();
+            inner.disk(name)?.wanted.migration.as_ref().and_then(|spec| spec.mode_due.clone())
+        };
+        let Some(due) = due else { return Ok(()) };
+        let mode = due.parse::<Mode>().map_err(|error| Refusal::failed(error.to_string()))?;
+        self.set_mode(name, mode)?;
+        self.keep_spec(name, |spec| spec.mode_due = None).await?;
+        let (shard, id) = self.shard_of(name)?;
+        self.tune(name, &shard, id).await
+    }
+
+    /// A disk that is another host's: its cache and all else of it go, and a tombstone stays.
+    pub(super) async fn give_cache_up(self: &Arc<Self>, name: &str, to: &str) -> Result<(), Refusal> {
+        self.exports.remove_disk(name);
+        self.hide_file_at_end(name).await;
+        if let Ok((shard, id)) = self.shard_of(name) {
+            if let Err(refusal) = self.take_cache(name).await {
+                tracing::warn!("the cache of {name} was not taken away in peace: {refusal}");
+            }
+            let gone = shard.remove_disk(id).await.unwrap_or_else(|error| {
+                tracing::warn!("{name}: {error}");
+                crate::daemon::shard_api::Gone::default()
+            });
+            let crate::daemon::shard_api::Gone { released, memory, .. } = gone;
+            blocking(move || drop(memory)).await?;
+            let free = self.let_go(name, &released, |_| true);
+            let pool = self.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
+            if let Some(pool) = pool {
+                self.give_back(&pool, &free).await;
+            }
+        }
+        self.bury(name, to).await
+    }
+
+    /// Frees what flash still has of a disk that is away, and shows where it is.
+    pub(super) async fn bury(self: &Arc<Self>, name: &str, to: &str) -> Result<(), Refusal> {
+        let spec = {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.life = Life::Away(format!("it is at {to}"));
+            disk.has_cache = false;
+            disk.lock = None;
+            disk.cache_reason = None;
+            disk.cache().cloned()
+        };
+        if let Some(spec) = spec {
+            self.forget_owner(&spec).await;
+        }
+        Ok(())
+    }
+
+    /// The disk is this host's in this generation, whatever another one says.
+    pub(super) async fn own_again(self: &Arc<Self>, name: &str, generation: u64) -> Result<(), Refusal> {
+        self.keep_record(name, Record::Owner { generation, attempts: 0 }).await
+    }
+}

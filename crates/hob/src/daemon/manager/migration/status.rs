@@ -1,0 +1,154 @@
+//! How far a migration is, for people and for its own bounds.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hob_control::{CarryMode, Migration, MigrationState, Side, Size};
+use hob_engine::migration::{Session, View};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// Weight of the newest look in the rate.
+const NEWEST: f64 = 0.3;
+
+/// Looks closer to each other say nothing of the rate.
+const LOOK_MIN: Duration = Duration::from_millis(400);
+
+/// What a task and its helpers know together.
+#[derive(Debug)]
+pub(super) struct Shared {
+    facts: Mutex<Facts>,
+    /// Bytes that went to the other host on data connections.
+    pub(super) sent: AtomicU64,
+    /// The other host wants the list from its first page.
+    pub(super) list_wanted: Notify,
+}
+
+/// What is known.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub(super) side: Side,
+    pub(super) peer: String,
+    pub(super) cache: CarryMode,
+    pub(super) state: MigrationState,
+    pub(super) warm: bool,
+    pub(super) wanted: bool,
+    pub(super) session: Session,
+    pub(super) why: Option<String>,
+    pub(super) valid: u64,
+    pub(super) resent: u64,
+    pub(super) pulled: u64,
+    pub(super) left: u64,
+    pub(super) drain_ms: Option<u64>,
+    pub(super) pause_ms: Option<f64>,
+    pub(super) waited_ms: Option<f64>,
+    began: Instant,
+    total: Option<Duration>,
+    rate: f64,
+    looked: Option<(Instant, u64)>,
+}
+
+impl Shared {
+    pub(super) fn new(side: Side, peer: String, cache: CarryMode, session: Session) -> Shared {
+        let facts = Facts {
+            side,
+            peer,
+            cache,
+            state: MigrationState::Preparing,
+            warm: false,
+            wanted: false,
+            session,
+            why: None,
+            valid: 0,
+            resent: 0,
+            pulled: 0,
+            left: 0,
+            drain_ms: None,
+            pause_ms: None,
+            waited_ms: None,
+            began: Instant::now(),
+            total: None,
+            rate: 0.0,
+            looked: None,
+        };
+        Shared { facts: Mutex::new(facts), sent: AtomicU64::new(0), list_wanted: Notify::new() }
+    }
+
+    pub(super) fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something went wrong, and is tried again or not.
+    pub(super) fn trouble(&self, why: impl Into<String>) {
+        self.facts().why = Some(why.into());
+    }
+
+    pub(super) fn view(&self, disk: &str) -> Migration {
+        let facts = self.facts().clone();
+        let all = facts.valid.max(facts.pulled + facts.left);
+        let is_carried = matches!(facts.cache, CarryMode::Copy) || facts.state == MigrationState::Filling;
+        let left = if is_carried { facts.left } else { 0 };
+        let percent = match all {
+            _ if facts.warm && left == 0 => 100,
+            0 => 0,
+            all => (all.saturating_sub(left) * 100 / all).min(100) as u8,
+        };
+        let eta = (left > 0 && facts.rate > 1.0).then(|| (left as f64 / facts.rate).ceil() as u64);
+        Migration {
+            disk: disk.to_owned(),
+            side: facts.side,
+            peer: facts.peer,
+            cache: facts.cache,
+            state: facts.state,
+            warm: facts.warm,
+            wanted: facts.wanted,
+            generation: facts.session.generation,
+            attempt: facts.session.attempt,
+            why: facts.why,
+            valid: Size(facts.valid),
+            sent: Size(self.sent.load(Ordering::Relaxed)),
+            resent: Size(facts.resent),
+            pulled: Size(facts.pulled),
+            left: Size(facts.left),
+            rate: Size(facts.rate as u64),
+            percent,
+            eta_seconds: eta,
+            drain_ms: facts.drain_ms,
+            pause_ms: facts.pause_ms,
+            waited_ms: facts.waited_ms,
+            total_ms: facts.total.unwrap_or_else(|| facts.began.elapsed()).as_millis() as u64,
+        }
+    }
+}
+
+impl Facts {
+    /// What the destination says.
+    pub(super) fn note_view(&mut self, view: &View) {
+        self.wanted = view.wants;
+        self.note_pulled(view.pulled_bytes, view.left_bytes);
+    }
+
+    /// How pulling gets on.
+    pub(super) fn note_pulled(&mut self, pulled: u64, left: u64) {
+        let now = Instant::now();
+        (self.pulled, self.left) = (pulled, left);
+        let Some((at, before)) = self.looked.filter(|(_, before)| *before <= pulled) else {
+            self.looked = Some((now, pulled));
+            return;
+        };
+        let seconds = now - at;
+        if seconds >= LOOK_MIN {
+            let newest = (pulled - before) as f64 / seconds.as_secs_f64();
+            self.rate = if self.rate == 0.0 { newest } else { NEWEST * newest + (1.0 - NEWEST) * self.rate };
+            self.looked = Some((now, pulled));
+        }
+    }
+
+    /// It is over.
+    pub(super) fn end(&mut self, state: MigrationState) {
+        self.state = state;
+        self.rate = 0.0;
+        self.total.get_or_insert(self.began.elapsed());
+    }
+}

@@ -1,0 +1,211 @@
+//! Which of the two is asked for what. The drivers are made up; what they move is nothing.
+
+use hob_engine::io::{BufferSlice, Durability, Target};
+use hob_engine::units::{BufferId, DiskId};
+
+use super::*;
+use crate::ring::RingConfig;
+
+/// Remembers what it was asked for, and ends it as it is told.
+struct Fake {
+    info: BackingInfo,
+    asked: std::sync::Arc<std::sync::Mutex<Vec<Io>>>,
+    answer: std::sync::Arc<std::sync::Mutex<Option<Result<(), IoError>>>>,
+    open: Vec<IoId>,
+    done: VecDeque<(IoId, Result<(), IoError>)>,
+    closed: bool,
+}
+
+#[derive(Clone)]
+struct Handle {
+    asked: std::sync::Arc<std::sync::Mutex<Vec<Io>>>,
+    answer: std::sync::Arc<std::sync::Mutex<Option<Result<(), IoError>>>>,
+}
+
+impl Handle {
+    fn answers(&self, answer: Option<Result<(), IoError>>) {
+        *self.answer.lock().unwrap() = answer;
+    }
+
+    fn take(&self) -> Vec<u32> {
+        std::mem::take(&mut *self.asked.lock().unwrap()).iter().map(|io| io.id.0).collect()
+    }
+}
+
+fn fake() -> (Box<Fake>, Handle) {
+    let handle = Handle {
+        asked: Default::default(),
+        answer: std::sync::Arc::new(std::sync::Mutex::new(Some(Ok(())))),
+    };
+    let info = BackingInfo {
+        size_bytes: 1 << 20,
+        block_bytes: 1,
+        block_bytes_min: 1,
+        can_discard: true,
+        can_fast_zero: true,
+        read_only: false,
+        description: String::new(),
+        identity: [0; 32],
+        identity_text: String::new(),
+        changed: None,
+    };
+    let fake = Fake {
+        info,
+        asked: handle.asked.clone(),
+        answer: handle.answer.clone(),
+        open: vec![],
+        done: VecDeque::new(),
+        closed: false,
+    };
+    (Box::new(fake), handle)
+}
+
+impl Driver for Fake {
+    fn info(&self) -> &BackingInfo {
+        &self.info
+    }
+    fn attach(&mut self, _: &mut Ring, _: Instant, _: TokenSpace) {}
+    fn submit(&mut self, _: &mut Ring, _: Instant, io: &Io) {
+        assert!(!self.closed, "nothing is asked of a backing that was closed");
+        self.asked.lock().unwrap().push(*io);
+        match *self.answer.lock().unwrap() {
+            Some(answer) => self.done.push_back((io.id, answer)),
+            None => self.open.push(io.id),
+        }
+    }
+    fn handle_completion(&mut self, _: &mut Ring, _: Instant, _: Completion) {}
+    fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
+        self.done.pop_front()
+    }
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+    fn handle_timeout(&mut self, _: &mut Ring, _: Instant) {}
+    fn submit_status(&mut self, _: &mut Ring, _: Instant, _: u64, _: u64, _: u64) {}
+    fn poll_status(&mut self) -> Option<(u64, Status)> {
+        None
+    }
+    fn close(&mut self, _: &mut Ring) {
+        self.closed = true;
+        self.done.extend(self.open.drain(..).map(|io| (io, Err(IoError::ShuttingDown))));
+    }
+    fn is_closed(&self) -> bool {
+        self.closed
+    }
+}
+
+struct Bench {
+    both: Handover,
+    ring: Ring,
+    own: Handle,
+    peer: Handle,
+    next: u32,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let ((own, own_handle), (peer, peer_handle)) = (fake(), fake());
+        let ring = Ring::new(&RingConfig::default()).unwrap();
+        Bench { both: Handover::new(peer, own), ring, own: own_handle, peer: peer_handle, next: 0 }
+    }
+
+    fn submit(&mut self, op: IoOp, first: u64, sectors: u64) -> u32 {
+        self.next += 1;
+        let (offset, len) = (first * SECTOR_BYTES, sectors * SECTOR_BYTES);
+        let slice = Some(BufferSlice { id: BufferId(0), offset: 0, len: len as u32 });
+        let io = Io { id: IoId(self.next), target: Target::Backing(DiskId(0)), op, offset, len, slice };
+        self.both.submit(&mut self.ring, Instant(0), &io);
+        self.next
+    }
+
+    fn done(&mut self) -> Vec<(u32, Result<(), IoError>)> {
+        std::iter::from_fn(|| self.both.poll_done()).map(|(io, result)| (io.0, result)).collect()
+    }
+
+    fn take_over(&mut self) {
+        self.both.take_over(&mut self.ring, Instant(0));
+    }
+}
+
+const WRITE: IoOp = IoOp::Write(Durability::Volatile);
+
+#[test]
+fn in_standby_the_owner_is_read_and_nothing_is_written() {
+    let mut bench = Bench::new();
+    let read = bench.submit(IoOp::Read, 0, 4);
+    assert_eq!((bench.peer.take(), bench.own.take()), (vec![read], vec![]));
+    assert_eq!(bench.done(), [(read, Ok(()))]);
+    let write = bench.submit(WRITE, 0, 4);
+    assert_eq!(bench.done(), [(write, Err(IoError::ShuttingDown))]);
+    bench.peer.answers(Some(Err(IoError::Failed)));
+    let read = bench.submit(IoOp::Read, 0, 4);
+    assert_eq!(bench.done(), [(read, Err(IoError::Failed))], "only the owner knows what was changed");
+    assert!(bench.own.take().is_empty());
+    bench.peer.answers(Some(Err(IoError::Unsupported)));
+    let read = bench.submit(IoOp::Read, 0, 4);
+    assert_eq!(bench.done(), [(read, Ok(()))], "it is not the owner any more, and the backing has all");
+    assert_eq!(bench.own.take(), [read]);
+}
+
+#[test]
+fn after_it_the_peer_is_read_where_it_has_all_and_nobody_wrote() {
+    let mut bench = Bench::new();
+    bench.both.peer_has(10, 20);
+    bench.take_over();
+    let inside = bench.submit(IoOp::Read, 12, 4);
+    let half = bench.submit(IoOp::Read, 18, 4);
+    assert_eq!((bench.peer.take(), bench.own.take()), (vec![inside], vec![half]));
+    for (op, at) in [(WRITE, 12), (IoOp::Discard, 14), (IoOp::WriteZeroes(hob_engine::io::Zeroing::MayUnmap), 16)] {
+        let change = bench.submit(op, at, 1);
+        let read = bench.submit(IoOp::Read, at, 1);
+        assert_eq!((bench.peer.take(), bench.own.take()), (vec![], vec![change, read]));
+    }
+    let beside = bench.submit(IoOp::Read, 13, 1);
+    assert_eq!(bench.peer.take(), [beside]);
+    assert!(bench.done().iter().all(|(_, result)| result.is_ok()));
+}
+
+#[test]
+fn a_peer_that_fails_is_left_and_costs_the_guest_nothing() {
+    let mut bench = Bench::new();
+    bench.both.peer_has(0, 100);
+    bench.take_over();
+    bench.peer.answers(Some(Err(IoError::Unsupported)));
+    let uncached = bench.submit(IoOp::Read, 1, 1);
+    assert!(bench.both.has_peer(), "that it has not cached something is no failure");
+    bench.peer.answers(None);
+    let waits = bench.submit(IoOp::Read, 2, 1);
+    bench.peer.answers(Some(Err(IoError::Failed)));
+    let fails = bench.submit(IoOp::Read, 3, 1);
+    assert!(!bench.both.has_peer());
+    let after = bench.submit(IoOp::Read, 4, 1);
+    let mut own = bench.own.take();
+    own.sort_unstable();
+    assert_eq!(own, [uncached, waits, fails, after]);
+    assert_eq!(bench.done().len(), 4);
+}
+
+#[test]
+fn what_waits_for_the_peer_when_it_is_left_gets_it_from_the_backing() {
+    let mut bench = Bench::new();
+    bench.peer.answers(None);
+    let waits = bench.submit(IoOp::Read, 2, 1);
+    bench.take_over();
+    assert!(bench.done().is_empty());
+    Driver::leave_peer(&mut bench.both, &mut bench.ring, Instant(0));
+    assert_eq!((bench.own.take(), bench.done()), (vec![waits], vec![(waits, Ok(()))]));
+    bench.both.close(&mut bench.ring);
+    assert!(bench.both.is_closed());
+}
+
+#[test]
+fn places_on_a_large_disk_are_rounded_out_in_both_directions() {
+    let mut places = Places::new(PLACES_MAX * SECTOR_BYTES * 8);
+    places.insert(9, 10);
+    assert!(places.has_all(8, 16) && !places.has_all(8, 17) && !places.has_all(7, 9));
+    places.insert(0, 64);
+    places.remove(31, 33);
+    assert!(places.has_all(0, 24) && !places.has_all(24, 25) && !places.has_all(39, 40) && places.has_all(40, 64));
+    places.insert(u64::MAX - 1, u64::MAX);
+    assert!(!Places::default().has_all(0, 1));
+}
