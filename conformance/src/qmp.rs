@@ -72,6 +72,11 @@ impl Monitor {
         }
     }
 
+    /// Ends the machine. One that has ended by itself is fine, too.
+    pub fn quit(mut self) {
+        let _ = writeln!(self.0.get_mut(), "{}", json!({ "execute": "quit" }));
+    }
+
     #[track_caller]
     fn line(&mut self) -> Value {
         let mut line = String::new();

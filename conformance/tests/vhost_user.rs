@@ -142,7 +142,7 @@ fn a_guest_migrates_live_from_one_daemon_to_another() {
     let mut monitor = Monitor::connect(&here.path("qmp.sock"));
     wait_until("the target", MACHINE_MAX, || there.path("migration.sock").exists());
     monitor.migrate(&incoming, &arriving, MACHINE_MAX);
-    monitor.ask("quit", json!({}));
+    monitor.quit();
     let output = arriving.finish(MACHINE_MAX);
     let console = output.all();
     content(&console);
