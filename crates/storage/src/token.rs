@@ -17,8 +17,10 @@ impl Token {
     pub const BACKING: u16 = 1;
     /// Kind of the tokens of [`crate::flash::Flash`].
     pub const FLASH: u16 = 2;
-    /// Kind of the tokens of a backing's peer, see [`crate::backing::Backing::handover`].
+    /// First kind of the tokens of a backing's peers, see [`crate::backing::Backing::handover`].
     pub const PEER: u16 = 3;
+    /// The last of these.
+    pub const PEER_LAST: u16 = 10;
     /// First kind that the ring's user may give a meaning to; smaller ones are storage's own.
     pub const CALLER: u16 = 16;
 

@@ -2,11 +2,12 @@
 //!
 //! | | reads | everything else |
 //! |---|---|---|
-//! | in standby | of the peer; of the own backing what the peer says it has not cached, for it is not the peer's disk any more then | refused |
-//! | taken over, while the peer serves what it has in flash | of the peer where it is said to have all, and nobody wrote since; else, or if the peer fails, of the own backing | of the own backing |
+//! | in standby | of the peer, which owns the disk; they wait for a while where there is none, or it fails | refused |
+//! | taken over, with a peer, which had the disk before | of the peer where it is said to have all, and nobody wrote since; else, or if the peer fails, of the own backing | of the own backing |
 //! | alone | of the own backing | of the own backing |
 //!
-//! The peer's flash is as good as the backing for what was not written since it gave the disk away: everything it had changed
+//! The peer of before the hand-over is left with it: whatever it says later is not the owner's word. Who had the disk comes back as
+//! another peer, and its flash is as good as the backing for what was not written since it gave the disk away: everything it had changed
 //! was written through, and flushed. What is written here leaves the map of the peer's places before it is issued; the
 //! engine has no read and write of one sector in flight at once.
 //!
@@ -25,6 +26,12 @@ use crate::token::{Token, TokenSpace};
 /// A guest that could have its data from the own backing waits no longer for the peer.
 const PEER_WAIT_MAX: Duration = Duration::from_secs(3);
 
+/// A read in standby waits no longer for the owner, nanoseconds.
+const STANDBY_NS_MAX: u64 = 30_000_000_000;
+
+/// Pause before a read that failed in standby is tried again, nanoseconds.
+const RETRY_NS: u64 = 100_000_000;
+
 /// Places on the disk that are told apart, at most.
 const PLACES_MAX: u64 = 1 << 22;
 
@@ -34,73 +41,119 @@ enum Phase {
     Taken,
 }
 
+/// A read that was not answered yet.
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    io: Io,
+    /// In standby it fails then.
+    deadline: Instant,
+}
+
 pub(super) struct Handover {
     own: Box<dyn Driver>,
-    /// Until it is closed.
     peer: Option<Box<dyn Driver>>,
-    /// It takes no more.
-    peer_left: bool,
+    /// Those that were left, until they are closed; by the kinds of their tokens.
+    left: Vec<(u16, Box<dyn Driver>)>,
+    /// Of the peer's tokens.
+    kind: u16,
+    tokens: Option<TokenSpace>,
     phase: Phase,
     places: Places,
-    /// Reads that the peer was asked for.
-    asked: HashMap<IoId, Io>,
+    /// Reads that a peer was asked for.
+    asked: HashMap<IoId, Read>,
+    /// Reads that wait for a peer.
+    held: VecDeque<Read>,
+    retry_at: Option<Instant>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
     closing: bool,
 }
 
 impl Handover {
-    pub(super) fn new(peer: Box<dyn Driver>, own: Box<dyn Driver>) -> Handover {
+    pub(super) fn new(own: Box<dyn Driver>) -> Handover {
         let places = Places::new(own.info().size_bytes);
         Handover {
             own,
-            peer: Some(peer),
-            peer_left: false,
+            peer: None,
+            left: Vec::new(),
+            kind: Token::PEER,
+            tokens: None,
             phase: Phase::Standby,
             places,
             asked: HashMap::new(),
+            held: VecDeque::new(),
+            retry_at: None,
             done: VecDeque::new(),
             statuses: VecDeque::new(),
             closing: false,
         }
     }
 
-    /// Is that for the peer?
-    fn is_for_peer(&self, io: &Io) -> bool {
-        let first = io.offset / SECTOR_BYTES;
-        let end = (io.offset + io.len).div_ceil(SECTOR_BYTES);
-        let has_all = || !self.peer_left && self.places.has_all(first, end);
-        io.op == IoOp::Read && (self.phase == Phase::Standby || has_all())
-    }
-
-    /// Takes what the peer has finished, and asks the own backing for what it could not give.
+    /// Takes what peers have finished, and asks elsewhere for what they could not give.
     fn collect(&mut self, ring: &mut Ring, now: Instant) {
-        while let Some((io, result)) = self.peer.as_mut().and_then(|peer| peer.poll_done()) {
+        let mut ended = Vec::new();
+        for peer in self.left.iter_mut().map(|(_, peer)| peer).chain(&mut self.peer) {
+            ended.extend(std::iter::from_fn(|| peer.poll_done()));
+        }
+        for (io, result) in ended {
             let read = self.asked.remove(&io).expect("what ends was asked for");
-            let is_uncached = result == Err(IoError::Unsupported);
             match result {
-                Err(_) if self.closing => self.done.push_back((io, result)),
-                Err(error) if is_uncached || self.phase == Phase::Taken => {
-                    if !is_uncached && !self.peer_left {
-                        tracing::warn!("the host that had the disk does not deliver any more ({error:?})");
-                        self.leave_peer(ring);
-                    }
-                    self.own.submit(ring, now, &read);
-                }
+                Err(error) if !self.closing => self.failed(ring, now, read, error),
                 result => self.done.push_back((io, result)),
             }
         }
-        if self.peer_left && self.peer.as_ref().is_some_and(|peer| peer.is_closed()) && self.asked.is_empty() {
-            self.peer = None;
+        self.left.retain(|(_, peer)| !peer.is_closed());
+    }
+
+    /// A peer could not give that.
+    fn failed(&mut self, ring: &mut Ring, now: Instant, read: Read, error: IoError) {
+        match self.phase {
+            Phase::Standby if read.deadline <= now => self.done.push_back((read.io.id, Err(error))),
+            Phase::Standby => {
+                self.held.push_back(read);
+                self.retry_at.get_or_insert(now + RETRY_NS);
+            }
+            Phase::Taken => {
+                let is_uncached = error == IoError::Unsupported;
+                if !is_uncached && self.peer.is_some() {
+                    tracing::warn!("the host that had the disk does not deliver any more ({error:?})");
+                    self.drop_peer(ring);
+                }
+                self.own.submit(ring, now, &read.io);
+            }
         }
     }
 
-    fn leave_peer(&mut self, ring: &mut Ring) {
-        self.peer_left = true;
-        self.places = Places::default();
-        if let Some(peer) = &mut self.peer {
+    fn drop_peer(&mut self, ring: &mut Ring) {
+        if let Some(mut peer) = self.peer.take() {
             peer.close(ring);
+            self.left.push((self.kind, peer));
         }
+    }
+
+    fn ask(&mut self, ring: &mut Ring, now: Instant, read: Read) {
+        match &mut self.peer {
+            Some(peer) => {
+                self.asked.insert(read.io.id, read);
+                peer.submit(ring, now, &read.io);
+            }
+            None => self.held.push_back(read),
+        }
+    }
+
+    /// What waits for a peer goes to it, or to the own backing, or has waited for too long.
+    fn retry(&mut self, ring: &mut Ring, now: Instant) {
+        self.retry_at = None;
+        for read in std::mem::take(&mut self.held) {
+            match self.phase {
+                Phase::Taken => self.own.submit(ring, now, &read.io),
+                Phase::Standby if read.deadline <= now => {
+                    self.done.push_back((read.io.id, Err(IoError::Failed)));
+                }
+                Phase::Standby => self.ask(ring, now, read),
+            }
+        }
+        self.collect(ring, now);
     }
 }
 
@@ -110,34 +163,34 @@ impl Driver for Handover {
     }
 
     fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {
+        self.tokens = Some(tokens);
         self.own.attach(ring, now, tokens);
-        if let Some(peer) = &mut self.peer {
-            peer.attach(ring, now, tokens.of_kind(Token::PEER));
-        }
     }
 
     fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
-        if self.is_for_peer(io)
-            && let Some(peer) = &mut self.peer
-        {
-            self.asked.insert(io.id, *io);
-            peer.submit(ring, now, io);
+        let first = io.offset / SECTOR_BYTES;
+        let end = (io.offset + io.len).div_ceil(SECTOR_BYTES);
+        let has_all = || self.peer.is_some() && self.places.has_all(first, end);
+        if io.op == IoOp::Read && (self.phase == Phase::Standby || has_all()) {
+            self.ask(ring, now, Read { io: *io, deadline: now + STANDBY_NS_MAX });
             return self.collect(ring, now);
         }
         if self.phase == Phase::Standby {
             return self.done.push_back((io.id, Err(IoError::ShuttingDown)));
         }
         if !matches!(io.op, IoOp::Read | IoOp::Flush) {
-            self.places.remove(io.offset / SECTOR_BYTES, (io.offset + io.len).div_ceil(SECTOR_BYTES));
+            self.places.remove(first, end);
         }
         self.own.submit(ring, now, io);
     }
 
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
-        if completion.token.kind() != Token::PEER {
+        let kind = completion.token.kind();
+        if kind == Token::BACKING {
             return self.own.handle_completion(ring, now, completion);
         }
-        if let Some(peer) = &mut self.peer {
+        let left = self.left.iter_mut().find(|(of, _)| *of == kind).map(|(_, peer)| peer);
+        if let Some(peer) = left.or(self.peer.as_mut()) {
             peer.handle_completion(ring, now, completion);
         }
         self.collect(ring, now);
@@ -149,7 +202,8 @@ impl Driver for Handover {
 
     fn poll_timeout(&self) -> Option<Instant> {
         let peer = self.peer.as_ref().and_then(|peer| peer.poll_timeout());
-        self.own.poll_timeout().into_iter().chain(peer).min()
+        let held = self.held.iter().map(|read| read.deadline).min();
+        [self.own.poll_timeout(), peer, held, self.retry_at].into_iter().flatten().min()
     }
 
     fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
@@ -162,6 +216,10 @@ impl Driver for Handover {
             peer.handle_timeout(ring, now);
         }
         self.collect(ring, now);
+        let is_due = self.held.iter().any(|read| read.deadline <= now);
+        if is_due || self.retry_at.is_some_and(|at| at <= now) {
+            self.retry(ring, now);
+        }
     }
 
     fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
@@ -180,13 +238,15 @@ impl Driver for Handover {
 
     fn close(&mut self, ring: &mut Ring) {
         self.closing = true;
-        self.leave_peer(ring);
+        self.drop_peer(ring);
         self.collect(ring, Instant::default());
+        let held = self.held.drain(..).map(|read| (read.io.id, Err(IoError::ShuttingDown)));
+        self.done.extend(held);
         self.own.close(ring);
     }
 
     fn is_closed(&self) -> bool {
-        self.peer.as_ref().is_none_or(|peer| peer.is_closed()) && self.own.is_closed()
+        self.left.iter().all(|(_, peer)| peer.is_closed()) && self.own.is_closed()
     }
 
     fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
@@ -206,28 +266,39 @@ impl Driver for Handover {
     }
 
     fn peer_has(&mut self, first: u64, end: u64) {
-        if !self.peer_left {
-            self.places.insert(first, end);
+        self.places.insert(first, end);
+    }
+
+    fn set_peer(&mut self, ring: &mut Ring, now: Instant, mut peer: Box<dyn Driver>) {
+        self.drop_peer(ring);
+        // Those that were left may have something in the ring still.
+        let is_free = |kind: &u16| self.left.iter().all(|(of, _)| of != kind);
+        let Some(kind) = (Token::PEER..=Token::PEER_LAST).find(is_free) else { return };
+        self.kind = kind;
+        if self.phase == Phase::Taken {
+            peer.be_hasty(PEER_WAIT_MAX);
         }
+        peer.attach(ring, now, self.tokens.expect("attached before").of_kind(kind));
+        self.peer = Some(peer);
+        self.retry(ring, now);
     }
 
     fn take_over(&mut self, ring: &mut Ring, now: Instant) {
         self.phase = Phase::Taken;
-        if let Some(peer) = &mut self.peer {
-            peer.be_hasty(PEER_WAIT_MAX);
-        }
-        self.collect(ring, now);
+        self.drop_peer(ring);
+        self.retry(ring, now);
     }
 
     fn leave_peer(&mut self, ring: &mut Ring, now: Instant) {
-        if !self.peer_left {
-            Handover::leave_peer(self, ring);
+        self.drop_peer(ring);
+        if self.phase == Phase::Taken {
+            self.places = Places::default();
         }
         self.collect(ring, now);
     }
 
     fn has_peer(&self) -> bool {
-        !self.peer_left
+        self.peer.is_some()
     }
 }
 

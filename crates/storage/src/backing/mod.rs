@@ -241,6 +241,8 @@ pub trait Driver: Send {
     }
     /// See [`Backing::peer_has`].
     fn peer_has(&mut self, _first: u64, _end: u64) {}
+    /// See [`Backing::set_peer`].
+    fn set_peer(&mut self, _ring: &mut Ring, _now: Instant, _peer: Box<dyn Driver>) {}
     /// See [`Backing::take_over`].
     fn take_over(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// See [`Backing::leave_peer`].
@@ -326,11 +328,11 @@ impl Backing {
         Backing::of(Box::new(modelled::Modelled::new(self.driver, model)))
     }
 
-    /// The backing of a disk that comes from another host. `peer` reads the disk there; `own` is the disk's backing, opened without
-    /// its lock, and its size is the peer's. The module's text of `handover` tells the rest.
-    pub fn handover(peer: Backing, own: Backing) -> Backing {
-        assert!(peer.tokens.is_none() && own.tokens.is_none(), "neither is attached yet");
-        Backing::of(Box::new(handover::Handover::new(peer.driver, own.driver)))
+    /// The backing of a disk that comes from another host, so far in standby: `own` is the disk's backing, opened without
+    /// its lock. The module's text of `handover` tells the rest.
+    pub fn handover(own: Backing) -> Backing {
+        assert!(own.tokens.is_none(), "it is not attached yet");
+        Backing::of(Box::new(handover::Handover::new(own.driver)))
     }
 
     /// What it is.
@@ -377,7 +379,14 @@ impl Backing {
         self.driver.peer_has(first, end);
     }
 
-    /// Of a handover: the disk is this host's. The peer is asked for what it has, until [`leave_peer`](Self::leave_peer).
+    /// Of a handover, attached: reads the disk at another host, which owns it, or had it until it was taken over; until
+    /// [`leave_peer`](Self::leave_peer).
+    pub fn set_peer(&mut self, ring: &mut Ring, now: Instant, peer: Backing) {
+        assert!(peer.tokens.is_none(), "it is not attached yet");
+        self.driver.set_peer(ring, now, peer.driver);
+    }
+
+    /// Of a handover: the disk is this host's. The peer is left; another may come.
     pub fn take_over(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.take_over(ring, now);
     }
@@ -409,7 +418,7 @@ impl Backing {
     /// Takes a completion whose token is the backing's.
     pub fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
         debug_assert!(self.tokens.is_some_and(|tokens| {
-            tokens.contains(completion.token) || tokens.of_kind(Token::PEER).contains(completion.token)
+            tokens.contains(completion.token) || tokens.of_kind(completion.token.kind()).contains(completion.token)
         }));
         self.driver.handle_completion(ring, now, completion);
     }

@@ -206,12 +206,20 @@ pub(super) async fn call(
     manager.call_in(disk, session, call).await.into()
 }
 
+/// As what the other host is read.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+pub(super) struct DataOf {
+    /// It had the disk before, and is read for what it has in flash.
+    #[serde(default)]
+    former: bool,
+}
+
 /// Of another host: a connection in which it is an NBD server with the disk, read-only.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/arrival/data",
     operation_id = "arrival_data",
-    params(("disk" = String, Path, description = "The disk"), CarrySession),
+    params(("disk" = String, Path, description = "The disk"), CarrySession, DataOf),
     responses(
         (status = 101, description = "The connection speaks `hob-nbd/1` from now on"),
         (status = "4XX", body = Problem)
@@ -221,6 +229,7 @@ pub(super) async fn data(
     State(manager): App,
     Path(disk): Path<String>,
     Query(session): Query<CarrySession>,
+    Query(DataOf { former }): Query<DataOf>,
     headers: HeaderMap,
     mut request: Request,
 ) -> Response {
@@ -229,7 +238,7 @@ pub(super) async fn data(
         let said = format!("a data connection is asked for with 'Upgrade: {DATA_PROTOCOL}'");
         return Answer::no(StatusCode::UPGRADE_REQUIRED, said).into_response();
     }
-    let taker = match manager.data_in(&disk, &session) {
+    let taker = match manager.data_in(&disk, &session, former) {
         Ok(taker) => taker,
         Err(refusal) => return Answer::<()>::from(Err(refusal)).into_response(),
     };

@@ -69,8 +69,12 @@ pub(crate) enum CarryCall {
     Progress(Answer<Progress>),
     /// The disk is this host's.
     TakeOver(Answer<()>),
-    /// The host that had it is asked no more.
+    /// Read it at another host: the owner, or who had it before it was taken over.
+    SetPeer(Backing),
+    /// The other host is asked no more.
     LeavePeer,
+    /// Forget all of it, and what is to be pulled.
+    Restart(Answer<()>),
     /// Another host reads it.
     AttachPeer(Box<PeerSeat>),
 }
@@ -358,6 +362,10 @@ impl Shard {
         let size = self.size_of(id);
         match call {
             CarryCall::Own(role, answer) => {
+                if role == Role::Away {
+                    // What the other host reads from here on is not the owner's word.
+                    self.clients.close_peers(id, &mut self.ring);
+                }
                 let command = self.commands.next(Waiting::Plain(answer));
                 self.engine.handle_command(now, command, id, Command::Own(role));
             }
@@ -378,9 +386,14 @@ impl Shard {
                     self.carriers.carrier(id, size).pulls = true;
                 }
             }
+            CarryCall::SetPeer(peer) => {
+                if let Some((backing, ring)) = self.backing(id) {
+                    backing.set_peer(ring, now, peer);
+                }
+                self.collect(now, id);
+            }
             CarryCall::LeavePeer => {
-                if let Some(backing) = self.backing(id) {
-                    let (backing, ring) = backing;
+                if let Some((backing, ring)) = self.backing(id) {
                     backing.leave_peer(ring, now);
                 }
                 self.collect(now, id);
@@ -390,6 +403,7 @@ impl Shard {
             | CarryCall::Forget(_, answer)
             | CarryCall::Listed(_, answer)
             | CarryCall::TakeOver(answer)
+            | CarryCall::Restart(answer)
                 if size.is_none() =>
             {
                 let _ = answer.send(Err(ShardError::Command(CommandError::NoSuchDisk)));
@@ -402,6 +416,13 @@ impl Shard {
                 let carrier = self.carriers.carrier(id, size);
                 ranges.iter().for_each(|(first, end)| carrier.puller.changed(*first, *end));
                 self.carriers.start_job(id, Op::Forget, pieces(&ranges, size), answer);
+            }
+            CarryCall::Restart(answer) => {
+                let size = size.unwrap_or_default();
+                let carrier = self.carriers.carrier(id, size);
+                (carrier.puller, carrier.pulls) = (Puller::new(PULL_BYTES_MAX), false);
+                let all = pieces(&[(0, size.div_ceil(SECTOR_BYTES))], size);
+                self.carriers.start_job(id, Op::Forget, all, answer);
             }
             CarryCall::Listed(ranges, answer) => {
                 for (first, end) in &ranges {

@@ -136,6 +136,19 @@ impl Clients {
         }
     }
 
+    /// Ends the connections of another host to a disk.
+    pub(super) fn close_peers(&mut self, disk: DiskId, ring: &mut Ring) {
+        for number in 0..self.clients.len() {
+            if let Some(client) = &mut self.clients[number]
+                && client.whose == Whose::Peer
+                && client.connection.disk() == disk
+            {
+                client.connection.abort("the disk is another host's", &mut ungated(ring));
+                self.list(number as u16);
+            }
+        }
+    }
+
     /// A socket operation ended.
     pub(super) fn handle_completion(&mut self, now: Instant, completion: Completion, ring: &mut Ring) {
         let number = completion.token.owner();

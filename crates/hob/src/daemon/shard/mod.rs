@@ -193,7 +193,7 @@ impl Shard {
                 let done = self.flash.handle_completion(&mut self.ring, &completion);
                 self.engine.handle_completion(now, done.io, done.result, done.sums);
             }
-            Token::BACKING | Token::PEER => {
+            Token::BACKING | Token::PEER..=Token::PEER_LAST => {
                 let disk = DiskId(u32::from(token.owner()));
                 if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
                     backing.handle_completion(&mut self.ring, now, completion);

@@ -6,6 +6,7 @@ use hob_engine::regions::Regions;
 use hob_engine::units::DiskId;
 
 use super::{ShardError, ShardHandle};
+use crate::daemon::hardware::Backing;
 use crate::daemon::shard::{CarryCall, PeerSeat, Progress};
 
 impl ShardHandle {
@@ -68,6 +69,17 @@ impl ShardHandle {
     /// The disk is this host's, and so is its backing.
     pub(crate) async fn take_over(&self, id: DiskId) -> Result<(), ShardError> {
         self.carry(id, CarryCall::TakeOver).await
+    }
+
+    /// Reads it at another host from now on.
+    pub(crate) fn set_peer(&self, id: DiskId, peer: Backing) {
+        // As above.
+        let _ = self.send(super::ShardCall::Carry(id, CarryCall::SetPeer(peer)));
+    }
+
+    /// Forgets all of a disk in standby, and what is to be pulled.
+    pub(crate) async fn restart(&self, id: DiskId) -> Result<(), ShardError> {
+        self.carry(id, CarryCall::Restart).await
     }
 
     /// The host that had it is asked no more.

@@ -98,15 +98,23 @@ struct Bench {
     both: Handover,
     ring: Ring,
     own: Handle,
-    peer: Handle,
     next: u32,
+    now: Instant,
 }
 
 impl Bench {
     fn new() -> Bench {
-        let ((own, own_handle), (peer, peer_handle)) = (fake(), fake());
-        let ring = Ring::new(&RingConfig::default()).unwrap();
-        Bench { both: Handover::new(peer, own), ring, own: own_handle, peer: peer_handle, next: 0 }
+        let (own, own_handle) = fake();
+        let mut ring = Ring::new(&RingConfig::default()).unwrap();
+        let mut both = Handover::new(own);
+        both.attach(&mut ring, Instant(0), TokenSpace::new(Token::BACKING, 0));
+        Bench { both, ring, own: own_handle, next: 0, now: Instant(0) }
+    }
+
+    fn peer(&mut self) -> Handle {
+        let (peer, handle) = fake();
+        self.both.set_peer(&mut self.ring, self.now, peer);
+        handle
     }
 
     fn submit(&mut self, op: IoOp, first: u64, sectors: u64) -> u32 {
@@ -114,7 +122,7 @@ impl Bench {
         let (offset, len) = (first * SECTOR_BYTES, sectors * SECTOR_BYTES);
         let slice = Some(BufferSlice { id: BufferId(0), offset: 0, len: len as u32 });
         let io = Io { id: IoId(self.next), target: Target::Backing(DiskId(0)), op, offset, len, slice };
-        self.both.submit(&mut self.ring, Instant(0), &io);
+        self.both.submit(&mut self.ring, self.now, &io);
         self.next
     }
 
@@ -123,7 +131,12 @@ impl Bench {
     }
 
     fn take_over(&mut self) {
-        self.both.take_over(&mut self.ring, Instant(0));
+        self.both.take_over(&mut self.ring, self.now);
+    }
+
+    fn pass(&mut self, ns: u64) {
+        self.now = self.now + ns;
+        self.both.handle_timeout(&mut self.ring, self.now);
     }
 }
 
@@ -132,19 +145,33 @@ const WRITE: IoOp = IoOp::Write(Durability::Volatile);
 #[test]
 fn in_standby_the_owner_is_read_and_nothing_is_written() {
     let mut bench = Bench::new();
-    let read = bench.submit(IoOp::Read, 0, 4);
-    assert_eq!((bench.peer.take(), bench.own.take()), (vec![read], vec![]));
-    assert_eq!(bench.done(), [(read, Ok(()))]);
+    let early = bench.submit(IoOp::Read, 0, 4);
+    assert!(bench.done().is_empty(), "it waits for the owner");
+    let peer = bench.peer();
+    assert_eq!((peer.take(), bench.own.take(), bench.done()), (vec![early], vec![], vec![(early, Ok(()))]));
     let write = bench.submit(WRITE, 0, 4);
     assert_eq!(bench.done(), [(write, Err(IoError::ShuttingDown))]);
-    bench.peer.answers(Some(Err(IoError::Failed)));
+    peer.answers(Some(Err(IoError::Unsupported)));
     let read = bench.submit(IoOp::Read, 0, 4);
-    assert_eq!(bench.done(), [(read, Err(IoError::Failed))], "only the owner knows what was changed");
-    assert!(bench.own.take().is_empty());
-    bench.peer.answers(Some(Err(IoError::Unsupported)));
+    assert!(bench.done().is_empty(), "who is not the owner any more is not believed");
+    peer.answers(Some(Ok(())));
+    bench.pass(RETRY_NS);
+    assert_eq!((bench.done(), bench.own.take()), (vec![(read, Ok(()))], vec![]));
+}
+
+#[test]
+fn in_standby_nothing_waits_for_ever() {
+    let mut bench = Bench::new();
+    let peer = bench.peer();
+    peer.answers(Some(Err(IoError::Failed)));
     let read = bench.submit(IoOp::Read, 0, 4);
-    assert_eq!(bench.done(), [(read, Ok(()))], "it is not the owner any more, and the backing has all");
-    assert_eq!(bench.own.take(), [read]);
+    for _ in 0..STANDBY_NS_MAX / RETRY_NS - 1 {
+        bench.pass(RETRY_NS);
+        assert!(bench.done().is_empty());
+    }
+    bench.pass(RETRY_NS);
+    assert_eq!(bench.done(), [(read, Err(IoError::Failed))]);
+    assert!(bench.own.take().is_empty() && bench.both.poll_timeout().is_none());
 }
 
 #[test]
@@ -152,16 +179,19 @@ fn after_it_the_peer_is_read_where_it_has_all_and_nobody_wrote() {
     let mut bench = Bench::new();
     bench.both.peer_has(10, 20);
     bench.take_over();
+    let before = bench.submit(IoOp::Read, 12, 4);
+    assert_eq!(bench.own.take(), [before], "nobody is there yet");
+    let peer = bench.peer();
     let inside = bench.submit(IoOp::Read, 12, 4);
     let half = bench.submit(IoOp::Read, 18, 4);
-    assert_eq!((bench.peer.take(), bench.own.take()), (vec![inside], vec![half]));
+    assert_eq!((peer.take(), bench.own.take()), (vec![inside], vec![half]));
     for (op, at) in [(WRITE, 12), (IoOp::Discard, 14), (IoOp::WriteZeroes(hob_engine::io::Zeroing::MayUnmap), 16)] {
         let change = bench.submit(op, at, 1);
         let read = bench.submit(IoOp::Read, at, 1);
-        assert_eq!((bench.peer.take(), bench.own.take()), (vec![], vec![change, read]));
+        assert_eq!((peer.take(), bench.own.take()), (vec![], vec![change, read]));
     }
     let beside = bench.submit(IoOp::Read, 13, 1);
-    assert_eq!(bench.peer.take(), [beside]);
+    assert_eq!(peer.take(), [beside]);
     assert!(bench.done().iter().all(|(_, result)| result.is_ok()));
 }
 
@@ -170,15 +200,17 @@ fn a_peer_that_fails_is_left_and_costs_the_guest_nothing() {
     let mut bench = Bench::new();
     bench.both.peer_has(0, 100);
     bench.take_over();
-    bench.peer.answers(Some(Err(IoError::Unsupported)));
+    let peer = bench.peer();
+    peer.answers(Some(Err(IoError::Unsupported)));
     let uncached = bench.submit(IoOp::Read, 1, 1);
     assert!(bench.both.has_peer(), "that it has not cached something is no failure");
-    bench.peer.answers(None);
+    peer.answers(None);
     let waits = bench.submit(IoOp::Read, 2, 1);
-    bench.peer.answers(Some(Err(IoError::Failed)));
+    peer.answers(Some(Err(IoError::Failed)));
     let fails = bench.submit(IoOp::Read, 3, 1);
     assert!(!bench.both.has_peer());
     let after = bench.submit(IoOp::Read, 4, 1);
+    bench.both.collect(&mut bench.ring, bench.now);
     let mut own = bench.own.take();
     own.sort_unstable();
     assert_eq!(own, [uncached, waits, fails, after]);
@@ -186,13 +218,12 @@ fn a_peer_that_fails_is_left_and_costs_the_guest_nothing() {
 }
 
 #[test]
-fn what_waits_for_the_peer_when_it_is_left_gets_it_from_the_backing() {
+fn what_waits_for_the_owner_at_the_hand_over_gets_it_from_the_backing() {
     let mut bench = Bench::new();
-    bench.peer.answers(None);
+    let peer = bench.peer();
+    peer.answers(None);
     let waits = bench.submit(IoOp::Read, 2, 1);
     bench.take_over();
-    assert!(bench.done().is_empty());
-    Driver::leave_peer(&mut bench.both, &mut bench.ring, Instant(0));
     assert_eq!((bench.own.take(), bench.done()), (vec![waits], vec![(waits, Ok(()))]));
     bench.both.close(&mut bench.ring);
     assert!(bench.both.is_closed());

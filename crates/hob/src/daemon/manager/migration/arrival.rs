@@ -54,6 +54,11 @@ impl Manager {
         {
             new.journal = known.journal;
         }
+        if matches!(disk.life, Life::Online(_)) && !is_alike(&disk.wanted, &wanted) {
+            return Err(Refusal::conflict(format!(
+                "{name} is awaited already, as another disk or with another cache; cancel that first"
+            )));
+        }
         disk.wanted = wanted;
         disk.busy = Some(MIGRATING);
         if matches!(disk.life, Life::Offline(_)) {
@@ -115,6 +120,16 @@ impl Manager {
             ..DiskState::new(name.to_owned(), arrival.backing.clone(), arrival.read_only)
         })
     }
+}
+
+/// Can what is open for one be used for the other?
+fn is_alike(one: &DiskState, other: &DiskState) -> bool {
+    let part = |disk: &DiskState| {
+        let cache = disk.cache.as_ref();
+        let cache = cache.map(|spec| (spec.pool.clone(), spec.size, spec.block_size, spec.policy.clone(), spec.journal.is_some()));
+        (disk.backing.clone(), disk.read_only, disk.vhost_user.clone(), disk.fuse.clone(), cache)
+    };
+    part(one) == part(other)
 }
 
 impl Inner {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hob_engine::command::{Access, DiskConfig, Role};
 use hob_engine::migration::Record;
+use hob_engine::units::DiskId;
 
 use super::super::datastores::datastore_of;
 use super::super::disks::{Open, export_info, open_gateway, refuse};
@@ -14,19 +15,30 @@ use super::super::refusal::Refusal;
 use super::super::{Life, Manager};
 use super::hook::{Hook, Ready};
 use crate::daemon::hardware::{Backing, BackingOptions};
+use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::JournalSpec;
 
-/// The other host opens its connection in that time.
+/// The other host opens its connection in that time, or it is asked again.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
+/// Its connection is given up when an answer takes longer.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Pause before it is asked again.
+const RETRY_EVERY: Duration = Duration::from_millis(100);
+
 impl Manager {
-    /// Opens an awaited disk, in standby, with nothing in its cache. It may be open already.
+    /// Opens an awaited disk, in standby, with nothing in its cache. One that is open stays so, for who uses it: all of it is forgotten.
     pub(super) async fn open_awaited(
         self: &Arc<Self>,
         name: &str,
         size_bytes: u64,
         ready: Arc<Ready>,
-    ) -> Result<Hook, Refusal> {
+    ) -> Result<Option<Hook>, Refusal> {
+        if let Ok((shard, id)) = self.shard_of(name) {
+            shard.restart(id).await?;
+            return Ok(None);
+        }
         self.close_awaited(name).await?;
         let (wanted, id) = {
             let inner = self.inner();
@@ -34,20 +46,11 @@ impl Manager {
             (disk.wanted.clone(), disk.id)
         };
         self.clear_stale_file(name).await?;
-        let socket = self.carriage()?.directory.join(format!("peer-{}.sock", id.0));
-        let hook = Hook::open(&socket, ready)
-            .map_err(|error| Refusal::failed(format!("no socket at {}: {error}", socket.display())))?;
-        let uri = hook.uri(name);
         let own = self.open_unlocked(&wanted.backing, wanted.read_only).await?;
-        let options =
-            BackingOptions { connect_max: CONNECT_MAX, ..self.backing_options.clone() };
-        let peer = blocking(move || Backing::open(&uri, Access::ReadOnly, &options))
-            .await?
-            .map_err(|error| Refusal::failed(format!("the disk cannot be read from its host: {error}")))?;
-        let (here, there) = (own.info().size_bytes, peer.info().size_bytes);
-        if here != there || (size_bytes > 0 && size_bytes != here) {
+        let here = own.info().size_bytes;
+        if size_bytes > 0 && size_bytes != here {
             return Err(Refusal::conflict(format!(
-                "{} has {here} bytes, and the disk {there}: it is another backing",
+                "{} has {here} bytes, and the disk {size_bytes}: it is another backing",
                 wanted.backing
             )));
         }
@@ -58,7 +61,7 @@ impl Manager {
         let datastore_id = self.inner().datastore_id(&datastore, wanted.datastore.is_some())?;
         let shard = self.shard_for(datastore_id);
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
-        shard.add_disk(id, config, Backing::handover(peer, own)).await?;
+        shard.add_disk(id, config, Backing::handover(own)).await?;
         {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -71,6 +74,7 @@ impl Manager {
             disk.datastore = Some(datastore);
         }
         shard.own(id, Role::Standby).await?;
+        let hook = self.read_peer(name, shard.clone(), id, "owner", ready)?;
         if wanted.qos.is_some() {
             self.apply_qos(name).await?;
         } else {
@@ -87,6 +91,34 @@ impl Manager {
             tracing::error!("{name} is no file: {refusal}; it is tried again every few seconds");
         }
         tracing::info!("{name} is awaited: {}", info.description);
+        Ok(Some(hook))
+    }
+
+    /// Reads a disk at another host over the connections that are ready there, as soon as there is one.
+    pub(super) fn read_peer(
+        &self,
+        name: &str,
+        shard: ShardHandle,
+        id: DiskId,
+        role: &str,
+        ready: Arc<Ready>,
+    ) -> Result<Hook, Refusal> {
+        let socket = self.carriage()?.directory.join(format!("{role}-{}.sock", id.0));
+        let mut hook = Hook::open(&socket, ready)
+            .map_err(|error| Refusal::failed(format!("no socket at {}: {error}", socket.display())))?;
+        let (uri, of) = (hook.uri(name), name.to_owned());
+        let options = BackingOptions { connect_max: CONNECT_MAX, wait_max: ANSWER_MAX, ..self.backing_options.clone() };
+        hook.also(async move {
+            loop {
+                let (uri, options) = (uri.clone(), options.clone());
+                match blocking(move || Backing::open(&uri, Access::ReadOnly, &options)).await {
+                    Ok(Ok(peer)) => return shard.set_peer(id, peer),
+                    Ok(Err(error)) => tracing::debug!("{of} cannot be read at its host yet: {error}"),
+                    Err(refusal) => tracing::debug!("{of}: {refusal}"),
+                }
+                tokio::time::sleep(RETRY_EVERY).await;
+            }
+        });
         Ok(hook)
     }
 

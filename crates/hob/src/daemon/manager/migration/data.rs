@@ -1,6 +1,7 @@
 //! Connections in which the other host reads this one's disk. This host opens them and is the server in them.
 //!
-//! One is always ready: when it is taken, another is opened.
+//! One is always ready: when it is taken, another is opened. Those of the owner end when the disk leaves; who had the disk has others, once
+//! the new owner has said that it has it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -26,9 +27,19 @@ const RETRY_EVERY: Duration = Duration::from_millis(250);
 /// Connections that are used at once.
 const CONNECTIONS_MAX: usize = 4;
 
+/// As what this host is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum As {
+    /// The disk is this host's.
+    Owner,
+    /// It was.
+    Former,
+}
+
 /// Keeps one ready, until dropped.
-pub(super) async fn keep_connected(leaving: Arc<Leaving>, session: Session) {
-    let path = call_path(&leaving.name, "data", &leaving.session(session), "");
+pub(super) async fn keep_connected(leaving: Arc<Leaving>, session: Session, role: As) {
+    let more = if role == As::Former { "&former=true" } else { "" };
+    let path = call_path(&leaving.name, "data", &leaving.session(session), more);
     let peer = leaving.peer();
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut joined = tokio::task::JoinSet::new();

@@ -11,8 +11,9 @@ use tokio::time::Instant;
 
 use super::super::Manager;
 use super::super::claim::Claim;
-use super::hook::{Hook, Ready};
+use super::hook::{Doors, Hook};
 use super::status::Shared;
+use super::source::serves_after;
 use super::{Clock, calls};
 use crate::daemon::shard::Progress;
 
@@ -67,7 +68,7 @@ pub(super) struct Coming {
     pub(super) name: String,
     pub(super) lineage: String,
     pub(super) shared: Arc<Shared>,
-    pub(super) ready: Arc<Ready>,
+    pub(super) doors: Arc<Doors>,
     pub(super) sender: mpsc::UnboundedSender<Input>,
 }
 
@@ -77,7 +78,10 @@ struct Task {
     clock: Clock,
     claim: Option<Claim>,
     arrival: Option<Box<Arrival>>,
-    hook: Option<Hook>,
+    /// Where the owner is read, and where who had the disk is.
+    hooks: Vec<Hook>,
+    /// This life of the process recorded that it awaits the disk: nobody here served it before.
+    is_first_life: bool,
     callers: BTreeMap<Ticket, oneshot::Sender<CallAnswer>>,
     tickets: u64,
     acts: BTreeMap<Ticket, DestinationAct>,
@@ -108,7 +112,8 @@ pub(super) async fn run(coming: Coming, record: Option<Record>, mut inputs: mpsc
         clock: Clock::start(),
         claim: None,
         arrival: None,
-        hook: None,
+        hooks: Vec::new(),
+        is_first_life: false,
         callers: BTreeMap::new(),
         tickets: 0,
         acts: BTreeMap::new(),
@@ -183,7 +188,6 @@ impl Task {
     fn begin(&mut self, ticket: Ticket, act: DestinationAct) {
         match &act {
             DestinationAct::Record(Record::Awaiting(session)) => {
-                self.coming.ready.clear();
                 let mut facts = self.coming.shared.facts();
                 facts.session = *session;
                 if let Some(arrival) = &self.arrival {
@@ -192,7 +196,6 @@ impl Task {
             }
             DestinationAct::Prepare => {
                 (self.list, self.progress, self.is_open) = (List::default(), Progress::default(), false);
-                self.hook = None;
             }
             DestinationAct::Activate => self.machine.handle_progress(
                 self.progress.pulled_bytes,
@@ -310,9 +313,14 @@ impl Task {
         match act {
             DestinationAct::Prepare => {
                 self.is_open = is_ok;
-                self.hook = result.ok().flatten();
+                self.hooks.extend(result.ok().flatten());
             }
+            DestinationAct::Record(Record::Awaiting(_)) => self.is_first_life |= is_ok,
             DestinationAct::Activate if is_ok => {
+                self.hooks.clear();
+                if self.is_first_life && serves_after(self.mode()) {
+                    self.hooks.extend(self.coming.read_former());
+                }
                 let waited = self.wanted_at.map(|at| at.elapsed().as_secs_f64() * 1e3);
                 self.coming.shared.facts().waited_ms = waited;
                 tracing::info!("{name} is served here now");
@@ -321,11 +329,13 @@ impl Task {
                 self.settled = true;
                 self.claim = None;
                 if matches!(self.mode(), CarryMode::Drop | CarryMode::HeatMap) {
-                    self.hook = None;
                     self.list.complete = true;
                 }
             }
-            DestinationAct::Remove if is_ok => (self.is_open, self.hook) = (false, None),
+            DestinationAct::Remove if is_ok => {
+                self.is_open = false;
+                self.hooks.clear();
+            }
             _ => {}
         }
         let now = self.clock.now();
@@ -354,7 +364,7 @@ impl Task {
         let mode = self.mode();
         let listed = self.list.complete || mode == CarryMode::Drop;
         let none_left = progress.left_bytes == 0;
-        let is_silent = self.heard.elapsed() > SILENCE_MAX || !progress.has_peer;
+        let is_silent = self.heard.elapsed() > SILENCE_MAX;
         let done = match self.settled {
             true => none_left && (listed || is_silent),
             false => self.machine.awaits().is_some() && listed && (none_left || mode != CarryMode::Copy),
@@ -400,6 +410,12 @@ impl Task {
 }
 
 impl Coming {
+    /// Reads what the host that had the disk has in flash, as soon as that lets it.
+    fn read_former(&self) -> Option<Hook> {
+        let (shard, id) = self.manager.shard_of(&self.name).ok()?;
+        self.manager.read_peer(&self.name, shard, id, "former", self.doors.former.clone()).ok()
+    }
+
     async fn act(
         &self,
         act: DestinationAct,
@@ -417,12 +433,12 @@ impl Coming {
             DestinationAct::Record(record) => manager.keep_record(name, record).await?,
             DestinationAct::Prepare => {
                 let size = arrival.map_or(0, |arrival| arrival.size_bytes);
-                let hook = manager.open_awaited(name, size, self.ready.clone()).await?;
+                let hook = manager.open_awaited(name, size, self.doors.owner.clone()).await?;
                 if self.shared.facts().cache == CarryMode::Copy {
                     let (shard, id) = manager.shard_of(name)?;
                     shard.pull(id);
                 }
-                return Ok(Some(hook));
+                return Ok(hook);
             }
             DestinationAct::Forget(ranges) => {
                 let (shard, id) = manager.shard_of(name)?;

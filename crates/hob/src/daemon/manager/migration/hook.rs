@@ -27,6 +27,13 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 /// A connection in which the other host is the server.
 pub(crate) type DataConnection = TokioIo<Upgraded>;
 
+/// Where connections of the owner, and of who had the disk, come in.
+#[derive(Debug, Default)]
+pub(super) struct Doors {
+    pub(super) owner: Arc<Ready>,
+    pub(super) former: Arc<Ready>,
+}
+
 /// Connections that are ready.
 #[derive(Debug, Default)]
 pub(super) struct Ready {
@@ -45,11 +52,6 @@ impl Ready {
         self.came.notify_one();
     }
 
-    /// None of them is of use any more.
-    pub(super) fn clear(&self) {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    }
-
     async fn get(&self) -> DataConnection {
         loop {
             let newest = self.connections.lock().unwrap_or_else(PoisonError::into_inner).pop_back();
@@ -65,7 +67,7 @@ impl Ready {
 #[derive(Debug)]
 pub(super) struct Hook {
     path: PathBuf,
-    task: JoinHandle<()>,
+    tasks: Vec<JoinHandle<()>>,
 }
 
 impl Hook {
@@ -73,7 +75,12 @@ impl Hook {
         // One that an earlier process left.
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::from_std(bind_socket(path)?)?;
-        Ok(Hook { path: path.to_owned(), task: tokio::spawn(accept(listener, ready)) })
+        Ok(Hook { path: path.to_owned(), tasks: vec![tokio::spawn(accept(listener, ready))] })
+    }
+
+    /// Does that too, until it is dropped.
+    pub(super) fn also(&mut self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.push(tokio::spawn(work));
     }
 
     /// The backing that is found there.
@@ -84,7 +91,7 @@ impl Hook {
 
 impl Drop for Hook {
     fn drop(&mut self) {
-        self.task.abort();
+        self.tasks.iter().for_each(JoinHandle::abort);
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -66,7 +66,7 @@ pub(super) struct Handle {
 #[derive(Debug)]
 enum Inputs {
     Source(mpsc::UnboundedSender<source::Input>),
-    Destination(mpsc::UnboundedSender<destination::Input>, Arc<hook::Ready>),
+    Destination(mpsc::UnboundedSender<destination::Input>, Arc<hook::Doors>),
 }
 
 impl Handle {

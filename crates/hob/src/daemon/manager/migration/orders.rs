@@ -19,7 +19,7 @@ use super::super::refusal::{Kind, Refusal};
 use super::super::{Life, Manager};
 use super::destination::{self, CallIn, Coming};
 use super::flow::Bandwidth;
-use super::hook::Ready;
+use super::hook::{Doors, Ready};
 use super::source::{self, Leaving, serves_after};
 use super::status::Shared;
 use super::{Handle, Inputs, MIGRATING, awaited, calls};
@@ -44,6 +44,7 @@ impl Manager {
         let manager = self.clone();
         self.change(async move {
             let claim = manager.claim_disk(&name, MIGRATING)?;
+            manager.end_filling(&name);
             manager.check_leaving(&name, &start).await?;
             let spec = manager.spec_to_leave(&name)?;
             let session = next_session(spec.record.record());
@@ -63,6 +64,17 @@ impl Manager {
             manager.migration(&name)
         })
         .await
+    }
+
+    /// A disk that has come, and whose cache is still pulled, has what it has.
+    fn end_filling(&self, name: &str) {
+        let before = self.handles().remove(name);
+        if let Some(Handle { task, .. }) = before {
+            task.abort();
+        }
+        if let Ok((shard, id)) = self.shard_of(name) {
+            shard.leave_peer(id);
+        }
     }
 
     /// What can be said before another host is asked.
@@ -339,10 +351,11 @@ impl Manager {
     ) -> Option<mpsc::UnboundedSender<destination::Input>> {
         {
             let handles = self.handles();
-            if let Some(handle) = handles.get(name).filter(|handle| handle.is_under_way())
-                && let Inputs::Destination(sender, _) = &handle.inputs
-            {
-                return Some(sender.clone());
+            match handles.get(name).filter(|handle| handle.is_under_way()).map(|handle| &handle.inputs) {
+                Some(Inputs::Destination(sender, _)) => return Some(sender.clone()),
+                // It has not ended here; whoever calls tries again.
+                Some(Inputs::Source(_)) => return None,
+                None => {}
             }
         }
         let CallIn::Arrive(arrival) = call else { return None };
@@ -351,10 +364,6 @@ impl Manager {
             Some(Record::Owner { .. } | Record::Leaving(_)) => return None,
             Some(Record::Away { session: past, .. }) if session <= past => return None,
             _ => {}
-        }
-        if let Some(handle) = self.handles().remove(name) {
-            // It waited for the host that calls now: its word is that it had the disk.
-            handle.task.abort();
         }
         let shared = Shared::new(Side::Destination, arrival.from.clone(), arrival.mode, session);
         Some(self.run_destination(name, lineage, record, shared))
@@ -368,17 +377,17 @@ impl Manager {
         shared: Shared,
     ) -> mpsc::UnboundedSender<destination::Input> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let (shared, ready) = (Arc::new(shared), Arc::new(Ready::default()));
+        let (shared, doors) = (Arc::new(shared), Arc::new(Doors::default()));
         let coming = Coming {
             manager: self.clone(),
             name: name.to_owned(),
             lineage: lineage.to_owned(),
             shared: shared.clone(),
-            ready: ready.clone(),
+            doors: doors.clone(),
             sender: sender.clone(),
         };
         let task = tokio::spawn(destination::run(coming, record, receiver));
-        let inputs = Inputs::Destination(sender.clone(), ready);
+        let inputs = Inputs::Destination(sender.clone(), doors);
         self.handles().insert(name.to_owned(), Handle { inputs, shared, task });
         sender
     }
@@ -399,14 +408,29 @@ impl Manager {
             // Whoever asks how far it is need not wait any more.
             CallIn::Look | CallIn::List { .. } => return calls::to_wire(Err(Refused::NotAwaited), None),
         };
+        if self.is_leaving(name) && matches!(call, Call::Arrive | Call::Changed(_) | Call::Yours) {
+            let why = format!("{name} is leaving this host still");
+            return calls::to_wire(Err(Refused::Failed), Some(why));
+        }
         let mut machine = Destination::new(self.record_of_lineage(name, lineage));
         machine.handle_call(Instant(0), Ticket(0), Message { session, call });
         let answer = machine.poll_answer().map_or(Err(Refused::NotAwaited), |(_, answer)| answer);
         calls::to_wire(answer, None)
     }
 
+    /// Is it handed over, or on the way, and its task not at its end?
+    fn is_leaving(&self, name: &str) -> bool {
+        let handles = self.handles();
+        let source = handles.get(name).filter(|handle| handle.is_under_way());
+        source.is_some_and(|handle| {
+            use MigrationState::{HandingOver, Over, Serving};
+            matches!(handle.inputs, Inputs::Source(_))
+                && matches!(handle.shared.facts().state, HandingOver | Serving | Over)
+        })
+    }
+
     /// Where a data connection of another host goes.
-    pub(crate) fn data_in(&self, name: &str, of: &CarrySession) -> Result<DataIn, Refusal> {
+    pub(crate) fn data_in(&self, name: &str, of: &CarrySession, is_former: bool) -> Result<DataIn, Refusal> {
         let not_awaited = || Refusal::conflict(format!("{name} is not awaited in that session"));
         let session = calls::session(of).ok_or_else(not_awaited)?;
         if self.lineage_of(name).as_ref() != Some(&of.lineage) {
@@ -415,8 +439,14 @@ impl Manager {
         let handles = self.handles();
         let handle = handles.get(name).filter(|handle| handle.is_under_way()).ok_or_else(not_awaited)?;
         match &handle.inputs {
-            Inputs::Destination(_, ready) if handle.shared.facts().session == session => {
-                Ok(DataIn(ready.clone()))
+            Inputs::Destination(_, doors) => {
+                let known = handle.shared.facts().session;
+                match is_former {
+                    true if session == known => Ok(DataIn(doors.former.clone())),
+                    // The owner is heard of whatever it began last: what waits for it may be in the way of that.
+                    false if session >= known => Ok(DataIn(doors.owner.clone())),
+                    _ => Err(not_awaited()),
+                }
             }
             _ => Err(not_awaited()),
         }

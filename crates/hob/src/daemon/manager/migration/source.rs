@@ -163,7 +163,7 @@ impl Task {
         };
         if matches!(message.call, Call::Arrive) && self.helpers.is_empty() {
             self.helpers = vec![
-                tokio::spawn(data::keep_connected(self.leaving.clone(), message.session)),
+                tokio::spawn(data::keep_connected(self.leaving.clone(), message.session, data::As::Owner)),
                 tokio::spawn(list::send(self.leaving.clone(), message.session)),
             ];
         }
@@ -259,6 +259,8 @@ impl Task {
             SourceAct::Prepare => self.preparing_since = Some(Instant::now()),
             SourceAct::Freeze => self.frozen_at = Some(Instant::now()),
             SourceAct::Thaw => self.frozen_at = None,
+            // From here on nothing that is read here is the owner's word; the shard closes what is open.
+            SourceAct::Leave => self.helpers.iter().take(1).for_each(JoinHandle::abort),
             _ => {}
         }
     }
@@ -279,9 +281,11 @@ impl Task {
             facts.pause_ms = Some(pause);
             tracing::info!("{} is at {} now; the hand-over took {pause:.1} ms", self.leaving.name, facts.peer);
         }
-        if phase == Phase::Serving {
+        if phase == Phase::Serving && self.serving.is_none() {
             let now = Instant::now();
-            self.serving.get_or_insert((now, now));
+            self.serving = Some((now, now));
+            let (leaving, session) = (self.leaving.clone(), self.source.session());
+            self.helpers.push(tokio::spawn(data::keep_connected(leaving, session, data::As::Former)));
         }
         let state = match phase {
             Phase::Recording | Phase::Preparing => MigrationState::Preparing,
