@@ -263,7 +263,17 @@ impl Daemon {
     #[must_use]
     #[track_caller]
     pub fn start(config: &Path, control: &Path) -> Self {
-        let mut command = Command::new(binary());
+        Self::start_program(&binary(), config, control)
+    }
+
+    /// The same with the program that lies at `program`.
+    ///
+    /// # Panics
+    /// When the control socket does not appear.
+    #[must_use]
+    #[track_caller]
+    pub fn start_program(program: &Path, config: &Path, control: &Path) -> Self {
+        let mut command = Command::new(program);
         command.args(["daemon", "--config", &text(config)]);
         Self::run(command, control)
     }
@@ -310,6 +320,12 @@ impl Daemon {
     pub fn stats(&self, disk: &str) -> Stats {
         let out = self.ctl(&["stats", disk, "-o", "json"]);
         Stats::parse(&out).unwrap_or_else(|e| panic!("hob stats: {e}"))
+    }
+
+    /// SIGKILL.
+    #[track_caller]
+    pub fn kill(mut self) {
+        self.process.kill();
     }
 
     /// SIGTERM; must end with status 0.

@@ -10,7 +10,6 @@ use conformance::process::Process;
 use conformance::qmp::Monitor;
 use conformance::scratch::wait_until;
 use conformance::{MIB, Scratch, Serve, Tool};
-use serde_json::json;
 
 const SIZE: u64 = 192 * MIB;
 

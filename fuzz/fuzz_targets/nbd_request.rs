@@ -22,7 +22,7 @@ fuzz_target!(|input: (u16, u64, u32, u32, [u8; 24])| {
         block_size_max,
         ..ExportInfo::new(size_bytes)
     };
-    let terms = Negotiated { export: String::new(), info, structured_replies: on(7), base_allocation: on(8) };
+    let terms = Negotiated { export: String::new(), info, structured_replies: on(7), base_allocation: on(8), contexts: vec![] };
     let mut header = [0; 28];
     header[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
     header[4..].copy_from_slice(&fields);

@@ -11,7 +11,8 @@ struct Exports;
 
 impl ExportDirectory for Exports {
     fn find(&self, name: &str) -> Option<ExportInfo> {
-        let info = ExportInfo { description: "one".into(), ..ExportInfo::new(1 << 20) };
+        let contexts = vec!["x:y".to_owned(), "x:z".to_owned()];
+        let info = ExportInfo { description: "one".into(), contexts, ..ExportInfo::new(1 << 20) };
         matches!(name, "" | "a").then_some(info)
     }
 

@@ -2,6 +2,7 @@
 
 mod bench;
 mod dashboard;
+mod deb;
 mod packages;
 mod shell;
 mod simulate;
@@ -28,6 +29,8 @@ enum Command {
     Install,
     /// Histories of the engine in the simulated world, until one breaks a promise
     Simulate(simulate::Arguments),
+    /// The Debian package, by cargo-deb
+    Deb(deb::Arguments),
     /// Measurements against other programs
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::run(&arguments),
         Command::Install => packages::install(),
         Command::Simulate(arguments) => simulate::run(&arguments),
+        Command::Deb(arguments) => deb::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
     };
     match result {

@@ -39,7 +39,9 @@ const PACKAGES: &[Package] = &[
     Package { name: "kmod", shown_by: &["modprobe"] },
     Package { name: "util-linux", shown_by: &["setpriv", "mkswap", "unshare", "nsenter"] },
     Package { name: "bsdutils", shown_by: &["script"] },
-    Package { name: "mount", shown_by: &["mount", "umount", "losetup"] },
+    Package { name: "mount", shown_by: &["mount", "umount", "losetup", "swapoff"] },
+    // A process whose memory is paged out.
+    Package { name: "perl-base", shown_by: &["perl"] },
     Package { name: "xfsprogs", shown_by: &["mkfs.xfs", "xfs_repair"] },
     // Two hosts on one, and the hook scripts of hypervisors.
     Package { name: "iproute2", shown_by: &["ip"] },

@@ -16,10 +16,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::tls;
 use crate::{
-    CacheEnable, CachePatch, ClientTls, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd,
-    DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, EventReport, Explanation,
-    Export, ExportDirty, Health, LifeEvent, Migration, MigrationStart, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch,
-    StoragePolicy, TakeBack, TraceDecoder, TraceFrame, Version,
+    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, EventReport, Explanation, Export, ExportDirty, Health, LifeEvent, Migration, MigrationStart, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy, Swap, SwapChanged, SwapCreate, SwapPatch, TakeBack, TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -173,6 +170,46 @@ impl Client {
         self.delete(&format!("{}/exports/{}", disk_path(disk), percent_encode(export))).await
     }
 
+    /// A disk's bitmaps.
+    pub async fn bitmaps(&self, disk: &str) -> Result<Bitmaps, ClientError> {
+        self.get(&format!("{}/bitmaps", disk_path(disk))).await
+    }
+
+    /// Gives a disk another bitmap.
+    pub async fn bitmap_add(&self, disk: &str, add: &BitmapAdd) -> Result<Bitmaps, ClientError> {
+        self.send(Method::POST, &format!("{}/bitmaps", disk_path(disk)), Some(add)).await
+    }
+
+    /// Takes one away.
+    pub async fn bitmap_remove(&self, disk: &str, bitmap: &str) -> Result<Bitmaps, ClientError> {
+        self.delete(&bitmap_path(disk, bitmap)).await
+    }
+
+    /// Lets one forget what it has noted.
+    pub async fn bitmap_clear(&self, disk: &str, bitmap: &str) -> Result<Bitmaps, ClientError> {
+        self.send(Method::POST, &format!("{}/clear", bitmap_path(disk, bitmap)), None::<&()>).await
+    }
+
+    /// Freezes what one has noted under another name, and lets it go on empty.
+    pub async fn bitmap_rotate(
+        &self,
+        disk: &str,
+        bitmap: &str,
+        rotate: &BitmapRotate,
+    ) -> Result<Bitmaps, ClientError> {
+        self.send(Method::POST, &format!("{}/rotate", bitmap_path(disk, bitmap)), Some(rotate)).await
+    }
+
+    /// Puts what one has noted into another, and takes it away.
+    pub async fn bitmap_merge(
+        &self,
+        disk: &str,
+        bitmap: &str,
+        merge: &BitmapMerge,
+    ) -> Result<Bitmaps, ClientError> {
+        self.send(Method::POST, &format!("{}/merge", bitmap_path(disk, bitmap)), Some(merge)).await
+    }
+
     /// What all disks are due.
     pub async fn qos_list(&self) -> Result<Vec<DiskQos>, ClientError> {
         self.get("/v1/qos").await
@@ -215,6 +252,31 @@ impl Client {
     /// Says how a datastore is to be bounded, and what it can do.
     pub async fn datastore_set(&self, name: &str, patch: &DatastorePatch) -> Result<Datastore, ClientError> {
         self.send(Method::PATCH, &format!("/v1/datastores/{}", percent_encode(name)), Some(patch)).await
+    }
+
+    /// Swap areas of the host.
+    pub async fn swaps(&self) -> Result<Vec<Swap>, ClientError> {
+        self.get("/v1/swap").await
+    }
+
+    /// One swap area.
+    pub async fn swap(&self, name: &str) -> Result<Swap, ClientError> {
+        self.get(&swap_path(name)).await
+    }
+
+    /// Makes a swap area.
+    pub async fn swap_create(&self, create: &SwapCreate) -> Result<SwapChanged, ClientError> {
+        self.send(Method::POST, "/v1/swap", Some(create)).await
+    }
+
+    /// Turns a swap area on or off.
+    pub async fn swap_set(&self, name: &str, patch: &SwapPatch) -> Result<SwapChanged, ClientError> {
+        self.send(Method::PATCH, &swap_path(name), Some(patch)).await
+    }
+
+    /// Gives a swap area back to its pool.
+    pub async fn swap_remove(&self, name: &str) -> Result<SwapChanged, ClientError> {
+        self.send(Method::DELETE, &swap_path(name), None::<&()>).await
     }
 
     /// All disks.
@@ -547,6 +609,14 @@ fn pool_path(pool: &str) -> String {
 
 fn device_path(pool: &str, path: &str) -> String {
     format!("{}/devices?path={}", pool_path(pool), percent_encode(path))
+}
+
+fn swap_path(name: &str) -> String {
+    format!("/v1/swap/{}", percent_encode(name))
+}
+
+fn bitmap_path(disk: &str, bitmap: &str) -> String {
+    format!("{}/bitmaps/{}", disk_path(disk), percent_encode(bitmap))
 }
 
 fn disk_path(disk: &str) -> String {

@@ -27,7 +27,7 @@ pub enum HealthStatus {
 pub struct HealthProblem {
     /// Of which kind.
     pub kind: ProblemKind,
-    /// What it concerns: a disk, a pool with the path of a device, or a shard.
+    /// What it concerns: a disk, a pool with the path of a device, a swap area, or a shard.
     pub subject: String,
     /// In words.
     pub reason: String,
@@ -55,11 +55,13 @@ pub enum ProblemKind {
     DirtyLost,
     /// Dirty data does not get to the backing.
     DestageStuck,
+    /// A swap area of the host that is to be on is not.
+    SwapOff,
 }
 
 impl ProblemKind {
     /// All kinds.
-    pub const ALL: [ProblemKind; 9] = [
+    pub const ALL: [ProblemKind; 10] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -69,6 +71,7 @@ impl ProblemKind {
         ProblemKind::JournalLost,
         ProblemKind::DirtyLost,
         ProblemKind::DestageStuck,
+        ProblemKind::SwapOff,
     ];
 
     /// As the API and the metrics call it.
@@ -83,6 +86,7 @@ impl ProblemKind {
             ProblemKind::JournalLost => "journal-lost",
             ProblemKind::DirtyLost => "dirty-lost",
             ProblemKind::DestageStuck => "destage-stuck",
+            ProblemKind::SwapOff => "swap-off",
         }
     }
 }

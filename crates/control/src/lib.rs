@@ -6,6 +6,7 @@
 //! setting is an error and not a silence. Bytes are [`Size`]; latencies are nanoseconds and say so
 //! in their names.
 
+mod bitmap;
 pub mod client;
 mod endpoint;
 mod error;
@@ -27,9 +28,11 @@ mod size;
 mod sizing;
 mod snapshot;
 mod stats;
+mod swap;
 mod tls;
 mod trace;
 
+pub use bitmap::{BITMAPS_MAX, Bitmap, BitmapAdd, BitmapMerge, BitmapRotate, BitmapState, Bitmaps};
 pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
 pub use event::{EVENTS, Effect, EventInfo, EventReport, LifeEvent};
@@ -54,5 +57,6 @@ pub use size::{Size, SizeParseError};
 pub use sizing::{BlockCurve, CurveCache, CurvePoint, DiskCurve};
 pub use snapshot::{DeviceFigures, DiskFigures, DiskNow, IoFigures, OutcomeFigures, PoolNow, Snapshot};
 pub use stats::{Bucket, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats};
+pub use swap::{Swap, SwapChanged, SwapCreate, SwapPatch, SwapRoom, SwapState};
 pub use tls::{ClientTls, ClientTlsError};
 pub use trace::{FRAME_RECORDS_MAX, TraceDecoder, TraceFrame, TraceOp, TraceRecord, TraceStreamError};

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Dirty, Export, Migration, Size};
+use crate::{Dirty, Export, Migration, Size, SwapRoom};
 
 /// Who answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -38,6 +38,9 @@ pub struct Pool {
     /// Persistent caches on its devices that belong to no disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<Orphan>,
+    /// Swap areas of the host on its devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub swap: Vec<SwapRoom>,
 }
 
 /// A persistent cache that belongs to no disk of this daemon.

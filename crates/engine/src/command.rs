@@ -5,6 +5,7 @@
 //! [`Event::Done`] names its id.
 
 use crate::admission::Admission;
+use crate::granules::Granules;
 use crate::policy::PolicyKind;
 use crate::qos::DiskQos;
 use crate::regions::Regions;
@@ -239,12 +240,53 @@ pub enum Command {
     Own(Role),
     /// Note where the disk is changed, for [`take_changed`](crate::Engine::take_changed), from nothing on; or no more.
     Watch(bool),
+    /// Change what is noted of changes to the disk. Done at once.
+    Bitmap(BitmapChange),
     /// Start counting from zero, but for the histograms and the sampler of sizes.
     ResetStats,
     /// Start the histograms anew.
     ResetHistograms,
     /// Start the sampler of sizes anew.
     ResetSizing,
+}
+
+/// What is noted of changes to a disk: the granules that they touched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bitmap {
+    /// Unlike that of any other of the disk.
+    pub name: String,
+    /// What was changed.
+    pub granules: Granules,
+    /// It notes what is changed now. If not, it is *frozen*: it stays as it is.
+    pub is_recording: bool,
+}
+
+/// A change to a disk's bitmaps. How many there may be is the owner's matter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BitmapChange {
+    /// One more, empty or as it was kept.
+    Add(Box<Bitmap>),
+    /// One fewer.
+    Remove(String),
+    /// What one that records has noted so far is forgotten.
+    Clear(String),
+    /// What `name` has noted so far is called `frozen` from now on and stays as it is; `name` goes on, empty. No change is lost
+    /// between the two.
+    Rotate {
+        /// One that records.
+        name: String,
+        /// A name that is free.
+        frozen: String,
+    },
+    /// What is in `from` is put into `into`, which records; `from` is removed.
+    Merge {
+        /// Either kind.
+        from: String,
+        /// Another one.
+        into: String,
+    },
+    /// The disk may read differently anywhere, for reasons that the engine cannot know.
+    InsertAll(String),
 }
 
 /// A change to one disk's cache. Changes of a persistent cache's structure bring a ring for its journal; the
@@ -365,6 +407,12 @@ pub enum CommandError {
     Stopped,
     /// A disk of its role cannot have that one.
     WrongRole,
+    /// The disk has no bitmap of that name.
+    NoSuchBitmap,
+    /// The disk has a bitmap of that name, or is to merge one with itself.
+    BitmapExists,
+    /// The bitmap does not record.
+    BitmapFrozen,
     /// The journal could not be written.
     JournalFailed,
     /// The backing could not be flushed.
@@ -417,6 +465,13 @@ pub enum Event {
     /// flushes wait until its owner gives it another one, or drains it, records that it is gone and disables it; after half
     /// a minute they fail.
     JournalLost(DiskId),
+    /// A disk ends, and had these bitmaps: everything that was acknowledged is noted. Comes just before its removal is done.
+    Bitmaps {
+        /// Whose.
+        disk: DiskId,
+        /// All of them.
+        bitmaps: Vec<Bitmap>,
+    },
     /// A change waits: for a cache that is being recovered and has nothing dirty, which it could pass if the rings were made
     /// [void](Expect::is_void); or for another host to hand the disk over. Said once for each.
     ChangeWaits(DiskId),

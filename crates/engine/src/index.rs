@@ -432,6 +432,12 @@ impl Index {
         self.sum(sector) == sum
     }
 
+    /// Is this known to be a sector's checksum? Learns nothing.
+    #[inline]
+    pub(crate) fn is_known_as(&self, sector: u64, sum: u32) -> bool {
+        !self.is_sum_unknown(sector) && self.sum(sector) == sum
+    }
+
     /// May new data of its own block be written over a sector?
     #[inline]
     pub(crate) fn may_overwrite(&self, sector: u64) -> bool {

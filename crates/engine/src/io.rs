@@ -7,6 +7,9 @@
 //! until `poll_release` gives it back, which for a fill or a flash copy is later than the reply.
 //! Between the reply and the release the engine only *reads* the buffer, so the front end may send
 //! from it at the same time.
+//!
+//! A buffer can also be the guest's own memory ([`PayloadMemory::Guest`]), to which the guest writes whenever it likes.
+//! Flash is read into it and nothing else is done with it.
 
 use crate::outcome::Outcome;
 use crate::units::{BufferId, DeviceId, DiskId, IoId, RequestId};
@@ -65,6 +68,20 @@ pub enum Promote {
     Never,
 }
 
+/// Whose memory the buffer of a request is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PayloadMemory {
+    /// The daemon's: nobody else writes to it while the engine holds it.
+    #[default]
+    Daemon,
+    /// The guest's: for reads of whole sectors that are likely to be hits. What is not a hit when its turn comes, or does not come as
+    /// it was written to flash, is [declined](crate::Engine::poll_declined): the guest may have written over it, so that nothing
+    /// follows from it for flash.
+    Guest,
+    /// The daemon's, for a read that was declined: requests and their sizes have been counted.
+    DaemonAfterGuest,
+}
+
 /// When a change may be acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
@@ -104,6 +121,8 @@ pub struct Request {
     pub buffer: Option<BufferId>,
     /// What it leaves behind.
     pub promote: Promote,
+    /// Whose the buffer is.
+    pub memory: PayloadMemory,
 }
 
 impl Request {
@@ -118,7 +137,7 @@ impl Request {
     }
 }
 
-/// The answer to one request. Every accepted request gets exactly one.
+/// The answer to one request. Every accepted request gets exactly one, unless it is declined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// As in the request.

@@ -12,6 +12,7 @@ mod device;
 mod directory;
 mod engine;
 pub mod gather;
+pub mod granules;
 pub mod histogram;
 mod index;
 pub mod io;

@@ -309,6 +309,22 @@ impl Histograms {
         }
     }
 
+    /// A request that came goes back to where it came from, without an answer.
+    pub fn go_back(&mut self, op: Op) {
+        if let Some(class) = Class::of(op) {
+            self.streams[Class::All as usize].answer();
+            self.streams[class as usize].answer();
+        }
+    }
+
+    /// A request that went back is here again.
+    pub fn come_back(&mut self, op: Op) {
+        if let Some(class) = Class::of(op) {
+            self.streams[Class::All as usize].outstanding += 1;
+            self.streams[class as usize].outstanding += 1;
+        }
+    }
+
     /// A request that came is answered.
     pub fn answer(&mut self, latency_ns: u64, op: Op) {
         if let Some(class) = Class::of(op) {

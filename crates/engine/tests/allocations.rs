@@ -7,7 +7,7 @@ use std::alloc::System;
 
 use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Segment};
-use hob_engine::io::{Durability, Io, Op, Promote, Request, Target};
+use hob_engine::io::{Durability, Io, Op, PayloadMemory, Promote, Request, Target};
 use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
 use hob_engine::sizing::Shards;
@@ -32,8 +32,16 @@ fn run(engine: &mut Engine, count: u64, make: impl Fn(u64) -> (Op, u64, u64)) ->
         for i in batch * DEPTH..(batch + 1) * DEPTH {
             let (op, offset, len) = make(i);
             let buffer = op.has_buffer().then_some(BufferId(i as u32));
-            let request =
-                Request { id: RequestId(i), disk: DISK, op, offset, len, buffer, promote: Promote::Usual };
+            let request = Request {
+                id: RequestId(i),
+                disk: DISK,
+                op,
+                offset,
+                len,
+                buffer,
+                promote: Promote::Usual,
+                memory: PayloadMemory::Daemon,
+            };
             engine.handle_request(now, request).expect("there is room");
         }
         loop {

@@ -10,7 +10,7 @@ use hob_engine::admission::Admission;
 use hob_engine::command::{
     Access, CacheChange, CacheConfig, Command, DataSegment, DiskConfig, Event, Segment,
 };
-use hob_engine::io::{Op, Promote, Request, Target};
+use hob_engine::io::{Op, PayloadMemory, Promote, Request, Target};
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{
     BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES,
@@ -64,6 +64,7 @@ impl Bench {
                 len: REQUEST_BYTES,
                 buffer: Some(BufferId(0)),
                 promote: Promote::Usual,
+                memory: PayloadMemory::Daemon,
             };
             self.engine.handle_request(Instant(0), request).expect("one at a time");
             while let Some(io) = self.engine.poll_io() {

@@ -7,7 +7,7 @@ use hob_engine::command::{
     Access, CacheChange, CacheConfig, Command, Copies, DataSegment, DiskConfig, Enable, Event, NewRing,
     Segment,
 };
-use hob_engine::io::{Durability, Io, IoOp, Op, Promote, Request, Target};
+use hob_engine::io::{Durability, Io, IoOp, Op, PayloadMemory, Promote, Request, Target};
 use hob_engine::journal::ring_pages_min;
 use hob_engine::outcome::Outcome;
 use hob_engine::preset::preset;
@@ -89,6 +89,7 @@ impl Rig {
             len,
             buffer: Some(BufferId(0)),
             promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
         };
         self.engine.handle_request(self.now(), request).expect("one at a time");
         self.settle();

@@ -3,7 +3,7 @@
 
 use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Segment};
-use hob_engine::io::{Durability, Io, IoOp, Op, Promote, Request, Target, Zeroing};
+use hob_engine::io::{Durability, Io, IoOp, Op, PayloadMemory, Promote, Request, Target, Zeroing};
 use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{
@@ -58,6 +58,7 @@ impl Whole {
             len,
             buffer,
             promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
         };
         self.engine.handle_request(Instant(0), request).expect("one at a time");
         while let Some(Io { id, target, op, len, .. }) = self.engine.poll_io() {

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use hob_engine::io::BufferSlice;
-use hob_engine::units::{BufferId, SECTOR_BYTES, sector_ceil, sector_floor};
+use hob_engine::units::{BufferId, DiskId, SECTOR_BYTES, sector_ceil, sector_floor};
+
+use crate::vhost_user::memory::GuestRun;
 
 /// The payload buffers of the shard.
 pub trait Payload {
@@ -17,6 +19,11 @@ pub trait Payload {
     fn bytes(&self, slice: BufferSlice) -> &[u8];
     /// Part of a buffer, to be written.
     fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8];
+    /// A buffer, with one reference, that is a guest's own memory, if that is worth while for a read of a disk, from this offset on. It
+    /// takes part in nothing but that read.
+    fn adopt(&mut self, _disk: DiskId, _offset: u64, _run: &GuestRun<'_>) -> Option<BufferId> {
+        None
+    }
 }
 
 /// A buffer for the request of these bytes, and how many it has: whole sectors, as the engine wants it. Its bytes beyond the
@@ -47,6 +54,8 @@ pub struct PlainBuffers {
     next: u32,
     /// There is no room for another.
     pub full: bool,
+    /// Reads go into the guest's own memory: their buffers are empty.
+    pub adopts: bool,
 }
 
 impl Payload for PlainBuffers {
@@ -74,5 +83,13 @@ impl Payload for PlainBuffers {
     fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
         let buffer = self.buffers.get_mut(&slice.id.0).expect("alive");
         &mut buffer.0[slice.offset as usize..][..slice.len as usize]
+    }
+    fn adopt(&mut self, _disk: DiskId, _offset: u64, _run: &GuestRun<'_>) -> Option<BufferId> {
+        if !self.adopts {
+            return None;
+        }
+        self.next += 1;
+        self.buffers.insert(self.next, (vec![], 1));
+        Some(BufferId(self.next))
     }
 }

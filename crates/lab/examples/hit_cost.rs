@@ -7,7 +7,7 @@ use std::time::Instant as Clock;
 
 use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Segment};
-use hob_engine::io::{Op, Promote, Request, Target};
+use hob_engine::io::{Op, PayloadMemory, Promote, Request, Target};
 use hob_engine::policy::PolicyKind;
 use hob_engine::qos::{Control, DiskQos, Due, Late, Resource};
 use hob_engine::units::{
@@ -66,6 +66,7 @@ impl Bench {
                 len: 4096,
                 buffer: Some(BufferId(i as u32)),
                 promote: Promote::Usual,
+                memory: PayloadMemory::Daemon,
             };
             self.engine.handle_request(self.now, request).expect("there is room");
         }

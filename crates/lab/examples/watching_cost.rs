@@ -5,7 +5,7 @@
 use std::hint::black_box;
 use std::time::Instant as Clock;
 
-use hob_engine::io::{Op, Promote, Request};
+use hob_engine::io::{Op, PayloadMemory, Promote, Request};
 use hob_engine::sizing::Live;
 use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
 use hob_engine::vscsi::Histograms;
@@ -63,6 +63,7 @@ fn each(requests: &[(u64, u64)], mut work: impl FnMut(usize, &Request)) -> f64 {
                 len: *len,
                 buffer: Some(BufferId(0)),
                 promote: Promote::Usual,
+                memory: PayloadMemory::Daemon,
             };
             work(number * RUN + i, black_box(&request));
         }

@@ -37,7 +37,12 @@ pub struct ExportInfo {
     pub block_size_preferred: u32,
     /// Longest READ or WRITE; a multiple of `block_size_min`, bytes.
     pub block_size_max: u32,
+    /// Names of metadata contexts besides `base:allocation`, each `NAMESPACE:…`, of [`CONTEXTS_MAX`] at most.
+    pub contexts: Vec<String>,
 }
+
+/// Further metadata contexts of an export at most.
+pub const CONTEXTS_MAX: usize = 64;
 
 impl ExportInfo {
     /// A writable export of `size_bytes` that can do everything, with 1 B / 4 KiB / 32 MiB block sizes.
@@ -57,6 +62,7 @@ impl ExportInfo {
             block_size_min: 1,
             block_size_preferred: 4096,
             block_size_max: DEFAULT_PAYLOAD_BYTES_MAX,
+            contexts: Vec::new(),
         }
     }
 

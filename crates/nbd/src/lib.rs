@@ -9,8 +9,8 @@
 //! * [`wire`]: the numbers of the protocol; [`request`]: the request header that both ends share; [`export`]: what
 //!   an export is and can do; [`uri`]: how users name an export.
 //!
-//! What is spoken: fixed newstyle negotiation, simple and structured replies, one metadata context
-//! (`base:allocation`), block size constraints. What is refused, politely and by name: oldstyle negotiation, TLS,
+//! What is spoken: fixed newstyle negotiation, simple and structured replies, the metadata context
+//! `base:allocation` and, as a server, others that the export names, block size constraints. What is refused, politely and by name: oldstyle negotiation, TLS,
 //! extended headers, RESIZE. The reference is `doc/proto.md` of the NetworkBlockDevice project.
 //!
 //! Every byte from the peer is untrusted: no input panics, allocates without a bound or is used in arithmetic before

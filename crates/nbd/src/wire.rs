@@ -40,8 +40,10 @@ pub const STRING_BYTES_MAX: usize = 4096;
 /// Payload that every server is expected to take when it announced no maximum, in bytes.
 pub const DEFAULT_PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
-/// Name of the one metadata context this crate speaks.
+/// Name of the metadata context that every export has.
 pub const BASE_ALLOCATION: &str = "base:allocation";
+/// Begin of the names of metadata contexts that say what was changed, as QEMU's documentation (`docs/interop/nbd.rst`) has them.
+pub const QEMU_DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
 /// Handshake flags of the server, and the client's answer, which uses the same bits.
 pub mod handshake_flags {
@@ -249,12 +251,12 @@ impl std::fmt::Display for ErrorCode {
     }
 }
 
-/// One run of equal state in a BLOCK_STATUS reply for `base:allocation`.
+/// One run of equal state in a BLOCK_STATUS reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     /// Bytes in the run; never zero.
     pub length: u32,
-    /// A set of [`Extent::HOLE`] and [`Extent::ZERO`].
+    /// For `base:allocation` a set of [`Extent::HOLE`] and [`Extent::ZERO`]; for `qemu:dirty-bitmap:…` [`Extent::DIRTY`] or nothing.
     pub state: u32,
 }
 
@@ -263,6 +265,8 @@ impl Extent {
     pub const HOLE: u32 = 1 << 0;
     /// State bit: it reads as zeroes.
     pub const ZERO: u32 = 1 << 1;
+    /// State bit of dirty bitmaps: it was changed.
+    pub const DIRTY: u32 = 1 << 0;
 }
 
 /// Header of an option; `length` bytes of payload follow.

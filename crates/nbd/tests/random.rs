@@ -93,7 +93,7 @@ proptest! {
         let request = decode_request(&bytes).unwrap();
         let info = ExportInfo { block_size_min: min, ..ExportInfo::new(size) };
         let terms = server::Negotiated {
-            export: String::new(), info, structured_replies: true, base_allocation: true,
+            export: String::new(), info, structured_replies: true, base_allocation: true, contexts: vec![],
         };
         let ranged = !matches!(request.command, Command::Disconnect | Command::Flush);
         if validate(&request, &terms).is_ok() && ranged {
@@ -104,7 +104,7 @@ proptest! {
     #[test]
     fn accepted_ranges_are_inside(offset in 0..5000_u64, length in 0..5000_u32, size in 0..5000_u64) {
         let terms = server::Negotiated {
-            export: String::new(), info: ExportInfo::new(size), structured_replies: false, base_allocation: false,
+            export: String::new(), info: ExportInfo::new(size), structured_replies: false, base_allocation: false, contexts: vec![],
         };
         let request = Request { command: Command::Read, flags: CommandFlags::NONE, cookie: 0, offset, length };
         let inside = length > 0 && offset + u64::from(length) <= size;

@@ -129,6 +129,50 @@ fn metadata_contexts() {
     }
 }
 
+/// Contexts beside `base:allocation`: listed by name, by namespace, or all; chosen by name, with ids of their own.
+#[test]
+fn further_metadata_contexts() {
+    let (a, b) = ("qemu:dirty-bitmap:a", "qemu:dirty-bitmap:b");
+    let listed = |queries: &[&[u8]]| {
+        let (said, ..) = options(&[option(8, &[]), option(9, &meta_payload(b"iso", queries))]);
+        let context = |name: &str| reply(9, 4, &[&[0; 4], name.as_bytes()].concat());
+        let of = |names: &[&str]| names.iter().flat_map(|name| context(name)).collect::<Vec<_>>();
+        let said = said[reply(8, 1, &[]).len()..].to_vec();
+        let known = [&["base:allocation", a, b][..], &[a, b], &[a], &["base:allocation", b], &[]];
+        let found = known.iter().find(|names| said == [of(names), reply(9, 1, &[])].concat());
+        found.unwrap_or_else(|| panic!("{queries:?}: {said:?}")).to_vec()
+    };
+    assert_eq!(listed(&[]), ["base:allocation", a, b]);
+    assert_eq!(listed(&[b"qemu:"]), [a, b]);
+    assert_eq!(listed(&[b"qemu:dirty-bitmap:"]), [a, b]);
+    assert_eq!(listed(&[b"qemu:", b"base:"]), ["base:allocation", a, b]);
+    assert_eq!(listed(&[a.as_bytes(), a.as_bytes()]), [a]);
+    assert_eq!(listed(&[b.as_bytes(), b"base:allocation"]), ["base:allocation", b]);
+    for nothing in [&b"qemu:dirty-bitmap:c"[..], b"qemu", b"qemu:dirty", b"", b"qemu:allocation-depth"] {
+        assert_eq!(listed(&[nothing]), [""; 0], "{nothing:?}");
+    }
+
+    let choose = |queries: &[&[u8]]| {
+        let go = option(7, &info_payload(b"iso", &[]));
+        let (said, outcome, _) = options(&[option(8, &[]), option(10, &meta_payload(b"iso", queries)), go]);
+        (said[reply(8, 1, &[]).len()..].to_vec(), done(outcome))
+    };
+    let (said, chosen) = choose(&[b.as_bytes(), b"base:allocation", a.as_bytes()]);
+    let base = reply(10, 4, b"\0\0\0\x01base:allocation");
+    let want = [
+        base,
+        reply(10, 4, b"\0\0\0\x02qemu:dirty-bitmap:a"),
+        reply(10, 4, b"\0\0\0\x03qemu:dirty-bitmap:b"),
+    ];
+    assert!(said.starts_with(&want.concat()));
+    assert_eq!((chosen.base_allocation, chosen.contexts.len()), (true, 2));
+    let (said, chosen) = choose(&[b.as_bytes()]);
+    assert!(said.starts_with(&reply(10, 4, b"\0\0\0\x02qemu:dirty-bitmap:b")));
+    assert_eq!((chosen.base_allocation, &chosen.contexts[..]), (false, &[b.to_owned()][..]));
+    assert!(chosen.has_contexts());
+    assert!(!choose(&[b"qemu:"]).1.has_contexts(), "a namespace is for listing only");
+}
+
 #[test]
 fn a_context_counts_only_for_its_export_and_until_the_next_choice() {
     let set = |name: &[u8]| option(10, &meta_payload(name, &[b"base:allocation"]));

@@ -19,7 +19,13 @@ const ALL: [Command; 9] = [
 ];
 
 fn negotiated(info: ExportInfo) -> Negotiated {
-    Negotiated { export: String::new(), info, structured_replies: true, base_allocation: true }
+    Negotiated {
+        export: String::new(),
+        info,
+        structured_replies: true,
+        base_allocation: true,
+        contexts: vec![],
+    }
 }
 
 fn request(command: Command, flags: CommandFlags, offset: u64, length: u32) -> Request {
@@ -140,7 +146,7 @@ fn flags_are_allowed_where_they_mean_something() {
 /// What is announced and what is accepted are computed in two places; this compares them for every export there is.
 #[test]
 fn accepted_is_what_was_announced() {
-    for bits in 0..512_u32 {
+    for bits in 0..1024_u32 {
         let on = |bit: u32| bits & (1 << bit) != 0;
         let info = ExportInfo {
             read_only: on(0),
@@ -153,6 +159,8 @@ fn accepted_is_what_was_announced() {
             ..ExportInfo::new(SIZE)
         };
         let terms = Negotiated { structured_replies: on(7), base_allocation: on(8), ..negotiated(info) };
+        let contexts = if on(9) { vec!["qemu:dirty-bitmap:x".to_owned()] } else { vec![] };
+        let terms = Negotiated { contexts, ..terms };
         let announced = terms.transmission_flags();
         let has = |flag| announced.contains(flag);
         for (command, flags, want) in [
@@ -165,7 +173,7 @@ fn accepted_is_what_was_announced() {
             (Command::Cache, CommandFlags::NONE, has(TransmissionFlags::SEND_CACHE)),
             (Command::WriteZeroes, CommandFlags::NO_HOLE, has(TransmissionFlags::SEND_WRITE_ZEROES)),
             (Command::WriteZeroes, CommandFlags::FAST_ZERO, has(TransmissionFlags::SEND_FAST_ZERO)),
-            (Command::BlockStatus, CommandFlags::NONE, terms.base_allocation),
+            (Command::BlockStatus, CommandFlags::NONE, on(8) || on(9)),
         ] {
             let request = Request { flags, ..plain(command) };
             let got = code(validate(&request, &terms));

@@ -2,7 +2,8 @@
 //!
 //! # For what
 //! Every byte that passes through a shard lies here: page-aligned for O_DIRECT, registered with
-//! io_uring once, shared by the front end, the engine and the kernel without a copy.
+//! io_uring once, shared by the front end, the engine and the kernel without a copy. Except what lies in a guest's own memory
+//! ([`Arena::adopt`]).
 //!
 //! # Rules
 //! * A buffer lives while somebody counts on it: [`Arena::alloc`] gives it one reference,
@@ -20,6 +21,7 @@
 #![allow(unsafe_code)]
 
 mod buddy;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +32,9 @@ use hob_engine::units::BufferId;
 
 use crate::memory::Memory;
 use buddy::Buddy;
+pub(crate) use shared::Part;
+pub use shared::Pieces;
+use shared::Shared;
 
 /// Bytes in a page, the arena's unit.
 pub const PAGE_BYTES: usize = 4096;
@@ -57,6 +62,8 @@ struct Buffer {
     refs: u32,
     /// Parts that the kernel is filling: first byte, one past the last.
     filling: Vec<(u32, u32)>,
+    /// If it is not the arena's memory.
+    shared: Shared,
 }
 
 /// Payload buffers. See the module's text.
@@ -103,14 +110,21 @@ impl Arena {
         let pages = len.div_ceil(PAGE_BYTES);
         let page = self.take_pages(pages)?;
         self.used_pages += pages;
+        let id = self.free_id();
+        let buffer = &mut self.buffers[id as usize];
+        (buffer.page, buffer.len, buffer.refs) = (page, len as u32, 1);
+        Some(BufferId(id))
+    }
+
+    fn free_id(&mut self) -> u32 {
         let id = self.free_ids.pop().unwrap_or_else(|| {
             self.buffers.push(Buffer::default());
             self.buffers.len() as u32 - 1
         });
-        let buffer = &mut self.buffers[id as usize];
-        assert!(buffer.refs == 0 && buffer.filling.is_empty(), "a free slot is unused");
-        (buffer.page, buffer.len, buffer.refs) = (page, len as u32, 1);
-        Some(BufferId(id))
+        let buffer = &self.buffers[id as usize];
+        let is_unused = buffer.refs == 0 && buffer.filling.is_empty() && !buffer.shared.is_some();
+        assert!(is_unused, "a free slot is unused");
+        id
     }
 
     fn take_pages(&mut self, pages: usize) -> Option<u32> {
@@ -156,7 +170,12 @@ impl Arena {
         }
         assert!(buffer.filling.is_empty(), "the ring holds a reference while the kernel writes");
         let (page, pages) = (buffer.page, (buffer.len as usize).div_ceil(PAGE_BYTES));
+        let is_own = !buffer.shared.is_some();
+        buffer.shared.clear();
         self.free_ids.push(id.0);
+        if !is_own {
+            return;
+        }
         self.used_pages -= pages;
         match self.recent.get_mut(pages) {
             Some(runs) if runs.len() < RECENT_EACH_MAX => runs.push(page),
@@ -225,15 +244,14 @@ impl Arena {
         self.used_pages * PAGE_BYTES
     }
 
-    /// Takes note that an operation uses `slice`, and returns its address.
-    pub(crate) fn pin(&mut self, slice: BufferSlice, traffic: Traffic) -> *mut u8 {
-        let offset = self.locate(slice);
+    /// Takes note that an operation uses `slice`.
+    pub(crate) fn pin(&mut self, slice: BufferSlice, traffic: Traffic) {
         let buffer = self.buffer_mut(slice.id);
+        buffer.assert_holds(slice);
         buffer.refs += 1;
         if traffic == Traffic::KernelWrites {
             buffer.filling.push((slice.offset, slice.offset + slice.len));
         }
-        self.memory.address(offset, slice.len as usize)
     }
 
     /// The operation has ended.
@@ -264,8 +282,8 @@ impl Arena {
 
     fn locate(&self, slice: BufferSlice) -> usize {
         let buffer = self.buffer(slice.id);
-        let end = slice.offset.checked_add(slice.len).expect("a slice ends inside its buffer");
-        assert!(end <= buffer.len, "slice {slice:?} leaves its buffer of {} bytes", buffer.len);
+        buffer.assert_holds(slice);
+        assert!(!buffer.shared.is_some(), "somebody else's memory is not borrowed");
         buffer.page as usize * PAGE_BYTES + slice.offset as usize
     }
 

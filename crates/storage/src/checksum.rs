@@ -10,6 +10,8 @@
 
 use hob_engine::units::SECTOR_BYTES;
 
+const SECTOR_WORDS: usize = SECTOR_BYTES as usize / 8;
+
 /// Replaces the contents of `sums` with the checksums of the sectors of `bytes`, whose length is a
 /// multiple of the sector size. Allocates only until `sums` is as long as it ever gets.
 pub fn sector_sums(bytes: &[u8], sums: &mut Vec<u32>) {
@@ -20,17 +22,42 @@ pub fn sector_sums(bytes: &[u8], sums: &mut Vec<u32>) {
     if is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq") {
         // SAFETY: the CPU has what the function uses. (It is `unsafe` only for that; the crate's
         // function costs about twice the time.)
-        sums.extend(sectors.iter().map(|sector| unsafe { three_way::sector_sum(sector) }));
+        sums.extend(sectors.iter().map(|sector| unsafe { three_way::sector_sum(words(sector)) }));
         return;
     }
     sums.extend(sectors.iter().map(|sector| crc32c::crc32c(sector)));
+}
+
+/// The checksum of a sector to which others may write meanwhile. Each byte is looked at once.
+///
+/// # Safety
+/// The sector's memory is mapped.
+pub(crate) unsafe fn shared_sector_sum(sector: *const [u64; SECTOR_WORDS]) -> u32 {
+    assert!(sector.is_aligned(), "sectors are aligned");
+    // SAFETY: inside the sector, which is aligned and mapped by the caller's promise.
+    let word = |at: usize| unsafe { (&raw const (*sector)[at]).read_volatile() };
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq") {
+        // SAFETY: the CPU has what the function uses.
+        return unsafe { three_way::sector_sum(word) };
+    }
+    let bytes: [[u8; 8]; SECTOR_WORDS] = std::array::from_fn(|at| word(at).to_ne_bytes());
+    crc32c::crc32c(bytes.as_flattened())
+}
+
+#[cfg(target_arch = "x86_64")]
+#[cfg(target_arch = "x86_64")]
+fn words(sector: &[u8; SECTOR_BYTES as usize]) -> impl Fn(usize) -> u64 {
+    let (words, _) = sector.as_chunks::<8>();
+    let words: &[[u8; 8]; SECTOR_WORDS] = words.try_into().expect("a sector's words");
+    |at| u64::from_le_bytes(words[at])
 }
 
 #[cfg(target_arch = "x86_64")]
 mod three_way {
     use std::arch::x86_64::{_mm_clmulepi64_si128, _mm_crc32_u64, _mm_cvtsi64_si128, _mm_cvtsi128_si64};
 
-    use super::SECTOR_BYTES;
+    use super::{SECTOR_BYTES, SECTOR_WORDS};
 
     /// Words of 8 bytes in each third; two words are left over.
     const THIRD_WORDS: usize = 170;
@@ -56,20 +83,17 @@ mod three_way {
         _mm_crc32_u64(0, _mm_cvtsi128_si64(product) as u64)
     }
 
+    /// Of a sector whose words, little-endian, `word` tells.
     #[target_feature(enable = "sse4.2,pclmulqdq")]
-    pub(super) fn sector_sum(sector: &[u8; SECTOR_BYTES as usize]) -> u32 {
-        let (words, _) = sector.as_chunks::<8>();
-        let (first, rest) = words.split_at(THIRD_WORDS);
-        let (second, rest) = rest.split_at(THIRD_WORDS);
-        let (third, last) = rest.split_at(THIRD_WORDS);
+    pub(super) fn sector_sum(word: impl Fn(usize) -> u64) -> u32 {
         let (mut a, mut b, mut c) = (u64::from(u32::MAX), 0, 0);
         for at in 0..THIRD_WORDS {
-            a = _mm_crc32_u64(a, u64::from_le_bytes(first[at]));
-            b = _mm_crc32_u64(b, u64::from_le_bytes(second[at]));
-            c = _mm_crc32_u64(c, u64::from_le_bytes(third[at]));
+            a = _mm_crc32_u64(a, word(at));
+            b = _mm_crc32_u64(b, word(THIRD_WORDS + at));
+            c = _mm_crc32_u64(c, word(2 * THIRD_WORDS + at));
         }
-        for word in last {
-            c = _mm_crc32_u64(c, u64::from_le_bytes(*word));
+        for at in 3 * THIRD_WORDS..SECTOR_WORDS {
+            c = _mm_crc32_u64(c, word(at));
         }
         let a = shift(a, const { shift_factor(BEHIND_FIRST) });
         let b = shift(b, const { shift_factor(BEHIND_SECOND) });
@@ -91,7 +115,7 @@ mod tests {
         sector_sums(&[0; 4096], &mut sums);
         assert_eq!(sums, [0x98F9_4189]);
         sector_sums(&[], &mut sums);
-        assert_eq!(sums, []);
+        assert!(sums.is_empty());
     }
 
     proptest! {
@@ -101,6 +125,13 @@ mod tests {
             bytes[flip] ^= 0x40;
             let mut sums = Vec::new();
             sector_sums(&bytes, &mut sums);
+            let words: Vec<[u64; 512]> = bytes
+                .chunks(4096)
+                .map(|sector| std::array::from_fn(|at| u64::from_ne_bytes(sector[8 * at..][..8].try_into().unwrap())))
+                .collect();
+            // SAFETY: a vector's own sectors.
+            let shared = words.iter().map(|sector| unsafe { shared_sector_sum(sector) });
+            prop_assert_eq!(shared.collect::<Vec<_>>(), sums.clone());
             prop_assert_eq!(sums, bytes.chunks(4096).map(crc32c::crc32c).collect::<Vec<_>>());
         }
     }

@@ -13,7 +13,6 @@ use std::collections::VecDeque;
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Target};
 use hob_engine::units::{BufferId, DeviceId, IoId};
 
-use crate::checksum::sector_sums;
 use crate::pool::FlashFile;
 use crate::ring::{Completion, Fd, JOURNAL_ROOM_BYTES, Ring};
 use crate::token::{Token, TokenSpace};
@@ -216,9 +215,11 @@ impl Flash {
             error if error == -libc::EOPNOTSUPP => Err(IoError::Unsupported),
             _ => Err(IoError::Failed),
         };
-        self.count(&io, result);
+        // An error of an operation on a guest's memory may be the guest's.
+        let is_doubtful = io.slice.is_some_and(|slice| ring.arena().is_shared(slice.id));
+        self.count(&io, if is_doubtful { Ok(()) } else { result });
         if let (Ok(()), Some(slice)) = (result, io.slice) {
-            sector_sums(ring.arena().slice(slice), &mut self.sums);
+            ring.arena().sector_sums(slice, &mut self.sums);
         }
         FlashDone { io: io.id, result, sums: &self.sums }
     }

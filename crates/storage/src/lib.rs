@@ -6,12 +6,15 @@
 
 pub mod area;
 pub mod backing;
+pub mod bitmap;
 pub mod buffers;
 pub mod checksum;
 pub mod failing;
 pub mod flash;
 pub mod pool;
 pub mod ring;
+pub mod swap;
+pub mod signals;
 pub mod token;
 pub mod volatile;
 

@@ -157,6 +157,7 @@ fn taking_segments() {
     check_taking(|ground| ground.pool.allocate(OTHER, 6).map(drop), 6, false);
     check_taking(|ground| ground.pool.allocate_data(OTHER, 6).map(drop), 6, true);
     check_taking(|ground| ground.pool.allocate_ring(OTHER, 1, 2, 2, &[]).map(drop), 4, true);
+    check_taking(|ground| ground.pool.allocate_swap(OTHER, 3, None, &[]).map(drop), 3, true);
 }
 
 /// A device that takes no writes is in nobody's way on the others.

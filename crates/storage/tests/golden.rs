@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use common::journal::{Change, Frame, Journal, put_page, put_sector};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::recovery::{Found, recover};
-use hob_storage::pool::{Admission, DeviceSpec, Overwrite, OwnerId, Pool, device_bytes_for};
+use hob_storage::pool::{Admission, DeviceSpec, Overwrite, OwnerId, Pool, SwapArea, device_bytes_for};
 
 const MIB: u64 = 1 << 20;
 
@@ -97,16 +97,51 @@ fn version_1_with_journal_opens() {
     assert_eq!(clean, [(1000, 0xAAAA_0001), (4000, 0xAAAA_0003)]);
 }
 
+/// With swap areas: one that is whole, and what a crash left of another. Between them is a persistent cache.
+#[test]
+fn version_1_with_swap_opens() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = restore(dir.path(), include_str!("golden/swap-v1.txt"), 9);
+    let pool = Pool::open(&[path]).unwrap();
+    assert_eq!((pool.name(), pool.free_segments()), ("golden", 3));
+    let area = |owner, mib, segments, whole| SwapArea {
+        owner: OwnerId(owner),
+        device: DeviceId(0),
+        offset: mib * MIB,
+        segments,
+        whole,
+    };
+    assert_eq!(pool.swap_areas(), [area(0x0ABA, 5, 1, false), area(0x5A5A, 8, 3, true)]);
+    assert_eq!(pool.owners(), [OwnerId(0xFEED)]);
+    assert_eq!(offsets(&pool, OwnerId(0x5A5A)), [8, 9, 10]);
+}
+
+fn spec(dir: &Path, name: &str, segments: u64) -> DeviceSpec {
+    DeviceSpec { path: dir.join(name), size_bytes: Some(device_bytes_for(segments * MIB, MIB)) }
+}
+
+/// Writes the image with swap anew, likewise.
+#[test]
+#[ignore = "writes into the source tree"]
+fn write_the_golden_image_with_swap() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut pool = Pool::create("golden", &[spec(dir.path(), "swap", 9)], MIB, Overwrite::Refuse).unwrap();
+    let cache = pool.allocate_data(OwnerId(0xFEED), 2).unwrap();
+    pool.allocate_swap(OwnerId(0x5A5A), 3, None, &[]).unwrap();
+    pool.allocate_swap(OwnerId(0x0ABA), 3, None, &[]).unwrap();
+    let parts = pool.segments_of(OwnerId(0x0ABA));
+    pool.release(&parts[1..]).unwrap();
+    assert_eq!(cache.len(), 2);
+    drop(pool);
+    keep(&dir.path().join("swap"), "swap-v1.txt", "A pool device of format version 1 with swap areas");
+}
+
 /// Writes the images anew: only for a new format version, under a new name.
 #[test]
 #[ignore = "writes into the source tree"]
 fn write_the_golden_images() {
     let dir = tempfile::tempdir().unwrap();
-    let spec = |name: &str, segments| DeviceSpec {
-        path: dir.path().join(name),
-        size_bytes: Some(device_bytes_for(segments * MIB, MIB)),
-    };
-    let mut pool = Pool::create("golden", &[spec("journal", 9)], MIB, Overwrite::Refuse).unwrap();
+    let mut pool = Pool::create("golden", &[spec(dir.path(), "journal", 9)], MIB, Overwrite::Refuse).unwrap();
     let cache = OwnerId(0xFEED);
     let data = pool.allocate_data(cache, 4).unwrap();
     let old = pool.allocate_ring(cache, 7, 1, 1, &[]).unwrap();

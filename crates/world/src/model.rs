@@ -243,6 +243,11 @@ impl Model {
         Ok(())
     }
 
+    /// What a unit holds for certain, seen by a read and not changed since; later reads see the same.
+    pub fn pinned(&self, unit: u32) -> Option<Tag> {
+        self.units[unit as usize].pinned
+    }
+
     /// A flush is handed in. Returns a token for [`end_flush`](Self::end_flush).
     pub fn begin_flush(&mut self) -> u32 {
         self.tick()

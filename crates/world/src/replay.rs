@@ -21,7 +21,7 @@ mod tests;
 use std::collections::VecDeque;
 
 use hob_engine::command::{CacheChange, Command, CommandError, Event};
-use hob_engine::io::{Io, IoOp, Op, Promote, Reply, Request, Target};
+use hob_engine::io::{Io, IoOp, Op, PayloadMemory, Promote, Reply, Request, Target};
 use hob_engine::outcome::Outcome;
 use hob_engine::sizing::Sizing;
 use hob_engine::stats::DiskStats;
@@ -369,6 +369,7 @@ impl Replay {
             len,
             buffer,
             promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
         };
         self.engine.handle_request(self.now, request).expect("the engine has room");
         let unanswered = (self.in_flight.len() - self.free.len()) as u32;

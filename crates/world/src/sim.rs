@@ -17,6 +17,7 @@
 mod audit;
 mod coming;
 mod commands;
+mod direct;
 mod finish;
 mod guest;
 mod injection;
@@ -29,6 +30,7 @@ mod recovery;
 mod report;
 mod sabotage;
 mod scenario;
+mod tracks;
 mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,6 +47,7 @@ use crate::queue::Queue;
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
 use coming::{Coming, Step};
+use direct::Direct;
 use injection::Injection;
 pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inject};
 use lives::Lent;
@@ -54,6 +57,7 @@ use qos::Qos;
 use ram::Ram;
 pub use report::Report;
 use scenario::{End, Scenario};
+use tracks::{Track, Tracks};
 use traffic::{Buffer, InFlight};
 
 /// No history takes longer, nanoseconds of virtual time.
@@ -90,6 +94,10 @@ pub struct Options {
     pub qos_permille: u32,
     /// In so many of a thousand histories some reads promote nothing.
     pub passing_permille: u32,
+    /// So many of a thousand histories have dirty bitmaps.
+    pub bitmap_permille: u32,
+    /// In so many of a thousand histories some reads go to guests' own memory.
+    pub direct_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
@@ -127,6 +135,8 @@ impl Default for Options {
             memory_permille: 250,
             qos_permille: 250,
             passing_permille: 250,
+            bitmap_permille: 250,
+            direct_permille: 500,
             lives: false,
             early: true,
             hasty: false,
@@ -172,8 +182,12 @@ pub enum Sabotage {
     ServedStale,
     /// Now and then memory does not take over what a write wrote.
     LostRenewal,
+    /// Now and then a bitmap that a crash took begins again empty.
+    FreshBitmap,
     /// Rings that were made void, because the backing was changed before their cache was recovered, are read all the same.
     KeptVoidRings,
+    /// The engine is not told that a guest writes to the memory that it reads into.
+    SecretScribbles,
 }
 
 /// Lives the history of this seed.
@@ -242,6 +256,7 @@ struct Disk {
     memory: Vec<Tag>,
     tally: Tally,
     fetches: Vec<Fetch>,
+    tracks: Vec<Track>,
 }
 
 impl Disk {
@@ -263,8 +278,12 @@ struct World<'a> {
     ram: Option<Ram>,
     /// Shares and limits, if this history has them.
     qos: Option<Qos>,
+    /// Dirty bitmaps, if this history has them.
+    tracks: Option<Tracks>,
     /// One in four requests promotes nothing.
     passing: bool,
+    /// In this history some reads go to guests' own memory.
+    direct: Option<Direct>,
     dice: Dice,
     now: Instant,
     /// Counts steps.
@@ -318,7 +337,9 @@ impl<'a> World<'a> {
         let ram = Ram::draw(seed, options.memory_permille);
         let qos = Qos::draw(seed, options.qos_permille);
         let passing = Dice::new(seed ^ PASSING_SALT).chance(options.passing_permille);
-        World { ram, qos, passing, ..Self::of(scenario, dice, options) }
+        let tracks = Tracks::draw(seed, options.bitmap_permille);
+        let direct = Direct::draw(seed, options.direct_permille);
+        World { ram, qos, passing, tracks, direct, ..Self::of(scenario, dice, options) }
     }
 
     fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
@@ -352,13 +373,16 @@ impl<'a> World<'a> {
             memory: vec![],
             tally: Tally::default(),
             fetches: vec![],
+            tracks: vec![],
         };
         let disks = scenario.disks.iter().enumerate().map(disk).collect();
         let mut world = World {
             engine: Engine::new(scenario.limits),
             ram: None,
             qos: None,
+            tracks: None,
             passing: false,
+            direct: None,
             options,
             dice,
             now: Instant(0),
@@ -405,12 +429,14 @@ impl<'a> World<'a> {
             self.begin_with_caches()?;
             self.begin_life();
             self.begin_with_memory()?;
+            self.begin_with_bitmaps()?;
         } else {
             for _ in 0..2 * self.disks.len() {
                 self.random_command()?;
                 self.drain()?;
             }
             self.begin_with_memory()?;
+            self.begin_with_bitmaps()?;
             (0..self.scenario.guests.len()).for_each(|guest| self.schedule_guest(guest, self.now));
             self.schedule_command();
         }
@@ -435,6 +461,10 @@ impl<'a> World<'a> {
         for disk in (0..self.disks.len()).filter(|&disk| self.disks[disk].present).collect::<Vec<_>>() {
             self.command(disk, Command::RemoveDisk);
             self.drain()?;
+        }
+        if self.tracks.is_some() {
+            // The backings of disks that had bitmaps are flushed.
+            self.run_dry()?;
         }
         self.check_empty()?;
         self.report.took_ns = self.now.0;
@@ -493,6 +523,7 @@ impl<'a> World<'a> {
             );
             if self.clock.is_multiple_of(128) {
                 self.audit()?;
+                self.check_all_bitmaps()?;
             }
         }
         Ok(())
@@ -510,6 +541,7 @@ impl<'a> World<'a> {
                     self.random_command()?;
                     self.maybe_change_memory()?;
                     self.maybe_change_qos()?;
+                    self.maybe_change_bitmaps()?;
                 }
                 self.schedule_command();
                 Ok(())
@@ -545,6 +577,7 @@ impl<'a> World<'a> {
 
     /// Somebody writes to a backing past the engine.
     fn write_behind(&mut self) -> Result<(), Violation> {
+        self.distrust_bitmaps(0);
         let Disk { backing, model, .. } = &mut self.disks[0];
         let unit = self.dice.below(backing.now().len() as u64) as u32;
         let serial = model.begin_change(Kind::Data, unit, 1);

@@ -182,9 +182,19 @@ fn what_was_mended_stays_so() {
                 memory_permille: 0,
                 qos_permille: 0,
                 passing_permille: 0,
+                direct_permille: 0,
                 ..Options::lives()
             },
         );
         assert!(ended.is_ok(), "{what} (once): {ended:?}");
     }
+}
+
+/// A bitmap has every change that was acknowledged since it began, over crashes, and wherever the disk reads differently for another
+/// reason.
+#[test]
+fn bitmaps_miss_nothing() {
+    let options = Options { bitmap_permille: 1000, ..Options::lives() };
+    let total = live(3_000_000..3_000_000 + HISTORIES / 2, &options);
+    assert!(total.rotations > 500 && total.bitmaps > 5000, "{total:?}");
 }

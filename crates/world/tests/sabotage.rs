@@ -160,6 +160,17 @@ fn clean_data_of_another_time_is_noticed() {
 }
 
 #[test]
+fn a_bitmap_that_begins_empty_after_a_crash_is_noticed() {
+    let reasons = ["is not in bitmap", "other data than when bitmap"];
+    expect_over_crashes(Sabotage::FreshBitmap, &reasons);
+}
+
+#[test]
 fn a_ring_that_should_be_void_is_noticed() {
     expect_over_crashes(Sabotage::KeptVoidRings, LOST);
+}
+
+#[test]
+fn memory_that_is_written_behind_the_engines_back_is_noticed() {
+    expect(Sabotage::SecretScribbles, &["never written there", "was believed", "after a power cut"]);
 }

@@ -105,6 +105,7 @@ impl Engine {
                 Ok(())
             }
             (Command::Memory(config), Some(disk)) => disk.set_memory(config),
+            (Command::Bitmap(change), Some(disk)) => disk.change_bitmaps(change),
             (Command::ResetHistograms, Some(disk)) => {
                 disk.histograms.reset(now);
                 Ok(())
@@ -153,8 +154,13 @@ impl Engine {
             && disk.is_at_rest()
             && disk.opening.is_none()
         {
+            if self.flushes_for_bitmaps(now, id) {
+                return;
+            }
+            let disk = self.disk_mut(id);
             let volatile = disk.cache.take().filter(|_| disk.journal.is_none());
             let segments = volatile.map(|cache| places(&cache.segments)).unwrap_or_default();
+            self.hand_out_bitmaps(id);
             self.disks[id.0 as usize] = None;
             return self.done(command, id, Ok(segments));
         }

@@ -11,7 +11,7 @@ use super::records::Journal;
 use super::stranded::{Stranded, WAIT_NS_MAX};
 use super::structure::Opening;
 use crate::cache::Cache;
-use crate::command::{CacheChange, DiskConfig};
+use crate::command::{Bitmap, CacheChange, DiskConfig};
 use crate::index::Index;
 use crate::io::Request;
 use crate::memory::Memory;
@@ -30,6 +30,14 @@ pub(super) struct Disk {
     pub(super) cache: Option<Cache>,
     /// Above the cache.
     pub(super) memory: Option<Box<Memory>>,
+    /// What is noted of changes; none costs nothing.
+    #[expect(
+        clippy::box_collection,
+        reason = "nearly all disks have none, and a disk is looked at for every request"
+    )]
+    pub(super) bitmaps: Option<Box<Vec<Bitmap>>>,
+    /// The backing was flushed, or was to be, for what bitmaps say when the disk ends.
+    pub(super) flushed_for_bitmaps: bool,
     pub(super) merger: Merger,
     /// The cache was lost with its last device.
     pub(super) fenced: bool,
@@ -93,6 +101,8 @@ impl Disk {
             qos: DiskQos::default(),
             cache: None,
             memory: None,
+            bitmaps: None,
+            flushed_for_bitmaps: false,
             merger: Merger::default(),
             fenced: false,
             stalled: false,
@@ -151,7 +161,14 @@ impl Disk {
     /// The cache, if flash I/O may be started now; else why not.
     #[inline]
     pub(super) fn serving(&mut self) -> Result<&mut Cache, Outcome> {
-        match &mut self.cache {
+        self.looked_up()?;
+        Ok(self.cache.as_mut().expect("just looked up"))
+    }
+
+    /// The same, to look at.
+    #[inline]
+    pub(super) fn looked_up(&self) -> Result<&Cache, Outcome> {
+        match &self.cache {
             _ if self.coming.is_some() => Err(Outcome::BypassRecovering),
             _ if self.opening.is_some() || !self.changes.is_empty() => Err(Outcome::BypassChanging),
             Some(_) if self.stalled => Err(Outcome::BypassStalled),

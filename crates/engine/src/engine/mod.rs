@@ -16,6 +16,7 @@
 //! zeroes, discard   waiting → backing change → (backing flush) → reply
 //! flush   (commit) → (backing flush) → reply
 //! ```
+//! A read into a guest's own memory knows only the second of these ways, or is declined (`direct.rs`).
 //! A persistent cache adds to this (`commit.rs`, `write_back.rs`, `destage.rs`, `structure.rs`):
 //! ```text
 //! read    … backing read → (flash read of what is dirty) → reply → fill
@@ -24,12 +25,14 @@
 //! ```
 
 mod ahead;
+mod bitmaps;
 mod care;
 mod change;
 mod coming;
 mod commit;
 mod destage;
 mod destager;
+mod direct;
 mod disk;
 mod fill;
 mod gate;
@@ -54,14 +57,14 @@ use crate::cache::FlashRun;
 use crate::claims::{Claims, Kind, Range};
 use crate::command::{Access, Event, Role};
 use crate::device::{self, Devices, Health};
-use crate::io::{BufferCopy, BufferSlice, Io, IoError, IoOp, Op, Reply, Request, Target};
+use crate::io::{BufferCopy, BufferSlice, Io, IoError, IoOp, Op, PayloadMemory, Reply, Request, Target};
 use crate::memory::Seen;
 use crate::outcome::Outcome;
 use crate::qos;
 use crate::sizing::Sizing;
 use crate::slab::Slab;
 use crate::stats::DiskStats;
-use crate::units::{BufferId, DiskId, Instant, IoId, SECTOR_BYTES, sector_ceil, sector_floor};
+use crate::units::{BufferId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
 use crate::vscsi::Histograms;
 use commit::JournalIo;
 use disk::Disk;
@@ -151,6 +154,7 @@ pub struct Engine {
     copy_out: VecDeque<BufferCopy>,
     io_out: VecDeque<Io>,
     reply_out: VecDeque<Reply>,
+    declined_out: VecDeque<RequestId>,
     release_out: VecDeque<BufferId>,
     event_out: VecDeque<Event>,
 }
@@ -174,7 +178,7 @@ struct Active {
     fill_bytes: u64,
     /// A change that goes to the backing over dirty data, which it is to replace.
     over_dirty: bool,
-    /// Flash did not take all of a write.
+    /// Flash did not take all of a write, or did not deliver all of a read to a guest's memory.
     failed: bool,
     /// Cache sectors that flash has taken of it, with their checksums, until all of its writes have ended.
     written: Vec<(u64, u32)>,
@@ -266,6 +270,7 @@ impl Engine {
             copy_out: VecDeque::new(),
             io_out: VecDeque::new(),
             reply_out: VecDeque::new(),
+            declined_out: VecDeque::new(),
             release_out: VecDeque::new(),
             event_out: VecDeque::new(),
             limits,
@@ -276,6 +281,7 @@ impl Engine {
     /// makes no sense for its disk is taken and answered with an error.
     pub fn handle_request(&mut self, now: Instant, request: Request) -> Result<(), Request> {
         assert_eq!(request.buffer.is_some(), request.op.has_buffer(), "payload buffer of {:?}", request.op);
+        assert!(direct::may_have(&request), "{request:?} into a guest's memory");
         if self.requests.len() + self.owner_waits >= self.limits.requests_max {
             return Err(request);
         }
@@ -293,8 +299,11 @@ impl Engine {
     fn enter(&mut self, now: Instant, arrived: Instant, request: Request) {
         let disk = self.disk_mut(request.disk);
         disk.in_flight += 1;
-        if !request.op.is_own() {
-            disk.ownership.guests += 1;
+        let was_declined = request.memory == PayloadMemory::DaemonAfterGuest;
+        disk.ownership.guests += u32::from(!request.op.is_own());
+        if was_declined {
+            disk.histograms.come_back(request.op);
+        } else if !request.op.is_own() {
             disk.histograms.arrive(arrived, &request);
             if !request.passes_by() {
                 disk.sizing.note(&request);
@@ -305,7 +314,8 @@ impl Engine {
             first: request.offset / SECTOR_BYTES,
             end: (request.offset + request.len).div_ceil(SECTOR_BYTES),
         };
-        let (run, seen) = self.observe(&request, range);
+        let (run, seen) =
+            if was_declined { (Run::Other, Seen::default()) } else { self.observe(&request, range) };
         let slot = self.requests.insert(Active {
             request,
             arrived,
@@ -416,6 +426,13 @@ impl Engine {
     pub fn poll_reply(&mut self) -> Option<Reply> {
         assert!(self.copy_out.is_empty(), "copies come first");
         self.reply_out.pop_front()
+    }
+
+    /// The next read into a guest's memory that came to nothing: it is to be asked for again, with a buffer of the daemon and as
+    /// [`PayloadMemory::DaemonAfterGuest`]. It has no other answer.
+    #[inline]
+    pub fn poll_declined(&mut self) -> Option<RequestId> {
+        self.declined_out.pop_front()
     }
 
     /// The next buffer that the engine no longer needs.
@@ -570,6 +587,7 @@ impl Engine {
         let Active { request, arrived, outcome, .. } = &self.requests[slot];
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: *outcome };
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        disk.note_change(request);
         disk.record(now, *arrived, request, *outcome);
         if !request.op.is_own() {
             disk.histograms.answer(now - *arrived, request.op);
@@ -684,6 +702,7 @@ impl Engine {
 
     /// Counts a completed I/O, for its disk and its device. The journal's count as its bytes only.
     fn account(&mut self, now: Instant, io: &Pending, result: Result<(), IoError>) {
+        let result = if self.is_doubtful(io) { Ok(()) } else { result };
         let units = qos::units(io.bytes, self.limits.qos_unit_bytes);
         let disk = self.disk_mut(io.disk);
         let stats = match (io.owner, io.target) {

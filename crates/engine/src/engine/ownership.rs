@@ -147,6 +147,17 @@ impl Engine {
         None
     }
 
+    /// Somebody else has taken the disk's backing over: nothing of it is served from now on, whatever it was.
+    pub fn lose(&mut self, now: Instant, id: DiskId) {
+        let Some(Some(disk)) = self.disks.get_mut(id.0 as usize) else { return };
+        disk.ownership.role = Role::Away;
+        if let Some(command) = disk.ownership.freezing.take() {
+            self.done(command, id, Err(CommandError::Stopped));
+        }
+        self.pass_waiting(now, id);
+        self.run(now);
+    }
+
     /// Those that waited for another role try again.
     pub(super) fn pass_waiting(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);

@@ -30,6 +30,8 @@ impl Engine {
         let source = self.source(slot);
         let is_persistent = self.disk(self.requests[slot].request.disk).journal.is_some();
         let (kind, waiting) = match source {
+            // It never fills.
+            _ if self.is_direct(slot) => (Kind::Read, Kind::Read),
             Source::Memory | Source::Flash => (Kind::Read, Kind::Fill),
             // It is being read already.
             Source::Backing(_) if self.requests[slot].seen.expected => (Kind::Fill, Kind::Fill),
@@ -97,8 +99,10 @@ impl Engine {
             return;
         }
         match source {
-            Source::Memory => self.serve_from_memory(now, slot),
+            Source::Memory if !self.is_direct(slot) => self.serve_from_memory(now, slot),
             Source::Flash => self.serve_from_flash(now, slot),
+            Source::Memory => self.decline(slot),
+            Source::Backing(_) if self.is_direct(slot) => self.decline(slot),
             Source::Backing(outcome) => {
                 let Active { request, range, seen, .. } = self.requests[slot];
                 if seen.expected {
@@ -175,6 +179,9 @@ impl Engine {
         result: Result<(), IoError>,
         sums: &[u32],
     ) {
+        if self.is_direct(slot) {
+            return self.direct_read_done(now, slot, io, result, sums);
+        }
         let disk_id = self.requests[slot].request.disk;
         let disk = self.disks[disk_id.0 as usize].as_mut().expect("disks outlive their requests");
         let index = &mut disk.cache.as_mut().expect("changes wait for flash I/O").index;

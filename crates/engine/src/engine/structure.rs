@@ -236,6 +236,7 @@ impl Engine {
                     Kind::Void => self.complete(now, id, kind),
                     // Its owner does not believe what the ring says any more.
                     Kind::Discard => {
+                        disk.note_everything();
                         let (journal, index) = disk.journal_and_index().expect("it has one");
                         drop_dirty(now, journal, index);
                         self.complete(now, id, kind)
@@ -301,6 +302,9 @@ impl Engine {
     /// The backing has everything that was written to it.
     fn prepare(&mut self, now: Instant, id: DiskId, kind: Kind) -> Stage {
         let disk = self.disk_mut(id);
+        if kind == Kind::Discard {
+            disk.note_everything();
+        }
         let (journal, index) = disk.journal_and_index().expect("it has one");
         if kind == Kind::Ring {
             return Stage::Dump;

@@ -2,9 +2,11 @@
 //! with the result that the test chooses. Each sentence of SYSTEMS §1 that the
 //! engine answers for has a test that cites it.
 
+mod bitmaps;
 mod blocks;
 mod change;
 mod coming;
+mod direct;
 mod ends;
 mod errors;
 mod health;
@@ -26,7 +28,9 @@ use crate::admission::Admission;
 use crate::command::{
     Access, CacheChange, CacheConfig, Command, CommandError, DataSegment, DiskConfig, Event, Segment,
 };
-use crate::io::{BufferCopy, Durability, Io, IoError, IoOp, Op, Promote, Reply, Request, Target};
+use crate::io::{
+    BufferCopy, Durability, Io, IoError, IoOp, Op, PayloadMemory, Promote, Reply, Request, Target,
+};
 use crate::outcome::Outcome;
 use crate::policy::PolicyKind;
 use crate::stats::DiskStats;
@@ -46,11 +50,13 @@ struct Bench {
     made: u64,
     /// Of the requests to come.
     promote: Promote,
+    memory: PayloadMemory,
     /// Copies that were asked for.
     copies: Vec<BufferCopy>,
     /// I/O that is to be completed.
     ios: VecDeque<Io>,
     replies: Vec<Reply>,
+    declined: Vec<RequestId>,
     released: Vec<BufferId>,
     events: Vec<Event>,
 }
@@ -67,9 +73,11 @@ impl Bench {
             now: Instant(0),
             made: 0,
             promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
             copies: vec![],
             ios: VecDeque::new(),
             replies: vec![],
+            declined: vec![],
             released: vec![],
             events: vec![],
         };
@@ -128,7 +136,7 @@ impl Bench {
         let buffer = op.has_buffer().then_some(BufferId(self.made as u32));
         let result = self.engine.handle_request(
             self.now,
-            Request { id, disk: DISK, op, offset, len, buffer, promote: self.promote },
+            Request { id, disk: DISK, op, offset, len, buffer, promote: self.promote, memory: self.memory },
         );
         self.drain();
         result.map(|()| id)
@@ -150,6 +158,7 @@ impl Bench {
         self.copies.extend(std::iter::from_fn(|| self.engine.poll_copy()));
         self.ios.extend(std::iter::from_fn(|| self.engine.poll_io()));
         self.replies.extend(std::iter::from_fn(|| self.engine.poll_reply()));
+        self.declined.extend(std::iter::from_fn(|| self.engine.poll_declined()));
         self.released.extend(std::iter::from_fn(|| self.engine.poll_release()));
         self.events.extend(std::iter::from_fn(|| self.engine.poll_event()));
     }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::shards::scatter;
 use super::*;
-use crate::io::{Durability, Op, Promote, Request};
+use crate::io::{Durability, Op, PayloadMemory, Promote, Request};
 use crate::units::{BufferId, DiskId, Instant, RequestId};
 
 /// LRU by a plain stack: the size from which on each access hits.
@@ -294,7 +294,16 @@ fn each_disk_spends_less_than_a_megabyte() {
     assert!(bytes <= 1_000_000, "{bytes} bytes");
     let request = |op: Op, offset, len| {
         let buffer = op.has_buffer().then_some(BufferId(0));
-        Request { id: RequestId(0), disk: DiskId(0), op, offset, len, buffer, promote: Promote::Usual }
+        Request {
+            id: RequestId(0),
+            disk: DiskId(0),
+            op,
+            offset,
+            len,
+            buffer,
+            promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
+        }
     };
     for i in 0..300_000 {
         let op =
@@ -324,6 +333,7 @@ fn a_request_counts_in_each_block_that_it_touches() {
             len,
             buffer,
             promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
         });
     };
     let write = Op::Write(Durability::Volatile);

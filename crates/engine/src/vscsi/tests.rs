@@ -1,7 +1,7 @@
 //! Every bound, and what distances, queues and gaps count from.
 
 use super::*;
-use crate::io::{Durability, Promote};
+use crate::io::{Durability, PayloadMemory, Promote};
 use crate::units::{BufferId, DiskId, RequestId};
 
 const READ: Op = Op::Read;
@@ -9,7 +9,16 @@ const WRITE: Op = Op::Write(Durability::Volatile);
 
 fn request(op: Op, offset: u64, len: u64) -> Request {
     let buffer = op.has_buffer().then_some(BufferId(0));
-    Request { id: RequestId(0), disk: DiskId(0), op, offset, len, buffer, promote: Promote::Usual }
+    Request {
+        id: RequestId(0),
+        disk: DiskId(0),
+        op,
+        offset,
+        len,
+        buffer,
+        promote: Promote::Usual,
+        memory: PayloadMemory::Daemon,
+    }
 }
 
 /// The bucket's bound for a value, none for the last.

@@ -25,7 +25,7 @@ mod tests;
 use std::collections::VecDeque;
 
 use hob_engine::REQUEST_BYTES_MAX;
-use hob_engine::io::{BufferSlice, Durability, IoError, Op, Promote, Reply, Request, Zeroing};
+use hob_engine::io::{BufferSlice, Durability, IoError, Op, PayloadMemory, Promote, Reply, Request, Zeroing};
 use hob_engine::units::{BufferId, DiskId, RequestId, sector_ceil};
 
 use crate::payload::{Payload, alloc_for, slice_for};
@@ -122,6 +122,16 @@ impl Session {
         self.disk
     }
 
+    /// The file as programs see it now.
+    pub fn file(&self) -> &Attributes {
+        &self.file
+    }
+
+    /// Are changes refused?
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// Bytes of buffers that its commands hold.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
@@ -130,6 +140,11 @@ impl Session {
     /// Commands that the engine has not answered.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// Is there nothing that it has taken in and not answered, or not given away the answer to?
+    pub fn is_at_rest(&self) -> bool {
+        self.in_flight() == 0 && self.requests.is_empty() && self.answers.is_empty()
     }
 
     /// Should no message be read now?
@@ -328,6 +343,7 @@ impl Session {
             len,
             buffer,
             promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
         });
     }
 

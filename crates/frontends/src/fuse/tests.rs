@@ -158,9 +158,11 @@ fn reads_are_cut_at_the_end() {
         let slice = BufferSlice { id, offset: (offset % 4096) as u32, len: expected as u32 };
         rig.memory.bytes_mut(slice).fill(9);
         rig.reply(&request, Ok(()));
+        assert!(!rig.session.is_at_rest(), "the answer is not written");
         assert!(rig.session.held_bytes() > 0, "its buffer is needed until the answer is written");
         assert_eq!(rig.answered(), (0, vec![9; expected as usize]));
         rig.is_idle();
+        assert!(rig.session.is_at_rest());
     }
     for offset in [SIZE, SIZE + 1, u64::MAX] {
         assert_eq!(rig.asked(&read(offset, 4096)), (0, Vec::new()));

@@ -1,7 +1,7 @@
 //! Commands in flight: what is kept of one, and how it becomes the engine's requests.
 
 use hob_engine::REQUEST_BYTES_MAX;
-use hob_engine::io::{BufferSlice, Durability, Op, Promote, Request, Zeroing};
+use hob_engine::io::{BufferSlice, Durability, Op, PayloadMemory, Promote, Request, Zeroing};
 use hob_engine::units::{BufferId, DiskId, RequestId};
 use hob_nbd::{Command, CommandFlags};
 
@@ -74,7 +74,16 @@ impl InFlight {
             Command::WriteZeroes => Op::WriteZeroes(durability, zeroing(flags)),
             other => unreachable!("{other:?} is not the engine's"),
         };
-        Request { id, disk, op, offset: self.offset, len: self.len, buffer: self.buffer.take(), promote }
+        Request {
+            id,
+            disk,
+            op,
+            offset: self.offset,
+            len: self.len,
+            buffer: self.buffer.take(),
+            promote,
+            memory: PayloadMemory::Daemon,
+        }
     }
 
     /// Goes to the next piece. False if the last one was the last.

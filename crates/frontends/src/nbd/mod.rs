@@ -56,7 +56,7 @@ pub enum Receive {
     Nothing,
 }
 
-/// A question to the backing: what is allocated there?
+/// A question about a range: what is allocated there, and what do further metadata contexts say of it?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusQuery {
     /// Names it in the answer.
@@ -65,6 +65,17 @@ pub struct StatusQuery {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
+    /// The backing is to be asked. Otherwise the client has chosen other contexts only.
+    pub allocation: bool,
+}
+
+/// The answer to a [`StatusQuery`]: extents from its offset on, one at least of each.
+#[derive(Clone, Copy, Debug)]
+pub struct Status<'a> {
+    /// What is allocated; not looked at where that was not asked.
+    pub allocation: &'a [Extent],
+    /// What each of [`Connection::contexts`] says, in their order.
+    pub maps: &'a [Vec<Extent>],
 }
 
 /// See the module's text.
@@ -91,6 +102,8 @@ pub struct Connection {
     sending_bytes: usize,
     /// Memory of a list that was sent, for the next one.
     spare: Gather,
+    /// No further command is begun.
+    resting: bool,
     /// Why the connection ended early, for the log.
     fault: Option<String>,
 }
@@ -134,6 +147,7 @@ impl Connection {
             outbox_bytes: 0,
             sending_bytes: 0,
             spare: Gather::default(),
+            resting: false,
             fault: None,
         }
     }
@@ -158,12 +172,37 @@ impl Connection {
         self.held_bytes
     }
 
+    /// What was agreed with its client.
+    pub fn negotiated(&self) -> &Negotiated {
+        &self.negotiated
+    }
+
+    /// From now on begins no command, and ends those that it has begun; or goes on as usual.
+    pub fn set_resting(&mut self, resting: bool) {
+        self.resting = resting;
+    }
+
+    /// Is it at rest, so that whoever goes on with its socket and with the bytes that were received and not used up goes on where it stands?
+    pub fn is_at_rest(&self) -> bool {
+        self.resting
+            && self.input == Input::Header
+            && self.commands.len() == 0
+            && self.outbox.is_empty()
+            && !self.sending
+    }
+
+    /// Is the rest of a command on its way from the client?
+    pub fn awaits_payload(&self) -> bool {
+        matches!(self.input, Input::Payload { .. } | Input::Skip(_))
+    }
+
     /// Where the next bytes go.
     pub fn poll_receive(&self) -> Receive {
         match self.input {
             Input::Finished | Input::Dead => Receive::Nothing,
             Input::Stuck(_) => Receive::AwaitBuffer,
             Input::Payload { missing, .. } => Receive::Payload(missing),
+            Input::Header if self.resting => Receive::Pause,
             _ if self.is_full() => Receive::Pause,
             Input::Header | Input::Skip(_) => Receive::Bytes,
         }
@@ -176,7 +215,7 @@ impl Connection {
         loop {
             let rest = &bytes[at..];
             match self.input {
-                Input::Header if rest.len() >= REQUEST_BYTES && !self.is_full() => {
+                Input::Header if rest.len() >= REQUEST_BYTES && !self.is_full() && !self.resting => {
                     at += REQUEST_BYTES;
                     let header = rest[..REQUEST_BYTES].try_into().expect("the length was checked");
                     self.handle_header(header, payload);
@@ -268,8 +307,19 @@ impl Connection {
         }
     }
 
-    /// The backing's answer: extents from the asked offset on, or why there are none.
-    pub fn handle_status(&mut self, id: RequestId, status: Result<&[Extent], IoError>) {
+    /// The metadata contexts that its client has chosen besides `base:allocation`.
+    pub fn contexts(&self) -> &[String] {
+        &self.negotiated.contexts
+    }
+
+    /// The range that a [`StatusQuery`] asked for which is not answered yet: offset and length.
+    pub fn status_range(&self, id: RequestId) -> (u64, u64) {
+        let header = &self.commands.get(id.0 as u32).header;
+        (header.offset, u64::from(header.length))
+    }
+
+    /// The answer to a question, or why there is none.
+    pub fn handle_status(&mut self, id: RequestId, status: Result<Status<'_>, IoError>) {
         let command = self.commands.remove(id.0 as u32);
         if self.input != Input::Dead {
             reply::push_status(self, &command, status);
@@ -400,6 +450,7 @@ impl Connection {
                 id: self.request_id(slot),
                 offset: request.offset,
                 len: u64::from(request.length),
+                allocation: self.negotiated.base_allocation,
             }),
             _ => self.issue(slot, payload),
         }

@@ -2,12 +2,12 @@
 
 use hob_engine::io::{BufferSlice, IoError};
 use hob_engine::units::SECTOR_BYTES;
-use hob_nbd::server::handshake::BASE_ALLOCATION_ID;
+use hob_nbd::server::handshake::{BASE_ALLOCATION_ID, CONTEXTS_ID};
 use hob_nbd::server::reply::{self, Position};
 use hob_nbd::{Command, CommandFlags, ErrorCode, Extent};
 
 use super::command::InFlight;
-use super::{Connection, Payload, error_code};
+use super::{Connection, Payload, Status, error_code};
 
 /// Answers a command of the engine's.
 pub(super) fn push(
@@ -50,24 +50,27 @@ pub(super) fn push_error(connection: &mut Connection, request: &hob_nbd::Request
 pub(super) fn push_status(
     connection: &mut Connection,
     command: &InFlight,
-    status: Result<&[Extent], IoError>,
+    status: Result<Status<'_>, IoError>,
 ) {
     let header = &command.header;
-    match status {
-        Ok(extents) if !extents.is_empty() => {
-            let count = if header.flags.contains(CommandFlags::REQ_ONE) { 1 } else { extents.len() };
-            connection.outbox.push_head(|head| {
-                reply::push_block_status(
-                    head,
-                    header.cookie,
-                    BASE_ALLOCATION_ID,
-                    &extents[..count],
-                    Position::Last,
-                );
-            });
-        }
-        Ok(_) => push_error(connection, header, ErrorCode::Io),
-        Err(error) => push_error(connection, header, error_code(error)),
+    let Status { allocation, maps } = match status {
+        Ok(status) => status,
+        Err(error) => return push_error(connection, header, error_code(error)),
+    };
+    let Connection { negotiated, outbox, .. } = &mut *connection;
+    let allocation = negotiated.base_allocation.then_some((BASE_ALLOCATION_ID, allocation));
+    let maps = (CONTEXTS_ID..).zip(maps.iter().map(Vec::as_slice));
+    let contexts: Vec<(u32, &[Extent])> = allocation.into_iter().chain(maps).collect();
+    let wanted = usize::from(negotiated.base_allocation) + negotiated.contexts.len();
+    if contexts.len() != wanted || contexts.iter().any(|(_, extents)| extents.is_empty()) {
+        return push_error(connection, header, ErrorCode::Io);
+    }
+    for (nth, (id, extents)) in contexts.into_iter().enumerate() {
+        let count = if header.flags.contains(CommandFlags::REQ_ONE) { 1 } else { extents.len() };
+        let position = if nth + 1 == wanted { Position::Last } else { Position::More };
+        outbox.push_head(|head| {
+            reply::push_block_status(head, header.cookie, id, &extents[..count], position);
+        });
     }
 }
 

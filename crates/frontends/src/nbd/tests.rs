@@ -21,6 +21,7 @@ impl Rig {
             info,
             structured_replies,
             base_allocation: structured_replies,
+            contexts: vec![],
         };
         Rig {
             connection: Connection::new(negotiated, DiskId(3), 7, Promote::Usual),
@@ -242,6 +243,92 @@ fn block_status_asks_the_backing() {
     let query = rig.connection.poll_status().expect("a question");
     assert_eq!((query.offset, query.len), (0, 1 << 20));
     let extents = [Extent { length: 4096, state: 0 }, Extent { length: 8192, state: Extent::HOLE }];
-    rig.connection.handle_status(query.id, Ok(&extents));
+    assert!(query.allocation);
+    rig.connection.handle_status(query.id, Ok(Status { allocation: &extents, maps: &[] }));
     assert_eq!(rig.sent().len(), 20 + 4 + 8, "one extent was asked for");
+}
+
+/// A connection comes to rest between two commands, and another object goes on where it stands.
+#[test]
+fn at_rest_nothing_is_begun_and_whoever_goes_on_misses_nothing() {
+    let mut rig = Rig::new(false);
+    let header = |cookie, command, length| {
+        hob_nbd::Request { command, flags: NONE, cookie, offset: 0, length }.encode()
+    };
+    rig.connection.set_resting(true);
+    assert!(rig.connection.is_at_rest());
+    rig.connection.set_resting(false);
+    // A write of which half is there, and a read behind it.
+    let mut stream = header(1, Command::Write, 512).to_vec();
+    stream.extend([9; 512]);
+    stream.extend(header(2, Command::Read, 512));
+    assert_eq!(rig.receive(&stream[..300]), 300);
+    rig.connection.set_resting(true);
+    assert!(rig.connection.awaits_payload() && !rig.connection.is_at_rest());
+    let used = 300 + rig.receive(&stream[300..]);
+    assert_eq!(used, REQUEST_BYTES + 512, "the payload is taken and the next command is not");
+    assert_eq!(rig.connection.poll_receive(), Receive::Pause);
+    assert!(!rig.connection.is_at_rest(), "the write is not answered");
+    let write = rig.connection.poll_request().expect("the write");
+    rig.answer(&write, Ok(()));
+    assert!(!rig.connection.is_at_rest(), "the answer is not sent");
+    assert_eq!(rig.sent().len(), 16);
+    assert!(rig.connection.is_at_rest() && rig.connection.poll_request().is_none());
+    let negotiated = rig.connection.negotiated().clone();
+    let mut next = Rig { connection: Connection::new(negotiated, DiskId(3), 8, Promote::Usual), ..rig };
+    assert_eq!(next.receive(&stream[used..]), REQUEST_BYTES);
+    let read = next.connection.poll_request().expect("the read");
+    assert_eq!(read.op, Op::Read);
+    next.answer(&read, Ok(()));
+    assert_eq!(next.sent().len(), 16 + 512);
+    // A command that is refused: its payload is read past before there is rest.
+    let mut refused = header(3, Command::Write, 512);
+    refused[16..24].copy_from_slice(&(1u64 << 40).to_be_bytes());
+    assert_eq!(next.receive(&refused), REQUEST_BYTES);
+    next.connection.set_resting(true);
+    next.sent();
+    assert!(!next.connection.is_at_rest());
+    assert_eq!(next.connection.poll_receive(), Receive::Bytes);
+    assert_eq!(next.receive(&[0; 512]), 512);
+    assert!(next.connection.is_at_rest());
+}
+
+/// Each context has a chunk of its own, in any number of extents; the last one ends the reply.
+#[test]
+fn block_status_answers_for_each_context() {
+    let dirty = vec![Extent { length: 65536, state: Extent::DIRTY }];
+    let clean = vec![Extent { length: 512, state: 0 }, Extent { length: 1024, state: Extent::DIRTY }];
+    for allocation in [true, false] {
+        let mut rig = Rig::new(true);
+        rig.connection.negotiated.base_allocation = allocation;
+        rig.connection.negotiated.contexts = ["a", "b"].map(str::to_owned).to_vec();
+        rig.command(Command::BlockStatus, NONE, 512, 1 << 20);
+        let query = rig.connection.poll_status().expect("a question");
+        assert_eq!(query.allocation, allocation);
+        assert_eq!(rig.connection.status_range(query.id), (512, 1 << 20));
+        let holes = [Extent { length: 4096, state: Extent::HOLE }];
+        let status = Status { allocation: &holes, maps: &[dirty.clone(), clean.clone()] };
+        rig.connection.handle_status(query.id, Ok(status));
+        let sent = rig.sent();
+        let chunks = [(1u32, &holes[..]), (2, &dirty), (3, &clean)];
+        let mut at = 0;
+        for (id, extents) in &chunks[usize::from(!allocation)..] {
+            let len = 4 + 8 * extents.len();
+            let done = u8::from(*id == 3);
+            assert_eq!(sent[at + 4..at + 8], [0, done, 0, 5], "flags and type");
+            assert_eq!(sent[at + 16..at + 24], [&(len as u32).to_be_bytes()[..], &id.to_be_bytes()].concat());
+            at += 20 + len;
+        }
+        assert_eq!(at, sent.len());
+    }
+}
+
+#[test]
+fn a_context_that_is_gone_is_an_error() {
+    let mut rig = Rig::new(true);
+    rig.connection.negotiated.contexts = vec!["a".to_owned()];
+    rig.command(Command::BlockStatus, NONE, 0, 1 << 20);
+    let query = rig.connection.poll_status().expect("a question");
+    rig.connection.handle_status(query.id, Err(IoError::Failed));
+    assert_eq!(rig.sent()[4..8], [0, 1, 0x80, 1], "an error chunk, and the last");
 }

@@ -1,10 +1,11 @@
 //! Requests of a driver that are in flight: what is kept of one, and how it becomes the engine's requests.
 
 use hob_engine::REQUEST_BYTES_MAX;
-use hob_engine::io::{BufferSlice, Op, Promote, Request};
-use hob_engine::units::{BufferId, DiskId, RequestId};
+use hob_engine::io::{BufferSlice, Op, PayloadMemory, Promote, Request};
+use hob_engine::units::{BufferId, DiskId, RequestId, SECTOR_BYTES};
 
 use super::chain::Segment;
+use super::memory::GuestRun;
 use crate::payload::{Payload, alloc_for, slice_for};
 
 /// One chain that was taken and understood.
@@ -24,6 +25,8 @@ pub(super) struct Command {
     buffer: Option<BufferId>,
     /// The device's own reference, to copy from after the answer.
     pub(super) reply_buffer: Option<BufferId>,
+    /// Whose memory the buffer is.
+    pub(super) memory: PayloadMemory,
 }
 
 impl Command {
@@ -40,6 +43,7 @@ impl Command {
             buffer_bytes: 0,
             buffer: None,
             reply_buffer: None,
+            memory: PayloadMemory::Daemon,
         }
     }
 
@@ -48,9 +52,25 @@ impl Command {
         Command { op, offset, len, ..self }
     }
 
+    /// Has the guest's own memory for its buffer, if that is worth while.
+    pub(super) fn adopt(&mut self, disk: DiskId, run: &GuestRun<'_>, payload: &mut impl Payload) -> bool {
+        let is_whole = (self.offset | self.len).is_multiple_of(SECTOR_BYTES) && run.len() == self.len;
+        if self.op != Op::Read || !is_whole || self.len > REQUEST_BYTES_MAX {
+            return false;
+        }
+        self.buffer = payload.adopt(disk, self.offset, run);
+        if self.buffer.is_some() {
+            self.memory = PayloadMemory::Guest;
+        }
+        self.buffer.is_some()
+    }
+
     /// Gets the buffer.
     pub(super) fn alloc(&mut self, payload: &mut impl Payload) -> bool {
         let Some((id, bytes)) = alloc_for(payload, self.offset, self.len) else { return false };
+        if self.memory == PayloadMemory::Guest {
+            self.memory = PayloadMemory::DaemonAfterGuest;
+        }
         if self.op == Op::Read {
             payload.retain(id);
             self.reply_buffer = Some(id);
@@ -68,7 +88,16 @@ impl Command {
     /// The request for the current piece. The buffer's reference goes to the engine.
     pub(super) fn request(&mut self, id: RequestId, disk: DiskId) -> Request {
         let (offset, len) = (self.offset + self.at, self.piece_len());
-        Request { id, disk, op: self.op, offset, len, buffer: self.buffer.take(), promote: Promote::Usual }
+        Request {
+            id,
+            disk,
+            op: self.op,
+            offset,
+            len,
+            buffer: self.buffer.take(),
+            promote: Promote::Usual,
+            memory: self.memory,
+        }
     }
 
     /// Goes to the next piece. False if the last one was the last.
@@ -107,6 +136,11 @@ impl Table {
 
     pub(super) fn get(&self, slot: u32) -> &Command {
         &self.slots[slot as usize].as_ref().expect("a command in flight").0
+    }
+
+    /// Where a command's data are in the guest's memory.
+    pub(super) fn segments(&self, slot: u32) -> &[Segment] {
+        &self.slots[slot as usize].as_ref().expect("a command in flight").1
     }
 
     pub(super) fn get_mut(&mut self, slot: u32) -> &mut Command {

@@ -24,6 +24,7 @@ use vm_memory::{
     VolatileSlice,
 };
 
+use super::chain::{Segment, total};
 use super::guard::Guard;
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -148,6 +149,11 @@ impl GuestMap {
         self.memory.write_slice(bytes, GuestAddress(address)).is_ok()
     }
 
+    /// The memory of these bytes, piece by piece. Less than they are if some of them are not the guest's.
+    fn slices(&self, address: u64, len: usize) -> impl Iterator<Item = VolatileSlice<'_>> {
+        self.memory.get_slices(GuestAddress(address), len).map_while(Result::ok)
+    }
+
     /// A part that lies in one region, to be looked at again and again.
     pub(super) fn part(self: &Arc<Self>, address: u64, len: usize) -> Option<Part> {
         let slice = self.memory.get_slice(GuestAddress(address), len).ok()?;
@@ -156,6 +162,38 @@ impl GuestMap {
         let slice =
             unsafe { std::mem::transmute::<VolatileSlice<'_, BS<'_, ()>>, VolatileSlice<'static>>(slice) };
         Some(Part { slice, _map: Arc::clone(self) })
+    }
+}
+
+/// Runs of a guest's memory, one behind the other.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestRun<'a> {
+    map: &'a Arc<GuestMap>,
+    segments: &'a [Segment],
+    len: u64,
+}
+
+impl<'a> GuestRun<'a> {
+    pub(super) fn new(map: &'a Arc<GuestMap>, segments: &'a [Segment]) -> GuestRun<'a> {
+        GuestRun { map, segments, len: total(segments) }
+    }
+
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty)] // Nobody offers nothing.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whose memory it is: who has this has it mapped.
+    pub fn map(&self) -> &'a Arc<GuestMap> {
+        self.map
+    }
+
+    /// Where it is in our memory, piece by piece, for whom `map` says so.
+    pub fn for_each<'m>(&self, map: &'m GuestMap, mut tell: impl FnMut(VolatileSlice<'m>)) {
+        for segment in self.segments {
+            map.slices(segment.address, segment.len as usize).for_each(&mut tell);
+        }
     }
 }
 

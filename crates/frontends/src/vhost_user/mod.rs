@@ -7,13 +7,15 @@
 //!
 //! # Call order
 //! [`Device::start`] a queue. Whenever its driver may have made something available: [`Device::take`], then
-//! [`Device::poll_request`] until it yields nothing. The engine's answers go to [`Device::handle_reply`], and
-//! [`Device::poll_signal`] says whose driver wants to be told. Before sleeping, [`Device::set_wants_kicks`], and then
-//! [`Device::has_work`] once more. [`Device::stop`], and [`Device::poll_stopped`] until it is so.
+//! [`Device::poll_request`] until it yields nothing. The engine's answers go to [`Device::handle_reply`], what it declines to
+//! [`Device::handle_declined`], and [`Device::ask_again`] when there may be room for it. [`Device::poll_signal`] says whose driver
+//! wants to be told. Before sleeping, [`Device::set_wants_kicks`], and then [`Device::has_work`] once more; and back after it.
+//! [`Device::stop`], and [`Device::poll_stopped`] until it is so.
 //!
 //! # Payload
 //! A write is copied out of the guest's memory before the engine sees it, and a read is copied into it afterwards: the
-//! guest may change its memory at any time, and flash may be filled from the buffer after the answer.
+//! guest may change its memory at any time, and flash may be filled from the buffer after the answer. Reads of whole sectors that are
+//! likely hits go straight into the guest's memory ([`Payload::adopt`]); those that the engine declines take the other way.
 //!
 //! # Limits
 //! What a driver can have in flight is bounded by the sizes of its queues, [`queue::SIZE_MAX`] and [`block::QUEUES_MAX`], and
@@ -35,7 +37,8 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use hob_engine::io::{IoError, Op, Reply, Request};
+use hob_engine::io::{IoError, Op, PayloadMemory, Reply, Request};
+use hob_engine::outcome::Outcome;
 use hob_engine::units::{DiskId, RequestId};
 
 use crate::payload::Payload;
@@ -44,7 +47,7 @@ use chain::{Chain, Fault, gather, scatter, total};
 use command::{Command, Table};
 use inflight::QueueInflight;
 use log::ChangeLog;
-use memory::GuestMap;
+use memory::{GuestMap, GuestRun};
 use queue::{Broken, Layout, Queue};
 
 /// Requests that wait for the engine; no more is taken from queues beyond that.
@@ -127,6 +130,10 @@ pub struct Device {
     queues: Vec<Option<Served>>,
     commands: Table,
     requests: VecDeque<Request>,
+    /// Commands whose reads were declined, and have no buffer.
+    declined: VecDeque<u32>,
+    /// Its disk is going away.
+    abandoned: bool,
     /// Queues with answers that their drivers have not been told of.
     told: Vec<u16>,
     held_bytes: usize,
@@ -144,6 +151,8 @@ impl Device {
             queues: Vec::new(),
             commands: Table::default(),
             requests: VecDeque::new(),
+            declined: VecDeque::new(),
+            abandoned: false,
             told: Vec::new(),
             held_bytes: 0,
             chain: Chain::default(),
@@ -322,7 +331,8 @@ impl Device {
     fn issue_first(&mut self, mut command: Command, payload: &mut impl Payload) -> Result<Begun, Broken> {
         let served = self.queues[usize::from(command.queue)].as_mut().expect("a queue in service");
         if command.op.has_buffer() {
-            if !command.alloc(payload) {
+            let run = GuestRun::new(&served.map, &self.chain.writable);
+            if !command.adopt(self.disk, &run, payload) && !command.alloc(payload) {
                 return Ok(Begun::NoRoom);
             }
             if command.op != Op::Read {
@@ -358,10 +368,11 @@ impl Device {
     }
 
     /// What the guest asked for whose first request this is, and how long that is in all; `None` if the request is a later
-    /// piece. To be asked before the request is answered.
+    /// piece, or asked again. To be asked before the request is answered.
     pub fn begun_by(&self, request: &Request) -> Option<(Op, u64, u64)> {
         let command = self.commands.get(request.id.0 as u32);
-        (command.offset == request.offset).then_some((command.op, command.offset, command.len))
+        let begins = command.offset == request.offset && request.memory != PayloadMemory::DaemonAfterGuest;
+        begins.then_some((command.op, command.offset, command.len))
     }
 
     /// The engine's answer. A disk that is going away answers nothing that a later daemon can carry out.
@@ -379,8 +390,8 @@ impl Device {
         } else {
             let (status, written) = match reply.result {
                 Ok(()) if command.op == Op::Read => {
-                    let bytes = payload.bytes(command.payload_slice());
-                    let copied = scatter(&served.map, &segments, bytes);
+                    let copied = command.memory == PayloadMemory::Guest
+                        || scatter(&served.map, &segments, payload.bytes(command.payload_slice()));
                     segments.iter().for_each(|part| served.note(part.address, u64::from(part.len)));
                     match copied {
                         true => (Status::Ok, command.len as u32),
@@ -394,6 +405,33 @@ impl Device {
         }
         command.reply_buffer.into_iter().for_each(|id| payload.release(id));
         self.commands.give_back(segments);
+    }
+
+    /// The engine gives a read into the guest's memory back.
+    pub fn handle_declined(&mut self, id: RequestId, payload: &mut impl Payload) {
+        let slot = id.0 as u32;
+        let served = self.queues[usize::from(self.commands.get(slot).queue)].as_ref();
+        let served = served.expect("queues outlive their commands");
+        // Flash may have been read into it.
+        self.commands.segments(slot).iter().for_each(|part| served.note(part.address, u64::from(part.len)));
+        if self.abandoned {
+            let (result, outcome) = (Err(IoError::ShuttingDown), Outcome::Refused);
+            return self.handle_reply(&Reply { id, disk: self.disk, result, outcome }, payload);
+        }
+        self.declined.push_back(slot);
+    }
+
+    /// Gives reads that were declined a buffer, and to the engine again, as far as there is room.
+    pub fn ask_again(&mut self, payload: &mut impl Payload) {
+        while let Some(slot) = self.declined.front().copied() {
+            let command = self.commands.get_mut(slot);
+            if !command.alloc(payload) {
+                return;
+            }
+            self.held_bytes += command.buffer_bytes;
+            self.declined.pop_front();
+            self.issue(slot);
+        }
     }
 
     fn answer(&mut self, command: &Command, status: Status, written: u32) {
@@ -435,11 +473,15 @@ impl Device {
             served.state = State::Broken;
             served.again.clear();
         }
-        for request in std::mem::take(&mut self.requests) {
-            let (command, segments) = self.commands.remove(request.id.0 as u32);
+        self.abandoned = true;
+        let requests = std::mem::take(&mut self.requests).into_iter();
+        let unseen = requests.map(|request| (request.id.0 as u32, request.buffer));
+        let declined = std::mem::take(&mut self.declined).into_iter().map(|slot| (slot, None));
+        for (slot, buffer) in unseen.chain(declined) {
+            let (command, segments) = self.commands.remove(slot);
             self.held_bytes -= command.buffer_bytes;
             self.served(command.queue).taken -= 1;
-            request.buffer.into_iter().chain(command.reply_buffer).for_each(|id| payload.release(id));
+            buffer.into_iter().chain(command.reply_buffer).for_each(|id| payload.release(id));
             self.commands.give_back(segments);
         }
     }

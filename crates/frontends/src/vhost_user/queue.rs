@@ -188,7 +188,6 @@ impl Queue {
     /// Asks the driver to tell of new chains, or not to. Having asked for it, look once more: what came before is not told of.
     #[inline]
     pub(super) fn set_wants_kicks(&mut self, wants: bool) {
-        // The index that the driver compares with is not moved on while nothing is wanted, so it is passed once.
         if wants || self.wants_kicks {
             self.wants_kicks = wants;
             self.ask_for_kicks(wants);
@@ -201,7 +200,12 @@ impl Queue {
                 let at = 4 + 8 * usize::from(self.size);
                 self.used.store(at, self.next_available.to_le(), Ordering::Relaxed);
             }
-            (true, false) => {}
+            // An index that the driver has passed already: it tells of nothing before it has gone all the way round.
+            (true, false) => {
+                let at = 4 + 8 * usize::from(self.size);
+                let passed = self.next_available.wrapping_sub(1);
+                self.used.store(at, passed.to_le(), Ordering::Relaxed);
+            }
             (false, _) => {
                 let flags = if wants { 0 } else { NO_NEWS };
                 self.used.store(0, flags.to_le(), Ordering::Relaxed);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::Global;
+use super::{Global, output};
 use crate::daemon::config::Config;
 
 /// Serve many disks; changed live with the other commands
@@ -13,10 +13,17 @@ pub(crate) struct Daemon {
     /// Configuration file
     #[arg(long, value_name = "FILE", default_value = "/etc/hob/hob.toml")]
     config: PathBuf,
+    /// Find out whether the daemon could start: read the configuration, the files that it names and what was kept, change nothing, and end
+    #[arg(long)]
+    check: bool,
 }
 
 pub(super) fn run(args: &Daemon, global: &Global) -> anyhow::Result<()> {
     let mut config = Config::load(&args.config)?;
     global.say_in(&mut config.control);
+    if args.check {
+        crate::daemon::Plan::check_config(&config)?;
+        return output::write(format!("{}\n", crate::daemon::upgrade::can_take_over()).as_bytes());
+    }
     crate::daemon::run(crate::daemon::Plan::of_config(config)?)
 }

@@ -30,6 +30,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::Semaphore;
 
 use crate::daemon::allow::AllowList;
+use crate::daemon::doors::Doors;
 use crate::daemon::exports::{Export, Exports};
 use crate::daemon::listen::{Entrance, Hall, Listener};
 use crate::daemon::shard::{self, ShardOptions};
@@ -150,8 +151,8 @@ impl Host {
         let stopper = Arc::clone(&stop);
         let listener = std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-                let listener =
-                    Listener::bind(&Entrance { endpoint: Endpoint::Unix(socket), tls: None }).await?;
+                let entrance = Entrance { endpoint: Endpoint::Unix(socket), tls: None };
+                let listener = Listener::bind(&entrance, &Doors::default()).await?;
                 let _ = bound.send(());
                 let interrupt = async {
                     let _ = tokio::signal::ctrl_c().await;

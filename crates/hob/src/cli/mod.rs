@@ -5,6 +5,7 @@
 //! programs and does not.
 
 mod advise;
+mod bitmap;
 mod cache;
 mod completions;
 mod daemon;
@@ -31,6 +32,7 @@ mod selftest;
 mod serve;
 mod settings;
 mod stats;
+mod swap;
 mod top;
 
 use std::path::PathBuf;
@@ -128,11 +130,15 @@ enum Command {
     #[command(subcommand)]
     Export(export::Export),
     #[command(subcommand)]
+    Bitmap(bitmap::Bitmap),
+    #[command(subcommand)]
     Cache(cache::Cache),
     #[command(subcommand)]
     Qos(qos::Qos),
     #[command(subcommand)]
     Datastore(datastore::Datastore),
+    #[command(subcommand)]
+    Swap(swap::Swap),
     Drain(drain::Drain),
     Migrate(migrate::Migrate),
     Stats(stats::Stats),
@@ -151,6 +157,8 @@ enum Command {
     Man(man::Man),
     #[command(hide = true)]
     Docs(docs::Docs),
+    #[command(hide = true)]
+    SwapOff(swap::SwapOff),
 }
 
 fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
@@ -161,9 +169,11 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Pool(args) => pool::run(args, global),
         Command::Disk(args) => disk::run(args, global),
         Command::Export(args) => export::run(args, global),
+        Command::Bitmap(args) => bitmap::run(args, global),
         Command::Cache(args) => cache::run(args, global),
         Command::Qos(args) => qos::run(args, global),
         Command::Datastore(args) => datastore::run(args, global),
+        Command::Swap(args) => swap::run(args, global),
         Command::Drain(args) => drain::run(&args, global),
         Command::Migrate(args) => migrate::run(&args, global),
         Command::Stats(args) => stats::run(&args, global),
@@ -180,6 +190,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Docs(args) => docs::run(&args),
+        Command::SwapOff(args) => swap::run_off(&args),
     }
 }
 

@@ -4,6 +4,7 @@ use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use hob_control::{
     Admission, Device, DeviceAdd, DevicePatch, Orphan, Pool as PoolInfo, PoolChanged, PoolCreate, Size,
+    SwapRoom,
 };
 
 use super::Global;
@@ -183,6 +184,11 @@ fn show(pool: &PoolInfo) -> String {
         ]
     };
     let mut text = format!("{facts}\n\n{}", table(&columns, pool.devices.iter().map(row)));
+    if !pool.swap.is_empty() {
+        let columns = [words("SWAP OF THE HOST"), numbers("SIZE")];
+        let row = |swap: &SwapRoom| vec![swap.name.clone(), swap.size.human()];
+        text = format!("{text}\n\n{}", table(&columns, pool.swap.iter().map(row)));
+    }
     if !pool.orphans.is_empty() {
         let columns = [words("CACHE OF NO DISK"), numbers("SIZE")];
         let row = |orphan: &Orphan| vec![orphan.owner.clone(), orphan.size.human()];

@@ -71,6 +71,9 @@ pub(crate) struct Serve {
     /// Use a pool device that holds other data, which is lost
     #[arg(long, requires = "pool")]
     force: bool,
+    /// Say whether this could be served, and end: how an upgrade asks the next program
+    #[arg(long, hide = true)]
+    check: bool,
 }
 
 fn ring_name(name: &str) -> Result<RingKind, String> {
@@ -98,7 +101,7 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
     let everywhere = |clients| AllowEntry { disks: vec!["*".to_owned()], clients };
     let mut control = ControlConfig { listen: Vec::new(), ..ControlConfig::default() };
     global.say_in(&mut control);
-    crate::daemon::run(Plan::of_serving(Serving {
+    let plan = Plan::of_serving(Serving {
         disk: DiskAdd {
             name: args.name,
             backing: args.disk,
@@ -114,5 +117,9 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
         control,
         ring: args.ring,
         drain_on_shutdown: args.drain_on_shutdown,
-    })?)
+    })?;
+    if args.check {
+        return super::output::write(format!("{}\n", crate::daemon::upgrade::can_take_over()).as_bytes());
+    }
+    crate::daemon::run(plan)
 }

@@ -43,6 +43,13 @@ impl Exports {
         self.table().remove(name);
     }
 
+    /// Gives all exports of a disk these metadata contexts. Clients that are there keep what they chose.
+    pub(crate) fn set_contexts(&self, disk: &str, contexts: &[String]) {
+        for export in self.table().values_mut().filter(|export| export.of == disk) {
+            export.info.contexts = contexts.to_vec();
+        }
+    }
+
     /// Lets machines use a disk, for as long as it is offered.
     pub(crate) fn let_machines_in(&self, disk: &str, gateway: Gateway) {
         self.gateways().insert(disk.to_owned(), gateway);

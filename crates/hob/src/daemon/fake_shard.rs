@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use hob_control::TraceRecord;
-use hob_engine::command::{CacheChange, Command, CommandError, Event, Segment};
-use hob_engine::io::{Durability, Io, IoError, IoOp, Op, Promote, Request, Target};
+use hob_engine::command::{Bitmap, CacheChange, Command, CommandError, Event, Segment};
+use hob_engine::io::{Durability, Io, IoError, IoOp, Op, PayloadMemory, Promote, Request, Target};
 use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES};
 use hob_engine::{Engine, Limits};
 use tokio::sync::Notify;
 
 use super::hardware::{Area, Backing, DeviceCounts, FlashDevice};
-use super::shard_api::{Answer, Gone, ShardCall, ShardError, ShardEvent, ShardHandle};
+use super::shard_api::{Answer, AtRest, Gone, Noted, ShardCall, ShardError, ShardEvent, ShardHandle};
 use super::tape::Recorder;
 
 /// How often time passes for the engine.
@@ -49,6 +49,7 @@ struct State {
     backings: BTreeMap<DiskId, Backing>,
     recorders: BTreeMap<DiskId, Recorder>,
     areas: BTreeMap<DiskId, Area>,
+    bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
     commands: u64,
     /// What was done to caches.
     changes: Vec<&'static str>,
@@ -84,6 +85,7 @@ impl State {
             backings: BTreeMap::new(),
             recorders: BTreeMap::new(),
             areas: BTreeMap::new(),
+            bitmaps: BTreeMap::new(),
             commands: 0,
             changes: Vec::new(),
             waiting: BTreeMap::new(),
@@ -267,6 +269,12 @@ impl State {
             ShardCall::Resource { resource, answer } => {
                 let _ = answer.send(Ok(self.engine.resource(resource)));
             }
+            ShardCall::ChangeBitmaps { id, change, answer } => {
+                self.command(id, Command::Bitmap(change), Waiting::Add(answer));
+            }
+            ShardCall::Bitmaps { id, whole, answer } => {
+                let _ = answer.send(Ok(Noted::of(self.engine.bitmaps(id), whole.as_deref())));
+            }
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(self.now(), id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
@@ -297,7 +305,13 @@ impl State {
             }
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
-            ShardCall::Machine(_) | ShardCall::Carry(..) => {}
+            ShardCall::Machine(_) | ShardCall::Resume | ShardCall::Carry(..) => {}
+            ShardCall::Rest { answer } => {
+                let _ = answer.send(Ok(()));
+            }
+            ShardCall::HandOver { answer } => {
+                let _ = answer.send(Ok(AtRest::default()));
+            }
             ShardCall::Stop { answer } => {
                 let _ = answer.send(Ok(()));
             }
@@ -320,8 +334,16 @@ impl State {
     fn begin(&mut self, disk: DiskId, op: Op, offset: u64, len: u64) -> RequestId {
         self.requests += 1;
         let buffer = op.has_buffer().then_some(BufferId(self.requests as u32));
-        let request =
-            Request { id: RequestId(self.requests), disk, op, offset, len, buffer, promote: Promote::Usual };
+        let request = Request {
+            id: RequestId(self.requests),
+            disk,
+            op,
+            offset,
+            len,
+            buffer,
+            promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
+        };
         self.engine.handle_request(self.now(), request).expect("the engine takes requests");
         self.settle();
         request.id
@@ -346,6 +368,10 @@ impl State {
                 Event::Done { command, result, .. } => (command, result),
                 Event::Fenced { device, errors } => {
                     self.events.push(ShardEvent::Fenced { device, errors });
+                    continue;
+                }
+                Event::Bitmaps { disk, bitmaps } => {
+                    self.bitmaps.insert(disk, bitmaps);
                     continue;
                 }
                 Event::ChangeWaits(disk) => {
@@ -374,7 +400,8 @@ impl State {
                 Waiting::Remove(answer, id) => {
                     let changed = self.backings.remove(&id).and_then(|backing| backing.change_mark());
                     let memory = self.areas.remove(&id);
-                    drop(answer.send(result.map(|released| Gone { released, changed, memory })));
+                    let bitmaps = self.bitmaps.remove(&id).unwrap_or_default();
+                    drop(answer.send(result.map(|released| Gone { released, changed, memory, bitmaps })));
                 }
             }
         }

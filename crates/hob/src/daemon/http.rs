@@ -7,6 +7,7 @@
 //! connections in number. A change that takes longer goes on in the background.
 
 mod auth;
+mod bitmaps;
 mod browser;
 mod events;
 mod exports;
@@ -20,6 +21,7 @@ mod observe;
 mod page;
 mod qos;
 mod request_id;
+mod swap;
 mod trace;
 
 use std::sync::Arc;
@@ -83,12 +85,19 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/curve", get(observe::curve).delete(observe::curve_reset))
         .route("/v1/disks/{disk}/explain", get(explain))
         .route("/v1/disks/{disk}/trace", get(trace))
+        .route("/v1/disks/{disk}/bitmaps", get(bitmaps::list).post(bitmaps::add))
+        .route("/v1/disks/{disk}/bitmaps/{bitmap}", delete(bitmaps::remove))
+        .route("/v1/disks/{disk}/bitmaps/{bitmap}/clear", post(bitmaps::clear))
+        .route("/v1/disks/{disk}/bitmaps/{bitmap}/rotate", post(bitmaps::rotate))
+        .route("/v1/disks/{disk}/bitmaps/{bitmap}/merge", post(bitmaps::merge))
         .route("/v1/disks/{disk}/exports", post(exports::add))
         .route("/v1/disks/{disk}/exports/{export}", delete(exports::remove))
         .route("/v1/qos", get(qos::disks))
         .route("/v1/disks/{disk}/qos", get(qos::disk).patch(qos::set))
         .route("/v1/storage-policies", get(qos::policies))
         .route("/v1/storage-policies/{policy}", put(qos::policy_set).delete(qos::policy_remove))
+        .route("/v1/swap", get(swap::swaps).post(swap::create))
+        .route("/v1/swap/{swap}", get(swap::swap).patch(swap::set).delete(swap::remove))
         .route("/v1/datastores", get(qos::datastores))
         .route("/v1/datastores/{datastore}", get(qos::datastore).patch(qos::datastore_set))
         .fallback(async || Answer::no(StatusCode::NOT_FOUND, "there is nothing here; see /openapi.json"))
@@ -155,6 +164,12 @@ async fn in_time(request: Request, next: Next) -> Response {
         observe::curve_reset,
         handlers::explain,
         handlers::trace,
+        bitmaps::list,
+        bitmaps::add,
+        bitmaps::remove,
+        bitmaps::clear,
+        bitmaps::rotate,
+        bitmaps::merge,
         exports::add,
         exports::remove,
         migration::start,
@@ -176,6 +191,11 @@ async fn in_time(request: Request, next: Next) -> Response {
         qos::datastores,
         qos::datastore,
         qos::datastore_set,
+        swap::swaps,
+        swap::create,
+        swap::swap,
+        swap::set,
+        swap::remove,
     ),
     components(schemas(Problem)),
     modifiers(&BearerOverTcp),

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::allow::{AllowList, Peer, Visible};
+use super::doors::{self, Doors};
 use super::exports::{Export, Exports};
 use super::relay::{self, Spawner};
 use super::tls::{PeerCertificate, Tls};
@@ -27,6 +28,15 @@ const NEGOTIATION_MAX: Duration = Duration::from_secs(15);
 /// The right to be connected. There are as many as connections may be; further clients wait in the
 /// kernel. Given back when the last clone is dropped: a shard may be done with a client before its relay is.
 pub(crate) type Place = Arc<OwnedSemaphorePermit>;
+
+/// Who is at the other end of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    /// The client.
+    Direct,
+    /// A thread of this process, which has the client.
+    Relayed,
+}
 
 /// An address for NBD clients.
 #[derive(Clone, Debug)]
@@ -67,10 +77,12 @@ pub(crate) struct Hall {
     pub(crate) places: Arc<Semaphore>,
 }
 
-/// A bound socket. Dropping it removes a Unix socket's file.
+/// A bound socket. Dropping it removes a Unix socket's file, unless it is left open.
 pub(crate) struct Listener {
     socket: Socket,
-    path: Option<PathBuf>,
+    /// Which door it is.
+    name: String,
+    doors: Doors,
     tls: Option<NbdTls>,
 }
 
@@ -80,40 +92,57 @@ enum Socket {
 }
 
 impl Listener {
-    /// Binds. A socket file that nobody listens on any more is replaced.
-    pub(crate) async fn bind(entrance: &Entrance) -> io::Result<Listener> {
+    /// Binds, unless it was left open. A socket file that nobody listens on any more is replaced.
+    pub(crate) async fn bind(entrance: &Entrance, doors: &Doors) -> io::Result<Listener> {
         let Entrance { endpoint, tls } = entrance;
-        let tls = tls.clone();
-        match endpoint {
+        let name = doors::name("nbd", endpoint);
+        let open = doors.take(&name);
+        let socket = match endpoint {
             Endpoint::Unix(path) => {
-                let listener = UnixListener::from_std(bind_socket(path)?)?;
-                Ok(Listener { socket: Socket::Unix(listener), path: Some(path.clone()), tls })
+                let listener = open.map_or_else(|| bind_socket(path), |socket| Ok(socket.into()))?;
+                doors.opened(name.clone(), &listener);
+                Socket::Unix(UnixListener::from_std(listener)?)
             }
             Endpoint::Tcp { .. } => {
                 let address = endpoint.to_string();
                 let address = address.strip_prefix("tcp:").unwrap_or(&address);
-                let socket = TcpListener::bind(address).await?;
+                let socket = match open {
+                    Some(socket) => TcpListener::from_std(socket.into())?,
+                    None => TcpListener::bind(address).await?,
+                };
+                doors.opened(name.clone(), &socket);
                 if tls.is_none() && !socket.local_addr()?.ip().is_loopback() {
                     tracing::warn!(
                         "{endpoint} serves NBD without TLS: whoever reaches it reads and writes disks"
                     );
                 }
-                Ok(Listener { socket: Socket::Tcp(socket), path: None, tls })
+                Socket::Tcp(socket)
             }
-        }
+        };
+        Ok(Listener { socket, name, doors: doors.clone(), tls: tls.clone() })
     }
 
     /// Accepts clients until the task is dropped. Those of a listener with TLS are `relays`' work.
     pub(crate) async fn run(self, hall: Hall, mut relays: Option<Spawner>) {
         loop {
             let place = Arc::new(Arc::clone(&hall.places).acquire_owned().await.expect("never closed"));
-            match self.accept(&hall, place).await {
+            self.doors.until_open().await;
+            let accepted = tokio::select! {
+                biased;
+                // From then on nobody comes in, not even one who was quicker.
+                () = self.doors.until_shut() => continue,
+                accepted = self.accept(&hall, place) => accepted,
+            };
+            match accepted {
                 Ok(visit) => {
+                    // Of those inside TLS nobody is kept.
+                    let half_way = self.tls.is_none().then(|| self.doors.half_way());
                     let served = async move {
                         let peer = visit.peer.clone();
                         if let Err(error) = visit.serve().await {
                             tracing::info!("{peer} did not get as far as an export: {error}");
                         }
+                        drop(half_way);
                     };
                     match &mut relays {
                         Some(relays) if self.tls.is_some() => relays.spawn(served),
@@ -148,9 +177,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some(path) = &self.path {
-            let _ = std::fs::remove_file(path);
-        }
+        self.doors.closed(&self.name);
     }
 }
 
@@ -253,7 +280,7 @@ async fn serve(
     let inside = match tokio::time::timeout(NEGOTIATION_MAX, negotiating).await.map_err(too_long)?? {
         Step::Goodbye => return Ok(()),
         Step::Done(negotiated, leftover) => {
-            return attach(stream.into_socket()?, &visible, negotiated, leftover, place);
+            return attach(stream.into_socket()?, &visible, negotiated, leftover, (Line::Direct, place));
         }
         Step::StartTls(inside) => inside,
     };
@@ -286,7 +313,8 @@ async fn serve_inside(
         }
         Step::Done(negotiated, leftover) => {
             let (near, far) = UnixStream::pair()?;
-            attach(far.into_socket()?, visible, negotiated, leftover, Arc::clone(&place))?;
+            let seat = (Line::Relayed, Arc::clone(&place));
+            attach(far.into_socket()?, visible, negotiated, leftover, seat)?;
             relay::relay(stream, near).await;
         }
         Step::StartTls(_) => unreachable!("TLS is not started twice"),
@@ -305,12 +333,12 @@ fn attach(
     visible: &Visible,
     negotiated: Negotiated,
     leftover: Vec<u8>,
-    place: Place,
+    seat: (Line, Place),
 ) -> io::Result<()> {
     // It may have been taken away in this moment.
     let Some(export) = visible.get(&negotiated.export) else { return Ok(()) };
     let Export { disk, shard, promote, .. } = export;
-    shard.attach(disk, socket, negotiated, leftover, promote, place).map_err(io::Error::other)
+    shard.attach(disk, socket, negotiated, leftover, promote, seat).map_err(io::Error::other)
 }
 
 /// How far negotiation got.
@@ -377,15 +405,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nbd.sock");
         let entrance = Entrance { endpoint: Endpoint::Unix(path.clone()), tls: None };
-        let listener = Listener::bind(&entrance).await.unwrap();
+        let listener = Listener::bind(&entrance, &Doors::default()).await.unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
         std::os::unix::net::UnixStream::connect(&path).unwrap();
-        let again = Listener::bind(&entrance).await;
+        let again = Listener::bind(&entrance, &Doors::default()).await;
         assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         drop(listener);
         assert!(!path.exists());
         std::fs::write(&path, "a file of somebody's").unwrap();
-        let again = Listener::bind(&entrance).await;
+        let again = Listener::bind(&entrance, &Doors::default()).await;
         assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");
     }

@@ -9,6 +9,7 @@
 //! for it no longer than [`PATIENCE`]. Changes to one disk, and to one pool, follow each other: a
 //! second one is refused while the first is under way ([`Claim`]).
 
+mod bitmaps;
 mod caches;
 mod claim;
 mod coming;
@@ -23,6 +24,7 @@ mod files;
 mod fit;
 mod flash;
 mod journal_lost;
+mod leave;
 mod life_cycle;
 mod measure;
 mod memory;
@@ -39,6 +41,8 @@ mod room;
 mod settings;
 mod snapshot;
 mod start;
+mod taken_over;
+mod swap;
 mod view;
 mod ways_in;
 mod ways_out;
@@ -59,13 +63,16 @@ use super::hardware::{BackingOptions, Lock};
 use super::mount::Mount;
 use super::shard_api::{PATIENCE, ShardHandle};
 use super::state::{CacheSpec, DiskState, GoneState, PoolState, State, StateError, Store};
+use super::swap::{HostKernel, SwapKernel};
 use super::tape::Counter;
 use datastores::DatastoreEntry;
 use flash::Flash;
+pub(crate) use leave::{Ending, LeftFile};
 pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn, Carriage, CarriageTls};
 pub(crate) use record::Recording;
 pub(crate) use refusal::{Kind, Refusal};
 pub(crate) use settings::simulated as simulated_cache;
+use swap::SwapEntry;
 
 /// Pools there can be.
 const POOLS_MAX: usize = 64;
@@ -80,10 +87,15 @@ pub(crate) struct Manager {
     exports: Exports,
     backing_options: BackingOptions,
     store: Arc<Mutex<Store>>,
+    /// Where dirty bitmaps are kept, if anything is.
+    bitmaps: Option<PathBuf>,
     inner: Mutex<Inner>,
     /// By the names of their disks.
     migrations: Mutex<BTreeMap<String, migration::Handle>>,
     carriage: OnceLock<Carriage>,
+    swap_kernel: Arc<dyn SwapKernel>,
+    /// Files that the program before has left mounted, by disk.
+    left_files: Mutex<BTreeMap<String, LeftFile>>,
 }
 
 /// What the manager knows.
@@ -95,8 +107,11 @@ struct Inner {
     policies: BTreeMap<String, Qos>,
     /// In the order of their ids.
     datastores: Vec<DatastoreEntry>,
+    swaps: BTreeMap<String, SwapEntry>,
     /// Ids of devices are not used twice: a shard remembers what it thinks of each.
     next_device: u16,
+    /// Somebody else goes on soon: nothing is changed any more.
+    leaving: bool,
     /// Names that hob.toml defines.
     defined: BTreeSet<String>,
     /// Of these, removed by command.
@@ -209,10 +224,13 @@ impl Manager {
             shards,
             exports,
             backing_options,
+            bitmaps: store.directory().map(|directory| directory.join("bitmaps")),
             store: Arc::new(Mutex::new(store)),
             inner: Mutex::new(Inner::default()),
             migrations: Mutex::default(),
             carriage: OnceLock::new(),
+            swap_kernel: Arc::new(HostKernel),
+            left_files: Mutex::default(),
         })
     }
 
@@ -286,6 +304,7 @@ impl Inner {
             gone: self.gone.clone(),
             policies: self.policy_states(),
             datastores: self.datastore_states(),
+            swaps: self.swaps.values().map(|swap| swap.wanted.clone()).collect(),
             ..State::default()
         }
     }

@@ -3,6 +3,7 @@
 
 pub(crate) mod allow;
 pub(crate) mod config;
+pub(crate) mod doors;
 pub(crate) mod exports;
 #[cfg(test)]
 mod fake_shard;
@@ -19,9 +20,12 @@ mod psk;
 mod relay;
 pub(crate) mod shard;
 pub(crate) mod shard_api;
+mod stage;
 mod state;
+pub(crate) mod swap;
 pub(crate) mod tape;
 pub(crate) mod tls;
+pub(crate) mod upgrade;
 pub(crate) mod vhost_user;
 
 use std::sync::Arc;
@@ -30,7 +34,6 @@ use std::time::Duration;
 use anyhow::Context;
 use hob_control::{CacheEnable, DiskAdd, Endpoint};
 use hob_storage::ring::RingConfig;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -42,15 +45,13 @@ use http::{ControlListener, Guard};
 use listen::{Entrance, Hall, Listener, NbdSession, NbdTls};
 use manager::{Carriage, Manager};
 pub(crate) use manager::simulated_cache;
-use notify::Notifier;
 use relay::{Relays, Spawner};
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
+use stage::{Signals, Stage};
 use state::{State, Store};
 use tls::{Tls, WithoutCertificate};
-
-/// TLS clients are told of the end for that long.
-const FAREWELL_MAX: Duration = Duration::from_secs(2);
+use upgrade::{Leaving, Legacy};
 
 /// What a daemon is to be.
 #[derive(Debug)]
@@ -118,6 +119,14 @@ impl Plan {
         })
     }
 
+    /// Could a daemon start with this configuration and with what was kept? Changes nothing, so that one may be running.
+    pub(crate) fn check_config(config: &Config) -> anyhow::Result<()> {
+        Guard::of_config(&config.control)?;
+        entrances(&config.listen, &config.nbd)?;
+        State::read(&config.state_dir)?;
+        Ok(())
+    }
+
     /// One disk.
     pub(crate) fn of_serving(serving: Serving) -> anyhow::Result<Plan> {
         let Serving { disk, cache, force, listen, allow, control, ring, drain_on_shutdown } = serving;
@@ -173,11 +182,16 @@ pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
     // A device or backing that hangs must not keep the process.
     runtime.shutdown_background();
     power_cut::end_in_peace();
-    result
+    match result? {
+        None => Ok(()),
+        Some(leaving) => Err(upgrade::become_next(&leaving)),
+    }
 }
 
-async fn live(plan: Plan) -> anyhow::Result<()> {
+/// Serves until the end. What is to stay open then comes back if another program is to go on.
+async fn live(plan: Plan) -> anyhow::Result<Option<Leaving>> {
     let mut signals = Signals::new()?;
+    let mut legacy = Legacy::take();
     let (event_sender, events) = mpsc::unbounded_channel();
     let shards = start_shards(&plan, &event_sender)?;
     drop(event_sender);
@@ -186,42 +200,20 @@ async fn live(plan: Plan) -> anyhow::Result<()> {
     let relays =
         has_tls.then(|| Relays::start(plan.shards)).transpose().context("cannot start threads for TLS")?;
     let spawner = relays.as_ref().map(Relays::spawner);
-    let mut manager = None;
-    let notifier = Notifier::from_env();
-    let outcome = tokio::select! {
-        result = serve(plan, shards.clone(), events, spawner, &mut manager, &notifier) => result,
-        () = signals.next() => {
-            tracing::info!("ending");
-            Ok(())
-        }
-    };
-    notifier.stopping();
-    let end = async {
-        if let Some(manager) = manager {
-            manager.close(drain).await;
-        }
-        stop(shards).await;
-        if let Some(relays) = relays {
-            relays.finish(FAREWELL_MAX).await;
-        }
-    };
-    tokio::select! {
-        () = end => {}
-        () = signals.next() => leave_at_once(),
-    }
-    outcome
+    let stage = Stage::new(shards, &mut legacy);
+    let end = stage.until_end(serve(plan, &stage, events, spawner, legacy), &mut signals).await;
+    stage.close(end, drain, relays, &mut signals).await
 }
 
-/// Starts everything in the order that lets nobody in too early, and serves until dropped. Tells the manager as soon as it
-/// is `known`: it has to close what it opened.
+/// Starts everything in the order that lets nobody in too early, and serves until dropped.
 async fn serve(
     plan: Plan,
-    shards: Vec<ShardHandle>,
+    stage: &Stage,
     events: mpsc::UnboundedReceiver<ShardEvent>,
     relays: Option<Spawner>,
-    known: &mut Option<Arc<Manager>>,
-    notifier: &Arc<Notifier>,
+    mut legacy: Legacy,
 ) -> anyhow::Result<()> {
+    let Stage { shards, doors, notifier, .. } = stage;
     let Plan { listen, allow, control, guard, limits, content, .. } = plan;
     let backing_options = BackingOptions {
         wait_max: Duration::from_millis(limits.backing_wait_ms_max),
@@ -232,12 +224,18 @@ async fn serve(
     // Bound before anything is touched, so that two daemons do not get in each other's way.
     let mut controls = Vec::new();
     for endpoint in control {
-        controls.push(ControlListener::bind(endpoint, &guard).await?);
+        controls.push(ControlListener::bind(endpoint, &guard, doors).await?);
     }
+    let places = Arc::new(tokio::sync::Semaphore::new(limits.connections_max));
+    let hall = Hall { exports: exports.clone(), allow, places };
+    let (files, goes_on) = (legacy.files(), legacy.goes_on);
+    stage.waiting.fill(legacy, &hall.places);
+    tokio::spawn(stage.waiting.clone().let_in(hall.clone()));
     let manager = match content {
         Content::Kept { store, state, config } => {
-            let manager = Manager::new(shards, exports.clone(), backing_options, store);
-            *known = Some(manager.clone());
+            let manager = Manager::new(shards.to_vec(), exports, backing_options, store);
+            let _ = stage.manager.set(manager.clone());
+            manager.inherit_files(files);
             let tls = config.migrate.tls(&config.control);
             manager.set_carriage(Carriage { tls, directory: config.state_dir.clone() });
             tasks.spawn(manager.clone().tend(events));
@@ -245,25 +243,28 @@ async fn serve(
             manager
         }
         Content::One { disk, cache, force } => {
-            let manager = Manager::new(shards, exports.clone(), backing_options, Store::Memory);
-            *known = Some(manager.clone());
+            let manager = Manager::new(shards.to_vec(), exports, backing_options, Store::Memory);
+            let _ = stage.manager.set(manager.clone());
+            manager.inherit_files(files);
             tasks.spawn(manager.clone().tend(events));
-            manager.start_serving(*disk, cache, force).await?;
+            // What the program before this one had was made by it.
+            manager.start_serving(*disk, cache, force && !goes_on).await?;
             manager
         }
     };
-    let places = Arc::new(tokio::sync::Semaphore::new(limits.connections_max));
-    let hall = Hall { exports, allow, places };
+    manager.drop_unwanted_files().await;
     for entrance in &listen {
         let endpoint = &entrance.endpoint;
         let listener =
-            Listener::bind(entrance).await.with_context(|| format!("cannot listen on {endpoint}"))?;
+            Listener::bind(entrance, doors).await.with_context(|| format!("cannot listen on {endpoint}"))?;
         tracing::info!("NBD clients connect to {endpoint}");
         tasks.spawn(listener.run(hall.clone(), relays.clone()));
     }
     // The tasks have theirs: when they are gone, so is the last one.
     drop(relays);
     spawn_controls(&mut tasks, controls, &manager);
+    doors.close_unwanted();
+    let _ = stage.ready.set(());
     notifier.ready(&manager);
     // They run for ever; if one ends all the same, the daemon does.
     match tasks.join_next().await {
@@ -295,42 +296,4 @@ fn start_shards(plan: &Plan, events: &mpsc::UnboundedSender<ShardEvent>) -> anyh
         shard::spawn(options, events.clone()).map_err(anyhow::Error::from)
     };
     (0..plan.shards).map(start).collect()
-}
-
-/// Ends all shards: connections are closed, what is in flight is finished.
-async fn stop(shards: Vec<ShardHandle>) {
-    let mut ending = JoinSet::new();
-    for shard in shards {
-        ending.spawn(async move { shard.stop().await });
-    }
-    while let Some(ended) = ending.join_next().await {
-        if let Ok(Err(error)) = ended {
-            tracing::warn!("a shard did not end well: {error}");
-        }
-    }
-}
-
-fn leave_at_once() -> ! {
-    tracing::warn!("ending at once");
-    std::process::exit(1)
-}
-
-/// SIGTERM and SIGINT.
-struct Signals {
-    term: Signal,
-    int: Signal,
-}
-
-impl Signals {
-    fn new() -> anyhow::Result<Signals> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Signals { term: listen(SignalKind::terminate())?, int: listen(SignalKind::interrupt())? })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
-        }
-    }
 }

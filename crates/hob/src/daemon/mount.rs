@@ -106,6 +106,17 @@ impl Mount {
         Ok((mount, Connection { device, file }))
     }
 
+    /// One that the program before has mounted, and left as it is.
+    pub(crate) fn left(path: PathBuf, made: bool) -> Mount {
+        Mount { path, made, mounted: true }
+    }
+
+    /// Leaves it as it is, for the next program: where it is mounted, and whether the file below was made for it.
+    pub(crate) fn leave(mut self) -> (PathBuf, bool) {
+        self.mounted = false;
+        (std::mem::take(&mut self.path), std::mem::take(&mut self.made))
+    }
+
     /// Unmounts it, unless somebody has it open.
     pub(crate) fn unmount(&mut self) -> Result<(), MountError> {
         match rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW) {

@@ -27,6 +27,7 @@ const WATCHDOG_SHARE: u32 = 4;
 pub(crate) struct Notifier {
     line: Option<(UnixDatagram, SocketAddr)>,
     watchdog: Option<Duration>,
+    ready: AtomicBool,
     stopping: AtomicBool,
 }
 
@@ -49,11 +50,12 @@ impl Notifier {
             }
         });
         let watchdog = watchdog_micros.filter(|micros| *micros > 0).map(Duration::from_micros);
-        Arc::new(Notifier { line, watchdog, stopping: AtomicBool::new(false) })
+        Arc::new(Notifier { line, watchdog, ready: AtomicBool::new(false), stopping: AtomicBool::new(false) })
     }
 
     /// Guests are served. From now on tells how things are, and gives signs of life.
     pub(crate) fn ready(self: &Arc<Self>, manager: &Arc<Manager>) {
+        self.ready.store(true, Ordering::Relaxed);
         if self.line.is_some() {
             self.say(&format!("READY=1\nSTATUS={}", manager.summary()));
             tokio::spawn(self.clone().watch(manager.clone()));
@@ -64,6 +66,33 @@ impl Notifier {
     pub(crate) fn stopping(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.say("STOPPING=1\nSTATUS=ending");
+    }
+
+    /// Another program is about to go on in this process.
+    pub(crate) fn reloading(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let micros = now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000;
+        self.say(&format!("RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=handing over"));
+    }
+
+    /// It was not, after all.
+    pub(crate) fn not_reloading(&self, why: &str) {
+        let why = why.replace('\n', " ");
+        self.say(&format!("READY=1\nSTATUS=not upgraded: {why}"));
+    }
+
+    /// Gives signs of life for as long as the start of a program takes that went on in this process: systemd waits for
+    /// them from the one before.
+    pub(crate) fn going_on(self: &Arc<Self>) {
+        if let Some(pause) = self.watchdog.map(|limit| limit / WATCHDOG_SHARE) {
+            let notifier = Arc::clone(self);
+            tokio::spawn(async move {
+                while !notifier.ready.load(Ordering::Relaxed) {
+                    notifier.say("WATCHDOG=1");
+                    tokio::time::sleep(pause).await;
+                }
+            });
+        }
     }
 
     async fn watch(self: Arc<Self>, manager: Arc<Manager>) {
@@ -147,6 +176,24 @@ mod tests {
             assert_eq!(heard(&systemd), ["READY=1\nSTATUS=no disks"]);
             notifier.stopping();
             assert_eq!(heard(&systemd), ["STOPPING=1\nSTATUS=ending"]);
+        });
+    }
+
+    #[test]
+    fn an_upgrade_is_told_of_and_signs_of_life_go_on_until_the_next_program_is_ready() {
+        run(async |systemd, notifier, manager, _| {
+            notifier.reloading();
+            let said = heard(&systemd).concat();
+            let micros =
+                said.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").and_then(|rest| rest.split_once('\n'));
+            assert!(micros.is_some_and(|(micros, _)| micros.parse::<u64>().is_ok_and(|m| m > 0)), "{said}");
+            notifier.not_reloading("it has\ntwo lines");
+            assert_eq!(heard(&systemd), ["READY=1\nSTATUS=not upgraded: it has two lines"]);
+            notifier.going_on();
+            tokio::time::sleep(3 * WATCHDOG).await;
+            assert!(heard(&systemd).iter().filter(|what| *what == "WATCHDOG=1").count() >= 6);
+            notifier.ready(&manager);
+            assert!(heard(&systemd).contains(&"READY=1\nSTATUS=no disks".to_owned()));
         });
     }
 

@@ -12,7 +12,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use hob_engine::command::{CacheChange, Command, CommandError, DiskConfig, MemoryConfig, Segment};
+use hob_engine::command::{
+    Bitmap, BitmapChange, CacheChange, Command, CommandError, DiskConfig, MemoryConfig, Segment,
+};
 use hob_engine::io::Promote;
 use hob_engine::qos::{Control, DiskQos, Resource, ResourceState};
 use hob_engine::regions::Regions;
@@ -25,7 +27,7 @@ use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
 use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice};
-use super::listen::Place;
+use super::listen::{Line, Place};
 use super::shard::{CarryCall, MachineCall};
 use super::tape::Recorder;
 
@@ -36,7 +38,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
 /// A question or an instruction to a shard. Each is answered once; [`ShardCall::Attach`], [`ShardCall::AttachFile`],
-/// [`ShardCall::CloseExport`], [`ShardCall::Control`] and
+/// [`ShardCall::CloseExport`], [`ShardCall::Resume`], [`ShardCall::Control`] and
 /// [`ShardCall::EndRecording`] never.
 #[derive(Debug)]
 pub(crate) enum ShardCall {
@@ -115,6 +117,24 @@ pub(crate) enum ShardCall {
         /// As of now.
         answer: Answer<ResourceState>,
     },
+    /// Change a disk's bitmaps.
+    ChangeBitmaps {
+        /// Whose.
+        id: DiskId,
+        /// How.
+        change: BitmapChange,
+        /// When it is so.
+        answer: Answer<()>,
+    },
+    /// What a disk's bitmaps have noted.
+    Bitmaps {
+        /// Whose.
+        id: DiskId,
+        /// Of one of them the whole, of the others their figures.
+        whole: Option<String>,
+        /// As of now.
+        answer: Answer<Noted>,
+    },
     /// Figures of a disk.
     Stats {
         /// Which.
@@ -183,6 +203,8 @@ pub(crate) enum ShardCall {
         leftover: Vec<u8>,
         /// What its reads leave behind in the cache.
         promote: Promote,
+        /// Who is at the other end of the socket.
+        line: Line,
         /// Held for as long as the connection lasts.
         place: Place,
     },
@@ -207,6 +229,18 @@ pub(crate) enum ShardCall {
         id: DiskId,
         /// Its name.
         export: String,
+    },
+    /// Take no new request from anybody, and answer all that there are.
+    Rest {
+        /// When all have been answered.
+        answer: Answer<()>,
+    },
+    /// Take requests again.
+    Resume,
+    /// Let go of connections that are at rest. Those that are not, or cannot be kept, stay.
+    HandOver {
+        /// Those that were let go of.
+        answer: Answer<AtRest>,
     },
     /// End: close every connection, finish what is in flight, close everything.
     Stop {
@@ -243,6 +277,74 @@ pub(crate) struct Gone {
     pub(crate) changed: Option<ChangeMark>,
     /// Memory above its cache.
     pub(crate) memory: Option<Area>,
+    /// Its bitmaps, which have noted everything that was acknowledged.
+    pub(crate) bitmaps: Vec<Bitmap>,
+}
+
+/// What a disk's bitmaps have noted.
+#[derive(Debug, Default)]
+pub(crate) struct Noted {
+    /// In the order in which they were made.
+    pub(crate) all: Vec<BitmapFigures>,
+    /// The one that was asked for.
+    pub(crate) whole: Option<Bitmap>,
+}
+
+/// A bitmap in figures, bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BitmapFigures {
+    /// Its name.
+    pub(crate) name: String,
+    /// What is noted as one.
+    pub(crate) granule_bytes: u64,
+    /// What counts as changed.
+    pub(crate) dirty_bytes: u64,
+}
+
+impl Noted {
+    /// Of these bitmaps, and one of them whole.
+    pub(crate) fn of(bitmaps: &[Bitmap], whole: Option<&str>) -> Noted {
+        let figures = |bitmap: &Bitmap| BitmapFigures {
+            name: bitmap.name.clone(),
+            granule_bytes: bitmap.granules.granule_bytes(),
+            dirty_bytes: bitmap.granules.bytes(),
+        };
+        let whole = whole.and_then(|name| bitmaps.iter().find(|bitmap| bitmap.name == name)).cloned();
+        Noted { all: bitmaps.iter().map(figures).collect(), whole }
+    }
+}
+
+/// Connections at rest, for whoever goes on with them.
+#[derive(Debug, Default)]
+pub(crate) struct AtRest {
+    /// Of NBD clients.
+    pub(crate) clients: Vec<ClientAtRest>,
+    /// Of files.
+    pub(crate) files: Vec<FileAtRest>,
+}
+
+/// An NBD client of which no request is unanswered.
+#[derive(Debug)]
+pub(crate) struct ClientAtRest {
+    /// Its connection.
+    pub(crate) socket: OwnedFd,
+    /// What was agreed.
+    pub(crate) negotiated: Negotiated,
+    /// What it has sent since its last request.
+    pub(crate) received: Vec<u8>,
+}
+
+/// A mounted file of which no request is unanswered.
+#[derive(Debug)]
+pub(crate) struct FileAtRest {
+    /// Of which disk.
+    pub(crate) disk: DiskId,
+    /// Its connection.
+    pub(crate) device: OwnedFd,
+    /// As programs see it.
+    pub(crate) file: Attributes,
+    /// Changes are refused.
+    pub(crate) read_only: bool,
 }
 
 /// Something a shard reports unasked.
@@ -277,6 +379,8 @@ pub(crate) enum ShardEvent {
     ChangeWaits(DiskId),
     /// The journal of a cache cannot be written any more.
     JournalLost(DiskId),
+    /// Somebody else has taken a disk's backing over. The disk serves nothing any more.
+    BackingLost(DiskId),
 }
 
 /// Where shards put their events.
@@ -318,6 +422,9 @@ fn explain_refusal(error: CommandError) -> &'static str {
         }
         CommandError::BackingFailed => "the backing cannot be flushed; try again when it works",
         CommandError::WrongRole => "the disk is being handed over to another host, or belongs to one",
+        CommandError::NoSuchBitmap => "the disk has no bitmap of that name",
+        CommandError::BitmapExists => "the disk has a bitmap of that name already",
+        CommandError::BitmapFrozen => "the bitmap is frozen: it does not record",
         CommandError::Stopped => "it was stopped before it was done; begin it again when you like",
         CommandError::JournalFailed => {
             "the journal of the cache cannot be written; 'hob pool show' tells which device fails"
@@ -403,6 +510,17 @@ impl ShardHandle {
         tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
     }
 
+    /// Changes a disk's bitmaps.
+    pub(crate) async fn change_bitmaps(&self, id: DiskId, change: BitmapChange) -> Result<(), ShardError> {
+        self.ask(|answer| ShardCall::ChangeBitmaps { id, change, answer }).await
+    }
+
+    /// What a disk's bitmaps have noted, and one of them whole.
+    pub(crate) async fn bitmaps(&self, id: DiskId, whole: Option<String>) -> Result<Noted, ShardError> {
+        let question = self.ask(|answer| ShardCall::Bitmaps { id, whole, answer });
+        tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
     /// A disk's figures.
     pub(crate) async fn stats(&self, id: DiskId) -> Result<Box<DiskStats>, ShardError> {
         let question = self.ask(|answer| ShardCall::Stats { id, answer });
@@ -458,7 +576,7 @@ impl ShardHandle {
         negotiated: Negotiated,
         leftover: Vec<u8>,
         promote: Promote,
-        place: Place,
+        (line, place): (Line, Place),
     ) -> Result<(), ShardError> {
         self.send(ShardCall::Attach {
             id,
@@ -466,6 +584,7 @@ impl ShardHandle {
             negotiated: Box::new(negotiated),
             leftover,
             promote,
+            line,
             place,
         })
     }
@@ -490,6 +609,23 @@ impl ShardHandle {
     /// Serves a machine. The answer comes through the call's own channel.
     pub(crate) fn machine(&self, call: MachineCall) -> Result<(), ShardError> {
         self.send(ShardCall::Machine(call))
+    }
+
+    /// Answers everything and takes nothing new, until [`ShardHandle::resume`].
+    pub(crate) async fn rest(&self) -> Result<(), ShardError> {
+        self.ask(|answer| ShardCall::Rest { answer }).await
+    }
+
+    /// Takes requests again.
+    pub(crate) fn resume(&self) {
+        // A shard that is gone takes none.
+        let _ = self.send(ShardCall::Resume);
+    }
+
+    /// Lets go of the connections of a shard that rests.
+    pub(crate) async fn hand_over(&self) -> Result<AtRest, ShardError> {
+        let connections = self.ask(|answer| ShardCall::HandOver { answer });
+        tokio::time::timeout(PATIENCE, connections).await.unwrap_or(Err(ShardError::Busy))
     }
 
     /// Ends the shard, waiting for at most [`PATIENCE`].

@@ -11,10 +11,12 @@ use hob_control::{Export, Size};
 use hob_storage::failing;
 use serde::{Deserialize, Serialize};
 
+mod bitmap;
 mod cache;
 mod migration;
 mod qos;
 
+pub(crate) use bitmap::BitmapSpec;
 pub(crate) use cache::{CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec};
 pub(crate) use migration::{GoneState, MigrationSpec, RecordSpec};
 pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState};
@@ -50,6 +52,9 @@ pub(crate) struct State {
     /// Disks that were awaited from another host and did not come.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) gone: Vec<GoneState>,
+    /// Swap areas of the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) swaps: Vec<SwapSpec>,
 }
 
 /// A pool and where it lies.
@@ -68,6 +73,28 @@ pub(crate) struct PoolState {
     /// Its identity, as its devices tell it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) uuid: Option<String>,
+}
+
+/// A swap area of the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SwapSpec {
+    /// Its name.
+    pub(crate) name: String,
+    /// Where.
+    pub(crate) pool: String,
+    /// The device that it was on last.
+    pub(crate) device: PathBuf,
+    /// Room, whole segments.
+    pub(crate) size: Size,
+    /// What its segments are marked with, and its header.
+    #[serde(with = "cache::word")]
+    pub(crate) owner: CacheOwner,
+    /// Is it turned on at the start?
+    pub(crate) on: bool,
+    /// What was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) priority: Option<u16>,
 }
 
 /// A disk.
@@ -101,6 +128,9 @@ pub(crate) struct DiskState {
     /// Its way from host to host, if it ever began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) migration: Option<MigrationSpec>,
+    /// Its dirty bitmaps; what they have noted is in files of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) bitmaps: Vec<BitmapSpec>,
 }
 
 impl DiskState {
@@ -117,6 +147,22 @@ impl DiskState {
             fuse: None,
             vhost_user: None,
             migration: None,
+            bitmaps: Vec::new(),
+        }
+    }
+}
+
+impl State {
+    /// What is kept in a directory, whoever has it locked. Changes nothing.
+    pub(crate) fn read(directory: &Path) -> Result<State, StateError> {
+        let file = directory.join("state.json");
+        let failed = |source| StateError::Io { doing: "read", path: file.clone(), source };
+        let broken = |what| StateError::Broken { path: file.clone(), what };
+        match fs::metadata(&file) {
+            Err(none) if none.kind() == io::ErrorKind::NotFound => Ok(State::default()),
+            Err(other) => Err(failed(other)),
+            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => Err(broken("it is far too long".to_owned())),
+            Ok(_) => parse(&fs::read(&file).map_err(failed)?).map_err(broken),
         }
     }
 }
@@ -132,6 +178,7 @@ impl Default for State {
             policies: Vec::new(),
             datastores: Vec::new(),
             gone: Vec::new(),
+            swaps: Vec::new(),
         }
     }
 }
@@ -192,17 +239,16 @@ impl Store {
             };
             return Err(error("lock", &lock_path)(source));
         }
-        let file = directory.join("state.json");
-        let state = match fs::metadata(&file) {
-            Err(none) if none.kind() == io::ErrorKind::NotFound => State::default(),
-            Err(other) => return Err(error("read", &file)(other)),
-            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => {
-                return Err(StateError::Broken { path: file, what: "it is far too long".to_owned() });
-            }
-            Ok(_) => parse(&fs::read(&file).map_err(error("read", &file))?)
-                .map_err(|what| StateError::Broken { path: file, what })?,
-        };
+        let state = State::read(directory)?;
         Ok((Store::Directory { path: directory.to_owned(), _lock: lock }, state))
+    }
+
+    /// Where other things may be kept too.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        match self {
+            Store::Memory => None,
+            Store::Directory { path, .. } => Some(path),
+        }
     }
 
     /// Keeps `state` in place of what was kept, all or nothing, on media when it returns.

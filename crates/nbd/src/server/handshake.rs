@@ -1,7 +1,7 @@
 //! The server's side of fixed newstyle negotiation.
 //!
 //! Understood: EXPORT_NAME, GO, INFO, LIST, STRUCTURED_REPLY, LIST_META_CONTEXT and SET_META_CONTEXT for
-//! `base:allocation`, STARTTLS where there is [`Tls`], ABORT. Any other option is answered with ERR_UNSUP and negotiation goes on.
+//! `base:allocation` and what else the export has, STARTTLS where there is [`Tls`], ABORT. Any other option is answered with ERR_UNSUP and negotiation goes on.
 //! The connection ends on what has no polite answer: unknown client flags, a wrong magic, an EXPORT_NAME that cannot
 //! be served, an option over the drain limit, or more options than any client needs. Lengths are bytes.
 //!
@@ -9,7 +9,7 @@
 
 use super::option::{self, MetaQuery, Refusal};
 use crate::bytes::{Intake, clip};
-use crate::export::{EXPORT_NAME_BYTES_MAX, ExportDirectory, ExportInfo};
+use crate::export::{CONTEXTS_MAX, EXPORT_NAME_BYTES_MAX, ExportDirectory, ExportInfo};
 use crate::wire::{
     BASE_ALLOCATION, EXPORT_NAME_ZEROES, GREETING_BYTES, INIT_MAGIC, OPTION_HEADER_BYTES, OPTION_MAGIC,
     OptionHeader, OptionReplyHeader, STRING_BYTES_MAX, TransmissionFlags, handshake_flags, info, opt, rep,
@@ -17,6 +17,9 @@ use crate::wire::{
 
 /// Id under which BLOCK_STATUS replies name `base:allocation`.
 pub const BASE_ALLOCATION_ID: u32 = 1;
+
+/// Id under which they name the first of [`Negotiated::contexts`]; the others follow.
+pub const CONTEXTS_ID: u32 = 2;
 
 /// Bounds on what one client may cost before it has chosen an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,8 +47,10 @@ pub struct Negotiated {
     pub info: ExportInfo,
     /// READ and BLOCK_STATUS must be answered in chunks.
     pub structured_replies: bool,
-    /// BLOCK_STATUS is allowed, and its context id is [`BASE_ALLOCATION_ID`].
+    /// BLOCK_STATUS says what is allocated, under [`BASE_ALLOCATION_ID`].
     pub base_allocation: bool,
+    /// Of [`ExportInfo::contexts`], those that BLOCK_STATUS answers for besides, from [`CONTEXTS_ID`] on.
+    pub contexts: Vec<String>,
 }
 
 impl Negotiated {
@@ -53,6 +58,20 @@ impl Negotiated {
     pub fn transmission_flags(&self) -> TransmissionFlags {
         self.info.transmission_flags(self.structured_replies)
     }
+
+    /// BLOCK_STATUS is allowed: there is a context to answer for.
+    #[inline]
+    pub fn has_contexts(&self) -> bool {
+        self.base_allocation || !self.contexts.is_empty()
+    }
+}
+
+/// Metadata contexts that were chosen; the choice is void for any export but this.
+#[derive(Debug)]
+struct Choice {
+    export: String,
+    base_allocation: bool,
+    contexts: Vec<String>,
 }
 
 /// What there is of TLS on a connection ("TLS support" in the specification).
@@ -146,8 +165,7 @@ pub struct Handshake {
     fixed_newstyle: bool,
     no_zeroes: bool,
     structured_replies: bool,
-    /// The export for which `base:allocation` was chosen; the choice is void for any other.
-    allocation_for: Option<String>,
+    choice: Option<Choice>,
 }
 
 impl Handshake {
@@ -174,7 +192,7 @@ impl Handshake {
             fixed_newstyle: false,
             no_zeroes: false,
             structured_replies: false,
-            allocation_for: None,
+            choice: None,
         }
     }
 
@@ -429,13 +447,9 @@ impl Handshake {
     }
 
     fn on_list_meta(&mut self, payload: &[u8], directory: &dyn ExportDirectory) -> Result<(), Refusal> {
-        let query = self.meta_query(payload, directory)?;
-        if query.queries == 0 || query.exact || query.namespace {
-            self.reply(
-                opt::LIST_META_CONTEXT,
-                rep::META_CONTEXT,
-                &[&0u32.to_be_bytes(), BASE_ALLOCATION.as_bytes()],
-            );
+        let (query, export) = self.meta_query(payload, directory)?;
+        for context in contexts_of(&export).filter(|context| query.lists(context)) {
+            self.reply(opt::LIST_META_CONTEXT, rep::META_CONTEXT, &[&0u32.to_be_bytes(), context.as_bytes()]);
         }
         self.reply(opt::LIST_META_CONTEXT, rep::ACK, &[]);
         Ok(())
@@ -443,13 +457,21 @@ impl Handshake {
 
     fn on_set_meta(&mut self, payload: &[u8], directory: &dyn ExportDirectory) -> Result<(), Refusal> {
         // The earlier choice is void even if this one fails.
-        self.allocation_for = None;
-        let query = self.meta_query(payload, directory)?;
-        if query.exact {
-            self.allocation_for = Some(query.name.to_owned());
-            let id = BASE_ALLOCATION_ID.to_be_bytes();
-            self.reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, &[&id, BASE_ALLOCATION.as_bytes()]);
+        self.choice = None;
+        let (query, export) = self.meta_query(payload, directory)?;
+        let mut choice =
+            Choice { export: query.name.to_owned(), base_allocation: false, contexts: Vec::new() };
+        for context in contexts_of(&export).filter(|context| query.chooses(context)) {
+            let id = if context == BASE_ALLOCATION {
+                choice.base_allocation = true;
+                BASE_ALLOCATION_ID
+            } else {
+                choice.contexts.push(context.to_owned());
+                CONTEXTS_ID + choice.contexts.len() as u32 - 1
+            };
+            self.reply(opt::SET_META_CONTEXT, rep::META_CONTEXT, &[&id.to_be_bytes(), context.as_bytes()]);
         }
+        self.choice = Some(choice);
         self.reply(opt::SET_META_CONTEXT, rep::ACK, &[]);
         Ok(())
     }
@@ -458,23 +480,26 @@ impl Handshake {
         &self,
         payload: &'a [u8],
         directory: &dyn ExportDirectory,
-    ) -> Result<MetaQuery<'a>, Refusal> {
+    ) -> Result<(MetaQuery<'a>, ExportInfo), Refusal> {
         if !self.structured_replies {
             let message = "negotiate structured replies before metadata contexts";
             return Err(Refusal { reply: rep::ERR_INVALID, message });
         }
         let query = option::parse_meta(payload)?;
-        lookup(directory, query.name)?;
-        Ok(query)
+        let export = lookup(directory, query.name)?;
+        Ok((query, export))
     }
 
     fn start(&mut self, name: &str, info: ExportInfo) {
-        let base_allocation = self.allocation_for.as_deref() == Some(name);
+        let choice = self.choice.take().filter(|choice| choice.export == name);
+        let (base_allocation, contexts) =
+            choice.map_or((false, Vec::new()), |choice| (choice.base_allocation, choice.contexts));
         self.end(HandshakeOutcome::Done(Negotiated {
             export: name.to_owned(),
             info,
             structured_replies: self.structured_replies,
             base_allocation,
+            contexts,
         }));
     }
 
@@ -507,6 +532,11 @@ fn must_be_empty(payload: &[u8]) -> Result<(), Refusal> {
         return Ok(());
     }
     Err(Refusal { reply: rep::ERR_INVALID, message: "the option takes no payload" })
+}
+
+/// Names of all metadata contexts of an export.
+fn contexts_of(export: &ExportInfo) -> impl Iterator<Item = &str> {
+    std::iter::once(BASE_ALLOCATION).chain(export.contexts.iter().take(CONTEXTS_MAX).map(String::as_str))
 }
 
 fn lookup(directory: &dyn ExportDirectory, name: &str) -> Result<ExportInfo, Refusal> {

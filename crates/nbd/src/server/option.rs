@@ -5,7 +5,7 @@
 
 use crate::bytes::Reader;
 use crate::export::EXPORT_NAME_BYTES_MAX;
-use crate::wire::{BASE_ALLOCATION, STRING_BYTES_MAX, info, rep};
+use crate::wire::{STRING_BYTES_MAX, info, rep};
 
 /// An option that is answered with an error, after which the client may try another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,31 +45,38 @@ pub(super) fn parse_info(payload: &[u8]) -> Result<InfoQuery<'_>, Refusal> {
     if reader.is_empty() { Ok(query) } else { Err(LONG) }
 }
 
-/// Payload of LIST_META_CONTEXT and SET_META_CONTEXT, reduced to what matters for the one context there is. However
-/// many queries a client sends, one answer covers them.
+/// Payload of LIST_META_CONTEXT and SET_META_CONTEXT. However often a client asks for a context, one answer covers it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MetaQuery<'a> {
     pub(super) name: &'a str,
-    pub(super) queries: u32,
-    /// `base:allocation` was named.
-    pub(super) exact: bool,
-    /// The whole namespace was named as `base:`, which only a listing may do.
-    pub(super) namespace: bool,
+    queries: Vec<&'a [u8]>,
+}
+
+impl MetaQuery<'_> {
+    /// Is a context to be listed? All are if nothing is asked for; a query that ends with a colon asks for all that begin with it.
+    pub(super) fn lists(&self, context: &str) -> bool {
+        let begins = |query: &&[u8]| query.ends_with(b":") && context.as_bytes().starts_with(query);
+        self.queries.is_empty() || self.chooses(context) || self.queries.iter().any(begins)
+    }
+
+    /// Is a context chosen? It has to be named.
+    pub(super) fn chooses(&self, context: &str) -> bool {
+        self.queries.contains(&context.as_bytes())
+    }
 }
 
 pub(super) fn parse_meta(payload: &[u8]) -> Result<MetaQuery<'_>, Refusal> {
     let mut reader = Reader::new(payload);
     let name = export_name(reader.counted().ok_or(SHORT)?)?;
-    let queries = reader.u32().ok_or(SHORT)?;
-    let mut query = MetaQuery { name, queries, exact: false, namespace: false };
+    let count = reader.u32().ok_or(SHORT)?;
+    let mut query = MetaQuery { name, queries: Vec::new() };
     // A count beyond the payload ends the loop at the first missing query, so it cannot cost more than the payload.
-    for _ in 0..queries {
+    for _ in 0..count {
         let text = reader.counted().ok_or(SHORT)?;
         if text.len() > STRING_BYTES_MAX {
             return Err(invalid("a metadata context query may have 4096 bytes at most"));
         }
-        query.exact |= text == BASE_ALLOCATION.as_bytes();
-        query.namespace |= text == b"base:";
+        query.queries.push(text);
     }
     if reader.is_empty() { Ok(query) } else { Err(LONG) }
 }

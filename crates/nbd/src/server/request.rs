@@ -96,7 +96,7 @@ fn is_offered(request: &Request, negotiated: &Negotiated) -> bool {
             (info.can_write_zeroes, CommandFlags::NO_HOLE | CommandFlags::FAST_ZERO)
         }
         Command::WriteZeroes => (info.can_write_zeroes, CommandFlags::NO_HOLE),
-        Command::BlockStatus => (negotiated.base_allocation, CommandFlags::REQ_ONE),
+        Command::BlockStatus => (negotiated.has_contexts(), CommandFlags::REQ_ONE),
         Command::Unknown(_) => (false, CommandFlags::NONE),
     };
     if info.can_fua && !info.read_only {

@@ -10,7 +10,8 @@ impl Exports {
     /// A default export, a read-only one with 4 KiB blocks, and one whose block sizes are against the rules.
     pub fn sample() -> Self {
         let vm = ExportInfo { description: "a guest's disk".into(), ..ExportInfo::new(10 << 20) };
-        let iso = ExportInfo { read_only: true, block_size_min: 4096, ..ExportInfo::new(1 << 20) };
+        let contexts = ["qemu:dirty-bitmap:a", "qemu:dirty-bitmap:b"].map(str::to_owned).to_vec();
+        let iso = ExportInfo { read_only: true, block_size_min: 4096, contexts, ..ExportInfo::new(1 << 20) };
         let broken = ExportInfo { block_size_min: 3, ..ExportInfo::new(1 << 20) };
         Self(vec![("", vm.clone()), ("vm", vm), ("iso", iso), ("broken", broken)])
     }

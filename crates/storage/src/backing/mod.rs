@@ -20,6 +20,8 @@ mod identity;
 mod modelled;
 mod nbd;
 mod qemu_nbd;
+#[cfg(feature = "rbd")]
+mod rbd;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -55,6 +57,13 @@ pub const BACKINGS: &[BackingKind] = &[
         syntax: "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH",
         recognise: nbd::recognise,
         open: nbd::open,
+    },
+    #[cfg(feature = "rbd")]
+    BackingKind {
+        name: "rbd",
+        syntax: "rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=PATH]",
+        recognise: rbd::recognise,
+        open: rbd::open,
     },
     BackingKind {
         name: "qemu-nbd",
@@ -253,6 +262,10 @@ pub trait Driver: Send {
     }
     /// I/O that begins from now on fails after waiting that long for a backing that is gone.
     fn be_hasty(&mut self, _wait_max: Duration) {}
+    /// See [`Backing::is_lost`].
+    fn is_lost(&self) -> bool {
+        false
+    }
 }
 
 /// The lock of an open backing that has one. It ends with the backing, whoever has this still.
@@ -399,6 +412,11 @@ impl Backing {
     /// Of a handover: is the peer still asked?
     pub fn has_peer(&self) -> bool {
         self.driver.has_peer()
+    }
+
+    /// Has somebody else taken it over, so that nothing that flash holds of it counts any more? For good.
+    pub fn is_lost(&self) -> bool {
+        self.driver.is_lost()
     }
 
     /// Brings the backing to its shard. Its completions will carry tokens of kind

@@ -161,4 +161,8 @@ impl Driver for Modelled {
     fn lock(&self) -> Option<super::Lock> {
         self.inner.lock()
     }
+
+    fn is_lost(&self) -> bool {
+        self.inner.is_lost()
+    }
 }

@@ -17,6 +17,7 @@ use super::error::PoolError;
 use super::format::{NotSuperblock, PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use super::table::Table;
 use crate::ring::FdClass;
+use crate::swap::{self, FileId};
 use crate::volatile::ControlFile;
 
 /// Bytes at the start of a device that are searched for somebody else's data.
@@ -219,6 +220,20 @@ impl OpenDevice {
             Err(error) => return Err(error),
         };
         Err(PoolError::Foreign { path: self.path.clone(), what })
+    }
+
+    /// Refuses a device that the kernel uses through a loop device, as it does a swap area: no --force makes up for that.
+    pub(super) fn refuse_in_use(&self) -> Result<(), PoolError> {
+        let over = FileId::of(&self.data).and_then(swap::loops_over);
+        match over.map(|mut over| over.pop()) {
+            Ok(None) => Ok(()),
+            Ok(Some(device)) => Err(PoolError::UnderLoop { path: self.path.clone(), device }),
+            // Who may not look at loop devices has not made one either.
+            Err(error) => {
+                tracing::debug!(%error, "cannot look at loop devices");
+                Ok(())
+            }
+        }
     }
 
     /// The newest whole superblock, and which copy it is.

@@ -77,6 +77,32 @@ pub enum PoolError {
         /// Free segments on devices that are in.
         free: u64,
     },
+    /// A swap area finds no room in one piece.
+    #[error(
+        "no device has {wanted} free segments in one piece: {free} are free on it, the longest piece has {longest}; ask for less, make \
+         a cache smaller, or add a device"
+    )]
+    InPieces {
+        /// Segments wanted.
+        wanted: u64,
+        /// Free segments on the device with the longest piece.
+        free: u64,
+        /// Segments of that piece.
+        longest: u64,
+    },
+    /// The kernel has a loop device over it, whoever made that.
+    #[error(
+        "{path} lies under {device}, and what is there is in use, as swap or as a filesystem; end that first ('swapon' and \
+         'losetup -l' show it)",
+        path = path.display(),
+        device = device.display()
+    )]
+    UnderLoop {
+        /// The device.
+        path: PathBuf,
+        /// The loop device.
+        device: PathBuf,
+    },
     /// A journal's copies do not find devices of their own.
     #[error(
         "{copies} copies of a journal need as many devices with {segments} free segments each, and the pool has \

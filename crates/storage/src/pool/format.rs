@@ -84,6 +84,7 @@ const KIND_FREE: u32 = 0;
 const KIND_DATA_VOLATILE: u32 = 1;
 const KIND_DATA_PERSISTENT: u32 = 2;
 const KIND_RING: u32 = 3;
+const KIND_SWAP: u32 = 4;
 
 /// Copies of a ring at most.
 pub(super) const RING_COPIES_MAX: u8 = 2;
@@ -110,7 +111,7 @@ impl fmt::Debug for Uuid {
     }
 }
 
-/// The cache a segment belongs to: a UUID or a hash, chosen by the caller, never 0.
+/// The cache or swap area a segment belongs to: a UUID or a hash, chosen by the caller, never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId(pub u128);
 
@@ -130,6 +131,8 @@ pub(super) struct Features(pub(super) u64);
 impl Features {
     /// There are or were persistent caches, and rings of their journals.
     pub(super) const JOURNAL: Features = Features(1);
+    /// There are or were swap areas.
+    pub(super) const SWAP: Features = Features(2);
 
     pub(super) const fn contains(self, other: Features) -> bool {
         self.0 & other.0 == other.0
@@ -141,7 +144,7 @@ impl Features {
 }
 
 /// Those that this hob knows.
-const FEATURES_KNOWN: Features = Features::JOURNAL;
+const FEATURES_KNOWN: Features = Features::JOURNAL.with(Features::SWAP);
 
 /// What a device says about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -347,6 +350,8 @@ pub(super) enum Kind {
     Data { since: u32 },
     /// Part of one copy of a ring of a persistent cache's journal.
     Ring { number: u32, copy: u8 },
+    /// Part of a swap area of so many segments, one behind the other.
+    Swap { of: u32 },
 }
 
 /// A page of the segment table, without its entries.
@@ -379,6 +384,10 @@ pub(super) fn encode_page(header: PageHeader, entries: &[Entry]) -> Vec<u8> {
                 put(&mut bytes, start + entry_at::RING, &number.to_le_bytes());
                 put(&mut bytes, start + entry_at::COPY, &[*copy]);
                 KIND_RING
+            }
+            Kind::Swap { of } => {
+                put(&mut bytes, start + entry_at::RING, &of.to_le_bytes());
+                KIND_SWAP
             }
         };
         put(&mut bytes, start + entry_at::OWNER, &owner.0.to_le_bytes());
@@ -425,6 +434,7 @@ fn decode_entry(bytes: &[u8]) -> Option<Entry> {
         KIND_RING if bytes[entry_at::COPY] < RING_COPIES_MAX => {
             Kind::Ring { number: ring, copy: bytes[entry_at::COPY] }
         }
+        KIND_SWAP => Kind::Swap { of: ring },
         _ => return None,
     };
     let owner = OwnerId(u128::from_le_bytes(array_at(bytes, entry_at::OWNER)));

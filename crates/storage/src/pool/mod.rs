@@ -7,7 +7,7 @@
 //! # Rules
 //! * A segment has one owner; who owns it is on its device before one of the `allocate` functions returns.
 //! * Segments of volatile caches are free when a pool is opened: their contents died with the index.
-//!   Those of persistent caches stay their owner's until they are released.
+//!   Those of persistent caches and of swap areas stay their owner's until they are released.
 //! * A device with somebody else's data on it is refused, unless told otherwise.
 //! * All devices of a pool have segments of one size. A device's id is its ordinal and stays for
 //!   as long as it belongs to the pool.
@@ -18,6 +18,7 @@ mod format;
 mod reader;
 pub mod recovery;
 mod segments;
+mod swap;
 mod table;
 
 #[cfg(test)]
@@ -34,8 +35,10 @@ pub use device::{DeviceSpec, Overwrite};
 pub use error::PoolError;
 use format::{Entry, Features, Kind, Superblock, SuperblockFlags};
 pub use format::{FORMAT_VERSION, OwnerId, Uuid, device_bytes_for};
+pub(crate) use reader::AlignedBuffer;
 pub use reader::{SectorCopy, SectorLost, SectorReader};
 pub use segments::RingOnFlash;
+pub use swap::SwapArea;
 
 use crate::ring::FdClass;
 
@@ -224,6 +227,7 @@ impl Pool {
         if overwrite == Overwrite::Refuse {
             open.refuse_foreign()?;
         }
+        open.refuse_in_use()?;
         let ordinal = self.next_ordinal;
         let Some(next_ordinal) = ordinal.checked_add(1) else {
             let reason = "a pool can be given 65 535 devices in its life; make a new pool".to_owned();

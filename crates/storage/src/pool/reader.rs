@@ -21,24 +21,24 @@ const ALIGNMENT: usize = 4096;
 
 /// Memory that O_DIRECT reads into.
 #[derive(Debug)]
-pub(super) struct AlignedBuffer {
+pub(crate) struct AlignedBuffer {
     memory: Vec<u8>,
     skip: usize,
     len: usize,
 }
 
 impl AlignedBuffer {
-    pub(super) fn new(len: usize) -> AlignedBuffer {
+    pub(crate) fn new(len: usize) -> AlignedBuffer {
         let memory = vec![0; len + ALIGNMENT];
         let skip = memory.as_ptr().align_offset(ALIGNMENT);
         AlignedBuffer { memory, skip, len }
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.memory[self.skip..][..self.len]
     }
 
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.memory[self.skip..][..self.len]
     }
 }

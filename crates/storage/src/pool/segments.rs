@@ -119,7 +119,7 @@ impl Pool {
     }
 
     /// Writes who has `segments` now. Devices that have none of them do not matter: a sick one is in nobody's way.
-    fn store_or_release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
+    pub(super) fn store_or_release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
         let stored = self.devices.iter_mut().filter(|device| has_any(device, segments));
         let stored = stored.map(Device::store_table).find(Result::is_err).unwrap_or(Ok(()));
         stored.inspect_err(|_| {
@@ -163,7 +163,7 @@ impl Pool {
     /// segments first, in their order.
     pub fn segments_of(&self, owner: OwnerId) -> Vec<Segment> {
         let order = |kind| match kind {
-            Kind::Volatile | Kind::Data { .. } => (0, 0),
+            Kind::Volatile | Kind::Data { .. } | Kind::Swap { .. } => (0, 0),
             Kind::Ring { number, copy } => (number.saturating_add(1), copy),
         };
         let mut found: Vec<_> =
@@ -248,13 +248,13 @@ impl Pool {
     /// Who has persistent caches here.
     pub fn owners(&self) -> Vec<OwnerId> {
         let owner =
-            |(owner, kind, ..): (OwnerId, Kind, u32, Segment)| (kind != Kind::Volatile).then_some(owner);
+            |(owner, kind, ..): (OwnerId, Kind, u32, Segment)| is_of_persistent_cache(kind).then_some(owner);
         let owners: BTreeSet<OwnerId> = self.rows().filter_map(owner).collect();
         owners.into_iter().collect()
     }
 
     /// Every segment in use.
-    fn rows(&self) -> impl Iterator<Item = (OwnerId, Kind, u32, Segment)> {
+    pub(super) fn rows(&self) -> impl Iterator<Item = (OwnerId, Kind, u32, Segment)> {
         self.devices.iter().flat_map(|device| {
             let row = move |(index, entry): (usize, &Entry)| match *entry {
                 Entry::Free => None,
@@ -270,6 +270,10 @@ impl Pool {
         let row = move |(owner, kind, ordinal, place)| (owner == wanted).then_some((kind, ordinal, place));
         self.rows().filter_map(row)
     }
+}
+
+fn is_of_persistent_cache(kind: Kind) -> bool {
+    matches!(kind, Kind::Data { .. } | Kind::Ring { .. })
 }
 
 /// A ring of which each copy is there as a whole or not at all.
@@ -299,7 +303,7 @@ fn take_segment(device: &mut Device, entry: Entry) -> Segment {
     segment_at(device, index)
 }
 
-fn segment_at(device: &Device, index: usize) -> Segment {
+pub(super) fn segment_at(device: &Device, index: usize) -> Segment {
     let superblock = &device.superblock;
     Segment {
         device: DeviceId(superblock.ordinal),

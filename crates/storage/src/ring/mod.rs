@@ -251,6 +251,19 @@ impl Ring {
         let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
     }
 
+    /// Ends a [`Ring::recv`] that waits for bytes: it completes with -ECANCELED, or with what came first. No byte is lost.
+    pub fn cancel_recv(&mut self, fd: Fd) {
+        self.entry_mut(fd);
+        match &mut self.driver {
+            Driver::Threads(threads) => threads.cancel_receive(fd.index),
+            Driver::Uring(uring) => {
+                let receives = |op: &Op| op.fd == fd && matches!(op.work, Work::Recv(_));
+                let waiting = self.ops.iter().enumerate().filter(|(_, op)| receives(op));
+                waiting.for_each(|(index, _)| uring.cancel(index as u32));
+            }
+        }
+    }
+
     /// Ends whatever waits for a device or an event.
     fn end_waits(&mut self, fd: Fd) {
         match &mut self.driver {
@@ -289,13 +302,16 @@ impl Ring {
         self.free_fds.push(index);
     }
 
-    /// Fills `slice` from a file. Result: `slice.len`.
+    /// Fills `slice` from a file. Result: `slice.len`. The buffer may be [somebody else's memory](Arena::adopt), as for no other
+    /// operation; where that is gone, the read fails.
     pub fn read(&mut self, token: Token, fd: Fd, offset: u64, slice: BufferSlice) {
         if self.entry_mut(fd).class == FdClass::Memory {
             return self.run_now(token, fd, offset, slice, Traffic::KernelWrites);
         }
         self.arena_mut().pin(slice, Traffic::KernelWrites);
-        self.start(token, fd, Work::Read { slice, offset });
+        let is_shared = self.arena.is_shared(slice.id);
+        let parts = is_shared.then(|| self.messages.pop().unwrap_or_default());
+        self.start(token, fd, Work::Read { slice, offset, parts });
     }
 
     /// Writes `slice` to a file. Result: `slice.len`.
@@ -441,6 +457,9 @@ impl Ring {
         let arena = &mut self.arena;
         let file = self.fds[usize::from(fd.index)].file.as_ref().expect("an entry in use has a file");
         let result = match traffic {
+            Traffic::KernelWrites if arena.is_shared(slice.id) => {
+                op::read_shared_now(file, offset, slice, arena)
+            }
             Traffic::KernelWrites => op::read_now(file, offset, arena.slice_mut(slice)),
             Traffic::KernelReads => op::write_now(file, offset, arena.slice(slice)),
         };
@@ -518,7 +537,12 @@ impl Ring {
                 }
                 Returned::None
             }
-            Work::Read { slice, .. } | Work::RecvInto(slice) => {
+            Work::Read { slice, parts, .. } => {
+                arena.unpin(slice, Traffic::KernelWrites);
+                self.messages.extend(parts);
+                Returned::None
+            }
+            Work::RecvInto(slice) => {
                 arena.unpin(slice, Traffic::KernelWrites);
                 Returned::None
             }
@@ -582,6 +606,7 @@ impl Drop for Ring {
                 "dropping a ring with I/O in flight; its buffers are leaked"
             );
             std::mem::forget(self.memory.take());
+            self.arena.leak_shared();
             std::mem::forget(std::mem::take(&mut self.ops));
             std::mem::forget(std::mem::take(&mut self.fds));
         }

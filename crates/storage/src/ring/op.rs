@@ -1,14 +1,14 @@
 //! One operation of the ring: what it uses, how it goes on, when it is over.
 #![allow(unsafe_code)]
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use hob_engine::gather::{Gather, Piece};
 use hob_engine::io::{BufferSlice, Durability};
 use rustix::io::Errno;
 
 use super::Fd;
-use crate::buffers::Arena;
+use crate::buffers::{Arena, Part};
 use crate::token::Token;
 
 /// Most iovecs of one sendmsg; the kernel's UIO_MAXIOV.
@@ -93,14 +93,31 @@ pub(super) struct Op {
 #[derive(Debug)]
 pub(super) enum Work {
     Vacant,
-    Read { slice: BufferSlice, offset: u64 },
-    Write { slice: BufferSlice, offset: u64, durability: Durability },
+    /// With a list of parts where the buffer is somebody else's memory.
+    Read {
+        slice: BufferSlice,
+        offset: u64,
+        parts: Option<Box<Message>>,
+    },
+    Write {
+        slice: BufferSlice,
+        offset: u64,
+        durability: Durability,
+    },
     Fsync,
-    Fallocate { mode: i32, offset: u64, len: u64 },
+    Fallocate {
+        mode: i32,
+        offset: u64,
+        len: u64,
+    },
     Recv(RxBuf),
     RecvInto(BufferSlice),
     Readable,
-    Send { gather: Gather, message: Box<Message>, total: usize },
+    Send {
+        gather: Gather,
+        message: Box<Message>,
+        total: usize,
+    },
     AwaitEvent,
     Signal,
 }
@@ -113,6 +130,12 @@ pub(super) enum Attempt {
     Read {
         to: *mut u8,
         len: u32,
+        offset: u64,
+    },
+    /// As many of an operation's parts as one system call takes.
+    ReadParts {
+        parts: *const libc::iovec,
+        count: u32,
         offset: u64,
     },
     Write {
@@ -191,6 +214,14 @@ impl Message {
         self.header.msg_iov = self.iovecs.as_mut_ptr();
         self.header.msg_iovlen = self.iovecs.len();
     }
+
+    /// Describes part of a buffer that is somebody else's memory, or the start of that.
+    fn describe_shared(&mut self, slice: BufferSlice, arena: &Arena) -> &[libc::iovec] {
+        let parts = arena.shared_parts(slice).take(IOVECS_MAX);
+        self.iovecs.clear();
+        self.iovecs.extend(parts.map(|part| libc::iovec { iov_base: part.to.cast(), iov_len: part.len }));
+        &self.iovecs
+    }
 }
 
 fn piece_address(piece: &Piece, gather: &Gather, arena: &Arena) -> (*const u8, usize) {
@@ -212,9 +243,17 @@ impl Op {
         };
         match &mut self.work {
             Work::Vacant => unreachable!("only an operation in flight is attempted"),
-            Work::Read { slice, offset } => {
+            Work::Read { slice, offset, parts: None } => {
                 let (to, len) = rest(slice);
                 Attempt::Read { to, len, offset: *offset + u64::from(done) }
+            }
+            Work::Read { slice, offset, parts: Some(message) } => {
+                let rest = BufferSlice { offset: slice.offset + done, len: slice.len - done, ..*slice };
+                let offset = *offset + u64::from(done);
+                match message.describe_shared(rest, arena) {
+                    [part] => Attempt::Read { to: part.iov_base.cast(), len: part.iov_len as u32, offset },
+                    parts => Attempt::ReadParts { parts: parts.as_ptr(), count: parts.len() as u32, offset },
+                }
             }
             Work::Write { slice, offset, durability } => {
                 let (to, len) = rest(slice);
@@ -320,6 +359,35 @@ pub(crate) fn read_now(file: &OwnedFd, offset: u64, bytes: &mut [u8]) -> Result<
             Ok(count) => done += count,
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Fills a slice that is somebody else's memory from a file on the calling thread.
+pub(super) fn read_shared_now(
+    file: &OwnedFd,
+    offset: u64,
+    slice: BufferSlice,
+    arena: &Arena,
+) -> Result<(), Errno> {
+    let mut offset = offset;
+    for Part { to, len } in arena.shared_parts(slice) {
+        let mut done = 0;
+        while done < len {
+            let to = to.wrapping_add(done).cast();
+            // SAFETY: inside a part, which is mapped while the buffer lives, and to whose bytes nobody has a reference.
+            match unsafe { libc::pread(file.as_raw_fd(), to, len - done, offset as libc::off_t) } {
+                0 => return Err(Errno::NODATA),
+                count if count > 0 => {
+                    done += count as usize;
+                    offset += count as u64;
+                }
+                _ => match std::io::Error::last_os_error().raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    errno => return Err(Errno::from_raw_os_error(errno.unwrap_or(libc::EIO))),
+                },
+            }
         }
     }
     Ok(())

@@ -1,5 +1,7 @@
 //! Both drivers under the same tests: each `#[test]` runs its body with io_uring and with threads.
 
+mod shared;
+
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -223,6 +225,50 @@ fn receiving_goes_behind_what_is_there() {
         assert_eq!(next(ring).result, 0);
         ring.detach(fd);
         ring.arena_mut().free(buffer);
+    });
+}
+
+#[test]
+fn a_receive_that_is_cancelled_loses_no_byte() {
+    with_both(|ring| {
+        let (ours, mut theirs) = pair();
+        let second = ours.try_clone().unwrap();
+        let fd = ring.attach(ours, FdClass::Socket);
+        let cancelled = |ring: &mut Ring, filled: &[u8]| {
+            ring.recv(token(1), fd, RxBuf::with(16, filled));
+            idle(ring, Duration::from_millis(20));
+            ring.cancel_recv(fd);
+            let completion = next(ring);
+            assert_eq!(completion.result, -libc::ECANCELED);
+            let Returned::Rx(rx) = completion.returned else { panic!("the buffer comes back") };
+            assert_eq!(rx.filled(), filled);
+        };
+        cancelled(ring, b"");
+        cancelled(ring, b"abc");
+        // Of bytes that come at the same moment all are there, one way or the other.
+        let (mut sent, mut received) = (0u8, Vec::new());
+        for _ in 0..50 {
+            ring.recv(token(2), fd, RxBuf::new(16));
+            if sent.is_multiple_of(2) {
+                ring.submit_and_wait(Duration::ZERO, Some(Duration::from_micros(50))).unwrap();
+            }
+            theirs.write_all(&[sent]).unwrap();
+            sent += 1;
+            ring.cancel_recv(fd);
+            let completion = next(ring);
+            let Returned::Rx(rx) = completion.returned else { panic!("the buffer comes back") };
+            assert!(completion.result > 0 || completion.result == -libc::ECANCELED);
+            received.extend_from_slice(rx.filled());
+        }
+        // Given up without being shut down: whoever has the socket too goes on with it.
+        ring.detach(fd);
+        let mut rest = std::os::unix::net::UnixStream::from(second);
+        theirs.write_all(b"!").unwrap();
+        drop(theirs);
+        rest.set_nonblocking(false).unwrap();
+        rest.read_to_end(&mut received).unwrap();
+        assert_eq!(received.pop(), Some(b'!'));
+        assert_eq!(received, (0..sent).collect::<Vec<u8>>());
     });
 }
 

@@ -217,6 +217,13 @@ impl Threads {
         }
     }
 
+    /// Ends a receive that waits.
+    pub(super) fn cancel_receive(&mut self, index: u16) {
+        if let Some(op) = self.sockets[usize::from(index)].receive.take() {
+            self.ended.push_back(Ended { op, result: -libc::ECANCELED, more_to_receive: false });
+        }
+    }
+
     pub(super) fn next(&mut self) -> Option<Ended> {
         self.ended.pop_front()
     }
@@ -283,6 +290,9 @@ fn run(fd: RawFd, attempt: Attempt) -> i32 {
             Attempt::Nothing => 0,
             Attempt::Read { to, len, offset } => {
                 libc::pread(fd, to.cast(), len as usize, offset as libc::off_t)
+            }
+            Attempt::ReadParts { parts, count, offset } => {
+                libc::preadv(fd, parts, count as libc::c_int, offset as libc::off_t)
             }
             Attempt::Write { from, len, offset, durability } => {
                 let iovec = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: len as usize };

@@ -148,6 +148,9 @@ impl Uring {
                 opcode::ReadFixed::new(fd, to, len, 0).offset(offset).build()
             }
             Attempt::Read { to, len, offset } => opcode::Read::new(fd, to, len).offset(offset).build(),
+            Attempt::ReadParts { parts, count, offset } => {
+                opcode::Readv::new(fd, parts, count).offset(offset).build()
+            }
             Attempt::Write { from, len, offset, durability } => {
                 let flags = match durability {
                     Durability::Durable => libc::RWF_DSYNC,

@@ -39,7 +39,13 @@ impl Ring {
         let file = entry.volatile.as_ref().expect("only operations on volatile files are held");
         let arena = &mut self.arena;
         let (moved, result) = match &op.work {
-            &Work::Read { slice, offset } => {
+            &Work::Read { slice, offset, parts: Some(_) } => {
+                let mut bytes = vec![0; slice.len as usize];
+                let result = file.read(offset, &mut bytes);
+                arena.put_shared(slice, &bytes);
+                (slice.len, result)
+            }
+            &Work::Read { slice, offset, parts: None } => {
                 // Nobody else fills these bytes; while we do, they are a buffer like any other.
                 arena.retain(slice.id);
                 arena.unpin(slice, Traffic::KernelWrites);

@@ -178,6 +178,13 @@ impl World<'_> {
                 .map(|outcome| stats.outcomes[outcome as usize].count)
                 .into_iter()
                 .sum();
+            // A crash leaves sectors that are not as written.
+            let may_mismatch =
+                self.options.faults || self.options.sabotage.is_some() || self.scenario.lives.is_some();
+            ensure!(
+                may_mismatch || stats.checksum_mismatches == 0,
+                "disk {index}: a guest's memory was believed"
+            );
             let area = disk.memory.len() as u64 * UNIT_BYTES;
             let memory = (stats.memory_hits, stats.memory_bytes);
             ensure!(memory == (from_memory, area), "disk {index}: {memory:?} in memory, not {area}");

@@ -23,6 +23,7 @@ impl World<'_> {
         self.disks[disk].refuses_waiting = false;
         if !self.disks[disk].leaving {
             self.disks[disk].tally = Default::default();
+            self.give_bitmaps(disk);
         }
     }
 

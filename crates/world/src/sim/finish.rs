@@ -31,6 +31,7 @@ impl World<'_> {
         }
         self.run_dry()?;
         self.audit()?;
+        self.check_all_bitmaps()?;
         for disk in 0..self.disks.len() {
             if self.disks[disk].config.is_some() {
                 let ended = self.command_and_wait(disk, Command::Cache(CacheChange::Disable))?;
@@ -74,6 +75,7 @@ impl World<'_> {
             }
         }
         self.disown(disk);
+        self.distrust_bitmaps(disk);
         let state = &mut self.disks[disk];
         state.gated = false;
         state.model.set_lags(false);

@@ -112,6 +112,9 @@ impl World<'_> {
             self.free.extend(free);
         }
         self.requests.clear();
+        if let Some(direct) = &mut self.direct {
+            direct.crash();
+        }
         self.buffers.clear();
         self.spare.clear();
         self.lent.clear();
@@ -147,6 +150,7 @@ impl World<'_> {
     }
 
     fn crash_disk(&mut self, index: usize, end: End, kind: Crash) -> Result<(), Violation> {
+        self.bitmaps_are_lost(index);
         let disk = &mut self.disks[index];
         disk.backing.crash(kind, &mut self.dice);
         let lags = disk.model.lags();

@@ -117,6 +117,7 @@ impl World<'_> {
                 self.report.dirty_lost += 1;
                 Ok(())
             }
+            Event::Bitmaps { disk, bitmaps } => self.bitmaps_are_left(disk.0 as usize, bitmaps),
             Event::ChangeWaits(disk) => {
                 self.change_waits(disk.0 as usize);
                 Ok(())
@@ -223,9 +224,10 @@ impl World<'_> {
                 _ => false,
             }
         };
-        match asked.command {
+        match &asked.command {
             Command::Cache(CacheChange::DiscardDirty) => self.forget(asked.disk),
-            Command::Memory(config) => self.memory_changed(asked.disk, config),
+            Command::Memory(config) => self.memory_changed(asked.disk, *config),
+            Command::Bitmap(change) => self.bitmaps_changed(asked.disk, change)?,
             _ => {}
         }
         if backing_is_exact {

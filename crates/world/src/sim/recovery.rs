@@ -67,6 +67,7 @@ impl World<'_> {
         }
         if doubtful {
             self.disks[index].model.forget_all();
+            self.distrust_bitmaps(index);
         }
         if !lags && recovered.summary.sectors_dirty > 0 {
             // The daemon knows that everything was drained, and the backing has been written since.
@@ -188,6 +189,7 @@ impl World<'_> {
         if self.disks[index].coming.is_none() && !self.disks[index].gated {
             // A daemon would not have let guests in yet: without its dirty data the disk is not what they know.
             self.disks[index].model.forget_all();
+            self.distrust_bitmaps(index);
         }
         if self.disks[index].leaving || self.disks[index].attempts > ATTEMPTS_MAX {
             self.disks[index].attempts = 0;
@@ -235,6 +237,7 @@ impl World<'_> {
         }
         if undone || unproven {
             self.disks[index].model.forget_all();
+            self.distrust_bitmaps(index);
         }
         for dirty in loose.into_iter().filter(|_| parted).chain(unknown) {
             self.put_right(index, dirty, segments);
@@ -424,6 +427,7 @@ impl World<'_> {
 
     /// The disk is what its backing holds, and nothing else.
     fn adopt_backing(&mut self, index: usize) -> Result<(), Violation> {
+        self.distrust_bitmaps(index);
         let disk = &mut self.disks[index];
         disk.model.adopt(disk.backing.now())
     }
@@ -470,6 +474,7 @@ impl World<'_> {
     }
 
     fn write_while_down(&mut self, index: usize, first: u32, count: u32) {
+        self.distrust_bitmaps(index);
         let disk = &mut self.disks[index];
         let serial = disk.model.changed_behind(first, count);
         let tags: Vec<Tag> = (first..first + count).map(|unit| tag(serial, index as u8, unit)).collect();

@@ -7,6 +7,10 @@ use hob_engine::outcome::Outcome;
 pub struct Report {
     /// Requests answered, by outcome.
     pub outcomes: [u64; Outcome::COUNT],
+    /// Hits that were read into a guest's own memory.
+    pub direct: u64,
+    /// Reads that were to be, and were declined.
+    pub declined: u64,
     /// Requests handed back because too many were in flight.
     pub handed_back: u64,
     /// Commands that ended, well or not.
@@ -61,6 +65,10 @@ pub struct Report {
     pub dirty_lost: u64,
     /// Drains that ended with nothing dirty.
     pub drains: u64,
+    /// Changes of dirty bitmaps.
+    pub bitmaps: u64,
+    /// Of these, rotations.
+    pub rotations: u64,
     /// Copies between memory and buffers.
     pub copies: u64,
     /// Writes that went to backings together with others.
@@ -93,10 +101,10 @@ impl Report {
             ($($field:ident)*) => { vec![$((stringify!($field), &mut self.$field)),*] };
         }
         named! {
-            handed_back commands fences losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
+            direct declined handed_back commands fences losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards outdated dirty_lost
-            drains copies writes_merged read_ahead_bytes destaged_bytes took_ns
+            drains bitmaps rotations copies writes_merged read_ahead_bytes destaged_bytes took_ns
         }
     }
 }

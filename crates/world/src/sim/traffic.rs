@@ -1,12 +1,15 @@
 //! Requests in, I/O out and back, replies and buffers home.
 
-use hob_engine::io::{Durability, Io, IoError, IoOp, Op, Promote, Reply, Request, Target, Zeroing};
+use hob_engine::io::{
+    Durability, Io, IoError, IoOp, Op, PayloadMemory, Promote, Reply, Request, Target, Zeroing,
+};
 use hob_engine::outcome::Outcome;
 use hob_engine::units::{
     BufferId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor,
 };
 
 use super::audit::Fetch;
+use super::direct::Scribbles;
 use super::{Event, Sabotage, Side, World, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
 use crate::model::{Kind, Reading};
@@ -20,7 +23,7 @@ pub(super) struct InFlight {
     guest: Option<usize>,
     token: Token,
     /// The engine has to refuse it, with this error.
-    refusal: Option<IoError>,
+    pub(super) refusal: Option<IoError>,
     /// When it was handed in, by `World::clock`.
     arrived: u64,
 }
@@ -41,6 +44,8 @@ pub(super) struct Buffer {
     disk: usize,
     pub(super) tags: Vec<Tag>,
     pub(super) replied: bool,
+    /// If it is a guest's own memory.
+    pub(super) scribbles: Scribbles,
     /// I/Os in flight on it.
     pub(super) ios: u32,
 }
@@ -94,21 +99,33 @@ impl World<'_> {
     pub(super) fn make_request(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> Request {
         self.made += 1;
         let id = RequestId(self.made);
-        let buffer = op.has_buffer().then(|| {
-            let spare = self.spare.pop();
-            let buffer = spare.unwrap_or(BufferId(self.buffers.len() as u32));
-            let bytes = match offset.checked_add(len) {
-                Some(end) if len <= 32 << 20 => sector_ceil(end) - sector_floor(offset),
-                _ => 0,
-            };
-            let tags = vec![content::garbage(self.made); (bytes / UNIT_BYTES) as usize];
-            let old = self.buffers.insert(buffer, Buffer { request: id, disk, tags, replied: false, ios: 0 });
-            assert!(old.is_none(), "spare buffers are free");
-            buffer
-        });
+        let mut memory = self.memory_for(disk, op, offset, len);
+        let buffer = op.has_buffer().then(|| self.make_buffer(id, disk, offset, len));
+        if let (PayloadMemory::Guest, Some(id)) = (memory, &buffer) {
+            self.buffers.get_mut(id).expect("just made").scribbles = Scribbles::Nothing;
+            if self.options.sabotage == Some(Sabotage::SecretScribbles) {
+                memory = PayloadMemory::Daemon;
+            }
+        }
         let promote =
             if self.passing && self.made.is_multiple_of(4) { Promote::Never } else { Promote::Usual };
-        Request { id, disk: DiskId(disk as u32), op, offset, len, buffer, promote }
+        Request { id, disk: DiskId(disk as u32), op, offset, len, buffer, promote, memory }
+    }
+
+    /// A buffer for a request.
+    pub(super) fn make_buffer(&mut self, request: RequestId, disk: usize, offset: u64, len: u64) -> BufferId {
+        let spare = self.spare.pop();
+        let buffer = spare.unwrap_or(BufferId(self.buffers.len() as u32));
+        let bytes = match offset.checked_add(len) {
+            Some(end) if len <= 32 << 20 => sector_ceil(end) - sector_floor(offset),
+            _ => 0,
+        };
+        let tags = vec![content::garbage(self.made); (bytes / UNIT_BYTES) as usize];
+        let scribbles = Scribbles::NotIts;
+        let made = Buffer { request, disk, tags, replied: false, scribbles, ios: 0 };
+        let old = self.buffers.insert(buffer, made);
+        assert!(old.is_none(), "spare buffers are free");
+        buffer
     }
 
     fn give_back(&mut self, buffer: Option<BufferId>) {
@@ -181,13 +198,16 @@ impl World<'_> {
                 self.reply(reply)?;
             }
         }
+        while let Some(id) = self.engine.poll_declined() {
+            self.decline(id)?;
+        }
         while let Some(buffer) = self.engine.poll_release() {
             self.release(buffer)?;
             if self.strikes(Sabotage::RepeatedRelease, 50) {
                 self.release(buffer)?;
             }
         }
-        Ok(())
+        self.ask_again()
     }
 
     fn submit(&mut self, mut io: Io) -> Result<(), Violation> {
@@ -249,6 +269,11 @@ impl World<'_> {
                 buffer.ios += 1;
                 ensure!(end <= buffer.tags.len(), "{io:?} is outside its buffer");
                 ensure!(!(buffer.replied && io.op == IoOp::Read), "{io:?} after the reply");
+                let from_flash = io.op == IoOp::Read && matches!(io.target, Target::Flash(_));
+                ensure!(
+                    buffer.scribbles == Scribbles::NotIts || from_flash || self.options.sabotage.is_some(),
+                    "{io:?} with a guest's own memory"
+                );
                 Ok(if io.op == IoOp::Read { vec![] } else { buffer.tags[start..end].to_vec() })
             }
             (IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes(_), None) => Ok(vec![]),
@@ -312,11 +337,11 @@ impl World<'_> {
 
     pub(super) fn complete(&mut self, side: Side, id: IoId) -> Result<(), Violation> {
         self.ios.remove(&id);
-        let done = match side {
+        let mut done = match side {
             Side::Flash(device) => self.flash[device].complete(id, &mut self.dice),
             Side::Backing(disk) => self.disks[disk].backing.complete(id, &mut self.dice),
         };
-        let failed = done.result.is_err();
+        let mut failed = done.result.is_err();
         trace!(self, "completed {} on {:?}: {:?}", id, done.io.target, done.result);
         if let Some(slice) = done.io.slice
             && let Some(lent) = self.lent.get_mut(&slice.id)
@@ -336,6 +361,13 @@ impl World<'_> {
                 buffer.tags[start..end].copy_from_slice(&done.tags);
                 // Storage zeroes what a read past the disk's end leaves of the last sector.
                 buffer.tags[end..end.next_multiple_of(SECTOR_UNITS)].fill(ZERO);
+            }
+            if let (Side::Flash(_), Some(direct), false) =
+                (side, &mut self.direct, buffer.scribbles == Scribbles::NotIts)
+            {
+                direct.scribble(buffer, start..end, &mut done);
+                // Nothing follows from it for the device.
+                failed = false;
             }
             if matches!(side, Side::Flash(_)) {
                 self.disks[buffer.disk].tally.flash_io(failed);
@@ -400,7 +432,17 @@ impl World<'_> {
             }
         }
         self.check_fetched_once(&request, outcome, arrived)?;
-        self.check_answer(&request, token, result.is_ok())
+        let ok = result.is_ok();
+        let token = if self.check_direct(&request, ok)? { token } else { Token::None };
+        self.check_answer(&request, token, ok)?;
+        request.buffer.iter().for_each(|id| self.buffers.get_mut(id).expect("just looked at").end());
+        let (first, count) = Self::units(request.offset, request.len);
+        match request.op {
+            _ if !ok => Ok(()),
+            Op::Read => self.track_read(request.disk.0 as usize, first, count),
+            op if op.modifies() => self.track_change(request.disk.0 as usize, first, count),
+            _ => Ok(()),
+        }
     }
 
     fn check_answer(&mut self, request: &Request, token: Token, ok: bool) -> Result<(), Violation> {

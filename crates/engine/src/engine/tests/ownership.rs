@@ -298,3 +298,18 @@ fn roles_follow_each_other_in_one_order() {
     bench.own(Role::Away).unwrap();
     assert_eq!(bench.own(Role::Here), Err(CommandError::WrongRole), "its cache may be old");
 }
+
+#[test]
+fn a_disk_whose_backing_was_taken_over_serves_nothing_at_once() {
+    let mut bench = Bench::cached(16, 4 * KIB);
+    bench.read_alone(0, SECTOR);
+    let freeze = bench.start_command(Command::Own(Role::Frozen));
+    assert!(bench.result(freeze).is_some());
+    let waits = bench.read(0, SECTOR);
+    bench.engine.lose(bench.now, DISK);
+    bench.drain();
+    assert_eq!(bench.reply(waits).unwrap().result, Err(IoError::ShuttingDown));
+    let hit = bench.read(0, SECTOR);
+    assert_eq!(bench.reply(hit).unwrap().result, Err(IoError::ShuttingDown), "flash may be old");
+    bench.command(Command::RemoveDisk).expect("nothing is in flight");
+}

@@ -143,6 +143,7 @@ fn disks_do_not_mix() {
         len: 512,
         buffer: Some(BufferId(1000)),
         promote: Promote::Usual,
+        memory: PayloadMemory::Daemon,
     };
     bench.engine.handle_request(bench.now, request).unwrap();
     bench.drain();

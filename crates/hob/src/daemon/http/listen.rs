@@ -25,6 +25,7 @@ use super::auth::{self, Access};
 use super::browser::{self, Names};
 use super::request_id;
 use crate::daemon::config::ControlConfig;
+use crate::daemon::doors::{self, Doors};
 use crate::daemon::tls::{PeerCertificate, Tls, WithoutCertificate};
 
 /// Connections at once, per socket; further ones wait.
@@ -85,11 +86,14 @@ impl Guard {
     }
 }
 
-/// A bound control socket. Its file is removed when this is dropped.
+/// A bound control socket. Its file is removed when this is dropped, unless it is left open.
 #[derive(Debug)]
 pub(crate) struct ControlListener {
     socket: Socket,
     endpoint: Endpoint,
+    /// Which door it is.
+    name: String,
+    doors: Doors,
 }
 
 #[derive(Debug)]
@@ -101,13 +105,29 @@ enum Socket {
 impl ControlListener {
     /// Binds. A Unix socket is for its owner only (mode 0600), or for a group too (0660), and a stale file of one is
     /// replaced if nobody answers on it.
-    pub(crate) async fn bind(endpoint: Endpoint, guard: &Guard) -> Result<ControlListener, ListenError> {
+    pub(crate) async fn bind(
+        endpoint: Endpoint,
+        guard: &Guard,
+        doors: &Doors,
+    ) -> Result<ControlListener, ListenError> {
         let system = |source| ListenError::System { endpoint: endpoint.clone(), source };
-        match &endpoint {
+        let name = doors::name("control", &endpoint);
+        let open = doors.take(&name);
+        let socket = match &endpoint {
             Endpoint::Unix(path) => {
-                clear_stale(path, &endpoint)?;
-                let socket = bind_private(path, guard.group).map_err(system)?;
-                Ok(ControlListener { socket: Socket::Unix(socket), endpoint })
+                let socket = match open {
+                    Some(socket) => {
+                        // To whom it is open may have been changed.
+                        make_private(path, guard.group).map_err(system)?;
+                        UnixListener::from_std(socket.into()).map_err(system)?
+                    }
+                    None => {
+                        clear_stale(path, &endpoint)?;
+                        bind_private(path, guard.group).map_err(system)?
+                    }
+                };
+                doors.opened(name.clone(), &socket);
+                Socket::Unix(socket)
             }
             Endpoint::Tcp { host, port } => {
                 let Some(tls) = guard.tls.clone() else { return Err(ListenError::NoTls(endpoint)) };
@@ -115,10 +135,16 @@ impl ControlListener {
                 if access.is_empty() {
                     return Err(ListenError::Nobody(endpoint));
                 }
-                let socket = TcpListener::bind((host.as_str(), *port)).await.map_err(system)?;
-                Ok(ControlListener { socket: Socket::Tcp { socket, tls, access }, endpoint })
+                let socket = match open {
+                    Some(socket) => TcpListener::from_std(socket.into()),
+                    None => TcpListener::bind((host.as_str(), *port)).await,
+                };
+                let socket = socket.map_err(system)?;
+                doors.opened(name.clone(), &socket);
+                Socket::Tcp { socket, tls, access }
             }
-        }
+        };
+        Ok(ControlListener { socket, endpoint, name, doors: doors.clone() })
     }
 
     /// Where clients connect: with the port that was given when port 0 was asked for.
@@ -140,13 +166,22 @@ impl ControlListener {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };
-            let accepted = match &self.socket {
-                Socket::Unix(socket) => socket.accept().await.map(|(stream, _)| {
-                    tokio::spawn(connection(stream, router.clone(), None, place));
-                }),
-                Socket::Tcp { socket, tls, .. } => socket.accept().await.map(|(stream, _)| {
-                    tokio::spawn(tls_connection(stream, Arc::clone(tls), router.clone(), place));
-                }),
+            self.doors.until_open().await;
+            let accept = async {
+                match &self.socket {
+                    Socket::Unix(socket) => socket.accept().await.map(|(stream, _)| {
+                        tokio::spawn(connection(stream, router.clone(), None, place));
+                    }),
+                    Socket::Tcp { socket, tls, .. } => socket.accept().await.map(|(stream, _)| {
+                        tokio::spawn(tls_connection(stream, Arc::clone(tls), router.clone(), place));
+                    }),
+                }
+            };
+            let accepted = tokio::select! {
+                biased;
+                // From then on nobody comes in, not even one who was quicker.
+                () = self.doors.until_shut() => continue,
+                accepted = accept => accepted,
             };
             if let Err(error) = accepted {
                 tracing::warn!("control socket {}: {error}", self.endpoint);
@@ -175,9 +210,7 @@ impl ControlListener {
 
 impl Drop for ControlListener {
     fn drop(&mut self) {
-        if let Endpoint::Unix(path) = &self.endpoint {
-            let _ = std::fs::remove_file(path);
-        }
+        self.doors.closed(&self.name);
     }
 }
 
@@ -283,17 +316,23 @@ fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
     let _ = std::fs::remove_file(&temporary);
     let bind = || {
         let socket = UnixListener::bind(&temporary)?;
-        std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))?;
-        if group.is_some() {
-            std::os::unix::fs::chown(&temporary, None, group)?;
-            std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o660))?;
-        }
+        make_private(&temporary, group)?;
         std::fs::rename(&temporary, path)?;
         Ok(socket)
     };
     bind().inspect_err(|_: &io::Error| {
         let _ = std::fs::remove_file(&temporary);
     })
+}
+
+/// Opens a socket's file to its owner only, or to a group too.
+fn make_private(path: &Path, group: Option<u32>) -> io::Result<()> {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    if group.is_some() {
+        std::os::unix::fs::chown(path, None, group)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -311,7 +350,9 @@ mod tests {
         let path = dir.path().join("sub/c.sock");
         block_on(async {
             let listener =
-                ControlListener::bind(Endpoint::Unix(path.clone()), &Guard::default()).await.unwrap();
+                ControlListener::bind(Endpoint::Unix(path.clone()), &Guard::default(), &Doors::default())
+                    .await
+                    .unwrap();
             let mode = std::fs::metadata(&path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
             assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
@@ -328,13 +369,14 @@ mod tests {
         block_on(async {
             drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
             assert!(path.exists());
-            let living = ControlListener::bind(endpoint.clone(), &Guard::default()).await.unwrap();
-            let second = ControlListener::bind(endpoint.clone(), &Guard::default()).await;
+            let living =
+                ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await.unwrap();
+            let second = ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await;
             assert!(matches!(second, Err(ListenError::InUse(_))));
             assert!(path.exists());
             drop(living);
             std::fs::write(&path, "precious").unwrap();
-            let third = ControlListener::bind(endpoint.clone(), &Guard::default()).await;
+            let third = ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await;
             assert!(matches!(third, Err(ListenError::NotASocket(_))));
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         });
@@ -350,7 +392,8 @@ mod tests {
         let config = ControlConfig { socket_group: Some(own.to_string()), ..ControlConfig::default() };
         let guard = Guard::of_config(&config).unwrap();
         block_on(async {
-            let _listener = ControlListener::bind(Endpoint::Unix(path.clone()), &guard).await.unwrap();
+            let _listener =
+                ControlListener::bind(Endpoint::Unix(path.clone()), &guard, &Doors::default()).await.unwrap();
             let metadata = std::fs::metadata(&path).unwrap();
             assert_eq!((metadata.permissions().mode() & 0o777, metadata.gid()), (0o660, own));
         });
@@ -368,7 +411,7 @@ mod tests {
         let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
         let refused = |config: &ControlConfig| {
             let guard = Guard::of_config(config).unwrap();
-            block_on(ControlListener::bind(endpoint.clone(), &guard)).unwrap_err()
+            block_on(ControlListener::bind(endpoint.clone(), &guard, &Doors::default())).unwrap_err()
         };
         assert!(matches!(refused(&ControlConfig::default()), ListenError::NoTls(_)));
         let token = dir.path().join("token");

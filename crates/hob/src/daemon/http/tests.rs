@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use super::*;
+use crate::daemon::doors::Doors;
 use crate::daemon::exports::Exports;
 use crate::daemon::fake_shard::FakeShard;
 use crate::daemon::hardware::BackingOptions;
@@ -28,7 +29,8 @@ fn run(test: impl AsyncFnOnce(&Path, Endpoint)) {
     runtime.block_on(async {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
-        let listener = ControlListener::bind(endpoint.clone(), &Guard::default()).await.unwrap();
+        let listener =
+            ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await.unwrap();
         tokio::spawn(listener.serve(router(manager())));
         test(dir.path(), endpoint).await;
     });

@@ -24,6 +24,7 @@ impl Manager {
     /// Claims a disk, which exists. `doing` completes "it is being …".
     pub(super) fn claim_disk(self: &Arc<Self>, name: &str, doing: &'static str) -> Result<Claim, Refusal> {
         let mut inner = self.inner();
+        inner.check_stays()?;
         let disk = inner.disk_mut(name)?;
         take(&mut disk.busy, name, doing)?;
         if let Life::Away(why) = &disk.life {
@@ -36,6 +37,7 @@ impl Manager {
     /// Claims a pool, which exists.
     pub(super) fn claim_pool(self: &Arc<Self>, name: &str, doing: &'static str) -> Result<Claim, Refusal> {
         let mut inner = self.inner();
+        inner.check_stays()?;
         take(&mut inner.pool_mut(name)?.busy, name, doing)?;
         Ok(Claim { manager: self.clone(), on: Thing::Pool(name.to_owned()) })
     }

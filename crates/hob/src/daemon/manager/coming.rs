@@ -179,12 +179,12 @@ impl Manager {
     }
 
     /// A disk that is served cannot be any more.
-    async fn take_offline(self: &Arc<Self>, name: &str, refusal: &Refusal) {
+    pub(super) async fn take_offline(self: &Arc<Self>, name: &str, refusal: &Refusal) {
         self.exports.remove_disk(name);
         // It is mounted anew when the disk is back.
         self.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.shard_of(name)
-            && let Err(error) = shard.remove_disk(id).await
+            && let Err(error) = self.take_from_shard(name, &shard, id).await
         {
             tracing::warn!("{name}: {error}");
         }

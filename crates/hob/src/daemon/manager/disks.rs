@@ -112,6 +112,7 @@ impl Manager {
         {
             tracing::warn!("{name}: {error}");
         }
+        self.forget_bitmaps(name).await;
         self.inner().disks.remove(name);
     }
 
@@ -177,6 +178,7 @@ impl Manager {
         drop(claim);
         tracing::info!("{name} is not served any more");
         self.save().await?;
+        self.forget_bitmaps(name).await;
         if let Some(spec) = &cache {
             self.forget_owner(spec).await;
         }
@@ -191,6 +193,7 @@ impl Manager {
     ) -> Result<Option<Claim>, Refusal> {
         let name = wanted.name.clone();
         let mut inner = self.inner();
+        inner.check_stays()?;
         inner.check_export_name(&name)?;
         if inner.disks.len() >= DISKS_MAX {
             return Err(Refusal::conflict(format!("there are {DISKS_MAX} disks; more cannot be served")));
@@ -278,6 +281,10 @@ impl Manager {
         let shard = self.shard_for(datastore_id);
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
         shard.add_disk(id, config, backing).await?;
+        if let Err(refusal) = self.open_bitmaps(name, &shard, &info).await {
+            shard.remove_disk(id).await?;
+            return Err(refusal);
+        }
         {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -305,12 +312,18 @@ impl Manager {
             self.inner().disk_mut(name)?.life = Life::Offline(refusal.problem.error.clone());
             return Err(refusal);
         }
+        // From here on the disk may be changed.
+        if let Err(refusal) = self.begin_recording(name).await {
+            self.take_from_shard(name, &shard, id).await?;
+            self.inner().disk_mut(name)?.life = Life::Offline(refusal.problem.error.clone());
+            return Err(refusal);
+        }
         let gateway = match &wanted.vhost_user {
             None => None,
             Some(path) => match open_gateway(name, path, id, &shard, &info, access, when) {
                 Ok(gateway) => Some(gateway),
                 Err(error) => {
-                    shard.remove_disk(id).await?;
+                    self.take_from_shard(name, &shard, id).await?;
                     let refusal = Refusal::failed(format!("machines cannot come in at {path}: {error}"));
                     self.inner().disk_mut(name)?.life = Life::Offline(refusal.problem.error.clone());
                     return Err(refusal);

@@ -130,6 +130,10 @@ impl Manager {
                 let manager = self.clone();
                 tokio::spawn(async move { manager.let_changes_pass(disk).await });
             }
+            ShardEvent::BackingLost(disk) => {
+                let manager = self.clone();
+                tokio::spawn(async move { manager.backing_lost(disk).await });
+            }
             ShardEvent::JournalLost(disk) => {
                 self.note_cache(disk, JOURNAL_LOST);
                 let manager = self.clone();

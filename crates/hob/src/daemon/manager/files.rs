@@ -33,6 +33,10 @@ impl Manager {
     /// Takes away what an earlier daemon left: the disk's backing may lie below.
     pub(super) async fn clear_stale_file(&self, name: &str) -> Result<(), Refusal> {
         let Some(path) = self.inner().disk(name)?.wanted.fuse.clone() else { return Ok(()) };
+        if self.has_left_file(name, &path) {
+            // It is not stale, and whoever looks at it waits for this daemon.
+            return Ok(());
+        }
         flash::blocking(move || clear_stale(&PathBuf::from(path))).await
     }
 
@@ -57,6 +61,12 @@ impl Manager {
             let read_only = export.map_or(disk.wanted.read_only, |export| export.info.read_only);
             (path, disk.wanted.backing.clone(), disk.size_bytes, read_only, disk.id, disk.shard()?)
         };
+        if let Some(file) = self.take_left_file(name, &path, size, read_only).await? {
+            shard.attach_file(id, file.device, file.attributes, read_only)?;
+            self.inner().disk_mut(name)?.mount = Some(file.mount);
+            tracing::info!("{name} is the file {path} still");
+            return Ok(());
+        }
         let (at, of) = (PathBuf::from(&path), name.to_owned());
         let mounted = flash::blocking(move || Mount::new(&at, &of, size, read_only, &backing)).await?;
         let (mount, connection) = mounted.map_err(refuse)?;
@@ -122,6 +132,8 @@ impl Manager {
 
     /// The same for all of them.
     pub(super) async fn hide_files_at_end(&self) {
+        // Those whose disks have never come.
+        drop(self.leave_left_files());
         let names: Vec<String> = {
             let inner = self.inner();
             let mounted = inner.disks.values().filter(|disk| disk.mount.is_some());

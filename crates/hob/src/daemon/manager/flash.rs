@@ -9,13 +9,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use hob_control::Size;
 use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::recovery::Recovery;
-use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError};
+use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SwapArea};
 
 use super::refusal::Refusal;
 use crate::daemon::hardware::FlashDevice;
+use crate::daemon::swap::FileId;
 
 /// A pool. Clones share it. Its device ids are storage's, unique within the pool.
 #[derive(Clone, Debug)]
@@ -242,6 +244,51 @@ impl Flash {
         .await
     }
 
+    /// A swap area of so many segments, on that device or on any but some, by the pool's ids.
+    pub(super) async fn allocate_swap(
+        &self,
+        owner: OwnerId,
+        segments: u64,
+        device: Option<DeviceId>,
+        but: Vec<DeviceId>,
+    ) -> Result<(SwapArea, Vec<DeviceInfo>), Refusal> {
+        let segment_bytes = self.segment_bytes;
+        self.with(move |pool| match pool {
+            Some(pool) => pool.allocate_swap(owner, segments, device, &but).map_err(|error| match error {
+                PoolError::InPieces { free, longest, .. } => {
+                    let size = |segments: u64| Size(segments * segment_bytes).human();
+                    Refusal::conflict(format!(
+                        "no device has {} free in one piece; the longest piece is {}, of {} that are free on its device",
+                        size(segments),
+                        size(longest),
+                        size(free)
+                    ))
+                    .hint("ask for less, make a cache smaller, or give the pool another device")
+                }
+                error => refuse(&error),
+            }),
+            None => Err(Refusal::conflict("no device of the pool is there")),
+        })
+        .await
+    }
+
+    /// The swap areas on the devices that are there, with their files.
+    pub(super) async fn swap_areas(&self) -> Result<Vec<(SwapArea, FileId, PathBuf)>, Refusal> {
+        let areas = self.with(|pool| {
+            let Some(pool) = pool else { return Ok(Vec::new()) };
+            let devices = pool.devices();
+            let found = pool.swap_areas().into_iter().map(|area| {
+                let file = pool.file(area.device).map_err(|error| refuse(&error))?;
+                let file = FileId::of(&file.file)
+                    .map_err(|error| Refusal::failed(format!("cannot look at a device: {error}")))?;
+                let path = devices.iter().find(|device| device.id == area.device);
+                Ok((area, file, path.map(|device| device.path.clone()).unwrap_or_default()))
+            });
+            found.collect::<Result<Vec<_>, Refusal>>()
+        });
+        areas.await.map(|(areas, _)| areas)
+    }
+
     /// Whatever an owner has, by its devices.
     pub(super) async fn segments_of(&self, owner: OwnerId) -> Result<Vec<Segment>, Refusal> {
         let segments = self.with(move |pool| Ok(pool.as_ref().map(|pool| pool.segments_of(owner))));
@@ -387,6 +434,8 @@ fn refuse(error: &PoolError) -> Refusal {
         | PoolError::Full { .. }
         | PoolError::TooFewDevices { .. }
         | PoolError::DeviceBusy { .. }
+        | PoolError::InPieces { .. }
+        | PoolError::UnderLoop { .. }
         | PoolError::NotAPool { .. }
         | PoolError::NoSpace { .. } => Refusal::conflict(what),
         PoolError::Damaged { .. } | PoolError::Newer { .. } | PoolError::System { .. } => {

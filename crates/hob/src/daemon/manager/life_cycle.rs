@@ -22,6 +22,9 @@ impl Manager {
             (event.info().name, cache.is_some(), cache.is_some_and(|spec| spec.journal.is_some()))
         };
         tracing::info!("{disk}: {name}");
+        if event == LifeEvent::SnapshotRevert {
+            self.all_is_changed(&disk, "its backing was put back to a snapshot").await?;
+        }
         if !has_cache {
             return self.disk_changed(&disk, vec!["it has no cache".to_owned()]);
         }

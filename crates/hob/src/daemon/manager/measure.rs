@@ -176,6 +176,8 @@ impl Manager {
             let found = disk.problems(&inner).into_iter();
             problems.extend(found.map(|(kind, reason)| problem(kind, name, reason)));
         }
+        let missing = inner.missing_swap().into_iter();
+        problems.extend(missing.map(|(name, reason)| problem(ProblemKind::SwapOff, &name, reason)));
         problems
     }
 }

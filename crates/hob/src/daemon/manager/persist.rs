@@ -10,7 +10,7 @@ use hob_storage::pool::OwnerId;
 
 use super::caches::no_cache;
 use super::refusal::{Kind, Refusal};
-use super::{Inner, Life, Manager};
+use super::{Ending, Inner, Life, Manager};
 use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
 
 /// How long closing a cache may take when the daemon ends.
@@ -151,15 +151,15 @@ impl Manager {
         }
     }
 
-    /// Brings every persistent cache to rest and keeps what is needed to believe it next time. New clients are not
-    /// let in any more. With `drain`, dirty data goes to the backings first, as far as they take it.
-    pub(crate) async fn close(self: &Arc<Self>, drain: bool) {
+    /// Brings every persistent cache to rest, and dirty bitmaps, and keeps what is needed to believe it next time. New clients are not
+    /// let in any more.
+    pub(crate) async fn close(self: &Arc<Self>, ending: Ending) {
         self.stop_migrations();
         let disks: Vec<String> = {
             let inner = self.inner();
             let is_persistent = |disk: &&super::DiskEntry| {
-                matches!(disk.life, Life::Online(_))
-                    && disk.cache().is_some_and(|spec| spec.journal.is_some())
+                let journal = disk.cache().is_some_and(|spec| spec.journal.is_some());
+                matches!(disk.life, Life::Online(_)) && journal || Self::has_bitmaps(disk)
             };
             inner.disks.values().filter(is_persistent).map(|disk| disk.wanted.name.clone()).collect()
         };
@@ -167,10 +167,12 @@ impl Manager {
         for name in disks {
             let manager = self.clone();
             closing.spawn(async move {
-                if drain {
+                if ending == Ending::Drain {
                     manager.drain_at_end(&name).await;
                 }
-                manager.hide_file_at_end(&name).await;
+                if ending != Ending::HandOver {
+                    manager.hide_file_at_end(&name).await;
+                }
                 if tokio::time::timeout(CLOSE_MAX, manager.close_disk(&name)).await.is_err() {
                     tracing::warn!(
                         "{name} was not closed within {} s; its cache will be recovered from its journal",
@@ -180,7 +182,9 @@ impl Manager {
             });
         }
         while closing.join_next().await.is_some() {}
-        self.hide_files_at_end().await;
+        if ending != Ending::HandOver {
+            self.hide_files_at_end().await;
+        }
         if let Err(refusal) = self.save().await {
             tracing::error!("{refusal}");
         }
@@ -189,7 +193,7 @@ impl Manager {
     async fn close_disk(self: &Arc<Self>, name: &str) {
         let Ok((shard, id)) = self.shard_of(name) else { return };
         self.exports.remove_disk(name);
-        match shard.remove_disk(id).await {
+        match self.take_from_shard(name, &shard, id).await {
             Ok(gone) => {
                 let mut inner = self.inner();
                 let Ok(disk) = inner.disk_mut(name) else { return };
@@ -203,8 +207,8 @@ impl Manager {
                 }
                 if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
                     journal.closed = mark;
+                    tracing::info!("the cache of {name} is closed");
                 }
-                tracing::info!("the cache of {name} is closed");
             }
             Err(error) => tracing::warn!("{name} was not closed: {error}"),
         }

@@ -125,6 +125,7 @@ impl Manager {
             }
         }
         self.refresh_owners(name).await;
+        self.refresh_swaps(name).await;
         self.inner().pool_mut(name)?.busy = None;
         Ok(())
     }
@@ -241,6 +242,7 @@ impl Manager {
 
     async fn remove_device(self: &Arc<Self>, pool: &str, path: &Path) -> Result<PoolChanged, Refusal> {
         let claim = self.claim_pool(pool, "changed")?;
+        self.check_no_swap(pool, Some(path))?;
         let (flash, ids) = {
             let inner = self.inner();
             let entry = inner.pool(pool)?;
@@ -318,6 +320,7 @@ impl Manager {
 
     async fn remove_pool(self: &Arc<Self>, pool: &str) -> Result<PoolChanged, Refusal> {
         let claim = self.claim_pool(pool, "removed")?;
+        self.check_no_swap(pool, None)?;
         let (flash, devices) = {
             let inner = self.inner();
             let users = inner.users_of(pool);
@@ -373,6 +376,7 @@ impl Manager {
         }
         if back {
             self.refresh_owners(pool).await;
+            self.refresh_swaps(pool).await;
             self.top_up(pool).await;
         }
     }

@@ -219,6 +219,9 @@ impl Manager {
             Found::Recovered(recovered, remains) => (recovered, remains),
             Found::Nothing(remains) => {
                 let is_new = remains.rings.is_empty() && remains.data.is_empty();
+                if !is_new {
+                    self.all_is_changed(name, "its cache held nothing that could be recovered").await?;
+                }
                 self.forget_owner(spec).await;
                 let note = "its cache held nothing that could be recovered, and starts empty".to_owned();
                 return Ok((source, None, if is_new { Vec::new() } else { vec![note] }));
@@ -261,6 +264,7 @@ impl Manager {
                 &format!("{why}, and {} of its cache are not on it", bytes(summary.sectors_dirty)),
             )),
             Verdict::Empty => {
+                self.all_is_changed(name, &why).await?;
                 self.forget_owner(spec).await;
                 Ok((source, None, vec![format!("{why}; its cache starts empty")]))
             }

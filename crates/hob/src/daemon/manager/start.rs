@@ -15,9 +15,10 @@ use super::flash::{Flash, Opened, are_pool_devices};
 use super::persist::journal_room;
 use super::refusal::Refusal;
 use super::settings::{Ground, new_spec};
-use super::{Config, Manager};
+use super::{Config, Manager, SwapEntry};
 use crate::daemon::config::DiskEntry;
 use crate::daemon::state::{CacheOwner, CacheSpec, DatastoreState, DiskState, JournalSpec, PoolState, State};
+use crate::daemon::swap::{FileId, loops_over};
 
 /// How long NBD clients and the control API wait at the start for backings that are slow to open.
 const OPENING_MAX: Duration = Duration::from_secs(3);
@@ -46,6 +47,7 @@ impl Manager {
             inner.policies = kept.policies.iter().map(|policy| (policy.name.clone(), policy.qos)).collect();
             let entry = |spec: &DatastoreState| DatastoreEntry::new(spec.clone());
             inner.datastores = kept.datastores.iter().map(entry).collect();
+            inner.swaps = SwapEntry::all(&kept.swaps);
         }
         self.start_qos(config)?;
         for pool in &kept.pools {
@@ -236,7 +238,8 @@ impl Manager {
                 return Err(Refusal::failed(format!("{}: {reason}", path.display()))
                     .hint("name another pool file, or say --force if its contents may go"));
             }
-            let is_kept = !opened.flash.owners().await?.0.is_empty();
+            let is_kept =
+                !opened.flash.owners().await?.0.is_empty() || !opened.flash.swap_areas().await?.is_empty();
             if room(&opened) >= size.bytes() || !is_file || is_kept {
                 return self.take_pool_in(SERVE_POOL, opened, &[]).await;
             }
@@ -267,6 +270,11 @@ impl Manager {
 fn remove_pool_file(path: &Path) -> Result<(), Refusal> {
     let failed = |error| Refusal::failed(format!("cannot replace {}: {error}", path.display()));
     let file = std::fs::File::open(path).map_err(failed)?;
+    if let Some(device) = FileId::of(&file).and_then(loops_over).ok().and_then(|mut over| over.pop()) {
+        let (path, device) = (path.display(), device.display());
+        return Err(Refusal::conflict(format!("{path} lies under {device}, and what is there is in use"))
+            .hint("'swapon' and 'losetup -l' show it; end that first"));
+    }
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => std::fs::remove_file(path).map_err(failed),
         Err(_) => Err(Refusal::conflict(format!("{} is in use by another process", path.display()))),

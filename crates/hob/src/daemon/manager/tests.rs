@@ -1,6 +1,7 @@
 //! The manager with real pools and backings on files, and shards that decide but move no bytes.
 
 mod admission;
+mod bitmaps;
 mod coming;
 mod failing;
 mod health;
@@ -10,6 +11,7 @@ mod memory;
 mod persistent;
 mod qos;
 mod recovery;
+mod swap;
 mod ways_in;
 
 use std::path::Path;

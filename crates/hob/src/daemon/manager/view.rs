@@ -67,6 +67,7 @@ impl PoolEntry {
             devices: self.devices.iter().map(|device| device.view(self.segment_bytes)).collect(),
             caches: inner.users_of(name),
             orphans: self.orphans(inner),
+            swap: inner.swap_rooms(name),
         }
     }
 }

@@ -70,7 +70,9 @@ impl Manager {
     }
 
     /// Offers a disk that is online, under all of its names.
-    pub(super) fn offer(&self, name: &str, disk: DiskId, shard: ShardHandle, info: ExportInfo) {
+    pub(super) fn offer(&self, name: &str, disk: DiskId, shard: ShardHandle, mut info: ExportInfo) {
+        let bitmaps = self.inner().disk(name).map_or(Vec::new(), |disk| disk.wanted.bitmaps.clone());
+        info.contexts = Self::bitmap_contexts(&bitmaps);
         let own = Export { of: name.to_owned(), disk, shard, info, promote: Promote::Usual };
         let inner = self.inner();
         for spec in inner.disk(name).map_or(&[][..], |disk| &disk.wanted.exports) {

@@ -56,6 +56,7 @@ impl Manager {
         let Some(journal) = spec.journal else {
             return Ok(vec!["nothing can be dirty in this cache: the backing has everything".to_owned()]);
         };
+        self.all_is_changed(name, "dirty data of its cache was discarded").await?;
         if !is_online {
             return self.discard_offline(name, &spec.pool, journal).await;
         }

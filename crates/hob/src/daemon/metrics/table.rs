@@ -176,6 +176,7 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_pool_size_bytes", Gauge, From::Pool(|p| p.size.bytes() as f64), "Room for caches, on devices that are online."),
     row("hob_pool_free_bytes", Gauge, From::Pool(|p| p.free.bytes() as f64), "Room that no cache has, on devices that give new segments."),
     row("hob_pool_orphan_bytes", Gauge, From::Pool(|p| p.orphans.iter().map(|o| o.size.bytes()).sum::<u64>() as f64), "Room of persistent caches that belong to no disk."),
+    row("hob_pool_swap_bytes", Gauge, From::Pool(|p| p.swap.iter().map(|s| s.size.bytes()).sum::<u64>() as f64), "Room of swap areas of the host."),
     row("hob_device_state", Gauge, From::DeviceStates, "1 for the state that a flash device is in, 0 for the others."),
     row("hob_device_admits", Gauge, From::Device(|d| yes(d.admission == Admission::In)), "1 when a flash device gives new segments."),
     row("hob_device_size_bytes", Gauge, From::Device(|d| d.size.bytes() as f64), "Room for caches on a flash device."),

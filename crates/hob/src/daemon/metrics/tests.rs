@@ -156,6 +156,7 @@ fn labels_are_escaped() {
         devices: vec![device],
         caches: Vec::new(),
         orphans: Vec::new(),
+        swap: Vec::new(),
     };
     let mut page = Page::new(Form::Prometheus, Latencies::PerOutcome);
     page.add_pool(&pool, &[Some(DeviceCounts { errors: 7, ..DeviceCounts::default() })]);

@@ -7,15 +7,18 @@ use hob_engine::Engine;
 use hob_engine::io::{BufferSlice, IoError, Op, Promote, Reply};
 use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
 use hob_frontends::Payload;
-use hob_frontends::nbd::{Connection, Receive, StatusQuery};
+use hob_frontends::nbd::{Connection, Receive, Status, StatusQuery};
+use hob_frontends::vhost_user::memory::GuestRun;
 use hob_nbd::Extent;
 use hob_nbd::server::handshake::Negotiated;
 use hob_storage::buffers::Arena;
 use hob_storage::ring::{Completion, Fd, FdClass, Returned, Ring, RxBuf};
 use hob_storage::token::Token;
 
+use super::maps;
 use super::recorders::Recorders;
-use crate::daemon::listen::Place;
+use crate::daemon::listen::{Line, Place};
+use crate::daemon::shard_api::ClientAtRest;
 
 const RECEIVE: u16 = Token::CALLER;
 const RECEIVE_PAYLOAD: u16 = Token::CALLER + 1;
@@ -28,11 +31,16 @@ const RECEIVE_BYTES: usize = 64 << 10;
 /// is sent away. Nanoseconds.
 const HOARDING_NS_MAX: u64 = 5_000_000_000;
 
+/// While nobody is to begin a request, a client that is in the middle of one has that long for the rest of it. Nanoseconds.
+const RESTLESS_NS_MAX: u64 = 3_000_000_000;
+
 /// A negotiated connection on its way in.
 pub(super) struct Seat {
     pub(super) socket: OwnedFd,
     /// What its reads leave behind in the cache.
     pub(super) promote: Promote,
+    /// Who is at the other end of the socket.
+    pub(super) line: Line,
     /// Given back when the connection ends.
     pub(super) place: Place,
     /// Who reads.
@@ -52,6 +60,7 @@ struct Client {
     connection: Connection,
     fd: Fd,
     whose: Whose,
+    line: Line,
     _place: Place,
     /// Here while no receive is in flight.
     rx: Option<RxBuf>,
@@ -69,6 +78,11 @@ impl Client {
     fn is_idle(&self) -> bool {
         self.rx.is_some() && !self.receiving_payload && !self.sending
     }
+
+    /// Can somebody else go on with it?
+    fn is_at_rest(&self) -> bool {
+        self.is_idle() && self.connection.is_at_rest()
+    }
 }
 
 /// All connections, by number.
@@ -81,6 +95,8 @@ pub(super) struct Clients {
     /// Those that wait for a buffer, longest first. Nobody else gets one before them.
     waiting: VecDeque<u16>,
     waiting_since: Instant,
+    /// Since when nobody begins a request.
+    resting_since: Option<Instant>,
     room: bool,
     /// The engine was full: these hold requests.
     refused: Vec<u16>,
@@ -106,12 +122,14 @@ impl Clients {
             self.clients.push(None);
             (self.clients.len() - 1) as u16
         });
-        let connection = Connection::new(negotiated, disk, u32::from(number), seat.promote);
+        let mut connection = Connection::new(negotiated, disk, u32::from(number), seat.promote);
+        connection.set_resting(self.resting_since.is_some());
         let rx = RxBuf::with(RECEIVE_BYTES, leftover);
         self.clients[usize::from(number)] = Some(Client {
             connection,
             fd: ring.attach(seat.socket, FdClass::Socket),
             whose: seat.whose,
+            line: seat.line,
             _place: seat.place,
             rx: Some(rx),
             receiving_payload: false,
@@ -158,7 +176,9 @@ impl Clients {
         match (completion.token.kind(), completion.returned) {
             (RECEIVE, Returned::Rx(rx)) => {
                 client.rx = Some(rx);
-                if completion.result <= 0 {
+                // One that was ended so that there be rest has not met the end of the stream.
+                let cancelled = completion.result == -rustix::io::Errno::CANCELED.raw_os_error();
+                if completion.result <= 0 && !cancelled {
                     client.connection.hang_up(payload);
                 }
             }
@@ -177,6 +197,59 @@ impl Clients {
         self.list(number);
     }
 
+    /// From now on nobody begins a request, or everybody does again.
+    pub(super) fn set_resting(&mut self, since: Option<Instant>, ring: &mut Ring) {
+        self.resting_since = since;
+        for number in 0..self.clients.len() {
+            let Some(client) = &mut self.clients[number] else { continue };
+            client.connection.set_resting(since.is_some());
+            self.list(number as u16);
+        }
+        self.end_receives(ring);
+    }
+
+    /// Has everybody been answered who can be?
+    pub(super) fn are_at_rest(&self) -> bool {
+        self.clients.iter().flatten().all(|client| client.is_at_rest() || client.connection.wants_close())
+    }
+
+    /// Lets go of those at rest whose sockets somebody else can go on with.
+    pub(super) fn hand_over(&mut self, ring: &mut Ring) -> Vec<ClientAtRest> {
+        let mut all = Vec::new();
+        for number in 0..self.clients.len() {
+            let at_rest = |client: &Client| client.is_at_rest() && client.line == Line::Direct;
+            let Some(client) = self.clients[number].as_ref().filter(|client| at_rest(client)) else {
+                continue;
+            };
+            let socket = match ring.borrow(client.fd).try_clone_to_owned() {
+                Ok(socket) => socket,
+                Err(error) => {
+                    tracing::warn!("a client cannot be handed over and has to connect again: {error}");
+                    continue;
+                }
+            };
+            let client = self.clients[number].take().expect("just looked at");
+            let received = client.rx.as_ref().expect("it is idle").filled().to_vec();
+            ring.detach(client.fd);
+            self.forget(number as u16);
+            all.push(ClientAtRest { socket, negotiated: client.connection.negotiated().clone(), received });
+        }
+        all
+    }
+
+    /// Ends receives that wait for the next request.
+    fn end_receives(&mut self, ring: &mut Ring) {
+        if self.resting_since.is_none() {
+            return;
+        }
+        let waits = |client: &&Client| {
+            client.rx.is_none() && client.connection.poll_receive() == Receive::Pause && !client.shut_down
+        };
+        for client in self.clients.iter().flatten().filter(waits) {
+            ring.cancel_recv(client.fd);
+        }
+    }
+
     /// The engine answers.
     #[inline]
     pub(super) fn handle_reply(&mut self, reply: &Reply, ring: &mut Ring) {
@@ -187,12 +260,22 @@ impl Clients {
         self.retry_refused();
     }
 
-    /// A backing answers.
-    pub(super) fn handle_status(&mut self, id: u64, status: Result<&[Extent], IoError>) {
+    /// What is allocated in a range is known, or that was not asked. What bitmaps say of it is the engine's.
+    pub(super) fn handle_status(&mut self, id: u64, allocation: Result<&[Extent], IoError>, engine: &Engine) {
         let id = RequestId(id);
         let number = Connection::number_of(id) as u16;
         let client = self.clients[usize::from(number)].as_mut().expect("connections outlive their requests");
-        client.connection.handle_status(id, status);
+        let connection = &mut client.connection;
+        let maps = match connection.contexts() {
+            [] => Ok(Vec::new()),
+            contexts => maps::extents_of(engine, connection.disk(), contexts, connection.status_range(id)),
+        };
+        let status = match (allocation, &maps) {
+            (Ok(allocation), Ok(maps)) => Ok(Status { allocation, maps }),
+            (Err(error), _) => Err(error),
+            (_, Err(error)) => Err(*error),
+        };
+        connection.handle_status(id, status);
         self.list(number);
     }
 
@@ -327,13 +410,17 @@ impl Clients {
                 tracing::info!(disk = client.connection.disk().0, "connection ended early: {fault}");
             }
             ring.detach(client.fd);
-            if client.waiting {
-                self.waiting.retain(|waiting| *waiting != number);
-            }
-            self.refused.retain(|refused| *refused != number);
             *slot = None;
-            self.free.push(number);
+            self.forget(number);
         }
+    }
+
+    /// Takes a number off all lists, for the next one who comes.
+    fn forget(&mut self, number: u16) {
+        self.waiting.retain(|waiting| *waiting != number);
+        self.refused.retain(|refused| *refused != number);
+        self.active.retain(|active| *active != number);
+        self.free.push(number);
     }
 
     /// Gives buffers to those that wait, in their order, as far as there is room.
@@ -354,11 +441,18 @@ impl Clients {
 
     /// When to look for clients that hoard buffers.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        (!self.waiting.is_empty()).then(|| self.waiting_since + HOARDING_NS_MAX)
+        let hoarding = (!self.waiting.is_empty()).then(|| self.waiting_since + HOARDING_NS_MAX);
+        let restless =
+            self.resting_since.filter(|_| !self.are_at_rest()).map(|since| since + RESTLESS_NS_MAX);
+        hoarding.into_iter().chain(restless).min()
     }
 
     /// Sends away clients that hold buffers without moving a byte while others wait.
     pub(super) fn handle_timeout(&mut self, now: Instant, ring: &mut Ring) {
+        self.end_restless(now, ring);
+        if now - self.waiting_since < HOARDING_NS_MAX || self.waiting.is_empty() {
+            return;
+        }
         self.waiting_since = now;
         for number in 0..self.clients.len() {
             if let Some(client) = &mut self.clients[number]
@@ -370,6 +464,20 @@ impl Clients {
                 tracing::warn!(
                     "a client holds buffers and does not move a byte while others wait: closing it"
                 );
+                ring.shutdown(client.fd);
+            }
+        }
+    }
+
+    /// Sends away clients because of whom alone there is no rest.
+    fn end_restless(&mut self, now: Instant, ring: &mut Ring) {
+        let Some(since) = self.resting_since.filter(|since| now - *since >= RESTLESS_NS_MAX) else { return };
+        self.resting_since = Some(since + RESTLESS_NS_MAX);
+        self.end_receives(ring);
+        for client in self.clients.iter_mut().flatten() {
+            if (client.connection.awaits_payload() || client.sending) && !client.shut_down {
+                client.shut_down = true;
+                tracing::warn!("a client stopped in the middle of a request or of an answer: closing it");
                 ring.shutdown(client.fd);
             }
         }
@@ -401,12 +509,19 @@ pub(super) struct Gate<'a> {
     held_bytes: usize,
     /// It was refused for what it holds.
     greedy: bool,
+    /// Knows what flash holds, for reads into guests' own memory.
+    engine: Option<&'a Engine>,
 }
 
-impl Gate<'_> {
+impl<'a> Gate<'a> {
     /// For one who holds so much already.
     pub(super) fn new(ring: &mut Ring, held_bytes: usize, open: bool) -> Gate<'_> {
-        Gate { arena: ring.arena_mut(), open, held_bytes, greedy: false }
+        Gate { open, held_bytes, ..ungated(ring) }
+    }
+
+    /// The same, for reads that may go into guests' own memory.
+    pub(super) fn knowing(self, engine: &'a Engine) -> Gate<'a> {
+        Gate { engine: Some(engine), ..self }
     }
 
     /// For giving buffers back.
@@ -417,7 +532,7 @@ impl Gate<'_> {
 
 /// For giving buffers back.
 pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
-    Gate { arena: ring.arena_mut(), open: true, held_bytes: 0, greedy: false }
+    Gate { arena: ring.arena_mut(), open: true, held_bytes: 0, greedy: false, engine: None }
 }
 
 impl Payload for Gate<'_> {
@@ -444,5 +559,9 @@ impl Payload for Gate<'_> {
     }
     fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
         self.arena.slice_mut(slice)
+    }
+    fn adopt(&mut self, disk: DiskId, offset: u64, run: &GuestRun<'_>) -> Option<BufferId> {
+        self.engine.filter(|engine| engine.would_read_flash(disk, offset, run.len()))?;
+        self.arena.adopt(run.map(), |map, pieces| run.for_each(map, |slice| pieces.push(&slice)))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hob_engine::command::{Command, CommandError, DiskConfig, Event, MemoryConfig, Segment};
+use hob_engine::command::{Bitmap, Command, CommandError, DiskConfig, Event, MemoryConfig, Segment};
 use hob_engine::units::{CommandId, DiskId, Instant};
 use hob_frontends::nbd::Connection;
 use hob_storage::area::Area;
@@ -10,13 +10,15 @@ use hob_storage::backing::Backing;
 
 use super::Shard;
 use super::clients::{Seat, Whose};
-use crate::daemon::shard_api::{Answer, EventSender, Gone, ShardCall, ShardError, ShardEvent};
+use crate::daemon::shard_api::{Answer, EventSender, Gone, Noted, ShardCall, ShardError, ShardEvent};
 
 /// Answers that are due.
 pub(super) struct Commands {
     events: EventSender,
     last: u64,
     waiting: BTreeMap<CommandId, Waiting>,
+    /// What the engine handed out as disks ended.
+    bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
     /// Disks whose engine part is gone and whose backing is being closed.
     closing: BTreeMap<DiskId, Option<Farewell>>,
     stop: Option<Answer<()>>,
@@ -42,6 +44,7 @@ impl Commands {
             events,
             last: 0,
             waiting: BTreeMap::new(),
+            bitmaps: BTreeMap::new(),
             closing: BTreeMap::new(),
             stop: None,
             over: false,
@@ -58,6 +61,11 @@ impl Commands {
         let id = CommandId(self.last);
         self.waiting.insert(id, waiting);
         id
+    }
+
+    /// Tells the manager. Without one there is nobody to tell, and the shard is about to be stopped.
+    pub(super) fn report(&self, event: ShardEvent) {
+        let _ = self.events.send(event);
     }
 
     pub(super) fn backing_closed(&mut self, disk: DiskId) {
@@ -105,6 +113,13 @@ impl Shard {
             ShardCall::Resource { resource, answer } => {
                 let _ = answer.send(Ok(self.engine.resource(resource)));
             }
+            ShardCall::ChangeBitmaps { id, change, answer } => {
+                let command = self.commands.next(Waiting::Plain(answer));
+                self.engine.handle_command(now, command, id, Command::Bitmap(change));
+            }
+            ShardCall::Bitmaps { id, whole, answer } => {
+                let _ = answer.send(Ok(Noted::of(self.engine.bitmaps(id), whole.as_deref())));
+            }
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(now, id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
@@ -141,10 +156,10 @@ impl Shard {
                     |connection: &Connection| connection.disk() == id && connection.export() == export;
                 self.clients.close("the export was taken away", &mut self.ring, is_of);
             }
-            ShardCall::Attach { id, socket, negotiated, leftover, promote, place } => {
+            ShardCall::Attach { id, socket, negotiated, leftover, promote, line, place } => {
                 // A disk that left in the meantime takes the connection with it.
                 if self.serves(id) {
-                    let seat = Seat { socket, promote, place, whose: Whose::Guest };
+                    let seat = Seat { socket, promote, line, place, whose: Whose::Guest };
                     self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
                 }
             }
@@ -162,6 +177,11 @@ impl Shard {
                 machines.call(call, serves, ring);
             }
             ShardCall::Carry(id, call) => self.carry(now, id, call),
+            ShardCall::Rest { answer } => self.rest(now, answer),
+            ShardCall::Resume => self.resume(),
+            ShardCall::HandOver { answer } => {
+                let _ = answer.send(Ok(self.hand_over()));
+            }
             ShardCall::Stop { answer } => self.stop(now, answer),
         }
     }
@@ -259,14 +279,17 @@ impl Shard {
                 tracing::error!(disk = disk.0, sectors, "dirty data cannot be read from flash");
                 ShardEvent::DirtyLost { disk, sectors }
             }
+            Event::Bitmaps { disk, bitmaps } => {
+                self.commands.bitmaps.insert(disk, bitmaps);
+                return;
+            }
             Event::ChangeWaits(disk) => ShardEvent::ChangeWaits(disk),
             Event::JournalLost(disk) => {
                 tracing::error!(disk = disk.0, "the journal of the cache cannot be written");
                 ShardEvent::JournalLost(disk)
             }
         };
-        // Without a manager there is nobody to tell, and the shard is about to be stopped.
-        let _ = self.commands.events.send(report);
+        self.commands.report(report);
     }
 
     fn command_done(
@@ -296,7 +319,8 @@ impl Shard {
             (Waiting::Remove(answer), Ok(released)) => {
                 let backing = self.backings[disk.0 as usize].as_ref();
                 let changed = backing.and_then(Backing::change_mark);
-                let gone = Gone { released, changed, memory: self.areas.replace(disk, None) };
+                let bitmaps = self.commands.bitmaps.remove(&disk).unwrap_or_default();
+                let gone = Gone { released, changed, memory: self.areas.replace(disk, None), bitmaps };
                 self.commands.closing.insert(disk, answer.map(|answer| (answer, gone)));
                 if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
                     backing.close(&mut self.ring);

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use super::clients::{Gate, ungated};
 use super::recorders::Recorders;
+use crate::daemon::shard_api::FileAtRest;
 
 /// Kind of the tokens of these connections.
 pub(super) const MESSAGE: u16 = Token::CALLER + 0x100;
@@ -44,6 +45,8 @@ pub(super) struct Files {
     input: Vec<u8>,
     /// The engine was full, or there was no buffer: these hold requests.
     refused: Vec<u16>,
+    /// Nothing new is read.
+    resting: bool,
     /// Requests of a connection that are unanswered when one comes, itself included: a moving average in 256ths.
     overlap: u32,
 }
@@ -56,6 +59,7 @@ impl Default for Files {
             // Made with the first file: most shards have none.
             input: Vec::new(),
             refused: Vec::new(),
+            resting: false,
             overlap: 256,
         }
     }
@@ -96,6 +100,47 @@ impl Files {
                 self.end(number as u16, ring);
             }
         }
+    }
+
+    /// From now on nothing new is read, or it is again.
+    pub(super) fn set_resting(&mut self, resting: bool, ring: &mut Ring) {
+        self.resting = resting;
+        for number in 0..self.files.len() {
+            let Some(file) = &mut self.files[number] else { continue };
+            if resting && file.awaited {
+                ring.shutdown(file.fd);
+            }
+            file.ready = true;
+            self.list(number as u16);
+        }
+    }
+
+    /// Has everything been answered?
+    pub(super) fn are_at_rest(&self) -> bool {
+        self.files.iter().flatten().all(|file| self.resting && file.is_at_rest())
+    }
+
+    /// Lets go of those at rest.
+    pub(super) fn hand_over(&mut self, ring: &mut Ring) -> Vec<FileAtRest> {
+        let mut all = Vec::new();
+        for number in 0..self.files.len() {
+            let Some(file) = self.files[number].as_ref().filter(|file| file.is_at_rest()) else { continue };
+            let device = match ring.borrow(file.fd).try_clone_to_owned() {
+                Ok(device) => device,
+                Err(error) => {
+                    tracing::warn!("a file cannot be handed over: {error}");
+                    continue;
+                }
+            };
+            let session = &file.session;
+            let (disk, attributes, read_only) = (session.disk(), *session.file(), session.is_read_only());
+            all.push(FileAtRest { disk, device, file: attributes, read_only });
+            ring.detach(file.fd);
+            self.refused.retain(|refused| usize::from(*refused) != number);
+            self.active.retain(|active| usize::from(*active) != number);
+            self.files[number] = None;
+        }
+        all
     }
 
     /// The ring has an answer.
@@ -162,7 +207,7 @@ impl Files {
         let mut progress = Progress::More;
         while progress == Progress::More && messages < BATCH_MAX {
             messages += 1;
-            progress = file.take_message(&mut self.input, ring);
+            progress = file.take_message(&mut self.input, self.resting, ring);
             if progress == Progress::More && one_by_one {
                 // There is hardly another: the ring finds out for less than a read in vain.
                 file.ready = false;
@@ -251,13 +296,22 @@ enum Progress {
 }
 
 impl File {
+    /// Can somebody else go on with it?
+    fn is_at_rest(&self) -> bool {
+        let session = &self.session;
+        !self.awaited && self.stuck.is_none() && session.is_at_rest() && !session.is_dead()
+    }
+
     /// Takes the next message in, if there is one.
-    fn take_message(&mut self, input: &mut [u8], ring: &mut Ring) -> Progress {
+    fn take_message(&mut self, input: &mut [u8], resting: bool, ring: &mut Ring) -> Progress {
         if self.session.is_dead() || self.session.is_full() {
             return Progress::Full;
         }
         if let Some(message) = self.stuck.take() {
             return self.handle(&message, ring);
+        }
+        if resting {
+            return Progress::Full;
         }
         if !self.ready {
             return if self.awaited { Progress::Full } else { Progress::Wait };

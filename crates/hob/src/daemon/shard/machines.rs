@@ -104,6 +104,8 @@ pub(super) struct Machines {
     /// Those with answers.
     answered: Vec<u16>,
     stops: Vec<(u16, u16, mpsc::Sender<u16>)>,
+    /// Nothing new is taken.
+    resting: bool,
     serial: u16,
 }
 
@@ -213,6 +215,16 @@ impl Machines {
         }
     }
 
+    /// From now on nothing new is taken, or it is again.
+    pub(super) fn set_resting(&mut self, resting: bool) {
+        self.resting = resting;
+    }
+
+    /// Has everything been answered that was taken?
+    pub(super) fn are_at_rest(&self) -> bool {
+        self.machines.iter().flatten().all(|machine| machine.device.is_idle())
+    }
+
     /// An operation on an eventfd ended.
     pub(super) fn handle_completion(&mut self, completion: &Completion, ring: &mut Ring) {
         let (token, number) = (completion.token, completion.token.owner());
@@ -248,13 +260,21 @@ impl Machines {
     /// The engine answers.
     #[inline]
     pub(super) fn handle_reply(&mut self, reply: &Reply, ring: &mut Ring) {
-        let number = (reply.id.0 >> 32) as u16;
-        let machine = self.machine(number);
-        machine.device.handle_reply(reply, &mut Gate::ungated(ring));
-        if !machine.listed {
-            machine.listed = true;
+        self.answering(reply.id).handle_reply(reply, &mut Gate::ungated(ring));
+    }
+
+    /// The engine gives a read into a guest's memory back.
+    pub(super) fn handle_declined(&mut self, id: RequestId, ring: &mut Ring) {
+        self.answering(id).handle_declined(id, &mut Gate::ungated(ring));
+    }
+
+    /// The device of a request, which may have an answer to tell of in a moment.
+    fn answering(&mut self, id: RequestId) -> &mut Device {
+        let number = (id.0 >> 32) as u16;
+        if !std::mem::replace(&mut self.machine(number).listed, true) {
             self.answered.push(number);
         }
+        &mut self.machine(number).device
     }
 
     /// Takes what drivers of polled queues have made available to the engine. False if there is nothing.
@@ -272,9 +292,11 @@ impl Machines {
             let machine = self.machines[usize::from(number)].as_mut().expect("polled machines exist");
             let device = &mut machine.device;
             device.room_again();
-            if device.has_work(queue) {
-                device.set_wants_kicks(queue, false);
-                let mut gate = Gate::new(ring, device.held_bytes(), nobody_waits);
+            // Whatever it makes available from now on is seen before the next sleep.
+            device.set_wants_kicks(queue, false);
+            let mut gate = Gate::new(ring, device.held_bytes(), nobody_waits).knowing(engine);
+            device.ask_again(&mut gate);
+            if !self.resting && device.has_work(queue) {
                 match device.take(queue, &mut gate) {
                     Ok(taken) => progress |= taken > 0,
                     Err(broken) => {
@@ -330,7 +352,7 @@ impl Machines {
 
     /// Are there queues to look at?
     pub(super) fn are_polled(&self) -> bool {
-        !self.polled.is_empty()
+        !self.polled.is_empty() && !self.resting
     }
 
     /// Asks all drivers to tell of new chains. False if there are some already.

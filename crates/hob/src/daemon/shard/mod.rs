@@ -10,7 +10,9 @@ mod clients;
 mod commands;
 mod files;
 mod machines;
+mod maps;
 mod recorders;
+mod rest;
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -26,7 +28,7 @@ use hob_storage::flash::Flash;
 use hob_storage::ring::{Completion, Ring, RingConfig, RingError};
 use hob_storage::token::Token;
 
-use super::shard_api::{EventSender, ShardCall, ShardHandle};
+use super::shard_api::{Answer, EventSender, ShardCall, ShardEvent, ShardHandle};
 use areas::Areas;
 use carry::Carriers;
 pub(crate) use carry::{CarryCall, PeerSeat, Progress};
@@ -104,6 +106,8 @@ struct Shard {
     machines: Machines,
     carriers: Carriers,
     commands: Commands,
+    /// Who wants to know that nothing is unanswered.
+    at_rest: Option<Answer<()>>,
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
     spin_max: Duration,
@@ -137,6 +141,7 @@ impl Shard {
             machines: Machines::default(),
             carriers: Carriers::default(),
             commands: Commands::new(events),
+            at_rest: None,
             calls,
             origin: std::time::Instant::now(),
             spin_max: options.spin_max,
@@ -183,6 +188,7 @@ impl Shard {
         progress |= self.drain_engine(now);
         progress |= self.drain_queries(now);
         self.machines.flush(&mut self.ring);
+        self.check_rest();
         progress
     }
 
@@ -217,7 +223,11 @@ impl Shard {
         }
         while let Some((id, status)) = backing.poll_status() {
             let extents = status.map(|extents| extents.iter().flat_map(wire_extents).collect::<Vec<_>>());
-            self.clients.handle_status(id, extents.as_deref().map_err(|error| *error));
+            self.clients.handle_status(id, extents.as_deref().map_err(|error| *error), &self.engine);
+        }
+        if backing.is_lost() && self.engine.role(disk) != Some(Role::Away) {
+            self.engine.lose(now, disk);
+            self.commands.report(ShardEvent::BackingLost(disk));
         }
         if backing.is_closed() {
             self.backings[disk.0 as usize] = None;
@@ -247,6 +257,10 @@ impl Shard {
             } else {
                 self.clients.handle_reply(&reply, &mut self.ring);
             }
+        }
+        while let Some(id) = self.engine.poll_declined() {
+            progress = true;
+            self.machines.handle_declined(id, &mut self.ring);
         }
         while let Some(buffer) = self.engine.poll_release() {
             progress = true;
@@ -300,24 +314,27 @@ impl Shard {
         self.engine.handle_completion(now, io, Err(IoError::ShuttingDown), &[]);
     }
 
-    /// Takes questions about allocation from clients to backings.
+    /// Takes questions about ranges from clients to backings.
     fn drain_queries(&mut self, now: Instant) -> bool {
         let mut progress = false;
         while let Some((disk, query)) = self.clients.poll_status() {
             progress = true;
             match self.backings[disk.0 as usize].as_mut() {
+                Some(_) if !query.allocation => self.clients.handle_status(query.id.0, Ok(&[]), &self.engine),
                 // A hole of the backing may be dirty data in flash: whoever skips it loses that. What becomes dirty after the
                 // question is not the question's matter.
                 Some(_) if !self.engine.backing_has_all(disk) => {
                     let all = StatusExtent { len: query.len, hole: false, zero: false };
                     let extents: Vec<Extent> = wire_extents(&all).collect();
-                    self.clients.handle_status(query.id.0, Ok(&extents));
+                    self.clients.handle_status(query.id.0, Ok(&extents), &self.engine);
                 }
                 Some(backing) => {
                     backing.submit_status(&mut self.ring, now, query.id.0, query.offset, query.len);
                     self.collect(now, disk);
                 }
-                None => self.clients.handle_status(query.id.0, Err(IoError::ShuttingDown)),
+                None => {
+                    self.clients.handle_status(query.id.0, Err(IoError::ShuttingDown), &self.engine);
+                }
             }
         }
         progress
@@ -382,9 +399,13 @@ impl Shard {
     /// nothing has come since, and the shard may sleep.
     fn wait_for_machines(&mut self, working: usize) -> bool {
         let machines = &self.machines;
-        if working == 0 && self.quick[0] && self.ring.watch(self.spin_max, || machines.has_work()) {
+        if working == 0 && self.quick[0] {
             // A driver that was answered has more sooner than it could tell of it.
-            return true;
+            if self.ring.watch(self.spin_max, || machines.has_work()) {
+                return true;
+            }
+            // It has been watched for long enough.
+            self.quick[0] = false;
         }
         !self.machines.prepare_sleep()
     }

@@ -168,14 +168,17 @@ impl FromStr for CacheOwner {
 }
 
 /// Values as the words that users type.
-mod word {
+pub(super) mod word {
     use super::{Deserialize, Deserializer, FromStr, Serializer, fmt};
 
-    pub(super) fn serialize<T: fmt::Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+    pub(in super::super) fn serialize<T: fmt::Display, S: Serializer>(
+        value: &T,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
         to.collect_str(value)
     }
 
-    pub(super) fn deserialize<'de, T, D>(from: D) -> Result<T, D::Error>
+    pub(in super::super) fn deserialize<'de, T, D>(from: D) -> Result<T, D::Error>
     where
         T: FromStr<Err: fmt::Display>,
         D: Deserializer<'de>,

@@ -20,6 +20,12 @@ fn example() -> State {
             read_only: false,
             vhost_user: Some("/run/vm.sock".into()),
             exports: vec![Export { name: "vm-backup".into(), read_only: true, no_promote: true }],
+            bitmaps: vec![BitmapSpec {
+                name: "daily".to_owned(),
+                granularity: Size(65536),
+                frozen: true,
+                everything: Some("it was lost".to_owned()),
+            }],
             fuse: Some("/run/vm.img".into()),
             cache: Some(CacheSpec {
                 pool: "default".into(),

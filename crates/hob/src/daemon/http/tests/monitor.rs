@@ -1,6 +1,7 @@
 //! Metrics, health and names of requests over real sockets.
 
 use super::*;
+use crate::daemon::doors::Doors;
 
 /// The whole answer to a question with these headers.
 async fn ask(endpoint: &Endpoint, path: &str, headers: &str) -> String {
@@ -45,7 +46,8 @@ fn health_is_a_status_for_monitors_and_json_for_programs() {
     runtime.block_on(async {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
-        let listener = ControlListener::bind(endpoint.clone(), &Guard::default()).await.unwrap();
+        let listener =
+            ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await.unwrap();
         let (shard, fake) = FakeShard::start();
         let manager = Manager::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory);
         tokio::spawn(listener.serve(router(manager)));

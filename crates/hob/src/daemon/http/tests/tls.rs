@@ -7,6 +7,7 @@ use tokio::net::TcpStream;
 
 use super::*;
 use crate::daemon::config::Config;
+use crate::daemon::doors::Doors;
 use crate::daemon::tls::tests::{Authority, write_secret};
 
 pub(super) const ADMIN: &str = "0123456789abcdef0123456789abcdef";
@@ -49,7 +50,8 @@ impl Site {
         ))
         .unwrap();
         let guard = Guard::of_config(&config.control).unwrap();
-        let listener = ControlListener::bind(config.control.listen[0].clone(), &guard).await.unwrap();
+        let listener =
+            ControlListener::bind(config.control.listen[0].clone(), &guard, &Doors::default()).await.unwrap();
         let endpoint = listener.endpoint();
         tokio::spawn(listener.serve(router(manager())));
         Site { dir, authority, endpoint }

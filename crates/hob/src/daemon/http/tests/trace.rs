@@ -4,6 +4,7 @@ use hob_control::{OnDirty, TraceOp, TraceRecord};
 use hob_engine::units::DiskId;
 
 use super::*;
+use crate::daemon::doors::Doors;
 
 /// The first disk's id.
 const ID: DiskId = DiskId(0);
@@ -13,7 +14,8 @@ fn run_with_disk(test: impl AsyncFnOnce(Client, FakeShard)) {
     runtime.block_on(async {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
-        let listener = ControlListener::bind(endpoint.clone(), &Guard::default()).await.unwrap();
+        let listener =
+            ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await.unwrap();
         let (shard, fake) = FakeShard::start();
         let options = BackingOptions::default();
         let manager = Manager::new(vec![shard], Exports::default(), options, Store::Memory);

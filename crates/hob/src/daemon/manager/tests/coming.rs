@@ -122,7 +122,7 @@ fn an_end_before_the_cache_is_there_leaves_it_as_it_was() {
         tokio::time::sleep(COMMITTED).await;
         let bench = crash_early(bench).await;
         let waiting = begin(&bench, WRITE, 7);
-        bench.manager.close(false).await;
+        bench.manager.close(Ending::Plain).await;
         assert_eq!(bench.shard.reply(waiting), Some(Err(IoError::ShuttingDown)));
         let bench = crash_early(bench).await;
         let_come(&bench).await;
@@ -147,7 +147,7 @@ fn dirty_data_is_waited_for_and_nothing_else() {
         let replies = waiting.map(|id| bench.shard.reply(id));
         assert_eq!(replies, [None; 3]);
         // Ended in the middle, it is as it was.
-        bench.manager.close(false).await;
+        bench.manager.close(Ending::Plain).await;
         let bench = crash_early(bench).await;
         let waiting = [begin(&bench, Op::Read, 299), begin(&bench, WRITE, 5000)];
         let_come(&bench).await;

@@ -39,7 +39,7 @@ pub(super) async fn crash(bench: Bench) -> Bench {
 
 /// The daemon ends as it should and begins again; something happens in between.
 pub(super) async fn end(bench: Bench, drain: bool, meanwhile: impl FnOnce(&Path)) -> Bench {
-    bench.manager.close(drain).await;
+    bench.manager.close(if drain { Ending::Drain } else { Ending::Plain }).await;
     let Bench { dir, manager, shard } = bench;
     shard.stop();
     drop(manager);
@@ -309,7 +309,7 @@ fn a_served_disk_finds_its_persistent_cache_again() {
             let id = manager.inner().disks["vm"].id;
             (0..10).for_each(|block| shard.write(id, (round * 10 + block) * BLOCK, BLOCK).unwrap());
             if round == 1 {
-                manager.close(false).await;
+                manager.close(Ending::Plain).await;
             }
             shard.stop();
             drop(manager);

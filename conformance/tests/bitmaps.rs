@@ -1,0 +1,226 @@
+//! Incremental backups with dirty bitmaps, made and restored by tools that know nothing of hob: `nbdinfo`, `qemu-img`, `qemu-io`.
+
+use std::time::Duration;
+
+use conformance::data::{Noise, assert_same_file, noise_file};
+use conformance::nbd_client::{Address, Client};
+use conformance::scratch::wait_until;
+use conformance::{Daemon, MIB, Scratch, Tool};
+use serde_json::Value;
+
+const DISK: u64 = 64 * MIB;
+const GRANULE: u64 = 64 << 10;
+
+/// A daemon with a disk whose cache writes back, so that most of what is written is not on the backing, and a backup's export.
+struct Stage {
+    scratch: Scratch,
+    daemon: Daemon,
+    noise: Noise,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let scratch = Scratch::new();
+        let config = format!(
+            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
+            scratch.text("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+        );
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        noise_file(&scratch.path("disk.img"), DISK, 31);
+        let daemon = start(&scratch);
+        let pool =
+            ["pool", "create", "fast", &scratch.text("flash"), "--size", "64M", "--segment-size", "1M"];
+        daemon.ctl(&pool);
+        daemon.ctl(&["disk", "add", "vm", "--backing", &scratch.text("disk.img")]);
+        let cache = ["cache", "enable", "vm", "--pool", "fast", "--size", "16M", "--mode", "write-back"];
+        daemon.ctl(&cache);
+        daemon.ctl(&["export", "add", "vm", "backup", "--read-only", "--no-promote"]);
+        Stage { scratch, daemon, noise: Noise::new(32) }
+    }
+
+    /// The daemon ends, well or not, and begins again.
+    fn restart(self, how: impl FnOnce(Daemon)) -> Stage {
+        let Stage { scratch, daemon, noise } = self;
+        how(daemon);
+        let daemon = start(&scratch);
+        Stage { scratch, daemon, noise }
+    }
+
+    fn uri(&self) -> String {
+        Address::Unix(self.scratch.path("nbd.sock")).uri("backup")
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").expect("the disk is there")
+    }
+
+    /// Writes some noise here and there.
+    fn write_some(&mut self) {
+        let mut client = self.client();
+        for _ in 0..20 {
+            let len = 512 * (1 + self.noise.below(400));
+            let offset = self.noise.below((DISK - len) / 512) * 512;
+            let data = self.noise.bytes(len as usize);
+            client.write(offset, &data).unwrap();
+        }
+    }
+
+    /// What `nbdinfo` says is changed: offsets and lengths.
+    fn map(&self, bitmap: &str) -> Vec<(u64, u64)> {
+        let map = format!("--map=qemu:dirty-bitmap:{bitmap}");
+        let text = Tool::new("nbdinfo").args(["--json", &map, &self.uri()]).run();
+        let extents: Vec<Value> = serde_json::from_str(&text).expect("nbdinfo prints JSON");
+        let number = |extent: &Value, field: &str| extent[field].as_u64().expect("a number");
+        let end = extents.last().map(|last| number(last, "offset") + number(last, "length"));
+        assert_eq!(end, Some(DISK), "the map is complete: {text}");
+        let dirty = extents.iter().filter(|extent| number(extent, "type") == 1);
+        dirty.map(|extent| (number(extent, "offset"), number(extent, "length"))).collect()
+    }
+
+    fn full(&self, to: &str) {
+        let to = self.scratch.text(to);
+        Tool::new("qemu-img").args(["convert", "-f", "raw", "-O", "qcow2", &self.uri(), &to]).run();
+    }
+
+    /// As docs/BACKUP.md has it: an image over the disk, into which what was changed is copied, and which is then put over
+    /// the backup before.
+    fn increment(&self, bitmap: &str, to: &str, base: &str) {
+        let (to, uri) = (self.scratch.text(to), self.uri());
+        Tool::new("qemu-img").args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b", &uri, &to]).run();
+        let options = format!(
+            "driver=nbd,export=backup,server.type=unix,server.path={},x-dirty-bitmap=qemu:dirty-bitmap:{bitmap}",
+            self.scratch.text("nbd.sock")
+        );
+        let text = Tool::new("qemu-img").args(["map", "--output=json", "--image-opts", &options]).run();
+        let map: Vec<Value> = serde_json::from_str(&text).expect("qemu-img prints JSON");
+        let mut copy = Tool::new("qemu-io").args(["-C", "-f", "qcow2"]);
+        for extent in map.iter().filter(|extent| extent["data"] == false) {
+            let read = format!("read {} {}", extent["start"], extent["length"]);
+            copy = copy.args(["-c", &read]);
+        }
+        copy.arg(&to).run();
+        Tool::new("qemu-img").args(["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", base, &to]).run();
+    }
+
+    /// What the chain that ends with an image restores is what the disk holds now.
+    fn restores(&self, image: &str) {
+        let restored = self.scratch.text("restored.img");
+        Tool::new("qemu-img")
+            .args(["convert", "-f", "qcow2", "-O", "raw", &self.scratch.text(image), &restored])
+            .run();
+        Tool::new("nbdcopy").args([&self.uri(), &self.scratch.text("now.img")]).run();
+        assert_same_file(&self.scratch.path("restored.img"), &self.scratch.path("now.img"));
+    }
+
+    fn bitmaps(&self) -> Vec<Value> {
+        let text = self.daemon.ctl(&["bitmap", "list", "vm", "-o", "json"]);
+        let value: Value = serde_json::from_str(&text).unwrap();
+        value["bitmaps"].as_array().expect("a list").clone()
+    }
+}
+
+fn start(scratch: &Scratch) -> Daemon {
+    let _ = std::fs::remove_file(scratch.path("nbd.sock"));
+    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    wait_until("the NBD socket", Duration::from_secs(20), || scratch.path("nbd.sock").exists());
+    daemon
+}
+
+/// Full and incremental backups restore the disk: over writes that come while a backup runs, a backup that fails, a restart and a
+/// crash of the daemon.
+#[test]
+fn full_and_incremental_backups_restore_the_disk() {
+    let mut stage = Stage::new();
+    stage.daemon.ctl(&["bitmap", "add", "vm", "daily"]);
+    stage.write_some();
+    stage.full("full.qcow2");
+    stage.write_some();
+
+    stage.daemon.ctl(&["bitmap", "rotate", "vm", "daily", "one"]);
+    stage.write_some();
+    stage.increment("one", "one.qcow2", "full.qcow2");
+    stage.daemon.ctl(&["bitmap", "remove", "vm", "one"]);
+
+    // The next backup fails, and what it was to save is not lost.
+    stage.daemon.ctl(&["bitmap", "rotate", "vm", "daily", "two"]);
+    stage.write_some();
+    stage.daemon.ctl(&["bitmap", "merge", "vm", "two", "daily"]);
+    let mut stage = stage.restart(|daemon| drop(daemon.stop()));
+    stage.write_some();
+    stage.daemon.ctl(&["bitmap", "rotate", "vm", "daily", "two"]);
+    stage.increment("two", "two.qcow2", "one.qcow2");
+    stage.restores("two.qcow2");
+    let copied: u64 = stage.map("two").iter().map(|(_, len)| len).sum();
+    assert!((MIB..DISK / 2).contains(&copied), "an increment is small: {copied} bytes");
+
+    // After a crash all counts as changed, and what was frozen before is what it was.
+    let frozen = stage.map("two");
+    stage.write_some();
+    let stage = stage.restart(|mut daemon| daemon.process.kill());
+    assert_eq!(stage.map("two"), frozen);
+    assert_eq!(stage.map("daily"), [(0, DISK)]);
+    let said = &stage.bitmaps()[0];
+    assert_eq!(said["everything_because"], "hob ended without closing the disk");
+    stage.daemon.ctl(&["bitmap", "rotate", "vm", "daily", "three"]);
+    stage.increment("three", "three.qcow2", "two.qcow2");
+    stage.restores("three.qcow2");
+    assert_eq!(stage.map("daily"), [], "and from here on increments are small again");
+    drop(stage.daemon.stop());
+}
+
+/// `nbdinfo` sees what was changed, to the granule, beside what is allocated.
+#[test]
+fn contexts_are_listed_and_say_what_was_changed() {
+    let stage = Stage::new();
+    let text = Tool::new("nbdinfo").args(["--json", &stage.uri()]).run();
+    assert!(!text.contains("qemu:"), "no bitmap yet: {text}");
+    stage.daemon.ctl(&["bitmap", "add", "vm", "coarse"]);
+    stage.daemon.ctl(&["bitmap", "add", "vm", "fine", "--granularity", "4K"]);
+    let text = Tool::new("nbdinfo").args(["--json", &stage.uri()]).run();
+    let info: Value = serde_json::from_str(&text).unwrap();
+    let contexts = &info["exports"][0]["contexts"];
+    let expected = ["base:allocation", "qemu:dirty-bitmap:coarse", "qemu:dirty-bitmap:fine"];
+    assert_eq!(contexts.as_array().unwrap(), &expected, "{text}");
+
+    let mut client = stage.client();
+    client.write(5 * GRANULE - 512, &[7; 1024]).unwrap();
+    client.trim(9 * GRANULE, GRANULE as u32).unwrap();
+    assert_eq!(stage.map("coarse"), [(4 * GRANULE, 2 * GRANULE), (9 * GRANULE, GRANULE)]);
+    assert_eq!(stage.map("fine"), [(5 * GRANULE - 4096, 8192), (9 * GRANULE, GRANULE)]);
+    Tool::new("nbdinfo").args(["--map", &stage.uri()]).run();
+
+    stage.daemon.ctl(&["bitmap", "clear", "vm", "coarse"]);
+    assert_eq!(stage.map("coarse"), []);
+    stage.daemon.ctl(&["bitmap", "remove", "vm", "coarse"]);
+    let gone = Tool::new("nbdinfo").args(["--map=qemu:dirty-bitmap:coarse", &stage.uri()]).run_failing();
+    assert!(gone.all().contains("qemu:dirty-bitmap:coarse"), "{}", gone.all());
+    drop(stage.daemon.stop());
+}
+
+/// What others do to a backing while hob does not serve it, and what is undone by command, are changes.
+#[test]
+fn what_hob_did_not_see_counts_as_changed() {
+    let stage = Stage::new();
+    stage.daemon.ctl(&["bitmap", "add", "vm", "b"]);
+    let stage = stage.restart(|daemon| drop(daemon.stop()));
+    assert_eq!(stage.map("b"), []);
+    let image = stage.scratch.path("disk.img");
+    let stage = stage.restart(|daemon| {
+        drop(daemon.stop());
+        std::os::unix::fs::FileExt::write_all_at(
+            &std::fs::File::options().write(true).open(&image).unwrap(),
+            b"somebody else",
+            MIB,
+        )
+        .unwrap();
+    });
+    assert_eq!(stage.map("b"), [(0, DISK)]);
+    stage.daemon.ctl(&["bitmap", "clear", "vm", "b"]);
+    stage.daemon.ctl(&["disk", "event", "vm", "snapshot-revert"]);
+    assert_eq!(stage.map("b"), [(0, DISK)]);
+    let said = stage.daemon.ctl(&["bitmap", "list", "vm"]);
+    assert!(said.contains("its backing was put back to a snapshot"), "{said}");
+    drop(stage.daemon.stop());
+}

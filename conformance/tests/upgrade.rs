@@ -1,0 +1,498 @@
+//! A daemon that becomes another program under load: nobody notices more than a pause. The other program is the same one here, or one that
+//! cannot start.
+//!
+//! These tests mount, and so need root and /dev/fuse.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use conformance::data::{assert_same, assert_same_file, noise_file};
+use conformance::guest::{SENTINEL, start_rounds};
+use conformance::hob::binary;
+use conformance::nbd_client::{Address, Client, request};
+use conformance::process::{Process, descendants};
+use conformance::scratch::{text, wait_until};
+use conformance::{Authority, Daemon, Loop, MIB, Scratch, Serve, Tool, Unmount};
+use rustix::process::Signal;
+
+const SIZE: u64 = 96 * MIB;
+
+/// How long an upgrade may take here, where everything is slow.
+const UPGRADE_MAX: Duration = Duration::from_secs(30);
+
+const ERROR_INVALID: u32 = 22;
+
+/// A daemon whose program can be replaced, with a disk `vm` that is the file `vm.img` too.
+struct Stage {
+    daemon: Daemon,
+    // Dropped after the daemon, and before the directory.
+    _unmount: Unmount,
+    scratch: Scratch,
+}
+
+impl Stage {
+    fn new(settings: &str, more: &str) -> Stage {
+        let scratch = Scratch::new();
+        noise_file(&scratch.path("disk.img"), SIZE, 7);
+        let unmount = Unmount::at(&scratch.path("vm.img"));
+        let at = |name: &str| scratch.text(name);
+        let config = format!(
+            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n{more}\n[control]\nlisten = [\"unix:{}\"]\n\
+             [[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsize = \"256M\"\nsegment_size = \"1M\"\n\
+             [[disk]]\nname = \"vm\"\nbacking = \"{}\"\nfuse = \"{}\"\n\
+             cache = {{ pool = \"p\", size = \"48M\", {settings} }}\n",
+            at("state"),
+            at("nbd.sock"),
+            at("ctl.sock"),
+            at("pool"),
+            at("disk.img"),
+            at("vm.img"),
+        );
+        fs::write(scratch.path("hob.toml"), config).unwrap();
+        install(&binary(), &scratch.path("hob"));
+        let daemon =
+            Daemon::start_program(&scratch.path("hob"), &scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        // It answers when its disks are there.
+        daemon.ctl(&["disk", "list"]);
+        Stage { daemon, _unmount: unmount, scratch }
+    }
+
+    fn connect(&self) -> Client {
+        Client::connect(&self.address(), "vm").unwrap()
+    }
+
+    fn address(&self) -> Address {
+        Address::Unix(self.scratch.path("nbd.sock"))
+    }
+
+    fn log(&self) -> String {
+        self.daemon.process.stderr()
+    }
+
+    fn count(&self, what: &str) -> usize {
+        self.log().matches(what).count()
+    }
+
+    /// Asks for an upgrade and waits until the daemon is ready again.
+    #[track_caller]
+    fn upgrade(&mut self) {
+        upgrade(&mut self.daemon.process);
+    }
+
+    /// Asks for one that must be refused; returns why it was.
+    #[track_caller]
+    fn refused(&mut self) -> String {
+        let before = self.count("not upgraded");
+        self.daemon.process.signal(Signal::HUP);
+        wait_until("the refusal", UPGRADE_MAX, || self.count("not upgraded") > before);
+        let log = self.log();
+        log.lines().rfind(|line| line.contains("not upgraded")).unwrap().to_owned()
+    }
+
+    fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.daemon.process.pid())).unwrap().count()
+    }
+}
+
+#[track_caller]
+fn upgrade(process: &mut Process) {
+    let done = |process: &Process| process.stderr().matches("the control API is at").count();
+    let before = done(process);
+    process.signal(Signal::HUP);
+    wait_until("the upgrade", UPGRADE_MAX, || {
+        assert!(process.poll().is_none(), "the daemon ended: {}", process.stderr());
+        assert!(!process.stderr().contains("not upgraded"), "{}", process.stderr());
+        done(process) > before
+    });
+}
+
+/// As a package does: beside it, then in its place.
+fn install(from: &Path, to: &Path) {
+    let new = to.with_extension("new");
+    fs::copy(from, &new).unwrap();
+    fs::rename(&new, to).unwrap();
+}
+
+fn fio(name: &str, seconds: u32, engine: &[String]) -> Process {
+    Tool::new("fio")
+        .args([format!("--name={name}"), format!("--runtime={seconds}")])
+        .args(["--rw=randwrite", "--bsrange=512-64k", "--blockalign=512", "--iodepth=16", "--time_based"])
+        .args(["--serialize_overlap=1", "--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64"])
+        .args(["--verify_state_save=0", "--output-format=terse"])
+        .args(engine)
+        .start()
+}
+
+#[track_caller]
+fn ended_well(mut fio: Process) {
+    let output = fio.finish(Duration::from_secs(120));
+    assert!(output.success(), "{:?}: {}", output.status, output.all());
+}
+
+/// Three upgrades under fio over NBD, whose client does not connect again, and a file system on a loop device on the disk's file.
+fn nothing_is_noticed(settings: &str) {
+    let mut stage = Stage::new(settings, "");
+    let uri = stage.address().uri("vm");
+    let half = format!("--size={}", SIZE / 3);
+    let nbd = fio("nbd", 12, &["--ioengine=nbd".into(), format!("--uri={uri}"), half.clone()]);
+    let file = stage.scratch.text("vm.img");
+    let direct = ["--ioengine=libaio".into(), "--direct=1".into(), format!("--filename={file}"), half];
+    let mut direct = direct.to_vec();
+    direct.push(format!("--offset={}", SIZE / 3));
+    let direct = fio("file", 12, &direct);
+    let before = stage.daemon.process.pid();
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(1500));
+        stage.upgrade();
+    }
+    ended_well(nbd);
+    ended_well(direct);
+    assert_eq!(stage.daemon.process.pid(), before);
+    assert!(!stage.log().contains("connect again"), "{}", stage.log());
+    // Both ways show the same, and so does the backing in the end.
+    let mut client = stage.connect();
+    let seen: Vec<u8> = (0..SIZE / MIB).flat_map(|at| client.read(at * MIB, MIB as u32).unwrap()).collect();
+    assert_same(&fs::read(&file).unwrap(), &seen, 0, "the file");
+    stage.upgrade();
+    assert_same(&client.read(MIB, MIB as u32).unwrap(), &seen[MIB as usize..2 * MIB as usize], MIB, "NBD");
+    assert_same(&fs::read(&file).unwrap(), &seen, 0, "the file");
+    stage.daemon.ctl(&["drain", "vm"]);
+    drop(client);
+    let Stage { daemon, _unmount, scratch } = stage;
+    daemon.stop();
+    assert_same(&fs::read(scratch.path("disk.img")).unwrap(), &seen, 0, "the backing");
+    for left in ["vm.img", "nbd.sock", "ctl.sock"] {
+        assert!(!scratch.path(left).exists(), "{left} outlived the daemon");
+    }
+}
+
+#[test]
+fn clients_under_load_notice_nothing_above_a_persistent_cache() {
+    nothing_is_noticed("mode = \"write-back\"");
+}
+
+#[test]
+fn clients_under_load_notice_nothing_above_a_volatile_cache() {
+    nothing_is_noticed("ram = \"8M\"");
+}
+
+/// A file system that is in use stays so, and what is opened keeps being what it was.
+#[test]
+fn a_file_system_on_a_loop_device_stays_mounted() {
+    let mut stage = Stage::new("persistent = true", "");
+    let device = Loop::on(&stage.scratch.path("vm.img"), true);
+    Tool::new("mkfs.ext4").args(["-q", "-F"]).arg(device.device()).run();
+    let at = stage.scratch.path("mnt");
+    let mounted = device.mount(&at, "discard");
+    let written = at.join("written");
+    let writer = fio(
+        "inside",
+        8,
+        &[
+            "--ioengine=psync".into(),
+            "--fsync=16".into(),
+            format!("--filename={}", written.display()),
+            "--size=16m".into(),
+        ],
+    );
+    let mut open = OpenOptions::new().write(true).create_new(true).open(at.join("log")).unwrap();
+    for round in 0..3 {
+        writeln!(open, "round {round}").unwrap();
+        open.sync_all().unwrap();
+        stage.upgrade();
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    ended_well(writer);
+    drop(open);
+    assert_eq!(fs::read_to_string(at.join("log")).unwrap(), "round 0\nround 1\nround 2\n");
+    mounted.unmount();
+    Tool::new("e2fsck").args(["-f", "-n", device.device()]).run();
+    drop(device);
+    stage.daemon.stop();
+}
+
+/// A guest on vhost-user-blk reconnects by itself.
+#[test]
+fn a_machine_comes_again_by_itself() {
+    let scratch = Scratch::new();
+    noise_file(&scratch.path("disk.img"), 192 * MIB, 1);
+    let mut hob = Serve::disk(&scratch.text("disk.img"))
+        .cached(&scratch.path("pool"), "64M", "4K")
+        .arg("--vhost-user", &scratch.text("vm.sock"))
+        .start(&scratch);
+    let machine = start_rounds(&scratch, &scratch.text("vm.sock"), 16, &[]);
+    let reached = |round: u32| {
+        let line = format!("GUEST-ROUND {round}\r\n");
+        wait_until(&line, Duration::from_secs(240), || machine.stdout().contains(&line));
+    };
+    for round in [3, 7, 11] {
+        reached(round);
+        upgrade(&mut hob.process);
+    }
+    wait_until("the end", Duration::from_secs(240), || machine.stdout().contains(SENTINEL));
+    let console = machine.stdout();
+    for bad in ["GUEST-WRITE-FAILED", "GUEST-READ-", "GUEST-HAS-ERRORS", "I/O error"] {
+        assert!(!console.contains(bad), "{bad}:\n{console}");
+    }
+    hob.stop();
+}
+
+/// A client in the middle of a request when the upgrade comes: it is given time for the rest, and the one that does not use it goes alone.
+#[test]
+fn a_request_that_is_half_there_is_waited_for_and_not_for_ever() {
+    let mut stage = Stage::new("persistent = true", "");
+    let (mut quick, mut stuck, mut idle) = (stage.connect(), stage.connect(), stage.connect());
+    let head = request(0, 1, 5, 4096, 8192);
+    quick.raw().write_all(&[&head[..], &[1; 4000]].concat()).unwrap();
+    stuck.raw().write_all(&[&head[..], &[2; 100]].concat()).unwrap();
+    // Part of a header is kept for the next program.
+    let read = request(0, 0, 6, 0, 512);
+    idle.raw().write_all(&read[..11]).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    let start = Instant::now();
+    stage.daemon.process.signal(Signal::HUP);
+    std::thread::sleep(Duration::from_millis(500));
+    quick.raw().write_all(&[1; 8192 - 4000]).unwrap();
+    assert_eq!(quick.receive().unwrap().error, 0);
+    wait_until("the upgrade", UPGRADE_MAX, || stage.count("goes on with") == 1);
+    assert!(start.elapsed() >= Duration::from_secs(2), "the stuck one was given time");
+    idle.raw().write_all(&read[11..]).unwrap();
+    assert_eq!(idle.receive().unwrap().error, 0);
+    let mut first = vec![0; 512];
+    idle.take(&mut first).unwrap();
+    assert_same(&first, &fs::read(stage.scratch.path("disk.img")).unwrap()[..512], 0, "the first sector");
+    assert_eq!(
+        quick.read(4096, 8192).unwrap(),
+        [1; 8192],
+        "what was written counts, and what was not does not"
+    );
+    let mut end = [0];
+    assert_eq!(stuck.raw().read(&mut end).unwrap_or(0), 0, "the stuck one is gone");
+    // What was agreed still is.
+    assert_eq!(quick.call(0, 0, SIZE, 512, &[]).unwrap(), ERROR_INVALID);
+    stage.daemon.stop();
+}
+
+/// Whatever comes in while one program ends and the next one starts waits for it.
+#[test]
+fn nobody_is_refused_meanwhile() {
+    let mut stage = Stage::new("persistent = true", "");
+    let (address, control) = (stage.address(), stage.scratch.path("ctl.sock"));
+    let done = stage.scratch.path("done");
+    let callers: Vec<_> = (0..2)
+        .map(|which| {
+            let (address, control, done) = (address.clone(), control.clone(), done.clone());
+            std::thread::spawn(move || {
+                let mut calls = 0;
+                while !done.exists() {
+                    if which == 0 {
+                        let mut client = Client::connect(&address, "vm").expect("a place");
+                        client.read(0, 4096).expect("a read");
+                    } else {
+                        UnixStream::connect(&control).expect("the control API listens");
+                    }
+                    calls += 1;
+                }
+                calls
+            })
+        })
+        .collect();
+    for _ in 0..3 {
+        stage.upgrade();
+    }
+    File::create(&done).unwrap();
+    for caller in callers {
+        assert!(caller.join().unwrap() > 10);
+    }
+    stage.daemon.stop();
+}
+
+/// Nothing is left open that is not wanted, and no child is left behind.
+#[test]
+fn descriptors_and_children_do_not_pile_up() {
+    let mut stage = Stage::new("persistent = true", "");
+    Tool::new("qemu-img").args(["create", "-f", "qcow2", &stage.scratch.text("q.qcow2"), "64M"]).run();
+    stage.daemon.ctl(&["disk", "add", "q", "--backing", &stage.scratch.text("q.qcow2")]);
+    let clients = [stage.connect(), stage.connect()];
+    stage.upgrade();
+    let count = |stage: &Stage| {
+        // What opens and closes now and then.
+        let mut least = usize::MAX;
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(20));
+            least = least.min(stage.descriptors());
+        }
+        (least, descendants(stage.daemon.process.pid()).len())
+    };
+    let before = count(&stage);
+    for _ in 0..5 {
+        stage.upgrade();
+    }
+    wait_until("the qcow2 disk", UPGRADE_MAX, || Client::connect(&stage.address(), "q").is_ok());
+    assert_eq!(count(&stage), before);
+    drop(clients);
+    stage.daemon.stop();
+}
+
+/// A program that cannot start, cannot take over, or does not answer is refused, and nobody notices that it was tried.
+#[test]
+fn a_program_that_cannot_go_on_is_refused_and_serving_goes_on() {
+    let mut stage = Stage::new("persistent = true", "");
+    let (program, config) = (stage.scratch.path("hob"), stage.scratch.path("hob.toml"));
+    let mut client = stage.connect();
+    let file = File::open(stage.scratch.path("vm.img")).unwrap();
+    let script = |text: &str| {
+        use std::os::unix::fs::PermissionsExt;
+        let path = program.with_extension("script");
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(&path, &program).unwrap();
+    };
+    let mut check = |stage: &mut Stage, wrong: &str| {
+        let said = stage.refused();
+        assert!(said.contains(wrong), "{said}");
+        assert_eq!(client.read(0, 4096).unwrap().len(), 4096);
+        assert_eq!(file.read_at(&mut [0; 4096], 0).unwrap(), 4096);
+        stage.daemon.ctl(&["disk", "list"]);
+    };
+    script("this is no program");
+    check(&mut stage, "cannot be started");
+    script("#!/bin/sh\necho hob: it misses a library >&2\nexit 1\n");
+    check(&mut stage, "could not start: it misses a library");
+    script("#!/bin/sh\necho can start, and takes over hand-overs of version 9\n");
+    check(&mut stage, "restart the daemon instead");
+    fs::remove_file(&program).unwrap();
+    check(&mut stage, "cannot be started");
+    install(&binary(), &program);
+    let good = fs::read_to_string(&config).unwrap();
+    fs::write(&config, format!("nonsense = 1\n{good}")).unwrap();
+    check(&mut stage, "could not start");
+    fs::write(&config, good).unwrap();
+    stage.upgrade_at_last();
+    stage.daemon.stop();
+}
+
+impl Stage {
+    /// After refusals.
+    #[track_caller]
+    fn upgrade_at_last(&mut self) {
+        self.daemon.process.signal(Signal::HUP);
+        wait_until("the upgrade", UPGRADE_MAX, || self.count("goes on with") == 1);
+        wait_until("the start", UPGRADE_MAX, || self.count("the control API is at") == 2);
+    }
+}
+
+/// Requests that a dead backing leaves unanswered are not lost to an upgrade: it is given up.
+#[test]
+fn while_a_backing_is_gone_there_is_no_upgrade() {
+    let mut stage = Stage::new("persistent = true", "");
+    let other = stage.scratch.path("other.img");
+    noise_file(&other, 16 * MIB, 3);
+    let socket = stage.scratch.text("backing.sock");
+    let backing = || {
+        let server = Tool::new("qemu-nbd")
+            .args(["--persistent", "--format=raw", "--export-name=d", "--socket", &socket])
+            .arg(&other)
+            .start();
+        wait_until("the backing", UPGRADE_MAX, || Path::new(&socket).exists());
+        server
+    };
+    let mut server = backing();
+    stage.daemon.ctl(&["disk", "add", "far", "--backing", &format!("nbd+unix:///d?socket={socket}")]);
+    let mut client = Client::connect(&stage.address(), "far").unwrap();
+    server.kill();
+    fs::remove_file(&socket).unwrap();
+    client.raw().write_all(&request(0, 0, 1, 0, 4096)).unwrap();
+    let mut near = stage.connect();
+    std::thread::sleep(Duration::from_millis(300));
+    let said = stage.refused();
+    assert!(said.contains("not answered within"), "{said}");
+    near.read(0, 4096).unwrap();
+    let _server = backing();
+    assert_eq!(client.receive().unwrap().error, 0);
+    stage.daemon.stop();
+}
+
+/// What the program before is said to have left cannot be understood: one line, and a usual start.
+#[test]
+fn a_record_that_makes_no_sense_is_ignored() {
+    let scratch = Scratch::new();
+    noise_file(&scratch.path("disk.img"), MIB, 1);
+    fs::write(scratch.path("noise"), "hob hand-over\r\n\0 and then something else").unwrap();
+    let (nbd, noise) = (scratch.text("nbd.sock"), scratch.text("noise"));
+    let serve = format!(
+        "HOB_HAND_OVER=$$ exec {} serve --disk {} --listen unix:{nbd} --control unix:{} < {noise}",
+        binary().display(),
+        scratch.text("disk.img"),
+        scratch.text("ctl.sock"),
+    );
+    let mut process = Process::start("hob serve", Command::new("sh").args(["-c", &serve])).unwrap();
+    wait_until("the socket", UPGRADE_MAX, || PathBuf::from(&nbd).exists());
+    Client::connect(&Address::Unix(nbd.clone().into()), "disk").unwrap().read(0, 4096).unwrap();
+    let log = process.stderr();
+    assert_eq!(log.matches("cannot be taken over").count(), 1, "{log}");
+    process.signal(Signal::TERM);
+    assert!(process.finish(UPGRADE_MAX).success());
+}
+
+/// Inside TLS nothing can be kept: such clients are told of the end, and come again, to a door that was never shut.
+#[test]
+fn clients_inside_tls_come_again() {
+    let scratch = Scratch::new();
+    noise_file(&scratch.path("disk.img"), 16 * MIB, 5);
+    let authority = Authority::new("conformance");
+    let (server, client) = (authority.server(scratch.dir()), authority.client(scratch.dir(), "host7"));
+    let mut hob = Serve::disk(&scratch.text("disk.img"))
+        .arg("--nbd-cert", &text(&server.cert))
+        .arg("--nbd-key", &text(&server.key))
+        .tcp()
+        .start(&scratch);
+    let Address::Tcp(port) = *hob.address() else { panic!("a TCP port") };
+    let uri = format!("nbds://127.0.0.1:{port}/disk?tls-certificates={}", text(&client.dir));
+    for _ in 0..2 {
+        let mut reader = Tool::new("nbdcopy").args(["--requests=1", "--queue-size=1", &uri, "null:"]).start();
+        upgrade(&mut hob.process);
+        // It may have been quicker; if not it has an error, and does not hang.
+        assert!(reader.wait(UPGRADE_MAX).is_some(), "a client inside TLS hangs");
+        let size = Tool::new("nbdinfo").args(["--size", &uri]).run();
+        assert_eq!(size.trim(), (16 * MIB).to_string());
+    }
+    hob.stop();
+}
+
+/// The end is asked for in the middle of it, and is an orderly one.
+#[test]
+fn an_end_that_is_asked_for_meanwhile_is_an_end() {
+    for pause in [0, 20, 40, 60, 100, 200] {
+        let mut stage = Stage::new("persistent = true", "");
+        let _client = stage.connect();
+        stage.daemon.process.signal(Signal::HUP);
+        std::thread::sleep(Duration::from_millis(pause));
+        stage.daemon.process.signal(Signal::TERM);
+        let output = stage.daemon.process.finish(UPGRADE_MAX);
+        assert!(output.status.is_some(), "it hangs: {}", output.stderr);
+        drop(stage);
+    }
+}
+
+/// The configuration is read anew: what is listened on is what it says now.
+#[test]
+fn an_upgrade_follows_the_configuration() {
+    let mut stage = Stage::new("persistent = true", "");
+    let config = stage.scratch.path("hob.toml");
+    let text = fs::read_to_string(&config).unwrap();
+    let (old, new) = (stage.scratch.path("nbd.sock"), stage.scratch.path("other.sock"));
+    let mut client = stage.connect();
+    fs::write(&config, text.replace("/nbd.sock", "/other.sock")).unwrap();
+    stage.upgrade();
+    assert!(!old.exists() && new.exists());
+    client.read(0, 4096).unwrap();
+    Client::connect(&Address::Unix(new), "vm").unwrap().read(0, 4096).unwrap();
+    assert_same_file(&stage.scratch.path("vm.img"), &stage.scratch.path("disk.img"));
+    stage.daemon.stop();
+}

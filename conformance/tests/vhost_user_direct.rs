@@ -1,0 +1,117 @@
+//! vhost-user-blk: hits are read straight into the guest's memory, and what the guest does to it meanwhile harms nobody.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use conformance::data::{Noise, noise_file};
+use conformance::vhost_driver::{DATA, DATA_BYTES, Driver, Kind, SLOTS, Sealing};
+use conformance::{Hob, MIB, Scratch, Serve};
+use vm_memory::{Bytes, GuestAddress};
+
+const SIZE: u64 = 16 * MIB;
+
+fn serve(scratch: &Scratch) -> Hob {
+    noise_file(&scratch.path("disk.img"), SIZE, 5);
+    Serve::disk(&scratch.text("disk.img"))
+        .cached(&scratch.path("pool"), "32M", "4K")
+        .arg("--vhost-user", &scratch.text("vm.sock"))
+        .start(scratch)
+}
+
+/// Reads the whole disk, and says whether all of it was right.
+fn is_right(driver: &mut Driver, scratch: &Scratch) -> bool {
+    let disk = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
+    let len = DATA_BYTES as usize;
+    (0..SIZE / DATA_BYTES).all(|at| {
+        let status = driver.run(Kind::Read, at * DATA_BYTES, DATA_BYTES as u32);
+        status == Some(0) && driver.data(0, len) == disk[at as usize * len..][..len]
+    })
+}
+
+/// Until all of it is in flash.
+fn warm(driver: &mut Driver, hob: &Hob, scratch: &Scratch) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let before = hob.stats().hits();
+        assert!(is_right(driver, scratch), "{}", hob.process.stderr());
+        if hob.stats().hits() - before == SIZE / DATA_BYTES {
+            return;
+        }
+        assert!(Instant::now() < deadline, "it does not get warm: {}", hob.stats().text());
+    }
+}
+
+#[test]
+fn a_guest_that_writes_over_what_is_read_harms_itself_alone() {
+    let scratch = Scratch::new();
+    let hob = serve(&scratch);
+    let mut driver = Driver::connect(&scratch.path("vm.sock")).expect("the server takes a machine");
+    warm(&mut driver, &hob, &scratch);
+    let before = hob.stats();
+    let (memory, is_over) = (driver.memory().clone(), AtomicBool::new(false));
+    let mut asked = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut dice = Noise::new(7);
+            while !is_over.load(Ordering::Relaxed) {
+                let at = DATA + dice.below(u64::from(SLOTS) * DATA_BYTES / 8) * 8;
+                memory.write_obj(dice.below(u64::MAX), GuestAddress(at)).expect("inside the memory");
+            }
+        });
+        let mut dice = Noise::new(8);
+        let end = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < end {
+            for slot in 0..32 {
+                let len = 4096 << dice.below(5);
+                driver.submit(slot, Kind::Read, dice.below(SIZE / len) * len, len as u32);
+            }
+            driver.kick();
+            asked += 32;
+            let mut answered = 0;
+            while answered < 32 {
+                match driver.reap() {
+                    Some((_, status)) => {
+                        assert_eq!(status, 0, "{}", hob.process.stderr());
+                        answered += 1;
+                    }
+                    None => assert!(driver.wait(Duration::from_secs(10)), "{}", hob.process.stderr()),
+                }
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let after = hob.stats();
+    let number = |name| after.number(name).unwrap_or(0.0) - before.number(name).unwrap_or(0.0);
+    assert_eq!((number("reads"), after.hits() - before.hits()), (f64::from(asked), asked as u64));
+    assert_eq!((number("checksum_mismatches"), number("flash_errors")), (0.0, 0.0), "{}", after.text());
+    assert!(is_right(&mut driver, &scratch), "{}", hob.process.stderr());
+    assert_eq!(hob.stats().misses(), after.misses(), "nothing was dropped");
+    hob.stop();
+}
+
+#[test]
+fn a_machine_that_takes_its_memory_away_while_it_is_read_into_harms_nobody_else() {
+    let scratch = Scratch::new();
+    let hob = serve(&scratch);
+    let mut driver = Driver::connect(&scratch.path("vm.sock")).expect("the server takes a machine");
+    warm(&mut driver, &hob, &scratch);
+    drop(driver);
+    let errors = |hob: &Hob| ["checksum_mismatches", "flash_errors"].map(|name| hob.stats().number(name));
+    let before = errors(&hob);
+    for round in 0..20 {
+        // What cannot be sealed can be cut off. We do not look at it ourselves after that.
+        let driver = Driver::prepared(&scratch.path("vm.sock"), Sealing::Impossible).expect("an answer");
+        let mut driver = driver.start().expect("the queue starts");
+        for slot in 0..SLOTS {
+            driver.submit(slot, Kind::Read, u64::from(slot) * DATA_BYTES, DATA_BYTES as u32);
+        }
+        driver.kick();
+        std::thread::sleep(Duration::from_micros(100 * round));
+        driver.cut_memory(DATA).expect("it can be cut off");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut driver = Driver::connect(&scratch.path("vm.sock")).expect("the server takes a machine");
+    assert!(is_right(&mut driver, &scratch), "{}", hob.process.stderr());
+    assert_eq!(errors(&hob), before, "{}", hob.stats().text());
+    hob.stop();
+}

@@ -1,0 +1,135 @@
+//! Dirty bitmaps: which granules of a disk were changed since each was made or cleared.
+//!
+//! A change is noted when it is answered, whatever the answer: a change that failed may have been done in part. So what was acknowledged
+//! is in every bitmap that was recording *then*, and a change under way while bitmaps are [rotated](BitmapChange::Rotate) is in
+//! the new one, whatever a reader of the old one gets to see of it. Where the disk reads differently for another reason, everything
+//! is noted: acknowledged writes that are given up (`structure.rs`), and what the owner knows of ([`BitmapChange::InsertAll`]).
+//!
+//! Bitmaps end with their disk: [`Event::Bitmaps`] has what they were, and their owner keeps them. One that ends without that, as
+//! the process was killed, is to begin again with everything in it.
+
+use super::Engine;
+use super::disk::Disk;
+use crate::command::{Bitmap, BitmapChange, CommandError, Event};
+use crate::granules::Granules;
+use crate::io::Request;
+use crate::units::{DiskId, Instant};
+
+impl Engine {
+    /// A disk's bitmaps, in the order in which they were made.
+    pub fn bitmaps(&self, disk: DiskId) -> &[Bitmap] {
+        let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
+        disk.and_then(|disk| disk.bitmaps.as_deref()).map_or(&[], Vec::as_slice)
+    }
+
+    /// Before bitmaps are handed out the backing is flushed, once: if what was written to it can get lost, the disk may read differently
+    /// later than its bitmaps say. True while that is under way.
+    pub(super) fn flushes_for_bitmaps(&mut self, now: Instant, id: DiskId) -> bool {
+        let disk = self.disk_mut(id);
+        if disk.bitmaps.is_none() || disk.backing_flushed >= disk.backing_writes {
+            return false;
+        }
+        if !std::mem::replace(&mut disk.flushed_for_bitmaps, true) && self.flush_backing(now, id) {
+            self.disk_mut(id).destager.begin_flush();
+            return true;
+        }
+        self.disk_mut(id).note_everything();
+        false
+    }
+
+    /// Says what a disk's bitmaps were, as it ends.
+    pub(super) fn hand_out_bitmaps(&mut self, id: DiskId) {
+        if let Some(bitmaps) = self.disk_mut(id).bitmaps.take() {
+            self.event_out.push_back(Event::Bitmaps { disk: id, bitmaps: *bitmaps });
+        }
+    }
+}
+
+impl Disk {
+    /// Notes a change that is being answered.
+    #[inline]
+    pub(super) fn note_change(&mut self, request: &Request) {
+        if let Some(bitmaps) = &mut self.bitmaps
+            && request.op.modifies()
+        {
+            let recording = bitmaps.iter_mut().filter(|bitmap| bitmap.is_recording);
+            recording.for_each(|bitmap| bitmap.granules.insert(request.offset, request.len));
+        }
+    }
+
+    /// The disk may read differently anywhere.
+    pub(super) fn note_everything(&mut self) {
+        let bitmaps = self.bitmaps.iter_mut().flat_map(|bitmaps| bitmaps.iter_mut());
+        bitmaps.filter(|bitmap| bitmap.is_recording).for_each(|bitmap| bitmap.granules.insert_all());
+    }
+
+    /// Carries out a change of its bitmaps.
+    pub(super) fn change_bitmaps(&mut self, change: BitmapChange) -> Result<(), CommandError> {
+        let size = self.config.size_bytes;
+        let bitmaps = self.bitmaps.get_or_insert_default();
+        let result = change_list(bitmaps, change, size);
+        if bitmaps.is_empty() {
+            self.bitmaps = None;
+        }
+        result
+    }
+}
+
+fn change_list(bitmaps: &mut Vec<Bitmap>, change: BitmapChange, size: u64) -> Result<(), CommandError> {
+    let find = |bitmaps: &[Bitmap], name: &str| bitmaps.iter().position(|bitmap| bitmap.name == name);
+    let there = |bitmaps: &[Bitmap], name: &str| find(bitmaps, name).ok_or(CommandError::NoSuchBitmap);
+    let recording = |bitmaps: &[Bitmap], name: &str| match there(bitmaps, name)? {
+        at if bitmaps[at].is_recording => Ok(at),
+        _ => Err(CommandError::BitmapFrozen),
+    };
+    match change {
+        BitmapChange::Add(bitmap) => {
+            if find(bitmaps, &bitmap.name).is_some() {
+                return Err(CommandError::BitmapExists);
+            }
+            if bitmap.granules.disk_bytes() != size {
+                return Err(CommandError::Unworkable);
+            }
+            bitmaps.push(*bitmap);
+        }
+        BitmapChange::Remove(name) => {
+            let at = there(bitmaps, &name)?;
+            bitmaps.remove(at);
+        }
+        BitmapChange::Clear(name) => {
+            let at = recording(bitmaps, &name)?;
+            bitmaps[at].granules.clear();
+        }
+        BitmapChange::Rotate { name, frozen } => {
+            if find(bitmaps, &frozen).is_some() {
+                return Err(CommandError::BitmapExists);
+            }
+            let at = recording(bitmaps, &name)?;
+            let granules = bitmaps[at].granules.clone();
+            bitmaps[at].granules.clear();
+            bitmaps.push(Bitmap { name: frozen, granules, is_recording: false });
+        }
+        BitmapChange::Merge { from, into } => {
+            let from = there(bitmaps, &from)?;
+            let into = recording(bitmaps, &into)?;
+            if from == into {
+                return Err(CommandError::BitmapExists);
+            }
+            let granules = bitmaps[from].granules.clone();
+            bitmaps[into].granules.insert_those_of(&granules);
+            bitmaps.remove(from);
+        }
+        BitmapChange::InsertAll(name) => {
+            let at = recording(bitmaps, &name)?;
+            bitmaps[at].granules.insert_all();
+        }
+    }
+    Ok(())
+}
+
+impl Bitmap {
+    /// One that records from now on.
+    pub fn recording(name: String, granules: Granules) -> Bitmap {
+        Bitmap { name, granules, is_recording: true }
+    }
+}

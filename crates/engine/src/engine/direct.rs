@@ -1,0 +1,85 @@
+//! Reads into the guest's own memory: what is likely a hit is read from flash to where it is wanted, without a copy.
+//!
+//! The guest, or whoever runs it, may write to that memory while flash is read into it, and may take it away. So nothing that comes of
+//! such a read says anything about flash: neither a wrong checksum nor an error makes a sector invalid, counts against a
+//! device, or calls dirty data lost; nor is a checksum learned from it that was not known. The read is declined instead; its front end asks again with a buffer of the daemon, and what is
+//! wrong is found then. Nothing but flash is read into a guest's memory, and nothing is taken from there: no fill, no
+//! memory tier.
+
+use super::{Engine, Owner, Pending};
+use crate::command::{Mode, Role};
+use crate::io::{IoError, Op, PayloadMemory, Request};
+use crate::units::{DiskId, Instant, SECTOR_BYTES};
+
+/// Does a request that says it comes with a guest's memory, or did, have a right to?
+pub(super) fn may_have(request: &Request) -> bool {
+    let is_whole = (request.offset | request.len).is_multiple_of(SECTOR_BYTES);
+    request.memory == PayloadMemory::Daemon || request.op == Op::Read && is_whole
+}
+
+impl Engine {
+    /// Would a read of these bytes, now, come from flash, so that a guest's memory is worth offering? Looks and changes nothing, and
+    /// asks nobody: a change that is under way can still prove it wrong. No where memory above the cache could serve the read, or
+    /// keep what it returns.
+    pub fn would_read_flash(&self, disk: DiskId, offset: u64, len: u64) -> bool {
+        let Some(disk) = self.disks.get(disk.0 as usize).and_then(Option::as_ref) else { return false };
+        let is_inside = offset.checked_add(len).is_some_and(|end| end <= disk.config.size_bytes);
+        let is_whole = (offset | len).is_multiple_of(SECTOR_BYTES);
+        let is_here = disk.ownership.role == Role::Here;
+        if !is_here || !is_inside || !is_whole || disk.memory.is_some() || disk.holds {
+            return false;
+        }
+        let Ok(cache) = disk.looked_up() else { return false };
+        let mut spans = cache.spans(offset / SECTOR_BYTES, (offset + len) / SECTOR_BYTES);
+        let is_valid = |sector, count| cache.index.count_valid(sector, count) == count;
+        cache.config.mode != Mode::PassThrough
+            && spans.all(|span| cache.find(span).is_some_and(|sector| is_valid(sector, span.count)))
+    }
+
+    /// Is the buffer of this request the guest's own memory?
+    #[inline]
+    pub(super) fn is_direct(&self, slot: u32) -> bool {
+        self.requests[slot].request.memory == PayloadMemory::Guest
+    }
+
+    /// Does an error of this I/O say nothing about its device?
+    #[inline]
+    pub(super) fn is_doubtful(&self, io: &Pending) -> bool {
+        matches!(io.owner, Owner::Request(slot) if self.is_direct(slot))
+    }
+
+    /// Part of such a read has come from flash, or has not.
+    pub(super) fn direct_read_done(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        io: &Pending,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) {
+        let disk = self.requests[slot].request.disk;
+        let index = &self.disk(disk).cache.as_ref().expect("changes wait for flash I/O").index;
+        let is_right = result.is_ok() && {
+            assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector read");
+            (io.sector..).zip(sums).all(|(sector, sum)| index.is_known_as(sector, *sum))
+        };
+        let active = &mut self.requests[slot];
+        active.failed |= !is_right;
+        match (active.pending, active.failed) {
+            (0, true) => self.decline(slot),
+            (0, false) => {
+                self.reply(now, slot, Ok(()));
+                self.finish(slot);
+            }
+            _ => {}
+        }
+    }
+
+    /// Gives a read back whose turn it is and that is not a hit, or was not: as if it had not begun, but that it has been counted.
+    pub(super) fn decline(&mut self, slot: u32) {
+        let request = self.requests[slot].request;
+        self.disk_mut(request.disk).histograms.go_back(request.op);
+        self.declined_out.push_back(request.id);
+        self.finish(slot);
+    }
+}

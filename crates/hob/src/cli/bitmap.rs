@@ -1,0 +1,119 @@
+//! `hob bitmap …`: which parts of a disk were changed since when.
+
+use clap::Subcommand;
+use hob_control::{Bitmap as Shown, BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, Size};
+
+use super::Global;
+use super::output::{numbers, print, table, word, words};
+use super::remote::{ask, converse, explain};
+
+/// Dirty bitmaps of a disk: what was changed since when, for incremental backups; see docs/BACKUP.md
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bitmap {
+    /// Note from now on what is changed. NBD clients find it as the metadata context qemu:dirty-bitmap:NAME
+    Add {
+        /// The disk
+        disk: String,
+        /// Name of the bitmap
+        name: String,
+        /// What is noted as one: a power of two from 4K to 64M [default: 64K, more on disks over 4 TiB]
+        #[arg(long, value_name = "SIZE")]
+        granularity: Option<Size>,
+    },
+    /// Forget a bitmap
+    Remove {
+        /// The disk
+        disk: String,
+        /// Name of the bitmap
+        name: String,
+    },
+    /// Forget what a bitmap has noted; it goes on
+    Clear {
+        /// The disk
+        disk: String,
+        /// Name of the bitmap
+        name: String,
+    },
+    /// Freeze what a bitmap has noted under another name, for a backup to read; the bitmap goes on, empty
+    Rotate {
+        /// The disk
+        disk: String,
+        /// Name of a bitmap that records
+        name: String,
+        /// Name of what it has noted until now, which stays as it is
+        frozen: String,
+    },
+    /// Put what a bitmap has noted into one that records, and forget it: when the backup that was to read it failed
+    Merge {
+        /// The disk
+        disk: String,
+        /// Name of the bitmap
+        name: String,
+        /// Name of the one that records
+        into: String,
+    },
+    /// List bitmaps
+    List {
+        /// Of this disk only
+        disk: Option<String>,
+    },
+}
+
+pub(super) fn run(command: Bitmap, global: &Global) -> anyhow::Result<()> {
+    let bitmaps = match command {
+        Bitmap::List { disk: None } => {
+            let all = converse(global, async |client| {
+                let mut all = Vec::new();
+                for disk in client.disks().await.map_err(explain)? {
+                    all.push(client.bitmaps(&disk.name).await.map_err(explain)?);
+                }
+                Ok(all)
+            })?;
+            return print(global.output, &all, |all| list(all));
+        }
+        Bitmap::List { disk: Some(disk) } => ask(global, async |client| client.bitmaps(&disk).await)?,
+        Bitmap::Add { disk, name, granularity } => {
+            let add = BitmapAdd { name, granularity };
+            ask(global, async |client| client.bitmap_add(&disk, &add).await)?
+        }
+        Bitmap::Remove { disk, name } => {
+            ask(global, async |client| client.bitmap_remove(&disk, &name).await)?
+        }
+        Bitmap::Clear { disk, name } => ask(global, async |client| client.bitmap_clear(&disk, &name).await)?,
+        Bitmap::Rotate { disk, name, frozen } => {
+            let rotate = BitmapRotate { frozen };
+            ask(global, async |client| client.bitmap_rotate(&disk, &name, &rotate).await)?
+        }
+        Bitmap::Merge { disk, name, into } => {
+            let merge = BitmapMerge { into };
+            ask(global, async |client| client.bitmap_merge(&disk, &name, &merge).await)?
+        }
+    };
+    print(global.output, &bitmaps, |bitmaps| list(std::slice::from_ref(bitmaps)))
+}
+
+fn list(all: &[Bitmaps]) -> String {
+    let columns = [
+        words("DISK"),
+        words("BITMAP"),
+        words("STATE"),
+        numbers("GRANULARITY"),
+        numbers("CHANGED"),
+        words("NOTE"),
+    ];
+    let size = |size: Option<Size>| size.map_or("-".to_owned(), Size::human);
+    let row = |disk: &str, bitmap: &Shown| {
+        let why = bitmap.everything_because.as_ref().map(|why| format!("all counts as changed: {why}"));
+        vec![
+            disk.to_owned(),
+            bitmap.name.clone(),
+            word(&bitmap.state),
+            size(bitmap.granularity),
+            size(bitmap.dirty),
+            why.unwrap_or_default(),
+        ]
+    };
+    let rows =
+        all.iter().flat_map(|Bitmaps { disk, bitmaps }| bitmaps.iter().map(move |bitmap| row(disk, bitmap)));
+    table(&columns, rows)
+}

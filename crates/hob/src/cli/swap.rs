@@ -1,0 +1,248 @@
+//! `hob swap …`: swap of this host on the flash of a pool.
+//!
+//! The daemon does it; these commands watch. Interrupted, they leave, and say that it goes on.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use hob_control::client::Client;
+use hob_control::{Size, Swap as Area, SwapChanged, SwapCreate, SwapPatch, SwapState};
+
+use super::Global;
+use super::output::{Format, numbers, print, table, with_notes, word, words};
+use super::pool::absolute;
+use super::remote::{ask, converse, explain};
+use crate::daemon::swap::turn_off_as_child;
+
+/// Pause between two questions.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+
+/// Without a terminal, a line is written that often at most.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Swap of this host on flash
+#[derive(Debug, Subcommand)]
+pub(crate) enum Swap {
+    /// Carve a swap area out of a pool and let the kernel swap to it
+    Create {
+        /// Its name [default: swap0, swap1, …]
+        name: Option<String>,
+        /// Its size, rounded up to whole segments of the pool
+        #[arg(long)]
+        size: Size,
+        /// The pool; needed only if there are several
+        #[arg(long)]
+        pool: Option<String>,
+        /// The device of the pool [default: the one with the most room]
+        #[arg(long)]
+        device: Option<String>,
+        /// 0 to 32767: areas and other swap of higher priority are filled first [default: after all that have one]
+        #[arg(long, value_name = "N")]
+        priority: Option<u16>,
+        /// Leave it off
+        #[arg(long)]
+        off: bool,
+        /// Do not wait until it is on
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Let the kernel swap to an area, now and from each start of the daemon on; stops its turning off
+    On {
+        /// The area
+        name: String,
+        /// Do not wait until it is on
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Bring back what is swapped out to an area, and swap to it no more; stops its turning on
+    Off {
+        /// The area
+        name: String,
+        /// Try it even if memory may not take what is swapped out; the kernel may end programs then
+        #[arg(long)]
+        force: bool,
+        /// Do not wait until it is off
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Give an area that is off back to its pool
+    Remove {
+        /// The area
+        name: String,
+    },
+    /// List all areas
+    List,
+}
+
+/// What the daemon's child runs: ends swapping to a device
+#[derive(Debug, Args)]
+pub(crate) struct SwapOff {
+    /// The device
+    device: PathBuf,
+}
+
+pub(super) fn run(command: Swap, global: &Global) -> anyhow::Result<()> {
+    match command {
+        Swap::List => {
+            let areas = ask(global, async |client| client.swaps().await)?;
+            print(global.output, &areas, |areas| list(areas))
+        }
+        Swap::Remove { name } => {
+            let changed = ask(global, async |client| client.swap_remove(&name).await)?;
+            print_change(global.output, &changed)
+        }
+        Swap::Create { name, size, pool, device, priority, off, no_wait } => {
+            let create = SwapCreate { name, size, pool, device: device.map(absolute), priority, off };
+            follow(global, no_wait, async |client| client.swap_create(&create).await.map_err(explain))
+        }
+        Swap::On { name, no_wait } => {
+            let patch = SwapPatch { on: true, force: false };
+            follow(global, no_wait, async |client| client.swap_set(&name, &patch).await.map_err(explain))
+        }
+        Swap::Off { name, force, no_wait } => {
+            let patch = SwapPatch { on: false, force };
+            follow(global, no_wait, async |client| client.swap_set(&name, &patch).await.map_err(explain))
+        }
+    }
+}
+
+/// Ends swapping to a device, in a process of its own.
+pub(super) fn run_off(args: &SwapOff) -> ! {
+    std::process::exit(turn_off_as_child(&args.device))
+}
+
+/// Begins a change and watches it to its end.
+fn follow(
+    global: &Global,
+    no_wait: bool,
+    begin: impl AsyncFnOnce(&Client) -> anyhow::Result<SwapChanged>,
+) -> anyhow::Result<()> {
+    let changed = converse(global, async |client| {
+        let mut changed = begin(&client).await?;
+        if !no_wait && !watch(&client, &mut changed).await? {
+            std::process::exit(130);
+        }
+        Ok(changed)
+    })?;
+    print_change(global.output, &changed)
+}
+
+/// Waits until an area is what it is to be; false if the user did not want to wait.
+async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<bool> {
+    let mut progress = Progress::new();
+    let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
+    loop {
+        let Some(area) = &mut changed.swap else { return Ok(true) };
+        if !area.state.is_passing() {
+            progress.end();
+            return match (progress.wanted, &area.reason) {
+                (Some(wanted), why) if area.state != wanted => {
+                    let why = why.as_deref().unwrap_or("that was stopped");
+                    Err(anyhow::anyhow!("{} is {}: {why}", area.name, word(&area.state)))
+                }
+                _ => Ok(true),
+            };
+        }
+        progress.show(area);
+        tokio::select! {
+            () = tokio::time::sleep(ASK_EVERY) => {}
+            _ = interrupt.recv() => {
+                progress.end();
+                let (now, other) = if area.state == SwapState::Preparing { ("on", "off") } else { ("off", "on") };
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "{name} goes on being turned {now}; 'hob swap list' shows it, 'hob swap {other} {name}' stops it",
+                    name = area.name
+                );
+                return Ok(false);
+            }
+        }
+        *area = client.swap(&area.name).await.map_err(explain)?;
+    }
+}
+
+/// One line on a terminal, lines elsewhere; on stderr, so that stdout is the answer.
+struct Progress {
+    on_terminal: bool,
+    last_line: Option<std::time::Instant>,
+    shown: bool,
+    /// What it is to be in the end, if there was anything to wait for.
+    wanted: Option<SwapState>,
+}
+
+impl Progress {
+    fn new() -> Progress {
+        Progress { on_terminal: std::io::stderr().is_terminal(), last_line: None, shown: false, wanted: None }
+    }
+
+    fn show(&mut self, area: &Area) {
+        let is_coming = area.state == SwapState::Preparing;
+        self.wanted.get_or_insert(if is_coming { SwapState::On } else { SwapState::Off });
+        let left = area.left.unwrap_or_default().human();
+        let sentence = match is_coming {
+            true => format!("{}: {left} of {} are still to be written", area.name, area.size.human()),
+            false => format!("{}: {left} are still to be brought back", area.name),
+        };
+        let mut stderr = std::io::stderr();
+        // Nobody is left to be told when stderr is closed.
+        if self.on_terminal {
+            let _ = write!(stderr, "\r\x1b[2K{sentence}");
+            self.shown = true;
+        } else if self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
+            let _ = writeln!(stderr, "{sentence}");
+            self.last_line = Some(std::time::Instant::now());
+        }
+        let _ = stderr.flush();
+    }
+
+    fn end(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let _ = writeln!(std::io::stderr());
+        }
+    }
+}
+
+fn print_change(format: Format, changed: &SwapChanged) -> anyhow::Result<()> {
+    print(format, changed, |changed| {
+        let text = changed
+            .swap
+            .as_ref()
+            .map_or_else(|| "removed".to_owned(), |area| list(std::slice::from_ref(area)));
+        with_notes(text, &changed.notes)
+    })
+}
+
+fn list(areas: &[Area]) -> String {
+    let columns = [
+        words("SWAP"),
+        words("STATE"),
+        numbers("SIZE"),
+        numbers("USED"),
+        numbers("LEFT"),
+        numbers("PRIORITY"),
+        words("AT START"),
+        words("POOL"),
+        words("DEVICE"),
+        words("LOOP DEVICE"),
+        words("REASON"),
+    ];
+    let row = |area: &Area| {
+        let dash = || "-".to_owned();
+        vec![
+            area.name.clone(),
+            word(&area.state),
+            area.size.human(),
+            area.used.human(),
+            area.left.map_or_else(dash, Size::human),
+            area.priority.map_or_else(dash, |priority| priority.to_string()),
+            if area.at_start { "on" } else { "off" }.to_owned(),
+            area.pool.clone(),
+            area.device.clone(),
+            area.loop_device.clone().unwrap_or_else(dash),
+            area.reason.clone().unwrap_or_default(),
+        ]
+    };
+    table(&columns, areas.iter().map(row))
+}

@@ -1,0 +1,75 @@
+//! Swap of the host on flash.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use hob_control::{Problem, Swap, SwapChanged, SwapCreate, SwapPatch};
+
+use super::extract::{Answer, Body};
+use crate::daemon::manager::Manager;
+
+type App = State<Arc<Manager>>;
+
+/// All swap areas, and what the kernel says of them.
+#[utoipa::path(
+    get,
+    path = "/v1/swap",
+    operation_id = "swaps",
+    responses((status = 200, body = Vec<Swap>), (status = "5XX", body = Problem))
+)]
+pub(super) async fn swaps(State(manager): App) -> Answer<Vec<Swap>> {
+    manager.swaps().await.into()
+}
+
+/// Carves a swap area out of a pool and turns it on. That goes on after the answer if it takes long.
+#[utoipa::path(
+    post,
+    path = "/v1/swap",
+    operation_id = "swap_create",
+    request_body = SwapCreate,
+    responses((status = 200, body = SwapChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn create(State(manager): App, Body(create): Body<SwapCreate>) -> Answer<SwapChanged> {
+    manager.swap_create(create).await.into()
+}
+
+/// One swap area.
+#[utoipa::path(
+    get,
+    path = "/v1/swap/{swap}",
+    operation_id = "swap",
+    params(("swap" = String, Path, description = "Its name")),
+    responses((status = 200, body = Swap), (status = 404, body = Problem))
+)]
+pub(super) async fn swap(State(manager): App, Path(swap): Path<String>) -> Answer<Swap> {
+    manager.swap(&swap).await.into()
+}
+
+/// Turns a swap area on or off, which goes on after the answer if it takes long; or stops the opposite that is under way.
+#[utoipa::path(
+    patch,
+    path = "/v1/swap/{swap}",
+    operation_id = "swap_set",
+    params(("swap" = String, Path, description = "Its name")),
+    request_body = SwapPatch,
+    responses((status = 200, body = SwapChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn set(
+    State(manager): App,
+    Path(swap): Path<String>,
+    Body(patch): Body<SwapPatch>,
+) -> Answer<SwapChanged> {
+    manager.swap_set(swap, patch).await.into()
+}
+
+/// Gives a swap area that is off back to its pool.
+#[utoipa::path(
+    delete,
+    path = "/v1/swap/{swap}",
+    operation_id = "swap_remove",
+    params(("swap" = String, Path, description = "Its name")),
+    responses((status = 200, body = SwapChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn remove(State(manager): App, Path(swap): Path<String>) -> Answer<SwapChanged> {
+    manager.swap_remove(swap).await.into()
+}

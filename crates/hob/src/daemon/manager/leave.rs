@@ -1,0 +1,146 @@
+//! Ending so that the next program can go on, and going on where the program before has ended.
+//!
+//! From the moment at which the end is certain nothing is changed any more. Mounted files stay as they are; the next manager
+//! takes each when its disk is online, if it is still to be the same file, and takes away those that nobody wants.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use hob_engine::units::DiskId;
+use hob_frontends::fuse::Attributes;
+
+use super::flash::blocking;
+use super::refusal::Refusal;
+use super::{Inner, Life, Manager};
+use crate::daemon::mount::Mount;
+
+/// How the end goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// What is dirty stays in the caches that keep it.
+    Plain,
+    /// What is dirty goes to the backings first, as far as they take it.
+    Drain,
+    /// Another program goes on at once.
+    HandOver,
+}
+
+/// A mounted file that the program before has left.
+#[derive(Debug)]
+pub(crate) struct LeftFile {
+    /// Where it is mounted.
+    pub(crate) path: PathBuf,
+    /// /dev/fuse. It is closed before the mount is dropped: then nobody waits for answers any more.
+    pub(crate) device: OwnedFd,
+    /// The mount. Dropping it takes it away.
+    pub(crate) mount: Mount,
+    /// As programs see it.
+    pub(crate) attributes: Attributes,
+    /// Changes are refused.
+    pub(crate) read_only: bool,
+}
+
+impl Manager {
+    /// Lets nothing be changed from now on. Refused while something is.
+    pub(crate) fn begin_leaving(&self) -> Result<(), Refusal> {
+        let mut inner = self.inner();
+        // One that is offline is only tried again and again.
+        let online = inner.disks.iter().filter(|(_, disk)| !matches!(disk.life, Life::Offline(_)));
+        let disks = online.filter_map(|(name, disk)| Some((name, disk.busy?)));
+        let pools = inner.pools.iter().filter_map(|(name, pool)| Some((name, pool.busy?)));
+        if let Some((name, doing)) = disks.chain(pools).next() {
+            return Err(
+                Refusal::conflict(format!("{name} is being {doing}")).hint("try again when that is done")
+            );
+        }
+        inner.leaving = true;
+        Ok(())
+    }
+
+    /// Stays after all.
+    pub(crate) fn stay(&self) {
+        self.inner().leaving = false;
+    }
+
+    /// Lets go of all mounts and leaves them as they are: of which disk, where, and whether the file below was made for it.
+    pub(crate) fn leave_mounts(&self) -> Vec<(DiskId, String, PathBuf, bool)> {
+        let mut inner = self.inner();
+        let mounted =
+            inner.disks.iter_mut().filter_map(|(name, disk)| Some((disk.id, name, disk.mount.take()?)));
+        let leave = |(id, name, mount): (DiskId, &String, Mount)| {
+            let (path, made) = mount.leave();
+            (id, name.clone(), path, made)
+        };
+        mounted.map(leave).collect()
+    }
+
+    /// Takes over what the program before has left, before anything is started.
+    pub(crate) fn inherit_files(&self, files: impl IntoIterator<Item = (String, LeftFile)>) {
+        self.left_files().extend(files);
+    }
+
+    fn left_files(&self) -> MutexGuard<'_, BTreeMap<String, LeftFile>> {
+        self.left_files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Files that were left and whose disks have not come since, for the next program.
+    pub(crate) fn leave_left_files(&self) -> Vec<(String, LeftFile)> {
+        std::mem::take(&mut *self.left_files()).into_iter().collect()
+    }
+
+    /// Was a disk's file left mounted?
+    pub(super) fn has_left_file(&self, disk: &str, path: &str) -> bool {
+        self.left_files().get(disk).is_some_and(|file| file.path == Path::new(path))
+    }
+
+    /// A disk's file, if it was left and can stay as it is. If not, it is taken away.
+    pub(super) async fn take_left_file(
+        &self,
+        disk: &str,
+        path: &str,
+        size: u64,
+        read_only: bool,
+    ) -> Result<Option<LeftFile>, Refusal> {
+        let Some(file) = self.left_files().remove(disk) else { return Ok(None) };
+        if file.path == Path::new(path) && file.attributes.size == size && file.read_only == read_only {
+            return Ok(Some(file));
+        }
+        tracing::warn!(
+            "{disk} is not the file any more that it was; whoever has that open gets errors from now on"
+        );
+        blocking(move || drop(file)).await?;
+        Ok(None)
+    }
+
+    /// Takes away files of disks that there are not any more.
+    pub(crate) async fn drop_unwanted_files(self: &Arc<Self>) {
+        let known: BTreeSet<String> = {
+            let inner = self.inner();
+            let files = inner.disks.values().filter(|disk| disk.wanted.fuse.is_some());
+            files.map(|disk| disk.wanted.name.clone()).collect()
+        };
+        let unwanted = {
+            let mut files = self.left_files();
+            let (wanted, unwanted): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                std::mem::take(&mut *files).into_iter().partition(|(disk, _)| known.contains(disk));
+            *files = wanted;
+            unwanted
+        };
+        for (disk, file) in unwanted {
+            tracing::warn!("{disk} is not the file {} any more", file.path.display());
+            drop(file);
+        }
+    }
+}
+
+impl Inner {
+    /// May something be changed?
+    pub(super) fn check_stays(&self) -> Result<(), Refusal> {
+        match self.leaving {
+            false => Ok(()),
+            true => Err(Refusal::conflict("hob is being upgraded").hint("try again in a moment")),
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Swap areas on and off: work that takes long, is shown, and can be stopped.
+//!
+//! One piece of work for one area at a time. Who asks waits for it a moment; then it goes on by itself, and the area shows how far it is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hob_control::{DeviceState, Size, SwapChanged, SwapPatch};
+use hob_storage::pool::Uuid;
+use hob_storage::ring::FdClass;
+use tokio::sync::watch;
+
+use super::super::Manager;
+use super::super::flash;
+use super::super::refusal::Refusal;
+use super::{IN_PARTS, Place, SwapEntry, refuse};
+use crate::daemon::hardware::FlashDevice;
+use crate::daemon::swap::{Active, Area, Memory, Spot, SwapError};
+
+/// How long who asked for work waits for its end.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// How long who stops work waits for its end.
+const STOP_MAX: Duration = Duration::from_secs(8);
+
+/// Part of all memory that is kept free when swap is turned off: what the kernel keeps for itself, about.
+const MEMORY_KEPT: u64 = 50;
+
+/// What is being done to an area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Doing {
+    TurningOn,
+    TurningOff,
+}
+
+/// A piece of work.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) doing: Doing,
+    done_bytes: AtomicU64,
+    stop: AtomicBool,
+    outcome: watch::Sender<Option<Result<(), Refusal>>>,
+}
+
+impl Work {
+    fn new(doing: Doing) -> Arc<Work> {
+        Arc::new(Work {
+            doing,
+            done_bytes: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            outcome: watch::Sender::new(None),
+        })
+    }
+
+    /// Bytes that are left of so many.
+    pub(super) fn left(&self, all: u64) -> u64 {
+        all.saturating_sub(self.done_bytes.load(Ordering::Relaxed))
+    }
+
+    /// What became of it, if it ends in time.
+    async fn wait(&self, patience: Duration) -> Option<Result<(), Refusal>> {
+        let mut outcome = self.outcome.subscribe();
+        let ended = outcome.wait_for(Option::is_some);
+        tokio::time::timeout(patience, ended).await.ok()?.ok()?.clone()
+    }
+}
+
+impl Manager {
+    /// Turns an area on or off, from now on.
+    pub(crate) async fn swap_set(
+        self: &Arc<Self>,
+        name: String,
+        patch: SwapPatch,
+    ) -> Result<SwapChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move {
+            let note = match patch.on {
+                true => manager.begin_on(&name).await?,
+                false => manager.begin_off(&name, patch.force).await?,
+            };
+            manager.swap_changed(&name, note.into_iter().map(str::to_owned).collect()).await
+        })
+        .await
+    }
+
+    /// Begins to turn an area on, and waits for that a moment; stops its turning off. Says what there was to be said about it.
+    pub(super) async fn begin_on(self: &Arc<Self>, name: &str) -> Result<Option<&'static str>, Refusal> {
+        let (work, is_new, place) = {
+            let mut inner = self.inner();
+            let entry = inner.swap_mut(name)?;
+            let place = entry.usable_place(name)?;
+            match &entry.work {
+                Some(work) => (work.clone(), false, place),
+                None => (entry.work.insert(Work::new(Doing::TurningOn)).clone(), true, place),
+            }
+        };
+        if is_new {
+            let (manager, name, mine) = (self.clone(), name.to_owned(), work.clone());
+            tokio::spawn(async move {
+                let result = manager.turn_on(&name, &place, &mine).await;
+                manager.end_work(&name, &mine, result, true).await;
+            });
+        } else if work.doing == Doing::TurningOff {
+            work.stop.store(true, Ordering::Relaxed);
+            return match work.wait(STOP_MAX).await {
+                Some(Ok(())) => Err(Refusal::conflict(format!("{name} was turned off already"))
+                    .hint("ask once more to turn it on again")),
+                Some(Err(_)) => {
+                    self.want_swap(name, true).await?;
+                    Ok(Some("it was being turned off; that was stopped"))
+                }
+                None => Err(Refusal::busy("its turning off does not stop yet").hint("look again later")),
+            };
+        }
+        work.wait(WAIT_MAX).await.transpose()?;
+        Ok(None)
+    }
+
+    async fn turn_on(&self, name: &str, place: &Place, work: &Arc<Work>) -> Result<(), Refusal> {
+        let device = self.swap_device(name, place).await?;
+        let (owner, priority) = {
+            let inner = self.inner();
+            let wanted = &inner.swap(name)?.wanted;
+            (wanted.owner, wanted.priority)
+        };
+        let (kernel, spot, work, label) =
+            (self.swap_kernel.clone(), place.spot, work.clone(), name.to_owned());
+        let turn_on = move || {
+            // A daemon before this one may have turned it on.
+            if kernel.look(spot)?.is_some() {
+                return Ok(None);
+            }
+            kernel.check_ground(&device.file)?;
+            let area = Area { range: spot.range, uuid: Uuid(owner.0.to_le_bytes()), label: &label };
+            kernel.prepare(&device.file, &area, &mut |done| {
+                work.done_bytes.store(done, Ordering::Relaxed);
+                !work.stop.load(Ordering::Relaxed)
+            })?;
+            work.done_bytes.store(spot.range.bytes, Ordering::Relaxed);
+            match work.stop.load(Ordering::Relaxed) {
+                true => Err(SwapError::Stopped),
+                false => kernel.turn_on(&device.file, spot.range, priority).map(Some),
+            }
+        };
+        match flash::blocking(turn_on).await?.map_err(|error| refuse(name, &error))? {
+            Some(path) => tracing::info!("the kernel swaps to {name}, through {}", path.display()),
+            None => tracing::info!("the kernel swaps to {name} already"),
+        }
+        Ok(())
+    }
+
+    /// The device of an area, if it may be swapped to now.
+    async fn swap_device(&self, name: &str, place: &Place) -> Result<FlashDevice, Refusal> {
+        let flash = {
+            let inner = self.inner();
+            let wanted = &inner.swap(name)?.wanted;
+            let entry = inner.pool(&wanted.pool)?;
+            let device = entry.devices.iter().find(|device| device.path == wanted.device);
+            if let Some(device) = device.filter(|device| device.state == DeviceState::Fenced) {
+                return Err(Refusal::conflict(format!("{} is fenced", device.path.display()))
+                    .hint(format!("remove {name} with 'hob swap remove {name}', and then the device")));
+            }
+            entry.flash.clone()
+        };
+        let device = flash.file(place.device).await?;
+        if device.class == FdClass::Volatile {
+            return Err(Refusal::conflict(format!("the device of {name} forgets what is not flushed")));
+        }
+        Ok(device)
+    }
+
+    /// Begins to turn an area off, and waits for that a moment; stops its turning on. Says what there was to be said about it.
+    async fn begin_off(self: &Arc<Self>, name: &str, force: bool) -> Result<Option<&'static str>, Refusal> {
+        let (busy, spot) = {
+            let inner = self.inner();
+            let entry = inner.swap(name)?;
+            (entry.work.clone(), entry.place.as_ref().map(|place| place.spot))
+        };
+        if let Some(work) = busy {
+            if work.doing == Doing::TurningOff {
+                return Ok(Some("it is being turned off already"));
+            }
+            work.stop.store(true, Ordering::Relaxed);
+            match work.wait(STOP_MAX).await {
+                Some(Ok(())) => {}
+                Some(Err(_)) => {
+                    self.want_swap(name, false).await?;
+                    return Ok(Some("it was being turned on; that was stopped"));
+                }
+                None => {
+                    return Err(Refusal::busy("its turning on does not stop yet").hint("look again later"));
+                }
+            }
+        }
+        let active = match spot {
+            Some(spot) => self.look_at_swap(spot).await?.map(|active| (spot, active)),
+            None => None,
+        };
+        let Some((spot, active)) = active else {
+            self.want_swap(name, false).await?;
+            return Ok(Some("it was off already"));
+        };
+        if !force {
+            self.check_memory_for(name, spot, &active).await?;
+        }
+        let work = {
+            let mut inner = self.inner();
+            let entry = inner.swap_mut(name)?;
+            entry.check_idle(name)?;
+            entry.work.insert(Work::new(Doing::TurningOff)).clone()
+        };
+        tracing::info!("{name} is being turned off, {} are swapped out to it", Size(active.used).human());
+        let (manager, of, mine) = (self.clone(), name.to_owned(), work.clone());
+        tokio::spawn(async move {
+            let result = manager.turn_off(&of, spot, active, &mine).await;
+            manager.end_work(&of, &mine, result, false).await;
+        });
+        work.wait(WAIT_MAX).await.transpose()?;
+        Ok(None)
+    }
+
+    async fn turn_off(
+        &self,
+        name: &str,
+        spot: Spot,
+        active: Active,
+        work: &Arc<Work>,
+    ) -> Result<(), Refusal> {
+        let (kernel, mine) = (self.swap_kernel.clone(), work.clone());
+        let ended = flash::blocking(move || kernel.turn_off(&active.path, &mine.stop)).await?;
+        // What counts is how things are, whatever was said.
+        match (self.look_at_swap(spot).await?, ended) {
+            (None, _) => {
+                tracing::info!("the kernel does not swap to {name} any more");
+                Ok(())
+            }
+            (Some(_), Err(error)) => Err(refuse(name, &error)),
+            (Some(_), Ok(())) => Err(Refusal::failed(format!("the kernel swaps to {name} all the same"))),
+        }
+    }
+
+    /// Is there room for what is swapped out to an area?
+    async fn check_memory_for(&self, name: &str, spot: Spot, active: &Active) -> Result<(), Refusal> {
+        let kernel = self.swap_kernel.clone();
+        let memory = flash::blocking(move || kernel.memory()).await?;
+        let memory = memory
+            .map_err(|error| Refusal::failed(format!("cannot see how much memory there is: {error}")))?;
+        let room = room_without(&memory, spot.range.bytes, active.used);
+        if active.used <= room {
+            return Ok(());
+        }
+        Err(Refusal::conflict(format!(
+            "{} are swapped out to {name}, and there is room for {} in memory and in other swap",
+            Size(active.used).human(),
+            Size(room).human()
+        ))
+        .hint("free memory first, or say --force and risk that the kernel ends programs"))
+    }
+
+    /// Ends a piece of work.
+    async fn end_work(self: &Arc<Self>, name: &str, work: &Arc<Work>, result: Result<(), Refusal>, on: bool) {
+        {
+            let mut inner = self.inner();
+            if let Ok(entry) = inner.swap_mut(name) {
+                entry.work = None;
+                let is_stopped = work.stop.load(Ordering::Relaxed);
+                let why = result.as_ref().err().filter(|_| !is_stopped);
+                entry.failed = why.map(|refusal| (work.doing, refusal.problem.error.clone()));
+            }
+        }
+        let saved = match &result {
+            Ok(()) => self.want_swap(name, on).await,
+            Err(_) => Ok(()),
+        };
+        let outcome = result.and(saved);
+        if let Err(refusal) = &outcome {
+            tracing::warn!("{refusal}");
+        }
+        work.outcome.send_replace(Some(outcome));
+    }
+
+    /// Keeps whether an area is turned on at the start.
+    async fn want_swap(self: &Arc<Self>, name: &str, on: bool) -> Result<(), Refusal> {
+        {
+            let mut inner = self.inner();
+            let entry = inner.swap_mut(name)?;
+            entry.failed = None;
+            if std::mem::replace(&mut entry.wanted.on, on) == on {
+                return Ok(());
+            }
+        }
+        self.save().await
+    }
+}
+
+impl SwapEntry {
+    /// Where the area is, if it can be turned on.
+    fn usable_place(&self, name: &str) -> Result<Place, Refusal> {
+        match &self.place {
+            Some(place) if place.whole => Ok(place.clone()),
+            Some(_) => Err(Refusal::conflict(format!("{name} cannot be used: {IN_PARTS}"))),
+            None => Err(Refusal::conflict(format!(
+                "{name} is unavailable: {} is not there, or no longer has it",
+                self.wanted.device.display()
+            ))
+            .hint(format!("'hob pool show {}' says how its devices are", self.wanted.pool))),
+        }
+    }
+}
+
+/// Bytes that can come back from an area without that the host gets into trouble.
+fn room_without(memory: &Memory, area_bytes: u64, used: u64) -> u64 {
+    let in_memory = memory.available.saturating_sub(memory.total / MEMORY_KEPT);
+    let in_other_swap = memory.swap_free.saturating_sub(area_bytes.saturating_sub(used));
+    in_memory.saturating_add(in_other_swap)
+}

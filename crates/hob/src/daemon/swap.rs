@@ -1,0 +1,149 @@
+//! The kernel's part of swap: what the manager asks of it, and the real one.
+//!
+//! All of it may wait, and is called on threads that may. Turning off is done by a child of this process: it can be stopped by ending the child,
+//! and when memory runs out meanwhile the kernel ends whoever turns swap off before all others, which must not be the daemon.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hob_storage::pool::Uuid;
+use hob_storage::swap;
+pub(crate) use hob_storage::swap::{
+    Active, BYTES_MAX, BYTES_MIN, FileId, Memory, PRIORITY_MAX, Range, SwapError, loops_over,
+};
+
+/// The command that the child runs; see `cli/swap.rs`.
+pub(crate) const OFF_COMMAND: &str = "swap-off";
+
+/// Pause between two looks whether the child has ended or is to be stopped.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Where an area is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    /// The device.
+    pub(crate) file: FileId,
+    /// What of it.
+    pub(crate) range: Range,
+}
+
+/// What can be done with swap.
+pub(crate) trait SwapKernel: Send + Sync + fmt::Debug {
+    /// May this process turn swap on and off?
+    fn check_able(&self) -> Result<(), SwapError>;
+
+    /// May be swapped to that device?
+    fn check_ground(&self, device: &OwnedFd) -> Result<(), SwapError>;
+
+    /// Is it on?
+    fn look(&self, spot: Spot) -> Result<Option<Active>, SwapError>;
+
+    /// Makes an area ready, unless it is. `goes_on` is told the bytes done, and says whether to go on.
+    fn prepare(
+        &self,
+        device: &OwnedFd,
+        area: &Area<'_>,
+        goes_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<(), SwapError>;
+
+    /// Turns it on.
+    fn turn_on(&self, device: &OwnedFd, range: Range, priority: Option<u16>) -> Result<PathBuf, SwapError>;
+
+    /// Turns it off, which takes as long as it takes, or until `stop` is set.
+    fn turn_off(&self, path: &Path, stop: &AtomicBool) -> Result<(), SwapError>;
+
+    /// How much memory there is.
+    fn memory(&self) -> std::io::Result<Memory>;
+}
+
+/// An area that is to be made ready.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Area<'a> {
+    pub(crate) range: Range,
+    pub(crate) uuid: Uuid,
+    pub(crate) label: &'a str,
+}
+
+/// That of this host.
+#[derive(Debug)]
+pub(crate) struct HostKernel;
+
+impl SwapKernel for HostKernel {
+    fn check_able(&self) -> Result<(), SwapError> {
+        swap::check_able()
+    }
+
+    fn check_ground(&self, device: &OwnedFd) -> Result<(), SwapError> {
+        swap::check_ground(device)
+    }
+
+    fn look(&self, spot: Spot) -> Result<Option<Active>, SwapError> {
+        swap::look(spot.file, spot.range)
+    }
+
+    fn prepare(
+        &self,
+        device: &OwnedFd,
+        area: &Area<'_>,
+        goes_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<(), SwapError> {
+        match swap::is_prepared(device, area.range, area.uuid)? {
+            true => Ok(()),
+            false => swap::prepare(device, area.range, area.uuid, area.label, goes_on),
+        }
+    }
+
+    fn turn_on(&self, device: &OwnedFd, range: Range, priority: Option<u16>) -> Result<PathBuf, SwapError> {
+        swap::turn_on(device, range, priority)
+    }
+
+    fn turn_off(&self, path: &Path, stop: &AtomicBool) -> Result<(), SwapError> {
+        let child = |source| SwapError::System { action: "start a process that turns swap off", source };
+        // The program that runs, also when its file has been replaced since.
+        let mut process = Command::new("/proc/self/exe")
+            .arg(OFF_COMMAND)
+            .arg(path)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(child)?;
+        loop {
+            if let Some(status) = process.try_wait().map_err(child)? {
+                return match status.code() {
+                    Some(0) => Ok(()),
+                    Some(errno) => Err(SwapError::of_kernel("turn swap off", errno)),
+                    None if stop.load(Ordering::Relaxed) => Err(SwapError::Stopped),
+                    None => Err(SwapError::Killed),
+                };
+            }
+            if stop.load(Ordering::Relaxed) {
+                // It may have ended in this moment.
+                let _ = process.kill();
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn memory(&self) -> std::io::Result<Memory> {
+        swap::memory()
+    }
+}
+
+/// What the child does; returns its exit code, 0 or the system's error.
+pub(crate) fn turn_off_as_child(path: &Path) -> i32 {
+    // If the daemon ends, so does this, and swap stays on: the next daemon finds it as it was.
+    let with_parent = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    match with_parent.map_err(std::io::Error::from).and_then(|()| swap::turn_off(path)) {
+        Ok(()) => 0,
+        Err(error) => error.raw_os_error().unwrap_or(libc_eio()),
+    }
+}
+
+fn libc_eio() -> i32 {
+    rustix::io::Errno::IO.raw_os_error()
+}

@@ -1,0 +1,290 @@
+//! Becoming another program without a client noticing more than a pause: `execve` in the same process, with what clients hold on to kept open.
+//!
+//! # Order
+//! 1. The program that is to go on is asked whether it could start, and take over ([`check`]). If not, nothing has happened.
+//! 2. Nothing is changed any more, nobody is let in, and everything that was asked for is answered ([`prepare`]). Where that takes too long, which is
+//!    the fault of a backing, all goes on as before.
+//! 3. Caches are closed as at every end, and connections, mounts and listening sockets stay open ([`Leaving`]).
+//! 4. The next program starts in this process ([`become_next`]); should that fail, this one starts anew in its place. It takes what was left
+//!    ([`Legacy`]) and gives each to its disk as soon as that is there.
+//!
+//! What is not kept: connections inside TLS, whose sessions cannot be moved, those of machines, whose drivers come again by themselves, and those to the control API.
+
+mod legacy;
+mod parcel;
+mod record;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hob_frontends::fuse::Attributes;
+use rustix::fs::{MemfdFlags, memfd_create};
+use tokio::task::JoinSet;
+
+use super::doors::Doors;
+use super::manager::{LeftFile, Manager};
+use super::shard_api::{AtRest, ShardHandle};
+pub(crate) use legacy::{Legacy, WaitingRoom};
+use record::{ClientEntry, FileEntry, Record, Table};
+
+/// What a program that could start and take over says when it is asked, before the version of record that it knows.
+const CAN_TAKE_OVER: &str = "can start, and takes over hand-overs of version ";
+
+/// The option with which it is asked.
+const CHECK: &str = "--check";
+
+/// A program that is asked has that long to say so.
+const CHECK_MAX: Duration = Duration::from_secs(20);
+
+/// A change that is under way is waited for that long, and no longer: drains take hours.
+const CHANGE_MAX: Duration = Duration::from_secs(5);
+
+/// How often it is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Clients that have not chosen an export have that long to do so.
+const CLEAR_MAX: Duration = Duration::from_secs(1);
+
+/// Everything that was asked for is answered by then, or there is no upgrade. More than a client may take for the rest of its request.
+const REST_MAX: Duration = Duration::from_secs(8);
+
+/// Longest answer of a program that is asked, bytes.
+const ANSWER_BYTES_MAX: u64 = 16 << 10;
+
+/// What `--check` says if all is well.
+pub(crate) fn can_take_over() -> String {
+    format!("{CAN_TAKE_OVER}{}", record::VERSION)
+}
+
+/// Finds out whether the program that lies at `program` now could go on.
+pub(super) async fn check(program: PathBuf) -> Result<(), String> {
+    let named = program.display().to_string();
+    let asked =
+        tokio::task::spawn_blocking(move || ask(&program)).await.unwrap_or_else(|e| Err(io::Error::other(e)));
+    match asked {
+        Err(error) => Err(format!("{named} cannot be started: {error}")),
+        Ok(Asked { ended_well: None, .. }) => {
+            Err(format!("{named} did not say within {} s whether it can start", CHECK_MAX.as_secs()))
+        }
+        Ok(Asked { ended_well: Some(false), said }) => Err(format!("{named} could not start: {said}")),
+        Ok(Asked { said, .. }) if said != can_take_over() => Err(format!(
+            "{named} cannot take over from this hob, so restart the daemon instead; it says: {said}"
+        )),
+        Ok(_) => Ok(()),
+    }
+}
+
+/// What a program says of itself.
+struct Asked {
+    /// Nothing if it did not end.
+    ended_well: Option<bool>,
+    /// Its last line.
+    said: String,
+}
+
+fn ask(program: &PathBuf) -> io::Result<Asked> {
+    let mut words = File::from(memfd_create("hob-check", MemfdFlags::CLOEXEC)?);
+    let mut command = Command::new(program);
+    command.args(arguments()).arg(CHECK).env_remove(parcel::VARIABLE).env_remove("NOTIFY_SOCKET");
+    let mut child =
+        command.stdin(Stdio::null()).stdout(words.try_clone()?).stderr(words.try_clone()?).spawn()?;
+    let end = Instant::now() + CHECK_MAX;
+    let ended_well = loop {
+        match child.try_wait()? {
+            Some(status) => break Some(status.success()),
+            None if Instant::now() >= end => {
+                child.kill()?;
+                child.wait()?;
+                break None;
+            }
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    words.rewind()?;
+    let mut said = Vec::new();
+    words.take(ANSWER_BYTES_MAX).read_to_end(&mut said)?;
+    let said = String::from_utf8_lossy(&said);
+    let line = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing");
+    Ok(Asked { ended_well, said: line.trim_start_matches("hob: ").to_owned() })
+}
+
+/// Those that this program was started with.
+fn arguments() -> impl Iterator<Item = OsString> {
+    std::env::args_os().skip(1)
+}
+
+/// Brings everything to rest. If that cannot be, all goes on as before, and this is why.
+pub(super) async fn prepare(
+    manager: &Arc<Manager>,
+    shards: &[ShardHandle],
+    doors: &Doors,
+) -> Result<(), String> {
+    let end = Instant::now() + CHANGE_MAX;
+    while let Err(refusal) = manager.begin_leaving() {
+        if Instant::now() >= end {
+            return Err(refusal.to_string());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    doors.shut();
+    doors.until_clear(CLEAR_MAX).await;
+    let mut resting = JoinSet::new();
+    for shard in shards {
+        let shard = shard.clone();
+        resting.spawn(async move { shard.rest().await.is_ok() });
+    }
+    let all = async {
+        while let Some(rested) = resting.join_next().await {
+            if !rested.unwrap_or(false) {
+                return false;
+            }
+        }
+        true
+    };
+    if tokio::time::timeout(REST_MAX, all).await.unwrap_or(false) {
+        return Ok(());
+    }
+    shards.iter().for_each(ShardHandle::resume);
+    doors.open();
+    manager.stay();
+    Err(format!("some requests were not answered within {} s; is a backing gone?", REST_MAX.as_secs()))
+}
+
+/// What stays open when this program ends.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    program: PathBuf,
+    record: Record,
+    fds: Vec<OwnedFd>,
+}
+
+impl Leaving {
+    /// Collects everything. Shards, manager and doors let go of it.
+    pub(super) async fn collect(
+        program: PathBuf,
+        manager: &Arc<Manager>,
+        shards: &[ShardHandle],
+        doors: &Doors,
+        waiting: &WaitingRoom,
+    ) -> Leaving {
+        let mut at_rest = AtRest::default();
+        for shard in shards {
+            match shard.hand_over().await {
+                Ok(AtRest { clients, files }) => {
+                    at_rest.clients.extend(clients);
+                    at_rest.files.extend(files);
+                }
+                Err(error) => tracing::warn!("clients of a shard have to connect again: {error}"),
+            }
+        }
+        let mut leaving = Leaving { program: program.clone(), record: Record::default(), fds: Vec::new() };
+        leaving.record.table.program = program;
+        for (name, socket) in doors.left_open() {
+            leaving.record.table.doors.push(name);
+            leaving.fds.push(socket);
+        }
+        leaving.add_files(manager, at_rest.files);
+        leaving.add_clients(at_rest.clients);
+        leaving.add_waiting(waiting);
+        leaving
+    }
+
+    fn add_files(&mut self, manager: &Arc<Manager>, files: Vec<super::shard_api::FileAtRest>) {
+        let mut mounts = manager.leave_mounts();
+        for file in files {
+            let Some(at) = mounts.iter().position(|(id, ..)| *id == file.disk) else { continue };
+            let (_, disk, path, made) = mounts.swap_remove(at);
+            self.record.table.files.push(file_entry(disk, (path, made), file.file, file.read_only));
+            self.fds.push(file.device);
+        }
+        for (disk, left) in manager.leave_left_files() {
+            let LeftFile { path, device, mount, attributes, read_only } = left;
+            let (_, made) = mount.leave();
+            self.record.table.files.push(file_entry(disk, (path, made), attributes, read_only));
+            self.fds.push(device);
+        }
+        // Nobody serves these; the next program finds them stale.
+        for (_, disk, path, _) in mounts {
+            tracing::warn!("{disk} is the file {} no more", path.display());
+        }
+    }
+
+    fn add_clients(&mut self, clients: Vec<super::shard_api::ClientAtRest>) {
+        for client in clients {
+            let negotiated = client.negotiated;
+            self.record.table.clients.push(ClientEntry {
+                flags: negotiated.transmission_flags().0,
+                export: negotiated.export,
+                size: negotiated.info.size_bytes,
+                block_min: negotiated.info.block_size_min,
+                block_max: negotiated.info.block_size_max,
+                structured_replies: negotiated.structured_replies,
+                base_allocation: negotiated.base_allocation,
+                contexts: negotiated.contexts,
+                received: client.received.len() as u32,
+            });
+            self.record.received.push(client.received);
+            self.fds.push(client.socket);
+        }
+    }
+
+    /// Adds clients that the program before has left and whose disks have not come since.
+    fn add_waiting(&mut self, waiting: &WaitingRoom) {
+        for (entry, socket, received) in waiting.leave() {
+            self.record.table.clients.push(entry);
+            self.record.received.push(received);
+            self.fds.push(socket);
+        }
+    }
+
+    /// Nobody goes on: takes everything away that was to stay.
+    pub(super) fn end_here(self) {
+        let mut legacy = Legacy::sort(self.record, self.fds);
+        drop(legacy.files());
+        legacy.doors().close_unwanted();
+    }
+
+    /// What there is, in one line.
+    pub(super) fn summary(&self) -> String {
+        self.record.table.summary()
+    }
+}
+
+fn file_entry(disk: String, (path, made): (PathBuf, bool), file: Attributes, read_only: bool) -> FileEntry {
+    let Attributes { size, mode, uid, gid, seconds } = file;
+    FileEntry { disk, path, made, read_only, size, mode, uid, gid, seconds }
+}
+
+impl Table {
+    fn summary(&self) -> String {
+        let Table { doors, files, clients, .. } = self;
+        format!("{} listening sockets, {} files, {} NBD clients", doors.len(), files.len(), clients.len())
+    }
+}
+
+/// Starts the next program in this process. If it returns, nothing could be started.
+pub(super) fn become_next(leaving: &Leaving) -> anyhow::Error {
+    // It has no handler for this signal yet, and would end of it.
+    hob_storage::signals::ignore_hang_up();
+    let own = PathBuf::from("/proc/self/exe");
+    let mut error = anyhow::anyhow!("there is no program to go on with");
+    for program in [&leaving.program, &own] {
+        error = match parcel::pack(&leaving.record, &leaving.fds) {
+            Ok(parcel) => {
+                let mut command = Command::new(program);
+                command.args(arguments()).env(parcel::VARIABLE, parcel::sign()).stdin(Stdio::from(parcel));
+                command.exec().into()
+            }
+            Err(error) => error.into(),
+        };
+        tracing::error!("{} cannot go on: {error}", program.display());
+    }
+    error.context("the daemon has closed its caches and cannot go on")
+}

@@ -1,0 +1,317 @@
+//! What one hob tells the next about the descriptors that it leaves open: the record of a hand-over.
+//!
+//! Bytes: 16 of [`MAGIC`], the version (u32), the length of the table (u32), the table (JSON), and then what clients had sent that was
+//! not used up, one after the other, in the table's order. All numbers little-endian. The descriptors come beside it, in the order of the table:
+//! sockets that are listened on, files, clients. A record that is not exactly so is refused as a whole; nothing in it is believed further than that.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// How a record begins.
+const MAGIC: [u8; 16] = *b"hob hand-over\r\n\0";
+
+/// Version of the record's form. A hob that knows another one starts without it.
+pub(crate) const VERSION: u32 = 1;
+
+/// Magic, version, length.
+const HEAD_BYTES: usize = 24;
+
+/// Longest table, bytes.
+const TABLE_BYTES_MAX: usize = 64 << 20;
+
+/// Most entries of each kind.
+const ENTRIES_MAX: usize = 65_536;
+
+/// Most bytes that one client may have sent ahead.
+const RECEIVED_BYTES_MAX: usize = 1 << 20;
+
+/// Longest name or path, bytes.
+const TEXT_BYTES_MAX: usize = 4096;
+
+/// What is handed over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// What descriptors are.
+    pub(crate) table: Table,
+    /// What each client had sent that was not used up.
+    pub(crate) received: Vec<Vec<u8>>,
+}
+
+/// What descriptors are, in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Table {
+    /// Where the program lies that was started at first.
+    pub(crate) program: PathBuf,
+    /// Names of the doors that are listened at.
+    pub(crate) doors: Vec<String>,
+    /// Mounted files.
+    pub(crate) files: Vec<FileEntry>,
+    /// NBD clients.
+    pub(crate) clients: Vec<ClientEntry>,
+}
+
+/// A mounted file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileEntry {
+    /// Of which disk.
+    pub(crate) disk: String,
+    /// Where it is mounted.
+    pub(crate) path: PathBuf,
+    /// The file below was made for it.
+    pub(crate) made: bool,
+    /// Changes are refused.
+    pub(crate) read_only: bool,
+    /// Bytes.
+    pub(crate) size: u64,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    /// Owner.
+    pub(crate) uid: u32,
+    /// Group.
+    pub(crate) gid: u32,
+    /// When it was mounted, seconds since 1970.
+    pub(crate) seconds: u64,
+}
+
+/// An NBD client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ClientEntry {
+    /// The export, as it asked for it.
+    pub(crate) export: String,
+    /// The export's size as it was told, bytes.
+    pub(crate) size: u64,
+    /// The export's transmission flags as it was told.
+    pub(crate) flags: u16,
+    /// The smallest block that it was told of, bytes.
+    pub(crate) block_min: u32,
+    /// The longest request that it was told of, bytes.
+    pub(crate) block_max: u32,
+    /// It was promised structured replies.
+    pub(crate) structured_replies: bool,
+    /// It may ask for base:allocation.
+    pub(crate) base_allocation: bool,
+    /// And for these metadata contexts besides, in this order.
+    #[serde(default)]
+    pub(crate) contexts: Vec<String>,
+    /// How many bytes it had sent that were not used up.
+    pub(crate) received: u32,
+}
+
+/// Why a record is not believed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum RecordError {
+    /// Not one at all.
+    #[error("it is no record of a hand-over")]
+    Magic,
+    /// One of another time.
+    #[error("it has version {0}, and this hob knows version {VERSION}")]
+    Version(u32),
+    /// It contradicts itself.
+    #[error("it is broken: {0}")]
+    Broken(String),
+}
+
+impl Table {
+    /// Descriptors that belong to it.
+    pub(crate) fn descriptors(&self) -> usize {
+        self.doors.len() + self.files.len() + self.clients.len()
+    }
+
+    fn check(&self) -> Result<(), RecordError> {
+        let fits = |text: &str| text.len() <= TEXT_BYTES_MAX && !text.contains('\0');
+        let paths = self.files.iter().map(|file| &file.path).chain([&self.program]);
+        let names = self.files.iter().map(|file| &file.disk);
+        let texts = names.chain(&self.doors).chain(self.clients.iter().map(|client| &client.export));
+        if [self.doors.len(), self.files.len(), self.clients.len()].iter().any(|count| *count > ENTRIES_MAX) {
+            return Err(broken("it has too many entries"));
+        }
+        if !texts.into_iter().all(|text| fits(text))
+            || !paths.into_iter().all(|path| fits(&path.to_string_lossy()))
+        {
+            return Err(broken("a name in it is too long"));
+        }
+        if self.files.iter().any(|file| !file.path.is_absolute() || file.mode > 0o7777) {
+            return Err(broken("a file in it cannot be one"));
+        }
+        if self.clients.iter().any(|client| client.received as usize > RECEIVED_BYTES_MAX) {
+            return Err(broken("a client in it has sent too much"));
+        }
+        Ok(())
+    }
+}
+
+impl Record {
+    /// As bytes.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, RecordError> {
+        let lengths = self.table.clients.iter().map(|client| client.received as usize);
+        assert!(lengths.eq(self.received.iter().map(Vec::len)), "the table says what clients have sent");
+        self.table.check()?;
+        let table = serde_json::to_vec(&self.table).map_err(|error| broken(&error.to_string()))?;
+        if table.len() > TABLE_BYTES_MAX {
+            return Err(broken("its table is too long"));
+        }
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend((table.len() as u32).to_le_bytes());
+        bytes.extend(table);
+        self.received.iter().for_each(|received| bytes.extend(received));
+        Ok(bytes)
+    }
+
+    /// From bytes, with so many descriptors beside them.
+    pub(crate) fn decode(bytes: &[u8], descriptors: usize) -> Result<Record, RecordError> {
+        let Some((head, rest)) = bytes.split_at_checked(HEAD_BYTES) else { return Err(RecordError::Magic) };
+        if head[..16] != MAGIC {
+            return Err(RecordError::Magic);
+        }
+        let number = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("four bytes"));
+        if number(16) != VERSION {
+            return Err(RecordError::Version(number(16)));
+        }
+        let length = number(20) as usize;
+        if length > TABLE_BYTES_MAX {
+            return Err(broken("its table is too long"));
+        }
+        let Some((table, mut rest)) = rest.split_at_checked(length) else {
+            return Err(broken("its table ends too early"));
+        };
+        let table: Table = serde_json::from_slice(table).map_err(|error| broken(&error.to_string()))?;
+        table.check()?;
+        if table.descriptors() != descriptors {
+            return Err(broken(&format!(
+                "it tells of {} descriptors, and {descriptors} came",
+                table.descriptors()
+            )));
+        }
+        let mut received = Vec::with_capacity(table.clients.len());
+        for client in &table.clients {
+            let Some((own, others)) = rest.split_at_checked(client.received as usize) else {
+                return Err(broken("it ends too early"));
+            };
+            received.push(own.to_vec());
+            rest = others;
+        }
+        if !rest.is_empty() {
+            return Err(broken("there is something behind its end"));
+        }
+        Ok(Record { table, received })
+    }
+}
+
+fn broken(what: &str) -> RecordError {
+    RecordError::Broken(what.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        let file = FileEntry {
+            disk: "vm1".into(),
+            path: "/srv/vm1.img".into(),
+            made: true,
+            read_only: false,
+            size: 1 << 30,
+            mode: 0o640,
+            uid: 1,
+            gid: 2,
+            seconds: 3,
+        };
+        let client = |export: &str, received| ClientEntry {
+            export: export.into(),
+            size: 1 << 20,
+            flags: 0x56d,
+            block_min: 512,
+            block_max: 32 << 20,
+            structured_replies: true,
+            base_allocation: false,
+            contexts: vec!["qemu:dirty-bitmap:nightly".into()],
+            received,
+        };
+        let table = Table {
+            program: "/usr/bin/hob".into(),
+            doors: vec!["nbd unix:/run/hob/nbd.sock".into(), "control unix:/run/hob/control.sock".into()],
+            files: vec![file],
+            clients: vec![client("vm1", 3), client("", 0), client("vm2", 5)],
+        };
+        Record { table, received: vec![b"abc".to_vec(), Vec::new(), b"01234".to_vec()] }
+    }
+
+    #[test]
+    fn a_record_is_what_it_was() {
+        let bytes = record().encode().unwrap();
+        assert_eq!(Record::decode(&bytes, 6), Ok(record()));
+        let empty = Record::default().encode().unwrap();
+        assert_eq!(Record::decode(&empty, 0), Ok(Record::default()));
+    }
+
+    #[test]
+    fn a_record_of_another_version_or_with_other_descriptors_is_refused() {
+        let bytes = record().encode().unwrap();
+        assert!(matches!(Record::decode(&bytes, 5), Err(RecordError::Broken(_))));
+        assert!(matches!(Record::decode(&bytes, 7), Err(RecordError::Broken(_))));
+        let mut later = bytes.clone();
+        later[16] = 2;
+        assert_eq!(Record::decode(&later, 6), Err(RecordError::Version(2)));
+        let mut other = bytes;
+        other[0] = b'H';
+        assert_eq!(Record::decode(&other, 6), Err(RecordError::Magic));
+    }
+
+    #[test]
+    fn what_could_not_be_is_refused() {
+        let refused = |change: fn(&mut Record)| {
+            let mut record = record();
+            change(&mut record);
+            assert!(record.encode().is_err());
+        };
+        refused(|record| record.table.doors = vec![String::new(); ENTRIES_MAX + 1]);
+        refused(|record| record.table.files[0].path = "relative".into());
+        refused(|record| record.table.files[0].mode = 0o170_000);
+        refused(|record| record.table.clients[0].export = "x".repeat(TEXT_BYTES_MAX + 1));
+        refused(|record| {
+            record.table.clients[0].received = 1 << 21;
+            record.received[0] = vec![0; 1 << 21];
+        });
+    }
+
+    /// No change of any byte, no end at any place and no noise does more than be refused.
+    #[test]
+    fn bytes_from_anywhere_never_panic() {
+        let bytes = record().encode().unwrap();
+        for len in 0..bytes.len() {
+            assert!(Record::decode(&bytes[..len], 6).is_err(), "cut at {len}");
+        }
+        let mut state = 0x9E37_79B9_7F4A_7C15u64;
+        let mut next = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        for _ in 0..20_000 {
+            let mut changed = bytes.clone();
+            for _ in 0..=next() % 4 {
+                let at = next() as usize % changed.len();
+                changed[at] = next() as u8;
+            }
+            if next() % 4 == 0 {
+                changed.truncate(next() as usize % changed.len());
+            }
+            // Whether it is believed depends on what was changed: a letter of a name may be.
+            if let Ok(record) = Record::decode(&changed, 6) {
+                assert_eq!(record.table.descriptors(), 6);
+            }
+            let noise: Vec<u8> = (0..next() % 200).map(|_| next() as u8).collect();
+            assert!(Record::decode(&noise, 6).is_err());
+            let mut headed = bytes[..HEAD_BYTES].to_vec();
+            headed.extend(noise);
+            assert!(Record::decode(&headed, 6).is_err());
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The part of librados and librbd that hob uses, found when the first image is opened.
+//!
+//! The libraries are loaded, not linked: hob builds and runs where Ceph is not installed, and says what is missing
+//! when somebody asks for an image. The declarations follow `librados.h` and `librbd.h` of Ceph 16, which
+//! later versions keep.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+/// `rados_t`, `rados_ioctx_t`, `rbd_image_t` and `rbd_completion_t`: pointers that only the libraries look behind.
+pub(super) type Handle = *mut c_void;
+
+/// `EVENT_TYPE_EVENTFD`.
+pub(super) const EVENT_TYPE_EVENTFD: c_int = 2;
+/// `RBD_LOCK_MODE_EXCLUSIVE`.
+pub(super) const LOCK_MODE_EXCLUSIVE: c_int = 0;
+/// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`.
+pub(super) const ZEROES_THICK: c_int = 1;
+/// `RBD_FEATURE_EXCLUSIVE_LOCK`.
+pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
+
+macro_rules! library {
+    ($($name:ident: fn($($argument:ident: $type:ty),*) -> $result:ty,)*) => {
+        /// Its functions, under their own names.
+        pub(super) struct Library {
+            $(pub(super) $name: unsafe extern "C" fn($($argument: $type),*) -> $result,)*
+        }
+
+        impl Library {
+            fn load() -> Result<Library, String> {
+                let handles = [open(c"librbd.so.1")?, open(c"librados.so.2")?];
+                Ok(Library {
+                    $($name: {
+                        let name = CString::new(stringify!($name)).expect("no NUL in a name");
+                        let address = symbol(&handles, &name)?;
+                        // SAFETY: the library's header declares the function of that name with this type.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(address) }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+library! {
+    rados_create2: fn(cluster: *mut Handle, name: *const c_char, user: *const c_char, flags: u64) -> c_int,
+    rados_conf_read_file: fn(cluster: Handle, path: *const c_char) -> c_int,
+    rados_conf_parse_env: fn(cluster: Handle, variable: *const c_char) -> c_int,
+    rados_conf_set: fn(cluster: Handle, option: *const c_char, value: *const c_char) -> c_int,
+    rados_connect: fn(cluster: Handle) -> c_int,
+    rados_shutdown: fn(cluster: Handle) -> (),
+    rados_cluster_fsid: fn(cluster: Handle, text: *mut c_char, len: usize) -> c_int,
+    rados_ioctx_create: fn(cluster: Handle, pool: *const c_char, context: *mut Handle) -> c_int,
+    rados_ioctx_set_namespace: fn(context: Handle, namespace: *const c_char) -> (),
+    rados_ioctx_destroy: fn(context: Handle) -> (),
+    rbd_open: fn(context: Handle, name: *const c_char, image: *mut Handle, snap: *const c_char) -> c_int,
+    rbd_open_read_only: fn(context: Handle, name: *const c_char, image: *mut Handle, snap: *const c_char) -> c_int,
+    rbd_close: fn(image: Handle) -> c_int,
+    rbd_get_size: fn(image: Handle, bytes: *mut u64) -> c_int,
+    rbd_get_id: fn(image: Handle, text: *mut c_char, len: usize) -> c_int,
+    rbd_get_features: fn(image: Handle, features: *mut u64) -> c_int,
+    rbd_set_image_notification: fn(image: Handle, fd: c_int, kind: c_int) -> c_int,
+    rbd_poll_io_events: fn(image: Handle, completions: *mut Handle, count: c_int) -> c_int,
+    rbd_lock_acquire: fn(image: Handle, mode: c_int) -> c_int,
+    rbd_lock_release: fn(image: Handle) -> c_int,
+    rbd_is_exclusive_lock_owner: fn(image: Handle, is_owner: *mut c_int) -> c_int,
+    rbd_read: fn(image: Handle, offset: u64, len: usize, bytes: *mut c_char) -> isize,
+    rbd_aio_create_completion: fn(argument: *mut c_void, callback: *mut c_void, completion: *mut Handle) -> c_int,
+    rbd_aio_release: fn(completion: Handle) -> (),
+    rbd_aio_get_return_value: fn(completion: Handle) -> isize,
+    rbd_aio_get_arg: fn(completion: Handle) -> *mut c_void,
+    rbd_aio_read: fn(image: Handle, offset: u64, len: usize, bytes: *mut c_char, completion: Handle) -> c_int,
+    rbd_aio_write: fn(image: Handle, offset: u64, len: usize, bytes: *const c_char, completion: Handle) -> c_int,
+    rbd_aio_discard: fn(image: Handle, offset: u64, len: u64, completion: Handle) -> c_int,
+    rbd_aio_write_zeroes: fn(image: Handle, offset: u64, len: usize, completion: Handle, flags: c_int, op_flags: c_int) -> c_int,
+    rbd_aio_flush: fn(image: Handle, completion: Handle) -> c_int,
+}
+
+impl Library {
+    /// The libraries, or why they cannot be had. They stay loaded.
+    pub(super) fn get() -> Result<&'static Library, String> {
+        static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
+        LIBRARY.get_or_init(Library::load).as_ref().map_err(Clone::clone)
+    }
+}
+
+fn open(name: &CStr) -> Result<*mut c_void, String> {
+    // SAFETY: `name` is a string; the library's initialisers are those of a distribution's package.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if handle.is_null() { Err(complaint()) } else { Ok(handle) }
+}
+
+fn symbol(handles: &[*mut c_void], name: &CStr) -> Result<*mut c_void, String> {
+    // SAFETY: the handles are of loaded libraries, `name` is a string.
+    let found = handles.iter().map(|handle| unsafe { libc::dlsym(*handle, name.as_ptr()) });
+    found.into_iter().find(|address| !address.is_null()).ok_or_else(complaint)
+}
+
+fn complaint() -> String {
+    // SAFETY: `dlerror` returns null or a string that is good until this thread's next call of its family.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "the loader does not say why".to_owned();
+    }
+    // SAFETY: as above.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}

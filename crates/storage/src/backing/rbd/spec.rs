@@ -1,0 +1,115 @@
+//! What an image is called: `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:OPTION=VALUE]…`, as QEMU writes it.
+//!
+//! `conf` is the path of the cluster's configuration, `id` the user's name without `client.`; every other option goes to librados.
+//! A backslash takes its meaning from the character after it.
+
+/// A parsed specification.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Spec {
+    pub(super) pool: String,
+    pub(super) namespace: String,
+    pub(super) image: String,
+    pub(super) snapshot: Option<String>,
+    pub(super) conf: Option<String>,
+    pub(super) user: Option<String>,
+    pub(super) options: Vec<(String, String)>,
+}
+
+impl Spec {
+    /// Understands what follows `rbd:`. The error says what is wrong.
+    pub(super) fn parse(text: &str) -> Result<Spec, String> {
+        if text.contains('\0') {
+            return Err("it contains a NUL".into());
+        }
+        let mut parts = split(text, ':').into_iter();
+        let place = parts.next().unwrap_or_default();
+        let mut place = split(&place, '@').into_iter();
+        let name = place.next().unwrap_or_default();
+        let snapshot = place.next().map(|snapshot| unescape(&snapshot));
+        if place.next().is_some() {
+            return Err("there is more than one '@'".into());
+        }
+        let names: Vec<String> = split(&name, '/').iter().map(|part| unescape(part)).collect();
+        let (pool, namespace, image) = match names.as_slice() {
+            [pool, image] => (pool.clone(), String::new(), image.clone()),
+            [pool, namespace, image] => (pool.clone(), namespace.clone(), image.clone()),
+            _ => return Err("a pool and an image are wanted: rbd:POOL/IMAGE".into()),
+        };
+        if pool.is_empty() || image.is_empty() || snapshot.as_deref() == Some("") {
+            return Err("a pool and an image are wanted, none of them empty: rbd:POOL/IMAGE".into());
+        }
+        let mut spec = Spec { pool, namespace, image, snapshot, ..Spec::default() };
+        for part in parts {
+            let Some((option, value)) = part.split_once('=') else {
+                return Err(format!("{part:?} is no OPTION=VALUE"));
+            };
+            let (option, value) = (unescape(option), unescape(value));
+            match option.as_str() {
+                "conf" => spec.conf = Some(value),
+                "id" => spec.user = Some(value),
+                "" => return Err("an option has no name".into()),
+                _ => spec.options.push((option, value)),
+            }
+        }
+        Ok(spec)
+    }
+
+    /// For people.
+    pub(super) fn name(&self) -> String {
+        let namespace =
+            if self.namespace.is_empty() { String::new() } else { format!("{}/", self.namespace) };
+        let snapshot = self.snapshot.as_ref().map(|name| format!("@{name}")).unwrap_or_default();
+        format!("{}/{namespace}{}{snapshot}", self.pool, self.image)
+    }
+}
+
+/// Splits where `at` stands without a backslash.
+fn split(text: &str, at: char) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut escaped = false;
+    for character in text.chars() {
+        if character == at && !escaped {
+            parts.push(String::new());
+            continue;
+        }
+        escaped = character == '\\' && !escaped;
+        parts.last_mut().expect("one at least").push(character);
+    }
+    parts
+}
+
+fn unescape(text: &str) -> String {
+    let mut characters = text.chars();
+    let mut plain = String::new();
+    while let Some(character) = characters.next() {
+        plain.push(if character == '\\' { characters.next().unwrap_or('\\') } else { character });
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specifications_are_qemus() {
+        let spec =
+            Spec::parse("vms/disk 1@before:id=hob:conf=/etc/ceph/a.conf:mon_host=[v2\\:127.0.0.1\\:3300]")
+                .unwrap();
+        assert_eq!((spec.pool.as_str(), spec.image.as_str()), ("vms", "disk 1"));
+        assert_eq!(spec.snapshot.as_deref(), Some("before"));
+        assert_eq!((spec.user.as_deref(), spec.conf.as_deref()), (Some("hob"), Some("/etc/ceph/a.conf")));
+        assert_eq!(spec.options, [("mon_host".to_owned(), "[v2:127.0.0.1:3300]".to_owned())]);
+        assert_eq!(spec.name(), "vms/disk 1@before");
+        assert_eq!(Spec::parse("p/ns/a\\@b\\/c").unwrap().name(), "p/ns/a@b/c");
+    }
+
+    #[test]
+    fn nonsense_is_told() {
+        for text in
+            ["", "image", "/image", "pool/", "a/b/c/d", "a/b@", "a/b@c@d", "a/b:id", "a/b:=x", "a/b\0"]
+        {
+            assert!(Spec::parse(text).is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Dirty bitmaps on media: one small file each, as docs/FORMAT.md has it.
+//!
+//! A file is written as a whole, beside its place, synced, and put there by a rename: it is all there or not. Whoever lets a bitmap
+//! record takes its file away *first* ([`remove`]); so a file that is there says what was noted when its disk was
+//! last closed, and where none is, something was left out.
+//!
+//! Refused: whatever [`write()`] did not write. Offsets and lengths are bytes, integers little-endian.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use hob_engine::granules::{GRANULES_MAX, Granules};
+
+use crate::backing::ChangeMark;
+use crate::failing;
+
+const MAGIC: &[u8; 8] = b"hob-dbmp";
+const VERSION: u32 = 1;
+const CRC: usize = 0x0C;
+const DISK_BYTES: usize = 0x10;
+const GRANULE_BYTES: usize = 0x18;
+const IDENTITY: usize = 0x20;
+const HAS_MARK: usize = 0x40;
+const MARK_BYTES: usize = 0x48;
+const MARK_TIME: usize = 0x50;
+const HEADER_BYTES: usize = 0x80;
+
+/// The longest file there can be.
+const FILE_BYTES_MAX: u64 = HEADER_BYTES as u64 + GRANULES_MAX / 8;
+
+/// What is kept of a bitmap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// What it has noted.
+    pub granules: Granules,
+    /// The backing of its disk.
+    pub identity: [u8; 32],
+    /// When that was last changed; `None` where nobody can tell.
+    pub changed: Option<ChangeMark>,
+}
+
+/// Why what is kept of a bitmap cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum BitmapError {
+    /// The system says no.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The file is not what was written.
+    #[error("it is damaged: {0}")]
+    Damaged(&'static str),
+    /// Of another hob.
+    #[error("it has version {0}, and this hob knows version {VERSION}")]
+    Version(u32),
+}
+
+/// Writes what is to be kept in place of what was, all or nothing, on media when it returns.
+///
+/// # Errors
+/// The system's.
+pub fn write(path: &Path, kept: &Kept) -> io::Result<()> {
+    // No bitmap's name begins with a dot.
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = path.with_file_name(format!(".{name}.new"));
+    failing::before_change(path)?;
+    let mut file = File::create(&temporary)?;
+    file.write_all(&encode(kept))?;
+    file.sync_all()?;
+    std::fs::rename(&temporary, path)?;
+    sync_directory_of(path)
+}
+
+/// Reads what is kept; nothing if there is no file.
+///
+/// # Errors
+/// [`BitmapError`].
+pub fn read(path: &Path) -> Result<Option<Kept>, BitmapError> {
+    let file = match File::open(path) {
+        Err(none) if none.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    decode(&bytes).map(Some)
+}
+
+/// Takes the file away, on media when it returns. That there is none is well.
+///
+/// # Errors
+/// The system's.
+pub fn remove(path: &Path) -> io::Result<()> {
+    failing::before_change(path)?;
+    match std::fs::remove_file(path) {
+        Err(none) if none.kind() == io::ErrorKind::NotFound => return Ok(()),
+        removed => removed?,
+    }
+    sync_directory_of(path)
+}
+
+fn sync_directory_of(path: &Path) -> io::Result<()> {
+    failing::before_change(path)?;
+    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+}
+
+fn encode(kept: &Kept) -> Vec<u8> {
+    let words = kept.granules.words();
+    let mut bytes = vec![0; HEADER_BYTES + 8 * words.len()];
+    let mut put = |at: usize, what: &[u8]| bytes[at..at + what.len()].copy_from_slice(what);
+    put(0, MAGIC);
+    put(8, &VERSION.to_le_bytes());
+    put(DISK_BYTES, &kept.granules.disk_bytes().to_le_bytes());
+    put(GRANULE_BYTES, &kept.granules.granule_bytes().to_le_bytes());
+    put(IDENTITY, &kept.identity);
+    if let Some(mark) = kept.changed {
+        put(HAS_MARK, &1u32.to_le_bytes());
+        put(MARK_BYTES, &mark.size_bytes.to_le_bytes());
+        put(MARK_TIME, &mark.modified_ns.to_le_bytes());
+    }
+    for (at, word) in (HEADER_BYTES..).step_by(8).zip(words) {
+        put(at, &word.to_le_bytes());
+    }
+    let sum = crc(&bytes);
+    bytes[CRC..CRC + 4].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> Result<Kept, BitmapError> {
+    let damaged = |what| Err(BitmapError::Damaged(what));
+    if bytes.len() < HEADER_BYTES || bytes[..8] != *MAGIC {
+        return damaged("it does not begin as a bitmap does");
+    }
+    let version = u32_at(bytes, 8);
+    if version != VERSION {
+        return Err(BitmapError::Version(version));
+    }
+    if u32_at(bytes, CRC) != crc(bytes) {
+        return damaged("its checksum is wrong");
+    }
+    let (words, rest) = bytes[HEADER_BYTES..].as_chunks::<8>();
+    let words = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    let granules = Granules::from_words(u64_at(bytes, DISK_BYTES), u64_at(bytes, GRANULE_BYTES), words);
+    let (Some(granules), true) = (granules, rest.is_empty()) else {
+        return damaged("its sizes do not fit together");
+    };
+    let changed = (u32_at(bytes, HAS_MARK) & 1 == 1).then(|| ChangeMark {
+        size_bytes: u64_at(bytes, MARK_BYTES),
+        modified_ns: u64_at(bytes, MARK_TIME).cast_signed(),
+    });
+    let mut identity = [0; 32];
+    identity.copy_from_slice(&bytes[IDENTITY..IDENTITY + 32]);
+    Ok(Kept { granules, identity, changed })
+}
+
+/// Checksum of the file, its own four bytes taken as zeroes.
+fn crc(bytes: &[u8]) -> u32 {
+    let before = crc32c::crc32c(&bytes[..CRC]);
+    crc32c::crc32c_append(crc32c::crc32c_append(before, &[0; 4]), &bytes[CRC + 4..])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Kept {
+        let mut granules = Granules::new(70 * 65536 - 512, 65536).unwrap();
+        granules.insert(65536, 1);
+        granules.insert(69 * 65536, 1);
+        let identity = std::array::from_fn(|at| at as u8);
+        Kept { granules, identity, changed: Some(ChangeMark { size_bytes: 4_586_496, modified_ns: -2 }) }
+    }
+
+    /// Version 1, for ever: hob has to read what an earlier one wrote.
+    #[test]
+    fn the_golden_file_is_read() {
+        let text = concat!(
+            "686f622d64626d7001000000b24c27ff00fe4500000000000000010000000000",
+            "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f",
+            "010000000000000000fc450000000000feffffffffffffff0000000000000000",
+            "0000000000000000000000000000000000000000000000000000000000000000",
+            "02000000000000002000000000000000"
+        );
+        let bytes = encode(&sample());
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, text);
+        assert_eq!(decode(&bytes).unwrap(), sample());
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("b");
+        assert!(read(&path).unwrap().is_none());
+        for kept in [sample(), Kept { changed: None, ..sample() }] {
+            write(&path, &kept).unwrap();
+            assert_eq!(read(&path).unwrap().unwrap(), kept);
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
+        remove(&path).unwrap();
+        remove(&path).unwrap();
+        assert!(read(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn whatever_is_damaged_is_noticed() {
+        let bytes = encode(&sample());
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            assert!(decode(&damaged).is_err(), "byte {at}");
+        }
+        for len in 0..bytes.len() {
+            assert!(decode(&bytes[..len]).is_err(), "{len} bytes");
+        }
+        assert!(decode(&[&bytes[..], &[0; 8]].concat()).is_err());
+    }
+
+    /// A right checksum makes bytes ours, not sensible.
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let altered = |at: usize, what: u64| {
+            let mut bytes = encode(&sample());
+            bytes[at..at + 8].copy_from_slice(&what.to_le_bytes());
+            let sum = crc(&bytes);
+            bytes[CRC..CRC + 4].copy_from_slice(&sum.to_le_bytes());
+            decode(&bytes)
+        };
+        for (at, what) in [
+            (DISK_BYTES, u64::MAX),
+            (DISK_BYTES, 0),
+            (GRANULE_BYTES, 0),
+            (GRANULE_BYTES, 3 << 12),
+            (GRANULE_BYTES, u64::MAX),
+            (GRANULE_BYTES, 4096),
+            (HEADER_BYTES + 8, 1 << 6),
+        ] {
+            assert!(matches!(altered(at, what), Err(BitmapError::Damaged(_))), "{what} at {at}");
+        }
+        assert!(altered(HEADER_BYTES + 8, 1 << 5).is_ok());
+    }
+}

@@ -1,0 +1,164 @@
+//! Buffers that are somebody else's memory: a guest's, which is read into without a copy.
+//!
+//! # Rules
+//! * Others write to this memory whenever they like, and may take it away. So its bytes are never borrowed; reads
+//!   fill it through the kernel, and checksums look at each byte once, as it is at that moment.
+//! * It stays mapped for as long as the buffer lives, which the operations in the ring see to: the buffer keeps its owner.
+//! * Whole pages only, so that O_DIRECT takes it wherever it takes the arena, and no sector lies in two pieces.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::sync::Arc;
+
+use hob_engine::io::BufferSlice;
+use hob_engine::units::BufferId;
+use vm_memory::VolatileSlice;
+
+use super::{Arena, Buffer, PAGE_BYTES};
+use crate::checksum::{sector_sums, shared_sector_sum};
+
+/// Where a part of such a buffer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) to: *mut u8,
+    pub(crate) len: usize,
+}
+
+/// A buffer's memory, piece by piece; see [`Arena::adopt`].
+#[derive(Debug)]
+pub struct Pieces<'a> {
+    parts: Vec<Part>,
+    len: usize,
+    fits: bool,
+    /// What is pushed lives as long as its owner is borrowed, and not a moment less.
+    _life: std::marker::PhantomData<std::cell::Cell<&'a ()>>,
+}
+
+impl<'a> Pieces<'a> {
+    /// The next piece, behind the ones before.
+    pub fn push(&mut self, slice: &VolatileSlice<'a>) {
+        let (to, len) = (slice.ptr_guard_mut().as_ptr(), slice.len());
+        self.fits &= (to as usize | len).is_multiple_of(PAGE_BYTES);
+        self.len = self.len.saturating_add(len);
+        match self.parts.last_mut() {
+            // One operation less for the kernel.
+            Some(last) if last.to.wrapping_add(last.len) == to => last.len += len,
+            _ => self.parts.push(Part { to, len }),
+        }
+    }
+}
+
+/// What makes a buffer such a one.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    /// Empty for a buffer of the arena's own. The memory is used again.
+    parts: Vec<Part>,
+    /// Keeps the parts mapped.
+    owner: Option<Owner>,
+}
+
+struct Owner(#[expect(dead_code, reason = "held for its drop alone")] Arc<dyn Any + Send + Sync>);
+
+impl std::fmt::Debug for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Owner")
+    }
+}
+
+impl Shared {
+    pub(super) fn is_some(&self) -> bool {
+        self.owner.is_some()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.parts.clear();
+        self.owner = None;
+    }
+}
+
+impl Arena {
+    /// A buffer that is memory of `owner`, with one reference: the pieces that `describe` pushes. `None` if they are not made of whole
+    /// pages, or there are none. It takes no room in the arena, can be read into from files and given back, and nothing else.
+    pub fn adopt<M: Send + Sync + 'static>(
+        &mut self,
+        owner: &Arc<M>,
+        describe: impl for<'a> FnOnce(&'a M, &mut Pieces<'a>),
+    ) -> Option<BufferId> {
+        let id = self.free_id();
+        let shared = &mut self.buffers[id as usize].shared;
+        let parts = std::mem::take(&mut shared.parts);
+        let mut pieces = Pieces { parts, len: 0, fits: true, _life: std::marker::PhantomData };
+        describe(owner, &mut pieces);
+        let Pieces { parts, len, fits, .. } = pieces;
+        shared.parts = parts;
+        let len = u32::try_from(len).ok().filter(|len| fits && *len > 0);
+        let Some(len) = len else {
+            shared.clear();
+            self.free_ids.push(id);
+            return None;
+        };
+        shared.owner = Some(Owner(Arc::clone(owner) as Arc<dyn Any + Send + Sync>));
+        let buffer = &mut self.buffers[id as usize];
+        (buffer.page, buffer.len, buffer.refs) = (0, len, 1);
+        Some(BufferId(id))
+    }
+
+    /// Is a buffer somebody else's memory?
+    #[inline]
+    pub(crate) fn is_shared(&self, id: BufferId) -> bool {
+        self.buffer(id).shared.is_some()
+    }
+
+    /// Where the bytes of such a buffer are.
+    pub(crate) fn shared_parts(&self, slice: BufferSlice) -> impl Iterator<Item = Part> {
+        let buffer = self.buffer(slice.id);
+        buffer.assert_holds(slice);
+        let (mut skip, mut left) = (slice.offset as usize, slice.len as usize);
+        buffer.shared.parts.iter().filter_map(move |part| {
+            let skipped = skip.min(part.len);
+            skip -= skipped;
+            let len = (part.len - skipped).min(left);
+            left -= len;
+            (len > 0).then(|| Part { to: part.to.wrapping_add(skipped), len })
+        })
+    }
+
+    /// Puts bytes into such a buffer.
+    pub(crate) fn put_shared(&mut self, slice: BufferSlice, mut bytes: &[u8]) {
+        for Part { to, len } in self.shared_parts(slice) {
+            let (here, rest) = bytes.split_at(len);
+            // SAFETY: the part is mapped and writable while the buffer lives, and nobody has a reference to its bytes.
+            unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), to, len) };
+            bytes = rest;
+        }
+    }
+
+    /// Replaces the contents of `sums` with the checksums of the sectors of a slice, whole ones, whoever's memory it is.
+    pub(crate) fn sector_sums(&self, slice: BufferSlice, sums: &mut Vec<u32>) {
+        if !self.is_shared(slice.id) {
+            return sector_sums(self.slice(slice), sums);
+        }
+        sums.clear();
+        for Part { to, len } in self.shared_parts(slice) {
+            assert!(len.is_multiple_of(PAGE_BYTES), "whole sectors only");
+            for at in (0..len).step_by(PAGE_BYTES) {
+                // SAFETY: a page that is mapped while the buffer lives.
+                sums.push(unsafe { shared_sector_sum(to.wrapping_add(at).cast()) });
+            }
+        }
+    }
+
+    /// Keeps everybody's memory mapped for ever: the kernel may still write to it.
+    pub(crate) fn leak_shared(&mut self) {
+        for buffer in &mut self.buffers {
+            std::mem::forget(buffer.shared.owner.take());
+        }
+    }
+}
+
+impl Buffer {
+    pub(super) fn assert_holds(&self, slice: BufferSlice) {
+        let end = slice.offset.checked_add(slice.len).expect("a slice ends inside its buffer");
+        assert!(end <= self.len, "slice {slice:?} leaves its buffer of {} bytes", self.len);
+    }
+}

@@ -1,0 +1,356 @@
+//! Swap areas: a part of a pool device that the kernel swaps to.
+//!
+//! hob makes the area, puts a loop device over it and tells the kernel to use that. Swapping then goes past hob, and goes on whether a daemon
+//! runs or not. docs/decisions/0014 says why it is so; `pool` says which segments an area has.
+//!
+//! What it refuses: ground that is not known to be good ([`check_ground`]), parts of files that are holes or shared, devices without direct I/O.
+//!
+//! Why `unsafe`: `swapon` and `swapoff` have no other way in. They take a path and keep nothing of it.
+#![allow(unsafe_code)]
+
+mod ground;
+mod header;
+mod loops;
+mod mapping;
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::pool::{AlignedBuffer, Uuid};
+use mapping::Lack;
+
+/// Smallest area, bytes: the kernel wants ten pages, and more than a few of them make sense.
+pub const BYTES_MIN: u64 = 1 << 20;
+
+/// Largest area, bytes: pages are counted in 32 bits, and they may be 4 KiB.
+pub const BYTES_MAX: u64 = 1 << 43;
+
+/// Highest priority that can be asked for.
+pub const PRIORITY_MAX: u16 = 32_767;
+
+/// What is written at once while an area is prepared, bytes.
+const CHUNK_BYTES: usize = 4 << 20;
+
+/// `SWAP_FLAG_PREFER`: the low 15 bits are a priority.
+const PREFER: i32 = 0x8000;
+
+/// Which file or block device, whatever paths it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    device: u64,
+    inode: u64,
+    /// 0 for a file.
+    block_device: u64,
+}
+
+impl FileId {
+    /// Of an open one.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn of(file: impl AsFd) -> io::Result<FileId> {
+        let metadata = File::from(file.as_fd().try_clone_to_owned()?).metadata()?;
+        Ok(FileId { device: metadata.dev(), inode: metadata.ino(), block_device: metadata.rdev() })
+    }
+
+    /// A block device has as many inodes as somebody made nodes for it.
+    fn is_same(self, other: FileId) -> bool {
+        match (self.block_device, other.block_device) {
+            (0, 0) => (self.device, self.inode) == (other.device, other.inode),
+            (mine, others) => mine == others,
+        }
+    }
+}
+
+/// Some bytes of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Where they begin.
+    pub offset: u64,
+    /// How many.
+    pub bytes: u64,
+}
+
+impl Range {
+    fn overlaps(self, other: Range) -> bool {
+        self.offset < other.offset.saturating_add(other.bytes)
+            && other.offset < self.offset.saturating_add(self.bytes)
+    }
+}
+
+/// Swap that is on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Active {
+    /// The loop device that the kernel swaps to.
+    pub path: PathBuf,
+    /// What is swapped out to it, bytes.
+    pub used: u64,
+    /// Higher ones are filled first.
+    pub priority: i32,
+}
+
+/// What there is for what comes back from swap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Of the host, bytes.
+    pub total: u64,
+    /// That could be had without swapping, bytes.
+    pub available: u64,
+    /// Free in all swap of the host, bytes.
+    pub swap_free: u64,
+}
+
+/// Bit 21 of a mask of capabilities.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+
+/// Why an area cannot be swapped to, or no longer.
+#[derive(Debug, thiserror::Error)]
+pub enum SwapError {
+    /// The device "is …", "lies …".
+    #[error("{0}")]
+    Unsafe(String),
+    /// Somebody has put another loop device on it.
+    #[error("it lies under {path}, which hob did not make; detach that first (losetup -d {path})", path = .0.display())]
+    Occupied(PathBuf),
+    /// No privilege.
+    #[error("hob needs the capability CAP_SYS_ADMIN for swap: run it as root")]
+    NotAllowed,
+    /// No loop devices.
+    #[error("the kernel has no loop devices (modprobe loop)")]
+    NoLoopDevices,
+    /// The kernel has no room for what is swapped out.
+    #[error("there is not enough memory for what is swapped out")]
+    NoMemory,
+    /// Somebody ended the process that was at it.
+    #[error("the process that turns swap off was ended, perhaps because memory ran out")]
+    Killed,
+    /// It was told to stop.
+    #[error("it was stopped")]
+    Stopped,
+    /// The system refuses.
+    #[error("cannot {action}: {source}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// The answer.
+        source: io::Error,
+    },
+}
+
+/// May the kernel swap to what `file` lies on?
+///
+/// # Errors
+/// [`SwapError::Unsafe`], or the system's.
+pub fn check_ground(file: impl AsFd) -> Result<(), SwapError> {
+    ground::check(file.as_fd())
+}
+
+/// Loop devices over any part of a file or block device.
+///
+/// # Errors
+/// The system's.
+pub fn loops_over(file: FileId) -> io::Result<Vec<PathBuf>> {
+    let all = loops::in_use()?;
+    Ok(all.into_iter().filter(|device| device.file.is_same(file)).map(|device| device.path).collect())
+}
+
+/// Is an area swapped to?
+///
+/// # Errors
+/// `Occupied` if another loop device lies over it, or the system's.
+pub fn look(file: FileId, range: Range) -> Result<Option<Active>, SwapError> {
+    let look = |source| SwapError::System { action: "look at the loop devices of this host", source };
+    let mut over = loops::in_use().map_err(look)?;
+    over.retain(|device| device.file.is_same(file) && device.range.overlaps(range));
+    if over.is_empty() {
+        return Ok(None);
+    }
+    let swaps = std::fs::read("/proc/swaps")
+        .map_err(|source| SwapError::System { action: "look at the swap of this host", source })?;
+    for device in &over {
+        if device.range == range
+            && let Some(active) = in_table(&swaps, &device.path)
+        {
+            return Ok(Some(active));
+        }
+    }
+    Err(SwapError::Occupied(over.swap_remove(0).path))
+}
+
+/// The line of /proc/swaps about a device.
+fn in_table(table: &[u8], path: &Path) -> Option<Active> {
+    let table = std::str::from_utf8(table).ok()?;
+    table.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let name = fields.next()?;
+        // The node may have been removed since.
+        if name.strip_suffix("\\040(deleted)").unwrap_or(name).as_bytes() != path.as_os_str().as_bytes() {
+            return None;
+        }
+        let used: u64 = fields.nth(2)?.parse().ok()?;
+        let priority = fields.next()?.parse().ok()?;
+        Some(Active { path: path.to_owned(), used: used << 10, priority })
+    })
+}
+
+/// Has the area been prepared?
+///
+/// # Errors
+/// The system's.
+pub fn is_prepared(file: impl AsFd, range: Range, uuid: Uuid) -> Result<bool, SwapError> {
+    let mut buffer = AlignedBuffer::new(rustix::param::page_size());
+    let file = reopened(file.as_fd(), libc::O_DIRECT)?;
+    file.read_exact_at(buffer.bytes_mut(), range.offset)
+        .map_err(|source| SwapError::System { action: "read its first page", source })?;
+    Ok(header::is_of(buffer.bytes(), range.bytes, uuid))
+}
+
+/// Makes an area one that can be swapped to; what was in it is lost. Of a file, every byte is written, so that no hole is left. `goes_on` is told
+/// how many bytes are done, and says whether to go on.
+///
+/// # Errors
+/// `Stopped`, or the system's.
+pub fn prepare(
+    file: impl AsFd,
+    range: Range,
+    uuid: Uuid,
+    label: &str,
+    mut goes_on: impl FnMut(u64) -> bool,
+) -> Result<(), SwapError> {
+    let write = |source| SwapError::System { action: "write the area", source };
+    let file = reopened(file.as_fd(), libc::O_DIRECT)?;
+    let is_file = file.metadata().map_err(write)?.is_file();
+    let zeroes = AlignedBuffer::new(CHUNK_BYTES);
+    let mut done = 0;
+    while is_file && done < range.bytes {
+        if !goes_on(done) {
+            return Err(SwapError::Stopped);
+        }
+        let len = (CHUNK_BYTES as u64).min(range.bytes - done);
+        file.write_all_at(&zeroes.bytes()[..len as usize], range.offset + done).map_err(write)?;
+        done += len;
+    }
+    // The header comes last: it says that all else is done.
+    file.sync_data().map_err(write)?;
+    let page = header::encode(range.bytes, rustix::param::page_size(), uuid, label);
+    let mut buffer = AlignedBuffer::new(page.len());
+    buffer.bytes_mut().copy_from_slice(&page);
+    file.write_all_at(buffer.bytes(), range.offset).map_err(write)?;
+    file.sync_data().map_err(write)
+}
+
+/// Lets the kernel swap to an area that was prepared and is not swapped to. Returns the loop device.
+///
+/// # Errors
+/// [`SwapError`]; then nothing has changed.
+pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<PathBuf, SwapError> {
+    let file = reopened(file.as_fd(), libc::O_DIRECT)?;
+    let metadata =
+        file.metadata().map_err(|source| SwapError::System { action: "look at the device", source })?;
+    if !metadata.file_type().is_block_device() {
+        match mapping::lack(file.as_fd(), range) {
+            Ok(None) => {}
+            Ok(Some(Lack::Hole)) => {
+                return Err(SwapError::Unsafe("is a file with holes where the area is".to_owned()));
+            }
+            Ok(Some(Lack::Shared)) => {
+                return Err(SwapError::Unsafe(
+                    "is a file that shares blocks with a copy of it where the area is".to_owned(),
+                ));
+            }
+            Err(source) => return Err(SwapError::System { action: "see where its bytes are", source }),
+        }
+    }
+    let device = loops::make(file.as_fd(), range)?;
+    let priority = priority.map_or(0, |priority| PREFER | i32::from(priority.min(PRIORITY_MAX)));
+    let path = c_path(&device.path)?;
+    // SAFETY: `path` ends with a zero byte and lives until the call returns.
+    match unsafe { libc::swapon(path.as_ptr(), priority) } {
+        0 => Ok(device.path),
+        _ => {
+            let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+            Err(SwapError::of_kernel("turn swap on", errno))
+        }
+    }
+}
+
+/// Ends swapping to a device, which brings all that is swapped out back to memory or to other swap: it takes long, and a signal that ends
+/// the process stops it. **Not to be called in a daemon**: when memory runs out meanwhile, the kernel ends this process before all others.
+///
+/// # Errors
+/// The system's, which [`SwapError::of_kernel`] understands; then the device is swapped to as before.
+pub fn turn_off(path: &Path) -> io::Result<()> {
+    let path = c_path(path).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    // SAFETY: `path` ends with a zero byte and lives until the call returns.
+    match unsafe { libc::swapoff(path.as_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+impl SwapError {
+    /// What an error number of the kernel means here.
+    pub fn of_kernel(action: &'static str, errno: i32) -> SwapError {
+        match errno {
+            libc::EPERM => SwapError::NotAllowed,
+            libc::ENOMEM => SwapError::NoMemory,
+            libc::EINTR => SwapError::Stopped,
+            _ => SwapError::System { action, source: io::Error::from_raw_os_error(errno) },
+        }
+    }
+}
+
+/// May this process make loop devices and swap to them?
+///
+/// # Errors
+/// `NotAllowed`, `NoLoopDevices`, or the system's.
+pub fn check_able() -> Result<(), SwapError> {
+    loops::control()?;
+    let status = std::fs::read_to_string("/proc/self/status")
+        .map_err(|source| SwapError::System { action: "see what hob may do", source })?;
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    match effective {
+        Some(mask) if mask & CAP_SYS_ADMIN == 0 => Err(SwapError::NotAllowed),
+        _ => Ok(()),
+    }
+}
+
+fn c_path(path: &Path) -> Result<CString, SwapError> {
+    let no_path =
+        |_| SwapError::System { action: "name the device", source: io::ErrorKind::InvalidInput.into() };
+    CString::new(path.as_os_str().as_bytes()).map_err(no_path)
+}
+
+/// How much memory there is.
+///
+/// # Errors
+/// The system's.
+pub fn memory() -> io::Result<Memory> {
+    Ok(parse_memory(&std::fs::read_to_string("/proc/meminfo")?))
+}
+
+fn parse_memory(text: &str) -> Memory {
+    let of = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let kib = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+        kib.unwrap_or(0) << 10
+    };
+    Memory { total: of("MemTotal"), available: of("MemAvailable"), swap_free: of("SwapFree") }
+}
+
+/// Another description of the same file: without the locks and the exclusive claim of the one that a pool has, which would last as long as the
+/// kernel swaps.
+fn reopened(file: BorrowedFd<'_>, flags: i32) -> Result<File, SwapError> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let opened = File::options().read(true).write(true).custom_flags(flags).open(path);
+    opened.map_err(|source| SwapError::System { action: "open the device once more", source })
+}
+
+#[cfg(test)]
+mod tests;

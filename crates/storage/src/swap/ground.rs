@@ -1,0 +1,236 @@
+//! What a pool device lies on, and whether the kernel may swap to it: down through filesystems, loop devices, mappings and arrays to the disks.
+//!
+//! Swapping out is what the kernel does when it has no memory left; whatever needs memory, a program or a network to do it can end in a host that
+//! hangs. So this names what is known to be good and refuses the rest. It cannot see what a disk that is presented to this machine lies on
+//! elsewhere, nor that a volume of LVM is a thin one.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FsWord;
+
+use super::SwapError;
+
+/// Mappings over mappings: more of them are a circle.
+const DEPTH_MAX: usize = 16;
+
+/// Filesystems that write a block where it is, by `f_type`.
+const GOOD: [FsWord; 2] = [0xEF53, 0x5846_5342];
+
+/// Others, by `f_type`, with the reason.
+const BAD: &[(FsWord, &str)] = &[
+    (0x0102_1994, MEMORY),
+    (0x8584_58F6, MEMORY),
+    (0x6573_5546, "is on a FUSE filesystem, served by a program that may itself be swapped out"),
+    (0x6969, NETWORK),
+    (0xFF53_4D42, NETWORK),
+    (0xFE53_4D42, NETWORK),
+    (0x517B, NETWORK),
+    (0x00C3_6400, NETWORK),
+    (0x0102_1997, NETWORK),
+    (0x5346_414F, NETWORK),
+    (0x6B41_4653, NETWORK),
+    (0x0BD0_0BD0, NETWORK),
+    (0x0116_1970, NETWORK),
+    (0x7461_636F, NETWORK),
+    (0x9123_683E, COPIES),
+    (0x2FC1_2FC1, COPIES),
+    (0xCA45_1A4E, COPIES),
+    (0x794C_7630, "is on an overlay filesystem"),
+    (0xF2F5_2010, COPIES),
+    (0x3434, COPIES),
+];
+
+const MEMORY: &str = "lies in memory, which swapping is to relieve";
+const NETWORK: &str = "is on a network filesystem";
+const COPIES: &str =
+    "is on a filesystem that writes blocks elsewhere each time (copy-on-write), which needs memory";
+
+/// Block devices that are not good, by how their names begin.
+const BAD_DEVICES: &[(&str, &str)] = &[
+    ("zram", MEMORY),
+    ("ram", MEMORY),
+    ("pmem", "lies in memory; persistent memory is better used as such"),
+    ("nbd", "lies on a network block device, perhaps one of hob's own"),
+    ("rbd", "lies on a network block device (RBD)"),
+    ("drbd", "lies on a replicated block device (DRBD)"),
+    ("rnbd", "lies on a network block device (RNBD)"),
+    ("ublk", "lies on a block device that a program serves (ublk)"),
+    ("zd", "lies on a ZFS volume, which needs memory to be written"),
+    ("bcache", "lies on a bcache device, which needs memory to be written"),
+    ("etherd", "lies on a network block device (AoE)"),
+    ("dcssblk", MEMORY),
+];
+
+/// May the kernel swap to it?
+///
+/// # Errors
+/// [`SwapError::Unsafe`] with the reason, else the system's.
+pub(super) fn check(file: BorrowedFd<'_>) -> Result<(), SwapError> {
+    check_file(file, 0)
+}
+
+fn check_file(file: BorrowedFd<'_>, depth: usize) -> Result<(), SwapError> {
+    let looked = |source: io::Error| SwapError::System { action: "look at what it lies on", source };
+    let metadata = File::from(file.try_clone_to_owned().map_err(looked)?).metadata().map_err(looked)?;
+    if metadata.file_type().is_block_device() {
+        return check_device(metadata.rdev(), depth);
+    }
+    let f_type = rustix::fs::fstatfs(file).map_err(|errno| looked(errno.into()))?.f_type;
+    judge_filesystem(f_type).map_err(SwapError::Unsafe)?;
+    check_device(metadata.dev(), depth)
+}
+
+fn judge_filesystem(f_type: FsWord) -> Result<(), String> {
+    if GOOD.contains(&f_type) {
+        return Ok(());
+    }
+    match BAD.iter().find(|(bad, _)| *bad == f_type) {
+        Some((_, why)) => Err((*why).to_owned()),
+        None => Err(format!(
+            "is on a filesystem of which hob does not know whether it can be swapped to (type {f_type:#x})"
+        )),
+    }
+}
+
+fn check_device(number: u64, depth: usize) -> Result<(), SwapError> {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let link = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let Ok(place) = fs::canonicalize(&link) else {
+        return Err(SwapError::Unsafe(format!(
+            "lies on device {major}:{minor}, of which the system does not say what it is"
+        )));
+    };
+    // What is said of a whole disk is so of its partitions.
+    let disk = match place.parent() {
+        Some(parent) if place.join("partition").exists() => parent.to_owned(),
+        _ => place,
+    };
+    if depth > DEPTH_MAX {
+        return Err(SwapError::Unsafe("lies on too many mappings".to_owned()));
+    }
+    judge_device(&disk).map_err(SwapError::Unsafe)?;
+    if let Ok(backing) = fs::read_to_string(disk.join("loop/backing_file")) {
+        let backing = backing.trim_end_matches('\n');
+        let file = File::open(backing).map_err(|error| {
+            SwapError::Unsafe(format!(
+                "lies on a loop device over {backing}, which cannot be looked at: {error}"
+            ))
+        })?;
+        return check_file(file.as_fd(), depth + 1);
+    }
+    for below in fs::read_dir(disk.join("slaves")).into_iter().flatten().flatten() {
+        if let Some(number) =
+            fs::read_to_string(below.path().join("dev")).ok().as_deref().and_then(device_number)
+        {
+            check_device(number, depth + 1)?;
+        }
+    }
+    Ok(())
+}
+
+/// `254:1` as a number.
+fn device_number(text: &str) -> Option<u64> {
+    let (major, minor) = text.trim().split_once(':')?;
+    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// A whole disk, by its directory in /sys.
+fn judge_device(disk: &Path) -> Result<(), String> {
+    let name = disk.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let is =
+        |prefix: &str| name.strip_prefix(prefix).is_some_and(|rest| !rest.starts_with(char::is_alphabetic));
+    let is_bad = |prefix: &str| is(prefix) || (prefix == "ublk" && is("ublkb"));
+    if let Some((_, why)) = BAD_DEVICES.iter().find(|(prefix, _)| is_bad(prefix)) {
+        return Err((*why).to_owned());
+    }
+    // /sys/devices/platform/host2/session1/target2:0:0/2:0:0:1/block/sda
+    if disk.components().any(|part| part.as_os_str().to_string_lossy().starts_with("session")) {
+        return Err("lies on an iSCSI disk, which needs the network".to_owned());
+    }
+    match transports(disk).into_iter().find(|transport| !matches!(transport.as_str(), "pcie" | "apple-nvme"))
+    {
+        Some(transport) => Err(format!("lies on an NVMe disk that is reached over {transport}")),
+        None => Ok(()),
+    }
+}
+
+/// How an NVMe disk is reached, by each of its paths; nothing of other disks.
+fn transports(disk: &Path) -> Vec<String> {
+    let device = disk.join("device");
+    let paths = fs::read_dir(&device).into_iter().flatten().flatten().map(|entry| entry.path());
+    let controllers =
+        paths.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("nvme")));
+    std::iter::once(device.clone())
+        .chain(controllers)
+        .filter_map(|controller| fs::read_to_string(controller.join("transport")).ok())
+        .map(|transport| transport.trim().to_owned())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filesystems_are_good_bad_or_unknown() {
+        assert_eq!(judge_filesystem(0xEF53), Ok(()));
+        for (f_type, why) in [
+            (0x0102_1994, "memory"),
+            (0x6573_5546, "FUSE"),
+            (0x6969, "network"),
+            (0x9123_683E, "copy-on-write"),
+            (0x1234, "0x1234"),
+        ] {
+            let said = judge_filesystem(f_type).unwrap_err();
+            assert!(said.contains(why), "{said}");
+        }
+    }
+
+    #[test]
+    fn devices_are_judged_by_name_and_by_how_they_are_reached() {
+        let dir = tempfile::tempdir().unwrap();
+        let virtual_disk = |name: &str| {
+            let disk = dir.path().join(name);
+            fs::create_dir_all(disk.join("device")).unwrap();
+            disk
+        };
+        for (name, why) in [
+            ("nbd3", "network"),
+            ("zram0", "memory"),
+            ("ram1", "memory"),
+            ("ublkb0", "program"),
+            ("zd16", "ZFS"),
+        ] {
+            let said = judge_device(&virtual_disk(name)).unwrap_err();
+            assert!(said.contains(why), "{said}");
+        }
+        for name in ["sda", "vda", "nvme0n1", "dm-0", "md127", "mmcblk0", "rambo", "loop1"] {
+            assert_eq!(judge_device(&virtual_disk(name)), Ok(()), "{name}");
+        }
+        assert!(judge_device(&virtual_disk("session1/block/sdb")).unwrap_err().contains("iSCSI"));
+        let nvme = virtual_disk("nvme1n1");
+        fs::write(nvme.join("device/transport"), "pcie\n").unwrap();
+        assert_eq!(judge_device(&nvme), Ok(()));
+        // With several paths they are one directory further down.
+        fs::create_dir(nvme.join("device/nvme2")).unwrap();
+        fs::write(nvme.join("device/nvme2/transport"), "tcp\n").unwrap();
+        assert!(judge_device(&nvme).unwrap_err().contains("tcp"));
+    }
+
+    #[test]
+    fn a_file_in_memory_is_refused() {
+        let Ok(file) = tempfile::tempfile_in("/dev/shm") else { return };
+        let error = check(file.as_fd()).unwrap_err().to_string();
+        assert!(error.contains("memory") || error.contains("overlay"), "{error}");
+    }
+
+    #[test]
+    fn device_numbers_are_read() {
+        assert_eq!(device_number("254:1\n"), Some(rustix::fs::makedev(254, 1)));
+        assert_eq!(device_number("254"), None);
+    }
+}

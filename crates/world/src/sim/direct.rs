@@ -1,0 +1,157 @@
+//! Reads into guests' own memory, to which the guest writes while flash is read into it.
+//!
+//! What it writes before the checksums are computed must not be believed, nor drop or lose anything; what it writes afterwards is its
+//! own matter. After the answer nothing of it may be looked at any more, so all of it is made noise then. A read that is declined is asked
+//! again with a buffer of the daemon; the model sees one read.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use hob_engine::io::{IoError, Op, PayloadMemory, Request};
+use hob_engine::units::{DiskId, RequestId, SECTOR_BYTES};
+
+use super::traffic::Buffer;
+use super::{World, trace};
+use crate::content;
+use crate::dice::Dice;
+use crate::media::Done;
+use crate::{Violation, ensure};
+
+/// Tells the dice for these histories from those of everything else.
+const SALT: u64 = 0x6469_7265;
+
+/// In a history with such reads.
+pub(super) struct Direct {
+    dice: Dice,
+    /// To be asked again when the engine has room.
+    declined: VecDeque<RequestId>,
+}
+
+/// What a guest has done to its memory since it offered it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Scribbles {
+    /// It is not the guest's.
+    #[default]
+    NotIts,
+    Nothing,
+    /// Something that is in no checksum.
+    Unseen,
+    /// Something that checksums were computed of, or the read into it failed.
+    Seen,
+}
+
+impl Direct {
+    pub(super) fn draw(seed: u64, permille: u32) -> Option<Direct> {
+        let mut dice = Dice::new(seed ^ SALT);
+        dice.chance(permille).then(|| Direct { dice, declined: VecDeque::new() })
+    }
+
+    /// Flash has been read into a buffer: if it is the guest's, the guest may write to it, before the checksums are computed or
+    /// afterwards, or take it away.
+    pub(super) fn scribble(&mut self, buffer: &mut Buffer, units: Range<usize>, done: &mut Done) {
+        let dice = &mut self.dice;
+        if buffer.scribbles == Scribbles::NotIts {
+            return;
+        }
+        let before_sums = dice.chance(150);
+        if before_sums || dice.chance(150) {
+            let within = if before_sums { units.clone() } else { 0..buffer.tags.len() };
+            let at = within.start + dice.below(within.len() as u64) as usize;
+            buffer.tags[at] = content::garbage(dice.roll());
+            let seen = before_sums || buffer.scribbles == Scribbles::Seen;
+            buffer.scribbles = if seen { Scribbles::Seen } else { Scribbles::Unseen };
+        }
+        if before_sums {
+            done.sums = content::sums(&buffer.tags[units]);
+        }
+        if dice.chance(50) {
+            done.result = Err(IoError::Failed);
+        }
+        if done.result.is_err() {
+            buffer.scribbles = Scribbles::Seen;
+        }
+    }
+
+    /// The engine is gone.
+    pub(super) fn crash(&mut self) {
+        self.declined.clear();
+    }
+}
+
+impl World<'_> {
+    /// Whose memory a new request is to come with. Likely hits often offer the guest's, as front ends do; others now and then.
+    pub(super) fn memory_for(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> PayloadMemory {
+        let Some(direct) = &mut self.direct else { return PayloadMemory::Daemon };
+        if op != Op::Read || !(offset | len).is_multiple_of(SECTOR_BYTES) {
+            return PayloadMemory::Daemon;
+        }
+        let is_likely = self.engine.would_read_flash(DiskId(disk as u32), offset, len);
+        match direct.dice.chance(if is_likely { 700 } else { 150 }) {
+            true => PayloadMemory::Guest,
+            false => PayloadMemory::Daemon,
+        }
+    }
+
+    /// Is an answer to a read into a guest's memory right? Says whether its content can be compared.
+    pub(super) fn check_direct(&mut self, request: &Request, ok: bool) -> Result<bool, Violation> {
+        if request.memory != PayloadMemory::Guest {
+            return Ok(true);
+        }
+        let buffer = self.buffers.get_mut(&request.buffer.expect("reads have one")).expect("not released");
+        ensure!(
+            !ok || buffer.scribbles != Scribbles::Seen,
+            "{request:?}: what the guest scribbled, or a failed read, was believed"
+        );
+        let scribbles = buffer.scribbles;
+        self.report.direct += u64::from(ok);
+        Ok(scribbles == Scribbles::Nothing)
+    }
+
+    /// The engine wants a daemon's buffer for a read.
+    pub(super) fn decline(&mut self, id: RequestId) -> Result<(), Violation> {
+        trace!(self, "declined {id}");
+        let in_flight = self.requests.get(&id);
+        let request = in_flight.map(|it| it.request).filter(|it| it.memory == PayloadMemory::Guest);
+        let request =
+            request.ok_or_else(|| Violation(format!("{id} is declined and offered no guest's memory")))?;
+        let buffer = self.buffers.get_mut(&request.buffer.expect("reads have one")).expect("not released");
+        ensure!(!buffer.replied, "{request:?} is declined twice, or after an answer");
+        buffer.end();
+        self.report.declined += 1;
+        let direct = self.direct.as_mut().expect("a history with such reads");
+        direct.declined.push_back(id);
+        Ok(())
+    }
+
+    /// Asks again what was declined, as far as the engine has room.
+    pub(super) fn ask_again(&mut self) -> Result<(), Violation> {
+        while self.engine.in_flight() < self.scenario.limits.requests_max
+            && let Some(id) = self.direct.as_mut().and_then(|direct| direct.declined.pop_front())
+        {
+            let old = self.requests[&id].request;
+            let disk = old.disk.0 as usize;
+            let buffer = self.make_buffer(id, disk, old.offset, old.len);
+            let memory = PayloadMemory::DaemonAfterGuest;
+            let request = Request { buffer: Some(buffer), memory, ..old };
+            let is_away = !self.disks[disk].present || self.disks[disk].leaving;
+            let in_flight = self.requests.get_mut(&id).expect("just looked at");
+            in_flight.request = request;
+            in_flight.refusal = is_away.then_some(IoError::ShuttingDown);
+            trace!(self, "{request:?}");
+            let taken = self.engine.handle_request(self.now, request);
+            ensure!(taken.is_ok(), "{request:?} handed back with {} in flight", self.engine.in_flight());
+            self.drain()?;
+        }
+        Ok(())
+    }
+}
+
+impl Buffer {
+    /// The engine has no further business with a guest's memory.
+    pub(super) fn end(&mut self) {
+        self.replied = true;
+        if self.scribbles != Scribbles::NotIts {
+            self.tags.fill(content::garbage(self.request.0));
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Dirty bitmaps, and what they have to say: beside each of the engine's stands what was acknowledged since it began, and what the disk
+//! read as then.
+//!
+//! What is checked: an acknowledged change is in every bitmap that recorded when it was answered, at once and for as long as that one is
+//! there; a sector that reads differently from when a bitmap began is in it, whatever made it so; one that is frozen stays as
+//! it is. All of this over lives: like the daemon, the world keeps what a disk hands out when it ends and begins with
+//! everything noted where one ended without that, or where somebody wrote to the backing meanwhile.
+//!
+//! Some histories have bitmaps, chosen by dice of their own: the others are what they would be without.
+
+use hob_engine::command::{Bitmap, BitmapChange, Command};
+use hob_engine::granules::Granules;
+use hob_engine::units::DiskId;
+
+use super::{Sabotage, World};
+use crate::content::{Tag, UNIT_BYTES};
+use crate::dice::Dice;
+use crate::{Violation, ensure};
+
+/// Tells the dice from those of everything else.
+const SALT: u64 = 0x6469_7274_7921;
+
+/// Bitmaps of a disk at most.
+const TRACKS_MAX: usize = 3;
+
+/// What a history with bitmaps has.
+#[derive(Debug)]
+pub(super) struct Tracks {
+    dice: Dice,
+    made: u64,
+}
+
+/// One bitmap that a disk has, or will have when it is there again.
+#[derive(Debug)]
+pub(super) struct Track {
+    name: String,
+    granule_bytes: u64,
+    /// Units that acknowledged changes touched since it began.
+    changed: Vec<bool>,
+    /// What each unit was known to hold when it began.
+    before: Vec<Option<Tag>>,
+    /// What it says for ever, if it is frozen.
+    frozen: Option<Granules>,
+    /// What it said when its disk ended well; none while that is there.
+    kept: Option<Granules>,
+}
+
+impl Tracks {
+    /// For a history that has bitmaps.
+    pub(super) fn draw(seed: u64, permille: u32) -> Option<Tracks> {
+        let mut dice = Dice::new(seed ^ SALT);
+        dice.chance(permille).then_some(Tracks { dice, made: 0 })
+    }
+
+    fn name(&mut self) -> String {
+        self.made += 1;
+        format!("b{}", self.made)
+    }
+}
+
+impl World<'_> {
+    /// Disks get their first bitmaps.
+    pub(super) fn begin_with_bitmaps(&mut self) -> Result<(), Violation> {
+        (0..self.disks.len()).try_for_each(|disk| self.add_bitmap(disk))
+    }
+
+    /// Now and then bitmaps of a disk change.
+    pub(super) fn maybe_change_bitmaps(&mut self) -> Result<(), Violation> {
+        let disks = self.disks.len() as u64;
+        let Some(Tracks { dice, .. }) = &mut self.tracks else { return Ok(()) };
+        if !dice.chance(400) {
+            return Ok(());
+        }
+        let (disk, what, which) = (dice.below(disks) as usize, dice.below(12), dice.below(64) as usize);
+        let state = &self.disks[disk];
+        if !state.present || state.leaving {
+            return Ok(());
+        }
+        let is_frozen = |track: &&Track| track.frozen.is_some();
+        let (frozen, recording): (Vec<&Track>, Vec<&Track>) = state.tracks.iter().partition(is_frozen);
+        let pick = |tracks: &[&Track]| tracks.get(which % tracks.len().max(1)).map(|t| t.name.clone());
+        let full = state.tracks.len() >= TRACKS_MAX;
+        let change = match (what, pick(&recording), pick(&frozen)) {
+            (0..2, ..) | (_, None, None) => return if full { Ok(()) } else { self.add_bitmap(disk) },
+            (2, Some(name), _) | (2 | 3, None, Some(name)) | (3, _, Some(name)) => BitmapChange::Remove(name),
+            (3 | 4, Some(name), _) => BitmapChange::Clear(name),
+            (5..9, Some(name), _) if !full => {
+                let frozen = self.tracks.as_mut().expect("looked at").name();
+                self.report.rotations += 1;
+                BitmapChange::Rotate { name, frozen }
+            }
+            (_, Some(into), Some(from)) => BitmapChange::Merge { from, into },
+            _ => return Ok(()),
+        };
+        self.change_bitmaps(disk, change)
+    }
+
+    fn add_bitmap(&mut self, disk: usize) -> Result<(), Violation> {
+        let Some(tracks) = &mut self.tracks else { return Ok(()) };
+        let (name, granule) = (tracks.name(), tracks.dice.pick(&[4096, 8192, 64 << 10, 1 << 20]));
+        let size = self.disks[disk].units() * UNIT_BYTES;
+        let granules = Granules::new(size, granule).expect("it can be");
+        self.change_bitmaps(disk, BitmapChange::Add(Box::new(Bitmap::recording(name, granules))))
+    }
+
+    fn change_bitmaps(&mut self, disk: usize, change: BitmapChange) -> Result<(), Violation> {
+        // What was answered before is not the new one's.
+        self.drain()?;
+        self.command(disk, Command::Bitmap(change));
+        self.drain()
+    }
+
+    /// A disk comes under the engine's care: it gets the bitmaps it had.
+    pub(super) fn give_bitmaps(&mut self, disk: usize) {
+        for at in 0..self.disks[disk].tracks.len() {
+            let fresh = self.strikes(Sabotage::FreshBitmap, 500);
+            let size = self.disks[disk].units() * UNIT_BYTES;
+            let track = &mut self.disks[disk].tracks[at];
+            let kept = track.kept.take();
+            let granules = track.frozen.clone().or(kept).unwrap_or_else(|| {
+                let mut all = Granules::new(size, track.granule_bytes).expect("as before");
+                if !fresh {
+                    all.insert_all();
+                }
+                all
+            });
+            let is_recording = track.frozen.is_none();
+            let bitmap = Bitmap { name: track.name.clone(), granules, is_recording };
+            self.command(disk, Command::Bitmap(BitmapChange::Add(Box::new(bitmap))));
+        }
+    }
+
+    /// A disk has ended well, and its bitmaps were these.
+    pub(super) fn bitmaps_are_left(&mut self, disk: usize, bitmaps: Vec<Bitmap>) -> Result<(), Violation> {
+        for Bitmap { name, granules, is_recording } in bitmaps {
+            let track = self.disks[disk].tracks.iter_mut().find(|track| track.name == name);
+            let track = track.ok_or_else(|| Violation(format!("disk {disk} leaves a bitmap {name}")))?;
+            ensure!(is_recording == track.frozen.is_none(), "disk {disk}: bitmap {name} was frozen or not");
+            track.kept = Some(granules);
+        }
+        self.check_bitmaps(disk)
+    }
+
+    /// The engine is gone, and what its bitmaps had noted with it.
+    pub(super) fn bitmaps_are_lost(&mut self, disk: usize) {
+        let state = &mut self.disks[disk];
+        if state.present || state.leaving {
+            state.tracks.iter_mut().for_each(|track| track.kept = None);
+        }
+    }
+
+    /// The disk may read differently than its bitmaps say, for reasons that the engine cannot know: the owner says so.
+    pub(super) fn distrust_bitmaps(&mut self, disk: usize) {
+        let state = &mut self.disks[disk];
+        let recording = state.tracks.iter_mut().filter(|track| track.frozen.is_none());
+        let names: Vec<String> = recording
+            .map(|track| {
+                track.kept = None;
+                track.name.clone()
+            })
+            .collect();
+        if state.present && !state.leaving {
+            for name in names {
+                self.command(disk, Command::Bitmap(BitmapChange::InsertAll(name)));
+            }
+        }
+    }
+
+    /// A command about bitmaps was carried out.
+    pub(super) fn bitmaps_changed(&mut self, disk: usize, change: &BitmapChange) -> Result<(), Violation> {
+        let state = &self.disks[disk];
+        let before: Vec<Option<Tag>> =
+            (0..state.units()).map(|unit| state.model.pinned(unit as u32)).collect();
+        let units = before.len();
+        let frozen = |name: &str| {
+            let found = self.engine.bitmaps(DiskId(disk as u32)).iter().find(|bitmap| bitmap.name == name);
+            found.map(|bitmap| bitmap.granules.clone())
+        };
+        self.report.bitmaps += 1;
+        match change {
+            BitmapChange::Add(bitmap) => {
+                if state.tracks.iter().any(|track| track.name == bitmap.name) {
+                    return Ok(());
+                }
+                let track = Track {
+                    name: bitmap.name.clone(),
+                    granule_bytes: bitmap.granules.granule_bytes(),
+                    changed: vec![false; units],
+                    before,
+                    frozen: None,
+                    kept: None,
+                };
+                self.disks[disk].tracks.push(track);
+            }
+            BitmapChange::Remove(name) => self.disks[disk].tracks.retain(|track| track.name != *name),
+            BitmapChange::Clear(name) => {
+                let track = self.track_mut(disk, name);
+                (track.changed, track.before) = (vec![false; units], before);
+            }
+            BitmapChange::Rotate { name, frozen: other } => {
+                let frozen = frozen(other);
+                ensure!(frozen.is_some(), "disk {disk} has no bitmap {other} after a rotation");
+                let track = self.track_mut(disk, name);
+                let granule_bytes = track.granule_bytes;
+                let changed = std::mem::replace(&mut track.changed, vec![false; units]);
+                let was = std::mem::replace(&mut track.before, before);
+                let name = other.clone();
+                let track = Track { name, granule_bytes, changed, before: was, frozen, kept: None };
+                self.disks[disk].tracks.push(track);
+            }
+            BitmapChange::Merge { from, into } => {
+                let changed = std::mem::take(&mut self.track_mut(disk, from).changed);
+                let track = self.track_mut(disk, into);
+                track.changed.iter_mut().zip(changed).for_each(|(mine, theirs)| *mine |= theirs);
+                self.disks[disk].tracks.retain(|track| track.name != *from);
+            }
+            BitmapChange::InsertAll(_) => {}
+        }
+        self.check_bitmaps(disk)
+    }
+
+    fn track_mut(&mut self, disk: usize, name: &str) -> &mut Track {
+        let tracks = &mut self.disks[disk].tracks;
+        tracks.iter_mut().find(|track| track.name == name).expect("the world gave the command")
+    }
+
+    /// What a bitmap says, wherever it is.
+    fn noted<'a>(&'a self, disk: usize, track: &'a Track) -> Option<&'a Granules> {
+        let bitmaps = self.engine.bitmaps(DiskId(disk as u32));
+        let there = bitmaps.iter().find(|bitmap| bitmap.name == track.name).map(|bitmap| &bitmap.granules);
+        there.or(track.kept.as_ref())
+    }
+
+    /// A change of these units was acknowledged.
+    pub(super) fn track_change(&mut self, disk: usize, first: u32, count: u32) -> Result<(), Violation> {
+        for track in self.disks[disk].tracks.iter_mut().filter(|track| track.frozen.is_none()) {
+            track.changed[first as usize..(first + count) as usize].fill(true);
+        }
+        for track in self.disks[disk].tracks.iter().filter(|track| track.frozen.is_none()) {
+            let Some(noted) = self.noted(disk, track) else { continue };
+            let has = |unit: u32| noted.contains(u64::from(unit) * UNIT_BYTES);
+            let name = &track.name;
+            ensure!((first..first + count).all(has), "disk {disk}: a change is not in bitmap {name}");
+        }
+        Ok(())
+    }
+
+    /// These units were read, and nothing changes those of them whose contents are known for certain now.
+    pub(super) fn track_read(&self, disk: usize, first: u32, count: u32) -> Result<(), Violation> {
+        let state = &self.disks[disk];
+        for track in state.tracks.iter().filter(|track| track.frozen.is_none()) {
+            let Some(noted) = self.noted(disk, track) else { continue };
+            for unit in first..first + count {
+                let (before, now) = (track.before[unit as usize], state.model.pinned(unit));
+                let same = before.is_none() || now.is_none() || before == now;
+                let is_noted = same || noted.contains(u64::from(unit) * UNIT_BYTES);
+                let name = &track.name;
+                ensure!(is_noted, "disk {disk} unit {unit}: other data than when bitmap {name} began");
+            }
+        }
+        Ok(())
+    }
+
+    /// Every bitmap of a disk has what it has to have.
+    pub(super) fn check_bitmaps(&self, disk: usize) -> Result<(), Violation> {
+        for track in &self.disks[disk].tracks {
+            let Some(noted) = self.noted(disk, track) else { continue };
+            let name = &track.name;
+            if let Some(frozen) = &track.frozen {
+                ensure!(frozen == noted, "disk {disk}: the frozen bitmap {name} changed");
+            }
+            let missing = (0..)
+                .zip(&track.changed)
+                .find(|(unit, changed)| **changed && !noted.contains(*unit as u64 * UNIT_BYTES));
+            ensure!(missing.is_none(), "disk {disk}: {missing:?} is not in bitmap {name}");
+        }
+        Ok(())
+    }
+
+    /// The same of all disks.
+    pub(super) fn check_all_bitmaps(&self) -> Result<(), Violation> {
+        (0..self.disks.len()).try_for_each(|disk| self.check_bitmaps(disk))
+    }
+}

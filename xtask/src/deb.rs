@@ -1,0 +1,177 @@
+//! The Debian package: what has to be made for it, the package by cargo-deb, and a look at what came out.
+//!
+//! What goes where stands in `[package.metadata.deb]` of hob's Cargo.toml.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::shell;
+
+/// How to make it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// With an unoptimized program, as tests use it: quicker, and not for others
+    #[arg(long)]
+    debug: bool,
+}
+
+/// What must be in it.
+const CONTENTS: [&str; 11] = [
+    "./usr/bin/hob",
+    "./etc/hob/hob.toml",
+    "./usr/lib/systemd/system/hob.service",
+    "./usr/share/man/man1/hob.1.gz",
+    "./usr/share/man/man1/hob-daemon.1.gz",
+    "./usr/share/bash-completion/completions/hob",
+    "./usr/share/zsh/vendor-completions/_hob",
+    "./usr/share/fish/vendor_completions.d/hob.fish",
+    "./usr/share/doc/hob/copyright",
+    "./usr/share/doc/hob/docs/INSTALL.md",
+    "./usr/share/doc/hob/examples/prometheus/alerts.yml",
+];
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let profile = if arguments.debug { "dev" } else { "release" };
+    shell::run(&mut shell::cargo(&["build", "--locked", "--profile", profile, "--package", "hob"]))?;
+    let built = shell::target_dir()?.join(if arguments.debug { "debug" } else { "release" });
+    prepare(&built)?;
+    if !shell::cargo(&["deb", "--version"]).output().is_ok_and(|output| output.status.success()) {
+        println!("cargo-deb is absent: installing it with cargo");
+        shell::run(&mut shell::cargo(&["install", "cargo-deb", "--locked"]))?;
+    }
+    let package = built.join("packaging/hob.deb");
+    let out = package.to_string_lossy().into_owned();
+    let mut deb = shell::cargo(&["deb", "--package", "hob", "--no-build", "--locked", "--profile", profile]);
+    shell::run(deb.args(["--output", &out]))?;
+    check(&package)?;
+    let name = shell::output(
+        Command::new("dpkg-deb")
+            .args(["--show", "--showformat"])
+            .args(["${Package}_${Version}_${Architecture}.deb", &out]),
+    )?;
+    let debian = shell::target_dir()?.join("debian");
+    fs::create_dir_all(&debian)?;
+    let place = debian.join(name.trim());
+    fs::rename(&package, &place).with_context(|| format!("move it to {}", place.display()))?;
+    println!("{}", place.display());
+    Ok(())
+}
+
+/// Manual pages, completions and the changelog, which the program and the repository tell.
+fn prepare(built: &Path) -> Result<()> {
+    let hob = built.join("hob");
+    let dir = built.join("packaging");
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(dir.join("completions"))?;
+    shell::run(Command::new(&hob).args(["man", "--out"]).arg(dir.join("man")))?;
+    for (shell_name, file) in [("bash", "hob.bash"), ("zsh", "_hob"), ("fish", "hob.fish")] {
+        let script = shell::output(Command::new(&hob).args(["completions", shell_name]))?;
+        fs::write(dir.join("completions").join(file), script)?;
+    }
+    let version = shell::output(Command::new(&hob).arg("--version"))?;
+    let version = version.trim().rsplit(' ').next().context("hob tells its version")?.to_owned();
+    let when =
+        shell::output(Command::new("git").args(["log", "-1", "--format=%cD"]).current_dir(shell::root()))
+            .unwrap_or_else(|_| "Thu, 01 Jan 1970 00:00:00 +0000".to_owned());
+    let text = format!(
+        "hob ({version}-1) unstable; urgency=medium\n\n  * /usr/share/doc/hob/CHANGELOG.md tells what is new.\n\n -- {}  {}\n",
+        metadata()?["maintainer"].as_str().context("the package has a maintainer")?,
+        when.trim(),
+    );
+    fs::write(dir.join("changelog"), text)?;
+    Ok(())
+}
+
+/// What stands in `[package.metadata.deb]`.
+fn metadata() -> Result<serde_json::Value> {
+    let all = shell::metadata()?;
+    let packages = all["packages"].as_array().context("cargo metadata names packages")?;
+    let hob = packages.iter().find(|package| package["name"] == "hob").context("there is a package hob")?;
+    Ok(hob["metadata"]["deb"].clone())
+}
+
+/// Looks into a package, unpacks it, and runs the program in it.
+fn check(package: &Path) -> Result<()> {
+    let contents = shell::output(Command::new("dpkg-deb").arg("--contents").arg(package))?;
+    let names: Vec<&str> = contents.lines().filter_map(|line| line.split(' ').next_back()).collect();
+    for wanted in CONTENTS {
+        if !names.contains(&wanted) {
+            bail!("the package lacks {wanted}; it has\n{contents}");
+        }
+    }
+    let scratch = tempfile::tempdir()?;
+    shell::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(scratch.path()))?;
+    let hob = scratch.path().join("usr/bin/hob");
+    shell::run(Command::new(&hob).arg("--version"))?;
+    let config: PathBuf = scratch.path().join("etc/hob/hob.toml");
+    shell::run(Command::new(&hob).args(["daemon", "--check", "--config"]).arg(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the package is made of is there, or is made by [`prepare`].
+    #[test]
+    fn everything_that_the_package_is_made_of_is_there() {
+        let metadata = metadata().unwrap();
+        let here = shell::root().join("crates/hob");
+        let mut missing = Vec::new();
+        let assets = metadata["assets"].as_array().expect("assets");
+        let lists = [&metadata["maintainer-scripts"], &metadata["license-file"][0]];
+        let paths =
+            assets.iter().map(|asset| &asset[0]).chain(lists).map(|path| path.as_str().expect("a path"));
+        for path in paths.filter(|path| !path.starts_with("target/release/")) {
+            let (dir, name) = path.rsplit_once('/').expect("a path");
+            let fits = |found: &str| match name.split_once('*') {
+                Some((begin, end)) => found.starts_with(begin) && found.ends_with(end),
+                None => found == name,
+            };
+            let entries = fs::read_dir(here.join(dir)).into_iter().flatten().flatten();
+            if !entries.into_iter().any(|entry| fits(&entry.file_name().to_string_lossy())) {
+                missing.push(path);
+            }
+        }
+        assert!(missing.is_empty(), "{missing:?}");
+        for asset in assets.iter().filter_map(|asset| asset[0].as_str()) {
+            let made = asset.strip_prefix("target/release/");
+            assert!(made.is_none_or(|made| made == "hob" || made.starts_with("packaging/")), "{asset}");
+        }
+    }
+
+    /// The unit, the image and the package speak of the same files.
+    #[test]
+    fn the_unit_and_the_image_start_what_the_package_installs() {
+        let read = |name: &str| fs::read_to_string(shell::root().join("packaging").join(name)).unwrap();
+        let unit = read("hob.service");
+        assert!(unit.contains("ExecStart=/usr/bin/hob daemon --config /etc/hob/hob.toml\n"));
+        assert!(unit.contains("ExecReload=/usr/bin/hob daemon --config /etc/hob/hob.toml --check\n"));
+        let image = read("Containerfile");
+        assert!(image.contains("COPY packaging/hob.toml /etc/hob/hob.toml"));
+        assert!(image.contains("CMD [\"daemon\", \"--config\", \"/etc/hob/hob.toml\"]"));
+        let rust = image.lines().find_map(|line| line.strip_prefix("FROM docker.io/library/rust:"));
+        let manifest = fs::read_to_string(shell::root().join("Cargo.toml")).unwrap();
+        let wanted = rust.and_then(|tag| tag.split('-').next()).expect("a version of Rust");
+        assert!(
+            manifest.contains(&format!("rust-version = \"{wanted}\"")),
+            "the image builds with Rust {wanted}"
+        );
+        // Files that nobody but the service would see are what the drop-in is for.
+        for hidden in [
+            "ProtectSystem",
+            "ProtectKernel",
+            "ProtectControlGroups",
+            "PrivateTmp",
+            "ProtectHome",
+            "PrivateDevices",
+        ] {
+            assert!(
+                !unit.lines().any(|line| line.starts_with(hidden)),
+                "{hidden} hides disks that are files"
+            );
+        }
+    }
+}
