@@ -261,6 +261,10 @@ impl Driver for Handover {
         self.own.change_mark()
     }
 
+    fn is_lost(&self) -> bool {
+        self.own.is_lost()
+    }
+
     fn lock(&self) -> Option<Lock> {
         self.own.lock()
     }

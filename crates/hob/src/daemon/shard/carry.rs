@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 
 use hob_engine::command::{Command, CommandError, Role};
-use hob_engine::io::{IoError, Op, Promote, Reply, Request};
+use hob_engine::io::{IoError, Op, PayloadMemory, Promote, Reply, Request};
 use hob_engine::migration::{Pull, Pulled, Puller};
 use hob_engine::outcome::Outcome;
 use hob_engine::regions::Regions;
@@ -20,7 +20,7 @@ use hob_storage::ring::Ring;
 use super::Shard;
 use super::clients::{Seat, Whose};
 use super::commands::Waiting;
-use crate::daemon::listen::Place;
+use crate::daemon::listen::{Line, Place};
 use crate::daemon::shard_api::{Answer, ShardError};
 
 /// Bit of the upper half of the ids of these requests. Connections of clients have smaller numbers.
@@ -231,6 +231,7 @@ impl Carriers {
                     len,
                     buffer: None,
                     promote: Promote::Usual,
+                    memory: PayloadMemory::Daemon,
                 };
                 if engine.handle_request(now, request).is_err() {
                     job.ranges.push_front((offset, len));
@@ -266,6 +267,7 @@ impl Carriers {
                     len,
                     buffer: Some(buffer),
                     promote: Promote::Usual,
+                    memory: PayloadMemory::Daemon,
                 };
                 if engine.handle_request(now, request).is_err() {
                     ring.arena_mut().release(buffer);
@@ -447,7 +449,7 @@ impl Shard {
     fn attach_peer(&mut self, now: Instant, id: DiskId, seat: PeerSeat) {
         if self.serves(id) {
             let PeerSeat { socket, negotiated, leftover, place } = seat;
-            let seat = Seat { socket, promote: Promote::Never, place, whose: Whose::Peer };
+            let seat = Seat { socket, promote: Promote::Never, line: Line::Relayed, place, whose: Whose::Peer };
             self.clients.attach(now, &mut self.ring, id, seat, negotiated, &leftover);
         }
     }

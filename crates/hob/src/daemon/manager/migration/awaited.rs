@@ -124,22 +124,21 @@ impl Manager {
 
     /// The disk's own backing, which another host may be writing.
     async fn open_unlocked(&self, spec: &str, read_only: bool) -> Result<Backing, Refusal> {
-        if self.is_served_by_program(spec).await? {
-            return Err(Refusal::invalid(format!(
-                "{spec} is an image that a qemu-nbd serves, which two hosts cannot have open at once: a disk that moves needs a raw file, a \
-                 block device or an NBD export"
-            )));
-        }
+        self.check_two_can_open(spec).await?;
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
         let options = BackingOptions { locked: false, ..self.backing_options.clone() };
         let spec = spec.to_owned();
         blocking(move || Backing::open(&spec, access, &options)).await?.map_err(|error| refuse(&error))
     }
 
-    /// Is that an image that is not raw?
-    pub(super) async fn is_served_by_program(&self, spec: &str) -> Result<bool, Refusal> {
-        let spec = spec.to_owned();
-        blocking(move || Backing::kind(&spec).name == "qemu-nbd").await
+    /// Refuses backings that two hosts cannot have open at once.
+    pub(super) async fn check_two_can_open(&self, spec: &str) -> Result<(), Refusal> {
+        let of = spec.to_owned();
+        match blocking(move || Backing::kind(&of).name).await? {
+            "file" | "nbd" => Ok(()),
+            other => Err(Refusal::conflict(format!("{spec} ({other}) cannot be open on two hosts at once"))
+                .hint("a disk that moves needs a raw file, a block device or an NBD export as its backing")),
+        }
     }
 
     /// The backing is this host's.

@@ -60,7 +60,7 @@ impl Manager {
                     ..spec
                 });
             }
-            manager.begin_leaving(leaving, session, Some(claim));
+            manager.begin_attempt(leaving, session, Some(claim));
             manager.migration(&name)
         })
         .await
@@ -87,12 +87,7 @@ impl Manager {
             disk.wanted.backing.clone()
         };
         for backing in std::iter::once(&backing).chain(&start.backing) {
-            if self.is_served_by_program(backing).await? {
-                return Err(Refusal::conflict(format!(
-                    "{backing} is an image that a qemu-nbd serves, which two hosts cannot have open at once"
-                ))
-                .hint("a disk that moves needs a raw file, a block device or an NBD export as its backing"));
-            }
+            self.check_two_can_open(backing).await?;
         }
         match start.bandwidth {
             Some(bandwidth) if bandwidth.bytes() < 1 << 16 => {
@@ -129,7 +124,7 @@ impl Manager {
     }
 
     /// Starts the task of an attempt.
-    pub(super) fn begin_leaving(&self, leaving: Leaving, session: Session, claim: Option<Claim>) {
+    pub(super) fn begin_attempt(&self, leaving: Leaving, session: Session, claim: Option<Claim>) {
         let options = SourceOptions {
             on_demand: leaving.plan.switch == Switch::OnWrite,
             freeze_ns_max: FREEZE_NS_MAX,

@@ -90,7 +90,7 @@ impl Manager {
             if is_there && let Ok(claim) = self.claim_disk(&name, MIGRATING) {
                 let session = orders::next_session(spec.record.record());
                 match self.leaving(&name, spec.lineage, plan, session) {
-                    Ok(leaving) => return self.begin_leaving(leaving, session, Some(claim)),
+                    Ok(leaving) => return self.begin_attempt(leaving, session, Some(claim)),
                     Err(refusal) => tracing::error!("{name} cannot go on to {}: {refusal}", spec.peer),
                 }
             }
