@@ -49,6 +49,16 @@ impl Authority {
         self.write(&dir.join("tls-server"), "server", params)
     }
 
+    /// A certificate for the daemon of a host at `address`, as a server and, with that common name, as a client, in a directory of its own below `dir`.
+    #[must_use]
+    pub fn host(&self, dir: &Path, name: &str, address: &str) -> Files {
+        let mut params = CertificateParams::new(vec![address.to_owned()]).expect("an address");
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        self.write(&dir.join(format!("tls-{name}")), "host", params)
+    }
+
     /// A certificate for a client with that common name, in a directory of its own below `dir`.
     #[must_use]
     pub fn client(&self, dir: &Path, name: &str) -> Files {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use crate::hosts::Host;
 use crate::nbd_client::{Address, Client};
 use crate::process::{Output, Process};
 use crate::scratch::{Scratch, free_port, text};
@@ -274,6 +275,23 @@ impl Daemon {
     pub fn start_program(program: &Path, config: &Path, control: &Path) -> Self {
         let mut command = Command::new(program);
         command.args(["daemon", "--config", &text(config)]);
+        Self::run(command, control)
+    }
+
+    /// The same on a host of its own. Its control socket is everybody's all the same, for files are shared.
+    ///
+    /// # Panics
+    /// When the control socket does not appear.
+    #[must_use]
+    #[track_caller]
+    pub fn start_inside(host: &Host, config: &Path, control: &Path) -> Self {
+        let mut command = Command::new(binary());
+        command.args(["daemon", "--config", &text(config)]);
+        Self::run(host.wrap(&command), control)
+    }
+
+    #[track_caller]
+    fn run(mut command: Command, control: &Path) -> Self {
         let mut process =
             Process::start("hob daemon", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
         let start = Instant::now();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::hosts::Host;
 use crate::process::{Output, Process};
 
 /// The longest any tool may run unless the test says otherwise.
@@ -62,6 +63,14 @@ impl Tool {
     #[must_use]
     pub fn env(mut self, key: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
         self.command.env(key, value);
+        self
+    }
+
+    /// Runs it on a host of its own.
+    #[must_use]
+    #[track_caller]
+    pub fn inside(mut self, host: &Host) -> Self {
+        self.command = host.wrap(&self.command);
         self
     }
 

@@ -27,7 +27,7 @@ const PACKAGES: &[Package] = &[
     // The guest's kernel and its modules; nothing boots from it on the host.
     Package { name: "linux-image-cloud-amd64", shown_by: &["/boot/vmlinuz-*cloud*"] },
     Package { name: "busybox-static", shown_by: &["busybox"] },
-    Package { name: "e2fsprogs", shown_by: &["mkfs.ext4", "e2fsck"] },
+    Package { name: "e2fsprogs", shown_by: &["mkfs.ext4", "mke2fs", "e2fsck"] },
     Package { name: "cpio", shown_by: &["cpio"] },
     // For promtool; its server need not run.
     Package { name: "prometheus", shown_by: &["promtool"] },
@@ -37,12 +37,15 @@ const PACKAGES: &[Package] = &[
     Package { name: "chromium", shown_by: &["chromium"] },
     Package { name: "openssl", shown_by: &["openssl"] },
     Package { name: "kmod", shown_by: &["modprobe"] },
-    Package { name: "util-linux", shown_by: &["setpriv", "mkswap"] },
+    Package { name: "util-linux", shown_by: &["setpriv", "mkswap", "unshare", "nsenter"] },
     Package { name: "bsdutils", shown_by: &["script"] },
     Package { name: "mount", shown_by: &["mount", "umount", "losetup", "swapoff"] },
     // A process whose memory is paged out.
     Package { name: "perl-base", shown_by: &["perl"] },
     Package { name: "xfsprogs", shown_by: &["mkfs.xfs", "xfs_repair"] },
+    // Two hosts on one, and the hook scripts of hypervisors.
+    Package { name: "iproute2", shown_by: &["ip"] },
+    Package { name: "shellcheck", shown_by: &["shellcheck"] },
     Package { name: "qemu-system-common", shown_by: &["qemu-storage-daemon"] },
 ];
 

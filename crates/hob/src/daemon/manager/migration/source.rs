@@ -131,6 +131,8 @@ pub(super) async fn run(
         }
     }
     task.helpers.iter().chain(&task.call).for_each(JoinHandle::abort);
+    // What came with the last input.
+    task.show();
     task.end();
     drop(claim);
 }

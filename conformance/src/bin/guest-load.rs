@@ -1,0 +1,189 @@
+//! `guest-load DEVICE HOT_BLOCKS`: the load of a guest that migrates. Runs inside the guest, as a program of its own.
+//!
+//! Four threads, each the owner of every fourth block of the device, read and write blocks (4 KiB) of it past the page cache. Each owner knows how often it wrote
+//! each of its blocks, and checks all that it reads against that. Nine of ten requests read, and nine of ten of these go to the hot set, which
+//! is the first HOT_BLOCKS blocks; of the writes it is half. Now and then a flush. A line a second says what was done and how long the slowest took, in µs. A line on
+//! standard input ends it; then the whole device is read and checked.
+//!
+//! Exits with 1 when any block is wrong or any request fails.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, Error, stdin};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use conformance::data::Noise;
+use conformance::load::{BLOCK_BYTES, Pattern};
+
+const THREADS: u64 = 4;
+const O_DIRECT: i32 = 0o40_000;
+/// How long each thread rests after a request: what the guest asks for shall not depend on how fast it is served.
+const REST: Duration = Duration::from_millis(4);
+/// Each so many writes of a thread are flushed.
+const FLUSH_EACH: u64 = 16;
+/// Blocks of a request when the device is read from one end to the other.
+const SWEEP_BLOCKS: usize = 64;
+
+/// Memory that can be read into past the page cache.
+#[repr(align(4096))]
+struct Aligned<const N: usize>([u8; N]);
+
+/// What was done since the last line.
+#[derive(Default)]
+struct Tally {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    slowest_read_us: AtomicU64,
+    slowest_write_us: AtomicU64,
+    wrong: AtomicU64,
+    failed: AtomicU64,
+}
+
+struct Load {
+    device: File,
+    blocks: u64,
+    hot_blocks: u64,
+    pattern: Pattern,
+    tally: Tally,
+    over: AtomicBool,
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    let [_, device, hot_blocks] = &args[..] else {
+        eprintln!("guest-load DEVICE HOT_BLOCKS");
+        return ExitCode::from(2);
+    };
+    let hot_blocks = hot_blocks.parse().expect("a number of blocks");
+    let device = OpenOptions::new().read(true).write(true).custom_flags(O_DIRECT).open(device);
+    let device = device.expect("the device opens");
+    let blocks = size(&device) / BLOCK_BYTES as u64;
+    let (pattern, tally) = (Pattern::new(), Tally::default());
+    let load = Load { device, blocks, hot_blocks, pattern, tally, over: AtomicBool::new(false) };
+    let versions = load.run();
+    load.sweep(load.blocks, &versions);
+    let (wrong, failed) = (load.tally.wrong.load(Relaxed), load.tally.failed.load(Relaxed));
+    let writes: u64 = versions.iter().flatten().map(|v| u64::from(*v)).sum();
+    println!("GUEST-LOAD-END blocks={blocks} writes={writes} wrong={wrong} failed={failed}");
+    ExitCode::from(u8::from(wrong + failed > 0))
+}
+
+/// Of a block device, which has no length.
+fn size(device: &File) -> u64 {
+    use std::io::{Seek, SeekFrom};
+    (&mut &*device).seek(SeekFrom::End(0)).expect("a device has an end")
+}
+
+impl Load {
+    /// Until a line comes in. Returns how often each owner wrote each of its blocks.
+    fn run(&self) -> Vec<Vec<u32>> {
+        let versions = vec![vec![0; (self.blocks / THREADS + 1) as usize]; THREADS as usize];
+        self.sweep(self.hot_blocks, &versions);
+        println!("GUEST-LOAD-BEGINS blocks={} hot={}", self.blocks, self.hot_blocks);
+        std::thread::scope(|scope| {
+            let owners: Vec<_> = versions
+                .into_iter()
+                .zip(0..)
+                .map(|(mine, owner)| scope.spawn(move || self.own(owner, mine)))
+                .collect();
+            scope.spawn(|| {
+                let mut line = String::new();
+                while line.is_empty() && stdin().lock().read_line(&mut line).is_ok() {}
+                self.over.store(true, Relaxed);
+            });
+            let mut second = 0;
+            while !self.over.load(Relaxed) {
+                std::thread::sleep(Duration::from_secs(1));
+                second += 1;
+                self.say(second);
+            }
+            owners.into_iter().map(|owner| owner.join().expect("an owner ends")).collect()
+        })
+    }
+
+    fn say(&self, second: u64) {
+        let take = |count: &AtomicU64| count.swap(0, Relaxed);
+        let Tally { reads, writes, slowest_read_us, slowest_write_us, wrong, failed } = &self.tally;
+        println!(
+            "GUEST-LOAD second={second} reads={} writes={} slowest_read_us={} slowest_write_us={} wrong={} failed={}",
+            take(reads),
+            take(writes),
+            take(slowest_read_us),
+            take(slowest_write_us),
+            wrong.load(Relaxed),
+            failed.load(Relaxed),
+        );
+    }
+
+    /// One owner's requests.
+    fn own(&self, owner: u64, mut versions: Vec<u32>) -> Vec<u32> {
+        let mut dice = Noise::new(owner + 1);
+        let mut memory = Box::new(Aligned([0; BLOCK_BYTES]));
+        let mut writes = 0_u64;
+        while !self.over.load(Relaxed) {
+            let read = dice.below(10) > 0;
+            let hot = dice.below(10) < if read { 9 } else { 5 };
+            let among = if hot { self.hot_blocks } else { self.blocks };
+            let place = dice.below(among / THREADS);
+            let (block, version) = (place * THREADS + owner, &mut versions[place as usize]);
+            let start = Instant::now();
+            let (done, count, slowest) = if read {
+                let done = self.device.read_exact_at(&mut memory.0, block * BLOCK_BYTES as u64);
+                let done = done.map(|()| self.check(block, u64::from(*version), &memory.0));
+                (done, &self.tally.reads, &self.tally.slowest_read_us)
+            } else {
+                writes += 1;
+                *version += 1;
+                self.pattern.fill(block, u64::from(*version), &mut memory.0);
+                let flush = writes.is_multiple_of(FLUSH_EACH);
+                (self.write(block, &memory.0, flush), &self.tally.writes, &self.tally.slowest_write_us)
+            };
+            slowest.fetch_max(start.elapsed().as_micros() as u64, Relaxed);
+            count.fetch_add(1, Relaxed);
+            self.note(block, done);
+            std::thread::sleep(REST);
+        }
+        versions
+    }
+
+    fn write(&self, block: u64, bytes: &[u8], flush: bool) -> Result<(), Error> {
+        self.device.write_all_at(bytes, block * BLOCK_BYTES as u64)?;
+        if flush { self.device.sync_data() } else { Ok(()) }
+    }
+
+    fn check(&self, block: u64, expected: u64, bytes: &[u8; BLOCK_BYTES]) {
+        let complaint = match self.pattern.version(block, bytes) {
+            Ok(version) if version == expected => return,
+            Ok(version) => format!("block {block} is version {version} and not {expected}"),
+            Err(complaint) => complaint,
+        };
+        self.tally.wrong.fetch_add(1, Relaxed);
+        println!("GUEST-READ-SOMETHING-ELSE {complaint}");
+    }
+
+    fn note(&self, block: u64, done: Result<(), Error>) {
+        if let Err(e) = done {
+            self.tally.failed.fetch_add(1, Relaxed);
+            println!("GUEST-WRITE-FAILED or read, block {block}: {e}");
+        }
+    }
+
+    /// Reads and checks the first `blocks` blocks in large requests.
+    fn sweep(&self, blocks: u64, versions: &[Vec<u32>]) {
+        let mut memory = Box::new(Aligned([0; SWEEP_BLOCKS * BLOCK_BYTES]));
+        for first in (0..blocks).step_by(SWEEP_BLOCKS) {
+            let count = (blocks - first).min(SWEEP_BLOCKS as u64) as usize;
+            let bytes = &mut memory.0[..count * BLOCK_BYTES];
+            let done = self.device.read_exact_at(bytes, first * BLOCK_BYTES as u64);
+            let failed = done.is_err();
+            self.note(first, done);
+            let (found, _) = bytes.as_chunks::<BLOCK_BYTES>();
+            for (block, bytes) in (first..).zip(found).filter(|_| !failed) {
+                let version = versions[(block % THREADS) as usize][(block / THREADS) as usize];
+                self.check(block, u64::from(version), bytes);
+            }
+        }
+    }
+}

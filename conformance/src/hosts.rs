@@ -1,0 +1,94 @@
+//! Two hosts on one machine: network namespaces with a cable between them.
+//!
+//! A namespace lives as long as a process in it. That process is a child of the test and dies with it, however the test ends, and the
+//! kernel then removes the namespace and the cable. So nothing has a name that others could take, and nothing stays behind. Needs root.
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::process::Process;
+use crate::scratch::wait_until;
+use crate::tool::{Tool, find};
+
+/// The addresses of the two hosts.
+const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
+
+/// The cable's end, on both.
+const DEVICE: &str = "net0";
+
+/// How long the kernel may take for a namespace.
+const READY_MAX: Duration = Duration::from_secs(20);
+
+/// A host of its own as far as the network is concerned; files are shared with everybody.
+#[derive(Debug)]
+pub struct Host {
+    address: &'static str,
+    holder: Process,
+}
+
+impl Host {
+    /// Two of them that reach each other and nobody else.
+    ///
+    /// # Panics
+    /// When namespaces cannot be made.
+    #[must_use]
+    #[track_caller]
+    pub fn pair() -> [Self; 2] {
+        let hosts = ADDRESSES.map(Self::alone);
+        let pids = hosts.each_ref().map(|host| host.holder.pid().to_string());
+        let ip = |args: &[&str]| Tool::new("ip").args(args).run();
+        ip(&[
+            "link", "add", DEVICE, "netns", &pids[0], "type", "veth", "peer", "name", DEVICE, "netns",
+            &pids[1],
+        ]);
+        for host in &hosts {
+            let ip = |args: &[&str]| Tool::new("ip").args(args).inside(host).run();
+            ip(&["address", "add", &format!("{}/30", host.address), "dev", DEVICE]);
+            ip(&["link", "set", "lo", "up"]);
+            ip(&["link", "set", DEVICE, "up"]);
+        }
+        hosts
+    }
+
+    #[track_caller]
+    fn alone(address: &'static str) -> Self {
+        let ours = std::fs::read_link("/proc/self/ns/net").expect("this process has a network");
+        let holder = Tool::new("unshare").args(["--net", "--", "sleep", "infinity"]).start();
+        let theirs = format!("/proc/{}/ns/net", holder.pid());
+        wait_until("a network namespace", READY_MAX, || {
+            std::fs::read_link(&theirs).is_ok_and(|theirs| theirs != ours)
+        });
+        Self { address, holder }
+    }
+
+    /// Its IPv4 address.
+    #[must_use]
+    pub fn address(&self) -> &'static str {
+        self.address
+    }
+
+    /// The same command there, as the same process.
+    #[must_use]
+    #[track_caller]
+    pub fn wrap(&self, command: &Command) -> Command {
+        let mut wrapped = Command::new(find("nsenter"));
+        wrapped.arg(format!("--net=/proc/{}/ns/net", self.holder.pid())).arg("--");
+        wrapped.arg(command.get_program()).args(command.get_args());
+        wrapped.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?))));
+        wrapped
+    }
+
+    /// Bytes it has put on the cable so far, headers of all layers included.
+    ///
+    /// # Panics
+    /// When the kernel does not count them.
+    #[must_use]
+    #[track_caller]
+    pub fn sent_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/net/dev", self.holder.pid());
+        let table = std::fs::read_to_string(path).expect("the host is there");
+        let row =
+            table.lines().find_map(|line| line.trim().strip_prefix("net0:")).expect("the cable is there");
+        row.split_whitespace().nth(8).and_then(|n| n.parse().ok()).expect("a count of bytes")
+    }
+}

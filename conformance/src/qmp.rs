@@ -1,0 +1,86 @@
+//! QEMU's own control (QMP): one JSON object a line.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::process::Process;
+use crate::scratch::wait_until;
+
+/// How long QEMU may take until its socket is there, and for one answer.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+/// A connection to a machine's control.
+#[derive(Debug)]
+pub struct Monitor(BufReader<UnixStream>);
+
+impl Monitor {
+    /// Connects to the socket at `path`, once it is there.
+    ///
+    /// # Panics
+    /// When nobody answers.
+    #[must_use]
+    #[track_caller]
+    pub fn connect(path: &Path) -> Self {
+        wait_until("QEMU's monitor", ANSWER_MAX, || UnixStream::connect(path).is_ok());
+        let stream = UnixStream::connect(path).expect("it was there just now");
+        stream.set_read_timeout(Some(ANSWER_MAX)).expect("a time limit");
+        let mut monitor = Self(BufReader::new(stream));
+        monitor.line();
+        monitor.ask("qmp_capabilities", json!({}));
+        monitor
+    }
+
+    /// Runs a command and returns what it returns; events are skipped.
+    ///
+    /// # Panics
+    /// When QEMU refuses it, or says nothing.
+    #[track_caller]
+    pub fn ask(&mut self, what: &str, arguments: Value) -> Value {
+        let question = json!({ "execute": what, "arguments": arguments });
+        writeln!(self.0.get_mut(), "{question}").expect("QEMU listens");
+        loop {
+            let answer = self.line();
+            assert!(answer.get("error").is_none(), "{what}: {answer}");
+            if let Some(value) = answer.get("return") {
+                return value.clone();
+            }
+        }
+    }
+
+    /// Migrates the machine to `uri`, where `arriving` waits for it, and returns what `query-migrate` says once it has gone.
+    ///
+    /// # Panics
+    /// When the migration fails, or lasts longer than `limit`.
+    #[track_caller]
+    pub fn migrate(&mut self, uri: &str, arriving: &Process, limit: Duration) -> Value {
+        // Guest memory is little and changes little; what bounds this is the sender's share of two slow cores.
+        self.ask("migrate-set-parameters", json!({ "max-bandwidth": 64 << 20, "downtime-limit": 1000 }));
+        self.ask("migrate", json!({ "uri": uri }));
+        let start = Instant::now();
+        loop {
+            let state = self.ask("query-migrate", json!({}));
+            match state["status"].as_str() {
+                Some("completed") => return state,
+                Some("failed" | "cancelled") => panic!("{state}\n{}", arriving.stderr()),
+                _ => assert!(start.elapsed() < limit, "the machine does not arrive: {state}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Ends the machine. One that has ended by itself is fine, too.
+    pub fn quit(mut self) {
+        let _ = writeln!(self.0.get_mut(), "{}", json!({ "execute": "quit" }));
+    }
+
+    #[track_caller]
+    fn line(&mut self) -> Value {
+        let mut line = String::new();
+        self.0.read_line(&mut line).expect("QEMU answers");
+        serde_json::from_str(&line).expect("JSON")
+    }
+}

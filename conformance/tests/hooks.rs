@@ -1,0 +1,258 @@
+//! The hook scripts of hypervisors: what they tell hob, and what they do when hob says no. libvirt and Proxmox VE are not there; the scripts are called as
+//! they call them. `hob` is a script that writes down what it was told, and knows what states disks are in.
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use conformance::{Scratch, Tool};
+
+/// Answers `disk show` from the file `states` (lines: whom to ask, disk, state), fails where the file `fails` names the command, and writes
+/// everything else to the file `said`.
+const FAKE: &str = r#"#!/bin/sh
+who=${HOB_CONTROL:-here}
+if [ "$1 $2" = "disk show" ]; then
+    awk -v who="$who" -v disk="$3" '$1 == who && $2 == disk { print "disk   " disk; print "state  " $3; found = 1 } END { exit !found }' "$BASE/states"
+    exit
+fi
+echo "$who: $*" >> "$BASE/said"
+! grep -qxF "$who: $*" "$BASE/fails"
+"#;
+
+const CONFIG: &str = "PEERS='host-a:9443 host-b:9443 host-c:9443'\nSELF=host-b:9443\nBANDWIDTH=200M\n";
+
+/// As libvirt writes it.
+const XML: &str = "<domain type='kvm' id='3'>
+  <name>web</name>
+  <devices>
+    <disk type='network' device='disk'>
+      <driver name='qemu' type='raw' cache='none' discard='unmap'/>
+      <source protocol='nbd' name='vm1' index='1'>
+        <host transport='unix' socket='/run/hob/nbd.sock'/>
+      </source>
+      <target dev='vda' bus='virtio'/>
+    </disk>
+    <disk type='vhostuser' device='disk' snapshot='no'>
+      <driver name='qemu' type='raw' queues='4'/>
+      <source type='unix' path='/run/hob/data.sock'>
+        <reconnect enabled='yes' timeout='1'/>
+      </source>
+      <target dev='vdb' bus='virtio'/>
+    </disk>
+    <disk type='network' device='disk'>
+      <source protocol='nbd' name='theirs'>
+        <host name='10.0.0.9' port='10809'/>
+      </source>
+    </disk>
+    <disk type='vhostuser' device='disk'>
+      <source type='unix' path='/run/spdk/other.sock'/>
+    </disk>
+    <disk type='file' device='disk'><source file='/srv/plain.img'/></disk>
+  </devices>
+</domain>
+";
+
+struct Stage {
+    scratch: Scratch,
+}
+
+impl Stage {
+    /// With these states of disks.
+    fn new(states: &str) -> Stage {
+        let scratch = Scratch::new();
+        std::fs::create_dir(scratch.path("bin")).unwrap();
+        let fake = scratch.path("bin/hob");
+        std::fs::write(&fake, FAKE).unwrap();
+        std::fs::set_permissions(&fake, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let stage = Stage { scratch };
+        stage.set("states", states);
+        stage.set("fails", "");
+        stage.set("said", "");
+        stage.set("hook.conf", &format!("{CONFIG}MARKS={}\n", stage.scratch.text("marks")));
+        stage
+    }
+
+    fn set(&self, name: &str, text: &str) {
+        std::fs::write(self.scratch.path(name), text).unwrap();
+    }
+
+    fn call(&self, script: &str, args: &[&str], env: &[(&str, &str)], input: &str) -> Output {
+        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.scratch.text("bin"));
+        let mut child = Command::new(packaging(script))
+            .args(args)
+            .env_clear()
+            .env("PATH", path)
+            .env("BASE", self.scratch.dir())
+            .env("HOB_HOOK_CONFIG", self.scratch.path("hook.conf"))
+            .envs(env.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the script runs");
+        // A script that does not read its input is none that fails.
+        let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
+        child.wait_with_output().expect("the script ends")
+    }
+
+    /// What libvirt does. Returns whether it goes on, and what hob was told meanwhile.
+    #[track_caller]
+    fn libvirt(&self, operation: &[&str]) -> (bool, String) {
+        self.set("said", "");
+        let output = self.call("libvirt/qemu", &[&["web"], operation].concat(), &[], XML);
+        assert!(output.stdout.is_empty(), "libvirt would take this for XML: {output:?}");
+        (output.status.success(), self.said())
+    }
+
+    /// What Proxmox VE does.
+    fn proxmox(&self, phase: &str, env: &[(&str, &str)]) -> (bool, String) {
+        self.set("said", "");
+        let dir = self.scratch.text("pve");
+        let output = self.call(
+            "proxmox/hob-hook.sh",
+            &["100", phase],
+            &[&[("PVE_DIR", dir.as_str())], env].concat(),
+            "",
+        );
+        (output.status.success(), self.said())
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(self.scratch.path("said")).unwrap()
+    }
+}
+
+fn packaging(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").join(path)
+}
+
+#[test]
+fn libvirt_asks_for_the_caches_of_a_machine_that_comes() {
+    let stage = Stage::new(
+        "https://host-c:9443 vm1 online\nhttps://host-a:9443 vm1 away\nhttps://host-c:9443 data online\nhere vm1 away\n",
+    );
+    let asked = "https://host-c:9443: migrate vm1 --to host-b:9443 --cache copy --wait awaited --bandwidth 200M\n\
+                 https://host-c:9443: migrate data --to host-b:9443 --cache copy --wait awaited --vhost-user /run/hob/data.sock --bandwidth 200M\n";
+    assert_eq!(stage.libvirt(&["migrate", "begin", "-"]), (true, asked.into()));
+    // It comes from elsewhere, so this is no cold restart; the next start is one.
+    stage.set("states", "here vm1 awaited\nhere data online\n");
+    assert_eq!(stage.libvirt(&["prepare", "begin", "-"]), (true, String::new()));
+    assert_eq!(
+        stage.libvirt(&["prepare", "begin", "-"]),
+        (true, "here: disk event data cold-restart\n".into())
+    );
+}
+
+/// What was begun for one disk is given up when the other one's cannot come: the machine stays where it is.
+#[test]
+fn libvirt_lets_no_machine_in_whose_caches_do_not_come() {
+    let owned = "https://host-a:9443 vm1 online\nhttps://host-a:9443 data online\n";
+    let stage = Stage::new(owned);
+    let refused = "https://host-a:9443: migrate data --to host-b:9443 --cache copy --wait awaited --vhost-user /run/hob/data.sock --bandwidth 200M";
+    stage.set("fails", refused);
+    let (goes_on, said) = stage.libvirt(&["migrate", "begin", "-"]);
+    assert!(
+        !goes_on && said.ends_with(&format!("{refused}\nhttps://host-a:9443: migrate vm1 --cancel\n")),
+        "{said}"
+    );
+    // Nobody has it; it is this host's already; nobody is known.
+    for (states, config) in [("", CONFIG), ("here vm1 online\n", CONFIG), (owned, "")] {
+        let stage = Stage::new(states);
+        stage.set("hook.conf", config);
+        let (goes_on, said) = stage.libvirt(&["migrate", "begin", "-"]);
+        assert!(!goes_on && said.is_empty(), "{states}: {said}");
+    }
+    // Somebody has asked by hand: nothing is left to do, and nobody need be known.
+    let stage = Stage::new("here vm1 awaited\nhere data awaited\n");
+    stage.set("hook.conf", &format!("MARKS={}\n", stage.scratch.text("marks")));
+    assert_eq!(stage.libvirt(&["migrate", "begin", "-"]), (true, String::new()));
+}
+
+#[test]
+fn libvirt_tells_of_what_happens_to_a_machine() {
+    let stage = Stage::new("here vm1 online\nhere data online\n");
+    let told = |event: &str| (true, format!("here: disk event vm1 {event}\nhere: disk event data {event}\n"));
+    let nothing = (true, String::new());
+    assert_eq!(stage.libvirt(&["prepare", "begin", "-"]), told("cold-restart"));
+    for quiet in ["start", "started", "reconnect", "attach"] {
+        assert_eq!(stage.libvirt(&[quiet, "begin", "-"]), nothing);
+    }
+    assert_eq!(stage.libvirt(&["stopped", "end", "-"]), nothing);
+    for (reason, event) in
+        [("saved", Some("suspend")), ("-", Some("suspend")), ("shutdown", None), ("migrated", None)]
+    {
+        let expected = event.map_or(nothing.clone(), told);
+        assert_eq!(stage.libvirt(&["release", "end", reason]), expected, "{reason}");
+    }
+    assert_eq!(stage.libvirt(&["restore", "begin", "-"]), told("resume"));
+    assert_eq!(stage.libvirt(&["prepare", "begin", "-"]), nothing);
+    // A machine starts although hob does not answer; the hook says so and is no obstacle.
+    stage.set("fails", "here: disk event vm1 cold-restart\n");
+    assert_eq!(stage.libvirt(&["prepare", "begin", "-"]), told("cold-restart"));
+}
+
+/// A machine that did not come after all leaves no disk that waits for it; what is this host's stays.
+#[test]
+fn libvirt_gives_back_what_no_machine_came_for() {
+    let stage = Stage::new("here vm1 awaited\nhere data away\n");
+    assert_eq!(stage.libvirt(&["release", "end", "failed"]), (true, "here: disk remove vm1\n".into()));
+    let stage = Stage::new("here vm1 online\nhere data away\n");
+    assert_eq!(stage.libvirt(&["release", "end", "migrated"]), (true, String::new()));
+}
+
+const ARGS: &str = "args: -drive file=nbd+unix:///vm1?socket=/run/hob/nbd.sock,if=none,id=hob0,format=raw -device virtio-blk-pci,drive=hob0 \
+    -chardev socket,id=hob1,path=/run/hob/data.sock,reconnect=1 -device vhost-user-blk-pci,chardev=hob1\n";
+
+#[test]
+fn proxmox_asks_for_the_caches_of_a_machine_that_comes() {
+    let stage = Stage::new("");
+    stage.set(
+        "hook.conf",
+        "PEERS='pve1=10.0.0.1:9443 pve2=10.0.0.2:9443'\nSELF=pve2=10.0.0.2:9443\nCACHE=remote\n",
+    );
+    std::fs::create_dir_all(stage.scratch.path("pve/nodes/pve1/qemu-server")).unwrap();
+    std::fs::create_dir_all(stage.scratch.path("pve/qemu-server")).unwrap();
+    stage.set(
+        "pve/nodes/pve1/qemu-server/100.conf",
+        &format!("cores: 4\n{ARGS}\n[before]\nargs: nbd+unix:///old?socket=/run/hob/x\n"),
+    );
+    let asked = "https://10.0.0.1:9443: migrate vm1 --to 10.0.0.2:9443 --cache remote --wait awaited\n\
+                 https://10.0.0.1:9443: migrate data --to 10.0.0.2:9443 --cache remote --wait awaited --vhost-user /run/hob/data.sock\n";
+    let from = [("PVE_MIGRATED_FROM", "pve1")];
+    assert_eq!(stage.proxmox("pre-start", &from), (true, asked.into()));
+    // A node of which nothing is known, and one without an address.
+    assert_eq!(stage.proxmox("pre-start", &[("PVE_MIGRATED_FROM", "pve9")]), (false, String::new()));
+    std::fs::create_dir_all(stage.scratch.path("pve/nodes/pve9/qemu-server")).unwrap();
+    stage.set("pve/nodes/pve9/qemu-server/100.conf", ARGS);
+    assert_eq!(stage.proxmox("pre-start", &[("PVE_MIGRATED_FROM", "pve9")]), (false, String::new()));
+    stage.set("fails", "https://10.0.0.1:9443: migrate data --to 10.0.0.2:9443 --cache remote --wait awaited --vhost-user /run/hob/data.sock");
+    let (goes_on, said) = stage.proxmox("pre-start", &from);
+    assert!(!goes_on && said.ends_with("https://10.0.0.1:9443: migrate vm1 --cancel\n"), "{said}");
+    // It did not come after all.
+    stage.set("pve/qemu-server/100.conf", ARGS);
+    stage.set("states", "here vm1 awaited\nhere data online\n");
+    assert_eq!(stage.proxmox("post-stop", &[]), (true, "here: disk remove vm1\n".into()));
+}
+
+#[test]
+fn proxmox_tells_of_what_happens_to_a_machine() {
+    let stage = Stage::new("here vm1 online\nhere data online\n");
+    std::fs::create_dir_all(stage.scratch.path("pve/qemu-server")).unwrap();
+    let told = |event: &str| (true, format!("here: disk event vm1 {event}\nhere: disk event data {event}\n"));
+    stage.set("pve/qemu-server/100.conf", ARGS);
+    assert_eq!(stage.proxmox("pre-start", &[]), told("cold-restart"));
+    for quiet in ["post-start", "pre-stop", "post-stop"] {
+        assert_eq!(stage.proxmox(quiet, &[]), (true, String::new()), "{quiet}");
+    }
+    stage.set("pve/qemu-server/100.conf", &format!("{ARGS}lock: suspended\nvmstate: local:100/state\n"));
+    assert_eq!(stage.proxmox("post-stop", &[]), told("suspend"));
+    assert_eq!(stage.proxmox("pre-start", &[]), told("resume"));
+}
+
+#[test]
+fn the_scripts_are_sound_shell() {
+    for script in ["libvirt/qemu", "libvirt/hook.conf", "proxmox/hob-hook.sh"] {
+        Tool::new("shellcheck").arg(packaging(script)).run();
+    }
+}

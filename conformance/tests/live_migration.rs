@@ -1,0 +1,388 @@
+//! A machine moves from one host to another while its guest writes and verifies, and its cache moves with it. Two network namespaces, a daemon
+//! and a QEMU in each, one backing. `cargo test -p conformance --test live_migration -- --nocapture` prints what it cost.
+//!
+//! Needs root, for the namespaces.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use conformance::guest::{COMPLAINTS, Disk, SENTINEL, loaded};
+use conformance::load::{BLOCK_BYTES, Pattern, image};
+use conformance::process::Process;
+use conformance::qmp::Monitor;
+use conformance::scratch::wait_until;
+use conformance::stats::Stats;
+use conformance::{Authority, Daemon, Host, MIB, Scratch, Tool};
+use serde_json::{Value, json};
+
+/// Of the disk.
+const BLOCKS: u64 = 64 << 20 >> 12;
+/// Of its hot set.
+const HOT_BLOCKS: u64 = 16 << 20 >> 12;
+/// Room for the hot set and half of the rest.
+const CACHE: &str = "40M";
+/// What `hob migrate` is told to reach.
+const CONTROL_PORT: u16 = 7700;
+/// Where the arriving QEMU listens.
+const MACHINE_PORT: u16 = 7701;
+/// The hit ratio is taken over so long.
+const WINDOW: Duration = Duration::from_secs(10);
+/// How long any step may take on two busy cores.
+const STEP_MAX: Duration = Duration::from_secs(120);
+/// What the hand-over may cost the guest.
+const PAUSE_MS_MAX: f64 = 100.0;
+
+/// Emulated machines want a core each: one test at a time.
+static CORES: Mutex<()> = Mutex::new(());
+
+fn cores() -> MutexGuard<'static, ()> {
+    CORES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One host with its daemon.
+struct Side {
+    daemon: Daemon,
+    scratch: Scratch,
+    host: Host,
+}
+
+impl Side {
+    #[track_caller]
+    fn start(host: Host, authority: &Authority, name: &str) -> Side {
+        let scratch = Scratch::new();
+        let files = authority.host(scratch.dir(), name, host.address());
+        let config = format!(
+            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n\
+             [control]\nlisten = [\"tcp:{}:{CONTROL_PORT}\", \"unix:{}\"]\n\
+             tls = {{ cert = {:?}, key = {:?}, client_ca = {:?} }}\n\
+             [[control.client]]\ncertificate = \"cn:host-a\"\nrole = \"admin\"\n\
+             [[control.client]]\ncertificate = \"cn:host-b\"\nrole = \"admin\"\n\
+             [[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"96M\"\n",
+            scratch.path("state"),
+            scratch.text("nbd.sock"),
+            host.address(),
+            scratch.text("ctl.sock"),
+            files.cert,
+            files.key,
+            files.ca,
+            scratch.path("flash"),
+        );
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        let daemon = Daemon::start_inside(&host, &scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        Side { daemon, scratch, host }
+    }
+
+    fn disk(&self, front: Front) -> Disk {
+        match front {
+            Front::Nbd => Disk::Nbd(format!("nbd+unix:///vm1?socket={}", self.scratch.text("nbd.sock"))),
+            Front::VhostUser => Disk::VhostUser(self.scratch.text("vm.sock")),
+        }
+    }
+
+    /// The machine; `more` is for QEMU.
+    #[track_caller]
+    fn machine(&self, front: Front, more: &[&str]) -> Process {
+        let program = std::path::Path::new(env!("CARGO_BIN_EXE_guest-load"));
+        let control = format!("unix:{},server=on,wait=off", self.scratch.text("qmp.sock"));
+        loaded(&self.scratch, &self.disk(front), program, HOT_BLOCKS)
+            .args(["-qmp", &control])
+            .args(more)
+            .inside(&self.host)
+            .start()
+    }
+
+    fn monitor(&self) -> Monitor {
+        Monitor::connect(&self.scratch.path("qmp.sock"))
+    }
+
+    fn console(&self) -> String {
+        std::fs::read_to_string(self.scratch.path("console")).unwrap_or_default()
+    }
+
+    /// What happens within a time, as a share of the reads.
+    #[track_caller]
+    fn hit_ratio(&self, time: Duration) -> f64 {
+        let before = self.daemon.stats("vm1");
+        std::thread::sleep(time);
+        hit_ratio(&before, &self.daemon.stats("vm1"))
+    }
+
+    /// What `hob migrate` says.
+    #[track_caller]
+    fn status(&self) -> Value {
+        let said = self.daemon.ctl(&["migrate", "vm1", "-o", "json"]);
+        serde_json::from_str(&said).unwrap_or_else(|e| panic!("{e}: {said}"))
+    }
+}
+
+fn hit_ratio(before: &Stats, after: &Stats) -> f64 {
+    let since = |count: fn(&Stats) -> u64| (count(after) - count(before)) as f64;
+    let (hits, misses) = (since(|s| s.class("hit")), since(Stats::misses));
+    assert!(hits + misses > 100.0, "the guest reads too little to say anything: {}", after.text());
+    hits / (hits + misses)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Front {
+    Nbd,
+    VhostUser,
+}
+
+/// What the cache of the source is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Preset {
+    WriteThrough,
+    WriteBack,
+}
+
+impl Preset {
+    fn name(self) -> &'static str {
+        match self {
+            Preset::WriteThrough => "vfrc",
+            Preset::WriteBack => "auto",
+        }
+    }
+}
+
+struct Stage {
+    source: Side,
+    target: Side,
+    backing: Process,
+    // Of the backing.
+    shared: Scratch,
+    front: Front,
+}
+
+impl Stage {
+    #[track_caller]
+    fn new(front: Front, preset: Preset) -> Stage {
+        let shared = Scratch::new();
+        image(&shared.path("disk.img"), BLOCKS);
+        let backing = Tool::new("qemu-nbd")
+            .args(["--persistent", "--shared=8", "--format=raw", "--cache=writeback", "--export-name=d"])
+            .args(["--socket", &shared.text("backing.sock"), &shared.text("disk.img")])
+            .start();
+        wait_until("the backing", STEP_MAX, || shared.path("backing.sock").exists());
+        let authority = Authority::new("conformance");
+        let [here, there] = Host::pair();
+        let (source, target) =
+            (Side::start(here, &authority, "host-a"), Side::start(there, &authority, "host-b"));
+        let stage = Stage { source, target, backing, shared, front };
+        stage.add_disk(&stage.source, preset);
+        stage
+    }
+
+    #[track_caller]
+    fn add_disk(&self, side: &Side, preset: Preset) {
+        let backing = format!("nbd+unix:///d?socket={}", self.shared.text("backing.sock"));
+        let socket = side.scratch.text("vm.sock");
+        let mut add = vec!["disk", "add", "vm1", "--backing", &backing];
+        if self.front == Front::VhostUser {
+            add.extend(["--vhost-user", &socket]);
+        }
+        side.daemon.ctl(&add);
+        let enable = ["cache", "enable", "vm1", "--pool", "fast", "--size", CACHE, "--preset", preset.name()];
+        side.daemon.ctl(&enable);
+    }
+
+    /// Where the cache is to go.
+    fn to(&self) -> String {
+        format!("{}:{CONTROL_PORT}", self.target.host.address())
+    }
+
+    /// Starts the machine at the source, and returns once its load has settled.
+    #[track_caller]
+    fn depart(&self) -> Process {
+        let machine = self.source.machine(self.front, &[]);
+        wait_until("the guest", STEP_MAX, || self.source.console().contains("GUEST-LOAD second=2 "));
+        machine
+    }
+
+    /// Moves the machine: when this returns, it runs at the target, and nowhere else.
+    #[track_caller]
+    fn move_machine(&self, leaving: Process) -> (Process, Value) {
+        let uri = format!("tcp:{}:{MACHINE_PORT}", self.target.host.address());
+        let arriving = self.target.machine(self.front, &["-incoming", &uri]);
+        let mut awaiting = self.target.monitor();
+        let mut monitor = self.source.monitor();
+        let moved = monitor.migrate(&uri, &arriving, STEP_MAX);
+        wait_until("the guest to go on", STEP_MAX, || {
+            awaiting.ask("query-status", json!({}))["status"] == "running"
+        });
+        monitor.quit();
+        drop(leaving);
+        (arriving, moved)
+    }
+
+    /// Ends the machine, and demands that the guest and this test see the same disk, of which every block is whole.
+    #[track_caller]
+    fn end(self, mut machine: Process) {
+        let mut console = UnixStream::connect(self.target.scratch.path("console.sock")).expect("the console");
+        console.write_all(b"end\n").expect("the guest listens");
+        assert!(machine.wait(STEP_MAX).is_some(), "the machine does not end:\n{}", self.target.console());
+        let said = self.source.console() + &self.target.console();
+        assert!(said.contains(SENTINEL), "the guest is not content:\n{said}");
+        for bad in COMPLAINTS {
+            assert!(!said.contains(bad), "{bad}:\n{said}");
+        }
+        self.source.daemon.stop();
+        self.target.daemon.stop();
+        drop(self.backing);
+        let disk = self.shared.path("disk.img");
+        let hash = Tool::new("sha256sum").arg(&disk).run();
+        assert!(said.contains(&format!("GUEST-HASH {}", &hash[..64])), "the backing is {hash}:\n{said}");
+        let pattern = Pattern::new();
+        let bytes = std::fs::read(&disk).expect("the backing is there");
+        let (blocks, _) = bytes.as_chunks::<BLOCK_BYTES>();
+        let written =
+            blocks.iter().zip(0..).map(|(b, n)| pattern.version(n, b).expect("a whole block")).sum();
+        let sum: u64 = written;
+        assert!(said.contains(&format!(" writes={sum} wrong=0 failed=0")), "{sum} writes arrived:\n{said}");
+    }
+}
+
+/// The longest of the guest's own times for a kind of request, of the lines that `console` has. Microseconds.
+fn slowest_us(console: &str, kind: &str) -> u64 {
+    let key = format!("slowest_{kind}_us=");
+    let after = console.lines().filter_map(|line| line.split(key.as_str()).nth(1));
+    after.filter_map(|rest| rest.split(' ').next()?.parse::<u64>().ok()).max().unwrap_or(0)
+}
+
+/// What a migration cost.
+struct Cost {
+    before: f64,
+    after: f64,
+    /// When nothing of the source's was needed any more.
+    later: f64,
+    source: Value,
+    target: Value,
+    machine: Value,
+    /// What the source's host put on the cable until the machine moved, all headers included.
+    cable_bytes: u64,
+    /// From the first command until the machine ran at the target.
+    total: Duration,
+    slowest_write_us: u64,
+}
+
+impl Cost {
+    fn number(value: &Value, key: &str) -> f64 {
+        value[key].as_f64().unwrap_or_else(|| panic!("no {key} in {value}"))
+    }
+
+    /// One line of the table.
+    fn print(&self, name: &str) {
+        let mib = |key: &str| Cost::number(&self.source, key) / MIB as f64;
+        eprintln!(
+            "| cache | valid | sent | of that again | hand-over | first write waits | guest's slowest write | machine stands still | all in all | hits before | in the {} s after | then |",
+            WINDOW.as_secs()
+        );
+        eprintln!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+        eprintln!(
+            "| {name} | {:.1} MiB | {:.1} MiB | {:.1} MiB | {:.0} ms | {:.0} ms | {} ms | {} ms | {:.1} s | {:.1} % | {:.1} % | {:.1} % |",
+            mib("valid"),
+            mib("sent"),
+            mib("resent"),
+            Cost::number(&self.source, "pause_ms"),
+            Cost::number(&self.target, "waited_ms"),
+            self.slowest_write_us / 1000,
+            self.machine["downtime"],
+            self.total.as_secs_f64(),
+            self.before * 100.0,
+            self.after * 100.0,
+            self.later * 100.0,
+        );
+        eprintln!("on the cable before the machine moved: {:.1} MiB", self.cable_bytes as f64 / MIB as f64);
+    }
+}
+
+/// Moves a machine and its cache, and says what it cost.
+#[track_caller]
+fn migrate(front: Front, preset: Preset, cache: &str) -> Cost {
+    let _cores = cores();
+    let stage = Stage::new(front, preset);
+    let leaving = stage.depart();
+    let before = stage.source.hit_ratio(WINDOW);
+    let (start, cable) = (Instant::now(), stage.source.host.sent_bytes());
+    let (to, socket) = (stage.to(), stage.target.scratch.text("vm.sock"));
+    let mut command = vec!["migrate", "vm1", "--to", &to, "--cache", cache, "--wait", "warm"];
+    if front == Front::VhostUser {
+        command.extend(["--vhost-user", &socket]);
+    }
+    stage.source.daemon.ctl(&command);
+    let cable_bytes = stage.source.host.sent_bytes() - cable;
+    let (machine, moved) = stage.move_machine(leaving);
+    let total = start.elapsed();
+    let after = stage.target.hit_ratio(WINDOW);
+    stage.source.daemon.ctl(&["migrate", "vm1", "--wait", "over"]);
+    let later = stage.target.hit_ratio(WINDOW / 2);
+    let (source, target) = (stage.source.status(), stage.target.status());
+    let list = stage.source.daemon.ctl(&["disk", "list"]);
+    assert!(list.contains("away"), "the source still shows:\n{list}");
+    let slowest_write_us = slowest_us(&stage.target.console(), "write");
+    stage.end(machine);
+    let cost = Cost { before, after, later, source, target, machine: moved, cable_bytes, total, slowest_write_us };
+    cost.print(cache);
+    assert!(before > 0.8, "the guest's load is not what it should be: {before}");
+    let pause = Cost::number(&cost.source, "pause_ms");
+    assert!(pause < PAUSE_MS_MAX, "the hand-over took {pause} ms");
+    cost
+}
+
+/// The machine alone moves, and finds a cold cache: what a migration of the cache is compared with, and what shows that all around it works.
+#[test]
+fn a_machine_moves_and_leaves_its_cache() {
+    let _cores = cores();
+    let stage = Stage::new(Front::Nbd, Preset::WriteThrough);
+    let leaving = stage.depart();
+    let before = stage.source.hit_ratio(WINDOW);
+    stage.add_disk(&stage.target, Preset::WriteThrough);
+    let (machine, moved) = stage.move_machine(leaving);
+    let after = stage.target.hit_ratio(WINDOW);
+    let downtime = &moved["downtime"];
+    stage.end(machine);
+    eprintln!("no migration: hits {before:.3}, then {after:.3}; the machine stood still for {downtime} ms");
+    assert!(before > 0.8 && after < before, "nothing was cold: {before}, then {after}");
+}
+
+#[test]
+fn a_cache_is_copied_while_the_machine_runs() {
+    let cost = migrate(Front::Nbd, Preset::WriteBack, "copy");
+    copied(&cost);
+}
+
+#[test]
+fn a_cache_is_copied_of_a_machine_with_queues_in_its_own_memory() {
+    let cost = migrate(Front::VhostUser, Preset::WriteThrough, "copy");
+    copied(&cost);
+}
+
+#[track_caller]
+fn copied(cost: &Cost) {
+    let [valid, sent, resent] = ["valid", "sent", "resent"].map(|key| Cost::number(&cost.source, key));
+    assert!(sent <= 1.05 * valid + resent, "{sent} of {valid} and {resent} again");
+    assert!(valid > (HOT_BLOCKS * BLOCK_BYTES as u64 / 2) as f64, "there was hardly anything to copy: {valid}");
+    assert!(cost.after >= 0.95 * cost.before, "hits: {} before and {} after", cost.before, cost.after);
+}
+
+/// Nothing comes along, and the source's flash is as good as the target's own.
+#[test]
+fn a_cache_is_read_from_the_other_host() {
+    let cost = migrate(Front::Nbd, Preset::WriteThrough, "remote");
+    assert!(cost.later >= 0.9 * cost.before, "hits: {} before and {} in the end", cost.before, cost.later);
+}
+
+/// Kilobytes come along, and what they say is read from the backing.
+#[test]
+fn a_cache_is_read_again_from_the_backing() {
+    let cost = migrate(Front::Nbd, Preset::WriteBack, "heat-map");
+    assert!(cost.cable_bytes < MIB, "a list took {} bytes", cost.cable_bytes);
+}
+
+#[test]
+fn a_cache_is_dropped() {
+    let cost = migrate(Front::Nbd, Preset::WriteBack, "drop");
+    assert!(cost.cable_bytes < MIB / 4, "nothing took {} bytes", cost.cable_bytes);
+    assert!(cost.after < cost.before, "nothing was cold: {} before and {} after", cost.before, cost.after);
+}
