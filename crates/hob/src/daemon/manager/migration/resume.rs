@@ -107,7 +107,10 @@ impl Manager {
             tracing::warn!("{name}: {refusal}");
         }
         let Record::Away { session, .. } = spec.record.record() else { return };
-        while !taken {
+        if taken {
+            return;
+        }
+        loop {
             let Some(plan) = spec.plan.clone() else { return };
             match self.leaving(&name, spec.lineage.clone(), plan, session) {
                 Ok(leaving) => return self.run_source(leaving, Source::resume_away(session), None),
