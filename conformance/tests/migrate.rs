@@ -90,7 +90,8 @@ impl Host {
 
     #[track_caller]
     fn connect(&self) -> Client {
-        Client::connect(&Address::Unix(self.nbd.clone()), "vm").unwrap_or_else(|e| panic!("{}: {e}", self.name))
+        Client::connect(&Address::Unix(self.nbd.clone()), "vm")
+            .unwrap_or_else(|e| panic!("{}: {e}", self.name))
     }
 
     fn json(&self, args: &[&str]) -> Option<serde_json::Value> {
@@ -129,7 +130,19 @@ impl Stage {
         let data = noise.bytes(DISK as usize);
         std::fs::write(scratch.path("vm.raw"), &data).unwrap();
         a.ctl(&["disk", "add", "vm", "--backing", &scratch.text("vm.raw")]);
-        a.ctl(&["cache", "enable", "vm", "--pool", "fast", "--size", "24M", "--block-size", "16K", "--mode", mode]);
+        a.ctl(&[
+            "cache",
+            "enable",
+            "vm",
+            "--pool",
+            "fast",
+            "--size",
+            "24M",
+            "--block-size",
+            "16K",
+            "--mode",
+            mode,
+        ]);
         Stage { scratch, a, b, data, noise }
     }
 
@@ -333,7 +346,8 @@ fn whichever_host_is_killed_one_has_the_disk_and_all_of_it() {
         on_a.flush().expect("a flush");
         drop(on_a);
         let cache = ["copy", "drop", "remote", "heat-map"][noise.below(4) as usize];
-        let output = stage.migrate(&["--cache", cache, "--switch", "ask", "--bandwidth", "16M", "--wait", "begun"]);
+        let output =
+            stage.migrate(&["--cache", cache, "--switch", "ask", "--bandwidth", "16M", "--wait", "begun"]);
         assert!(output.success(), "{}", output.all());
         std::thread::sleep(Duration::from_millis(noise.below(700)));
         if noise.below(2) == 0 {
