@@ -16,7 +16,11 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::tls;
 use crate::{
-    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, EventReport, Explanation, Export, ExportDirty, Health, LifeEvent, Migration, MigrationStart, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy, Swap, SwapChanged, SwapCreate, SwapPatch, TakeBack, TraceDecoder, TraceFrame, Version,
+    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Datastore,
+    DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms, DiskLoad,
+    DiskQos, DiskStats, Endpoint, EventReport, Explanation, Export, ExportDirty, Health, LifeEvent,
+    Migration, MigrationStart, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy,
+    Swap, SwapChanged, SwapCreate, SwapPatch, TakeBack, TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.

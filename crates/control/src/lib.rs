@@ -43,8 +43,8 @@ pub use health::{Health, HealthProblem, HealthStatus, ProblemKind};
 pub use histograms::{DiskHistograms, RequestBucket, RequestHistogram};
 pub use load::DiskLoad;
 pub use migration::{
-    Arrival, ArrivingCache, ArrivingSettings, CallAnswer, CallRefusal, CarryMode, CarrySession, Migration, MigrationStart,
-    MigrationState, Side, Switch, TakeBack,
+    Arrival, ArrivingCache, ArrivingSettings, CallAnswer, CallRefusal, CarryMode, CarrySession, Migration,
+    MigrationStart, MigrationState, Side, Switch, TakeBack,
 };
 pub use name::{NAME_CHARS_MAX, NameError, check_name};
 pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};

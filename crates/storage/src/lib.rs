@@ -13,8 +13,8 @@ pub mod failing;
 pub mod flash;
 pub mod pool;
 pub mod ring;
-pub mod swap;
 pub mod signals;
+pub mod swap;
 pub mod token;
 pub mod volatile;
 

@@ -171,7 +171,12 @@ fn is_reached(shown: &Migration, until: Until) -> bool {
     reached >= until
 }
 
-async fn watch(args: &Migrate, client: &Client, mut shown: Migration, until: Until) -> anyhow::Result<Migration> {
+async fn watch(
+    args: &Migrate,
+    client: &Client,
+    mut shown: Migration,
+    until: Until,
+) -> anyhow::Result<Migration> {
     let disk = &args.disk;
     let mut progress = Progress { shown: false, last_line: None };
     let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
@@ -233,7 +238,9 @@ pub(super) fn sentence(migration: &Migration) -> String {
         (Preparing, Side::Source) => format!("leaving to {peer}: dirty data goes to the backing"),
         (Preparing, Side::Destination) => format!("awaited from {peer}: being opened"),
         (Announcing, _) => format!("leaving to {peer}: the other host prepares"),
-        (Copying, _) if migration.cache == CarryMode::Copy => format!("leaving to {peer}: {percent} % of the cache copied"),
+        (Copying, _) if migration.cache == CarryMode::Copy => {
+            format!("leaving to {peer}: {percent} % of the cache copied")
+        }
         (Copying, _) => format!("leaving to {peer}: it can be handed over"),
         (Frozen, _) => format!("leaving to {peer}: the machine waits for the hand-over"),
         (HandingOver, _) => format!("handed to {peer}, which has not said so yet"),

@@ -1,10 +1,10 @@
 //! The backing of a disk that comes from another host: first that host, then the disk's own backing, and for a while both.
 //!
-//! | | reads | everything else |
-//! |---|---|---|
-//! | in standby | of the peer, which owns the disk; they wait for a while where there is none, or it fails | refused |
-//! | taken over, with a peer, which had the disk before | of the peer where it is said to have all, and nobody wrote since; else, or if the peer fails, of the own backing | of the own backing |
-//! | alone | of the own backing | of the own backing |
+//! | | reads | changes | flushes |
+//! |---|---|---|---|
+//! | in standby | of the peer, which owns the disk; they wait for a while where there is none, or it fails | refused | done: nothing was written here |
+//! | taken over, with a peer, which had the disk before | of the peer where it is said to have all, and nobody wrote since; else, or if the peer fails, of the own backing | of the own backing | likewise |
+//! | alone | of the own backing | of the own backing | likewise |
 //!
 //! The peer of before the hand-over is left with it: whatever it says later is not the owner's word. Who had the disk comes back as
 //! another peer, and its flash is as good as the backing for what was not written since it gave the disk away: everything it had changed
@@ -176,7 +176,9 @@ impl Driver for Handover {
             return self.collect(ring, now);
         }
         if self.phase == Phase::Standby {
-            return self.done.push_back((io.id, Err(IoError::ShuttingDown)));
+            // Nothing was written here that a flush could concern.
+            let result = if io.op == IoOp::Flush { Ok(()) } else { Err(IoError::ShuttingDown) };
+            return self.done.push_back((io.id, result));
         }
         if !matches!(io.op, IoOp::Read | IoOp::Flush) {
             self.places.remove(first, end);

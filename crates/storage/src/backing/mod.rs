@@ -436,7 +436,8 @@ impl Backing {
     /// Takes a completion whose token is the backing's.
     pub fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
         debug_assert!(self.tokens.is_some_and(|tokens| {
-            tokens.contains(completion.token) || tokens.of_kind(completion.token.kind()).contains(completion.token)
+            tokens.contains(completion.token)
+                || tokens.of_kind(completion.token.kind()).contains(completion.token)
         }));
         self.driver.handle_completion(ring, now, completion);
     }

@@ -49,7 +49,10 @@ mod tests {
         let control = "[control]\ntls = { cert = \"/c\", key = \"/k\", client_ca = \"/a\" }\n";
         let tls = |text: &str| {
             let config = Config::parse(text).unwrap();
-            config.migrate.tls(&config.control).map(|tls| [tls.cert, tls.key, tls.ca].map(|path| path.display().to_string()))
+            config
+                .migrate
+                .tls(&config.control)
+                .map(|tls| [tls.cert, tls.key, tls.ca].map(|path| path.display().to_string()))
         };
         assert_eq!(tls(""), None);
         assert_eq!(tls(control), Some(["/c", "/k", "/a"].map(str::to_owned)));

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::migration::MIGRATING;
-use super::{Life, Manager, away};
 use super::drain::DRAINING;
+use super::migration::MIGRATING;
 use super::refusal::Refusal;
+use super::{Life, Manager, away};
 
 /// The right to change one disk or one pool.
 #[derive(Debug)]
@@ -54,8 +54,9 @@ fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Res
             .hint(format!("wait for its end, or stop it with 'hob drain {name} --stop'")));
     }
     if *busy == Some(MIGRATING) {
-        return Err(Refusal::conflict(format!("{name} is moving between hosts"))
-            .hint(format!("'hob migrate {name}' shows how far it is, 'hob migrate {name} --cancel' keeps it where it is")));
+        return Err(Refusal::conflict(format!("{name} is moving between hosts")).hint(format!(
+            "'hob migrate {name}' shows how far it is, 'hob migrate {name} --cancel' keeps it where it is"
+        )));
     }
     if let Some(other) = busy {
         return Err(Refusal::conflict(format!("{name} is being {other}")).hint("try again when that is done"));

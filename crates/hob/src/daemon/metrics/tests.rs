@@ -12,6 +12,7 @@ use super::*;
 
 fn disk(name: &str) -> Disk {
     Disk {
+        migration: None,
         name: name.to_owned(),
         state: DiskState::Online,
         reason: None,

@@ -67,7 +67,7 @@ pub(crate) enum CarryCall {
     Pull,
     /// How pulling gets on.
     Progress(Answer<Progress>),
-    /// The disk is this host's.
+    /// The disk is this host's. Nothing is pulled until it is said again.
     TakeOver(Answer<()>),
     /// Read it at another host: the owner, or who had it before it was taken over.
     SetPeer(Backing),
@@ -439,6 +439,10 @@ impl Shard {
                 if let Some((backing, ring)) = self.backing(id) {
                     backing.take_over(ring, now);
                 }
+                if let Some(carrier) = self.carriers.carriers.get_mut(&id) {
+                    // Until it is known from where.
+                    carrier.pulls = false;
+                }
                 self.collect(now, id);
                 let command = self.commands.next(Waiting::Plain(answer));
                 self.engine.handle_command(now, command, id, Command::Own(Role::Here));
@@ -449,7 +453,8 @@ impl Shard {
     fn attach_peer(&mut self, now: Instant, id: DiskId, seat: PeerSeat) {
         if self.serves(id) {
             let PeerSeat { socket, negotiated, leftover, place } = seat;
-            let seat = Seat { socket, promote: Promote::Never, line: Line::Relayed, place, whose: Whose::Peer };
+            let seat =
+                Seat { socket, promote: Promote::Never, line: Line::Relayed, place, whose: Whose::Peer };
             self.clients.attach(now, &mut self.ring, id, seat, negotiated, &leftover);
         }
     }

@@ -150,7 +150,8 @@ fn in_standby_the_owner_is_read_and_nothing_is_written() {
     let peer = bench.peer();
     assert_eq!((peer.take(), bench.own.take(), bench.done()), (vec![early], vec![], vec![(early, Ok(()))]));
     let write = bench.submit(WRITE, 0, 4);
-    assert_eq!(bench.done(), [(write, Err(IoError::ShuttingDown))]);
+    let flush = bench.submit(IoOp::Flush, 0, 0);
+    assert_eq!(bench.done(), [(write, Err(IoError::ShuttingDown)), (flush, Ok(()))]);
     peer.answers(Some(Err(IoError::Unsupported)));
     let read = bench.submit(IoOp::Read, 0, 4);
     assert!(bench.done().is_empty(), "who is not the owner any more is not believed");
@@ -185,7 +186,9 @@ fn after_it_the_peer_is_read_where_it_has_all_and_nobody_wrote() {
     let inside = bench.submit(IoOp::Read, 12, 4);
     let half = bench.submit(IoOp::Read, 18, 4);
     assert_eq!((peer.take(), bench.own.take()), (vec![inside], vec![half]));
-    for (op, at) in [(WRITE, 12), (IoOp::Discard, 14), (IoOp::WriteZeroes(hob_engine::io::Zeroing::MayUnmap), 16)] {
+    for (op, at) in
+        [(WRITE, 12), (IoOp::Discard, 14), (IoOp::WriteZeroes(hob_engine::io::Zeroing::MayUnmap), 16)]
+    {
         let change = bench.submit(op, at, 1);
         let read = bench.submit(IoOp::Read, at, 1);
         assert_eq!((peer.take(), bench.own.take()), (vec![], vec![change, read]));
@@ -236,7 +239,9 @@ fn places_on_a_large_disk_are_rounded_out_in_both_directions() {
     assert!(places.has_all(8, 16) && !places.has_all(8, 17) && !places.has_all(7, 9));
     places.insert(0, 64);
     places.remove(31, 33);
-    assert!(places.has_all(0, 24) && !places.has_all(24, 25) && !places.has_all(39, 40) && places.has_all(40, 64));
+    assert!(
+        places.has_all(0, 24) && !places.has_all(24, 25) && !places.has_all(39, 40) && places.has_all(40, 64)
+    );
     places.insert(u64::MAX - 1, u64::MAX);
     assert!(!Places::default().has_all(0, 1));
 }

@@ -9,6 +9,7 @@ const BLOCKS: u64 = 1000;
 
 fn disk(state: CacheState, reason: Option<&str>) -> Disk {
     Disk {
+        migration: None,
         exports: vec![],
         fuse: None,
         fuse_reason: None,

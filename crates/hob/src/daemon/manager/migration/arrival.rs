@@ -126,7 +126,9 @@ impl Manager {
 fn is_alike(one: &DiskState, other: &DiskState) -> bool {
     let part = |disk: &DiskState| {
         let cache = disk.cache.as_ref();
-        let cache = cache.map(|spec| (spec.pool.clone(), spec.size, spec.block_size, spec.policy.clone(), spec.journal.is_some()));
+        let cache = cache.map(|spec| {
+            (spec.pool.clone(), spec.size, spec.block_size, spec.policy.clone(), spec.journal.is_some())
+        });
         (disk.backing.clone(), disk.read_only, disk.vhost_user.clone(), disk.fuse.clone(), cache)
     };
     part(one) == part(other)

@@ -107,7 +107,8 @@ impl Manager {
         let mut hook = Hook::open(&socket, ready)
             .map_err(|error| Refusal::failed(format!("no socket at {}: {error}", socket.display())))?;
         let (uri, of) = (hook.uri(name), name.to_owned());
-        let options = BackingOptions { connect_max: CONNECT_MAX, wait_max: ANSWER_MAX, ..self.backing_options.clone() };
+        let options =
+            BackingOptions { connect_max: CONNECT_MAX, wait_max: ANSWER_MAX, ..self.backing_options.clone() };
         hook.also(async move {
             loop {
                 let (uri, options) = (uri.clone(), options.clone());

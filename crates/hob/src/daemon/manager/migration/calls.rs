@@ -36,7 +36,8 @@ pub(super) fn decode_ranges(mut body: &[u8], sectors: u64) -> Result<Vec<(u64, u
     let mut ranges = Vec::new();
     while !body.is_empty() {
         let (length, rest) = body.split_first_chunk::<4>().ok_or(heat::Nonsense)?;
-        let (page, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or(heat::Nonsense)?;
+        let (page, rest) =
+            rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or(heat::Nonsense)?;
         let decoded = heat::decode(page, u64::MAX / 4096)?;
         ranges.extend(
             decoded
@@ -124,7 +125,13 @@ mod tests {
     #[test]
     fn answers_survive_the_way() {
         let view = View { wants: true, done: false, pulled_bytes: 7, left_bytes: 9 };
-        for sent in [Ok(view), Err(Refusal::NotAwaited), Err(Refusal::Owner(4)), Err(Refusal::Failed), Err(Refusal::Never)] {
+        for sent in [
+            Ok(view),
+            Err(Refusal::NotAwaited),
+            Err(Refusal::Owner(4)),
+            Err(Refusal::Failed),
+            Err(Refusal::Never),
+        ] {
             assert_eq!(answer(&to_wire(sent, None)).0, sent);
         }
     }

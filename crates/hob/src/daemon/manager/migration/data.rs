@@ -99,12 +99,8 @@ impl Leaving {
         };
         let Some(Export { disk, shard, .. }) = visible.get(&negotiated.export) else { return Ok(None) };
         let (near, far) = UnixStream::pair()?;
-        let seat = PeerSeat {
-            socket: OwnedFd::from(far.into_std()?),
-            negotiated,
-            leftover,
-            place: Arc::new(place),
-        };
+        let seat =
+            PeerSeat { socket: OwnedFd::from(far.into_std()?), negotiated, leftover, place: Arc::new(place) };
         shard.attach_peer(disk, seat).map_err(std::io::Error::other)?;
         Ok(Some((stream, near)))
     }

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use super::super::Manager;
 use super::super::claim::Claim;
 use super::hook::{Doors, Hook};
-use super::status::Shared;
 use super::source::serves_after;
+use super::status::Shared;
 use super::{Clock, calls};
 use crate::daemon::shard::Progress;
 
@@ -22,6 +22,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// A host that had the disk and says nothing for that long gives nothing any more.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
+
+/// Who had the disk lets its flash be read within that time, or the rest is pulled from the backing.
+const FORMER_MAX: Duration = Duration::from_secs(3);
 
 /// A call of another host.
 #[derive(Debug)]
@@ -93,6 +96,10 @@ struct Task {
     wanted_at: Option<Instant>,
     heard: Instant,
     settled: bool,
+    /// Since when the disk is this host's.
+    taken_at: Option<Instant>,
+    /// What is left is being pulled, wherever from.
+    pulls_rest: bool,
     over: bool,
 }
 
@@ -124,6 +131,8 @@ pub(super) async fn run(coming: Coming, record: Option<Record>, mut inputs: mpsc
         wanted_at: None,
         heard: Instant::now(),
         settled: false,
+        taken_at: None,
+        pulls_rest: false,
         over: false,
     };
     let mut look = tokio::time::interval(LOOK_EVERY);
@@ -197,11 +206,9 @@ impl Task {
             DestinationAct::Prepare => {
                 (self.list, self.progress, self.is_open) = (List::default(), Progress::default(), false);
             }
-            DestinationAct::Activate => self.machine.handle_progress(
-                self.progress.pulled_bytes,
-                self.progress.left_bytes,
-                false,
-            ),
+            DestinationAct::Activate => {
+                self.machine.handle_progress(self.progress.pulled_bytes, self.progress.left_bytes, false)
+            }
             _ => {}
         }
         let (coming, arrival, sent) = (self.coming.clone(), self.arrival.clone(), act.clone());
@@ -269,10 +276,16 @@ impl Task {
     }
 
     /// A page of the list has come. One that was not expected changes nothing, but the first begins anew.
-    async fn listed(&mut self, session: Session, page: u32, last: bool, body: &[u8], sectors: u64) -> CallAnswer {
-        let refuse = |why: &str| {
-            calls::to_wire(Err(hob_engine::migration::Refusal::Failed), Some(why.to_owned()))
-        };
+    async fn listed(
+        &mut self,
+        session: Session,
+        page: u32,
+        last: bool,
+        body: &[u8],
+        sectors: u64,
+    ) -> CallAnswer {
+        let refuse =
+            |why: &str| calls::to_wire(Err(hob_engine::migration::Refusal::Failed), Some(why.to_owned()));
         if !self.is_open || self.coming.shared.facts().session != session {
             return refuse("it does not want a list now");
         }
@@ -282,7 +295,8 @@ impl Task {
                 return refuse("the list makes no sense");
             };
             let room = self.coming.manager.cache_room(&self.coming.name);
-            let bytes: u64 = ranges.iter().map(|(first, end)| (end - first) * hob_engine::units::SECTOR_BYTES).sum();
+            let bytes: u64 =
+                ranges.iter().map(|(first, end)| (end - first) * hob_engine::units::SECTOR_BYTES).sum();
             // What does not fit would push out what is hotter.
             let fits = self.list.bytes + bytes <= room;
             if fits
@@ -318,6 +332,7 @@ impl Task {
             DestinationAct::Record(Record::Awaiting(_)) => self.is_first_life |= is_ok,
             DestinationAct::Activate if is_ok => {
                 self.hooks.clear();
+                self.taken_at = Some(Instant::now());
                 if self.is_first_life && serves_after(self.mode()) {
                     self.hooks.extend(self.coming.read_former());
                 }
@@ -376,6 +391,15 @@ impl Task {
             facts.resent = progress.again_bytes;
             facts.valid = self.list.bytes;
             facts.warm = done;
+        }
+        let waits_for_peer = !self.hooks.is_empty()
+            && !progress.has_peer
+            && self.taken_at.is_some_and(|at| at.elapsed() < FORMER_MAX);
+        if self.settled && !self.pulls_rest && !waits_for_peer {
+            self.pulls_rest = true;
+            if let Ok((shard, id)) = self.coming.manager.shard_of(&self.coming.name) {
+                shard.pull(id);
+            }
         }
         if self.settled && done {
             if let Ok((shard, id)) = self.coming.manager.shard_of(&self.coming.name) {
@@ -455,7 +479,6 @@ impl Coming {
                 if matches!(mode, CarryMode::Drop | CarryMode::HeatMap) {
                     shard.leave_peer(id);
                 }
-                shard.pull(id);
                 manager.restore_mode(name).await?;
             }
             DestinationAct::Remove => manager.remove_awaited(name).await?,

@@ -27,9 +27,9 @@ use tokio::sync::mpsc;
 
 use super::Manager;
 use super::refusal::Refusal;
+pub(crate) use calls::CHANGED_BYTES_MAX;
 pub(crate) use destination::CallIn;
 pub(crate) use hook::DataConnection;
-pub(crate) use calls::CHANGED_BYTES_MAX;
 use status::Shared;
 
 /// What is being done to a disk that moves.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use hob_control::peer::call_path;
 use hob_control::{
-    Arrival, CallAnswer, CallRefusal, CarrySession, ClientTls, Disk, DiskChanged, DiskState, Endpoint, Migration,
-    MigrationStart, MigrationState, Side, Switch,
+    Arrival, CallAnswer, CallRefusal, CarrySession, ClientTls, Disk, DiskChanged, DiskState, Endpoint,
+    Migration, MigrationStart, MigrationState, Side, Switch,
 };
 use hob_engine::migration::{
     Call, Destination, Message, Order, Record, Refusal as Refused, Session, Source, SourceOptions, Ticket,
@@ -112,15 +112,25 @@ impl Manager {
             }
         };
         let tls = self.carriage()?.tls.clone().ok_or_else(|| {
-            Refusal::conflict("this host has no certificate to show to another one")
-                .hint("name cert, key and ca in [migrate] of hob.toml, or cert, key and client_ca in [control.tls]")
+            Refusal::conflict("this host has no certificate to show to another one").hint(
+                "name cert, key and ca in [migrate] of hob.toml, or cert, key and client_ca in [control.tls]",
+            )
         })?;
         crate::daemon::tls::secret(&tls.key).map_err(|error| Refusal::failed(error.to_string()))?;
         let tls = ClientTls::load(&tls.ca, Some((&tls.cert, &tls.key)))
             .map_err(|error| Refusal::failed(error.to_string()))?;
         let shared = Leaving::new_shared(&plan, session);
         let bandwidth = Arc::new(Bandwidth::new(plan.bandwidth.map(hob_control::Size::bytes)));
-        Ok(Leaving { manager: self.clone(), name: name.to_owned(), lineage, plan, shared, bandwidth, to, tls })
+        Ok(Leaving {
+            manager: self.clone(),
+            name: name.to_owned(),
+            lineage,
+            plan,
+            shared,
+            bandwidth,
+            to,
+            tls,
+        })
     }
 
     /// Starts the task of an attempt.
@@ -166,9 +176,10 @@ impl Manager {
     /// Adds what is known of a disk's migration while it has one.
     pub(in super::super) fn show_migration(&self, disk: &mut Disk) {
         let is_over = |state| matches!(state, MigrationState::Over | MigrationState::Kept);
-        disk.migration = self.migration(&disk.name).ok().filter(|migration| {
-            !is_over(migration.state) || matches!(disk.state, DiskState::Away)
-        });
+        disk.migration = self
+            .migration(&disk.name)
+            .ok()
+            .filter(|migration| !is_over(migration.state) || matches!(disk.state, DiskState::Away));
         let awaits = disk.migration.as_ref().is_some_and(|migration| {
             matches!(migration.state, MigrationState::Awaiting | MigrationState::Preparing)
                 && migration.side == Side::Destination
@@ -189,8 +200,10 @@ impl Manager {
             match handle.map(|handle| &handle.inputs) {
                 Some(Inputs::Source(sender)) => drop(sender.send(source::Input::Order(order, in_time))),
                 Some(Inputs::Destination(..)) => {
-                    return Err(Refusal::conflict(format!("{name} comes to this host; its owner is another"))
-                        .hint(format!("ask there, or give it up with 'hob disk remove {name}'")));
+                    return Err(Refusal::conflict(format!(
+                        "{name} comes to this host; its owner is another"
+                    ))
+                    .hint(format!("ask there, or give it up with 'hob disk remove {name}'")));
                 }
                 None => return Err(Refusal::conflict(format!("{name} is not moving"))),
             }
@@ -204,11 +217,16 @@ impl Manager {
     }
 
     /// Takes a disk back whose new host will never serve it again, as the operator says.
-    pub(crate) async fn migration_take_back(self: &Arc<Self>, name: String, force: bool) -> Result<DiskChanged, Refusal> {
+    pub(crate) async fn migration_take_back(
+        self: &Arc<Self>,
+        name: String,
+        force: bool,
+    ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
         self.change(async move {
             let spec = manager.inner().disk(&name)?.wanted.migration.clone();
-            let Some((spec, Record::Away { session, .. })) = spec.map(|spec| (spec.clone(), spec.record.record()))
+            let Some((spec, Record::Away { session, .. })) =
+                spec.map(|spec| (spec.clone(), spec.record.record()))
             else {
                 return Err(Refusal::conflict(format!("{name} is not away")));
             };
@@ -232,7 +250,8 @@ impl Manager {
             }
             manager.save().await?;
             manager.bring_online(&name).await;
-            let note = format!("{} must never serve it again: what it has of it is not {name} any more", spec.peer);
+            let note =
+                format!("{} must never serve it again: what it has of it is not {name} any more", spec.peer);
             manager.disk_changed(&name, vec![note])
         })
         .await
@@ -250,7 +269,8 @@ impl Manager {
         };
         match record {
             Some(RecordSpec::Awaiting { .. }) => {
-                if let Some(Handle { inputs: Inputs::Destination(sender, ..), .. }) = self.handles().get(name) {
+                if let Some(Handle { inputs: Inputs::Destination(sender, ..), .. }) = self.handles().get(name)
+                {
                     let _ = sender.send(destination::Input::GiveUp);
                 }
                 let note = "the host that has it keeps it".to_owned();
@@ -259,8 +279,10 @@ impl Manager {
             Some(RecordSpec::Away { taken: true, .. }) => {
                 let is_serving = self.handles().get(name).is_some_and(Handle::is_under_way);
                 if is_serving {
-                    return Err(Refusal::conflict(format!("{name} has moved, and its new host still reads its cache"))
-                        .hint("it is given up by itself when that is done"));
+                    return Err(Refusal::conflict(format!(
+                        "{name} has moved, and its new host still reads its cache"
+                    ))
+                    .hint("it is given up by itself when that is done"));
                 }
                 self.handles().remove(name);
                 self.inner().disks.remove(name);
@@ -282,8 +304,7 @@ impl Manager {
         call: CallIn,
     ) -> Result<CallAnswer, Refusal> {
         self.carriage()?;
-        let session =
-            calls::session(&of).ok_or_else(|| Refusal::invalid("there can be no such session"))?;
+        let session = calls::session(&of).ok_or_else(|| Refusal::invalid("there can be no such session"))?;
         if let Some(refused) = self.refuse_stranger(&name, &of.lineage, session, &call) {
             return Ok(refused);
         }
@@ -309,9 +330,9 @@ impl Manager {
         let known = self.inner().disk(name).ok().map(|disk| disk.wanted.migration.clone());
         let is_stranger = known.is_some_and(|spec| spec.is_none_or(|spec| spec.lineage != lineage));
         match call {
-            CallIn::Arrive(_) if is_stranger => {
-                never(format!("it has another disk of the name {name}; remove that one or its tombstone first"))
-            }
+            CallIn::Arrive(_) if is_stranger => never(format!(
+                "it has another disk of the name {name}; remove that one or its tombstone first"
+            )),
             _ if is_stranger => Some(calls::to_wire(Err(Refused::NotAwaited), None)),
             CallIn::Arrive(arrival) => self.check_arrival(name, arrival).err().and_then(|refusal| {
                 tracing::warn!("{name} ({session:?}) is not awaited: {refusal}");
@@ -388,8 +409,7 @@ impl Manager {
     }
 
     fn record_of_lineage(&self, name: &str, lineage: &str) -> Option<Record> {
-        let other_gone =
-            || self.inner().gone.iter().any(|gone| gone.name == name && gone.lineage != lineage);
+        let other_gone = || self.inner().gone.iter().any(|gone| gone.name == name && gone.lineage != lineage);
         self.record_of(name).filter(|_| !other_gone())
     }
 

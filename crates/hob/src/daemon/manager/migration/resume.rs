@@ -107,14 +107,16 @@ impl Manager {
             tracing::warn!("{name}: {refusal}");
         }
         let Record::Away { session, .. } = spec.record.record() else { return };
-        while !taken {
+        if taken {
+            return;
+        }
+        loop {
             let Some(plan) = spec.plan.clone() else { return };
             match self.leaving(&name, spec.lineage.clone(), plan, session) {
                 Ok(leaving) => return self.run_source(leaving, Source::resume_away(session), None),
-                Err(refusal) => tracing::error!(
-                    "{name} was handed to {}, which cannot be told so: {refusal}",
-                    spec.peer
-                ),
+                Err(refusal) => {
+                    tracing::error!("{name} was handed to {}, which cannot be told so: {refusal}", spec.peer)
+                }
             }
             tokio::time::sleep(RETRY_EVERY).await;
         }
@@ -135,7 +137,8 @@ impl Manager {
     pub(super) fn cache_room(&self, name: &str) -> u64 {
         let inner = self.inner();
         let Ok(disk) = inner.disk(name) else { return 0 };
-        let segment_bytes = disk.cache().and_then(|spec| inner.pool(&spec.pool).ok()).map_or(0, |pool| pool.segment_bytes);
+        let segment_bytes =
+            disk.cache().and_then(|spec| inner.pool(&spec.pool).ok()).map_or(0, |pool| pool.segment_bytes);
         disk.held.len() as u64 * segment_bytes
     }
 

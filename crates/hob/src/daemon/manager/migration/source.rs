@@ -49,17 +49,26 @@ pub(super) struct Leaving {
     pub(super) tls: hob_control::ClientTls,
 }
 
+/// What was asked last, as far as the answer's meaning depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Look,
+    Yours,
+    Other,
+}
+
 /// The task's own.
 struct Task {
     leaving: Arc<Leaving>,
     source: Source,
     clock: Clock,
     sender: mpsc::UnboundedSender<Input>,
-    peer: Arc<tokio::sync::Mutex<Peer>>,
+    /// One may be busy with a call that was given up.
+    peers: [Arc<tokio::sync::Mutex<Peer>>; 2],
     /// What was asked of the other host last.
     call: Option<JoinHandle<()>>,
     /// Which call it is.
-    is_look: bool,
+    asked: Asked,
     /// What runs beside it.
     helpers: Vec<JoinHandle<()>>,
     cancelled: bool,
@@ -94,13 +103,13 @@ pub(super) async fn run(
 ) {
     let leaving = Arc::new(leaving);
     let mut task = Task {
-        peer: Arc::new(tokio::sync::Mutex::new(leaving.peer())),
+        peers: [(); 2].map(|()| Arc::new(tokio::sync::Mutex::new(leaving.peer()))),
         leaving,
         source,
         clock: Clock::start(),
         sender,
         call: None,
-        is_look: false,
+        asked: Asked::Other,
         helpers: Vec::new(),
         cancelled: false,
         frozen_at: None,
@@ -147,10 +156,15 @@ impl Task {
     fn call(&mut self, ticket: Ticket, message: &Message) {
         use hob_engine::migration::Call;
         // What was given up is not waited for.
-        if let Some(before) = self.call.take() {
+        let idle = self.peers.iter().position(|peer| peer.try_lock().is_ok());
+        if let (Some(before), None) = (self.call.take(), idle) {
             before.abort();
         }
-        self.is_look = matches!(message.call, Call::Look);
+        self.asked = match message.call {
+            Call::Look => Asked::Look,
+            Call::Yours => Asked::Yours,
+            _ => Asked::Other,
+        };
         let wait_max = Duration::from_secs(match message.call {
             Call::Arrive => 25,
             Call::Changed(_) | Call::Yours => 10,
@@ -168,8 +182,13 @@ impl Task {
                 tokio::spawn(data::keep_connected(self.leaving.clone(), message.session, data::As::Owner)),
                 tokio::spawn(list::send(self.leaving.clone(), message.session)),
             ];
+            // Connected before anybody waits for it.
+            let (peer, look) = (self.peers[1].clone(), call_path(&self.leaving.name, "look", &session, ""));
+            tokio::spawn(
+                async move { peer.lock().await.call(&look, Vec::new(), Duration::from_secs(5)).await },
+            );
         }
-        let (peer, sender) = (self.peer.clone(), self.sender.clone());
+        let (peer, sender) = (self.peers[idle.unwrap_or(0)].clone(), self.sender.clone());
         self.call = Some(tokio::spawn(async move {
             let answer = match body {
                 Ok(body) => peer.lock().await.call(&path, body, wait_max).await,
@@ -211,7 +230,7 @@ impl Task {
 
     /// What the machine is told.
     fn read(&mut self, answer: Result<CallAnswer, PeerError>) -> Option<Answer> {
-        let shared = &self.leaving.shared;
+        let shared = self.leaving.shared.clone();
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
@@ -229,6 +248,9 @@ impl Task {
             }
         };
         let (read, why) = calls::answer(&answer);
+        if self.asked == Asked::Yours && read.is_ok() {
+            self.note_pause();
+        }
         {
             let mut facts = shared.facts();
             facts.why = why;
@@ -245,7 +267,9 @@ impl Task {
             *heard = Instant::now();
         }
         match read {
-            Ok(view) if self.is_look && self.has_served_enough() => Some(Ok(View { done: true, ..view })),
+            Ok(view) if self.asked == Asked::Look && self.has_served_enough() => {
+                Some(Ok(View { done: true, ..view }))
+            }
             read => Some(read),
         }
     }
@@ -267,6 +291,20 @@ impl Task {
         }
     }
 
+    /// The other host serves the disk.
+    fn note_pause(&mut self) {
+        if let Some(since) = self.frozen_at.take() {
+            let pause = since.elapsed().as_secs_f64() * 1e3;
+            let mut facts = self.leaving.shared.facts();
+            facts.pause_ms = Some(pause);
+            tracing::info!(
+                "{} is at {} now; the hand-over took {pause:.1} ms",
+                self.leaving.name,
+                facts.peer
+            );
+        }
+    }
+
     /// Shows how far it is.
     fn show(&mut self) {
         let phase = self.source.phase();
@@ -275,13 +313,6 @@ impl Task {
             && let Some(since) = self.preparing_since.take()
         {
             facts.drain_ms = Some(since.elapsed().as_millis() as u64);
-        }
-        if matches!(phase, Phase::Serving | Phase::Over)
-            && let Some(since) = self.frozen_at.take()
-        {
-            let pause = since.elapsed().as_secs_f64() * 1e3;
-            facts.pause_ms = Some(pause);
-            tracing::info!("{} is at {} now; the hand-over took {pause:.1} ms", self.leaving.name, facts.peer);
         }
         if phase == Phase::Serving && self.serving.is_none() {
             let now = Instant::now();
