@@ -58,22 +58,39 @@ pub enum Disk {
 }
 
 impl Disk {
+    /// The same with the machine's memory in the file `memory`, which another machine may have too.
+    fn args_in(&self, memory_mib: u32, memory: &Path) -> Vec<String> {
+        let object =
+            format!("memory-backend-file,id=memory,size={memory_mib}M,mem-path={},share=on", text(memory));
+        let mib = memory_mib.to_string();
+        let args =
+            ["-m", &mib, "-machine", "pc,memory-backend=memory", "-object", &object].map(str::to_owned);
+        args.into_iter().chain(self.device_args()).collect()
+    }
+
     /// What QEMU is told, for a machine of so much memory.
     fn args(&self, memory_mib: u32) -> Vec<String> {
+        let mib = memory_mib.to_string();
+        let mut args = vec!["-m".to_owned(), mib.clone()];
+        // vhost-user wants memory that is shared.
+        if matches!(self, Self::VhostUser(_)) {
+            let object = format!("memory-backend-memfd,id=memory,size={mib}M,share=on");
+            args.extend(["-machine", "pc,memory-backend=memory", "-object", &object].map(str::to_owned));
+        }
+        args.into_iter().chain(self.device_args()).collect()
+    }
+
+    fn device_args(&self) -> Vec<String> {
         match self {
             Self::Nbd(uri) => {
                 let drive = format!("file={uri},format=raw,if=virtio,cache=none,discard=unmap");
-                vec!["-m".into(), memory_mib.to_string(), "-drive".into(), drive]
+                vec!["-drive".into(), drive]
             }
-            // Memory that is shared, two queues, and a connection that comes back.
+            // Two queues, and a connection that comes back.
             Self::VhostUser(socket) => {
-                let memory = memory_mib.to_string();
                 let chardev = format!("socket,id=disk,path={socket},reconnect=1");
-                let object = format!("memory-backend-memfd,id=memory,size={memory}M,share=on");
-                let args = ["-m", &memory, "-smp", "2", "-machine", "pc,memory-backend=memory"];
-                let more = ["-object", &object, "-chardev", &chardev];
-                let device = ["-device", "vhost-user-blk-pci,chardev=disk,num-queues=2"];
-                args.iter().chain(&more).chain(&device).map(|arg| (*arg).to_owned()).collect()
+                let device = "vhost-user-blk-pci,chardev=disk,num-queues=2";
+                ["-smp", "2", "-chardev", &chardev, "-device", device].map(str::to_owned).into()
             }
         }
     }
@@ -137,13 +154,13 @@ pub fn start_root(scratch: &Scratch, socket: &str) -> Process {
 
 /// A machine with the load of [`crate::load`], whose hot set is `hot_blocks` large, and whose console is a socket, for the load ends when a
 /// line comes in there. What the console says is kept in the file `console` of the scratch directory. `program` is
-/// the test suite's `guest-load`.
+/// the test suite's `guest-load`. The machine's memory is the file `memory`.
 ///
 /// # Panics
 /// When a needed program or kernel is absent.
 #[must_use]
 #[track_caller]
-pub fn loaded(scratch: &Scratch, disk: &Disk, program: &Path, hot_blocks: u64) -> Tool {
+pub fn loaded(scratch: &Scratch, disk: &Disk, memory: &Path, program: &Path, hot_blocks: u64) -> Tool {
     let kernel = Kernel::newest();
     let image = scratch.path("initramfs.cpio");
     Tree::new(scratch.path("initramfs"))
@@ -155,7 +172,7 @@ pub fn loaded(scratch: &Scratch, disk: &Disk, program: &Path, hot_blocks: u64) -
     let console = format!("socket,id=console,path={socket},server=on,wait=off,logfile={log}");
     qemu(&kernel, &image)
         .args(["-chardev", &console, "-serial", "chardev:console"])
-        .args(disk.args(192))
+        .args(disk.args_in(192, memory))
         .limit(RUN_MAX)
 }
 

@@ -72,6 +72,15 @@ impl Monitor {
         }
     }
 
+    /// Memory in files that both machines have is theirs already, and does not travel. To be said on both sides, before anything else.
+    ///
+    /// QEMU without hardware acceleration loses pages now and then that the guest changes while they travel.
+    #[track_caller]
+    pub fn share_memory(&mut self) {
+        let wanted = [json!({ "capability": "x-ignore-shared", "state": true })];
+        self.ask("migrate-set-capabilities", json!({ "capabilities": wanted }));
+    }
+
     /// Ends the machine. One that has ended by itself is fine, too.
     pub fn quit(mut self) {
         let _ = writeln!(self.0.get_mut(), "{}", json!({ "execute": "quit" }));
