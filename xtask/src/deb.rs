@@ -36,53 +36,62 @@ const CONTENTS: [&str; 11] = [
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let profile = if arguments.debug { "dev" } else { "release" };
     shell::run(&mut shell::cargo(&["build", "--locked", "--profile", profile, "--package", "hob"]))?;
-    let built = shell::target_dir()?.join(if arguments.debug { "debug" } else { "release" });
-    prepare(&built)?;
     if !shell::cargo(&["deb", "--version"]).output().is_ok_and(|output| output.status.success()) {
         println!("cargo-deb is absent: installing it with cargo");
         shell::run(&mut shell::cargo(&["install", "cargo-deb", "--locked"]))?;
     }
-    let package = built.join("packaging/hob.deb");
-    let out = package.to_string_lossy().into_owned();
-    let mut deb = shell::cargo(&["deb", "--package", "hob", "--no-build", "--locked", "--profile", profile]);
-    shell::run(deb.args(["--output", &out]))?;
-    check(&package)?;
-    let name = shell::output(
-        Command::new("dpkg-deb")
-            .args(["--show", "--showformat"])
-            .args(["${Package}_${Version}_${Architecture}.deb", &out]),
-    )?;
-    let debian = shell::target_dir()?.join("debian");
-    fs::create_dir_all(&debian)?;
-    let place = debian.join(name.trim());
-    fs::rename(&package, &place).with_context(|| format!("move it to {}", place.display()))?;
-    println!("{}", place.display());
+    let target = shell::target_dir()?;
+    // cargo-deb packs what it finds in a target directory, whatever made it.
+    let stage = target.join("deb");
+    let _ = fs::remove_dir_all(&stage);
+    prepare(&target.join(if arguments.debug { "debug/hob" } else { "release/hob" }), &stage.join("release"))?;
+    let mut deb = shell::cargo(&["deb", "--package", "hob", "--no-build", "--no-strip", "--locked"]);
+    if arguments.debug {
+        deb.arg("--fast");
+    }
+    deb.arg("--output").arg(target.join("debian")).env("CARGO_TARGET_DIR", &stage);
+    let said = shell::output(&mut deb)?;
+    let package = said.lines().last().context("cargo-deb says where the package is")?;
+    check(Path::new(package))?;
+    println!("{package}");
     Ok(())
 }
 
-/// Manual pages, completions and the changelog, which the program and the repository tell.
-fn prepare(built: &Path) -> Result<()> {
-    let hob = built.join("hob");
+/// The program without what only debuggers want, and manual pages, completions and the changelog, which it and the repository tell.
+fn prepare(program: &Path, built: &Path) -> Result<()> {
     let dir = built.join("packaging");
-    let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(dir.join("completions"))?;
+    let hob = built.join("hob");
+    shell::run(Command::new("strip").arg("-o").arg(&hob).arg(program))?;
     shell::run(Command::new(&hob).args(["man", "--out"]).arg(dir.join("man")))?;
+    compress(fs::read_dir(dir.join("man"))?.map(|page| Ok(page?.path())).collect::<Result<Vec<_>>>()?)?;
     for (shell_name, file) in [("bash", "hob.bash"), ("zsh", "_hob"), ("fish", "hob.fish")] {
         let script = shell::output(Command::new(&hob).args(["completions", shell_name]))?;
         fs::write(dir.join("completions").join(file), script)?;
     }
-    let version = shell::output(Command::new(&hob).arg("--version"))?;
+    let changelog = dir.join("changelog.Debian");
+    fs::write(&changelog, changelog_text(&hob)?)?;
+    compress(vec![changelog])
+}
+
+fn compress(files: Vec<PathBuf>) -> Result<()> {
+    shell::output(Command::new("gzip").args(["--best", "--no-name"]).args(files)).map(drop)
+}
+
+/// Debian's form of a changelog; ours is beside it.
+fn changelog_text(hob: &Path) -> Result<String> {
+    let version = shell::output(Command::new(hob).arg("--version"))?;
     let version = version.trim().rsplit(' ').next().context("hob tells its version")?.to_owned();
-    let when =
-        shell::output(Command::new("git").args(["log", "-1", "--format=%cD"]).current_dir(shell::root()))
-            .unwrap_or_else(|_| "Thu, 01 Jan 1970 00:00:00 +0000".to_owned());
-    let text = format!(
-        "hob ({version}-1) unstable; urgency=medium\n\n  * /usr/share/doc/hob/CHANGELOG.md tells what is new.\n\n -- {}  {}\n",
-        metadata()?["maintainer"].as_str().context("the package has a maintainer")?,
-        when.trim(),
-    );
-    fs::write(dir.join("changelog"), text)?;
-    Ok(())
+    let when = Command::new("git").args(["log", "-1", "--format=%cD"]).current_dir(shell::root()).output();
+    let when = when.ok().filter(|output| output.status.success());
+    let when = when.map_or("Thu, 01 Jan 1970 00:00:00 +0000".into(), |output| {
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    });
+    let metadata = metadata()?;
+    let maintainer = metadata["maintainer"].as_str().context("the package has a maintainer")?;
+    Ok(format!(
+        "hob ({version}-1) unstable; urgency=medium\n\n  * /usr/share/doc/hob/CHANGELOG.md tells what is new.\n\n -- {maintainer}  {when}\n"
+    ))
 }
 
 /// What stands in `[package.metadata.deb]`.

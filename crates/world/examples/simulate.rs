@@ -3,7 +3,8 @@
 //! ```text
 //! simulate KIND FROM SEEDS MINUTES REQUESTS
 //! ```
-//! KIND is `lives`, `sound` (lives in which no device fails), `memory` (lives with memory above every cache), `qos` (lives with shares, limits and windows) or `single`; MINUTES may be 0 for no limit. Progress goes to stderr.
+//! KIND is `lives`, `sound` (lives in which no device fails), `memory` (lives with memory above every cache), `qos` (lives with shares, limits and windows), `single`, or
+//! `hosts` (several hosts that hand a disk over); MINUTES may be 0 for no limit. Progress goes to stderr.
 //! At the first violation, or panic of the engine, it stops with the seed and with how to live it again. With `HOB_TRACE` in
 //! its environment it says everything that crosses the engine's boundary.
 
@@ -21,6 +22,38 @@ use std::time::{Duration, Instant};
 
 use hob_engine::outcome::OUTCOMES;
 use hob_world::sim::{Options, Report, Trace, run};
+use hob_world::{Violation, hosts};
+
+/// What is lived.
+enum Kind {
+    One(Options),
+    Hosts(hosts::Options),
+}
+
+/// What histories contained.
+#[derive(Default)]
+struct Total {
+    one: Report,
+    hosts: hosts::Report,
+}
+
+impl Kind {
+    /// Lives one history.
+    fn live(&self, seed: u64, total: &mut Total) -> Result<(), Violation> {
+        match self {
+            Kind::One(options) => total.one.add(&run(seed, options)?),
+            Kind::Hosts(options) => total.hosts.add(&hosts::run(seed, options)?),
+        }
+        Ok(())
+    }
+
+    fn requests(&self) -> u32 {
+        match self {
+            Kind::One(options) => options.requests,
+            Kind::Hosts(options) => options.requests,
+        }
+    }
+}
 
 /// What all threads share.
 struct Shared {
@@ -30,7 +63,7 @@ struct Shared {
     done: AtomicU64,
     /// The lowest seed that failed, and why.
     failed: Mutex<Option<(u64, String)>>,
-    total: Mutex<Report>,
+    total: Mutex<Total>,
 }
 
 fn main() -> ExitCode {
@@ -38,14 +71,14 @@ fn main() -> ExitCode {
     let number = |at: usize| arguments.get(at).and_then(|word| word.parse::<u64>().ok());
     let kind = arguments.first().map(String::as_str);
     let (
-        Some(kind @ ("lives" | "sound" | "memory" | "qos" | "single")),
+        Some(kind @ ("lives" | "sound" | "memory" | "qos" | "single" | "hosts")),
         Some(from),
         Some(seeds),
         Some(minutes),
         Some(requests),
     ) = (kind, number(1), number(2), number(3), number(4))
     else {
-        eprintln!("usage: simulate lives|sound|memory|qos|single FROM SEEDS MINUTES REQUESTS");
+        eprintln!("usage: simulate lives|sound|memory|qos|single|hosts FROM SEEDS MINUTES REQUESTS");
         return ExitCode::FAILURE;
     };
     let base = match kind {
@@ -56,8 +89,11 @@ fn main() -> ExitCode {
         _ => Options::default(),
     };
     let trace: Option<Trace> = std::env::var_os("HOB_TRACE").map(|_| (|line| eprintln!("{line}")) as Trace);
-    let options =
-        Options { trace, requests: u32::try_from(requests).unwrap_or(base.requests).max(1), ..base };
+    let requests = u32::try_from(requests).unwrap_or(base.requests).max(1);
+    let options = match kind {
+        "hosts" => Kind::Hosts(hosts::Options { trace, requests, ..hosts::Options::default() }),
+        _ => Kind::One(Options { trace, requests, ..base }),
+    };
     let began = Instant::now();
     let shared = Shared {
         next: AtomicU64::new(from),
@@ -65,7 +101,7 @@ fn main() -> ExitCode {
         deadline: (minutes > 0).then(|| began + Duration::from_secs(60 * minutes)),
         done: AtomicU64::new(0),
         failed: Mutex::new(None),
-        total: Mutex::new(Report::default()),
+        total: Mutex::new(Total::default()),
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
@@ -79,22 +115,25 @@ fn main() -> ExitCode {
 }
 
 /// Lives histories until there are no more, time is up, or one failed.
-fn work(shared: &Shared, options: &Options) {
-    let mut mine = Report::default();
+fn work(shared: &Shared, options: &Kind) {
+    let mut mine = Total::default();
     loop {
         let is_late = shared.deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let seed = shared.next.fetch_add(1, Ordering::Relaxed);
         if is_late || seed >= shared.end || shared.failed.lock().expect("no panic inside").is_some() {
             break;
         }
-        match std::panic::catch_unwind(|| run(seed, options)) {
-            Ok(Ok(report)) => mine.add(&report),
+        let lived = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| options.live(seed, &mut mine)));
+        match lived {
+            Ok(Ok(())) => {}
             Ok(Err(violation)) => fail(shared, seed, violation.0),
             Err(_) => fail(shared, seed, "the engine panicked (see above)".into()),
         }
         shared.done.fetch_add(1, Ordering::Relaxed);
     }
-    shared.total.lock().expect("no panic inside").add(&mine);
+    let mut total = shared.total.lock().expect("no panic inside");
+    total.one.add(&mine.one);
+    total.hosts.add(&mine.hosts);
 }
 
 fn fail(shared: &Shared, seed: u64, what: String) {
@@ -117,17 +156,22 @@ fn progress(shared: &Shared, began: Instant, from: u64, minutes: u64) {
     }
 }
 
-fn conclude(shared: &Shared, options: &Options, kind: &str, began: Instant) -> ExitCode {
+fn conclude(shared: &Shared, options: &Kind, kind: &str, began: Instant) -> ExitCode {
     let done = shared.done.load(Ordering::Relaxed);
     let total = shared.total.lock().expect("no panic inside");
     let seconds = began.elapsed().as_secs_f64();
     eprintln!();
-    println!("{done} histories of {} requests in {seconds:.1} s", options.requests);
-    for (row, count) in OUTCOMES.iter().zip(total.outcomes) {
-        println!("  {count:>12}  {:?}", row.outcome);
-    }
-    for (name, count) in total.counts() {
-        println!("  {count:>12}  {name}");
+    println!("{done} histories of {} requests in {seconds:.1} s", options.requests());
+    match options {
+        Kind::One(_) => {
+            for (row, count) in OUTCOMES.iter().zip(total.one.outcomes) {
+                println!("  {count:>12}  {:?}", row.outcome);
+            }
+            total.one.counts().iter().for_each(|(name, count)| println!("  {count:>12}  {name}"));
+        }
+        Kind::Hosts(_) => {
+            total.hosts.counts().iter().for_each(|(name, count)| println!("  {count:>12}  {name}"));
+        }
     }
     match &*shared.failed.lock().expect("no panic inside") {
         None => ExitCode::SUCCESS,
@@ -135,7 +179,7 @@ fn conclude(shared: &Shared, options: &Options, kind: &str, began: Instant) -> E
             println!("seed {seed}: {what}");
             println!(
                 "again: cargo xtask simulate --kind {kind} --from {seed} --seeds 1 --requests {}",
-                options.requests
+                options.requests()
             );
             ExitCode::FAILURE
         }

@@ -8,6 +8,8 @@
 //! [`replay`] is the same loop without doubts: modelled devices ([`disk_model`], [`flash_model`], [`service`]), no
 //! contents, no faults, and a latency for every request.
 //!
+//! [`hosts::run`] lives one of several hosts that hand a disk over, with its cache, across a bad network.
+//!
 //! Nothing here reads a clock, rolls the machine's dice, or touches a file. Contents are tags, one
 //! for each unit of 512 bytes, so a torn sector is a sector whose tags come from two writes.
 
@@ -15,6 +17,7 @@ pub mod content;
 pub mod dice;
 pub mod disk_model;
 pub mod flash_model;
+pub mod hosts;
 pub mod media;
 pub mod model;
 pub mod queue;

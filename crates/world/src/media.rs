@@ -13,7 +13,7 @@ use hob_engine::io::Io;
 
 use crate::content::{Tag, UNIT_BYTES};
 use crate::dice::{Dice, scatter};
-pub use backing::{Backing, BackingFaults};
+pub use backing::{Backing, BackingFaults, HOST_SHIFT};
 pub use flash::{Ailment, Flash, FlashFaults};
 use medium::Medium;
 

@@ -3,14 +3,15 @@
 //! A change is noted when it is answered, whatever the answer: a change that failed may have been done in part. So what was acknowledged
 //! is in every bitmap that was recording *then*, and a change under way while bitmaps are [rotated](BitmapChange::Rotate) is in
 //! the new one, whatever a reader of the old one gets to see of it. Where the disk reads differently for another reason, everything
-//! is noted: acknowledged writes that are given up (`structure.rs`), and what the owner knows of ([`BitmapChange::InsertAll`]).
+//! is noted: acknowledged writes that are given up (`structure.rs`), another host
+//! that had the disk (`ownership.rs`), and what the owner knows of ([`BitmapChange::InsertAll`]).
 //!
 //! Bitmaps end with their disk: [`Event::Bitmaps`] has what they were, and their owner keeps them. One that ends without that, as
 //! the process was killed, is to begin again with everything in it.
 
 use super::Engine;
 use super::disk::Disk;
-use crate::command::{Bitmap, BitmapChange, CommandError, Event};
+use crate::command::{Bitmap, BitmapChange, CommandError, Event, Role};
 use crate::granules::Granules;
 use crate::io::Request;
 use crate::units::{DiskId, Instant};
@@ -39,7 +40,12 @@ impl Engine {
 
     /// Says what a disk's bitmaps were, as it ends.
     pub(super) fn hand_out_bitmaps(&mut self, id: DiskId) {
-        if let Some(bitmaps) = self.disk_mut(id).bitmaps.take() {
+        let disk = self.disk_mut(id);
+        if disk.ownership.role != Role::Here {
+            // Another host has it, or is about to have it, and may change anything.
+            disk.note_everything();
+        }
+        if let Some(bitmaps) = disk.bitmaps.take() {
             self.event_out.push_back(Event::Bitmaps { disk: id, bitmaps: *bitmaps });
         }
     }

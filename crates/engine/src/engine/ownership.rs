@@ -129,6 +129,10 @@ impl Engine {
         if result.is_err() {
             return Some(result);
         }
+        if matches!((disk.ownership.role, role), (Role::Standby | Role::Away, Role::Here)) {
+            // The host that had it meanwhile may have changed anything.
+            disk.note_everything();
+        }
         let ownership = &mut disk.ownership;
         ownership.role = role;
         ownership.reported = false;

@@ -4,6 +4,8 @@
 //! what flash holds, and answers the source's calls as before. Whatever is cached here of an awaited disk was read from the owner since
 //! this machine was made, and everything that the owner changed after that is forgotten before `changed` is answered.
 //!
+//! A disk that was given up here, and is handed over in that very attempt all the same, is taken: who says `yours` will never serve it again.
+//!
 //! Call order: any `handle_*`; then `poll_act` and `poll_answer` until they have nothing. One act is under way at most, besides any
 //! number of `Forget`s, which end in any order.
 
@@ -54,6 +56,10 @@ enum State {
 pub struct Destination {
     state: State,
     record: Option<Record>,
+    /// It may be on record that the disk did not come, though it is awaited.
+    doubtful: bool,
+    /// It is not to come, once what is being done has ended.
+    gives_up: bool,
     act: Option<(Ticket, DestinationAct)>,
     /// Acts to be polled.
     acts_out: Vec<(Ticket, DestinationAct)>,
@@ -74,6 +80,8 @@ impl Destination {
         let mut destination = Destination {
             state: State::Not,
             record,
+            doubtful: false,
+            gives_up: false,
             act: None,
             acts_out: vec![],
             answers_out: vec![],
@@ -90,6 +98,8 @@ impl Destination {
             }
             Some(Record::Owner { generation, .. } | Record::Leaving(Session { generation, .. })) => {
                 destination.state = State::Owner(generation);
+                // What was changed here since the hand-over is not known any more: nothing is read from the former owner.
+                destination.view.done = true;
             }
             Some(Record::Away { .. } | Record::Gone(_)) | None => {}
         }
@@ -137,7 +147,13 @@ impl Destination {
 
     /// The disk was removed here, or the operator says that it does not come.
     pub fn handle_give_up(&mut self) {
-        if self.awaits().is_some() && self.act.is_none() {
+        self.gives_up = self.awaits().is_some();
+        self.go_on_giving_up();
+    }
+
+    fn go_on_giving_up(&mut self) {
+        if self.gives_up && self.awaits().is_some() && self.act.is_none() {
+            self.gives_up = false;
             self.act(DestinationAct::Remove);
         }
     }
@@ -174,6 +190,12 @@ impl Destination {
                 false => Err(Refusal::Owner(generation)),
             });
         }
+        if let Some(generation) = self.record.map(Record::generation)
+            && session.generation < generation
+        {
+            // Whoever calls has been overtaken: his disk was taken, and perhaps handed on. He may not have heard that it was.
+            return Some(Err(Refusal::Owner(generation)));
+        }
         match (&message.call, self.state) {
             (Call::Arrive, State::Not) => self.await_first(session),
             (Call::Arrive, State::Ready(awaited)) if awaited == session => Some(Ok(self.view)),
@@ -184,14 +206,23 @@ impl Destination {
                 None
             }
             (Call::Cancel, State::Ready(awaited) | State::Preparing(awaited)) if awaited <= session => {
-                if self.act.is_none() && self.forgetting.is_empty() {
+                if self.act.is_none() {
                     self.act(DestinationAct::Remove);
                 }
                 None
             }
             (_, State::Preparing(awaited)) if awaited == session => {
                 if self.act.is_none() {
-                    self.act(DestinationAct::Prepare);
+                    self.act(match self.doubtful {
+                        true => DestinationAct::Record(Record::Awaiting(session)),
+                        false => DestinationAct::Prepare,
+                    });
+                }
+                None
+            }
+            (Call::Yours, State::Not) if self.record == Some(Record::Gone(session)) => {
+                if self.act.is_none() {
+                    self.act(DestinationAct::Record(Record::Awaiting(session)));
                 }
                 None
             }
@@ -207,7 +238,9 @@ impl Destination {
             }
             (Call::Look, State::Ready(awaited)) if awaited == session => Some(Ok(self.view)),
             (Call::Yours, State::Ready(awaited)) if awaited == session => {
-                if self.act.is_none() && self.forgetting.is_empty() {
+                // Whoever says so has been told that all is forgotten. What is being forgotten yet is so for a call that was repeated, and
+                // waits perhaps for a read that nobody answers before the disk is this host's.
+                if self.act.is_none() {
                     self.answer_held();
                     self.act(DestinationAct::Activate);
                 }
@@ -261,6 +294,7 @@ impl Destination {
         match (act, result) {
             (DestinationAct::Record(record @ Record::Awaiting(session)), Ok(())) => {
                 self.record = Some(record);
+                self.doubtful = false;
                 self.state = State::Preparing(session);
                 self.view = View { wants: self.view.wants, ..View::default() };
                 self.act(DestinationAct::Prepare);
@@ -273,6 +307,7 @@ impl Destination {
             (DestinationAct::Activate, Ok(())) => {
                 if let State::Ready(session) = self.state {
                     self.state = State::Serving(session);
+                    self.gives_up = false;
                     self.view.wants = false;
                     self.act(DestinationAct::Commit);
                 }
@@ -291,11 +326,13 @@ impl Destination {
             (DestinationAct::Remove, Ok(())) => {
                 if let Some(session) = self.awaits() {
                     self.state = State::Preparing(session);
+                    self.doubtful = true;
                     self.act(DestinationAct::Record(Record::Gone(session)));
                 }
             }
             (DestinationAct::Record(record), Ok(())) => {
                 self.record = Some(record);
+                self.doubtful = false;
                 self.state = State::Not;
                 self.view = View::default();
             }
@@ -317,6 +354,7 @@ impl Destination {
                 None => self.calls.push((ticket, message)),
             }
         }
+        self.go_on_giving_up();
     }
 
     fn refuse_all(&mut self) {

@@ -52,6 +52,19 @@ pub enum Record {
     Gone(Session),
 }
 
+impl Record {
+    /// Of which generation of the disk it speaks.
+    pub fn generation(self) -> u64 {
+        match self {
+            Record::Owner { generation, .. } => generation,
+            Record::Leaving(session)
+            | Record::Away { session, .. }
+            | Record::Awaiting(session)
+            | Record::Gone(session) => session.generation,
+        }
+    }
+}
+
 /// What the source asks of the destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
@@ -94,7 +107,7 @@ pub struct View {
 pub enum Refusal {
     /// It awaits the disk in another session, or not at all.
     NotAwaited,
-    /// It owns the disk, of this generation.
+    /// It owns the disk, of this generation; or it knows of an owner of it, who is further than the caller.
     Owner(u64),
     /// It could not; the same call may succeed later.
     Failed,

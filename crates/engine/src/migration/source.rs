@@ -26,6 +26,9 @@ const PAUSE_NS_MAX: u64 = 2_000_000_000;
 /// Time between looks at a destination that still reads what is cached here, nanoseconds.
 const LOOK_NS: u64 = 500_000_000;
 
+/// Changes are gathered for so long before the destination is told of them, nanoseconds.
+const GATHER_NS: u64 = 50_000_000;
+
 /// A call that takes the disk back at the destination is repeated for so long, nanoseconds.
 const CANCEL_NS_MAX: u64 = 30_000_000_000;
 
@@ -236,7 +239,7 @@ impl Source {
             (Order::Cancel, Step::Act(_)) => {}
             (Order::Cancel, _) => self.keep(),
             (Order::Finish, Step::Pause(_) | Step::Call(Kind::Changed)) if self.phase == Copying => {
-                self.step(now);
+                self.step(now, false);
             }
             _ => {}
         }
@@ -361,8 +364,8 @@ impl Source {
                 self.act(SourceAct::TakeChanges);
             }
             (Kind::Changed, Some(Ok(_))) => {
-                self.told = None;
-                self.step(now);
+                let had_some = self.told.take().is_some();
+                self.step(now, had_some);
             }
             // What this host knows is old: it was handed over, and the state that said so is gone. It must not be served here.
             (Kind::Arrive | Kind::Changed, Some(Err(Refusal::Owner(generation))))
@@ -370,7 +373,7 @@ impl Source {
             {
                 self.limit = None;
                 match std::mem::replace(&mut self.phase, Phase::Frozen) {
-                    Phase::Frozen => self.step(now),
+                    Phase::Frozen => self.step(now, false),
                     _ => self.act(SourceAct::Freeze),
                 }
             }
@@ -385,8 +388,8 @@ impl Source {
         }
     }
 
-    /// The destination has heard of all changes that were taken.
-    fn step(&mut self, now: Instant) {
+    /// The destination has heard of all changes that were taken, of some just now.
+    fn step(&mut self, now: Instant, had_some: bool) {
         if self.phase == Phase::Frozen {
             let record = Record::Away { session: self.session, taken: false };
             return self.act(SourceAct::Record(record));
@@ -397,7 +400,12 @@ impl Source {
             self.limit = Some(now + self.options.freeze_ns_max);
             return self.act(SourceAct::Freeze);
         }
-        self.act(SourceAct::TakeChanges);
+        // A destination that is told nothing new holds its answer back, unless it wants the disk.
+        match (had_some, self.wanted) {
+            (true, _) => self.pause_for(now, Kind::Changed, GATHER_NS),
+            (false, true) => self.pause_for(now, Kind::Changed, LOOK_NS),
+            (false, false) => self.act(SourceAct::TakeChanges),
+        }
     }
 
     fn thaw(&mut self) {
@@ -442,14 +450,17 @@ impl Source {
     }
 
     fn look_later(&mut self, now: Instant) {
-        self.step = Step::Pause(Kind::Look);
-        self.due = Some(now + LOOK_NS);
+        self.pause_for(now, Kind::Look, LOOK_NS);
     }
 
     fn pause(&mut self, now: Instant, kind: Kind) {
-        self.step = Step::Pause(kind);
-        self.due = Some(now + self.pause_ns);
+        self.pause_for(now, kind, self.pause_ns);
         self.pause_ns = (self.pause_ns * 2).min(PAUSE_NS_MAX);
+    }
+
+    fn pause_for(&mut self, now: Instant, kind: Kind, ns: u64) {
+        self.step = Step::Pause(kind);
+        self.due = Some(now + ns);
     }
 
     fn ticket(&mut self) -> Ticket {
@@ -471,7 +482,11 @@ impl Source {
             Kind::Arrive => Call::Arrive,
             Kind::Changed => {
                 self.told = joined(self.told.take(), self.changed.take());
-                Call::Changed(self.told.iter().flat_map(Regions::ranges).collect())
+                match &self.told {
+                    // The guest waits, and an empty list would be held back.
+                    None if self.phase == Phase::Frozen => Call::Look,
+                    told => Call::Changed(told.iter().flat_map(Regions::ranges).collect()),
+                }
             }
             Kind::Yours => Call::Yours,
             Kind::Cancel => Call::Cancel,

@@ -121,9 +121,42 @@ fn a_source_that_another_host_has_overtaken_gives_way() {
     let changed = call(&mut source, Call::Changed(vec![]));
     source.handle_answer(NOW, changed, Some(Err(Refusal::Owner(5))));
     acts(&mut source, NOW, &[SourceAct::Freeze, SourceAct::Settle, SourceAct::TakeChanges]);
-    let changed = call(&mut source, Call::Changed(vec![]));
-    source.handle_answer(NOW, changed, Some(Err(Refusal::Owner(5))));
+    let look = call(&mut source, Call::Look);
+    source.handle_answer(NOW, look, Some(Err(Refusal::Owner(5))));
     act(&mut source, SourceAct::Record(Record::Away { session: SESSION, taken: false }));
+}
+
+/// An empty list would be held back, and the guest wait for it.
+#[test]
+fn a_frozen_source_that_has_nothing_to_tell_asks_what_is_answered_at_once() {
+    let mut source = copying();
+    acts(&mut source, NOW, &[SourceAct::TakeChanges]);
+    call(&mut source, Call::Changed(vec![]));
+    assert!(source.handle_order(NOW, Order::Finish));
+    acts(&mut source, NOW, &[SourceAct::Freeze, SourceAct::Settle, SourceAct::TakeChanges]);
+    let look = call(&mut source, Call::Look);
+    source.handle_answer(NOW, look, Some(Ok(View::default())));
+    act(&mut source, SourceAct::Record(Record::Away { session: SESSION, taken: false }));
+
+    let mut destination = ready();
+    ask(&mut destination, 2, SESSION, Call::Look);
+    assert_eq!(destination.poll_answer(), Some((Ticket(2), Ok(View::default()))));
+}
+
+/// The destination wants the disk and answers at once, and so it would go on without a pause.
+#[test]
+fn a_source_that_waits_for_an_order_pauses() {
+    let mut source = Source::start(SESSION, SourceOptions { on_demand: false, ..options() });
+    acts(&mut source, NOW, &[SourceAct::Record(Record::Leaving(SESSION)), SourceAct::Prepare]);
+    let arrive = call(&mut source, Call::Arrive);
+    let wanted = View { wants: true, ..View::default() };
+    source.handle_answer(NOW, arrive, Some(Ok(wanted)));
+    acts(&mut source, NOW, &[SourceAct::TakeChanges]);
+    let changed = call(&mut source, Call::Changed(vec![]));
+    source.handle_answer(NOW, changed, Some(Ok(wanted)));
+    assert!(source.poll_act().is_none() && source.poll_timeout() > Some(NOW));
+    assert!(source.handle_order(NOW, Order::Finish));
+    acts(&mut source, NOW, &[SourceAct::Freeze]);
 }
 
 fn done(destination: &mut Destination, expected: DestinationAct) {
@@ -152,11 +185,16 @@ fn a_destination_serves_after_everything_is_forgotten() {
     ask(&mut destination, 2, SESSION, Call::Changed(vec![(1, 2)]));
     let (forget, act) = destination.poll_act().unwrap();
     assert_eq!(act, DestinationAct::Forget(vec![(1, 2)]));
-    ask(&mut destination, 3, SESSION, Call::Yours);
-    assert!(destination.poll_act().is_none() && destination.poll_answer().is_none());
+    assert_eq!(destination.poll_answer(), None);
     destination.handle_done(NOW, forget, Ok(()));
     assert_eq!(destination.poll_answer().unwrap().0, Ticket(2));
+    // The call comes once more, and late: a read that waits for the disk would make it wait for ever.
+    ask(&mut destination, 8, SESSION, Call::Changed(vec![(1, 2)]));
+    let (late, _) = destination.poll_act().unwrap();
+    ask(&mut destination, 3, SESSION, Call::Yours);
     done(&mut destination, DestinationAct::Activate);
+    destination.handle_done(NOW, late, Err(()));
+    assert_eq!(destination.poll_answer(), Some((Ticket(8), Err(Refusal::Failed))));
     done(&mut destination, DestinationAct::Commit);
     assert!(!destination.is_owner() && destination.poll_answer().is_none());
     done(&mut destination, DestinationAct::Record(Record::Owner { generation: 5, attempts: 0 }));
@@ -200,6 +238,69 @@ fn later_attempts_replace_earlier_ones_and_not_the_other_way_round() {
     assert!(destination.poll_answer().unwrap().1.is_ok());
     ask(&mut destination, 5, SESSION, Call::Arrive);
     assert_eq!(destination.poll_answer(), Some((Ticket(5), Err(Refusal::NotAwaited))));
+}
+
+/// Nobody looks for what it pulls any more: it does not know what it has changed since the hand-over.
+#[test]
+fn an_owner_that_restarted_pulls_nothing_from_whom_had_it() {
+    let mut destination = Destination::new(Some(Record::Owner { generation: 5, attempts: 0 }));
+    ask(&mut destination, 1, SESSION, Call::Look);
+    assert_eq!(destination.poll_answer(), Some((Ticket(1), Ok(View { done: true, ..View::default() }))));
+}
+
+/// Otherwise nobody would have it.
+#[test]
+fn a_disk_that_was_given_up_and_comes_nevertheless_is_taken() {
+    let mut destination = ready();
+    destination.handle_give_up();
+    done(&mut destination, DestinationAct::Remove);
+    done(&mut destination, DestinationAct::Record(Record::Gone(SESSION)));
+    ask(&mut destination, 2, SESSION, Call::Changed(vec![]));
+    assert_eq!(destination.poll_answer(), Some((Ticket(2), Err(Refusal::NotAwaited))));
+    ask(&mut destination, 3, SESSION, Call::Yours);
+    done(&mut destination, DestinationAct::Record(Record::Awaiting(SESSION)));
+    done(&mut destination, DestinationAct::Prepare);
+    done(&mut destination, DestinationAct::Activate);
+}
+
+#[test]
+fn a_disk_is_given_up_once_what_is_being_done_has_ended() {
+    let mut destination = Destination::new(None);
+    ask(&mut destination, 1, SESSION, Call::Arrive);
+    done(&mut destination, DestinationAct::Record(Record::Awaiting(SESSION)));
+    destination.handle_give_up();
+    done(&mut destination, DestinationAct::Prepare);
+    done(&mut destination, DestinationAct::Remove);
+    done(&mut destination, DestinationAct::Record(Record::Gone(SESSION)));
+    assert_eq!(destination.awaits(), None);
+}
+
+#[test]
+fn a_disk_of_which_it_may_be_on_record_that_it_is_gone_is_recorded_as_awaited_first() {
+    let mut destination = ready();
+    destination.handle_give_up();
+    done(&mut destination, DestinationAct::Remove);
+    let (record, act) = destination.poll_act().unwrap();
+    assert_eq!(act, DestinationAct::Record(Record::Gone(SESSION)));
+    destination.handle_done(NOW, record, Err(()));
+    ask(&mut destination, 2, SESSION, Call::Changed(vec![]));
+    done(&mut destination, DestinationAct::Record(Record::Awaiting(SESSION)));
+    done(&mut destination, DestinationAct::Prepare);
+}
+
+/// A source that heard no answer, and restarted perhaps, would ask for ever.
+#[test]
+fn a_source_whose_disk_was_taken_and_handed_on_is_told() {
+    let past = Session { generation: 5, attempt: 2 };
+    for record in [Record::Away { session: past, taken: true }, Record::Awaiting(past), Record::Gone(past)] {
+        let mut destination = Destination::new(Some(record));
+        ask(&mut destination, 1, SESSION, Call::Yours);
+        assert_eq!(destination.poll_answer(), Some((Ticket(1), Err(Refusal::Owner(5)))), "{record:?}");
+    }
+    let mut source = Source::resume_away(SESSION);
+    let yours = call(&mut source, Call::Yours);
+    source.handle_answer(NOW, yours, Some(Err(Refusal::Owner(5))));
+    act(&mut source, SourceAct::Record(Record::Away { session: SESSION, taken: true }));
 }
 
 #[test]

@@ -30,13 +30,29 @@ pub struct Backing {
     faults: BackingFaults,
     lie: Option<Lie>,
     late: Vec<(usize, Tag)>,
+    /// Several hosts use it.
+    shared: bool,
 }
+
+/// Which host's an I/O of a shared backing is: the highest bits of its name.
+fn host(id: IoId) -> u32 {
+    id.0 >> HOST_SHIFT
+}
+
+/// Names of I/O of different hosts differ above this bit, where a backing is [shared](Backing::share).
+pub const HOST_SHIFT: u32 = 28;
 
 impl Backing {
     /// A backing that holds these units, durably.
     pub fn new(content: Vec<Tag>, faults: BackingFaults, lie: Option<Lie>) -> Self {
         let medium = Medium::new(content);
-        Backing { medium, in_flight: BTreeMap::new(), faults, lie, late: vec![] }
+        Backing { medium, in_flight: BTreeMap::new(), faults, lie, late: vec![], shared: false }
+    }
+
+    /// Several hosts use it from now on; the names of their I/O tell them apart. What one reads another may change: only the
+    /// engine of one host orders these.
+    pub fn share(&mut self) {
+        self.shared = true;
     }
 
     /// What it holds.
@@ -54,7 +70,9 @@ impl Backing {
         let mut transfer = Transfer::new(io, payload, dice);
         ensure!(transfer.units().end <= self.now().len(), "{io:?} is past the disk's end");
         let clash = self.in_flight.values().find(|(other, _)| {
-            transfer.overlaps(other) && (io.op != IoOp::Read || other.io.op != IoOp::Read)
+            let reads = io.op == IoOp::Read || other.io.op == IoOp::Read;
+            let harmless = reads && (io.op == other.io.op || self.shared && host(io.id) != host(other.io.id));
+            transfer.overlaps(other) && !harmless
         });
         ensure!(clash.is_none(), "{io:?} overlaps {clash:?} in flight on the backing");
         let mut flushing = vec![];
@@ -138,6 +156,14 @@ impl Backing {
     /// One of the contents that a power cut at this moment may leave.
     pub fn power_cut(&self, dice: &mut Dice) -> Vec<Tag> {
         self.medium.after_power_cut(dice)
+    }
+
+    /// Nobody waits for this I/O any more: its host crashed. Some of it took effect.
+    pub fn abandon(&mut self, id: IoId, dice: &mut Dice) {
+        let (transfer, _) = self.in_flight.remove(&id).expect("in flight");
+        if transfer.io.op != IoOp::Read && transfer.io.op != IoOp::Flush {
+            super::abandon(&transfer, &mut self.medium, dice);
+        }
     }
 
     /// Nobody waits for the I/O in flight any more: its process was killed, or the power failed. Some of it took effect.

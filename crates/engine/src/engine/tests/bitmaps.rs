@@ -171,3 +171,26 @@ fn acknowledged_writes_that_are_given_up_are_changes() {
     let bitmaps = bench.remove();
     assert_eq!(bitmaps.len(), 1);
 }
+
+/// Another host may have changed anything while the disk was its.
+#[test]
+fn a_disk_that_comes_back_from_another_host_is_changed_everywhere() {
+    use crate::command::Role;
+    let mut bench = Bench::bare(Limits::default());
+    bench.bitmap(empty("b")).expect("room");
+    bench.rotate("b", "b1").expect("it records");
+    for role in [Role::Frozen, Role::Away, Role::Here] {
+        assert_eq!(bench.noted("b"), []);
+        bench.command(Command::Own(role)).expect("nothing is in flight");
+    }
+    assert_eq!((bench.noted("b").len() as u64, bench.noted("b1")), (64 * MIB / GRANULE, vec![]));
+    bench.bitmap(BitmapChange::Clear(named("b"))).expect("it records");
+    for role in [Role::Frozen, Role::Here] {
+        bench.command(Command::Own(role)).expect("nothing is in flight");
+    }
+    assert_eq!(bench.noted("b"), [], "it was never handed over");
+    for role in [Role::Frozen, Role::Away] {
+        bench.command(Command::Own(role)).expect("nothing is in flight");
+    }
+    assert_eq!(bench.remove()[0].granules.bytes(), 64 * MIB);
+}

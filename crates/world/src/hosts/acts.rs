@@ -1,0 +1,372 @@
+//! What the machines ask their host to do, and how that ends. Acts begin in the order in which they are asked for.
+
+use hob_engine::command::{Command, CommandError, Role};
+use hob_engine::io::Op;
+use hob_engine::migration::{DestinationAct, Record, SourceAct, Ticket};
+use hob_engine::regions::Regions;
+use hob_engine::units::{CommandId, SECTOR_BYTES};
+
+use super::host::{After, DISK, Former, Several, Who, Writing};
+use super::{Event, Sabotage, World, trace};
+use crate::content::UNIT_BYTES;
+use crate::{Violation, ensure};
+
+/// Which machine of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Doer {
+    Source,
+    Destination,
+}
+
+/// One thing to do.
+#[derive(Debug)]
+pub(super) enum Act {
+    Source(Ticket, SourceAct),
+    Destination(Ticket, DestinationAct),
+}
+
+impl World<'_> {
+    /// A step of a host at which it may crash. Is it still up?
+    pub(super) fn step(&mut self, host: usize) -> Result<bool, Violation> {
+        if self.hosts[host].ram.is_none() {
+            return Ok(false);
+        }
+        self.report.steps[host] += 1;
+        let here = super::Crash { host, step: self.report.steps[host] };
+        if !self.ending && self.plan.crash_step == Some(here) {
+            self.crash(host)?;
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// An act waits for its turn.
+    pub(super) fn queue_act(&mut self, host: usize, act: Act) {
+        let takes = self.dice.latency(self.plan.act_ns);
+        let life = self.hosts[host].life;
+        let Some(ram) = &mut self.hosts[host].ram else { return };
+        let at = (self.now + takes).max(ram.acts_at);
+        ram.acts_at = at;
+        ram.acts.push_back(act);
+        self.queue.push(at, Event::Act(host, life));
+    }
+
+    pub(super) fn begin_act(&mut self, host: usize) -> Result<(), Violation> {
+        if !self.step(host)? {
+            return Ok(());
+        }
+        let act = self.hosts[host].ram.as_mut().and_then(|ram| ram.acts.pop_front()).expect("it was queued");
+        trace!(self, "host {host} begins {act:?}");
+        let fails = !self.ending && self.dice.chance(self.plan.act_error);
+        match act {
+            Act::Source(ticket, act) => self.source_act(host, ticket, act, fails)?,
+            Act::Destination(ticket, act) => self.destination_act(host, ticket, act, fails)?,
+        }
+        self.drain(host)
+    }
+
+    fn source_act(
+        &mut self,
+        host: usize,
+        ticket: Ticket,
+        act: SourceAct,
+        fails: bool,
+    ) -> Result<(), Violation> {
+        let doer = Doer::Source;
+        let may_fail = matches!(
+            act,
+            SourceAct::Prepare | SourceAct::TakeChanges | SourceAct::Freeze | SourceAct::Settle
+        );
+        if fails && may_fail {
+            return self.acted(host, doer, ticket, false);
+        }
+        let (now, unwatched) = (self.now, self.strikes(Sabotage::Unwatched));
+        let (hasty, late) = (self.strikes(Sabotage::HastyFreeze), self.strikes(Sabotage::LateThaw));
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let after = After::Act(doer, ticket);
+        match act {
+            SourceAct::Record(record) => return self.write_record(host, Writing { record, doer, ticket }),
+            SourceAct::Prepare => {
+                // Whoever noted what was changed here since it came does so no more.
+                ram.former = None;
+                ram.command(now, Command::Watch(!unwatched), after);
+            }
+            SourceAct::TakeChanges => {
+                let changes = ram.engine.take_changed(DISK);
+                ram.source.as_mut().expect("it asked").handle_changes(changes);
+                return self.acted(host, doer, ticket, true);
+            }
+            SourceAct::Freeze => {
+                let after = if hasty { After::Nothing } else { after };
+                ram.command(now, Command::Own(Role::Frozen), after);
+                if hasty {
+                    return self.acted(host, doer, ticket, true);
+                }
+            }
+            SourceAct::Settle => return self.ask_for(host, Op::Settle, &[(0, 0)], doer, ticket),
+            SourceAct::Thaw => {
+                self.report.thaws += 1;
+                ram.command(now, Command::Own(Role::Here), after);
+            }
+            SourceAct::Leave if late => ram.command(now, Command::Own(Role::Here), after),
+            SourceAct::Leave => ram.command(now, Command::Own(Role::Away), after),
+            SourceAct::Restore => ram.command(now, Command::Watch(false), after),
+            SourceAct::GiveUp if ram.engine.role(DISK).is_none() => {
+                return self.acted(host, doer, ticket, true);
+            }
+            SourceAct::GiveUp => {
+                ram.hangs_up = true;
+                ram.command(now, Command::RemoveDisk, after);
+            }
+        }
+        Ok(())
+    }
+
+    fn destination_act(
+        &mut self,
+        host: usize,
+        ticket: Ticket,
+        act: DestinationAct,
+        fails: bool,
+    ) -> Result<(), Violation> {
+        let doer = Doer::Destination;
+        if fails && !matches!(act, DestinationAct::Record(_) | DestinationAct::Settle) {
+            return self.acted(host, doer, ticket, false);
+        }
+        let now = self.now;
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let after = After::Act(doer, ticket);
+        match act {
+            DestinationAct::Record(record) => self.write_record(host, Writing { record, doer, ticket }),
+            DestinationAct::Prepare => self.prepare(host, ticket),
+            DestinationAct::Forget(ranges) => self.forget(host, ticket, &ranges),
+            DestinationAct::Activate => {
+                self.take_over(host);
+                let ram = self.hosts[host].ram.as_mut().expect("it is up");
+                ram.command(now, Command::Own(Role::Here), after);
+                Ok(())
+            }
+            DestinationAct::Commit => self.ask_for(host, Op::Flush, &[(0, 0)], doer, ticket),
+            DestinationAct::Settle => {
+                self.pull_soon(host, 0);
+                self.acted(host, doer, ticket, true)
+            }
+            DestinationAct::Remove if ram.engine.role(DISK).is_none() => self.acted(host, doer, ticket, true),
+            DestinationAct::Remove => {
+                ram.command(now, Command::RemoveDisk, after);
+                self.hang_up(host)
+            }
+        }
+    }
+
+    /// The disk is to be there, in standby, with nothing in its cache.
+    fn prepare(&mut self, host: usize, ticket: Ticket) -> Result<(), Violation> {
+        let (now, removes) = (self.now, self.plan.removes && self.guest.host != host);
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        ram.pulling = None;
+        ram.former = None;
+        ram.preparing = Some(ticket);
+        match ram.engine.role(DISK) {
+            None => {
+                self.make_standby(host, ticket);
+                Ok(())
+            }
+            Some(_) if removes => {
+                ram.command(now, Command::RemoveDisk, After::Again(ticket));
+                self.hang_up(host)
+            }
+            Some(role) => {
+                ensure!(role == Role::Standby, "host {host} is to prepare a disk that is {role:?}");
+                let sectors = (u64::from(self.plan.units) * UNIT_BYTES).div_ceil(SECTOR_BYTES);
+                self.stop_pulls(host)?;
+                self.ask_for(host, Op::Forget, &[(0, sectors)], Doer::Destination, ticket)
+            }
+        }
+    }
+
+    fn make_standby(&mut self, host: usize, ticket: Ticket) {
+        let (now, plan) = (self.now, &self.plan);
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        ram.add_disk(now, plan);
+        ram.command(now, Command::Own(Role::Standby), After::Nothing);
+        ram.add_cache(now, plan, After::Act(Doer::Destination, ticket));
+    }
+
+    /// What the cache has of these ranges is forgotten, then it is pulled again.
+    fn forget(&mut self, host: usize, ticket: Ticket, ranges: &[(u64, u64)]) -> Result<(), Violation> {
+        let sectors = (u64::from(self.plan.units) * UNIT_BYTES).div_ceil(SECTOR_BYTES);
+        // A list may end past the disk's end.
+        let ranges: Vec<(u64, u64)> = ranges.iter().map(|(first, end)| (*first, sectors.min(*end))).collect();
+        self.report.forgotten += ranges.len() as u64;
+        if self.strikes(Sabotage::NothingForgotten) {
+            return self.acted(host, Doer::Destination, ticket, true);
+        }
+        if self.strikes(Sabotage::EarlyForgotten) {
+            self.acted(host, Doer::Destination, ticket, true)?;
+        }
+        self.ask_for(host, Op::Forget, &ranges, Doer::Destination, ticket)
+    }
+
+    /// The host serves the disk from now on.
+    fn take_over(&mut self, host: usize) {
+        let now = self.now;
+        let size = u64::from(self.plan.units) * UNIT_BYTES;
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        ram.hangs_up = false;
+        let Some(pulling) = &mut ram.pulling else {
+            // Nothing is going to be pulled: whoever had it may know.
+            return ram.destination.handle_progress(0, 0, true);
+        };
+        pulling.after = true;
+        if ram.awaited_anew != Some(pulling.session) {
+            // A life before this one may have served the disk, and changed it, and have crashed before that was on record.
+            return;
+        }
+        let session = pulling.session;
+        let host = self.attempts[&session];
+        ram.former = Some(Former { host, session, written: Regions::new(size) });
+        ram.command(now, Command::Watch(true), After::Nothing);
+    }
+
+    /// An act asks the engine for something, of each of these ranges of sectors.
+    fn ask_for(
+        &mut self,
+        host: usize,
+        op: Op,
+        ranges: &[(u64, u64)],
+        doer: Doer,
+        ticket: Ticket,
+    ) -> Result<(), Violation> {
+        let Some(ram) = &mut self.hosts[host].ram else { return Ok(()) };
+        if ranges.is_empty() {
+            return self.acted(host, doer, ticket, true);
+        }
+        let ranges = ranges.to_vec();
+        let several = Several { left: ranges.len() as u32, failed: false, ranges: ranges.clone() };
+        ram.several.insert((doer, ticket), several);
+        let size = u64::from(self.plan.units) * UNIT_BYTES;
+        for (first, end) in ranges {
+            let offset = first * SECTOR_BYTES;
+            let len = (end * SECTOR_BYTES).min(size) - offset;
+            if !self.request(host, Who::Act(doer, ticket), op, offset, len)? {
+                self.part_done(host, doer, ticket, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One of the things that an act asked for has ended.
+    pub(super) fn part_done(
+        &mut self,
+        host: usize,
+        doer: Doer,
+        ticket: Ticket,
+        ok: bool,
+    ) -> Result<(), Violation> {
+        let Some(ram) = &mut self.hosts[host].ram else { return Ok(()) };
+        let Some(several) = ram.several.get_mut(&(doer, ticket)) else { return Ok(()) };
+        several.left -= 1;
+        several.failed |= !ok;
+        if several.left > 0 {
+            return Ok(());
+        }
+        let several = ram.several.remove(&(doer, ticket)).expect("just seen");
+        if doer == Doer::Destination
+            && let Some(pulling) = &mut ram.pulling
+        {
+            several.ranges.iter().for_each(|(first, end)| pulling.puller.changed(*first, *end));
+            self.pull_soon(host, 0);
+        }
+        self.acted(host, doer, ticket, !several.failed)
+    }
+
+    /// An act has ended: its machine hears of it.
+    pub(super) fn acted(
+        &mut self,
+        host: usize,
+        doer: Doer,
+        ticket: Ticket,
+        ok: bool,
+    ) -> Result<(), Violation> {
+        if !self.step(host)? {
+            return Ok(());
+        }
+        let now = self.now;
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        trace!(self, "host {host}: {doer:?} {ticket:?} done: {ok}");
+        let result = if ok { Ok(()) } else { Err(()) };
+        match doer {
+            Doer::Source => {
+                if let Some(source) = &mut ram.source {
+                    source.handle_done(now, ticket, result);
+                }
+            }
+            Doer::Destination => {
+                ram.destination.handle_done(now, ticket, result);
+                let is_prepared = ok && ram.preparing.take_if(|preparing| *preparing == ticket).is_some();
+                if let (true, Some(session)) = (is_prepared, ram.destination.awaits()) {
+                    self.begin_pulling(host, session)?;
+                }
+            }
+        }
+        self.drain(host)
+    }
+
+    /// A command has ended.
+    pub(super) fn commanded(
+        &mut self,
+        host: usize,
+        command: CommandId,
+        result: Result<(), CommandError>,
+    ) -> Result<(), Violation> {
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let after = ram.commands.remove(&command);
+        let after =
+            after.ok_or_else(|| Violation(format!("command {command} of host {host} ended twice")))?;
+        match after {
+            After::Nothing => Ok(()),
+            After::Act(doer, ticket) => self.acted(host, doer, ticket, result.is_ok()),
+            After::Again(ticket) => {
+                ensure!(result.is_ok(), "host {host} does not get rid of the disk: {result:?}");
+                self.make_standby(host, ticket);
+                self.drain(host)
+            }
+        }
+    }
+
+    /// A record is on its way to be durable.
+    fn write_record(&mut self, host: usize, writing: Writing) -> Result<(), Violation> {
+        let takes = self.dice.latency(self.plan.record_ns);
+        let life = self.hosts[host].life;
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        ram.writing.push_back(writing);
+        if ram.writing.len() == 1 {
+            self.queue.push(self.now + takes, Event::Recorded(host, life));
+        }
+        let departs = matches!(writing.record, Record::Away { taken: false, .. });
+        if departs && self.strikes(Sabotage::EarlyRecord) {
+            return self.acted(host, writing.doer, writing.ticket, true);
+        }
+        Ok(())
+    }
+
+    /// The oldest record on its way is durable, or is not.
+    pub(super) fn recorded(&mut self, host: usize) -> Result<(), Violation> {
+        if !self.step(host)? {
+            return Ok(());
+        }
+        let fails = !self.ending && self.dice.chance(self.plan.record_error);
+        let is_durable = !fails || self.dice.chance(500);
+        let (takes, life) = (self.dice.latency(self.plan.record_ns), self.hosts[host].life);
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let Writing { record, doer, ticket } = ram.writing.pop_front().expect("it was on its way");
+        if !ram.writing.is_empty() {
+            self.queue.push(self.now + takes, Event::Recorded(host, life));
+        }
+        self.report.records_in_doubt += u64::from(fails);
+        if is_durable {
+            self.make_durable(host, record)?;
+        }
+        self.acted(host, doer, ticket, !fails)
+    }
+}

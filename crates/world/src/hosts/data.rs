@@ -1,0 +1,357 @@
+//! What one host reads from another: in standby everything, after the hand-over what the former owner's flash still holds.
+//!
+//! A standby is answered by the owner only, never by a host that has departed: the standby may have served before, have written, and
+//! have crashed before its record said so. A host that was taken over from answers only the life that took over, and is asked only for
+//! what was not changed there since.
+
+use hob_engine::command::Role;
+use hob_engine::io::{Io, IoError, Op};
+use hob_engine::migration::{Phase, Pull, Pulled, Puller, Session, heat};
+use hob_engine::units::SECTOR_BYTES;
+
+use super::host::{Carry, DISK, PeerRead, Pulling, Who};
+use super::network::{Kind, Packet, Sender};
+use super::plan::MS;
+use super::{Event, Sabotage, World, trace};
+use crate::Violation;
+use crate::content::{Tag, UNIT_BYTES};
+use crate::media::Done;
+
+/// Pulls in flight at once.
+const PULLS_MAX: u32 = 4;
+
+/// Of one pull, bytes.
+const PULL_BYTES_MAX: u64 = 32 << 10;
+
+/// Ranges of one page of a list.
+const PAGE_RANGES: usize = 16;
+
+/// A read that another host does not answer is tried again after so long.
+const AGAIN_NS: u64 = 300 * MS;
+
+impl World<'_> {
+    /// Does another host have what this I/O wants? Then it is asked.
+    pub(super) fn is_read_elsewhere(&mut self, host: usize, io: &Io) -> Result<bool, Violation> {
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        ram.note_written();
+        if ram.engine.role(DISK) != Some(Role::Standby) && self.former_of(host, io).is_none() {
+            return Ok(false);
+        }
+        let ram = self.hosts[host].ram.as_ref().expect("it is up");
+        let buffer = io.slice.map(|slice| slice.id);
+        let mine = ram.requests.values().find(|it| it.request.buffer == buffer);
+        let is_pull = mine.is_some_and(|it| matches!(it.who, Who::Puller(_)));
+        self.ask(host, PeerRead { io: *io, tries: 0, is_pull })?;
+        Ok(true)
+    }
+
+    /// The former owner, if it may have this.
+    fn former_of(&self, host: usize, io: &Io) -> Option<(usize, Session)> {
+        let ram = self.hosts[host].ram.as_ref()?;
+        let former = ram.former.as_ref()?;
+        let reads = ram.pulling.as_ref().is_some_and(|it| matches!(it.carry, Carry::Copy | Carry::Remote));
+        let (first, end) = (io.offset / SECTOR_BYTES, (io.offset + io.len).div_ceil(SECTOR_BYTES));
+        let written = former.written.meets(first, end) && !self.strikes(Sabotage::FormerOwnerForAll);
+        (reads && !written).then_some((former.host, former.session))
+    }
+
+    /// Asks the host that has it; the backing once that is right.
+    fn ask(&mut self, host: usize, read: PeerRead) -> Result<(), Violation> {
+        let former = self.former_of(host, &read.io);
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let awaits = ram.destination.awaits().or(ram.pulling.as_ref().map(|pulling| pulling.session));
+        let (to, session, kind) = match (ram.engine.role(DISK), former, awaits) {
+            (Some(Role::Standby), _, Some(session)) => {
+                if let Some(tags) = self.from_shadow(host, &read.io) {
+                    return self.read_elsewhere(host, read.io, Ok(tags));
+                }
+                let kind = if read.is_pull { Kind::Teller } else { Kind::Owner };
+                (self.attempts[&session], session, kind)
+            }
+            (Some(Role::Standby) | None, ..) => {
+                return self.read_elsewhere(host, read.io, Err(IoError::Failed));
+            }
+            (_, Some((former, session)), _) if read.tries == 0 => (former, session, Kind::Former),
+            _ => return self.read_from_backing(host, read.io),
+        };
+        let from = self.sender(host);
+        let (offset, len) = (read.io.offset, read.io.len);
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        ram.peer_reads.insert(from.number, read);
+        let at = self.now + self.dice.latency(AGAIN_NS);
+        self.queue.push(at, Event::ReadAgain(host, from.life, from.number));
+        self.send(host, to, Packet::Ask { from, session, kind, offset, len });
+        Ok(())
+    }
+
+    /// What a saboteur answers a standby with.
+    fn from_shadow(&self, host: usize, io: &Io) -> Option<Vec<Tag>> {
+        let believes = self.strikes(Sabotage::BelievedAwaited) && self.hosts[host].life > 1;
+        if !self.strikes(Sabotage::StandbyFromCache) && !believes {
+            return None;
+        }
+        let units = io.offset / UNIT_BYTES..(io.offset + io.len) / UNIT_BYTES;
+        units.map(|unit| self.hosts[host].shadow.get(&unit).copied()).collect()
+    }
+
+    /// Another host is asked no more: what is in flight fails.
+    pub(super) fn hang_up(&mut self, host: usize) -> Result<(), Violation> {
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        ram.hangs_up = true;
+        ram.pulling = None;
+        for read in std::mem::take(&mut ram.peer_reads).into_values() {
+            self.read_elsewhere(host, read.io, Err(IoError::Failed))?;
+        }
+        Ok(())
+    }
+
+    /// Pulls in flight end: they are asked for no more.
+    pub(super) fn stop_pulls(&mut self, host: usize) -> Result<(), Violation> {
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let pulls = ram.peer_reads.iter().filter(|(_, read)| read.is_pull);
+        let pulls: Vec<u64> = pulls.map(|(number, _)| *number).collect();
+        for number in pulls {
+            let ram = self.hosts[host].ram.as_mut().expect("it is up");
+            if let Some(read) = ram.peer_reads.remove(&number) {
+                self.read_elsewhere(host, read.io, Err(IoError::Failed))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn read_again(&mut self, host: usize, number: u64) -> Result<(), Violation> {
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        match ram.peer_reads.remove(&number) {
+            Some(read) => self.unanswered_read(host, read),
+            None => Ok(()),
+        }
+    }
+
+    fn unanswered_read(&mut self, host: usize, mut read: PeerRead) -> Result<(), Violation> {
+        read.tries += 1;
+        let ram = self.hosts[host].ram.as_ref().expect("it is up");
+        // What waits for a pull would wait for a host that answers in another attempt only.
+        let gives_up = self.plan.gives_up && read.tries > 3 || ram.hangs_up || read.is_pull;
+        if gives_up && ram.engine.role(DISK) == Some(Role::Standby) {
+            return self.read_elsewhere(host, read.io, Err(IoError::Failed));
+        }
+        self.ask(host, read)
+    }
+
+    fn read_elsewhere(
+        &mut self,
+        host: usize,
+        io: Io,
+        result: Result<Vec<Tag>, IoError>,
+    ) -> Result<(), Violation> {
+        let (tags, result) = match result {
+            Ok(tags) => (tags, Ok(())),
+            Err(error) => (vec![], Err(error)),
+        };
+        self.completed(host, io.id, Done { io, result, tags, sums: vec![] })
+    }
+
+    /// What another host sent.
+    pub(super) fn data(&mut self, host: usize, number: u64, data: Option<Vec<Tag>>) -> Result<(), Violation> {
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let Some(read) = ram.peer_reads.remove(&number) else { return Ok(()) };
+        let from_former = ram.engine.role(DISK) == Some(Role::Here);
+        match data {
+            Some(tags) => {
+                self.report.from_former += u64::from(from_former);
+                self.read_elsewhere(host, read.io, Ok(tags))
+            }
+            None if from_former || read.is_pull => {
+                self.report.former_lacks += u64::from(from_former);
+                self.unanswered_read(host, read)
+            }
+            None => {
+                // Not now: again, after a while.
+                let ram = self.hosts[host].ram.as_mut().expect("it is up");
+                ram.peer_reads.insert(number, read);
+                Ok(())
+            }
+        }
+    }
+
+    /// Does this host give the disk away, or has it, as far as it is not over?
+    pub(super) fn has_departed(&self, host: usize) -> bool {
+        let phase = self.hosts[host].source().map(|source| source.phase());
+        matches!(phase, Some(Phase::HandingOver | Phase::Serving | Phase::Over))
+    }
+
+    /// Another host reads.
+    pub(super) fn asked(
+        &mut self,
+        host: usize,
+        from: Sender,
+        session: Session,
+        kind: Kind,
+        (offset, len): (u64, u64),
+    ) -> Result<(), Violation> {
+        let source = self.hosts[host].source();
+        let is_its = source.is_some_and(|source| source.session() == session);
+        let role = self.hosts[host].role();
+        let phase = source.map(|source| source.phase());
+        let (hands_over, always) = (phase.is_some(), self.strikes(Sabotage::AwayServesStandby));
+        let serves = match (kind, role) {
+            (Kind::Owner, Some(Role::Here | Role::Frozen)) => hands_over,
+            (Kind::Teller, Some(Role::Here | Role::Frozen)) => is_its,
+            (Kind::Owner | Kind::Teller, Some(Role::Away)) => is_its && always,
+            (Kind::Former, Some(Role::Away)) => is_its && phase == Some(Phase::Serving),
+            _ => false,
+        };
+        let who = Who::Peer(from.host, from.life, from.number);
+        if !serves || !self.request(host, who, Op::ReadForPeer, offset, len)? {
+            self.give(host, from.host, from.life, from.number, None);
+        }
+        Ok(())
+    }
+
+    /// Sends what another host has asked for.
+    pub(super) fn give(&mut self, host: usize, to: usize, life: u32, number: u64, data: Option<Vec<Tag>>) {
+        self.send(host, to, Packet::Data { life, number, data });
+    }
+
+    /// The disk is there, in standby: what is cached elsewhere is asked for.
+    pub(super) fn begin_pulling(&mut self, host: usize, session: Session) -> Result<(), Violation> {
+        let from = self.attempts[&session];
+        let carry = self.hosts[from].errand.map_or(Carry::Drop, |errand| errand.carry);
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        ram.pulling = Some(Pulling {
+            session,
+            carry,
+            puller: Puller::new(PULL_BYTES_MAX),
+            has_list: carry == Carry::Drop,
+            in_flight: 0,
+            is_due: false,
+            after: false,
+        });
+        self.ask_list(host)
+    }
+
+    pub(super) fn ask_list(&mut self, host: usize) -> Result<(), Violation> {
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let Some(pulling) = ram.pulling.as_mut().filter(|pulling| !pulling.has_list) else { return Ok(()) };
+        if pulling.after {
+            // Nobody has it any more.
+            pulling.has_list = true;
+            return self.pull(host);
+        }
+        let session = pulling.session;
+        let to = self.attempts[&session];
+        let from = self.sender(host);
+        let at = self.now + self.dice.latency(AGAIN_NS);
+        self.queue.push(at, Event::ListAgain(host, from.life));
+        self.send(host, to, Packet::AskList { from, session });
+        Ok(())
+    }
+
+    pub(super) fn asked_for_list(
+        &mut self,
+        host: usize,
+        from: Sender,
+        session: Session,
+    ) -> Result<(), Violation> {
+        let is_its = self.hosts[host].source().is_some_and(|source| source.session() == session);
+        let serves = is_its && matches!(self.hosts[host].role(), Some(Role::Here | Role::Frozen));
+        let pages = self.hosts[host].ram.as_ref().filter(|_| serves).map(|ram| {
+            let blocks = ram.engine.hottest_blocks(DISK);
+            let extents = ram.engine.valid_extents(DISK, &blocks);
+            extents.chunks(PAGE_RANGES).map(heat::encode).collect()
+        });
+        self.send(host, from.host, Packet::List { life: from.life, session, pages });
+        Ok(())
+    }
+
+    /// The list is there.
+    pub(super) fn listed(
+        &mut self,
+        host: usize,
+        session: Session,
+        pages: Option<Vec<Vec<u8>>>,
+    ) -> Result<(), Violation> {
+        let sectors = (u64::from(self.plan.units) * UNIT_BYTES).div_ceil(SECTOR_BYTES);
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let Some(pulling) = &mut ram.pulling else { return Ok(()) };
+        if pulling.session != session || pulling.has_list {
+            return Ok(());
+        }
+        let Some(pages) = pages else { return Ok(()) };
+        for page in pages {
+            let ranges = heat::decode(&page, sectors);
+            let ranges = ranges.map_err(|_| Violation(format!("host {host} gets nonsense: {page:?}")))?;
+            pulling.puller.add(ranges);
+        }
+        pulling.has_list = true;
+        trace!(self, "host {host} has a list of {} bytes", pulling.puller.left_bytes());
+        self.pull(host)
+    }
+
+    /// Has a look at what may be pulled, after a while.
+    pub(super) fn pull_soon(&mut self, host: usize, ns: u64) {
+        let life = self.hosts[host].life;
+        let Some(pulling) = self.hosts[host].ram.as_mut().and_then(|ram| ram.pulling.as_mut()) else {
+            return;
+        };
+        if !std::mem::replace(&mut pulling.is_due, true) {
+            self.queue.push(self.now + ns, Event::Pull(host, life));
+        }
+    }
+
+    pub(super) fn pull_due(&mut self, host: usize) -> Result<(), Violation> {
+        if let Some(pulling) = self.hosts[host].ram.as_mut().and_then(|ram| ram.pulling.as_mut()) {
+            pulling.is_due = false;
+        }
+        self.pull(host)
+    }
+
+    /// Pulls what may be pulled now.
+    pub(super) fn pull(&mut self, host: usize) -> Result<(), Violation> {
+        loop {
+            let ram = self.hosts[host].ram.as_mut().expect("it is up");
+            let Some(pulling) = &mut ram.pulling else { return Ok(()) };
+            let (pulled, left) = (pulling.puller.pulled_bytes(), pulling.puller.left_bytes());
+            let done = pulling.has_list && pulling.puller.is_done();
+            ram.destination.handle_progress(pulled, left, done);
+            if done && pulling.after && pulling.carry != Carry::Remote {
+                // All is here: nothing more is read elsewhere.
+                ram.former = None;
+            }
+            let may = pulling.after && pulling.carry != Carry::Drop || pulling.carry == Carry::Copy;
+            if !may || pulling.is_due || pulling.in_flight >= PULLS_MAX {
+                return Ok(());
+            }
+            let Some(pull) = pulling.puller.next() else { return Ok(()) };
+            pulling.in_flight += 1;
+            let size = u64::from(self.plan.units) * UNIT_BYTES;
+            let offset = pull.first * SECTOR_BYTES;
+            let len = (pull.end * SECTOR_BYTES).min(size) - offset;
+            if !self.request(host, Who::Puller(pull), Op::Pull, offset, len)? {
+                self.pulled(host, pull, Pulled::Again, &[]);
+                return Ok(());
+            }
+        }
+    }
+
+    /// A pull has ended.
+    pub(super) fn pulled(&mut self, host: usize, pull: Pull, how: Pulled, seen: &[Tag]) {
+        let first = pull.first * SECTOR_BYTES / UNIT_BYTES;
+        let it = &mut self.hosts[host];
+        let Some(pulling) = it.ram.as_mut().and_then(|ram| ram.pulling.as_mut()) else { return };
+        pulling.puller.ended(pull, how);
+        pulling.in_flight = pulling.in_flight.saturating_sub(1);
+        let done = u64::from(how == Pulled::Done);
+        *if pulling.after { &mut self.report.pulled_after } else { &mut self.report.pulled_before } += done;
+        if how == Pulled::Done && !pulling.after {
+            let whole = seen.iter().filter(|tag| !crate::content::is_garbage(**tag));
+            it.shadow.extend((first..).zip(whole.copied()));
+        }
+        self.pull_soon(host, if how == Pulled::Done { 0 } else { AGAIN_NS });
+    }
+
+    /// The backing is read after all.
+    fn read_from_backing(&mut self, host: usize, io: Io) -> Result<(), Violation> {
+        self.submit_to_backing(host, io, vec![])
+    }
+}

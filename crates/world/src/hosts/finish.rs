@@ -1,0 +1,82 @@
+//! The end of a history: faults cease, and everything has to come to rest, on one host.
+
+use hob_engine::command::Role;
+use hob_engine::io::Op;
+
+use super::guest::Doing;
+use super::host::{DISK, Who};
+use super::plan::MS;
+use super::{Event, World, trace};
+use crate::content::UNIT_BYTES;
+use crate::{Violation, ensure};
+
+/// It takes no longer to come to rest, nanoseconds.
+const REST_NS_MAX: u64 = 300_000 * MS;
+
+/// Units read at once.
+const READ_UNITS: u64 = 40;
+
+impl World<'_> {
+    pub(super) fn finish(&mut self) -> Result<(), Violation> {
+        trace!(self, "faults cease");
+        self.ending = true;
+        self.network.heal();
+        self.queue.retain(|event| !matches!(event, Event::Crash(_) | Event::PowerCut | Event::Part(_)));
+        self.backing.soothe();
+        self.hosts.iter_mut().for_each(|host| host.flash.soothe());
+        self.guest.left = self.guest.left.min(4);
+        let limit = self.now + REST_NS_MAX;
+        let mut look = self.now;
+        while !self.is_at_peace() {
+            ensure!(self.now < limit, "does not come to rest: {}", self.state());
+            if self.now >= look {
+                look = self.now + self.tidy_ns();
+                self.tidy()?;
+                self.queue.push(look, Event::Operator);
+            }
+            if !self.is_at_peace() {
+                self.turn()?;
+            }
+        }
+        self.check_rest()
+    }
+
+    /// One host has the disk and serves it, and nothing is under way.
+    fn is_at_peace(&self) -> bool {
+        let Some(owner) = self.owner() else { return false };
+        let at_rest = (0..self.hosts.len()).all(|host| {
+            let Some(ram) = &self.hosts[host].ram else { return false };
+            let role = ram.engine.role(DISK);
+            let as_it_should = if host == owner { role == Some(Role::Here) } else { role.is_none() };
+            let is_owner = host != owner || self.owns(host);
+            let idle = ram.source.is_none() && ram.acts.is_empty() && ram.writing.is_empty();
+            as_it_should && is_owner && idle && ram.requests.is_empty() && ram.destination.awaits().is_none()
+        });
+        at_rest && self.guest.in_flight == 0 && self.guest.doing == Doing::Runs
+    }
+
+    /// Everything reads as it should, twice, and is durable.
+    fn check_rest(&mut self) -> Result<(), Violation> {
+        self.guest.left = 0;
+        let owner = self.owner().expect("it came to rest");
+        let units = u64::from(self.plan.units);
+        for _ in 0..2 {
+            for first in (0..units).step_by(READ_UNITS as usize) {
+                let count = READ_UNITS.min(units - first);
+                self.request(owner, Who::Last, Op::Read, first * UNIT_BYTES, count * UNIT_BYTES)?;
+            }
+            self.rest(owner)?;
+        }
+        self.request(owner, Who::Last, Op::Flush, 0, 0)?;
+        self.rest(owner)?;
+        ensure!(self.backing.now() == self.backing.durable(), "flushed, and not durable");
+        Ok(())
+    }
+
+    fn rest(&mut self, owner: usize) -> Result<(), Violation> {
+        while self.hosts[owner].ram.as_ref().is_some_and(|ram| !ram.requests.is_empty()) {
+            self.turn()?;
+        }
+        Ok(())
+    }
+}

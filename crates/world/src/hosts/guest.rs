@@ -1,0 +1,233 @@
+//! The machine that uses the disk, on one host at a time; and others that should not.
+
+use hob_engine::command::Role;
+use hob_engine::io::{Durability, Op, Zeroing};
+
+use super::host::Who;
+use super::plan::{MS, Plan};
+use super::{Event, World, trace};
+use crate::Violation;
+use crate::content::UNIT_BYTES;
+use crate::dice::Dice;
+
+/// What the machine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Doing {
+    Runs,
+    /// It waits for its requests, and goes to this host.
+    Stops(usize),
+    /// It has flushed, as QEMU does before it hands a disk over.
+    Flushes(usize),
+    /// It is on its way.
+    Moves,
+}
+
+/// The machine.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) host: usize,
+    pub(super) doing: Doing,
+    pub(super) in_flight: u32,
+    /// Requests that it may still make.
+    pub(super) left: u32,
+    depth: u32,
+    /// Its next turn is in the queue.
+    pub(super) is_due: bool,
+    /// It came from there, and has not written since.
+    came_from: Option<usize>,
+    /// Its last flush, where it was before, went well.
+    pub(super) flushed: bool,
+    /// Turns in which it could not do anything.
+    stuck: u32,
+    /// Where most of its requests start.
+    hot: Vec<u64>,
+    /// Per mille of the requests that change something.
+    change: u32,
+    align: u64,
+    units_max: u64,
+}
+
+impl Guest {
+    pub(super) fn draw(plan: &Plan, requests: u32, dice: &mut Dice) -> Guest {
+        let units = u64::from(plan.units);
+        Guest {
+            host: 0,
+            doing: Doing::Runs,
+            in_flight: 0,
+            left: requests,
+            depth: dice.pick(&[1, 4, 16]),
+            is_due: true,
+            came_from: None,
+            flushed: true,
+            stuck: 0,
+            hot: (0..dice.between(1, 5)).map(|_| dice.below(units)).collect(),
+            change: dice.pick(&[50, 300, 300, 700]),
+            align: dice.pick(&[1, 8, 8]),
+            units_max: dice.pick(&[8, 16, 64]),
+        }
+    }
+
+    /// Its next request: what, first byte, bytes.
+    fn ask(&self, units: u64, dice: &mut Dice) -> (Op, u64, u64) {
+        let op = self.op(dice);
+        if op == Op::Flush {
+            return (op, 0, 0);
+        }
+        let near = dice.pick(&self.hot) + dice.below(24);
+        let start = if dice.chance(200) { dice.below(units) } else { near };
+        let start = start.min(units - 1) / self.align * self.align;
+        let count = dice.between(1, self.units_max).next_multiple_of(self.align).min(units - start);
+        (op, start * UNIT_BYTES, count * UNIT_BYTES)
+    }
+
+    fn op(&self, dice: &mut Dice) -> Op {
+        let durability = if dice.chance(200) { Durability::Durable } else { Durability::Volatile };
+        if dice.chance(40) {
+            return Op::Flush;
+        }
+        if self.came_from.is_some() || !dice.chance(self.change) {
+            return if dice.chance(50) { Op::Prefetch } else { Op::Read };
+        }
+        let zeroing =
+            [Zeroing::MayUnmap, Zeroing::KeepAllocated, Zeroing::FastMayUnmap, Zeroing::FastKeepAllocated];
+        match dice.below(20) {
+            0 => Op::Discard(durability),
+            1 => Op::WriteZeroes(durability, dice.pick(&zeroing)),
+            _ => Op::Write(durability),
+        }
+    }
+}
+
+impl World<'_> {
+    /// May a machine use the disk on this host?
+    pub(super) fn is_usable(&self, host: usize) -> bool {
+        let ram = self.hosts[host].ram.as_ref();
+        !matches!(self.hosts[host].role(), None | Some(Role::Away)) && ram.is_some_and(|ram| !ram.hangs_up)
+    }
+
+    pub(super) fn guest_turn(&mut self) -> Result<(), Violation> {
+        self.guest.is_due = false;
+        let host = self.guest.host;
+        if self.guest.doing != Doing::Runs || self.guest.left == 0 {
+            return Ok(());
+        }
+        if !self.is_usable(host) {
+            self.guest.stuck += 1;
+            if self.guest.stuck > 8 && self.guest.in_flight == 0 {
+                // Somebody starts it where the disk is.
+                self.guest.host = self.owner().unwrap_or(host);
+                self.guest.came_from = None;
+            }
+            self.schedule_guest(300 * MS);
+            return Ok(());
+        }
+        self.guest.stuck = 0;
+        for _ in 0..self.dice.between(1, 6) {
+            if self.guest.in_flight >= self.guest.depth || self.guest.left == 0 {
+                break;
+            }
+            let (op, offset, len) = self.guest.ask(u64::from(self.plan.units), &mut self.dice);
+            self.guest.flushed &= !op.modifies();
+            self.guest.in_flight += 1;
+            self.guest.left -= 1;
+            if !self.request(host, Who::Guest, op, offset, len)? {
+                self.guest.in_flight -= 1;
+                self.guest.left += 1;
+                break;
+            }
+        }
+        let think = self.dice.latency(self.plan.think_ns);
+        self.schedule_guest(think);
+        Ok(())
+    }
+
+    fn schedule_guest(&mut self, ns: u64) {
+        if !std::mem::replace(&mut self.guest.is_due, true) {
+            self.queue.push(self.now + ns, Event::Guest);
+        }
+    }
+
+    /// A request of the machine's was answered, or never will be.
+    pub(super) fn guest_answered(&mut self, op: Op) -> Result<(), Violation> {
+        self.guest.in_flight -= 1;
+        match self.guest.doing {
+            Doing::Flushes(to) if op == Op::Flush && self.guest.in_flight == 0 => {
+                self.guest.doing = Doing::Moves;
+                let takes = self.dice.latency(20 * MS);
+                self.queue.push(self.now + takes, Event::Resume(to));
+                Ok(())
+            }
+            Doing::Stops(_) => self.go_on_stopping(),
+            _ => Ok(()),
+        }
+    }
+
+    /// The machine stops here, and goes on there.
+    pub(super) fn move_guest(&mut self, to: usize) -> Result<(), Violation> {
+        trace!(self, "the guest is to go to {to}");
+        self.guest.doing = Doing::Stops(to);
+        self.go_on_stopping()
+    }
+
+    fn go_on_stopping(&mut self) -> Result<(), Violation> {
+        let (Doing::Stops(to), 0) = (self.guest.doing, self.guest.in_flight) else { return Ok(()) };
+        let host = self.guest.host;
+        self.guest.doing = Doing::Flushes(to);
+        self.guest.in_flight = 1;
+        if !self.is_usable(host) || !self.request(host, Who::Guest, Op::Flush, 0, 0)? {
+            self.guest_answered(Op::Flush)?;
+        }
+        Ok(())
+    }
+
+    /// The machine goes on, there if it can.
+    pub(super) fn resume(&mut self, to: usize) -> Result<(), Violation> {
+        self.guest.doing = Doing::Runs;
+        let from = self.guest.host;
+        if self.is_usable(to) && to != from {
+            trace!(self, "the guest goes on on host {to}");
+            self.guest.host = to;
+            self.report.moves += 1;
+            self.report.moves_back += u64::from(self.guest.came_from == Some(to));
+            let may_return = self.guest.came_from.is_none() && self.dice.chance(250);
+            self.guest.came_from = may_return.then_some(from);
+            if may_return {
+                let after = self.dice.latency(300 * MS);
+                self.queue.push(self.now + after, Event::Decide);
+            }
+        }
+        self.schedule_guest(0);
+        Ok(())
+    }
+
+    /// The machine stays, and writes; or goes back.
+    pub(super) fn decide(&mut self) -> Result<(), Violation> {
+        let Some(from) = self.guest.came_from else { return Ok(()) };
+        if self.guest.doing == Doing::Runs && self.owner() == Some(from) && self.dice.chance(600) {
+            return self.move_guest(from);
+        }
+        self.guest.came_from = None;
+        Ok(())
+    }
+
+    /// Somebody uses a host on which the machine does not run.
+    pub(super) fn rogue(&mut self) -> Result<(), Violation> {
+        if self.ending {
+            return Ok(());
+        }
+        let after = self.dice.latency(self.plan.operator_ns);
+        self.queue.push(self.now + after, Event::Rogue);
+        let host = self.dice.below(self.hosts.len() as u64) as usize;
+        let writes = self.dice.chance(200);
+        let reach = u64::from(self.plan.units);
+        if host == self.guest.host || !self.is_usable(host) {
+            return Ok(());
+        }
+        let start = self.dice.below(reach);
+        let count = self.dice.between(1, 8.min(reach - start));
+        let op = if writes { Op::Write(Durability::Volatile) } else { Op::Read };
+        self.report.rogues += 1;
+        self.request(host, Who::Rogue, op, start * UNIT_BYTES, count * UNIT_BYTES)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,385 @@
+//! One host: what it keeps over a crash, and what it does not.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use hob_engine::command::{Access, CacheChange, Command, DiskConfig, Role, Segment};
+use hob_engine::io::{Io, Request};
+use hob_engine::migration::{Destination, Pull, Puller, Record, Session, Source, Ticket};
+use hob_engine::units::{BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, IoId, RequestId};
+use hob_engine::{Engine, Limits};
+
+use super::acts::{Act, Doer};
+use super::plan::Plan;
+use crate::content::{Tag, UNIT_BYTES};
+use crate::media::Flash;
+use crate::model::Reading;
+
+/// There is one.
+pub(super) const DISK: DiskId = DiskId(0);
+
+/// First byte of the segments on flash.
+const SEGMENTS_START: u64 = 8192;
+
+/// How the cache is to come to the destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carry {
+    /// Pulled before the hand-over, the rest after it.
+    Copy,
+    /// Read from the former owner after it.
+    Remote,
+    /// Read from the backing after it.
+    HeatMap,
+    /// Not at all.
+    Drop,
+}
+
+/// What the operator asked for; it is part of the durable state.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Errand {
+    /// To which host.
+    pub(super) to: usize,
+    pub(super) carry: Carry,
+    pub(super) on_demand: bool,
+}
+
+/// One host.
+pub(super) struct Host {
+    /// Counts its lives.
+    pub(super) life: u32,
+    pub(super) record: Option<Record>,
+    pub(super) errand: Option<Errand>,
+    /// What was pulled in standby, for those who believe it.
+    pub(super) shadow: BTreeMap<u64, Tag>,
+    pub(super) flash: Flash,
+    /// What a crash takes.
+    pub(super) ram: Option<Box<Ram>>,
+}
+
+impl Host {
+    pub(super) fn new(plan: &Plan) -> Host {
+        let bytes = SEGMENTS_START + plan.segments * plan.config.segment_bytes;
+        let flash = Flash::new(bytes, plan.flash_faults, None);
+        Host { life: 0, record: None, errand: None, shadow: BTreeMap::new(), flash, ram: None }
+    }
+
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.ram.as_ref()?.due()
+    }
+
+    /// Which host's the disk is, as far as its engine knows.
+    pub(super) fn role(&self) -> Option<Role> {
+        self.ram.as_ref()?.engine.role(DISK)
+    }
+
+    /// An attempt is under way, or its end.
+    pub(super) fn source(&self) -> Option<&Source> {
+        self.ram.as_ref()?.source.as_ref()
+    }
+
+    /// In which session it awaits the disk.
+    pub(super) fn awaits(&self) -> Option<Session> {
+        self.ram.as_ref()?.destination.awaits()
+    }
+}
+
+/// Who asked the engine for something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    /// The machine; it does nothing but flush before it moves.
+    Guest,
+    /// Somebody who should not be there.
+    Rogue,
+    /// The world, at the end.
+    Last,
+    /// An act of the host's.
+    Act(Doer, Ticket),
+    /// The puller.
+    Puller(Pull),
+    /// Another host, in this life of it, whose question has this number.
+    Peer(usize, u32, u64),
+}
+
+/// What the model knows a request as.
+#[derive(Debug)]
+pub(super) enum Token {
+    Read(Reading),
+    Change(u32),
+    Flush(u32),
+    None,
+}
+
+/// A request that the engine has taken and not answered.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) request: Request,
+    pub(super) who: Who,
+    pub(super) token: Token,
+}
+
+/// A payload buffer that the engine holds.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    pub(super) tags: Vec<Tag>,
+    pub(super) replied: bool,
+    pub(super) ios: u32,
+}
+
+/// A read of the backing's place that another host is asked for.
+#[derive(Debug)]
+pub(super) struct PeerRead {
+    pub(super) io: Io,
+    pub(super) tries: u32,
+    /// It comes into the cache.
+    pub(super) is_pull: bool,
+}
+
+/// What a host that took the disk over may still read from the one that had it.
+#[derive(Debug)]
+pub(super) struct Former {
+    pub(super) host: usize,
+    pub(super) session: Session,
+    /// Changed here since.
+    pub(super) written: hob_engine::regions::Regions,
+}
+
+/// What a host pulls, or is to pull.
+#[derive(Debug)]
+pub(super) struct Pulling {
+    pub(super) session: Session,
+    pub(super) carry: Carry,
+    pub(super) puller: Puller,
+    /// The list is there, or none comes.
+    pub(super) has_list: bool,
+    pub(super) in_flight: u32,
+    /// A look at what may be pulled is in the queue.
+    pub(super) is_due: bool,
+    pub(super) after: bool,
+}
+
+/// An act that asked the engine for several things.
+#[derive(Debug, Default)]
+pub(super) struct Several {
+    pub(super) left: u32,
+    pub(super) failed: bool,
+    pub(super) ranges: Vec<(u64, u64)>,
+}
+
+/// What becomes of a command's end.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum After {
+    Nothing,
+    /// The act has ended.
+    Act(Doer, Ticket),
+    /// The disk is gone: it is made anew for this act.
+    Again(Ticket),
+}
+
+/// A record on its way to be durable.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Writing {
+    pub(super) record: Record,
+    pub(super) doer: Doer,
+    pub(super) ticket: Ticket,
+}
+
+/// What a crash takes from a host.
+pub(super) struct Ram {
+    pub(super) engine: Engine,
+    pub(super) source: Option<Source>,
+    pub(super) destination: Destination,
+    pub(super) requests: BTreeMap<RequestId, InFlight>,
+    pub(super) made: u64,
+    pub(super) buffers: BTreeMap<BufferId, Buffer>,
+    pub(super) spare: Vec<BufferId>,
+    pub(super) commands: BTreeMap<CommandId, After>,
+    pub(super) commanded: u64,
+    /// Acts that wait for their turn.
+    pub(super) acts: VecDeque<Act>,
+    pub(super) acts_at: Instant,
+    pub(super) several: BTreeMap<(Doer, Ticket), Several>,
+    pub(super) writing: VecDeque<Writing>,
+    /// Calls sent and not answered.
+    pub(super) calls: BTreeMap<u64, Ticket>,
+    /// Calls heard and not answered: whose, in which life of the host, and under which number there.
+    pub(super) heard: BTreeMap<Ticket, (usize, u32, u64)>,
+    pub(super) numbers: u64,
+    /// The session that it began to await in this life: nobody has served the disk here in it before.
+    pub(super) awaited_anew: Option<Session>,
+    /// The act that prepares the disk.
+    pub(super) preparing: Option<Ticket>,
+    pub(super) peer_reads: BTreeMap<u64, PeerRead>,
+    pub(super) pulling: Option<Pulling>,
+    pub(super) former: Option<Former>,
+    /// The disk leaves: nobody is asked any more.
+    pub(super) hangs_up: bool,
+    /// A change waits for the disk.
+    pub(super) wanted: bool,
+}
+
+impl Ram {
+    pub(super) fn new(record: Option<Record>) -> Ram {
+        let limits = Limits { requests_max: 256, flash_errors_max: 1_000_000, ..Limits::default() };
+        Ram {
+            engine: Engine::new(limits),
+            source: None,
+            destination: Destination::new(record),
+            requests: BTreeMap::new(),
+            made: 0,
+            buffers: BTreeMap::new(),
+            spare: vec![],
+            commands: BTreeMap::new(),
+            commanded: 0,
+            acts: VecDeque::new(),
+            acts_at: Instant(0),
+            several: BTreeMap::new(),
+            writing: VecDeque::new(),
+            calls: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            numbers: 0,
+            awaited_anew: None,
+            preparing: None,
+            peer_reads: BTreeMap::new(),
+            pulling: None,
+            former: None,
+            hangs_up: false,
+            wanted: false,
+        }
+    }
+
+    /// When somebody on this host wants to be called.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let source = self.source.as_ref().and_then(Source::poll_timeout);
+        [self.engine.poll_timeout(), source, self.destination.poll_timeout()].into_iter().flatten().min()
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        self.engine.handle_timeout(now);
+        if let Some(source) = &mut self.source {
+            source.handle_timeout(now);
+        }
+        self.destination.handle_timeout(now);
+    }
+
+    pub(super) fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    pub(super) fn command(&mut self, now: Instant, command: Command, after: After) {
+        self.commanded += 1;
+        let id = CommandId(self.commanded);
+        self.commands.insert(id, after);
+        self.engine.handle_command(now, id, DISK, command);
+    }
+
+    /// The disk comes under the engine's care.
+    pub(super) fn add_disk(&mut self, now: Instant, plan: &Plan) {
+        let config = DiskConfig {
+            size_bytes: u64::from(plan.units) * UNIT_BYTES,
+            access: Access::ReadWrite,
+            datastore: DatastoreId(0),
+        };
+        self.hangs_up = false;
+        self.command(now, Command::AddDisk(config), After::Nothing);
+    }
+
+    /// It gets an empty cache.
+    pub(super) fn add_cache(&mut self, now: Instant, plan: &Plan, after: After) {
+        let segment =
+            |i| Segment { device: DeviceId(0), offset: SEGMENTS_START + i * plan.config.segment_bytes };
+        let change = CacheChange::enable_volatile(plan.config, (0..plan.segments).map(segment).collect());
+        self.command(now, Command::Cache(change), after);
+    }
+
+    /// Changes that the engine has noted since it was asked last go to whom they concern.
+    pub(super) fn note_written(&mut self) {
+        if let Some(former) = &mut self.former
+            && let Some(changes) = self.engine.take_changed(DISK)
+        {
+            former.written.insert_those_of(&changes);
+        }
+    }
+}
+
+impl super::World<'_> {
+    /// A host comes to life: it does what its record says.
+    pub(super) fn start(&mut self, host: usize) -> Result<(), crate::Violation> {
+        let (now, plan) = (self.now, &self.plan);
+        let it = &mut self.hosts[host];
+        if it.ram.is_some() {
+            return Ok(());
+        }
+        it.life += 1;
+        super::trace!(self, "host {host} starts: {:?}", it.record);
+        let mut ram = Box::new(Ram::new(it.record));
+        match it.record {
+            Some(Record::Owner { .. } | Record::Leaving(_)) => {
+                ram.add_disk(now, plan);
+                ram.add_cache(now, plan, After::Nothing);
+            }
+            Some(Record::Away { session, taken: false }) => {
+                ram.source = Some(Source::resume_away(session));
+                self.report.resumed_away += 1;
+            }
+            _ => {}
+        }
+        it.ram = Some(ram);
+        if let Some(Record::Leaving(session)) = it.record {
+            let next = Session { attempt: session.attempt + 1, ..session };
+            self.report.attempts_anew += 1;
+            self.start_source(host, next);
+        }
+        self.drain(host)
+    }
+
+    /// An attempt begins.
+    pub(super) fn start_source(&mut self, host: usize, session: Session) {
+        let errand = self.hosts[host].errand.expect("where to");
+        let options = hob_engine::migration::SourceOptions {
+            on_demand: errand.on_demand,
+            freeze_ns_max: self.plan.freeze_ns,
+            serves_after: matches!(errand.carry, Carry::Copy | Carry::Remote),
+        };
+        super::trace!(self, "host {host} begins {session:?}: {errand:?}");
+        self.attempts.insert(session, host);
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        ram.source = Some(Source::start(session, options));
+    }
+
+    /// A host is killed. What it had in flight happens in part.
+    pub(super) fn crash(&mut self, host: usize) -> Result<(), crate::Violation> {
+        let Some(ram) = self.hosts[host].ram.take() else { return Ok(()) };
+        super::trace!(self, "host {host} crashes");
+        self.count_crash(host, &ram);
+        let mine: Vec<IoId> =
+            self.backing_ios.iter().filter(|(_, io)| io.host == host).map(|(id, _)| *id).collect();
+        for id in mine {
+            self.backing_ios.remove(&id);
+            self.backing.abandon(id, &mut self.dice);
+        }
+        self.hosts[host].flash.crash(crate::media::Crash::Kill, &mut self.dice);
+        if let Some(writing) = ram.writing.front()
+            && self.dice.chance(500)
+        {
+            self.make_durable(host, writing.record)?;
+        }
+        for in_flight in ram.requests.into_values() {
+            self.lose(&in_flight)?;
+        }
+        let mean = self.dice.pick(&[10, 500, 3_000]) * super::plan::MS;
+        let after = self.dice.latency(mean);
+        if !self.ending {
+            self.queue.push(self.now + after, super::Event::Restart(host));
+        }
+        Ok(())
+    }
+
+    fn count_crash(&mut self, host: usize, ram: &Ram) {
+        self.report.crashes += 1;
+        self.report.crashes_of_sources += u64::from(ram.source.is_some());
+        self.report.crashes_of_destinations += u64::from(ram.destination.awaits().is_some());
+        let serves = ram.engine.role(DISK) == Some(Role::Here);
+        let awaited = matches!(self.hosts[host].record, Some(Record::Awaiting(_)));
+        self.report.crashes_while_taking += u64::from(serves && awaited);
+    }
+}

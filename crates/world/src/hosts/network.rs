@@ -1,0 +1,195 @@
+//! A network between the hosts. It loses packets, delays them, by very long sometimes, repeats and reorders them, and is parted at times.
+
+use hob_engine::migration::{Answer, Message, Refusal, Session, Ticket};
+
+use super::plan::MS;
+use super::{Event, World, trace};
+use crate::Violation;
+use crate::content::Tag;
+
+/// What goes from one host to another.
+#[derive(Clone, Debug)]
+pub(super) enum Packet {
+    /// A machine calls.
+    Call { from: Sender, message: Message },
+    /// And is answered.
+    Answer { life: u32, number: u64, answer: Answer },
+    /// A read of what the other host has.
+    Ask { from: Sender, session: Session, kind: Kind, offset: u64, len: u64 },
+    /// What it has.
+    Data { life: u32, number: u64, data: Option<Vec<Tag>> },
+    /// What does the cache hold?
+    AskList { from: Sender, session: Session },
+    /// This, hottest first. `None`: nothing for you.
+    List { life: u32, session: Session, pages: Option<Vec<Vec<u8>>> },
+}
+
+/// Who asks: which host, in which life of it, and how it numbers its question.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sender {
+    pub(super) host: usize,
+    pub(super) life: u32,
+    pub(super) number: u64,
+}
+
+/// As what a host is read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// As the one that has the disk, whatever the attempt: it does not come into the cache.
+    Owner,
+    /// As the one that has the disk, and tells in this attempt what is changed.
+    Teller,
+    /// As the one that had it, and whose flash may hold what has not been changed since.
+    Former,
+}
+
+/// Which ways are open.
+#[derive(Debug)]
+pub(super) struct Network {
+    /// From each host to each.
+    cut: Vec<Vec<bool>>,
+}
+
+impl Network {
+    pub(super) fn new(hosts: usize) -> Network {
+        Network { cut: vec![vec![false; hosts]; hosts] }
+    }
+
+    pub(super) fn heal(&mut self) {
+        self.cut.iter_mut().flatten().for_each(|cut| *cut = false);
+    }
+}
+
+impl World<'_> {
+    /// Some ways are closed for a while, some of them in one direction only.
+    pub(super) fn part(&mut self, ns: u64) -> Result<(), Violation> {
+        let hosts = self.hosts.len();
+        let from = self.dice.below(hosts as u64) as usize;
+        let both = self.dice.chance(600);
+        for other in 0..hosts {
+            self.network.cut[from][other] = true;
+            self.network.cut[other][from] |= both;
+        }
+        trace!(self, "the network is parted at {from}, both ways: {both}, for {ns} ns");
+        if !self.ending {
+            self.queue.push(self.now + ns, Event::Heal);
+        }
+        Ok(())
+    }
+
+    pub(super) fn sender(&mut self, host: usize) -> Sender {
+        let life = self.hosts[host].life;
+        let number = self.hosts[host].ram.as_mut().expect("it is up").number();
+        Sender { host, life, number }
+    }
+
+    /// Sends a packet, which may come, once or twice, some time.
+    pub(super) fn send(&mut self, from: usize, to: usize, packet: Packet) {
+        let times = match () {
+            () if self.ending => 1,
+            () if self.network.cut[from][to] || self.dice.chance(self.plan.lost) => 0,
+            () => 1 + u32::from(self.dice.chance(self.plan.repeated)),
+        };
+        trace!(self, "host {from} sends to {to}, {times} times: {packet:?}");
+        self.report.lost += u64::from(times == 0);
+        self.report.repeated += u64::from(times == 2);
+        for _ in 0..times {
+            let mut takes = self.dice.latency(self.plan.network_ns);
+            if !self.ending && self.dice.chance(self.plan.late) {
+                takes += self.dice.below(30_000 * MS);
+                self.report.late += 1;
+            }
+            self.queue.push(self.now + takes, Event::Arrives(to, packet.clone()));
+        }
+    }
+
+    /// The source calls.
+    pub(super) fn call(&mut self, host: usize, ticket: Ticket, message: Message) -> Result<(), Violation> {
+        if !self.step(host)? {
+            return Ok(());
+        }
+        let to = self.hosts[host].errand.expect("where to").to;
+        let from = self.sender(host);
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        ram.calls.insert(from.number, ticket);
+        // Now and then the connection breaks early, and the call is on its way nevertheless.
+        let breaks = !self.ending && self.dice.chance(self.plan.lost / 4);
+        let waits = if breaks { self.dice.below(self.plan.call_ns) } else { self.plan.call_ns };
+        self.queue.push(self.now + waits, Event::Unanswered(host, from.life, from.number));
+        self.send(host, to, Packet::Call { from, message });
+        self.step(host).map(|_| ())
+    }
+
+    /// The destination answers.
+    pub(super) fn answer(&mut self, host: usize, ticket: Ticket, answer: Answer) -> Result<(), Violation> {
+        if !self.step(host)? {
+            return Ok(());
+        }
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let heard = ram.heard.remove(&ticket);
+        let (to, life, number) =
+            heard.ok_or_else(|| Violation(format!("host {host} answers {ticket:?} twice: {answer:?}")))?;
+        self.send(host, to, Packet::Answer { life, number, answer });
+        self.step(host).map(|_| ())
+    }
+
+    pub(super) fn arrives(&mut self, host: usize, packet: Packet) -> Result<(), Violation> {
+        if self.hosts[host].ram.is_none() {
+            self.report.lost += 1;
+            return Ok(());
+        }
+        trace!(self, "host {host} gets {packet:?}");
+        let life = self.hosts[host].life;
+        match packet {
+            Packet::Call { from, message } => self.called(host, from, message),
+            Packet::Answer { life: of, number, answer } if of == life => {
+                self.answered(host, number, Some(answer))
+            }
+            Packet::Ask { from, session, kind, offset, len } => {
+                self.asked(host, from, session, kind, (offset, len))
+            }
+            Packet::Data { life: of, number, data } if of == life => self.data(host, number, data),
+            Packet::AskList { from, session } => self.asked_for_list(host, from, session),
+            Packet::List { life: of, session, pages } if of == life => self.listed(host, session, pages),
+            // For a process that is gone.
+            _ => Ok(()),
+        }
+    }
+
+    fn called(&mut self, host: usize, from: Sender, message: Message) -> Result<(), Violation> {
+        if !self.step(host)? {
+            return Ok(());
+        }
+        let (now, departs) = (self.now, self.has_departed(host));
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let ticket = Ticket(ram.number());
+        ram.heard.insert(ticket, (from.host, from.life, from.number));
+        if departs {
+            // The machine that gives the disk away is not done, and there is one record.
+            return self.answer(host, ticket, Err(Refusal::Failed));
+        }
+        ram.destination.handle_call(now, ticket, message);
+        self.drain(host)
+    }
+
+    /// A call was answered, or was not.
+    pub(super) fn answered(
+        &mut self,
+        host: usize,
+        number: u64,
+        answer: Option<Answer>,
+    ) -> Result<(), Violation> {
+        let now = self.now;
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let Some(ticket) = ram.calls.remove(&number) else { return Ok(()) };
+        if !self.step(host)? {
+            return Ok(());
+        }
+        self.report.unanswered += u64::from(answer.is_none());
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        if let Some(source) = &mut ram.source {
+            source.handle_answer(now, ticket, answer);
+        }
+        self.drain(host)
+    }
+}

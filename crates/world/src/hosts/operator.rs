@@ -1,0 +1,126 @@
+//! What an operator does: begins attempts, hurries or ends them, moves the machine, and gives up what does not come.
+
+use hob_engine::command::Role;
+use hob_engine::migration::{Order, Phase, Record, Session};
+
+use super::guest::Doing;
+use super::host::{Carry, DISK, Errand};
+use super::plan::MS;
+use super::{Event, World, trace};
+use crate::Violation;
+
+impl World<'_> {
+    /// Nothing is under way between hosts.
+    pub(super) fn is_calm(&self) -> bool {
+        self.hosts.iter().all(|host| host.source().is_none())
+    }
+
+    /// The operator has a look, and does something perhaps.
+    pub(super) fn operate(&mut self) -> Result<(), Violation> {
+        if self.ending {
+            return Ok(());
+        }
+        let after = self.dice.latency(self.plan.operator_ns);
+        self.queue.push(self.now + after, Event::Operator);
+        let source = (0..self.hosts.len()).find(|host| self.hosts[*host].source().is_some());
+        match source {
+            Some(host) => self.meddle(host),
+            None if self.migrations > 0 && self.dice.chance(700) => self.begin_attempt(None),
+            None => Ok(()),
+        }
+    }
+
+    /// The owner is to hand the disk over, to this host or to any.
+    pub(super) fn begin_attempt(&mut self, to: Option<usize>) -> Result<(), Violation> {
+        let Some(host) = self.owner().filter(|host| self.is_at_rest(*host)) else { return Ok(()) };
+        let others = self.hosts.len() as u64 - 1;
+        let other = (host + 1 + self.dice.below(others) as usize) % self.hosts.len();
+        let carry = self.dice.pick(&[Carry::Copy, Carry::Copy, Carry::Remote, Carry::HeatMap, Carry::Drop]);
+        let errand = Errand { to: to.unwrap_or(other), carry, on_demand: self.dice.chance(800) };
+        let (generation, attempt) = match self.hosts[host].record {
+            Some(Record::Owner { generation, attempts }) => (generation, attempts + 1),
+            Some(Record::Leaving(Session { generation, attempt })) => (generation, attempt + 1),
+            _ => return Ok(()),
+        };
+        self.migrations = self.migrations.saturating_sub(1);
+        self.report.attempts += 1;
+        self.hosts[host].errand = Some(errand);
+        self.start_source(host, Session { generation, attempt });
+        self.drain(host)
+    }
+
+    /// Does a host own the disk and serve it, with nothing under way that concerns it?
+    fn is_at_rest(&self, host: usize) -> bool {
+        let Some(ram) = &self.hosts[host].ram else { return false };
+        let idle = ram.source.is_none() && ram.acts.is_empty() && ram.writing.is_empty();
+        idle && self.owns(host) && ram.destination.is_owner() && ram.engine.role(DISK) == Some(Role::Here)
+    }
+
+    /// An attempt is under way.
+    fn meddle(&mut self, host: usize) -> Result<(), Violation> {
+        let to = self.hosts[host].errand.expect("where to").to;
+        let now = self.now;
+        let phase = self.hosts[host].source().expect("it is under way").phase();
+        let runs_here = self.guest.doing == Doing::Runs && self.guest.host == host;
+        match self.dice.below(10) {
+            0..4 if runs_here && phase == Phase::Copying && self.is_usable(to) => self.move_guest(to),
+            4 | 5 => {
+                let order = if self.dice.chance(700) { Order::Finish } else { Order::Cancel };
+                trace!(self, "the operator orders {order:?}");
+                let source = self.hosts[host].ram.as_mut().and_then(|ram| ram.source.as_mut());
+                source.expect("it is under way").handle_order(now, order);
+                self.drain(host)
+            }
+            6 if self.dice.chance(100) => self.give_up(to),
+            _ => Ok(()),
+        }
+    }
+
+    /// The disk does not come, somebody says at the destination.
+    pub(super) fn give_up(&mut self, host: usize) -> Result<(), Violation> {
+        trace!(self, "host {host} is told that the disk does not come");
+        if let Some(ram) = &mut self.hosts[host].ram
+            && ram.destination.awaits().is_some()
+        {
+            ram.destination.handle_give_up();
+            // What is being done may wait for a read that nobody answers.
+            self.hang_up(host)?;
+        }
+        self.drain(host)
+    }
+
+    /// Everything is to come to an end: what does not by itself is told to.
+    pub(super) fn tidy(&mut self) -> Result<(), Violation> {
+        let now = self.now;
+        for host in 0..self.hosts.len() {
+            if self.hosts[host].ram.is_none() {
+                self.start(host)?;
+            }
+            let Some(phase) = self.hosts[host].source().map(|source| source.phase()) else { continue };
+            if matches!(phase, Phase::Copying | Phase::Announcing) && self.dice.chance(100) {
+                let is_there = self.guest.host == self.hosts[host].errand.expect("where to").to;
+                let order = if is_there || self.dice.chance(500) { Order::Finish } else { Order::Cancel };
+                let source = self.hosts[host].ram.as_mut().and_then(|ram| ram.source.as_mut());
+                source.expect("it is under way").handle_order(now, order);
+                self.drain(host)?;
+            }
+        }
+        let Some(owner) = self.owner().filter(|_| self.is_calm()) else { return Ok(()) };
+        for host in 0..self.hosts.len() {
+            if self.hosts[host].awaits().is_none() || self.is_entitled(host) {
+                continue;
+            }
+            let waits = self.hosts[host].ram.as_ref().is_some_and(|ram| !ram.requests.is_empty());
+            if waits && self.guest.host == host && self.owns(owner) {
+                return self.begin_attempt(Some(host));
+            }
+            self.give_up(host)?;
+        }
+        Ok(())
+    }
+
+    /// The next look at what does not end.
+    pub(super) fn tidy_ns(&self) -> u64 {
+        500 * MS
+    }
+}

@@ -1,0 +1,142 @@
+//! What a history of several hosts is made of, drawn from its seed.
+
+use hob_engine::admission::Admission;
+use hob_engine::command::CacheConfig;
+use hob_engine::policy::PolicyKind;
+use hob_engine::units::Instant;
+
+use super::{Crash, Options};
+use crate::dice::Dice;
+use crate::media::{BackingFaults, FlashFaults};
+
+pub(super) const MS: u64 = 1_000_000;
+
+/// A whole history.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) hosts: usize,
+    pub(super) units: u32,
+    pub(super) segments: u64,
+    pub(super) config: CacheConfig,
+    /// Mean latencies, nanoseconds.
+    pub(super) flash_ns: u64,
+    pub(super) backing_ns: u64,
+    pub(super) network_ns: u64,
+    pub(super) record_ns: u64,
+    pub(super) act_ns: u64,
+    /// Mean time between requests of the guest.
+    pub(super) think_ns: u64,
+    /// Mean time between looks of the operator.
+    pub(super) operator_ns: u64,
+    /// A call without an answer for so long has none.
+    pub(super) call_ns: u64,
+    /// The guest waits no longer than this in a freeze.
+    pub(super) freeze_ns: u64,
+    /// The faults are over after this.
+    pub(super) span_ns: u64,
+    /// Per mille of the packets that are lost, come twice, and are very late.
+    pub(super) lost: u32,
+    pub(super) repeated: u32,
+    pub(super) late: u32,
+    /// Per mille of the acts, and of the records, that fail.
+    pub(super) act_error: u32,
+    pub(super) record_error: u32,
+    pub(super) backing_faults: BackingFaults,
+    pub(super) flash_faults: FlashFaults,
+    pub(super) crashes: Vec<(Instant, usize)>,
+    pub(super) crash_step: Option<Crash>,
+    pub(super) partitions: Vec<(Instant, u64)>,
+    pub(super) power_cut: Option<Instant>,
+    pub(super) migrations: u32,
+    /// Somebody uses a host on which the guest does not run.
+    pub(super) rogue: bool,
+    /// Reads that another host does not answer fail in the end, instead of being tried for ever.
+    pub(super) gives_up: bool,
+    /// A destination prepares a disk that it has anew, instead of emptying it.
+    pub(super) removes: bool,
+}
+
+impl Plan {
+    pub(super) fn draw(options: &Options, dice: &mut Dice) -> Self {
+        let hosts = dice.pick(&[2, 2, 2, 3]);
+        let think_ns = dice.pick(&[MS, 10 * MS, 40 * MS, 150 * MS]);
+        let segment_bytes = dice.pick(&[16 << 10, 64 << 10]);
+        let policies: Vec<PolicyKind> = PolicyKind::all().collect();
+        let policy = dice.pick(&policies);
+        let block_bytes = dice.pick(&[4 << 10, 8 << 10, 16 << 10]);
+        let span_ns = (u64::from(options.requests) * think_ns).max(5_000 * MS) + dice.below(20_000 * MS);
+        let mut rate = |often: u32, rates: &[u32]| {
+            let rate = if dice.chance(often) { dice.pick(rates) } else { 0 };
+            if options.faults { rate } else { 0 }
+        };
+        let (lost, repeated, late) =
+            (rate(500, &[10, 100, 300]), rate(500, &[20, 200]), rate(400, &[5, 30, 100]));
+        let (act_error, record_error) = (rate(300, &[10, 100]), rate(300, &[50, 300]));
+        let backing_faults = BackingFaults {
+            read_error: rate(150, &[30]),
+            write_error: rate(150, &[30]),
+            flush_error: rate(150, &[100]),
+        };
+        let flash_faults = FlashFaults {
+            read_error: rate(150, &[30]),
+            write_error: rate(150, &[30]),
+            corruption: rate(150, &[30]),
+            lost_write: rate(150, &[30]),
+            stuck: 0,
+        };
+        let mut plan = Plan {
+            hosts,
+            units: dice.pick(&[64, 64, 256, 512]) + dice.pick(&[0, 0, 1, 7]),
+            segments: dice.between(2, 12),
+            config: CacheConfig::write_through(block_bytes, segment_bytes, policy, Admission::default()),
+            flash_ns: dice.pick(&[20_000, 80_000, 2 * MS]),
+            backing_ns: dice.pick(&[100_000, MS, 8 * MS]),
+            network_ns: dice.pick(&[50_000, MS, 20 * MS]),
+            record_ns: dice.pick(&[MS, 5 * MS, 100 * MS]),
+            act_ns: dice.pick(&[10_000, MS, 20 * MS]),
+            think_ns,
+            operator_ns: dice.pick(&[200 * MS, 1_000 * MS, 4_000 * MS]),
+            call_ns: dice.pick(&[1_500 * MS, 3_000 * MS, 10_000 * MS]),
+            freeze_ns: dice.pick(&[100 * MS, 1_000 * MS, 5_000 * MS]),
+            span_ns,
+            lost,
+            repeated,
+            late,
+            act_error,
+            record_error,
+            backing_faults,
+            flash_faults,
+            crashes: vec![],
+            crash_step: None,
+            partitions: vec![],
+            power_cut: None,
+            migrations: dice.pick(&[1, 1, 2, 4]),
+            rogue: dice.chance(200),
+            gives_up: dice.chance(200),
+            removes: dice.chance(300),
+        };
+        if options.faults {
+            plan.add_crashes(options, dice);
+        }
+        plan
+    }
+
+    fn add_crashes(&mut self, options: &Options, dice: &mut Dice) {
+        let span = self.span_ns;
+        for _ in 0..dice.pick(&[0, 0, 1, 3]) {
+            let mean = dice.pick(&[100, 1_000, 6_000]) * MS;
+            self.partitions.push((Instant(dice.below(span)), dice.latency(mean)));
+        }
+        let crashes: Vec<_> = (0..dice.pick(&[0, 0, 1, 1, 4]))
+            .map(|_| (Instant(dice.below(span)), dice.below(self.hosts as u64) as usize))
+            .collect();
+        let step = Crash { host: dice.below(2) as usize, step: dice.between(1, 60) };
+        let at_a_step = dice.chance(400);
+        let power_cut = dice.chance(100).then(|| Instant(dice.below(span)));
+        if options.crash.is_some() {
+            return self.crash_step = options.crash;
+        }
+        (self.crashes, self.power_cut) = (crashes, power_cut);
+        self.crash_step = at_a_step.then_some(step);
+    }
+}

@@ -1,0 +1,356 @@
+//! What crosses the boundaries of a host's engine and machines: requests and answers, I/O out and back, acts and calls.
+
+use hob_engine::command::{Event as EngineEvent, Role};
+use hob_engine::io::{
+    Durability, Io, IoError, IoOp, Op, PayloadMemory, Promote, Reply, Request, Target, Zeroing,
+};
+use hob_engine::migration::{Phase, Pulled};
+use hob_engine::outcome::Outcome;
+use hob_engine::units::{BufferId, IoId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
+
+use super::acts::Act;
+use super::host::{Buffer, DISK, InFlight, Token, Who};
+use super::{Event, Owned, Sabotage, World, trace};
+use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
+use crate::media::{Done, HOST_SHIFT};
+use crate::model::Kind;
+use crate::{Violation, ensure};
+
+/// Requests that a host's engine is given at once, at most: the rest is for acts and other hosts.
+const GUESTS_MAX: u32 = 200;
+
+impl World<'_> {
+    /// Does what a host's engine and machines ask for, until they ask for nothing.
+    pub(super) fn drain(&mut self, host: usize) -> Result<(), Violation> {
+        while let Some(ram) = &mut self.hosts[host].ram {
+            if let Some(io) = ram.engine.poll_io() {
+                self.submit(host, io)?;
+            } else if let Some(reply) = ram.engine.poll_reply() {
+                self.reply(host, reply)?;
+            } else if let Some(event) = ram.engine.poll_event() {
+                self.event(host, event)?;
+            } else if let Some(buffer) = ram.engine.poll_release() {
+                self.release(host, buffer)?;
+            } else if let Some((ticket, act)) = ram.source.as_mut().and_then(|source| source.poll_act()) {
+                self.queue_act(host, Act::Source(ticket, act));
+            } else if let Some((ticket, message)) = ram.source.as_mut().and_then(|source| source.poll_call())
+            {
+                self.call(host, ticket, message)?;
+            } else if let Some((ticket, act)) = ram.destination.poll_act() {
+                self.queue_act(host, Act::Destination(ticket, act));
+            } else if let Some((ticket, answer)) = ram.destination.poll_answer() {
+                self.answer(host, ticket, answer)?;
+            } else if ram.source.as_ref().is_some_and(|source| source.is_over()) {
+                self.end_source(host);
+            } else {
+                break;
+            }
+        }
+        self.check_roles_unless_sabotaged()
+    }
+
+    fn check_roles_unless_sabotaged(&self) -> Result<(), Violation> {
+        // Whoever thaws too late is to be found out by what it does.
+        if self.strikes(Sabotage::LateThaw) { Ok(()) } else { self.check_roles() }
+    }
+
+    /// An attempt is over: what comes next for the disk begins from the record.
+    fn end_source(&mut self, host: usize) {
+        let record = self.hosts[host].record;
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let source = ram.source.take().expect("it is over");
+        trace!(self, "host {host}: {:?} is over: {:?}", source.session(), source.phase());
+        self.report.kept += u64::from(source.phase() == Phase::Kept);
+        ram.destination = hob_engine::migration::Destination::new(record);
+    }
+
+    fn event(&mut self, host: usize, event: EngineEvent) -> Result<(), Violation> {
+        trace!(self, "host {host}: {event:?}");
+        match event {
+            EngineEvent::Done { command, result, .. } => self.commanded(host, command, result.map(|_| ())),
+            EngineEvent::ChangeWaits(_) => {
+                let ram = self.hosts[host].ram.as_mut().expect("it is up");
+                self.report.changes_waited += 1;
+                ram.wanted = true;
+                ram.destination.handle_wanted();
+                Ok(())
+            }
+            other => Err(Violation(format!("host {host}: {other:?}"))),
+        }
+    }
+
+    /// Hands a request in. False if there is no room for it.
+    pub(super) fn request(
+        &mut self,
+        host: usize,
+        who: Who,
+        op: Op,
+        offset: u64,
+        len: u64,
+    ) -> Result<bool, Violation> {
+        let Some(ram) = &mut self.hosts[host].ram else { return Ok(false) };
+        let is_guest = matches!(who, Who::Guest | Who::Rogue);
+        if is_guest && ram.engine.in_flight() >= GUESTS_MAX || ram.engine.in_flight() >= 250 {
+            return Ok(false);
+        }
+        ram.made += 1;
+        let id = RequestId(ram.made);
+        let (first, count) = ((offset / UNIT_BYTES) as u32, (len / UNIT_BYTES) as u32);
+        let token = match op {
+            Op::Read if matches!(who, Who::Guest | Who::Rogue | Who::Last) => {
+                Token::Read(self.model.begin_read(first, count))
+            }
+            Op::Flush if who == Who::Guest || who == Who::Last => Token::Flush(self.model.begin_flush()),
+            Op::Write(_) => Token::Change(self.model.begin_change(Kind::Data, first, count)),
+            Op::Discard(_) => Token::Change(self.model.begin_change(Kind::Discard, first, count)),
+            Op::WriteZeroes(..) => Token::Change(self.model.begin_change(Kind::Zero, first, count)),
+            _ => Token::None,
+        };
+        let buffer = op.has_buffer().then(|| {
+            let buffer = ram.spare.pop().unwrap_or(BufferId(ram.buffers.len() as u32));
+            let bytes = sector_ceil(offset + len) - sector_floor(offset);
+            let mut tags = vec![content::garbage(ram.made); (bytes / UNIT_BYTES) as usize];
+            if let Token::Change(serial) = token {
+                let start = (offset % SECTOR_BYTES / UNIT_BYTES) as usize;
+                for (unit, tag) in (first..first + count).zip(&mut tags[start..]) {
+                    *tag = content::tag(serial, 0, unit);
+                }
+            }
+            let old = ram.buffers.insert(buffer, Buffer { tags, replied: false, ios: 0 });
+            assert!(old.is_none(), "spare buffers are free");
+            buffer
+        });
+        let request = Request {
+            id,
+            disk: DISK,
+            op,
+            offset,
+            len,
+            buffer,
+            promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
+        };
+        trace!(self, "host {host} is asked by {who:?}: {request:?}");
+        ram.requests.insert(id, InFlight { request, who, token });
+        let taken = ram.engine.handle_request(self.now, request);
+        ensure!(taken.is_ok(), "{request:?} handed back with {} in flight", ram.engine.in_flight());
+        self.drain(host)?;
+        Ok(true)
+    }
+
+    fn submit(&mut self, host: usize, io: Io) -> Result<(), Violation> {
+        trace!(self, "host {host} submits {io:?}");
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let mut payload = vec![];
+        if let Some(slice) = io.slice {
+            let buffer = ram.buffers.get_mut(&slice.id);
+            let buffer = buffer.ok_or_else(|| Violation(format!("{io:?} uses a buffer given back")))?;
+            buffer.ios += 1;
+            let start = (u64::from(slice.offset) / UNIT_BYTES) as usize;
+            if io.op != IoOp::Read {
+                payload = buffer.tags[start..start + (io.len / UNIT_BYTES) as usize].to_vec();
+            }
+        }
+        let life = self.hosts[host].life;
+        if let Target::Flash(_) = io.target {
+            let it = &mut self.hosts[host];
+            it.flash.submit(io, payload, &mut self.dice)?;
+            let takes = self.dice.latency(self.plan.flash_ns);
+            self.queue.push(self.now + takes, Event::Flash(host, life, io.id));
+            return Ok(());
+        }
+        if io.op == IoOp::Read && self.is_read_elsewhere(host, &io)? {
+            return Ok(());
+        }
+        self.submit_to_backing(host, io, payload)
+    }
+
+    /// Only the owner sends changes.
+    pub(super) fn submit_to_backing(
+        &mut self,
+        host: usize,
+        mut io: Io,
+        payload: Vec<Tag>,
+    ) -> Result<(), Violation> {
+        let changes = !matches!(io.op, IoOp::Read | IoOp::Flush);
+        ensure!(
+            !changes || self.is_entitled(host),
+            "host {host}, which does not own the disk, sends {io:?} to the backing: {}",
+            self.state()
+        );
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let role = ram.engine.role(DISK);
+        ensure!(io.op == IoOp::Read || role != Some(Role::Standby), "host {host} in standby sends {io:?}");
+        self.submitted += 1;
+        let name = IoId((host as u32) << HOST_SHIFT | self.submitted);
+        self.backing_ios.insert(name, Owned { host, id: io.id, changes });
+        io.id = name;
+        self.backing.submit(io, payload, &mut self.dice)?;
+        let takes = self.dice.latency(self.plan.backing_ns);
+        self.queue.push(self.now + takes, Event::Backing(name));
+        Ok(())
+    }
+
+    pub(super) fn flash_done(&mut self, host: usize, id: IoId) -> Result<(), Violation> {
+        let done = self.hosts[host].flash.complete(id, &mut self.dice);
+        self.completed(host, id, done)
+    }
+
+    pub(super) fn backing_done(&mut self, name: IoId) -> Result<(), Violation> {
+        let Some(Owned { host, id, .. }) = self.backing_ios.remove(&name) else { return Ok(()) };
+        let done = self.backing.complete(name, &mut self.dice);
+        self.completed(host, id, done)
+    }
+
+    /// An I/O of a host has ended.
+    pub(super) fn completed(&mut self, host: usize, id: IoId, done: Done) -> Result<(), Violation> {
+        let now = self.now;
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        trace!(self, "host {host}: {id} has ended: {:?}", done.result);
+        if let Some(slice) = done.io.slice {
+            let buffer = ram.buffers.get_mut(&slice.id).expect("checked at submission");
+            let start = (u64::from(slice.offset) / UNIT_BYTES) as usize;
+            let end = start + done.tags.len();
+            buffer.ios -= 1;
+            if done.io.op == IoOp::Read {
+                ensure!(!buffer.replied, "{:?} after the reply", done.io);
+                buffer.tags[start..end].copy_from_slice(&done.tags);
+                // Storage zeroes what a read past the disk's end leaves of the last sector.
+                buffer.tags[end..end.next_multiple_of(SECTOR_UNITS)].fill(ZERO);
+            }
+        }
+        ram.engine.handle_completion(now, id, done.result, &done.sums);
+        self.drain(host)
+    }
+
+    fn reply(&mut self, host: usize, reply: Reply) -> Result<(), Violation> {
+        trace!(self, "host {host}: {reply:?}");
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let Reply { id, result, outcome, .. } = reply;
+        let in_flight = ram.requests.remove(&id);
+        let InFlight { request, who, token } =
+            in_flight.ok_or_else(|| Violation(format!("{reply:?} to no request, or a second one")))?;
+        let mut seen = vec![];
+        if let Some(id) = request.buffer {
+            let buffer = ram.buffers.get_mut(&id).expect("held until released");
+            buffer.replied = true;
+            let start = (request.offset % SECTOR_BYTES / UNIT_BYTES) as usize;
+            seen = buffer.tags[start..start + (request.len / UNIT_BYTES) as usize].to_vec();
+        }
+        self.check_error(host, &request, who, &reply)?;
+        self.count(who, &request, outcome, result);
+        if request.op == Op::Flush && who == Who::Guest && outcome != Outcome::BypassStandby {
+            self.guest.flushed = result.is_ok();
+        }
+        // In standby a flush makes nothing durable: whoever comes has flushed where it was, if that went well.
+        let promises = outcome != Outcome::BypassStandby
+            || request.op != Op::Flush
+            || self.guest.flushed && !self.plan.rogue;
+        self.check_answer(&request, token, &seen, result.is_ok() && promises)?;
+        match who {
+            Who::Guest => self.guest_answered(request.op),
+            Who::Rogue | Who::Last => Ok(()),
+            Who::Act(doer, ticket) => self.part_done(host, doer, ticket, result.is_ok()),
+            Who::Puller(pull) => {
+                let how = if result.is_ok() { Pulled::Done } else { Pulled::Again };
+                self.pulled(host, pull, how, &seen);
+                Ok(())
+            }
+            Who::Peer(to, life, number) => {
+                self.give(host, to, life, number, result.is_ok().then_some(seen));
+                Ok(())
+            }
+        }
+    }
+
+    /// An error has a reason.
+    fn check_error(&self, host: usize, request: &Request, who: Who, reply: &Reply) -> Result<(), Violation> {
+        let role = self.hosts[host].role();
+        let faults = &self.plan.backing_faults;
+        let fast =
+            matches!(request.op, Op::WriteZeroes(_, Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated));
+        let reason = match reply.result {
+            Ok(()) => true,
+            Err(IoError::Unsupported) => fast,
+            Err(IoError::ShuttingDown) => {
+                let leaves = self.hosts[host].ram.as_ref().is_some_and(|ram| ram.hangs_up);
+                leaves
+                    || role.is_none()
+                    || matches!(role, Some(Role::Away))
+                    || !matches!(who, Who::Guest | Who::Last)
+            }
+            Err(IoError::NotCached) => matches!(who, Who::Peer(..)),
+            Err(_) => {
+                let reads = matches!(request.op, Op::Read | Op::Prefetch);
+                let of_backing = if reads { faults.read_error } else { faults.write_error };
+                let of_flush =
+                    if request.op == Op::Flush || request.op == Op::Settle { faults.flush_error } else { 0 };
+                let of_peer = reads && (self.plan.gives_up || self.has_hung_up(host));
+                let durable = matches!(
+                    request.op,
+                    Op::Discard(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _)
+                );
+                let flushes = if durable { faults.flush_error } else { 0 };
+                of_backing + of_flush + flushes > 0
+                    || of_peer
+                    || !matches!(who, Who::Guest | Who::Rogue | Who::Last)
+            }
+        };
+        ensure!(reason, "host {host}, {role:?}, answers {request:?} of {who:?} with {reply:?}");
+        Ok(())
+    }
+
+    fn has_hung_up(&self, host: usize) -> bool {
+        self.hosts[host].ram.as_ref().is_some_and(|ram| ram.hangs_up)
+    }
+
+    fn count(&mut self, who: Who, request: &Request, outcome: Outcome, result: Result<(), IoError>) {
+        let report = &mut self.report;
+        if matches!(who, Who::Guest | Who::Rogue) {
+            report.refused += u64::from(result == Err(IoError::ShuttingDown));
+            report.hits += u64::from(outcome == Outcome::Hit);
+            let in_standby = outcome == Outcome::BypassStandby && request.op == Op::Read;
+            report.standby_reads += u64::from(in_standby && result.is_ok());
+        }
+    }
+
+    fn check_answer(
+        &mut self,
+        request: &Request,
+        token: Token,
+        seen: &[Tag],
+        ok: bool,
+    ) -> Result<(), Violation> {
+        let (model, backing) = (&mut self.model, &self.backing);
+        let fua = matches!(
+            request.op,
+            Op::Write(Durability::Durable)
+                | Op::Discard(Durability::Durable)
+                | Op::WriteZeroes(Durability::Durable, _)
+        );
+        match token {
+            Token::Read(reading) if ok => model.end_read(&reading, seen, backing.now()),
+            Token::Change(serial) => model.end_change(serial, ok, fua, backing.now(), backing.durable()),
+            Token::Flush(began) if ok => model.end_flush(began, backing.now(), backing.durable()),
+            Token::Read(_) | Token::Flush(_) | Token::None => Ok(()),
+        }
+    }
+
+    /// A request of a host that has crashed is never answered.
+    pub(super) fn lose(&mut self, in_flight: &InFlight) -> Result<(), Violation> {
+        if let Token::Change(serial) = in_flight.token {
+            self.model.end_change(serial, false, false, self.backing.now(), self.backing.durable())?;
+        }
+        self.guest.flushed &= in_flight.who != Who::Guest;
+        if in_flight.who == Who::Guest { self.guest_answered(in_flight.request.op) } else { Ok(()) }
+    }
+
+    fn release(&mut self, host: usize, id: BufferId) -> Result<(), Violation> {
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let buffer = ram.buffers.remove(&id);
+        let buffer = buffer.ok_or_else(|| Violation(format!("buffer {id} is given back twice")))?;
+        ensure!(buffer.replied && buffer.ios == 0, "buffer {id} is given back too early");
+        ram.spare.push(id);
+        Ok(())
+    }
+}

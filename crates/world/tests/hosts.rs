@@ -1,0 +1,163 @@
+//! Random histories of hosts that hand a disk over. `HOB_SEED=n` replays one, `HOB_SEEDS=n` runs that many.
+
+use hob_world::hosts::{Crash, Options, Report, Sabotage, run};
+
+/// Histories of one run of this test.
+const HISTORIES: u64 = 3000;
+
+fn from_env(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+}
+
+/// Names the seed when an engine or a machine panics.
+struct Named(u64);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay with HOB_SEED={}", self.0);
+        }
+    }
+}
+
+fn live(seed: u64, options: &Options) -> Report {
+    let _named = Named(seed);
+    run(seed, options).unwrap_or_else(|violation| panic!("{}", violation.0))
+}
+
+#[test]
+fn random_histories_of_hosts_keep_every_promise() {
+    let seeds = match from_env("HOB_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..from_env("HOB_SEEDS").unwrap_or(HISTORIES),
+    };
+    let mut total = Report::default();
+    for seed in seeds.clone() {
+        total.add(&live(seed, &Options::default()));
+    }
+    println!("{} histories: {total:?}", seeds.end - seeds.start);
+    if seeds.end - seeds.start >= HISTORIES {
+        for (name, count) in total.counts() {
+            assert!(count >= 20, "{name} only {count} times");
+        }
+        assert!(total.handed_over > 1000 && total.crashes > 1000 && total.from_former > 100);
+    }
+}
+
+#[test]
+fn one_seed_is_one_history() {
+    for seed in 0..20 {
+        let options = Options { requests: 200, ..Options::default() };
+        assert_eq!(run(seed, &options), run(seed, &options));
+    }
+}
+
+/// Each step of each host, one after the other: an act begins or ends, a record is written, a call or an answer goes or comes.
+#[test]
+fn a_crash_at_any_step_breaks_no_promise() {
+    let mut crashes = 0;
+    for seed in 0..16 {
+        for host in 0..2 {
+            for step in 1.. {
+                let crash = Crash { host, step };
+                let report = live(seed, &Options { requests: 40, crash: Some(crash), ..Options::default() });
+                crashes += report.crashes;
+                if report.crashes == 0 {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(crashes > 500, "only {crashes}");
+}
+
+/// Seeds that found something, with what it was.
+#[test]
+fn what_histories_have_found_stays_mended() {
+    for (seed, _what) in [
+        (26, "given up at the destination between its last answer and `yours`, the disk was nobody's"),
+        (
+            66,
+            "a restarted owner never said that it pulls nothing more, and the former owner kept its cache for ever",
+        ),
+        (270, "reads in standby waited for an attempt that began anew, and that for them"),
+        (10_249, "a source that had heard no answer asked for ever after its disk had been handed on"),
+        (35_999, "a source that waited for an order called without a pause"),
+        (41_016, "a destination that pulls nothing never said so"),
+        (42_498, "a repeated `changed` waited for a read, that for the hand-over, and the hand-over for it"),
+        (43_110, "a destination that was being prepared could not be given up"),
+    ] {
+        live(seed, &Options::default());
+    }
+}
+
+/// Runs histories with the sabotage until one fails, and returns why.
+fn caught(sabotage: Sabotage, seeds: u64) -> String {
+    let options = Options { sabotage: Some(sabotage), ..Options::default() };
+    let found = (0..seeds).find_map(|seed| Some((seed, run(seed, &options).err()?)));
+    let (seed, violation) =
+        found.unwrap_or_else(|| panic!("{sabotage:?} went unnoticed in {seeds} histories"));
+    println!("{sabotage:?}: seed {seed}: {}", violation.0);
+    violation.0
+}
+
+fn expect(sabotage: Sabotage, seeds: u64, reasons: &[&str]) {
+    let what = caught(sabotage, seeds);
+    assert!(reasons.iter().any(|reason| what.contains(reason)), "{sabotage:?} was noticed as: {what}");
+}
+
+/// What a reader of old data sees.
+const OLD: &[&str] = &["stale", "backing holds", "but not at unit"];
+
+/// What two owners look like.
+const TWO: &[&str] = &["serve the disk at once", "all own the disk", "does not own", "departs with"];
+
+#[test]
+fn a_destination_that_answers_before_it_has_forgotten_is_noticed() {
+    expect(Sabotage::EarlyForgotten, 3000, OLD);
+}
+
+#[test]
+fn a_destination_that_forgets_nothing_is_noticed() {
+    expect(Sabotage::NothingForgotten, 3000, OLD);
+}
+
+#[test]
+fn changes_that_nobody_notes_are_noticed() {
+    expect(Sabotage::Unwatched, 3000, OLD);
+}
+
+#[test]
+fn a_hand_over_before_the_record_is_noticed() {
+    expect(Sabotage::EarlyRecord, 3000, TWO);
+}
+
+#[test]
+fn a_thaw_after_the_record_is_noticed() {
+    expect(Sabotage::LateThaw, 3000, TWO);
+}
+
+#[test]
+fn a_freeze_that_waits_for_nothing_is_noticed() {
+    expect(Sabotage::HastyFreeze, 3000, &[OLD, TWO].concat());
+}
+
+#[test]
+fn reads_of_a_standby_from_its_own_cache_are_noticed() {
+    expect(Sabotage::StandbyFromCache, 3000, OLD);
+}
+
+#[test]
+fn a_restart_that_believes_what_was_pulled_is_noticed() {
+    expect(Sabotage::BelievedAwaited, 3000, OLD);
+}
+
+#[test]
+fn a_departed_host_that_answers_a_standby_is_noticed() {
+    expect(Sabotage::AwayServesStandby, 3000, OLD);
+}
+
+#[test]
+fn what_was_changed_here_and_is_read_from_the_former_owner_is_noticed() {
+    expect(Sabotage::FormerOwnerForAll, 3000, OLD);
+}
