@@ -381,7 +381,10 @@ fn copied(cost: &Cost) {
     );
     // hob's own word, held against the network's.
     let (cable, all) = (cost.cable_bytes as f64, valid + resent);
-    assert!((0.9 * valid..1.1 * all).contains(&cable), "{cable} bytes on the cable of {valid} and {resent} again");
+    assert!(
+        (0.9 * valid..1.1 * all).contains(&cable),
+        "{cable} bytes on the cable of {valid} and {resent} again"
+    );
     assert!(cost.after >= 0.95 * cost.before, "hits: {} before and {} after", cost.before, cost.after);
 }
 
