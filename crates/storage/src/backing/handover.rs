@@ -2,7 +2,7 @@
 //!
 //! | | reads | changes | flushes |
 //! |---|---|---|---|
-//! | in standby | of the peer, which owns the disk; they wait for a while where there is none, or it fails | refused | done: nothing was written here |
+//! | in standby | of the peer, which owns the disk; they wait for a while where there is none, or it fails | refused | of the own backing |
 //! | taken over, with a peer, which had the disk before | of the peer where it is said to have all, and nobody wrote since; else, or if the peer fails, of the own backing | of the own backing | likewise |
 //! | alone | of the own backing | of the own backing | likewise |
 //!
@@ -175,10 +175,9 @@ impl Driver for Handover {
             self.ask(ring, now, Read { io: *io, deadline: now + STANDBY_NS_MAX });
             return self.collect(ring, now);
         }
-        if self.phase == Phase::Standby {
-            // Nothing was written here that a flush could concern.
-            let result = if io.op == IoOp::Flush { Ok(()) } else { Err(IoError::ShuttingDown) };
-            return self.done.push_back((io.id, result));
+        // An earlier life of this process may have written, and died before it could record that the disk is its own.
+        if self.phase == Phase::Standby && io.op != IoOp::Flush {
+            return self.done.push_back((io.id, Err(IoError::ShuttingDown)));
         }
         if !matches!(io.op, IoOp::Read | IoOp::Flush) {
             self.places.remove(first, end);

@@ -151,6 +151,7 @@ fn in_standby_the_owner_is_read_and_nothing_is_written() {
     assert_eq!((peer.take(), bench.own.take(), bench.done()), (vec![early], vec![], vec![(early, Ok(()))]));
     let write = bench.submit(WRITE, 0, 4);
     let flush = bench.submit(IoOp::Flush, 0, 0);
+    assert_eq!(bench.own.take(), [flush], "an earlier life may have written");
     assert_eq!(bench.done(), [(write, Err(IoError::ShuttingDown)), (flush, Ok(()))]);
     peer.answers(Some(Err(IoError::Unsupported)));
     let read = bench.submit(IoOp::Read, 0, 4);

@@ -73,6 +73,8 @@ impl Manager {
             disk.size_bytes = info.size_bytes;
             disk.datastore = Some(datastore);
         }
+        // A life of the process before this one may have served the disk, and died before it could record that.
+        shard.flush(id).await?;
         shard.own(id, Role::Standby).await?;
         let hook = self.read_peer(name, shard.clone(), id, "owner", ready)?;
         if wanted.qos.is_some() {

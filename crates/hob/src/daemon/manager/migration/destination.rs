@@ -26,6 +26,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(90);
 /// Who had the disk lets its flash be read within that time, or the rest is pulled from the backing.
 const FORMER_MAX: Duration = Duration::from_secs(3);
 
+/// Who had the disk asks within that time whether all is pulled.
+const TELL_MAX: Duration = Duration::from_secs(3);
+
 /// A call of another host.
 #[derive(Debug)]
 pub(crate) enum CallIn {
@@ -100,6 +103,10 @@ struct Task {
     taken_at: Option<Instant>,
     /// What is left is being pulled, wherever from.
     pulls_rest: bool,
+    /// Since when nothing is left to be pulled after the hand-over.
+    done_at: Option<Instant>,
+    /// The host that had it has been told so.
+    done_told: bool,
     over: bool,
 }
 
@@ -133,6 +140,8 @@ pub(super) async fn run(coming: Coming, record: Option<Record>, mut inputs: mpsc
         settled: false,
         taken_at: None,
         pulls_rest: false,
+        done_at: None,
+        done_told: false,
         over: false,
     };
     let mut look = tokio::time::interval(LOOK_EVERY);
@@ -266,7 +275,10 @@ impl Task {
             },
             CallIn::Yours => Call::Yours,
             CallIn::Cancel => Call::Cancel,
-            CallIn::Look => Call::Look,
+            CallIn::Look => {
+                self.done_told |= self.done_at.is_some();
+                Call::Look
+            }
         };
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
@@ -405,7 +417,8 @@ impl Task {
             if let Ok((shard, id)) = self.coming.manager.shard_of(&self.coming.name) {
                 shard.leave_peer(id);
             }
-            self.over = true;
+            let since = *self.done_at.get_or_insert_with(Instant::now);
+            self.over = self.done_told || !serves_after(mode) || since.elapsed() > TELL_MAX;
         }
     }
 
