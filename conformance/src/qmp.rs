@@ -58,7 +58,7 @@ impl Monitor {
     #[track_caller]
     pub fn migrate(&mut self, uri: &str, arriving: &Process, limit: Duration) -> Value {
         // Guest memory is little and changes little; what bounds this is the sender's share of two slow cores.
-        self.ask("migrate-set-parameters", json!({ "max-bandwidth": 64 << 20, "downtime-limit": 1000 }));
+        self.ask("migrate-set-parameters", json!({ "max-bandwidth": 24 << 20, "downtime-limit": 3000 }));
         self.ask("migrate", json!({ "uri": uri }));
         let start = Instant::now();
         loop {
