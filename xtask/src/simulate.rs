@@ -34,6 +34,8 @@ enum Kind {
     Qos,
     /// Volatile caches, one life of the engine
     Single,
+    /// Hosts that hand a disk over, across a bad network
+    Hosts,
 }
 
 /// Builds the simulation with optimisation and runs it.
@@ -43,6 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Kind::Memory => "memory",
         Kind::Qos => "qos",
         Kind::Single => "single",
+        Kind::Hosts => "hosts",
     };
     let numbers = [arguments.from, arguments.seeds, arguments.minutes, u64::from(arguments.requests)]
         .map(|n| n.to_string());

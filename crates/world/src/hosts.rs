@@ -48,6 +48,9 @@ const TIME_MAX: Instant = Instant(3_600_000_000_000);
 /// No history takes more steps for each of its requests, and so many besides.
 const STEPS_MAX: u64 = 4000;
 
+/// Tells the dice for journals from those of everything else.
+const JOURNAL_SALT: u64 = 0x6a6f_7572;
+
 /// What histories may contain.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -114,6 +117,8 @@ pub enum Sabotage {
     HastyFreeze,
     /// Changes are not noted while the cache is copied.
     Unwatched,
+    /// A destination that has restarted answers flushes without one of the backing.
+    UnflushedStandby,
 }
 
 /// Lives the history of this seed.
@@ -199,7 +204,10 @@ struct World<'a> {
 impl<'a> World<'a> {
     fn new(seed: u64, options: &'a Options) -> Self {
         let mut dice = Dice::new(seed);
-        let plan = Plan::draw(options, &mut dice);
+        let mut plan = Plan::draw(options, &mut dice);
+        if Dice::new(seed ^ JOURNAL_SALT).chance(300) {
+            plan.add_journals();
+        }
         let content = (0..plan.units).map(|unit| tag(1, 0, unit)).collect();
         let mut backing = Backing::new(content, plan.backing_faults, None);
         backing.share();

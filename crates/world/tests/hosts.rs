@@ -81,6 +81,7 @@ fn what_histories_have_found_stays_mended() {
             "a restarted owner never said that it pulls nothing more, and the former owner kept its cache for ever",
         ),
         (270, "reads in standby waited for an attempt that began anew, and that for them"),
+        (3205, "a record was replaced by one of an earlier session"),
         (10_249, "a source that had heard no answer asked for ever after its disk had been handed on"),
         (35_999, "a source that waited for an order called without a pause"),
         (41_016, "a destination that pulls nothing never said so"),
@@ -89,6 +90,17 @@ fn what_histories_have_found_stays_mended() {
     ] {
         live(seed, &Options::default());
     }
+}
+
+/// It takes a crash between the first change at the destination and its record, and a machine that does nothing but flush then.
+#[test]
+fn a_flush_in_standby_that_an_earlier_life_needs_is_noticed() {
+    let options = Options { sabotage: Some(Sabotage::UnflushedStandby), ..Options::default() };
+    let what = run(132_165, &options).expect_err("it went unnoticed").0;
+    assert!(
+        ["stale", "not durable", "durable change lost"].iter().any(|reason| what.contains(reason)),
+        "{what}"
+    );
 }
 
 /// Runs histories with the sabotage until one fails, and returns why.

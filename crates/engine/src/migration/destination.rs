@@ -24,7 +24,9 @@ pub enum DestinationAct {
     /// Make this durable.
     Record(Record),
     /// The disk is there, in `Role::Standby`, with an empty cache into which it may pull. It may be there already, for an earlier
-    /// session: nothing is pulled for that one any more, and nothing is left of what was.
+    /// session: nothing is pulled for that one any more, and nothing is left of what was. In a life that began with the record
+    /// `Awaiting`, the backing is flushed first: the life before it may have served the disk, and have acknowledged changes, and a
+    /// flush in standby is answered at once.
     Prepare,
     /// `Op::Forget` of these ranges of sectors, and later pull them again if they were there. An error: not all was forgotten.
     Forget(Vec<(u64, u64)>),
@@ -60,6 +62,8 @@ pub struct Destination {
     doubtful: bool,
     /// It is not to come, once what is being done has ended.
     gives_up: bool,
+    /// The latest session that was to be recorded, and may have been, as awaited.
+    tried: Option<Session>,
     act: Option<(Ticket, DestinationAct)>,
     /// Acts to be polled.
     acts_out: Vec<(Ticket, DestinationAct)>,
@@ -82,6 +86,7 @@ impl Destination {
             record,
             doubtful: false,
             gives_up: false,
+            tried: None,
             act: None,
             acts_out: vec![],
             answers_out: vec![],
@@ -252,6 +257,8 @@ impl Destination {
                 }
                 None
             }
+            // It is about to be awaited.
+            (Call::Cancel, State::Not) if self.act.is_some() => None,
             (Call::Cancel, State::Not) => Some(Ok(self.view)),
             (_, State::Serving(taken)) => Some(Err(Refusal::Owner(taken.generation + 1))),
             _ => Some(Err(Refusal::NotAwaited)),
@@ -327,7 +334,9 @@ impl Destination {
                 if let Some(session) = self.awaits() {
                     self.state = State::Preparing(session);
                     self.doubtful = true;
-                    self.act(DestinationAct::Record(Record::Gone(session)));
+                    // No record is replaced by one of an earlier session.
+                    let latest = self.tried.map_or(session, |tried| tried.max(session));
+                    self.act(DestinationAct::Record(Record::Gone(latest)));
                 }
             }
             (DestinationAct::Record(record), Ok(())) => {
@@ -378,6 +387,9 @@ impl Destination {
     }
 
     fn act(&mut self, act: DestinationAct) {
+        if let DestinationAct::Record(Record::Awaiting(session)) = act {
+            self.tried = Some(session);
+        }
         let ticket = self.ticket();
         self.act = Some((ticket, act.clone()));
         self.acts_out.push((ticket, act));

@@ -276,6 +276,34 @@ fn a_disk_is_given_up_once_what_is_being_done_has_ended() {
 }
 
 #[test]
+fn a_call_that_takes_the_disk_back_waits_for_what_is_being_recorded() {
+    let mut destination = Destination::new(None);
+    ask(&mut destination, 1, SESSION, Call::Arrive);
+    ask(&mut destination, 2, SESSION, Call::Cancel);
+    assert_eq!(destination.poll_answer(), None);
+    done(&mut destination, DestinationAct::Record(Record::Awaiting(SESSION)));
+    done(&mut destination, DestinationAct::Prepare);
+    done(&mut destination, DestinationAct::Remove);
+    done(&mut destination, DestinationAct::Record(Record::Gone(SESSION)));
+    assert_eq!(destination.poll_answer(), Some((Ticket(2), Ok(View::default()))));
+    assert_eq!(destination.awaits(), None);
+}
+
+/// That the later one is awaited may be on record.
+#[test]
+fn a_disk_that_is_gone_is_so_in_the_latest_session() {
+    let mut destination = ready();
+    let next = Session { attempt: 2, ..SESSION };
+    ask(&mut destination, 2, next, Call::Arrive);
+    let (record, _) = destination.poll_act().unwrap();
+    destination.handle_done(NOW, record, Err(()));
+    assert_eq!(destination.poll_answer(), Some((Ticket(2), Err(Refusal::Failed))));
+    destination.handle_give_up();
+    done(&mut destination, DestinationAct::Remove);
+    done(&mut destination, DestinationAct::Record(Record::Gone(next)));
+}
+
+#[test]
 fn a_disk_of_which_it_may_be_on_record_that_it_is_gone_is_recorded_as_awaited_first() {
     let mut destination = ready();
     destination.handle_give_up();

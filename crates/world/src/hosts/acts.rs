@@ -1,7 +1,7 @@
 //! What the machines ask their host to do, and how that ends. Acts begin in the order in which they are asked for.
 
 use hob_engine::command::{Command, CommandError, Role};
-use hob_engine::io::Op;
+use hob_engine::io::{Io, IoOp, Op, Target};
 use hob_engine::migration::{DestinationAct, Record, SourceAct, Ticket};
 use hob_engine::regions::Regions;
 use hob_engine::units::{CommandId, SECTOR_BYTES};
@@ -161,6 +161,9 @@ impl World<'_> {
 
     /// The disk is to be there, in standby, with nothing in its cache.
     fn prepare(&mut self, host: usize, ticket: Ticket) -> Result<(), Violation> {
+        if !self.flush_for_standby(host)? {
+            return self.acted(host, Doer::Destination, ticket, false);
+        }
         let (now, removes) = (self.now, self.plan.removes && self.guest.host != host);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.pulling = None;
@@ -184,12 +187,29 @@ impl World<'_> {
         }
     }
 
+    /// What an earlier life acknowledged becomes durable, before anybody can ask this one for a flush.
+    fn flush_for_standby(&mut self, host: usize) -> Result<bool, Violation> {
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        if !ram.must_flush || self.strikes(Sabotage::UnflushedStandby) {
+            return Ok(true);
+        }
+        let name = self.name_io(host);
+        let target = Target::Backing(DISK);
+        let io = Io { id: name, target, op: IoOp::Flush, offset: 0, len: 0, slice: None };
+        self.backing.submit(io, vec![], &mut self.dice)?;
+        let is_flushed = self.backing.complete(name, &mut self.dice).result.is_ok();
+        self.hosts[host].ram.as_mut().expect("it is up").must_flush = !is_flushed;
+        Ok(is_flushed)
+    }
+
     fn make_standby(&mut self, host: usize, ticket: Ticket) {
         let (now, plan) = (self.now, &self.plan);
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        let it = &mut self.hosts[host];
+        it.rings += 1;
+        let ram = it.ram.as_mut().expect("it is up");
         ram.add_disk(now, plan);
         ram.command(now, Command::Own(Role::Standby), After::Nothing);
-        ram.add_cache(now, plan, After::Act(Doer::Destination, ticket));
+        ram.add_cache(now, plan, it.rings, After::Act(Doer::Destination, ticket));
     }
 
     /// What the cache has of these ranges is forgotten, then it is pulled again.

@@ -62,7 +62,7 @@ impl World<'_> {
         let awaits = ram.destination.awaits().or(ram.pulling.as_ref().map(|pulling| pulling.session));
         let (to, session, kind) = match (ram.engine.role(DISK), former, awaits) {
             (Some(Role::Standby), _, Some(session)) => {
-                if let Some(tags) = self.from_shadow(host, &read.io) {
+                if let Some(tags) = self.shadowed(host, &read.io) {
                     return self.read_elsewhere(host, read.io, Ok(tags));
                 }
                 let kind = if read.is_pull { Kind::Teller } else { Kind::Owner };
@@ -85,7 +85,7 @@ impl World<'_> {
     }
 
     /// What a saboteur answers a standby with.
-    fn from_shadow(&self, host: usize, io: &Io) -> Option<Vec<Tag>> {
+    fn shadowed(&self, host: usize, io: &Io) -> Option<Vec<Tag>> {
         let believes = self.strikes(Sabotage::BelievedAwaited) && self.hosts[host].life > 1;
         if !self.strikes(Sabotage::StandbyFromCache) && !believes {
             return None;

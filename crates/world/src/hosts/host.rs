@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use hob_engine::command::{Access, CacheChange, Command, DiskConfig, Role, Segment};
+use hob_engine::command::{
+    Access, CacheChange, Command, DataSegment, DiskConfig, Enable, NewRing, Role, Segment,
+};
 use hob_engine::io::{Io, Request};
 use hob_engine::migration::{Destination, Pull, Puller, Record, Session, Source, Ticket};
 use hob_engine::units::{BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, IoId, RequestId};
@@ -10,7 +12,7 @@ use hob_engine::{Engine, Limits};
 
 use super::acts::{Act, Doer};
 use super::plan::Plan;
-use crate::content::{Tag, UNIT_BYTES};
+use crate::content::{Tag, UNIT_BYTES, Written};
 use crate::media::Flash;
 use crate::model::Reading;
 
@@ -51,15 +53,29 @@ pub(super) struct Host {
     /// What was pulled in standby, for those who believe it.
     pub(super) shadow: BTreeMap<u64, Tag>,
     pub(super) flash: Flash,
+    /// Contents of journal pages.
+    pub(super) written: Written,
+    /// Rings that its caches have had.
+    pub(super) rings: u32,
     /// What a crash takes.
     pub(super) ram: Option<Box<Ram>>,
 }
 
 impl Host {
     pub(super) fn new(plan: &Plan) -> Host {
-        let bytes = SEGMENTS_START + plan.segments * plan.config.segment_bytes;
+        let segments = plan.segments + plan.ring.unwrap_or(0);
+        let bytes = SEGMENTS_START + segments * plan.config.segment_bytes;
         let flash = Flash::new(bytes, plan.flash_faults, None);
-        Host { life: 0, record: None, errand: None, shadow: BTreeMap::new(), flash, ram: None }
+        Host {
+            life: 0,
+            record: None,
+            errand: None,
+            shadow: BTreeMap::new(),
+            flash,
+            written: Written::default(),
+            rings: 0,
+            ram: None,
+        }
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
@@ -205,6 +221,8 @@ pub(super) struct Ram {
     pub(super) numbers: u64,
     /// The session that it began to await in this life: nobody has served the disk here in it before.
     pub(super) awaited_anew: Option<Session>,
+    /// An earlier life may have acknowledged what is not durable.
+    pub(super) must_flush: bool,
     /// The act that prepares the disk.
     pub(super) preparing: Option<Ticket>,
     pub(super) peer_reads: BTreeMap<u64, PeerRead>,
@@ -237,6 +255,7 @@ impl Ram {
             heard: BTreeMap::new(),
             numbers: 0,
             awaited_anew: None,
+            must_flush: matches!(record, Some(Record::Awaiting(_))),
             preparing: None,
             peer_reads: BTreeMap::new(),
             pulling: None,
@@ -283,12 +302,18 @@ impl Ram {
         self.command(now, Command::AddDisk(config), After::Nothing);
     }
 
-    /// It gets an empty cache.
-    pub(super) fn add_cache(&mut self, now: Instant, plan: &Plan, after: After) {
+    /// It gets an empty cache, with a ring of this number for its journal, if it is to have one.
+    pub(super) fn add_cache(&mut self, now: Instant, plan: &Plan, number: u32, after: After) {
         let segment =
             |i| Segment { device: DeviceId(0), offset: SEGMENTS_START + i * plan.config.segment_bytes };
-        let change = CacheChange::enable_volatile(plan.config, (0..plan.segments).map(segment).collect());
-        self.command(now, Command::Cache(change), after);
+        let place = |i| DataSegment { place: segment(i), ordinal: i as u32 };
+        let journal = plan.ring.map(|count| {
+            let copies = vec![(plan.segments..plan.segments + count).map(segment).collect()];
+            NewRing { cache: [1; 16], number, identity: [2; 32], copies }
+        });
+        let segments = (0..plan.segments).map(place).collect();
+        let enable = Enable { config: plan.config, segments, journal, recovered: None };
+        self.command(now, Command::Cache(CacheChange::Enable(Box::new(enable))), after);
     }
 
     /// Changes that the engine has noted since it was asked last go to whom they concern.
@@ -315,7 +340,8 @@ impl super::World<'_> {
         match it.record {
             Some(Record::Owner { .. } | Record::Leaving(_)) => {
                 ram.add_disk(now, plan);
-                ram.add_cache(now, plan, After::Nothing);
+                it.rings += 1;
+                ram.add_cache(now, plan, it.rings, After::Nothing);
             }
             Some(Record::Away { session, taken: false }) => {
                 ram.source = Some(Source::resume_away(session));

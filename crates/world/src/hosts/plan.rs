@@ -2,6 +2,7 @@
 
 use hob_engine::admission::Admission;
 use hob_engine::command::CacheConfig;
+use hob_engine::journal;
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::Instant;
 
@@ -18,6 +19,8 @@ pub(super) struct Plan {
     pub(super) units: u32,
     pub(super) segments: u64,
     pub(super) config: CacheConfig,
+    /// Segments of the ring of a cache's journal, if caches have one.
+    pub(super) ring: Option<u64>,
     /// Mean latencies, nanoseconds.
     pub(super) flash_ns: u64,
     pub(super) backing_ns: u64,
@@ -89,6 +92,7 @@ impl Plan {
             units: dice.pick(&[64, 64, 256, 512]) + dice.pick(&[0, 0, 1, 7]),
             segments: dice.between(2, 12),
             config: CacheConfig::write_through(block_bytes, segment_bytes, policy, Admission::default()),
+            ring: None,
             flash_ns: dice.pick(&[20_000, 80_000, 2 * MS]),
             backing_ns: dice.pick(&[100_000, MS, 8 * MS]),
             network_ns: dice.pick(&[50_000, MS, 20 * MS]),
@@ -119,6 +123,16 @@ impl Plan {
             plan.add_crashes(options, dice);
         }
         plan
+    }
+
+    /// Caches have journals.
+    pub(super) fn add_journals(&mut self) {
+        let CacheConfig { block_bytes, segment_bytes, .. } = self.config;
+        let frames = self.segments * segment_bytes / u64::from(block_bytes);
+        let pages = journal::ring_pages_min(frames, block_bytes, segment_bytes);
+        self.ring = Some(pages.div_ceil(segment_bytes / journal::PAGE_BYTES as u64));
+        // What becomes of a journal that flash loses is for histories of one host.
+        self.flash_faults = FlashFaults::default();
     }
 
     fn add_crashes(&mut self, options: &Options, dice: &mut Dice) {

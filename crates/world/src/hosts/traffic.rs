@@ -75,6 +75,7 @@ impl World<'_> {
                 ram.destination.handle_wanted();
                 Ok(())
             }
+            EngineEvent::Bitmaps { .. } => Ok(()),
             other => Err(Violation(format!("host {host}: {other:?}"))),
         }
     }
@@ -154,6 +155,10 @@ impl World<'_> {
         let life = self.hosts[host].life;
         if let Target::Flash(_) = io.target {
             let it = &mut self.hosts[host];
+            if io.op == IoOp::WriteJournal {
+                let ram = it.ram.as_ref().expect("it is up");
+                payload = it.written.tags(ram.engine.journal_pages(io.id));
+            }
             it.flash.submit(io, payload, &mut self.dice)?;
             let takes = self.dice.latency(self.plan.flash_ns);
             self.queue.push(self.now + takes, Event::Flash(host, life, io.id));
@@ -180,15 +185,22 @@ impl World<'_> {
         );
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let role = ram.engine.role(DISK);
-        ensure!(io.op == IoOp::Read || role != Some(Role::Standby), "host {host} in standby sends {io:?}");
-        self.submitted += 1;
-        let name = IoId((host as u32) << HOST_SHIFT | self.submitted);
+        // A flush changes nothing: a cache with a journal sends one when it is opened.
+        let may = io.op == IoOp::Flush || role != Some(Role::Standby);
+        ensure!(may, "host {host} in standby sends {io:?}");
+        let name = self.name_io(host);
         self.backing_ios.insert(name, Owned { host, id: io.id, changes });
         io.id = name;
         self.backing.submit(io, payload, &mut self.dice)?;
         let takes = self.dice.latency(self.plan.backing_ns);
         self.queue.push(self.now + takes, Event::Backing(name));
         Ok(())
+    }
+
+    /// A name for an I/O of the backing.
+    pub(super) fn name_io(&mut self, host: usize) -> IoId {
+        self.submitted += 1;
+        IoId((host as u32) << HOST_SHIFT | self.submitted)
     }
 
     pub(super) fn flash_done(&mut self, host: usize, id: IoId) -> Result<(), Violation> {
