@@ -1,7 +1,7 @@
 #!/bin/busybox sh
 # Finds the disk, and goes on from the file system on it.
 bb=/bin/busybox
-$bb mkdir -p /proc /sys /dev /root
+$bb mkdir -p /proc /sys /dev /disk
 $bb mount -t proc proc /proc
 $bb mount -t sysfs sysfs /sys
 $bb mount -t devtmpfs devtmpfs /dev
@@ -9,6 +9,6 @@ end() { echo "$1"; $bb poweroff -f; $bb sleep 60; }
 for m in $($bb cat /modules/order); do $bb insmod /modules/$m || end "GUEST-FAILED: $m"; done
 n=0
 while [ ! -b /dev/vda ]; do $bb sleep 0.1; n=$((n+1)); [ $n -gt 100 ] && end "GUEST-FAILED: no disk"; done
-$bb mount -t ext4 /dev/vda /root || end "GUEST-FAILED: no root file system"
-for m in proc sys dev; do $bb mount --move /$m /root/$m; done
-exec $bb switch_root /root /sbin/init
+$bb mount -t ext4 /dev/vda /disk || end "GUEST-FAILED: no root file system"
+for m in proc sys dev; do $bb mount --move /$m /disk/$m; done
+exec $bb switch_root /disk /sbin/init
