@@ -2,9 +2,6 @@
 //!
 //! The daemon drains; this command watches. Interrupted, it leaves, and says that the drain goes on.
 
-use std::io::{IsTerminal, Write};
-use std::time::Duration;
-
 use clap::Args;
 use hob_control::client::Client;
 use hob_control::{Dirty, DiskChanged, DiskState};
@@ -12,12 +9,7 @@ use hob_control::{Dirty, DiskChanged, DiskState};
 use super::Global;
 use super::disk::print_change;
 use super::remote::{converse, explain};
-
-/// Pause between two questions.
-const ASK_EVERY: Duration = Duration::from_millis(500);
-
-/// Without a terminal, a line is written that often at most.
-const LINE_EVERY: Duration = Duration::from_secs(5);
+use super::watch::Watch;
 
 /// Cells of the bar.
 const BAR_CELLS: usize = 24;
@@ -76,14 +68,15 @@ pub(super) async fn drain_first(client: &Client, disk: &str) -> anyhow::Result<(
 /// Begins a drain and watches it to its end.
 async fn drain(client: &Client, disk: &str) -> anyhow::Result<Watched> {
     let mut changed = client.drain(disk).await.map_err(explain)?;
-    let mut progress = Progress::new();
-    let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
+    let mut watch = Watch::new()?;
+    // The most that was dirty.
+    let mut whole = 0;
     loop {
         let Some(dirty) = changed.disk.as_ref().and_then(|disk| disk.cache.as_ref()?.dirty.clone()) else {
             return Ok(Watched::Done(Box::new(changed)));
         };
         if !dirty.draining {
-            progress.end();
+            watch.end();
             return match dirty.why {
                 Some(why) => Err(anyhow::anyhow!(
                     "{disk} is not drained, {} are dirty: {why}; 'hob drain {disk}' goes on",
@@ -92,54 +85,17 @@ async fn drain(client: &Client, disk: &str) -> anyhow::Result<Watched> {
                 None => Ok(Watched::Done(Box::new(changed))),
             };
         }
-        progress.show(&dirty);
-        tokio::select! {
-            () = tokio::time::sleep(ASK_EVERY) => {}
-            _ = interrupt.recv() => {
-                progress.end();
-                let _ = writeln!(
-                    std::io::stderr(),
-                    "the drain of {disk} goes on; 'hob drain {disk}' shows it again, 'hob drain {disk} --stop' stops it"
-                );
-                return Ok(Watched::Left);
-            }
+        whole = whole.max(dirty.size.bytes());
+        watch.show(&bar(whole, &dirty), &sentence(&dirty));
+        let goes_on = || {
+            format!(
+                "the drain of {disk} goes on; 'hob drain {disk}' shows it again, 'hob drain {disk} --stop' stops it"
+            )
+        };
+        if !watch.wait(goes_on).await {
+            return Ok(Watched::Left);
         }
         changed.disk = Some(client.disk(disk).await.map_err(explain)?);
-    }
-}
-
-/// A bar on a terminal, lines elsewhere; on stderr, so that stdout is the answer.
-struct Progress {
-    on_terminal: bool,
-    /// The most that was dirty.
-    whole: u64,
-    last_line: Option<std::time::Instant>,
-    shown: bool,
-}
-
-impl Progress {
-    fn new() -> Progress {
-        Progress { on_terminal: std::io::stderr().is_terminal(), whole: 0, last_line: None, shown: false }
-    }
-
-    fn show(&mut self, dirty: &Dirty) {
-        self.whole = self.whole.max(dirty.size.bytes());
-        let mut stderr = std::io::stderr();
-        // Nobody is left to be told when stderr is closed.
-        if self.on_terminal {
-            let _ = write!(stderr, "\r\x1b[2K{} {}", bar(self.whole, dirty), sentence(dirty));
-            self.shown = true;
-        } else if self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
-            let _ = writeln!(stderr, "{}", sentence(dirty));
-            self.last_line = Some(std::time::Instant::now());
-        }
-        let _ = stderr.flush();
-    }
-
-    fn end(&mut self) {
-        if std::mem::take(&mut self.shown) {
-            let _ = writeln!(std::io::stderr());
-        }
     }
 }
 

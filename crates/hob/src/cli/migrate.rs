@@ -2,9 +2,6 @@
 //!
 //! The daemons move the disk; this command watches. Interrupted, it leaves, and says that the migration goes on.
 
-use std::io::{IsTerminal, Write};
-use std::time::Duration;
-
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use hob_control::client::Client;
@@ -14,12 +11,7 @@ use super::Global;
 use super::disk::print_change;
 use super::output::print;
 use super::remote::{ask, converse, explain};
-
-/// Pause between two questions.
-const ASK_EVERY: Duration = Duration::from_millis(250);
-
-/// Without a terminal, a line is written that often at most.
-const LINE_EVERY: Duration = Duration::from_secs(5);
+use super::watch::Watch;
 
 /// Move a disk to another host, with its cache; or show how far that is
 #[derive(Debug, Args)]
@@ -178,56 +170,25 @@ async fn watch(
     until: Until,
 ) -> anyhow::Result<Migration> {
     let disk = &args.disk;
-    let mut progress = Progress { shown: false, last_line: None };
-    let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
+    let mut watch = Watch::new()?;
     while !is_reached(&shown, until) {
-        progress.show(&shown);
-        tokio::select! {
-            () = tokio::time::sleep(ASK_EVERY) => {}
-            _ = interrupt.recv() => {
-                progress.end();
-                let _ = writeln!(
-                    std::io::stderr(),
-                    "the migration of {disk} goes on; 'hob migrate {disk}' shows it again, 'hob migrate {disk} --cancel' keeps the disk here"
-                );
-                std::process::exit(130);
-            }
+        watch.show("", &sentence(&shown));
+        let goes_on = || {
+            format!(
+                "the migration of {disk} goes on; 'hob migrate {disk}' shows it again, 'hob migrate {disk} --cancel' keeps the disk here"
+            )
+        };
+        if !watch.wait(goes_on).await {
+            std::process::exit(130);
         }
         shown = client.migration(disk).await.map_err(explain)?;
     }
-    progress.end();
+    watch.end();
     if shown.state == MigrationState::Kept && !args.cancel {
         let why = shown.why.as_deref().unwrap_or("nobody knows why");
         bail!("{disk} stays here: {why}");
     }
     Ok(shown)
-}
-
-/// A line that changes on a terminal, lines elsewhere; on stderr, so that stdout is the answer.
-struct Progress {
-    shown: bool,
-    last_line: Option<std::time::Instant>,
-}
-
-impl Progress {
-    fn show(&mut self, migration: &Migration) {
-        let mut stderr = std::io::stderr();
-        // Nobody is left to be told when stderr is closed.
-        if stderr.is_terminal() {
-            let _ = write!(stderr, "\r\x1b[2K{}", sentence(migration));
-            self.shown = true;
-        } else if self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
-            let _ = writeln!(stderr, "{}", sentence(migration));
-            self.last_line = Some(std::time::Instant::now());
-        }
-        let _ = stderr.flush();
-    }
-
-    fn end(&mut self) {
-        if std::mem::take(&mut self.shown) {
-            let _ = writeln!(std::io::stderr());
-        }
-    }
 }
 
 /// How far it is, in a sentence.

@@ -34,6 +34,7 @@ mod settings;
 mod stats;
 mod swap;
 mod top;
+mod watch;
 
 use std::path::PathBuf;
 

@@ -2,9 +2,7 @@
 //!
 //! The daemon does it; these commands watch. Interrupted, they leave, and say that it goes on.
 
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use hob_control::client::Client;
@@ -14,13 +12,8 @@ use super::Global;
 use super::output::{Format, numbers, print, table, with_notes, word, words};
 use super::pool::absolute;
 use super::remote::{ask, converse, explain};
+use super::watch::Watch;
 use crate::daemon::swap::turn_off_as_child;
-
-/// Pause between two questions.
-const ASK_EVERY: Duration = Duration::from_millis(500);
-
-/// Without a terminal, a line is written that often at most.
-const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Swap of this host on flash
 #[derive(Debug, Subcommand)]
@@ -131,13 +124,14 @@ fn follow(
 
 /// Waits until an area is what it is to be; false if the user did not want to wait.
 async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<bool> {
-    let mut progress = Progress::new();
-    let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
+    let mut watch = Watch::new()?;
+    // What it is to be in the end, if there is anything to wait for.
+    let mut wanted = None;
     loop {
         let Some(area) = &mut changed.swap else { return Ok(true) };
         if !area.state.is_passing() {
-            progress.end();
-            return match (progress.wanted, &area.reason) {
+            watch.end();
+            return match (wanted, &area.reason) {
                 (Some(wanted), why) if area.state != wanted => {
                     let why = why.as_deref().unwrap_or("that was stopped");
                     Err(anyhow::anyhow!("{} is {}: {why}", area.name, word(&area.state)))
@@ -145,62 +139,24 @@ async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<boo
                 _ => Ok(true),
             };
         }
-        progress.show(area);
-        tokio::select! {
-            () = tokio::time::sleep(ASK_EVERY) => {}
-            _ = interrupt.recv() => {
-                progress.end();
-                let (now, other) = if area.state == SwapState::Preparing { ("on", "off") } else { ("off", "on") };
-                let _ = writeln!(
-                    std::io::stderr(),
-                    "{name} goes on being turned {now}; 'hob swap list' shows it, 'hob swap {other} {name}' stops it",
-                    name = area.name
-                );
-                return Ok(false);
-            }
+        let is_coming = area.state == SwapState::Preparing;
+        wanted.get_or_insert(if is_coming { SwapState::On } else { SwapState::Off });
+        let (name, left) = (&area.name, area.left.unwrap_or_default().human());
+        let sentence = match is_coming {
+            true => format!("{name}: {left} of {} are still to be written", area.size.human()),
+            false => format!("{name}: {left} are still to be brought back"),
+        };
+        watch.show("", &sentence);
+        let (now, other) = if is_coming { ("on", "off") } else { ("off", "on") };
+        let goes_on = || {
+            format!(
+                "{name} goes on being turned {now}; 'hob swap list' shows it, 'hob swap {other} {name}' stops it"
+            )
+        };
+        if !watch.wait(goes_on).await {
+            return Ok(false);
         }
         *area = client.swap(&area.name).await.map_err(explain)?;
-    }
-}
-
-/// One line on a terminal, lines elsewhere; on stderr, so that stdout is the answer.
-struct Progress {
-    on_terminal: bool,
-    last_line: Option<std::time::Instant>,
-    shown: bool,
-    /// What it is to be in the end, if there was anything to wait for.
-    wanted: Option<SwapState>,
-}
-
-impl Progress {
-    fn new() -> Progress {
-        Progress { on_terminal: std::io::stderr().is_terminal(), last_line: None, shown: false, wanted: None }
-    }
-
-    fn show(&mut self, area: &Area) {
-        let is_coming = area.state == SwapState::Preparing;
-        self.wanted.get_or_insert(if is_coming { SwapState::On } else { SwapState::Off });
-        let left = area.left.unwrap_or_default().human();
-        let sentence = match is_coming {
-            true => format!("{}: {left} of {} are still to be written", area.name, area.size.human()),
-            false => format!("{}: {left} are still to be brought back", area.name),
-        };
-        let mut stderr = std::io::stderr();
-        // Nobody is left to be told when stderr is closed.
-        if self.on_terminal {
-            let _ = write!(stderr, "\r\x1b[2K{sentence}");
-            self.shown = true;
-        } else if self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) {
-            let _ = writeln!(stderr, "{sentence}");
-            self.last_line = Some(std::time::Instant::now());
-        }
-        let _ = stderr.flush();
-    }
-
-    fn end(&mut self) {
-        if std::mem::take(&mut self.shown) {
-            let _ = writeln!(std::io::stderr());
-        }
     }
 }
 
