@@ -174,7 +174,8 @@ impl Window {
     /// Takes the size that hosts have settled on, I/Os. Of no effect unless the latency bounds it.
     pub fn settle(&mut self, now: Instant, size: f64) {
         if matches!(self.control, Control::Latency { .. }) {
-            let parts = (size * PART as f64).clamp(PART as f64, (SIZE_MAX * PART) as f64) as u64;
+            // Nothing that others say brings it below one.
+            let parts = ((size * PART as f64) as u64).clamp(PART, SIZE_MAX * PART);
             self.settled = Some(now + SETTLED_NS);
             self.size = Some(parts);
         }

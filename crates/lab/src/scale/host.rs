@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use hob_engine::qos::{Agreement, Control, FlowId, Late, Report, Scheduler, UNIT_BYTES_DEFAULT, Window};
+use hob_engine::units::Instant;
 
 use super::store::{Event, Store};
-use super::{Demand, Disk, Knowledge, SECOND_NS, Scale, instant};
+use super::{Demand, Disk, Knowledge, SECOND_NS, Scale};
 use crate::prng::Prng;
 
 /// See the module's text.
@@ -26,14 +27,14 @@ impl Host {
         let own = all.iter().enumerate().filter(|(_, disk)| disk.host == number);
         let disks = own.enumerate().map(|(flow, (disk, of))| {
             let flow = FlowId(flow as u32);
-            scheduler.set(instant(0), flow, of.due);
+            scheduler.set(Instant(0), flow, of.due);
             (disk, (flow, of.demand))
         });
         let disks = disks.collect();
         let mut window = Window::default();
         if scale.knowledge != Knowledge::Unthrottled {
             let control = Control::Latency { late: Late::Above(scale.threshold_ns), weight_milli: 1000 };
-            window.set(instant(0), control);
+            window.set(Instant(0), control);
         }
         Host { number, scheduler, window, disks, level: None, looks_at: u64::MAX }
     }
@@ -54,8 +55,8 @@ impl Host {
             let mean = SECOND_NS / u64::from(rate);
             store.at(now + mean / 2 + dice.below(mean + 1), Event::Arrival(disk));
         }
-        self.scheduler.push(instant(now), flow, 1, u64::from(UNIT_BYTES_DEFAULT), disk);
-        self.pump(now, store, dice);
+        self.scheduler.push(Instant(now), flow, 1, u64::from(UNIT_BYTES_DEFAULT), disk);
+        self.pump(now, store);
     }
 
     /// An I/O of a disk has ended.
@@ -67,20 +68,20 @@ impl Host {
         store: &mut Store,
         dice: &mut Prng,
     ) {
-        self.window.ended(instant(now), 1, latency_ns, !self.scheduler.is_empty());
+        self.window.ended(Instant(now), 1, latency_ns, !self.scheduler.is_empty());
         match self.disks[&disk].1 {
             Demand::Depth(_) => self.arrive(now, disk, store, dice),
-            Demand::Rate(_) => self.pump(now, store, dice),
+            Demand::Rate(_) => self.pump(now, store),
         }
     }
 
     /// Sends what may go.
-    pub(super) fn pump(&mut self, now: u64, store: &mut Store, _: &mut Prng) {
+    pub(super) fn pump(&mut self, now: u64, store: &mut Store) {
         if self.looks_at <= now {
             self.looks_at = u64::MAX;
         }
         while self.window.has_room()
-            && let Some((_, _, disk)) = self.scheduler.pop(instant(now))
+            && let Some((_, _, disk)) = self.scheduler.pop(Instant(now))
         {
             self.window.began();
             store.send(now, disk);
@@ -97,12 +98,12 @@ impl Host {
     pub(super) fn report(&mut self, now: u64) -> Option<Report> {
         let Host { scheduler, window, level, .. } = self;
         window
-            .take_report(instant(now), |seconds| scheduler.take_wanted_shares(instant(now), *level, seconds))
+            .take_report(Instant(now), |seconds| scheduler.take_wanted_shares(Instant(now), *level, seconds))
     }
 
     /// Takes its part.
     pub(super) fn settle(&mut self, now: u64, report: &Report, agreement: &Agreement) {
         self.level = Some(agreement.level);
-        self.window.settle(instant(now), report.wanted_shares * agreement.in_flight_per_share);
+        self.window.settle(Instant(now), report.wanted_shares * agreement.in_flight_per_share);
     }
 }

@@ -12,8 +12,9 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use hob_engine::qos::{Due, agree};
-use hob_engine::units::Instant;
+use std::collections::VecDeque;
+
+use hob_engine::qos::{Due, Report, agree};
 
 use crate::prng::Prng;
 use host::Host;
@@ -125,7 +126,7 @@ pub fn play<E>(scale: &Scale, mut check: impl FnMut() -> Result<(), E>) -> Resul
         if steps.is_multiple_of(1 << 16) {
             check()?;
         }
-        reports.exchange(now, scale, &mut hosts, &mut store, &mut dice);
+        reports.exchange(now, scale, &mut hosts, &mut store);
         match event {
             store::Event::Arrival(disk) => hosts[disks[disk].host].arrive(now, disk, &mut store, &mut dice),
             store::Event::Done { disk, began } => {
@@ -135,7 +136,7 @@ pub fn play<E>(scale: &Scale, mut check: impl FnMut() -> Result<(), E>) -> Resul
                 }
                 hosts[disks[disk].host].ended(now, disk, now - began, &mut store, &mut dice);
             }
-            store::Event::Look(host) => hosts[host].pump(now, &mut store, &mut dice),
+            store::Event::Look(host) => hosts[host].pump(now, &mut store),
         }
     }
     Ok(counted.outcome(scale, &disks, &reports))
@@ -181,8 +182,8 @@ struct Reports {
     next_at: Vec<u64>,
     first_at: u64,
     /// By host: what the others know, and what they will know, and from when on.
-    known: Vec<hob_engine::qos::Report>,
-    coming: std::collections::VecDeque<(u64, usize, hob_engine::qos::Report)>,
+    known: Vec<Report>,
+    coming: VecDeque<(u64, usize, Report)>,
     made: u64,
 }
 
@@ -195,20 +196,20 @@ impl Reports {
         // Hosts report whenever they happen to.
         let hosts = scale.hosts as u64;
         let at = |host| if every_ns == u64::MAX { u64::MAX } else { every_ns + every_ns / hosts * host };
-        let known = vec![hob_engine::qos::Report::default(); scale.hosts];
+        let known = vec![Report::default(); scale.hosts];
         Reports {
             every_ns,
             delay_ns,
             next_at: (0..hosts).map(at).collect(),
             first_at: every_ns,
             known,
-            coming: Default::default(),
+            coming: VecDeque::new(),
             made: 0,
         }
     }
 
     /// Whoever is due reports, and takes its part of what follows from the reports that have arrived.
-    fn exchange(&mut self, now: u64, scale: &Scale, hosts: &mut [Host], store: &mut Store, dice: &mut Prng) {
+    fn exchange(&mut self, now: u64, scale: &Scale, hosts: &mut [Host], store: &mut Store) {
         if now < self.first_at {
             return;
         }
@@ -217,7 +218,8 @@ impl Reports {
                 continue;
             }
             self.next_at[host] += self.every_ns;
-            while let Some((_, from, report)) = self.coming.pop_front_if(|(at, ..)| *at <= now) {
+            while let Some((_, from, report)) = self.coming.front().copied().filter(|(at, ..)| *at <= now) {
+                self.coming.pop_front();
                 self.known[from] = report;
             }
             let Some(report) = hosts[host].report(now) else { continue };
@@ -227,7 +229,7 @@ impl Reports {
             reports[host] = report;
             if let Some(agreement) = agree(&reports, scale.threshold_ns) {
                 hosts[host].settle(now, &report, &agreement);
-                hosts[host].pump(now, store, dice);
+                hosts[host].pump(now, store);
             }
         }
         self.first_at = self.next_at.iter().copied().min().unwrap_or(u64::MAX);
@@ -270,8 +272,4 @@ impl Counted {
             deliveries: made * (scale.hosts as f64 - 1.0),
         }
     }
-}
-
-fn instant(now: u64) -> Instant {
-    Instant(now)
 }
