@@ -1,3 +1,5 @@
+//! Small models, whose answers are known.
+
 use std::convert::Infallible;
 
 use super::*;
