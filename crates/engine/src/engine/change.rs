@@ -84,6 +84,15 @@ impl Engine {
                 }
                 Ok(())
             }
+            (Command::Cache(CacheChange::GrowDisk(size_bytes, ring)), Some(disk))
+                if disk.grows_at_once() || disk.may_grow(size_bytes).is_err() =>
+            {
+                let result = disk.may_grow(size_bytes).map(|()| {
+                    disk.grow(size_bytes);
+                    ring.map(|ring| ring.copies.concat()).unwrap_or_default()
+                });
+                return self.done(id, disk_id, result);
+            }
             (Command::Cache(change), Some(disk)) => {
                 disk.changes.push_back((Some(id), change));
                 self.settle(now, disk_id);
@@ -255,6 +264,11 @@ impl Disk {
         let size = self.config.size_bytes;
         let cache = match (&self.cache, change) {
             (Some(_), CacheChange::Enable(..)) => return Err(CommandError::CacheExists),
+            (_, CacheChange::GrowDisk(size_bytes, _)) => {
+                self.may_grow(size_bytes)?;
+                self.grow(size_bytes);
+                return Ok(Vec::new());
+            }
             (None, CacheChange::Enable(_)) if self.coming.is_some() => return Err(CommandError::CacheExists),
             (None, CacheChange::Enable(enable)) => {
                 self.cache = Some(Cache::new(enable.config, enable.segments, size)?);
