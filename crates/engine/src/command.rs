@@ -308,7 +308,7 @@ pub enum CacheChange {
     /// Release every segment on a device, and use these in their place. Refused while dirty data would be lost.
     Leave(DeviceId, Vec<DataSegment>, Option<NewRing>),
     /// The disk is so many bytes large from now on, no fewer than before; its backing is already. Contents stay. Bitmaps call
-    /// what is new changed.
+    /// what is new changed. A ring comes with it if, and only if, there is a persistent cache.
     GrowDisk(u64, Option<NewRing>),
     /// Another block size, policy or admission: same room, emptied. Refused while there is dirty data.
     Configure(CacheConfig, Option<NewRing>),

@@ -87,10 +87,14 @@ impl Engine {
             (Command::Cache(CacheChange::GrowDisk(size_bytes, ring)), Some(disk))
                 if disk.grows_at_once() || disk.may_grow(size_bytes).is_err() =>
             {
-                let result = disk.may_grow(size_bytes).map(|()| {
-                    disk.grow(size_bytes);
-                    ring.map(|ring| ring.copies.concat()).unwrap_or_default()
-                });
+                let result = match (disk.may_grow(size_bytes), ring) {
+                    (Err(error), _) => Err(error),
+                    (Ok(()), Some(_)) => Err(CommandError::NoCache),
+                    (Ok(()), None) => {
+                        disk.grow(size_bytes);
+                        Ok(Vec::new())
+                    }
+                };
                 return self.done(id, disk_id, result);
             }
             (Command::Cache(change), Some(disk)) => {
@@ -264,7 +268,9 @@ impl Disk {
         let size = self.config.size_bytes;
         let cache = match (&self.cache, change) {
             (Some(_), CacheChange::Enable(..)) => return Err(CommandError::CacheExists),
-            (_, CacheChange::GrowDisk(size_bytes, _)) => {
+            // What it was for is gone.
+            (_, CacheChange::GrowDisk(_, Some(_))) => return Err(CommandError::NoCache),
+            (_, CacheChange::GrowDisk(size_bytes, None)) => {
                 self.may_grow(size_bytes)?;
                 self.grow(size_bytes);
                 return Ok(Vec::new());

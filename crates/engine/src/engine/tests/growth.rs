@@ -47,6 +47,8 @@ fn what_cannot_be_is_refused() {
     assert_eq!(bench.change(grow(64 * MIB - 4096)), Err(CommandError::Shrinks));
     assert_eq!(bench.change(grow(64 * MIB + 100)), Err(CommandError::Unworkable));
     assert_eq!(bench.change(grow(64 * MIB)), Ok(vec![]), "as it is");
+    let with_ring = CacheChange::GrowDisk(65 * MIB, Some(ring(1)));
+    assert_eq!(bench.change(with_ring), Err(CommandError::NoCache), "a ring for nothing");
     bench.command(Command::Watch(true)).unwrap();
     assert_eq!(bench.change(grow(65 * MIB)), Err(CommandError::WrongRole), "a peer reads it");
     bench.command(Command::Watch(false)).unwrap();
