@@ -13,6 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
 /// Of the protocol: a descriptor of the channel comes with it.
@@ -75,7 +76,12 @@ pub(super) fn peek_channel(socket: &UnixStream) -> Option<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut header)], &mut control, flags).ok()?;
+    let received = loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(&mut header)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            received => break received.ok()?,
+        }
+    };
     // Those of other messages are closed again.
     let mut all = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),

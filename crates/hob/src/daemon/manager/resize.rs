@@ -5,6 +5,7 @@
 //! To shrink; to make anything but a raw file larger; a size that the backing does not have and cannot be given; disks
 //! that move between hosts or whose cache is being recovered, as every change does.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use hob_control::{DiskChanged, DiskResize, Size};
@@ -124,7 +125,13 @@ impl Manager {
                     ))
                     .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))
                 })?;
-                grown.map_err(|error| cannot("made larger", &error))?;
+                grown.map_err(|error| match error.kind() {
+                    ErrorKind::FileTooLarge | ErrorKind::InvalidInput => Refusal::invalid(format!(
+                        "the file system of the backing of {name} has no files of {}",
+                        Size(wanted)
+                    )),
+                    _ => cannot("made larger", &error),
+                })?;
                 Ok(wanted)
             }
         }
