@@ -31,6 +31,9 @@ const FILES: &str = include_str!("guest/files.sh");
 /// again in the next one. Says so on the console, for others to count.
 const ROUNDS: &str = include_str!("guest/rounds.sh");
 
+/// Waits until the disk is larger, and writes to the new part.
+const GROW: &str = include_str!("guest/grow.sh");
+
 /// Runs [`crate::load`] on the disk.
 const LOAD: &str = include_str!("guest/load.sh");
 
@@ -126,6 +129,17 @@ pub fn start_rounds(scratch: &Scratch, socket: &str, rounds: u32, more: &[&str])
     let script = ROUNDS.replace("-lt ROUNDS", &format!("-lt {rounds}"));
     let disk = Disk::VhostUser(socket.to_owned());
     machine(scratch, &script).args(disk.args(384)).args(more).limit(RUN_MAX).start()
+}
+
+/// Starts the machine with the disk at a vhost-user socket, which it expects to get larger.
+///
+/// # Panics
+/// When a needed program or kernel is absent.
+#[must_use]
+#[track_caller]
+pub fn start_growing(scratch: &Scratch, socket: &str) -> Process {
+    let disk = Disk::VhostUser(socket.to_owned());
+    machine(scratch, GROW).args(disk.args(384)).limit(RUN_MAX).start()
 }
 
 /// Makes the file `image` of `size` bytes with a system that [`start_root`] boots: ext4, busybox, fio and its libraries.

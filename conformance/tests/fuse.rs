@@ -332,3 +332,29 @@ fn open_files_keep_disks_and_not_daemons() {
     assert!(!Path::new(&a).exists());
     daemon.stop();
 }
+
+/// The file is as large as the disk, from the moment that the disk is; who has it open can use what is new.
+#[test]
+fn a_file_grows_with_its_disk() {
+    let stage = Stage::cached();
+    let path = stage.scratch.path("vm.img");
+    let (file, mapped) = (stage.open(), stage.open());
+    let mut before = [0; 4096];
+    file.read_exact_at(&mut before, SIZE - 4096).unwrap();
+    assert_eq!(path.metadata().unwrap().len(), SIZE);
+    assert_eq!(errno(file.write_at(&[7; 4096], SIZE)), ENOSPC);
+    stage.hob.ctl(&["disk", "resize", "disk", "--size", "80M"]);
+    for size in [path.metadata(), file.metadata(), mapped.metadata()].map(|found| found.unwrap().len()) {
+        assert_eq!(size, 80 * MIB, "at once");
+    }
+    file.write_all_at(&[7; 8192], 80 * MIB - 8192).unwrap();
+    let mut found = [0; 8192];
+    mapped.read_exact_at(&mut found, 80 * MIB - 8192).unwrap();
+    assert_eq!(found, [7; 8192]);
+    assert_eq!(errno(file.write_at(&[7; 4096], 80 * MIB)), ENOSPC);
+    assert_eq!(errno(file.set_len(SIZE)), EPERM, "programs change nothing");
+    let after = fs::read(&path).unwrap();
+    assert_eq!((after.len() as u64, &after[SIZE as usize - 4096..SIZE as usize]), (80 * MIB, &before[..]));
+    drop((file, mapped));
+    stage.hob.stop();
+}

@@ -32,6 +32,8 @@ enum Kind {
     Memory,
     /// The same, with shares, limits and windows
     Qos,
+    /// The same, with disks that get larger
+    Growth,
     /// Volatile caches, one life of the engine
     Single,
     /// Hosts that hand a disk over, across a bad network
@@ -44,6 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Kind::Lives => "lives",
         Kind::Memory => "memory",
         Kind::Qos => "qos",
+        Kind::Growth => "growth",
         Kind::Single => "single",
         Kind::Hosts => "hosts",
     };

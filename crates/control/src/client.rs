@@ -18,9 +18,9 @@ use crate::tls;
 use crate::{
     BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Datastore,
     DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms, DiskLoad,
-    DiskQos, DiskStats, Endpoint, EventReport, Explanation, Export, ExportDirty, Health, LifeEvent,
-    Migration, MigrationStart, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy,
-    Swap, SwapChanged, SwapCreate, SwapPatch, TakeBack, TraceDecoder, TraceFrame, Version,
+    DiskQos, DiskResize, DiskStats, Endpoint, EventReport, Explanation, Export, ExportDirty, Health,
+    LifeEvent, Migration, MigrationStart, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch,
+    StoragePolicy, Swap, SwapChanged, SwapCreate, SwapPatch, TakeBack, TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -316,6 +316,11 @@ impl Client {
     /// Takes a cache away: once it is drained, or with what is dirty lost.
     pub async fn cache_disable(&self, disk: &str, dirty: OnDirty) -> Result<DiskChanged, ClientError> {
         self.delete(&format!("{}/cache{}", disk_path(disk), dirty.query())).await
+    }
+
+    /// Lets a disk be larger.
+    pub async fn disk_resize(&self, disk: &str, resize: &DiskResize) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/resize", disk_path(disk)), Some(resize)).await
     }
 
     /// Reports what happened to a disk's machine.

@@ -50,7 +50,7 @@ pub use name::{NAME_CHARS_MAX, NameError, check_name};
 pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{
     Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,
-    DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, Version,
+    DiskResize, DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, Version,
 };
 pub use settings::{CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, OnDirty};
 pub use size::{Size, SizeParseError};

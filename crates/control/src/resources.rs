@@ -312,6 +312,16 @@ pub struct DiskAdd {
     pub vhost_user: Option<String>,
 }
 
+/// `POST /v1/disks/{disk}/resize`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskResize {
+    /// How large it is to be: no smaller than it is. A raw file is made that large; anything else has to have that size already.
+    /// Absent: as large as its backing is now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
+}
+
 /// What a pool is after a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PoolChanged {

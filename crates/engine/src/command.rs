@@ -307,6 +307,9 @@ pub enum CacheChange {
     Shrink(u32, Option<NewRing>),
     /// Release every segment on a device, and use these in their place. Refused while dirty data would be lost.
     Leave(DeviceId, Vec<DataSegment>, Option<NewRing>),
+    /// The disk is so many bytes large from now on, no fewer than before; its backing is already. Contents stay. Bitmaps call
+    /// what is new changed. A ring comes with it if, and only if, there is a persistent cache.
+    GrowDisk(u64, Option<NewRing>),
     /// Another block size, policy or admission: same room, emptied. Refused while there is dirty data.
     Configure(CacheConfig, Option<NewRing>),
     /// Forget the contents. Refused while there is dirty data.
@@ -368,6 +371,7 @@ impl CacheChange {
             CacheChange::Grow(_, ring)
             | CacheChange::Shrink(_, ring)
             | CacheChange::Leave(_, _, ring)
+            | CacheChange::GrowDisk(_, ring)
             | CacheChange::Configure(_, ring)
             | CacheChange::Clear(ring) => ring.as_ref(),
             _ => None,
@@ -405,8 +409,12 @@ pub enum CommandError {
     Lost,
     /// Another command ended it.
     Stopped,
-    /// A disk of its role cannot have that one.
+    /// A disk of its role cannot have that one, or do that.
     WrongRole,
+    /// Disks do not get smaller.
+    Shrinks,
+    /// Its cache is being recovered.
+    Recovering,
     /// The disk has no bitmap of that name.
     NoSuchBitmap,
     /// The disk has a bitmap of that name, or is to merge one with itself.

@@ -188,6 +188,11 @@ impl Memory {
         }
     }
 
+    /// Unit of replacement, bytes.
+    pub(crate) fn page_bytes(&self) -> u32 {
+        self.config.page_bytes
+    }
+
     /// Bytes of the area.
     pub(crate) fn area_bytes(&self) -> u64 {
         self.config.bytes

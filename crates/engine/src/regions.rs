@@ -63,6 +63,14 @@ impl Regions {
         self.words.iter_mut().zip(&others.words).for_each(|(word, more)| *word |= more);
     }
 
+    /// The same places of the disk after it has got larger: as exact as before, or less.
+    pub fn grown(&self, disk_bytes: u64) -> Regions {
+        assert!(self.disk_bytes <= disk_bytes, "disks do not shrink");
+        let mut grown = Regions::new(disk_bytes);
+        self.ranges().for_each(|(first, end)| grown.insert(first, end));
+        grown
+    }
+
     /// Is a sector in?
     #[inline]
     pub fn contains(&self, sector: u64) -> bool {

@@ -177,6 +177,33 @@ fn a_file_is_known_again_and_another_one_is_not_taken_for_it() {
 }
 
 #[test]
+fn a_file_grows_while_it_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 1 << 20);
+    let mut rig = Rig::open(RingKind::Threads, path.to_str().unwrap(), Access::ReadWrite);
+    let gauge = rig.backing.gauge().unwrap();
+    assert_eq!((gauge.size_bytes().unwrap(), gauge.is_file()), (1 << 20, true));
+    gauge.grow(512 << 10).unwrap();
+    assert_eq!(path.metadata().unwrap().len(), 1 << 20, "it does not shrink");
+    gauge.grow(2 << 20).unwrap();
+    assert_eq!((gauge.size_bytes().unwrap(), path.metadata().unwrap().len()), (2 << 20, 2 << 20));
+    assert_eq!(rig.backing.info().size_bytes, 1 << 20, "nobody said that the disk is larger");
+    let before = rig.backing.info().clone();
+    rig.backing.grow(2 << 20);
+    let after = rig.backing.info().clone();
+    assert_eq!((after.identity_at(1 << 20), after.size_bytes), (Some(before.identity), 2 << 20));
+    rig.write(IoOp::Write(Durability::Volatile), (2 << 20) - 4096, &pattern(4096, 9)).unwrap();
+    assert_eq!(rig.read((2 << 20) - 4096, 4096).unwrap(), pattern(4096, 9));
+    let status = rig.status(1 << 20, 1 << 20).unwrap();
+    assert_eq!(status.iter().map(|extent| extent.len).sum::<u64>(), 1 << 20, "{status:?}");
+    rig.close();
+    drop(rig);
+    assert!(gauge.size_bytes().is_err() && gauge.grow(4 << 20).is_err(), "the backing is gone");
+    let opened = Backing::open(path.to_str().unwrap(), Access::ReadWrite, &options()).unwrap();
+    assert_eq!(opened.info().identity, after.identity, "it is what it would be, opened with that size");
+}
+
+#[test]
 fn a_change_behind_the_back_shows() {
     use std::os::unix::fs::FileExt;
     let dir = tempfile::tempdir().unwrap();

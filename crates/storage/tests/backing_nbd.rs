@@ -238,11 +238,42 @@ fn another_disk_is_not_believed() {
     assert_eq!(rig.read(0, 4096), Ok(vec![0; 4096]));
     server.set(|script| {
         script.answers_left = Some(0);
-        script.export.size_bytes = 2 * MIB;
+        script.export.size_bytes = MIB / 2;
     });
     assert_eq!(rig.read(0, 4096), Err(IoError::Failed));
     server.set(|script| script.answers_left = None);
     assert_eq!(rig.read(0, 4096), Err(IoError::Failed));
+    rig.close();
+}
+
+#[test]
+fn an_export_that_comes_back_larger_has_grown() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let mut rig = Rig::open(RingKind::IoUring, &server.uri, Access::ReadWrite);
+    let (gauge, before) = (rig.backing.gauge().unwrap(), rig.backing.info().clone());
+    rig.write(WRITE, 0, &pattern(4096, 1)).unwrap();
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    server.set(|script| {
+        script.answers_left = Some(0);
+        script.export.size_bytes = 2 * MIB;
+    });
+    assert_eq!(rig.read(0, 4096).unwrap(), pattern(4096, 1));
+    assert_eq!(gauge.size_bytes().unwrap(), 2 * MIB);
+    assert_eq!(rig.backing.info().size_bytes, MIB, "nobody said that the disk is larger");
+    rig.backing.grow(2 * MIB);
+    let after = rig.backing.info().clone();
+    assert!(after.identity_text.ends_with(", 2097152 bytes"), "{}", after.identity_text);
+    assert_eq!(
+        (after.identity_at(MIB), before.identity_at(2 * MIB)),
+        (Some(before.identity), Some(after.identity))
+    );
+    // Now one of the first size is another disk.
+    server.set(|script| {
+        script.answers_left = Some(0);
+        script.export.size_bytes = MIB;
+    });
+    assert_eq!(rig.read(0, 4096), Err(IoError::Failed));
+    assert!(!gauge.is_file() && gauge.grow(4 * MIB).is_err());
     rig.close();
 }
 

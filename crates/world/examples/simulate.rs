@@ -71,20 +71,21 @@ fn main() -> ExitCode {
     let number = |at: usize| arguments.get(at).and_then(|word| word.parse::<u64>().ok());
     let kind = arguments.first().map(String::as_str);
     let (
-        Some(kind @ ("lives" | "sound" | "memory" | "qos" | "single" | "hosts")),
+        Some(kind @ ("lives" | "sound" | "memory" | "qos" | "growth" | "single" | "hosts")),
         Some(from),
         Some(seeds),
         Some(minutes),
         Some(requests),
     ) = (kind, number(1), number(2), number(3), number(4))
     else {
-        eprintln!("usage: simulate lives|sound|memory|qos|single|hosts FROM SEEDS MINUTES REQUESTS");
+        eprintln!("usage: simulate lives|sound|memory|qos|growth|single|hosts FROM SEEDS MINUTES REQUESTS");
         return ExitCode::FAILURE;
     };
     let base = match kind {
         "lives" => Options::lives(),
         "sound" => Options { faults: false, ..Options::lives() },
         "qos" => Options { qos_permille: 1000, ..Options::lives() },
+        "growth" => Options { growth_permille: 1000, ..Options::lives() },
         "memory" => Options { memory_permille: 1000, ..Options::lives() },
         _ => Options::default(),
     };

@@ -63,6 +63,22 @@ struct Unit {
     kept: bool,
 }
 
+impl Unit {
+    /// Holds what it held from the first.
+    const NEW: Unit = Unit {
+        floor: 1,
+        last_began: 1,
+        last_ended: 1,
+        zeroed: 0,
+        reverted: 0,
+        active: 0,
+        zeroing: 0,
+        pinned: None,
+        pinned_at: 0,
+        kept: false,
+    };
+}
+
 /// A read that began.
 #[derive(Clone, Debug)]
 pub struct Reading {
@@ -120,24 +136,12 @@ impl Model {
             durable: true,
             reverts: false,
         };
-        let unit = Unit {
-            floor: 1,
-            last_began: 1,
-            last_ended: 1,
-            zeroed: 0,
-            reverted: 0,
-            active: 0,
-            zeroing: 0,
-            pinned: None,
-            pinned_at: 0,
-            kept: false,
-        };
         Model {
             disk,
             clock: 1,
             changes: vec![initial],
             ended_before: 1,
-            units: vec![unit; units as usize],
+            units: vec![Unit::NEW; units as usize],
             unflushed: vec![],
             lags: false,
             crashed: 0,
@@ -145,6 +149,12 @@ impl Model {
             forgot: 0,
             forgotten: 0,
         }
+    }
+
+    /// The disk has so many units now; those that are new hold `tag(1, disk, unit)`, as the others did at first.
+    pub fn grow(&mut self, units: u32) {
+        self.changes[0].end = units;
+        self.units.resize(units as usize, Unit::NEW);
     }
 
     /// Does the backing lag behind? Then it is not compared. A discard that goes on may meet dirty data from now on, though

@@ -19,6 +19,7 @@ mod coming;
 mod commands;
 mod direct;
 mod finish;
+mod growth;
 mod guest;
 mod injection;
 mod lives;
@@ -48,6 +49,7 @@ use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
 use coming::{Coming, Step};
 use direct::Direct;
+use growth::Growth;
 use injection::Injection;
 pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inject};
 use lives::Lent;
@@ -96,6 +98,8 @@ pub struct Options {
     pub passing_permille: u32,
     /// So many of a thousand histories have dirty bitmaps.
     pub bitmap_permille: u32,
+    /// In so many of a thousand histories disks get larger.
+    pub growth_permille: u32,
     /// In so many of a thousand histories some reads go to guests' own memory.
     pub direct_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
@@ -136,6 +140,7 @@ impl Default for Options {
             qos_permille: 250,
             passing_permille: 250,
             bitmap_permille: 250,
+            growth_permille: 250,
             direct_permille: 500,
             lives: false,
             early: true,
@@ -221,6 +226,8 @@ enum Side {
 
 struct Disk {
     backing: Backing,
+    /// Units that the engine serves. The backing may have more, which it has not been told of.
+    size: u64,
     model: Model,
     access: Access,
     /// Added and not removed, as far as commands were given.
@@ -260,6 +267,7 @@ struct Disk {
 }
 
 impl Disk {
+    /// Units of its backing.
     fn units(&self) -> u64 {
         self.backing.now().len() as u64
     }
@@ -280,6 +288,8 @@ struct World<'a> {
     qos: Option<Qos>,
     /// Dirty bitmaps, if this history has them.
     tracks: Option<Tracks>,
+    /// Disks get larger, if this history has that.
+    growth: Option<Growth>,
     /// One in four requests promotes nothing.
     passing: bool,
     /// In this history some reads go to guests' own memory.
@@ -339,7 +349,8 @@ impl<'a> World<'a> {
         let passing = Dice::new(seed ^ PASSING_SALT).chance(options.passing_permille);
         let tracks = Tracks::draw(seed, options.bitmap_permille);
         let direct = Direct::draw(seed, options.direct_permille);
-        World { ram, qos, passing, tracks, direct, ..Self::of(scenario, dice, options) }
+        let growth = Growth::draw(seed, options.growth_permille);
+        World { ram, qos, passing, tracks, growth, direct, ..Self::of(scenario, dice, options) }
     }
 
     fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
@@ -353,6 +364,7 @@ impl<'a> World<'a> {
         let flash = flash.collect();
         let disk = |(i, plan): (usize, &scenario::DiskPlan)| Disk {
             backing: Backing::new((0..plan.units).map(|u| tag(1, i as u8, u)).collect(), plan.faults, lie),
+            size: u64::from(plan.units),
             model: Model::new(i as u8, plan.units),
             access: plan.access,
             present: false,
@@ -381,6 +393,7 @@ impl<'a> World<'a> {
             ram: None,
             qos: None,
             tracks: None,
+            growth: None,
             passing: false,
             direct: None,
             options,
@@ -542,6 +555,7 @@ impl<'a> World<'a> {
                     self.maybe_change_memory()?;
                     self.maybe_change_qos()?;
                     self.maybe_change_bitmaps()?;
+                    self.maybe_grow_disk()?;
                 }
                 self.schedule_command();
                 Ok(())

@@ -71,6 +71,7 @@ fn check_coverage(total: &Report) {
         ("repairs under reads", total.repairs_under_reads),
         ("evictions", total.evictions),
         ("copies", total.copies),
+        ("growths", total.growths),
         ("hits in guests' memory", total.direct),
         ("declined", total.declined),
         ("power cuts", total.power_cuts),

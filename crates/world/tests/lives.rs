@@ -129,13 +129,13 @@ fn check_coverage(total: &Report) {
     for (name, count) in total.counts() {
         let least = match name {
             "power_cuts" | "kills" | "stops" | "recoveries" | "drains" | "evictions" => 500,
-            "recoveries_dirty" | "recoveries_clean" | "changed_behind" | "discards" | "early" | "voided" => {
-                200
-            }
+            "recoveries_dirty" | "recoveries_clean" | "changed_behind" | "discards" | "early" | "voided"
+            | "growths" => 200,
             "recoveries_distrusting" | "dirty_lost" => 20,
             "journals_lost" => 10,
             "recoveries_undone" => 5,
-            "crashes_in_recovery" | "crashes_in_change" | "crashes_in_drain" => 20,
+            "crashes_in_recovery" | "crashes_in_change" | "crashes_in_drain" | "recoveries_larger" => 20,
+            "crashes_in_growth" => 5,
             "destaged_bytes" => 10_000_000,
             _ => 0,
         };
@@ -182,12 +182,22 @@ fn what_was_mended_stays_so() {
                 memory_permille: 0,
                 qos_permille: 0,
                 passing_permille: 0,
+                growth_permille: 0,
                 direct_permille: 0,
                 ..Options::lives()
             },
         );
         assert!(ended.is_ok(), "{what} (once): {ended:?}");
     }
+}
+
+/// Promises 1 and 2 where disks grow, and crashes come before, while and after their caches learn of it: docs/decisions/0017.
+#[test]
+fn disks_that_grow_lose_nothing_and_read_nothing_old() {
+    let options = Options { growth_permille: 1000, ..Options::lives() };
+    let total = live(4_000_000..4_000_000 + HISTORIES / 2, &options);
+    assert!(total.growths > 500 && total.crashes_in_growth > 20, "{total:?}");
+    assert!(total.recoveries_larger > 500, "{total:?}");
 }
 
 /// A bitmap has every change that was acknowledged since it began, over crashes, and wherever the disk reads differently for another

@@ -84,6 +84,19 @@ impl Engine {
                 }
                 Ok(())
             }
+            (Command::Cache(CacheChange::GrowDisk(size_bytes, ring)), Some(disk))
+                if disk.grows_at_once() || disk.may_grow(size_bytes).is_err() =>
+            {
+                let result = match (disk.may_grow(size_bytes), ring) {
+                    (Err(error), _) => Err(error),
+                    (Ok(()), Some(_)) => Err(CommandError::NoCache),
+                    (Ok(()), None) => {
+                        disk.grow(size_bytes);
+                        Ok(Vec::new())
+                    }
+                };
+                return self.done(id, disk_id, result);
+            }
             (Command::Cache(change), Some(disk)) => {
                 disk.changes.push_back((Some(id), change));
                 self.settle(now, disk_id);
@@ -255,6 +268,13 @@ impl Disk {
         let size = self.config.size_bytes;
         let cache = match (&self.cache, change) {
             (Some(_), CacheChange::Enable(..)) => return Err(CommandError::CacheExists),
+            // What it was for is gone.
+            (_, CacheChange::GrowDisk(_, Some(_))) => return Err(CommandError::NoCache),
+            (_, CacheChange::GrowDisk(size_bytes, None)) => {
+                self.may_grow(size_bytes)?;
+                self.grow(size_bytes);
+                return Ok(Vec::new());
+            }
             (None, CacheChange::Enable(_)) if self.coming.is_some() => return Err(CommandError::CacheExists),
             (None, CacheChange::Enable(enable)) => {
                 self.cache = Some(Cache::new(enable.config, enable.segments, size)?);

@@ -36,6 +36,7 @@ mod direct;
 mod disk;
 mod fill;
 mod gate;
+mod growth;
 mod jobs;
 mod lent;
 mod merge;

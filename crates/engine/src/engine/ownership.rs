@@ -38,6 +38,11 @@ pub(super) struct Ownership {
 }
 
 impl Ownership {
+    /// Does anybody want to know what is changed?
+    pub(super) fn is_watched(&self) -> bool {
+        self.changed.is_some()
+    }
+
     /// A change has its claim.
     #[inline]
     pub(super) fn note_change(&mut self, first: u64, end: u64) {

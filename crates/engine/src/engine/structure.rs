@@ -68,7 +68,7 @@ enum Stage {
 
 impl Engine {
     /// Carries the first of a disk's changes out, if it concerns a persistent cache and the cache is at rest. False: it is for
-    /// a volatile one.
+    /// a volatile one, or none, and can be carried out.
     pub(super) fn settle_persistent(&mut self, now: Instant, id: DiskId) -> bool {
         let disk = self.disk_mut(id);
         if disk.opening.is_some() {
@@ -76,10 +76,14 @@ impl Engine {
         }
         let Some((_, change)) = disk.changes.front() else { return false };
         let brings_journal = matches!(change, CacheChange::Enable(enable) if enable.journal.is_some());
-        if disk.journal.is_none() && !brings_journal {
+        let grows_disk = matches!(change, CacheChange::GrowDisk(..));
+        if disk.journal.is_none() && !brings_journal && !grows_disk {
             return false;
         }
         disk.holds = true;
+        if disk.journal.is_none() && grows_disk {
+            return !disk.is_at_rest();
+        }
         if disk.is_at_rest() {
             let (command, change) = disk.changes.pop_front().expect("looked at");
             if change.empties_memory() {
@@ -104,7 +108,7 @@ impl Engine {
         }
         let Engine { disks, devices, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("looked at");
-        let size = disk.config.size_bytes;
+        let mut size = disk.config.size_bytes;
         let Some(cache) = &disk.cache else {
             let CacheChange::Enable(enable) = change else { return Err(CommandError::NoCache) };
             return self.open_first(now, id, command, *enable);
@@ -158,6 +162,13 @@ impl Engine {
                 let stay = cache.segments.iter().filter(|segment| segment.place.device != device);
                 let segments: Vec<DataSegment> = stay.copied().chain(replacements).collect();
                 (cache.relocated(segments, size)?, ring)
+            }
+            CacheChange::GrowDisk(size_bytes, ring) => {
+                disk.may_grow(size_bytes)?;
+                let mut same = cache.relocated(cache.segments.clone(), size_bytes)?;
+                same.forget_end(size);
+                size = size_bytes;
+                (same, ring)
             }
             CacheChange::Close | CacheChange::DiscardDirty | CacheChange::Disable => {
                 panic!("these bring no ring")
@@ -374,6 +385,9 @@ impl Engine {
             Kind::Ring => {
                 let cache = disk.cache.as_mut().expect("it was made");
                 cache.index.hold_dirty();
+                let size_bytes = disk.journal.as_ref().expect("it was made").writer.disk_bytes();
+                disk.grow(size_bytes);
+                let cache = disk.cache.as_mut().expect("it was made");
                 disk.coming = None;
                 if cache.config.copies != Copies::One {
                     disk.care.look_for_missing(cache.index.frames());
@@ -559,6 +573,7 @@ impl Cache {
             CacheChange::Tune(..)
             | CacheChange::Expect(_)
             | CacheChange::Grow(..)
+            | CacheChange::GrowDisk(..)
             | CacheChange::DiscardDirty
             | CacheChange::Close
             | CacheChange::Enable(_) => Vec::new(),

@@ -9,6 +9,7 @@ mod coming;
 mod direct;
 mod ends;
 mod errors;
+mod growth;
 mod health;
 mod limits;
 mod memory;

@@ -3,7 +3,7 @@
 use super::format::SECTORS_MAX;
 use crate::index::Index;
 use crate::regions::Regions;
-use crate::units::FrameNo;
+use crate::units::{FrameNo, SECTOR_BYTES};
 
 /// What an earlier journal tells of a cache: its index, and what is to be known of it.
 #[derive(Clone, Debug)]
@@ -115,6 +115,18 @@ impl Recovered {
     pub fn drop_regions(&mut self, regions: &Regions) {
         self.index.retain(|sector, _| !regions.contains(sector));
         self.count();
+    }
+
+    /// The disk has got larger since: it has so many bytes now, and a cache that takes this over is for them. The sector that
+    /// the old end lies in, if that is not a whole one, is given up; it is on the backing.
+    pub fn grow(&mut self, disk_bytes: u64) {
+        let before = std::mem::replace(&mut self.summary.disk_bytes, disk_bytes);
+        assert!(before <= disk_bytes, "disks do not shrink");
+        if before < disk_bytes && !before.is_multiple_of(SECTOR_BYTES) {
+            let end = before / SECTOR_BYTES;
+            self.index.retain(|sector, _| sector != end);
+            self.count();
+        }
     }
 
     /// Gives up everything that is not on the backing: acknowledged writes are lost.

@@ -342,6 +342,11 @@ impl Writer {
         }
     }
 
+    /// The disk that the ring is of has so many bytes.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.of.disk_bytes
+    }
+
     /// Sectors of a block that lie on the disk.
     pub(crate) fn sectors_of(&self, block: BlockNo) -> u16 {
         let sectors = self.of.disk_bytes.div_ceil(SECTOR_BYTES);

@@ -6,7 +6,8 @@
 //! [`Session::poll_answer`] yields what is to be written to /dev/fuse, each with [`Session::handle_written`] afterwards.
 //!
 //! # What it refuses
-//! The file has the disk's size for good: what would change it is refused with EPERM, and a write beyond the end with ENOSPC. Nothing is
+//! The file has the disk's size: what would change it is refused with EPERM, and a write beyond the end with ENOSPC. When the disk
+//! grows ([`Session::grow`]), the kernel is told to forget the size that it knows. Nothing is
 //! cached above: an open file uses direct I/O, so that what other front ends of the disk do is seen, and a write is answered when the engine has
 //! acknowledged it. Owner and permission bits can be changed, and are forgotten when the file goes.
 //!
@@ -125,6 +126,12 @@ impl Session {
     /// The file as programs see it now.
     pub fn file(&self) -> &Attributes {
         &self.file
+    }
+
+    /// The disk, and so the file, has that many bytes now.
+    pub fn grow(&mut self, size: u64) {
+        self.file.size = size;
+        self.answer(Answer::attributes_changed());
     }
 
     /// Are changes refused?

@@ -249,6 +249,35 @@ fn the_file_has_one_size_and_changing_owners() {
     rig.is_idle();
 }
 
+/// The kernel is told to ask again, and what is asked for then is cut at the new end.
+#[test]
+fn the_file_grows_with_its_disk() {
+    let mut rig = Rig::new(false);
+    let before = rig.session.file().size;
+    rig.session.grow(before + 8192);
+    let (notice, payload) = rig.session.poll_answer().expect("for the kernel");
+    let bytes = notice.bytes();
+    assert!(payload.is_none());
+    assert_eq!(
+        (u32_at(bytes, 0), u32_at(bytes, 4), u64_at(bytes, 8)),
+        (40, 2, 0),
+        "a notice, FUSE_NOTIFY_INVAL_INODE"
+    );
+    assert_eq!(
+        (u64_at(bytes, 16), u64_at(bytes, 24), u64_at(bytes, 32)),
+        (1, u64::MAX, 0),
+        "attributes only"
+    );
+    let (error, found) = rig.asked(&message(3, &[0; 16]));
+    assert_eq!((error, u64_at(&found, 24)), (0, before + 8192));
+    rig.send(&write(before, &[7; 4096], 0));
+    let request = rig.session.poll_request().expect("it fits now");
+    assert_eq!((request.offset, request.len), (before, 4096));
+    rig.reply(&request, Ok(()));
+    assert_eq!(rig.answered().0, 0);
+    rig.is_idle();
+}
+
 #[test]
 fn flushes_and_errors_are_passed_on() {
     let mut rig = Rig::new(false);

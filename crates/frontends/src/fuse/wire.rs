@@ -405,6 +405,16 @@ impl Answer {
         answer.body(104)
     }
 
+    /// No answer, but a notice: the file's attributes are to be asked for again. What the kernel holds of its contents stays.
+    pub(super) fn attributes_changed() -> Answer {
+        const INVALIDATE_INODE: i32 = 2;
+        let mut notice = Answer::new(0, INVALIDATE_INODE);
+        notice.put_u64(0, ROOT);
+        // An offset below zero: of the contents nothing.
+        notice.put_u64(8, u64::MAX);
+        notice.body(24)
+    }
+
     /// The file system's size, all of it taken.
     pub(super) fn statfs(unique: u64, size: u64) -> Answer {
         let mut answer = Answer::new(unique, 0);

@@ -23,6 +23,7 @@
 //! [`Broken`]: it is served no further until the machine sets it up anew. Neither touches anything else.
 
 pub mod block;
+pub mod capacity;
 mod chain;
 mod command;
 mod guard;
@@ -162,6 +163,11 @@ impl Device {
     /// The disk it is.
     pub fn disk(&self) -> DiskId {
         self.disk
+    }
+
+    /// The disk has so many bytes now.
+    pub fn grow(&mut self, size_bytes: u64) {
+        self.info.size_bytes = size_bytes;
     }
 
     /// Bytes of buffers that its requests hold.

@@ -23,6 +23,7 @@ use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserB
 
 use super::Start;
 use super::block::{Features, Info, QUEUES_MAX};
+use super::capacity::{Capacity, peek_channel};
 use super::inflight::Inflight;
 use super::log::ChangeLog;
 use super::memory::GuestMap;
@@ -39,19 +40,30 @@ pub trait Shard {
     fn stop(&mut self, queue: u16) -> Option<u16>;
 }
 
-/// Speaks with one machine until it goes, or makes no sense. Its queues are stopped afterwards. Shutting the socket down
+/// Speaks with one machine, which sees the disk in its current `capacity`, until it goes, or makes no sense. Its queues are stopped afterwards. Shutting the socket down
 /// ends it from elsewhere.
 ///
 /// # Errors
 /// Why the connection ended, unless the machine ended it.
-pub fn run(socket: UnixStream, info: Info, shard: impl Shard) -> std::result::Result<(), String> {
-    let session = Arc::new(Mutex::new(Session::new(info, shard)));
+pub fn run(
+    socket: UnixStream,
+    info: Info,
+    capacity: &Arc<Capacity>,
+    shard: impl Shard,
+) -> std::result::Result<(), String> {
+    let messages = socket.try_clone().map_err(|error| error.to_string())?;
+    let session = Arc::new(Mutex::new(Session::new(info, Arc::clone(capacity), shard)));
     let mut handler = BackendReqHandler::from_stream(socket, Arc::clone(&session));
     let end = loop {
+        let channel = peek_channel(&messages);
         if let Err(error) = handler.handle_request() {
             break error;
         }
+        if channel.is_some() {
+            capacity.set_channel(channel);
+        }
     };
+    capacity.set_channel(None);
     let mut session = session.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     session.stop_all();
     match (end, session.refusal.take()) {
@@ -75,6 +87,7 @@ struct Ring {
 
 struct Session<S> {
     info: Info,
+    capacity: Arc<Capacity>,
     shard: S,
     acked: Features,
     map: Option<Arc<GuestMap>>,
@@ -86,10 +99,11 @@ struct Session<S> {
 }
 
 impl<S: Shard> Session<S> {
-    fn new(info: Info, shard: S) -> Session<S> {
+    fn new(info: Info, capacity: Arc<Capacity>, shard: S) -> Session<S> {
         let rings = (0..QUEUES_MAX).map(|_| Ring::default()).collect();
         Session {
             info,
+            capacity,
             shard,
             acked: Features::default(),
             map: None,
@@ -302,6 +316,7 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
         Ok(VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::RESET_DEVICE
             | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD)
@@ -323,6 +338,7 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        self.info.size_bytes = self.capacity.bytes();
         self.info.config(offset, size).ok_or(Error::InvalidParam)
     }
 

@@ -166,6 +166,18 @@ impl Rig {
 }
 
 #[test]
+fn a_disk_that_has_grown_is_asked_for_more() {
+    let mut rig = Rig::new();
+    rig.device.grow(2 * MIB);
+    let request = rig.read(0, MIB / 512, 4096);
+    assert_eq!((request.offset, request.len), (MIB, 4096), "behind the end of before");
+    let mut info = info();
+    assert_eq!(info.config(0, 8), Some((MIB / 512).to_le_bytes().to_vec()));
+    info.size_bytes = 2 * MIB;
+    assert_eq!(info.config(0, 8), Some((2 * MIB / 512).to_le_bytes().to_vec()));
+}
+
+#[test]
 fn a_hit_is_read_into_the_guests_memory_and_not_copied() {
     let mut rig = Rig::new();
     rig.payload.adopts = true;

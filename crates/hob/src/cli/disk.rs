@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use hob_control::{Disk as DiskInfo, DiskAdd, DiskChanged, EVENTS, Effect, LifeEvent};
+use hob_control::{Disk as DiskInfo, DiskAdd, DiskChanged, DiskResize, EVENTS, Effect, LifeEvent, Size};
 
 use super::Global;
 use super::cache::on_dirty;
@@ -44,6 +44,14 @@ pub(crate) enum Disk {
         #[arg(long)]
         discard_dirty: bool,
     },
+    /// Let a disk be larger while it is served: as large as its backing is now
+    Resize {
+        /// The disk
+        disk: String,
+        /// Make a raw file this large first; disks do not get smaller
+        #[arg(long)]
+        size: Option<Size>,
+    },
     /// Say what happened to the machine of a disk: its cache is drained or emptied as that asks for; see docs/LIFECYCLE.md
     Event {
         /// The disk
@@ -76,6 +84,9 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let (fuse, vhost_user) = (fuse.map(absolute), vhost_user.map(absolute));
             let add = DiskAdd { name, backing, read_only, datastore, fuse, vhost_user };
             ask(global, async |client| client.disk_add(&add).await)?
+        }
+        Disk::Resize { disk, size } => {
+            ask(global, async |client| client.disk_resize(&disk, &DiskResize { size }).await)?
         }
         Disk::Event { disk, event } => converse(global, async |client| {
             let changed = client.disk_event(&disk, event).await.map_err(explain)?;

@@ -50,6 +50,16 @@ impl Exports {
         }
     }
 
+    /// A disk is larger now: clients that come see that, and its machine is told. Clients that are there keep the size they know.
+    pub(crate) fn grow(&self, disk: &str, size_bytes: u64) {
+        for export in self.table().values_mut().filter(|export| export.of == disk) {
+            export.info.size_bytes = size_bytes;
+        }
+        if let Some(gateway) = self.gateways().get(disk) {
+            gateway.grow(size_bytes);
+        }
+    }
+
     /// Lets machines use a disk, for as long as it is offered.
     pub(crate) fn let_machines_in(&self, disk: &str, gateway: Gateway) {
         self.gateways().insert(disk.to_owned(), gateway);

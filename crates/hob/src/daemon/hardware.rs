@@ -1,7 +1,9 @@
 //! The names under which the control side knows what storage provides.
 
 pub(crate) use hob_storage::area::Area;
-pub(crate) use hob_storage::backing::{Backing, BackingInfo, BackingOptions, ChangeMark, Lock, Reader};
+pub(crate) use hob_storage::backing::{
+    Backing, BackingInfo, BackingOptions, ChangeMark, Gauge, Lock, Reader,
+};
 pub(crate) use hob_storage::buffers::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX};
 pub(crate) use hob_storage::flash::DeviceCounts;
 pub(crate) use hob_storage::pool::FlashFile as FlashDevice;

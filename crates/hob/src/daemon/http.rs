@@ -78,6 +78,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/cache/clear", post(cache_clear))
         .route("/v1/disks/{disk}/cache/discard-dirty", post(discard_dirty))
         .route("/v1/disks/{disk}/cache/export-dirty", post(export_dirty))
+        .route("/v1/disks/{disk}/resize", post(handlers::disk_resize))
         .route("/v1/disks/{disk}/events", post(handlers::disk_event))
         .route("/v1/disks/{disk}/drain", post(drain).delete(drain_stop))
         .route("/v1/disks/{disk}/stats", get(stats))
@@ -154,6 +155,7 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::cache_clear,
         handlers::discard_dirty,
         handlers::export_dirty,
+        handlers::disk_resize,
         handlers::disk_event,
         handlers::drain,
         handlers::drain_stop,

@@ -38,6 +38,7 @@ mod record;
 mod recover;
 mod refusal;
 mod report;
+mod resize;
 mod room;
 mod settings;
 mod snapshot;
@@ -179,6 +180,8 @@ struct DiskEntry {
     memory: Option<MemoryConfig>,
     /// What the backing is known by, since it was last opened.
     identity: [u8; 32],
+    /// Its backing, since it was last opened.
+    measure: Option<resize::Measure>,
     /// The backing's lock.
     lock: Option<Lock>,
     /// What was last seen of its dirty data.

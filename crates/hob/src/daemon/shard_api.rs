@@ -76,7 +76,7 @@ pub(crate) enum ShardCall {
         /// What it leaves, when the last request has been answered.
         answer: Answer<Gone>,
     },
-    /// Change a disk's cache.
+    /// Change a disk's cache, or let the disk be larger, as its backing is already.
     ChangeCache {
         /// Whose.
         id: DiskId,
@@ -438,6 +438,8 @@ fn explain_refusal(error: CommandError) -> &'static str {
         }
         CommandError::BackingFailed => "the backing cannot be flushed; try again when it works",
         CommandError::WrongRole => "the disk is being handed over to another host, or belongs to one",
+        CommandError::Shrinks => "a disk cannot get smaller",
+        CommandError::Recovering => "its cache is being recovered; try again when it is there",
         CommandError::NoSuchBitmap => "the disk has no bitmap of that name",
         CommandError::BitmapExists => "the disk has a bitmap of that name already",
         CommandError::BitmapFrozen => "the bitmap is frozen: it does not record",

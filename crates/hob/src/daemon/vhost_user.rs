@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use hob_engine::units::DiskId;
 use hob_frontends::vhost_user::block::Info;
+use hob_frontends::vhost_user::capacity::Capacity;
 use hob_frontends::vhost_user::{Start, session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
@@ -44,6 +45,8 @@ pub(crate) struct Gateway {
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
+    /// How large the disk is, and who is told.
+    capacity: Arc<Capacity>,
     /// Wakes the thread up.
     stop: OwnedFd,
     state: Mutex<State>,
@@ -82,7 +85,8 @@ impl Gateway {
     /// Lets machines in at `path`.
     pub(crate) fn open(path: &Path, behind: Behind, failing: Failing) -> io::Result<Gateway> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Arc::new(Shared { path: path.to_owned(), stop, state: Mutex::default() });
+        let capacity = Capacity::new(behind.info.size_bytes);
+        let shared = Arc::new(Shared { path: path.to_owned(), capacity, stop, state: Mutex::default() });
         let listener = match shared.bind() {
             Err(error) if failing == Failing::Refuse => return Err(error),
             bound => bound.inspect_err(|error| shared.complain(&behind, error)).ok(),
@@ -91,6 +95,13 @@ impl Gateway {
         let gateway = Gateway { shared: Arc::clone(&shared) };
         thread.spawn(move || shared.run(listener, &behind))?;
         Ok(gateway)
+    }
+
+    /// The disk has so many bytes now, and its shard knows: the machine that is there is told.
+    pub(crate) fn grow(&self, size_bytes: u64) {
+        if !self.shared.capacity.grow(size_bytes) {
+            tracing::debug!("{}: no machine to tell of the new size", self.shared.path.display());
+        }
     }
 }
 
@@ -176,7 +187,7 @@ impl Shared {
         }
         tracing::info!("{name}: a machine has come");
         if let Some(mut seat) = Seat::take(behind) {
-            match session::run(socket, behind.info.clone(), &mut seat) {
+            match session::run(socket, behind.info.clone(), &self.capacity, &mut seat) {
                 Ok(()) => tracing::info!("{name}: the machine has gone"),
                 Err(why) => tracing::warn!("{name}: the machine was sent away: {why}"),
             }

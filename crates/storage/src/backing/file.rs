@@ -32,7 +32,9 @@ use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
 use super::identity::{self, ChangeMark};
-use super::{BackingInfo, BackingOptions, Driver, Lock, OpenError, Reader, Status, StatusExtent, io_result};
+use super::{
+    BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Reader, Status, StatusExtent, io_result,
+};
 use crate::pool::is_memory_filesystem;
 use crate::ring::{Completion, Fd, FdClass, Ring, ZEROES_BYTES, read_now};
 use crate::token::TokenSpace;
@@ -475,6 +477,14 @@ impl Driver for FileBacking {
 
     fn lock(&self) -> Option<Lock> {
         Some(Lock { file: Arc::downgrade(&self.buffered), operation: self.lock })
+    }
+
+    fn gauge(&self) -> Option<Gauge> {
+        Some(Gauge::of_file(&self.buffered))
+    }
+
+    fn grow(&mut self, size_bytes: u64) {
+        self.info.grow(size_bytes);
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

@@ -19,7 +19,7 @@ use std::time::Duration;
 use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
-use super::{BackingInfo, ChangeMark, Driver, Lock, Reader, Status, StatusExtent};
+use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, Reader, Status, StatusExtent};
 use crate::ring::{Completion, Ring};
 use crate::token::{Token, TokenSpace};
 
@@ -274,6 +274,14 @@ impl Driver for Handover {
         self.own.lock()
     }
 
+    fn gauge(&self) -> Option<Gauge> {
+        self.own.gauge()
+    }
+
+    fn grow(&mut self, size_bytes: u64) {
+        self.own.grow(size_bytes);
+    }
+
     fn peer_has(&mut self, first: u64, end: u64) {
         self.places.insert(first, end);
     }
@@ -345,7 +353,10 @@ impl Places {
 
     fn has_all(&self, first: u64, end: u64) -> bool {
         let mut regions = self.regions(first, end);
-        !self.words.is_empty()
+        // The disk may have grown since: no peer has anything there.
+        let is_known = end.div_ceil(1 << self.shift) <= self.words.len() as u64 * 64;
+        is_known
+            && !self.words.is_empty()
             && regions.all(|region| self.words[(region / 64) as usize] >> (region % 64) & 1 == 1)
     }
 }

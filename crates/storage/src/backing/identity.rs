@@ -85,6 +85,12 @@ pub(super) fn of_block_device(sys: &Path, number: u64, size_bytes: u64) -> Strin
     format!("block device {name}, {size_bytes} bytes")
 }
 
+/// The sentence of a backing of another size. `None` if it does not end with the one it has.
+pub(super) fn resized(sentence: &str, size_bytes: u64, other_bytes: u64) -> Option<String> {
+    let whose = sentence.strip_suffix(&format!(", {size_bytes} bytes"))?;
+    Some(format!("{whose}, {other_bytes} bytes"))
+}
+
 fn device_number(number: u64) -> String {
     format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number))
 }
@@ -117,6 +123,17 @@ mod tests {
         assert_eq!(text(""), "bfd43cff2682214826ac75e93dfe73cdecd033535a6c477b759b535f1a8f5939");
         let device = "74462170d2f54dca4704b8f33b8849745bb9818feec43f73b43e87904c52d78d";
         assert_eq!(text("block device serial S1, 4096 bytes"), device);
+    }
+
+    #[test]
+    fn a_sentence_can_be_that_of_another_size() {
+        let other = resized("block device serial S1, 4096 bytes", 4096, 8192);
+        assert_eq!(other.as_deref(), Some("block device serial S1, 8192 bytes"));
+        for sentence in
+            ["", "4096 bytes", "image 4096 bytes", "image, 14096 bytes", "image, 4096 bytes, or so"]
+        {
+            assert_eq!(resized(sentence, 4096, 8192), None, "{sentence}");
+        }
     }
 
     #[test]

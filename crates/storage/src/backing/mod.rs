@@ -15,6 +15,7 @@
 //! success or an [`IoError`]; nothing is retried except what a lost NBD connection left unanswered.
 
 mod file;
+mod gauge;
 mod handover;
 mod identity;
 mod modelled;
@@ -35,6 +36,7 @@ use hob_engine::units::{Instant, IoId};
 
 use crate::ring::{Completion, Ring};
 use crate::token::{Token, TokenSpace};
+pub use gauge::Gauge;
 pub use identity::ChangeMark;
 pub use modelled::{ModelledOp, ServiceTime};
 
@@ -193,6 +195,21 @@ pub struct BackingInfo {
     pub changed: Option<ChangeMark>,
 }
 
+impl BackingInfo {
+    /// What it was known by when it had so many bytes; `None` where its name does not say how large it is.
+    pub fn identity_at(&self, size_bytes: u64) -> Option<[u8; 32]> {
+        identity::resized(&self.identity_text, self.size_bytes, size_bytes).map(|text| identity::hash(&text))
+    }
+
+    /// It has so many bytes now.
+    pub fn grow(&mut self, size_bytes: u64) {
+        if let Some(text) = identity::resized(&self.identity_text, self.size_bytes, size_bytes) {
+            (self.identity, self.identity_text) = (identity::hash(&text), text);
+        }
+        self.size_bytes = size_bytes;
+    }
+}
+
 /// State of a range of a backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusExtent {
@@ -248,6 +265,12 @@ pub trait Driver: Send {
     fn lock(&self) -> Option<Lock> {
         None
     }
+    /// See [`Backing::gauge`].
+    fn gauge(&self) -> Option<Gauge> {
+        None
+    }
+    /// See [`Backing::grow`].
+    fn grow(&mut self, _size_bytes: u64) {}
     /// See [`Backing::peer_has`].
     fn peer_has(&mut self, _first: u64, _end: u64) {}
     /// See [`Backing::set_peer`].
@@ -385,6 +408,17 @@ impl Backing {
     /// Its lock, where it has one.
     pub fn lock(&self) -> Option<Lock> {
         self.driver.lock()
+    }
+
+    /// What tells how large it is now, where somebody can tell while it is served.
+    pub fn gauge(&self) -> Option<Gauge> {
+        self.driver.gauge()
+    }
+
+    /// The disk is so large from now on, no less than before, as its [gauge](Self::gauge) said that the backing is.
+    pub fn grow(&mut self, size_bytes: u64) {
+        assert!(size_bytes >= self.info().size_bytes, "disks do not shrink");
+        self.driver.grow(size_bytes);
     }
 
     /// Of a [handover](Self::handover): the peer is said to have these sectors, `first..end`, in flash.

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId};
 
-use super::{BackingInfo, ChangeMark, Driver, Reader, Status};
+use super::{BackingInfo, ChangeMark, Driver, Gauge, Reader, Status};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -144,6 +144,15 @@ impl Driver for Modelled {
 
     fn is_closed(&self) -> bool {
         self.inner.is_closed() && self.waiting.is_empty() && self.due.is_empty()
+    }
+
+    fn gauge(&self) -> Option<Gauge> {
+        self.inner.gauge()
+    }
+
+    fn grow(&mut self, size_bytes: u64) {
+        self.inner.grow(size_bytes);
+        self.info.grow(size_bytes);
     }
 
     fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {

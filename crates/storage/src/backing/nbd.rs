@@ -15,7 +15,8 @@
 //! # Servers that can do less
 //! No FUA: the write is followed by a flush. No TRIM: discards are acknowledged. No WRITE_ZEROES: zeroes are sent.
 //! No BLOCK_STATUS: everything counts as data. A minimum block size above a sector is refused; a smaller one
-//! becomes the disk's own ([`BackingInfo::block_bytes_min`]), and what is not aligned to it is refused. An export that has another size when it is connected again is another disk: everything fails from then on.
+//! becomes the disk's own ([`BackingInfo::block_bytes_min`]), and what is not aligned to it is refused. An export that is smaller when it is
+//! connected again is another disk: everything fails from then on. One that is larger has grown; the disk does when somebody says so.
 
 mod connect;
 mod exchange;
@@ -24,6 +25,8 @@ mod recovery;
 mod sample;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use hob_engine::command::Access;
@@ -37,7 +40,7 @@ use hob_nbd::uri::NbdUri;
 use hob_nbd::{CommandFlags, TransmissionFlags};
 
 use super::identity;
-use super::{BackingInfo, BackingOptions, Driver, OpenError, Status, StatusExtent};
+use super::{BackingInfo, BackingOptions, Driver, Gauge, OpenError, Status, StatusExtent};
 use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 use connect::{Attempt, Link};
@@ -117,6 +120,7 @@ pub(super) fn open_uri(
         uri: uri.clone(),
         options: options.clone(),
         negotiated: link.negotiated,
+        told: Arc::new(AtomicU64::new(size_bytes)),
         tokens: None,
         state: State::Detached(link),
         operations: 0,
@@ -162,6 +166,8 @@ pub(super) struct NbdBacking {
     uri: NbdUri,
     options: BackingOptions,
     negotiated: Negotiated,
+    /// How large the server said last that the export is, bytes.
+    told: Arc<AtomicU64>,
     tokens: Option<TokenSpace>,
     state: State,
     /// In the ring.
@@ -451,6 +457,14 @@ impl Driver for NbdBacking {
 
     fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed)
+    }
+
+    fn gauge(&self) -> Option<Gauge> {
+        Some(Gauge::told(&self.told))
+    }
+
+    fn grow(&mut self, size_bytes: u64) {
+        self.info.grow(size_bytes);
     }
 
     fn be_hasty(&mut self, wait_max: Duration) {

@@ -179,6 +179,11 @@ impl Backing {
         }
     }
 
+    /// Somebody makes it larger: behind its end there are these units now.
+    pub fn grow(&mut self, tags: &[Tag]) {
+        self.medium.grow(tags);
+    }
+
     /// Somebody else writes units, durably, while no engine looks after the disk.
     pub fn replace(&mut self, first: usize, tags: &[Tag]) {
         assert!(self.in_flight.is_empty(), "written behind a running engine's back");

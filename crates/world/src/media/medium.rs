@@ -65,6 +65,14 @@ impl Medium {
         self.secure(first..first + tags.len());
     }
 
+    /// There are more units behind the last one, durably.
+    pub(super) fn grow(&mut self, tags: &[Tag]) {
+        self.now.extend(tags);
+        self.durable.extend(tags);
+        self.now_stamp.resize(self.now.len(), self.stamp);
+        self.durable_stamp.resize(self.now.len(), self.stamp);
+    }
+
     /// What a flush that begins now has to make durable.
     pub(super) fn snapshot(&mut self) -> Vec<Flushing> {
         self.dirty.sort_unstable();

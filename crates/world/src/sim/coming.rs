@@ -49,7 +49,7 @@ impl World<'_> {
             self.write_some_behind(index);
         }
         let state = &self.disks[index];
-        let mut doubtful = Regions::new(state.units() * UNIT_BYTES);
+        let mut doubtful = Regions::new(state.size * UNIT_BYTES);
         if state.model.lags() {
             doubtful.insert_all();
         }
@@ -63,6 +63,7 @@ impl World<'_> {
     }
 
     fn tell_expected(&mut self, index: usize, doubtful: Regions, is_void: bool) {
+        let doubtful = doubtful.grown(self.disks[index].size * UNIT_BYTES);
         let expect = Some(Box::new(Expect { doubtful, is_void }));
         self.command(index, Command::Cache(CacheChange::Expect(expect)));
     }
@@ -94,7 +95,7 @@ impl World<'_> {
             }
             Step::Voided if coming.is_enabled => Ok(()),
             Step::Voided => {
-                let doubtful = Regions::new(self.disks[index].units() * UNIT_BYTES);
+                let doubtful = Regions::new(self.disks[index].size * UNIT_BYTES);
                 let owner = self.disks[index].owner.as_mut().expect("its cache is being recovered");
                 owner.make_void();
                 self.report.voided += 1;

@@ -19,6 +19,10 @@ impl World<'_> {
         let size_bytes = self.disks[disk].units() * UNIT_BYTES;
         let access = self.disks[disk].access;
         self.command(disk, Command::AddDisk(DiskConfig { size_bytes, access, datastore: DatastoreId(0) }));
+        if !self.disks[disk].leaving {
+            // It may have grown since it was there last.
+            self.disk_has_size(disk, self.disks[disk].units());
+        }
         self.disks[disk].present = true;
         self.disks[disk].refuses_waiting = false;
         if !self.disks[disk].leaving {

@@ -151,7 +151,7 @@ impl World<'_> {
 
     /// Reads a whole disk through the engine.
     pub(super) fn read_all(&mut self, disk: usize) -> Result<(), Violation> {
-        let size = self.disks[disk].units() * UNIT_BYTES;
+        let size = self.disks[disk].size * UNIT_BYTES;
         for offset in (0..size).step_by(READ_BYTES as usize) {
             self.request_and_wait(disk, Op::Read, offset, READ_BYTES.min(size - offset))?;
         }

@@ -17,7 +17,7 @@ pub(super) struct Guest {
     /// Requests it keeps in flight.
     pub(super) depth: u32,
     /// Units of the disk.
-    units: u64,
+    pub(super) units: u64,
     /// Where most of its requests start.
     hot: Vec<u64>,
     /// Per mille of the requests that change something, and that start anywhere.

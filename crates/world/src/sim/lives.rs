@@ -138,6 +138,9 @@ impl World<'_> {
         let changes = |asked: &&super::pool::Asked| asked.ring().is_some();
         report.crashes_in_recovery += self.asked.values().filter(|asked| asked.recovers()).count() as u64;
         report.crashes_in_change += self.asked.values().filter(changes).count() as u64;
+        let grows =
+            |asked: &&super::pool::Asked| matches!(asked.command, Command::Cache(CacheChange::GrowDisk(..)));
+        report.crashes_in_growth += self.asked.values().filter(grows).count() as u64;
         let drains =
             |asked: &&super::pool::Asked| matches!(asked.command, Command::Cache(CacheChange::Drain));
         report.crashes_in_drain += self.asked.values().filter(drains).count() as u64;

@@ -9,6 +9,7 @@ use hob_engine::units::DeviceId;
 
 use super::owner::Owner;
 use super::{World, trace};
+use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
 /// First byte of the segments on a device: what is before belongs to nobody.
@@ -221,6 +222,11 @@ impl World<'_> {
                     disk.writes_through_since.is_some_and(|since| since < asked.given)
                 }
                 Command::Cache(CacheChange::Disable) => true,
+                Command::Cache(CacheChange::GrowDisk(size_bytes, _)) => {
+                    self.disk_has_size(asked.disk, size_bytes / UNIT_BYTES);
+                    self.tracked_disk_has_grown(asked.disk)?;
+                    false
+                }
                 _ => false,
             }
         };
@@ -317,6 +323,8 @@ impl World<'_> {
             (CommandError::NoCache, Command::Cache(CacheChange::Leave(device, ..))) => {
                 disk.segments.iter().all(|segment| segment.device != *device)
             }
+            // Of what the ring was for, another cache or none has taken the place.
+            (CommandError::NoCache, Command::Cache(CacheChange::GrowDisk(_, ring))) => ring.is_some(),
             (CommandError::NoCache, _) => disk.config.is_none(),
             (CommandError::CacheExists, Command::Cache(CacheChange::Enable(..))) => disk.config.is_some(),
             (CommandError::TooSmall, Command::Cache(CacheChange::Shrink(count, _))) => {
@@ -341,6 +349,10 @@ impl World<'_> {
                 enable.journal.is_none()
             }
             (CommandError::NoJournal, Command::Cache(_)) => asked.ring().is_none(),
+            (CommandError::Shrinks, Command::Cache(CacheChange::GrowDisk(size_bytes, _))) => {
+                *size_bytes < disk.size * UNIT_BYTES
+            }
+            (CommandError::Recovering, Command::Cache(CacheChange::GrowDisk(..))) => disk.coming.is_some(),
             (CommandError::Stopped, Command::Cache(CacheChange::Drain)) => true,
             (CommandError::Lost, Command::Cache(CacheChange::Drain)) => self.may_lose(asked.disk),
             (CommandError::BackingFailed, Command::Cache(_)) => {

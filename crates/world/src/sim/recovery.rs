@@ -87,12 +87,14 @@ impl World<'_> {
         // Rings made since know the backing as it is.
         let changed = self.disks[index].changed_behind.is_some_and(|highest| number <= highest);
         let (state, identity) = (&self.disks[index], self.disks[index].identity());
-        let size = state.units() * UNIT_BYTES;
+        let size = state.size * UNIT_BYTES;
         ensure!(
-            summary.disk_bytes == size || doubtful,
+            summary.disk_bytes <= size && (self.growth.is_some() || summary.disk_bytes == size) || doubtful,
             "disk {index}: recovered for {} bytes",
             summary.disk_bytes
         );
+        self.report.recoveries_larger += u64::from(summary.disk_bytes < size);
+        recovered.grow(size);
         self.excuse_lies(index, &recovered, &segments);
         let differing = self.differing_sample(index, &recovered);
         let noticed = summary.identity != identity || differing.is_some();
@@ -415,7 +417,7 @@ impl World<'_> {
 
     /// A clean sector of the cache that differs from what the backing holds.
     fn differing_sample(&self, index: usize, recovered: &Recovered) -> Option<u64> {
-        let backing = self.disks[index].backing.now();
+        let backing = &self.disks[index].backing.now()[..self.disks[index].size as usize];
         let differing = recovered.samples(SAMPLES).into_iter().find(|&(sector, sum)| {
             let first = sector as usize * SECTOR_UNITS;
             let mut tags: Vec<Tag> = backing[first..].iter().take(SECTOR_UNITS).copied().collect();

@@ -65,6 +65,12 @@ pub struct Report {
     pub dirty_lost: u64,
     /// Drains that ended with nothing dirty.
     pub drains: u64,
+    /// Disks that got larger.
+    pub growths: u64,
+    /// Caches recovered for a disk that was larger than they knew.
+    pub recoveries_larger: u64,
+    /// Lives that ended while a disk was getting larger.
+    pub crashes_in_growth: u64,
     /// Changes of dirty bitmaps.
     pub bitmaps: u64,
     /// Of these, rotations.
@@ -104,7 +110,7 @@ impl Report {
             direct declined handed_back commands fences losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards outdated dirty_lost
-            drains bitmaps rotations copies writes_merged read_ahead_bytes destaged_bytes took_ns
+            drains growths recoveries_larger crashes_in_growth bitmaps rotations copies writes_merged read_ahead_bytes destaged_bytes took_ns
         }
     }
 }

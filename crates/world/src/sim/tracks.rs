@@ -98,7 +98,7 @@ impl World<'_> {
     fn add_bitmap(&mut self, disk: usize) -> Result<(), Violation> {
         let Some(tracks) = &mut self.tracks else { return Ok(()) };
         let (name, granule) = (tracks.name(), tracks.dice.pick(&[4096, 8192, 64 << 10, 1 << 20]));
-        let size = self.disks[disk].units() * UNIT_BYTES;
+        let size = self.disks[disk].size * UNIT_BYTES;
         let granules = Granules::new(size, granule).expect("it can be");
         self.change_bitmaps(disk, BitmapChange::Add(Box::new(Bitmap::recording(name, granules))))
     }
@@ -114,8 +114,10 @@ impl World<'_> {
     pub(super) fn give_bitmaps(&mut self, disk: usize) {
         for at in 0..self.disks[disk].tracks.len() {
             let fresh = self.strikes(Sabotage::FreshBitmap, 500);
-            let size = self.disks[disk].units() * UNIT_BYTES;
+            let size = self.disks[disk].size * UNIT_BYTES;
             let track = &mut self.disks[disk].tracks[at];
+            // The disk may have grown since.
+            track.frozen.iter_mut().chain(&mut track.kept).for_each(|granules| granules.grow(size));
             let kept = track.kept.take();
             let granules = track.frozen.clone().or(kept).unwrap_or_else(|| {
                 let mut all = Granules::new(size, track.granule_bytes).expect("as before");
@@ -219,6 +221,24 @@ impl World<'_> {
         self.check_bitmaps(disk)
     }
 
+    /// A backing has grown.
+    pub(super) fn grow_tracks(&mut self, disk: usize) {
+        let units = self.disks[disk].units() as usize;
+        for track in &mut self.disks[disk].tracks {
+            track.changed.resize(units, false);
+            track.before.resize(units, None);
+        }
+    }
+
+    /// The engine knows that it has: what is new counts as changed, for frozen bitmaps too.
+    pub(super) fn tracked_disk_has_grown(&mut self, disk: usize) -> Result<(), Violation> {
+        let size = self.disks[disk].size * UNIT_BYTES;
+        for track in &mut self.disks[disk].tracks {
+            track.frozen.iter_mut().for_each(|frozen| frozen.grow(size));
+        }
+        self.check_bitmaps(disk)
+    }
+
     fn track_mut(&mut self, disk: usize, name: &str) -> &mut Track {
         let tracks = &mut self.disks[disk].tracks;
         tracks.iter_mut().find(|track| track.name == name).expect("the world gave the command")
@@ -267,7 +287,10 @@ impl World<'_> {
             let Some(noted) = self.noted(disk, track) else { continue };
             let name = &track.name;
             if let Some(frozen) = &track.frozen {
-                ensure!(frozen == noted, "disk {disk}: the frozen bitmap {name} changed");
+                // Of several growths that end at once, we may not have heard of the last yet.
+                let mut frozen = frozen.clone();
+                frozen.grow(noted.disk_bytes().max(frozen.disk_bytes()));
+                ensure!(frozen == *noted, "disk {disk}: the frozen bitmap {name} changed");
             }
             let missing = (0..)
                 .zip(&track.changed)

@@ -141,7 +141,7 @@ impl World<'_> {
         let refusal = if !disk.present || disk.leaving {
             Some(IoError::ShuttingDown)
         } else if request.op != Op::Flush && request.len == 0
-            || request.offset.checked_add(request.len).is_none_or(|end| end > disk.units() * UNIT_BYTES)
+            || request.offset.checked_add(request.len).is_none_or(|end| end > disk.size * UNIT_BYTES)
         {
             Some(IoError::Invalid)
         } else if request.op.modifies() && disk.access == hob_engine::command::Access::ReadOnly {

@@ -242,3 +242,22 @@ fn a_cache_that_is_not_expected_any_more_is_none() {
     bench.change(volatile).expect("nothing is expected");
     assert_eq!(bench.change(expect(nothing(), false)), Err(CommandError::CacheExists));
 }
+
+/// Its backing grew while nobody served the disk, or a crash came between that and the new ring: docs/decisions/0017.
+#[test]
+fn a_disk_is_recovered_larger_than_its_cache_knows_it() {
+    let (doubtful, mut recovered) = Left::by(Mode::WriteBack).recover();
+    let mut bench = Bench::with_disk(Limits::default(), 80 * MIB, Access::ReadWrite);
+    bench.engine.lend(BufferId(1 << 20), 1 << 20);
+    assert_eq!(bench.change(expect(doubtful.clone(), false)), Err(CommandError::Unworkable));
+    bench.change(expect(doubtful.grown(80 * MIB), false)).expect("of this size");
+    assert_eq!(bench.change(CacheChange::GrowDisk(96 * MIB, None)), Err(CommandError::Recovering));
+    assert_eq!(bench.read_alone(79 * MIB, 4 * KIB), Outcome::BypassRecovering);
+    let dirty = bench.read(16 * KIB, 4 * KIB);
+    assert!(bench.ios.is_empty(), "it may be dirty still");
+    recovered.grow(80 * MIB);
+    let command = bench.start_change(enable(2, Mode::WriteBack, Some(recovered)));
+    bench.settle();
+    assert_eq!((bench.result(command), bench.outcome(dirty)), (Some(Ok(vec![])), Outcome::Hit));
+    assert_eq!(bench.write_alone(80 * MIB - 4 * KIB, 4 * KIB), Outcome::WriteBack);
+}

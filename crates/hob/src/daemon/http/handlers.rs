@@ -9,8 +9,9 @@ use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use hob_control::{
-    Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskStats,
-    EventReport, Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem, Version,
+    Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskResize,
+    DiskStats, EventReport, Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem,
+    Version,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -226,6 +227,22 @@ pub(super) async fn disk_remove(
 )]
 pub(super) async fn drain(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
     manager.drain(disk).await.into()
+}
+
+/// Lets a disk be larger while it is served: as large as its backing is now, or a raw file is made as large as is said.
+#[utoipa::path(
+    post,
+    path = "/v1/disks/{disk}/resize",
+    params(("disk" = String, Path, description = "The disk")),
+    request_body = DiskResize,
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn disk_resize(
+    State(manager): App,
+    Path(disk): Path<String>,
+    Body(resize): Body<DiskResize>,
+) -> Answer<DiskChanged> {
+    manager.disk_resize(disk, resize).await.into()
 }
 
 /// Reports what happened to a disk's machine: its cache is drained or emptied, or stays as it is. A drain goes on after the answer;

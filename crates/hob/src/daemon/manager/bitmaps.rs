@@ -434,20 +434,24 @@ fn look_at(path: &Path, spec: &BitmapSpec, info: &BackingInfo) -> (Granules, Opt
         all.insert_all();
         all
     };
-    let kept = match bitmap::read(path) {
+    let mut kept = match bitmap::read(path) {
         Ok(Some(kept)) => kept,
         Ok(None) if spec.frozen => return (all(), Some("its file is gone".to_owned())),
         Ok(None) => return (all(), Some(NOT_CLOSED.to_owned())),
         Err(error) => return (all(), Some(format!("its file cannot be used: {error}"))),
     };
     let changed_since = matches!((kept.changed, info.changed), (Some(then), Some(now)) if then != now);
-    let why = if kept.granules.disk_bytes() != info.size_bytes {
+    let known = kept.granules.disk_bytes();
+    let has_grown = known < info.size_bytes && info.identity_at(known) == Some(kept.identity);
+    let why = if known != info.size_bytes && !has_grown {
         "the size of the backing changed while hob did not serve it"
-    } else if kept.identity != info.identity {
+    } else if kept.identity != info.identity && !has_grown {
         "the backing is another one"
     } else if !spec.frozen && changed_since {
         "somebody changed the backing while hob did not serve it"
     } else {
+        // What it has grown by counts as changed.
+        kept.granules.grow(info.size_bytes);
         return (kept.granules, None);
     };
     (all(), Some(why.to_owned()))

@@ -67,7 +67,8 @@ impl Manager {
             if !reading.fits(&surveyed, &info) {
                 return None;
             }
-            surveyed.doubtful
+            // It may have grown since.
+            surveyed.doubtful.grown(info.size_bytes)
         } else {
             Regions::new(info.size_bytes)
         };

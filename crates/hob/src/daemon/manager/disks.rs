@@ -16,6 +16,7 @@ use super::datastores::datastore_of;
 use super::fit::Fit;
 use super::recover::Source;
 use super::refusal::{Kind, Refusal};
+use super::resize::Measure;
 use super::ways_out::Afterwards;
 use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
 use crate::daemon::hardware::Backing;
@@ -218,6 +219,7 @@ impl Manager {
             mount: None,
             file_reason: None,
             busy,
+            measure: None,
             lock: None,
             recording: Counter::default(),
         };
@@ -255,6 +257,7 @@ impl Manager {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
             (disk.identity, disk.lock) = (info.identity, backing.lock());
+            disk.measure = Some(Measure { gauge: backing.gauge(), info: info.clone() });
         }
         let (mut kept, mut coming, mut backing) = (None, None, backing);
         if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {

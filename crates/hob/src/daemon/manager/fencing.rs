@@ -1,6 +1,7 @@
 //! May what a persistent cache holds be believed? A table over what is known of its backing.
 //!
-//! A cache that was closed cleanly is believed when the backing is the same and was not changed since. Otherwise the backing is
+//! A cache that was closed cleanly is believed when the backing is the same and was not changed since. Otherwise, and where it
+//! has grown in the middle of the cache's life, the backing is
 //! compared with a sample of what the cache holds of it. Clean data that is not believed is given up; dirty data
 //! that does not fit is neither written nor lost: the disk stays offline until somebody decides.
 
@@ -9,6 +10,8 @@
 pub(super) enum Same {
     /// Size and identity are.
     Yes,
+    /// It is larger, and its identity is that of the same backing with the size that it had.
+    Grown,
     /// It is another.
     No,
 }
@@ -54,8 +57,10 @@ pub(super) fn judge<E>(
     let fits = match (same, changed) {
         (Same::No, _) => false,
         (Same::Yes, Changed::No) => true,
-        (Same::Yes, Changed::Yes) => false,
-        (Same::Yes, Changed::Unknown) => sample()? == Sample::Fits,
+        (Same::Yes | Same::Grown, Changed::Yes) => false,
+        (Same::Yes, Changed::Unknown) | (Same::Grown, Changed::No | Changed::Unknown) => {
+            sample()? == Sample::Fits
+        }
     };
     Ok(match (fits, has_dirty) {
         (true, _) => Verdict::Believe,
@@ -86,6 +91,12 @@ mod tests {
             (Same::Yes, Changed::Yes, Sample::Differs, Empty, Refuse),
             (Same::Yes, Changed::Unknown, Sample::Fits, Believe, Believe),
             (Same::Yes, Changed::Unknown, Sample::Differs, Empty, Refuse),
+            (Same::Grown, Changed::No, Sample::Fits, Believe, Believe),
+            (Same::Grown, Changed::No, Sample::Differs, Empty, Refuse),
+            (Same::Grown, Changed::Yes, Sample::Fits, Empty, Refuse),
+            (Same::Grown, Changed::Yes, Sample::Differs, Empty, Refuse),
+            (Same::Grown, Changed::Unknown, Sample::Fits, Believe, Believe),
+            (Same::Grown, Changed::Unknown, Sample::Differs, Empty, Refuse),
         ];
         for (same, changed, sample, clean, dirty) in table {
             for (has_dirty, verdict) in [(false, clean), (true, dirty)] {
@@ -97,7 +108,13 @@ mod tests {
 
     #[test]
     fn nothing_is_read_where_it_does_not_matter() {
-        for (same, changed) in [(Same::No, Changed::Unknown), (Same::Yes, Changed::No)] {
+        let known = [
+            (Same::No, Changed::Unknown),
+            (Same::Yes, Changed::No),
+            (Same::Yes, Changed::Yes),
+            (Same::Grown, Changed::Yes),
+        ];
+        for (same, changed) in known {
             assert!(judge(same, changed, true, || Err::<Sample, _>("read")).is_ok());
         }
         assert_eq!(judge(Same::Yes, Changed::Unknown, true, || Err::<Sample, _>("read")), Err("read"));

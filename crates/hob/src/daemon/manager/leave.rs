@@ -104,7 +104,7 @@ impl Manager {
         read_only: bool,
     ) -> Result<Option<LeftFile>, Refusal> {
         let Some(file) = self.left_files().remove(disk) else { return Ok(None) };
-        if file.path == Path::new(path) && file.attributes.size == size && file.read_only == read_only {
+        if file.path == Path::new(path) && file.attributes.size <= size && file.read_only == read_only {
             return Ok(Some(file));
         }
         tracing::warn!(

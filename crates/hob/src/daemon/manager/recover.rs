@@ -119,8 +119,7 @@ impl Reading {
 
     /// As far as is known now, is it a cache of this backing as it is?
     pub(super) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
-        surveyed.disk_bytes == info.size_bytes
-            && surveyed.identity == info.identity
+        same_backing(info, surveyed.disk_bytes, &surveyed.identity) != Same::No
             && changed_since(surveyed.clean, self.journal.closed, info) != Changed::Yes
     }
 }
@@ -249,8 +248,13 @@ impl Manager {
             })
             .await?;
         }
+        let known_bytes = recovered.summary.disk_bytes;
         let (source, recovered, verdict, why) = compare(source, recovered, journal.closed).await?;
         let summary = recovered.summary;
+        if summary.disk_bytes > known_bytes {
+            let (before, now) = (Size(known_bytes), Size(summary.disk_bytes));
+            notes.push(format!("its backing had {before} when its cache was in use, and has {now} now"));
+        }
         tracing::info!(
             "the cache of {name} was recovered in {} ms: {} of data, {} of it dirty, {}",
             began.elapsed().as_millis(),
@@ -392,6 +396,17 @@ fn may_be_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
     (spec.mode == Mode::WriteBack || journal.mode_unknown) && journal.ring > 0
 }
 
+/// Is it the backing that a cache was of, when it had so many bytes and was known by this?
+fn same_backing(info: &BackingInfo, disk_bytes: u64, identity: &[u8; 32]) -> Same {
+    if info.size_bytes == disk_bytes && info.identity == *identity {
+        Same::Yes
+    } else if info.size_bytes > disk_bytes && info.identity_at(disk_bytes) == Some(*identity) {
+        Same::Grown
+    } else {
+        Same::No
+    }
+}
+
 /// Has anybody changed the backing since its cache was closed, if it was?
 fn changed_since(clean: bool, closed: Option<Closed>, info: &BackingInfo) -> Changed {
     match (clean, closed, info.changed) {
@@ -419,8 +434,14 @@ async fn compare(
         .await?;
     }
     let summary = recovered.summary;
-    let same_size = info.size_bytes == summary.disk_bytes;
-    let same = if same_size && info.identity == summary.identity { Same::Yes } else { Same::No };
+    let same = same_backing(&info, summary.disk_bytes, &summary.identity);
+    if same == Same::Grown {
+        recovered = blocking(move || {
+            recovered.grow(info.size_bytes);
+            recovered
+        })
+        .await?;
+    }
     let changed = changed_since(summary.clean, closed, &info);
     let has_dirty = summary.sectors_dirty > 0;
     let (source, verdict) = match judge(same, changed, has_dirty, || Err(())) {
@@ -431,8 +452,11 @@ async fn compare(
             (source, judge(same, changed, has_dirty, || Ok::<_, Refusal>(sample))?)
         }
     };
-    let why = match (same_size, same, changed) {
-        (false, ..) => format!(
+    let why = match (info.size_bytes == summary.disk_bytes, same, changed) {
+        (_, Same::Grown, Changed::Yes) => {
+            "its backing has grown while hob did not serve it, and may have been changed otherwise".to_owned()
+        }
+        (false, Same::No, _) => format!(
             "its backing has {} bytes and had {} when the cache was in use",
             info.size_bytes, summary.disk_bytes
         ),

@@ -11,6 +11,7 @@ mod memory;
 mod persistent;
 mod qos;
 mod recovery;
+mod resize;
 mod swap;
 mod ways_in;
 

@@ -303,6 +303,13 @@ impl Carriers {
         numbers.into_iter().for_each(|number| self.end_job(number));
     }
 
+    /// A disk has that many bytes now.
+    pub(super) fn grow(&mut self, disk: DiskId, size_bytes: u64) {
+        if let Some(carrier) = self.carriers.get_mut(&disk) {
+            carrier.size_bytes = size_bytes;
+        }
+    }
+
     fn carrier(&mut self, disk: DiskId, size_bytes: u64) -> &mut Carrier {
         self.room = true;
         self.carriers.entry(disk).or_insert_with(|| Carrier {
@@ -479,7 +486,7 @@ impl Shard {
         Some((backing, &mut self.ring))
     }
 
-    fn size_of(&self, id: DiskId) -> Option<u64> {
+    pub(super) fn size_of(&self, id: DiskId) -> Option<u64> {
         Some(self.backings.get(id.0 as usize)?.as_ref()?.info().size_bytes)
     }
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use hob_engine::command::{Bitmap, Command, CommandError, DiskConfig, Event, MemoryConfig, Segment};
+use hob_engine::command::{
+    Bitmap, CacheChange, Command, CommandError, DiskConfig, Event, MemoryConfig, Segment,
+};
 use hob_engine::units::{CommandId, DiskId, Instant};
 use hob_frontends::nbd::Connection;
 use hob_storage::area::Area;
@@ -10,6 +12,7 @@ use hob_storage::backing::Backing;
 
 use super::Shard;
 use super::clients::{Seat, Whose};
+use super::machines::MachineCall;
 use crate::daemon::shard_api::{Answer, EventSender, Gone, Noted, ShardCall, ShardError, ShardEvent};
 
 /// Answers that are due.
@@ -32,6 +35,8 @@ pub(super) enum Waiting {
     /// A disk was added, or something was set; nobody waits for more than an error.
     Plain(Answer<()>),
     Change(Answer<Vec<Segment>>),
+    /// The disk is larger then, for front ends too.
+    Growth(Answer<Vec<Segment>>, u64),
     /// Memory takes the place of what the disk had.
     Memory(Answer<Option<Area>>, Option<Area>),
     /// A disk leaves; its backing is closed next. Without an answer when the shard ends.
@@ -101,7 +106,10 @@ impl Shard {
             }
             ShardCall::RemoveDisk { id, answer } => self.remove_disk(now, id, Some(answer)),
             ShardCall::ChangeCache { id, change, answer } => {
-                let command = self.commands.next(Waiting::Change(answer));
+                let command = self.commands.next(match change {
+                    CacheChange::GrowDisk(size_bytes, _) => Waiting::Growth(answer, size_bytes),
+                    _ => Waiting::Change(answer),
+                });
                 self.engine.handle_command(now, command, id, Command::Cache(change));
             }
             ShardCall::SetMemory { id, memory, answer } => self.set_memory(now, id, memory, answer),
@@ -170,10 +178,21 @@ impl Shard {
             ShardCall::AttachFile { id, device, file, read_only } => {
                 // As above; and with it the file.
                 if self.serves(id) {
+                    let before = file.size;
                     self.files.attach(&mut self.ring, id, device, file, read_only);
+                    if let Some(size) = self.size_of(id).filter(|size| *size > before) {
+                        // It was mounted by an earlier daemon, for a smaller disk.
+                        self.files.grow(id, size);
+                    }
                 }
             }
-            ShardCall::Machine(call) => {
+            ShardCall::Machine(mut call) => {
+                if let MachineCall::Open { disk, info, .. } = &mut call
+                    && let Some(size) = self.size_of(*disk)
+                {
+                    // It may have grown since its socket was made.
+                    info.size_bytes = size;
+                }
                 let Shard { machines, commands, backings, ring, .. } = self;
                 let serves = |id: DiskId| {
                     commands.stop.is_none() && backings.get(id.0 as usize).is_some_and(Option::is_some)
@@ -309,6 +328,18 @@ impl Shard {
             }
             (Waiting::Change(answer), result) => {
                 let _ = answer.send(result.map_err(ShardError::Command));
+            }
+            (Waiting::Growth(answer, size_bytes), Ok(released)) => {
+                if let Some(Some(backing)) = self.backings.get_mut(disk.0 as usize) {
+                    backing.grow(size_bytes);
+                }
+                self.files.grow(disk, size_bytes);
+                self.machines.grow(disk, size_bytes);
+                self.carriers.grow(disk, size_bytes);
+                let _ = answer.send(Ok(released));
+            }
+            (Waiting::Growth(answer, _), Err(error)) => {
+                let _ = answer.send(Err(ShardError::Command(error)));
             }
             (Waiting::Memory(answer, area), Ok(_)) => {
                 let _ = answer.send(Ok(self.areas.replace(disk, area)));

@@ -102,6 +102,16 @@ impl Files {
         }
     }
 
+    /// A disk has that many bytes now.
+    pub(super) fn grow(&mut self, disk: DiskId, size_bytes: u64) {
+        for number in 0..self.files.len() {
+            if let Some(file) = self.files[number].as_mut().filter(|file| file.session.disk() == disk) {
+                file.session.grow(size_bytes);
+                self.list(number as u16);
+            }
+        }
+    }
+
     /// From now on nothing new is read, or it is again.
     pub(super) fn set_resting(&mut self, resting: bool, ring: &mut Ring) {
         self.resting = resting;

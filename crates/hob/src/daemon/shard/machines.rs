@@ -215,6 +215,12 @@ impl Machines {
         }
     }
 
+    /// A disk has that many bytes now. Sessions tell their machines.
+    pub(super) fn grow(&mut self, disk: DiskId, size_bytes: u64) {
+        let of_it = |machine: &&mut Machine| machine.device.disk() == disk && !machine.gone;
+        self.machines.iter_mut().flatten().filter(of_it).for_each(|machine| machine.device.grow(size_bytes));
+    }
+
     /// From now on nothing new is taken, or it is again.
     pub(super) fn set_resting(&mut self, resting: bool) {
         self.resting = resting;

@@ -1,5 +1,7 @@
 //! Requests out, replies in: what happens on a connection that works.
 
+use std::sync::atomic::Ordering;
+
 use hob_engine::gather::Gather;
 use hob_engine::io::{BufferSlice, IoError};
 use hob_nbd::client::reply::{ReplyDecoder, ReplyEvent, ReplyLimits};
@@ -27,6 +29,7 @@ impl NbdBacking {
         let limits = ReplyLimits { extents_max: EXTENTS_MAX };
         let decoder = ReplyDecoder::new(&link.negotiated, limits);
         self.negotiated = link.negotiated;
+        self.told.store(self.negotiated.size_bytes, Ordering::Relaxed);
         let place = ring.zeroes(0);
         self.operations = 1;
         ring.recv(self.tokens().token(RECEIVE), fd, RxBuf::new(RX_BYTES));

@@ -110,12 +110,21 @@ impl NbdBacking {
                     backing = self.info.description,
                     was,
                     is,
-                    "the server came back with another disk; this one stays failed until it is added again"
+                    "the server came back with another disk, or a smaller one; this one stays failed until it is added again"
                 );
                 self.fail_all(IoError::Failed);
             }
             Ok(link) => {
+                let (was, is) = (self.info.size_bytes, link.negotiated.size_bytes);
                 tracing::info!(backing = self.info.description, "connected again");
+                if is > was {
+                    tracing::warn!(
+                        backing = self.info.description,
+                        was,
+                        is,
+                        "the export has grown; 'hob disk resize' lets the disk have all of it"
+                    );
+                }
                 self.start_connection(ring, link);
             }
             Err(why) => {
@@ -127,7 +136,7 @@ impl NbdBacking {
 
     fn is_same_disk(&self, new: &Negotiated) -> bool {
         let writable = !new.flags.contains(TransmissionFlags::READ_ONLY);
-        new.size_bytes == self.info.size_bytes
+        new.size_bytes >= self.info.size_bytes
             && new.block_size_min <= self.info.block_bytes
             && new.block_size_max >= self.info.block_bytes
             && (writable || self.info.read_only)

@@ -12,6 +12,7 @@ use super::super::datastores::datastore_of;
 use super::super::disks::{Open, export_info, open_gateway, refuse};
 use super::super::flash::blocking;
 use super::super::refusal::Refusal;
+use super::super::resize::Measure;
 use super::super::{Life, Manager};
 use super::hook::{Hook, Ready};
 use crate::daemon::hardware::{Backing, BackingOptions};
@@ -56,7 +57,7 @@ impl Manager {
         }
         let info = own.info().clone();
         let access = if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let lock = own.lock();
+        let (lock, gauge) = (own.lock(), own.gauge());
         let datastore = wanted.datastore.clone().unwrap_or_else(|| datastore_of(&wanted.backing));
         let datastore_id = self.inner().datastore_id(&datastore, wanted.datastore.is_some())?;
         let shard = self.shard_for(datastore_id);
@@ -67,6 +68,7 @@ impl Manager {
             let disk = inner.disk_mut(name)?;
             disk.identity = info.identity;
             disk.lock = lock;
+            disk.measure = Some(Measure { gauge, info: info.clone() });
             disk.life = Life::Online(shard.clone());
             disk.memory = None;
             disk.offline_reason = None;

@@ -1,0 +1,207 @@
+//! Disks that get larger while they are served (docs/decisions/0017): the backing, the journal's ring, the engine, the front ends, in
+//! this order.
+//!
+//! # Refuses
+//! To shrink; to make anything but a raw file larger; a size that the backing does not have and cannot be given; disks
+//! that move between hosts or whose cache is being recovered, as every change does.
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+
+use hob_control::{DiskChanged, DiskResize, Size};
+use hob_engine::command::{CacheChange, NewRing};
+use hob_engine::units::DiskId;
+
+use super::Manager;
+use super::flash::blocking;
+use super::refusal::Refusal;
+use crate::daemon::hardware::{BackingInfo, Gauge};
+use crate::daemon::shard_api::ShardHandle;
+
+/// Sizes of disks are multiples of this, bytes.
+const UNIT_BYTES: u64 = 512;
+
+/// What is known of a backing that is served.
+#[derive(Debug)]
+pub(super) struct Measure {
+    /// Tells how large it is now.
+    pub(super) gauge: Option<Gauge>,
+    /// As its disk is.
+    pub(super) info: BackingInfo,
+}
+
+impl Manager {
+    /// Lets a disk be as large as its backing is, or as is said, which is made so first.
+    pub(crate) async fn disk_resize(
+        self: &Arc<Self>,
+        disk: String,
+        resize: DiskResize,
+    ) -> Result<DiskChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.resize_to(&disk, resize.size.map(Size::bytes)).await }).await
+    }
+
+    async fn resize_to(self: &Arc<Self>, name: &str, wanted: Option<u64>) -> Result<DiskChanged, Refusal> {
+        let claim = self.claim_disk(name, "resized")?;
+        let (shard, id) = self.shard_of(name)?;
+        let (before, gauge, read_only) = {
+            let inner = self.inner();
+            let disk = inner.disk(name)?;
+            let measure = disk.measure.as_ref();
+            let gauge = measure.and_then(|measure| measure.gauge.clone());
+            let read_only = measure.is_some_and(|measure| measure.info.read_only);
+            (disk.size_bytes, gauge, read_only)
+        };
+        let gauge = gauge.ok_or_else(|| {
+            Refusal::conflict(format!(
+                "nobody can tell how large the backing of {name} is while it is served"
+            ))
+            .hint("a disk has the size of its backing when hob starts, or when it is removed and added again")
+        })?;
+        let size = self.size_of_backing(name, before, wanted, read_only, gauge).await?;
+        if size == before {
+            return self.finish_disk(name, claim, vec![format!("it has {} already", Size(size))]).await;
+        }
+        self.check_blocks(name, size)?;
+        self.grow_disk(name, &shard, id, size).await?;
+        tracing::info!("{name} has {size} bytes now; it had {before}");
+        let note = "NBD clients that are connected see the new size when they connect again";
+        self.finish_disk(name, claim, vec![note.to_owned()]).await
+    }
+
+    /// The size that a disk is to have, which its backing has then. `before` is what the disk has, all in bytes.
+    async fn size_of_backing(
+        &self,
+        name: &str,
+        before: u64,
+        wanted: Option<u64>,
+        read_only: bool,
+        gauge: Gauge,
+    ) -> Result<u64, Refusal> {
+        let cannot = |what: &str, error: &std::io::Error| {
+            Refusal::failed(format!("the backing of {name} cannot be {what}: {error}"))
+        };
+        let whole = |size: u64| match size.is_multiple_of(UNIT_BYTES) {
+            true => Ok(()),
+            false => {
+                Err(Refusal::invalid(format!("a disk has a multiple of {UNIT_BYTES} bytes, not {size}")))
+            }
+        };
+        if let Some(wanted) = wanted {
+            whole(wanted)?;
+            if wanted < before {
+                return Err(no_smaller(name, &format!("it has {}", Size(before))));
+            }
+        }
+        let measured = gauge.clone();
+        let now =
+            blocking(move || measured.size_bytes()).await?.map_err(|error| cannot("measured", &error))?;
+        if now < before {
+            let has = Size(now);
+            return Err(no_smaller(name, &format!("its backing has {has}, and the disk {}", Size(before))));
+        }
+        match wanted {
+            None => whole(now).map(|()| now),
+            Some(wanted) if wanted == now => Ok(wanted),
+            Some(wanted) if wanted < now => {
+                Err(Refusal::conflict(format!("the backing of {name} has {} already", Size(now))).hint(
+                    format!(
+                        "'hob disk resize {name}' without --size lets the disk have all of it; {} is not \
+                                   to be had",
+                        Size(wanted)
+                    ),
+                ))
+            }
+            Some(_) if read_only => Err(Refusal::conflict(format!(
+                "{name} is read-only, so hob does not make its backing larger"
+            ))
+            .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))),
+            Some(wanted) => {
+                let grown = blocking(move || gauge.is_file().then(|| gauge.grow(wanted))).await?;
+                let grown = grown.ok_or_else(|| {
+                    Refusal::conflict(format!(
+                        "the backing of {name} has {}, and hob makes raw files larger only",
+                        Size(now)
+                    ))
+                    .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))
+                })?;
+                grown.map_err(|error| match error.kind() {
+                    ErrorKind::FileTooLarge | ErrorKind::InvalidInput => Refusal::invalid(format!(
+                        "the file system of the backing of {name} has no files of {}",
+                        Size(wanted)
+                    )),
+                    _ => cannot("made larger", &error),
+                })?;
+                Ok(wanted)
+            }
+        }
+    }
+
+    /// A cache numbers the blocks of its disk.
+    fn check_blocks(&self, name: &str, size: u64) -> Result<(), Refusal> {
+        let inner = self.inner();
+        let Some(spec) = inner.disk(name)?.cache() else { return Ok(()) };
+        if size.div_ceil(spec.block_size.bytes()) <= u64::from(u32::MAX) {
+            return Ok(());
+        }
+        let most = Size(u64::from(u32::MAX) * spec.block_size.bytes());
+        Err(Refusal::conflict(format!(
+            "a cache with blocks of {} is for disks of {most} at most",
+            spec.block_size
+        ))
+        .hint(format!("give it larger blocks with 'hob cache set {name} --block-size', or take it away")))
+    }
+
+    /// Takes a disk to a size that its backing has already.
+    async fn grow_disk(
+        self: &Arc<Self>,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+        size: u64,
+    ) -> Result<(), Refusal> {
+        let (identity, before, persistent) = {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            let measure = disk.measure.as_ref();
+            let before = disk.identity;
+            let identity = measure.and_then(|measure| measure.info.identity_at(size)).unwrap_or(before);
+            // The new ring is bound to it.
+            disk.identity = identity;
+            let spec = disk.cache().filter(|spec| spec.journal.is_some() && disk.has_cache);
+            (identity, before, spec.map(|spec| (spec.pool.clone(), disk.held.len() as u64)))
+        };
+        let grow = |ring: &Option<NewRing>| CacheChange::GrowDisk(size, ring.clone());
+        let grown = match &persistent {
+            Some((_, segments)) => self.restructure(name, *segments, grow).await.map_err(Refusal::from),
+            None => shard.change_cache(id, grow(&None)).await.map_err(Refusal::from),
+        };
+        let released = match grown {
+            Ok(released) => released,
+            Err(refusal) => {
+                self.inner().disk_mut(name)?.identity = before;
+                return Err(refusal);
+            }
+        };
+        {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.size_bytes = size;
+            if let Some(measure) = &mut disk.measure {
+                measure.info.grow(size);
+                debug_assert!(measure.info.identity == identity, "both are of the same sentence");
+            }
+        }
+        self.exports.grow(name, size);
+        if let Some((pool, _)) = persistent {
+            let free = self.let_go(name, &released, |_| false);
+            self.give_back(&pool, &free).await;
+        }
+        Ok(())
+    }
+}
+
+fn no_smaller(name: &str, because: &str) -> Refusal {
+    Refusal::conflict(format!("{name} cannot get smaller: {because}"))
+        .hint("copy what is needed to a smaller disk")
+}
