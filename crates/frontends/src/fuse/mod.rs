@@ -84,6 +84,7 @@ pub struct Session {
     number: u32,
     file: Attributes,
     read_only: bool,
+    promote: Promote,
     slots: Vec<Option<InFlight>>,
     free: Vec<u32>,
     requests: VecDeque<Request>,
@@ -101,6 +102,7 @@ impl Session {
             number: number | NUMBER_BIT,
             file,
             read_only,
+            promote: Promote::Usual,
             slots: Vec::new(),
             free: Vec::new(),
             requests: VecDeque::new(),
@@ -108,6 +110,12 @@ impl Session {
             held_bytes: 0,
             dead: false,
         }
+    }
+
+    /// The same, whose reads leave that behind in the cache.
+    #[must_use]
+    pub fn promoting(self, promote: Promote) -> Session {
+        Session { promote, ..self }
     }
 
     /// Whose request it is, if it is one of these sessions.
@@ -342,7 +350,7 @@ impl Session {
             offset,
             len,
             buffer,
-            promote: Promote::Usual,
+            promote: self.promote,
             memory: PayloadMemory::Daemon,
         });
     }

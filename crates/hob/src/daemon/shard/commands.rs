@@ -163,10 +163,10 @@ impl Shard {
                     self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
                 }
             }
-            ShardCall::AttachFile { id, device, file, read_only } => {
+            ShardCall::AttachFile { id, device, file, rights } => {
                 // As above; and with it the file.
                 if self.serves(id) {
-                    self.files.attach(&mut self.ring, id, device, file, read_only);
+                    self.files.attach(&mut self.ring, id, device, file, rights);
                 }
             }
             ShardCall::Machine(call) => {

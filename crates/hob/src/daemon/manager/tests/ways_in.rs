@@ -6,7 +6,7 @@ use hob_engine::io::Promote;
 use super::*;
 
 fn backup(name: &str) -> Export {
-    Export { name: name.into(), read_only: true, no_promote: true }
+    Export { name: name.into(), read_only: true, no_promote: true, ..Export::default() }
 }
 
 #[test]
