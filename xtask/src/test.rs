@@ -49,14 +49,16 @@ enum Step {
     Ring,
     /// The dashboard's bundle, and its tests in a browser
     Dashboard,
-    /// hob with its feature `psk`, and the black-box tests of that
+    /// hob with its features `psk` and `rbd`, and the black-box tests of `psk`
     Psk,
+    /// The black-box tests of feature `rbd`, on Ceph clusters of their own
+    Rbd,
     /// Twenty seconds of each fuzz target
     Fuzz,
 }
 
 impl Step {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Install,
         Self::Fmt,
         Self::Clippy,
@@ -67,6 +69,7 @@ impl Step {
         Self::Ring,
         Self::Dashboard,
         Self::Psk,
+        Self::Rbd,
         Self::Fuzz,
     ];
 
@@ -82,6 +85,7 @@ impl Step {
             Self::Ring => "conformance on threads",
             Self::Dashboard => "dashboard",
             Self::Psk => "feature psk",
+            Self::Rbd => "feature rbd",
             Self::Fuzz => "fuzz",
         }
     }
@@ -107,6 +111,7 @@ impl Step {
             Self::Ring => conformance(&RING_TESTS, &[("HOB_RING", "threads")]),
             Self::Dashboard => dashboard::run(),
             Self::Psk => psk(),
+            Self::Rbd => rbd(),
             Self::Fuzz => fuzz(),
         }
     }
@@ -155,16 +160,33 @@ fn conformance(files: &[&str], environment: &[(&str, &str)]) -> Result<()> {
     shell::run(&mut command)
 }
 
-/// What no default build has: TLS by OpenSSL with keys that both sides know. In the profile of tests, whose binary is not the one that
-/// the other steps look at.
+/// hob with what no default build has: TLS by OpenSSL with keys that both sides know, and Ceph RBD images. One build for both, in the profile
+/// of tests, whose binary is not the one that the other steps look at.
+const FEATURES: [&str; 6] = ["-p", "hob", "-p", "hob-storage", "--features", "hob/psk,hob/rbd"];
+
+/// Builds that, and says where it is.
+fn build_with_features() -> Result<PathBuf> {
+    shell::run(&mut shell::cargo(&[&["build"], &FEATURES[..]].concat()))?;
+    Ok(shell::target_dir()?.join("debug/hob"))
+}
+
 fn psk() -> Result<()> {
-    let feature = ["-p", "hob", "--features", "psk"];
     let cargo = |args: &[&str]| shell::run(&mut shell::cargo(args));
-    cargo(&[&["clippy"], &feature[..], &["--all-targets", "--", "-D", "warnings"]].concat())?;
-    cargo(&[&["test"], &feature[..], &["psk"]].concat())?;
-    cargo(&[&["build"], &feature[..]].concat())?;
+    cargo(&[&["clippy"], &FEATURES[..], &["--all-targets", "--", "-D", "warnings"]].concat())?;
+    cargo(&["test", "-p", "hob", "--features", "psk,rbd", "psk"])?;
+    let hob = build_with_features()?;
     let mut command = shell::cargo(&["test", "-p", "conformance", "--features", "psk", "--test", "nbd_psk"]);
-    shell::run(command.env("HOB_BIN", shell::target_dir()?.join("debug/hob")))
+    shell::run(command.env("HOB_BIN", hob))
+}
+
+/// Each test has a cluster of its own, of four processes; all of them at once would measure the machine.
+fn rbd() -> Result<()> {
+    shell::run(&mut shell::cargo(&["test", "-p", "hob-storage", "--features", "rbd", "--lib", "rbd"]))?;
+    let hob = build_with_features()?;
+    let tests = ["--test", "rbd", "--test", "rbd_faults"];
+    let mut command =
+        shell::cargo(&[&["test", "-p", "conformance", "--features", "rbd", "--no-fail-fast"], &tests[..]].concat());
+    shell::run(command.args(["--", "--test-threads=2"]).env("HOB_BIN", hob))
 }
 
 /// A short run of every fuzz target. The sanitizer wants an unstable compiler flag, which

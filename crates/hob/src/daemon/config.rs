@@ -382,6 +382,14 @@ mod tests {
             ("[[pool]]\nname = \"a b\"\ndevices = []", &["a b"]),
             ("[[disk]]\nname = \"a\"\nbacking = \"/x\"\nvhost_user = \"vm.sock\"", &["vm.sock", "absolute"]),
             (
+                "[[disk]]\nname = \"a\"\nbacking = \"/x\"\nexport = [{ name = \"b\", vhost_user = \"b.sock\" }]",
+                &["b.sock", "absolute"],
+            ),
+            (
+                "[[disk]]\nname = \"a\"\nbacking = \"/x\"\nexport = [{ name = \"b\", fuse = \"b.img\" }]",
+                &["b.img", "absolute"],
+            ),
+            (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[[disk]]\nname = \"a\"\nbacking = \"/y\"",
                 &["'a' stands there twice"],
             ),
