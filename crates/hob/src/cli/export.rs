@@ -83,7 +83,7 @@ fn list(disks: &[Disk]) -> String {
         exports.map(move |export| (disk, export))
     });
     let all: Vec<(&Disk, Spec)> = all.collect();
-    let mut columns = ["EXPORT", "DISK", "ACCESS", "READS"].map(words).to_vec();
+    let mut columns = Vec::from(["EXPORT", "DISK", "ACCESS", "READS"].map(words));
     // Most have neither.
     let has_places = all.iter().any(|(_, export)| export.fuse.is_some() || export.vhost_user.is_some());
     if has_places {
