@@ -151,7 +151,8 @@ impl Cluster {
     #[must_use]
     #[track_caller]
     pub fn is_up(&self, osd: usize) -> bool {
-        let map: Value = serde_json::from_str(&self.ceph(&["osd", "dump", "--format", "json"])).expect("JSON");
+        let map: Value =
+            serde_json::from_str(&self.ceph(&["osd", "dump", "--format", "json"])).expect("JSON");
         map["osds"].as_array().into_iter().flatten().any(|of| of["osd"] == osd && of["up"] == 1)
     }
 
@@ -207,7 +208,8 @@ fn start_monitor(scratch: &Scratch, id: &str, osds: usize) -> Option<Process> {
         .args(["--keyring", &keyring])
         .run();
     let mut monitor = daemon(scratch, "ceph-mon", "a");
-    let mut ceph = Tool::new("ceph").args(["--conf", &conf, "--connect-timeout", "60", "mon", "stat"]).start();
+    let mut ceph =
+        Tool::new("ceph").args(["--conf", &conf, "--connect-timeout", "60", "mon", "stat"]).start();
     loop {
         if ceph.poll().is_some_and(|status| status.success()) {
             return Some(monitor);

@@ -60,7 +60,9 @@ impl Stage {
         daemon.ctl(&[&["cache", "enable", "vm", "--pool", "p"][..], &shape[..]].concat());
         let (file, socket) = (at("backup.img"), at("backup.sock"));
         let places = ["--fuse", &file, "--vhost-user", &socket];
-        daemon.ctl(&[&["export", "add", "vm", "backup", "--read-only", "--no-promote"][..], &places[..]].concat());
+        daemon.ctl(
+            &[&["export", "add", "vm", "backup", "--read-only", "--no-promote"][..], &places[..]].concat(),
+        );
         Stage { daemon, _unmounts: unmounts, scratch, image }
     }
 
@@ -76,7 +78,9 @@ impl Stage {
     #[track_caller]
     fn warm_up(&self) {
         let mut guest = self.connect("vm").unwrap();
-        wait_until("the hot part to be cached", Duration::from_secs(30), || self.hot_hits(&mut guest) == HOT / MIB);
+        wait_until("the hot part to be cached", Duration::from_secs(30), || {
+            self.hot_hits(&mut guest) == HOT / MIB
+        });
     }
 
     /// Reads the hot part, in pieces of 1 MiB, and says how many of them were hits.
@@ -210,7 +214,12 @@ fn places_of_an_export_survive_a_restart_and_leave_with_it() {
     assert!(!kept.success() && kept.all().contains("in use"), "{}", kept.all());
     let kept = stage.daemon.try_ctl(&["disk", "remove", "vm"]);
     assert!(!kept.success() && kept.all().contains("in use"), "{}", kept.all());
-    assert_same(&fs::read(stage.path("vm.img")).unwrap(), &stage.image, 0, "the disk's own file, which stays");
+    assert_same(
+        &fs::read(stage.path("vm.img")).unwrap(),
+        &stage.image,
+        0,
+        "the disk's own file, which stays",
+    );
     drop(file);
     let mut machine = Driver::connect(&stage.path("backup.sock")).expect("the daemon takes a machine");
     assert_eq!(machine.run(Kind::Read, 0, 4096), Some(0));
@@ -258,7 +267,8 @@ fn places_that_cannot_be_had_are_refused() {
     }
     // Half of it is not enough, and goes again.
     let (socket, file) = (at("other.sock"), at("none/other.img"));
-    let add = stage.daemon.try_ctl(&["export", "add", "vm", "other", "--vhost-user", &socket, "--fuse", &file]);
+    let add =
+        stage.daemon.try_ctl(&["export", "add", "vm", "other", "--vhost-user", &socket, "--fuse", &file]);
     assert!(!add.success() && !stage.path("other.sock").exists(), "{}", add.all());
     assert_same(&fs::read(stage.path("backup.img")).unwrap(), &stage.image, 0, "what was there before");
     // A daemon that dies leaves errors and no hang, and the next one cleans up.

@@ -154,7 +154,8 @@ fn snapshots_are_read_and_not_written() {
     let spec = cluster.spec("disk@monday");
     let refused = Serve::disk(&spec).refused(&scratch);
     assert!(refused.all().contains("snapshots are read-only"), "{}", refused.all());
-    let hob = Serve::disk(&spec).flag("--read-only").cached(&scratch.path("pool"), "40M", "4K").start(&scratch);
+    let hob =
+        Serve::disk(&spec).flag("--read-only").cached(&scratch.path("pool"), "40M", "4K").start(&scratch);
     let mut client = hob.connect();
     for _ in 0..2 {
         assert_same(&read_all(&mut client), &before, 0, "the snapshot and what the image was");

@@ -62,10 +62,31 @@ impl Stage {
         std::fs::write(scratch.path("hob.toml"), config).unwrap();
         let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
         wait_until("the NBD socket", Duration::from_secs(20), || scratch.path("nbd.sock").exists());
-        daemon.ctl(&["pool", "create", "fast", &scratch.text("flash"), "--size", "192M", "--segment-size", "1M"]);
+        daemon.ctl(&[
+            "pool",
+            "create",
+            "fast",
+            &scratch.text("flash"),
+            "--size",
+            "192M",
+            "--segment-size",
+            "1M",
+        ]);
         daemon.ctl(&["disk", "add", "vm", "--backing", &cluster.spec("disk")]);
         let size = format!("{}M", CACHE / MIB);
-        daemon.ctl(&["cache", "enable", "vm", "--pool", "fast", "--size", &size, "--block-size", "4K", "--mode", "write-back"]);
+        daemon.ctl(&[
+            "cache",
+            "enable",
+            "vm",
+            "--pool",
+            "fast",
+            "--size",
+            &size,
+            "--block-size",
+            "4K",
+            "--mode",
+            "write-back",
+        ]);
         daemon.ctl(&["export", "add", "vm", "cold", "--read-only", "--no-promote"]);
         Stage { daemon, scratch, cluster, image }
     }
@@ -175,7 +196,8 @@ fn round(cluster: &mut Cluster, number: usize, hits: &mut Hits, image: &[u8]) {
 /// Promises 2 and 4.
 #[test]
 fn fio_verifies_while_osds_die_stand_still_and_come_back() {
-    let seconds = std::env::var("HOB_RBD_SECONDS").map_or(25, |text| text.parse().expect("a number of seconds"));
+    let seconds =
+        std::env::var("HOB_RBD_SECONDS").map_or(25, |text| text.parse().expect("a number of seconds"));
     let mut stage = Stage::new();
     stage.warm_up();
     let over = AtomicBool::new(false);

@@ -184,8 +184,9 @@ fn rbd() -> Result<()> {
     shell::run(&mut shell::cargo(&["test", "-p", "hob-storage", "--features", "rbd", "--lib", "rbd"]))?;
     let hob = build_with_features()?;
     let tests = ["--test", "rbd", "--test", "rbd_faults"];
-    let mut command =
-        shell::cargo(&[&["test", "-p", "conformance", "--features", "rbd", "--no-fail-fast"], &tests[..]].concat());
+    let mut command = shell::cargo(
+        &[&["test", "-p", "conformance", "--features", "rbd", "--no-fail-fast"], &tests[..]].concat(),
+    );
     shell::run(command.args(["--", "--test-threads=2"]).env("HOB_BIN", hob))
 }
 

@@ -42,7 +42,8 @@ mod tests {
         let text = r#"{"name":"b","read_only":true,"no_promote":false}"#;
         assert_eq!(serde_json::to_string(&plain).unwrap(), text);
         assert_eq!(serde_json::from_str::<Export>(text).unwrap(), plain);
-        let placed = Export { fuse: Some("/b.img".into()), vhost_user: Some("/b.sock".into()), ..plain.clone() };
+        let placed =
+            Export { fuse: Some("/b.img".into()), vhost_user: Some("/b.sock".into()), ..plain.clone() };
         let text = serde_json::to_string(&placed).unwrap();
         assert_eq!(serde_json::from_str::<Export>(&text).unwrap(), placed);
         assert_eq!(placed.elsewhere(), plain);

@@ -105,7 +105,12 @@ fn call(
         }
         Target::Rbd { image, conf } => {
             let image = format!("--rbdname={image}");
-            command.env("CEPH_CONF", conf).args(["--ioengine=rbd", "--clientname=admin", "--pool=rbd", &image])
+            command.env("CEPH_CONF", conf).args([
+                "--ioengine=rbd",
+                "--clientname=admin",
+                "--pool=rbd",
+                &image,
+            ])
         }
         Target::VhostUser(_) => unreachable!("done without fio"),
     };

@@ -74,8 +74,10 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let missing: Vec<&str> =
-        ["fio", "ceph-mon", "ceph-osd", "rbd", "setpriv"].into_iter().filter(|p| !packages::present(p)).collect();
+    let missing: Vec<&str> = ["fio", "ceph-mon", "ceph-osd", "rbd", "setpriv"]
+        .into_iter()
+        .filter(|p| !packages::present(p))
+        .collect();
     if !missing.is_empty() {
         bail!("{} not installed; `cargo xtask install` does that", missing.join(", "));
     }

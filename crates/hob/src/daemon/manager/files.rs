@@ -36,7 +36,8 @@ impl DiskState {
     /// The files that it is to be: names of exports, its own first, and paths.
     pub(super) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
         let own = self.fuse.as_deref().map(|path| (self.name.as_str(), path));
-        let further = self.exports.iter().filter_map(|export| Some((export.name.as_str(), export.fuse.as_deref()?)));
+        let further =
+            self.exports.iter().filter_map(|export| Some((export.name.as_str(), export.fuse.as_deref()?)));
         own.into_iter().chain(further)
     }
 }
@@ -82,7 +83,10 @@ impl Manager {
             let inner = self.inner();
             let files = inner.disk(name)?.wanted.files();
             // One that was left is not stale, and whoever looks at it waits for this daemon.
-            files.filter(|(export, path)| !self.has_left_file(export, path)).map(|(_, path)| path.into()).collect()
+            files
+                .filter(|(export, path)| !self.has_left_file(export, path))
+                .map(|(_, path)| path.into())
+                .collect()
         };
         flash::blocking(move || stale.iter().for_each(|path: &PathBuf| clear_stale(path))).await
     }

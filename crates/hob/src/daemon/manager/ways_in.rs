@@ -59,9 +59,7 @@ impl Manager {
                     true => "a disk's own export goes with the disk: hob disk remove",
                     false => "see hob export list",
                 };
-                return Err(
-                    Refusal::not_found(format!("{disk} has no further export '{export}'")).hint(hint)
-                );
+                return Err(Refusal::not_found(format!("{disk} has no further export '{export}'")).hint(hint));
             }
             manager.hide_export(&disk, &export).await?;
             manager.inner().disk_mut(&disk)?.forget_export(&export);

@@ -12,7 +12,8 @@ use std::sync::OnceLock;
 pub(super) type Handle = *mut c_void;
 
 /// What is called for each range that was or was not written.
-pub(super) type DiffCallback = unsafe extern "C" fn(offset: u64, len: usize, exists: c_int, argument: *mut c_void) -> c_int;
+pub(super) type DiffCallback =
+    unsafe extern "C" fn(offset: u64, len: usize, exists: c_int, argument: *mut c_void) -> c_int;
 
 /// `EVENT_TYPE_EVENTFD`.
 pub(super) const EVENT_TYPE_EVENTFD: c_int = 2;
