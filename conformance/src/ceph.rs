@@ -88,13 +88,20 @@ impl Cluster {
     /// Runs `rbd`; returns what it printed.
     #[track_caller]
     pub fn rbd(&self, args: &[&str]) -> String {
-        Tool::new("rbd").args(["--conf", &self.conf(), "--no-progress"]).args(args).limit(STEP_MAX).run()
+        Tool::new("rbd").args(["--conf", &self.conf()]).args(args).limit(STEP_MAX).run()
     }
 
     /// Makes an image out of a file.
     #[track_caller]
     pub fn import(&self, file: &Path, image: &str) {
-        self.rbd(&["import", "--dest-pool", "rbd", file.to_str().expect("scratch paths are ASCII"), image]);
+        self.rbd(&[
+            "import",
+            "--no-progress",
+            "--dest-pool",
+            "rbd",
+            file.to_str().expect("scratch paths are ASCII"),
+            image,
+        ]);
     }
 
     /// The bytes of an image or a snapshot, as the cluster has them.
@@ -103,7 +110,7 @@ impl Cluster {
     pub fn export(&self, image: &str) -> Vec<u8> {
         let file = self.scratch.path("exported");
         let _ = std::fs::remove_file(&file);
-        self.rbd(&["export", &format!("rbd/{image}"), &self.scratch.text("exported")]);
+        self.rbd(&["export", "--no-progress", &format!("rbd/{image}"), &self.scratch.text("exported")]);
         std::fs::read(file).expect("what was exported")
     }
 
