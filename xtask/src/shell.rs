@@ -31,6 +31,19 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Runs `command` while others print, and shows what it said when it has ended; an error when it fails.
+pub(crate) fn run_apart(command: &mut Command) -> Result<()> {
+    let words = words(command);
+    println!("$ {words}");
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("start {words}"))?;
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    println!("\n$ {words}\n{}", said.concat());
+    if !output.status.success() {
+        bail!("{words}: {}", output.status);
+    }
+    Ok(())
+}
+
 /// Runs `command` quietly and returns what it printed; an error when it fails.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let words = words(command);

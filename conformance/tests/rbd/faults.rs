@@ -186,8 +186,9 @@ fn round(cluster: &mut Cluster, number: usize, hits: &mut Hits, image: &[u8]) {
     let before = hits.count;
     (0..cluster.osds()).for_each(|osd| cluster.pause(osd));
     hits.read(image, STILL);
-    (0..cluster.osds()).for_each(|osd| cluster.resume(osd));
     let served = hits.count - before;
+    (0..cluster.osds()).for_each(|osd| cluster.resume(osd));
+    hits.read(image, Duration::from_secs(2));
     assert!(served > 500, "only {served} hits while the cluster stood still for {STILL:?}");
     assert!(hits.worst < HIT_MAX, "a hit took {:?}", hits.worst);
     assert!(cluster.lives(), "the monitor is gone");
@@ -197,7 +198,7 @@ fn round(cluster: &mut Cluster, number: usize, hits: &mut Hits, image: &[u8]) {
 #[test]
 fn fio_verifies_while_osds_die_stand_still_and_come_back() {
     let seconds =
-        std::env::var("HOB_RBD_SECONDS").map_or(25, |text| text.parse().expect("a number of seconds"));
+        std::env::var("HOB_RBD_SECONDS").map_or(18, |text| text.parse().expect("a number of seconds"));
     let mut stage = Stage::new();
     stage.warm_up();
     let over = AtomicBool::new(false);
