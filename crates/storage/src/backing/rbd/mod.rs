@@ -42,6 +42,9 @@ use spec::Spec;
 /// How often it is looked whether the lock is still ours.
 const LOCK_CHECK: Duration = Duration::from_secs(1);
 
+/// How librados says that it knows no monitor, among other things.
+const NOT_FOUND: c_int = -libc::ENOENT;
+
 /// Completions fetched in one call.
 const COMPLETIONS_MAX: usize = 64;
 
@@ -130,6 +133,7 @@ impl Image {
     fn connect(&mut self, spec: &Spec, patience: Duration) -> Result<(), String> {
         let library = self.library;
         let user = string(&format!("client.{}", spec.user.as_deref().unwrap_or("admin")));
+        let mut is_configured = true;
         // SAFETY: the strings outlive the calls; the handle is written before it is read.
         unsafe {
             let result = (library.rados_create2)(&mut self.cluster, c"ceph".as_ptr(), user.as_ptr(), 0);
@@ -141,6 +145,9 @@ impl Image {
             );
             if conf.is_some() || result != -libc::ENOENT {
                 check(spec.conf.as_deref().unwrap_or("ceph.conf"), result)?;
+            } else {
+                // Options may say all that is needed.
+                is_configured = false;
             }
             (library.rados_conf_parse_env)(self.cluster, ptr::null());
         }
@@ -155,7 +162,13 @@ impl Image {
             check(&format!("option {option}={value}"), result)?;
         }
         // SAFETY: the cluster's handle is configured.
-        check("the cluster", unsafe { (library.rados_connect)(self.cluster) })
+        match unsafe { (library.rados_connect)(self.cluster) } {
+            NOT_FOUND if !is_configured => {
+                Err("there is no /etc/ceph/ceph.conf; :conf=PATH says where the cluster's configuration is"
+                    .into())
+            }
+            result => check("the cluster", result),
+        }
     }
 
     fn size_bytes(&self) -> Result<u64, String> {
