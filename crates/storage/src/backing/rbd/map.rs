@@ -120,14 +120,15 @@ fn extents(mut written: Vec<(u64, u64)>, offset: u64, len: u64) -> Vec<StatusExt
     let mut at = offset;
     for (from, to) in written {
         let (from, to) = (from.clamp(at, end), to.clamp(at, end));
-        if from > at && from < to {
+        if from == to {
+            continue;
+        }
+        if from > at {
             extents.push(StatusExtent { len: from - at, hole: true, zero: true });
-            at = from;
         }
         match extents.last_mut() {
-            _ if to == at => {}
-            Some(last) if !last.hole => last.len += to - at,
-            _ => extents.push(StatusExtent { len: to - at, hole: false, zero: false }),
+            Some(last) if !last.hole => last.len += to - from,
+            _ => extents.push(StatusExtent { len: to - from, hole: false, zero: false }),
         }
         at = to;
     }
