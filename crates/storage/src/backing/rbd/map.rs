@@ -27,11 +27,14 @@ struct Wish {
     len: u64,
 }
 
+/// What the thread is asked, and what it answers.
+type Ends = (mpsc::Sender<Wish>, mpsc::Receiver<(u64, Status)>);
+
 /// The thread's other end.
 pub(super) struct Maps {
     event: Arc<OwnedFd>,
     /// Once it was started.
-    thread: Option<(mpsc::Sender<Wish>, mpsc::Receiver<(u64, Status)>)>,
+    thread: Option<Ends>,
     unanswered: usize,
 }
 
@@ -62,7 +65,7 @@ impl Maps {
     }
 }
 
-fn start(event: Arc<OwnedFd>) -> (mpsc::Sender<Wish>, mpsc::Receiver<(u64, Status)>) {
+fn start(event: Arc<OwnedFd>) -> Ends {
     let (wishes, asked) = mpsc::channel::<Wish>();
     let (answers, answered) = mpsc::channel();
     let look = move || {
