@@ -7,6 +7,7 @@
 //! a skip: a suite that passes because nothing ran proves nothing.
 
 pub mod authority;
+pub mod ceph;
 pub mod data;
 pub mod guest;
 pub mod hob;
@@ -23,6 +24,7 @@ pub mod trace;
 pub mod vhost_driver;
 
 pub use authority::Authority;
+pub use ceph::Cluster;
 pub use hob::{Daemon, Hob, Serve};
 pub use hosts::Host;
 pub use mounts::{Loop, Unmount};

@@ -21,6 +21,10 @@ const PACKAGES: &[Package] = &[
     Package { name: "fio", shown_by: &["fio"] },
     // For hob's feature psk, which is not in a default build.
     Package { name: "libssl-dev", shown_by: &["/usr/include/openssl/ssl.h"] },
+    // For hob's feature rbd: a cluster, and librbd, which the last of them brings.
+    Package { name: "ceph-mon", shown_by: &["ceph-mon", "monmaptool", "osdmaptool"] },
+    Package { name: "ceph-osd", shown_by: &["ceph-osd"] },
+    Package { name: "ceph-common", shown_by: &["ceph", "rbd", "ceph-authtool"] },
     Package { name: "pkg-config", shown_by: &["pkg-config"] },
     Package { name: "curl", shown_by: &["curl"] },
     Package { name: "qemu-system-x86", shown_by: &["qemu-system-x86_64"] },

@@ -52,14 +52,16 @@ enum Step {
     Ring,
     /// The dashboard's bundle, and its tests in a browser
     Dashboard,
-    /// hob with its feature `psk`, and the black-box tests of that
+    /// hob with its features `psk` and `rbd`, and the black-box tests of `psk`
     Psk,
+    /// The black-box tests of feature `rbd`, on Ceph clusters of their own, while the next step runs
+    Rbd,
     /// Twenty seconds of each fuzz target
     Fuzz,
 }
 
 impl Step {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Install,
         Self::Fmt,
         Self::Clippy,
@@ -70,6 +72,7 @@ impl Step {
         Self::Ring,
         Self::Dashboard,
         Self::Psk,
+        Self::Rbd,
         Self::Fuzz,
     ];
 
@@ -85,8 +88,21 @@ impl Step {
             Self::Ring => "conformance on threads",
             Self::Dashboard => "dashboard",
             Self::Psk => "feature psk",
+            Self::Rbd => "feature rbd",
             Self::Fuzz => "fuzz",
         }
+    }
+
+    /// Can others run meanwhile?
+    fn sleeps(self) -> bool {
+        self == Self::Rbd
+    }
+
+    /// Runs it; says how long that took, and what came of it.
+    fn timed(self) -> (Duration, Result<()>) {
+        let start = Instant::now();
+        let result = self.run();
+        (start.elapsed(), result)
     }
 
     fn run(self) -> Result<()> {
@@ -111,6 +127,7 @@ impl Step {
             Self::Ring => conformance(&RING_TESTS, &[("HOB_RING", "threads")]),
             Self::Dashboard => dashboard::run(),
             Self::Psk => psk(),
+            Self::Rbd => rbd(),
             Self::Fuzz => fuzz(),
         }
     }
@@ -125,11 +142,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         (all || needed || arguments.only.contains(&step)) && !refused
     };
     let mut summary: Vec<(Step, Duration, Result<()>)> = Vec::new();
+    let begun = Instant::now();
+    let mut beside = None;
     for step in Step::ALL.into_iter().filter(|&step| wanted(step)) {
         println!("\n=== {} ===", step.name());
-        let start = Instant::now();
-        let result = step.run();
-        summary.push((step, start.elapsed(), result));
+        if step.sleeps() {
+            // It waits for others most of its time. Its lines stand between theirs; what failed stands at the end.
+            beside = Some((step, std::thread::spawn(move || step.timed())));
+            continue;
+        }
+        let (took, result) = step.timed();
+        summary.push((step, took, result));
+    }
+    if let Some((step, thread)) = beside {
+        let (took, result) = thread.join().expect("a step that does not panic");
+        summary.push((step, took, result));
     }
     for (step, _, result) in &summary {
         if let Err(error) = result {
@@ -141,8 +168,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let verdict = if result.is_ok() { "ok" } else { "FAILED" };
         println!("{:<24} {:>7.1} s  {verdict}", step.name(), took.as_secs_f64());
     }
-    let total: Duration = summary.iter().map(|(_, took, _)| *took).sum();
-    println!("{:<24} {:>7.1} s", "together", total.as_secs_f64());
+    println!("{:<24} {:>7.1} s", "together", begun.elapsed().as_secs_f64());
     let failed: Vec<&str> = summary.iter().filter(|(.., r)| r.is_err()).map(|(s, ..)| s.name()).collect();
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
@@ -161,16 +187,30 @@ fn conformance(files: &[&str], environment: &[(&str, &str)]) -> Result<()> {
     shell::run_tests(&mut command)
 }
 
-/// What no default build has: TLS by OpenSSL with keys that both sides know. In the profile of tests, whose binary is not the one that
-/// the other steps look at.
+/// hob with what no default build has: TLS by OpenSSL with keys that both sides know, and Ceph RBD images. One build for both, in the profile
+/// of tests, whose binary is not the one that the other steps look at.
+const FEATURES: [&str; 4] = ["-p", "hob", "--features", "psk,rbd"];
+
+/// Builds that, and says where it is.
+fn build_with_features() -> Result<PathBuf> {
+    shell::run(&mut shell::cargo(&[&["build"], &FEATURES[..]].concat()))?;
+    Ok(shell::target_dir()?.join("debug/hob"))
+}
+
 fn psk() -> Result<()> {
-    let feature = ["-p", "hob", "--features", "psk"];
     let cargo = |args: &[&str]| shell::run(&mut shell::cargo(args));
-    cargo(&[&["clippy"], &feature[..], &["--all-targets", "--", "-D", "warnings"]].concat())?;
-    shell::run_tests(&mut shell::cargo(&[&["test"], &feature[..], &["psk"]].concat()))?;
-    cargo(&[&["build"], &feature[..]].concat())?;
+    cargo(&[&["clippy"], &FEATURES[..], &["--all-targets", "--", "-D", "warnings"]].concat())?;
+    shell::run_tests(&mut shell::cargo(&[&["test"], &FEATURES[..], &["psk"]].concat()))?;
+    let hob = build_with_features()?;
     let mut command = shell::cargo(&["test", "-p", "conformance", "--features", "psk", "--test", "nbd_psk"]);
-    shell::run_tests(command.env("HOB_BIN", shell::target_dir()?.join("debug/hob")))
+    shell::run_tests(command.env("HOB_BIN", hob))
+}
+
+/// The black-box tests of RBD images, each with a cluster of four processes.
+fn rbd() -> Result<()> {
+    let hob = build_with_features()?;
+    let mut command = shell::cargo(&["test", "-p", "conformance", "--features", "rbd", "--test", "rbd"]);
+    shell::run_tests(command.args(["--", "--test-threads=3"]).env("HOB_BIN", hob))
 }
 
 /// A short run of every fuzz target. The sanitizer wants an unstable compiler flag, which

@@ -1,11 +1,11 @@
-//! Further exports of a disk: other names under which NBD clients find it, with fewer rights, or without effect on its
+//! Further exports of a disk: other ways to it, with fewer rights, or without effect on its
 //! cache. A backup reads through one that promotes nothing, and what the guest uses stays in flash.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A further export, and `POST /v1/disks/{disk}/exports`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// A further export, and `POST /v1/disks/{disk}/exports`. NBD clients find it by its name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Export {
     /// Its name, unlike those of all disks and of their other exports.
@@ -16,4 +16,37 @@ pub struct Export {
     /// Reads that come this way bring nothing into the cache and keep nothing there: what is cached serves them.
     #[serde(default)]
     pub no_promote: bool,
+    /// Absolute path of a file that it is to be too, for programs that open files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuse: Option<String>,
+    /// Absolute path of a socket at which a machine uses it through vhost-user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost_user: Option<String>,
+}
+
+impl Export {
+    /// The same on another host, where these paths mean something else.
+    #[must_use]
+    pub fn elsewhere(&self) -> Export {
+        Export { fuse: None, vhost_user: None, ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_said_is_not_there() {
+        let plain = Export { name: "b".into(), read_only: true, ..Export::default() };
+        let text = r#"{"name":"b","read_only":true,"no_promote":false}"#;
+        assert_eq!(serde_json::to_string(&plain).unwrap(), text);
+        assert_eq!(serde_json::from_str::<Export>(text).unwrap(), plain);
+        let placed =
+            Export { fuse: Some("/b.img".into()), vhost_user: Some("/b.sock".into()), ..plain.clone() };
+        let text = serde_json::to_string(&placed).unwrap();
+        assert_eq!(serde_json::from_str::<Export>(&text).unwrap(), placed);
+        assert_eq!(placed.elsewhere(), plain);
+        assert!(serde_json::from_str::<Export>(r#"{"name":"b","file":"/b"}"#).is_err());
+    }
 }

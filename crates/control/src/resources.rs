@@ -131,13 +131,13 @@ pub struct Disk {
     /// Its cache, if it is to have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
-    /// Further NBD exports.
+    /// Further exports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exports: Vec<Export>,
     /// The file that it is, for programs that open files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse: Option<String>,
-    /// Why it is not that file now.
+    /// Why it is not that file now, or an export of it not the file that it is to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse_reason: Option<String>,
     /// The recording of its requests that is under way.

@@ -159,12 +159,13 @@ enum Which {
     VhostUser,
 }
 
-struct Bench {
-    hob: PathBuf,
-    rounds: u32,
-    seconds: u32,
-    quick: bool,
-    interrupt: Interrupt,
+/// How something is measured: which hob, how often, for how long.
+pub(super) struct Bench {
+    pub(super) hob: PathBuf,
+    pub(super) rounds: u32,
+    pub(super) seconds: u32,
+    pub(super) quick: bool,
+    pub(super) interrupt: Interrupt,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -183,7 +184,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         interrupt: Interrupt::listen()?,
     };
     let wanted = |which| arguments.only.is_none_or(|only| only == which);
-    let mut report = Report::default();
+    let mut report = Report::of("data-path");
     if wanted(Which::Device) {
         let dir = match &arguments.dir {
             Some(dir) => dir.clone(),
@@ -218,7 +219,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn scratch(dir: &Path) -> Result<TempDir> {
+pub(super) fn scratch(dir: &Path) -> Result<TempDir> {
     std::fs::create_dir_all(dir)?;
     let made = tempfile::Builder::new().prefix("hob-bench-").tempdir_in(dir);
     made.with_context(|| format!("make a directory in {}", dir.display()))
@@ -326,14 +327,16 @@ impl Bench {
         Ok(Setting { name: "a file", size, seconds: self.seconds, runs, bars: &FUSE_BARS })
     }
 
-    fn measure(&self, servers: &[Server], workloads: &[Workload], size: u64) -> Result<Vec<Run>> {
+    /// All workloads on all servers, which are warm then.
+    pub(super) fn measure(&self, servers: &[Server], workloads: &[Workload], size: u64) -> Result<Vec<Run>> {
         for server in servers {
             self.warm(server, size)?;
         }
         self.rounds(servers, workloads, size)
     }
 
-    fn rounds(&self, servers: &[Server], workloads: &[Workload], size: u64) -> Result<Vec<Run>> {
+    /// The same on servers as they are.
+    pub(super) fn rounds(&self, servers: &[Server], workloads: &[Workload], size: u64) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
         for round in 0..self.rounds {
             for workload in workloads {
@@ -363,6 +366,7 @@ impl Bench {
     }
 
     fn one(&self, server: &Server, workload: &Workload, size: u64, round: u32) -> Result<Run> {
+        server.prepare()?;
         let (stats, cpu) = (server.stats()?, server.cpu()?);
         let figures = fio::run(&server.target, workload, size, self.seconds, &self.interrupt)?;
         let used = server.cpu()?.zip(cpu).map(|(after, before)| after.saturating_sub(before));
@@ -383,7 +387,7 @@ fn journal_factor(server: &Server, before: Option<&Stats>, ios: u64) -> Result<O
 }
 
 /// The cache holds the working set and a quarter more.
-fn cache_bytes(size: u64) -> u64 {
+pub(super) fn cache_bytes(size: u64) -> u64 {
     size / 4 * 5
 }
 

@@ -35,6 +35,13 @@ pub(crate) enum Target {
     /// A file that a server has mounted, opened with O_DIRECT. FUSE does not know io_uring's way of not waiting, which would
     /// hand each request to a thread.
     Mounted(String),
+    /// An image of the pool `rbd`, through librbd, with the cluster's configuration in this file.
+    Rbd {
+        /// The image.
+        image: &'static str,
+        /// The file.
+        conf: String,
+    },
     /// A socket that speaks vhost-user-blk, which is not fio's matter.
     VhostUser(PathBuf),
 }
@@ -95,6 +102,15 @@ fn call(
         }
         Target::Mounted(path) => {
             command.args(["--ioengine=libaio", "--direct=1", &format!("--filename={path}")])
+        }
+        Target::Rbd { image, conf } => {
+            let image = format!("--rbdname={image}");
+            command.env("CEPH_CONF", conf).args([
+                "--ioengine=rbd",
+                "--clientname=admin",
+                "--pool=rbd",
+                &image,
+            ])
         }
         Target::VhostUser(_) => unreachable!("done without fio"),
     };

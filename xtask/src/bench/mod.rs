@@ -4,6 +4,7 @@ mod data_path;
 mod fio;
 mod lab;
 mod qos;
+mod rbd;
 mod report;
 mod server;
 mod vhost;
@@ -23,6 +24,8 @@ pub(crate) enum Bench {
     Lab(lab::Arguments),
     /// What disks receive under shares, limits, reservations and throttling, against what they are due
     Qos(qos::Arguments),
+    /// A disk on Ceph RBD against librbd itself, with its cache and without, on a cluster on this machine
+    Rbd(rbd::Arguments),
 }
 
 pub(crate) fn run(bench: &Bench) -> Result<()> {
@@ -30,15 +33,21 @@ pub(crate) fn run(bench: &Bench) -> Result<()> {
         Bench::DataPath(arguments) => data_path::run(arguments),
         Bench::Lab(arguments) => lab::run(arguments),
         Bench::Qos(arguments) => qos::run(arguments),
+        Bench::Rbd(arguments) => rbd::run(arguments),
     }
 }
 
 /// The hob to measure: the one named, or what HOB_BIN names, or else a fresh release build.
 fn hob(named: Option<&Path>) -> Result<PathBuf> {
+    hob_with(named, &[])
+}
+
+/// The same with these arguments for the build.
+fn hob_with(named: Option<&Path>, more: &[&str]) -> Result<PathBuf> {
     if let Some(path) = named.map(PathBuf::from).or_else(|| std::env::var_os("HOB_BIN").map(PathBuf::from)) {
         return path.canonicalize().with_context(|| format!("find {}", path.display()));
     }
-    shell::run(&mut shell::cargo(&["build", "--release", "-p", "hob"]))?;
+    shell::run(shell::cargo(&["build", "--release", "-p", "hob"]).args(more))?;
     Ok(shell::target_dir()?.join("release/hob"))
 }
 

@@ -59,8 +59,9 @@ pub(crate) struct Setting {
 }
 
 /// All settings.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Report {
+    bench: &'static str,
     pub(crate) settings: Vec<Setting>,
 }
 
@@ -235,6 +236,11 @@ impl fmt::Display for Setting {
 }
 
 impl Report {
+    /// One of the bench of that name, without settings so far.
+    pub(crate) fn of(bench: &'static str) -> Report {
+        Report { bench, settings: Vec::new() }
+    }
+
     /// Bars that were not reached.
     pub(crate) fn missed(&self) -> usize {
         let bars = self.settings.iter().flat_map(|s| s.bars.iter().map(move |bar| (s, bar)));
@@ -246,7 +252,7 @@ impl Report {
         let cpus = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let settings: Vec<Value> = self.settings.iter().map(Setting::json).collect();
-        json!({ "bench": "data-path", "cpus": cpus, "kernel": kernel.trim(), "settings": settings })
+        json!({ "bench": self.bench, "cpus": cpus, "kernel": kernel.trim(), "settings": settings })
     }
 }
 
@@ -290,6 +296,6 @@ mod tests {
         assert_eq!(setting.median("w", "other", Measure::Iops), Some(105.0));
         assert!((setting.ratio(&BARS[0]).unwrap() - 150.0 / 105.0).abs() < 1e-9);
         assert_eq!(setting.ratio(&BARS[1]), None);
-        assert_eq!(Report { settings: vec![setting] }.missed(), 1);
+        assert_eq!(Report { settings: vec![setting], ..Report::of("b") }.missed(), 1);
     }
 }

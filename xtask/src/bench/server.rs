@@ -27,6 +27,8 @@ pub(crate) struct Server {
     process: Option<Process>,
     /// hob's binary and control address, when this is hob.
     control: Option<(PathBuf, String)>,
+    /// Its cache is emptied before each run.
+    is_cold: bool,
     /// Takes a file away that a process which is killed leaves behind; dropped after the process.
     unmount: Option<Unmount>,
 }
@@ -209,7 +211,25 @@ impl Server {
     /// `data` itself, without any server.
     pub(crate) fn bare(data: &Path) -> Self {
         let target = Target::File(data.display().to_string());
-        Self { name: "bare file", target, process: None, control: None, unmount: None }
+        Self { name: "bare file", target, process: None, control: None, is_cold: false, unmount: None }
+    }
+
+    /// An image of a Ceph cluster, through librbd in fio itself.
+    pub(crate) fn librbd(name: &'static str, image: &'static str, conf: &Path) -> Self {
+        let target = Target::Rbd { image, conf: conf.display().to_string() };
+        Self { name, target, process: None, control: None, is_cold: false, unmount: None }
+    }
+
+    /// The same, whose cache is emptied before each run.
+    pub(crate) fn cold(self) -> Self {
+        Self { is_cold: true, ..self }
+    }
+
+    /// What is to be done before a run.
+    pub(crate) fn prepare(&self) -> Result<()> {
+        let (true, Some((binary, control))) = (self.is_cold, &self.control) else { return Ok(()) };
+        let args = ["cache", "clear", "disk", "--control", control];
+        crate::shell::output(Command::new(binary).args(args)).map(drop)
     }
 
     fn start(
@@ -232,7 +252,8 @@ impl Server {
             std::thread::sleep(Duration::from_millis(10));
         }
         let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
-        Ok(Self { name, target: Target::Uri(uri), process: Some(process), control: None, unmount: None })
+        let (target, process) = (Target::Uri(uri), Some(process));
+        Ok(Self { name, target, process, control: None, is_cold: false, unmount: None })
     }
 
     /// CPU time of the server and everything it started, all threads, user and system.

@@ -85,6 +85,7 @@ pub struct Session {
     number: u32,
     file: Attributes,
     read_only: bool,
+    promote: Promote,
     slots: Vec<Option<InFlight>>,
     free: Vec<u32>,
     requests: VecDeque<Request>,
@@ -102,6 +103,7 @@ impl Session {
             number: number | NUMBER_BIT,
             file,
             read_only,
+            promote: Promote::Usual,
             slots: Vec::new(),
             free: Vec::new(),
             requests: VecDeque::new(),
@@ -109,6 +111,12 @@ impl Session {
             held_bytes: 0,
             dead: false,
         }
+    }
+
+    /// The same, whose reads leave that behind in the cache.
+    #[must_use]
+    pub fn promoting(self, promote: Promote) -> Session {
+        Session { promote, ..self }
     }
 
     /// Whose request it is, if it is one of these sessions.
@@ -349,7 +357,7 @@ impl Session {
             offset,
             len,
             buffer,
-            promote: Promote::Usual,
+            promote: self.promote,
             memory: PayloadMemory::Daemon,
         });
     }

@@ -171,6 +171,24 @@ fn reads_are_cut_at_the_end() {
     rig.is_idle();
 }
 
+/// What is read through such a file is not to stay in the cache; what is written is like any other change.
+#[test]
+fn a_file_for_backups_promotes_nothing() {
+    for promote in [Promote::Usual, Promote::Never] {
+        let mut rig = Rig::new(false);
+        rig.session = rig.session.promoting(promote);
+        for message in [read(0, 4096), write(0, &[1; 512], 0)] {
+            rig.send(&message);
+            let request = rig.session.poll_request().unwrap();
+            assert_eq!(request.promote, promote);
+            assert_eq!(request.passes_by(), request.op == Op::Read && promote == Promote::Never);
+            rig.reply(&request, Ok(()));
+            assert_eq!(rig.answered().0, 0);
+        }
+        rig.is_idle();
+    }
+}
+
 #[test]
 fn writes_reach_the_engine_with_their_bytes() {
     let mut rig = Rig::new(false);

@@ -86,7 +86,7 @@ impl Command {
     }
 
     /// The request for the current piece. The buffer's reference goes to the engine.
-    pub(super) fn request(&mut self, id: RequestId, disk: DiskId) -> Request {
+    pub(super) fn request(&mut self, id: RequestId, disk: DiskId, promote: Promote) -> Request {
         let (offset, len) = (self.offset + self.at, self.piece_len());
         Request {
             id,
@@ -95,7 +95,7 @@ impl Command {
             offset,
             len,
             buffer: self.buffer.take(),
-            promote: Promote::Usual,
+            promote,
             memory: self.memory,
         }
     }

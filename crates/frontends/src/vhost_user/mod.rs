@@ -38,7 +38,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use hob_engine::io::{IoError, Op, PayloadMemory, Reply, Request};
+use hob_engine::io::{IoError, Op, PayloadMemory, Promote, Reply, Request};
 use hob_engine::outcome::Outcome;
 use hob_engine::units::{DiskId, RequestId};
 
@@ -126,6 +126,7 @@ impl Served {
 pub struct Device {
     info: Info,
     disk: DiskId,
+    promote: Promote,
     /// Upper half of the request ids.
     number: u32,
     queues: Vec<Option<Served>>,
@@ -148,6 +149,7 @@ impl Device {
         Device {
             info,
             disk,
+            promote: Promote::Usual,
             number,
             queues: Vec::new(),
             commands: Table::default(),
@@ -158,6 +160,12 @@ impl Device {
             held_bytes: 0,
             chain: Chain::default(),
         }
+    }
+
+    /// The same, whose reads leave that behind in the cache.
+    #[must_use]
+    pub fn promoting(self, promote: Promote) -> Device {
+        Device { promote, ..self }
     }
 
     /// The disk it is.
@@ -358,7 +366,7 @@ impl Device {
 
     fn issue(&mut self, slot: u32) {
         let id = RequestId(u64::from(self.number) << 32 | u64::from(slot));
-        let request = self.commands.get_mut(slot).request(id, self.disk);
+        let request = self.commands.get_mut(slot).request(id, self.disk, self.promote);
         self.requests.push_back(request);
     }
 

@@ -579,6 +579,21 @@ fn queues_outside_memory_or_of_impossible_sizes_are_refused() {
 }
 
 #[test]
+fn a_device_for_backups_promotes_nothing() {
+    for promote in [Promote::Usual, Promote::Never] {
+        let mut rig = Rig::new();
+        rig.device = rig.device.promoting(promote);
+        rig.header(0, 8);
+        rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, 4096, WRITE), (STATUS, 1, WRITE)]);
+        rig.offer(0);
+        rig.take().unwrap();
+        let request = rig.device.poll_request().expect("a request");
+        assert_eq!((request.promote, request.passes_by()), (promote, promote == Promote::Never));
+        rig.answer(&request, Ok(()));
+    }
+}
+
+#[test]
 fn a_queue_stops_when_everything_in_it_is_answered() {
     let mut rig = Rig::new();
     rig.header(4, 0);

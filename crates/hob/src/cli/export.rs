@@ -1,4 +1,4 @@
-//! `hob export …`: under which names NBD clients find a disk.
+//! `hob export …`: the ways to a disk.
 
 use clap::Subcommand;
 use hob_control::{Disk, Export as Spec};
@@ -6,16 +6,17 @@ use hob_control::{Disk, Export as Spec};
 use super::Global;
 use super::disk::print_change;
 use super::output::{print, table, words};
+use super::pool::absolute;
 use super::remote::ask;
 
-/// Further exports of a disk: other names for NBD clients, with fewer rights or without effect on its cache
+/// Further exports of a disk: other ways to it, with fewer rights or without effect on its cache
 #[derive(Debug, Subcommand)]
 pub(crate) enum Export {
     /// Give a disk another export
     Add {
         /// The disk
         disk: String,
-        /// Name of the export
+        /// Name of the export, by which NBD clients find it
         name: String,
         /// Refuse changes that come this way
         #[arg(long)]
@@ -23,8 +24,14 @@ pub(crate) enum Export {
         /// Let reads that come this way bring nothing into the cache: for backups and scans
         #[arg(long)]
         no_promote: bool,
+        /// Show it as a file too, a raw image, for programs that open files. Needs root
+        #[arg(long, value_name = "PATH")]
+        fuse: Option<String>,
+        /// Let a machine use it through vhost-user too, at this socket
+        #[arg(long, value_name = "PATH")]
+        vhost_user: Option<String>,
     },
-    /// Take a further export away; its clients are disconnected
+    /// Take a further export away; its clients are disconnected, and a file of it that is open keeps it
     Remove {
         /// The disk
         disk: String,
@@ -41,8 +48,9 @@ pub(super) fn run(command: Export, global: &Global) -> anyhow::Result<()> {
             let disks = ask(global, async |client| client.disks().await)?;
             return print(global.output, &disks, |disks| list(disks));
         }
-        Export::Add { disk, name, read_only, no_promote } => {
-            let export = Spec { name, read_only, no_promote };
+        Export::Add { disk, name, read_only, no_promote, fuse, vhost_user } => {
+            let (fuse, vhost_user) = (fuse.map(absolute), vhost_user.map(absolute));
+            let export = Spec { name, read_only, no_promote, fuse, vhost_user };
             ask(global, async |client| client.export_add(&disk, &export).await)?
         }
         Export::Remove { disk, name } => {
@@ -56,20 +64,39 @@ pub(super) fn run(command: Export, global: &Global) -> anyhow::Result<()> {
 pub(super) fn words_of(export: &Spec) -> String {
     let rights = [(export.read_only, "read-only"), (export.no_promote, "promotes nothing")];
     let rights = rights.iter().filter(|(is, _)| *is).map(|(_, what)| *what);
-    std::iter::once(export.name.as_str()).chain(rights).collect::<Vec<_>>().join(", ")
+    let places = [("file", &export.fuse), ("vhost-user", &export.vhost_user)];
+    let places = places.iter().filter_map(|(what, path)| Some(format!("{what} {}", path.as_deref()?)));
+    let all = std::iter::once(export.name.as_str()).chain(rights).map(str::to_owned);
+    all.chain(places).collect::<Vec<_>>().join(", ")
 }
 
 fn list(disks: &[Disk]) -> String {
-    let columns = [words("EXPORT"), words("DISK"), words("ACCESS"), words("READS")];
-    let row = |disk: &Disk, export: &Spec| {
+    let own = |disk: &Disk| Spec {
+        name: disk.name.clone(),
+        read_only: disk.read_only,
+        no_promote: false,
+        fuse: disk.fuse.clone(),
+        vhost_user: disk.vhost_user.clone(),
+    };
+    let all = disks.iter().flat_map(|disk| {
+        let exports = std::iter::once(own(disk)).chain(disk.exports.iter().cloned());
+        exports.map(move |export| (disk, export))
+    });
+    let all: Vec<(&Disk, Spec)> = all.collect();
+    let mut columns = Vec::from(["EXPORT", "DISK", "ACCESS", "READS"].map(words));
+    // Most have neither.
+    let has_places = all.iter().any(|(_, export)| export.fuse.is_some() || export.vhost_user.is_some());
+    if has_places {
+        columns.extend(["FILE", "VHOST-USER"].map(words));
+    }
+    let row = |(disk, export): (&Disk, Spec)| {
         let access = if export.read_only || disk.read_only { "read-only" } else { "read-write" };
         let reads = if export.no_promote { "promote nothing" } else { "promote" };
-        vec![export.name.clone(), disk.name.clone(), access.to_owned(), reads.to_owned()]
+        let mut row = vec![export.name, disk.name.clone(), access.to_owned(), reads.to_owned()];
+        if has_places {
+            row.extend([export.fuse, export.vhost_user].map(Option::unwrap_or_default));
+        }
+        row
     };
-    let rows = disks.iter().flat_map(|disk| {
-        let own = Spec { name: disk.name.clone(), read_only: disk.read_only, no_promote: false };
-        let further = disk.exports.iter().map(|export| row(disk, export));
-        std::iter::once(row(disk, &own)).chain(further).collect::<Vec<_>>()
-    });
-    table(&columns, rows)
+    table(&columns, all.into_iter().map(row))
 }

@@ -203,16 +203,21 @@ impl Config {
                 return Err(format!("limits.{name} = {value}: it can be {least} to {most}"));
             }
         }
-        for path in self.disks.iter().filter_map(|disk| disk.vhost_user.as_ref()) {
+        let exports = || self.disks.iter().flat_map(|disk| &disk.exports);
+        let sockets = self.disks.iter().map(|disk| &disk.vhost_user);
+        for path in sockets.chain(exports().map(|export| &export.vhost_user)).flatten() {
             super::vhost_user::check_path(path)?;
+        }
+        for path in exports().filter_map(|export| export.fuse.as_ref()) {
+            let unfit = |what| format!("{path} cannot be an export's file: {what}");
+            super::mount::check_path(path).map_err(unfit)?;
         }
         check_names("pool", self.pools.iter().map(|pool| pool.name.as_str()))?;
         check_names("storage_policy", self.policies.iter().map(|policy| policy.name.as_str()))?;
         check_names("datastore", self.datastores.iter().map(|store| store.name.as_str()))?;
         // Clients find disks and their further exports by the same names.
         let disks = self.disks.iter().map(|disk| disk.name.as_str());
-        let exports = self.disks.iter().flat_map(|disk| &disk.exports).map(|export| export.name.as_str());
-        check_names("disk", disks.chain(exports))
+        check_names("disk", disks.chain(exports().map(|export| export.name.as_str())))
     }
 }
 
@@ -352,7 +357,8 @@ mod tests {
         assert_eq!(config.policies[0].qos.reservation, Some(100));
         assert_eq!(config.datastores[0].throttle.as_deref(), Some("knee"));
         assert_eq!(config.disks[0].qos.as_ref().unwrap().policy.as_deref(), Some("gold"));
-        let backup = Export { name: "d-backup".into(), read_only: true, no_promote: true };
+        let backup =
+            Export { name: "d-backup".into(), read_only: true, no_promote: true, ..Export::default() };
         assert_eq!(config.disks[0].exports, [backup]);
         assert_eq!(config.disks[0].fuse.as_deref(), Some("/run/d.img"));
     }
@@ -375,6 +381,14 @@ mod tests {
             ),
             ("[[pool]]\nname = \"a b\"\ndevices = []", &["a b"]),
             ("[[disk]]\nname = \"a\"\nbacking = \"/x\"\nvhost_user = \"vm.sock\"", &["vm.sock", "absolute"]),
+            (
+                "[[disk]]\nname = \"a\"\nbacking = \"/x\"\nexport = [{ name = \"b\", vhost_user = \"b.sock\" }]",
+                &["b.sock", "absolute"],
+            ),
+            (
+                "[[disk]]\nname = \"a\"\nbacking = \"/x\"\nexport = [{ name = \"b\", fuse = \"b.img\" }]",
+                &["b.img", "absolute"],
+            ),
             (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[[disk]]\nname = \"a\"\nbacking = \"/y\"",
                 &["'a' stands there twice"],

@@ -1,4 +1,4 @@
-//! What NBD clients can ask for: the disks that are online, by the names of their exports.
+//! What NBD clients can ask for: the disks that are online, by the names of their exports; and where machines come in.
 //!
 //! Each disk has an export of its own name, and may have others. The manager writes this table, listeners read it. The lock is held
 //! for a look-up only.
@@ -30,7 +30,10 @@ pub(crate) struct Export {
 
 /// All exports, and where machines come in. Clones share one table of each.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>, Arc<Mutex<BTreeMap<String, Gateway>>>);
+pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>, Arc<Mutex<Gateways>>);
+
+/// By the names of exports: of which disk, and where.
+type Gateways = BTreeMap<String, (String, Gateway)>;
 
 impl Exports {
     /// Offers a disk under a name.
@@ -38,8 +41,9 @@ impl Exports {
         self.table().insert(name.to_owned(), export);
     }
 
-    /// Offers an export no more. Connections that exist are the shard's matter.
+    /// Offers an export no more, and sends its machine away. Other connections that exist are the shard's matter.
     pub(crate) fn remove(&self, name: &str) {
+        self.gateways().remove(name);
         self.table().remove(name);
     }
 
@@ -50,24 +54,24 @@ impl Exports {
         }
     }
 
-    /// A disk is larger now: clients that come see that, and its machine is told. Clients that are there keep the size they know.
+    /// A disk is larger now: clients that come see that, and its machines are told. Clients that are there keep the size they know.
     pub(crate) fn grow(&self, disk: &str, size_bytes: u64) {
         for export in self.table().values_mut().filter(|export| export.of == disk) {
             export.info.size_bytes = size_bytes;
         }
-        if let Some(gateway) = self.gateways().get(disk) {
+        for (_, gateway) in self.gateways().values().filter(|(of, _)| of == disk) {
             gateway.grow(size_bytes);
         }
     }
 
-    /// Lets machines use a disk, for as long as it is offered.
-    pub(crate) fn let_machines_in(&self, disk: &str, gateway: Gateway) {
-        self.gateways().insert(disk.to_owned(), gateway);
+    /// Lets machines use a disk by the export of that name, for as long as it is offered.
+    pub(crate) fn let_machines_in(&self, disk: &str, name: &str, gateway: Gateway) {
+        self.gateways().insert(name.to_owned(), (disk.to_owned(), gateway));
     }
 
     /// Offers no export of a disk any more, and no way in for machines.
     pub(crate) fn remove_disk(&self, disk: &str) {
-        self.gateways().remove(disk);
+        self.gateways().retain(|_, (of, _)| of != disk);
         self.table().retain(|_, export| export.of != disk);
     }
 
@@ -83,7 +87,7 @@ impl Exports {
         seen.map(|(name, export)| (name.clone(), export.clone())).collect()
     }
 
-    fn gateways(&self) -> MutexGuard<'_, BTreeMap<String, Gateway>> {
+    fn gateways(&self) -> MutexGuard<'_, Gateways> {
         self.1.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

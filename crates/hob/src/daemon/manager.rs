@@ -62,7 +62,6 @@ use tracing::Instrument as _;
 use super::config::Config;
 use super::exports::Exports;
 use super::hardware::{BackingOptions, Lock};
-use super::mount::Mount;
 use super::shard_api::{PATIENCE, ShardHandle};
 use super::state::{CacheSpec, DiskState, GoneState, PoolState, State, StateError, Store};
 use super::swap::{HostKernel, SwapKernel};
@@ -96,7 +95,7 @@ pub(crate) struct Manager {
     migrations: Mutex<BTreeMap<String, migration::Handle>>,
     carriage: OnceLock<Carriage>,
     swap_kernel: Arc<dyn SwapKernel>,
-    /// Files that the program before has left mounted, by disk.
+    /// Files that the program before has left mounted, by export.
     left_files: Mutex<BTreeMap<String, LeftFile>>,
 }
 
@@ -192,10 +191,8 @@ struct DiskEntry {
     offline_reason: Option<String>,
     /// Why the cache is not as wanted.
     cache_reason: Option<String>,
-    /// Its file, while it is mounted.
-    mount: Option<Mount>,
-    /// Why it is no file, where it should be one.
-    file_reason: Option<String>,
+    /// The files that it is or should be, by export.
+    files: BTreeMap<String, files::FileEntry>,
     /// What is being done to it.
     busy: Option<&'static str>,
     /// The recording of its requests that is under way, if one is.

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use hob_frontends::fuse::{Attributes, TRANSFER_BYTES_MAX};
+use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
@@ -195,8 +196,10 @@ fn clear(path: &Path) -> Result<(), MountError> {
         if !is_mount_point(path) {
             return Ok(());
         }
-        match fs::symlink_metadata(path) {
-            Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
+        // What the kernel knows of the file it goes on believing when nobody serves it any more; this asks whoever does.
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+        match rustix::fs::statx(rustix::fs::CWD, path, flags, StatxFlags::BASIC_STATS) {
+            Err(Errno::NOTCONN) => {
                 tracing::info!("{} was left by a daemon that has ended; it is unmounted", path.display());
                 detach(path).map_err(system("unmount", path))?;
             }

@@ -232,14 +232,14 @@ pub(crate) enum ShardCall {
         device: OwnedFd,
         /// As programs see it.
         file: Attributes,
-        /// Changes are refused.
-        read_only: bool,
+        /// What it may do.
+        rights: FileRights,
     },
     /// A machine that speaks vhost-user.
     Machine(MachineCall),
     /// A disk that moves between hosts.
     Carry(DiskId, CarryCall),
-    /// An export is gone: close its connections.
+    /// An export is gone: close the connections of its NBD clients.
     CloseExport {
         /// Of which disk.
         id: DiskId,
@@ -353,14 +353,23 @@ pub(crate) struct ClientAtRest {
 /// A mounted file of which no request is unanswered.
 #[derive(Debug)]
 pub(crate) struct FileAtRest {
-    /// Of which disk.
-    pub(crate) disk: DiskId,
     /// Its connection.
     pub(crate) device: OwnedFd,
     /// As programs see it.
     pub(crate) file: Attributes,
+    /// What it may do.
+    pub(crate) rights: FileRights,
+}
+
+/// What a mounted file is to its disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileRights {
+    /// The export that it is: that of the disk's own name, or a further one.
+    pub(crate) export: String,
     /// Changes are refused.
     pub(crate) read_only: bool,
+    /// What its reads leave behind in the cache.
+    pub(crate) promote: Promote,
 }
 
 /// Something a shard reports unasked.
@@ -629,9 +638,9 @@ impl ShardHandle {
         id: DiskId,
         device: OwnedFd,
         file: Attributes,
-        read_only: bool,
+        rights: FileRights,
     ) -> Result<(), ShardError> {
-        self.send(ShardCall::AttachFile { id, device, file, read_only })
+        self.send(ShardCall::AttachFile { id, device, file, rights })
     }
 
     /// Closes the connections to an export.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
+use hob_engine::io::Promote;
 use hob_engine::units::DiskId;
 use hob_frontends::vhost_user::block::Info;
 use hob_frontends::vhost_user::capacity::Capacity;
@@ -36,7 +37,7 @@ pub(crate) fn check_path(path: &str) -> Result<(), String> {
     ))
 }
 
-/// The socket of a disk. Dropping it sends its machine away and removes it.
+/// The socket of an export. Dropping it sends its machine away and removes it.
 #[derive(Debug)]
 pub(crate) struct Gateway {
     shared: Arc<Shared>,
@@ -70,6 +71,8 @@ pub(crate) struct Behind {
     pub(crate) shard: ShardHandle,
     /// As machines are to see it.
     pub(crate) info: Info,
+    /// What their reads leave behind in the cache.
+    pub(crate) promote: Promote,
 }
 
 /// What to do where a socket cannot be made.
@@ -205,8 +208,9 @@ struct Seat<'a> {
 impl Seat<'_> {
     fn take(behind: &Behind) -> Option<Seat<'_>> {
         let (answer, number) = mpsc::channel();
-        let Behind { disk, shard, info } = behind;
-        shard.machine(MachineCall::Open { disk: *disk, info: info.clone(), answer }).ok()?;
+        let Behind { disk, shard, info, promote } = behind;
+        let open = MachineCall::Open { disk: *disk, info: info.clone(), promote: *promote, answer };
+        shard.machine(open).ok()?;
         Some(Seat { shard, machine: number.recv().ok()? })
     }
 }
@@ -248,7 +252,7 @@ mod tests {
             can_discard: true,
             name: "vm".into(),
         };
-        Behind { disk: DiskId(0), shard, info }
+        Behind { disk: DiskId(0), shard, info, promote: Promote::Usual }
     }
 
     #[test]

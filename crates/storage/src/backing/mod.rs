@@ -21,7 +21,7 @@ mod identity;
 mod modelled;
 mod nbd;
 mod qemu_nbd;
-#[cfg(feature = "rbd")]
+#[cfg(any(test, feature = "rbd"))]
 mod rbd;
 
 use std::io;
@@ -60,7 +60,7 @@ pub const BACKINGS: &[BackingKind] = &[
         recognise: nbd::recognise,
         open: nbd::open,
     },
-    #[cfg(feature = "rbd")]
+    #[cfg(any(test, feature = "rbd"))]
     BackingKind {
         name: "rbd",
         syntax: "rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=PATH]",

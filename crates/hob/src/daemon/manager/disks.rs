@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use hob_control::{DiskAdd, DiskChanged, OnDirty, check_name};
 use hob_engine::command::{Access, DiskConfig};
+use hob_engine::io::Promote;
 use hob_engine::units::{DatastoreId, DiskId};
 use hob_frontends::vhost_user::block::Info;
 use hob_nbd::ExportInfo;
@@ -216,8 +217,7 @@ impl Manager {
             retry_after: None,
             offline_reason: None,
             cache_reason: None,
-            mount: None,
-            file_reason: None,
+            files: std::collections::BTreeMap::new(),
             busy,
             measure: None,
             lock: None,
@@ -335,7 +335,7 @@ impl Manager {
         };
         tracing::info!("{name} is online: {}, {} bytes", info.description, info.size_bytes);
         if let Some(gateway) = gateway {
-            self.exports.let_machines_in(name, gateway);
+            self.exports.let_machines_in(name, name, gateway);
         }
         self.offer(name, id, shard, export_info(&info, access));
         Ok((notes, coming))
@@ -459,7 +459,8 @@ pub(super) fn open_gateway(
         Open::WithCache => Failing::Refuse,
         Open::AtOnce => Failing::TryAgain,
     };
-    Gateway::open(Path::new(path), Behind { disk, shard: shard.clone(), info }, failing)
+    let behind = Behind { disk, shard: shard.clone(), info, promote: Promote::Usual };
+    Gateway::open(Path::new(path), behind, failing)
 }
 
 pub(super) fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {

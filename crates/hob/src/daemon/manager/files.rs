@@ -1,88 +1,172 @@
-//! Disks as files: mounted when a disk comes online, unmounted before it goes.
+//! Disks as files, by their own exports and by further ones: mounted when a disk comes online, unmounted before it goes.
 //!
-//! A disk that is to be a file and cannot be is refused where it is added. From then on it is served without the file where the file
+//! A disk that is to be a file and cannot be is refused where it is added, and so is an export. From then on it is served without the file where the file
 //! cannot be mounted (a disk has other ways in), says why, and is tried again every few seconds.
 //!
-//! A file that somebody has open keeps its disk: removing the disk is refused. The end of the daemon waits for nobody; the file goes from its path,
+//! A file that somebody has open keeps its disk, and its export: removing them is refused. The end of the daemon waits for nobody; the file goes from its path,
 //! and who has it open gets errors.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hob_engine::io::Promote;
+
 use super::flash;
 use super::refusal::{Kind, Refusal};
-use super::{Life, Manager};
+use super::{DiskEntry, Life, Manager};
 use crate::daemon::mount::{Mount, MountError, check_path, clear_stale};
+use crate::daemon::shard_api::FileRights;
+use crate::daemon::state::DiskState;
 
 /// How long the end of the daemon waits for what programs have written to a mapped file.
 const UNMOUNT_MAX: Duration = Duration::from_secs(10);
 
+/// What has become of a file that an export is to be.
+#[derive(Debug, Default)]
+pub(super) struct FileEntry {
+    /// While it is mounted.
+    pub(super) mount: Option<Mount>,
+    /// Why it is not, where it should be.
+    pub(super) reason: Option<String>,
+}
+
+impl DiskState {
+    /// The files that it is to be: names of exports, its own first, and paths.
+    pub(super) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
+        let own = self.fuse.as_deref().map(|path| (self.name.as_str(), path));
+        let further =
+            self.exports.iter().filter_map(|export| Some((export.name.as_str(), export.fuse.as_deref()?)));
+        own.into_iter().chain(further)
+    }
+}
+
+impl DiskEntry {
+    /// Why it is not all the files that it should be.
+    pub(super) fn files_reason(&self) -> Option<String> {
+        let say = |(export, file): (&String, &FileEntry)| {
+            let reason = file.reason.as_ref()?;
+            let is_own = *export == self.wanted.name;
+            Some(if is_own { reason.clone() } else { format!("export {export}: {reason}") })
+        };
+        let reasons: Vec<String> = self.files.iter().filter_map(say).collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
+    fn mounts(&mut self) -> impl Iterator<Item = (&String, &mut Option<Mount>)> {
+        self.files.iter_mut().map(|(export, file)| (export, &mut file.mount))
+    }
+
+    /// Takes all mounts away, by export. Dropping one unmounts it.
+    pub(super) fn take_mounts(&mut self) -> BTreeMap<String, Mount> {
+        self.mounts().filter_map(|(export, mount)| Some((export.clone(), mount.take()?))).collect()
+    }
+}
+
 impl Manager {
-    /// Can a disk be that file?
+    /// Can an export be that file?
     pub(super) fn check_file(&self, path: &str) -> Result<(), Refusal> {
         check_path(path)
             .map_err(|what| Refusal::invalid(format!("{path} cannot be a disk's file: {what}")))?;
         let inner = self.inner();
-        match inner.disks.values().find(|disk| disk.wanted.fuse.as_deref() == Some(path)) {
-            Some(disk) => Err(Refusal::conflict(format!("{path} is the file of {}", disk.wanted.name))),
+        let mut files = inner.disks.values().flat_map(|disk| disk.wanted.files());
+        match files.find(|(_, known)| *known == path) {
+            Some((export, _)) => Err(Refusal::conflict(format!("{path} is the file of {export}"))),
             None => Ok(()),
         }
     }
 
     /// Takes away what an earlier daemon left: the disk's backing may lie below.
     pub(super) async fn clear_stale_file(&self, name: &str) -> Result<(), Refusal> {
-        let Some(path) = self.inner().disk(name)?.wanted.fuse.clone() else { return Ok(()) };
-        if self.has_left_file(name, &path) {
-            // It is not stale, and whoever looks at it waits for this daemon.
-            return Ok(());
-        }
-        flash::blocking(move || clear_stale(&PathBuf::from(path))).await
+        let stale: Vec<PathBuf> = {
+            let inner = self.inner();
+            let files = inner.disk(name)?.wanted.files();
+            // One that was left is not stale, and whoever looks at it waits for this daemon.
+            files
+                .filter(|(export, path)| !self.has_left_file(export, path))
+                .map(|(_, path)| path.into())
+                .collect()
+        };
+        flash::blocking(move || stale.iter().for_each(|path: &PathBuf| clear_stale(path))).await
     }
 
-    /// Mounts the file of a disk that is online, if it is to have one and has not. The caller has claimed the disk.
+    /// Mounts the files of a disk that is online, if it is to have some and has not. The caller has claimed the disk. All are tried; the
+    /// refusal is that of the first.
     pub(super) async fn show_file(&self, name: &str) -> Result<(), Refusal> {
-        let result = self.mount_file(name).await;
+        let wanted: Vec<(String, String)> = {
+            let inner = self.inner();
+            let files = inner.disk(name)?.wanted.files();
+            files.map(|(export, path)| (export.to_owned(), path.to_owned())).collect()
+        };
+        let mut first = Ok(());
+        for (export, path) in wanted {
+            first = first.and(self.show_export(name, &export, &path).await);
+        }
+        first
+    }
+
+    /// The same for one export, which is to be the file at `path`.
+    pub(super) async fn show_export(&self, name: &str, export: &str, path: &str) -> Result<(), Refusal> {
+        let result = self.mount_file(name, export, path).await;
         if let Ok(disk) = self.inner().disk_mut(name) {
-            disk.file_reason = result.as_ref().err().map(|refusal| refusal.problem.error.clone());
+            let file = disk.files.entry(export.to_owned()).or_default();
+            file.reason = result.as_ref().err().map(|refusal| refusal.problem.error.clone());
         }
         result
     }
 
-    async fn mount_file(&self, name: &str) -> Result<(), Refusal> {
-        let (path, backing, size, read_only, id, shard) = {
+    async fn mount_file(&self, name: &str, export: &str, path: &str) -> Result<(), Refusal> {
+        let (backing, size, rights, id, shard) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
-            let Some(path) = disk.wanted.fuse.clone() else { return Ok(()) };
-            if disk.mount.is_some() {
+            if disk.files.get(export).is_some_and(|file| file.mount.is_some()) {
                 return Ok(());
             }
-            let export = self.exports.get(name);
-            let read_only = export.map_or(disk.wanted.read_only, |export| export.info.read_only);
-            (path, disk.wanted.backing.clone(), disk.size_bytes, read_only, disk.id, disk.shard()?)
+            let rights = self.rights(disk, export);
+            (disk.wanted.backing.clone(), disk.size_bytes, rights, disk.id, disk.shard()?)
         };
-        if let Some(file) = self.take_left_file(name, &path, size, read_only).await? {
-            shard.attach_file(id, file.device, file.attributes, read_only)?;
-            self.inner().disk_mut(name)?.mount = Some(file.mount);
-            tracing::info!("{name} is the file {path} still");
+        let read_only = rights.read_only;
+        if let Some(file) = self.take_left_file(export, path, size, read_only).await? {
+            shard.attach_file(id, file.device, file.attributes, rights)?;
+            self.keep_mount(name, export, file.mount)?;
+            tracing::info!("{export} is the file {path} still");
             return Ok(());
         }
-        let (at, of) = (PathBuf::from(&path), name.to_owned());
+        let (at, of) = (PathBuf::from(path), export.to_owned());
         let mounted = flash::blocking(move || Mount::new(&at, &of, size, read_only, &backing)).await?;
         let (mount, connection) = mounted.map_err(refuse)?;
         // Until it is the shard's, whoever looks at the file waits.
-        shard.attach_file(id, connection.device, connection.file, read_only)?;
-        self.inner().disk_mut(name)?.mount = Some(mount);
-        tracing::info!("{name} is the file {path}");
+        shard.attach_file(id, connection.device, connection.file, rights)?;
+        self.keep_mount(name, export, mount)?;
+        tracing::info!("{export} is the file {path}");
         Ok(())
     }
 
-    /// Tries again to mount a file that could not be mounted.
+    fn keep_mount(&self, name: &str, export: &str, mount: Mount) -> Result<(), Refusal> {
+        self.inner().disk_mut(name)?.files.entry(export.to_owned()).or_default().mount = Some(mount);
+        Ok(())
+    }
+
+    /// What the file of an export may do.
+    fn rights(&self, disk: &DiskEntry, export: &str) -> FileRights {
+        let spec = disk.wanted.exports.iter().find(|spec| spec.name == export);
+        let offered = self.exports.get(export);
+        let read_only = disk.wanted.read_only
+            || spec.is_some_and(|spec| spec.read_only)
+            || offered.is_some_and(|offered| offered.info.read_only);
+        let passes_by = spec.is_some_and(|spec| spec.no_promote);
+        let promote = if passes_by { Promote::Never } else { Promote::Usual };
+        FileRights { export: export.to_owned(), read_only, promote }
+    }
+
+    /// Tries again to mount files that could not be mounted.
     pub(super) async fn show_file_again(self: Arc<Self>, name: String) {
         let Ok(_claim) = self.claim_disk(&name, "mounted") else { return };
-        let before = self.inner().disk(&name).ok().and_then(|disk| disk.file_reason.clone());
+        let reason = || self.inner().disk(&name).ok().and_then(DiskEntry::files_reason);
+        let before = reason();
         if let Err(refusal) = self.show_file(&name).await
-            && before.as_ref() != Some(&refusal.problem.error)
+            && before != reason()
         {
             tracing::error!("{name} is no file: {refusal}");
         }
@@ -91,42 +175,59 @@ impl Manager {
     /// Disks that are online and should be files, and are not.
     pub(super) fn without_file(&self) -> Vec<String> {
         let inner = self.inner();
-        let is_without = |disk: &&super::DiskEntry| {
-            matches!(disk.life, Life::Online(_)) && disk.file_reason.is_some() && disk.busy.is_none()
+        let is_without = |disk: &&DiskEntry| {
+            let lacks_one = disk.files.values().any(|file| file.reason.is_some());
+            matches!(disk.life, Life::Online(_)) && lacks_one && disk.busy.is_none()
         };
         inner.disks.values().filter(is_without).map(|disk| disk.wanted.name.clone()).collect()
     }
 
-    /// Unmounts a disk's file, unless it is open.
+    /// Unmounts a disk's files, all of them, unless one is open.
     pub(super) async fn hide_file(&self, name: &str) -> Result<(), Refusal> {
-        let Some(mut mount) = self.inner().disk_mut(name)?.mount.take() else { return Ok(()) };
+        let exports: Vec<String> = self.inner().disk(name)?.files.keys().cloned().collect();
+        for export in exports {
+            if let Err(refusal) = self.hide_export(name, &export).await {
+                // The disk stays, and so do those that were not open.
+                let _ = self.show_file(name).await;
+                return Err(refusal);
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmounts the file of one export, unless it is open.
+    pub(super) async fn hide_export(&self, name: &str, export: &str) -> Result<(), Refusal> {
+        let mount = self.inner().disk_mut(name)?.files.get_mut(export).and_then(|file| file.mount.take());
+        let Some(mut mount) = mount else { return Ok(()) };
         let (mount, result) = flash::blocking(move || {
             let result = mount.unmount();
             (mount, result)
         })
         .await?;
         if let Err(error) = result {
-            self.inner().disk_mut(name)?.mount = Some(mount);
+            self.keep_mount(name, export, mount)?;
             return Err(refuse(error));
         }
         Ok(())
     }
 
-    /// Unmounts a disk's file when the disk or the daemon ends, whoever has it open.
+    /// Unmounts a disk's files when the disk or the daemon ends, whoever has them open.
     pub(super) async fn hide_file_at_end(&self, name: &str) {
-        let Some(mut mount) = self.inner().disk_mut(name).ok().and_then(|disk| disk.mount.take()) else {
+        let mounts = self.inner().disk_mut(name).map(DiskEntry::take_mounts).unwrap_or_default();
+        if mounts.is_empty() {
             return;
-        };
-        let of = name.to_owned();
+        }
         let unmount = flash::blocking(move || {
-            if let Err(error) = mount.unmount() {
-                tracing::warn!("{of}: {error}; whoever has it open gets errors from now on");
+            for (export, mut mount) in mounts {
+                if let Err(error) = mount.unmount() {
+                    tracing::warn!("{export}: {error}; whoever has it open gets errors from now on");
+                }
+                // What could not be unmounted is detached.
+                drop(mount);
             }
-            // What could not be unmounted is detached.
-            drop(mount);
         });
         if tokio::time::timeout(UNMOUNT_MAX, unmount).await.is_err() {
-            tracing::warn!("the file of {name} was not unmounted within {} s", UNMOUNT_MAX.as_secs());
+            tracing::warn!("the files of {name} were not unmounted within {} s", UNMOUNT_MAX.as_secs());
         }
     }
 
@@ -136,8 +237,8 @@ impl Manager {
         drop(self.leave_left_files());
         let names: Vec<String> = {
             let inner = self.inner();
-            let mounted = inner.disks.values().filter(|disk| disk.mount.is_some());
-            mounted.map(|disk| disk.wanted.name.clone()).collect()
+            let is_file = |disk: &&DiskEntry| disk.files.values().any(|file| file.mount.is_some());
+            inner.disks.values().filter(is_file).map(|disk| disk.wanted.name.clone()).collect()
         };
         for name in names {
             self.hide_file_at_end(&name).await;

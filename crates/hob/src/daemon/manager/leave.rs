@@ -8,12 +8,11 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use hob_engine::units::DiskId;
 use hob_frontends::fuse::Attributes;
 
 use super::flash::blocking;
 use super::refusal::Refusal;
-use super::{Inner, Life, Manager};
+use super::{DiskEntry, Inner, Life, Manager};
 use crate::daemon::mount::Mount;
 
 /// How the end goes.
@@ -64,14 +63,13 @@ impl Manager {
         self.inner().leaving = false;
     }
 
-    /// Lets go of all mounts and leaves them as they are: of which disk, where, and whether the file below was made for it.
-    pub(crate) fn leave_mounts(&self) -> Vec<(DiskId, String, PathBuf, bool)> {
+    /// Lets go of all mounts and leaves them as they are: of which export, where, and whether the file below was made for it.
+    pub(crate) fn leave_mounts(&self) -> Vec<(String, PathBuf, bool)> {
         let mut inner = self.inner();
-        let mounted =
-            inner.disks.iter_mut().filter_map(|(name, disk)| Some((disk.id, name, disk.mount.take()?)));
-        let leave = |(id, name, mount): (DiskId, &String, Mount)| {
+        let mounted = inner.disks.values_mut().flat_map(DiskEntry::take_mounts);
+        let leave = |(export, mount): (String, Mount)| {
             let (path, made) = mount.leave();
-            (id, name.clone(), path, made)
+            (export, path, made)
         };
         mounted.map(leave).collect()
     }
@@ -85,51 +83,51 @@ impl Manager {
         self.left_files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Files that were left and whose disks have not come since, for the next program.
+    /// Files that were left and whose disks have not come since, by export, for the next program.
     pub(crate) fn leave_left_files(&self) -> Vec<(String, LeftFile)> {
         std::mem::take(&mut *self.left_files()).into_iter().collect()
     }
 
-    /// Was a disk's file left mounted?
-    pub(super) fn has_left_file(&self, disk: &str, path: &str) -> bool {
-        self.left_files().get(disk).is_some_and(|file| file.path == Path::new(path))
+    /// Was an export's file left mounted?
+    pub(super) fn has_left_file(&self, export: &str, path: &str) -> bool {
+        self.left_files().get(export).is_some_and(|file| file.path == Path::new(path))
     }
 
-    /// A disk's file, if it was left and can stay as it is. If not, it is taken away.
+    /// An export's file, if it was left and can stay as it is. If not, it is taken away.
     pub(super) async fn take_left_file(
         &self,
-        disk: &str,
+        export: &str,
         path: &str,
         size: u64,
         read_only: bool,
     ) -> Result<Option<LeftFile>, Refusal> {
-        let Some(file) = self.left_files().remove(disk) else { return Ok(None) };
+        let Some(file) = self.left_files().remove(export) else { return Ok(None) };
         if file.path == Path::new(path) && file.attributes.size <= size && file.read_only == read_only {
             return Ok(Some(file));
         }
         tracing::warn!(
-            "{disk} is not the file any more that it was; whoever has that open gets errors from now on"
+            "{export} is not the file any more that it was; whoever has that open gets errors from now on"
         );
         blocking(move || drop(file)).await?;
         Ok(None)
     }
 
-    /// Takes away files of disks that there are not any more.
+    /// Takes away files of disks and exports that there are not any more.
     pub(crate) async fn drop_unwanted_files(self: &Arc<Self>) {
         let known: BTreeSet<String> = {
             let inner = self.inner();
-            let files = inner.disks.values().filter(|disk| disk.wanted.fuse.is_some());
-            files.map(|disk| disk.wanted.name.clone()).collect()
+            let files = inner.disks.values().flat_map(|disk| disk.wanted.files());
+            files.map(|(export, _)| export.to_owned()).collect()
         };
         let unwanted = {
             let mut files = self.left_files();
             let (wanted, unwanted): (BTreeMap<_, _>, BTreeMap<_, _>) =
-                std::mem::take(&mut *files).into_iter().partition(|(disk, _)| known.contains(disk));
+                std::mem::take(&mut *files).into_iter().partition(|(export, _)| known.contains(export));
             *files = wanted;
             unwanted
         };
-        for (disk, file) in unwanted {
-            tracing::warn!("{disk} is not the file {} any more", file.path.display());
+        for (export, file) in unwanted {
+            tracing::warn!("{export} is not the file {} any more", file.path.display());
             drop(file);
         }
     }

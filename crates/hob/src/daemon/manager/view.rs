@@ -156,7 +156,7 @@ impl DiskEntry {
             cache,
             exports: self.wanted.exports.clone(),
             fuse: self.wanted.fuse.clone(),
-            fuse_reason: self.file_reason.clone(),
+            fuse_reason: self.files_reason(),
             recording: self.recording.read(),
             migration: None,
         }

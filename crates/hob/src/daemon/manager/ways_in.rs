@@ -1,16 +1,20 @@
-//! Under which names clients find a disk: its own, and further ones with fewer rights or without effect on its cache.
+//! The ways to a disk: its own export, and further ones with fewer rights or without effect on its cache. NBD clients find each by its
+//! name; each can be a file and a socket for machines besides.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use hob_control::{DiskChanged, Export as ExportSpec, check_name};
 use hob_engine::io::Promote;
 use hob_engine::units::DiskId;
+use hob_frontends::vhost_user::block::Info;
 use hob_nbd::ExportInfo;
 
 use super::refusal::Refusal;
-use super::{Inner, Manager};
+use super::{Inner, Manager, flash};
 use crate::daemon::exports::Export;
 use crate::daemon::shard_api::ShardHandle;
+use crate::daemon::vhost_user::{Behind, Failing, Gateway, check_path};
 
 /// Further exports of one disk.
 const EXPORTS_MAX: usize = 16;
@@ -26,17 +30,21 @@ impl Manager {
         self.change(async move {
             let claim = manager.claim_disk(&disk, "given another export")?;
             manager.inner().check_export(&disk, &export)?;
+            if let Some(path) = &export.fuse {
+                manager.check_file(path)?;
+            }
             manager.inner().disk_mut(&disk)?.wanted.exports.push(export.clone());
-            // That of its own name is there while the disk is.
-            if let Some(own) = manager.exports.get(&disk) {
-                manager.exports.insert(&export.name, further(&own, &export));
+            if let Err(refusal) = manager.open_export(&disk, &export).await {
+                manager.exports.remove(&export.name);
+                manager.inner().disk_mut(&disk)?.forget_export(&export.name);
+                return Err(refusal);
             }
             manager.finish_disk(&disk, claim, Vec::new()).await
         })
         .await
     }
 
-    /// Takes one away, with the connections of its clients.
+    /// Takes one away, with the connections of its clients. One whose file is open stays.
     pub(crate) async fn export_remove(
         self: &Arc<Self>,
         disk: String,
@@ -45,21 +53,16 @@ impl Manager {
         let manager = self.clone();
         self.change(async move {
             let claim = manager.claim_disk(&disk, "deprived of an export")?;
-            {
-                let mut inner = manager.inner();
-                let exports = &mut inner.disk_mut(&disk)?.wanted.exports;
-                let before = exports.len();
-                exports.retain(|known| known.name != export);
-                if exports.len() == before {
-                    let hint = match export == disk {
-                        true => "a disk's own export goes with the disk: hob disk remove",
-                        false => "see hob export list",
-                    };
-                    return Err(
-                        Refusal::not_found(format!("{disk} has no further export '{export}'")).hint(hint)
-                    );
-                }
+            let known = manager.inner().disk(&disk)?.wanted.exports.iter().any(|known| known.name == export);
+            if !known {
+                let hint = match export == disk {
+                    true => "a disk's own export goes with the disk: hob disk remove",
+                    false => "see hob export list",
+                };
+                return Err(Refusal::not_found(format!("{disk} has no further export '{export}'")).hint(hint));
             }
+            manager.hide_export(&disk, &export).await?;
+            manager.inner().disk_mut(&disk)?.forget_export(&export);
             manager.exports.remove(&export);
             if let Ok((shard, id)) = manager.shard_of(&disk) {
                 shard.close_export(id, export);
@@ -69,14 +72,48 @@ impl Manager {
         .await
     }
 
-    /// Offers a disk that is online, under all of its names.
+    /// Lets clients, machines and programs in by another export of a disk; later, if the disk is not there now.
+    async fn open_export(&self, disk: &str, export: &ExportSpec) -> Result<(), Refusal> {
+        // That of its own name is there while the disk is.
+        let Some(own) = self.exports.get(disk) else { return Ok(()) };
+        let further = further(&own, export);
+        if let Some(path) = &export.vhost_user {
+            let (path, name, of) = (path.clone(), export.name.clone(), further.clone());
+            let opened = flash::blocking(move || open_gateway(&path, &name, &of, Failing::Refuse)).await?;
+            let gateway = opened.map_err(|error| {
+                let path = export.vhost_user.as_deref().unwrap_or_default();
+                Refusal::failed(format!("machines cannot come in at {path}: {error}"))
+            })?;
+            self.exports.let_machines_in(disk, &export.name, gateway);
+        }
+        self.exports.insert(&export.name, further);
+        match &export.fuse {
+            Some(path) => self.show_export(disk, &export.name, path).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Offers a disk that is online, under all of its names. Its files are shown besides.
     pub(super) fn offer(&self, name: &str, disk: DiskId, shard: ShardHandle, mut info: ExportInfo) {
-        let bitmaps = self.inner().disk(name).map_or(Vec::new(), |disk| disk.wanted.bitmaps.clone());
+        let (bitmaps, further_ones) = {
+            let inner = self.inner();
+            inner.disk(name).map_or((Vec::new(), Vec::new()), |disk| {
+                (disk.wanted.bitmaps.clone(), disk.wanted.exports.clone())
+            })
+        };
         info.contexts = Self::bitmap_contexts(&bitmaps);
         let own = Export { of: name.to_owned(), disk, shard, info, promote: Promote::Usual };
-        let inner = self.inner();
-        for spec in inner.disk(name).map_or(&[][..], |disk| &disk.wanted.exports) {
-            self.exports.insert(&spec.name, further(&own, spec));
+        for spec in &further_ones {
+            let export = further(&own, spec);
+            if let Some(path) = &spec.vhost_user {
+                match open_gateway(path, &spec.name, &export, Failing::TryAgain) {
+                    Ok(gateway) => self.exports.let_machines_in(name, &spec.name, gateway),
+                    Err(error) => {
+                        tracing::error!("{}: machines cannot come in at {path}: {error}", spec.name);
+                    }
+                }
+            }
+            self.exports.insert(&spec.name, export);
         }
         self.exports.insert(name, own);
     }
@@ -92,6 +129,27 @@ fn further(own: &Export, spec: &ExportSpec) -> Export {
     export
 }
 
+/// Lets machines in at `path`, by the export `name`.
+fn open_gateway(path: &str, name: &str, export: &Export, failing: Failing) -> std::io::Result<Gateway> {
+    let info = Info {
+        size_bytes: export.info.size_bytes,
+        read_only: export.info.read_only,
+        block_bytes: export.info.block_size_min.max(512),
+        can_discard: export.info.can_trim,
+        name: name.to_owned(),
+    };
+    let Export { disk, shard, promote, .. } = export.clone();
+    Gateway::open(Path::new(path), Behind { disk, shard, info, promote }, failing)
+}
+
+impl super::DiskEntry {
+    /// As if it had never had that export. What is there of it is to be gone.
+    fn forget_export(&mut self, export: &str) {
+        self.wanted.exports.retain(|known| known.name != export);
+        self.files.remove(export);
+    }
+}
+
 impl Inner {
     /// May a disk be given that export?
     fn check_export(&self, disk: &str, export: &ExportSpec) -> Result<(), Refusal> {
@@ -99,6 +157,9 @@ impl Inner {
         check_name(name)
             .map_err(|error| Refusal::invalid(format!("'{name}' cannot be an export's name: {error}")))?;
         self.check_export_name(name)?;
+        if let Some(path) = &export.vhost_user {
+            check_path(path).map_err(Refusal::invalid)?;
+        }
         if self.disk(disk)?.wanted.exports.len() >= EXPORTS_MAX {
             return Err(Refusal::conflict(format!(
                 "{disk} has {EXPORTS_MAX} further exports; it cannot have more"

@@ -175,11 +175,11 @@ impl Shard {
                     self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
                 }
             }
-            ShardCall::AttachFile { id, device, file, read_only } => {
+            ShardCall::AttachFile { id, device, file, rights } => {
                 // As above; and with it the file.
                 if self.serves(id) {
                     let before = file.size;
-                    self.files.attach(&mut self.ring, id, device, file, read_only);
+                    self.files.attach(&mut self.ring, id, device, file, rights);
                     if let Some(size) = self.size_of(id).filter(|size| *size > before) {
                         // It was mounted by an earlier daemon, for a smaller disk.
                         self.files.grow(id, size);

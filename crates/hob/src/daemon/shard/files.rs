@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::clients::{Gate, ungated};
 use super::recorders::Recorders;
-use crate::daemon::shard_api::FileAtRest;
+use crate::daemon::shard_api::{FileAtRest, FileRights};
 
 /// Kind of the tokens of these connections.
 pub(super) const MESSAGE: u16 = Token::CALLER + 0x100;
@@ -27,6 +27,7 @@ const BATCH_MAX: u32 = 64;
 
 struct File {
     session: Session,
+    rights: FileRights,
     fd: Fd,
     /// The ring says when there is a message.
     awaited: bool,
@@ -73,7 +74,7 @@ impl Files {
         disk: DiskId,
         device: OwnedFd,
         file: Attributes,
-        read_only: bool,
+        rights: FileRights,
     ) {
         if self.input.is_empty() {
             self.input = vec![0; MESSAGE_BYTES_MAX];
@@ -83,7 +84,8 @@ impl Files {
             self.files.len() - 1
         }) as u16;
         self.files[usize::from(number)] = Some(File {
-            session: Session::new(disk, u32::from(number), file, read_only),
+            session: Session::new(disk, u32::from(number), file, rights.read_only).promoting(rights.promote),
+            rights,
             fd: ring.attach(device, FdClass::Device),
             awaited: false,
             ready: true,
@@ -142,9 +144,7 @@ impl Files {
                     continue;
                 }
             };
-            let session = &file.session;
-            let (disk, attributes, read_only) = (session.disk(), *session.file(), session.is_read_only());
-            all.push(FileAtRest { disk, device, file: attributes, read_only });
+            all.push(FileAtRest { device, file: *file.session.file(), rights: file.rights.clone() });
             ring.detach(file.fd);
             self.refused.retain(|refused| usize::from(*refused) != number);
             self.active.retain(|active| usize::from(*active) != number);

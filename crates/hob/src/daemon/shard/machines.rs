@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 
 use hob_engine::Engine;
-use hob_engine::io::Reply;
+use hob_engine::io::{Promote, Reply};
 use hob_engine::units::{DiskId, Instant, RequestId};
 use hob_frontends::vhost_user::block::Info;
 use hob_frontends::vhost_user::{Device, Start};
@@ -33,6 +33,8 @@ pub(crate) enum MachineCall {
         disk: DiskId,
         /// As the machine is to see it.
         info: Info,
+        /// What its reads leave behind in the cache.
+        promote: Promote,
         /// Its number from now on; dropped if there is no such disk.
         answer: mpsc::Sender<u16>,
     },
@@ -123,12 +125,12 @@ impl Machines {
     /// Carries out what a session wants. A disk that is not served gets no machine.
     pub(super) fn call(&mut self, call: MachineCall, serves: impl Fn(DiskId) -> bool, ring: &mut Ring) {
         match call {
-            MachineCall::Open { disk, info, answer } if serves(disk) => {
+            MachineCall::Open { disk, info, promote, answer } if serves(disk) => {
                 let number = self.free.pop().unwrap_or_else(|| {
                     self.machines.push(None);
                     (self.machines.len() - 1) as u16
                 });
-                let device = Device::new(info, disk, MACHINE | u32::from(number));
+                let device = Device::new(info, disk, MACHINE | u32::from(number)).promoting(promote);
                 let machine = Machine { device, doors: Vec::new(), listed: false, gone: false };
                 self.machines[usize::from(number)] = Some(machine);
                 if answer.send(number).is_err() {

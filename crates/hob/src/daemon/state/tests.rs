@@ -20,7 +20,13 @@ fn example() -> State {
             backing: "/vm.img".into(),
             read_only: false,
             vhost_user: Some("/run/vm.sock".into()),
-            exports: vec![Export { name: "vm-backup".into(), read_only: true, no_promote: true }],
+            exports: vec![Export {
+                name: "vm-backup".into(),
+                read_only: true,
+                no_promote: true,
+                fuse: Some("/run/vm-backup.img".into()),
+                vhost_user: Some("/run/vm-backup.sock".into()),
+            }],
             bitmaps: vec![BitmapSpec {
                 name: "daily".to_owned(),
                 granularity: Size(65536),

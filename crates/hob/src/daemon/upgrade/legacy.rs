@@ -93,7 +93,7 @@ impl Legacy {
         Doors::inherited(std::mem::take(&mut self.doors))
     }
 
-    /// The files that were left mounted, by disk.
+    /// The files that were left mounted, by export.
     pub(crate) fn files(&mut self) -> Vec<(String, LeftFile)> {
         std::mem::take(&mut self.files)
     }

@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 
 use super::doors::Doors;
 use super::manager::{LeftFile, Manager};
-use super::shard_api::{AtRest, ShardHandle};
+use super::shard_api::{AtRest, FileRights, ShardHandle};
 pub(crate) use legacy::{Legacy, WaitingRoom};
 use record::{ClientEntry, FileEntry, Record, Table};
 
@@ -199,20 +199,21 @@ impl Leaving {
     fn add_files(&mut self, manager: &Arc<Manager>, files: Vec<super::shard_api::FileAtRest>) {
         let mut mounts = manager.leave_mounts();
         for file in files {
-            let Some(at) = mounts.iter().position(|(id, ..)| *id == file.disk) else { continue };
-            let (_, disk, path, made) = mounts.swap_remove(at);
-            self.record.table.files.push(file_entry(disk, (path, made), file.file, file.read_only));
+            let FileRights { export, read_only, .. } = file.rights;
+            let Some(at) = mounts.iter().position(|(of, ..)| *of == export) else { continue };
+            let (_, path, made) = mounts.swap_remove(at);
+            self.record.table.files.push(file_entry(export, (path, made), file.file, read_only));
             self.fds.push(file.device);
         }
-        for (disk, left) in manager.leave_left_files() {
+        for (export, left) in manager.leave_left_files() {
             let LeftFile { path, device, mount, attributes, read_only } = left;
             let (_, made) = mount.leave();
-            self.record.table.files.push(file_entry(disk, (path, made), attributes, read_only));
+            self.record.table.files.push(file_entry(export, (path, made), attributes, read_only));
             self.fds.push(device);
         }
         // Nobody serves these; the next program finds them stale.
-        for (_, disk, path, _) in mounts {
-            tracing::warn!("{disk} is the file {} no more", path.display());
+        for (export, path, _) in mounts {
+            tracing::warn!("{export} is the file {} no more", path.display());
         }
     }
 
@@ -257,9 +258,9 @@ impl Leaving {
     }
 }
 
-fn file_entry(disk: String, (path, made): (PathBuf, bool), file: Attributes, read_only: bool) -> FileEntry {
+fn file_entry(export: String, (path, made): (PathBuf, bool), file: Attributes, read_only: bool) -> FileEntry {
     let Attributes { size, mode, uid, gid, seconds } = file;
-    FileEntry { disk, path, made, read_only, size, mode, uid, gid, seconds }
+    FileEntry { disk: export, path, made, read_only, size, mode, uid, gid, seconds }
 }
 
 impl Table {

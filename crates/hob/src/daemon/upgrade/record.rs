@@ -56,7 +56,7 @@ pub(crate) struct Table {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileEntry {
-    /// Of which disk.
+    /// Which export it is: a disk of its own name, or a further one.
     pub(crate) disk: String,
     /// Where it is mounted.
     pub(crate) path: PathBuf,

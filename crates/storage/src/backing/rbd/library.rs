@@ -11,6 +11,10 @@ use std::sync::OnceLock;
 /// `rados_t`, `rados_ioctx_t`, `rbd_image_t` and `rbd_completion_t`: pointers that only the libraries look behind.
 pub(super) type Handle = *mut c_void;
 
+/// What is called for each range that was or was not written.
+pub(super) type DiffCallback =
+    unsafe extern "C" fn(offset: u64, len: usize, exists: c_int, argument: *mut c_void) -> c_int;
+
 /// `EVENT_TYPE_EVENTFD`.
 pub(super) const EVENT_TYPE_EVENTFD: c_int = 2;
 /// `RBD_LOCK_MODE_EXCLUSIVE`.
@@ -65,6 +69,7 @@ library! {
     rbd_lock_acquire: fn(image: Handle, mode: c_int) -> c_int,
     rbd_lock_release: fn(image: Handle) -> c_int,
     rbd_is_exclusive_lock_owner: fn(image: Handle, is_owner: *mut c_int) -> c_int,
+    rbd_diff_iterate2: fn(image: Handle, from: *const c_char, offset: u64, len: u64, parent: u8, whole_object: u8, callback: DiffCallback, argument: *mut c_void) -> c_int,
     rbd_read: fn(image: Handle, offset: u64, len: usize, bytes: *mut c_char) -> isize,
     rbd_aio_create_completion: fn(argument: *mut c_void, callback: *mut c_void, completion: *mut Handle) -> c_int,
     rbd_aio_release: fn(completion: Handle) -> (),

@@ -9,10 +9,12 @@
 //! librbd's own cache is off: what is written is durable when it is acknowledged, and a flush has nothing to do but to say so.
 //!
 //! # Completions
-//! librbd's threads count in an eventfd, which the shard's ring awaits; then all that ended is fetched in one call.
+//! librbd's threads count in an eventfd, which the shard's ring awaits; then all that ended is fetched in one call. What waits for the cluster
+//! instead of starting something has threads of its own: [`Keeper`], and `map.rs` for holes.
 #![allow(unsafe_code)]
 
 mod library;
+mod map;
 mod spec;
 
 use std::collections::VecDeque;
@@ -28,18 +30,20 @@ use hob_engine::command::Access;
 use hob_engine::io::{Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId};
 
-use super::{
-    BackingInfo, BackingOptions, Driver, OpenError, Reader, Status, StatusExtent, identity, io_result,
-};
+use super::{BackingInfo, BackingOptions, Driver, OpenError, Reader, Status, identity, io_result};
 use crate::ring::{Completion, Fd, FdClass, Ring};
 use crate::token::TokenSpace;
 use library::{
     EVENT_TYPE_EVENTFD, FEATURE_EXCLUSIVE_LOCK, Handle, LOCK_MODE_EXCLUSIVE, Library, ZEROES_THICK,
 };
+use map::Maps;
 use spec::Spec;
 
 /// How often it is looked whether the lock is still ours.
 const LOCK_CHECK: Duration = Duration::from_secs(1);
+
+/// How librados says that it knows no monitor, among other things.
+const NOT_FOUND: c_int = -libc::ENOENT;
 
 /// Completions fetched in one call.
 const COMPLETIONS_MAX: usize = 64;
@@ -129,6 +133,7 @@ impl Image {
     fn connect(&mut self, spec: &Spec, patience: Duration) -> Result<(), String> {
         let library = self.library;
         let user = string(&format!("client.{}", spec.user.as_deref().unwrap_or("admin")));
+        let mut is_configured = true;
         // SAFETY: the strings outlive the calls; the handle is written before it is read.
         unsafe {
             let result = (library.rados_create2)(&mut self.cluster, c"ceph".as_ptr(), user.as_ptr(), 0);
@@ -140,6 +145,9 @@ impl Image {
             );
             if conf.is_some() || result != -libc::ENOENT {
                 check(spec.conf.as_deref().unwrap_or("ceph.conf"), result)?;
+            } else {
+                // Options may say all that is needed.
+                is_configured = false;
             }
             (library.rados_conf_parse_env)(self.cluster, ptr::null());
         }
@@ -154,7 +162,13 @@ impl Image {
             check(&format!("option {option}={value}"), result)?;
         }
         // SAFETY: the cluster's handle is configured.
-        check("the cluster", unsafe { (library.rados_connect)(self.cluster) })
+        match unsafe { (library.rados_connect)(self.cluster) } {
+            NOT_FOUND if !is_configured => {
+                Err("there is no /etc/ceph/ceph.conf; :conf=PATH says where the cluster's configuration is"
+                    .into())
+            }
+            result => check("the cluster", result),
+        }
     }
 
     fn size_bytes(&self) -> Result<u64, String> {
@@ -247,6 +261,7 @@ struct Rbd {
     in_flight: usize,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
+    maps: Maps,
     keeper: Keeper,
 }
 
@@ -345,6 +360,7 @@ pub(super) fn open(
     Ok(Box::new(Rbd {
         info,
         keeper: Keeper::start(image.clone(), event.clone()),
+        maps: Maps::new(event.clone()),
         event,
         attached: None,
         awaits: false,
@@ -430,6 +446,7 @@ impl Rbd {
     fn end_if_closing(&mut self, ring: &mut Ring) {
         if self.closing
             && self.in_flight == 0
+            && self.maps.is_idle()
             && let Some(image) = self.image.take()
         {
             let _ = self.keeper.closing.send(image);
@@ -474,6 +491,7 @@ impl Driver for Rbd {
     fn handle_completion(&mut self, ring: &mut Ring, _now: Instant, _completion: Completion) {
         self.awaits = false;
         self.fetch();
+        self.statuses.extend(std::iter::from_fn(|| self.maps.poll()));
         self.end_if_closing(ring);
         self.await_event(ring);
     }
@@ -488,9 +506,11 @@ impl Driver for Rbd {
 
     fn handle_timeout(&mut self, _ring: &mut Ring, _now: Instant) {}
 
-    fn submit_status(&mut self, _ring: &mut Ring, _now: Instant, id: u64, _offset: u64, len: u64) {
-        // librbd tells of holes only while its caller waits. Data everywhere is never wrong.
-        self.statuses.push_back((id, Ok(vec![StatusExtent { len, hole: false, zero: false }])));
+    fn submit_status(&mut self, _ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {
+        match &self.image {
+            Some(image) => self.maps.ask(image.clone(), id, offset, len),
+            None => self.statuses.push_back((id, Err(IoError::ShuttingDown))),
+        }
     }
 
     fn poll_status(&mut self) -> Option<(u64, Status)> {

@@ -85,10 +85,11 @@ impl Manager {
         let inner = self.inner();
         let is_same = |disk: &&super::super::DiskEntry| disk.wanted.name == name;
         let others = || inner.disks.values().filter(|disk| !is_same(disk));
+        let mut files = others().flat_map(|disk| disk.wanted.files());
         if let Some(path) = &arrival.fuse
-            && let Some(disk) = others().find(|disk| disk.wanted.fuse.as_ref() == Some(path))
+            && let Some((export, _)) = files.find(|(_, known)| known == path)
         {
-            return Err(Refusal::conflict(format!("{path} is the file of {}", disk.wanted.name)));
+            return Err(Refusal::conflict(format!("{path} is the file of {export}")));
         }
         if let Some(path) = &arrival.vhost_user {
             check_path(path).map_err(Refusal::invalid)?;
@@ -114,7 +115,7 @@ impl Manager {
             cache,
             datastore: arrival.datastore.clone(),
             qos: arrival.qos.map(|own| DiskQosSpec { policy: None, own }),
-            exports: arrival.exports.clone(),
+            exports: arrival.exports.iter().map(hob_control::Export::elsewhere).collect(),
             fuse: arrival.fuse.clone(),
             vhost_user: arrival.vhost_user.clone(),
             ..DiskState::new(name.to_owned(), arrival.backing.clone(), arrival.read_only)

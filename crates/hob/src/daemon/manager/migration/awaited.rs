@@ -88,7 +88,7 @@ impl Manager {
         if let Some(path) = &wanted.vhost_user {
             let gateway = open_gateway(name, path, id, &shard, &info, access, Open::AtOnce)
                 .map_err(|error| Refusal::failed(format!("machines cannot come in at {path}: {error}")))?;
-            self.exports.let_machines_in(name, gateway);
+            self.exports.let_machines_in(name, name, gateway);
         }
         self.offer(name, id, shard, export_info(&info, access));
         if let Err(refusal) = self.show_file(name).await {

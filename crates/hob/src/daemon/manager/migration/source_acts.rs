@@ -116,7 +116,7 @@ impl Leaving {
             read_only: disk.wanted.read_only,
             mode: plan.cache,
             cache: disk.cache().map(|spec| arriving(spec, disk, plan.pool.clone())),
-            exports: disk.wanted.exports.clone(),
+            exports: disk.wanted.exports.iter().map(hob_control::Export::elsewhere).collect(),
             qos: disk.qos_due(&inner),
             datastore: disk.wanted.datastore.clone(),
             vhost_user: plan.vhost_user.clone(),

@@ -6,7 +6,7 @@ use hob_engine::io::Promote;
 use super::*;
 
 fn backup(name: &str) -> Export {
-    Export { name: name.into(), read_only: true, no_promote: true }
+    Export { name: name.into(), read_only: true, no_promote: true, ..Export::default() }
 }
 
 #[test]
@@ -63,5 +63,65 @@ fn names_are_told_apart() {
         }
         let refusal = bench.manager.export_add("vm".into(), backup("b16")).await.unwrap_err();
         assert!(refusal.problem.error.contains("16 further exports"), "{refusal}");
+    });
+}
+
+/// A file cannot be mounted here; that it is refused shows what becomes of the rest.
+#[test]
+fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let (socket, nowhere) = (bench.path("b.sock"), bench.path("none/b.img"));
+        let at = |path: &str| std::path::Path::new(path).exists();
+        let with_socket = Export { vhost_user: Some(socket.clone()), ..backup("b") };
+        let half = Export { fuse: Some(nowhere.clone()), ..with_socket.clone() };
+        let refusal = bench.manager.export_add("vm".into(), half).await.unwrap_err();
+        assert!(refusal.problem.error.contains("none"), "{refusal}");
+        assert!(!at(&socket) && bench.manager.exports.get("b").is_none());
+        assert!(bench.manager.disk("vm").unwrap().exports.is_empty());
+        assert_eq!(bench.manager.disk("vm").unwrap().fuse_reason, None);
+        bench.manager.export_add("vm".into(), with_socket.clone()).await.unwrap();
+        assert!(at(&socket));
+        // The path of one is no other's.
+        let again = Export { name: "c".into(), ..with_socket.clone() };
+        let refusal = bench.manager.export_add("vm".into(), again).await.unwrap_err();
+        assert!(refusal.problem.error.contains("machines cannot come in"), "{refusal}");
+        assert!(at(&socket), "the second one took the first one's socket away");
+        bench.manager.export_remove("vm".into(), "b".into()).await.unwrap();
+        assert!(!at(&socket));
+        bench.manager.export_add("vm".into(), with_socket).await.unwrap();
+        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        assert!(!at(&socket));
+        for (path, what) in [("b.sock", "absolute"), ("", "absolute")] {
+            bench.disk("other").await;
+            let wrong = Export { vhost_user: Some(path.into()), ..backup("d") };
+            let refusal = bench.manager.export_add("other".into(), wrong).await.unwrap_err();
+            assert!(refusal.problem.error.contains(what), "{refusal}");
+            let wrong = Export { fuse: Some(path.into()), ..backup("d") };
+            let refusal = bench.manager.export_add("other".into(), wrong).await.unwrap_err();
+            assert!(refusal.problem.error.contains(what), "{refusal}");
+            bench.manager.disk_remove("other".into(), OnDirty::Drain).await.unwrap();
+        }
+    });
+}
+
+/// Where it cannot be mounted at a restart, an export's file is as a disk's: the disk is served, says why not, and it is tried again.
+#[test]
+fn a_disk_says_which_of_its_files_is_not_there() {
+    run(async |bench| {
+        let backing = bench.image("vm.img", 8);
+        let nowhere = bench.path("none/b.img");
+        let export = Export { fuse: Some(nowhere), ..backup("b") };
+        let wanted = DiskState { exports: vec![export], ..DiskState::new("vm".into(), backing, false) };
+        drop(bench.manager.enter(wanted, None).unwrap());
+        bench.manager.bring_online("vm").await;
+        let disk = bench.manager.disk("vm").unwrap();
+        assert_eq!(disk.state, DiskLife::Online);
+        let reason = disk.fuse_reason.expect("a reason");
+        assert!(reason.starts_with("export b: ") && reason.contains("none"), "{reason}");
+        assert_eq!(bench.manager.without_file(), ["vm"]);
+        bench.manager.export_remove("vm".into(), "b".into()).await.unwrap();
+        assert!(bench.manager.without_file().is_empty());
+        assert_eq!(bench.manager.disk("vm").unwrap().fuse_reason, None);
     });
 }

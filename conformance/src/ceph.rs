@@ -1,0 +1,320 @@
+//! A throw-away Ceph cluster on the loopback interface: one monitor and some OSDs, whose data are sparse files in a scratch directory.
+//!
+//! There is no manager: it only gathers statistics, and takes seconds to start. All processes end with the test that started them, however it
+//! ends; ports are whichever are free, so that several clusters can be there at once.
+//!
+//! An OSD can be killed, made to stand still, and started again, and finds its data where it was.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::process::Process;
+use crate::scratch::{Scratch, free_port, wait_until};
+use crate::tool::{Tool, find};
+
+/// How long any one step may take.
+const STEP_MAX: Duration = Duration::from_secs(120);
+
+/// How often a monitor is started on another port, because somebody else was faster to take the one before.
+const PORTS_MAX: u32 = 5;
+
+/// Copies of each object.
+const COPIES: usize = 3;
+
+/// Bytes of an OSD's file, which is sparse.
+const OSD_BYTES: u64 = 2 << 30;
+
+/// A cluster with a pool `rbd`. Dropping it ends it and deletes everything of it.
+#[derive(Debug)]
+pub struct Cluster {
+    // In the order in which they end.
+    osds: Vec<Process>,
+    monitor: Process,
+    scratch: Scratch,
+}
+
+impl Cluster {
+    /// Starts a monitor and `osds` OSDs, and waits until the pool takes writes.
+    ///
+    /// # Panics
+    /// When a program is missing, or the cluster does not come up.
+    #[must_use]
+    #[track_caller]
+    pub fn start(osds: usize) -> Self {
+        let scratch = Scratch::new();
+        for directory in ["run", "log", "crash"] {
+            std::fs::create_dir(scratch.path(directory)).expect("a directory in the scratch directory");
+        }
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("Linux has random ids");
+        keys(&scratch, osds);
+        let monitor = (0..PORTS_MAX)
+            .find_map(|_| start_monitor(&scratch, id.trim(), osds))
+            .expect("a monitor that finds its port free");
+        let made: Vec<Process> = (0..osds).map(|osd| make_osd(&scratch, osd)).collect();
+        for mut osd in made {
+            let output = osd.finish(STEP_MAX);
+            assert!(output.success(), "an OSD was not made ({:?}): {}", output.status, output.all());
+        }
+        let osds = (0..osds).map(|osd| start_osd(&scratch, osd)).collect();
+        let cluster = Self { osds, monitor, scratch };
+        cluster.ceph(&["osd", "pool", "create", "rbd", "8", "8", "replicated"]);
+        // The first write there: it ends when all placement groups are active.
+        cluster.rbd(&["pool", "init", "rbd"]);
+        cluster
+    }
+
+    /// Path of its configuration, for clients.
+    #[must_use]
+    pub fn conf(&self) -> String {
+        self.scratch.text("ceph.conf")
+    }
+
+    /// What hob calls an image, or a snapshot of one, of the pool `rbd`.
+    #[must_use]
+    pub fn spec(&self, image: &str) -> String {
+        format!("rbd:rbd/{image}:conf={}", self.conf())
+    }
+
+    /// Runs `ceph`; returns what it printed.
+    #[track_caller]
+    pub fn ceph(&self, args: &[&str]) -> String {
+        Tool::new("ceph").args(["--conf", &self.conf()]).args(args).limit(STEP_MAX).run()
+    }
+
+    /// Runs `rbd`; returns what it printed.
+    #[track_caller]
+    pub fn rbd(&self, args: &[&str]) -> String {
+        Tool::new("rbd").args(["--conf", &self.conf()]).args(args).limit(STEP_MAX).run()
+    }
+
+    /// Makes an image out of a file.
+    #[track_caller]
+    pub fn import(&self, file: &Path, image: &str) {
+        self.rbd(&[
+            "import",
+            "--no-progress",
+            "--dest-pool",
+            "rbd",
+            file.to_str().expect("scratch paths are ASCII"),
+            image,
+        ]);
+    }
+
+    /// The bytes of an image or a snapshot, as the cluster has them.
+    #[must_use]
+    #[track_caller]
+    pub fn export(&self, image: &str) -> Vec<u8> {
+        let file = self.scratch.path("exported");
+        let _ = std::fs::remove_file(&file);
+        self.rbd(&["export", "--no-progress", &format!("rbd/{image}"), &self.scratch.text("exported")]);
+        std::fs::read(file).expect("what was exported")
+    }
+
+    /// Breaks the lock that somebody has on an image, who is fenced off thereby.
+    ///
+    /// # Panics
+    /// When it is not locked.
+    #[track_caller]
+    pub fn break_lock(&self, image: &str) {
+        let locks = self.rbd(&["lock", "list", "--format", "json", &format!("rbd/{image}")]);
+        let locks: Value = serde_json::from_str(&locks).expect("rbd speaks JSON");
+        let lock = locks.get(0).unwrap_or_else(|| panic!("nobody has locked {image}: {locks}"));
+        let word = |name: &str| lock[name].as_str().unwrap_or_else(|| panic!("no {name}: {lock}")).to_owned();
+        self.rbd(&["lock", "remove", &format!("rbd/{image}"), &word("id"), &word("locker")]);
+    }
+
+    /// OSDs.
+    #[must_use]
+    pub fn osds(&self) -> usize {
+        self.osds.len()
+    }
+
+    /// SIGKILL, as in a crash.
+    pub fn kill(&mut self, osd: usize) {
+        self.osds[osd].kill();
+    }
+
+    /// Makes an OSD stand still: it answers nothing and its connections stay.
+    pub fn pause(&mut self, osd: usize) {
+        self.osds[osd].signal(Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn resume(&mut self, osd: usize) {
+        self.osds[osd].signal(Signal::CONT);
+    }
+
+    /// Starts one that was killed.
+    #[track_caller]
+    pub fn restart(&mut self, osd: usize) {
+        self.osds[osd] = start_osd(&self.scratch, osd);
+    }
+
+    /// Does the monitor count it in?
+    #[must_use]
+    #[track_caller]
+    pub fn is_up(&self, osd: usize) -> bool {
+        let map: Value =
+            serde_json::from_str(&self.ceph(&["osd", "dump", "--format", "json"])).expect("JSON");
+        map["osds"].as_array().into_iter().flatten().any(|of| of["osd"] == osd && of["up"] == 1)
+    }
+
+    /// Waits until the monitor counts all of them in.
+    #[track_caller]
+    pub fn wait_up(&self) {
+        wait_until("all OSDs to be up", STEP_MAX, || (0..self.osds.len()).all(|osd| self.is_up(osd)));
+    }
+
+    /// Is the monitor alive?
+    #[must_use]
+    pub fn lives(&mut self) -> bool {
+        self.monitor.poll().is_none()
+    }
+}
+
+/// Everybody's keys in one file, which only this user may read.
+#[track_caller]
+fn keys(scratch: &Scratch, osds: usize) {
+    let all = [("mon.", "mon allow *"), ("client.admin", "mon allow *,mgr allow *,osd allow *")];
+    let all = all.map(|(name, may)| (name.to_owned(), may));
+    let osds = (0..osds).map(|osd| (format!("osd.{osd}"), "mon allow profile osd,osd allow *"));
+    let file = scratch.text("keyring");
+    Tool::new("ceph-authtool").args(["--create-keyring", &file]).run();
+    for (name, may) in all.into_iter().chain(osds) {
+        let mut tool = Tool::new("ceph-authtool").args([&file, "--gen-key", "--name", &name]);
+        for cap in may.split(',') {
+            let (service, what) = cap.split_once(' ').expect("a service and what may be done there");
+            tool = tool.args(["--cap", service, what]);
+        }
+        tool.run();
+    }
+}
+
+/// A monitor that has a new map of the cluster and answers; `None` if its port was taken.
+#[track_caller]
+fn start_monitor(scratch: &Scratch, id: &str, osds: usize) -> Option<Process> {
+    let address = format!("[v2:127.0.0.1:{}]", free_port());
+    std::fs::write(scratch.path("ceph.conf"), configuration(scratch, id, &address)).expect("ceph.conf");
+    let conf = scratch.text("ceph.conf");
+    let (monmap, osdmap) = (scratch.text("monmap"), scratch.text("osdmap"));
+    let _ = std::fs::remove_dir_all(scratch.path("mon"));
+    Tool::new("monmaptool")
+        .args(["--create", "--clobber", "--fsid", id, "--addv", "a", &address, &monmap])
+        .run();
+    // With a place for each OSD, so that none has to be asked for later.
+    Tool::new("osdmaptool")
+        .args(["--conf", &conf, "--createsimple", &osds.to_string(), "--clobber", &osdmap])
+        .run();
+    let keyring = scratch.text("keyring");
+    Tool::new("ceph-mon")
+        .args(["--conf", &conf, "--id", "a", "--mkfs", "--monmap", &monmap, "--osdmap", &osdmap])
+        .args(["--keyring", &keyring])
+        .run();
+    let mut monitor = daemon(scratch, "ceph-mon", "a");
+    let mut ceph =
+        Tool::new("ceph").args(["--conf", &conf, "--connect-timeout", "60", "mon", "stat"]).start();
+    loop {
+        if ceph.poll().is_some_and(|status| status.success()) {
+            return Some(monitor);
+        }
+        if monitor.poll().is_some() {
+            let said = monitor.stderr();
+            assert!(said.contains("unable to bind"), "the monitor ended: {said}");
+            return None;
+        }
+        assert!(ceph.poll().is_none(), "the monitor does not answer: {}", ceph.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[track_caller]
+fn make_osd(scratch: &Scratch, osd: usize) -> Process {
+    std::fs::create_dir(scratch.path(&format!("osd.{osd}"))).expect("a directory for an OSD");
+    Tool::new("ceph-osd")
+        .args(["--conf", &scratch.text("ceph.conf"), "--id", &osd.to_string(), "--mkfs", "--no-mon-config"])
+        .args(["--monmap", &scratch.text("monmap")])
+        .start()
+}
+
+#[track_caller]
+fn start_osd(scratch: &Scratch, osd: usize) -> Process {
+    daemon(scratch, "ceph-osd", &osd.to_string())
+}
+
+/// One of Ceph's daemons, in the foreground.
+#[track_caller]
+fn daemon(scratch: &Scratch, program: &str, id: &str) -> Process {
+    let mut command = Command::new(find(program));
+    command.args(["--foreground", "--conf", &scratch.text("ceph.conf"), "--id", id]);
+    Process::start(program, &mut command).unwrap_or_else(|error| panic!("start {program}: {error}"))
+}
+
+/// A cluster in which everything happens soon, with little memory.
+fn configuration(scratch: &Scratch, id: &str, monitor: &str) -> String {
+    let at = |name: &str| scratch.text(name);
+    format!(
+        "[global]
+fsid = {id}
+mon_host = {monitor}
+public_addr = 127.0.0.1
+cluster_addr = 127.0.0.1
+ms_bind_ipv6 = false
+ms_async_op_threads = 2
+auth_cluster_required = cephx
+auth_service_required = cephx
+auth_client_required = cephx
+keyring = {keyring}
+run_dir = {run}
+crash_dir = {crash}
+osd_pool_default_size = {COPIES}
+osd_pool_default_min_size = 2
+osd_pool_default_pg_autoscale_mode = off
+osd_crush_chooseleaf_type = 0
+# An OSD that is silent for so long is out of it.
+osd_heartbeat_interval = 1
+osd_heartbeat_grace = 6
+mon_osd_min_down_reporters = 1
+mon_osd_down_out_interval = 3600
+
+[client]
+log_file =
+admin_socket =
+
+[mon]
+mon_data = {mon}
+log_file = {log}/$name.log
+admin_socket =
+auth_allow_insecure_global_id_reclaim = false
+# The disk of whoever runs this may be nearly full.
+mon_data_avail_warn = 2
+mon_data_avail_crit = 1
+paxos_propose_interval = 0.05
+paxos_min_wait = 0.01
+
+[osd]
+osd_data = {osd}
+log_file = {log}/$name.log
+admin_socket =
+osd_objectstore = bluestore
+bluestore_block_size = {OSD_BYTES}
+bluestore_fsck_on_mkfs = false
+bluestore_cache_autotune = false
+bluestore_cache_size = 67108864
+osd_crush_update_on_start = false
+osd_class_update_on_start = false
+osd_op_num_shards = 2
+osd_op_num_threads_per_shard = 1
+osd_recovery_sleep = 0
+",
+        keyring = at("keyring"),
+        run = at("run"),
+        crash = at("crash"),
+        log = at("log"),
+        mon = at("mon"),
+        osd = at("osd.$id"),
+    )
+}

@@ -1,0 +1,282 @@
+//! Further exports of a disk as files and as sockets for machines: for backup programs and scans that know nothing of NBD.
+//!
+//! These tests mount, and so need root and /dev/fuse.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use conformance::data::{assert_same, noise_file};
+use conformance::nbd_client::{Address, Client};
+use conformance::scratch::wait_until;
+use conformance::vhost_driver::{DATA_BYTES, Driver, Kind};
+use conformance::{Daemon, MIB, Scratch, Tool, Unmount};
+use rustix::process::Signal;
+
+const DISK: u64 = 64 * MIB;
+const CACHE: u64 = 16 * MIB;
+/// Fits the cache.
+const HOT: u64 = CACHE * 3 / 4;
+
+const EROFS: i32 = 30;
+const ENODEV: [i32; 3] = [19, 103, 107];
+
+/// virtio's feature bit of a device that takes no changes, and the status of what was refused.
+const READ_ONLY: u64 = 1 << 5;
+const IO_ERROR: u8 = 1;
+
+/// A disk that is a file and a socket, with an export for backups that is another file and another socket.
+struct Stage {
+    daemon: Daemon,
+    // Dropped after the daemon, and before the directory.
+    _unmounts: [Unmount; 2],
+    scratch: Scratch,
+    image: Vec<u8>,
+}
+
+impl Stage {
+    #[track_caller]
+    fn new() -> Stage {
+        let scratch = Scratch::new();
+        let at = |name: &str| scratch.text(name);
+        noise_file(&scratch.path("disk.img"), DISK, 71);
+        let image = fs::read(scratch.path("disk.img")).unwrap();
+        let config = format!(
+            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
+            at("state"),
+            at("nbd.sock"),
+            at("ctl.sock"),
+        );
+        fs::write(scratch.path("hob.toml"), config).unwrap();
+        let unmounts = ["vm.img", "backup.img"].map(|name| Unmount::at(&scratch.path(name)));
+        let daemon = start(&scratch);
+        daemon.ctl(&["pool", "create", "p", &at("flash"), "--size", "64M", "--segment-size", "1M"]);
+        let (file, socket) = (at("vm.img"), at("vm.sock"));
+        let backing = at("disk.img");
+        daemon.ctl(&["disk", "add", "vm", "--backing", &backing, "--fuse", &file, "--vhost-user", &socket]);
+        let size = format!("{}M", CACHE / MIB);
+        let shape = ["--size", &size, "--block-size", "4K", "--policy", "lru"];
+        daemon.ctl(&[&["cache", "enable", "vm", "--pool", "p"][..], &shape[..]].concat());
+        let (file, socket) = (at("backup.img"), at("backup.sock"));
+        let places = ["--fuse", &file, "--vhost-user", &socket];
+        daemon.ctl(
+            &[&["export", "add", "vm", "backup", "--read-only", "--no-promote"][..], &places[..]].concat(),
+        );
+        Stage { daemon, _unmounts: unmounts, scratch, image }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path(name)
+    }
+
+    fn connect(&self, export: &str) -> std::io::Result<Client> {
+        Client::connect(&Address::Unix(self.path("nbd.sock")), export)
+    }
+
+    /// Brings the hot part into the cache, until all of it comes from there.
+    #[track_caller]
+    fn warm_up(&self) {
+        let mut guest = self.connect("vm").unwrap();
+        wait_until("the hot part to be cached", Duration::from_secs(30), || {
+            self.hot_hits(&mut guest) == HOT / MIB
+        });
+    }
+
+    /// Reads the hot part, in pieces of 1 MiB, and says how many of them were hits.
+    fn hot_hits(&self, guest: &mut Client) -> u64 {
+        let before = self.daemon.stats("vm").hits();
+        for at in (0..HOT).step_by(MIB as usize) {
+            guest.read(at, MIB as u32).unwrap();
+        }
+        self.daemon.stats("vm").hits() - before
+    }
+
+    fn passed_by(&self) -> u64 {
+        self.daemon.stats("vm").reason("bypass", "no-promote")
+    }
+
+    /// What a full read by `backup` does: all of it is right, and the cache is as it was.
+    #[track_caller]
+    fn leaves_the_cache_alone(&self, backup: impl FnOnce() -> Vec<u8>) {
+        self.warm_up();
+        let (before, passed_by) = (self.daemon.stats("vm"), self.passed_by());
+        assert_same(&backup(), &self.image, 0, "the backup and the disk");
+        let after = self.daemon.stats("vm");
+        assert_eq!(after.evicted_blocks(), before.evicted_blocks(), "{}", after.text());
+        assert_eq!(after.misses(), before.misses(), "it counts for the hit ratio: {}", after.text());
+        assert!(self.passed_by() > passed_by, "nothing went to the backing: {}", after.text());
+        let mut guest = self.connect("vm").unwrap();
+        assert_eq!(self.hot_hits(&mut guest), HOT / MIB, "something hot has gone");
+    }
+}
+
+#[track_caller]
+fn start(scratch: &Scratch) -> Daemon {
+    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    // It answers when its disks are there.
+    daemon.ctl(&["disk", "list"]);
+    daemon
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
+    result.unwrap_err().raw_os_error().expect("an error of the system")
+}
+
+/// A full read through the file of such an export leaves the cache as it was; through the disk's own file it does not, which shows that it could.
+#[test]
+fn a_backup_through_a_file_does_not_wash_the_cache() {
+    let stage = Stage::new();
+    stage.leaves_the_cache_alone(|| fs::read(stage.path("backup.img")).unwrap());
+    let before = stage.daemon.stats("vm").evicted_blocks();
+    assert_same(&fs::read(stage.path("vm.img")).unwrap(), &stage.image, 0, "the file and the disk");
+    let mut guest = stage.connect("vm").unwrap();
+    assert!(stage.daemon.stats("vm").evicted_blocks() > before && stage.hot_hits(&mut guest) < HOT / MIB);
+    drop(guest);
+    stage.daemon.stop();
+}
+
+#[test]
+fn a_backup_through_vhost_user_does_not_wash_the_cache() {
+    let stage = Stage::new();
+    let read = |socket: &str| {
+        let mut machine = Driver::connect(&stage.path(socket)).expect("the daemon takes a machine");
+        let mut disk = Vec::with_capacity(DISK as usize);
+        for at in (0..DISK).step_by(DATA_BYTES as usize) {
+            assert_eq!(machine.run(Kind::Read, at, DATA_BYTES as u32), Some(0), "at {at}");
+            disk.extend(machine.data(0, DATA_BYTES as usize));
+        }
+        disk
+    };
+    // A machine is at the disk's own socket meanwhile.
+    let _guest = Driver::connect(&stage.path("vm.sock")).expect("the daemon takes a machine");
+    stage.leaves_the_cache_alone(|| read("backup.sock"));
+    stage.daemon.stop();
+}
+
+/// Changes are refused at each of its places, and those of the guest are seen there.
+#[test]
+fn an_export_that_is_read_only_refuses_changes_wherever_they_come() {
+    let mut stage = Stage::new();
+    let (own, backup) = (stage.path("vm.img"), stage.path("backup.img"));
+    assert_eq!(refused(OpenOptions::new().write(true).open(&backup)), EROFS);
+    assert_eq!(refused(OpenOptions::new().read(true).write(true).open(&backup)), EROFS);
+    let mut machine = Driver::connect(&stage.path("backup.sock")).expect("the daemon takes a machine");
+    let mut guest = Driver::connect(&stage.path("vm.sock")).expect("the daemon takes a machine");
+    let features = |driver: &mut Driver| vhost::VhostBackend::get_features(driver.frontend()).unwrap();
+    assert_eq!((features(&mut machine) & READ_ONLY, features(&mut guest) & READ_ONLY), (READ_ONLY, 0));
+    assert_eq!(machine.run(Kind::Write, 0, 4096), Some(IO_ERROR));
+    let file = File::open(&backup).unwrap();
+    for (at, byte) in [(0, 5), (8192, 6)] {
+        match byte {
+            5 => OpenOptions::new().write(true).open(&own).unwrap().write_all_at(&[5; 4096], at).unwrap(),
+            _ => {
+                guest.set_data(0, &[6; 4096]);
+                assert_eq!(guest.run(Kind::Write, at, 4096), Some(0));
+            }
+        }
+        stage.image[at as usize..][..4096].fill(byte);
+        let mut seen = [0; 4096];
+        file.read_exact_at(&mut seen, at).unwrap();
+        assert_eq!(seen, [byte; 4096]);
+        assert_eq!((machine.run(Kind::Read, at, 4096), machine.data(0, 4096)), (Some(0), vec![byte; 4096]));
+    }
+    assert_same(&fs::read(&backup).unwrap(), &stage.image, 0, "the export and the disk");
+    drop(file);
+    stage.daemon.stop();
+}
+
+/// They are there again after a restart, and through an upgrade; and gone with their export, which who has its file open keeps.
+#[test]
+fn places_of_an_export_survive_a_restart_and_leave_with_it() {
+    let stage = Stage::new();
+    let list = stage.daemon.ctl(&["export", "list"]);
+    for place in ["vm.img", "vm.sock", "backup.img", "backup.sock"] {
+        assert!(list.contains(&stage.scratch.text(place)), "no {place}:\n{list}");
+    }
+    stage.daemon.stop();
+    for place in ["backup.img", "backup.sock", "vm.img", "vm.sock"] {
+        assert!(!stage.scratch.path(place).exists(), "{place} outlived the daemon");
+    }
+    let Stage { scratch, image, _unmounts, .. } = stage;
+    let mut stage = Stage { daemon: start(&scratch), scratch, image, _unmounts };
+    let file = File::open(stage.path("backup.img")).unwrap();
+    upgrade(&mut stage);
+    // The same descriptor; and what it may do and promote is what it was.
+    let before = stage.passed_by();
+    let mut bytes = vec![0; MIB as usize];
+    file.read_exact_at(&mut bytes, 4 * MIB).unwrap();
+    assert_same(&bytes, &stage.image[4 * MIB as usize..][..MIB as usize], 4 * MIB, "the export and the disk");
+    assert!(stage.passed_by() > before, "it promotes");
+    assert_eq!(refused(OpenOptions::new().write(true).open(stage.path("backup.img"))), EROFS);
+    let kept = stage.daemon.try_ctl(&["export", "remove", "vm", "backup"]);
+    assert!(!kept.success() && kept.all().contains("in use"), "{}", kept.all());
+    let kept = stage.daemon.try_ctl(&["disk", "remove", "vm"]);
+    assert!(!kept.success() && kept.all().contains("in use"), "{}", kept.all());
+    assert_same(
+        &fs::read(stage.path("vm.img")).unwrap(),
+        &stage.image,
+        0,
+        "the disk's own file, which stays",
+    );
+    drop(file);
+    let mut machine = Driver::connect(&stage.path("backup.sock")).expect("the daemon takes a machine");
+    assert_eq!(machine.run(Kind::Read, 0, 4096), Some(0));
+    stage.daemon.ctl(&["export", "remove", "vm", "backup"]);
+    assert!(!stage.path("backup.img").exists() && !stage.path("backup.sock").exists());
+    assert!(stage.connect("backup").is_err());
+    assert_ne!(machine.run(Kind::Read, 0, 4096), Some(0), "its machine is served still");
+    let mut guest = Driver::connect(&stage.path("vm.sock")).expect("the disk's own socket stays");
+    assert_eq!(guest.run(Kind::Read, 0, 4096), Some(0));
+    assert_same(&fs::read(stage.path("vm.img")).unwrap(), &stage.image, 0, "the disk's own file");
+    drop((guest, machine));
+    stage.daemon.ctl(&["disk", "remove", "vm"]);
+    assert!(!stage.path("vm.img").exists() && !stage.path("vm.sock").exists());
+    stage.daemon.stop();
+}
+
+#[track_caller]
+fn upgrade(stage: &mut Stage) {
+    let process = &mut stage.daemon.process;
+    let done = |log: &str| log.matches("the control API is at").count();
+    let before = done(&process.stderr());
+    process.signal(Signal::HUP);
+    wait_until("the upgrade", Duration::from_secs(30), || done(&process.stderr()) > before);
+    stage.daemon.ctl(&["disk", "list"]);
+}
+
+/// What cannot be had is refused in words, and leaves nothing behind.
+#[test]
+fn places_that_cannot_be_had_are_refused() {
+    let stage = Stage::new();
+    let at = |name: &str| stage.scratch.text(name);
+    for (option, path, wrong) in [
+        ("--fuse", at("backup.img"), "is the file of backup"),
+        ("--fuse", at("vm.img"), "is the file of vm"),
+        ("--fuse", at("disk.img"), "backing"),
+        ("--fuse", at("none/x.img"), "No such file"),
+        ("--vhost-user", at("backup.sock"), "machines cannot come in"),
+        ("--vhost-user", at("none/x.sock"), "machines cannot come in"),
+        ("--vhost-user", format!("/{}", "x".repeat(200)), "at most 107 bytes"),
+    ] {
+        let add = stage.daemon.try_ctl(&["export", "add", "vm", "other", option, &path]);
+        assert!(!add.success() && add.all().contains(wrong), "{option} {path}: {}", add.all());
+        assert!(stage.connect("other").is_err(), "{option} {path}");
+        assert!(!stage.daemon.ctl(&["export", "list"]).contains("other"));
+    }
+    // Half of it is not enough, and goes again.
+    let (socket, file) = (at("other.sock"), at("none/other.img"));
+    let add =
+        stage.daemon.try_ctl(&["export", "add", "vm", "other", "--vhost-user", &socket, "--fuse", &file]);
+    assert!(!add.success() && !stage.path("other.sock").exists(), "{}", add.all());
+    assert_same(&fs::read(stage.path("backup.img")).unwrap(), &stage.image, 0, "what was there before");
+    // A daemon that dies leaves errors and no hang, and the next one cleans up.
+    let file = File::open(stage.path("backup.img")).unwrap();
+    stage.daemon.kill();
+    assert!(ENODEV.contains(&refused(file.read_at(&mut [0; 512], 0))));
+    let daemon = start(&stage.scratch);
+    assert_same(&fs::read(stage.scratch.path("backup.img")).unwrap(), &stage.image, 0, "after the restart");
+    daemon.stop();
+    assert!(Tool::new("findmnt").arg(at("backup.img")).run_failing().stdout.is_empty());
+}

@@ -1,0 +1,248 @@
+//! A disk on Ceph RBD while OSDs are killed, stand still and come back: no error and no wrong byte, and hits are served throughout.
+//!
+//! `HOB_RBD_SECONDS` makes it as long as one likes; each round of faults is finished, and takes half a minute.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use conformance::data::{Noise, assert_same, noise_file};
+use conformance::nbd_client::{Address, Client};
+use conformance::process::Process;
+use conformance::scratch::wait_until;
+use conformance::{Cluster, Daemon, MIB, Scratch, Tool};
+
+/// Read again and again, and in the cache from the beginning.
+const HOT: Range<u64> = 0..8 * MIB;
+/// Read through an export that promotes nothing, so that most reads go to the cluster.
+const COLD: Range<u64> = 8 * MIB..40 * MIB;
+/// fio writes and verifies there.
+const WRITTEN: Range<u64> = 40 * MIB..104 * MIB;
+const SIZE: u64 = WRITTEN.end;
+
+/// Room for what is hot and what is written, so that nothing that is hot has a reason to go.
+const CACHE: u64 = 112 * MIB;
+
+/// How long an OSD stands still. The others need 6 s to notice.
+const STILL: Duration = Duration::from_secs(11);
+
+/// How long an OSD that was killed stays away.
+const AWAY: Duration = Duration::from_secs(3);
+
+/// No hit may take longer while the cluster does nothing.
+const HIT_MAX: Duration = Duration::from_secs(2);
+
+const BLOCK: u64 = 4096;
+
+struct Stage {
+    // Dropped in this order.
+    daemon: Daemon,
+    scratch: Scratch,
+    cluster: Cluster,
+    image: Vec<u8>,
+}
+
+impl Stage {
+    #[track_caller]
+    fn new() -> Stage {
+        let cluster = Cluster::start(3);
+        let scratch = Scratch::new();
+        let file = scratch.path("disk.img");
+        noise_file(&file, COLD.end, 61);
+        let image = std::fs::read(&file).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(SIZE).unwrap();
+        cluster.import(&file, "disk");
+        std::fs::remove_file(&file).unwrap();
+        let config = format!(
+            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
+            scratch.text("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+        );
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        wait_until("the NBD socket", Duration::from_secs(20), || scratch.path("nbd.sock").exists());
+        daemon.ctl(&[
+            "pool",
+            "create",
+            "fast",
+            &scratch.text("flash"),
+            "--size",
+            "192M",
+            "--segment-size",
+            "1M",
+        ]);
+        daemon.ctl(&["disk", "add", "vm", "--backing", &cluster.spec("disk")]);
+        let size = format!("{}M", CACHE / MIB);
+        daemon.ctl(&[
+            "cache",
+            "enable",
+            "vm",
+            "--pool",
+            "fast",
+            "--size",
+            &size,
+            "--block-size",
+            "4K",
+            "--mode",
+            "write-back",
+        ]);
+        daemon.ctl(&["export", "add", "vm", "cold", "--read-only", "--no-promote"]);
+        Stage { daemon, scratch, cluster, image }
+    }
+
+    fn address(&self) -> Address {
+        Address::Unix(self.scratch.path("nbd.sock"))
+    }
+
+    fn connect(&self) -> Client {
+        Client::connect(&self.address(), "vm").unwrap()
+    }
+
+    /// Brings what is hot into the cache.
+    #[track_caller]
+    fn warm_up(&self) {
+        let mut client = self.connect();
+        let reads = (HOT.end - HOT.start) / MIB;
+        wait_until("the hot part to be cached", Duration::from_secs(60), || {
+            let before = self.daemon.stats("vm").hits();
+            for at in HOT.step_by(MIB as usize) {
+                client.read(at, MIB as u32).unwrap();
+            }
+            self.daemon.stats("vm").hits() - before >= reads
+        });
+    }
+
+    fn fio(&self, seconds: u64) -> Process {
+        Tool::new("fio")
+            .args(["--name=verify", "--ioengine=nbd", "--uri", &self.address().uri("vm")])
+            .args(["--rw=randwrite", "--bsrange=512-64k", "--blockalign=512", "--iodepth=16"])
+            .args([format!("--offset={}", WRITTEN.start), format!("--size={}", WRITTEN.end - WRITTEN.start)])
+            .args([format!("--runtime={seconds}"), "--time_based".into(), "--serialize_overlap=1".into()])
+            .args(["--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64", "--verify_state_save=0"])
+            .arg("--output-format=terse")
+            .start()
+    }
+}
+
+/// Reads what is hot, at random places, and remembers the slowest.
+struct Hits {
+    client: Client,
+    dice: Noise,
+    count: u64,
+    worst: Duration,
+}
+
+impl Hits {
+    fn new(client: Client) -> Hits {
+        Hits { client, dice: Noise::new(5), count: 0, worst: Duration::ZERO }
+    }
+
+    /// For that long.
+    #[track_caller]
+    fn read(&mut self, image: &[u8], period: Duration) {
+        let begun = Instant::now();
+        while begun.elapsed() < period {
+            let at = HOT.start + self.dice.below((HOT.end - HOT.start) / BLOCK) * BLOCK;
+            let start = Instant::now();
+            let data = self.client.read(at, BLOCK as u32).expect("a hit");
+            self.worst = self.worst.max(start.elapsed());
+            assert_same(&data, &image[at as usize..][..BLOCK as usize], at, "what is hot and the image");
+            self.count += 1;
+            // There are others who want the processor.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Reads that go to the cluster wait for it, and are right.
+fn read_cold(mut client: Client, image: &[u8], over: &AtomicBool) -> u64 {
+    let (mut dice, mut count) = (Noise::new(6), 0);
+    while !over.load(Ordering::Relaxed) {
+        let at = COLD.start + dice.below((COLD.end - COLD.start) / 65536) * 65536;
+        let data = client.read(at, 65536).expect("a read that the cluster answers late");
+        assert_same(&data, &image[at as usize..][..65536], at, "what is cold and the image");
+        count += 1;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    count
+}
+
+/// One OSD is killed and comes back, another stands still, then all of them do.
+#[track_caller]
+fn round(cluster: &mut Cluster, number: usize, hits: &mut Hits, image: &[u8]) {
+    let (victim, sleeper) = (number % cluster.osds(), (number + 1) % cluster.osds());
+    cluster.kill(victim);
+    hits.read(image, AWAY);
+    cluster.restart(victim);
+    wait_until("the OSD to be back", Duration::from_secs(60), || {
+        hits.read(image, Duration::from_millis(300));
+        cluster.is_up(victim)
+    });
+    cluster.pause(sleeper);
+    hits.read(image, STILL);
+    cluster.resume(sleeper);
+    hits.read(image, Duration::from_secs(1));
+    let before = hits.count;
+    (0..cluster.osds()).for_each(|osd| cluster.pause(osd));
+    hits.read(image, STILL);
+    let served = hits.count - before;
+    (0..cluster.osds()).for_each(|osd| cluster.resume(osd));
+    hits.read(image, Duration::from_secs(2));
+    assert!(served > 500, "only {served} hits while the cluster stood still for {STILL:?}");
+    assert!(hits.worst < HIT_MAX, "a hit took {:?}", hits.worst);
+    assert!(cluster.lives(), "the monitor is gone");
+}
+
+/// Promises 2 and 4.
+#[test]
+fn fio_verifies_while_osds_die_stand_still_and_come_back() {
+    let seconds =
+        std::env::var("HOB_RBD_SECONDS").map_or(18, |text| text.parse().expect("a number of seconds"));
+    let mut stage = Stage::new();
+    stage.warm_up();
+    let over = AtomicBool::new(false);
+    let mut hits = Hits::new(stage.connect());
+    let cold = Client::connect(&stage.address(), "cold").unwrap();
+    let mut fio = stage.fio(seconds);
+    let (rounds, read) = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| read_cold(cold, &stage.image, &over));
+        let mut rounds = 0;
+        while fio.poll().is_none() {
+            round(&mut stage.cluster, rounds, &mut hits, &stage.image);
+            rounds += 1;
+        }
+        over.store(true, Ordering::Relaxed);
+        (rounds, reader.join().expect("a cold read met an error or a wrong byte"))
+    });
+    let output = fio.finish(Duration::ZERO);
+    assert!(output.success() && !output.all().contains("verify:"), "fio: {}", output.all());
+    assert!(rounds > 0, "fio ended before anything happened");
+    stage.cluster.wait_up();
+    println!(
+        "{rounds} rounds; {} hits, the slowest took {:?}; {read} cold reads; fio moved {} KiB",
+        hits.count,
+        hits.worst,
+        moved_kib(&output.stdout)
+    );
+    assert!(read > 20, "only {read} cold reads");
+    // What was acknowledged is what the cluster has, once everything is there.
+    stage.daemon.ctl(&["drain", "vm"]);
+    let mut client = stage.connect();
+    let mut disk = Vec::with_capacity(SIZE as usize);
+    for at in (0..SIZE).step_by(MIB as usize) {
+        disk.extend(client.read(at, MIB as u32).unwrap());
+    }
+    assert_same(&disk[..COLD.end as usize], &stage.image, 0, "what nobody wrote and the image");
+    assert!(disk[COLD.end as usize..].iter().any(|byte| *byte != 0), "fio wrote nothing");
+    drop((client, hits));
+    stage.daemon.stop();
+    assert_same(&stage.cluster.export("disk"), &disk, 0, "the cluster's image and the disk");
+}
+
+/// What fio wrote and read, of its terse report.
+fn moved_kib(report: &str) -> u64 {
+    let fields: Vec<&str> = report.lines().last().unwrap_or_default().split(';').collect();
+    let field = |at: usize| fields.get(at).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    field(5) + field(46)
+}

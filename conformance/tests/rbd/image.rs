@@ -1,0 +1,230 @@
+//! A disk on Ceph RBD: who may write an image, and what becomes of who loses it; snapshots; what is allocated.
+
+use std::time::{Duration, Instant};
+
+use conformance::data::{Noise, assert_same, noise_file};
+use conformance::nbd_client::{Address, CMD_WRITE, Client, EPERM};
+use conformance::scratch::wait_until;
+use conformance::{Cluster, Daemon, MIB, Scratch, Serve, Tool};
+use serde_json::Value;
+
+const SIZE: u64 = 32 * MIB;
+
+/// How soon after the loss of its lock a disk serves nothing any more. The lock is looked at once a second.
+const FENCED_MAX: Duration = Duration::from_secs(10);
+
+/// How long a disk may take to come back that was another's; it is tried every few seconds.
+const BACK_MAX: Duration = Duration::from_secs(60);
+
+/// How long the cluster waits for a client that has died before its lock is somebody else's to break.
+const DEAD_MAX: Duration = Duration::from_secs(90);
+
+/// An image `disk` of `SIZE` bytes of noise, and these.
+#[track_caller]
+fn image(cluster: &Cluster, scratch: &Scratch, seed: u64) -> Vec<u8> {
+    let file = scratch.path("disk.img");
+    noise_file(&file, SIZE, seed);
+    cluster.import(&file, "disk");
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    bytes
+}
+
+/// A daemon with the disk `vm` on that image and a persistent cache in write-back.
+#[track_caller]
+fn daemon(cluster: &Cluster, scratch: &Scratch) -> Daemon {
+    let config = format!(
+        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
+         [[pool]]\nname = \"fast\"\ndevices = [\"{}\"]\nsize = \"96M\"\nsegment_size = \"1M\"\n\
+         [[disk]]\nname = \"vm\"\nbacking = \"{}\"\n\
+         cache = {{ pool = \"fast\", size = \"40M\", block_size = \"4K\", mode = \"write-back\" }}\n",
+        scratch.text("state"),
+        scratch.text("nbd.sock"),
+        scratch.text("ctl.sock"),
+        scratch.text("flash"),
+        cluster.spec("disk"),
+    );
+    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    wait_until("the NBD socket", Duration::from_secs(20), || scratch.path("nbd.sock").exists());
+    daemon
+}
+
+#[track_caller]
+fn state(daemon: &Daemon) -> (String, String) {
+    let shown: Value = serde_json::from_str(&daemon.ctl(&["disk", "show", "vm", "-o", "json"])).unwrap();
+    let word = |name: &str| shown[name].as_str().unwrap_or_default().to_owned();
+    (word("state"), word("reason"))
+}
+
+#[track_caller]
+fn wait_online(daemon: &Daemon, limit: Duration) {
+    wait_until("the disk to be online", limit, || state(daemon).0 == "online");
+}
+
+fn connect(scratch: &Scratch) -> Client {
+    Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").unwrap()
+}
+
+/// Reads all of it, which brings it into the cache.
+#[track_caller]
+fn read_all(client: &mut Client) -> Vec<u8> {
+    (0..SIZE).step_by(MIB as usize).flat_map(|at| client.read(at, MIB as u32).unwrap()).collect()
+}
+
+/// One disk has one writer. Who breaks the lock is the writer, and whoever had it serves nothing from then on, what is in flash included; it
+/// comes back with the other's data when the other has gone.
+#[test]
+fn an_image_has_one_writer_and_who_loses_it_is_fenced_at_once() {
+    let (cluster, scratch, other) = (Cluster::start(3), Scratch::new(), Scratch::new());
+    let before = image(&cluster, &scratch, 31);
+    let daemon = daemon(&cluster, &scratch);
+    wait_online(&daemon, BACK_MAX);
+    let mut client = connect(&scratch);
+    client.write(0, &[1; 65536]).unwrap();
+    daemon.ctl(&["drain", "vm"]);
+    assert_same(&read_all(&mut client)[65536..], &before[65536..], 65536, "the disk and the image");
+    // A second one is told who is there, and spoils nothing.
+    let second = Serve::disk(&cluster.spec("disk"));
+    let refused = second.refused(&other);
+    assert!(refused.all().contains("in use"), "{}", refused.all());
+    assert_eq!(client.read(0, 65536).unwrap(), [1; 65536]);
+    assert_eq!(state(&daemon).0, "online");
+    // Now by force.
+    cluster.break_lock("disk");
+    let broken = Instant::now();
+    wait_until("reads of what is in flash to fail", FENCED_MAX, || client.read(MIB, 4096).is_err());
+    println!("fenced {:?} after the lock was broken", broken.elapsed());
+    let second = second.start(&other);
+    let mut writer = second.connect();
+    writer.write(MIB, &[2; 65536]).unwrap();
+    assert!(client.read(MIB, 4096).is_err(), "it serves what is another's");
+    let lost = |(state, reason): &(String, String)| state == "offline" && !reason.is_empty();
+    wait_until("the disk to be offline", FENCED_MAX, || lost(&state(&daemon)));
+    assert!(Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").is_err(), "it is offered still");
+    // For as long as the other is there, and no longer.
+    std::thread::sleep(Duration::from_secs(6));
+    assert!(lost(&state(&daemon)), "{:?}", state(&daemon));
+    drop(writer);
+    second.stop();
+    wait_online(&daemon, BACK_MAX);
+    let mut client = connect(&scratch);
+    assert_eq!(client.read(MIB, 65536).unwrap(), [2; 65536], "what the other wrote");
+    assert_eq!(client.read(0, 65536).unwrap(), [1; 65536]);
+    drop(client);
+    daemon.stop();
+}
+
+/// Promise 1: what was acknowledged survives kill -9. The lock of the dead goes when the cluster has given it up, and the daemon waits for that.
+#[test]
+fn a_daemon_that_was_killed_gets_its_image_back_with_what_was_dirty() {
+    let (cluster, scratch) = (Cluster::start(3), Scratch::new());
+    let mut expected = image(&cluster, &scratch, 32);
+    let first = daemon(&cluster, &scratch);
+    wait_online(&first, BACK_MAX);
+    let mut client = connect(&scratch);
+    let mut dice = Noise::new(9);
+    for _ in 0..200 {
+        let at = dice.below(SIZE / 4096 - 4) * 4096;
+        let bytes = dice.bytes(16384);
+        client.write(at, &bytes).unwrap();
+        expected[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+    }
+    client.flush().unwrap();
+    first.kill();
+    let again = daemon(&cluster, &scratch);
+    let begun = Instant::now();
+    wait_online(&again, DEAD_MAX);
+    println!("back {:?} after the next start", begun.elapsed());
+    assert_same(&read_all(&mut connect(&scratch)), &expected, 0, "the disk and what was written");
+    again.ctl(&["drain", "vm"]);
+    again.stop();
+    assert_same(&cluster.export("disk"), &expected, 0, "the image and what was written");
+}
+
+/// A snapshot is what the image was. It is read-only, and says so before anything is served.
+#[test]
+fn snapshots_are_read_and_not_written() {
+    let (cluster, scratch) = (Cluster::start(3), Scratch::new());
+    let before = image(&cluster, &scratch, 33);
+    cluster.rbd(&["snap", "create", "rbd/disk@monday"]);
+    let hob = Serve::disk(&cluster.spec("disk")).start(&scratch);
+    hob.connect().write(0, &[7; 4096]).unwrap();
+    hob.stop();
+    let spec = cluster.spec("disk@monday");
+    let refused = Serve::disk(&spec).refused(&scratch);
+    assert!(refused.all().contains("snapshots are read-only"), "{}", refused.all());
+    let hob =
+        Serve::disk(&spec).flag("--read-only").cached(&scratch.path("pool"), "40M", "4K").start(&scratch);
+    let mut client = hob.connect();
+    for _ in 0..2 {
+        assert_same(&read_all(&mut client), &before, 0, "the snapshot and what the image was");
+    }
+    assert!(hob.stats().hits() > 0, "{}", hob.stats().text());
+    assert_eq!(client.call(0, CMD_WRITE, 0, 4096, &[1; 4096]).unwrap(), EPERM);
+    drop(client);
+    // Nobody has locked it: two may read it, and the image is written meanwhile.
+    let other = Scratch::new();
+    let second = Serve::disk(&spec).flag("--read-only").start(&other);
+    assert_eq!(second.connect().read(0, 4096).unwrap(), before[..4096]);
+    second.stop();
+    hob.stop();
+    let absent = Serve::disk(&cluster.spec("disk@tuesday")).flag("--read-only").refused(&scratch);
+    assert!(absent.all().contains("disk@tuesday"), "{}", absent.all());
+}
+
+/// Extents as nbdinfo has them: first byte, bytes, and whether nothing is there.
+#[track_caller]
+fn map(uri: &str) -> Vec<(u64, u64, bool)> {
+    let text = Tool::new("nbdinfo").args(["--map", "--json", uri]).run();
+    let extents: Value = serde_json::from_str(&text).unwrap();
+    let mut merged: Vec<(u64, u64, bool)> = Vec::new();
+    for extent in extents.as_array().expect("a list") {
+        let number = |name: &str| extent[name].as_u64().unwrap_or_else(|| panic!("no {name}: {extent}"));
+        let (at, len, kind) = (number("offset"), number("length"), number("type"));
+        assert!(kind == 0 || kind == 3, "a hole reads as zeroes: {extent}");
+        match merged.last_mut() {
+            Some(last) if last.2 == (kind == 3) => last.1 += len,
+            _ => merged.push((at, len, kind == 3)),
+        }
+    }
+    merged
+}
+
+/// Whoever copies a disk is told what was never written, also of a clone, whose parent has data too.
+#[test]
+fn what_was_never_written_is_a_hole() {
+    let (cluster, scratch) = (Cluster::start(3), Scratch::new());
+    cluster.rbd(&["create", "--size", "64M", "rbd/golden"]);
+    let hob = Serve::disk(&cluster.spec("golden")).start(&scratch);
+    assert_eq!(map(&hob.uri()), [(0, 64 * MIB, true)]);
+    hob.connect().write(5 * MIB, &[1; 4096]).unwrap();
+    // Objects have 4 MiB, and count as wholes.
+    let golden = [(0, 4 * MIB, true), (4 * MIB, 4 * MIB, false), (8 * MIB, 56 * MIB, true)];
+    assert_eq!(map(&hob.uri()), golden);
+    hob.stop();
+    cluster.rbd(&["snap", "create", "rbd/golden@base"]);
+    cluster.rbd(&["clone", "--rbd-default-clone-format", "2", "rbd/golden@base", "rbd/clone"]);
+    let hob = Serve::disk(&cluster.spec("clone")).start(&scratch);
+    assert_eq!(map(&hob.uri()), golden);
+    let mut client = hob.connect();
+    client.write(20 * MIB, &[2; 4096]).unwrap();
+    client.write(64 * MIB - 512, &[3; 512]).unwrap();
+    assert_eq!(client.read(5 * MIB, 4096).unwrap(), [1; 4096], "its parent's");
+    let clone = [
+        (0, 4 * MIB, true),
+        (4 * MIB, 4 * MIB, false),
+        (8 * MIB, 12 * MIB, true),
+        (20 * MIB, 4 * MIB, false),
+        (24 * MIB, 36 * MIB, true),
+        (60 * MIB, 4 * MIB, false),
+    ];
+    assert_eq!(map(&hob.uri()), clone);
+    // A copy that leaves holes out is the disk.
+    let copy = scratch.path("copy.img");
+    std::fs::File::create(&copy).unwrap().set_len(64 * MIB).unwrap();
+    Tool::new("nbdcopy").args([&hob.uri(), &scratch.text("copy.img")]).run();
+    drop(client);
+    hob.stop();
+    assert_same(&std::fs::read(&copy).unwrap(), &cluster.export("clone"), 0, "the copy and the clone");
+}

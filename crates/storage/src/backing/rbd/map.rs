@@ -1,0 +1,183 @@
+//! What of an image was ever written, in itself or in its parents: for whoever copies it and wants to leave the rest out.
+//!
+//! librbd makes its caller wait for that, so a thread does it, which is started when somebody asks for the first time. It counts in the
+//! image's eventfd when there is an answer. Whole objects count: the object map knows them, and an image without one need not be
+//! looked into more closely. Where the cluster does not answer in earnest, all is data, which is never wrong.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::OwnedFd;
+use std::ptr;
+use std::sync::{Arc, mpsc};
+
+use super::Image;
+use crate::backing::{Status, StatusExtent};
+
+/// Bytes that are looked at for one answer. An image without an object map is asked about each of its objects.
+const RANGE_BYTES_MAX: u64 = 1 << 30;
+
+/// Most extents of one answer; the asker comes back for more.
+const EXTENTS_MAX: usize = 4096;
+
+/// A question.
+struct Wish {
+    image: Arc<Image>,
+    id: u64,
+    offset: u64,
+    len: u64,
+}
+
+/// What the thread is asked, and what it answers.
+type Ends = (mpsc::Sender<Wish>, mpsc::Receiver<(u64, Status)>);
+
+/// The thread's other end.
+pub(super) struct Maps {
+    event: Arc<OwnedFd>,
+    /// Once it was started.
+    thread: Option<Ends>,
+    unanswered: usize,
+}
+
+impl Maps {
+    /// Whoever awaits `event` hears of answers.
+    pub(super) fn new(event: Arc<OwnedFd>) -> Maps {
+        Maps { event, thread: None, unanswered: 0 }
+    }
+
+    /// Asks what is allocated in a range.
+    pub(super) fn ask(&mut self, image: Arc<Image>, id: u64, offset: u64, len: u64) {
+        let event = &self.event;
+        let (wishes, _) = self.thread.get_or_insert_with(|| start(event.clone()));
+        wishes.send(Wish { image, id, offset, len }).expect("the thread lives as long as this");
+        self.unanswered += 1;
+    }
+
+    /// The next answer, if there is one.
+    pub(super) fn poll(&mut self) -> Option<(u64, Status)> {
+        let answer = self.thread.as_ref()?.1.try_recv().ok()?;
+        self.unanswered -= 1;
+        Some(answer)
+    }
+
+    /// Does the thread use the image no more?
+    pub(super) fn is_idle(&self) -> bool {
+        self.unanswered == 0
+    }
+}
+
+fn start(event: Arc<OwnedFd>) -> Ends {
+    let (wishes, asked) = mpsc::channel::<Wish>();
+    let (answers, answered) = mpsc::channel();
+    let look = move || {
+        for Wish { image, id, offset, len } in asked {
+            let status = Ok(image.allocated(offset, len));
+            // Whoever has the answer may believe that the image is not used any more.
+            drop(image);
+            if answers.send((id, status)).is_err() {
+                return;
+            }
+            let _ = rustix::io::write(&event, &1u64.to_ne_bytes());
+        }
+    };
+    std::thread::Builder::new().name("hob-rbd-map".into()).spawn(look).expect("threads can be started");
+    (wishes, answered)
+}
+
+impl Image {
+    /// Waits for the cluster.
+    fn allocated(&self, offset: u64, len: u64) -> Vec<StatusExtent> {
+        let len = len.min(RANGE_BYTES_MAX);
+        let mut written: Vec<(u64, u64)> = Vec::new();
+        let found: *mut Vec<(u64, u64)> = &mut written;
+        // SAFETY: the image is open; `note` is called before this returns, with the address of a list that nobody else uses until then.
+        let result = unsafe {
+            (self.library.rbd_diff_iterate2)(self.image, ptr::null(), offset, len, 1, 1, note, found.cast())
+        };
+        if result < 0 {
+            tracing::debug!(result, "an image does not say what is allocated");
+            return vec![StatusExtent { len, hole: false, zero: false }];
+        }
+        extents(written, offset, len)
+    }
+}
+
+/// One range of what librbd tells: written, if `exists`.
+unsafe extern "C" fn note(offset: u64, len: usize, exists: c_int, argument: *mut c_void) -> c_int {
+    // SAFETY: the argument is that of `allocated`.
+    let written = unsafe { &mut *argument.cast::<Vec<(u64, u64)>>() };
+    if exists != 0 {
+        let end = offset.saturating_add(len as u64);
+        match written.last_mut() {
+            Some(last) if last.1 == offset => last.1 = end,
+            _ => written.push((offset, end)),
+        }
+    }
+    0
+}
+
+/// All of a range, of which `written` was written: first bytes, and those past the last.
+fn extents(mut written: Vec<(u64, u64)>, offset: u64, len: u64) -> Vec<StatusExtent> {
+    let end = offset + len;
+    written.sort_unstable();
+    let mut extents: Vec<StatusExtent> = Vec::new();
+    let mut at = offset;
+    for (from, to) in written {
+        let (from, to) = (from.clamp(at, end), to.clamp(at, end));
+        if from == to {
+            continue;
+        }
+        if from > at {
+            extents.push(StatusExtent { len: from - at, hole: true, zero: true });
+        }
+        match extents.last_mut() {
+            Some(last) if !last.hole => last.len += to - from,
+            _ => extents.push(StatusExtent { len: to - from, hole: false, zero: false }),
+        }
+        at = to;
+    }
+    if at < end {
+        extents.push(StatusExtent { len: end - at, hole: true, zero: true });
+    }
+    extents.truncate(EXTENTS_MAX);
+    extents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA: bool = false;
+    const HOLE: bool = true;
+
+    #[track_caller]
+    fn is(written: &[(u64, u64)], offset: u64, len: u64, expected: &[(u64, bool)]) {
+        let extents = extents(written.to_vec(), offset, len);
+        assert!(extents.iter().all(|extent| extent.hole == extent.zero));
+        let extents: Vec<(u64, bool)> = extents.iter().map(|extent| (extent.len, extent.hole)).collect();
+        assert_eq!(extents, expected);
+    }
+
+    #[test]
+    fn what_was_not_written_is_a_hole() {
+        is(&[], 100, 50, &[(50, HOLE)]);
+        is(&[(100, 150)], 100, 50, &[(50, DATA)]);
+        is(&[(110, 120), (140, 150)], 100, 50, &[(10, HOLE), (10, DATA), (20, HOLE), (10, DATA)]);
+        is(&[(100, 110), (110, 120)], 100, 50, &[(20, DATA), (30, HOLE)]);
+    }
+
+    /// librbd may answer in any order, twice, and beyond what it was asked about.
+    #[test]
+    fn odd_answers_cover_the_range_once() {
+        is(&[(140, 200), (0, 110)], 100, 50, &[(10, DATA), (30, HOLE), (10, DATA)]);
+        is(&[(110, 130), (120, 125), (110, 130)], 100, 50, &[(10, HOLE), (20, DATA), (20, HOLE)]);
+        is(&[(0, 50), (200, 300)], 100, 50, &[(50, HOLE)]);
+    }
+
+    #[test]
+    fn an_answer_has_an_end() {
+        let written: Vec<(u64, u64)> = (0..5000).map(|n| (n * 10, n * 10 + 5)).collect();
+        let extents = extents(written, 0, 50_000);
+        assert_eq!(extents.len(), EXTENTS_MAX);
+        assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), 5 * EXTENTS_MAX as u64);
+    }
+}

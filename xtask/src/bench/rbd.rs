@@ -1,0 +1,177 @@
+//! `cargo xtask bench rbd`: a disk on Ceph RBD, side by side with librbd itself.
+//!
+//! A cluster of one monitor and three OSDs runs on this machine, with an image of the same data for each of hob, librbd with its cache
+//! (`rbd_cache`) and librbd without. fio's rbd engine asks librbd, its nbd engine hob. Three settings: *hits*, which hob reads from
+//! flash; *write-back*, writes that flash takes; and *cold*, with an empty cache before each run, so that nearly all of hob's reads go to the
+//! cluster and to flash besides. OSDs, hob and fio share the processors, so that absolute figures are those of a small machine.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use conformance::Cluster;
+use conformance::data::noise_file;
+
+use super::data_path::{Bench, cache_bytes, scratch};
+use super::fio::Workload;
+use super::report::{Bar, Limit, Measure, Report, Setting};
+use super::server::Server;
+use crate::packages;
+use crate::shell::{self, Interrupt};
+
+const MIB: u64 = 1 << 20;
+
+/// librbd with its cache, and without.
+const CACHED: &str = "librbd, cache";
+const PLAIN: &str = "librbd";
+
+const READ_1: &str = "4 KiB random read, depth 1";
+const READ_16: &str = "4 KiB random read, depth 16";
+const WRITE_16: &str = "4 KiB random write, depth 16";
+const COLD_1: &str = "4 KiB random cold read, depth 1";
+const COLD_16: &str = "4 KiB random cold read, depth 16";
+
+const HITS: [Workload; 2] = [reads(READ_1, 1), reads(READ_16, 16)];
+const COLD: [Workload; 2] = [reads(COLD_1, 1), reads(COLD_16, 16)];
+const WRITES: [Workload; 1] =
+    [Workload { name: WRITE_16, rw: "randwrite", block: "4k", depth: 16, flushes: false }];
+
+const fn reads(name: &'static str, depth: u32) -> Workload {
+    Workload { name, rw: "randread", block: "4k", depth, flushes: false }
+}
+
+const fn bar(workload: &'static str, against: &'static str, ratio: f64) -> Bar {
+    Bar { workload, measure: Measure::Iops, against, limit: Limit::AtLeast(ratio) }
+}
+
+const HIT_BARS: [Bar; 2] = [bar(READ_1, PLAIN, 10.0), bar(READ_1, CACHED, 10.0)];
+const WRITE_BARS: [Bar; 2] = [bar(WRITE_16, PLAIN, 10.0), bar(WRITE_16, CACHED, 10.0)];
+const COLD_BARS: [Bar; 4] =
+    [bar(COLD_1, PLAIN, 0.9), bar(COLD_1, CACHED, 0.9), bar(COLD_16, PLAIN, 0.9), bar(COLD_16, CACHED, 0.9)];
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Write every figure to this file
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// One short round on little data: shows that the bench works, not how fast anything is
+    #[arg(long)]
+    quick: bool,
+    /// Rounds
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// Seconds of each run
+    #[arg(long, default_value_t = 4)]
+    seconds: u32,
+    /// Where hob's pool lies: a directory on a disk [default: the target directory]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// The hob to measure, built with its feature rbd [default: what HOB_BIN names, or else a fresh release build]
+    #[arg(long)]
+    hob: Option<PathBuf>,
+    /// Fail when a bar is missed
+    #[arg(long)]
+    strict: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let missing: Vec<&str> = ["fio", "ceph-mon", "ceph-osd", "rbd", "setpriv"]
+        .into_iter()
+        .filter(|p| !packages::present(p))
+        .collect();
+    if !missing.is_empty() {
+        bail!("{} not installed; `cargo xtask install` does that", missing.join(", "));
+    }
+    let bench = Bench {
+        hob: super::hob_with(arguments.hob.as_deref(), &["--features", "rbd"])?,
+        rounds: if arguments.quick { 1 } else { arguments.rounds.max(1) },
+        seconds: if arguments.quick { 1 } else { arguments.seconds.max(1) },
+        quick: arguments.quick,
+        interrupt: Interrupt::listen()?,
+    };
+    let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
+    let mut report = Report::of("rbd");
+    for settle in [hits, write_back, cold] {
+        report.settings.push(settle(&bench, &dir)?);
+    }
+    println!("\n{report}");
+    if let Some(path) = &arguments.json {
+        let text = serde_json::to_string_pretty(&report.json())?;
+        std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))?;
+        println!("every figure: {}", path.display());
+    }
+    if arguments.strict && report.missed() > 0 {
+        bail!("{} bars missed", report.missed());
+    }
+    Ok(())
+}
+
+/// A cluster with three images of the same data, and configurations for fio.
+struct Stage {
+    cluster: Cluster,
+    size: u64,
+    conf: [PathBuf; 2],
+}
+
+impl Stage {
+    fn new(dir: &Path, size: u64) -> Result<Stage> {
+        let cluster = Cluster::start(3);
+        let data = dir.join("data");
+        noise_file(&data, size, 1);
+        for image in ["hob", "plain", "cached"] {
+            cluster.import(&data, image);
+        }
+        std::fs::remove_file(&data).context("remove what was imported")?;
+        let base = std::fs::read_to_string(cluster.conf()).context("read the cluster's configuration")?;
+        let conf = [("plain", "false"), ("cached", "true")].map(|(name, cache)| {
+            let file = dir.join(format!("{name}.conf"));
+            std::fs::write(&file, format!("{base}\n[client]\nrbd_cache = {cache}\n")).map(|()| file)
+        });
+        let [plain, cached] = conf;
+        Ok(Stage { cluster, size, conf: [plain?, cached?] })
+    }
+
+    fn librbd(&self) -> [Server; 2] {
+        [Server::librbd(PLAIN, "plain", &self.conf[0]), Server::librbd(CACHED, "cached", &self.conf[1])]
+    }
+
+    fn disk(&self) -> PathBuf {
+        self.cluster.spec("hob").into()
+    }
+}
+
+fn size(bench: &Bench) -> u64 {
+    if bench.quick { 32 * MIB } else { 256 * MIB }
+}
+
+fn hits(bench: &Bench, dir: &Path) -> Result<Setting> {
+    let scratch = scratch(dir)?;
+    let stage = Stage::new(scratch.path(), size(bench))?;
+    println!("hits: {} MiB", stage.size / MIB);
+    let cache = cache_bytes(stage.size);
+    let hob = Server::hob(&bench.hob, scratch.path(), &stage.disk(), cache, &bench.interrupt)?;
+    let [plain, cached] = stage.librbd();
+    let runs = bench.measure(&[hob, plain, cached], &HITS, stage.size)?;
+    Ok(Setting { name: "hits", size: stage.size, seconds: bench.seconds, runs, bars: &HIT_BARS })
+}
+
+fn write_back(bench: &Bench, dir: &Path) -> Result<Setting> {
+    let scratch = scratch(dir)?;
+    let stage = Stage::new(scratch.path(), size(bench))?;
+    println!("write-back: {} MiB", stage.size / MIB);
+    let cache = cache_bytes(stage.size);
+    let hob = Server::write_back(&bench.hob, scratch.path(), &stage.disk(), cache, 1, &bench.interrupt)?;
+    let [plain, cached] = stage.librbd();
+    let runs = bench.rounds(&[hob, plain, cached], &WRITES, stage.size)?;
+    Ok(Setting { name: "write-back", size: stage.size, seconds: bench.seconds, runs, bars: &WRITE_BARS })
+}
+
+fn cold(bench: &Bench, dir: &Path) -> Result<Setting> {
+    let scratch = scratch(dir)?;
+    let stage = Stage::new(scratch.path(), size(bench))?;
+    println!("cold: {} MiB", stage.size / MIB);
+    let cache = cache_bytes(stage.size);
+    let hob = Server::hob(&bench.hob, scratch.path(), &stage.disk(), cache, &bench.interrupt)?.cold();
+    let [plain, cached] = stage.librbd();
+    let runs = bench.rounds(&[hob, plain, cached], &COLD, stage.size)?;
+    Ok(Setting { name: "cold", size: stage.size, seconds: bench.seconds, runs, bars: &COLD_BARS })
+}
