@@ -65,7 +65,7 @@ impl World<'_> {
     }
 
     /// Somebody makes a backing larger.
-    fn grow_backing(&mut self, disk: usize, more: u64) {
+    pub(super) fn grow_backing(&mut self, disk: usize, more: u64) {
         let state = &mut self.disks[disk];
         let units = state.units();
         let tags: Vec<Tag> = (units..units + more).map(|unit| tag(1, disk as u8, unit as u32)).collect();

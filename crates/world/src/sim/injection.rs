@@ -57,6 +57,8 @@ pub enum Operation {
     Shrink,
     /// It leaves a device for another.
     Leave,
+    /// The disk gets larger.
+    GrowDisk,
     /// From write-back to write-through.
     WriteThrough,
     /// From write-through to write-back.
@@ -80,7 +82,7 @@ pub enum Operation {
 }
 
 /// Every operation.
-pub const OPERATIONS: [Operation; 17] = [
+pub const OPERATIONS: [Operation; 18] = [
     Operation::Enable,
     Operation::Disable,
     Operation::Clear,
@@ -88,6 +90,7 @@ pub const OPERATIONS: [Operation; 17] = [
     Operation::Grow,
     Operation::Shrink,
     Operation::Leave,
+    Operation::GrowDisk,
     Operation::WriteThrough,
     Operation::WriteBack,
     Operation::Drain,
@@ -414,6 +417,11 @@ impl World<'_> {
                 let places = self.free_on(2, 2);
                 let segments = self.own(0, places);
                 CacheChange::Leave(DeviceId(0), segments, self.make_ring(0, &config))
+            }
+            Operation::GrowDisk => {
+                // To an end within a sector.
+                self.grow_backing(0, 9);
+                CacheChange::GrowDisk(self.disks[0].units() * UNIT_BYTES, self.make_ring(0, &config))
             }
             Operation::WriteThrough => CacheChange::Tune(Mode::WriteThrough, config.destage, config.copies),
             Operation::WriteBack => CacheChange::Tune(Mode::WriteBack, config.destage, config.copies),

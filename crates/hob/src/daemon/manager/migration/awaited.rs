@@ -49,6 +49,13 @@ impl Manager {
         self.clear_stale_file(name).await?;
         let own = self.open_unlocked(&wanted.backing, wanted.read_only).await?;
         let here = own.info().size_bytes;
+        if size_bytes > 0 && size_bytes < here {
+            return Err(Refusal::conflict(format!(
+                "{} has {here} bytes, and the disk {size_bytes}: it has grown, or is another backing",
+                wanted.backing
+            ))
+            .hint("where it has grown, 'hob disk resize' on the host that has the disk comes first"));
+        }
         if size_bytes > 0 && size_bytes != here {
             return Err(Refusal::conflict(format!(
                 "{} has {here} bytes, and the disk {size_bytes}: it is another backing",
