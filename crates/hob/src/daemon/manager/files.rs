@@ -151,7 +151,8 @@ impl Manager {
     /// What the file of an export may do.
     fn rights(&self, disk: &DiskEntry, export: &str) -> FileRights {
         let spec = disk.wanted.exports.iter().find(|spec| spec.name == export);
-        let offered = self.exports.get(export);
+        // The backing may allow less than was asked for.
+        let offered = self.exports.get(&disk.wanted.name);
         let read_only = disk.wanted.read_only
             || spec.is_some_and(|spec| spec.read_only)
             || offered.is_some_and(|offered| offered.info.read_only);

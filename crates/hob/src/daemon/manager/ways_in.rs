@@ -86,11 +86,12 @@ impl Manager {
             })?;
             self.exports.let_machines_in(disk, &export.name, gateway);
         }
-        self.exports.insert(&export.name, further);
-        match &export.fuse {
-            Some(path) => self.show_export(disk, &export.name, path).await,
-            None => Ok(()),
+        if let Some(path) = &export.fuse {
+            self.show_export(disk, &export.name, path).await?;
         }
+        // Last: its clients are not sent away when something else of it cannot be had.
+        self.exports.insert(&export.name, further);
+        Ok(())
     }
 
     /// Offers a disk that is online, under all of its names. Its files are shown besides.
