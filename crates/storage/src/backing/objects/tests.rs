@@ -1,0 +1,1 @@
+//! Disks of objects in a store that fails, forgets, delays and is lost between any two puts.
