@@ -18,7 +18,7 @@ use hob_engine::io::IoError;
 use tokio::task::JoinSet;
 
 use super::disk::{Disk, io_error};
-use super::format::{CHANGES_MAX, Generation, Manifest, Name, encode_page};
+use super::format::{Generation, Manifest, Name, encode_page};
 use super::map::place;
 use super::store::StoreError;
 
@@ -242,7 +242,7 @@ impl Disk {
     async fn renew_pages(self: &Arc<Self>) -> Result<Option<Vec<Generation>>, StoreError> {
         let (mut pages, wanted) = {
             let state = self.state();
-            if state.changed.len() <= CHANGES_MAX {
+            if state.changed.len() <= self.changes_max {
                 return Ok(None);
             }
             let wanted: BTreeSet<usize> = state.changed.iter().map(|index| place(*index).0).collect();

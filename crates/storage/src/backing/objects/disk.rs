@@ -20,7 +20,7 @@ use hob_engine::io::IoError;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 
-use super::format::{Generation, Manifest, Name, SIZE_UNIT, Shape};
+use super::format::{CHANGES_MAX, Generation, Manifest, Name, SIZE_UNIT, Shape};
 use super::layer::{self, Layer};
 use super::map::Map;
 use super::owner::{Here, Owner};
@@ -98,6 +98,8 @@ pub(super) struct Disk {
     pub(super) deletes: Semaphore,
     pub(super) deletions: AtomicUsize,
     layers_max: usize,
+    /// With more changes than that, a flush writes pages anew.
+    pub(super) changes_max: usize,
     /// None: it is only read.
     pub(super) here: Option<Here>,
 }
@@ -139,15 +141,15 @@ impl Disk {
             deletes: Semaphore::new(DELETES_MAX),
             deletions: AtomicUsize::new(0),
             layers_max: layers.max(at_once) as usize,
+            changes_max: CHANGES_MAX,
             here,
         }
     }
 
-    /// For tests: as little memory as that.
+    /// With less memory, and fewer changes in a manifest.
     #[cfg(test)]
-    pub(super) fn with_layers(mut self, layers_max: usize) -> Disk {
-        self.layers_max = layers_max;
-        self
+    pub(super) fn narrow(self, layers_max: usize, changes_max: usize) -> Disk {
+        Disk { layers_max, changes_max, ..self }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -414,9 +416,10 @@ impl Disk {
             let is_there = !state.map.get(part.index).is_absent()
                 || state.dirty.contains_key(&part.index)
                 || state.writing.contains_key(&part.index);
+            let is_last = extents.len() == EXTENTS_MAX;
             match extents.last_mut() {
                 Some(last) if last.hole != is_there => last.len += part.len as u64,
-                _ if extents.len() == EXTENTS_MAX => break,
+                _ if is_last => break,
                 _ => extents.push(StatusExtent { len: part.len as u64, hole: !is_there, zero: !is_there }),
             }
         }

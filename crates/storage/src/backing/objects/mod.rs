@@ -45,7 +45,6 @@ use disk::Kept;
 use format::{Manifest, Shape};
 use opening::Trouble;
 use place::Directory;
-pub(super) use place::recognise;
 use store::Patient;
 use worker::{Ended, Job, What, Worker};
 
@@ -84,8 +83,8 @@ impl ObjectDisk {
 }
 
 /// Is that a specification of such a disk?
-pub fn is_objects(spec: &str) -> bool {
-    recognise(spec)
+pub fn recognise(spec: &str) -> bool {
+    place::recognise(spec)
 }
 
 /// Makes a disk of zeroes where there is none. Takes its time.

@@ -164,12 +164,15 @@ pub(super) async fn open_to_read(store: Arc<Patient>) -> Result<Disk, Trouble> {
 
 /// Takes a disk, to write it.
 pub(super) async fn open_to_write(store: Arc<Patient>) -> Result<Disk, Trouble> {
-    let this = Owner::this();
     let found = newest(&store).await?.ok_or_else(no_disk)?;
-    let here = Here::enter(found.shape.uuid);
-    if here.is_none() {
-        return Err(Trouble::InUse("this very process has it open".into()));
+    match Here::enter(found.shape.uuid) {
+        Some(here) => open_as(store, Owner::this(), here).await,
+        None => Err(Trouble::InUse("this very process has it open".into())),
     }
+}
+
+/// The same, of an owner that is known.
+pub(super) async fn open_as(store: Arc<Patient>, this: Owner, here: Here) -> Result<Disk, Trouble> {
     let may = |there: &Manifest| {
         if there.closed {
             return Ok(());
@@ -185,9 +188,6 @@ pub(super) async fn open_to_write(store: Arc<Patient>) -> Result<Disk, Trouble> 
         }
     };
     let (manifest, before) = take(&store, &this, Taking::Own, may).await?;
-    if manifest.shape != found.shape {
-        return Err(Trouble::Unfit("it was replaced by another disk just now; try again".into()));
-    }
     if manifest.leftovers {
         store.objects().tidy().await?;
     }
@@ -195,7 +195,7 @@ pub(super) async fn open_to_write(store: Arc<Patient>) -> Result<Disk, Trouble> 
     if !before.stays {
         state.garbage.insert(Name::Manifest(before.sequence));
     }
-    Ok(Disk::new(store, this, &manifest, state, here))
+    Ok(Disk::new(store, this, &manifest, state, Some(here)))
 }
 
 fn no_disk() -> Trouble {

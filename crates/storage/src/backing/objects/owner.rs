@@ -146,7 +146,16 @@ pub(super) struct Here(Uuid);
 impl Here {
     /// None if it is open already.
     pub(super) fn enter(uuid: Uuid) -> Option<Here> {
-        OPEN.lock().unwrap_or_else(PoisonError::into_inner).insert(uuid.0).then_some(Here(uuid))
+        let is_new = OPEN.lock().unwrap_or_else(PoisonError::into_inner).insert(uuid.0);
+        is_new.then(|| Here(uuid))
+    }
+}
+
+#[cfg(test)]
+impl Here {
+    /// As if it were another process.
+    pub(super) fn elsewhere() -> Here {
+        Here(Uuid([0xEE; 16]))
     }
 }
 

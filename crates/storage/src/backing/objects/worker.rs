@@ -124,14 +124,20 @@ impl Worker {
             let _alive = alive;
             let runtime = match runtime() {
                 Ok(runtime) => runtime,
-                Err(error) => return _ = opened.send(Err(Trouble::Store(error.to_string()))),
+                Err(error) => {
+                    let _ = opened.send(Err(Trouble::Store(error.to_string())));
+                    return;
+                }
             };
             runtime.block_on(async {
                 let store = Arc::new(Patient::new(Box::new(place), patience));
                 let disk = if write { open_to_write(store).await } else { open_to_read(store).await };
                 let disk = match disk {
                     Ok(disk) => Arc::new(disk),
-                    Err(trouble) => return _ = opened.send(Err(trouble)),
+                    Err(trouble) => {
+                        let _ = opened.send(Err(trouble));
+                        return;
+                    }
                 };
                 disk.store.set_wait(wait);
                 let _ = opened.send(Ok(disk.clone()));
