@@ -25,9 +25,6 @@ use super::store::StoreError;
 /// Manifests of our own that may have come true late, one after the other.
 const OWN_MAX: usize = 64;
 
-/// A look whether the disk is still ours takes no longer.
-const LOOK_MAX: Duration = Duration::from_secs(5);
-
 /// Closing waits no longer for what is being deleted.
 const DELETED_MAX: Duration = Duration::from_secs(3);
 
@@ -96,13 +93,7 @@ impl Disk {
         if self.here.is_none() || self.state().lost {
             return seen;
         }
-        if let Ok(_turn) = self.turn.try_lock() {
-            let next = self.state().sequence + 1;
-            let look = self.store.objects().get(Name::Manifest(next), None);
-            if let Ok(Ok(bytes)) = tokio::time::timeout(LOOK_MAX, look).await {
-                let _ = self.is_own(next, &bytes);
-            }
-        }
+        self.look_who_has_it().await;
         let (changes, committed) = {
             let state = self.state();
             (state.changes, state.committed)
@@ -113,6 +104,21 @@ impl Disk {
             tracing::warn!("what was written to the disk does not get into the object store: {error:?}");
         }
         changes
+    }
+
+    /// If somebody has taken the disk, it is lost from now on.
+    pub(super) async fn look_who_has_it(&self) {
+        // Who has the turn finds out anyway.
+        let Ok(_turn) = self.turn.try_lock() else { return };
+        self.look_at_next().await;
+    }
+
+    /// Whoever calls it has the turn.
+    async fn look_at_next(&self) {
+        let next = self.state().sequence + 1;
+        if let Ok(bytes) = self.store.peek(Name::Manifest(next)).await {
+            let _ = self.is_own(next, &bytes);
+        }
     }
 
     /// Whoever calls it has the turn.
@@ -136,6 +142,10 @@ impl Disk {
         }
         if result.is_ok() {
             result = self.publish(point, after).await.map_err(|error| io_error(&error));
+        }
+        if std::mem::take(&mut self.state().missed) {
+            // Another one who has the disk may have deleted it.
+            self.look_at_next().await;
         }
         self.state().committing = false;
         self.ended.notify_waiters();

@@ -77,6 +77,8 @@ pub(super) struct State {
     pub(super) stays: bool,
     /// Something may be in the store that nothing refers to.
     pub(super) leftovers: bool,
+    /// An object that the map has was not in the store.
+    pub(super) missed: bool,
     /// Somebody else has the disk.
     pub(super) lost: bool,
 }
@@ -235,6 +237,7 @@ impl Disk {
                 Err(error) => return Err(io_error(&error)),
             }
         }
+        self.look_who_has_it().await;
         tracing::error!("{} is not in the object store: data is lost, or another host writes this disk",
             Name::Data(part.index, gone));
         Err(IoError::Failed)
@@ -376,6 +379,7 @@ impl Disk {
                     state.garbage.insert(Name::Data(index, made));
                     state.leftovers = true;
                 }
+                state.missed |= error == StoreError::Absent;
                 state.take_back(index, &layer);
                 drop(state);
                 self.ended.notify_waiters();

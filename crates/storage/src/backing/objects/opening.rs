@@ -9,7 +9,7 @@ use super::disk::{Disk, State};
 use super::format::{EPOCH_MAX, Generation, Manifest, Name, Shape, decode_page};
 use super::map::Map;
 use super::owner::{Here, Owner, Presence};
-use super::store::{Patient, Put, StoreError};
+use super::store::{Patient, StoreError};
 
 /// What is being opened may be replaced at that moment; then it is looked for again, so often.
 const LOOKS_MAX: usize = 10;
@@ -79,8 +79,7 @@ pub(super) async fn create(store: &Patient, shape: Shape) -> Result<Manifest, Tr
 
 /// Does the store heed the condition that nothing is there? It is asked to make what is.
 async fn check_conditions(store: &Patient, there: &Manifest) -> Result<(), Trouble> {
-    let put = store.objects().put(Name::Manifest(there.sequence), there.encode().into(), Put::IfAbsent).await;
-    match put {
+    match store.create_again(Name::Manifest(there.sequence), there.encode().into()).await {
         Err(StoreError::Present) => Ok(()),
         Ok(()) => Err(Trouble::Unfit(
             "the store replaces objects though it is told not to (If-None-Match: *): it cannot keep two writers apart".into(),
@@ -189,7 +188,7 @@ pub(super) async fn open_as(store: Arc<Patient>, this: Owner, here: Here) -> Res
     };
     let (manifest, before) = take(&store, &this, Taking::Own, may).await?;
     if manifest.leftovers {
-        store.objects().tidy().await?;
+        store.tidy().await?;
     }
     let mut state = state(&manifest, load(&store, &manifest).await?);
     if !before.stays {
@@ -218,6 +217,7 @@ fn state(manifest: &Manifest, map: Map) -> State {
         sequence: manifest.sequence,
         stays: manifest.stays,
         leftovers: manifest.leftovers,
+        missed: false,
         lost: false,
     }
 }

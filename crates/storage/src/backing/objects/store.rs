@@ -73,6 +73,9 @@ const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
+/// Listing all objects takes no longer.
+const LIST_MAX: Duration = Duration::from_secs(1800);
+
 /// Gets on their way at once.
 const GETS_MAX: usize = 64;
 
@@ -95,11 +98,6 @@ impl Patient {
         self.wait_ms.store(wait_max.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Without patience.
-    pub(super) fn objects(&self) -> &dyn Objects {
-        &*self.objects
-    }
-
     pub(super) async fn get(&self, name: Name, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
         let _place = self.gets.acquire().await.expect("it is never closed");
         let len = range.as_ref().map_or(0, |range| range.end - range.start);
@@ -119,11 +117,32 @@ impl Patient {
 
     /// Makes an object that is not there. One that is there with just these bytes was made by an attempt whose answer was lost.
     pub(super) async fn create(&self, name: Name, bytes: Bytes) -> Result<(), StoreError> {
-        let put = || self.objects.put(name, bytes.clone(), Put::IfAbsent);
-        match self.repeat(name, bytes.len() as u64, put).await {
+        match self.create_again(name, bytes.clone()).await {
             Err(StoreError::Present) if self.get(name, None).await.is_ok_and(|there| there == bytes) => Ok(()),
             result => result,
         }
+    }
+
+    /// The same, though it be there with just these bytes.
+    pub(super) async fn create_again(&self, name: Name, bytes: Bytes) -> Result<(), StoreError> {
+        self.repeat(name, bytes.len() as u64, || self.objects.put(name, bytes.clone(), Put::IfAbsent)).await
+    }
+
+    /// Tells `each` every object of a folder. It may take long, as there may be many.
+    pub(super) async fn list(&self, folder: &str, each: &mut (dyn FnMut(Name) + Send)) -> Result<(), StoreError> {
+        let list = timeout(LIST_MAX, self.objects.list(folder, each)).await;
+        list.unwrap_or_else(|_| Err(StoreError::Failed(format!("listing {folder} takes too long"))))
+    }
+
+    /// See [`Objects::tidy`].
+    pub(super) async fn tidy(&self) -> Result<(), StoreError> {
+        self.repeat("its directory", 0, || self.objects.tidy()).await
+    }
+
+    /// One look at an object, which is not repeated.
+    pub(super) async fn peek(&self, name: Name) -> Result<Bytes, StoreError> {
+        let look = timeout(ATTEMPT_MIN, self.objects.get(name, None)).await;
+        look.unwrap_or_else(|_| Err(StoreError::Failed("it does not answer".into())))
     }
 
     pub(super) async fn delete(&self, name: Name) -> Result<(), StoreError> {

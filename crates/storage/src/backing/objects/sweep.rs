@@ -49,7 +49,7 @@ impl Disk {
                         }
                     }
                 };
-                self.store.objects().list(folder, &mut note).await?;
+                self.store.list(folder, &mut note).await?;
                 for name in idle {
                     self.check_ours().map_err(|_| StoreError::Refused("the disk is another's".into()))?;
                     self.store.delete(name).await?;

@@ -89,10 +89,6 @@ impl Shop {
         self.stock().objects.remove(&name).expect("it was there");
     }
 
-    pub(super) fn manifest(&self, number: u64) -> Manifest {
-        Manifest::decode(&self.stock().objects[&Name::Manifest(number)], number).unwrap()
-    }
-
     /// Is everything in the store named by that manifest, or one that fences?
     pub(super) async fn check_nothing_is_left(&self, manifest: &Manifest) {
         let objects = self.stock().objects.clone();

@@ -20,6 +20,9 @@ enum Step {
     Crash(u64),
 }
 
+/// What memory has room for at once.
+const WRITE_MAX: u64 = 2 * OBJECT;
+
 fn range() -> impl Strategy<Value = (u64, u64)> {
     let edge = (0..5u64, 0..3u64).prop_map(|(index, off)| (index * OBJECT + off * 512).min(SIZE - 1));
     let any = prop_oneof![0..SIZE, edge];
@@ -29,7 +32,7 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        10 => range().prop_map(|(at, len)| Step::Write(at, len)),
+        10 => range().prop_map(|(at, len)| Step::Write(at, len.min(WRITE_MAX))),
         2 => (range(), any::<bool>()).prop_map(|((at, len), kept)| Step::Zero(at, len, kept)),
         2 => range().prop_map(|(at, len)| Step::Discard(at, len)),
         4 => range().prop_map(|(at, len)| Step::Read(at, len)),
