@@ -13,6 +13,7 @@ use hob_control::{Datastore, DatastorePatch};
 use hob_engine::qos::{Control, Late, Resource};
 use hob_engine::units::DatastoreId;
 use hob_nbd::uri::{Address, NbdUri};
+use hob_storage::backing::objects;
 
 use super::refusal::Refusal;
 use super::{Inner, Life, Manager};

@@ -184,7 +184,7 @@ impl Disk {
                 epoch: self.epoch,
                 content: state.content + u64::from(state.committed != point),
                 closed: after == After::Closes,
-                leftovers: state.leftovers,
+                leftovers: state.leftovers || state.inherited,
                 stays: false,
                 owner: self.owner.clone(),
                 pages: pages.clone().unwrap_or_else(|| state.pages.clone()),
@@ -310,7 +310,9 @@ impl Disk {
                 "the disk was taken over by {}: nothing that is written here counts any more",
                 there.owner
             ),
-            Err(error) => tracing::error!("{}: {error}: nothing can be flushed here any more", Name::Manifest(sequence)),
+            Err(error) => {
+                tracing::error!("{}: {error}: nothing can be flushed here any more", Name::Manifest(sequence))
+            }
         }
         self.state().lost = true;
         self.ended.notify_waiters();

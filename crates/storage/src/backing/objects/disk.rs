@@ -75,7 +75,8 @@ pub(super) struct State {
     pub(super) sequence: u64,
     /// The newest manifest is never deleted.
     pub(super) stays: bool,
-    /// Something may be in the store that nothing refers to.
+    /// Something may be in the store that nothing refers to: of those before us, which is being looked for, and of our own.
+    pub(super) inherited: bool,
     pub(super) leftovers: bool,
     /// An object that the map has was not in the store.
     pub(super) missed: bool,
@@ -171,7 +172,8 @@ impl Disk {
     fn parts(&self, offset: u64, len: u64) -> Vec<Part> {
         let (mut parts, mut from) = (Vec::new(), 0);
         while from < len {
-            let (index, at) = ((offset + from) / self.shape.object_bytes, (offset + from) % self.shape.object_bytes);
+            let (index, at) =
+                ((offset + from) / self.shape.object_bytes, (offset + from) % self.shape.object_bytes);
             let part = (self.shape.object_bytes - at).min(len - from);
             parts.push(Part { index, at: at as usize, len: part as usize, from: from as usize });
             from += part;
@@ -238,8 +240,10 @@ impl Disk {
             }
         }
         self.look_who_has_it().await;
-        tracing::error!("{} is not in the object store: data is lost, or another host writes this disk",
-            Name::Data(part.index, gone));
+        tracing::error!(
+            "{} is not in the object store: data is lost, or another host writes this disk",
+            Name::Data(part.index, gone)
+        );
         Err(IoError::Failed)
     }
 
@@ -570,4 +574,3 @@ pub(super) fn io_error(error: &StoreError) -> IoError {
         _ => IoError::Failed,
     }
 }
-

@@ -85,13 +85,13 @@ impl Shape {
     /// Why there is no such disk.
     pub(super) fn check(&self) -> Result<(), String> {
         let Shape { size_bytes, object_bytes, .. } = *self;
-        if !object_bytes.is_power_of_two()
-            || !(OBJECT_BYTES_MIN..=OBJECT_BYTES_MAX).contains(&object_bytes)
-        {
+        if !object_bytes.is_power_of_two() || !(OBJECT_BYTES_MIN..=OBJECT_BYTES_MAX).contains(&object_bytes) {
             return Err(format!("objects have 64 KiB to 64 MiB, a power of two, not {object_bytes} bytes"));
         }
         if size_bytes == 0 || !size_bytes.is_multiple_of(SIZE_UNIT) {
-            return Err(format!("the size is a whole, positive number of 512-byte sectors, not {size_bytes} bytes"));
+            return Err(format!(
+                "the size is a whole, positive number of 512-byte sectors, not {size_bytes} bytes"
+            ));
         }
         if size_bytes.div_ceil(object_bytes) > OBJECTS_MAX {
             return Err(format!(
@@ -311,8 +311,8 @@ impl Name {
     /// Understands a name. None: it is not one that hob gives.
     pub(super) fn parse(text: &str) -> Option<Name> {
         let hex = |text: &str, digits: usize| {
-            let is_hex = text.len() == digits
-                && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+            let is_hex =
+                text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
             if is_hex { u64::from_str_radix(text, 16).ok() } else { None }
         };
         let (folder, name) = text.split_once('/')?;
@@ -389,19 +389,19 @@ mod tests {
         };
         assert!(spoil(&|_| ()).is_ok());
         for (at, word) in [
-            (0x28, 0),            // no size
-            (0x28, u64::MAX),     // a size that overflows
-            (0x30, 0),            // no objects
-            (0x30, 3 << 16),      // no power of two
-            (0x38, 0),            // no epoch
-            (0x38, 1),            // an epoch before its generations
-            (0x50, 1),            // an unknown feature
-            (0x58, 3 | 2 << 32),  // another number of pages
-            (0x58, 2 | 3 << 32),  // another number of changes
-            (0x58, u64::MAX),     // very many of both
-            (0x100, 1),           // a generation of epoch 0 that counts, but in no order
-            (0x110, 4999),        // changes that do not ascend
-            (0x120, 5000),        // one past the end
+            (0x28, 0),           // no size
+            (0x28, u64::MAX),    // a size that overflows
+            (0x30, 0),           // no objects
+            (0x30, 3 << 16),     // no power of two
+            (0x38, 0),           // no epoch
+            (0x38, 1),           // an epoch before its generations
+            (0x50, 1),           // an unknown feature
+            (0x58, 3 | 2 << 32), // another number of pages
+            (0x58, 2 | 3 << 32), // another number of changes
+            (0x58, u64::MAX),    // very many of both
+            (0x100, 1),          // a generation of epoch 0 that counts, but in no order
+            (0x110, 4999),       // changes that do not ascend
+            (0x120, 5000),       // one past the end
         ] {
             let result = spoil(&|bytes| put(bytes, at, &u64::to_le_bytes(word)));
             if at == 0x100 {

@@ -131,7 +131,8 @@ fn converse<T: Send>(
     options: &BackingOptions,
     talk: impl AsyncFnOnce(Arc<Patient>) -> Result<T, Trouble> + Send,
 ) -> Result<T, OpenError> {
-    let place = place::find(spec, directory).map_err(|reason| OpenError::Spec { spec: spec.to_owned(), reason })?;
+    let place =
+        place::find(spec, directory).map_err(|reason| OpenError::Spec { spec: spec.to_owned(), reason })?;
     let talk = move || {
         let runtime = worker::runtime().map_err(|error| Trouble::Store(error.to_string()))?;
         let store = Arc::new(Patient::new(Box::new(place), options.connect_max));
@@ -145,9 +146,10 @@ fn converse<T: Send>(
 
 fn refuse(spec: &str, trouble: Trouble) -> OpenError {
     match trouble {
-        Trouble::InUse(owner) => {
-            OpenError::Unfit { what: spec.to_owned(), reason: format!("it is in use: {owner}. One disk has one writer") }
-        }
+        Trouble::InUse(owner) => OpenError::Unfit {
+            what: spec.to_owned(),
+            reason: format!("it is in use: {owner}. One disk has one writer"),
+        },
         Trouble::Unfit(reason) => OpenError::Unfit { what: spec.to_owned(), reason },
         Trouble::Store(reason) => OpenError::Connect { peer: spec.to_owned(), reason },
     }
@@ -159,13 +161,14 @@ pub(super) fn open(
     access: Access,
     options: &BackingOptions,
 ) -> Result<Box<dyn Driver>, OpenError> {
-    let place =
-        place::find(spec, Directory::Exists).map_err(|reason| OpenError::Spec { spec: spec.to_owned(), reason })?;
+    let place = place::find(spec, Directory::Exists)
+        .map_err(|reason| OpenError::Spec { spec: spec.to_owned(), reason })?;
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
         .map_err(|errno| OpenError::System { path: "eventfd".into(), source: errno.into() })?;
     let event = Arc::new(event);
     let write = access == Access::ReadWrite;
-    let worker = Worker::start(place, write, options, event.clone()).map_err(|trouble| refuse(spec, trouble))?;
+    let worker =
+        Worker::start(place, write, options, event.clone()).map_err(|trouble| refuse(spec, trouble))?;
     let Shape { uuid, size_bytes, object_bytes } = worker.disk.shape;
     let identity_text = format!("disk of objects {uuid}, {size_bytes} bytes");
     let info = BackingInfo {

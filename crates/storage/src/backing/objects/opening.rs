@@ -53,7 +53,9 @@ pub(super) async fn create(store: &Patient, shape: Shape) -> Result<Manifest, Tr
     shape.check().map_err(Trouble::Unfit)?;
     if let Some(there) = newest(store).await? {
         let size = there.shape.size_bytes;
-        return Err(Trouble::Unfit(format!("there is a disk of {size} bytes already; remove it or choose another place")));
+        return Err(Trouble::Unfit(format!(
+            "there is a disk of {size} bytes already; remove it or choose another place"
+        )));
     }
     let manifest = Manifest {
         shape,
@@ -141,7 +143,9 @@ pub(super) async fn unlock(store: &Patient) -> Result<Manifest, Trouble> {
             return Err(Trouble::Unfit("nobody has it: there is nothing to unlock".into()));
         }
         match there.owner.presence(&Owner::this(), false) {
-            Presence::Here => Err(Trouble::InUse(format!("{} has it, and lives: end that first", there.owner))),
+            Presence::Here => {
+                Err(Trouble::InUse(format!("{} has it, and lives: end that first", there.owner)))
+            }
             Presence::Gone | Presence::Elsewhere => Ok(()),
         }
     };
@@ -216,7 +220,8 @@ fn state(manifest: &Manifest, map: Map) -> State {
         content: manifest.content,
         sequence: manifest.sequence,
         stays: manifest.stays,
-        leftovers: manifest.leftovers,
+        inherited: manifest.leftovers,
+        leftovers: false,
         missed: false,
         lost: false,
     }
@@ -234,7 +239,9 @@ async fn load(store: &Arc<Patient>, manifest: &Manifest) -> Result<Map, StoreErr
                 let name = Name::Page(page as u32, generation);
                 let bytes = store.get(name, None).await?;
                 let entries = decode_page(&bytes, &shape, page, generation);
-                entries.map(|entries| (page, entries)).map_err(|error| StoreError::Refused(format!("{name}: {error}")))
+                entries
+                    .map(|entries| (page, entries))
+                    .map_err(|error| StoreError::Refused(format!("{name}: {error}")))
             });
         }
     }

@@ -21,7 +21,8 @@ const FILE: &str = "objects+file://";
 const CLOUDS: [&str; 3] = ["s3://", "gs://", "az://"];
 
 /// Objects that are fetched whole without knowing their length are no longer, bytes.
-const WHOLE_BYTES_MAX: u64 = if MANIFEST_BYTES_MAX > PAGE_BYTES { MANIFEST_BYTES_MAX } else { PAGE_BYTES } as u64;
+const WHOLE_BYTES_MAX: u64 =
+    if MANIFEST_BYTES_MAX > PAGE_BYTES { MANIFEST_BYTES_MAX } else { PAGE_BYTES } as u64;
 
 /// Is the place there already?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +59,8 @@ impl Place {
             return Err(format!("an absolute path is wanted: {FILE}/DIRECTORY"));
         }
         if directory == Directory::Make {
-            std::fs::create_dir_all(path).map_err(|error| format!("cannot make {}: {error}", path.display()))?;
+            std::fs::create_dir_all(path)
+                .map_err(|error| format!("cannot make {}: {error}", path.display()))?;
         }
         let path = path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))?;
         if !path.is_dir() {
@@ -122,7 +124,13 @@ impl Objects for Place {
             while let Some(object) = std::future::poll_fn(|context| found.as_mut().poll_next(context)).await {
                 match object.map_err(|error| understand(&error)) {
                     Ok(object) => {
-                        object.location.as_ref().get(below..).and_then(Name::parse).into_iter().for_each(&mut *each);
+                        object
+                            .location
+                            .as_ref()
+                            .get(below..)
+                            .and_then(Name::parse)
+                            .into_iter()
+                            .for_each(&mut *each);
                     }
                     // A directory in which nothing was put yet, or a file that was deleted meanwhile.
                     Err(StoreError::Absent) => {}
@@ -138,7 +146,10 @@ impl Objects for Place {
         Box::pin(async move {
             let Some(directory) = directory else { return Ok(()) };
             let tidied = tokio::task::spawn_blocking(move || tidy(&directory)).await;
-            tidied.map_err(io::Error::other).and_then(|result| result).map_err(|error| StoreError::Failed(error.to_string()))
+            tidied
+                .map_err(io::Error::other)
+                .and_then(|result| result)
+                .map_err(|error| StoreError::Failed(error.to_string()))
         })
     }
 }
@@ -248,7 +259,9 @@ mod cloud {
 
         #[test]
         fn buckets_have_options_and_no_secrets() {
-            let place = find("s3://bucket/vms/disk1/?endpoint=http://127.0.0.1:9&allow_http=true&region=eu-1").unwrap();
+            let place =
+                find("s3://bucket/vms/disk1/?endpoint=http://127.0.0.1:9&allow_http=true&region=eu-1")
+                    .unwrap();
             assert_eq!(place.path(Name::Manifest(1)).as_ref(), "vms/disk1/manifest/0000000000000001");
             for spec in [
                 "s3://bucket",
@@ -270,7 +283,8 @@ mod cloud {
 #[cfg(not(feature = "objects-cloud"))]
 mod cloud {
     pub(super) fn find(_spec: &str) -> Result<super::Place, String> {
-        Err("this hob was built without the feature objects-cloud (cargo build --features objects-cloud)".into())
+        Err("this hob was built without the feature objects-cloud (cargo build --features objects-cloud)"
+            .into())
     }
 }
 
@@ -282,7 +296,12 @@ mod tests {
     fn directories_are_found_or_made() {
         let dir = tempfile::tempdir().unwrap();
         let spec = format!("{FILE}{}/new/one", dir.path().display());
-        assert!(recognise(&spec) && recognise("s3://b/p") && !recognise("/srv/objects") && !recognise("nbd://h/e"));
+        assert!(
+            recognise(&spec)
+                && recognise("s3://b/p")
+                && !recognise("/srv/objects")
+                && !recognise("nbd://h/e")
+        );
         assert!(find(&spec, Directory::Exists).is_err());
         assert!(find(&spec, Directory::Make).is_ok() && find(&spec, Directory::Exists).is_ok());
         assert!(find("objects+file://relative", Directory::Make).is_err());

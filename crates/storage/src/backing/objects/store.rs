@@ -118,7 +118,9 @@ impl Patient {
     /// Makes an object that is not there. One that is there with just these bytes was made by an attempt whose answer was lost.
     pub(super) async fn create(&self, name: Name, bytes: Bytes) -> Result<(), StoreError> {
         match self.create_again(name, bytes.clone()).await {
-            Err(StoreError::Present) if self.get(name, None).await.is_ok_and(|there| there == bytes) => Ok(()),
+            Err(StoreError::Present) if self.get(name, None).await.is_ok_and(|there| there == bytes) => {
+                Ok(())
+            }
             result => result,
         }
     }
@@ -129,7 +131,11 @@ impl Patient {
     }
 
     /// Tells `each` every object of a folder. It may take long, as there may be many.
-    pub(super) async fn list(&self, folder: &str, each: &mut (dyn FnMut(Name) + Send)) -> Result<(), StoreError> {
+    pub(super) async fn list(
+        &self,
+        folder: &str,
+        each: &mut (dyn FnMut(Name) + Send),
+    ) -> Result<(), StoreError> {
         let list = timeout(LIST_MAX, self.objects.list(folder, each)).await;
         list.unwrap_or_else(|_| Err(StoreError::Failed(format!("listing {folder} takes too long"))))
     }

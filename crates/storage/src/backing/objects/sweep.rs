@@ -21,12 +21,15 @@ impl Disk {
         if self.here.is_none() {
             return;
         }
-        if std::mem::take(&mut self.state().leftovers) {
+        if self.state().inherited {
             match self.sweep_objects().await {
-                Ok(0) => {}
-                Ok(count) => tracing::info!("{count} objects that an interrupted writer had left were deleted"),
+                Ok(count) => {
+                    self.state().inherited = false;
+                    if count > 0 {
+                        tracing::info!("{count} objects that an interrupted writer had left were deleted");
+                    }
+                }
                 Err(error) => {
-                    self.state().leftovers = true;
                     tracing::warn!("objects that an interrupted writer had left stay for now: {error}");
                 }
             }
@@ -68,7 +71,9 @@ impl Disk {
         let state = self.state();
         let (made, current) = match name {
             Name::Data(index, made) if index < self.shape.objects() => (made, state.map.get(index)),
-            Name::Page(page, made) if (page as usize) < state.pages.len() => (made, state.pages[page as usize]),
+            Name::Page(page, made) if (page as usize) < state.pages.len() => {
+                (made, state.pages[page as usize])
+            }
             _ => return false,
         };
         made != current && made.epoch() < self.epoch && !state.garbage.contains(&name)

@@ -4,6 +4,7 @@
 
 mod crashes;
 mod fake;
+mod golden;
 mod model;
 mod owners;
 
@@ -35,7 +36,8 @@ fn patient(client: Client) -> Arc<Patient> {
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(future)
 }
 
@@ -125,7 +127,12 @@ fn zeroed_objects_go_and_kept_ones_stay() {
         let seen: Vec<_> = extents.iter().map(|extent| (extent.len, extent.hole, extent.zero)).collect();
         assert_eq!(
             seen,
-            [(OBJECT, true, true), (OBJECT, false, false), (OBJECT, true, true), (OBJECT + 20 * KIB, false, false)]
+            [
+                (OBJECT, true, true),
+                (OBJECT, false, false),
+                (OBJECT, true, true),
+                (OBJECT + 20 * KIB, false, false)
+            ]
         );
     });
 }
@@ -295,7 +302,9 @@ fn a_disk_is_made_once_and_only_where_there_is_none() {
         let again = create(&patient(shop.client()), shape(2 * SIZE)).await;
         assert!(matches!(&again, Err(Trouble::Unfit(reason)) if reason.contains("already")), "{again:?}");
         let empty = open(Shop::default().client(), &me()).await;
-        assert!(matches!(&empty.err(), Some(Trouble::Unfit(reason)) if reason.contains("hob objects create")));
+        assert!(
+            matches!(&empty.err(), Some(Trouble::Unfit(reason)) if reason.contains("hob objects create"))
+        );
     });
 }
 

@@ -207,7 +207,9 @@ async fn serve(disk: Arc<Disk>, desk: Arc<Desk>, mut inbox: UnboundedReceiver<Jo
     disk.store.set_wait(CLOSE_WAIT_MAX);
     match timeout(CLOSE_MAX, disk.close()).await {
         Ok(Ok(())) => {}
-        _ => tracing::warn!("the disk could not be closed in the object store; the next opening finds that out"),
+        _ => tracing::warn!(
+            "the disk could not be closed in the object store; the next opening finds that out"
+        ),
     }
     desk.closed.store(true, Ordering::Release);
     desk.ring();

@@ -93,7 +93,10 @@ fn live_on(shop: &Shop, progress: Progress, contents: &[Vec<u8>], what: &str) {
         let found = disk.read(0, SIZE).await.unwrap();
         let is_point = |number: usize| number == 0 || matches!(STEPS[number - 1], Flush);
         let points = (progress.acknowledged..=progress.begun).filter(|number| is_point(*number));
-        assert!(points.into_iter().any(|number| contents[number] == found), "{what}: {progress:?}: no flush point");
+        assert!(
+            points.into_iter().any(|number| contents[number] == found),
+            "{what}: {progress:?}: no flush point"
+        );
         disk.sweep().await;
         let data = pattern(700, 99);
         write(&disk, OBJECT - 300, &data).await.unwrap();

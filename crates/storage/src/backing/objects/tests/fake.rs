@@ -85,6 +85,10 @@ impl Shop {
         stock.objects.insert(name, bytes.into());
     }
 
+    pub(super) fn insert(&self, name: Name, bytes: Vec<u8>) {
+        self.stock().objects.insert(name, bytes.into());
+    }
+
     pub(super) fn remove(&self, name: Name) {
         self.stock().objects.remove(&name).expect("it was there");
     }
@@ -98,11 +102,15 @@ impl Shop {
             let name = Name::Page(page as u32, *generation);
             let entries = decode_page(&objects[&name], &manifest.shape, page, *generation).unwrap();
             named.push(name);
-            generations.extend(entries.iter().enumerate().map(|(at, entry)| ((page * 4096 + at) as u64, *entry)));
+            generations
+                .extend(entries.iter().enumerate().map(|(at, entry)| ((page * 4096 + at) as u64, *entry)));
         }
         generations.extend(manifest.changes.iter().copied());
         named.extend(
-            generations.into_iter().filter(|(_, made)| !made.is_absent()).map(|(index, made)| Name::Data(index, made)),
+            generations
+                .into_iter()
+                .filter(|(_, made)| !made.is_absent())
+                .map(|(index, made)| Name::Data(index, made)),
         );
         for (name, bytes) in &objects {
             match *name {
@@ -166,7 +174,10 @@ impl Client {
     /// What was delayed happens now. Returns how many of them did.
     pub(super) fn let_go(&self) -> usize {
         let delayed = std::mem::take(&mut self.mood().delayed);
-        delayed.into_iter().filter(|(name, bytes, how)| self.shop.put(*name, bytes.clone(), *how).is_ok()).count()
+        delayed
+            .into_iter()
+            .filter(|(name, bytes, how)| self.shop.put(*name, bytes.clone(), *how).is_ok())
+            .count()
     }
 
     /// The next conditional put that makes something waits until the gate is notified.

@@ -66,7 +66,8 @@ impl World {
     /// The disk is there again, as one of its flush points.
     async fn come_back(&mut self) -> Result<(), TestCaseError> {
         self.client = self.shop.client();
-        self.disk = open(self.client.clone(), &me()).await.map_err(|e| TestCaseError::fail(format!("{e:?}")))?;
+        self.disk =
+            open(self.client.clone(), &me()).await.map_err(|e| TestCaseError::fail(format!("{e:?}")))?;
         self.now = self.disk.read(0, SIZE).await.unwrap();
         prop_assert!(self.points.contains(&self.now), "no flush point");
         self.points = vec![self.now.clone()];
