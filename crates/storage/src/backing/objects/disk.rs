@@ -256,8 +256,10 @@ impl Disk {
             return self.change(offset, data.len() as u64, Change::Write(&data)).await;
         }
         // Units are whole: what stands around it in the first and the last one is written again.
-        let mut whole = self.read(first, (offset - first).max(1)).await?;
-        whole.truncate((offset - first) as usize);
+        let mut whole = Vec::with_capacity((last - first) as usize);
+        if first < offset {
+            whole.extend(self.read(first, offset - first).await?);
+        }
         whole.extend_from_slice(&data);
         if last > end {
             whole.extend(self.read(end, last - end).await?);

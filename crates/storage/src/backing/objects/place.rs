@@ -59,8 +59,7 @@ impl Place {
             return Err(format!("an absolute path is wanted: {FILE}/DIRECTORY"));
         }
         if directory == Directory::Make {
-            std::fs::create_dir_all(path)
-                .map_err(|error| format!("cannot make {}: {error}", path.display()))?;
+            make_directory(path).map_err(|error| format!("cannot make {}: {error}", path.display()))?;
         }
         let path = path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))?;
         if !path.is_dir() {
@@ -152,6 +151,18 @@ impl Objects for Place {
                 .map_err(|error| StoreError::Failed(error.to_string()))
         })
     }
+}
+
+/// Makes a directory and those it lies in, durably.
+fn make_directory(path: &FilePath) -> io::Result<()> {
+    let missing: Vec<&FilePath> = path.ancestors().take_while(|path| !path.exists()).collect();
+    std::fs::create_dir_all(path)?;
+    for made in missing {
+        if let Some(parent) = made.parent() {
+            std::fs::File::open(parent)?.sync_all()?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes files that `object_store` was writing when it was killed: they have the object's name, `#` and a number.

@@ -122,6 +122,7 @@ impl Worker {
         let (here, wait, patience) = (desk.clone(), options.wait_max, options.connect_max);
         let run = move || {
             let _alive = alive;
+            let _answers = Answers;
             let runtime = match runtime() {
                 Ok(runtime) => runtime,
                 Err(error) => {
@@ -161,6 +162,17 @@ impl Drop for Worker {
     }
 }
 
+/// Ends the process when the thread ends in a panic: the shard would wait for its answers for ever, and nothing here is to be believed.
+struct Answers;
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
 /// One thread, and a few for files.
 pub(super) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(FILES_MAX).build()
@@ -189,7 +201,7 @@ async fn serve(disk: Arc<Disk>, desk: Arc<Desk>, mut inbox: UnboundedReceiver<Jo
                     });
                 }
             },
-            Some(_) = jobs.join_next(), if !jobs.is_empty() => {}
+            Some(job) = jobs.join_next(), if !jobs.is_empty() => job.expect("jobs do not panic"),
             Some(looked) = looks.join_next(), if !looks.is_empty() => seen = looked.unwrap_or(seen),
             _ = look.tick(), if looks.is_empty() => {
                 let disk = disk.clone();
