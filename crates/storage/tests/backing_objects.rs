@@ -132,3 +132,31 @@ fn specifications_that_make_no_sense_are_told() {
     assert!(again.contains("already"), "{again}");
     assert!(objects::unlock(&spec, &options()).unwrap_err().to_string().contains("nobody has it"));
 }
+
+/// Against a real server: `HOB_OBJECTS=s3://BUCKET/PREFIX?endpoint=…`, with keys in the environment. A disk is made below that prefix.
+#[cfg(feature = "objects-cloud")]
+#[test]
+#[ignore = "it needs an object store, and HOB_OBJECTS to say where"]
+fn a_bucket_does_all_there_is_to_do() {
+    let wanted = std::env::var("HOB_OBJECTS").expect("HOB_OBJECTS says where");
+    let (place, rest) = wanted.split_once('?').unwrap_or((&wanted, ""));
+    let spec = format!("{place}/hob-{}?{rest}", std::process::id());
+    objects::create(&spec, 8 << 20, OBJECT, &options()).unwrap();
+    let mut rig = Rig::open(RingKind::IoUring, &spec, Access::ReadWrite);
+    rig.exercise();
+    rig.run(IoOp::Flush, 0, 0).unwrap();
+    assert!(open(&spec, Access::ReadWrite).unwrap_err().to_string().contains("in use"));
+    objects::unlock(&spec, &options()).unwrap();
+    assert_eq!(
+        rig.write(IoOp::Write(Durability::Durable), 0, &[1; 512]),
+        Err(IoError::Failed),
+        "it is fenced"
+    );
+    let mut before = vec![0; 512];
+    assert_eq!(rig.backing.reader().unwrap().read(0, &mut before), Err(IoError::Failed));
+    rig.close();
+    let mut rig = Rig::open(RingKind::Threads, &spec, Access::ReadWrite);
+    rig.exercise();
+    rig.close();
+    assert_eq!(objects::show(&spec, &options()).unwrap().owner, None);
+}
