@@ -19,6 +19,7 @@ mod drain;
 mod events;
 mod explain;
 mod export;
+mod fellows;
 mod fencing;
 mod files;
 mod fit;
