@@ -294,8 +294,8 @@ pub struct DevicePatch {
 pub struct DiskAdd {
     /// Its name.
     pub name: String,
-    /// A raw file, a block device, `nbd://host/export`, `nbd+unix:///export?socket=…`, or a qcow2,
-    /// VMDK, VDI or VHDX file.
+    /// A raw file, a block device, `nbd://host/export`, `nbd+unix:///export?socket=…`, `objects+file:///DIRECTORY`,
+    /// `s3://BUCKET/PREFIX`, or a qcow2, VMDK, VDI or VHDX file.
     pub backing: String,
     /// Refuse changes.
     #[serde(default)]

@@ -18,8 +18,8 @@ pub(crate) enum Disk {
     Add {
         /// Its name, which is its NBD export name
         name: String,
-        /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH, or a
-        /// qcow2, VMDK, VDI or VHDX file
+        /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH,
+        /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI or VHDX file
         #[arg(long, value_name = "SPEC")]
         backing: String,
         /// Refuse changes

@@ -22,6 +22,7 @@ mod histogram;
 mod lab;
 mod man;
 mod migrate;
+mod objects;
 mod output;
 mod pool;
 mod qos;
@@ -139,6 +140,8 @@ enum Command {
     #[command(subcommand)]
     Datastore(datastore::Datastore),
     #[command(subcommand)]
+    Objects(objects::Objects),
+    #[command(subcommand)]
     Swap(swap::Swap),
     Drain(drain::Drain),
     Migrate(migrate::Migrate),
@@ -174,6 +177,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Cache(args) => cache::run(args, global),
         Command::Qos(args) => qos::run(args, global),
         Command::Datastore(args) => datastore::run(args, global),
+        Command::Objects(args) => objects::run(args, global),
         Command::Swap(args) => swap::run(args, global),
         Command::Drain(args) => drain::run(&args, global),
         Command::Migrate(args) => migrate::run(&args, global),

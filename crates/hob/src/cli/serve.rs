@@ -17,8 +17,8 @@ use crate::daemon::{Plan, Serving};
 /// Serve one disk over NBD or vhost-user, through a cache on flash if a pool is given
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH, or a qcow2,
-    /// VMDK, VDI or VHDX file
+    /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH,
+    /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI or VHDX file
     #[arg(long, value_name = "SPEC")]
     disk: String,
     /// Make this socket, at which a machine uses the disk through vhost-user-blk

@@ -19,6 +19,9 @@ fn these_lines_make_sense() {
         "hob serve --disk nbd://h/e --pool F --size 64M --block-size 8K --policy lru --listen unix:/p.sock \
          --ring threads --control unix:/c.sock --force",
         "hob daemon --config hob.toml",
+        "hob objects create objects+file:///srv/vm --size 10G --object-size 1M",
+        "hob objects show s3://bucket/vm -o json",
+        "hob objects unlock gs://bucket/vm",
         "hob pool create fast /dev/a /dev/b --size 1G --segment-size 16M --force",
         "hob pool add-device fast /dev/c --size 1G",
         "hob pool set-device fast /dev/c --admission out",

@@ -20,6 +20,7 @@ mod handover;
 mod identity;
 mod modelled;
 mod nbd;
+pub mod objects;
 mod qemu_nbd;
 #[cfg(any(test, feature = "rbd"))]
 mod rbd;
@@ -66,6 +67,12 @@ pub const BACKINGS: &[BackingKind] = &[
         syntax: "rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=PATH]",
         recognise: rbd::recognise,
         open: rbd::open,
+    },
+    BackingKind {
+        name: "objects",
+        syntax: "objects+file:///DIRECTORY, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX",
+        recognise: objects::recognise,
+        open: objects::open,
     },
     BackingKind {
         name: "qemu-nbd",

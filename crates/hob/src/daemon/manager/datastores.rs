@@ -12,6 +12,7 @@ use hob_control::{Datastore, DatastorePatch};
 use hob_engine::qos::{Control, Late, Resource};
 use hob_engine::units::DatastoreId;
 use hob_nbd::uri::{Address, NbdUri};
+use hob_storage::backing::objects;
 
 use super::refusal::Refusal;
 use super::{Inner, Life, Manager};
@@ -256,7 +257,14 @@ pub(super) fn datastore_of(backing: &str) -> String {
     let named = match backing.parse().map(|uri: NbdUri| uri.address) {
         Ok(Address::Tcp { host, port }) => Some(format!("nbd-{host}-{port}")),
         Ok(Address::Unix { path }) => Some(format!("nbd{}", path.display())),
-        Err(_) => mount_point(Path::new(backing)),
+        Err(_) => match backing.split_once("://") {
+            Some(("objects+file", path)) => mount_point(Path::new(path)),
+            // The bucket: what is behind a prefix in it is the same store.
+            Some((scheme, rest)) if objects::recognise(backing) => {
+                Some(format!("{scheme}-{}", rest.split('/').next().unwrap_or_default()))
+            }
+            _ => mount_point(Path::new(backing)),
+        },
     };
     plain(named.as_deref().unwrap_or(backing))
 }
@@ -314,5 +322,7 @@ mod tests {
         assert_eq!(stores[0], stores[1]);
         assert_ne!(datastore_of("nbd://one/disk"), datastore_of("nbd://other/disk"));
         assert_eq!(datastore_of("nbd://one/disk"), datastore_of("nbd://one/second"));
+        assert_eq!(datastore_of("s3://vms/one?region=x"), datastore_of("s3://vms/two"));
+        assert_eq!(datastore_of("objects+file:///etc"), datastore_of("/etc/passwd"));
     }
 }

@@ -1,0 +1,128 @@
+//! Disks of objects as a user has them: made, filled by other programs, looked at, fought over, and found again.
+
+use std::time::Duration;
+
+use conformance::data::{assert_same_file, noise_file};
+use conformance::hob::command;
+use conformance::scratch::wait_until;
+use conformance::{MIB, Scratch, Serve, Tool};
+
+fn made(scratch: &Scratch, size: &str, object_size: &str) -> String {
+    let spec = format!("objects+file://{}", scratch.text("objects"));
+    let made = command(&["objects", "create", &spec, "--size", size, "--object-size", object_size]);
+    assert!(made.success(), "{}", made.all());
+    spec
+}
+
+fn shown(spec: &str) -> serde_json::Value {
+    let shown = command(&["objects", "show", spec, "-o", "json"]);
+    assert!(shown.success(), "{}", shown.all());
+    serde_json::from_str(&shown.stdout).unwrap()
+}
+
+/// qemu-img copies a disk in and out, sparse; it takes up what was written, and nobody has it when hob has ended.
+#[test]
+fn a_copied_image_comes_back_and_takes_up_what_was_written() {
+    let scratch = Scratch::new();
+    let spec = made(&scratch, "64M", "1M");
+    noise_file(&scratch.path("noise"), 5 * MIB + 12_288, 3);
+    Tool::new("truncate").args(["-s", "64M", &scratch.text("noise")]).run();
+    let hob = Serve::disk(&spec).start(&scratch);
+    let convert = |from: &str, to: &str| {
+        Tool::new("qemu-img").args(["convert", "-n", "-f", "raw", "-O", "raw", "-W", from, to]).run();
+    };
+    convert(&scratch.text("noise"), &hob.uri());
+    assert!(shown(&spec)["owner"].as_str().unwrap().starts_with("process "));
+    hob.stop();
+    let after = shown(&spec);
+    assert_eq!((after["owner"].as_str(), after["objects"].as_u64()), (None, Some(6)), "{after}");
+    let hob = Serve::disk(&spec).flag("--read-only").start(&scratch);
+    let map = Tool::new("qemu-img").args(["map", "--output=json", "-f", "raw", &hob.uri()]).run();
+    let map: serde_json::Value = serde_json::from_str(&map).unwrap();
+    let extents: Vec<_> = map.as_array().unwrap().iter().collect();
+    assert_eq!(
+        (extents[0]["data"].as_bool(), extents[0]["length"].as_u64()),
+        (Some(true), Some(6 * MIB)),
+        "{map}"
+    );
+    assert_eq!(
+        (extents[1]["data"].as_bool(), extents[1]["zero"].as_bool()),
+        (Some(false), Some(true)),
+        "{map}"
+    );
+    Tool::new("truncate").args(["-s", "64M", &scratch.text("back")]).run();
+    convert(&hob.uri(), &scratch.text("back"));
+    assert_same_file(&scratch.path("noise"), &scratch.path("back"));
+}
+
+/// fio verifies what it wrote, through kill -9.
+#[test]
+fn fio_verifies_objects_and_a_killed_server_finds_its_disk_again() {
+    let scratch = Scratch::new();
+    let spec = made(&scratch, "32M", "512K");
+    let fio = |uri: &str, more: &[&str]| {
+        let output = Tool::new("fio")
+            .args(["--name=verify", "--ioengine=nbd", "--uri", uri, "--rw=randwrite", "--bsrange=4k-64k"])
+            .args([
+                "--size=32M",
+                "--iodepth=16",
+                "--serialize_overlap=1",
+                "--verify=crc32c",
+                "--verify_fatal=1",
+            ])
+            .args(["--randseed=7", "--allrandrepeat=0", "--output-format=terse"])
+            .args(more)
+            .limit(Duration::from_secs(300))
+            .output();
+        assert!(output.success() && !output.all().contains("verify:"), "fio: {}", output.all());
+    };
+    let hob = Serve::disk(&spec).start(&scratch);
+    fio(&hob.uri(), &["--do_verify=1", "--end_fsync=1"]);
+    hob.kill();
+    assert!(shown(&spec)["owner"].is_string(), "it did not close it");
+    let hob = Serve::disk(&spec).start(&scratch);
+    fio(&hob.uri(), &["--verify_only=1"]);
+    hob.stop();
+}
+
+/// The second hob is refused; an operator's word on a live one of this host too.
+#[test]
+fn a_disk_of_objects_has_one_writer() {
+    let (scratch, other) = (Scratch::new(), Scratch::new());
+    let spec = made(&scratch, "8M", "64K");
+    let hob = Serve::disk(&spec).start(&scratch);
+    let refused = Serve::disk(&spec).refused(&other);
+    assert!(refused.all().contains("in use") && refused.all().contains("process"), "{}", refused.all());
+    let unlocked = command(&["objects", "unlock", &spec]);
+    assert!(!unlocked.success() && unlocked.all().contains("lives"), "{}", unlocked.all());
+    hob.kill();
+    Serve::disk(&spec).start(&other).stop();
+    let nothing = command(&["objects", "unlock", &spec]);
+    assert!(!nothing.success() && nothing.all().contains("nobody has it"), "{}", nothing.all());
+    let again = command(&["objects", "create", &spec, "--size", "8M"]);
+    assert!(!again.success() && again.all().contains("already"), "{}", again.all());
+}
+
+/// What an interrupted hob leaves behind goes, though nobody asks for it.
+#[test]
+fn leftovers_of_a_killed_server_go() {
+    let scratch = Scratch::new();
+    let spec = made(&scratch, "8M", "64K");
+    let data = scratch.path("objects/data");
+    let hob = Serve::disk(&spec).start(&scratch);
+    let mut client = hob.connect();
+    client.write(0, &[1; 65536]).unwrap();
+    client.flush().unwrap();
+    // Whole objects are put without a flush.
+    client.write(65536, &[2; 4 * 65536]).unwrap();
+    wait_until("the objects", Duration::from_secs(10), || std::fs::read_dir(&data).unwrap().count() >= 5);
+    hob.kill();
+    std::fs::write(data.join("00000003.0000020000000099#1"), "half a file").unwrap();
+    std::fs::write(data.join("notes.txt"), "not hob's").unwrap();
+    let hob = Serve::disk(&spec).start(&scratch);
+    assert_eq!(hob.connect().read(0, 131_072).unwrap(), [[1; 65536], [0; 65536]].concat());
+    wait_until("the leftovers to go", Duration::from_secs(10), || {
+        std::fs::read_dir(&data).unwrap().count() == 2
+    });
+    hob.stop();
+}

@@ -1,0 +1,106 @@
+//! `hob objects …`: disks in object stores. No daemon is asked: the store knows.
+
+use clap::Subcommand;
+use hob_control::Size;
+use hob_storage::backing::BackingOptions;
+use hob_storage::backing::objects::{self, OBJECT_BYTES_DEFAULT, ObjectDisk};
+use serde::Serialize;
+
+use super::Global;
+use super::output::{pairs, print};
+
+/// Disks as objects in S3 and its like, or in a directory: make one, look at it; see docs/OBJECTS.md
+#[derive(Debug, Subcommand)]
+pub(crate) enum Objects {
+    /// Make a disk of zeroes. It takes up room as it is written
+    Create {
+        /// objects+file:///DIRECTORY, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX
+        #[arg(value_name = "SPEC")]
+        spec: String,
+        /// Its size
+        #[arg(long)]
+        size: Size,
+        /// Size of each object, a power of two from 64K to 64M: small ones for scattered small writes
+        #[arg(long, value_name = "SIZE", default_value_t = Size(OBJECT_BYTES_DEFAULT))]
+        object_size: Size,
+    },
+    /// Show what there is, and who has it
+    Show {
+        /// As for 'create'
+        #[arg(value_name = "SPEC")]
+        spec: String,
+    },
+    /// Let a disk be opened whose host is gone for good and did not close it. Should that host live, all it writes fails
+    Unlock {
+        /// As for 'create'
+        #[arg(value_name = "SPEC")]
+        spec: String,
+    },
+}
+
+/// What programs are told.
+#[derive(Debug, Serialize)]
+struct Shown {
+    backing: String,
+    uuid: String,
+    size: u64,
+    object_size: u64,
+    /// Objects that are there, where they were counted.
+    objects: Option<u64>,
+    manifest: u64,
+    epoch: u64,
+    /// Who has it, or did not close it.
+    owner: Option<String>,
+}
+
+impl Shown {
+    fn of(backing: String, disk: &ObjectDisk) -> Shown {
+        Shown {
+            backing,
+            uuid: disk.uuid.to_string(),
+            size: disk.size_bytes,
+            object_size: disk.object_bytes,
+            objects: disk.objects,
+            manifest: disk.manifest,
+            epoch: disk.epoch,
+            owner: disk.owner.clone(),
+        }
+    }
+}
+
+pub(super) fn run(command: Objects, global: &Global) -> anyhow::Result<()> {
+    let options = BackingOptions::default();
+    match command {
+        Objects::Create { spec, size, object_size } => {
+            let made = objects::create(&spec, size.bytes(), object_size.bytes(), &options)?;
+            print(global.output, &Shown::of(spec, &made), show)
+        }
+        Objects::Show { spec } => {
+            let found = objects::show(&spec, &options)?;
+            print(global.output, &Shown::of(spec, &found), show)
+        }
+        Objects::Unlock { spec } => {
+            let before = objects::unlock(&spec, &options)?;
+            print(global.output, &Shown::of(spec, &before), |before| {
+                let owner = before.owner.as_deref().unwrap_or("nobody");
+                format!("unlocked: {owner} had it, and can write it no more")
+            })
+        }
+    }
+}
+
+fn show(disk: &Shown) -> String {
+    let mut facts = vec![
+        ("backing", disk.backing.clone()),
+        ("uuid", disk.uuid.clone()),
+        ("size", Size(disk.size).human()),
+        ("object size", Size(disk.object_size).human()),
+    ];
+    if let Some(objects) = disk.objects {
+        let most = Size(objects.saturating_mul(disk.object_size).min(disk.size)).human();
+        facts.push(("objects", format!("{objects}, {most} at most")));
+    }
+    facts.push(("manifest", format!("{}, epoch {}", disk.manifest, disk.epoch)));
+    facts.push(("in use by", disk.owner.clone().unwrap_or_else(|| "nobody".to_owned())));
+    pairs(facts)
+}

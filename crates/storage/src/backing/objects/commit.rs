@@ -1,0 +1,322 @@
+//! Flushes: everything gathered so far becomes objects, and one manifest makes them count.
+//!
+//! Steps: what is on its way to the store ends; what is dirty is frozen, which is the flush point; it is put; pages are put if too
+//! much has changed since; the manifest is created under the next number, if nobody has that. From freeze to manifest nothing else gets into the
+//! map. Fails any step, the frozen layers are dirty again and the next flush begins anew.
+//!
+//! # Whose number it is
+//! An attempt that was given up may come true later. So a number that is taken is read: one of our epoch is ours, of an earlier flush, and
+//! counts for nothing, since the next number has all it has; one of another epoch is the end of ours.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hob_engine::io::IoError;
+use tokio::task::JoinSet;
+
+use super::disk::{Disk, io_error};
+use super::format::{Generation, Manifest, Name, encode_page};
+use super::map::place;
+use super::store::StoreError;
+
+/// Manifests of our own that may have come true late, one after the other.
+const OWN_MAX: usize = 64;
+
+/// Closing waits no longer for what is being deleted.
+const DELETED_MAX: Duration = Duration::from_secs(3);
+
+/// Whether the disk goes on after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    /// It does.
+    Goes,
+    /// Its owner leaves.
+    Closes,
+}
+
+impl Disk {
+    /// What was acknowledged before is durable when this returns.
+    pub(super) async fn flush(self: &Arc<Self>) -> Result<(), IoError> {
+        self.check_ours()?;
+        if self.here.is_none() {
+            return Ok(());
+        }
+        let wanted = self.state().changes;
+        let disk = self.clone();
+        let flush = tokio::spawn(async move {
+            let _turn = disk.turn.lock().await;
+            disk.check_ours()?;
+            // Whoever had the turn may have done it for us.
+            if disk.state().committed >= wanted { Ok(()) } else { disk.commit(After::Goes).await }
+        });
+        flush.await.expect("flushes do not panic")
+    }
+
+    /// A last flush, and the word that nobody has the disk any more.
+    pub(super) async fn close(self: &Arc<Self>) -> Result<(), IoError> {
+        if self.here.is_none() || self.state().lost {
+            return Ok(());
+        }
+        // What the last manifest but one leaves behind is gone before the last one says that nothing is.
+        self.flush().await?;
+        if !self.deleted().await {
+            self.state().leftovers = true;
+        }
+        let disk = self.clone();
+        let close = tokio::spawn(async move {
+            let _turn = disk.turn.lock().await;
+            disk.commit(After::Closes).await
+        });
+        close.await.expect("closing does not panic")?;
+        self.deleted().await;
+        Ok(())
+    }
+
+    /// Waits a while until what is to be deleted is.
+    async fn deleted(&self) -> bool {
+        let deadline = tokio::time::Instant::now() + DELETED_MAX;
+        while self.deletions.load(Ordering::Relaxed) > 0 {
+            if tokio::time::Instant::now() > deadline {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        true
+    }
+
+    /// From time to time: is it still ours, and is anything unflushed that was so the last time (`seen`)? Returns what is to be
+    /// said the next time.
+    pub(super) async fn look_after(self: &Arc<Self>, seen: u64) -> u64 {
+        if self.here.is_none() || self.state().lost {
+            return seen;
+        }
+        self.look_who_has_it().await;
+        let (changes, committed) = {
+            let state = self.state();
+            (state.changes, state.committed)
+        };
+        if seen > committed
+            && let Err(error) = self.flush().await
+        {
+            tracing::warn!("what was written to the disk does not get into the object store: {error:?}");
+        }
+        changes
+    }
+
+    /// If somebody has taken the disk, it is lost from now on.
+    pub(super) async fn look_who_has_it(&self) {
+        // Who has the turn finds out anyway.
+        let Ok(_turn) = self.turn.try_lock() else { return };
+        self.look_at_next().await;
+    }
+
+    /// Whoever calls it has the turn.
+    async fn look_at_next(&self) {
+        let next = self.state().sequence + 1;
+        if let Ok(bytes) = self.store.peek(Name::Manifest(next)).await {
+            let _ = self.is_own(next, &bytes);
+        }
+    }
+
+    /// Whoever calls it has the turn.
+    async fn commit(self: &Arc<Self>, after: After) -> Result<(), IoError> {
+        self.stop_writing_out().await;
+        let (frozen, point) = {
+            let state = &mut *self.state();
+            let frozen: Vec<u64> = state.dirty.keys().copied().collect();
+            for (index, (_, layer)) in std::mem::take(&mut state.dirty) {
+                state.writing.insert(index, Arc::new(layer));
+            }
+            (frozen, state.changes)
+        };
+        let mut outs = JoinSet::new();
+        for index in frozen {
+            outs.spawn(self.clone().write_out(index));
+        }
+        let mut result = Ok(());
+        while let Some(out) = outs.join_next().await {
+            result = result.and(out.expect("writing out does not panic"));
+        }
+        if result.is_ok() {
+            result = self.publish(point, after).await.map_err(|error| io_error(&error));
+        }
+        if std::mem::take(&mut self.state().missed) {
+            // Another one who has the disk may have deleted it.
+            self.look_at_next().await;
+        }
+        self.state().committing = false;
+        self.ended.notify_waiters();
+        result
+    }
+
+    /// Nothing more is begun until the commit is over; waits for what was.
+    async fn stop_writing_out(&self) {
+        loop {
+            let ended = self.ended.notified();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
+            {
+                let mut state = self.state();
+                state.committing = true;
+                if state.writing.is_empty() {
+                    return;
+                }
+            }
+            ended.await;
+        }
+    }
+
+    /// Makes what is in the map count.
+    async fn publish(self: &Arc<Self>, point: u64, after: After) -> Result<(), StoreError> {
+        let pages = self.renew_pages().await?;
+        let (mut manifest, mut garbage) = {
+            let state = self.state();
+            let changes = match &pages {
+                Some(_) => Vec::new(),
+                None => state.changed.iter().map(|index| (*index, state.map.get(*index))).collect(),
+            };
+            let manifest = Manifest {
+                shape: self.shape,
+                sequence: state.sequence + 1,
+                epoch: self.epoch,
+                content: state.content + u64::from(state.committed != point),
+                closed: after == After::Closes,
+                leftovers: state.leftovers || state.inherited,
+                stays: false,
+                owner: self.owner.clone(),
+                pages: pages.clone().unwrap_or_else(|| state.pages.clone()),
+                changes,
+            };
+            let mut garbage: Vec<Name> = state.garbage.iter().copied().collect();
+            if !state.stays {
+                garbage.push(Name::Manifest(state.sequence));
+            }
+            (manifest, garbage)
+        };
+        let renewed: Vec<Name> = {
+            let state = self.state();
+            let new = manifest.pages.iter().zip(&state.pages).enumerate();
+            let new = new.filter(|(_, (new, old))| new != old && !new.is_absent());
+            new.map(|(page, (new, _))| Name::Page(page as u32, *new)).collect()
+        };
+        let result = self.create_next(&mut manifest, &mut garbage).await;
+        match &result {
+            Ok(()) => {
+                garbage.extend(self.install(&manifest, pages.is_some(), point, &garbage));
+                self.forget(garbage);
+            }
+            // It may be there all the same, until the next one is.
+            Err(_) => self.state().garbage.extend(renewed),
+        }
+        result
+    }
+
+    /// Creates a manifest under the first number that is not one of our own.
+    async fn create_next(&self, manifest: &mut Manifest, garbage: &mut Vec<Name>) -> Result<(), StoreError> {
+        for _ in 0..OWN_MAX {
+            let (name, bytes) = (Name::Manifest(manifest.sequence), Bytes::from(manifest.encode()));
+            match self.store.create(name, bytes).await {
+                Err(StoreError::Present) => {
+                    let there = self.store.get(name, None).await?;
+                    if !self.is_own(manifest.sequence, &there) {
+                        return Err(StoreError::Refused("another host has taken the disk".into()));
+                    }
+                    garbage.push(name);
+                    manifest.sequence += 1;
+                }
+                result => return result,
+            }
+        }
+        Err(StoreError::Failed("the numbers of the next manifests are all taken".into()))
+    }
+
+    /// A manifest is durable. Returns what nothing refers to any more since, besides what was known to be so before.
+    fn install(&self, manifest: &Manifest, renewed: bool, point: u64, garbage: &[Name]) -> Vec<Name> {
+        let state = &mut *self.state();
+        garbage.iter().for_each(|name| _ = state.garbage.remove(name));
+        let before = std::mem::replace(&mut state.pages, manifest.pages.clone());
+        if renewed {
+            state.changed.clear();
+        }
+        (state.sequence, state.content) = (manifest.sequence, manifest.content);
+        (state.committed, state.stays) = (point, manifest.stays);
+        let renewed = before.iter().zip(&manifest.pages).enumerate();
+        let gone = renewed.filter(|(_, (before, now))| before != now && !before.is_absent());
+        gone.map(|(page, (before, _))| Name::Page(page as u32, *before)).collect()
+    }
+
+    /// Writes the pages anew if too much has changed since; then these are what the manifest is to have.
+    async fn renew_pages(self: &Arc<Self>) -> Result<Option<Vec<Generation>>, StoreError> {
+        let (mut pages, wanted) = {
+            let state = self.state();
+            if state.changed.len() <= self.changes_max {
+                return Ok(None);
+            }
+            let wanted: BTreeSet<usize> = state.changed.iter().map(|index| place(*index).0).collect();
+            (state.pages.clone(), wanted)
+        };
+        let mut puts = JoinSet::new();
+        for page in wanted {
+            let disk = self.clone();
+            puts.spawn(async move { (page, disk.put_page(page).await) });
+        }
+        let mut result = Ok(());
+        while let Some(put) = puts.join_next().await {
+            match put.expect("pages are put without panic") {
+                (page, Ok(generation)) => pages[page] = generation,
+                (_, Err(error)) => result = Err(error),
+            }
+        }
+        if let Err(error) = result {
+            // Those that were put are nobody's.
+            let state = &mut *self.state();
+            let made = pages.iter().zip(&state.pages).enumerate().filter(|(_, (new, old))| new != old);
+            state.garbage.extend(made.map(|(page, (new, _))| Name::Page(page as u32, *new)));
+            state.garbage.retain(|name| !matches!(name, Name::Page(_, generation) if generation.is_absent()));
+            return Err(error);
+        }
+        Ok(Some(pages))
+    }
+
+    async fn put_page(&self, page: usize) -> Result<Generation, StoreError> {
+        let _place = self.puts.acquire().await.expect("it is never closed");
+        let (generation, bytes) = {
+            let state = &mut *self.state();
+            if state.map.page(page).is_none() {
+                return Ok(Generation::ABSENT);
+            }
+            let generation = state.next_generation(self.epoch);
+            let entries = state.map.page(page).expect("there is something in it");
+            (generation, encode_page(&self.shape, page, generation, entries))
+        };
+        let name = Name::Page(page as u32, generation);
+        let result = self.store.put(name, bytes.into()).await;
+        if result.is_err() {
+            let mut state = self.state();
+            state.garbage.insert(name);
+            state.leftovers = true;
+        }
+        result.map(|()| generation)
+    }
+
+    /// Was that manifest made by this owner, as this owner? If not, the disk is lost.
+    fn is_own(&self, sequence: u64, bytes: &[u8]) -> bool {
+        match Manifest::decode(bytes, sequence) {
+            Ok(there) if there.epoch == self.epoch && there.owner == self.owner => return true,
+            Ok(there) => tracing::error!(
+                "the disk was taken over by {}: nothing that is written here counts any more",
+                there.owner
+            ),
+            Err(error) => {
+                tracing::error!("{}: {error}: nothing can be flushed here any more", Name::Manifest(sequence))
+            }
+        }
+        self.state().lost = true;
+        self.ended.notify_waiters();
+        self.lost.notify_one();
+        false
+    }
+}

@@ -1,0 +1,578 @@
+//! A disk made of objects: reads, writes, zeroes, and what of them is still in memory.
+//!
+//! # Three places
+//! What is newest of an object is in its *dirty* layer, which grows; then in the layer that is being *written* out, which does not
+//! change; then in the store, under the generation that the map says. A layer that was written out leaves memory, whether or not a
+//! manifest says so yet: [`commit`](super::commit) makes flush points of what is in the map.
+//!
+//! # Bounds
+//! So many objects have layers, no more: who wants to write another one writes one out first. The lock is never held
+//! across an await. Tasks that change anything are spawned, so that nobody who gives up waiting leaves them half done.
+//!
+//! Callers see to it that no two calls that overlap in a 4 KiB sector, one of them a change, run at once, as the engine does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use hob_engine::io::IoError;
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinSet;
+
+use super::format::{CHANGES_MAX, Generation, Manifest, Name, SIZE_UNIT, Shape};
+use super::layer::{self, Layer};
+use super::map::Map;
+use super::owner::{Here, Owner};
+use super::store::{Patient, StoreError};
+use crate::backing::StatusExtent;
+
+/// Memory for what is not in the store yet, bytes; a disk of large objects has four of them all the same.
+const LAYER_BYTES_MAX: u64 = 64 << 20;
+const LAYERS_MIN: u64 = 4;
+
+/// A single change touches no more bytes: room for it must be there at once.
+const CHANGE_BYTES_MAX: u64 = 32 << 20;
+
+/// Bytes of objects that are being put at once, and how many these may be.
+const PUT_BYTES_MAX: u64 = 64 << 20;
+const PUTS_MIN: u64 = 2;
+const PUTS_MAX: u64 = 32;
+
+/// Deletes on their way at once.
+const DELETES_MAX: usize = 8;
+
+/// A read whose object was replaced meanwhile looks again so often.
+const LOOKS_MAX: usize = 16;
+
+/// Most extents of one status answer; the asker comes back for more.
+const EXTENTS_MAX: usize = 4096;
+
+/// What changes all the time.
+#[derive(Debug)]
+pub(super) struct State {
+    /// The newest generations that are in the store.
+    pub(super) map: Map,
+    /// The pages that the newest manifest names.
+    pub(super) pages: Vec<Generation>,
+    /// Objects whose generation may differ from what those pages say.
+    pub(super) changed: BTreeSet<u64>,
+    /// What was written and is not on its way; the number is its age.
+    pub(super) dirty: BTreeMap<u64, (u64, Layer)>,
+    /// What is being written out.
+    pub(super) writing: BTreeMap<u64, Arc<Layer>>,
+    /// A manifest is being made: nothing gets into the map that it is not to have.
+    pub(super) committing: bool,
+    /// Generations of this epoch that were given out.
+    pub(super) given: u64,
+    /// What nothing refers to any more as soon as the next manifest is there.
+    pub(super) garbage: BTreeSet<Name>,
+    /// Counts changes, and those that the newest manifest has.
+    pub(super) changes: u64,
+    pub(super) committed: u64,
+    /// The newest manifest's.
+    pub(super) content: u64,
+    pub(super) sequence: u64,
+    /// The newest manifest is never deleted.
+    pub(super) stays: bool,
+    /// Something may be in the store that nothing refers to: of those before us, which is being looked for, and of our own.
+    pub(super) inherited: bool,
+    pub(super) leftovers: bool,
+    /// An object that the map has was not in the store.
+    pub(super) missed: bool,
+    /// Somebody else has the disk.
+    pub(super) lost: bool,
+}
+
+/// An open disk.
+pub(super) struct Disk {
+    pub(super) shape: Shape,
+    pub(super) epoch: u64,
+    pub(super) owner: Owner,
+    pub(super) store: Arc<Patient>,
+    pub(super) state: Mutex<State>,
+    /// Something was written out, or a commit ended.
+    pub(super) ended: Notify,
+    /// The disk was lost.
+    pub(super) lost: Notify,
+    /// Whose turn it is to commit.
+    pub(super) turn: tokio::sync::Mutex<()>,
+    pub(super) puts: Semaphore,
+    pub(super) deletes: Semaphore,
+    pub(super) deletions: AtomicUsize,
+    layers_max: usize,
+    /// With more changes than that, a flush writes pages anew.
+    pub(super) changes_max: usize,
+    /// None: it is only read.
+    pub(super) here: Option<Here>,
+}
+
+/// A part of a range that lies in one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    index: u64,
+    /// In the object.
+    at: usize,
+    len: usize,
+    /// In the range.
+    from: usize,
+}
+
+impl Disk {
+    /// Of a manifest whose map was loaded.
+    pub(super) fn new(
+        store: Arc<Patient>,
+        owner: Owner,
+        manifest: &Manifest,
+        state: State,
+        here: Option<Here>,
+    ) -> Disk {
+        let Manifest { shape, epoch, .. } = *manifest;
+        let layers = (LAYER_BYTES_MAX / shape.object_bytes).max(LAYERS_MIN);
+        let at_once = CHANGE_BYTES_MAX / shape.object_bytes + 2;
+        let puts = (PUT_BYTES_MAX / shape.object_bytes).clamp(PUTS_MIN, PUTS_MAX);
+        Disk {
+            shape,
+            epoch,
+            owner,
+            store,
+            state: Mutex::new(state),
+            ended: Notify::new(),
+            lost: Notify::new(),
+            turn: tokio::sync::Mutex::new(()),
+            puts: Semaphore::new(puts as usize),
+            deletes: Semaphore::new(DELETES_MAX),
+            deletions: AtomicUsize::new(0),
+            layers_max: layers.max(at_once) as usize,
+            changes_max: CHANGES_MAX,
+            here,
+        }
+    }
+
+    /// With less memory, and fewer changes in a manifest.
+    #[cfg(test)]
+    pub(super) fn narrow(self, layers_max: usize, changes_max: usize) -> Disk {
+        Disk { layers_max, changes_max, ..self }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Is it still ours?
+    pub(super) fn check_ours(&self) -> Result<(), IoError> {
+        if self.state().lost { Err(IoError::Failed) } else { Ok(()) }
+    }
+
+    fn check_range(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.shape.size_bytes);
+        if inside && len > 0 { Ok(()) } else { Err(IoError::Invalid) }
+    }
+
+    fn parts(&self, offset: u64, len: u64) -> Vec<Part> {
+        let (mut parts, mut from) = (Vec::new(), 0);
+        while from < len {
+            let (index, at) =
+                ((offset + from) / self.shape.object_bytes, (offset + from) % self.shape.object_bytes);
+            let part = (self.shape.object_bytes - at).min(len - from);
+            parts.push(Part { index, at: at as usize, len: part as usize, from: from as usize });
+            from += part;
+        }
+        parts
+    }
+
+    /// What stands there. Any bytes may be asked for.
+    pub(super) async fn read(self: &Arc<Self>, offset: u64, len: u64) -> Result<Vec<u8>, IoError> {
+        self.check_range(offset, len)?;
+        self.check_ours()?;
+        let start = offset / SIZE_UNIT * SIZE_UNIT;
+        let end = (offset + len).next_multiple_of(SIZE_UNIT);
+        let parts = self.parts(start, end - start);
+        let mut bytes = vec![0; (end - start) as usize];
+        if let [part] = parts[..] {
+            self.read_part(part, &mut bytes).await?;
+        } else {
+            let mut reads = JoinSet::new();
+            for part in parts {
+                let disk = self.clone();
+                reads.spawn(async move {
+                    let mut bytes = vec![0; part.len];
+                    disk.read_part(part, &mut bytes).await.map(|()| (part, bytes))
+                });
+            }
+            while let Some(read) = reads.join_next().await {
+                let (part, read) = read.expect("reads do not panic")?;
+                bytes[part.from..part.from + part.len].copy_from_slice(&read);
+            }
+        }
+        bytes.drain(..(offset - start) as usize);
+        bytes.truncate(len as usize);
+        Ok(bytes)
+    }
+
+    async fn read_part(&self, part: Part, out: &mut [u8]) -> Result<(), IoError> {
+        let mut gone = Generation::ABSENT;
+        for _ in 0..LOOKS_MAX {
+            let (generation, missing) = {
+                let state = self.state();
+                let dirty = state.dirty.get(&part.index).map(|(_, layer)| layer);
+                let layers: Vec<&Layer> =
+                    dirty.into_iter().chain(state.writing.get(&part.index).map(|layer| &**layer)).collect();
+                out.fill(0);
+                (state.map.get(part.index), layer::look(&layers, part.at, out))
+            };
+            let Some((span, missing)) = missing else { return Ok(()) };
+            if generation.is_absent() {
+                return Ok(());
+            }
+            if generation == gone {
+                break;
+            }
+            let range = (part.at + span.start) as u64..(part.at + span.end) as u64;
+            match self.store.get(Name::Data(part.index, generation), Some(range)).await {
+                Ok(bytes) => {
+                    layer::fill(out, &missing, &bytes);
+                    return Ok(());
+                }
+                // It was replaced and deleted since the look at the map; or it should be there, and is not.
+                Err(StoreError::Absent) => gone = generation,
+                Err(error) => return Err(io_error(&error)),
+            }
+        }
+        self.look_who_has_it().await;
+        tracing::error!(
+            "{} is not in the object store: data is lost, or another host writes this disk",
+            Name::Data(part.index, gone)
+        );
+        Err(IoError::Failed)
+    }
+
+    /// Gathers a write. It is durable after the next flush.
+    pub(super) async fn write(self: &Arc<Self>, offset: u64, data: Bytes) -> Result<(), IoError> {
+        self.check_range(offset, data.len() as u64)?;
+        let end = offset + data.len() as u64;
+        let (first, last) = (offset / SIZE_UNIT * SIZE_UNIT, end.next_multiple_of(SIZE_UNIT));
+        if (first, last) == (offset, end) {
+            return self.change(offset, data.len() as u64, Change::Write(&data)).await;
+        }
+        // Units are whole: what stands around it in the first and the last one is written again.
+        let mut whole = Vec::with_capacity((last - first) as usize);
+        if first < offset {
+            whole.extend(self.read(first, offset - first).await?);
+        }
+        whole.extend_from_slice(&data);
+        if last > end {
+            whole.extend(self.read(end, last - end).await?);
+        }
+        self.change(first, last - first, Change::Write(&whole)).await
+    }
+
+    /// Lets a range be zero; `kept`: it takes up room all the same.
+    pub(super) async fn zero(self: &Arc<Self>, offset: u64, len: u64, kept: Kept) -> Result<(), IoError> {
+        self.check_range(offset, len)?;
+        let (first, end) = (offset.next_multiple_of(SIZE_UNIT), (offset + len) / SIZE_UNIT * SIZE_UNIT);
+        if first >= end {
+            return self.write(offset, vec![0; len as usize].into()).await;
+        }
+        if first > offset {
+            self.write(offset, vec![0; (first - offset) as usize].into()).await?;
+        }
+        if offset + len > end {
+            self.write(end, vec![0; (offset + len - end) as usize].into()).await?;
+        }
+        // Each object by itself: a range may have any number of them.
+        for part in self.parts(first, end - first) {
+            let at = part.index * self.shape.object_bytes + part.at as u64;
+            self.change(at, part.len as u64, Change::Zero(kept)).await?;
+        }
+        Ok(())
+    }
+
+    /// Frees what objects the range has whole. The rest stays what it is.
+    pub(super) async fn discard(self: &Arc<Self>, offset: u64, len: u64) -> Result<(), IoError> {
+        self.check_range(offset, len)?;
+        for part in self.parts(offset, len) {
+            if part.len == self.shape.object_len(part.index) {
+                let at = part.index * self.shape.object_bytes;
+                self.change(at, part.len as u64, Change::Zero(Kept::No)).await?;
+            }
+        }
+        self.check_ours()
+    }
+
+    /// A change of whole units, all of it at one moment.
+    async fn change(self: &Arc<Self>, offset: u64, len: u64, change: Change<'_>) -> Result<(), IoError> {
+        if self.here.is_none() {
+            return Err(IoError::ReadOnly);
+        }
+        let parts = self.parts(offset, len);
+        assert!(parts.len() <= self.layers_max, "a change has room at once");
+        loop {
+            let ended = self.ended.notified();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
+            match self.try_change(&parts, change)? {
+                Tried::Done(full) => {
+                    full.into_iter().for_each(|index| _ = tokio::spawn(self.clone().write_out(index)));
+                    return Ok(());
+                }
+                Tried::NoRoom(Some(oldest)) => {
+                    let out = tokio::spawn(self.clone().write_out(oldest)).await;
+                    out.expect("writing out does not panic")?;
+                }
+                Tried::NoRoom(None) => ended.await,
+            }
+        }
+    }
+
+    fn try_change(&self, parts: &[Part], change: Change<'_>) -> Result<Tried, IoError> {
+        let state = &mut *self.state();
+        if state.lost {
+            return Err(IoError::Failed);
+        }
+        let new = parts.iter().filter(|part| !state.dirty.contains_key(&part.index)).count();
+        if state.dirty.len() + state.writing.len() + new > self.layers_max.max(parts.len()) {
+            return Ok(Tried::NoRoom(state.begin_oldest()));
+        }
+        state.changes += 1;
+        for part in parts {
+            let len = self.shape.object_len(part.index);
+            let is_whole = part.len == len;
+            if let (Change::Zero(kept), true) = (change, is_whole) {
+                state.make_zero(part.index, len, kept);
+                continue;
+            }
+            let age = state.changes;
+            let (_, layer) = state.dirty.entry(part.index).or_insert_with(|| (age, Layer::new(len)));
+            match change {
+                Change::Write(data) => layer.write(part.at, &data[part.from..part.from + part.len]),
+                Change::Zero(kept) => {
+                    layer.zero(part.at, part.len);
+                    if kept == Kept::Yes {
+                        layer.keep();
+                    }
+                }
+            }
+        }
+        // What is full gets no better by waiting.
+        let is_full = |part: &&Part| state.dirty.get(&part.index).is_some_and(|(_, layer)| layer.is_full());
+        let full: Vec<u64> = parts.iter().filter(is_full).map(|part| part.index).collect();
+        Ok(Tried::Done(full.into_iter().filter(|index| state.begin(*index)).collect()))
+    }
+
+    /// Puts what [`State::begin`] has set aside of an object. If that fails, it is dirty again.
+    pub(super) async fn write_out(self: Arc<Self>, index: u64) -> Result<(), IoError> {
+        let _place = self.puts.acquire().await.expect("it is never closed");
+        let (layer, base) = {
+            let state = self.state();
+            let layer = state.writing.get(&index).expect("it was begun").clone();
+            (layer, state.map.get(index))
+        };
+        let mut made = Generation::ABSENT;
+        let result = self.put_object(index, &layer, base, &mut made).await;
+        let mut state = self.state();
+        let layer = state.writing.remove(&index).expect("it is on its way");
+        match result {
+            Ok(()) => {
+                state.replace(index, made);
+                drop(state);
+                self.ended.notify_waiters();
+                Ok(())
+            }
+            Err(error) => {
+                if !made.is_absent() {
+                    // It may be there, or come yet.
+                    state.garbage.insert(Name::Data(index, made));
+                    state.leftovers = true;
+                }
+                state.missed |= error == StoreError::Absent;
+                state.take_back(index, &layer);
+                drop(state);
+                self.ended.notify_waiters();
+                Err(io_error(&error))
+            }
+        }
+    }
+
+    async fn put_object(
+        &self,
+        index: u64,
+        layer: &Arc<Layer>,
+        base: Generation,
+        made: &mut Generation,
+    ) -> Result<(), StoreError> {
+        let bytes = if layer.full().is_some() {
+            Bytes::from_owner(FullLayer(layer.clone()))
+        } else if layer.is_whole() || base.is_absent() {
+            layer.over(None).into()
+        } else {
+            let len = self.shape.object_len(index) as u64;
+            let base = self.store.get(Name::Data(index, base), Some(0..len)).await?;
+            layer.over(Some(&base)).into()
+        };
+        if !layer.keeps() && layer::is_zero(&bytes) {
+            return Ok(());
+        }
+        *made = self.state().next_generation(self.epoch);
+        self.store.put(Name::Data(index, *made), bytes).await
+    }
+
+    /// What is there, as far as it is known here: what is in memory, and which objects there are.
+    pub(super) fn status(&self, offset: u64, len: u64) -> Result<Vec<StatusExtent>, IoError> {
+        self.check_range(offset, len)?;
+        let state = self.state();
+        let mut extents: Vec<StatusExtent> = Vec::new();
+        for part in self.parts_lazily(offset, len) {
+            let is_there = !state.map.get(part.index).is_absent()
+                || state.dirty.contains_key(&part.index)
+                || state.writing.contains_key(&part.index);
+            let is_last = extents.len() == EXTENTS_MAX;
+            match extents.last_mut() {
+                Some(last) if last.hole != is_there => last.len += part.len as u64,
+                _ if is_last => break,
+                _ => extents.push(StatusExtent { len: part.len as u64, hole: !is_there, zero: !is_there }),
+            }
+        }
+        Ok(extents)
+    }
+
+    fn parts_lazily(&self, offset: u64, len: u64) -> impl Iterator<Item = Part> + '_ {
+        let mut from = 0;
+        std::iter::from_fn(move || {
+            if from >= len {
+                return None;
+            }
+            let part = self.parts(offset + from, (len - from).min(self.shape.object_bytes))[0];
+            from += part.len as u64;
+            Some(part)
+        })
+    }
+
+    /// What its content is, as a number that changes with it; none while there is more than the newest manifest has.
+    pub(super) fn mark(&self) -> Option<u64> {
+        let state = self.state();
+        (state.changes == state.committed).then_some(state.content)
+    }
+
+    /// Deletes what a durable manifest does not refer to any more, in the background.
+    pub(super) fn forget(self: &Arc<Self>, names: Vec<Name>) {
+        if names.is_empty() {
+            return;
+        }
+        if self.deletions.fetch_add(names.len(), Ordering::Relaxed) > DELETIONS_MAX {
+            // The store is slower than what is written. The next opening finds them.
+            self.deletions.fetch_sub(names.len(), Ordering::Relaxed);
+            self.state().leftovers = true;
+            return;
+        }
+        let disk = self.clone();
+        tokio::spawn(async move {
+            for name in names {
+                let _place = disk.deletes.acquire().await.expect("it is never closed");
+                if disk.store.delete(name).await.is_err() {
+                    disk.state().leftovers = true;
+                }
+                disk.deletions.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
+    }
+}
+
+/// Objects that wait to be deleted, at most.
+const DELETIONS_MAX: usize = 1 << 17;
+
+/// What is done to a range.
+#[derive(Clone, Copy)]
+enum Change<'a> {
+    Write(&'a [u8]),
+    Zero(Kept),
+}
+
+/// Whether zeroes take up room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    Yes,
+    No,
+}
+
+enum Tried {
+    /// These objects are full, and are to be written out.
+    Done(Vec<u64>),
+    /// This one is to be written out first; none: something ends soon.
+    NoRoom(Option<u64>),
+}
+
+impl State {
+    /// Sets the oldest dirty layer aside to be written out.
+    fn begin_oldest(&mut self) -> Option<u64> {
+        let may = |index: &u64| !self.committing && !self.writing.contains_key(index);
+        let oldest = self.dirty.iter().filter(|(index, _)| may(index)).min_by_key(|(_, (age, _))| *age);
+        let index = *oldest?.0;
+        self.begin(index).then_some(index)
+    }
+
+    /// Sets an object's dirty layer aside to be written out, unless it has to wait.
+    fn begin(&mut self, index: u64) -> bool {
+        if self.committing || self.writing.contains_key(&index) {
+            return false;
+        }
+        let Some((_, layer)) = self.dirty.remove(&index) else { return false };
+        self.writing.insert(index, Arc::new(layer));
+        true
+    }
+
+    /// All of an object is zero from now on.
+    fn make_zero(&mut self, index: u64, len: usize, kept: Kept) {
+        if kept == Kept::No && !self.committing && !self.writing.contains_key(&index) {
+            self.dirty.remove(&index);
+            if !self.map.get(index).is_absent() {
+                self.replace(index, Generation::ABSENT);
+            }
+            return;
+        }
+        let mut layer = Layer::zeroes(len);
+        if kept == Kept::Yes {
+            layer.keep();
+        }
+        self.dirty.insert(index, (self.changes, layer));
+    }
+
+    /// An object has another generation from now on.
+    fn replace(&mut self, index: u64, generation: Generation) {
+        let before = self.map.set(index, generation);
+        self.changed.insert(index);
+        if !before.is_absent() {
+            self.garbage.insert(Name::Data(index, before));
+        }
+    }
+
+    /// A layer could not be written out.
+    fn take_back(&mut self, index: u64, layer: &Arc<Layer>) {
+        match self.dirty.get_mut(&index) {
+            Some((_, newer)) => newer.put_under(layer),
+            None => _ = self.dirty.insert(index, (0, Layer::clone(layer))),
+        }
+    }
+
+    pub(super) fn next_generation(&mut self, epoch: u64) -> Generation {
+        self.given += 1;
+        Generation::new(epoch, self.given)
+    }
+}
+
+/// A layer whose bytes are all there.
+struct FullLayer(Arc<Layer>);
+
+impl AsRef<[u8]> for FullLayer {
+    fn as_ref(&self) -> &[u8] {
+        self.0.full().expect("all of it was written")
+    }
+}
+
+/// The engine's word for it.
+pub(super) fn io_error(error: &StoreError) -> IoError {
+    match error {
+        StoreError::NoSpace(_) => IoError::NoSpace,
+        _ => IoError::Failed,
+    }
+}

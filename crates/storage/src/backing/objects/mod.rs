@@ -1,0 +1,368 @@
+//! A disk as objects of one size in an object store: S3 and its like, or a directory.
+//!
+//! [The decision](../../../../../docs/decisions/0018-objects.md) says why it is as it is, docs/FORMAT.md which bytes there are. Objects are
+//! never overwritten; a flush is one manifest more. Here is the way from the shard to the thread that does it (`worker.rs`).
+//!
+//! # Durability
+//! Writes are gathered in memory. A flush puts them, and is answered when its manifest is durable; a durable write is a write and a flush. What is
+//! not flushed is lost with the process.
+//!
+//! # Who writes it
+//! One owner. Whom another one takes the disk from finds out at the next flush, or within seconds: then [`Driver::is_lost`].
+
+mod commit;
+mod disk;
+mod format;
+mod layer;
+mod map;
+mod opening;
+mod owner;
+mod place;
+mod store;
+mod sweep;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hob_engine::command::Access;
+use hob_engine::io::{BufferSlice, Io, IoError, IoOp, Zeroing};
+use hob_engine::units::{Instant, IoId};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::{BackingInfo, BackingOptions, ChangeMark, Driver, OpenError, Reader, Status, identity};
+use crate::pool::Uuid;
+use crate::ring::{Completion, Fd, FdClass, Ring};
+use crate::token::TokenSpace;
+use disk::Kept;
+use format::{Manifest, Shape};
+use opening::Trouble;
+use place::Directory;
+use store::Patient;
+use worker::{Ended, Job, What, Worker};
+
+/// Size of objects when nobody says otherwise, bytes.
+pub const OBJECT_BYTES_DEFAULT: u64 = 4 << 20;
+
+/// Someone who waits elsewhere than in a ring waits no longer.
+const READ_MAX: Duration = Duration::from_secs(60);
+
+/// A disk in an object store, as its newest manifest says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectDisk {
+    /// What tells it from all others.
+    pub uuid: Uuid,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Of each object, bytes.
+    pub object_bytes: u64,
+    /// The newest manifest's number.
+    pub manifest: u64,
+    /// How often it was taken by a writer.
+    pub epoch: u64,
+    /// Who has it, or did not close it; for people.
+    pub owner: Option<String>,
+    /// Objects that are there: what the disk takes up, at most, in `object_bytes`. None where it was not looked for.
+    pub objects: Option<u64>,
+}
+
+impl ObjectDisk {
+    fn of(manifest: &Manifest, objects: Option<u64>) -> ObjectDisk {
+        let Shape { uuid, size_bytes, object_bytes } = manifest.shape;
+        let owner = (!manifest.closed).then(|| manifest.owner.to_string());
+        let (manifest, epoch) = (manifest.sequence, manifest.epoch);
+        ObjectDisk { uuid, size_bytes, object_bytes, manifest, epoch, owner, objects }
+    }
+}
+
+/// Is that a specification of such a disk?
+pub fn recognise(spec: &str) -> bool {
+    place::recognise(spec)
+}
+
+/// Makes a disk of zeroes where there is none. Takes its time.
+///
+/// # Errors
+/// [`OpenError`]; `Unfit` if there is one already.
+pub fn create(
+    spec: &str,
+    size_bytes: u64,
+    object_bytes: u64,
+    options: &BackingOptions,
+) -> Result<ObjectDisk, OpenError> {
+    let mut uuid = [0; 16];
+    rustix::rand::getrandom(&mut uuid, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| OpenError::System { path: "random numbers".into(), source: errno.into() })?;
+    let shape = Shape { uuid: Uuid(uuid), size_bytes, object_bytes };
+    shape.check().map_err(|reason| OpenError::Spec { spec: spec.to_owned(), reason })?;
+    let made = converse(spec, Directory::Make, options, async |store| opening::create(&store, shape).await);
+    made.map(|manifest| ObjectDisk::of(&manifest, Some(0)))
+}
+
+/// What there is. Changes nothing.
+///
+/// # Errors
+/// [`OpenError`].
+pub fn show(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenError> {
+    converse(spec, Directory::Exists, options, async |store| opening::look(&store).await)
+        .map(|(manifest, present)| ObjectDisk::of(&manifest, Some(present)))
+}
+
+/// Takes a disk from an owner who did not close it, so that the next one may open it. That owner, should it live, is fenced. Returns what was there.
+///
+/// # Errors
+/// [`OpenError`]; `Unfit` if nobody has it, `InUse` if the owner is a process of this host that lives.
+pub fn unlock(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenError> {
+    converse(spec, Directory::Exists, options, async |store| opening::unlock(&store).await)
+        .map(|manifest| ObjectDisk::of(&manifest, None))
+}
+
+/// Talks to a store on a thread of its own: the caller may be anywhere.
+fn converse<T: Send>(
+    spec: &str,
+    directory: Directory,
+    options: &BackingOptions,
+    talk: impl AsyncFnOnce(Arc<Patient>) -> Result<T, Trouble> + Send,
+) -> Result<T, OpenError> {
+    let place =
+        place::find(spec, directory).map_err(|reason| OpenError::Spec { spec: spec.to_owned(), reason })?;
+    let talk = move || {
+        let runtime = worker::runtime().map_err(|error| Trouble::Store(error.to_string()))?;
+        let store = Arc::new(Patient::new(Box::new(place), options.connect_max));
+        let result = runtime.block_on(talk(store));
+        runtime.shutdown_background();
+        result
+    };
+    let result = std::thread::scope(|scope| scope.spawn(talk).join().expect("nothing panics"));
+    result.map_err(|trouble| refuse(spec, trouble))
+}
+
+fn refuse(spec: &str, trouble: Trouble) -> OpenError {
+    match trouble {
+        Trouble::InUse(owner) => OpenError::Unfit {
+            what: spec.to_owned(),
+            reason: format!("it is in use: {owner}. One disk has one writer"),
+        },
+        Trouble::Unfit(reason) => OpenError::Unfit { what: spec.to_owned(), reason },
+        Trouble::Store(reason) => OpenError::Connect { peer: spec.to_owned(), reason },
+    }
+}
+
+/// Takes the disk, or reads it as it is now.
+pub(super) fn open(
+    spec: &str,
+    access: Access,
+    options: &BackingOptions,
+) -> Result<Box<dyn Driver>, OpenError> {
+    let place = place::find(spec, Directory::Exists)
+        .map_err(|reason| OpenError::Spec { spec: spec.to_owned(), reason })?;
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
+        .map_err(|errno| OpenError::System { path: "eventfd".into(), source: errno.into() })?;
+    let event = Arc::new(event);
+    let write = access == Access::ReadWrite;
+    let worker =
+        Worker::start(place, write, options, event.clone()).map_err(|trouble| refuse(spec, trouble))?;
+    let Shape { uuid, size_bytes, object_bytes } = worker.disk.shape;
+    let identity_text = format!("disk of objects {uuid}, {size_bytes} bytes");
+    let info = BackingInfo {
+        size_bytes,
+        block_bytes: 512,
+        block_bytes_min: 1,
+        can_discard: write,
+        can_fast_zero: write,
+        read_only: !write,
+        description: format!("{spec}, objects of {} KiB", object_bytes >> 10),
+        identity: identity::hash(&identity_text),
+        identity_text,
+        changed: mark(&worker),
+    };
+    Ok(Box::new(Objects {
+        info,
+        worker,
+        event,
+        attached: None,
+        reads: HashMap::new(),
+        in_flight: 0,
+        done: VecDeque::new(),
+        statuses: VecDeque::new(),
+    }))
+}
+
+/// The content's number stands where files have a time.
+fn mark(worker: &Worker) -> Option<ChangeMark> {
+    let content = worker.disk.mark()?;
+    Some(ChangeMark { size_bytes: worker.disk.shape.size_bytes, modified_ns: content as i64 })
+}
+
+struct Attached {
+    event: Fd,
+    tokens: TokenSpace,
+}
+
+struct Objects {
+    info: BackingInfo,
+    worker: Worker,
+    event: Arc<OwnedFd>,
+    attached: Option<Attached>,
+    /// Where the bytes of reads go.
+    reads: HashMap<IoId, BufferSlice>,
+    /// I/Os and questions without an answer.
+    in_flight: usize,
+    done: VecDeque<(IoId, Result<(), IoError>)>,
+    statuses: VecDeque<(u64, Status)>,
+}
+
+impl Objects {
+    fn send(&mut self, job: Job) -> Result<(), IoError> {
+        self.worker.jobs.send(job).map_err(|_| IoError::ShuttingDown)?;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    fn start(&mut self, ring: &Ring, io: &Io) -> Result<(), IoError> {
+        let (offset, len) = (io.offset, io.len);
+        if self.info.read_only && !matches!(io.op, IoOp::Read | IoOp::Flush) {
+            return Err(IoError::ReadOnly);
+        }
+        let what = match io.op {
+            IoOp::Read => What::Read(offset, len),
+            IoOp::Write(durability) => {
+                let slice = io.slice.expect("writes have data");
+                let data = Bytes::copy_from_slice(ring.arena().slice(slice));
+                What::Write(offset, data, durability)
+            }
+            IoOp::Flush => What::Flush,
+            IoOp::Discard => What::Discard(offset, len),
+            IoOp::WriteZeroes(zeroing) => {
+                let keeps = matches!(zeroing, Zeroing::KeepAllocated | Zeroing::FastKeepAllocated);
+                What::Zero(offset, len, if keeps { Kept::Yes } else { Kept::No })
+            }
+            IoOp::WriteJournal => unreachable!("journals are on flash"),
+        };
+        self.send(Job::Io(io.id, what))?;
+        if let (IoOp::Read, Some(slice)) = (io.op, io.slice) {
+            self.reads.insert(io.id, slice);
+        }
+        Ok(())
+    }
+
+    fn fetch(&mut self, ring: &mut Ring) {
+        for ended in self.worker.desk.take() {
+            self.in_flight -= 1;
+            match ended {
+                Ended::Io(id, result) => {
+                    let slice = self.reads.remove(&id);
+                    if let (Some(slice), Ok(Some(bytes))) = (slice, &result) {
+                        ring.arena_mut().slice_mut(slice).copy_from_slice(bytes);
+                    }
+                    self.done.push_back((id, result.map(drop)));
+                }
+                Ended::Status(id, status) => self.statuses.push_back((id, status)),
+            }
+        }
+    }
+
+    fn await_event(&mut self, ring: &mut Ring) {
+        if let Some(Attached { event, tokens }) = &self.attached {
+            ring.await_event(tokens.token(0), *event);
+        }
+    }
+}
+
+impl Driver for Objects {
+    fn info(&self) -> &BackingInfo {
+        &self.info
+    }
+
+    fn attach(&mut self, ring: &mut Ring, _now: Instant, tokens: TokenSpace) {
+        let event = ring.attach(self.event.clone(), FdClass::Event);
+        self.attached = Some(Attached { event, tokens });
+        self.await_event(ring);
+    }
+
+    fn submit(&mut self, ring: &mut Ring, _now: Instant, io: &Io) {
+        if let Err(error) = self.start(ring, io) {
+            self.done.push_back((io.id, Err(error)));
+        }
+    }
+
+    fn handle_completion(&mut self, ring: &mut Ring, _now: Instant, _completion: Completion) {
+        // Read before what has ended is taken: nothing comes after it.
+        let is_closed = self.worker.desk.closed.load(Ordering::Acquire);
+        self.fetch(ring);
+        match self.attached.take_if(|_| is_closed) {
+            Some(Attached { event, .. }) => ring.detach_event(event),
+            None => self.await_event(ring),
+        }
+    }
+
+    fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
+        self.done.pop_front()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    fn handle_timeout(&mut self, _ring: &mut Ring, _now: Instant) {}
+
+    fn submit_status(&mut self, _ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {
+        if let Err(error) = self.send(Job::Status(id, offset, len)) {
+            self.statuses.push_back((id, Err(error)));
+        }
+    }
+
+    fn poll_status(&mut self) -> Option<(u64, Status)> {
+        self.statuses.pop_front()
+    }
+
+    fn close(&mut self, _ring: &mut Ring) {
+        // If the thread has ended, it has said so.
+        let _ = self.worker.jobs.send(Job::Close);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.attached.is_none() && self.in_flight == 0 && self.worker.desk.closed.load(Ordering::Acquire)
+    }
+
+    fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        Side(self.worker.jobs.clone()).read(offset, bytes)
+    }
+
+    fn reader(&self) -> Option<Box<dyn Reader>> {
+        Some(Box::new(Side(self.worker.jobs.clone())))
+    }
+
+    fn change_mark(&self) -> Option<ChangeMark> {
+        mark(&self.worker)
+    }
+
+    fn be_hasty(&mut self, wait_max: Duration) {
+        let _ = self.worker.jobs.send(Job::Wait(wait_max));
+    }
+
+    fn is_lost(&self) -> bool {
+        self.worker.desk.lost.load(Ordering::Acquire)
+    }
+}
+
+/// Reads beside the ring.
+struct Side(UnboundedSender<Job>);
+
+impl Reader for Side {
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        let (answer, wait) = mpsc::sync_channel(1);
+        let job = Job::Read(offset, bytes.len() as u64, answer);
+        self.0.send(job).map_err(|_| IoError::ShuttingDown)?;
+        let read = wait.recv_timeout(READ_MAX).map_err(|_| IoError::Failed)??;
+        bytes.copy_from_slice(&read);
+        Ok(())
+    }
+}

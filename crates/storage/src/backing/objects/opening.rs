@@ -1,0 +1,268 @@
+//! Making, opening and unlocking disks: the newest manifest, and the next one, with which a writer makes itself known.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+
+use super::disk::{Disk, State};
+use super::format::{EPOCH_MAX, Generation, Manifest, Name, Shape, decode_page};
+use super::map::Map;
+use super::owner::{Here, Owner, Presence};
+use super::store::{Patient, StoreError};
+
+/// What is being opened may be replaced at that moment; then it is looked for again, so often.
+const LOOKS_MAX: usize = 10;
+
+/// Why a disk cannot be had. Each is one reaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// A process of this host has it.
+    InUse(String),
+    /// Another way or place is wanted.
+    Unfit(String),
+    /// The store does not do what it was asked for.
+    Store(String),
+}
+
+impl From<StoreError> for Trouble {
+    fn from(error: StoreError) -> Trouble {
+        Trouble::Store(error.to_string())
+    }
+}
+
+/// The newest manifest. None: there is no disk.
+pub(super) async fn newest(store: &Patient) -> Result<Option<Manifest>, Trouble> {
+    for _ in 0..LOOKS_MAX {
+        let Some(sequence) = store.manifests().await?.into_iter().max() else { return Ok(None) };
+        match store.get(Name::Manifest(sequence), None).await {
+            // Its successor came.
+            Err(StoreError::Absent) => {}
+            found => {
+                let manifest = Manifest::decode(&found?, sequence);
+                let unfit = |error| Trouble::Unfit(format!("{}: {error}", Name::Manifest(sequence)));
+                return manifest.map(Some).map_err(unfit);
+            }
+        }
+    }
+    Err(Trouble::Store("its manifests change faster than they can be read".into()))
+}
+
+/// Makes a disk of zeroes.
+pub(super) async fn create(store: &Patient, shape: Shape) -> Result<Manifest, Trouble> {
+    shape.check().map_err(Trouble::Unfit)?;
+    if let Some(there) = newest(store).await? {
+        let size = there.shape.size_bytes;
+        return Err(Trouble::Unfit(format!(
+            "there is a disk of {size} bytes already; remove it or choose another place"
+        )));
+    }
+    let manifest = Manifest {
+        shape,
+        sequence: 1,
+        epoch: 1,
+        content: 0,
+        closed: true,
+        leftovers: false,
+        stays: false,
+        owner: Owner::default(),
+        pages: vec![Generation::ABSENT; shape.pages()],
+        changes: Vec::new(),
+    };
+    match store.create(Name::Manifest(1), manifest.encode().into()).await {
+        Err(StoreError::Present) => Err(Trouble::Unfit("somebody else has just made a disk there".into())),
+        result => {
+            result?;
+            check_conditions(store, &manifest).await?;
+            Ok(manifest)
+        }
+    }
+}
+
+/// Does the store heed the condition that nothing is there? It is asked to make what is.
+async fn check_conditions(store: &Patient, there: &Manifest) -> Result<(), Trouble> {
+    match store.create_again(Name::Manifest(there.sequence), there.encode().into()).await {
+        Err(StoreError::Present) => Ok(()),
+        Ok(()) => Err(Trouble::Unfit(
+            "the store replaces objects though it is told not to (If-None-Match: *): it cannot keep two writers apart".into(),
+        )),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What a writer does to a disk before it writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taking {
+    /// It writes from now on.
+    Own,
+    /// It lets others write, whoever had it.
+    Release,
+}
+
+/// Puts the manifest after the newest one that makes whoever had the disk find the place taken. Gives that and its predecessor.
+async fn take(
+    store: &Patient,
+    owner: &Owner,
+    taking: Taking,
+    may: impl Fn(&Manifest) -> Result<(), Trouble>,
+) -> Result<(Manifest, Manifest), Trouble> {
+    for _ in 0..LOOKS_MAX {
+        let found = newest(store).await?;
+        let before = found.ok_or_else(no_disk)?;
+        may(&before)?;
+        if before.epoch == EPOCH_MAX {
+            return Err(Trouble::Unfit("it was opened 2^24 times; copy it to a new disk".into()));
+        }
+        check_conditions(store, &before).await?;
+        let manifest = Manifest {
+            sequence: before.sequence + 1,
+            epoch: before.epoch + 1,
+            closed: taking == Taking::Release,
+            leftovers: before.leftovers || !before.closed,
+            stays: !before.closed,
+            owner: if taking == Taking::Own { owner.clone() } else { Owner::default() },
+            ..before.clone()
+        };
+        match store.create(Name::Manifest(manifest.sequence), manifest.encode().into()).await {
+            // Somebody else was faster.
+            Err(StoreError::Present) => continue,
+            result => result?,
+        }
+        // The number may have been free because others had used it and gone on: then there are later ones.
+        if store.manifests().await?.into_iter().max() == Some(manifest.sequence) {
+            return Ok((manifest, before));
+        }
+    }
+    Err(Trouble::Store("others take the disk again and again".into()))
+}
+
+/// Lets the next one have a disk that its owner did not close.
+pub(super) async fn unlock(store: &Patient) -> Result<Manifest, Trouble> {
+    let may = |there: &Manifest| {
+        if there.closed {
+            return Err(Trouble::Unfit("nobody has it: there is nothing to unlock".into()));
+        }
+        match there.owner.presence(&Owner::this(), false) {
+            Presence::Here => {
+                Err(Trouble::InUse(format!("{} has it, and lives: end that first", there.owner)))
+            }
+            Presence::Gone | Presence::Elsewhere => Ok(()),
+        }
+    };
+    take(store, &Owner::default(), Taking::Release, may).await.map(|(_, before)| before)
+}
+
+/// Opens a disk to read what it holds now.
+pub(super) async fn open_to_read(store: Arc<Patient>) -> Result<Disk, Trouble> {
+    for _ in 0..LOOKS_MAX {
+        let manifest = newest(&store).await?.ok_or_else(no_disk)?;
+        match load(&store, &manifest).await {
+            // It has a successor meanwhile.
+            Err(StoreError::Absent) => {}
+            map => return Ok(Disk::new(store, Owner::default(), &manifest, state(&manifest, map?), None)),
+        }
+    }
+    Err(Trouble::Store("its manifests change faster than they can be read".into()))
+}
+
+/// Takes a disk, to write it.
+pub(super) async fn open_to_write(store: Arc<Patient>) -> Result<Disk, Trouble> {
+    let found = newest(&store).await?.ok_or_else(no_disk)?;
+    match Here::enter(found.shape.uuid) {
+        Some(here) => open_as(store, Owner::this(), here).await,
+        None => Err(Trouble::InUse("this very process has it open".into())),
+    }
+}
+
+/// The same, of an owner that is known.
+pub(super) async fn open_as(store: Arc<Patient>, this: Owner, here: Here) -> Result<Disk, Trouble> {
+    let may = |there: &Manifest| {
+        if there.closed {
+            return Ok(());
+        }
+        match there.owner.presence(&this, false) {
+            Presence::Gone => Ok(()),
+            Presence::Here => Err(Trouble::InUse(there.owner.to_string())),
+            Presence::Elsewhere => Err(Trouble::Unfit(format!(
+                "{} has it, or had it and did not close it. One disk has one writer: end that one; if it is gone for good, \
+                 say so with 'hob objects unlock'",
+                there.owner
+            ))),
+        }
+    };
+    let (manifest, before) = take(&store, &this, Taking::Own, may).await?;
+    if manifest.leftovers {
+        store.tidy().await?;
+    }
+    let mut state = state(&manifest, load(&store, &manifest).await?);
+    if !before.stays {
+        state.garbage.insert(Name::Manifest(before.sequence));
+    }
+    Ok(Disk::new(store, this, &manifest, state, Some(here)))
+}
+
+fn no_disk() -> Trouble {
+    Trouble::Unfit("there is no disk there; make one with 'hob objects create'".to_owned())
+}
+
+fn state(manifest: &Manifest, map: Map) -> State {
+    State {
+        map,
+        pages: manifest.pages.clone(),
+        changed: manifest.changes.iter().map(|(index, _)| *index).collect(),
+        dirty: BTreeMap::new(),
+        writing: BTreeMap::new(),
+        committing: false,
+        given: 0,
+        garbage: BTreeSet::new(),
+        changes: 0,
+        committed: 0,
+        content: manifest.content,
+        sequence: manifest.sequence,
+        stays: manifest.stays,
+        inherited: manifest.leftovers,
+        leftovers: false,
+        missed: false,
+        lost: false,
+    }
+}
+
+/// Which generations a manifest names.
+async fn load(store: &Arc<Patient>, manifest: &Manifest) -> Result<Map, StoreError> {
+    let shape = manifest.shape;
+    let mut map = Map::new(&shape);
+    let mut gets = JoinSet::new();
+    for (page, generation) in manifest.pages.iter().copied().enumerate() {
+        if !generation.is_absent() {
+            let store = store.clone();
+            gets.spawn(async move {
+                let name = Name::Page(page as u32, generation);
+                let bytes = store.get(name, None).await?;
+                let entries = decode_page(&bytes, &shape, page, generation);
+                entries
+                    .map(|entries| (page, entries))
+                    .map_err(|error| StoreError::Refused(format!("{name}: {error}")))
+            });
+        }
+    }
+    while let Some(page) = gets.join_next().await {
+        let (page, entries) = page.expect("pages are read without panic")?;
+        map.load(page, entries);
+    }
+    for (index, generation) in &manifest.changes {
+        map.set(*index, *generation);
+    }
+    Ok(map)
+}
+
+/// The newest manifest, and how many objects it has.
+pub(super) async fn look(store: &Arc<Patient>) -> Result<(Manifest, u64), Trouble> {
+    for _ in 0..LOOKS_MAX {
+        let manifest = newest(store).await?.ok_or_else(no_disk)?;
+        match load(store, &manifest).await {
+            Err(StoreError::Absent) => {}
+            map => return Ok((manifest, map?.present())),
+        }
+    }
+    Err(Trouble::Store("its manifests change faster than they can be read".into()))
+}

@@ -1,0 +1,212 @@
+//! Who has a disk, as its manifest says, and whether that one is gone.
+//!
+//! Machine, boot, PID namespace, process and when that was started. All of it is known without asking the network; only what is certain
+//! counts as gone. It guards against mistakes: what keeps two writers apart is the manifest's number.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use super::format::{array_at, put, u32_at, u64_at};
+use crate::pool::Uuid;
+
+/// Longest name of a host that is kept, bytes.
+const NAME_BYTES: usize = 64;
+
+/// Where its fields are in the manifest's part for it; docs/FORMAT.md.
+mod at {
+    pub(super) const MACHINE: usize = 0x00;
+    pub(super) const BOOT: usize = 0x10;
+    pub(super) const SPACE: usize = 0x20;
+    pub(super) const STARTED: usize = 0x28;
+    pub(super) const PROCESS: usize = 0x30;
+    pub(super) const NAME_LEN: usize = 0x34;
+    pub(super) const NAME: usize = 0x38;
+}
+
+/// A process on a host. Zeroes and an empty name: nobody.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Owner {
+    /// From `/etc/machine-id`; 0 if the host has none.
+    machine: u128,
+    /// The kernel's name of this boot.
+    boot: u128,
+    /// Of its PID namespace.
+    space: u64,
+    process: u32,
+    /// When the process was started, as the kernel counts.
+    started: u64,
+    /// For people.
+    host: String,
+}
+
+/// What is known of an owner who did not close.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// It is gone.
+    Gone,
+    /// It is there, on this host.
+    Here,
+    /// It may be: it is, or was, somewhere else.
+    Elsewhere,
+}
+
+impl Owner {
+    /// This process.
+    pub(super) fn this() -> Owner {
+        let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let number = |text: &str| u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0);
+        let space = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+        let space: String = space.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
+        let process = std::process::id();
+        let host = line("/proc/sys/kernel/hostname").trim().to_owned();
+        let end = host.floor_char_boundary(NAME_BYTES);
+        Owner {
+            machine: number(&line("/etc/machine-id")),
+            boot: number(&line("/proc/sys/kernel/random/boot_id")),
+            space: space.parse().unwrap_or(0),
+            process,
+            started: started(process).unwrap_or(0),
+            host: host[..end].to_owned(),
+        }
+    }
+
+    /// Is this owner, who did not close the disk, still there? `is_open`: this process has the disk open.
+    pub(super) fn presence(&self, this: &Owner, is_open: bool) -> Presence {
+        if *self == Owner::default() {
+            return Presence::Gone;
+        }
+        if self.boot != this.boot || self.boot == 0 {
+            let rebooted = self.machine != 0 && self.machine == this.machine && self.boot != 0;
+            return if rebooted { Presence::Gone } else { Presence::Elsewhere };
+        }
+        if self.space != this.space {
+            // Another container, of which nothing can be seen from here.
+            return Presence::Elsewhere;
+        }
+        let is_this = self.process == this.process && self.started == this.started;
+        let lives = if is_this { is_open } else { started(self.process) == Some(self.started) };
+        if lives { Presence::Here } else { Presence::Gone }
+    }
+
+    pub(super) fn put(&self, bytes: &mut [u8]) {
+        put(bytes, at::MACHINE, &self.machine.to_le_bytes());
+        put(bytes, at::BOOT, &self.boot.to_le_bytes());
+        put(bytes, at::SPACE, &self.space.to_le_bytes());
+        put(bytes, at::STARTED, &self.started.to_le_bytes());
+        put(bytes, at::PROCESS, &self.process.to_le_bytes());
+        put(bytes, at::NAME_LEN, &(self.host.len() as u32).to_le_bytes());
+        put(bytes, at::NAME, self.host.as_bytes());
+    }
+
+    pub(super) fn take(bytes: &[u8]) -> Result<Owner, String> {
+        let len = u32_at(bytes, at::NAME_LEN) as usize;
+        let name = bytes.get(at::NAME..at::NAME + NAME_BYTES).and_then(|name| name.get(..len));
+        let host = name.and_then(|name| std::str::from_utf8(name).ok());
+        Ok(Owner {
+            machine: u128::from_le_bytes(array_at(bytes, at::MACHINE)),
+            boot: u128::from_le_bytes(array_at(bytes, at::BOOT)),
+            space: u64_at(bytes, at::SPACE),
+            process: u32_at(bytes, at::PROCESS),
+            started: u64_at(bytes, at::STARTED),
+            host: host.ok_or("its owner has no readable name")?.to_owned(),
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn test(host: &str, machine: u128) -> Owner {
+        Owner { machine, boot: machine + 1, space: 1, process: 1, started: 5, host: host.to_owned() }
+    }
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if *self == Owner::default() {
+            return f.write_str("nobody");
+        }
+        // It came out of the store: nothing in it may act on a terminal.
+        let host: String = self.host.chars().filter(|c| !c.is_control()).collect();
+        write!(f, "process {} on host {host}", self.process)
+    }
+}
+
+/// When a process was started, in ticks since the boot; none if there is no such process.
+fn started(process: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name in parentheses may contain anything; 19 fields stand between its end and the one that is wanted.
+    let fields = stat.rsplit_once(')')?.1;
+    fields.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+static OPEN: Mutex<BTreeSet<[u8; 16]>> = Mutex::new(BTreeSet::new());
+
+/// A disk that this process has open for writing, for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Here(Uuid);
+
+impl Here {
+    /// None if it is open already.
+    pub(super) fn enter(uuid: Uuid) -> Option<Here> {
+        let is_new = OPEN.lock().unwrap_or_else(PoisonError::into_inner).insert(uuid.0);
+        is_new.then(|| Here(uuid))
+    }
+}
+
+#[cfg(test)]
+impl Here {
+    /// As if it were another process.
+    pub(super) fn elsewhere() -> Here {
+        Here(Uuid([0xEE; 16]))
+    }
+}
+
+impl Drop for Here {
+    fn drop(&mut self) {
+        OPEN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_is_certainly_gone_is_gone() {
+        let this = Owner::this();
+        assert!(this.boot != 0 && this.space != 0 && this.started != 0, "{this:?}");
+        assert_eq!(this.presence(&this, true), Presence::Here);
+        assert_eq!(this.presence(&this, false), Presence::Gone, "it was closed badly");
+        assert_eq!(Owner::default().presence(&this, false), Presence::Gone);
+        // Process 1 lives, but it was started at another time.
+        let earlier = Owner { process: 1, started: u64::MAX, ..this.clone() };
+        assert_eq!(earlier.presence(&this, false), Presence::Gone);
+        let first = Owner { process: 1, started: started(1).unwrap(), ..this.clone() };
+        assert_eq!(first.presence(&this, false), Presence::Here);
+        let container = Owner { space: this.space + 1, ..first };
+        assert_eq!(container.presence(&this, false), Presence::Elsewhere);
+        let other = Owner::test("other", 5);
+        assert_eq!(other.presence(&Owner::test("this", 9), false), Presence::Elsewhere);
+        let before = Owner { boot: 77, ..other.clone() };
+        assert_eq!(before.presence(&other, false), Presence::Gone, "the machine was started anew");
+        let nameless = Owner { machine: 0, ..before };
+        assert_eq!(nameless.presence(&Owner { machine: 0, ..other }, false), Presence::Elsewhere);
+    }
+
+    #[test]
+    fn a_disk_is_open_once() {
+        let here = Here::enter(Uuid([0xA5; 16])).unwrap();
+        assert!(Here::enter(Uuid([0xA5; 16])).is_none());
+        drop(here);
+        assert!(Here::enter(Uuid([0xA5; 16])).is_some());
+    }
+
+    #[test]
+    fn names_of_hosts_do_no_harm() {
+        let owner = Owner::test("a\u{1b}[31mb\n", 3);
+        assert_eq!(owner.to_string(), "process 1 on host a[31mb");
+        let mut bytes = [0; 0xA0];
+        owner.put(&mut bytes);
+        assert_eq!(Owner::take(&bytes), Ok(owner));
+        put(&mut bytes, at::NAME_LEN, &65u32.to_le_bytes());
+        assert!(Owner::take(&bytes).is_err());
+    }
+}

@@ -1,0 +1,195 @@
+//! Two who want one disk: who is fenced, who is refused, and who thinks it has the disk and has not.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use super::super::opening::unlock;
+use super::*;
+
+fn a() -> Owner {
+    Owner::test("a", 1)
+}
+
+fn b() -> Owner {
+    Owner::test("b", 100)
+}
+
+/// The word of an operator.
+async fn release(shop: &Shop) {
+    unlock(&patient(shop.client())).await.unwrap();
+}
+
+#[test]
+fn a_disk_that_another_host_has_is_refused_until_it_is_closed_or_unlocked() {
+    block_on(async {
+        let shop = shop_of(SIZE).await;
+        assert!(matches!(unlock(&patient(shop.client())).await, Err(Trouble::Unfit(_))), "nobody has it");
+        let first = open(shop.client(), &a()).await.unwrap();
+        let refused = open(shop.client(), &b()).await.err();
+        assert!(
+            matches!(&refused, Some(Trouble::Unfit(reason)) if reason.contains("host a") && reason.contains("hob objects unlock")),
+            "{refused:?}"
+        );
+        first.close().await.unwrap();
+        let second = open(shop.client(), &b()).await.unwrap();
+        second.close().await.unwrap();
+        let _third = open(shop.client(), &a()).await.unwrap();
+        release(&shop).await;
+        open(shop.client(), &b()).await.unwrap();
+    });
+}
+
+/// Two writers: the older one's flushes fail, whatever it had gathered, and nothing of it gets to the disk.
+#[test]
+fn of_two_writers_the_older_is_fenced() {
+    block_on(async {
+        let shop = shop_of(SIZE).await;
+        let old = open(shop.client(), &a()).await.unwrap();
+        write(&old, 0, &[1; 1024]).await.unwrap();
+        old.flush().await.unwrap();
+        write(&old, 512, &[2; 512]).await.unwrap();
+        release(&shop).await;
+        let new = open(shop.client(), &b()).await.unwrap();
+        write(&new, 512, &[3; 512]).await.unwrap();
+        new.flush().await.unwrap();
+        assert_eq!(old.flush().await, Err(IoError::Failed));
+        assert!(old.state().lost);
+        old.lost.notified().await;
+        assert_eq!(old.read(0, 512).await, Err(IoError::Failed));
+        assert_eq!(write(&old, 0, &[4; 512]).await, Err(IoError::Failed));
+        assert_eq!(old.discard(0, OBJECT).await, Err(IoError::Failed));
+        assert_eq!(old.flush().await, Err(IoError::Failed));
+        assert_eq!(old.close().await, Ok(()), "there is nothing to close");
+        let content = content(&shop).await;
+        assert_eq!((content[0], content[512]), (1, 3));
+        assert_eq!(new.read(0, 512).await.unwrap(), [1; 512]);
+    });
+}
+
+#[test]
+fn who_is_idle_finds_out_too() {
+    block_on(async {
+        let shop = shop_of(SIZE).await;
+        let old = open(shop.client(), &a()).await.unwrap();
+        old.look_after(0).await;
+        assert!(!old.state().lost);
+        release(&shop).await;
+        old.look_after(0).await;
+        assert!(old.state().lost);
+    });
+}
+
+/// The owner sleeps while others take the disk, write thousands of manifests and delete the old ones: its number is taken for ever.
+#[test]
+fn an_owner_that_was_paused_for_long_is_fenced_still() {
+    block_on(async {
+        let shop = shop_of(SIZE).await;
+        let old = open(shop.client(), &a()).await.unwrap();
+        write(&old, 0, &[1; 512]).await.unwrap();
+        old.flush().await.unwrap();
+        write(&old, 0, &[2; 512]).await.unwrap();
+        release(&shop).await;
+        for life in 0..5u8 {
+            let new = open(shop.client(), &b()).await.unwrap();
+            new.sweep().await;
+            for round in 0..20 {
+                write(&new, OBJECT, &[life * 20 + round + 1; 512]).await.unwrap();
+                new.flush().await.unwrap();
+            }
+            new.close().await.unwrap();
+        }
+        assert_eq!(shop.count("manifest"), 2, "the newest, and the one that fences");
+        assert_eq!(old.flush().await, Err(IoError::Failed));
+        let content = content(&shop).await;
+        assert_eq!((content[0], content[OBJECT as usize]), (1, 100));
+    });
+}
+
+/// Someone who was about to take the disk sleeps until its number was used, given up and deleted. It gets the number, and not the disk.
+#[test]
+fn who_takes_a_number_that_is_long_over_has_nothing() {
+    block_on(async {
+        let shop = shop_of(SIZE).await;
+        let (late, gate) = (shop.client(), Arc::new(Notify::new()));
+        late.wait_at(gate.clone());
+        let (client, owner) = (late.clone(), b());
+        let opening = tokio::spawn(async move { open(client, &owner).await });
+        while !late.is_waiting() {
+            tokio::task::yield_now().await;
+        }
+        let first = open(shop.client(), &a()).await.unwrap();
+        for round in 1..4 {
+            write(&first, 0, &[round; 512]).await.unwrap();
+            first.flush().await.unwrap();
+        }
+        while shop.count("manifest") > 1 {
+            tokio::task::yield_now().await;
+        }
+        gate.notify_one();
+        let refused = opening.await.unwrap().err();
+        assert!(matches!(&refused, Some(Trouble::Unfit(reason)) if reason.contains("host a")), "{refused:?}");
+        write(&first, 0, &[9; 512]).await.unwrap();
+        first.flush().await.unwrap();
+        assert_eq!(content(&shop).await[0], 9);
+        assert!(!first.state().lost);
+        first.close().await.unwrap();
+        let next = open(shop.client(), &b()).await.unwrap();
+        next.sweep().await;
+        assert_eq!(shop.count("manifest"), 1, "it is cleared away, too");
+    });
+}
+
+#[test]
+fn who_reads_disturbs_nobody_and_sees_what_it_found() {
+    block_on(async {
+        let shop = shop_of(SIZE).await;
+        let writer = open(shop.client(), &a()).await.unwrap();
+        write(&writer, 0, &[1; 512]).await.unwrap();
+        writer.flush().await.unwrap();
+        let reader = Arc::new(open_to_read(patient(shop.client())).await.unwrap());
+        assert_eq!(reader.read(0, 512).await.unwrap(), [1; 512]);
+        assert_eq!(write(&reader, 0, &[5; 512]).await, Err(IoError::ReadOnly));
+        assert_eq!(reader.flush().await, Ok(()));
+        reader.close().await.unwrap();
+        write(&writer, OBJECT, &[2; 512]).await.unwrap();
+        writer.flush().await.unwrap();
+        assert_eq!(reader.read(OBJECT, 512).await.unwrap(), [0; 512]);
+        write(&writer, 0, &[3; 512]).await.unwrap();
+        writer.flush().await.unwrap();
+        writer.close().await.unwrap();
+        assert_eq!(
+            reader.read(0, 512).await,
+            Err(IoError::Failed),
+            "what it knew of is gone, and it says so"
+        );
+    });
+}
+
+/// An owner that died leaves objects: they go. Those of a live one, and names that are not hob's, stay.
+#[test]
+fn leftovers_go_and_nothing_else_does() {
+    block_on(async {
+        let shop = shop_of(SIZE).await;
+        let client = shop.client();
+        {
+            let dead = open(client.clone(), &me()).await.unwrap();
+            write(&dead, 0, &pattern(OBJECT, 1)).await.unwrap();
+            dead.flush().await.unwrap();
+            // Full, so it is put at once, and no manifest says so.
+            write(&dead, OBJECT, &pattern(OBJECT, 2)).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            client.hang(true);
+        }
+        assert_eq!(shop.count("data"), 2);
+        let disk = open(shop.client(), &me()).await.unwrap();
+        write(&disk, 2 * OBJECT, &pattern(OBJECT, 3)).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        disk.sweep().await;
+        assert_eq!(shop.count("data"), 2, "the dead one's went, the living one's did not");
+        disk.flush().await.unwrap();
+        assert!(!disk.state().inherited && !disk.state().leftovers);
+        assert_eq!(disk.read(2 * OBJECT, OBJECT).await.unwrap(), pattern(OBJECT, 3));
+        assert_eq!(disk.read(0, OBJECT).await.unwrap(), pattern(OBJECT, 1));
+    });
+}

@@ -1,0 +1,272 @@
+//! The thread on which a disk's objects are read and written, and what passes between it and the shard.
+//!
+//! The shard sends jobs and goes on; what has ended lies on a desk, and an eventfd that the shard's ring awaits says so. Whatever the store
+//! does, the shard never waits for it. Each disk has a thread of its own, so that one store that hangs holds up nobody else's disk.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hob_engine::io::{Durability, IoError};
+use hob_engine::units::IoId;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::disk::{Disk, Kept};
+use super::opening::{Trouble, open_to_read, open_to_write};
+use super::place::Place;
+use super::store::Patient;
+use crate::backing::{BackingOptions, Status};
+
+/// How often it is looked whether the disk is still ours, and whether anything was not flushed for long.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Closing takes no longer; and, of that, waiting for a store that does not answer.
+pub(super) const CLOSE_MAX: Duration = Duration::from_secs(15);
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Files that are read or written at once.
+const FILES_MAX: usize = 16;
+
+/// Something to do.
+pub(super) enum Job {
+    Io(IoId, What),
+    Status(u64, u64, u64),
+    /// For someone who waits elsewhere.
+    Read(u64, u64, mpsc::SyncSender<Result<Vec<u8>, IoError>>),
+    /// From now on the store is given up after that long.
+    Wait(Duration),
+    Close,
+}
+
+/// What an I/O does; offsets and lengths in bytes.
+pub(super) enum What {
+    Read(u64, u64),
+    Write(u64, Bytes, Durability),
+    Zero(u64, u64, Kept),
+    Discard(u64, u64),
+    Flush,
+}
+
+/// Something that was done.
+pub(super) enum Ended {
+    /// A read has brought something.
+    Io(IoId, Result<Option<Vec<u8>>, IoError>),
+    Status(u64, Status),
+}
+
+/// What the thread has for the shard.
+pub(super) struct Desk {
+    ended: Mutex<VecDeque<Ended>>,
+    /// Counts up when there is something new.
+    event: Arc<OwnedFd>,
+    /// The disk is another's.
+    pub(super) lost: AtomicBool,
+    /// Nothing more will come.
+    pub(super) closed: AtomicBool,
+}
+
+impl Desk {
+    fn put(&self, ended: Ended) {
+        let was_empty = {
+            let mut all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+            all.push_back(ended);
+            all.len() == 1
+        };
+        if was_empty {
+            self.ring();
+        }
+    }
+
+    fn ring(&self) {
+        // Fails only when 2⁶⁴ − 2 calls are unread.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn take(&self) -> VecDeque<Ended> {
+        std::mem::take(&mut self.ended.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The running thread.
+pub(super) struct Worker {
+    pub(super) disk: Arc<Disk>,
+    pub(super) desk: Arc<Desk>,
+    pub(super) jobs: UnboundedSender<Job>,
+    /// Ends with the thread.
+    end: mpsc::Receiver<()>,
+}
+
+impl Worker {
+    /// Opens the disk on a thread of its own, and waits for that.
+    pub(super) fn start(
+        place: Place,
+        write: bool,
+        options: &BackingOptions,
+        event: Arc<OwnedFd>,
+    ) -> Result<Worker, Trouble> {
+        let desk = Arc::new(Desk {
+            ended: Mutex::default(),
+            event,
+            lost: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        });
+        let (jobs, inbox) = unbounded_channel();
+        let (opened, result) = mpsc::sync_channel(1);
+        let (alive, end) = mpsc::channel();
+        let (here, wait, patience) = (desk.clone(), options.wait_max, options.connect_max);
+        let run = move || {
+            let _alive = alive;
+            let _answers = Answers;
+            let runtime = match runtime() {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    let _ = opened.send(Err(Trouble::Store(error.to_string())));
+                    return;
+                }
+            };
+            runtime.block_on(async {
+                let store = Arc::new(Patient::new(Box::new(place), patience));
+                let disk = if write { open_to_write(store).await } else { open_to_read(store).await };
+                let disk = match disk {
+                    Ok(disk) => Arc::new(disk),
+                    Err(trouble) => {
+                        let _ = opened.send(Err(trouble));
+                        return;
+                    }
+                };
+                disk.store.set_wait(wait);
+                let _ = opened.send(Ok(disk.clone()));
+                serve(disk, here, inbox).await;
+            });
+            runtime.shutdown_background();
+        };
+        let thread = std::thread::Builder::new().name("hob-objects".into()).spawn(run);
+        thread.map_err(|error| Trouble::Store(format!("no thread: {error}")))?;
+        let disk = result.recv().unwrap_or_else(|_| Err(Trouble::Store("its thread ended".into())))?;
+        Ok(Worker { disk, desk, jobs, end })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if !self.desk.closed.load(Ordering::Acquire) && self.jobs.send(Job::Close).is_ok() {
+            // Whoever opens it next is to find it closed.
+            let _ = self.end.recv_timeout(CLOSE_MAX);
+        }
+    }
+}
+
+/// Ends the process when the thread ends in a panic: the shard would wait for its answers for ever, and nothing here is to be believed.
+struct Answers;
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+/// One thread, and a few for files.
+pub(super) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(FILES_MAX).build()
+}
+
+/// Does jobs until it is to close.
+async fn serve(disk: Arc<Disk>, desk: Arc<Desk>, mut inbox: UnboundedReceiver<Job>) {
+    let (close, closing) = watch::channel(false);
+    let mut look = interval(LOOK_EVERY);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut looks = JoinSet::new();
+    let mut seen = 0;
+    let sweeper = disk.clone();
+    let sweep = tokio::spawn(async move { sweeper.sweep().await });
+    let mut jobs = JoinSet::new();
+    loop {
+        tokio::select! {
+            job = inbox.recv() => match job {
+                Some(Job::Close) | None => break,
+                Some(Job::Wait(wait)) => disk.store.set_wait(wait),
+                Some(job) => {
+                    let (disk, desk, mut closing) = (disk.clone(), desk.clone(), closing.clone());
+                    jobs.spawn(async move {
+                        let closed = async move { _ = closing.wait_for(|closing| *closing).await };
+                        carry_out(&disk, &desk, job, closed).await;
+                    });
+                }
+            },
+            Some(job) = jobs.join_next(), if !jobs.is_empty() => job.expect("jobs do not panic"),
+            Some(looked) = looks.join_next(), if !looks.is_empty() => seen = looked.unwrap_or(seen),
+            _ = look.tick(), if looks.is_empty() => {
+                let disk = disk.clone();
+                looks.spawn(async move { disk.look_after(seen).await });
+            }
+            () = disk.lost.notified() => {
+                desk.lost.store(true, Ordering::Release);
+                desk.ring();
+            }
+        }
+    }
+    sweep.abort();
+    let _ = close.send(true);
+    while jobs.join_next().await.is_some() {}
+    disk.store.set_wait(CLOSE_WAIT_MAX);
+    match timeout(CLOSE_MAX, disk.close()).await {
+        Ok(Ok(())) => {}
+        _ => tracing::warn!(
+            "the disk could not be closed in the object store; the next opening finds that out"
+        ),
+    }
+    desk.closed.store(true, Ordering::Release);
+    desk.ring();
+}
+
+/// Does one job, or gives it up when the disk is closed.
+async fn carry_out(disk: &Arc<Disk>, desk: &Desk, job: Job, closed: impl Future<Output = ()>) {
+    let work = async {
+        match job {
+            Job::Io(id, what) => {
+                let result = perform(disk, what);
+                tokio::pin!(closed);
+                let result = tokio::select! {
+                    result = result => result,
+                    () = closed => Err(IoError::ShuttingDown),
+                };
+                desk.put(Ended::Io(id, result));
+            }
+            Job::Status(id, offset, len) => desk.put(Ended::Status(id, disk.status(offset, len))),
+            Job::Read(offset, len, answer) => {
+                tokio::pin!(closed);
+                let result = tokio::select! {
+                    result = disk.read(offset, len) => result,
+                    () = closed => Err(IoError::ShuttingDown),
+                };
+                let _ = answer.send(result);
+            }
+            Job::Wait(_) | Job::Close => unreachable!("these are no work"),
+        }
+    };
+    work.await;
+}
+
+async fn perform(disk: &Arc<Disk>, what: What) -> Result<Option<Vec<u8>>, IoError> {
+    match what {
+        What::Read(offset, len) => return disk.read(offset, len).await.map(Some),
+        What::Write(offset, data, durability) => {
+            disk.write(offset, data).await?;
+            if durability == Durability::Durable {
+                disk.flush().await?;
+            }
+        }
+        What::Zero(offset, len, kept) => disk.zero(offset, len, kept).await?,
+        What::Discard(offset, len) => disk.discard(offset, len).await?,
+        What::Flush => disk.flush().await?,
+    }
+    Ok(None)
+}
