@@ -9,6 +9,7 @@
 mod auth;
 mod bitmaps;
 mod browser;
+mod cluster;
 mod events;
 mod exports;
 mod extract;
@@ -108,6 +109,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
             )
         })
         .merge(migration::routes())
+        .merge(cluster::routes())
         .layer(Extension(events::Hub::new(Arc::clone(&manager))))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))
@@ -196,6 +198,10 @@ async fn in_time(request: Request, next: Next) -> Response {
         swap::swap,
         swap::set,
         swap::remove,
+        cluster::cluster,
+        cluster::hosts,
+        cluster::disks,
+        cluster::take,
     ),
     components(schemas(Problem)),
     modifiers(&BearerOverTcp),

@@ -18,6 +18,7 @@ use super::recover::Source;
 use super::refusal::{Kind, Refusal};
 use super::ways_out::Afterwards;
 use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
+use crate::daemon::cluster::Taken;
 use crate::daemon::hardware::Backing;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::DiskState;
@@ -113,6 +114,7 @@ impl Manager {
             tracing::warn!("{name}: {error}");
         }
         self.forget_bitmaps(name).await;
+        self.give_back(name).await;
         self.inner().disks.remove(name);
     }
 
@@ -168,6 +170,7 @@ impl Manager {
                 self.give_back(&spec.pool, &free).await;
             }
         }
+        self.give_back(name).await;
         {
             let mut inner = self.inner();
             inner.disks.remove(name);
@@ -214,6 +217,8 @@ impl Manager {
             watch: super::drain::Watch::default(),
             retry_after: None,
             offline_reason: None,
+            waits_for_cluster: false,
+            drained_at_end: false,
             cache_reason: None,
             mount: None,
             file_reason: None,
@@ -229,10 +234,11 @@ impl Manager {
     /// Opens a disk's backing, gives it to a shard and offers it to clients. The caller has
     /// claimed the disk, which is offline. Where the cache is still on its way then, that goes on with
     /// [`Manager::await_cache`].
-    pub(super) async fn open_disk(
+    pub(super) async fn open_owned(
         self: &Arc<Self>,
         name: &str,
         when: Open,
+        taken: Option<&Taken>,
     ) -> Result<(Vec<String>, Option<Coming>), Refusal> {
         let (wanted, id) = {
             let inner = self.inner();
@@ -259,6 +265,7 @@ impl Manager {
         let (mut kept, mut coming, mut backing) = (None, None, backing);
         if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {
             let mut reading = self.begin_recovery(name, spec).await?;
+            reading.foreign = taken.and_then(|taken| taken.foreign.clone());
             let early = match when {
                 Open::WithCache => None,
                 Open::AtOnce => self.early(name, &info, backing.reader(), &mut reading).await,
@@ -280,7 +287,13 @@ impl Manager {
         let datastore_id = self.inner().datastore_id(&datastore, wanted.datastore.is_some())?;
         let shard = self.shard_for(datastore_id);
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
+        if let Some(taken) = taken {
+            self.keep_generation(name, taken).await?;
+        }
         shard.add_disk(id, config, backing).await?;
+        if let Some(taken) = taken {
+            shard.set_lease(id, taken.clock.clone())?;
+        }
         if let Err(refusal) = self.open_bitmaps(name, &shard, &info).await {
             shard.remove_disk(id).await?;
             return Err(refusal);

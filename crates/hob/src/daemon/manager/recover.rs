@@ -88,6 +88,8 @@ pub(super) struct Reading {
     spec: CacheSpec,
     journal: JournalSpec,
     began: Instant,
+    /// Another host has had the disk since: nothing of it counts.
+    pub(super) foreign: Option<String>,
     /// Devices of the pool that are not there.
     missing: Vec<String>,
     /// The highest number of a ring when it began.
@@ -119,7 +121,8 @@ impl Reading {
 
     /// As far as is known now, is it a cache of this backing as it is?
     pub(super) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
-        surveyed.disk_bytes == info.size_bytes
+        self.foreign.is_none()
+            && surveyed.disk_bytes == info.size_bytes
             && surveyed.identity == info.identity
             && changed_since(surveyed.clean, self.journal.closed, info) != Changed::Yes
     }
@@ -168,7 +171,7 @@ impl Manager {
                 0
             }
         };
-        Ok(Reading { spec: spec.clone(), journal, began, missing, upto, surveyed, found })
+        Ok(Reading { spec: spec.clone(), journal, began, foreign: None, missing, upto, surveyed, found })
     }
 
     /// Finds out what a disk's persistent cache holds and whether that is to be believed. The backing is read for it.
@@ -194,7 +197,7 @@ impl Manager {
         reading: Reading,
         source: Source,
     ) -> Result<(Source, Option<Kept>, Vec<String>), Refusal> {
-        let Reading { spec, journal, began, missing, found, .. } = reading;
+        let Reading { spec, journal, began, foreign, missing, found, .. } = reading;
         let spec = &spec;
         let found = found.await.unwrap_or_else(|_| Err(Refusal::failed("an internal task ended")));
         let found = match found {
@@ -249,7 +252,7 @@ impl Manager {
             })
             .await?;
         }
-        let (source, recovered, verdict, why) = compare(source, recovered, journal.closed).await?;
+        let (source, recovered, verdict, why) = compare(source, recovered, journal.closed, foreign).await?;
         let summary = recovered.summary;
         tracing::info!(
             "the cache of {name} was recovered in {} ms: {} of data, {} of it dirty, {}",
@@ -407,6 +410,7 @@ async fn compare(
     source: Source,
     mut recovered: Box<Recovered>,
     closed: Option<Closed>,
+    foreign: Option<String>,
 ) -> Result<(Source, Box<Recovered>, Verdict, String), Refusal> {
     let info = source.info().clone();
     if let Source::Served(served) = &source
@@ -420,7 +424,8 @@ async fn compare(
     }
     let summary = recovered.summary;
     let same_size = info.size_bytes == summary.disk_bytes;
-    let same = if same_size && info.identity == summary.identity { Same::Yes } else { Same::No };
+    let is_same = same_size && info.identity == summary.identity && foreign.is_none();
+    let same = if is_same { Same::Yes } else { Same::No };
     let changed = changed_since(summary.clean, closed, &info);
     let has_dirty = summary.sectors_dirty > 0;
     let (source, verdict) = match judge(same, changed, has_dirty, || Err(())) {
@@ -432,6 +437,7 @@ async fn compare(
         }
     };
     let why = match (same_size, same, changed) {
+        _ if foreign.is_some() => format!("{} meanwhile", foreign.unwrap_or_default()),
         (false, ..) => format!(
             "its backing has {} bytes and had {} when the cache was in use",
             info.size_bytes, summary.disk_bytes
