@@ -8,6 +8,7 @@
 
 pub mod authority;
 pub mod data;
+pub mod etcd;
 pub mod guest;
 pub mod hob;
 pub mod hosts;
@@ -23,6 +24,7 @@ pub mod trace;
 pub mod vhost_driver;
 
 pub use authority::Authority;
+pub use etcd::Etcd;
 pub use hob::{Daemon, Hob, Serve};
 pub use hosts::Host;
 pub use mounts::{Loop, Unmount};

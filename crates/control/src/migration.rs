@@ -334,6 +334,7 @@ mod tests {
             datastore: None,
             vhost_user: None,
             fuse: None,
+            cluster: None,
         };
         let text = serde_json::to_string(&arrival).unwrap();
         assert!(text.contains(r#""mode":"heat-map""#), "{text}");

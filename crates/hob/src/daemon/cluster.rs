@@ -72,6 +72,8 @@ pub(crate) enum TakeError {
         why: String,
         /// What to do.
         hint: String,
+        /// It is in order: another host serves it.
+        is_served: bool,
     },
     /// Nobody knows: ask again later.
     #[error("{0}")]
@@ -229,7 +231,7 @@ impl Cluster {
                     let Taking { txn, title, continued, lost_by } = *taking;
                     if let Some(by) = &lost_by {
                         tracing::error!(
-                            "{disk} is taken by force: what host {} has of it in flash and not on the backing is LOST",
+                            "{disk} is taken by force: what {} has of it in flash and not on the backing is LOST",
                             by.name
                         );
                     }
@@ -243,13 +245,15 @@ impl Cluster {
                         }
                     }
                 }
-                Verdict::Wait(until) => {
-                    let seconds = until.nanos_since(now()).div_ceil(1_000_000_000);
+                Verdict::Wait(_) => {
                     let host = before.as_ref().map_or("?", |title| &title.member.name);
-                    let why = format!("host {host} had it and vanished; it is taken in {seconds} s");
+                    let seconds = self.config.settle_seconds;
+                    let why = format!("{host} had it and vanished; it is taken {seconds} s after that was seen");
                     return match goes_on {
                         true => Err(elsewhere(disk, &before, "has had it")),
-                        false => Err(TakeError::Elsewhere { why, hint: "it comes by itself".to_owned() }),
+                        false => {
+                            Err(TakeError::Elsewhere { why, hint: "wait".to_owned(), is_served: false })
+                        }
                     };
                 }
                 Verdict::Refused(why) => return Err(refused(disk, &why)),
@@ -259,7 +263,7 @@ impl Cluster {
             }
             let mine = before.as_ref().is_some_and(|title| title.member.id == self.me.id);
             let foreign = (!continued).then(|| match &before {
-                Some(title) if title.member.id != self.me.id => format!("host {} had it", title.member.name),
+                Some(title) if title.member.id != self.me.id => format!("{} had it", title.member.name),
                 _ => "other hosts may have had it".to_owned(),
             });
             let taken = Taken {
@@ -427,27 +431,30 @@ impl Cluster {
 }
 
 fn elsewhere(disk: &str, title: &Option<Title>, what: &str) -> TakeError {
-    let host = title.as_ref().map_or("another host".to_owned(), |title| format!("host {}", title.member.name));
+    let host = title.as_ref().map_or("another host", |title| &title.member.name);
     TakeError::Elsewhere {
         why: format!("{host} {what} meanwhile"),
         hint: format!("'hob cluster disks' shows who has {disk}; it comes back by itself when it is free"),
+        is_served: false,
     }
 }
 
 fn refused(disk: &str, why: &Why) -> TakeError {
     match why {
         Why::Held(by, generation) => TakeError::Elsewhere {
-            why: format!("host {} has it (generation {generation})", by.name),
+            why: format!("{} has it (generation {generation})", by.name),
             hint: "it comes by itself when that host gives it back or vanishes".to_owned(),
+            is_served: true,
         },
         Why::Dirty(by, generation) => TakeError::Elsewhere {
             why: format!(
-                "data of it that is not on the backing may be in the flash of host {} (generation {generation})",
+                "data of it that is not on the backing may be in the flash of {} (generation {generation})",
                 by.name
             ),
             hint: format!(
                 "start that host again; if it never comes back, 'hob cluster take {disk} --force' goes on without that data"
             ),
+            is_served: false,
         },
     }
 }

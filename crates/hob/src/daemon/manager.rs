@@ -189,8 +189,8 @@ struct DiskEntry {
     retry_after: Option<tokio::time::Instant>,
     /// Why it is offline, as it was last said in the log.
     offline_reason: Option<String>,
-    /// It could not be had of the cluster when it was opened last.
-    waits_for_cluster: bool,
+    /// Could it be had of the cluster when it was opened last?
+    cluster_wait: cluster::ClusterWait,
     /// The daemon is ending, and nothing of it is dirty any more.
     drained_at_end: bool,
     /// Why the cache is not as wanted.

@@ -19,8 +19,20 @@ use crate::daemon::cluster::{Cluster, TakeError, Taken};
 /// How often disks are looked at that another host has, or that have to be taken again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Looks after which other things are put in order.
+/// Looks after which it is said what is clean again.
 const TIDY_LOOKS: u32 = 5;
+
+/// Why a disk is offline, as far as its cluster is concerned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum ClusterWait {
+    /// It is not the cluster's matter.
+    #[default]
+    No,
+    /// Another host serves it: all is well.
+    Served,
+    /// It could not be had, and nobody serves it, for all that is known.
+    Yes,
+}
 
 impl Manager {
     /// Disks are served as members of a cluster from now on. Before any is opened.
@@ -91,7 +103,11 @@ impl Manager {
         let (known, dirty) = self.wish(name)?;
         let taken = cluster.take(name, known, dirty).await;
         if let Ok(disk) = self.inner().disk_mut(name) {
-            disk.waits_for_cluster = taken.is_err();
+            disk.cluster_wait = match &taken {
+                Ok(_) => ClusterWait::No,
+                Err(TakeError::Elsewhere { is_served: true, .. }) => ClusterWait::Served,
+                Err(_) => ClusterWait::Yes,
+            };
         }
         taken.map_err(refuse)
     }
@@ -155,8 +171,8 @@ impl Manager {
         if let Some(why) = &taken.foreign {
             self.all_is_changed(name, why).await?;
         }
-        let known = &mut self.inner().disk_mut(name)?.wanted.generation.replace(taken.generation);
-        if *known != Some(taken.generation) { self.save_first().await } else { Ok(()) }
+        let known = self.inner().disk_mut(name)?.wanted.generation.replace(taken.generation);
+        if known == Some(taken.generation) { Ok(()) } else { self.save_first().await }
     }
 
     /// Before something may become dirty in flash, etcd says so.
@@ -200,11 +216,9 @@ impl Manager {
                 self.take_all_again(&cluster).await;
                 self.open_waiting();
             }
-            if looks % TIDY_LOOKS == 0 {
-                cluster.set_pools(self.cluster_pools());
-                if has_lease {
-                    self.unmark_clean(&cluster).await;
-                }
+            cluster.set_pools(self.cluster_pools());
+            if has_lease && looks % TIDY_LOOKS == 0 {
+                self.unmark_clean(&cluster).await;
             }
         }
     }
@@ -263,7 +277,7 @@ impl Manager {
         let waiting: Vec<String> = {
             let inner = self.inner();
             let waits = |disk: &&super::DiskEntry| {
-                matches!(disk.life, Life::Offline(_)) && disk.waits_for_cluster && disk.busy.is_none()
+                matches!(disk.life, Life::Offline(_)) && disk.cluster_wait != ClusterWait::No && disk.busy.is_none()
             };
             inner.disks.values().filter(waits).map(|disk| disk.wanted.name.clone()).collect()
         };
@@ -295,7 +309,7 @@ impl Manager {
     }
 
     /// A disk is not this host's to serve any more, and nothing of it is in flash that matters.
-    pub(super) async fn give_back(&self, name: &str) {
+    pub(super) async fn leave_disk(&self, name: &str) {
         let Some(cluster) = self.cluster() else { return };
         let (known, _) = self.wish(name).unwrap_or((None, false));
         if let Err(why) = cluster.give_up(name, known).await {
@@ -324,7 +338,7 @@ impl Manager {
 
 pub(super) fn refuse(error: TakeError) -> Refusal {
     match error {
-        TakeError::Elsewhere { why, hint } => Refusal::conflict(why).hint(hint),
+        TakeError::Elsewhere { why, hint, .. } => Refusal::conflict(why).hint(hint),
         TakeError::Unknown(why) => Refusal::failed(why).hint("it is tried again"),
     }
 }

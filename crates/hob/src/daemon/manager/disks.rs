@@ -11,6 +11,7 @@ use hob_nbd::ExportInfo;
 use hob_storage::backing::{BackingInfo, OpenError};
 
 use super::claim::Claim;
+use super::cluster::ClusterWait;
 use super::coming::Coming;
 use super::datastores::datastore_of;
 use super::fit::Fit;
@@ -114,7 +115,7 @@ impl Manager {
             tracing::warn!("{name}: {error}");
         }
         self.forget_bitmaps(name).await;
-        self.give_back(name).await;
+        self.leave_disk(name).await;
         self.inner().disks.remove(name);
     }
 
@@ -170,7 +171,7 @@ impl Manager {
                 self.give_back(&spec.pool, &free).await;
             }
         }
-        self.give_back(name).await;
+        self.leave_disk(name).await;
         {
             let mut inner = self.inner();
             inner.disks.remove(name);
@@ -217,7 +218,7 @@ impl Manager {
             watch: super::drain::Watch::default(),
             retry_after: None,
             offline_reason: None,
-            waits_for_cluster: false,
+            cluster_wait: ClusterWait::No,
             drained_at_end: false,
             cache_reason: None,
             mount: None,
@@ -395,7 +396,9 @@ impl Manager {
         let reason = refusal.to_string();
         if let Ok(disk) = self.inner().disk_mut(name) {
             let news = disk.offline_reason.as_ref() != Some(&reason);
-            if news {
+            if news && disk.cluster_wait == ClusterWait::Served {
+                tracing::info!("{name} is not served here: {refusal}");
+            } else if news {
                 let again =
                     if disk.retry_after.is_some() { "" } else { "; it is tried again every few seconds" };
                 tracing::error!("{name} is offline: {refusal}{again}");
