@@ -68,7 +68,8 @@ impl Etcd {
     /// Where members serve clients, as TOML has a list.
     #[must_use]
     pub fn endpoints(&self) -> String {
-        let all: Vec<String> = (0..self.members.len()).map(|it| format!("{:?}", self.client_url(it))).collect();
+        let all: Vec<String> =
+            (0..self.members.len()).map(|it| format!("{:?}", self.client_url(it))).collect();
         format!("[{}]", all.join(", "))
     }
 
@@ -86,7 +87,12 @@ impl Etcd {
             (0..self.members.len()).map(|it| format!("m{it}={}", self.peer_url(it))).collect();
         let (client, peer) = (self.client_url(member), self.peer_url(member));
         let mut command = Command::new(find("etcd"));
-        command.args(["--name", &format!("m{member}"), "--data-dir", &self.scratch.text(&format!("m{member}"))]);
+        command.args([
+            "--name",
+            &format!("m{member}"),
+            "--data-dir",
+            &self.scratch.text(&format!("m{member}")),
+        ]);
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         command.args(["--initial-cluster", &all.join(","), "--initial-cluster-state", "new"]);

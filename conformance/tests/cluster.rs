@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use conformance::nbd_client::{Address, Client};
 use conformance::process::Process;
-use conformance::scratch::wait_until;
-use conformance::{Daemon, Etcd, Host, MIB, Scratch, Tool};
+use conformance::scratch::{free_port, wait_until};
+use conformance::{Authority, Daemon, Etcd, Host, MIB, Scratch, Tool};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -94,8 +94,7 @@ impl Side {
     #[track_caller]
     fn restart(&mut self) {
         let _ = std::fs::remove_file(self.scratch.path("ctl.sock"));
-        self.daemon =
-            Some(Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock")));
+        self.daemon = Some(Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock")));
     }
 
     fn daemon(&self) -> &Daemon {
@@ -230,7 +229,8 @@ fn one_host_serves_the_other_waits_and_what_is_given_back_is_had_at_once() {
     assert_eq!((&status["state"], &status["host"]), (&"member".into(), &"host-a".into()), "{status}");
     assert!(status["left_ms"].as_u64().unwrap() <= LEASE.as_millis() as u64, "{status}");
     let hosts = b.json(&["cluster", "hosts"]);
-    let names: Vec<&str> = hosts.as_array().unwrap().iter().map(|host| host["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> =
+        hosts.as_array().unwrap().iter().map(|host| host["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["host-a", "host-b"]);
     assert_eq!((&hosts[0]["disks"], &hosts[1]["disks"]), (&1.into(), &0.into()), "{hosts}");
     let disks = b.daemon().ctl(&["cluster", "disks"]);
@@ -330,7 +330,9 @@ fn dirty_data_of_a_host_that_is_gone_is_waited_for_or_given_up_by_force() {
     a.kill();
     wait_until("host-b to look", FAIL_OVER_MAX, || b.reason().contains("flash of host-a"));
     // The operator's word.
-    wait_until("force", FAIL_OVER_MAX, || b.daemon().try_ctl(&["cluster", "take", "vm1", "--force"]).success());
+    wait_until("force", FAIL_OVER_MAX, || {
+        b.daemon().try_ctl(&["cluster", "take", "vm1", "--force"]).success()
+    });
     assert!(b.daemon().process.stderr().contains("LOST"), "it is said loudly");
     let mut client = b.connect();
     assert_eq!(number_in(&client.read(9 * BLOCK, BLOCK as u32).unwrap()), 0);
@@ -419,6 +421,70 @@ fn a_host_that_is_cut_off_from_etcd_stops_before_the_other_starts() {
     assert_eq!(number_in(&shared.block(11)), 1 << 40);
 }
 
+/// The disk goes from host to host with its cache, and etcd says whose it is all the time.
+#[test]
+fn a_disk_migrates_within_its_cluster_and_not_out_of_it() {
+    let etcd = Etcd::start(1);
+    let shared = Shared::new();
+    let authority = Authority::new("hosts");
+    let ports = [free_port(), free_port(), free_port()];
+    let side = |number: usize, name: &str| {
+        let side = Side::new(name, &etcd, &shared, BACK);
+        let files = authority.host(side.scratch.dir(), "host", "127.0.0.1");
+        let path = side.scratch.path("hob.toml");
+        let mut config = std::fs::read_to_string(&path).unwrap();
+        let control = format!("listen = [\"unix:{}\"]\n[cluster]", side.scratch.text("ctl.sock"));
+        let tls = format!(
+            "listen = [\"unix:{}\", \"tcp:127.0.0.1:{}\"]\ntls = {{ cert = {:?}, key = {:?}, client_ca = {:?} }}\n\
+             [[control.client]]\ncertificate = \"cn:host\"\nrole = \"admin\"\n[cluster]",
+            side.scratch.text("ctl.sock"),
+            ports[number],
+            files.cert,
+            files.key,
+            files.ca
+        );
+        assert!(config.contains(&control));
+        config = config.replace(&control, &tls);
+        if number > 0 {
+            config.truncate(config.find("[[disk]]").unwrap());
+        }
+        if number == 2 {
+            config.replace_range(config.find("[cluster]").unwrap()..config.find("[[pool]]").unwrap(), "");
+        }
+        std::fs::write(&path, config).unwrap();
+        side.start()
+    };
+    let a = side(0, "host-a");
+    a.wait_until_serving();
+    let (b, lonely) = (side(1, "host-b"), side(2, "host-c"));
+    let mut client = a.connect();
+    client.write(9 * BLOCK, &filled(41)).unwrap();
+    client.flush().unwrap();
+    let migrate = |to: u16| {
+        let to = format!("127.0.0.1:{to}");
+        a.daemon().try_ctl(&["migrate", "vm1", "--to", &to, "--wait", "warm"])
+    };
+    let refused = migrate(ports[2]);
+    assert!(!refused.success() && refused.all().contains("in none"), "{}", refused.all());
+    assert!(a.is_serving(), "{}", a.reason());
+    let moved = migrate(ports[1]);
+    assert!(moved.success(), "{}", moved.all());
+    assert_eq!(b.json(&["cluster", "disks"])[0]["host"], "host-a", "it is awaited, and not had");
+    a.daemon().ctl(&["migrate", "vm1", "--finish", "--wait", "over"]);
+    let disks = b.json(&["cluster", "disks"]);
+    assert_eq!((&disks[0]["host"], &disks[0]["generation"]), (&"host-b".into(), &2.into()), "{disks}");
+    assert_eq!(disks[0]["state"], "held");
+    let mut client = b.connect();
+    assert_eq!(number_in(&client.read(9 * BLOCK, BLOCK as u32).unwrap()), 41);
+    // It writes back there, and etcd knew before.
+    wait_until("the cache to write back", FAIL_OVER_MAX, || b.disk()["cache"]["mode"] == "write-back");
+    assert_eq!(b.json(&["cluster", "disks"])[0]["dirty"], true);
+    client.write(9 * BLOCK, &filled(42)).unwrap();
+    client.flush().unwrap();
+    assert_eq!(a.disk()["state"], "away");
+    drop((client, lonely));
+}
+
 #[test]
 fn what_makes_no_sense_is_said() {
     let scratch = Scratch::new();
@@ -427,7 +493,8 @@ fn what_makes_no_sense_is_said() {
         std::fs::write(&path, format!("state_dir = {:?}\n{text}", scratch.path("state"))).unwrap();
         path
     };
-    let run = |path: &Path| conformance::hob::command(&["daemon", "--check", "--config", path.to_str().unwrap()]);
+    let run =
+        |path: &Path| conformance::hob::command(&["daemon", "--check", "--config", path.to_str().unwrap()]);
     for (text, part) in [
         ("[cluster]\netcd = [\"127.0.0.1:2379\"]", "http://host:port"),
         ("[cluster]\netcd = [\"https://127.0.0.1:2379\"]", "cluster.ca"),

@@ -17,11 +17,11 @@ use tokio::net::{TcpStream, UnixStream};
 use crate::tls;
 use crate::{
     BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Cluster, ClusterDisk,
-    ClusterHost, ClusterTake, Datastore,
-    DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms, DiskLoad,
-    DiskQos, DiskStats, Endpoint, EventReport, Explanation, Export, ExportDirty, Health, LifeEvent,
-    Migration, MigrationStart, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch, StoragePolicy,
-    Swap, SwapChanged, SwapCreate, SwapPatch, TakeBack, TraceDecoder, TraceFrame, Version,
+    ClusterHost, ClusterTake, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged,
+    DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskStats, Endpoint, EventReport, Explanation, Export,
+    ExportDirty, Health, LifeEvent, Migration, MigrationStart, OnDirty, Pool, PoolChanged, PoolCreate,
+    Problem, QosPatch, StoragePolicy, Swap, SwapChanged, SwapCreate, SwapPatch, TakeBack, TraceDecoder,
+    TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.

@@ -40,7 +40,8 @@ impl FromStr for EtcdEndpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is not an endpoint of etcd; write http://host:port or https://host:port");
+        let wrong =
+            || format!("'{text}' is not an endpoint of etcd; write http://host:port or https://host:port");
         let (tls, authority) = match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
             (Some(rest), _) => (false, rest),
             (_, Some(rest)) => (true, rest),
@@ -192,8 +193,7 @@ impl Etcd {
     /// [`EtcdError::NoLease`] when it has ended; others when nothing is known.
     pub async fn renew(&self, lease: u64, key: &str, wait_max: Duration) -> Result<u64, EtcdError> {
         let renewing = async {
-            let told =
-                self.ask("/v3/lease/keepalive", json!({ "ID": lease.to_string() }), wait_max).await?;
+            let told = self.ask("/v3/lease/keepalive", json!({ "ID": lease.to_string() }), wait_max).await?;
             let Some(seconds @ 1..) = number(&told.body["result"], "TTL") else {
                 return Err(EtcdError::NoLease);
             };
@@ -240,13 +240,16 @@ impl Etcd {
         };
         let (mut all, mut from) = (Vec::new(), prefix.as_bytes().to_vec());
         loop {
-            let range = json!({ "key": encode(&from), "range_end": encode(&end), "limit": PAGE_KEYS.to_string() });
+            let range =
+                json!({ "key": encode(&from), "range_end": encode(&end), "limit": PAGE_KEYS.to_string() });
             let told = self.ask("/v3/kv/range", range, wait_max).await?;
             let page = entries(&told.body);
             let last = page.last().map(|entry| entry.key.clone());
             all.extend(page);
             match last {
-                Some(last) if told.body["more"] == Value::Bool(true) && last.as_bytes() >= from.as_slice() => {
+                Some(last)
+                    if told.body["more"] == Value::Bool(true) && last.as_bytes() >= from.as_slice() =>
+                {
                     from = last.into_bytes();
                     from.push(0);
                 }
@@ -457,7 +460,7 @@ fn encode(bytes: &[u8]) -> String {
 
 /// The other way round; `None` for what nobody encodes so.
 fn decode(text: &str) -> Option<Vec<u8>> {
-    if text.len() % 4 != 0 {
+    if !text.len().is_multiple_of(4) {
         return None;
     }
     let digits = text.trim_end_matches('=');

@@ -30,8 +30,8 @@ use crate::{Violation, ensure};
 use checker::Checker;
 use data::Backing;
 use host::{Host, Op, Phase};
-use plan::{Fault, MS, Plan};
 pub use plan::Report;
+use plan::{Fault, MS, Plan};
 use store::{Request, Response, Store};
 
 /// So long after the last fault everything must be served, nanoseconds, leases and settling besides.
@@ -106,22 +106,72 @@ use trace;
 /// What is to happen. Of a process, by its host and life.
 #[derive(Clone, Debug)]
 enum Event {
-    ToStore { host: usize, life: u32, disk: Option<usize>, number: u64, request: Request },
-    FromStore { host: usize, life: u32, disk: Option<usize>, number: u64, response: Option<Response> },
+    ToStore {
+        host: usize,
+        life: u32,
+        disk: Option<usize>,
+        number: u64,
+        request: Request,
+    },
+    FromStore {
+        host: usize,
+        life: u32,
+        disk: Option<usize>,
+        number: u64,
+        response: Option<Response>,
+    },
     /// The keeper has something to do.
-    Keep { host: usize, life: u32, at: Instant },
+    Keep {
+        host: usize,
+        life: u32,
+        at: Instant,
+    },
     /// It is time to look at a disk.
-    Poll { host: usize, life: u32, disk: usize },
-    Opened { host: usize, life: u32, disk: usize },
-    Think { host: usize },
+    Poll {
+        host: usize,
+        life: u32,
+        disk: usize,
+    },
+    Opened {
+        host: usize,
+        life: u32,
+        disk: usize,
+    },
+    Think {
+        host: usize,
+    },
     /// A change arrives at the backing.
-    Land { host: usize, life: u32, disk: usize, epoch: u64, op: u64, block: u32, value: u64 },
+    Land {
+        host: usize,
+        life: u32,
+        disk: usize,
+        epoch: u64,
+        op: u64,
+        block: u32,
+        value: u64,
+    },
     /// An I/O has ended, with what was read.
-    Done { host: usize, life: u32, disk: usize, op: u64, result: Option<u64> },
+    Done {
+        host: usize,
+        life: u32,
+        disk: usize,
+        op: u64,
+        result: Option<u64>,
+    },
     /// An answer is on the wire.
-    Answer { host: usize, life: u32, disk: usize, generation: u64, number: u64, op: Op, value: u64 },
+    Answer {
+        host: usize,
+        life: u32,
+        disk: usize,
+        generation: u64,
+        number: u64,
+        op: Op,
+        value: u64,
+    },
     Fault(Fault),
-    Restart { host: usize },
+    Restart {
+        host: usize,
+    },
     End,
 }
 
@@ -136,6 +186,8 @@ struct World<'a> {
     backings: Vec<Backing>,
     hosts: Vec<Host>,
     checkers: Vec<Checker>,
+    /// By disk: who asked for it by force, and in which generation it has it if that happens.
+    forced: Vec<Option<(usize, u64)>>,
     /// Numbers of requests and values are used once.
     last: u64,
     healed: bool,
@@ -167,6 +219,7 @@ impl<'a> World<'a> {
             hosts: (0..plan.hosts).map(host).collect(),
             backings: (0..plan.disks).map(|_| Backing::default()).collect(),
             checkers: (0..plan.disks).map(|_| Checker::default()).collect(),
+            forced: vec![None; plan.disks],
             options,
             plan,
             dice,
@@ -230,7 +283,7 @@ impl<'a> World<'a> {
     fn handle(&mut self, event: Event) -> Result<(), Violation> {
         match event {
             Event::ToStore { host, life, disk, number, request } => {
-                self.to_store(host, life, disk, number, request);
+                self.reach_store(host, life, disk, number, request);
             }
             Event::FromStore { host, life, disk, number, response } if self.lives(host, life) => match disk {
                 None => self.keeper_answered(host, number, response)?,

@@ -11,7 +11,8 @@ const SOON: Duration = Duration::from_secs(5);
 fn server(answers: &[(u16, &str)]) -> (EtcdEndpoint, std::thread::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-    let answers: Vec<(u16, String)> = answers.iter().map(|(code, body)| (*code, (*body).to_owned())).collect();
+    let answers: Vec<(u16, String)> =
+        answers.iter().map(|(code, body)| (*code, (*body).to_owned())).collect();
     let serving = std::thread::spawn(move || {
         let mut asked = Vec::new();
         for (code, body) in answers {
@@ -68,7 +69,16 @@ fn endpoints_are_urls() {
         assert_eq!(text.parse::<EtcdEndpoint>().unwrap().to_string(), text);
         assert_eq!(format!("{text}/").parse::<EtcdEndpoint>().unwrap().to_string(), text);
     }
-    for text in ["", "127.0.0.1:2379", "http://", "http://h", "http://h:x", "http://a@b:1", "http://::1:1", "ftp://h:1"] {
+    for text in [
+        "",
+        "127.0.0.1:2379",
+        "http://",
+        "http://h",
+        "http://h:x",
+        "http://a@b:1",
+        "http://::1:1",
+        "ftp://h:1",
+    ] {
         assert!(text.parse::<EtcdEndpoint>().unwrap_err().contains("http://host:port"), "{text}");
     }
 }
@@ -83,9 +93,13 @@ fn leases_and_transactions_are_asked_for_as_etcd_wants_them() {
     run(async {
         let etcd = Etcd::new(vec![endpoint], None);
         assert_eq!(etcd.grant(10, SOON).await, Ok((77, 10)));
-        let conditions =
-            [("a".to_owned(), EtcdIs::Absent), ("b".to_owned(), EtcdIs::At(5)), ("c".to_owned(), EtcdIs::Under(7))];
-        let changes = [EtcdChange::Put("f".to_owned(), b"foo".to_vec(), 7), EtcdChange::Delete("a".to_owned())];
+        let conditions = [
+            ("a".to_owned(), EtcdIs::Absent),
+            ("b".to_owned(), EtcdIs::At(5)),
+            ("c".to_owned(), EtcdIs::Under(7)),
+        ];
+        let changes =
+            [EtcdChange::Put("f".to_owned(), b"foo".to_vec(), 7), EtcdChange::Delete("a".to_owned())];
         assert_eq!(etcd.txn(&conditions, &changes, SOON).await, Ok(Some(12)));
         assert_eq!(etcd.txn(&[], &[], SOON).await, Ok(None), "what is not there is false");
     });
@@ -159,7 +173,8 @@ fn entries_are_read_and_what_is_none_is_left_out() {
 fn the_next_endpoint_is_asked_after_one_that_failed() {
     // Nobody listens there: the listener is gone.
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let (endpoint, serving) = server(&[(200, r#"{"ID":"7","TTL":"3"}"#), (503, r#"{"error":"no leader","code":14}"#)]);
+    let (endpoint, serving) =
+        server(&[(200, r#"{"ID":"7","TTL":"3"}"#), (503, r#"{"error":"no leader","code":14}"#)]);
     run(async {
         let etcd = Etcd::new(vec![format!("http://{nobody}").parse().unwrap(), endpoint], None);
         let error = etcd.grant(3, SOON).await.unwrap_err();

@@ -28,7 +28,9 @@ fn joined() -> Keeper {
     let granted = Answer::Granted { lease: LeaseId(7), lease_ns: LEASE };
     assert_eq!(answer(&mut keeper, at(0), at(1), granted), Ask::Grant(LEASE));
     assert_eq!(answer(&mut keeper, at(1), at(1), Answer::LookedUp(None)), Ask::LookUp);
-    let Ask::Register(txn) = answer(&mut keeper, at(1), at(2), Answer::Registered) else { panic!("registers") };
+    let Ask::Register(txn) = answer(&mut keeper, at(1), at(2), Answer::Registered) else {
+        panic!("registers")
+    };
     assert_eq!(txn.conditions, [(Key::Host("a".to_owned()), Is::Absent)]);
     let tenure = Tenure { lease: LeaseId(7), until: Instant(usable_ns(LEASE)) };
     assert_eq!(keeper.poll_event(), Some(Event::Joined(tenure)));
@@ -91,7 +93,9 @@ fn the_key_of_an_earlier_life_is_taken_over_and_its_lease_ended() {
     let mut keeper = Keeper::new(member("a"), LEASE);
     answer(&mut keeper, at(0), at(0), Answer::Granted { lease: LeaseId(7), lease_ns: LEASE });
     answer(&mut keeper, at(0), at(0), Answer::LookedUp(Some((member("a"), 33, LeaseId(5)))));
-    let Ask::Register(txn) = answer(&mut keeper, at(0), at(0), Answer::Registered) else { panic!("registers") };
+    let Ask::Register(txn) = answer(&mut keeper, at(0), at(0), Answer::Registered) else {
+        panic!("registers")
+    };
     assert_eq!(txn.conditions, [(Key::Host("a".to_owned()), Is::At(33))]);
     assert!(matches!(keeper.poll_event(), Some(Event::Joined(_))));
     assert_eq!(answer(&mut keeper, at(0), at(0), Answer::Done), Ask::Revoke(LeaseId(5)));

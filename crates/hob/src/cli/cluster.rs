@@ -109,8 +109,7 @@ fn list_hosts(hosts: &[ClusterHost]) -> String {
 }
 
 fn list_disks(disks: &[ClusterDisk]) -> String {
-    let columns =
-        [words("DISK"), words("STATE"), words("HOST"), numbers("GENERATION"), words("DIRTY THERE")];
+    let columns = [words("DISK"), words("STATE"), words("HOST"), numbers("GENERATION"), words("DIRTY THERE")];
     let row = |disk: &ClusterDisk| {
         vec![
             disk.name.clone(),

@@ -18,9 +18,7 @@ use hob_control::etcd::{Etcd, EtcdError};
 use hob_control::{
     ClientTls, Cluster as View, ClusterDisk, ClusterDiskState, ClusterHost, ClusterState, check_name,
 };
-use hob_engine::cluster::{
-    Found, LeaseId, Member, Refusal as Why, Seat, Taking, Title, Txn, Verdict, Wish,
-};
+use hob_engine::cluster::{Found, LeaseId, Member, Refusal as Why, Seat, Taking, Title, Txn, Verdict, Wish};
 use tokio::sync::{Mutex as AsyncMutex, watch};
 
 pub(crate) use clock::{LeaseClock, now};
@@ -190,7 +188,12 @@ impl Cluster {
     }
 
     /// Takes a disk that is served, under the lease that there is now.
-    pub(crate) async fn take_again(&self, disk: &str, known: Option<u64>, dirty: bool) -> Result<Taken, TakeError> {
+    pub(crate) async fn take_again(
+        &self,
+        disk: &str,
+        known: Option<u64>,
+        dirty: bool,
+    ) -> Result<Taken, TakeError> {
         let membership = self.member().await?;
         let place = self.place(disk);
         let mut place = place.lock().await;
@@ -236,7 +239,9 @@ impl Cluster {
                         );
                     }
                     match self.commit(&txn).await {
-                        Ok(Some(revision)) => (Found { value: title, revision, lease: LeaseId(0) }, continued),
+                        Ok(Some(revision)) => {
+                            (Found { value: title, revision, lease: LeaseId(0) }, continued)
+                        }
                         Ok(None) => continue,
                         Err(error) => {
                             // It may have happened: the next look tells.
@@ -248,12 +253,11 @@ impl Cluster {
                 Verdict::Wait(_) => {
                     let host = before.as_ref().map_or("?", |title| &title.member.name);
                     let seconds = self.config.settle_seconds;
-                    let why = format!("{host} had it and vanished; it is taken {seconds} s after that was seen");
+                    let why =
+                        format!("{host} had it and vanished; it is taken {seconds} s after that was seen");
                     return match goes_on {
                         true => Err(elsewhere(disk, &before, "has had it")),
-                        false => {
-                            Err(TakeError::Elsewhere { why, hint: "wait".to_owned(), is_served: false })
-                        }
+                        false => Err(TakeError::Elsewhere { why, hint: "wait".to_owned(), is_served: false }),
                     };
                 }
                 Verdict::Refused(why) => return Err(refused(disk, &why)),
@@ -317,7 +321,8 @@ impl Cluster {
     /// Gives a disk back of which this host keeps nothing, whether it holds it now or only had it last.
     pub(crate) async fn give_up(&self, disk: &str, known: Option<u64>) -> Result<(), String> {
         self.give_back(disk, false).await?;
-        let look = self.names.look(&self.etcd, disk, QUESTION_MAX).await.map_err(|error| error.to_string())?;
+        let look =
+            self.names.look(&self.etcd, disk, QUESTION_MAX).await.map_err(|error| error.to_string())?;
         let is_ours = |title: &Found<Title>| title.value.member.id == self.me.id && title.value.dirty;
         if look.hold.is_none() && look.title.as_ref().is_some_and(is_ours) {
             self.take(disk, known, false).await.map_err(|error| error.to_string())?;
@@ -470,8 +475,12 @@ fn identity(directory: &Path) -> anyhow::Result<String> {
     match fs::read_to_string(&path) {
         Ok(text) => {
             let id = text.trim();
-            id.parse::<CacheOwner>()
-                .map_err(|_| anyhow::anyhow!("{} has no identity in it; remove it only if no disk of the cluster has dirty data here", path.display()))?;
+            id.parse::<CacheOwner>().map_err(|_| {
+                anyhow::anyhow!(
+                    "{} has no identity in it; remove it only if no disk of the cluster has dirty data here",
+                    path.display()
+                )
+            })?;
             Ok(id.to_owned())
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -180,10 +180,14 @@ impl World<'_> {
 
     fn way(&mut self) -> u64 {
         let way = self.dice.latency(self.plan.network_ns);
-        if self.dice.chance(self.plan.very_late) { way + self.dice.below(2 * self.plan.lease_ns) } else { way }
+        if self.dice.chance(self.plan.very_late) {
+            way + self.dice.below(2 * self.plan.lease_ns)
+        } else {
+            way
+        }
     }
 
-    pub(super) fn to_store(
+    pub(super) fn reach_store(
         &mut self,
         host: usize,
         life: u32,
@@ -241,6 +245,8 @@ impl World<'_> {
                 let dirty = self.hosts[host].kept[disk].is_dirty();
                 let title = local.title.clone().unwrap_or_else(|| unreachable!("it is served"));
                 let txn = local.seat.give_back(tenure.lease, &title, dirty);
+                // From here on it may be another's, whatever is heard of it.
+                self.hosts[host].local[disk].tenure = None;
                 self.ask_about(host, disk, Purpose::GiveBack, Request::Txn(txn));
             }
             Phase::Serving if local.look_again => {
@@ -401,6 +407,9 @@ impl World<'_> {
                     }
                 }
                 let (title, continued, lease) = (taking.title, taking.continued, tenure.lease);
+                if from == From::Dirty {
+                    self.forced[disk] = Some((host, title.generation));
+                }
                 let purpose = Purpose::Take { title, lease, continued, from };
                 self.ask_about(host, disk, purpose, Request::Txn(txn));
             }
@@ -421,7 +430,8 @@ impl World<'_> {
         from: From,
     ) -> Result<(), Violation> {
         trace!(self, "host {host} took disk {disk}: {title:?}, continued {continued}, from {from:?}");
-        match from {
+        let is_forced = self.forced[disk].take_if(|it| *it == (host, title.value.generation)).is_some();
+        match if is_forced { From::Dirty } else { from } {
             From::Nobody => self.report.taken += 1,
             From::Itself => self.report.taken_again += 1,
             From::Vanished => self.report.failed_over += 1,

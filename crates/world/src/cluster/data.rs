@@ -208,7 +208,6 @@ impl World<'_> {
     }
 
     /// An answer reaches the guest.
-    #[expect(clippy::too_many_arguments, reason = "an event's parts")]
     pub(super) fn answer(
         &mut self,
         host: usize,
@@ -221,7 +220,9 @@ impl World<'_> {
         trace!(self, "host {host} disk {disk} generation {generation} answers {op:?}: {value}");
         self.report.acknowledged += 1;
         match op.kind {
-            Kind::Write(value) | Kind::WriteBack(value) => self.checkers[disk].end_write(host, generation, op.block, value)?,
+            Kind::Write(value) | Kind::WriteBack(value) => {
+                self.checkers[disk].end_write(host, generation, op.block, value)?
+            }
             _ => self.checkers[disk].end_read(host, generation, op.block, value)?,
         }
         self.finish(host, disk, number);

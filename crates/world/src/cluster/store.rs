@@ -145,14 +145,18 @@ impl Store {
         let title = self.entries.get(&Key::Title(disk.to_owned()));
         let hold = self.entries.get(&Key::Hold(disk.to_owned()));
         Look {
-            title: title.and_then(|entry| found(entry, |value| match value {
-                Value::Title(title) => Some::<Title>(title.clone()),
-                _ => None,
-            })),
-            hold: hold.and_then(|entry| found(entry, |value| match value {
-                Value::Hold(member) => Some::<Member>(member.clone()),
-                _ => None,
-            })),
+            title: title.and_then(|entry| {
+                found(entry, |value| match value {
+                    Value::Title(title) => Some::<Title>(title.clone()),
+                    _ => None,
+                })
+            }),
+            hold: hold.and_then(|entry| {
+                found(entry, |value| match value {
+                    Value::Hold(member) => Some::<Member>(member.clone()),
+                    _ => None,
+                })
+            }),
         }
     }
 

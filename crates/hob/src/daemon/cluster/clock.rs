@@ -25,9 +25,9 @@ impl LeaseClock {
 
     /// It holds until then, unless it is over.
     pub(super) fn extend(&self, until: Instant) {
-        let _ = self
-            .until
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |known| (known != 0).then_some(until.0.max(known)));
+        let _ = self.until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |known| {
+            (known != 0).then_some(until.0.max(known))
+        });
     }
 
     /// It is over.

@@ -8,9 +8,9 @@ use hob_control::etcd::{Etcd, EtcdError};
 use hob_engine::cluster::{Answer, Ask, Event, Is, Keeper, Key, LeaseId, Member, Tenure, Txn, Value};
 use tokio::sync::{mpsc, watch};
 
+use super::Membership;
 use super::clock::{LeaseClock, now};
 use super::store::{About, Names};
-use super::Membership;
 
 /// What is said of this host is looked at that often.
 const ABOUT_EVERY: Duration = Duration::from_secs(5);

@@ -61,7 +61,9 @@ pub(super) enum StoreError {
     #[error(transparent)]
     Etcd(#[from] EtcdError),
     /// It is somebody else's, or of another version.
-    #[error("etcd's key {0} has a value that this hob does not understand; is another program using the prefix?")]
+    #[error(
+        "etcd's key {0} has a value that this hob does not understand; is another program using the prefix?"
+    )]
     Strange(String),
 }
 
@@ -101,8 +103,7 @@ impl Names {
 
     /// What there is of a disk.
     pub(super) async fn look(&self, etcd: &Etcd, disk: &str, wait_max: Duration) -> Result<Look, StoreError> {
-        let keys =
-            [Key::Title(disk.to_owned()), Key::Hold(disk.to_owned())].map(|key| self.of(&key));
+        let keys = [Key::Title(disk.to_owned()), Key::Hold(disk.to_owned())].map(|key| self.of(&key));
         let found = etcd.get(&[&keys[0], &keys[1]], wait_max).await?;
         let mut look = Look::default();
         for entry in found {

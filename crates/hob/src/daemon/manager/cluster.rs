@@ -19,6 +19,9 @@ use crate::daemon::cluster::{Cluster, TakeError, Taken};
 /// How often disks are looked at that another host has, or that have to be taken again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// Giving a disk back at the end takes no longer, or nothing more is given back.
+const END_MAX: Duration = Duration::from_secs(2);
+
 /// Looks after which it is said what is clean again.
 const TIDY_LOOKS: u32 = 5;
 
@@ -46,7 +49,8 @@ impl Manager {
 
     fn cluster_or_refuse(&self) -> Result<&Arc<Cluster>, Refusal> {
         self.cluster().ok_or_else(|| {
-            Refusal::conflict("this host is in no cluster").hint("[cluster] in hob.toml names its etcd; see docs/CLUSTER.md")
+            Refusal::conflict("this host is in no cluster")
+                .hint("[cluster] in hob.toml names its etcd; see docs/CLUSTER.md")
         })
     }
 
@@ -112,6 +116,11 @@ impl Manager {
         taken.map_err(refuse)
     }
 
+    /// Could it not be had because another host of the cluster serves it?
+    pub(super) fn is_served_elsewhere(&self, name: &str) -> bool {
+        self.inner().disk(name).is_ok_and(|disk| disk.cluster_wait == ClusterWait::Served)
+    }
+
     /// A disk that came from another host of the cluster is this one's, before it is served.
     pub(super) async fn take_arrived(&self, name: &str) -> Result<(), Refusal> {
         let Some(cluster) = self.cluster() else { return Ok(()) };
@@ -149,8 +158,10 @@ impl Manager {
         let ours = self.cluster_identity();
         match (self.cluster().is_some(), theirs) {
             (false, None) => Ok(()),
-            (false, Some(_)) => Err(Refusal::conflict("the disk belongs to a cluster, and this host is in none")
-                .hint("give this host the same [cluster] in hob.toml")),
+            (false, Some(_)) => {
+                Err(Refusal::conflict("the disk belongs to a cluster, and this host is in none")
+                    .hint("give this host the same [cluster] in hob.toml"))
+            }
             (true, None) => Err(Refusal::conflict("the disk belongs to no cluster, and this host is in one")
                 .hint("give the other host the same [cluster] in hob.toml")),
             (true, Some(theirs)) if ours.as_deref() == Some(theirs) => Ok(()),
@@ -225,7 +236,8 @@ impl Manager {
 
     /// What this host says of its pools.
     pub(crate) fn cluster_pools(&self) -> Vec<ClusterPool> {
-        let pool = |pool: hob_control::Pool| ClusterPool { name: pool.name, size: pool.size, free: pool.free };
+        let pool =
+            |pool: hob_control::Pool| ClusterPool { name: pool.name, size: pool.size, free: pool.free };
         self.pools().into_iter().map(pool).collect()
     }
 
@@ -277,7 +289,9 @@ impl Manager {
         let waiting: Vec<String> = {
             let inner = self.inner();
             let waits = |disk: &&super::DiskEntry| {
-                matches!(disk.life, Life::Offline(_)) && disk.cluster_wait != ClusterWait::No && disk.busy.is_none()
+                matches!(disk.life, Life::Offline(_))
+                    && disk.cluster_wait != ClusterWait::No
+                    && disk.busy.is_none()
             };
             inner.disks.values().filter(waits).map(|disk| disk.wanted.name.clone()).collect()
         };
@@ -326,8 +340,11 @@ impl Manager {
             for name in names {
                 let dirty = self.wish(&name).is_ok_and(|(_, dirty)| dirty);
                 let is_drained = self.inner().disk(&name).is_ok_and(|disk| disk.drained_at_end);
-                if let Err(why) = cluster.give_back(&name, dirty && !is_drained).await {
-                    tracing::warn!("{name} was not given back: {why}; others have it when the lease has ended");
+                let given = tokio::time::timeout(END_MAX, cluster.give_back(&name, dirty && !is_drained));
+                if let Err(why) = given.await.unwrap_or_else(|_| Err("etcd does not answer".to_owned())) {
+                    tracing::warn!(
+                        "{name} was not given back: {why}; others have it when the lease has ended"
+                    );
                     break;
                 }
             }

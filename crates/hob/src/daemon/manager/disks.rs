@@ -93,6 +93,14 @@ impl Manager {
             self.enter(wanted, Some(ADDING))?.ok_or_else(|| Refusal::failed("the disk was not claimed"))?;
         let notes = match self.open_disk(&name, Open::WithCache).await {
             Ok((notes, _)) => notes,
+            // It is added all the same, and comes when that host gives it back.
+            Err(refusal) if self.is_served_elsewhere(&name) => {
+                self.note_offline(&name, &refusal);
+                self.inner().disks_removed.retain(|removed| *removed != name);
+                return self
+                    .finish_disk(&name, claim, vec![format!("it is not served here: {refusal}")])
+                    .await;
+            }
             Err(refusal) => {
                 self.inner().disks.remove(&name);
                 return Err(refusal);

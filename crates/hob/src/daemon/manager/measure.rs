@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{
-    Bucket, CacheState, ClusterState, Datastore, DeviceState, Disk, DiskLoad, DiskState as DiskLife, Health, HealthProblem,
-    Pool, ProblemKind,
+    Bucket, CacheState, ClusterState, Datastore, DeviceState, Disk, DiskLoad, DiskState as DiskLife, Health,
+    HealthProblem, Pool, ProblemKind,
 };
 use hob_engine::histogram::Histogram;
 use hob_engine::stats::DiskStats;

@@ -5,7 +5,8 @@
 //! when the disk comes online, those of a device when it is opened.
 
 use hob_control::{
-    Admission, Cache, CacheState, Cluster, ClusterState, Datastore, Device, DeviceState, Disk, DiskQos, DiskState, Pool,
+    Admission, Cache, CacheState, Cluster, ClusterState, Datastore, Device, DeviceState, Disk, DiskQos,
+    DiskState, Pool,
 };
 use hob_engine::stats::{DiskStats, OutcomeStats};
 use hob_engine::units::SECTOR_BYTES;
