@@ -94,7 +94,7 @@ pub(crate) struct Cluster {
     me: Member,
     config: ClusterConfig,
     names: Names,
-    etcd: Etcd,
+    etcd: Arc<Etcd>,
     keeping: Arc<Keeping>,
     membership: watch::Receiver<Option<Membership>>,
     places: Mutex<BTreeMap<String, Arc<AsyncMutex<Place>>>>,
@@ -119,16 +119,16 @@ impl Cluster {
             let own = config.cert.as_deref().zip(config.key.as_deref());
             Ok(Some(ClientTls::load(ca, own)?))
         };
-        let etcd = || anyhow::Ok(Etcd::new(config.endpoints().map_err(anyhow::Error::msg)?, tls()?));
+        let etcd = Arc::new(Etcd::new(config.endpoints().map_err(anyhow::Error::msg)?, tls()?));
         let names = Names::new(&config.prefix);
         let about = About { address: config.address.clone(), ..About::default() };
         let (keeping, membership) =
-            Keeping::start(me.clone(), config.lease_seconds, etcd()?, names.clone(), about)?;
+            Keeping::start(me.clone(), config.lease_seconds, etcd.clone(), names.clone(), about)?;
         Ok(Arc::new(Cluster {
             me,
             config: config.clone(),
             names,
-            etcd: etcd()?,
+            etcd,
             keeping,
             membership,
             places: Mutex::default(),

@@ -38,7 +38,7 @@ impl Keeping {
     pub(super) fn start(
         me: Member,
         lease_seconds: u64,
-        etcd: Etcd,
+        etcd: Arc<Etcd>,
         names: Names,
         about: About,
     ) -> anyhow::Result<(Arc<Keeping>, watch::Receiver<Option<Membership>>)> {
@@ -103,7 +103,7 @@ impl Keeping {
 
 struct Task {
     keeper: Keeper,
-    etcd: Etcd,
+    etcd: Arc<Etcd>,
     names: Names,
     shared: Arc<Keeping>,
     membership: watch::Sender<Option<Membership>>,
