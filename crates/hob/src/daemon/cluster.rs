@@ -7,7 +7,7 @@ mod clock;
 mod keep;
 mod store;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +19,7 @@ use hob_control::{
     ClientTls, Cluster as View, ClusterDisk, ClusterDiskState, ClusterHost, ClusterState, check_name,
 };
 use hob_engine::cluster::{Found, LeaseId, Member, Refusal as Why, Seat, Taking, Title, Txn, Verdict, Wish};
+use hob_engine::units::Instant;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 
 pub(crate) use clock::{LeaseClock, now};
@@ -33,6 +34,9 @@ const JOINING_MAX: Duration = Duration::from_secs(3);
 
 /// One question about a disk.
 const QUESTION_MAX: Duration = Duration::from_secs(2);
+
+/// The word of an operator counts no longer than settling and this, nanoseconds.
+const FORCE_NS_MAX: u64 = 10_000_000_000;
 
 /// A listing.
 const LIST_MAX: Duration = Duration::from_secs(10);
@@ -70,12 +74,23 @@ pub(crate) enum TakeError {
         why: String,
         /// What to do.
         hint: String,
-        /// It is in order: another host serves it.
-        is_served: bool,
+        /// What there is to it.
+        how: Elsewhere,
     },
     /// Nobody knows: ask again later.
     #[error("{0}")]
     Unknown(String),
+}
+
+/// How a disk is that cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Elsewhere {
+    /// Another host serves it: all is well.
+    Served,
+    /// Its owner vanished, and what that had sent may still be on its way.
+    Settling,
+    /// It cannot be done without what another host has of it.
+    Needed,
 }
 
 /// What is known of one disk.
@@ -98,8 +113,8 @@ pub(crate) struct Cluster {
     keeping: Arc<Keeping>,
     membership: watch::Receiver<Option<Membership>>,
     places: Mutex<BTreeMap<String, Arc<AsyncMutex<Place>>>>,
-    /// Disks to be taken whatever is lost by it, once.
-    forced: Mutex<BTreeSet<String>>,
+    /// Disks to be taken whatever is lost by it, once, and until when that counts.
+    forced: Mutex<BTreeMap<String, Instant>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -151,9 +166,10 @@ impl Cluster {
         self.keeping.set_about(About { address: self.config.address.clone(), pools });
     }
 
-    /// A disk may be taken once, whatever is lost by it.
+    /// A disk may be taken once, whatever is lost by it, now or when it has settled.
     pub(crate) fn force(&self, disk: &str) {
-        lock(&self.forced).insert(disk.to_owned());
+        let until = now() + self.config.settle_seconds * 1_000_000_000 + FORCE_NS_MAX;
+        lock(&self.forced).insert(disk.to_owned(), until);
     }
 
     fn place(&self, disk: &str) -> Arc<AsyncMutex<Place>> {
@@ -181,10 +197,15 @@ impl Cluster {
         let membership = self.member().await?;
         let place = self.place(disk);
         let mut place = place.lock().await;
-        let force = lock(&self.forced).contains(disk);
-        let taken = self.go(&membership, &mut place, disk, Wish { known, dirty, force }, false).await?;
-        lock(&self.forced).remove(disk);
-        Ok(taken)
+        let force = lock(&self.forced).get(disk).is_some_and(|until| now() < *until);
+        let taken = self.go(&membership, &mut place, disk, Wish { known, dirty, force }, false).await;
+        if !matches!(
+            taken,
+            Err(TakeError::Elsewhere { how: Elsewhere::Settling, .. } | TakeError::Unknown(_))
+        ) {
+            lock(&self.forced).remove(disk);
+        }
+        taken
     }
 
     /// Takes a disk that is served, under the lease that there is now.
@@ -257,7 +278,11 @@ impl Cluster {
                         format!("{host} had it and vanished; it is taken {seconds} s after that was seen");
                     return match goes_on {
                         true => Err(elsewhere(disk, &before, "has had it")),
-                        false => Err(TakeError::Elsewhere { why, hint: "wait".to_owned(), is_served: false }),
+                        false => Err(TakeError::Elsewhere {
+                            why,
+                            hint: "wait".to_owned(),
+                            how: Elsewhere::Settling,
+                        }),
                     };
                 }
                 Verdict::Refused(why) => return Err(refused(disk, &why)),
@@ -440,7 +465,7 @@ fn elsewhere(disk: &str, title: &Option<Title>, what: &str) -> TakeError {
     TakeError::Elsewhere {
         why: format!("{host} {what} meanwhile"),
         hint: format!("'hob cluster disks' shows who has {disk}; it comes back by itself when it is free"),
-        is_served: false,
+        how: Elsewhere::Needed,
     }
 }
 
@@ -449,7 +474,7 @@ fn refused(disk: &str, why: &Why) -> TakeError {
         Why::Held(by, generation) => TakeError::Elsewhere {
             why: format!("{} has it (generation {generation})", by.name),
             hint: "it comes by itself when that host gives it back or vanishes".to_owned(),
-            is_served: true,
+            how: Elsewhere::Served,
         },
         Why::Dirty(by, generation) => TakeError::Elsewhere {
             why: format!(
@@ -459,7 +484,7 @@ fn refused(disk: &str, why: &Why) -> TakeError {
             hint: format!(
                 "start that host again; if it never comes back, 'hob cluster take {disk} --force' goes on without that data"
             ),
-            is_served: false,
+            how: Elsewhere::Needed,
         },
     }
 }

@@ -14,7 +14,7 @@ use super::disks::Open;
 use super::leave::Ending;
 use super::refusal::Refusal;
 use super::{Life, Manager};
-use crate::daemon::cluster::{Cluster, TakeError, Taken};
+use crate::daemon::cluster::{Cluster, Elsewhere, TakeError, Taken};
 
 /// How often disks are looked at that another host has, or that have to be taken again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -33,6 +33,8 @@ pub(super) enum ClusterWait {
     No,
     /// Another host serves it: all is well.
     Served,
+    /// Its owner vanished, and it is had soon.
+    Settles,
     /// It could not be had, and nobody serves it, for all that is known.
     Yes,
 }
@@ -81,8 +83,13 @@ impl Manager {
         }
         let manager = self.clone();
         self.change(async move {
-            manager.bring_online(&disk).await;
-            manager.disk(&disk)
+            loop {
+                manager.bring_online(&disk).await;
+                if manager.inner().disk(&disk)?.cluster_wait != ClusterWait::Settles {
+                    return manager.disk(&disk);
+                }
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
         })
         .await
     }
@@ -94,7 +101,9 @@ impl Manager {
         name: &str,
         when: Open,
     ) -> Result<(Vec<String>, Option<Coming>), Refusal> {
-        let Some(cluster) = self.cluster() else { return self.open_owned(name, when, None).await };
+        let Some(cluster) = self.cluster().filter(|_| !self.needs_no_owner(name)) else {
+            return self.open_owned(name, when, None).await;
+        };
         let taken = self.take_disk(cluster, name).await?;
         let opened = self.open_owned(name, when, Some(&taken)).await;
         if opened.is_err() {
@@ -103,13 +112,19 @@ impl Manager {
         opened
     }
 
+    /// Nobody writes it: every host may serve it.
+    fn needs_no_owner(&self, name: &str) -> bool {
+        self.inner().disk(name).is_ok_and(|disk| disk.wanted.read_only)
+    }
+
     async fn take_disk(&self, cluster: &Cluster, name: &str) -> Result<Taken, Refusal> {
         let (known, dirty) = self.wish(name)?;
         let taken = cluster.take(name, known, dirty).await;
         if let Ok(disk) = self.inner().disk_mut(name) {
             disk.cluster_wait = match &taken {
                 Ok(_) => ClusterWait::No,
-                Err(TakeError::Elsewhere { is_served: true, .. }) => ClusterWait::Served,
+                Err(TakeError::Elsewhere { how: Elsewhere::Served, .. }) => ClusterWait::Served,
+                Err(TakeError::Elsewhere { how: Elsewhere::Settling, .. }) => ClusterWait::Settles,
                 Err(_) => ClusterWait::Yes,
             };
         }
@@ -123,7 +138,7 @@ impl Manager {
 
     /// A disk that came from another host of the cluster is this one's, before it is served.
     pub(super) async fn take_arrived(&self, name: &str) -> Result<(), Refusal> {
-        let Some(cluster) = self.cluster() else { return Ok(()) };
+        let Some(cluster) = self.cluster().filter(|_| !self.needs_no_owner(name)) else { return Ok(()) };
         let taken = self.take_disk(cluster, name).await?;
         let (shard, id) = self.shard_of(name)?;
         shard.set_lease(id, taken.clock)?;
@@ -259,7 +274,8 @@ impl Manager {
         let online: Vec<String> = {
             let inner = self.inner();
             let online = inner.disks.values().filter(|disk| matches!(disk.life, Life::Online(_)));
-            online.map(|disk| disk.wanted.name.clone()).collect()
+            let owned = online.filter(|disk| !disk.wanted.read_only);
+            owned.map(|disk| disk.wanted.name.clone()).collect()
         };
         let is_ours =
             |name: &String| matches!(self.record_of(name), Some(Record::Owner { .. } | Record::Leaving(_)));
