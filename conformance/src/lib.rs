@@ -9,6 +9,7 @@
 pub mod authority;
 pub mod ceph;
 pub mod data;
+pub mod etcd;
 pub mod guest;
 pub mod hob;
 pub mod hosts;
@@ -25,6 +26,7 @@ pub mod vhost_driver;
 
 pub use authority::Authority;
 pub use ceph::Cluster;
+pub use etcd::Etcd;
 pub use hob::{Daemon, Hob, Serve};
 pub use hosts::Host;
 pub use mounts::{Loop, Unmount};

@@ -51,6 +51,9 @@ const PACKAGES: &[Package] = &[
     Package { name: "iproute2", shown_by: &["ip"] },
     Package { name: "shellcheck", shown_by: &["shellcheck"] },
     Package { name: "qemu-system-common", shown_by: &["qemu-storage-daemon"] },
+    // Hosts that agree on who serves a disk.
+    Package { name: "etcd-server", shown_by: &["etcd"] },
+    Package { name: "etcd-client", shown_by: &["etcdctl"] },
 ];
 
 /// Installs what is missing, when that is possible; otherwise says what is missing and goes on, for

@@ -38,6 +38,8 @@ enum Kind {
     Single,
     /// Hosts that hand a disk over, across a bad network
     Hosts,
+    /// Hosts that agree through etcd on who serves a disk
+    Cluster,
 }
 
 /// Builds the simulation with optimisation and runs it.
@@ -49,6 +51,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Kind::Growth => "growth",
         Kind::Single => "single",
         Kind::Hosts => "hosts",
+        Kind::Cluster => "cluster",
     };
     let numbers = [arguments.from, arguments.seeds, arguments.minutes, u64::from(arguments.requests)]
         .map(|n| n.to_string());

@@ -16,11 +16,12 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::tls;
 use crate::{
-    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Datastore,
-    DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms, DiskLoad,
-    DiskQos, DiskResize, DiskStats, Endpoint, EventReport, Explanation, Export, ExportDirty, Health,
-    LifeEvent, Migration, MigrationStart, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch,
-    StoragePolicy, Swap, SwapChanged, SwapCreate, SwapPatch, TakeBack, TraceDecoder, TraceFrame, Version,
+    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Cluster, ClusterDisk,
+    ClusterHost, ClusterTake, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged,
+    DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskResize, DiskStats, Endpoint, EventReport, Explanation,
+    Export, ExportDirty, Health, LifeEvent, Migration, MigrationStart, OnDirty, Pool, PoolChanged,
+    PoolCreate, Problem, QosPatch, StoragePolicy, Swap, SwapChanged, SwapCreate, SwapPatch, TakeBack,
+    TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -281,6 +282,27 @@ impl Client {
     /// Gives a swap area back to its pool.
     pub async fn swap_remove(&self, name: &str) -> Result<SwapChanged, ClientError> {
         self.send(Method::DELETE, &swap_path(name), None::<&()>).await
+    }
+
+    /// The daemon's host, as a member of its cluster.
+    pub async fn cluster(&self) -> Result<Cluster, ClientError> {
+        self.get("/v1/cluster").await
+    }
+
+    /// All members of its cluster.
+    pub async fn cluster_hosts(&self) -> Result<Vec<ClusterHost>, ClientError> {
+        self.get("/v1/cluster/hosts").await
+    }
+
+    /// All disks of its cluster.
+    pub async fn cluster_disks(&self) -> Result<Vec<ClusterDisk>, ClientError> {
+        self.get("/v1/cluster/disks").await
+    }
+
+    /// Has the daemon take a disk; by force even if data of a host that is gone is lost.
+    pub async fn cluster_take(&self, disk: &str, force: bool) -> Result<Disk, ClientError> {
+        let path = format!("/v1/cluster/disks/{}/take", percent_encode(disk));
+        self.send(Method::POST, &path, Some(&ClusterTake { force })).await
     }
 
     /// All disks.

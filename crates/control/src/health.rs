@@ -27,7 +27,7 @@ pub enum HealthStatus {
 pub struct HealthProblem {
     /// Of which kind.
     pub kind: ProblemKind,
-    /// What it concerns: a disk, a pool with the path of a device, a swap area, or a shard.
+    /// What it concerns: a disk, a pool with the path of a device, a swap area, a shard, or this host's name in its cluster.
     pub subject: String,
     /// In words.
     pub reason: String,
@@ -57,11 +57,13 @@ pub enum ProblemKind {
     DestageStuck,
     /// A swap area of the host that is to be on is not.
     SwapOff,
+    /// This host has no lease of its cluster: its disks do not answer.
+    ClusterAway,
 }
 
 impl ProblemKind {
     /// All kinds.
-    pub const ALL: [ProblemKind; 10] = [
+    pub const ALL: [ProblemKind; 11] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -72,6 +74,7 @@ impl ProblemKind {
         ProblemKind::DirtyLost,
         ProblemKind::DestageStuck,
         ProblemKind::SwapOff,
+        ProblemKind::ClusterAway,
     ];
 
     /// As the API and the metrics call it.
@@ -87,6 +90,7 @@ impl ProblemKind {
             ProblemKind::DirtyLost => "dirty-lost",
             ProblemKind::DestageStuck => "destage-stuck",
             ProblemKind::SwapOff => "swap-off",
+            ProblemKind::ClusterAway => "cluster-away",
         }
     }
 }

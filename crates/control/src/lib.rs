@@ -8,8 +8,10 @@
 
 mod bitmap;
 pub mod client;
+mod cluster;
 mod endpoint;
 mod error;
+pub mod etcd;
 mod event;
 mod explain;
 mod export;
@@ -33,6 +35,9 @@ mod tls;
 mod trace;
 
 pub use bitmap::{BITMAPS_MAX, Bitmap, BitmapAdd, BitmapMerge, BitmapRotate, BitmapState, Bitmaps};
+pub use cluster::{
+    Cluster, ClusterDisk, ClusterDiskState, ClusterHost, ClusterPool, ClusterState, ClusterTake,
+};
 pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
 pub use event::{EVENTS, Effect, EventInfo, EventReport, LifeEvent};

@@ -223,6 +223,9 @@ pub struct Arrival {
     /// The file that it is to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse: Option<String>,
+    /// The cluster that it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
 }
 
 /// The cache of a disk that comes.
@@ -331,6 +334,7 @@ mod tests {
             datastore: None,
             vhost_user: None,
             fuse: None,
+            cluster: None,
         };
         let text = serde_json::to_string(&arrival).unwrap();
         assert!(text.contains(r#""mode":"heat-map""#), "{text}");

@@ -7,6 +7,7 @@
 pub mod admission;
 mod cache;
 mod claims;
+pub mod cluster;
 pub mod command;
 mod device;
 mod directory;

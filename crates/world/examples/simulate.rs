@@ -4,7 +4,7 @@
 //! simulate KIND FROM SEEDS MINUTES REQUESTS
 //! ```
 //! KIND is `lives`, `sound` (lives in which no device fails), `memory` (lives with memory above every cache), `qos` (lives with shares, limits and windows), `single`, or
-//! `hosts` (several hosts that hand a disk over); MINUTES may be 0 for no limit. Progress goes to stderr.
+//! `hosts` (several hosts that hand a disk over), or `cluster` (several hosts that agree through etcd on who serves it); MINUTES may be 0 for no limit. Progress goes to stderr.
 //! At the first violation, or panic of the engine, it stops with the seed and with how to live it again. With `HOB_TRACE` in
 //! its environment it says everything that crosses the engine's boundary.
 
@@ -22,12 +22,13 @@ use std::time::{Duration, Instant};
 
 use hob_engine::outcome::OUTCOMES;
 use hob_world::sim::{Options, Report, Trace, run};
-use hob_world::{Violation, hosts};
+use hob_world::{Violation, cluster, hosts};
 
 /// What is lived.
 enum Kind {
     One(Options),
     Hosts(hosts::Options),
+    Cluster(cluster::Options),
 }
 
 /// What histories contained.
@@ -35,6 +36,7 @@ enum Kind {
 struct Total {
     one: Report,
     hosts: hosts::Report,
+    cluster: cluster::Report,
 }
 
 impl Kind {
@@ -43,6 +45,7 @@ impl Kind {
         match self {
             Kind::One(options) => total.one.add(&run(seed, options)?),
             Kind::Hosts(options) => total.hosts.add(&hosts::run(seed, options)?),
+            Kind::Cluster(options) => total.cluster.add(&cluster::run(seed, options)?),
         }
         Ok(())
     }
@@ -51,6 +54,7 @@ impl Kind {
         match self {
             Kind::One(options) => options.requests,
             Kind::Hosts(options) => options.requests,
+            Kind::Cluster(options) => options.requests,
         }
     }
 }
@@ -71,14 +75,16 @@ fn main() -> ExitCode {
     let number = |at: usize| arguments.get(at).and_then(|word| word.parse::<u64>().ok());
     let kind = arguments.first().map(String::as_str);
     let (
-        Some(kind @ ("lives" | "sound" | "memory" | "qos" | "growth" | "single" | "hosts")),
+        Some(kind @ ("lives" | "sound" | "memory" | "qos" | "growth" | "single" | "hosts" | "cluster")),
         Some(from),
         Some(seeds),
         Some(minutes),
         Some(requests),
     ) = (kind, number(1), number(2), number(3), number(4))
     else {
-        eprintln!("usage: simulate lives|sound|memory|qos|growth|single|hosts FROM SEEDS MINUTES REQUESTS");
+        eprintln!(
+            "usage: simulate lives|sound|memory|qos|growth|single|hosts|cluster FROM SEEDS MINUTES REQUESTS"
+        );
         return ExitCode::FAILURE;
     };
     let base = match kind {
@@ -93,6 +99,7 @@ fn main() -> ExitCode {
     let requests = u32::try_from(requests).unwrap_or(base.requests).max(1);
     let options = match kind {
         "hosts" => Kind::Hosts(hosts::Options { trace, requests, ..hosts::Options::default() }),
+        "cluster" => Kind::Cluster(cluster::Options { trace, requests, ..cluster::Options::default() }),
         _ => Kind::One(Options { trace, requests, ..base }),
     };
     let began = Instant::now();
@@ -135,6 +142,7 @@ fn work(shared: &Shared, options: &Kind) {
     let mut total = shared.total.lock().expect("no panic inside");
     total.one.add(&mine.one);
     total.hosts.add(&mine.hosts);
+    total.cluster.add(&mine.cluster);
 }
 
 fn fail(shared: &Shared, seed: u64, what: String) {
@@ -172,6 +180,9 @@ fn conclude(shared: &Shared, options: &Kind, kind: &str, began: Instant) -> Exit
         }
         Kind::Hosts(_) => {
             total.hosts.counts().iter().for_each(|(name, count)| println!("  {count:>12}  {name}"));
+        }
+        Kind::Cluster(_) => {
+            total.cluster.counts().iter().for_each(|(name, count)| println!("  {count:>12}  {name}"));
         }
     }
     match &*shared.failed.lock().expect("no panic inside") {

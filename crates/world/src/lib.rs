@@ -10,9 +10,12 @@
 //!
 //! [`hosts::run`] lives one of several hosts that hand a disk over, with its cache, across a bad network.
 //!
+//! [`cluster::run`] lives one of several hosts that agree through a store with leases on who serves which disk.
+//!
 //! Nothing here reads a clock, rolls the machine's dice, or touches a file. Contents are tags, one
 //! for each unit of 512 bytes, so a torn sector is a sector whose tags come from two writes.
 
+pub mod cluster;
 pub mod content;
 pub mod dice;
 pub mod disk_model;

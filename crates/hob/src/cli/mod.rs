@@ -7,6 +7,7 @@
 mod advise;
 mod bitmap;
 mod cache;
+mod cluster;
 mod completions;
 mod daemon;
 mod dashboard;
@@ -145,6 +146,8 @@ enum Command {
     Swap(swap::Swap),
     Drain(drain::Drain),
     Migrate(migrate::Migrate),
+    #[command(subcommand)]
+    Cluster(cluster::Cluster),
     Stats(stats::Stats),
     Top(top::Top),
     Dashboard(dashboard::Dashboard),
@@ -181,6 +184,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Swap(args) => swap::run(args, global),
         Command::Drain(args) => drain::run(&args, global),
         Command::Migrate(args) => migrate::run(&args, global),
+        Command::Cluster(args) => cluster::run(args, global),
         Command::Stats(args) => stats::run(&args, global),
         Command::Health(args) => health::run(&args, global),
         Command::Top(args) => top::run(&args, global),

@@ -3,6 +3,7 @@
 //! Pools and disks defined here are made at start if they do not exist yet; from then on they are
 //! changed by command and kept in the state directory.
 
+mod cluster;
 mod control;
 mod migrate;
 mod nbd;
@@ -15,6 +16,7 @@ use serde::Deserialize;
 
 use super::allow::AllowEntry;
 use super::hardware::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX, RingKind};
+pub(crate) use cluster::ClusterConfig;
 pub(crate) use control::ControlConfig;
 pub(crate) use migrate::MigrateConfig;
 pub(crate) use nbd::{NbdEntry, NbdSecrets, NbdTlsFiles, check_nbd};
@@ -56,6 +58,9 @@ pub(crate) struct Config {
     /// How disks move to other hosts.
     #[serde(default)]
     pub(crate) migrate: MigrateConfig,
+    /// With whom this host agrees on who serves which disk.
+    #[serde(default)]
+    pub(crate) cluster: Option<ClusterConfig>,
     /// Bounds.
     #[serde(default)]
     pub(crate) limits: Limits,
@@ -189,6 +194,7 @@ impl Config {
         }
         self.control.check()?;
         self.migrate.check()?;
+        self.cluster.as_ref().map_or(Ok(()), ClusterConfig::check)?;
         check_nbd(&self.nbd, &self.allow)?;
         let limits = [
             ("connections_max", self.limits.connections_max as u64, 1, 65_536),

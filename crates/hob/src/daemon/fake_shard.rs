@@ -312,6 +312,7 @@ impl State {
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
             ShardCall::Machine(_) | ShardCall::Resume | ShardCall::Carry(..) => {}
+            ShardCall::SetLease { .. } | ShardCall::Lose { .. } => {}
             ShardCall::Rest { answer } => {
                 let _ = answer.send(Ok(()));
             }

@@ -9,6 +9,7 @@
 mod auth;
 mod bitmaps;
 mod browser;
+mod cluster;
 mod events;
 mod exports;
 mod extract;
@@ -109,6 +110,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
             )
         })
         .merge(migration::routes())
+        .merge(cluster::routes())
         .layer(Extension(events::Hub::new(Arc::clone(&manager))))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))
@@ -198,6 +200,10 @@ async fn in_time(request: Request, next: Next) -> Response {
         swap::swap,
         swap::set,
         swap::remove,
+        cluster::cluster,
+        cluster::hosts,
+        cluster::disks,
+        cluster::take,
     ),
     components(schemas(Problem)),
     modifiers(&BearerOverTcp),

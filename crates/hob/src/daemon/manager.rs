@@ -12,6 +12,7 @@
 mod bitmaps;
 mod caches;
 mod claim;
+mod cluster;
 mod coming;
 mod datastores;
 mod disks;
@@ -59,6 +60,7 @@ use hob_engine::units::{DeviceId, DiskId};
 use hob_storage::pool::OwnerId;
 use tracing::Instrument as _;
 
+use super::cluster::Cluster;
 use super::config::Config;
 use super::exports::Exports;
 use super::hardware::{BackingOptions, Lock};
@@ -94,6 +96,7 @@ pub(crate) struct Manager {
     /// By the names of their disks.
     migrations: Mutex<BTreeMap<String, migration::Handle>>,
     carriage: OnceLock<Carriage>,
+    cluster: OnceLock<Arc<Cluster>>,
     swap_kernel: Arc<dyn SwapKernel>,
     /// Files that the program before has left mounted, by export.
     left_files: Mutex<BTreeMap<String, LeftFile>>,
@@ -189,6 +192,10 @@ struct DiskEntry {
     retry_after: Option<tokio::time::Instant>,
     /// Why it is offline, as it was last said in the log.
     offline_reason: Option<String>,
+    /// Could it be had of the cluster when it was opened last?
+    cluster_wait: cluster::ClusterWait,
+    /// The daemon is ending, and nothing of it is dirty any more.
+    drained_at_end: bool,
     /// Why the cache is not as wanted.
     cache_reason: Option<String>,
     /// The files that it is or should be, by export.
@@ -230,6 +237,7 @@ impl Manager {
             inner: Mutex::new(Inner::default()),
             migrations: Mutex::default(),
             carriage: OnceLock::new(),
+            cluster: OnceLock::new(),
             swap_kernel: Arc::new(HostKernel),
             left_files: Mutex::default(),
         })
@@ -270,6 +278,7 @@ impl Manager {
 
     /// Keeps what is wanted before it is in effect.
     async fn save_first(self: &Arc<Self>) -> Result<(), Refusal> {
+        self.mark_dirty().await?;
         self.keep().await?.map_err(|error| Refusal::not_begun(&error))
     }
 

@@ -14,7 +14,7 @@ mod table;
 
 use std::fmt::Write as _;
 
-use hob_control::{Datastore, Disk, DiskQos, HealthProblem, Pool, ProblemKind};
+use hob_control::{Cluster, Datastore, Disk, DiskQos, HealthProblem, Pool, ProblemKind};
 use hob_engine::histogram::Histogram;
 use hob_engine::outcome::OUTCOMES;
 use hob_engine::stats::{self, DiskStats};
@@ -70,6 +70,8 @@ impl Latencies {
 pub(crate) struct Daemon {
     /// Its process.
     pub(crate) process: Process,
+    /// As a member of a cluster, if it is in one.
+    pub(crate) cluster: Option<Cluster>,
     /// What is wrong.
     pub(crate) problems: Vec<HealthProblem>,
     /// For each shard: does it answer?
@@ -104,6 +106,11 @@ impl Page {
     pub(crate) fn add_daemon(&mut self, daemon: &Daemon) {
         self.each(|metric, body| match metric.source {
             Source::Daemon(value) => sample(body, metric, &[], value(daemon)),
+            Source::Cluster(value) => {
+                if let Some(cluster) = &daemon.cluster {
+                    sample(body, metric, &[], value(cluster));
+                }
+            }
             Source::Build => sample(body, metric, &[env!("CARGO_PKG_VERSION")], 1.0),
             Source::Shards => {
                 for (number, answers) in daemon.shards.iter().enumerate() {

@@ -2,6 +2,7 @@
 //! the NBD listeners. `hob serve` is the same, assembled from flags and without state.
 
 pub(crate) mod allow;
+mod cluster;
 pub(crate) mod config;
 pub(crate) mod doors;
 pub(crate) mod exports;
@@ -38,6 +39,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use allow::{AllowEntry, AllowList};
+use cluster::Cluster;
 use config::{Config, ControlConfig, Limits, NbdEntry, NbdSecrets, NbdTlsFiles};
 use exports::Exports;
 use hardware::{BackingOptions, RingKind};
@@ -239,6 +241,10 @@ async fn serve(
             let tls = config.migrate.tls(&config.control);
             manager.set_carriage(Carriage { tls, directory: config.state_dir.clone() });
             tasks.spawn(manager.clone().tend(events));
+            if let Some(joined) = &config.cluster {
+                manager.set_cluster(Cluster::join(joined, &config.state_dir)?);
+                tasks.spawn(manager.clone().tend_cluster());
+            }
             manager.start(state, &config).await?;
             manager
         }

@@ -7,6 +7,7 @@
 //! that change nothing give up after [`PATIENCE`].
 
 mod carry;
+mod lease;
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
@@ -26,6 +27,7 @@ use hob_frontends::fuse::Attributes;
 use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
+use super::cluster::LeaseClock;
 use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice};
 use super::listen::{Line, Place};
 use super::shard::{CarryCall, MachineCall};
@@ -38,7 +40,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
 /// A question or an instruction to a shard. Each is answered once; [`ShardCall::Attach`], [`ShardCall::AttachFile`],
-/// [`ShardCall::CloseExport`], [`ShardCall::Resume`], [`ShardCall::Control`] and
+/// [`ShardCall::CloseExport`], [`ShardCall::Resume`], [`ShardCall::Control`], [`ShardCall::SetLease`], [`ShardCall::Lose`] and
 /// [`ShardCall::EndRecording`] never.
 #[derive(Debug)]
 pub(crate) enum ShardCall {
@@ -75,6 +77,18 @@ pub(crate) enum ShardCall {
         id: DiskId,
         /// What it leaves, when the last request has been answered.
         answer: Answer<Gone>,
+    },
+    /// Serve a disk under this lease, and what was held of it.
+    SetLease {
+        /// Which.
+        id: DiskId,
+        /// Until when.
+        clock: Arc<LeaseClock>,
+    },
+    /// A disk is another host's: refuse everything.
+    Lose {
+        /// Which.
+        id: DiskId,
     },
     /// Change a disk's cache, or let the disk be larger, as its backing is already.
     ChangeCache {

@@ -202,10 +202,13 @@ impl Stage {
             }
             _ => None,
         };
-        if let Some(manager) = manager {
+        if let Some(manager) = &manager {
             manager.close(ending).await;
         }
         stop(shards).await;
+        if let Some(manager) = manager {
+            manager.leave_cluster(ending).await;
+        }
         if let Some(relays) = relays {
             relays.finish(FAREWELL_MAX).await;
         }

@@ -128,6 +128,9 @@ pub(crate) struct DiskState {
     /// Its way from host to host, if it ever began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) migration: Option<MigrationSpec>,
+    /// In a cluster: its generation when it was served here last, of which what flash has is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) generation: Option<u64>,
     /// Its dirty bitmaps; what they have noted is in files of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<BitmapSpec>,
@@ -147,6 +150,7 @@ impl DiskState {
             fuse: None,
             vhost_user: None,
             migration: None,
+            generation: None,
             bitmaps: Vec::new(),
         }
     }

@@ -12,6 +12,7 @@ use hob_nbd::ExportInfo;
 use hob_storage::backing::{BackingInfo, OpenError};
 
 use super::claim::Claim;
+use super::cluster::ClusterWait;
 use super::coming::Coming;
 use super::datastores::datastore_of;
 use super::fit::Fit;
@@ -20,6 +21,7 @@ use super::refusal::{Kind, Refusal};
 use super::resize::Measure;
 use super::ways_out::Afterwards;
 use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
+use crate::daemon::cluster::Taken;
 use crate::daemon::hardware::Backing;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::DiskState;
@@ -93,6 +95,14 @@ impl Manager {
             self.enter(wanted, Some(ADDING))?.ok_or_else(|| Refusal::failed("the disk was not claimed"))?;
         let notes = match self.open_disk(&name, Open::WithCache).await {
             Ok((notes, _)) => notes,
+            // It is added all the same, and comes when that host gives it back.
+            Err(refusal) if self.is_served_elsewhere(&name) => {
+                self.note_offline(&name, &refusal);
+                self.inner().disks_removed.retain(|removed| *removed != name);
+                return self
+                    .finish_disk(&name, claim, vec![format!("it is not served here: {refusal}")])
+                    .await;
+            }
             Err(refusal) => {
                 self.inner().disks.remove(&name);
                 return Err(refusal);
@@ -115,6 +125,7 @@ impl Manager {
             tracing::warn!("{name}: {error}");
         }
         self.forget_bitmaps(name).await;
+        self.leave_disk(name).await;
         self.inner().disks.remove(name);
     }
 
@@ -170,6 +181,7 @@ impl Manager {
                 self.give_back(&spec.pool, &free).await;
             }
         }
+        self.leave_disk(name).await;
         {
             let mut inner = self.inner();
             inner.disks.remove(name);
@@ -216,6 +228,8 @@ impl Manager {
             watch: super::drain::Watch::default(),
             retry_after: None,
             offline_reason: None,
+            cluster_wait: ClusterWait::No,
+            drained_at_end: false,
             cache_reason: None,
             files: std::collections::BTreeMap::new(),
             busy,
@@ -231,10 +245,11 @@ impl Manager {
     /// Opens a disk's backing, gives it to a shard and offers it to clients. The caller has
     /// claimed the disk, which is offline. Where the cache is still on its way then, that goes on with
     /// [`Manager::await_cache`].
-    pub(super) async fn open_disk(
+    pub(super) async fn open_owned(
         self: &Arc<Self>,
         name: &str,
         when: Open,
+        taken: Option<&Taken>,
     ) -> Result<(Vec<String>, Option<Coming>), Refusal> {
         let (wanted, id) = {
             let inner = self.inner();
@@ -262,6 +277,7 @@ impl Manager {
         let (mut kept, mut coming, mut backing) = (None, None, backing);
         if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {
             let mut reading = self.begin_recovery(name, spec).await?;
+            reading.foreign = taken.and_then(|taken| taken.foreign.clone());
             let early = match when {
                 Open::WithCache => None,
                 Open::AtOnce => self.early(name, &info, backing.reader(), &mut reading).await,
@@ -283,7 +299,13 @@ impl Manager {
         let datastore_id = self.inner().datastore_id(&datastore, wanted.datastore.is_some())?;
         let shard = self.shard_for(datastore_id);
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
+        if let Some(taken) = taken {
+            self.keep_generation(name, taken).await?;
+        }
         shard.add_disk(id, config, backing).await?;
+        if let Some(taken) = taken {
+            shard.set_lease(id, taken.clock.clone())?;
+        }
         if let Err(refusal) = self.open_bitmaps(name, &shard, &info).await {
             shard.remove_disk(id).await?;
             return Err(refusal);
@@ -385,7 +407,9 @@ impl Manager {
         let reason = refusal.to_string();
         if let Ok(disk) = self.inner().disk_mut(name) {
             let news = disk.offline_reason.as_ref() != Some(&reason);
-            if news {
+            if news && disk.cluster_wait == ClusterWait::Served {
+                tracing::info!("{name} is not served here: {refusal}");
+            } else if news {
                 let again =
                     if disk.retry_after.is_some() { "" } else { "; it is tried again every few seconds" };
                 tracing::error!("{name} is offline: {refusal}{again}");

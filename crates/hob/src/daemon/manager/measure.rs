@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{
-    Bucket, CacheState, Datastore, DeviceState, Disk, DiskLoad, DiskState as DiskLife, Health, HealthProblem,
-    Pool, ProblemKind,
+    Bucket, CacheState, ClusterState, Datastore, DeviceState, Disk, DiskLoad, DiskState as DiskLife, Health,
+    HealthProblem, Pool, ProblemKind,
 };
 use hob_engine::histogram::Histogram;
 use hob_engine::stats::DiskStats;
@@ -16,6 +16,7 @@ use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::cluster::ClusterWait;
 use super::drain::DRAINING;
 use super::journal_lost::JOURNAL_LOST;
 use super::{DeviceEntry, DiskEntry, Inner, Life, Manager};
@@ -51,6 +52,7 @@ impl Manager {
         }
         page.add_daemon(&Daemon {
             process: Process::look(),
+            cluster: self.cluster_view().ok(),
             problems: self.problems(&shards),
             shards,
             gathered_seconds: began.elapsed().as_secs_f64(),
@@ -159,6 +161,12 @@ impl Manager {
             problem(ProblemKind::ShardSilent, &format!("shard {number}"), reason)
         });
         let mut problems: Vec<HealthProblem> = silent.collect();
+        if let Ok(cluster) = self.cluster_view()
+            && cluster.state != ClusterState::Member
+        {
+            let why = cluster.why.unwrap_or_else(|| "etcd was not heard of".to_owned());
+            problems.push(problem(ProblemKind::ClusterAway, &cluster.host, why));
+        }
         let inner = self.inner();
         for (pool, entry) in &inner.pools {
             for device in &entry.devices {
@@ -206,6 +214,8 @@ impl DiskEntry {
         match &self.life {
             // A disk that has never been there is not missing.
             Life::Offline(_) if self.is_arriving() => Vec::new(),
+            // Nor is one that another host of the cluster serves.
+            Life::Offline(_) if self.cluster_wait == ClusterWait::Served => Vec::new(),
             Life::Away(_) | Life::Removing => Vec::new(),
             Life::Offline(reason) => vec![(ProblemKind::DiskOffline, reason.clone())],
             Life::Online(_) => self.cache_problems(inner),

@@ -223,8 +223,13 @@ impl Manager {
         loop {
             tokio::select! {
                 result = &mut clean => {
-                    if let Err(refusal) = result {
-                        tracing::warn!("{name} keeps dirty data in its cache: {refusal}");
+                    match result {
+                        Ok(()) => {
+                            if let Ok(disk) = self.inner().disk_mut(name) {
+                                disk.drained_at_end = true;
+                            }
+                        }
+                        Err(refusal) => tracing::warn!("{name} keeps dirty data in its cache: {refusal}"),
                     }
                     return;
                 }

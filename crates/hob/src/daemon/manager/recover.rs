@@ -88,6 +88,8 @@ pub(super) struct Reading {
     spec: CacheSpec,
     journal: JournalSpec,
     began: Instant,
+    /// Another host has had the disk since: nothing of it counts.
+    pub(super) foreign: Option<String>,
     /// Devices of the pool that are not there.
     missing: Vec<String>,
     /// The highest number of a ring when it began.
@@ -119,7 +121,8 @@ impl Reading {
 
     /// As far as is known now, is it a cache of this backing as it is?
     pub(super) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
-        same_backing(info, surveyed.disk_bytes, &surveyed.identity) != Same::No
+        self.foreign.is_none()
+            && same_backing(info, surveyed.disk_bytes, &surveyed.identity) != Same::No
             && changed_since(surveyed.clean, self.journal.closed, info) != Changed::Yes
     }
 }
@@ -167,7 +170,7 @@ impl Manager {
                 0
             }
         };
-        Ok(Reading { spec: spec.clone(), journal, began, missing, upto, surveyed, found })
+        Ok(Reading { spec: spec.clone(), journal, began, foreign: None, missing, upto, surveyed, found })
     }
 
     /// Finds out what a disk's persistent cache holds and whether that is to be believed. The backing is read for it.
@@ -193,7 +196,7 @@ impl Manager {
         reading: Reading,
         source: Source,
     ) -> Result<(Source, Option<Kept>, Vec<String>), Refusal> {
-        let Reading { spec, journal, began, missing, found, .. } = reading;
+        let Reading { spec, journal, began, foreign, missing, found, .. } = reading;
         let spec = &spec;
         let found = found.await.unwrap_or_else(|_| Err(Refusal::failed("an internal task ended")));
         let found = match found {
@@ -249,7 +252,7 @@ impl Manager {
             .await?;
         }
         let known_bytes = recovered.summary.disk_bytes;
-        let (source, recovered, verdict, why) = compare(source, recovered, journal.closed).await?;
+        let (source, recovered, verdict, why) = compare(source, recovered, journal.closed, foreign).await?;
         let summary = recovered.summary;
         if summary.disk_bytes > known_bytes {
             let (before, now) = (Size(known_bytes), Size(summary.disk_bytes));
@@ -422,6 +425,7 @@ async fn compare(
     source: Source,
     mut recovered: Box<Recovered>,
     closed: Option<Closed>,
+    foreign: Option<String>,
 ) -> Result<(Source, Box<Recovered>, Verdict, String), Refusal> {
     let info = source.info().clone();
     if let Source::Served(served) = &source
@@ -434,7 +438,10 @@ async fn compare(
         .await?;
     }
     let summary = recovered.summary;
-    let same = same_backing(&info, summary.disk_bytes, &summary.identity);
+    let same = match foreign {
+        Some(_) => Same::No,
+        None => same_backing(&info, summary.disk_bytes, &summary.identity),
+    };
     if same == Same::Grown {
         recovered = blocking(move || {
             recovered.grow(info.size_bytes);
@@ -453,6 +460,7 @@ async fn compare(
         }
     };
     let why = match (info.size_bytes == summary.disk_bytes, same, changed) {
+        _ if foreign.is_some() => format!("{} meanwhile", foreign.unwrap_or_default()),
         (_, Same::Grown, Changed::Yes) => {
             "its backing has grown while hob did not serve it, and may have been changed otherwise".to_owned()
         }

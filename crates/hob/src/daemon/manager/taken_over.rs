@@ -15,19 +15,29 @@ use super::refusal::Refusal;
 impl Manager {
     /// See the module's text.
     pub(super) async fn backing_lost(self: &Arc<Self>, id: DiskId) {
-        let (name, backing, spec, flash, shard) = {
+        let backing = {
+            let inner = self.inner();
+            let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
+            disk.wanted.backing.clone()
+        };
+        let refusal = Refusal::conflict(format!("somebody else has taken {backing} over"))
+            .hint("one disk has one writer: end the other one; the disk comes back by itself then");
+        self.lost(id, refusal).await;
+    }
+
+    /// A disk whose shard refuses everything already, because somebody else has it.
+    pub(super) async fn lost(self: &Arc<Self>, id: DiskId, mut refusal: Refusal) {
+        let (name, spec, flash, shard) = {
             let inner = self.inner();
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
             let Ok(shard) = disk.shard() else { return };
             let spec = disk.cache().cloned();
             let pool = spec.as_ref().and_then(|spec| inner.pool(&spec.pool).ok());
             let flash = pool.map(|pool| pool.flash.clone());
-            (disk.wanted.name.clone(), disk.wanted.backing.clone(), spec, flash, shard)
+            (disk.wanted.name.clone(), spec, flash, shard)
         };
         let dirty = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_dirty);
         let journal = spec.and_then(|spec| spec.journal);
-        let mut refusal = Refusal::conflict(format!("somebody else has taken {backing} over"))
-            .hint("one disk has one writer: end the other one; the disk comes back by itself then");
         match (journal, flash) {
             (Some(_), _) if dirty > 0 => {
                 refusal = refusal.hint(format!(

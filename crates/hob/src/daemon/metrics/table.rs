@@ -5,7 +5,8 @@
 //! when the disk comes online, those of a device when it is opened.
 
 use hob_control::{
-    Admission, Cache, CacheState, Datastore, Device, DeviceState, Disk, DiskQos, DiskState, Pool,
+    Admission, Cache, CacheState, Cluster, ClusterState, Datastore, Device, DeviceState, Disk, DiskQos,
+    DiskState, Pool,
 };
 use hob_engine::stats::{DiskStats, OutcomeStats};
 use hob_engine::units::SECTOR_BYTES;
@@ -44,6 +45,8 @@ pub(crate) enum Kind {
 pub(crate) enum Source {
     /// The daemon.
     Daemon(fn(&Daemon) -> f64),
+    /// The daemon, if it is in a cluster.
+    Cluster(fn(&Cluster) -> f64),
     /// The daemon, with its version.
     Build,
     /// Each shard: does it answer?
@@ -95,7 +98,7 @@ impl Source {
     /// The labels of its values.
     pub(crate) fn labels(self) -> &'static [&'static str] {
         match self {
-            Source::Daemon(_) => &[],
+            Source::Daemon(_) | Source::Cluster(_) => &[],
             Source::Build => &["version"],
             Source::Shards => &["shard"],
             Source::Problems => &["kind"],
@@ -119,6 +122,7 @@ impl Source {
     pub(crate) fn of_each(self) -> &'static str {
         match self {
             Source::Daemon(_) | Source::Build => "the daemon",
+            Source::Cluster(_) => "the daemon, in a cluster",
             Source::Shards => "shard",
             Source::Problems => "kind of problem",
             Source::Pool(_) => "pool",
@@ -172,6 +176,9 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_shard_up", Gauge, From::Shards, "1 when the thread that serves these disks answers."),
     row("hob_scrape_seconds", Gauge, From::Daemon(|d| d.gathered_seconds), "How long it took to gather these values."),
     row("hob_scrape_disks_missing", Gauge, From::Daemon(|d| d.disks_missing as f64), "Disks online whose shard did not say their figures in time."),
+    row("hob_cluster_member", Gauge, From::Cluster(|c| yes(c.state == ClusterState::Member)), "1 while this host has a lease of its cluster that holds: its disks answer."),
+    row("hob_cluster_lease_left_seconds", Gauge, From::Cluster(|c| c.left_ms as f64 / 1e3), "How much longer its disks answer unless etcd is heard of."),
+    row("hob_cluster_disks_held", Gauge, From::Cluster(|c| c.disks_held as f64), "Disks of the cluster that this host holds."),
 
     row("hob_pool_size_bytes", Gauge, From::Pool(|p| p.size.bytes() as f64), "Room for caches, on devices that are online."),
     row("hob_pool_free_bytes", Gauge, From::Pool(|p| p.free.bytes() as f64), "Room that no cache has, on devices that give new segments."),

@@ -200,6 +200,8 @@ impl Shard {
                 machines.call(call, serves, ring);
             }
             ShardCall::Carry(id, call) => self.carry(now, id, call),
+            ShardCall::SetLease { id, clock } => self.set_lease(id, clock),
+            ShardCall::Lose { id } => self.lose_disk(now, id),
             ShardCall::Rest { answer } => self.rest(now, answer),
             ShardCall::Resume => self.resume(),
             ShardCall::HandOver { answer } => {
@@ -261,6 +263,7 @@ impl Shard {
         self.machines.close_all(id, &mut self.ring);
         self.clients.recorders.end(id);
         self.carriers.remove(id);
+        self.leave_lease(id);
         let command = self.commands.next(Waiting::Remove(answer));
         self.engine.handle_command(now, command, id, Command::RemoveDisk);
     }

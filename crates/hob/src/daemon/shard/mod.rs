@@ -9,6 +9,7 @@ mod carry;
 mod clients;
 mod commands;
 mod files;
+mod held;
 mod machines;
 mod maps;
 mod recorders;
@@ -18,7 +19,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use hob_engine::command::Role;
-use hob_engine::io::{Io, IoError, IoOp, Target};
+use hob_engine::io::{Io, IoError, IoOp, Reply, Target};
 use hob_engine::units::{DiskId, Instant, IoId};
 use hob_engine::{Engine, Limits};
 use hob_frontends::fuse::Session;
@@ -35,6 +36,7 @@ pub(crate) use carry::{CarryCall, PeerSeat, Progress};
 use clients::Clients;
 use commands::Commands;
 use files::Files;
+use held::Leases;
 pub(crate) use machines::MachineCall;
 use machines::Machines;
 
@@ -105,6 +107,7 @@ struct Shard {
     files: Files,
     machines: Machines,
     carriers: Carriers,
+    leases: Leases,
     commands: Commands,
     /// Who wants to know that nothing is unanswered.
     at_rest: Option<Answer<()>>,
@@ -140,6 +143,7 @@ impl Shard {
             files: Files::default(),
             machines: Machines::default(),
             carriers: Carriers::default(),
+            leases: Leases::default(),
             commands: Commands::new(events),
             at_rest: None,
             calls,
@@ -169,6 +173,7 @@ impl Shard {
             self.call(now, call);
         }
         progress |= self.check_time(now);
+        progress |= self.release_held(now);
         progress |= self.clients.pump(now, &mut self.ring, &mut self.engine);
         if self.files.pump(now, &mut self.ring, &mut self.engine, &mut self.clients.recorders) {
             progress = true;
@@ -231,6 +236,7 @@ impl Shard {
         }
         if backing.is_closed() {
             self.backings[disk.0 as usize] = None;
+            self.leases.forget(disk);
             self.commands.backing_closed(disk);
         }
     }
@@ -245,17 +251,12 @@ impl Shard {
             // What ends at once may want copies.
             self.make_copies();
         }
+        let mut look = None;
         while let Some(reply) = self.engine.poll_reply() {
             progress = true;
-            if Machines::owns(reply.id) {
-                self.machines.handle_reply(&reply, &mut self.ring);
-            } else if Carriers::owns(reply.id) {
-                let is_standby = self.engine.role(reply.disk) == Some(Role::Standby);
-                self.carriers.handle_reply(now, &reply, is_standby);
-            } else if let Some(number) = Session::number_of(reply.id) {
-                self.files.handle_reply(number, &reply, &mut self.ring);
-            } else {
-                self.clients.handle_reply(&reply, &mut self.ring);
+            look = look.or_else(|| self.leases.look());
+            if let Some(reply) = self.leases.pass(look, reply) {
+                self.deliver(now, &reply);
             }
         }
         while let Some(id) = self.engine.poll_declined() {
@@ -271,6 +272,20 @@ impl Shard {
         }
         progress |= self.drain_events(now);
         progress
+    }
+
+    /// Hands a reply to whoever asked.
+    fn deliver(&mut self, now: Instant, reply: &Reply) {
+        if Machines::owns(reply.id) {
+            self.machines.handle_reply(reply, &mut self.ring);
+        } else if Carriers::owns(reply.id) {
+            let is_standby = self.engine.role(reply.disk) == Some(Role::Standby);
+            self.carriers.handle_reply(now, reply, is_standby);
+        } else if let Some(number) = Session::number_of(reply.id) {
+            self.files.handle_reply(number, reply, &mut self.ring);
+        } else {
+            self.clients.handle_reply(reply, &mut self.ring);
+        }
     }
 
     fn drain_events(&mut self, now: Instant) -> bool {
@@ -294,6 +309,9 @@ impl Shard {
     }
 
     fn submit(&mut self, now: Instant, io: &Io) {
+        if !self.may_submit(now, io) {
+            return;
+        }
         match io.target {
             Target::Flash(_) => {
                 let is_journal = io.op == IoOp::WriteJournal;
@@ -369,6 +387,7 @@ impl Shard {
         let timers = [self.engine.poll_timeout(), self.clients.poll_timeout(), self.carriers.poll_timeout()];
         let due = backings.chain(timers.into_iter().flatten()).min();
         let before = self.now();
+        let due = due.into_iter().chain(self.leases.poll_timeout(before)).min();
         let timeout = due.map(|at| Duration::from_nanos(at - before));
         let working = self.engine.in_flight() as usize;
         let kind = usize::from(working > 0);

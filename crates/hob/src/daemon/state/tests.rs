@@ -15,6 +15,7 @@ fn example() -> State {
             uuid: Some("01234567-89ab-4cde-8f01-23456789abcd".into()),
         }],
         disks: vec![DiskState {
+            generation: Some(7),
             migration: None,
             name: "vm".into(),
             backing: "/vm.img".into(),

@@ -82,6 +82,7 @@ impl Manager {
                 Refusal::invalid(format!("'{datastore}' cannot be a datastore's name: {error}"))
             })?;
         }
+        self.check_cluster(arrival.cluster.as_deref())?;
         let inner = self.inner();
         let is_same = |disk: &&super::super::DiskEntry| disk.wanted.name == name;
         let others = || inner.disks.values().filter(|disk| !is_same(disk));

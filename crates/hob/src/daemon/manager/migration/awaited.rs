@@ -156,6 +156,7 @@ impl Manager {
     /// The backing is this host's.
     pub(super) async fn activate(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
         let (shard, id) = self.shard_of(name)?;
+        self.take_arrived(name).await?;
         let lock = self.inner().disk(name)?.lock.clone();
         if let Some(lock) = lock {
             blocking(move || lock.take()).await?.map_err(|error| {

@@ -16,7 +16,7 @@ const GONE_MAX: usize = 4096;
 
 impl Manager {
     /// What the state says of a disk, by its name.
-    pub(super) fn record_of(&self, name: &str) -> Option<Record> {
+    pub(in super::super) fn record_of(&self, name: &str) -> Option<Record> {
         let inner = self.inner();
         if let Ok(disk) = inner.disk(name) {
             let never_moved = Record::Owner { generation: 0, attempts: 0 };

@@ -253,7 +253,10 @@ impl Task {
         }
         {
             let mut facts = shared.facts();
-            facts.why = why;
+            // Why it stays is not forgotten when the other host hears that it does.
+            if why.is_some() || self.source.phase() != Phase::Cancelling {
+                facts.why = why;
+            }
             if let Ok(view) = &read {
                 facts.note_view(view);
                 facts.resent = answer.again_bytes;

@@ -101,6 +101,7 @@ impl Leaving {
                 Refusal::failed(format!("the lock on the backing was not given up: {error}"))
             })?;
         }
+        manager.give_back_departed(name);
         Ok(())
     }
 
@@ -121,6 +122,7 @@ impl Leaving {
             datastore: disk.wanted.datastore.clone(),
             vhost_user: plan.vhost_user.clone(),
             fuse: plan.fuse.clone(),
+            cluster: self.manager.cluster_identity(),
         };
         serde_json::to_vec(&arrival).map_err(|error| Refusal::failed(error.to_string()))
     }

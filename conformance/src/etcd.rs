@@ -1,0 +1,156 @@
+//! A cluster of etcd on the loopback interface, or on a host of its own, in a scratch directory. Its members can be killed, stopped and started again.
+
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::hosts::Host;
+use crate::process::Process;
+use crate::scratch::{Scratch, free_port, wait_until};
+use crate::tool::find;
+
+/// How long a member may take until it serves.
+const READY_MAX: Duration = Duration::from_secs(60);
+
+/// Longest time between two words of its leader, milliseconds; and until it is replaced.
+const HEARTBEAT_MS: u32 = 100;
+const ELECTION_MS: u32 = 1000;
+
+/// See the module's text. Dropping it kills all members.
+#[derive(Debug)]
+pub struct Etcd {
+    scratch: Scratch,
+    address: String,
+    members: Vec<Member>,
+}
+
+#[derive(Debug)]
+struct Member {
+    client_port: u16,
+    peer_port: u16,
+    process: Option<Process>,
+}
+
+impl Etcd {
+    /// So many members, serving.
+    ///
+    /// # Panics
+    /// When they do not serve in time.
+    #[must_use]
+    #[track_caller]
+    pub fn start(members: usize) -> Self {
+        let mut etcd = Self::prepare(members, "127.0.0.1");
+        (0..members).for_each(|member| etcd.launch(member, None));
+        (0..members).for_each(|member| etcd.wait_for(member, None));
+        etcd
+    }
+
+    /// One member on a host of its own, serving whoever reaches that.
+    ///
+    /// # Panics
+    /// When it does not serve in time.
+    #[must_use]
+    #[track_caller]
+    pub fn start_on(host: &Host) -> Self {
+        let mut etcd = Self::prepare(1, host.address());
+        etcd.launch(0, Some(host));
+        etcd.wait_for(0, Some(host));
+        etcd
+    }
+
+    fn prepare(members: usize, address: &str) -> Self {
+        let member = |_| Member { client_port: free_port(), peer_port: free_port(), process: None };
+        let members = (0..members).map(member).collect();
+        Self { scratch: Scratch::new(), address: address.to_owned(), members }
+    }
+
+    /// Where members serve clients, as TOML has a list.
+    #[must_use]
+    pub fn endpoints(&self) -> String {
+        let all: Vec<String> =
+            (0..self.members.len()).map(|it| format!("{:?}", self.client_url(it))).collect();
+        format!("[{}]", all.join(", "))
+    }
+
+    fn client_url(&self, member: usize) -> String {
+        format!("http://{}:{}", self.address, self.members[member].client_port)
+    }
+
+    fn peer_url(&self, member: usize) -> String {
+        format!("http://{}:{}", self.address, self.members[member].peer_port)
+    }
+
+    #[track_caller]
+    fn launch(&mut self, member: usize, host: Option<&Host>) {
+        let all: Vec<String> =
+            (0..self.members.len()).map(|it| format!("m{it}={}", self.peer_url(it))).collect();
+        let (client, peer) = (self.client_url(member), self.peer_url(member));
+        let mut command = Command::new(find("etcd"));
+        command.args([
+            "--name",
+            &format!("m{member}"),
+            "--data-dir",
+            &self.scratch.text(&format!("m{member}")),
+        ]);
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        command.args(["--initial-cluster", &all.join(","), "--initial-cluster-state", "new"]);
+        command.args(["--heartbeat-interval", &HEARTBEAT_MS.to_string()]);
+        command.args(["--election-timeout", &ELECTION_MS.to_string()]);
+        command.args(["--logger", "zap", "--log-outputs", "stderr", "--log-level", "error"]);
+        let mut command = match host {
+            Some(host) => host.wrap(&command),
+            None => command,
+        };
+        let process = Process::start("etcd", &mut command).unwrap_or_else(|e| panic!("start etcd: {e}"));
+        self.members[member].process = Some(process);
+    }
+
+    /// Stops a member as a machine that hangs does.
+    #[track_caller]
+    pub fn pause(&mut self, member: usize) {
+        self.process(member).signal(Signal::STOP);
+    }
+
+    /// Lets it go on.
+    #[track_caller]
+    pub fn resume(&mut self, member: usize) {
+        self.process(member).signal(Signal::CONT);
+    }
+
+    /// SIGKILL.
+    #[track_caller]
+    pub fn kill(&mut self, member: usize) {
+        self.process(member).kill();
+        self.members[member].process = None;
+    }
+
+    /// Starts a member again that was killed.
+    ///
+    /// # Panics
+    /// When it does not serve in time.
+    #[track_caller]
+    pub fn restart(&mut self, member: usize) {
+        self.launch(member, None);
+        self.wait_for(member, None);
+    }
+
+    #[track_caller]
+    fn process(&mut self, member: usize) -> &mut Process {
+        self.members[member].process.as_mut().expect("the member was started")
+    }
+
+    #[track_caller]
+    fn wait_for(&self, member: usize, host: Option<&Host>) {
+        let url = self.client_url(member);
+        wait_until("a member of etcd", READY_MAX, || {
+            let mut get = crate::Tool::new("etcdctl").env("ETCDCTL_API", "3");
+            get = get.args(["--endpoints", &url, "--command-timeout", "2s", "get", "health"]);
+            if let Some(host) = host {
+                get = get.inside(host);
+            }
+            get.output().success()
+        });
+    }
+}

@@ -1,0 +1,513 @@
+//! Two hosts and a real etcd: whatever fails or stops, one of them serves a disk at a time, and nothing that was acknowledged is lost
+//! (docs/CLUSTER.md, docs/decisions/0019). The backing is somebody else's NBD server, which locks nothing and fences nobody.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use conformance::nbd_client::{Address, Client};
+use conformance::process::Process;
+use conformance::scratch::{free_port, wait_until};
+use conformance::{Authority, Daemon, Etcd, Host, MIB, Scratch, Tool};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Shortest that there are: tests are to be short.
+const LEASE: Duration = Duration::from_secs(3);
+const SETTLE: Duration = Duration::from_secs(1);
+/// A fail-over takes a lease, settling, and some looks; here on a busy machine.
+const FAIL_OVER_MAX: Duration = Duration::from_secs(40);
+const SIZE: u64 = 16 * MIB;
+const BLOCK: u64 = 4096;
+
+/// What all hosts see.
+struct Shared {
+    scratch: Scratch,
+    _server: Process,
+}
+
+impl Shared {
+    #[track_caller]
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        std::fs::File::create(scratch.path("disk.img")).unwrap().set_len(SIZE).unwrap();
+        let server = Tool::new("nbdkit")
+            .args(["--foreground", "--unix", &scratch.text("backing.sock")])
+            .args(["file", &scratch.text("disk.img")])
+            .start();
+        wait_until("nbdkit's socket", Duration::from_secs(10), || scratch.path("backing.sock").exists());
+        Self { scratch, _server: server }
+    }
+
+    fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.scratch.text("backing.sock"))
+    }
+
+    fn block(&self, number: u64) -> Vec<u8> {
+        let image = std::fs::read(self.scratch.path("disk.img")).unwrap();
+        image[(number * BLOCK) as usize..((number + 1) * BLOCK) as usize].to_vec()
+    }
+}
+
+/// A host.
+struct Side {
+    scratch: Scratch,
+    daemon: Option<Daemon>,
+}
+
+impl Side {
+    #[track_caller]
+    fn new(name: &str, etcd: &Etcd, shared: &Shared, cache: &str) -> Self {
+        let scratch = Scratch::new();
+        let config = format!(
+            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
+             [cluster]\netcd = {}\nhost = \"{name}\"\naddress = \"10.0.0.1:9443\"\nlease_seconds = {}\nsettle_seconds = {}\n\
+             [[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"64M\"\n\
+             [[disk]]\nname = \"vm1\"\nbacking = \"{}\"\n[disk.cache]\npool = \"fast\"\nsize = \"16M\"\n{cache}\n",
+            scratch.path("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+            etcd.endpoints(),
+            LEASE.as_secs(),
+            SETTLE.as_secs(),
+            scratch.path("flash"),
+            shared.uri(),
+        );
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        Self { scratch, daemon: None }
+    }
+
+    #[track_caller]
+    fn start(mut self) -> Self {
+        self.restart();
+        self
+    }
+
+    #[track_caller]
+    fn start_inside(mut self, host: &Host) -> Self {
+        let (config, control) = (self.scratch.path("hob.toml"), self.scratch.path("ctl.sock"));
+        self.daemon = Some(Daemon::start_inside(host, &config, &control));
+        self
+    }
+
+    #[track_caller]
+    fn restart(&mut self) {
+        let _ = std::fs::remove_file(self.scratch.path("ctl.sock"));
+        self.daemon = Some(Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock")));
+    }
+
+    fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().expect("it was started")
+    }
+
+    #[track_caller]
+    fn kill(&mut self) {
+        self.daemon.take().expect("it runs").kill();
+    }
+
+    #[track_caller]
+    fn stop(&mut self) {
+        self.daemon.take().expect("it runs").stop();
+    }
+
+    #[track_caller]
+    fn signal(&mut self, signal: Signal) {
+        self.daemon.as_mut().expect("it runs").process.signal(signal);
+    }
+
+    /// The disk, as `hob disk list` has it.
+    #[track_caller]
+    fn disk(&self) -> Value {
+        let list: Value = serde_json::from_str(&self.daemon().ctl(&["disk", "list", "-o", "json"])).unwrap();
+        list[0].clone()
+    }
+
+    fn reason(&self) -> String {
+        self.disk()["reason"].as_str().unwrap_or_default().to_owned()
+    }
+
+    fn is_serving(&self) -> bool {
+        self.disk()["state"] == "online"
+    }
+
+    #[track_caller]
+    fn wait_until_serving(&self) {
+        wait_until("the disk to be served here", FAIL_OVER_MAX, || self.is_serving());
+    }
+
+    #[track_caller]
+    fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.daemon().ctl(&[args, &["-o", "json"]].concat())).unwrap()
+    }
+
+    fn try_connect(&self) -> Option<Client> {
+        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm1").ok()
+    }
+
+    #[track_caller]
+    fn connect(&self) -> Client {
+        self.try_connect().expect("the disk is served")
+    }
+}
+
+/// A block in which a number stands everywhere.
+fn filled(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(BLOCK as usize / 8)
+}
+
+/// A guest that writes rising numbers to one block and remembers what was acknowledged, and when.
+struct Guest {
+    stop: Arc<AtomicBool>,
+    acknowledged: Arc<AtomicU64>,
+    times: Arc<Mutex<Vec<(Instant, u64)>>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Guest {
+    fn start(mut client: Client, block: u64, from: u64) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let acknowledged = Arc::new(AtomicU64::new(0));
+        let times = Arc::new(Mutex::new(Vec::new()));
+        let (stopped, last, said) = (stop.clone(), acknowledged.clone(), times.clone());
+        let thread = std::thread::spawn(move || {
+            for number in from.. {
+                if stopped.load(Ordering::SeqCst) || client.write(block * BLOCK, &filled(number)).is_err() {
+                    return;
+                }
+                last.store(number, Ordering::SeqCst);
+                said.lock().unwrap().push((Instant::now(), number));
+                // Reads too: they must not be old ones.
+                match client.read(block * BLOCK, BLOCK as u32) {
+                    Ok(data) => assert_eq!(data, filled(number), "it reads what it wrote"),
+                    Err(_) => return,
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        Self { stop, acknowledged, times, thread: Some(thread) }
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::SeqCst)
+    }
+
+    fn acknowledged_after(&self, moment: Instant) -> Vec<u64> {
+        let times = self.times.lock().unwrap();
+        times.iter().filter(|(at, _)| *at > moment).map(|(_, number)| *number).collect()
+    }
+
+    #[track_caller]
+    fn end(mut self) -> u64 {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.take().unwrap().join().expect("the guest read what it wrote");
+        self.acknowledged()
+    }
+}
+
+fn number_in(block: &[u8]) -> u64 {
+    let number = u64::from_le_bytes(block[..8].try_into().unwrap());
+    assert_eq!(block, filled(number), "a block is of one write");
+    number
+}
+
+const THROUGH: &str = "mode = \"write-through\"";
+const BACK: &str = "mode = \"write-back\"\ndirty_age_max = 0\ndirty_start = 60\ndirty_stop = 50";
+
+#[test]
+fn one_host_serves_the_other_waits_and_what_is_given_back_is_had_at_once() {
+    let etcd = Etcd::start(1);
+    let shared = Shared::new();
+    let mut a = Side::new("host-a", &etcd, &shared, THROUGH).start();
+    a.wait_until_serving();
+    let b = Side::new("host-b", &etcd, &shared, THROUGH).start();
+    wait_until("host-b to know who has it", FAIL_OVER_MAX, || b.reason().contains("host-a has it"));
+    assert!(b.try_connect().is_none(), "nobody is let in to a disk of another host");
+    a.connect().write(0, &filled(7)).unwrap();
+    // What people see.
+    let status = a.json(&["cluster", "status"]);
+    assert_eq!((&status["state"], &status["host"]), (&"member".into(), &"host-a".into()), "{status}");
+    assert!(status["left_ms"].as_u64().unwrap() <= LEASE.as_millis() as u64, "{status}");
+    let hosts = b.json(&["cluster", "hosts"]);
+    let names: Vec<&str> =
+        hosts.as_array().unwrap().iter().map(|host| host["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["host-a", "host-b"]);
+    assert_eq!((&hosts[0]["disks"], &hosts[1]["disks"]), (&1.into(), &0.into()), "{hosts}");
+    let disks = b.daemon().ctl(&["cluster", "disks"]);
+    assert!(disks.contains("vm1") && disks.contains("held") && disks.contains("host-a"), "{disks}");
+    let refused = b.daemon().try_ctl(&["cluster", "take", "vm1", "--force"]);
+    assert!(!refused.success() && refused.all().contains("host-a has it"), "{}", refused.all());
+    // Force is no way past an owner that lives, then or later.
+    std::thread::sleep(2 * LEASE);
+    assert!(a.is_serving() && !b.is_serving());
+    let began = Instant::now();
+    a.stop();
+    b.wait_until_serving();
+    println!("given back, and had after {:?}", began.elapsed());
+    assert_eq!(b.connect().read(0, BLOCK as u32).unwrap(), filled(7));
+    let disks = b.json(&["cluster", "disks"]);
+    assert_eq!((&disks[0]["host"], &disks[0]["generation"]), (&"host-b".into(), &2.into()), "{disks}");
+}
+
+#[test]
+fn a_host_that_is_killed_is_replaced_and_nothing_acknowledged_is_lost() {
+    let etcd = Etcd::start(1);
+    let shared = Shared::new();
+    let mut a = Side::new("host-a", &etcd, &shared, THROUGH).start();
+    a.wait_until_serving();
+    let b = Side::new("host-b", &etcd, &shared, THROUGH).start();
+    let guest = Guest::start(a.connect(), 3, 1);
+    wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
+    a.kill();
+    let killed = Instant::now();
+    b.wait_until_serving();
+    println!("failed over after {:?}", killed.elapsed());
+    assert!(killed.elapsed() > SETTLE, "not before its lease has ended, and settled");
+    let acknowledged = guest.end();
+    let mut client = b.connect();
+    let found = number_in(&client.read(3 * BLOCK, BLOCK as u32).unwrap());
+    assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
+    client.write(3 * BLOCK, &filled(1 << 40)).unwrap();
+    // The first host is back, and has in flash what is not so any more.
+    a.restart();
+    wait_until("host-a to know who has it", FAIL_OVER_MAX, || a.reason().contains("host-b has it"));
+    drop((client, b));
+    a.wait_until_serving();
+    assert_eq!(number_in(&a.connect().read(3 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
+}
+
+#[test]
+fn a_host_that_was_stopped_past_its_lease_acknowledges_nothing_when_it_wakes() {
+    let etcd = Etcd::start(1);
+    let shared = Shared::new();
+    let mut a = Side::new("host-a", &etcd, &shared, THROUGH).start();
+    a.wait_until_serving();
+    let b = Side::new("host-b", &etcd, &shared, THROUGH).start();
+    let guest = Guest::start(a.connect(), 5, 1);
+    wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 20);
+    a.signal(Signal::STOP);
+    b.wait_until_serving();
+    // Whatever was acknowledged before is here, and from here on it is another's.
+    let found = number_in(&b.connect().read(5 * BLOCK, BLOCK as u32).unwrap());
+    let acknowledged = guest.acknowledged();
+    assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
+    b.connect().write(5 * BLOCK, &filled(1 << 40)).unwrap();
+    let woken = Instant::now();
+    a.signal(Signal::CONT);
+    wait_until("host-a to know", FAIL_OVER_MAX, || !a.is_serving());
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(guest.acknowledged_after(woken), [0; 0], "it acknowledged what it must not");
+    guest.end();
+    assert_eq!(number_in(&shared.block(5)), 1 << 40, "a write of the old owner arrived");
+    assert_eq!(number_in(&b.connect().read(5 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
+    // What the first has in flash is older than that.
+    b.daemon().ctl(&["disk", "remove", "vm1"]);
+    a.wait_until_serving();
+    assert_eq!(number_in(&a.connect().read(5 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
+}
+
+#[test]
+fn dirty_data_of_a_host_that_is_gone_is_waited_for_or_given_up_by_force() {
+    let etcd = Etcd::start(1);
+    let shared = Shared::new();
+    let mut a = Side::new("host-a", &etcd, &shared, BACK).start();
+    a.wait_until_serving();
+    let b = Side::new("host-b", &etcd, &shared, BACK).start();
+    let mut client = a.connect();
+    client.write(9 * BLOCK, &filled(41)).unwrap();
+    client.flush().unwrap();
+    assert_eq!(number_in(&shared.block(9)), 0, "it is in flash only");
+    a.kill();
+    wait_until("host-b to know why it cannot", FAIL_OVER_MAX, || b.reason().contains("flash of host-a"));
+    std::thread::sleep(2 * (LEASE + SETTLE));
+    assert!(!b.is_serving() && b.reason().contains("--force"), "{}", b.reason());
+    let disks = b.json(&["cluster", "disks"]);
+    assert_eq!((&disks[0]["state"], &disks[0]["dirty"]), (&"vanished".into(), &true.into()), "{disks}");
+    // Its own restart recovers it.
+    a.restart();
+    a.wait_until_serving();
+    assert_eq!(number_in(&a.connect().read(9 * BLOCK, BLOCK as u32).unwrap()), 41);
+    a.kill();
+    wait_until("host-b to look", FAIL_OVER_MAX, || b.reason().contains("flash of host-a"));
+    // The operator's word.
+    wait_until("force", FAIL_OVER_MAX, || {
+        b.daemon().try_ctl(&["cluster", "take", "vm1", "--force"]).success()
+    });
+    assert!(b.daemon().process.stderr().contains("LOST"), "it is said loudly");
+    let mut client = b.connect();
+    assert_eq!(number_in(&client.read(9 * BLOCK, BLOCK as u32).unwrap()), 0);
+    client.write(9 * BLOCK, &filled(43)).unwrap();
+    client.flush().unwrap();
+    // What the first host has is never written over what came after.
+    a.restart();
+    wait_until("host-a to know", FAIL_OVER_MAX, || a.reason().contains("host-b has it"));
+    b.daemon().ctl(&["drain", "vm1"]);
+    drop(client);
+    let mut b = b;
+    b.daemon().ctl(&["cache", "disable", "vm1"]);
+    b.stop();
+    wait_until("host-a to refuse its old data", FAIL_OVER_MAX, || a.reason().contains("had it meanwhile"));
+    assert!(a.reason().contains("discard-dirty"), "{}", a.reason());
+    assert_eq!(number_in(&shared.block(9)), 43);
+    a.daemon().ctl(&["cache", "discard-dirty", "vm1", "--yes"]);
+    a.wait_until_serving();
+    assert_eq!(number_in(&a.connect().read(9 * BLOCK, BLOCK as u32).unwrap()), 43);
+}
+
+#[test]
+fn members_of_etcd_come_and_go_and_guests_see_a_pause_at_most() {
+    let mut etcd = Etcd::start(3);
+    let shared = Shared::new();
+    let a = Side::new("host-a", &etcd, &shared, THROUGH).start();
+    a.wait_until_serving();
+    let b = Side::new("host-b", &etcd, &shared, THROUGH).start();
+    let guest = Guest::start(a.connect(), 7, 1);
+    for member in 0..3 {
+        etcd.kill(member);
+        std::thread::sleep(2 * LEASE);
+        etcd.restart(member);
+        etcd.pause(member);
+        std::thread::sleep(2 * LEASE);
+        etcd.resume(member);
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    let before = guest.acknowledged();
+    wait_until("the guest to go on", FAIL_OVER_MAX, || guest.acknowledged() > before + 20);
+    assert!(a.is_serving() && !b.is_serving(), "{}", a.reason());
+    // No etcd at all: nothing is acknowledged after a lease, and nothing fails.
+    (0..3).for_each(|member| etcd.pause(member));
+    std::thread::sleep(LEASE + Duration::from_secs(1));
+    let held = guest.acknowledged();
+    std::thread::sleep(2 * LEASE);
+    assert_eq!(guest.acknowledged(), held, "it went on without a lease");
+    assert_eq!(a.json(&["cluster", "status"])["state"], "suspended");
+    (0..3).for_each(|member| etcd.resume(member));
+    wait_until("the guest to go on", FAIL_OVER_MAX, || guest.acknowledged() > held + 20 || b.is_serving());
+    // Either host may have it now; whatever was acknowledged is there.
+    let last = guest.end();
+    let side = if a.is_serving() { &a } else { &b };
+    let found = number_in(&side.connect().read(7 * BLOCK, BLOCK as u32).unwrap());
+    assert!(found == last || found == last + 1, "{found} and {last}");
+}
+
+/// Needs root, for the namespaces.
+#[test]
+fn a_host_that_is_cut_off_from_etcd_stops_before_the_other_starts() {
+    let [left, right] = Host::pair();
+    let etcd = Etcd::start_on(&right);
+    let shared = Shared::new();
+    let a = Side::new("host-a", &etcd, &shared, THROUGH).start_inside(&left);
+    a.wait_until_serving();
+    let b = Side::new("host-b", &etcd, &shared, THROUGH).start_inside(&right);
+    // Both reach the backing all the time: only etcd tells who may write there.
+    let guest = Guest::start(a.connect(), 11, 1);
+    wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
+    let cable = |state: &str| Tool::new("ip").args(["link", "set", "net0", state]).inside(&left).run();
+    cable("down");
+    let cut = Instant::now();
+    b.wait_until_serving();
+    let began = Instant::now();
+    println!("failed over after {:?}", cut.elapsed());
+    let acknowledged = guest.acknowledged();
+    let found = number_in(&b.connect().read(11 * BLOCK, BLOCK as u32).unwrap());
+    assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
+    b.connect().write(11 * BLOCK, &filled(1 << 40)).unwrap();
+    cable("up");
+    wait_until("host-a to know", FAIL_OVER_MAX, || !a.is_serving());
+    assert_eq!(guest.acknowledged_after(began), [0; 0]);
+    let last = guest.times.lock().unwrap().last().map(|(at, _)| *at).unwrap();
+    println!("the old owner's last answer came {:?} after the cut", last.saturating_duration_since(cut));
+    guest.end();
+    assert_eq!(number_in(&shared.block(11)), 1 << 40);
+}
+
+/// The disk goes from host to host with its cache, and etcd says whose it is all the time.
+#[test]
+fn a_disk_migrates_within_its_cluster_and_not_out_of_it() {
+    let etcd = Etcd::start(1);
+    let shared = Shared::new();
+    let authority = Authority::new("hosts");
+    let ports = [free_port(), free_port(), free_port()];
+    let side = |number: usize, name: &str| {
+        let side = Side::new(name, &etcd, &shared, BACK);
+        let files = authority.host(side.scratch.dir(), "host", "127.0.0.1");
+        let path = side.scratch.path("hob.toml");
+        let mut config = std::fs::read_to_string(&path).unwrap();
+        let control = format!("listen = [\"unix:{}\"]\n[cluster]", side.scratch.text("ctl.sock"));
+        let tls = format!(
+            "listen = [\"unix:{}\", \"tcp:127.0.0.1:{}\"]\ntls = {{ cert = {:?}, key = {:?}, client_ca = {:?} }}\n\
+             [[control.client]]\ncertificate = \"cn:host\"\nrole = \"admin\"\n[cluster]",
+            side.scratch.text("ctl.sock"),
+            ports[number],
+            files.cert,
+            files.key,
+            files.ca
+        );
+        assert!(config.contains(&control));
+        config = config.replace(&control, &tls);
+        if number > 0 {
+            config.truncate(config.find("[[disk]]").unwrap());
+        }
+        if number == 2 {
+            config.replace_range(config.find("[cluster]").unwrap()..config.find("[[pool]]").unwrap(), "");
+        }
+        std::fs::write(&path, config).unwrap();
+        side.start()
+    };
+    let a = side(0, "host-a");
+    a.wait_until_serving();
+    let (b, lonely) = (side(1, "host-b"), side(2, "host-c"));
+    let mut client = a.connect();
+    client.write(9 * BLOCK, &filled(41)).unwrap();
+    client.flush().unwrap();
+    let migrate = |to: u16| {
+        let to = format!("127.0.0.1:{to}");
+        a.daemon().try_ctl(&["migrate", "vm1", "--to", &to, "--wait", "warm"])
+    };
+    let refused = migrate(ports[2]);
+    assert!(!refused.success() && refused.all().contains("in none"), "{}", refused.all());
+    assert!(a.is_serving(), "{}", a.reason());
+    let moved = migrate(ports[1]);
+    assert!(moved.success(), "{}", moved.all());
+    assert_eq!(b.json(&["cluster", "disks"])[0]["host"], "host-a", "it is awaited, and not had");
+    a.daemon().ctl(&["migrate", "vm1", "--finish", "--wait", "over"]);
+    let disks = b.json(&["cluster", "disks"]);
+    assert_eq!((&disks[0]["host"], &disks[0]["generation"]), (&"host-b".into(), &2.into()), "{disks}");
+    assert_eq!(disks[0]["state"], "held");
+    let mut client = b.connect();
+    assert_eq!(number_in(&client.read(9 * BLOCK, BLOCK as u32).unwrap()), 41);
+    // It writes back there, and etcd knew before.
+    wait_until("the cache to write back", FAIL_OVER_MAX, || b.disk()["cache"]["mode"] == "write-back");
+    assert_eq!(b.json(&["cluster", "disks"])[0]["dirty"], true);
+    client.write(9 * BLOCK, &filled(42)).unwrap();
+    client.flush().unwrap();
+    assert_eq!(a.disk()["state"], "away");
+    drop((client, lonely));
+}
+
+#[test]
+fn what_makes_no_sense_is_said() {
+    let scratch = Scratch::new();
+    let config = |text: &str| {
+        let path = scratch.path("hob.toml");
+        std::fs::write(&path, format!("state_dir = {:?}\n{text}", scratch.path("state"))).unwrap();
+        path
+    };
+    let run =
+        |path: &Path| conformance::hob::command(&["daemon", "--check", "--config", path.to_str().unwrap()]);
+    for (text, part) in [
+        ("[cluster]\netcd = [\"127.0.0.1:2379\"]", "http://host:port"),
+        ("[cluster]\netcd = [\"https://127.0.0.1:2379\"]", "cluster.ca"),
+        ("[cluster]\netcd = [\"http://127.0.0.1:2379\"]\nlease_seconds = 1", "lease_seconds"),
+    ] {
+        let said = run(&config(text));
+        assert!(!said.success() && said.all().contains(part), "{}", said.all());
+    }
+    let lonely = conformance::Serve::disk(&{
+        std::fs::File::create(scratch.path("d.img")).unwrap().set_len(MIB).unwrap();
+        scratch.text("d.img")
+    })
+    .start(&scratch);
+    let said = lonely.try_ctl(&["cluster", "status"]);
+    assert!(!said.success() && said.all().contains("in no cluster"), "{}", said.all());
+}

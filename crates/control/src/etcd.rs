@@ -1,0 +1,484 @@
+//! A client of etcd, version 3, over the JSON that it speaks besides gRPC (`/v3/…`): leases, reads and transactions.
+//!
+//! Each question is one HTTP/1.1 request with a bound in time and length, to one endpoint; after one that failed the next question goes to the next endpoint.
+//! A question without answer may have been carried out. What etcd answers is not believed to be well formed. Times are seconds, as etcd
+//! has them.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use serde_json::{Map, Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+
+use crate::ClientTls;
+use crate::client::Driver;
+
+/// Longest answer that is read, bytes.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// Keys of one page of a listing.
+const PAGE_KEYS: u64 = 1000;
+
+/// Where a member of etcd serves clients: `http://host:port`, or `https://host:port` for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdEndpoint {
+    host: String,
+    port: u16,
+    tls: bool,
+}
+
+impl FromStr for EtcdEndpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong =
+            || format!("'{text}' is not an endpoint of etcd; write http://host:port or https://host:port");
+        let (tls, authority) = match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
+            (Some(rest), _) => (false, rest),
+            (_, Some(rest)) => (true, rest),
+            _ => return Err(wrong()),
+        };
+        let authority = authority.strip_suffix('/').unwrap_or(authority);
+        let (host, port) = authority.rsplit_once(':').ok_or_else(wrong)?;
+        let host = match host.strip_prefix('[') {
+            Some(inner) => inner.strip_suffix(']').ok_or_else(wrong)?,
+            None if host.contains(':') => return Err(wrong()),
+            None => host,
+        };
+        if host.is_empty() || host.contains(['/', '@', '[', ']', ' ']) {
+            return Err(wrong());
+        }
+        Ok(EtcdEndpoint { host: host.to_owned(), port: port.parse().map_err(|_| wrong())?, tls })
+    }
+}
+
+impl fmt::Display for EtcdEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        match self.host.contains(':') {
+            true => write!(f, "{scheme}://[{}]:{}", self.host, self.port),
+            false => write!(f, "{scheme}://{}:{}", self.host, self.port),
+        }
+    }
+}
+
+impl EtcdEndpoint {
+    /// Does it need TLS?
+    pub fn is_tls(&self) -> bool {
+        self.tls
+    }
+}
+
+/// Why a question has no answer. It may have been carried out, unless etcd refused it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EtcdError {
+    /// There is no such lease, or not any more.
+    #[error("etcd does not know the lease (any more)")]
+    NoLease,
+    /// Etcd says no.
+    #[error("etcd at {endpoint} refuses: {why}")]
+    Refused {
+        /// Who.
+        endpoint: String,
+        /// What it said.
+        why: String,
+    },
+    /// Nobody answers, or not in time, or nonsense.
+    #[error("{endpoint}: {why}")]
+    Lost {
+        /// Who.
+        endpoint: String,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// A key with its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdEntry {
+    /// Key.
+    pub key: String,
+    /// Value.
+    pub value: Vec<u8>,
+    /// When it was changed last.
+    pub revision: u64,
+    /// The lease that it goes with; 0 for none.
+    pub lease: u64,
+}
+
+/// What must be so for a transaction to happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EtcdIs {
+    /// There is no such key.
+    Absent,
+    /// It was changed last at that revision.
+    At(u64),
+    /// It goes with that lease.
+    Under(u64),
+}
+
+/// A change of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EtcdChange {
+    /// Key, value, and the lease that it goes with; 0 for none.
+    Put(String, Vec<u8>, u64),
+    /// Key.
+    Delete(String),
+}
+
+/// A cluster of etcd. Cheap to make; connects when asked.
+#[derive(Debug)]
+pub struct Etcd {
+    endpoints: Vec<EtcdEndpoint>,
+    tls: Option<ClientTls>,
+    /// The endpoint that is asked next.
+    at: AtomicUsize,
+    /// The cluster's own number; 0 until somebody answered.
+    id: AtomicU64,
+}
+
+/// An answer, and the term of the leader as whoever answered knew it.
+struct Told {
+    body: Value,
+    term: u64,
+    revision: u64,
+    by: usize,
+}
+
+impl Etcd {
+    /// The cluster whose members serve clients there; one of them is enough.
+    ///
+    /// # Panics
+    /// Without an endpoint.
+    pub fn new(endpoints: Vec<EtcdEndpoint>, tls: Option<ClientTls>) -> Etcd {
+        assert!(!endpoints.is_empty(), "somebody has to be asked");
+        Etcd { endpoints, tls, at: AtomicUsize::new(0), id: AtomicU64::new(0) }
+    }
+
+    /// The endpoints.
+    pub fn endpoints(&self) -> &[EtcdEndpoint] {
+        &self.endpoints
+    }
+
+    /// What the cluster calls itself, if it has answered anything.
+    pub fn id(&self) -> Option<u64> {
+        Some(self.id.load(Ordering::Relaxed)).filter(|id| *id != 0)
+    }
+
+    /// A lease of so many seconds: its number, and how long it really is.
+    ///
+    /// # Errors
+    /// [`EtcdError`].
+    pub async fn grant(&self, seconds: u64, wait_max: Duration) -> Result<(u64, u64), EtcdError> {
+        let told = self.ask("/v3/lease/grant", json!({ "TTL": seconds.to_string() }), wait_max).await?;
+        match (number(&told.body, "ID"), number(&told.body, "TTL")) {
+            (Some(id @ 1..), Some(seconds @ 1..)) => Ok((id, seconds)),
+            _ => Err(self.nonsense(told.by, "it granted a lease without number or length")),
+        }
+    }
+
+    /// Puts a lease to its full length, which comes back, and makes sure that whoever did so leads etcd: a read of `key`, which the majority confirms and which begins
+    /// afterwards, comes from the same term and finds the key with that lease.
+    ///
+    /// # Errors
+    /// [`EtcdError::NoLease`] when it has ended; others when nothing is known.
+    pub async fn renew(&self, lease: u64, key: &str, wait_max: Duration) -> Result<u64, EtcdError> {
+        let renewing = async {
+            let told = self.ask("/v3/lease/keepalive", json!({ "ID": lease.to_string() }), wait_max).await?;
+            let Some(seconds @ 1..) = number(&told.body["result"], "TTL") else {
+                return Err(EtcdError::NoLease);
+            };
+            let term = term(&told.body["result"]).unwrap_or(told.term);
+            let read = self.ask("/v3/kv/range", json!({ "key": encode(key.as_bytes()) }), wait_max).await?;
+            let entry = entries(&read.body).into_iter().next();
+            match entry {
+                _ if term == 0 || term != read.term => {
+                    Err(self.nonsense(told.by, "it was not etcd's leader any more when it renewed the lease"))
+                }
+                Some(entry) if entry.lease == lease => Ok(seconds),
+                _ => Err(EtcdError::NoLease),
+            }
+        };
+        self.in_time(renewing, wait_max).await
+    }
+
+    /// Ends a lease, and with it all keys that go with it.
+    ///
+    /// # Errors
+    /// [`EtcdError`].
+    pub async fn revoke(&self, lease: u64, wait_max: Duration) -> Result<(), EtcdError> {
+        self.ask("/v3/lease/revoke", json!({ "ID": lease.to_string() }), wait_max).await.map(drop)
+    }
+
+    /// These keys, as far as they are there, all of one moment.
+    ///
+    /// # Errors
+    /// [`EtcdError`].
+    pub async fn get(&self, keys: &[&str], wait_max: Duration) -> Result<Vec<EtcdEntry>, EtcdError> {
+        let ranges = keys.iter().map(|key| json!({ "request_range": { "key": encode(key.as_bytes()) } }));
+        let told = self.ask("/v3/kv/txn", json!({ "success": ranges.collect::<Vec<_>>() }), wait_max).await?;
+        let responses = told.body["responses"].as_array().cloned().unwrap_or_default();
+        Ok(responses.iter().flat_map(|response| entries(&response["response_range"])).collect())
+    }
+
+    /// All keys that begin with `prefix`, by name, page after page; what is changed meanwhile may be missed.
+    ///
+    /// # Errors
+    /// [`EtcdError`].
+    pub async fn list(&self, prefix: &str, wait_max: Duration) -> Result<Vec<EtcdEntry>, EtcdError> {
+        let Some(end) = after(prefix) else {
+            return Err(self.nonsense(self.at.load(Ordering::Relaxed), "there are no keys beyond"));
+        };
+        let (mut all, mut from) = (Vec::new(), prefix.as_bytes().to_vec());
+        loop {
+            let range =
+                json!({ "key": encode(&from), "range_end": encode(&end), "limit": PAGE_KEYS.to_string() });
+            let told = self.ask("/v3/kv/range", range, wait_max).await?;
+            let page = entries(&told.body);
+            let last = page.last().map(|entry| entry.key.clone());
+            all.extend(page);
+            match last {
+                Some(last)
+                    if told.body["more"] == Value::Bool(true) && last.as_bytes() >= from.as_slice() =>
+                {
+                    from = last.into_bytes();
+                    from.push(0);
+                }
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    /// Makes the changes if everything is so, and says at which revision.
+    ///
+    /// # Errors
+    /// [`EtcdError`]; it may have happened unless that is [`EtcdError::Refused`] or [`EtcdError::NoLease`].
+    pub async fn txn(
+        &self,
+        conditions: &[(String, EtcdIs)],
+        changes: &[EtcdChange],
+        wait_max: Duration,
+    ) -> Result<Option<u64>, EtcdError> {
+        let compare: Vec<Value> = conditions.iter().map(|(key, is)| compare(key, *is)).collect();
+        let success: Vec<Value> = changes.iter().map(operation).collect();
+        let told =
+            self.ask("/v3/kv/txn", json!({ "compare": compare, "success": success }), wait_max).await?;
+        match told.body["succeeded"] {
+            Value::Bool(true) if told.revision > 0 => Ok(Some(told.revision)),
+            Value::Bool(true) => Err(self.nonsense(told.by, "a transaction without revision")),
+            _ => Ok(None),
+        }
+    }
+
+    /// Asks, and tries another endpoint next time if that fails.
+    async fn ask(&self, path: &str, question: Value, wait_max: Duration) -> Result<Told, EtcdError> {
+        let by = self.at.load(Ordering::Relaxed) % self.endpoints.len();
+        let told = match tokio::time::timeout(wait_max, self.ask_one(by, path, &question)).await {
+            Ok(told) => told,
+            Err(_) => Err(self.nonsense(by, format!("no answer within {} ms", wait_max.as_millis()))),
+        };
+        if let Err(EtcdError::Lost { .. } | EtcdError::Refused { .. }) = told {
+            self.next(by);
+        }
+        told
+    }
+
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, EtcdError>>,
+        wait_max: Duration,
+    ) -> Result<T, EtcdError> {
+        let by = self.at.load(Ordering::Relaxed) % self.endpoints.len();
+        match tokio::time::timeout(wait_max, work).await {
+            Ok(done) => done,
+            Err(_) => {
+                self.next(by);
+                Err(self.nonsense(by, format!("no answer within {} ms", wait_max.as_millis())))
+            }
+        }
+    }
+
+    fn next(&self, after: usize) {
+        let next = (after + 1) % self.endpoints.len();
+        let _ = self.at.compare_exchange(after, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    async fn ask_one(&self, by: usize, path: &str, question: &Value) -> Result<Told, EtcdError> {
+        let endpoint = &self.endpoints[by];
+        let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port))
+            .await
+            .map_err(|error| self.nonsense(by, error))?;
+        let _ = stream.set_nodelay(true);
+        let bytes = if endpoint.tls {
+            let tls = self.tls.as_ref().ok_or_else(|| self.nonsense(by, "TLS, and nobody to trust"))?;
+            let stream =
+                tls.connect(&endpoint.host, stream).await.map_err(|error| self.nonsense(by, error))?;
+            self.exchange(by, stream, path, question).await?
+        } else {
+            self.exchange(by, stream, path, question).await?
+        };
+        let (is_success, bytes) = bytes;
+        let body: Value = serde_json::from_slice(&bytes)
+            .map_err(|_| self.nonsense(by, "its answer is no JSON; is it etcd?"))?;
+        if !is_success {
+            return Err(self.refused(by, &body));
+        }
+        let header = if body["header"].is_object() { &body } else { &body["result"] };
+        if let Some(id) = number(&header["header"], "cluster_id") {
+            self.id.store(id, Ordering::Relaxed);
+        }
+        let (term, revision) =
+            (term(header).unwrap_or(0), number(&header["header"], "revision").unwrap_or(0));
+        Ok(Told { term, revision, by, body })
+    }
+
+    async fn exchange(
+        &self,
+        by: usize,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        path: &str,
+        question: &Value,
+    ) -> Result<(bool, Bytes), EtcdError> {
+        let endpoint = &self.endpoints[by];
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(path)
+            .header(HOST, format!("{}:{}", endpoint.host, endpoint.port))
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(question.to_string())))
+            .map_err(|error| self.nonsense(by, error))?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.nonsense(by, error))?;
+        let _driver = Driver::start(connection);
+        let answer: Response<Incoming> =
+            sender.send_request(request).await.map_err(|error| self.nonsense(by, error))?;
+        let is_success = answer.status().is_success();
+        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+        Ok((is_success, body.map_err(|error| self.nonsense(by, error))?.to_bytes()))
+    }
+
+    fn refused(&self, by: usize, body: &Value) -> EtcdError {
+        let said = |name| body[name].as_str().filter(|text| !text.is_empty());
+        let why = said("message").or_else(|| said("error")).unwrap_or("it does not say why");
+        if why.contains("lease not found") {
+            return EtcdError::NoLease;
+        }
+        EtcdError::Refused { endpoint: self.endpoints[by].to_string(), why: why.chars().take(200).collect() }
+    }
+
+    fn nonsense(&self, by: usize, why: impl ToString) -> EtcdError {
+        let by = by % self.endpoints.len();
+        EtcdError::Lost { endpoint: self.endpoints[by].to_string(), why: why.to_string() }
+    }
+}
+
+fn compare(key: &str, is: EtcdIs) -> Value {
+    let mut compare = Map::new();
+    compare.insert("key".to_owned(), encode(key.as_bytes()).into());
+    compare.insert("result".to_owned(), "EQUAL".into());
+    let (target, field, number) = match is {
+        EtcdIs::Absent => ("CREATE", "create_revision", 0),
+        EtcdIs::At(revision) => ("MOD", "mod_revision", revision),
+        EtcdIs::Under(lease) => ("LEASE", "lease", lease),
+    };
+    compare.insert("target".to_owned(), target.into());
+    compare.insert(field.to_owned(), number.to_string().into());
+    Value::Object(compare)
+}
+
+fn operation(change: &EtcdChange) -> Value {
+    match change {
+        EtcdChange::Put(key, value, lease) => json!({ "request_put": {
+            "key": encode(key.as_bytes()), "value": encode(value), "lease": lease.to_string(),
+        } }),
+        EtcdChange::Delete(key) => json!({ "request_delete_range": { "key": encode(key.as_bytes()) } }),
+    }
+}
+
+/// The entries of a range; what is not one is left out.
+fn entries(range: &Value) -> Vec<EtcdEntry> {
+    let all = range["kvs"].as_array().map_or(&[][..], Vec::as_slice);
+    let entry = |kv: &Value| {
+        let text = |name| decode(kv[name].as_str().unwrap_or_default());
+        Some(EtcdEntry {
+            key: String::from_utf8(text("key")?).ok()?,
+            value: text("value")?,
+            revision: number(kv, "mod_revision")?,
+            lease: number(kv, "lease").unwrap_or(0),
+        })
+    };
+    all.iter().filter_map(entry).collect()
+}
+
+fn term(of: &Value) -> Option<u64> {
+    number(&of["header"], "raft_term")
+}
+
+/// Numbers of 64 bits are texts in JSON; zeroes are left out.
+fn number(of: &Value, name: &str) -> Option<u64> {
+    match &of[name] {
+        Value::String(text) => text.parse().ok(),
+        Value::Number(number) => number.as_u64(),
+        _ => None,
+    }
+}
+
+/// The first key after all those that begin with `prefix`.
+fn after(prefix: &str) -> Option<Vec<u8>> {
+    let mut end = prefix.as_bytes().to_vec();
+    *end.last_mut()? += 1;
+    Some(end)
+}
+
+const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// Base64 (RFC 4648), as JSON has bytes.
+fn encode(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for some in bytes.chunks(3) {
+        let mut word = [0; 3];
+        word[..some.len()].copy_from_slice(some);
+        let bits = u32::from_be_bytes([0, word[0], word[1], word[2]]);
+        for digit in 0..4 {
+            match digit <= some.len() {
+                true => text.push(DIGITS[(bits >> (18 - 6 * digit) & 63) as usize] as char),
+                false => text.push('='),
+            }
+        }
+    }
+    text
+}
+
+/// The other way round; `None` for what nobody encodes so.
+fn decode(text: &str) -> Option<Vec<u8>> {
+    if !text.len().is_multiple_of(4) {
+        return None;
+    }
+    let digits = text.trim_end_matches('=');
+    if text.len() - digits.len() > 2 {
+        return None;
+    }
+    let (mut bytes, mut bits, mut count) = (Vec::with_capacity(digits.len() * 3 / 4), 0u32, 0);
+    for digit in digits.bytes() {
+        let value = DIGITS.iter().position(|known| *known == digit)?;
+        bits = bits << 6 | value as u32;
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push((bits >> count) as u8);
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,276 @@
+//! The machines by themselves; what they do together is in `crates/world/src/cluster`.
+
+use super::*;
+
+const S: u64 = 1_000_000_000;
+const LEASE: u64 = 10 * S;
+
+fn member(name: &str) -> Member {
+    Member { name: name.to_owned(), id: format!("{name}-id") }
+}
+
+fn at(seconds: u64) -> Instant {
+    Instant(seconds * S)
+}
+
+/// Makes the next call and answers it at another time.
+#[track_caller]
+fn answer(keeper: &mut Keeper, sent: Instant, answered: Instant, answer: Answer) -> Ask {
+    let call = keeper.poll_call(sent).expect("there is a call");
+    assert_eq!(keeper.poll_call(sent), None, "one at a time");
+    assert_eq!(keeper.poll_timeout(), None);
+    keeper.handle_answer(answered, call.number, answer);
+    call.ask
+}
+
+fn joined() -> Keeper {
+    let mut keeper = Keeper::new(member("a"), LEASE);
+    let granted = Answer::Granted { lease: LeaseId(7), lease_ns: LEASE };
+    assert_eq!(answer(&mut keeper, at(0), at(1), granted), Ask::Grant(LEASE));
+    assert_eq!(answer(&mut keeper, at(1), at(1), Answer::LookedUp(None)), Ask::LookUp);
+    let Ask::Register(txn) = answer(&mut keeper, at(1), at(2), Answer::Registered) else {
+        panic!("registers")
+    };
+    assert_eq!(txn.conditions, [(Key::Host("a".to_owned()), Is::Absent)]);
+    let tenure = Tenure { lease: LeaseId(7), until: Instant(usable_ns(LEASE)) };
+    assert_eq!(keeper.poll_event(), Some(Event::Joined(tenure)));
+    keeper
+}
+
+#[test]
+fn a_lease_counts_from_when_its_renewal_was_sent() {
+    let mut keeper = joined();
+    assert_eq!(answer(&mut keeper, at(3), at(5), Answer::Renewed(LEASE)), Ask::Renew(LeaseId(7)));
+    let until = at(3) + usable_ns(LEASE);
+    assert_eq!(keeper.tenure(), Some(Tenure { lease: LeaseId(7), until }));
+    assert!(usable_ns(LEASE) < LEASE - SCHEDULING_NS_MAX);
+    assert!(keeper.tenure().unwrap().is_valid(Instant(until.0 - 1)));
+    assert!(!keeper.tenure().unwrap().is_valid(until), "the moment itself is too late");
+    assert_eq!(keeper.poll_timeout(), Some(at(3) + LEASE / 4).max(Some(at(5))));
+}
+
+#[test]
+fn a_store_that_grants_or_renews_for_longer_changes_nothing_and_for_shorter_is_believed() {
+    let mut keeper = joined();
+    answer(&mut keeper, at(3), at(3), Answer::Renewed(100 * LEASE));
+    assert_eq!(keeper.tenure().unwrap().until, at(3) + usable_ns(LEASE));
+    answer(&mut keeper, at(6), at(6), Answer::Renewed(LEASE / 2));
+    assert_eq!(keeper.tenure().unwrap().until, at(3) + usable_ns(LEASE), "what was known stays known");
+    answer(&mut keeper, at(9), at(9), Answer::Renewed(0));
+    assert_eq!(keeper.tenure().unwrap().until, at(3) + usable_ns(LEASE));
+}
+
+#[test]
+fn renewals_without_answer_are_repeated_and_extend_nothing() {
+    let mut keeper = joined();
+    let until = keeper.tenure().unwrap().until;
+    for second in 3..12 {
+        assert_eq!(answer(&mut keeper, at(second), at(second), Answer::Lost), Ask::Renew(LeaseId(7)));
+        let again = keeper.poll_timeout().unwrap();
+        assert!(again > at(second) && again < at(second + 1));
+        assert_eq!(keeper.poll_call(at(second)), None, "not at once");
+    }
+    assert_eq!(keeper.tenure().unwrap().until, until);
+    // It was alive all the time: whoever holds anything under it may go on.
+    answer(&mut keeper, at(20), at(20), Answer::Renewed(LEASE));
+    assert!(keeper.tenure().unwrap().is_valid(at(21)));
+}
+
+#[test]
+fn an_ended_lease_is_told_and_another_one_is_had() {
+    let mut keeper = joined();
+    answer(&mut keeper, at(3), at(3), Answer::NoLease);
+    assert_eq!(keeper.poll_event(), Some(Event::Ended(LeaseId(7))));
+    assert_eq!(keeper.tenure(), None);
+    assert_eq!(
+        answer(&mut keeper, at(3), at(3), Answer::Granted { lease: LeaseId(8), lease_ns: LEASE }),
+        Ask::Grant(LEASE)
+    );
+}
+
+#[test]
+fn the_key_of_an_earlier_life_is_taken_over_and_its_lease_ended() {
+    let mut keeper = Keeper::new(member("a"), LEASE);
+    answer(&mut keeper, at(0), at(0), Answer::Granted { lease: LeaseId(7), lease_ns: LEASE });
+    answer(&mut keeper, at(0), at(0), Answer::LookedUp(Some((member("a"), 33, LeaseId(5)))));
+    let Ask::Register(txn) = answer(&mut keeper, at(0), at(0), Answer::Registered) else {
+        panic!("registers")
+    };
+    assert_eq!(txn.conditions, [(Key::Host("a".to_owned()), Is::At(33))]);
+    assert!(matches!(keeper.poll_event(), Some(Event::Joined(_))));
+    assert_eq!(answer(&mut keeper, at(0), at(0), Answer::Done), Ask::Revoke(LeaseId(5)));
+    assert_eq!(keeper.poll_call(at(0)).map(|call| call.ask), Some(Ask::Renew(LeaseId(7))));
+}
+
+#[test]
+fn a_name_that_another_host_has_is_waited_for_and_no_lease_is_kept_for_it() {
+    let mut keeper = Keeper::new(member("a"), LEASE);
+    answer(&mut keeper, at(0), at(0), Answer::Granted { lease: LeaseId(7), lease_ns: LEASE });
+    let other = Member { name: "a".to_owned(), id: "another".to_owned() };
+    for second in 0..20 {
+        let Some(call) = keeper.poll_call(at(second)) else { continue };
+        match call.ask {
+            Ask::LookUp => {
+                let found = Answer::LookedUp(Some((other.clone(), 3, LeaseId(1))));
+                keeper.handle_answer(at(second), call.number, found);
+                assert_eq!(keeper.poll_event(), Some(Event::NameTaken(other.clone())));
+            }
+            Ask::Grant(_) => {
+                assert!(second >= 9, "the lease was good for something until then");
+                return;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("no other lease was asked for");
+}
+
+#[test]
+fn answers_to_other_calls_are_ignored() {
+    let mut keeper = joined();
+    let call = keeper.poll_call(at(3)).unwrap();
+    keeper.handle_answer(at(3), call.number - 1, Answer::NoLease);
+    keeper.handle_answer(at(3), call.number + 1, Answer::NoLease);
+    assert!(keeper.tenure().is_some());
+    assert_eq!(keeper.poll_call(at(4)), None, "it is still under way");
+}
+
+// Seats.
+
+const SETTLE: u64 = 5 * S;
+const MINE: LeaseId = LeaseId(9);
+
+fn title(name: &str, generation: u64, taken: bool, dirty: bool) -> Option<Found<Title>> {
+    let value = Title { member: member(name), generation, taken, dirty };
+    Some(Found { value, revision: 40 + generation, lease: LeaseId(0) })
+}
+
+fn hold(name: &str, lease: u64) -> Option<Found<Member>> {
+    Some(Found { value: member(name), revision: 90, lease: LeaseId(lease) })
+}
+
+fn wish(known: Option<u64>) -> Wish {
+    Wish { known, dirty: false, force: false }
+}
+
+fn decide(look: &Look, wish: Wish) -> Verdict {
+    Seat::new("d".to_owned(), SETTLE).decide(at(100), &member("a"), MINE, look, wish)
+}
+
+#[track_caller]
+fn taken(verdict: Verdict) -> Taking {
+    match verdict {
+        Verdict::Take(taking) => *taking,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The module's table, and what becomes of generations and flash.
+#[test]
+fn who_may_take_a_disk() {
+    // Title, hold, what this host knows; then the generation it takes, and whether its flash counts.
+    let table = [
+        (None, None, None, Some((1, true))),
+        // The store was emptied: who knows what happened meanwhile.
+        (None, None, Some(4), Some((5, false))),
+        (title("b", 3, false, false), None, None, Some((4, false))),
+        (title("b", 3, false, false), None, Some(3), Some((4, false))),
+        (title("b", 3, true, false), None, None, None),
+        (title("b", 3, false, true), None, None, None),
+        (title("b", 3, true, true), None, None, None),
+        (title("b", 3, true, false), hold("b", 1), None, None),
+        (title("a", 3, true, true), None, Some(3), Some((3, true))),
+        (title("a", 3, false, false), None, Some(3), Some((3, true))),
+        (title("a", 3, true, false), None, Some(2), Some((3, false))),
+        (title("a", 3, true, false), None, None, Some((3, false))),
+        // An earlier life's, under its own lease.
+        (title("a", 3, true, false), hold("a", 1), Some(3), Some((3, true))),
+    ];
+    for (title, hold, known, expected) in table {
+        let look = Look { title, hold };
+        let verdict = decide(&look, wish(known));
+        let got = match &verdict {
+            Verdict::Take(taking) => Some((taking.title.generation, taking.continued)),
+            _ => None,
+        };
+        assert_eq!(got, expected, "{look:?} {known:?}: {verdict:?}");
+    }
+}
+
+#[test]
+fn a_taking_binds_everything_it_was_decided_on() {
+    let look = Look { title: title("b", 3, false, false), hold: None };
+    let taking = taken(decide(&look, Wish { dirty: true, ..wish(None) }));
+    let key = "d".to_owned();
+    assert_eq!(
+        taking.txn.conditions,
+        [
+            (Key::Host("a".to_owned()), Is::Under(MINE)),
+            (Key::Hold(key.clone()), Is::Absent),
+            (Key::Title(key.clone()), Is::At(43)),
+        ]
+    );
+    let title = Title { member: member("a"), generation: 4, taken: true, dirty: true };
+    assert_eq!(
+        taking.txn.changes,
+        [
+            Change::Put(Key::Hold(key.clone()), Value::Hold(member("a")), Some(MINE)),
+            Change::Put(Key::Title(key), Value::Title(title), None),
+        ]
+    );
+}
+
+#[test]
+fn what_is_held_under_this_lease_is_ours_already() {
+    let look = Look { title: title("a", 3, true, false), hold: hold("a", 9) };
+    assert_eq!(decide(&look, wish(None)), Verdict::Mine(title("a", 3, true, false).unwrap()));
+}
+
+#[test]
+fn whoever_vanished_is_given_time_from_when_that_was_seen() {
+    let mut seat = Seat::new("d".to_owned(), SETTLE);
+    let me = member("a");
+    let gone = Look { title: title("b", 3, true, false), hold: None };
+    let held = Look { hold: hold("b", 1), ..gone.clone() };
+    let mut decide = |second, look: &Look| seat.decide(at(second), &me, MINE, look, wish(None));
+    assert_eq!(decide(10, &gone), Verdict::Wait(at(15)));
+    assert_eq!(decide(12, &gone), Verdict::Wait(at(15)));
+    // It came back, and vanished again.
+    assert_eq!(decide(13, &held), Verdict::Refused(Refusal::Held(member("b"), 3)));
+    assert_eq!(decide(14, &gone), Verdict::Wait(at(19)));
+    // Unseen, it was somebody's in between.
+    let other = Look { title: title("c", 4, true, false), hold: None };
+    assert_eq!(decide(18, &other), Verdict::Wait(at(23)));
+    assert!(matches!(decide(23, &other), Verdict::Take(_)));
+}
+
+#[test]
+fn force_is_for_what_is_dirty_and_never_for_what_is_held() {
+    let mut seat = Seat::new("d".to_owned(), SETTLE);
+    let me = member("a");
+    let forced = Wish { force: true, ..wish(None) };
+    let held = Look { title: title("b", 3, true, true), hold: hold("b", 1) };
+    let gone = Look { hold: None, ..held.clone() };
+    let mut decide = |second, look: &Look, wish| seat.decide(at(second), &me, MINE, look, wish);
+    assert!(matches!(decide(0, &held, forced), Verdict::Refused(Refusal::Held(..))));
+    assert_eq!(decide(10, &gone, wish(None)), Verdict::Refused(Refusal::Dirty(member("b"), 3)));
+    assert_eq!(decide(11, &gone, forced), Verdict::Wait(at(15)));
+    let taking = taken(decide(15, &gone, forced));
+    assert_eq!((taking.lost_by, taking.title.generation, taking.continued), (Some(member("b")), 4, false));
+    assert!(!taking.title.dirty, "what is lost is not dirty any more");
+}
+
+#[test]
+fn what_is_given_back_or_marked_late_does_nothing() {
+    let seat = Seat::new("d".to_owned(), SETTLE);
+    let known = title("a", 3, true, true).unwrap();
+    for (txn, expected) in [
+        (seat.give_back(MINE, &known, false), Title { taken: false, dirty: false, ..known.value.clone() }),
+        (seat.mark(MINE, &known, false), Title { dirty: false, ..known.value.clone() }),
+    ] {
+        assert!(txn.conditions.contains(&(Key::Hold("d".to_owned()), Is::Under(MINE))));
+        assert!(txn.conditions.contains(&(Key::Title("d".to_owned()), Is::At(43))));
+        let put = Change::Put(Key::Title("d".to_owned()), Value::Title(expected), None);
+        assert_eq!(txn.changes.last(), Some(&put));
+    }
+}

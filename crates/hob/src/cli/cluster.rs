@@ -1,0 +1,123 @@
+//! `hob cluster …`: hosts that agree on who serves which disk.
+
+use clap::Subcommand;
+use hob_control::{Cluster as View, ClusterDisk, ClusterHost, ClusterState, DiskState, Size};
+
+use super::Global;
+use super::output::{numbers, pairs, print, table, word, words};
+use super::remote::{ask, converse, explain};
+
+/// Hosts that agree through etcd on who serves which disk
+#[derive(Debug, Subcommand)]
+pub(crate) enum Cluster {
+    /// How this host is, as a member
+    Status,
+    /// List the hosts that are members now
+    Hosts,
+    /// List the disks that any host has or had, and who
+    Disks,
+    /// Have this host take a disk that it is to serve
+    Take {
+        /// The disk
+        disk: String,
+        /// Even if data that is not on the backing lies in the flash of a host that is gone: it is lost
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+pub(super) fn run(command: Cluster, global: &Global) -> anyhow::Result<()> {
+    match command {
+        Cluster::Status => {
+            let cluster = ask(global, async |client| client.cluster().await)?;
+            print(global.output, &cluster, status)
+        }
+        Cluster::Hosts => {
+            let hosts = ask(global, async |client| client.cluster_hosts().await)?;
+            print(global.output, &hosts, |hosts| list_hosts(hosts))
+        }
+        Cluster::Disks => {
+            let disks = ask(global, async |client| client.cluster_disks().await)?;
+            print(global.output, &disks, |disks| list_disks(disks))
+        }
+        Cluster::Take { disk, force } => {
+            let taken = converse(global, async |client| {
+                let taken = client.cluster_take(&disk, force).await.map_err(explain)?;
+                match (taken.state, &taken.reason) {
+                    (DiskState::Online, _) => Ok(taken),
+                    (state, why) => {
+                        let why = why.as_deref().unwrap_or("the log says why");
+                        Err(anyhow::anyhow!("{disk} is {}: {why}", word(&state)))
+                    }
+                }
+            })?;
+            print(global.output, &taken, |taken| format!("{} is served here", taken.name))
+        }
+    }
+}
+
+fn status(cluster: &View) -> String {
+    let state = match cluster.state {
+        ClusterState::Member => "member".to_owned(),
+        ClusterState::Joining => "joining: disks of the cluster are not served".to_owned(),
+        ClusterState::Suspended => {
+            "suspended: etcd was not heard of for too long, and what disks answer is held".to_owned()
+        }
+    };
+    let mut rows = vec![
+        ("state", state),
+        ("host", format!("{} ({})", cluster.host, cluster.id)),
+        ("etcd", cluster.etcd.join(", ")),
+        ("prefix", cluster.prefix.clone()),
+        (
+            "lease",
+            format!("{} s; good for {:.1} s more", cluster.lease_seconds, cluster.left_ms as f64 / 1000.0),
+        ),
+        ("disks held", cluster.disks_held.to_string()),
+    ];
+    if let Some(why) = &cluster.why {
+        rows.push(("trouble", why.clone()));
+    }
+    pairs(rows)
+}
+
+fn list_hosts(hosts: &[ClusterHost]) -> String {
+    let columns = [
+        words("HOST"),
+        numbers("DISKS"),
+        numbers("FLASH"),
+        numbers("FREE"),
+        words("VERSION"),
+        words("ADDRESS"),
+        words("ID"),
+    ];
+    let row = |host: &ClusterHost| {
+        let sum = |of: fn(&hob_control::ClusterPool) -> Size| {
+            Size(host.pools.iter().map(|pool| of(pool).bytes()).sum()).human()
+        };
+        vec![
+            host.name.clone(),
+            host.disks.to_string(),
+            sum(|pool| pool.size),
+            sum(|pool| pool.free),
+            host.version.clone(),
+            host.address.clone().unwrap_or_else(|| "-".to_owned()),
+            host.id.clone(),
+        ]
+    };
+    table(&columns, hosts.iter().map(row))
+}
+
+fn list_disks(disks: &[ClusterDisk]) -> String {
+    let columns = [words("DISK"), words("STATE"), words("HOST"), numbers("GENERATION"), words("DIRTY THERE")];
+    let row = |disk: &ClusterDisk| {
+        vec![
+            disk.name.clone(),
+            word(&disk.state),
+            disk.host.clone(),
+            disk.generation.to_string(),
+            if disk.dirty { "perhaps" } else { "no" }.to_owned(),
+        ]
+    };
+    table(&columns, disks.iter().map(row))
+}

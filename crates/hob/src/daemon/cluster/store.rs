@@ -1,0 +1,242 @@
+//! The machines' keys and values in etcd: names under a prefix, and JSON.
+
+use std::time::Duration;
+
+use hob_control::etcd::{Etcd, EtcdChange, EtcdEntry, EtcdError, EtcdIs};
+use hob_control::{ClusterHost, ClusterPool};
+use hob_engine::cluster::{Change, Found, Is, Key, LeaseId, Look, Member, Title, Txn, Value};
+use serde::{Deserialize, Serialize};
+
+/// Longest value that is believed to be ours, bytes.
+const VALUE_BYTES_MAX: usize = 256 << 10;
+
+/// Where the keys are.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    /// With a slash at its end.
+    prefix: String,
+}
+
+/// `host/NAME`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct HostValue {
+    id: String,
+    name: String,
+    #[serde(default)]
+    address: Option<String>,
+    #[serde(default)]
+    version: String,
+    #[serde(default)]
+    pools: Vec<ClusterPool>,
+}
+
+/// `hold/DISK`
+#[derive(Serialize, Deserialize)]
+struct HoldValue {
+    id: String,
+    host: String,
+}
+
+/// `title/DISK`
+#[derive(Serialize, Deserialize)]
+struct TitleValue {
+    id: String,
+    host: String,
+    generation: u64,
+    taken: bool,
+    dirty: bool,
+}
+
+/// What a host says of itself besides who it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct About {
+    pub(crate) address: Option<String>,
+    pub(crate) pools: Vec<ClusterPool>,
+}
+
+/// Something in etcd is not what a hob of this version puts there.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StoreError {
+    /// It did not answer.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    /// It is somebody else's, or of another version.
+    #[error(
+        "etcd's key {0} has a value that this hob does not understand; is another program using the prefix?"
+    )]
+    Strange(String),
+}
+
+impl Names {
+    pub(super) fn new(prefix: &str) -> Names {
+        Names { prefix: format!("{}/", prefix.trim_end_matches('/')) }
+    }
+
+    pub(super) fn of(&self, key: &Key) -> String {
+        match key {
+            Key::Host(name) => format!("{}host/{name}", self.prefix),
+            Key::Hold(disk) => format!("{}hold/{disk}", self.prefix),
+            Key::Title(disk) => format!("{}title/{disk}", self.prefix),
+        }
+    }
+
+    /// What all keys of a kind begin with.
+    fn kind(&self, kind: &str) -> String {
+        format!("{}{kind}/", self.prefix)
+    }
+
+    pub(super) fn txn(&self, txn: &Txn, about: &About) -> (Vec<(String, EtcdIs)>, Vec<EtcdChange>) {
+        let is = |is: &Is| match is {
+            Is::Absent => EtcdIs::Absent,
+            Is::At(revision) => EtcdIs::At(*revision),
+            Is::Under(LeaseId(lease)) => EtcdIs::Under(*lease),
+        };
+        let change = |change: &Change| match change {
+            Change::Put(key, value, lease) => {
+                EtcdChange::Put(self.of(key), encode(value, about), lease.map_or(0, |lease| lease.0))
+            }
+            Change::Delete(key) => EtcdChange::Delete(self.of(key)),
+        };
+        let conditions = txn.conditions.iter().map(|(key, of)| (self.of(key), is(of)));
+        (conditions.collect(), txn.changes.iter().map(change).collect())
+    }
+
+    /// What there is of a disk.
+    pub(super) async fn look(&self, etcd: &Etcd, disk: &str, wait_max: Duration) -> Result<Look, StoreError> {
+        let keys = [Key::Title(disk.to_owned()), Key::Hold(disk.to_owned())].map(|key| self.of(&key));
+        let found = etcd.get(&[&keys[0], &keys[1]], wait_max).await?;
+        let mut look = Look::default();
+        for entry in found {
+            match entry.key == keys[0] {
+                true => look.title = Some(title(&entry)?),
+                false => look.hold = Some(hold(&entry)?),
+            }
+        }
+        Ok(look)
+    }
+
+    /// What has the name of a host.
+    pub(super) async fn look_up(
+        &self,
+        etcd: &Etcd,
+        name: &str,
+        wait_max: Duration,
+    ) -> Result<Option<(Member, u64, LeaseId)>, StoreError> {
+        let key = self.of(&Key::Host(name.to_owned()));
+        let found = etcd.get(&[&key], wait_max).await?;
+        let Some(entry) = found.first() else { return Ok(None) };
+        let HostValue { id, name, .. } = value(entry)?;
+        Ok(Some((Member { name, id }, entry.revision, LeaseId(entry.lease))))
+    }
+
+    /// All hosts. What is not understood is left out.
+    pub(super) async fn hosts(&self, etcd: &Etcd, wait_max: Duration) -> Result<Vec<ClusterHost>, EtcdError> {
+        let host = |entry: &EtcdEntry| {
+            let HostValue { id, name, address, version, pools } = value(entry).ok()?;
+            Some(ClusterHost { name, id, address, version, pools, disks: 0 })
+        };
+        Ok(etcd.list(&self.kind("host"), wait_max).await?.iter().filter_map(host).collect())
+    }
+
+    /// All disks that anybody has or had, by name.
+    pub(super) async fn disks(
+        &self,
+        etcd: &Etcd,
+        wait_max: Duration,
+    ) -> Result<Vec<(String, Title, Option<Member>)>, EtcdError> {
+        let (titles, holds) = (self.kind("title"), self.kind("hold"));
+        let held = etcd.list(&holds, wait_max).await?;
+        let all = etcd.list(&titles, wait_max).await?;
+        let disk = |entry: &EtcdEntry| {
+            let name = entry.key.strip_prefix(&titles)?;
+            let by = held.iter().find(|hold| hold.key.strip_prefix(&holds) == Some(name));
+            let by = by.and_then(|entry| hold(entry).ok()).map(|found| found.value);
+            Some((name.to_owned(), title(entry).ok()?.value, by))
+        };
+        Ok(all.iter().filter_map(disk).collect())
+    }
+}
+
+fn encode(value: &Value, about: &About) -> Vec<u8> {
+    let json = match value {
+        Value::Host(Member { name, id }) => serde_json::to_vec(&HostValue {
+            id: id.clone(),
+            name: name.clone(),
+            address: about.address.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pools: about.pools.clone(),
+        }),
+        Value::Hold(Member { name, id }) => {
+            serde_json::to_vec(&HoldValue { id: id.clone(), host: name.clone() })
+        }
+        Value::Title(title) => serde_json::to_vec(&TitleValue {
+            id: title.member.id.clone(),
+            host: title.member.name.clone(),
+            generation: title.generation,
+            taken: title.taken,
+            dirty: title.dirty,
+        }),
+    };
+    json.unwrap_or_else(|error| panic!("plain values are JSON: {error}"))
+}
+
+fn value<T: serde::de::DeserializeOwned>(entry: &EtcdEntry) -> Result<T, StoreError> {
+    let strange = || StoreError::Strange(entry.key.clone());
+    if entry.value.len() > VALUE_BYTES_MAX {
+        return Err(strange());
+    }
+    serde_json::from_slice(&entry.value).map_err(|_| strange())
+}
+
+fn title(entry: &EtcdEntry) -> Result<Found<Title>, StoreError> {
+    let TitleValue { id, host, generation, taken, dirty } = value(entry)?;
+    if generation >= u64::MAX / 2 {
+        return Err(StoreError::Strange(entry.key.clone()));
+    }
+    let title = Title { member: Member { name: host, id }, generation, taken, dirty };
+    Ok(Found { value: title, revision: entry.revision, lease: LeaseId(entry.lease) })
+}
+
+fn hold(entry: &EtcdEntry) -> Result<Found<Member>, StoreError> {
+    let HoldValue { id, host } = value(entry)?;
+    let member = Member { name: host, id };
+    Ok(Found { value: member, revision: entry.revision, lease: LeaseId(entry.lease) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: &str, value: &str) -> EtcdEntry {
+        EtcdEntry { key: key.to_owned(), value: value.as_bytes().to_vec(), revision: 3, lease: 7 }
+    }
+
+    #[test]
+    fn values_come_back() {
+        let member = Member { name: "a".to_owned(), id: "x".to_owned() };
+        let given = Title { member: member.clone(), generation: 4, taken: true, dirty: true };
+        let text = String::from_utf8(encode(&Value::Title(given.clone()), &About::default())).unwrap();
+        assert_eq!(title(&entry("t", &text)).unwrap().value, given);
+        let text = String::from_utf8(encode(&Value::Hold(member.clone()), &About::default())).unwrap();
+        let found = hold(&entry("h", &text)).unwrap();
+        assert_eq!((found.value, found.revision, found.lease), (member, 3, LeaseId(7)));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_not_taken_for_absent() {
+        for text in ["", "{}", "7", r#"{"id":"x","host":"a","generation":-1,"taken":true,"dirty":false}"#] {
+            let error = title(&entry("/hob/title/d", text)).unwrap_err().to_string();
+            assert!(error.contains("/hob/title/d"), "{error}");
+        }
+        let huge = r#"{"id":"x","host":"a","generation":18446744073709551615,"taken":true,"dirty":false}"#;
+        assert!(title(&entry("t", huge)).is_err());
+    }
+
+    #[test]
+    fn keys_lie_under_the_prefix() {
+        for prefix in ["/hob", "/hob/"] {
+            let names = Names::new(prefix);
+            assert_eq!(names.of(&Key::Title("vm1".to_owned())), "/hob/title/vm1");
+        }
+    }
+}

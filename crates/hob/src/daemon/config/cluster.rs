@@ -1,0 +1,114 @@
+//! `[cluster]` in hob.toml: the etcd with which this host and others agree on who serves which disk.
+
+use std::path::PathBuf;
+
+use hob_control::check_name;
+use hob_control::etcd::EtcdEndpoint;
+use serde::Deserialize;
+
+/// Without it, this host agrees with nobody.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ClusterConfig {
+    /// Where members of etcd serve clients.
+    pub(crate) etcd: Vec<String>,
+    /// Whose certificates to trust, for `https://`.
+    pub(crate) ca: Option<PathBuf>,
+    /// Our certificate, if etcd wants one.
+    pub(crate) cert: Option<PathBuf>,
+    /// Its private key.
+    pub(crate) key: Option<PathBuf>,
+    /// This host's name in the cluster; its host name if absent.
+    pub(crate) host: Option<String>,
+    /// Where its control API is for other hosts, for people to see.
+    pub(crate) address: Option<String>,
+    /// How long a host that is silent keeps its disks.
+    #[serde(default = "default_lease")]
+    pub(crate) lease_seconds: u64,
+    /// How much longer disks of a host that vanished are left alone.
+    #[serde(default = "default_settle")]
+    pub(crate) settle_seconds: u64,
+    /// What all keys begin with; other clusters have another one.
+    #[serde(default = "default_prefix")]
+    pub(crate) prefix: String,
+}
+
+fn default_lease() -> u64 {
+    10
+}
+
+fn default_settle() -> u64 {
+    5
+}
+
+fn default_prefix() -> String {
+    "/hob".to_owned()
+}
+
+/// Characters of a prefix.
+const PREFIX_CHARS_MAX: usize = 200;
+
+impl ClusterConfig {
+    /// The endpoints.
+    pub(crate) fn endpoints(&self) -> Result<Vec<EtcdEndpoint>, String> {
+        self.etcd.iter().map(|text| text.parse().map_err(|why| format!("cluster.etcd: {why}"))).collect()
+    }
+
+    /// What can be said without looking at files.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let endpoints = self.endpoints()?;
+        if endpoints.is_empty() {
+            return Err("cluster.etcd names nobody; write etcd = [\"http://host:2379\"]".to_owned());
+        }
+        if endpoints.iter().any(EtcdEndpoint::is_tls) && self.ca.is_none() {
+            return Err("cluster.ca is missing: whose certificates of etcd are to be trusted".to_owned());
+        }
+        if self.cert.is_some() != self.key.is_some() {
+            return Err("cluster.cert and cluster.key go together".to_owned());
+        }
+        if let Some(host) = &self.host {
+            check_name(host).map_err(|error| format!("cluster.host '{host}': {error}"))?;
+        }
+        for (name, value, least, most) in
+            [("lease_seconds", self.lease_seconds, 3, 600), ("settle_seconds", self.settle_seconds, 0, 3600)]
+        {
+            if !(least..=most).contains(&value) {
+                return Err(format!("cluster.{name} = {value}: it can be {least} to {most}"));
+            }
+        }
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+        let is_path = self.prefix.starts_with('/') && self.prefix.trim_end_matches('/').len() > 1;
+        if !is_path || !self.prefix.chars().all(is_plain) || self.prefix.len() > PREFIX_CHARS_MAX {
+            return Err(format!("cluster.prefix = '{}': write something like /hob", self.prefix));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+
+    #[test]
+    fn a_cluster_needs_an_etcd_and_little_else() {
+        let config = Config::parse("[cluster]\netcd = [\"http://10.0.0.1:2379\"]\n").unwrap();
+        let cluster = config.cluster.unwrap();
+        assert_eq!((cluster.lease_seconds, cluster.settle_seconds), (10, 5));
+        assert_eq!((cluster.prefix.as_str(), cluster.host), ("/hob", None));
+        assert!(Config::parse("").unwrap().cluster.is_none());
+        for (text, part) in [
+            ("etcd = []", "names nobody"),
+            ("etcd = [\"10.0.0.1:2379\"]", "http://host:port"),
+            ("etcd = [\"https://e:2379\"]", "cluster.ca"),
+            ("etcd = [\"http://e:1\"]\ncert = \"/c\"", "cluster.key"),
+            ("etcd = [\"http://e:1\"]\nhost = \"a/b\"", "cluster.host"),
+            ("etcd = [\"http://e:1\"]\nlease_seconds = 2", "lease_seconds = 2"),
+            ("etcd = [\"http://e:1\"]\nprefix = \"hob\"", "cluster.prefix"),
+            ("etcd = [\"http://e:1\"]\nprefix = \"/\"", "cluster.prefix"),
+            ("etcd = [\"http://e:1\"]\nttl = 3", "ttl"),
+        ] {
+            let error = Config::parse(&format!("[cluster]\n{text}\n")).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

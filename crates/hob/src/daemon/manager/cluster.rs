@@ -1,0 +1,377 @@
+//! Disks of a cluster: taken before they are opened, taken again when the lease ended, given back, and lost (docs/decisions/0019).
+//!
+//! Without a cluster nothing here does anything.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::{Cluster as View, ClusterDisk, ClusterHost, ClusterPool, Disk};
+use hob_engine::command::Mode;
+use hob_engine::migration::Record;
+
+use super::coming::Coming;
+use super::disks::Open;
+use super::leave::Ending;
+use super::refusal::Refusal;
+use super::{Life, Manager};
+use crate::daemon::cluster::{Cluster, Elsewhere, TakeError, Taken};
+
+/// How often disks are looked at that another host has, or that have to be taken again.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Giving a disk back at the end takes no longer, or nothing more is given back.
+const END_MAX: Duration = Duration::from_secs(2);
+
+/// Looks after which it is said what is clean again.
+const TIDY_LOOKS: u32 = 5;
+
+/// Why a disk is offline, as far as its cluster is concerned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum ClusterWait {
+    /// It is not the cluster's matter.
+    #[default]
+    No,
+    /// Another host serves it: all is well.
+    Served,
+    /// Its owner vanished, and it is had soon.
+    Settles,
+    /// It could not be had, and nobody serves it, for all that is known.
+    Yes,
+}
+
+impl Manager {
+    /// Disks are served as members of a cluster from now on. Before any is opened.
+    pub(crate) fn set_cluster(&self, cluster: Arc<Cluster>) {
+        let _ = self.cluster.set(cluster);
+    }
+
+    pub(super) fn cluster(&self) -> Option<&Arc<Cluster>> {
+        self.cluster.get()
+    }
+
+    fn cluster_or_refuse(&self) -> Result<&Arc<Cluster>, Refusal> {
+        self.cluster().ok_or_else(|| {
+            Refusal::conflict("this host is in no cluster")
+                .hint("[cluster] in hob.toml names its etcd; see docs/CLUSTER.md")
+        })
+    }
+
+    /// How this host is, as a member.
+    pub(crate) fn cluster_view(&self) -> Result<View, Refusal> {
+        Ok(self.cluster_or_refuse()?.view())
+    }
+
+    /// All members.
+    pub(crate) async fn cluster_hosts(&self) -> Result<Vec<ClusterHost>, Refusal> {
+        self.cluster_or_refuse()?.hosts().await.map_err(|error| Refusal::failed(error.to_string()))
+    }
+
+    /// All disks that any host has or had.
+    pub(crate) async fn cluster_disks(&self) -> Result<Vec<ClusterDisk>, Refusal> {
+        self.cluster_or_refuse()?.disks().await.map_err(|error| Refusal::failed(error.to_string()))
+    }
+
+    /// Takes a disk that this host is to serve and another one had; with force, whatever that host has of it and the backing does not.
+    pub(crate) async fn cluster_take(self: &Arc<Self>, disk: String, force: bool) -> Result<Disk, Refusal> {
+        let cluster = self.cluster_or_refuse()?;
+        let is_offline = matches!(self.inner().disk(&disk)?.life, Life::Offline(_));
+        if !is_offline {
+            return self.disk(&disk);
+        }
+        if force {
+            cluster.force(&disk);
+        }
+        let manager = self.clone();
+        self.change(async move {
+            loop {
+                manager.bring_online(&disk).await;
+                if manager.inner().disk(&disk)?.cluster_wait != ClusterWait::Settles {
+                    return manager.disk(&disk);
+                }
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        })
+        .await
+    }
+
+    /// Opens a disk's backing, gives it to a shard and offers it to clients; takes it first, where there is a cluster. The caller has claimed the
+    /// disk, which is offline. See [`Manager::open_owned`].
+    pub(super) async fn open_disk(
+        self: &Arc<Self>,
+        name: &str,
+        when: Open,
+    ) -> Result<(Vec<String>, Option<Coming>), Refusal> {
+        let Some(cluster) = self.cluster().filter(|_| !self.needs_no_owner(name)) else {
+            return self.open_owned(name, when, None).await;
+        };
+        let taken = self.take_disk(cluster, name).await?;
+        let opened = self.open_owned(name, when, Some(&taken)).await;
+        if opened.is_err() {
+            cluster.leave(name, &taken).await;
+        }
+        opened
+    }
+
+    /// Nobody writes it: every host may serve it.
+    fn needs_no_owner(&self, name: &str) -> bool {
+        self.inner().disk(name).is_ok_and(|disk| disk.wanted.read_only)
+    }
+
+    async fn take_disk(&self, cluster: &Cluster, name: &str) -> Result<Taken, Refusal> {
+        let (known, dirty) = self.wish(name)?;
+        let taken = cluster.take(name, known, dirty).await;
+        if let Ok(disk) = self.inner().disk_mut(name) {
+            disk.cluster_wait = match &taken {
+                Ok(_) => ClusterWait::No,
+                Err(TakeError::Elsewhere { how: Elsewhere::Served, .. }) => ClusterWait::Served,
+                Err(TakeError::Elsewhere { how: Elsewhere::Settling, .. }) => ClusterWait::Settles,
+                Err(_) => ClusterWait::Yes,
+            };
+        }
+        taken.map_err(refuse)
+    }
+
+    /// Could it not be had because another host of the cluster serves it?
+    pub(super) fn is_served_elsewhere(&self, name: &str) -> bool {
+        self.inner().disk(name).is_ok_and(|disk| disk.cluster_wait == ClusterWait::Served)
+    }
+
+    /// A disk that came from another host of the cluster is this one's, before it is served.
+    pub(super) async fn take_arrived(&self, name: &str) -> Result<(), Refusal> {
+        let Some(cluster) = self.cluster().filter(|_| !self.needs_no_owner(name)) else { return Ok(()) };
+        let taken = self.take_disk(cluster, name).await?;
+        let (shard, id) = self.shard_of(name)?;
+        shard.set_lease(id, taken.clock)?;
+        // What was pulled of it counts, whoever had it before; it is kept with the record that says so.
+        self.inner().disk_mut(name)?.wanted.generation = Some(taken.generation);
+        Ok(())
+    }
+
+    /// A disk went to another host, which waits until it may take it.
+    pub(super) fn give_back_departed(self: &Arc<Self>, name: &str) {
+        let Some(cluster) = self.cluster().cloned() else { return };
+        let (manager, name) = (self.clone(), name.to_owned());
+        tokio::spawn(async move {
+            // Unless it came back.
+            while matches!(manager.record_of(&name), Some(Record::Away { .. })) {
+                match cluster.give_back(&name, false).await {
+                    Ok(()) => return,
+                    Err(why) => tracing::warn!("{name} is not given back yet: {why}"),
+                }
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        });
+    }
+
+    /// Which cluster this host is in, for other hosts.
+    pub(super) fn cluster_identity(&self) -> Option<String> {
+        self.cluster().and_then(|cluster| cluster.identity())
+    }
+
+    /// Refuses a disk of another cluster, and of none.
+    pub(super) fn check_cluster(&self, theirs: Option<&str>) -> Result<(), Refusal> {
+        let ours = self.cluster_identity();
+        match (self.cluster().is_some(), theirs) {
+            (false, None) => Ok(()),
+            (false, Some(_)) => {
+                Err(Refusal::conflict("the disk belongs to a cluster, and this host is in none")
+                    .hint("give this host the same [cluster] in hob.toml"))
+            }
+            (true, None) => Err(Refusal::conflict("the disk belongs to no cluster, and this host is in one")
+                .hint("give the other host the same [cluster] in hob.toml")),
+            (true, Some(theirs)) if ours.as_deref() == Some(theirs) => Ok(()),
+            (true, Some(_)) => Err(Refusal::conflict("the disk belongs to another cluster than this host")),
+        }
+    }
+
+    /// The generation that is kept with what flash has of a disk, and whether anything may be dirty.
+    fn wish(&self, name: &str) -> Result<(Option<u64>, bool), Refusal> {
+        let inner = self.inner();
+        let disk = inner.disk(name)?;
+        let dirty = disk.cache().is_some_and(|spec| spec.mode == Mode::WriteBack);
+        Ok((disk.wanted.generation, dirty))
+    }
+
+    /// What flash has of the disk counts as of this generation. Before it is served.
+    pub(super) async fn keep_generation(self: &Arc<Self>, name: &str, taken: &Taken) -> Result<(), Refusal> {
+        if let Some(why) = &taken.foreign {
+            self.all_is_changed(name, why).await?;
+        }
+        let known = self.inner().disk_mut(name)?.wanted.generation.replace(taken.generation);
+        if known == Some(taken.generation) { Ok(()) } else { self.save_first().await }
+    }
+
+    /// Before something may become dirty in flash, etcd says so.
+    pub(super) async fn mark_dirty(&self) -> Result<(), Refusal> {
+        let Some(cluster) = self.cluster() else { return Ok(()) };
+        let names: Vec<String> = {
+            let inner = self.inner();
+            let writes_back = |disk: &&super::DiskEntry| {
+                matches!(disk.life, Life::Online(_))
+                    && disk.cache().is_some_and(|spec| spec.mode == Mode::WriteBack)
+            };
+            inner.disks.values().filter(writes_back).map(|disk| disk.wanted.name.clone()).collect()
+        };
+        for name in names {
+            if cluster.is_marked(&name).await == Some(false) {
+                cluster.mark(&name, true).await.map_err(|why| {
+                    Refusal::failed(format!("etcd was not told that {name} may have dirty data here: {why}"))
+                        .hint("nothing is written back before; try again when etcd answers")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows the lease, until dropped.
+    pub(crate) async fn tend_cluster(self: Arc<Self>) {
+        let Some(cluster) = self.cluster().cloned() else { return std::future::pending().await };
+        let mut memberships = cluster.memberships();
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        for looks in 0u32.. {
+            tokio::select! {
+                _ = look.tick() => {}
+                changed = memberships.changed() => if changed.is_err() {
+                    // The daemon is ending.
+                    return std::future::pending().await;
+                },
+            }
+            let has_lease = memberships.borrow_and_update().is_some();
+            if has_lease {
+                self.take_all_again(&cluster).await;
+                self.open_waiting();
+            }
+            cluster.set_pools(self.cluster_pools());
+            if has_lease && looks % TIDY_LOOKS == 0 {
+                self.unmark_clean(&cluster).await;
+            }
+        }
+    }
+
+    /// What this host says of its pools.
+    pub(crate) fn cluster_pools(&self) -> Vec<ClusterPool> {
+        let pool =
+            |pool: hob_control::Pool| ClusterPool { name: pool.name, size: pool.size, free: pool.free };
+        self.pools().into_iter().map(pool).collect()
+    }
+
+    /// Disks that are served and were taken under a lease that has ended.
+    async fn take_all_again(self: &Arc<Self>, cluster: &Arc<Cluster>) {
+        let mut going = tokio::task::JoinSet::new();
+        for name in self.served() {
+            if cluster.is_held(&name).await {
+                continue;
+            }
+            let (manager, cluster) = (self.clone(), cluster.clone());
+            going.spawn(async move { manager.take_again(&cluster, &name).await });
+        }
+        while going.join_next().await.is_some() {}
+    }
+
+    /// Disks that this host serves as their owner.
+    fn served(&self) -> Vec<String> {
+        let online: Vec<String> = {
+            let inner = self.inner();
+            let online = inner.disks.values().filter(|disk| matches!(disk.life, Life::Online(_)));
+            let owned = online.filter(|disk| !disk.wanted.read_only);
+            owned.map(|disk| disk.wanted.name.clone()).collect()
+        };
+        let is_ours =
+            |name: &String| matches!(self.record_of(name), Some(Record::Owner { .. } | Record::Leaving(_)));
+        online.into_iter().filter(is_ours).collect()
+    }
+
+    async fn take_again(self: &Arc<Self>, cluster: &Cluster, name: &str) {
+        let (Ok((known, dirty)), Ok((shard, id))) = (self.wish(name), self.shard_of(name)) else { return };
+        match cluster.take_again(name, known, dirty).await {
+            Ok(taken) => {
+                tracing::info!("{name} goes on: nobody else has had it");
+                if let Err(error) = shard.set_lease(id, taken.clock) {
+                    tracing::warn!("{name}: {error}");
+                }
+            }
+            Err(TakeError::Unknown(why)) => tracing::debug!("{name} is not taken again yet: {why}"),
+            Err(error @ TakeError::Elsewhere { .. }) => {
+                tracing::error!("{name} is lost: {error}");
+                shard.lose(id);
+                self.lost(id, refuse(error)).await;
+            }
+        }
+    }
+
+    /// Disks that this host is to serve and could not have so far.
+    fn open_waiting(self: &Arc<Self>) {
+        let waiting: Vec<String> = {
+            let inner = self.inner();
+            let waits = |disk: &&super::DiskEntry| {
+                matches!(disk.life, Life::Offline(_))
+                    && disk.cluster_wait != ClusterWait::No
+                    && disk.busy.is_none()
+            };
+            inner.disks.values().filter(waits).map(|disk| disk.wanted.name.clone()).collect()
+        };
+        for name in waiting {
+            let manager = self.clone();
+            tokio::spawn(async move { manager.bring_online(&name).await });
+        }
+    }
+
+    /// Disks that do not write back any more and have nothing dirty: others may have them.
+    async fn unmark_clean(self: &Arc<Self>, cluster: &Cluster) {
+        for name in self.served() {
+            let writes_back = self.wish(&name).is_ok_and(|(_, dirty)| dirty);
+            if writes_back || cluster.is_marked(&name).await != Some(true) {
+                continue;
+            }
+            // Nobody changes its mode meanwhile.
+            let Ok(_claim) = self.claim_disk(&name, "looked at") else { continue };
+            let writes_back = self.wish(&name).is_ok_and(|(_, dirty)| dirty);
+            let Ok((shard, id)) = self.shard_of(&name) else { continue };
+            let is_clean = shard.stats(id).await.is_ok_and(|stats| stats.sectors_dirty == 0);
+            if !writes_back
+                && is_clean
+                && let Err(why) = cluster.mark(&name, false).await
+            {
+                tracing::debug!("{name}: {why}");
+            }
+        }
+    }
+
+    /// A disk is not this host's to serve any more, and nothing of it is in flash that matters.
+    pub(super) async fn leave_disk(&self, name: &str) {
+        let Some(cluster) = self.cluster() else { return };
+        let (known, _) = self.wish(name).unwrap_or((None, false));
+        if let Err(why) = cluster.give_up(name, known).await {
+            tracing::warn!("{name} was not given back: {why}; that happens when the lease ends");
+        }
+    }
+
+    /// The end: everything is given back, once no shard serves anything.
+    pub(crate) async fn leave_cluster(self: &Arc<Self>, ending: Ending) {
+        let Some(cluster) = self.cluster() else { return };
+        let goes_on = ending == Ending::HandOver;
+        if !goes_on {
+            let names: Vec<String> = self.inner().disks.keys().cloned().collect();
+            for name in names {
+                let dirty = self.wish(&name).is_ok_and(|(_, dirty)| dirty);
+                let is_drained = self.inner().disk(&name).is_ok_and(|disk| disk.drained_at_end);
+                let given = tokio::time::timeout(END_MAX, cluster.give_back(&name, dirty && !is_drained));
+                if let Err(why) = given.await.unwrap_or_else(|_| Err("etcd does not answer".to_owned())) {
+                    tracing::warn!(
+                        "{name} was not given back: {why}; others have it when the lease has ended"
+                    );
+                    break;
+                }
+            }
+        }
+        cluster.end(!goes_on).await;
+    }
+}
+
+pub(super) fn refuse(error: TakeError) -> Refusal {
+    match error {
+        TakeError::Elsewhere { why, hint, .. } => Refusal::conflict(why).hint(hint),
+        TakeError::Unknown(why) => Refusal::failed(why).hint("it is tried again"),
+    }
+}

@@ -1,0 +1,228 @@
+//! What waits at the shard's boundary while it is not known whether this host may still serve a disk (docs/decisions/0019).
+//!
+//! A disk of a cluster is served under a lease. Once that has run out by this host's clock, nothing of the disk is answered and no change is
+//! handed to its backing; both are kept, in order. The engine sees a slow backing and slow guests. They go on their way when the lease proves
+//! to hold, or the disk was taken again under another one; and are refused when it is another host's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_engine::io::{Io, IoError, IoOp, Reply, Target};
+use hob_engine::units::{DiskId, Instant};
+
+use super::Shard;
+use crate::daemon::cluster::{self, LeaseClock};
+
+/// While something is held, the clock is looked at that often.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Disks of a cluster, by id.
+#[derive(Default)]
+pub(super) struct Leases {
+    disks: Vec<Option<Lease>>,
+    /// How many have one.
+    count: usize,
+}
+
+struct Lease {
+    clock: Arc<LeaseClock>,
+    /// The disk is another host's.
+    is_lost: bool,
+    /// It is being taken from this shard: nothing can be waited for.
+    is_leaving: bool,
+    replies: Vec<Reply>,
+    changes: Vec<Io>,
+}
+
+impl Lease {
+    fn new(clock: Arc<LeaseClock>) -> Lease {
+        Lease { clock, is_lost: false, is_leaving: false, replies: Vec::new(), changes: Vec::new() }
+    }
+
+    fn holds_anything(&self) -> bool {
+        !self.replies.is_empty() || !self.changes.is_empty()
+    }
+
+    /// Is nothing done for the disk any more?
+    fn refuses(&self, now: Instant) -> bool {
+        self.is_lost || (self.is_leaving && !self.clock.is_valid(now))
+    }
+}
+
+impl Leases {
+    fn get_mut(&mut self, disk: DiskId) -> Option<&mut Lease> {
+        self.disks.get_mut(disk.0 as usize)?.as_mut()
+    }
+
+    /// The time, if any disk has a lease.
+    #[inline]
+    pub(super) fn look(&self) -> Option<Instant> {
+        (self.count > 0).then(cluster::now)
+    }
+
+    /// A reply that may go out now, refused if the disk is lost; `None` if it is held.
+    #[inline]
+    pub(super) fn pass(&mut self, look: Option<Instant>, mut reply: Reply) -> Option<Reply> {
+        let (Some(now), Some(lease)) = (look, self.get_mut(reply.disk)) else { return Some(reply) };
+        if lease.refuses(now) {
+            reply.result = reply.result.and(Err(IoError::ShuttingDown));
+            return Some(reply);
+        }
+        if lease.replies.is_empty() && lease.clock.is_valid(now) {
+            return Some(reply);
+        }
+        lease.replies.push(reply);
+        None
+    }
+
+    pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        let holds = self.count > 0 && self.disks.iter().flatten().any(Lease::holds_anything);
+        holds.then(|| now + LOOK_EVERY.as_nanos() as u64)
+    }
+
+    /// A disk is gone, and nothing is in flight for it.
+    pub(super) fn forget(&mut self, disk: DiskId) {
+        if let Some(lease) = self.disks.get_mut(disk.0 as usize) {
+            self.count -= usize::from(lease.take().is_some());
+        }
+    }
+}
+
+impl Shard {
+    /// A disk is served under this lease from now on; what was held goes on.
+    pub(super) fn set_lease(&mut self, id: DiskId, clock: Arc<LeaseClock>) {
+        let index = id.0 as usize;
+        let leases = &mut self.leases;
+        if leases.disks.len() <= index {
+            leases.disks.resize_with(index + 1, || None);
+        }
+        match &mut leases.disks[index] {
+            Some(lease) => lease.clock = clock,
+            none => {
+                *none = Some(Lease::new(clock));
+                leases.count += 1;
+            }
+        }
+    }
+
+    /// A disk is another host's: nothing of it is served any more.
+    pub(super) fn lose_disk(&mut self, now: Instant, id: DiskId) {
+        self.engine.lose(now, id);
+        let Some(lease) = self.leases.get_mut(id) else { return };
+        lease.is_lost = true;
+        for io in std::mem::take(&mut lease.changes) {
+            self.fail(now, io.id);
+        }
+    }
+
+    /// A disk is about to be taken from this shard.
+    pub(super) fn leave_lease(&mut self, id: DiskId) {
+        if let Some(lease) = self.leases.get_mut(id) {
+            lease.is_leaving = true;
+        }
+    }
+
+    /// May this go to its target now? If not, it is kept, or refused.
+    pub(super) fn may_submit(&mut self, now: Instant, io: &Io) -> bool {
+        let is_change = matches!(io.op, IoOp::Write(_) | IoOp::Discard | IoOp::WriteZeroes(_));
+        let (Target::Backing(disk), true) = (io.target, is_change) else { return true };
+        let Some(lease) = self.leases.get_mut(disk) else { return true };
+        let look = cluster::now();
+        if lease.refuses(look) {
+            self.fail(now, io.id);
+            return false;
+        }
+        if lease.changes.is_empty() && lease.clock.is_valid(look) {
+            return true;
+        }
+        lease.changes.push(*io);
+        false
+    }
+
+    /// What was held goes on, where that is decided.
+    pub(super) fn release_held(&mut self, now: Instant) -> bool {
+        let Some(look) = self.leases.look() else { return false };
+        let mut progress = false;
+        for index in 0..self.leases.disks.len() {
+            let Some(lease) = self.leases.disks[index].as_mut() else { continue };
+            let refuses = lease.refuses(look);
+            if !lease.holds_anything() || !(refuses || lease.clock.is_valid(look)) {
+                continue;
+            }
+            progress = true;
+            let (replies, changes) = (std::mem::take(&mut lease.replies), std::mem::take(&mut lease.changes));
+            for mut reply in replies {
+                if refuses {
+                    reply.result = reply.result.and(Err(IoError::ShuttingDown));
+                }
+                self.deliver(now, &reply);
+            }
+            for io in changes {
+                self.submit(now, &io);
+            }
+        }
+        progress
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_engine::outcome::Outcome;
+    use hob_engine::units::RequestId;
+
+    use super::*;
+
+    const DISK: DiskId = DiskId(1);
+
+    fn reply(id: u64) -> Reply {
+        Reply { id: RequestId(id), disk: DISK, result: Ok(()), outcome: Outcome::BypassStandby }
+    }
+
+    fn leases(until: Instant) -> Leases {
+        let clock = Arc::new(LeaseClock::new(until));
+        Leases { disks: vec![None, Some(Lease::new(clock))], count: 1 }
+    }
+
+    #[test]
+    fn without_a_cluster_nothing_is_looked_at() {
+        let mut leases = Leases::default();
+        assert_eq!(leases.look(), None);
+        assert_eq!(leases.pass(None, reply(1)), Some(reply(1)));
+    }
+
+    #[test]
+    fn answers_are_held_from_the_moment_on_and_do_not_overtake_each_other() {
+        let mut leases = leases(Instant(100));
+        assert_eq!(leases.pass(Some(Instant(99)), reply(1)), Some(reply(1)));
+        assert_eq!(leases.poll_timeout(Instant(99)), None);
+        assert_eq!(leases.pass(Some(Instant(100)), reply(2)), None);
+        assert!(leases.poll_timeout(Instant(100)).is_some());
+        let other = Reply { disk: DiskId(0), ..reply(3) };
+        assert_eq!(leases.pass(Some(Instant(100)), other), Some(other), "a disk without a lease");
+        // It proves to hold; what came first goes first.
+        leases.get_mut(DISK).unwrap().clock = Arc::new(LeaseClock::new(Instant(200)));
+        assert_eq!(leases.pass(Some(Instant(101)), reply(4)), None);
+        assert_eq!(leases.get_mut(DISK).unwrap().replies, [reply(2), reply(4)]);
+        leases.forget(DISK);
+        assert_eq!(leases.look(), None);
+    }
+
+    #[test]
+    fn what_a_lost_disk_answers_is_an_error() {
+        let mut leases = leases(Instant(100));
+        leases.get_mut(DISK).unwrap().is_lost = true;
+        let refused = Reply { result: Err(IoError::ShuttingDown), ..reply(1) };
+        assert_eq!(leases.pass(Some(Instant(1)), reply(1)), Some(refused));
+        let failed = Reply { result: Err(IoError::NoSpace), ..reply(2) };
+        assert_eq!(leases.pass(Some(Instant(1)), failed), Some(failed));
+    }
+
+    #[test]
+    fn a_disk_that_is_taken_away_waits_for_no_lease() {
+        let mut leases = leases(Instant(100));
+        leases.get_mut(DISK).unwrap().is_leaving = true;
+        assert_eq!(leases.pass(Some(Instant(99)), reply(1)), Some(reply(1)));
+        let refused = Reply { result: Err(IoError::ShuttingDown), ..reply(2) };
+        assert_eq!(leases.pass(Some(Instant(100)), reply(2)), Some(refused));
+    }
+}

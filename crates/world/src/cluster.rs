@@ -1,0 +1,403 @@
+//! Histories of two or three hosts that agree through a store with leases on who serves which disk (docs/decisions/0019).
+//!
+//! Each host has the machines of [`hob_engine::cluster`], and carries out what a daemon does around them: it opens disks, holds answers and changes
+//! while its lease is in doubt, takes disks again, gives them back. Around them are a model of etcd, a network that loses and delays, hosts that are
+//! stopped, killed and cut off, clocks that drift as far as they may, and wall clocks that jump. A guest on each host writes and reads
+//! whatever its host serves, also where no machine should run. What is checked on the way:
+//!
+//! - nothing is acknowledged under a generation after anything was under a later one, nor by two hosts under one;
+//! - no two hosts may acknowledge at the same moment;
+//! - reads return what was acknowledged last, or what is in doubt since;
+//! - what is dirty in a host's flash is lost by an operator's force only;
+//! - when faults have ceased, every disk is served.
+//!
+//! Refused: engines with their flash and journals (`sim` and `hosts` have those): a cache here is a table that survives its process.
+
+mod checker;
+mod daemon;
+mod data;
+mod host;
+mod plan;
+mod store;
+
+use std::collections::BTreeMap;
+
+use hob_engine::units::Instant;
+
+use crate::dice::Dice;
+use crate::queue::Queue;
+use crate::{Violation, ensure};
+use checker::Checker;
+use data::Backing;
+use host::{Host, Op, Phase};
+pub use plan::Report;
+use plan::{Fault, MS, Plan};
+use store::{Request, Response, Store};
+
+/// So long after the last fault everything must be served, nanoseconds, leases and settling besides.
+const HEALING_NS: u64 = 60_000 * MS;
+
+/// No history takes more steps for each of its requests, and so many besides.
+const STEPS_MAX: u64 = 20_000;
+
+/// What histories may contain.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Guest requests, about.
+    pub requests: u32,
+    /// Anything goes wrong.
+    pub faults: bool,
+    /// Something is broken on purpose: some run must fail.
+    pub sabotage: Option<Sabotage>,
+    /// Hears of everything that happens, one line each.
+    pub trace: Option<Trace>,
+}
+
+/// Takes a line of a trace.
+pub type Trace = fn(std::fmt::Arguments<'_>);
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { requests: 200, faults: true, sabotage: None, trace: None }
+    }
+}
+
+/// Ways to break the hosts, to see whether the checkers notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// The lease is counted from the answer to its renewal.
+    CountsFromAnswer,
+    /// It is counted in full.
+    NoMargin,
+    /// Nobody looks at the clock before answers.
+    UncheckedAnswers,
+    /// Nobody looks at the clock before changes.
+    UncheckedChanges,
+    /// Time is that of the wall clock.
+    WallClock,
+    /// A disk is taken though somebody holds it.
+    TakesHeld,
+    /// Whoever vanished is given no time for what it has sent.
+    NoSettling,
+    /// A disk is taken though another host's flash has its newest data.
+    IgnoresDirty,
+    /// What flash has is believed, whoever had the disk meanwhile.
+    BelievesFlash,
+    /// Writing back begins before the title says so.
+    EarlyWriteBack,
+    /// What was held is let go with the next lease, and the disk taken again afterwards.
+    ReleasesEarly,
+    /// A renewal counts whoever answers it.
+    BelievesDeposed,
+    /// A lease that has ended is not the end of what was taken under it.
+    IgnoresEnd,
+}
+
+/// Tells the trace, if there is one.
+macro_rules! trace {
+    ($world:expr, $($what:tt)+) => {
+        if let Some(trace) = $world.options.trace {
+            trace(format_args!("{:>14} {}", $world.now.0, format_args!($($what)+)));
+        }
+    };
+}
+use trace;
+
+/// What is to happen. Of a process, by its host and life.
+#[derive(Clone, Debug)]
+enum Event {
+    ToStore {
+        host: usize,
+        life: u32,
+        disk: Option<usize>,
+        number: u64,
+        request: Request,
+    },
+    FromStore {
+        host: usize,
+        life: u32,
+        disk: Option<usize>,
+        number: u64,
+        response: Option<Response>,
+    },
+    /// The keeper has something to do.
+    Keep {
+        host: usize,
+        life: u32,
+        at: Instant,
+    },
+    /// It is time to look at a disk.
+    Poll {
+        host: usize,
+        life: u32,
+        disk: usize,
+    },
+    Opened {
+        host: usize,
+        life: u32,
+        disk: usize,
+    },
+    Think {
+        host: usize,
+    },
+    /// A change arrives at the backing.
+    Land {
+        host: usize,
+        life: u32,
+        disk: usize,
+        epoch: u64,
+        op: u64,
+        block: u32,
+        value: u64,
+    },
+    /// An I/O has ended, with what was read.
+    Done {
+        host: usize,
+        life: u32,
+        disk: usize,
+        op: u64,
+        result: Option<u64>,
+    },
+    /// An answer is on the wire.
+    Answer {
+        host: usize,
+        life: u32,
+        disk: usize,
+        generation: u64,
+        number: u64,
+        op: Op,
+        value: u64,
+    },
+    Fault(Fault),
+    Restart {
+        host: usize,
+    },
+    End,
+}
+
+struct World<'a> {
+    options: &'a Options,
+    plan: Plan,
+    dice: Dice,
+    now: Instant,
+    queue: Queue<Event>,
+    store: Store,
+    store_away_until: Instant,
+    backings: Vec<Backing>,
+    hosts: Vec<Host>,
+    checkers: Vec<Checker>,
+    /// By disk: who asked for it by force, and in which generation it has it if that happens.
+    forced: Vec<Option<(usize, u64)>>,
+    /// Numbers of requests and values are used once.
+    last: u64,
+    healed: bool,
+    report: Report,
+}
+
+/// Lives one history.
+///
+/// # Errors
+/// When a promise is broken.
+pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
+    let mut dice = Dice::new(seed);
+    let plan = Plan::draw(options, &mut dice);
+    let mut world = World::new(options, plan, dice);
+    world.begin();
+    let outcome = world.live();
+    outcome.map_err(|Violation(what)| Violation(format!("at {} ns: {what}", world.now.0)))?;
+    world.report.leases_ended = world.store.leases_ended;
+    world.report.took_ns = world.now.0;
+    Ok(world.report)
+}
+
+impl<'a> World<'a> {
+    fn new(options: &'a Options, plan: Plan, dice: Dice) -> Self {
+        let host =
+            |number| Host::new(number, plan.disks, plan.lease_ns, plan.settle_ns, plan.slow_ppm[number]);
+        World {
+            store: Store::new(plan.fast_ppm, plan.lease_late_ns),
+            hosts: (0..plan.hosts).map(host).collect(),
+            backings: (0..plan.disks).map(|_| Backing::default()).collect(),
+            checkers: (0..plan.disks).map(|_| Checker::default()).collect(),
+            forced: vec![None; plan.disks],
+            options,
+            plan,
+            dice,
+            now: Instant(0),
+            queue: Queue::default(),
+            store_away_until: Instant(0),
+            last: 0,
+            healed: false,
+            report: Report::default(),
+        }
+    }
+
+    fn begin(&mut self) {
+        for (at, fault) in std::mem::take(&mut self.plan.faults) {
+            self.queue.push(at, Event::Fault(fault));
+        }
+        let writes_back = self.plan.write_back;
+        for host in 0..self.plan.hosts {
+            self.hosts[host].kept.iter_mut().for_each(|kept| kept.writes_back = writes_back);
+            self.start(host);
+            let at = Instant(self.dice.below(self.plan.think_ns));
+            self.queue.push(at, Event::Think { host });
+        }
+        self.queue.push(Instant(self.plan.span_ns), Event::End);
+    }
+
+    fn live(&mut self) -> Result<(), Violation> {
+        let steps_max = STEPS_MAX * (u64::from(self.options.requests) + 50);
+        let mut end = None;
+        for _ in 0..steps_max {
+            let Some((at, event)) = self.queue.pop() else { break };
+            self.now = at.max(self.now);
+            if end.is_some_and(|end| self.now >= end) {
+                return self.conclude();
+            }
+            if matches!(event, Event::End) {
+                end = Some(self.heal());
+            } else if let Some(until) = self.stopped(&event) {
+                self.queue.push(until, event);
+            } else {
+                self.handle(event)?;
+            }
+        }
+        Err(Violation("it does not end".to_owned()))
+    }
+
+    /// Until when the process that an event is for is stopped.
+    fn stopped(&self, event: &Event) -> Option<Instant> {
+        let host = match event {
+            Event::FromStore { host, .. }
+            | Event::Keep { host, .. }
+            | Event::Poll { host, .. }
+            | Event::Opened { host, .. }
+            | Event::Done { host, .. } => *host,
+            _ => return None,
+        };
+        let until = self.hosts[host].paused_until;
+        (until > self.now).then_some(until)
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), Violation> {
+        match event {
+            Event::ToStore { host, life, disk, number, request } => {
+                self.reach_store(host, life, disk, number, request);
+            }
+            Event::FromStore { host, life, disk, number, response } if self.lives(host, life) => match disk {
+                None => self.keeper_answered(host, number, response)?,
+                Some(disk) => self.disk_answered(host, disk, number, response)?,
+            },
+            Event::Keep { host, life, at } if self.lives(host, life) && self.hosts[host].keep_at == at => {
+                self.keep(host)?;
+            }
+            Event::Poll { host, life, disk } if self.lives(host, life) => self.poll(host, disk)?,
+            Event::Opened { host, life, disk } if self.lives(host, life) => self.opened(host, disk)?,
+            Event::Think { host } => self.think(host)?,
+            Event::Land { host, life, disk, epoch, op, block, value } => {
+                self.land(host, life, disk, epoch, op, block, value);
+            }
+            Event::Done { host, life, disk, op, result } if self.lives(host, life) => {
+                self.done(host, disk, op, result)?;
+            }
+            Event::Answer { host, life, disk, generation, number, op, value } if self.lives(host, life) => {
+                self.answer(host, disk, generation, number, op, value)?;
+            }
+            Event::Fault(fault) => self.fault(fault),
+            Event::Restart { host } => {
+                self.hosts[host].restart(self.plan.lease_ns, self.plan.settle_ns);
+                self.start(host);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn lives(&self, host: usize, life: u32) -> bool {
+        self.hosts[host].up && self.hosts[host].life == life
+    }
+
+    fn fault(&mut self, fault: Fault) {
+        if self.healed {
+            return;
+        }
+        trace!(self, "{fault:?}");
+        let now = self.now;
+        match fault {
+            Fault::Pause(host, time) => {
+                self.report.pauses += 1;
+                let host = &mut self.hosts[host];
+                host.paused_until = host.paused_until.max(now + time);
+            }
+            Fault::Kill(host, time) => self.crash(host, time, false),
+            // A machine takes its time to start.
+            Fault::PowerCut(host, time) => {
+                self.crash(host, time + self.plan.settle_ns + self.plan.hesitation_ns_max, true);
+            }
+            Fault::Partition(host, time) => self.hosts[host].no_store_until = now + time,
+            Fault::NoBacking(host, time) => self.hosts[host].no_backing_until = now + time,
+            Fault::StoreAway(time) => self.store_away_until = now + time,
+            Fault::Depose(time) => self.store.depose(now, now + time),
+            Fault::WallJump(host, seconds) => self.hosts[host].wall_ahead += seconds * 1_000_000_000,
+            Fault::Force(host, disk) => self.hosts[host].local[disk].force = true,
+            Fault::GiveBack(host, disk, time) => {
+                let host = &mut self.hosts[host];
+                let until = host.clock(now) + time;
+                let local = &mut host.local[disk];
+                local.not_before = until;
+                if local.phase == Phase::Serving {
+                    local.phase = Phase::Leaving;
+                }
+            }
+            Fault::Mode(host, disk) => self.change_mode(host, disk),
+        }
+    }
+
+    fn crash(&mut self, host: usize, down_ns: u64, power: bool) {
+        if !self.hosts[host].up {
+            return;
+        }
+        self.report.crashes += 1;
+        self.report.refused += self.hosts[host].local.iter().map(|local| local.ops.len() as u64).sum::<u64>();
+        self.hosts[host].up = false;
+        self.hosts[host].paused_until = self.now;
+        if !power {
+            self.end_io(host);
+        }
+        self.queue.push(self.now + down_ns.max(1), Event::Restart { host });
+    }
+
+    /// Faults cease. Says when everything must be in order.
+    fn heal(&mut self) -> Instant {
+        trace!(self, "faults cease");
+        self.healed = true;
+        (self.plan.lost, self.plan.very_late, self.plan.hesitates) = (0, 0, 0);
+        self.store_away_until = self.now;
+        self.store.depose(self.now, self.now);
+        for host in &mut self.hosts {
+            (host.no_store_until, host.no_backing_until) = (self.now, self.now);
+            host.paused_until = host.paused_until.min(self.now);
+            host.local.iter_mut().for_each(|local| local.not_before = Instant(0));
+        }
+        self.now + 3 * self.plan.lease_ns + self.plan.settle_ns + HEALING_NS
+    }
+
+    fn conclude(&mut self) -> Result<(), Violation> {
+        for disk in 0..self.plan.disks {
+            let serving = (0..self.plan.hosts).filter(|host| self.may_acknowledge(*host, disk));
+            let serving: Vec<usize> = serving.collect();
+            ensure!(serving.len() == 1, "disk {disk} is served by {serving:?} in the end");
+        }
+        Ok(())
+    }
+
+    /// A new number.
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+}
+
+/// What a backing's blocks have.
+type Blocks = BTreeMap<u32, u64>;

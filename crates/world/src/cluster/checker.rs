@@ -1,0 +1,89 @@
+//! What guests may see of a disk, whichever host serves it, and who may serve it.
+
+use std::collections::BTreeMap;
+
+use crate::{Violation, ensure};
+
+/// One disk, as its guests know it. Values of blocks are numbers that are used once.
+#[derive(Default)]
+pub(super) struct Checker {
+    /// The latest generation under which anything was acknowledged, and by which host.
+    acknowledged: Option<(u64, usize)>,
+    blocks: BTreeMap<u32, Block>,
+}
+
+#[derive(Default)]
+struct Block {
+    /// Acknowledged last, or read last.
+    settled: u64,
+    /// Written since, and not acknowledged, or not yet: each may be read, now or later.
+    in_doubt: Vec<u64>,
+}
+
+impl Checker {
+    /// A host has accepted a write.
+    pub(super) fn begin_write(&mut self, block: u32, value: u64) {
+        self.blocks.entry(block).or_default().in_doubt.push(value);
+    }
+
+    /// A host acknowledges it.
+    pub(super) fn end_write(
+        &mut self,
+        host: usize,
+        generation: u64,
+        block: u32,
+        value: u64,
+    ) -> Result<(), Violation> {
+        self.acknowledge(host, generation)?;
+        let block = self.blocks.entry(block).or_default();
+        // What was begun before and never acknowledged must not come back; what was begun after may.
+        let at = block.in_doubt.iter().position(|other| *other == value);
+        block.in_doubt.drain(..at.map_or(0, |at| at + 1));
+        block.settled = value;
+        Ok(())
+    }
+
+    /// A host answers a read.
+    pub(super) fn end_read(
+        &mut self,
+        host: usize,
+        generation: u64,
+        number: u32,
+        value: u64,
+    ) -> Result<(), Violation> {
+        self.acknowledge(host, generation)?;
+        let block = self.blocks.entry(number).or_default();
+        let known = value == block.settled || block.in_doubt.contains(&value);
+        ensure!(
+            known,
+            "host {host} in generation {generation} reads {value} from block {number}; it can be {} or one of {:?}",
+            block.settled,
+            block.in_doubt
+        );
+        if value != block.settled {
+            block.in_doubt.retain(|other| *other != value);
+            block.settled = value;
+        }
+        Ok(())
+    }
+
+    /// Somebody decided that data which is not on the backing is lost.
+    pub(super) fn give_up(&mut self, backing: &BTreeMap<u32, u64>) {
+        for (number, block) in &mut self.blocks {
+            let there = backing.get(number).copied().unwrap_or(0);
+            block.in_doubt.retain(|value| *value != there);
+            block.settled = there;
+        }
+    }
+
+    fn acknowledge(&mut self, host: usize, generation: u64) -> Result<(), Violation> {
+        if let Some((latest, by)) = self.acknowledged {
+            ensure!(
+                generation > latest || (generation == latest && host == by),
+                "host {host} acknowledges in generation {generation} after host {by} did in {latest}"
+            );
+        }
+        self.acknowledged = Some((generation, host));
+        Ok(())
+    }
+}

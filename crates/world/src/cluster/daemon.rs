@@ -1,0 +1,506 @@
+//! What a daemon does with the machines: it makes their calls, takes disks, opens them, takes them again, gives them back.
+
+use hob_engine::cluster::{
+    Answer, Ask, Event as Told, Found, Is, Key, LeaseId, Refusal, Tenure, Title, Verdict, Wish,
+};
+use hob_engine::units::Instant;
+
+use super::host::{From, Phase, Purpose};
+use super::plan::MS;
+use super::store::{Request, Response};
+use super::{Event, Sabotage, World, trace};
+use crate::{Violation, ensure};
+
+/// A question about a disk without an answer for so long has none, nanoseconds.
+const QUESTION_NS_MAX: u64 = 1_500 * MS;
+
+impl World<'_> {
+    pub(super) fn is(&self, sabotage: Sabotage) -> bool {
+        self.options.sabotage == Some(sabotage)
+    }
+
+    /// The process of a host begins.
+    pub(super) fn start(&mut self, host: usize) {
+        let life = self.hosts[host].life;
+        self.hosts[host].keep_at = self.now;
+        self.queue.push(self.now, Event::Keep { host, life, at: self.now });
+        for disk in 0..self.plan.disks {
+            let at = self.now + self.dice.below(self.plan.poll_ns);
+            self.queue.push(at, Event::Poll { host, life, disk });
+        }
+    }
+
+    /// What a host's clock shows, as far as leases are concerned.
+    pub(super) fn clock(&self, host: usize) -> Instant {
+        let host = &self.hosts[host];
+        let clock = host.clock(self.now);
+        match self.is(Sabotage::WallClock) {
+            true => Instant(clock.0.saturating_add_signed(host.wall_ahead)),
+            false => clock,
+        }
+    }
+
+    /// May a host acknowledge anything of a disk, for all that it knows now?
+    pub(super) fn may_acknowledge(&self, host: usize, disk: usize) -> bool {
+        let local = &self.hosts[host].local[disk];
+        let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
+        self.hosts[host].up && is_served && local.tenure.is_some_and(|it| it.is_valid(self.clock(host)))
+    }
+
+    // The lease.
+
+    /// Takes what the keeper tells, makes its next call, and comes back when it has another.
+    pub(super) fn keep(&mut self, host: usize) -> Result<(), Violation> {
+        while let Some(told) = self.hosts[host].keeper.poll_event() {
+            trace!(self, "host {host}: {told:?}");
+            match told {
+                Told::Joined(tenure) => {
+                    self.hosts[host].tenure = Some(self.distort(tenure));
+                    if self.is(Sabotage::ReleasesEarly) {
+                        self.revive(host)?;
+                    }
+                }
+                Told::Renewed(tenure) => self.renewed(host, tenure)?,
+                Told::Ended(lease) => self.ended(host, lease),
+                Told::NameTaken(member) => {
+                    ensure!(false, "host {host}'s name is {}'s", member.id);
+                }
+            }
+        }
+        let clock = self.clock(host);
+        let life = self.hosts[host].life;
+        let name = self.hosts[host].me.name.clone();
+        let keeper = &mut self.hosts[host].keeper;
+        if let Some(call) = keeper.poll_call(clock) {
+            let patience = keeper.call_ns_max();
+            let request = match call.ask {
+                Ask::Grant(lease_ns) => Request::Grant(lease_ns),
+                Ask::LookUp => Request::LookUp(name),
+                Ask::Register(txn) => Request::Register(txn),
+                Ask::Renew(lease) => Request::Renew(lease, name),
+                Ask::Revoke(lease) => Request::Revoke(lease),
+            };
+            self.ask(host, None, call.number, request, patience);
+        }
+        if let Some(at) = self.hosts[host].keeper.poll_timeout() {
+            let at = self.hosts[host].true_time(at).max(self.now + MS);
+            self.hosts[host].keep_at = at;
+            self.queue.push(at, Event::Keep { host, life, at });
+        }
+        Ok(())
+    }
+
+    pub(super) fn keeper_answered(
+        &mut self,
+        host: usize,
+        number: u64,
+        response: Option<Response>,
+    ) -> Result<(), Violation> {
+        let answer = match response {
+            Some(Response::Lease(answer)) => answer,
+            _ => Answer::Lost,
+        };
+        let clock = self.clock(host);
+        self.hosts[host].keeper.handle_answer(clock, number, answer);
+        self.keep(host)
+    }
+
+    /// A tenure as a broken host understands it.
+    fn distort(&self, tenure: Tenure) -> Tenure {
+        let lease = self.plan.lease_ns;
+        let margin = lease - hob_engine::cluster::usable_ns(lease);
+        let until = match self.options.sabotage {
+            Some(Sabotage::NoMargin) => tenure.until + margin,
+            _ => tenure.until,
+        };
+        Tenure { until, ..tenure }
+    }
+
+    fn renewed(&mut self, host: usize, tenure: Tenure) -> Result<(), Violation> {
+        let mut tenure = self.distort(tenure);
+        if self.is(Sabotage::CountsFromAnswer) {
+            tenure.until = self.clock(host) + hob_engine::cluster::usable_ns(self.plan.lease_ns);
+        }
+        self.hosts[host].tenure = Some(tenure);
+        for disk in 0..self.plan.disks {
+            let local = &mut self.hosts[host].local[disk];
+            if local.tenure.is_some_and(|it| it.lease == tenure.lease) {
+                local.tenure = Some(tenure);
+                self.release(host, disk)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing that was taken under that lease is held any more.
+    fn ended(&mut self, host: usize, lease: LeaseId) {
+        if self.is(Sabotage::IgnoresEnd) {
+            return;
+        }
+        for local in &mut self.hosts[host].local {
+            if local.tenure.is_some_and(|it| it.lease == lease) {
+                local.tenure = None;
+                local.phase = match local.phase {
+                    Phase::Serving | Phase::Leaving => Phase::Doubted,
+                    // It is opened anew when it was taken again.
+                    Phase::Opening => Phase::Closed,
+                    other => other,
+                };
+            }
+        }
+        self.hosts[host].tenure = None;
+    }
+
+    /// As a broken host does it: a new lease is as good as the one before.
+    fn revive(&mut self, host: usize) -> Result<(), Violation> {
+        let tenure = self.hosts[host].tenure;
+        for disk in 0..self.plan.disks {
+            let local = &mut self.hosts[host].local[disk];
+            if local.phase == Phase::Doubted {
+                (local.phase, local.tenure) = (Phase::Serving, tenure);
+                self.release(host, disk)?;
+                self.hosts[host].local[disk].phase = Phase::Doubted;
+            }
+        }
+        Ok(())
+    }
+
+    // Questions.
+
+    fn ask(&mut self, host: usize, disk: Option<usize>, number: u64, request: Request, patience_ns: u64) {
+        let life = self.hosts[host].life;
+        let at = self.now + self.way();
+        let is_cut = self.hosts[host].no_store_until > self.now;
+        if !is_cut && !self.dice.chance(self.plan.lost) {
+            self.queue.push(at, Event::ToStore { host, life, disk, number, request });
+        }
+        let given_up = self.hosts[host].true_time(self.hosts[host].clock(self.now) + patience_ns);
+        self.queue.push(given_up, Event::FromStore { host, life, disk, number, response: None });
+    }
+
+    fn way(&mut self) -> u64 {
+        let way = self.dice.latency(self.plan.network_ns);
+        if self.dice.chance(self.plan.very_late) {
+            way + self.dice.below(2 * self.plan.lease_ns)
+        } else {
+            way
+        }
+    }
+
+    pub(super) fn reach_store(
+        &mut self,
+        host: usize,
+        life: u32,
+        disk: Option<usize>,
+        number: u64,
+        request: Request,
+    ) {
+        if self.store_away_until > self.now {
+            return;
+        }
+        let by_deposed = matches!(request, Request::Renew(..)) && self.dice.chance(500);
+        let believed = self.is(Sabotage::BelievesDeposed);
+        let is_renewal = matches!(request, Request::Renew(..));
+        let response = self.store.handle(self.now, request, by_deposed, believed);
+        if is_renewal && matches!(response, Response::Lease(Answer::Lost)) {
+            self.report.false_renewals += 1;
+        }
+        let at = self.now + self.way();
+        let is_cut = self.hosts[host].no_store_until > self.now;
+        if !is_cut && !self.dice.chance(self.plan.lost) {
+            self.queue.push(at, Event::FromStore { host, life, disk, number, response: Some(response) });
+        }
+    }
+
+    fn ask_about(&mut self, host: usize, disk: usize, purpose: Purpose, request: Request) {
+        let number = self.next();
+        self.hosts[host].local[disk].asked = Some((number, purpose));
+        self.ask(host, Some(disk), number, request, QUESTION_NS_MAX);
+    }
+
+    // Disks.
+
+    /// Looks whether there is something to do about a disk.
+    pub(super) fn poll(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
+        let life = self.hosts[host].life;
+        let at = self.now + self.dice.latency(self.plan.poll_ns);
+        self.queue.push(at, Event::Poll { host, life, disk });
+        let clock = self.hosts[host].clock(self.now);
+        let Some(tenure) = self.hosts[host].tenure.filter(|it| it.is_valid(self.clock(host))) else {
+            return Ok(());
+        };
+        let local = &self.hosts[host].local[disk];
+        if local.asked.is_some() {
+            return Ok(());
+        }
+        match local.phase {
+            Phase::Closed if clock >= local.not_before => {
+                self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string()));
+            }
+            Phase::Doubted => self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string())),
+            Phase::Leaving if local.look_again => {
+                self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string()));
+            }
+            Phase::Leaving if local.ops.is_empty() => {
+                let dirty = self.hosts[host].kept[disk].is_dirty();
+                let title = local.title.clone().unwrap_or_else(|| unreachable!("it is served"));
+                let txn = local.seat.give_back(tenure.lease, &title, dirty);
+                // From here on it may be another's, whatever is heard of it.
+                self.hosts[host].local[disk].tenure = None;
+                self.ask_about(host, disk, Purpose::GiveBack, Request::Txn(txn));
+            }
+            Phase::Serving if local.look_again => {
+                self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string()));
+            }
+            Phase::Serving => {
+                self.begin_destaging(host, disk)?;
+                self.go_on_with_mode(host, disk, tenure);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn change_mode(&mut self, host: usize, disk: usize) {
+        let writes_back = self.hosts[host].kept[disk].writes_back;
+        let local = &mut self.hosts[host].local[disk];
+        if local.phase != Phase::Serving || local.mode_due || local.draining {
+            return;
+        }
+        match writes_back {
+            true => local.draining = true,
+            false => {
+                local.mode_due = true;
+                if self.is(Sabotage::EarlyWriteBack) {
+                    self.hosts[host].kept[disk].writes_back = true;
+                }
+            }
+        }
+    }
+
+    fn go_on_with_mode(&mut self, host: usize, disk: usize, tenure: Tenure) {
+        let is_dirty = self.hosts[host].kept[disk].is_dirty();
+        let local = &mut self.hosts[host].local[disk];
+        let dirty = match (local.mode_due, local.draining) {
+            (true, _) => true,
+            (_, true) if !is_dirty && local.ops.is_empty() => false,
+            _ => return,
+        };
+        if !dirty {
+            // Kept before the title says that nothing is dirty.
+            local.draining = false;
+            self.hosts[host].kept[disk].writes_back = false;
+        }
+        let local = &self.hosts[host].local[disk];
+        let title = local.title.clone().unwrap_or_else(|| unreachable!("it is served"));
+        let txn = local.seat.mark(tenure.lease, &title, dirty);
+        self.ask_about(host, disk, Purpose::Mark { dirty }, Request::Txn(txn));
+    }
+
+    pub(super) fn disk_answered(
+        &mut self,
+        host: usize,
+        disk: usize,
+        number: u64,
+        response: Option<Response>,
+    ) -> Result<(), Violation> {
+        let asked = &mut self.hosts[host].local[disk].asked;
+        let Some((_, purpose)) = asked.take_if(|(asked, _)| *asked == number) else { return Ok(()) };
+        let phase = self.hosts[host].local[disk].phase;
+        match (purpose, response) {
+            (Purpose::Look, Some(Response::Look(look))) => self.decide(host, disk, &look)?,
+            (Purpose::Take { title, lease, continued, from }, Some(Response::Txn(Some(revision))))
+                if self.hosts[host].tenure.is_some_and(|it| it.lease == lease) =>
+            {
+                let title = Found { value: title, revision, lease: LeaseId(0) };
+                self.took(host, disk, title, continued, from)?;
+            }
+            (Purpose::Mark { dirty }, Some(Response::Txn(Some(revision)))) if phase == Phase::Serving => {
+                let local = &mut self.hosts[host].local[disk];
+                local.mode_due &= !dirty;
+                if let Some(title) = &mut local.title {
+                    (title.value.dirty, title.revision) = (dirty, revision);
+                }
+                if dirty {
+                    self.hosts[host].kept[disk].writes_back = true;
+                }
+            }
+            // Whether it happened, or happens later, is not known.
+            (Purpose::Mark { .. }, _) => self.hosts[host].local[disk].look_again = true,
+            (Purpose::GiveBack, Some(Response::Txn(Some(_)))) if phase == Phase::Leaving => {
+                trace!(self, "host {host} gave disk {disk} back");
+                self.report.given_back += 1;
+                let local = &mut self.hosts[host].local[disk];
+                (local.phase, local.tenure, local.title) = (Phase::Closed, None, None);
+            }
+            (Purpose::GiveBack, Some(Response::Txn(None))) if phase == Phase::Leaving => {
+                // It happened before, and the answer was lost; or the lease has ended, and the next answer says so.
+                let local = &mut self.hosts[host].local[disk];
+                (local.phase, local.tenure, local.title) = (Phase::Closed, None, None);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn decide(
+        &mut self,
+        host: usize,
+        disk: usize,
+        look: &hob_engine::cluster::Look,
+    ) -> Result<(), Violation> {
+        let clock = self.hosts[host].clock(self.now);
+        let Some(tenure) = self.hosts[host].tenure.filter(|it| it.is_valid(self.clock(host))) else {
+            return Ok(());
+        };
+        let kept = &self.hosts[host].kept[disk];
+        let local = &self.hosts[host].local[disk];
+        let mut look = look.clone();
+        let hold = look.hold.clone().filter(|_| self.is(Sabotage::TakesHeld));
+        if hold.is_some() {
+            look.hold = None;
+        }
+        if self.is(Sabotage::IgnoresDirty) {
+            look.title.iter_mut().for_each(|title| title.value.dirty = false);
+        }
+        let wish = Wish {
+            known: kept.known,
+            dirty: kept.writes_back && !self.is(Sabotage::EarlyWriteBack) || kept.is_dirty(),
+            force: local.force && local.phase == Phase::Closed,
+        };
+        let me = self.hosts[host].me.clone();
+        let mut seat = self.hosts[host].local[disk].seat.clone();
+        let mut verdict = seat.decide(clock, &me, tenure.lease, &look, wish);
+        self.hosts[host].local[disk].seat = seat;
+        if self.is(Sabotage::NoSettling)
+            && let Verdict::Wait(until) = verdict
+        {
+            let mut seat = self.hosts[host].local[disk].seat.clone();
+            verdict = seat.decide(until, &me, tenure.lease, &look, wish);
+        }
+        let phase = self.hosts[host].local[disk].phase;
+        let is_doubted = phase == Phase::Doubted;
+        match verdict {
+            Verdict::Mine(title) => {
+                // An earlier attempt whose answer was lost.
+                let continued = wish.known == Some(title.value.generation);
+                self.took(host, disk, title, continued, From::Itself)?;
+            }
+            // Its lease has ended; the keeper will say so.
+            _ if !matches!(phase, Phase::Closed | Phase::Doubted) => {}
+            Verdict::Take(taking) if is_doubted && !taking.continued => self.lose(host, disk),
+            Verdict::Take(taking) => {
+                let title = look.title.as_ref().map(|title| &title.value);
+                let from = match title {
+                    None => From::Nobody,
+                    Some(title) if title.member == me => From::Itself,
+                    Some(_) if taking.lost_by.is_some() => From::Dirty,
+                    Some(title) if title.taken => From::Vanished,
+                    Some(_) => From::Nobody,
+                };
+                let mut txn = taking.txn;
+                if let Some(hold) = hold {
+                    for (key, is) in &mut txn.conditions {
+                        if matches!(key, Key::Hold(_)) {
+                            *is = Is::At(hold.revision);
+                        }
+                    }
+                }
+                let (title, continued, lease) = (taking.title, taking.continued, tenure.lease);
+                if from == From::Dirty {
+                    self.forced[disk] = Some((host, title.generation));
+                }
+                let purpose = Purpose::Take { title, lease, continued, from };
+                self.ask_about(host, disk, purpose, Request::Txn(txn));
+            }
+            Verdict::Wait(_) | Verdict::Refused(_) if is_doubted => self.lose(host, disk),
+            Verdict::Refused(Refusal::Dirty(..)) => self.report.kept_dirty += 1,
+            Verdict::Wait(_) | Verdict::Refused(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The disk is held in the store, under the lease that the host has now, if it still has one.
+    fn took(
+        &mut self,
+        host: usize,
+        disk: usize,
+        title: Found<Title>,
+        continued: bool,
+        from: From,
+    ) -> Result<(), Violation> {
+        trace!(self, "host {host} took disk {disk}: {title:?}, continued {continued}, from {from:?}");
+        let is_forced = self.forced[disk].take_if(|it| *it == (host, title.value.generation)).is_some();
+        match if is_forced { From::Dirty } else { from } {
+            From::Nobody => self.report.taken += 1,
+            From::Itself => self.report.taken_again += 1,
+            From::Vanished => self.report.failed_over += 1,
+            From::Dirty => {
+                self.report.forced += 1;
+                self.checkers[disk].give_up(self.backings[disk].blocks());
+            }
+        }
+        let tenure = self.hosts[host].tenure;
+        let local = &mut self.hosts[host].local[disk];
+        (local.force, local.look_again) = (false, false);
+        local.title = Some(title);
+        match local.phase {
+            Phase::Doubted if continued => {
+                (local.phase, local.tenure) = (Phase::Serving, tenure);
+                self.release(host, disk)
+            }
+            Phase::Doubted => {
+                self.lose(host, disk);
+                Ok(())
+            }
+            Phase::Closed => {
+                (local.phase, local.tenure) = (Phase::Opening, tenure);
+                local.epoch = self.backings[disk].open();
+                let at = self.now + self.dice.latency(self.plan.backing_ns);
+                let life = self.hosts[host].life;
+                self.queue.push(at, Event::Opened { host, life, disk });
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Recovery has ended, and what was found counts or does not.
+    pub(super) fn opened(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
+        let believes = self.is(Sabotage::BelievesFlash);
+        let early = self.is(Sabotage::EarlyWriteBack);
+        let local = &mut self.hosts[host].local[disk];
+        if local.phase != Phase::Opening {
+            return Ok(());
+        }
+        let generation = local.generation();
+        let kept = &mut self.hosts[host].kept[disk];
+        // The first that ever has the disk has nothing of it in flash.
+        let continued = kept.known.is_none_or(|known| known == generation);
+        if !continued && !believes {
+            // Dirty data that another host went on without was given up by whoever forced that.
+            self.report.not_believed += u64::from(!kept.cache.is_empty());
+            kept.cache.clear();
+        }
+        kept.known = Some(generation);
+        if early {
+            kept.writes_back = false;
+        }
+        self.hosts[host].local[disk].phase = Phase::Serving;
+        Ok(())
+    }
+
+    /// Another host has it.
+    fn lose(&mut self, host: usize, disk: usize) {
+        trace!(self, "host {host} lost disk {disk}");
+        self.report.lost += 1;
+        let local = &mut self.hosts[host].local[disk];
+        self.report.refused += local.ops.len() as u64;
+        local.ops.clear();
+        local.busy.clear();
+        local.held_changes.clear();
+        local.held_answers.clear();
+        (local.phase, local.title, local.tenure) = (Phase::Closed, None, None);
+        (local.mode_due, local.draining) = (false, false);
+    }
+}

@@ -1,0 +1,275 @@
+//! Requests of guests, destaging, and what happens at the shard's boundary while the lease is in doubt.
+
+use super::host::{Kind, Op, Phase};
+use super::{Blocks, Event, Sabotage, World, trace};
+use crate::{Violation, ensure};
+
+/// What a backing has.
+#[derive(Debug, Default)]
+pub(super) struct Backing {
+    blocks: Blocks,
+    /// Counts who opened it. If it fences, what was sent by those before is refused.
+    epoch: u64,
+}
+
+impl Backing {
+    pub(super) fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
+
+    /// Somebody opens it.
+    pub(super) fn open(&mut self) -> u64 {
+        self.epoch += 1;
+        self.epoch
+    }
+
+    fn read(&self, block: u32) -> u64 {
+        self.blocks.get(&block).copied().unwrap_or(0)
+    }
+}
+
+impl World<'_> {
+    /// The guest of a host wants something.
+    pub(super) fn think(&mut self, host: usize) -> Result<(), Violation> {
+        let at = self.now + self.dice.latency(self.plan.think_ns);
+        self.queue.push(at, Event::Think { host });
+        let disk = self.dice.below(self.plan.disks as u64) as usize;
+        let block = self.dice.below(u64::from(self.plan.blocks)) as u32;
+        let is_write = self.dice.chance(500);
+        let is_stopped = self.hosts[host].paused_until > self.now;
+        let local = &self.hosts[host].local[disk];
+        let is_served = matches!(local.phase, Phase::Serving | Phase::Doubted);
+        if !self.hosts[host].up || is_stopped || !is_served || local.busy.contains(&block) {
+            return Ok(());
+        }
+        if !is_write {
+            return self.begin_op(host, disk, Op { kind: Kind::Read, block });
+        }
+        let to_flash = self.hosts[host].kept[disk].writes_back && !local.draining;
+        let value = self.next();
+        self.checkers[disk].begin_write(block, value);
+        let kind = if to_flash { Kind::WriteBack(value) } else { Kind::Write(value) };
+        self.begin_op(host, disk, Op { kind, block })
+    }
+
+    fn begin_op(&mut self, host: usize, disk: usize, op: Op) -> Result<(), Violation> {
+        let number = self.next();
+        let kept = &self.hosts[host].kept[disk];
+        let cached = kept.cache.get(&op.block).copied();
+        let local = &mut self.hosts[host].local[disk];
+        local.busy.insert(op.block);
+        local.ops.insert(number, op);
+        match (op.kind, cached) {
+            (Kind::Read, Some((value, _))) => self.flash(host, disk, number, value),
+            (Kind::Read, None) => {
+                if self.hosts[host].no_backing_until > self.now {
+                    return self.refuse(host, disk, number);
+                }
+                let at = self.now + self.dice.latency(self.plan.backing_ns);
+                let (life, result) = (self.hosts[host].life, Some(self.backings[disk].read(op.block)));
+                self.queue.push(at, Event::Done { host, life, disk, op: number, result });
+            }
+            (Kind::WriteBack(value), _) => self.flash(host, disk, number, value),
+            (Kind::Write(_) | Kind::Destage(_), _) => return self.change(host, disk, number),
+        }
+        Ok(())
+    }
+
+    fn flash(&mut self, host: usize, disk: usize, op: u64, value: u64) {
+        let at = self.now + self.dice.latency(self.plan.flash_ns);
+        let life = self.hosts[host].life;
+        self.queue.push(at, Event::Done { host, life, disk, op, result: Some(value) });
+    }
+
+    /// Hands a change to the backing, if time is not up.
+    fn change(&mut self, host: usize, disk: usize, number: u64) -> Result<(), Violation> {
+        if !self.may_acknowledge(host, disk) && !self.is(Sabotage::UncheckedChanges) {
+            self.report.changes_held += 1;
+            self.hosts[host].local[disk].held_changes.push(number);
+            return Ok(());
+        }
+        let local = &self.hosts[host].local[disk];
+        let Some(Op { kind: Kind::Write(value) | Kind::Destage(value), block }) =
+            local.ops.get(&number).copied()
+        else {
+            return Ok(());
+        };
+        let epoch = local.epoch;
+        if self.hosts[host].no_backing_until > self.now {
+            return self.refuse(host, disk, number);
+        }
+        let after = self.hesitate();
+        let mut way = self.dice.latency(self.plan.backing_ns);
+        if self.dice.chance(self.plan.very_late) {
+            // What fences may be reached as late as the network likes; what does not, within the time that everybody counts on.
+            way += match self.plan.fences {
+                true => self.dice.below(4 * self.plan.lease_ns),
+                false => self.plan.settle_ns,
+            };
+        }
+        if !self.plan.fences {
+            way = way.min(self.plan.settle_ns * 9 / 10);
+        }
+        let life = self.hosts[host].life;
+        let land = Event::Land { host, life, disk, epoch, op: number, block, value };
+        self.queue.push(self.now + after + way, land);
+        Ok(())
+    }
+
+    /// Between the look at the clock and what it allowed.
+    fn hesitate(&mut self) -> u64 {
+        let is_slow = self.dice.chance(self.plan.hesitates);
+        if is_slow { self.dice.below(self.plan.hesitation_ns_max) } else { 0 }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "an event's parts")]
+    pub(super) fn land(
+        &mut self,
+        host: usize,
+        life: u32,
+        disk: usize,
+        epoch: u64,
+        op: u64,
+        block: u32,
+        value: u64,
+    ) {
+        let is_fenced = self.plan.fences && epoch < self.backings[disk].epoch;
+        if is_fenced {
+            self.report.fenced += 1;
+        } else {
+            self.backings[disk].blocks.insert(block, value);
+        }
+        trace!(self, "disk {disk} block {block} = {value} of host {host}, fenced {is_fenced}");
+        let at = self.now + self.dice.latency(self.plan.backing_ns);
+        let result = (!is_fenced).then_some(value);
+        self.queue.push(at, Event::Done { host, life, disk, op, result });
+    }
+
+    /// A process has died: what it has sent is through, or was never sent.
+    pub(super) fn end_io(&mut self, host: usize) {
+        let mut kept = Vec::new();
+        while let Some((at, event)) = self.queue.pop() {
+            match event {
+                Event::Land { host: of, life, disk, epoch, op, block, value } if of == host => {
+                    if self.dice.chance(500) {
+                        self.land(host, life, disk, epoch, op, block, value);
+                    }
+                }
+                other => kept.push((at, other)),
+            }
+        }
+        kept.into_iter().for_each(|(at, event)| self.queue.push(at, event));
+    }
+
+    /// An I/O of a request has ended.
+    pub(super) fn done(
+        &mut self,
+        host: usize,
+        disk: usize,
+        number: u64,
+        result: Option<u64>,
+    ) -> Result<(), Violation> {
+        let fills = self.dice.chance(500);
+        let Some(op) = self.hosts[host].local[disk].ops.get(&number).copied() else { return Ok(()) };
+        let Some(value) = result else { return self.refuse(host, disk, number) };
+        let kept = &mut self.hosts[host].kept[disk];
+        match op.kind {
+            Kind::Read if fills => drop(kept.cache.entry(op.block).or_insert((value, false))),
+            Kind::Read => {}
+            Kind::WriteBack(_) => drop(kept.cache.insert(op.block, (value, true))),
+            Kind::Write(_) => drop(kept.cache.insert(op.block, (value, false))),
+            Kind::Destage(_) => {
+                kept.cache.insert(op.block, (value, false));
+                self.finish(host, disk, number);
+                return Ok(());
+            }
+        }
+        self.reply(host, disk, number, value)
+    }
+
+    /// Lets an answer out, if time is not up.
+    fn reply(&mut self, host: usize, disk: usize, number: u64, value: u64) -> Result<(), Violation> {
+        if !self.may_acknowledge(host, disk) && !self.is(Sabotage::UncheckedAnswers) {
+            self.report.answers_held += 1;
+            self.hosts[host].local[disk].held_answers.push((number, value));
+            return Ok(());
+        }
+        if self.options.sabotage.is_none() {
+            for other in (0..self.plan.hosts).filter(|other| *other != host) {
+                ensure!(!self.may_acknowledge(other, disk), "hosts {host} and {other} may both acknowledge");
+            }
+        }
+        let life = self.hosts[host].life;
+        let generation = self.hosts[host].local[disk].generation();
+        let Some(op) = self.hosts[host].local[disk].ops.get(&number).copied() else { return Ok(()) };
+        let at = self.now + self.hesitate();
+        self.queue.push(at, Event::Answer { host, life, disk, generation, number, op, value });
+        Ok(())
+    }
+
+    /// An answer reaches the guest.
+    pub(super) fn answer(
+        &mut self,
+        host: usize,
+        disk: usize,
+        generation: u64,
+        number: u64,
+        op: Op,
+        value: u64,
+    ) -> Result<(), Violation> {
+        trace!(self, "host {host} disk {disk} generation {generation} answers {op:?}: {value}");
+        self.report.acknowledged += 1;
+        match op.kind {
+            Kind::Write(value) | Kind::WriteBack(value) => {
+                self.checkers[disk].end_write(host, generation, op.block, value)?
+            }
+            _ => self.checkers[disk].end_read(host, generation, op.block, value)?,
+        }
+        self.finish(host, disk, number);
+        Ok(())
+    }
+
+    fn refuse(&mut self, host: usize, disk: usize, number: u64) -> Result<(), Violation> {
+        self.report.refused += 1;
+        self.finish(host, disk, number);
+        Ok(())
+    }
+
+    fn finish(&mut self, host: usize, disk: usize, number: u64) {
+        let local = &mut self.hosts[host].local[disk];
+        if let Some(op) = local.ops.remove(&number) {
+            local.busy.remove(&op.block);
+        }
+    }
+
+    /// The lease holds: what was held goes on its way.
+    pub(super) fn release(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
+        if !self.may_acknowledge(host, disk) {
+            return Ok(());
+        }
+        let local = &mut self.hosts[host].local[disk];
+        let answers = std::mem::take(&mut local.held_answers);
+        let changes = std::mem::take(&mut local.held_changes);
+        self.report.released += (answers.len() + changes.len()) as u64;
+        for (number, value) in answers {
+            self.reply(host, disk, number, value)?;
+        }
+        for number in changes {
+            self.change(host, disk, number)?;
+        }
+        Ok(())
+    }
+
+    /// Some of what is dirty goes to the backing.
+    pub(super) fn begin_destaging(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
+        let is_urgent = self.hosts[host].local[disk].draining;
+        if !is_urgent && !self.dice.chance(300) {
+            return Ok(());
+        }
+        let busy = &self.hosts[host].local[disk].busy;
+        let kept = &self.hosts[host].kept[disk];
+        let next = kept.cache.iter().find(|(block, (_, dirty))| *dirty && !busy.contains(*block));
+        let Some((&block, &(value, _))) = next else { return Ok(()) };
+        self.begin_op(host, disk, Op { kind: Kind::Destage(value), block })
+    }
+}

@@ -1,0 +1,213 @@
+//! What a seed decides in advance, and what histories contained.
+
+use hob_engine::cluster::{DRIFT_ONE_IN, SCHEDULING_NS_MAX};
+use hob_engine::units::Instant;
+
+use super::Options;
+use crate::dice::Dice;
+
+/// Nanoseconds of a millisecond.
+pub(super) const MS: u64 = 1_000_000;
+
+/// One history's.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) hosts: usize,
+    pub(super) disks: usize,
+    pub(super) blocks: u32,
+    pub(super) lease_ns: u64,
+    pub(super) settle_ns: u64,
+    /// The backing refuses what an owner of an earlier generation has sent.
+    pub(super) fences: bool,
+    /// Parts per million by which the hosts' clocks are slow, and etcd's is fast.
+    pub(super) slow_ppm: Vec<u64>,
+    pub(super) fast_ppm: u64,
+    pub(super) lease_late_ns: u64,
+    pub(super) network_ns: u64,
+    pub(super) lost: u32,
+    pub(super) very_late: u32,
+    pub(super) backing_ns: u64,
+    pub(super) flash_ns: u64,
+    pub(super) think_ns: u64,
+    pub(super) poll_ns: u64,
+    /// Per mille of the looks at the clock that are followed by a pause.
+    pub(super) hesitates: u32,
+    pub(super) hesitation_ns_max: u64,
+    pub(super) span_ns: u64,
+    pub(super) write_back: bool,
+    pub(super) faults: Vec<(Instant, Fault)>,
+}
+
+/// What happens to hosts, etcd and networks.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fault {
+    /// A host's process is stopped for a while.
+    Pause(usize, u64),
+    /// A host's process dies; it is started again after that.
+    Kill(usize, u64),
+    /// A host loses power.
+    PowerCut(usize, u64),
+    /// A host does not reach etcd for a while.
+    Partition(usize, u64),
+    /// It does not reach the backing.
+    NoBacking(usize, u64),
+    /// Nobody reaches etcd.
+    StoreAway(u64),
+    /// A new leader; the old one goes on answering for a while.
+    Depose(u64),
+    /// Wall clock of a host jumps by so many seconds.
+    WallJump(usize, i64),
+    /// An operator takes a disk by force.
+    Force(usize, usize),
+    /// A disk is given back, and not wanted for a while.
+    GiveBack(usize, usize, u64),
+    /// A cache begins to write back, or ends.
+    Mode(usize, usize),
+}
+
+impl Plan {
+    pub(super) fn draw(options: &Options, dice: &mut Dice) -> Self {
+        let hosts = dice.pick(&[2, 2, 3]);
+        let disks = dice.pick(&[1, 1, 2]);
+        let lease_ns = dice.pick(&[3_000, 5_000, 10_000]) * MS;
+        let think_ns = dice.pick(&[20, 100, 300]) * MS;
+        let span_ns = (u64::from(options.requests) * think_ns).max(6 * lease_ns) + dice.below(30_000 * MS);
+        // Both clocks together stay within what the lease's margin is for.
+        let drift_ppm = 1_000_000 / DRIFT_ONE_IN / 2 - 200;
+        let drift = |dice: &mut Dice| dice.pick(&[0, 0, drift_ppm / 2, drift_ppm]);
+        let mut plan = Plan {
+            hosts,
+            disks,
+            blocks: dice.pick(&[2, 4, 8]),
+            lease_ns,
+            settle_ns: dice.pick(&[1_000, 5_000]) * MS,
+            fences: dice.chance(400),
+            slow_ppm: (0..hosts).map(|_| drift(dice)).collect(),
+            fast_ppm: drift(dice),
+            lease_late_ns: dice.pick(&[0, 0, 500 * MS]),
+            network_ns: dice.pick(&[1, 5, 50]) * MS,
+            lost: if options.faults { dice.pick(&[0, 10, 100]) } else { 0 },
+            very_late: if options.faults { dice.pick(&[0, 10, 50]) } else { 0 },
+            backing_ns: dice.pick(&[1, 10, 60]) * MS,
+            flash_ns: dice.pick(&[1, 5]) * MS / 5,
+            think_ns,
+            poll_ns: dice.pick(&[300, 1_000]) * MS,
+            hesitates: if options.faults { dice.pick(&[0, 5, 50]) } else { 0 },
+            // A little is left for what comes after.
+            hesitation_ns_max: SCHEDULING_NS_MAX - 10 * MS,
+            span_ns,
+            write_back: dice.chance(500),
+            faults: Vec::new(),
+        };
+        if options.faults {
+            plan.add_faults(dice);
+        }
+        plan
+    }
+
+    fn add_faults(&mut self, dice: &mut Dice) {
+        let lease = self.lease_ns;
+        for _ in 0..dice.between(1, 10) {
+            let host = dice.below(self.hosts as u64) as usize;
+            let disk = dice.below(self.disks as u64) as usize;
+            // Around the length of a lease everything is decided.
+            let time = match dice.below(4) {
+                0 => dice.below(lease / 2),
+                1 | 2 => lease / 2 + dice.below(lease),
+                _ => dice.below(5 * lease),
+            };
+            let fault = match dice.below(15) {
+                0..3 => Fault::Pause(host, time),
+                3 | 4 => Fault::Kill(host, time),
+                5 => Fault::PowerCut(host, time),
+                6 | 7 => Fault::Partition(host, time),
+                8 => Fault::NoBacking(host, time),
+                9 => Fault::StoreAway(time),
+                10 => Fault::Depose(time.min(2 * lease)),
+                11 => Fault::WallJump(host, dice.pick(&[-3600, -60, -5, 5, 3600])),
+                12 => Fault::Force(host, disk),
+                13 => Fault::GiveBack(host, disk, time),
+                _ => Fault::Mode(host, disk),
+            };
+            self.faults.push((Instant(dice.below(self.span_ns)), fault));
+        }
+    }
+}
+
+/// Counts of what happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Requests of guests that were acknowledged.
+    pub acknowledged: u64,
+    /// Requests refused, or lost with their host.
+    pub refused: u64,
+    /// Disks taken for the first time, or from another host that gave them back.
+    pub taken: u64,
+    /// Disks taken that this host had last.
+    pub taken_again: u64,
+    /// Disks taken from a host that vanished.
+    pub failed_over: u64,
+    /// Disks taken by force, with what was dirty.
+    pub forced: u64,
+    /// Disks not taken because dirty data lies elsewhere.
+    pub kept_dirty: u64,
+    /// Disks given back.
+    pub given_back: u64,
+    /// Disks that somebody else had when their owner looked again.
+    pub lost: u64,
+    /// Leases that ended in the store.
+    pub leases_ended: u64,
+    /// Renewals that a deposed leader answered.
+    pub false_renewals: u64,
+    /// Answers held because time was up.
+    pub answers_held: u64,
+    /// Changes held because time was up.
+    pub changes_held: u64,
+    /// Of both: let go on their way later.
+    pub released: u64,
+    /// Caches not believed because another host had the disk.
+    pub not_believed: u64,
+    /// Changes that arrived late, and that the backing refused.
+    pub fenced: u64,
+    /// Processes that died, hosts that lost power.
+    pub crashes: u64,
+    /// Processes that were stopped.
+    pub pauses: u64,
+    /// Nanoseconds of virtual time.
+    pub took_ns: u64,
+}
+
+impl Report {
+    /// All of it, with names.
+    pub fn counts(&self) -> [(&'static str, u64); 18] {
+        [
+            ("requests acknowledged", self.acknowledged),
+            ("requests refused or lost", self.refused),
+            ("disks taken", self.taken),
+            ("disks taken again", self.taken_again),
+            ("disks failed over", self.failed_over),
+            ("disks taken by force", self.forced),
+            ("disks left alone: dirty elsewhere", self.kept_dirty),
+            ("disks given back", self.given_back),
+            ("disks lost", self.lost),
+            ("leases ended", self.leases_ended),
+            ("false renewals", self.false_renewals),
+            ("answers held", self.answers_held),
+            ("changes held", self.changes_held),
+            ("released later", self.released),
+            ("caches not believed", self.not_believed),
+            ("late changes fenced by the backing", self.fenced),
+            ("crashes", self.crashes),
+            ("pauses", self.pauses),
+        ]
+    }
+
+    /// Adds another history's.
+    pub fn add(&mut self, other: &Report) {
+        macro_rules! sum {
+            ($($field:ident)+) => { $(self.$field += other.$field;)+ };
+        }
+        sum!(acknowledged refused taken taken_again failed_over forced kept_dirty given_back lost leases_ended);
+        sum!(false_renewals answers_held changes_held released not_believed fenced crashes pauses took_ns);
+    }
+}

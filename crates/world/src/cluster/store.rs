@@ -1,0 +1,216 @@
+//! A model of etcd: linearizable, with transactions, leases by a clock of its own, and terms.
+//!
+//! A leader that was deposed and does not know it answers keep-alives by itself for a while. The read that follows each comes from the new one, in
+//! another term.
+
+use std::collections::BTreeMap;
+
+use hob_engine::cluster::{Answer, Change, Found, Is, Key, LeaseId, Look, Member, Title, Txn, Value};
+use hob_engine::units::Instant;
+
+/// What hosts ask.
+#[derive(Clone, Debug)]
+pub(super) enum Request {
+    Grant(u64),
+    LookUp(String),
+    Register(Txn),
+    /// The lease, and the name whose key is read afterwards.
+    Renew(LeaseId, String),
+    Revoke(LeaseId),
+    Look(String),
+    Txn(Txn),
+}
+
+/// What they hear.
+#[derive(Clone, Debug)]
+pub(super) enum Response {
+    /// For the keeper.
+    Lease(Answer),
+    Look(Look),
+    /// The transaction happened, at that revision; or it did not.
+    Txn(Option<u64>),
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    value: Value,
+    revision: u64,
+    lease: LeaseId,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Lease {
+    lease_ns: u64,
+    due: Instant,
+}
+
+/// The model.
+pub(super) struct Store {
+    entries: BTreeMap<Key, Entry>,
+    leases: BTreeMap<LeaseId, Lease>,
+    revision: u64,
+    last_lease: u64,
+    /// Parts per million of true time that its clock is fast.
+    fast_ppm: u64,
+    /// Leases end that much after their time.
+    late_ns: u64,
+    /// Until when the deposed leader answers.
+    deposed_until: Instant,
+    pub(super) leases_ended: u64,
+}
+
+impl Store {
+    pub(super) fn new(fast_ppm: u64, late_ns: u64) -> Self {
+        Store {
+            entries: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            revision: 1,
+            last_lease: 0,
+            fast_ppm,
+            late_ns,
+            deposed_until: Instant(0),
+            leases_ended: 0,
+        }
+    }
+
+    fn due(&self, now: Instant, lease_ns: u64) -> Instant {
+        now + lease_ns * 1_000_000 / (1_000_000 + self.fast_ppm)
+    }
+
+    /// Another leader; the one before answers until then. All leases get their full length.
+    pub(super) fn depose(&mut self, now: Instant, until: Instant) {
+        self.deposed_until = until;
+        let ids: Vec<LeaseId> = self.leases.keys().copied().collect();
+        for id in ids {
+            let due = self.due(now, self.leases[&id].lease_ns);
+            if let Some(lease) = self.leases.get_mut(&id) {
+                lease.due = due;
+            }
+        }
+    }
+
+    /// Does what is asked. `by_deposed`: a keep-alive reaches the deposed leader, if there is one; `believed`: and nobody looks at the term.
+    pub(super) fn handle(
+        &mut self,
+        now: Instant,
+        request: Request,
+        by_deposed: bool,
+        believed: bool,
+    ) -> Response {
+        self.end_leases(now);
+        match request {
+            Request::Grant(lease_ns) => {
+                self.last_lease += 1;
+                let id = LeaseId(self.last_lease);
+                let due = self.due(now, lease_ns);
+                self.leases.insert(id, Lease { lease_ns, due });
+                Response::Lease(Answer::Granted { lease: id, lease_ns })
+            }
+            Request::LookUp(name) => {
+                let found = self.entries.get(&Key::Host(name));
+                let found = found.and_then(|entry| match &entry.value {
+                    Value::Host(member) => Some((member.clone(), entry.revision, entry.lease)),
+                    _ => None,
+                });
+                Response::Lease(Answer::LookedUp(found))
+            }
+            Request::Register(txn) => Response::Lease(match self.commit(&txn) {
+                Some(_) => Answer::Registered,
+                None => Answer::NotRegistered,
+            }),
+            Request::Renew(..) if by_deposed && now < self.deposed_until => {
+                let Request::Renew(lease, _) = request else { unreachable!("matched") };
+                let lease_ns = self.leases.get(&lease).map_or(10_000_000_000, |lease| lease.lease_ns);
+                Response::Lease(if believed { Answer::Renewed(lease_ns) } else { Answer::Lost })
+            }
+            Request::Renew(id, name) => {
+                let Some(Lease { lease_ns, .. }) = self.leases.get(&id).copied() else {
+                    return Response::Lease(Answer::NoLease);
+                };
+                let due = self.due(now, lease_ns);
+                self.leases.insert(id, Lease { lease_ns, due });
+                let is_there = self.entries.get(&Key::Host(name)).is_some_and(|entry| entry.lease == id);
+                Response::Lease(if is_there { Answer::Renewed(lease_ns) } else { Answer::Lost })
+            }
+            Request::Revoke(id) => {
+                self.end(id);
+                Response::Lease(Answer::Done)
+            }
+            Request::Look(disk) => Response::Look(self.look(&disk)),
+            Request::Txn(txn) => Response::Txn(self.commit(&txn)),
+        }
+    }
+
+    pub(super) fn look(&self, disk: &str) -> Look {
+        let title = self.entries.get(&Key::Title(disk.to_owned()));
+        let hold = self.entries.get(&Key::Hold(disk.to_owned()));
+        Look {
+            title: title.and_then(|entry| {
+                found(entry, |value| match value {
+                    Value::Title(title) => Some::<Title>(title.clone()),
+                    _ => None,
+                })
+            }),
+            hold: hold.and_then(|entry| {
+                found(entry, |value| match value {
+                    Value::Hold(member) => Some::<Member>(member.clone()),
+                    _ => None,
+                })
+            }),
+        }
+    }
+
+    fn end_leases(&mut self, now: Instant) {
+        let late_ns = self.late_ns;
+        let ended: Vec<LeaseId> =
+            self.leases.iter().filter(|(_, lease)| lease.due + late_ns <= now).map(|(id, _)| *id).collect();
+        for id in ended {
+            self.leases_ended += 1;
+            self.end(id);
+        }
+    }
+
+    fn end(&mut self, id: LeaseId) {
+        if self.leases.remove(&id).is_some() {
+            self.revision += 1;
+            self.entries.retain(|_, entry| entry.lease != id);
+        }
+    }
+
+    fn commit(&mut self, txn: &Txn) -> Option<u64> {
+        let holds = txn.conditions.iter().all(|(key, is)| match (self.entries.get(key), is) {
+            (None, Is::Absent) => true,
+            (Some(entry), Is::At(revision)) => entry.revision == *revision,
+            (Some(entry), Is::Under(lease)) => entry.lease == *lease,
+            _ => false,
+        });
+        let has_lease = |change: &Change| match change {
+            Change::Put(_, _, Some(lease)) => self.leases.contains_key(lease),
+            _ => true,
+        };
+        if !holds || !txn.changes.iter().all(has_lease) {
+            return None;
+        }
+        self.revision += 1;
+        for change in &txn.changes {
+            match change {
+                Change::Put(key, value, lease) => {
+                    let entry = Entry {
+                        value: value.clone(),
+                        revision: self.revision,
+                        lease: lease.unwrap_or_default(),
+                    };
+                    self.entries.insert(key.clone(), entry);
+                }
+                Change::Delete(key) => {
+                    self.entries.remove(key);
+                }
+            }
+        }
+        Some(self.revision)
+    }
+}
+
+fn found<T>(entry: &Entry, value: impl FnOnce(&Value) -> Option<T>) -> Option<Found<T>> {
+    Some(Found { value: value(&entry.value)?, revision: entry.revision, lease: entry.lease })
+}
