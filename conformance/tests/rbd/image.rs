@@ -6,6 +6,7 @@ use conformance::data::{Noise, assert_same, noise_file};
 use conformance::nbd_client::{Address, CMD_WRITE, Client, EPERM};
 use conformance::scratch::wait_until;
 use conformance::{Cluster, Daemon, MIB, Scratch, Serve, Tool};
+use rustix::process::Signal;
 use serde_json::Value;
 
 const SIZE: u64 = 32 * MIB;
@@ -72,13 +73,33 @@ fn read_all(client: &mut Client) -> Vec<u8> {
     (0..SIZE).step_by(MIB as usize).flat_map(|at| client.read(at, MIB as u32).unwrap()).collect()
 }
 
+/// A client of the disk in its next life: in the one that lost its image no read succeeds.
+#[track_caller]
+fn served_again(scratch: &Scratch) -> Client {
+    let mut found = None;
+    let address = Address::Unix(scratch.path("nbd.sock"));
+    wait_until("the disk to be back", BACK_MAX, || {
+        found = Client::connect(&address, "vm").ok();
+        found.as_mut().is_some_and(|client| client.read(0, 4096).is_ok())
+    });
+    found.expect("it has just read")
+}
+
+/// How long it takes until what is in flash is not served any more.
+#[track_caller]
+fn fenced(client: &mut Client) -> Duration {
+    let begun = Instant::now();
+    wait_until("reads of what is in flash to fail", FENCED_MAX, || client.read(MIB, 4096).is_err());
+    begun.elapsed()
+}
+
 /// One disk has one writer. Who breaks the lock is the writer, and whoever had it serves nothing from then on, what is in flash included; it
 /// comes back with the other's data when the other has gone.
 #[test]
 fn an_image_has_one_writer_and_who_loses_it_is_fenced_at_once() {
     let (cluster, scratch, other) = (Cluster::start(3), Scratch::new(), Scratch::new());
     let before = image(&cluster, &scratch, 31);
-    let daemon = daemon(&cluster, &scratch);
+    let mut daemon = daemon(&cluster, &scratch);
     wait_online(&daemon, BACK_MAX);
     let mut client = connect(&scratch);
     client.write(0, &[1; 65536]).unwrap();
@@ -90,15 +111,20 @@ fn an_image_has_one_writer_and_who_loses_it_is_fenced_at_once() {
     assert!(refused.all().contains("in use"), "{}", refused.all());
     assert_eq!(client.read(0, 65536).unwrap(), [1; 65536]);
     assert_eq!(state(&daemon).0, "online");
-    // Now by force.
+    // Now by force. Nobody takes it, so it comes back by itself.
     cluster.break_lock("disk");
-    let broken = Instant::now();
-    wait_until("reads of what is in flash to fail", FENCED_MAX, || client.read(MIB, 4096).is_err());
-    println!("fenced {:?} after the lock was broken", broken.elapsed());
+    let fenced = fenced(&mut client);
+    println!("fenced {fenced:?} after the lock was broken");
+    let mut client = served_again(&scratch);
+    assert_same(&read_all(&mut client)[65536..], &before[65536..], 65536, "the disk and the image");
+    // Another takes it while this one sleeps, and cannot know.
+    daemon.process.signal(Signal::STOP);
+    cluster.break_lock("disk");
     let second = second.start(&other);
     let mut writer = second.connect();
     writer.write(MIB, &[2; 65536]).unwrap();
-    assert!(client.read(MIB, 4096).is_err(), "it serves what is another's");
+    daemon.process.signal(Signal::CONT);
+    println!("fenced {:?} after it woke up", self::fenced(&mut client));
     let lost = |(state, reason): &(String, String)| state == "offline" && !reason.is_empty();
     wait_until("the disk to be offline", FENCED_MAX, || lost(&state(&daemon)));
     assert!(Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").is_err(), "it is offered still");
@@ -107,8 +133,7 @@ fn an_image_has_one_writer_and_who_loses_it_is_fenced_at_once() {
     assert!(lost(&state(&daemon)), "{:?}", state(&daemon));
     drop(writer);
     second.stop();
-    wait_online(&daemon, BACK_MAX);
-    let mut client = connect(&scratch);
+    let mut client = served_again(&scratch);
     assert_eq!(client.read(MIB, 65536).unwrap(), [2; 65536], "what the other wrote");
     assert_eq!(client.read(0, 65536).unwrap(), [1; 65536]);
     drop(client);
