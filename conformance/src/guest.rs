@@ -185,7 +185,8 @@ fn machine(scratch: &Scratch, script: &str) -> Tool {
 
 fn qemu(kernel: &Kernel, initramfs: &Path) -> Tool {
     Tool::new("qemu-system-x86_64")
-        .args(["-accel", "tcg", "-cpu", "max", "-nodefaults", "-no-reboot"])
+        // One thread for all CPUs of the guest: with one each they stall for minutes where the host's are busy.
+        .args(["-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults", "-no-reboot"])
         .args(["-display", "none", "-monitor", "none"])
         .args(["-kernel", &text(&kernel.image), "-initrd", &text(initramfs)])
         .args(["-append", "console=ttyS0 panic=-1 quiet mitigations=off"])

@@ -490,7 +490,8 @@ fn an_upgrade_follows_the_configuration() {
     let mut client = stage.connect();
     fs::write(&config, text.replace("/nbd.sock", "/other.sock")).unwrap();
     stage.upgrade();
-    assert!(!old.exists() && new.exists());
+    wait_until("the old door to be shut", UPGRADE_MAX, || !old.exists());
+    assert!(new.exists());
     client.read(0, 4096).unwrap();
     Client::connect(&Address::Unix(new), "vm").unwrap().read(0, 4096).unwrap();
     assert_same_file(&stage.scratch.path("vm.img"), &stage.scratch.path("disk.img"));

@@ -3,6 +3,7 @@
 mod bench;
 mod dashboard;
 mod deb;
+mod failures;
 mod packages;
 mod shell;
 mod simulate;

@@ -1,11 +1,14 @@
 //! Running other programs, and knowing when the user has had enough.
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
+
+use crate::failures::Failures;
 
 /// The root of the workspace.
 pub(crate) fn root() -> PathBuf {
@@ -27,6 +30,51 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command.stdin(Stdio::null()).status().with_context(|| format!("start {words}"))?;
     if !status.success() {
         bail!("{words}: {status}");
+    }
+    Ok(())
+}
+
+/// Runs all of them at the same time; an error when one fails, after the others have ended.
+pub(crate) fn run_together(commands: Vec<Command>) -> Result<()> {
+    let mut running = Vec::new();
+    let mut failed = Vec::new();
+    for mut command in commands {
+        let words = words(&command);
+        println!("$ {words}");
+        match command.stdin(Stdio::null()).spawn() {
+            Ok(child) => running.push((words, child)),
+            Err(error) => failed.push(format!("start {words}: {error}")),
+        }
+    }
+    for (words, mut child) in running {
+        match child.wait() {
+            Ok(status) if status.success() => {}
+            Ok(status) => failed.push(format!("{words}: {status}")),
+            Err(error) => failed.push(format!("wait for {words}: {error}")),
+        }
+    }
+    if !failed.is_empty() {
+        bail!("{}", failed.join("\n"));
+    }
+    Ok(())
+}
+
+/// Runs tests as [`run`] does; the error says which failed, and what they said.
+pub(crate) fn run_tests(command: &mut Command) -> Result<()> {
+    let words = words(command);
+    println!("$ {words}");
+    let start = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut child = start.with_context(|| format!("start {words}"))?;
+    let mut failures = Failures::default();
+    for line in BufReader::new(child.stdout.take().expect("piped")).split(b'\n') {
+        let line = line.with_context(|| format!("read what {words} prints"))?;
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        failures.take(&line);
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("{words}: {status}\n{}", failures.text());
     }
     Ok(())
 }

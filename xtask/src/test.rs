@@ -4,7 +4,7 @@
 //! the end lists them with their durations.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,9 @@ use crate::{dashboard, packages, shell};
 
 /// How long each fuzz target runs, in seconds.
 const FUZZ_SECONDS: u32 = 20;
+
+/// How many of them run at a time: each keeps one core busy.
+const FUZZ_AT_ONCE: usize = 2;
 
 /// The files of the conformance suite that move data, run once more without io_uring.
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
@@ -88,11 +91,12 @@ impl Step {
 
     fn run(self) -> Result<()> {
         let cargo = |args: &[&str]| shell::run(&mut shell::cargo(args));
+        let tests = |args: &[&str]| shell::run_tests(&mut shell::cargo(args));
         match self {
             Self::Install => packages::install(),
             Self::Fmt => cargo(&["fmt", "--all", "--check"]),
             Self::Clippy => cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-            Self::Unit => cargo(&[
+            Self::Unit => tests(&[
                 "test",
                 "--workspace",
                 "--exclude",
@@ -101,7 +105,7 @@ impl Step {
                 "xtask",
                 "--no-fail-fast",
             ]),
-            Self::Tidy => cargo(&["test", "-p", "xtask"]),
+            Self::Tidy => tests(&["test", "-p", "xtask"]),
             Self::Build => cargo(&["build", "--release", "-p", "hob"]),
             Self::Conformance => conformance(&[], &[]),
             Self::Ring => conformance(&RING_TESTS, &[("HOB_RING", "threads")]),
@@ -125,10 +129,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         println!("\n=== {} ===", step.name());
         let start = Instant::now();
         let result = step.run();
-        if let Err(error) = &result {
-            println!("{} failed: {error:#}", step.name());
-        }
         summary.push((step, start.elapsed(), result));
+    }
+    for (step, _, result) in &summary {
+        if let Err(error) = result {
+            println!("\n=== what failed: {} ===\n{error:#}", step.name());
+        }
     }
     println!("\n=== summary ===");
     for (step, took, result) in &summary {
@@ -152,7 +158,7 @@ fn conformance(files: &[&str], environment: &[(&str, &str)]) -> Result<()> {
         command.args(["--test", file]);
     }
     command.env("HOB_BIN", hob).envs(environment.iter().copied());
-    shell::run(&mut command)
+    shell::run_tests(&mut command)
 }
 
 /// What no default build has: TLS by OpenSSL with keys that both sides know. In the profile of tests, whose binary is not the one that
@@ -161,10 +167,10 @@ fn psk() -> Result<()> {
     let feature = ["-p", "hob", "--features", "psk"];
     let cargo = |args: &[&str]| shell::run(&mut shell::cargo(args));
     cargo(&[&["clippy"], &feature[..], &["--all-targets", "--", "-D", "warnings"]].concat())?;
-    cargo(&[&["test"], &feature[..], &["psk"]].concat())?;
+    shell::run_tests(&mut shell::cargo(&[&["test"], &feature[..], &["psk"]].concat()))?;
     cargo(&[&["build"], &feature[..]].concat())?;
     let mut command = shell::cargo(&["test", "-p", "conformance", "--features", "psk", "--test", "nbd_psk"]);
-    shell::run(command.env("HOB_BIN", shell::target_dir()?.join("debug/hob")))
+    shell::run_tests(command.env("HOB_BIN", shell::target_dir()?.join("debug/hob")))
 }
 
 /// A short run of every fuzz target. The sanitizer wants an unstable compiler flag, which
@@ -179,21 +185,28 @@ fn fuzz() -> Result<()> {
         println!("cargo-fuzz is absent: installing it with cargo");
         shell::run(&mut shell::cargo(&["install", "cargo-fuzz", "--locked"]))?;
     }
-    for target in targets {
-        let mut command: Command = shell::cargo(&["fuzz", "run", &target]);
-        // The corpus that grows, and then, when the target has one, the corpus that is kept in the repository.
-        fs::create_dir_all(dir.join("corpus").join(&target)).context("make the corpus")?;
-        command.arg(format!("fuzz/corpus/{target}"));
-        if dir.join("seeds").join(&target).is_dir() {
-            command.arg(format!("fuzz/seeds/{target}"));
-        }
-        command.args(["--", &format!("-max_total_time={FUZZ_SECONDS}"), "-print_final_stats=1"]);
-        shell::run(command.env("RUSTC_BOOTSTRAP", "1"))?;
+    shell::run(shell::cargo(&["fuzz", "build"]).env("RUSTC_BOOTSTRAP", "1"))?;
+    for some in targets.chunks(FUZZ_AT_ONCE) {
+        let runs = some.iter().map(|target| fuzz_run(&dir, target)).collect::<Result<Vec<_>>>()?;
+        shell::run_together(runs)?;
     }
     Ok(())
 }
 
-fn fuzz_targets(dir: &std::path::Path) -> Result<Vec<String>> {
+/// The run of one target, with the corpus that grows, and then, when the target has one, the corpus that is kept in the repository.
+fn fuzz_run(dir: &Path, target: &str) -> Result<Command> {
+    let mut command = shell::cargo(&["fuzz", "run", target]);
+    fs::create_dir_all(dir.join("corpus").join(target)).context("make the corpus")?;
+    command.arg(format!("fuzz/corpus/{target}"));
+    if dir.join("seeds").join(target).is_dir() {
+        command.arg(format!("fuzz/seeds/{target}"));
+    }
+    let limit = format!("-max_total_time={FUZZ_SECONDS}");
+    command.args(["--", &limit, "-verbosity=0", "-print_final_stats=1"]).env("RUSTC_BOOTSTRAP", "1");
+    Ok(command)
+}
+
+fn fuzz_targets(dir: &Path) -> Result<Vec<String>> {
     let folder = dir.join("fuzz_targets");
     let entries = fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))?;
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));

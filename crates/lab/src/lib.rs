@@ -16,6 +16,7 @@ pub mod page;
 pub mod picture;
 pub mod prng;
 pub mod replay;
+pub mod scale;
 pub mod sim;
 pub mod summary;
 pub mod trace;

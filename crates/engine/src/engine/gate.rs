@@ -9,7 +9,7 @@
 use super::jobs::JobKind;
 use super::{Engine, Owner, Phase};
 use crate::io::{Io, Target};
-use crate::qos::{Control, DiskQos, Due, FlowId, Resource, ResourceState, Scheduler, Window, units};
+use crate::qos::{Control, DiskQos, Due, FlowId, Report, Resource, ResourceState, Scheduler, Window, units};
 use crate::units::{DiskId, Instant};
 
 /// Of work that no guest waits for, all disks' together: as a disk with low shares.
@@ -74,6 +74,19 @@ impl Engine {
         let state =
             |gate: &Gate| ResourceState { window: gate.window.state(), waiting: gate.scheduler.len() };
         gate.map_or_else(ResourceState::default, state)
+    }
+
+    /// What this host says of a resource to those that share it, since it last said something. `level` is of the last agreement, if
+    /// there was one. None where its latency does not bound it, or hardly any time has passed.
+    pub fn report_on(&mut self, now: Instant, resource: Resource, level: Option<f64>) -> Option<Report> {
+        let Gate { scheduler, window } = self.gates.get(resource);
+        window.take_report(now, |seconds| scheduler.take_wanted_shares(now, level, seconds))
+    }
+
+    /// Takes the part of a resource that hosts have agreed on, I/Os in it at once. It holds for some seconds.
+    pub fn take_part(&mut self, now: Instant, resource: Resource, in_flight: f64) {
+        self.gates.get(resource).window.settle(now, in_flight);
+        self.pump_gate(now, resource);
     }
 
     /// Gives a disk what it is due from now on.

@@ -3,10 +3,12 @@
 //! A disk has *shares* (its part when there is too little for all), a *limit* it does not pass and a *reservation* it does not
 //! fall below. I/O is counted in *units*, of 32 KiB unless told otherwise, and each I/O is one unit at least.
 //! [`Scheduler`] orders what waits, by mClock (Gulati, Merchant, Varman, OSDI 2010); [`Window`] says how much may be in the
-//! resource at once, by its latency (PARDA: Gulati, Ahmad, Waldspurger, FAST 2009). Neither knows what an I/O is.
+//! resource at once, by its latency (PARDA: Gulati, Ahmad, Waldspurger, FAST 2009). Neither knows what an I/O is. Hosts that share a
+//! resource [agree] on how much of it each has.
 
 use crate::units::{DatastoreId, DeviceId};
 
+mod fellows;
 mod heap;
 mod knee;
 mod scheduler;
@@ -14,6 +16,7 @@ mod scheduler;
 mod tests;
 mod window;
 
+pub use fellows::{Agreement, Report, agree};
 pub use scheduler::{FlowId, Scheduler};
 pub use window::{Control, Late, Window, WindowState};
 

@@ -41,6 +41,8 @@ struct Flow<T> {
     allowed_at: u64,
     /// Virtual time from which the head is due for its shares.
     shared_at: u64,
+    /// Units served since its scheduler was last asked what it wants.
+    served: u64,
 }
 
 #[derive(Debug)]
@@ -80,7 +82,7 @@ impl<T> Default for Scheduler<T> {
 impl<T> Flow<T> {
     fn new() -> Self {
         let due = Due::default();
-        Flow { due, waiting: VecDeque::new(), reserved_at: 0, allowed_at: 0, shared_at: 0 }
+        Flow { due, waiting: VecDeque::new(), reserved_at: 0, allowed_at: 0, shared_at: 0, served: 0 }
     }
 }
 
@@ -142,6 +144,7 @@ impl<T> Scheduler<T> {
             });
             it.allowed_at = it.allowed_at.max(now.0.saturating_sub(CREDIT_NS)) + by_units.max(by_bytes);
         }
+        it.served += u64::from(units);
         self.waiting -= 1;
         self.by_shares.remove(flow.0);
         self.by_reservation.remove(flow.0);
@@ -149,6 +152,30 @@ impl<T> Scheduler<T> {
             self.place(now, flow);
         }
         Some((flow, units, item))
+    }
+
+    /// What its flows wanted in the time since the last call, in shares at a level of so many units a second for each; of a level that
+    /// is not known yet, the shares of those that wanted anything. See [`Report`](super::Report).
+    pub fn take_wanted_shares(&mut self, now: Instant, level: Option<f64>, seconds: f64) -> f64 {
+        let wanted = self.flows.iter_mut().map(|flow| {
+            let served = std::mem::take(&mut flow.served) as f64;
+            let is_held_up = !flow.waiting.is_empty() && flow.allowed_at <= now.0;
+            let shares = f64::from(flow.due.shares);
+            match level {
+                None => {
+                    if is_held_up || served > 0.0 {
+                        shares
+                    } else {
+                        0.0
+                    }
+                }
+                Some(level) => {
+                    let due = shares.max(f64::from(flow.due.reservation) / level);
+                    if is_held_up { due } else { due.min(served / seconds / level) }
+                }
+            }
+        });
+        wanted.sum()
     }
 
     /// I/Os that wait.

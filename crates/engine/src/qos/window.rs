@@ -6,7 +6,11 @@
 //! parts, one holds the latency at the threshold and the other, in proportion to the host's weight, makes hosts that share
 //! the resource and do not know each other come to windows in the proportion of their weights. Throttling ends when for
 //! some seconds nobody has had to wait and the latency is below the threshold.
+//!
+//! Hosts that know each other settle the size between them ([`super::agree`]); then the law rests, until they have not been heard of for
+//! a while. A size need not be whole: of its I/Os the last comes and goes, so that in the mean there are as many as it says.
 
+use super::Report;
 use super::knee::Knee;
 use crate::units::Instant;
 
@@ -26,6 +30,15 @@ const SIZE_MAX: u64 = 4096;
 
 /// Parts of an I/O in which a window is counted.
 const PART: u64 = 1024;
+
+/// The golden section of a part: steps of that length come to lie evenly.
+const DITHER: u64 = 633;
+
+/// A report tells of no less than that.
+const REPORT_SECONDS_MIN: f64 = 0.01;
+
+/// How long what hosts settled holds, nanoseconds.
+const SETTLED_NS: u64 = 5_000_000_000;
 
 /// What bounds the I/Os in a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +82,16 @@ pub struct WindowState {
     pub knee_ns: Option<u64>,
 }
 
+/// What became of a resource in some time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Use {
+    began: Instant,
+    ended: u64,
+    units: u64,
+    sum_ns: u64,
+    waited: bool,
+}
+
 /// See the module's text.
 #[derive(Debug, Default)]
 pub struct Window {
@@ -86,6 +109,12 @@ pub struct Window {
     /// The most units a second that an epoch has seen.
     peak: u32,
     knee: Knee,
+    /// Until when what was settled holds.
+    settled: Option<Instant>,
+    /// Where between two whole sizes the next I/O finds the window.
+    phase: u64,
+    /// Since the last report: its begin, what ended, and whether anybody had to wait.
+    since: Use,
     /// When somebody last had to wait, or the latency was above the threshold.
     needed: Instant,
 }
@@ -96,7 +125,8 @@ impl Window {
         assert!(control != Control::Depth(0), "a window of nothing");
         if control != self.control {
             let in_flight = self.in_flight;
-            *self = Window { control, in_flight, began: now, needed: now, ..Window::default() };
+            let since = Use { began: now, ..Use::default() };
+            *self = Window { control, in_flight, began: now, needed: now, since, ..Window::default() };
         }
     }
 
@@ -105,7 +135,7 @@ impl Window {
         let size = match self.control {
             Control::Off => None,
             Control::Depth(depth) => Some(depth),
-            Control::Latency { .. } => self.size.map(|size| (size / PART) as u32),
+            Control::Latency { .. } => self.size.map(|size| ((size + self.phase) / PART) as u32),
         };
         size.is_none_or(|size| self.in_flight < size)
     }
@@ -118,6 +148,9 @@ impl Window {
     /// An I/O has begun.
     pub fn began(&mut self) {
         self.in_flight += 1;
+        if self.settled.is_some() {
+            self.phase = (self.phase + DITHER) % PART;
+        }
     }
 
     /// An I/O of so many units that had begun ended after `latency_ns`. `waits`: others wait for room.
@@ -128,10 +161,42 @@ impl Window {
         self.units += u64::from(units);
         self.sum_ns = self.sum_ns.saturating_add(latency_ns);
         self.waited |= waits;
+        self.since.ended += 1;
+        self.since.units += u64::from(units);
+        self.since.sum_ns = self.since.sum_ns.saturating_add(latency_ns);
+        self.since.waited |= waits;
         let age = now - self.began;
         if age >= EPOCH_NS && (self.ended >= SEEN_MIN || age >= EPOCH_NS_MAX) {
             self.adjust(now, age, late, weight_milli);
         }
+    }
+
+    /// Takes the size that hosts have settled on, I/Os. Of no effect unless the latency bounds it.
+    pub fn settle(&mut self, now: Instant, size: f64) {
+        if matches!(self.control, Control::Latency { .. }) {
+            // Nothing that others say brings it below one.
+            let parts = ((size * PART as f64) as u64).clamp(PART, SIZE_MAX * PART);
+            self.settled = Some(now + SETTLED_NS);
+            self.size = Some(parts);
+        }
+    }
+
+    /// What it was used for since the last report; `wanted_shares` says what is wanted of it, and is told how many seconds that was.
+    /// None if hardly any time has passed.
+    pub fn take_report(&mut self, now: Instant, wanted_shares: impl FnOnce(f64) -> f64) -> Option<Report> {
+        let seconds = (now - self.since.began) as f64 / 1e9;
+        if seconds < REPORT_SECONDS_MIN {
+            return None;
+        }
+        let Use { ended, units, sum_ns, waited, .. } = self.since;
+        self.since = Use { began: now, ..Use::default() };
+        Some(Report {
+            wanted_shares: wanted_shares(seconds),
+            rate: units as f64 / seconds,
+            in_flight: sum_ns as f64 / 1e9 / seconds,
+            latency_ns: sum_ns as f64 / ended.max(1) as f64,
+            waits: waited && self.size.is_some(),
+        })
     }
 
     /// What it has come to.
@@ -171,14 +236,18 @@ impl Window {
             fitting.min(u128::from(SIZE_MAX * PART)) as u64
         };
         let clamp = |size: u64| size.clamp(SIZE_MIN * PART, SIZE_MAX * PART);
+        if self.settled.is_some_and(|until| until <= now) {
+            (self.settled, self.phase) = (None, 0);
+        }
         self.size = match self.size {
+            Some(_) if now - self.needed >= CALM_NS => None,
+            Some(size) if self.settled.is_some() => Some(size),
             // By Little's law, so much was in the resource.
             None if is_late => {
                 let in_it = u128::from(self.sum_ns) * u128::from(PART) / u128::from(age);
                 Some(clamp(fitting(in_it.min(u128::from(SIZE_MAX * PART)) as u64)))
             }
             None => None,
-            Some(_) if now - self.needed >= CALM_NS => None,
             // Nobody fills it: the latency says nothing of its size.
             Some(size) if !is_late && !self.waited => Some(size),
             Some(size) => {

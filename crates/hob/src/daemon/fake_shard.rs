@@ -269,6 +269,12 @@ impl State {
             ShardCall::Resource { resource, answer } => {
                 let _ = answer.send(Ok(self.engine.resource(resource)));
             }
+            ShardCall::ReportOn { resource, level, answer } => {
+                let _ = answer.send(Ok(self.engine.report_on(self.now(), resource, level)));
+            }
+            ShardCall::TakePart { resource, in_flight } => {
+                self.engine.take_part(self.now(), resource, in_flight)
+            }
             ShardCall::ChangeBitmaps { id, change, answer } => {
                 self.command(id, Command::Bitmap(change), Waiting::Add(answer));
             }

@@ -20,6 +20,7 @@ mod drain;
 mod events;
 mod explain;
 mod export;
+mod fellows;
 mod fencing;
 mod files;
 mod fit;

@@ -17,7 +17,7 @@ use hob_engine::command::{
     Bitmap, BitmapChange, CacheChange, Command, CommandError, DiskConfig, MemoryConfig, Segment,
 };
 use hob_engine::io::Promote;
-use hob_engine::qos::{Control, DiskQos, Resource, ResourceState};
+use hob_engine::qos::{Control, DiskQos, Report, Resource, ResourceState};
 use hob_engine::regions::Regions;
 use hob_engine::sizing::Sizing;
 use hob_engine::stats::DiskStats;
@@ -130,6 +130,22 @@ pub(crate) enum ShardCall {
         resource: Resource,
         /// As of now.
         answer: Answer<ResourceState>,
+    },
+    /// What the shard says of a resource to those that share it.
+    ReportOn {
+        /// Which.
+        resource: Resource,
+        /// Of the last agreement.
+        level: Option<f64>,
+        /// Nothing where there is nothing to agree on.
+        answer: Answer<Option<Report>>,
+    },
+    /// Take the part of a resource that was agreed on.
+    TakePart {
+        /// Which.
+        resource: Resource,
+        /// I/Os in it at once.
+        in_flight: f64,
     },
     /// Change a disk's bitmaps.
     ChangeBitmaps {
@@ -522,6 +538,22 @@ impl ShardHandle {
     pub(crate) async fn resource(&self, resource: Resource) -> Result<ResourceState, ShardError> {
         let question = self.ask(|answer| ShardCall::Resource { resource, answer });
         tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// What it says of a resource to those that share it.
+    pub(crate) async fn report_on(
+        &self,
+        resource: Resource,
+        level: Option<f64>,
+    ) -> Result<Option<Report>, ShardError> {
+        let question = self.ask(|answer| ShardCall::ReportOn { resource, level, answer });
+        tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// Gives it its part of a resource.
+    pub(crate) fn take_part(&self, resource: Resource, in_flight: f64) {
+        // A shard that is gone has nothing in it.
+        let _ = self.send(ShardCall::TakePart { resource, in_flight });
     }
 
     /// Changes a disk's bitmaps.

@@ -89,17 +89,21 @@ impl Handover {
         }
     }
 
-    /// Takes what peers have finished, and asks elsewhere for what they could not give.
+    /// Takes what peers have finished, and asks elsewhere for what they could not give. A peer that is left on the way ends what it
+    /// was asked for: it is looked at again, before it may go.
     fn collect(&mut self, ring: &mut Ring, now: Instant) {
-        let mut ended = Vec::new();
-        for peer in self.left.iter_mut().map(|(_, peer)| peer).chain(&mut self.peer) {
-            ended.extend(std::iter::from_fn(|| peer.poll_done()));
-        }
-        for (io, result) in ended {
-            let read = self.asked.remove(&io).expect("what ends was asked for");
-            match result {
-                Err(error) if !self.closing => self.failed(ring, now, read, error),
-                result => self.done.push_back((io, result)),
+        loop {
+            let peers = self.left.iter_mut().map(|(_, peer)| peer).chain(&mut self.peer);
+            let ended: Vec<_> = peers.flat_map(|peer| std::iter::from_fn(|| peer.poll_done())).collect();
+            if ended.is_empty() {
+                break;
+            }
+            for (io, result) in ended {
+                let read = self.asked.remove(&io).expect("what ends was asked for");
+                match result {
+                    Err(error) if !self.closing => self.failed(ring, now, read, error),
+                    result => self.done.push_back((io, result)),
+                }
             }
         }
         self.left.retain(|(_, peer)| !peer.is_closed());

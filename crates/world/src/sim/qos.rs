@@ -2,7 +2,7 @@
 //! what they would be without. What a scheduler promises is measured elsewhere (`tests/qos.rs`); here nothing may get lost or stuck.
 
 use hob_engine::command::Command;
-use hob_engine::qos::{Control, DiskQos, Due, Late, Resource};
+use hob_engine::qos::{Control, DiskQos, Due, Late, Report, Resource, agree};
 use hob_engine::units::{DatastoreId, DeviceId};
 
 use super::World;
@@ -16,13 +16,15 @@ const SALT: u64 = 0x716f_7321;
 #[derive(Debug)]
 pub(super) struct Qos {
     dice: Dice,
+    /// Of the last agreement with other hosts.
+    level: Option<f64>,
 }
 
 impl Qos {
     /// For a history that has it.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Qos> {
         let mut dice = Dice::new(seed ^ SALT);
-        dice.chance(permille).then_some(Qos { dice })
+        dice.chance(permille).then_some(Qos { dice, level: None })
     }
 
     fn due(&mut self) -> Due {
@@ -72,9 +74,30 @@ impl World<'_> {
                 let given = DiskQos { backing: qos.due(), flash: qos.due() };
                 self.command(disk, Command::Qos(given));
             }
+            4 => self.meet_a_fellow(),
             _ => {}
         }
         self.drain()
+    }
+
+    /// Another host has said something of the datastore, sensible or not, and this one takes its part.
+    fn meet_a_fellow(&mut self) {
+        let Some(qos) = &mut self.qos else { return };
+        let dice = &mut qos.dice;
+        let figure = |dice: &mut Dice| dice.pick(&[0.0, 0.5, 10.0, 1e3, 1e9, f64::INFINITY, f64::NAN]);
+        let fellow = Report {
+            wanted_shares: figure(dice),
+            rate: figure(dice),
+            in_flight: figure(dice),
+            latency_ns: figure(dice),
+            waits: dice.chance(500),
+        };
+        let store = Resource::Datastore(DatastoreId(0));
+        let Some(own) = self.engine.report_on(self.now, store, qos.level) else { return };
+        if let Some(agreement) = agree(&[own, fellow], 1_000_000) {
+            qos.level = Some(agreement.level);
+            self.engine.take_part(self.now, store, own.wanted_shares * agreement.in_flight_per_share);
+        }
     }
 
     fn set_control(&mut self, resource: Resource) {

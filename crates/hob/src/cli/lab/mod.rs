@@ -10,6 +10,7 @@ mod info;
 mod latency;
 mod mrc;
 mod out;
+mod scale;
 mod sim;
 
 use std::path::{Path, PathBuf};
@@ -39,6 +40,7 @@ pub(crate) enum Lab {
     Formats(formats::Formats),
     Advise(advise::Advise),
     Latency(latency::Latency),
+    Scale(scale::ScaleArgs),
 }
 
 pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
@@ -52,6 +54,7 @@ pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
         Lab::Formats(args) => formats::run(&args, global),
         Lab::Advise(args) => advise::run(&args, global),
         Lab::Latency(args) => latency::run(&args, global),
+        Lab::Scale(args) => scale::run(&args, global),
     }
 }
 

@@ -3,8 +3,7 @@
 //!
 //! A file's datastore is the file system that holds it, by its mount point; an NBD export's is its server. Disks of a datastore that
 //! somebody has named, or said something of, go to one shard: shares and reservations hold among the disks of a shard. Those that
-//! were elsewhere already stay there; then each shard has a window of its own, with a weight that is its disks' part of all
-//! shares, and they come to terms as hosts do that share an array (PARDA), until the daemon starts again.
+//! were elsewhere already stay there; then each shard has a window of its own, and they agree on their parts ([`fellows`](super::fellows)).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,12 +34,14 @@ pub(super) struct DatastoreEntry {
     is_named: bool,
     /// Where the first of its disks went, if they are to be together.
     pub(super) home: Option<ShardHandle>,
+    /// What a share of it was worth when those who have it agreed last.
+    pub(super) level: Option<f64>,
 }
 
 impl DatastoreEntry {
     /// One of which this is known.
     pub(super) fn new(spec: DatastoreState) -> DatastoreEntry {
-        DatastoreEntry { spec, peak: 0, is_named: false, home: None }
+        DatastoreEntry { spec, peak: 0, is_named: false, home: None, level: None }
     }
 
     /// Has somebody named it, or said something of it?
@@ -179,7 +180,7 @@ impl Manager {
     }
 
     /// The shards that have disks of a datastore, with their shares.
-    fn shards_of(&self, inner: &Inner, datastore: &str) -> Vec<(ShardHandle, u64)> {
+    pub(super) fn shards_of(&self, inner: &Inner, datastore: &str) -> Vec<(ShardHandle, u64)> {
         let mut shards: Vec<(ShardHandle, u64)> = Vec::new();
         for disk in inner.disks.values().filter(|disk| disk.datastore.as_deref() == Some(datastore)) {
             let Life::Online(shard) = &disk.life else { continue };
@@ -220,7 +221,7 @@ impl DatastoreState {
 }
 
 impl Inner {
-    fn find_datastore(&self, name: &str) -> Result<(DatastoreId, &DatastoreEntry), Refusal> {
+    pub(super) fn find_datastore(&self, name: &str) -> Result<(DatastoreId, &DatastoreEntry), Refusal> {
         let place = self.datastores.iter().position(|store| store.spec.name == name);
         let place = place.ok_or_else(|| {
             Refusal::not_found(format!("there is no datastore '{name}'"))

@@ -11,6 +11,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::claim::Claim;
 use super::drain::LOOK_EVERY;
+use super::fellows::AGREE_EVERY;
 use super::journal_lost::JOURNAL_LOST;
 use super::{Life, Manager};
 use crate::daemon::shard_api::ShardEvent;
@@ -31,6 +32,8 @@ impl Manager {
         retry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut agree = tokio::time::interval(AGREE_EVERY);
+        agree.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 event = events.recv() => match event {
@@ -39,6 +42,7 @@ impl Manager {
                 },
                 _ = retry.tick() => self.retry(),
                 _ = look.tick() => self.look_at_dirty(),
+                _ = agree.tick() => self.agree_on_datastores(),
             }
         }
     }

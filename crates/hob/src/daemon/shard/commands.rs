@@ -113,6 +113,10 @@ impl Shard {
             ShardCall::Resource { resource, answer } => {
                 let _ = answer.send(Ok(self.engine.resource(resource)));
             }
+            ShardCall::ReportOn { resource, level, answer } => {
+                let _ = answer.send(Ok(self.engine.report_on(now, resource, level)));
+            }
+            ShardCall::TakePart { resource, in_flight } => self.engine.take_part(now, resource, in_flight),
             ShardCall::ChangeBitmaps { id, change, answer } => {
                 let command = self.commands.next(Waiting::Plain(answer));
                 self.engine.handle_command(now, command, id, Command::Bitmap(change));

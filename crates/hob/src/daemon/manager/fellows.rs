@@ -1,0 +1,62 @@
+//! Once a second, all who have disks on a datastore say what they want of it, and take their parts: the shards of this daemon
+//! ([0021](../../../../../docs/decisions/0021-qos-across-hosts.md)).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_engine::qos::{Report, Resource, agree};
+
+use super::Manager;
+use super::refusal::Refusal;
+use crate::daemon::shard_api::ShardHandle;
+
+/// Pause between agreements.
+pub(super) const AGREE_EVERY: Duration = Duration::from_secs(1);
+
+impl Manager {
+    /// Begins to agree on all datastores that are bounded by their latency and have somebody to agree with.
+    pub(super) fn agree_on_datastores(self: &Arc<Self>) {
+        let shared: Vec<String> = {
+            let inner = self.inner();
+            let by_latency = inner.datastores.iter().filter(|store| store.spec.control.is_by_latency());
+            let names = by_latency.map(|store| store.spec.name.clone());
+            names.filter(|name| self.shards_of(&inner, name).len() > 1).collect()
+        };
+        for name in shared {
+            let manager = self.clone();
+            tokio::spawn(async move {
+                if let Err(refusal) = manager.agree_on(&name).await {
+                    tracing::debug!("datastore {name}: {refusal}");
+                }
+            });
+        }
+    }
+
+    async fn agree_on(self: &Arc<Self>, datastore: &str) -> Result<(), Refusal> {
+        let (id, latency_ms, level, shards) = {
+            let inner = self.inner();
+            let (id, store) = inner.find_datastore(datastore)?;
+            (id, store.spec.latency_ms, store.level, self.shards_of(&inner, datastore))
+        };
+        let resource = Resource::Datastore(id);
+        let mut threshold_ns = u64::from(latency_ms) * 1_000_000;
+        let mut own: Vec<(ShardHandle, Report)> = Vec::new();
+        for (shard, _) in shards {
+            if let Some(knee_ns) = shard.resource(resource).await?.window.knee_ns {
+                threshold_ns = knee_ns;
+            }
+            if let Some(report) = shard.report_on(resource, level).await? {
+                own.push((shard, report));
+            }
+        }
+        let reports: Vec<Report> = own.iter().map(|(_, report)| *report).collect();
+        let Some(agreement) = agree(&reports, threshold_ns) else { return Ok(()) };
+        if let Some(store) = self.inner().datastores.get_mut(usize::from(id.0)) {
+            store.level = Some(agreement.level);
+        }
+        for (shard, report) in own {
+            shard.take_part(resource, report.wanted_shares * agreement.in_flight_per_share);
+        }
+        Ok(())
+    }
+}

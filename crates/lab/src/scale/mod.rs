@@ -1,0 +1,275 @@
+//! Many hosts and one shared store, in virtual time: does a disk get what it is due wherever it runs?
+//!
+//! The hosts have the engine's own scheduler and window, and nothing else of it; the store is a number of servers behind one queue,
+//! which know nothing of hosts or disks. Disks are spread unevenly, and differ in what they are due and in what they want. What each is due
+//! is worked out from the rules by filling up (`due.rs`), and compared with what it received.
+//!
+//! Rates are units a second, times nanoseconds of virtual time.
+
+mod due;
+mod host;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use hob_engine::qos::{Due, Report, agree};
+
+use crate::prng::Prng;
+use host::Host;
+use store::Store;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// What hosts know of each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Knowledge {
+    /// Nothing is throttled: who asks for most receives most.
+    Unthrottled,
+    /// Nothing: each follows the latency it sees.
+    Latency,
+    /// They report to each other, so often.
+    Reports {
+        /// Nanoseconds between the reports of a host.
+        every_ns: u64,
+        /// Nanoseconds until another host has one.
+        delay_ns: u64,
+    },
+}
+
+/// A model.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// Hosts.
+    pub hosts: usize,
+    /// Disks, of all hosts.
+    pub disks: usize,
+    /// I/Os that the store serves at a time.
+    pub servers: usize,
+    /// Mean time that it takes for each, nanoseconds; they differ as exponential times do.
+    pub service_ns: u64,
+    /// Latency above which hosts hold back, nanoseconds.
+    pub threshold_ns: u64,
+    /// What hosts know.
+    pub knowledge: Knowledge,
+    /// Seconds before anything counts, and seconds that count.
+    pub warm_s: u64,
+    /// See `warm_s`.
+    pub seconds: u64,
+    /// Of the dice.
+    pub seed: u64,
+}
+
+/// What a disk wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Demand {
+    /// So many I/Os at any time.
+    Depth(u32),
+    /// So many a second, whatever becomes of them.
+    Rate(u32),
+}
+
+/// A disk of the model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Disk {
+    pub(crate) host: usize,
+    pub(crate) due: Due,
+    pub(crate) demand: Demand,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Units a second, of all disks.
+    pub rate: f64,
+    /// Mean latency in the store, milliseconds.
+    pub latency_ms: f64,
+    /// How far disks are from what they are due, as parts of that, sorted.
+    pub errors: Vec<f64>,
+    /// Reservations that are missed by more than a tenth, of those that somebody wanted to use.
+    pub missed: usize,
+    /// See `missed`.
+    pub reserved: usize,
+    /// Reports that were made, each second, by all hosts; and how often one was delivered.
+    pub reports: f64,
+    /// See `reports`.
+    pub deliveries: f64,
+}
+
+impl Outcome {
+    /// The error that so many percent of the disks stay below.
+    pub fn error_at(&self, percent: usize) -> f64 {
+        let last = self.errors.len().saturating_sub(1);
+        self.errors.get(self.errors.len() * percent / 100).or(self.errors.get(last)).copied().unwrap_or(0.0)
+    }
+}
+
+/// Plays a model. `check` is asked now and then whether to go on.
+///
+/// # Errors
+/// Whatever `check` returns.
+pub fn play<E>(scale: &Scale, mut check: impl FnMut() -> Result<(), E>) -> Result<Outcome, E> {
+    let disks = disks(scale);
+    let mut dice = Prng::new(scale.seed ^ 1);
+    let mut hosts: Vec<Host> = (0..scale.hosts).map(|host| Host::new(host, scale, &disks)).collect();
+    let mut store = Store::new(scale.servers, scale.service_ns);
+    for disk in 0..disks.len() {
+        hosts[disks[disk].host].begin(disk, &mut store, &mut dice);
+    }
+    let end = (scale.warm_s + scale.seconds) * SECOND_NS;
+    let mut counted = Counted::new(disks.len());
+    let mut reports = Reports::new(scale);
+    let mut steps = 0_u64;
+    while let Some((now, event)) = store.next().filter(|(now, _)| *now < end) {
+        steps += 1;
+        if steps.is_multiple_of(1 << 16) {
+            check()?;
+        }
+        reports.exchange(now, scale, &mut hosts, &mut store);
+        match event {
+            store::Event::Arrival(disk) => hosts[disks[disk].host].arrive(now, disk, &mut store, &mut dice),
+            store::Event::Done { disk, began } => {
+                if now >= scale.warm_s * SECOND_NS {
+                    counted.units[disk] += 1;
+                    counted.latency_ns += now - began;
+                }
+                hosts[disks[disk].host].ended(now, disk, now - began, &mut store, &mut dice);
+            }
+            store::Event::Look(host) => hosts[host].pump(now, &mut store),
+        }
+    }
+    Ok(counted.outcome(scale, &disks, &reports))
+}
+
+/// The disks of a model: shares as people give them, one in ten with a reservation, one in ten with a limit, one in four that wants
+/// little. The last host has seven times as many as the first.
+fn disks(scale: &Scale) -> Vec<Disk> {
+    let mut dice = Prng::new(scale.seed);
+    let fair = (scale.servers as f64 * 1e9 / scale.service_ns as f64 / scale.disks as f64).max(1.0);
+    let of_fair = |part: f64| (fair * part).ceil() as u32;
+    let places: Vec<usize> = (0..scale.hosts).map(|host| 4 * scale.hosts + 24 * host).collect();
+    let all: usize = places.iter().sum();
+    let disk = |_| {
+        let mut place = dice.below(all as u64) as usize;
+        let is_there = |places: &usize| {
+            let is_there = place < *places;
+            place = place.saturating_sub(*places);
+            is_there
+        };
+        let host = places.iter().position(is_there).expect("less than all");
+        let shares = [500, 1000, 1000, 2000][dice.below(4) as usize];
+        let mut due = Due { shares, ..Due::default() };
+        match dice.below(10) {
+            0 => due.reservation = of_fair(2.5),
+            1 => due.limit = Some(of_fair(0.5)),
+            _ => {}
+        }
+        let demand = match dice.below(4) {
+            0 => Demand::Rate(of_fair(0.25)),
+            _ => Demand::Depth([4, 8, 16, 32][dice.below(4) as usize]),
+        };
+        Disk { host, due, demand }
+    };
+    (0..scale.disks).map(disk).collect()
+}
+
+/// What hosts have told each other.
+struct Reports {
+    every_ns: u64,
+    delay_ns: u64,
+    /// By host, when it reports next.
+    next_at: Vec<u64>,
+    first_at: u64,
+    /// By host: what the others know, and what they will know, and from when on.
+    known: Vec<Report>,
+    coming: VecDeque<(u64, usize, Report)>,
+    made: u64,
+}
+
+impl Reports {
+    fn new(scale: &Scale) -> Reports {
+        let (every_ns, delay_ns) = match scale.knowledge {
+            Knowledge::Reports { every_ns, delay_ns } => (every_ns, delay_ns),
+            Knowledge::Unthrottled | Knowledge::Latency => (u64::MAX, 0),
+        };
+        // Hosts report whenever they happen to.
+        let hosts = scale.hosts as u64;
+        let at = |host| if every_ns == u64::MAX { u64::MAX } else { every_ns + every_ns / hosts * host };
+        let known = vec![Report::default(); scale.hosts];
+        Reports {
+            every_ns,
+            delay_ns,
+            next_at: (0..hosts).map(at).collect(),
+            first_at: every_ns,
+            known,
+            coming: VecDeque::new(),
+            made: 0,
+        }
+    }
+
+    /// Whoever is due reports, and takes its part of what follows from the reports that have arrived.
+    fn exchange(&mut self, now: u64, scale: &Scale, hosts: &mut [Host], store: &mut Store) {
+        if now < self.first_at {
+            return;
+        }
+        for host in 0..hosts.len() {
+            if self.next_at[host] > now {
+                continue;
+            }
+            self.next_at[host] += self.every_ns;
+            while let Some((_, from, report)) = self.coming.front().copied().filter(|(at, ..)| *at <= now) {
+                self.coming.pop_front();
+                self.known[from] = report;
+            }
+            let Some(report) = hosts[host].report(now) else { continue };
+            self.made += 1;
+            self.coming.push_back((now + self.delay_ns, host, report));
+            let mut reports = self.known.clone();
+            reports[host] = report;
+            if let Some(agreement) = agree(&reports, scale.threshold_ns) {
+                hosts[host].settle(now, &report, &agreement);
+                hosts[host].pump(now, store);
+            }
+        }
+        self.first_at = self.next_at.iter().copied().min().unwrap_or(u64::MAX);
+    }
+}
+
+/// What is counted while it counts.
+struct Counted {
+    /// By disk.
+    units: Vec<u64>,
+    latency_ns: u64,
+}
+
+impl Counted {
+    fn new(disks: usize) -> Counted {
+        Counted { units: vec![0; disks], latency_ns: 0 }
+    }
+
+    fn outcome(&self, scale: &Scale, disks: &[Disk], reports: &Reports) -> Outcome {
+        let seconds = scale.seconds as f64;
+        let rates: Vec<f64> = self.units.iter().map(|units| *units as f64 / seconds).collect();
+        let rate: f64 = rates.iter().sum();
+        let due = due::due(disks, rate);
+        let mut errors: Vec<f64> =
+            rates.iter().zip(&due).map(|(rate, due)| (rate - due).abs() / due).collect();
+        errors.sort_by(f64::total_cmp);
+        let reserved = |(disk, _): &(&Disk, &f64)| {
+            disk.due.reservation > 0 && due::wants(disk) > disk.due.reservation as f64
+        };
+        let reserved: Vec<_> = disks.iter().zip(&rates).filter(reserved).collect();
+        let is_missed = |(disk, rate): &&(&Disk, &f64)| **rate < f64::from(disk.due.reservation) * 0.9;
+        let made = reports.made as f64 / (scale.warm_s + scale.seconds) as f64;
+        Outcome {
+            rate,
+            latency_ms: self.latency_ns as f64 / 1e6 / self.units.iter().sum::<u64>().max(1) as f64,
+            errors,
+            missed: reserved.iter().filter(is_missed).count(),
+            reserved: reserved.len(),
+            reports: made,
+            deliveries: made * (scale.hosts as f64 - 1.0),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The store that all hosts share, and the clock: servers behind one queue.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::prng::Prng;
+
+/// What happens next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    /// A disk wants an I/O.
+    Arrival(usize),
+    /// An I/O of a disk has ended that was sent at `began`.
+    Done { disk: usize, began: u64 },
+    /// A host wants to be looked at.
+    Look(usize),
+}
+
+/// See the module's text.
+pub(super) struct Store {
+    idle: usize,
+    service_ns: u64,
+    queue: VecDeque<(usize, u64)>,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    serial: u64,
+    /// A server that is done takes the next at once, whose time is thrown then.
+    dice: Prng,
+}
+
+impl Store {
+    pub(super) fn new(servers: usize, service_ns: u64) -> Store {
+        Store {
+            idle: servers,
+            service_ns,
+            queue: VecDeque::new(),
+            events: BinaryHeap::new(),
+            serial: 0,
+            dice: Prng::new(7),
+        }
+    }
+
+    /// Something will happen.
+    pub(super) fn at(&mut self, at: u64, event: Event) {
+        self.serial += 1;
+        self.events.push(Reverse((at, self.serial, event)));
+    }
+
+    /// An I/O for the store.
+    pub(super) fn send(&mut self, now: u64, disk: usize) {
+        if self.idle == 0 {
+            return self.queue.push_back((disk, now));
+        }
+        self.idle -= 1;
+        self.serve(now, disk, now);
+    }
+
+    /// What happens next, and when.
+    pub(super) fn next(&mut self) -> Option<(u64, Event)> {
+        let Reverse((now, _, event)) = self.events.pop()?;
+        if matches!(event, Event::Done { .. }) {
+            match self.queue.pop_front() {
+                Some((disk, began)) => self.serve(now, disk, began),
+                None => self.idle += 1,
+            }
+        }
+        Some((now, event))
+    }
+
+    fn serve(&mut self, now: u64, disk: usize, began: u64) {
+        let takes = -(1.0 - self.dice.unit()).ln() * self.service_ns as f64;
+        self.at(now + takes as u64, Event::Done { disk, began });
+    }
+}

@@ -1,0 +1,73 @@
+//! What a test runner says of the tests that failed, picked out of all it prints: a run of many crates says it in the midst of pages, and
+//! whoever reads its end should not have to look for it.
+
+/// Lines that are kept of one run at most. The first failures are worth more than the last.
+const LINES_MAX: usize = 150;
+
+/// Gathers the sections `failures:` of libtest, line by line.
+#[derive(Debug, Default)]
+pub(crate) struct Failures {
+    inside: bool,
+    in_backtrace: bool,
+    kept: Vec<String>,
+    left_out: usize,
+}
+
+impl Failures {
+    /// The next line that the runner printed.
+    pub(crate) fn take(&mut self, line: &str) {
+        if line == "failures:" {
+            self.inside = true;
+        }
+        if !self.inside {
+            return;
+        }
+        self.inside = !line.starts_with("test result:");
+        // A frame has its number, and then its place, in front.
+        let is_frame = line.starts_with("   ") && self.in_backtrace;
+        self.in_backtrace = line == "stack backtrace:" || is_frame;
+        if self.in_backtrace || line.is_empty() || line == "failures:" {
+            return;
+        }
+        match self.kept.len() < LINES_MAX {
+            true => self.kept.push(line.to_owned()),
+            false => self.left_out += 1,
+        }
+    }
+
+    /// What was gathered, as one text; empty if nothing failed.
+    pub(crate) fn text(&self) -> String {
+        let mut text = self.kept.join("\n");
+        if self.left_out > 0 {
+            text.push_str(&format!("\n({} lines more)", self.left_out));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text_of(output: &str) -> String {
+        let mut failures = Failures::default();
+        output.lines().for_each(|line| failures.take(line));
+        failures.text()
+    }
+
+    #[test]
+    fn what_failed_is_kept_and_nothing_else() {
+        let output = "test a ... ok\ntest b ... FAILED\n\nfailures:\n\n---- b stdout ----\nleft: 1\n  right: 2\n\
+                      stack backtrace:\n   0: begin\n             at here.rs:1\nnote: details\n\nfailures:\n    b\n\n\
+                      test result: FAILED. 1 passed; 1 failed\n\nrunning 1 test\ntest c ... ok\n";
+        let kept = "---- b stdout ----\nleft: 1\n  right: 2\nnote: details\n    b\ntest result: FAILED. 1 passed; 1 failed";
+        assert_eq!(text_of(output), kept);
+        assert_eq!(text_of("test a ... ok\ntest result: ok. 1 passed\n"), "");
+    }
+
+    #[test]
+    fn a_flood_is_cut() {
+        let output = format!("failures:\n{}", "line\n".repeat(LINES_MAX + 7));
+        assert!(text_of(&output).ends_with("line\n(7 lines more)"));
+    }
+}
