@@ -6,6 +6,7 @@
 mod clock;
 mod keep;
 mod store;
+mod wants;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -148,6 +149,7 @@ impl Cluster {
             membership,
             places: Mutex::default(),
             forced: Mutex::default(),
+            heard: wants::Heard::default(),
         }))
     }
 

@@ -85,6 +85,11 @@ impl Names {
         format!("{}{kind}/", self.prefix)
     }
 
+    /// What hosts want of a datastore begins with that.
+    pub(super) fn wants(&self, datastore: &str) -> String {
+        format!("{}wants/{datastore}/", self.prefix)
+    }
+
     pub(super) fn txn(&self, txn: &Txn, about: &About) -> (Vec<(String, EtcdIs)>, Vec<EtcdChange>) {
         let is = |is: &Is| match is {
             Is::Absent => EtcdIs::Absent,
