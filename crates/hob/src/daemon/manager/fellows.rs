@@ -20,12 +20,12 @@ impl Manager {
             let inner = self.inner();
             let by_latency = inner.datastores.iter().filter(|store| store.spec.control.is_by_latency());
             let names = by_latency.map(|store| store.spec.name.clone());
-            names
-                .filter(|name| match (self.shards_of(&inner, name).len(), self.cluster()) {
-                    (0, _) | (1, None) => false,
-                    (_, None) | (_, Some(_)) => true,
-                })
-                .collect()
+            let is_shared = |name: &String| match self.shards_of(&inner, name).len() {
+                0 => false,
+                1 => self.cluster().is_some(),
+                _ => true,
+            };
+            names.filter(is_shared).collect()
         };
         for name in shared {
             let manager = self.clone();
