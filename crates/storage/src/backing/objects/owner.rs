@@ -60,7 +60,7 @@ impl Owner {
         let space: String = space.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
         let process = std::process::id();
         let host = line("/proc/sys/kernel/hostname").trim().to_owned();
-        let end = host.floor_char_boundary(NAME_BYTES);
+        let end = (0..=NAME_BYTES.min(host.len())).rfind(|end| host.is_char_boundary(*end)).unwrap_or(0);
         Owner {
             machine: number(&line("/etc/machine-id")),
             boot: number(&line("/proc/sys/kernel/random/boot_id")),
