@@ -116,6 +116,8 @@ pub(crate) struct Cluster {
     places: Mutex<BTreeMap<String, Arc<AsyncMutex<Place>>>>,
     /// Disks to be taken whatever is lost by it, once, and until when that counts.
     forced: Mutex<BTreeMap<String, Instant>>,
+    /// Of datastores that are shared.
+    heard: wants::Heard,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

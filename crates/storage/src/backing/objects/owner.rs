@@ -4,6 +4,7 @@
 //! counts as gone. It guards against mistakes: what keeps two writers apart is the manifest's number.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::format::{array_at, put, u32_at, u64_at};
@@ -59,7 +60,7 @@ impl Owner {
         let space: String = space.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
         let process = std::process::id();
         let host = line("/proc/sys/kernel/hostname").trim().to_owned();
-        let end = (0..=NAME_BYTES.min(host.len())).rfind(|at| host.is_char_boundary(*at)).unwrap_or(0);
+        let end = (0..=NAME_BYTES.min(host.len())).rfind(|end| host.is_char_boundary(*end)).unwrap_or(0);
         Owner {
             machine: number(&line("/etc/machine-id")),
             boot: number(&line("/proc/sys/kernel/random/boot_id")),
@@ -139,15 +140,18 @@ fn started(process: u32) -> Option<u64> {
 
 static OPEN: Mutex<BTreeSet<[u8; 16]>> = Mutex::new(BTreeSet::new());
 
-/// A disk that this process has open for writing, for as long as this lives.
+/// A disk that this process has open for writing, until it leaves it.
 #[derive(Debug)]
-pub(super) struct Here(Uuid);
+pub(super) struct Here {
+    uuid: Uuid,
+    is_open: AtomicBool,
+}
 
 impl Here {
     /// None if it is open already.
     pub(super) fn enter(uuid: Uuid) -> Option<Here> {
         let is_new = OPEN.lock().unwrap_or_else(PoisonError::into_inner).insert(uuid.0);
-        is_new.then(|| Here(uuid))
+        is_new.then(|| Here { uuid, is_open: AtomicBool::new(true) })
     }
 }
 
@@ -155,13 +159,22 @@ impl Here {
 impl Here {
     /// As if it were another process.
     pub(super) fn elsewhere() -> Here {
-        Here(Uuid([0xEE; 16]))
+        Here { uuid: Uuid([0xEE; 16]), is_open: AtomicBool::new(false) }
+    }
+}
+
+impl Here {
+    /// It may be opened again.
+    pub(super) fn leave(&self) {
+        if self.is_open.swap(false, Ordering::AcqRel) {
+            OPEN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.uuid.0);
+        }
     }
 }
 
 impl Drop for Here {
     fn drop(&mut self) {
-        OPEN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0.0);
+        self.leave();
     }
 }
 

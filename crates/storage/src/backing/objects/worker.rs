@@ -19,6 +19,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::disk::{Disk, Kept};
 use super::opening::{Trouble, open_to_read, open_to_write};
+use super::owner::Here;
 use super::place::Place;
 use super::store::Patient;
 use crate::backing::{BackingOptions, Status};
@@ -223,6 +224,7 @@ async fn serve(disk: Arc<Disk>, desk: Arc<Desk>, mut inbox: UnboundedReceiver<Jo
             "the disk could not be closed in the object store; the next opening finds that out"
         ),
     }
+    disk.here.iter().for_each(Here::leave);
     desk.closed.store(true, Ordering::Release);
     desk.ring();
 }
