@@ -138,6 +138,7 @@ fn specifications_that_make_no_sense_are_told() {
 #[test]
 #[ignore = "it needs an object store, and HOB_OBJECTS to say where"]
 fn a_bucket_does_all_there_is_to_do() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let wanted = std::env::var("HOB_OBJECTS").expect("HOB_OBJECTS says where");
     let (place, rest) = wanted.split_once('?').unwrap_or((&wanted, ""));
     let spec = format!("{place}/hob-{}?{rest}", std::process::id());
