@@ -388,6 +388,20 @@ impl<'a> World<'a> {
             let serving = (0..self.plan.hosts).filter(|host| self.may_acknowledge(*host, disk));
             let serving: Vec<usize> = serving.collect();
             ensure!(serving.len() == 1, "disk {disk} is served by {serving:?} in the end");
+            self.check_backing(disk, serving[0])?;
+        }
+        Ok(())
+    }
+
+    /// Reads of a host that has a block in its flash do not see what somebody's late change did to the backing.
+    fn check_backing(&self, disk: usize, owner: usize) -> Result<(), Violation> {
+        let cache = &self.hosts[owner].kept[disk].cache;
+        for (block, value) in self.backings[disk].blocks() {
+            let is_newer_there = cache.get(block).is_some_and(|(_, dirty)| *dirty);
+            ensure!(
+                is_newer_there || self.checkers[disk].may_have(*block, *value),
+                "the backing of disk {disk} has {value} in block {block} in the end, which was overwritten"
+            );
         }
         Ok(())
     }

@@ -67,6 +67,12 @@ impl Checker {
         Ok(())
     }
 
+    /// May a block have this value when nobody has anything newer?
+    pub(super) fn may_have(&self, number: u32, value: u64) -> bool {
+        let block = self.blocks.get(&number);
+        block.map_or(value == 0, |block| value == block.settled || block.in_doubt.contains(&value))
+    }
+
     /// Somebody decided that data which is not on the backing is lost.
     pub(super) fn give_up(&mut self, backing: &BTreeMap<u32, u64>) {
         for (number, block) in &mut self.blocks {
