@@ -82,7 +82,7 @@ pub struct WindowState {
     pub knee_ns: Option<u64>,
 }
 
-/// What became of a resource in some time.
+/// What became of a resource in some time: its begin, what ended in it, and whether anybody had to wait.
 #[derive(Clone, Copy, Debug, Default)]
 struct Use {
     began: Instant,
@@ -90,6 +90,20 @@ struct Use {
     units: u64,
     sum_ns: u64,
     waited: bool,
+}
+
+impl Use {
+    /// Nothing yet.
+    fn from(began: Instant) -> Use {
+        Use { began, ..Use::default() }
+    }
+
+    fn note(&mut self, units: u32, latency_ns: u64, waits: bool) {
+        self.ended += 1;
+        self.units += u64::from(units);
+        self.sum_ns = self.sum_ns.saturating_add(latency_ns);
+        self.waited |= waits;
+    }
 }
 
 /// See the module's text.
@@ -100,12 +114,8 @@ pub struct Window {
     /// Of a throttled resource, [`PART`]s of an I/O.
     size: Option<u64>,
     latency_ns: u64,
-    /// The epoch: its begin, what ended in it, and whether anybody had to wait.
-    began: Instant,
-    ended: u64,
-    units: u64,
-    sum_ns: u64,
-    waited: bool,
+    /// Since the last adjustment.
+    epoch: Use,
     /// The most units a second that an epoch has seen.
     peak: u32,
     knee: Knee,
@@ -113,7 +123,7 @@ pub struct Window {
     settled: Option<Instant>,
     /// Where between two whole sizes the next I/O finds the window.
     phase: u64,
-    /// Since the last report: its begin, what ended, and whether anybody had to wait.
+    /// Since the last report.
     since: Use,
     /// When somebody last had to wait, or the latency was above the threshold.
     needed: Instant,
@@ -125,8 +135,8 @@ impl Window {
         assert!(control != Control::Depth(0), "a window of nothing");
         if control != self.control {
             let in_flight = self.in_flight;
-            let since = Use { began: now, ..Use::default() };
-            *self = Window { control, in_flight, began: now, needed: now, since, ..Window::default() };
+            let (epoch, since) = (Use::from(now), Use::from(now));
+            *self = Window { control, in_flight, needed: now, epoch, since, ..Window::default() };
         }
     }
 
@@ -157,16 +167,11 @@ impl Window {
     pub fn ended(&mut self, now: Instant, units: u32, latency_ns: u64, waits: bool) {
         self.in_flight -= 1;
         let Control::Latency { late, weight_milli } = self.control else { return };
-        self.ended += 1;
-        self.units += u64::from(units);
-        self.sum_ns = self.sum_ns.saturating_add(latency_ns);
-        self.waited |= waits;
-        self.since.ended += 1;
-        self.since.units += u64::from(units);
-        self.since.sum_ns = self.since.sum_ns.saturating_add(latency_ns);
-        self.since.waited |= waits;
-        let age = now - self.began;
-        if age >= EPOCH_NS && (self.ended >= SEEN_MIN || age >= EPOCH_NS_MAX) {
+        for of in [&mut self.epoch, &mut self.since] {
+            of.note(units, latency_ns, waits);
+        }
+        let age = now - self.epoch.began;
+        if age >= EPOCH_NS && (self.epoch.ended >= SEEN_MIN || age >= EPOCH_NS_MAX) {
             self.adjust(now, age, late, weight_milli);
         }
     }
@@ -189,7 +194,7 @@ impl Window {
             return None;
         }
         let Use { ended, units, sum_ns, waited, .. } = self.since;
-        self.since = Use { began: now, ..Use::default() };
+        self.since = Use::from(now);
         Some(Report {
             wanted_shares: wanted_shares(seconds),
             rate: units as f64 / seconds,
@@ -214,9 +219,9 @@ impl Window {
     }
 
     fn adjust(&mut self, now: Instant, age: u64, late: Late, weight_milli: u32) {
-        let mean_ns = self.sum_ns / self.ended;
+        let mean_ns = self.epoch.sum_ns / self.epoch.ended;
         self.latency_ns = if self.latency_ns == 0 { mean_ns } else { (self.latency_ns + mean_ns) / 2 };
-        let rate = u128::from(self.units) * 1_000_000_000 / u128::from(age);
+        let rate = u128::from(self.epoch.units) * 1_000_000_000 / u128::from(age);
         let rate = u32::try_from(rate).unwrap_or(u32::MAX);
         self.peak = self.peak.max(rate);
         let threshold_ns = match late {
@@ -227,7 +232,7 @@ impl Window {
             }
         };
         let is_late = self.latency_ns > threshold_ns;
-        if is_late || self.waited {
+        if is_late || self.epoch.waited {
             self.needed = now;
         }
         // What the window would be if latency were proportional to it.
@@ -244,17 +249,17 @@ impl Window {
             Some(size) if self.settled.is_some() => Some(size),
             // By Little's law, so much was in the resource.
             None if is_late => {
-                let in_it = u128::from(self.sum_ns) * u128::from(PART) / u128::from(age);
+                let in_it = u128::from(self.epoch.sum_ns) * u128::from(PART) / u128::from(age);
                 Some(clamp(fitting(in_it.min(u128::from(SIZE_MAX * PART)) as u64)))
             }
             None => None,
             // Nobody fills it: the latency says nothing of its size.
-            Some(size) if !is_late && !self.waited => Some(size),
+            Some(size) if !is_late && !self.epoch.waited => Some(size),
             Some(size) => {
                 let weight = u64::from(weight_milli) * PART / 1000;
                 Some(clamp((size + fitting(size) + weight) / 2))
             }
         };
-        (self.began, self.ended, self.units, self.sum_ns, self.waited) = (now, 0, 0, 0, false);
+        self.epoch = Use::from(now);
     }
 }
