@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use crate::hosts::Host;
 use crate::process::Process;
 use crate::scratch::{Scratch, free_port, wait_until};
-use crate::tool::find;
+use crate::tool::{Tool, find};
 
 /// How long a member may take until it serves.
 const READY_MAX: Duration = Duration::from_secs(60);
@@ -107,6 +107,18 @@ impl Etcd {
         self.members[member].process = Some(process);
     }
 
+    /// Ranges of keys that the first member has read so far, for whomever.
+    ///
+    /// # Panics
+    /// When it does not say.
+    #[must_use]
+    #[track_caller]
+    pub fn reads(&self) -> u64 {
+        let metrics = Tool::new("curl").args(["-s", &format!("{}/metrics", self.client_url(0))]).run();
+        let count = metrics.lines().find_map(|line| line.strip_prefix("etcd_debugging_mvcc_range_total "));
+        count.and_then(|count| count.parse::<f64>().ok()).expect("etcd counts what it reads") as u64
+    }
+
     /// Stops a member as a machine that hangs does.
     #[track_caller]
     pub fn pause(&mut self, member: usize) {
@@ -145,7 +157,7 @@ impl Etcd {
     fn wait_for(&self, member: usize, host: Option<&Host>) {
         let url = self.client_url(member);
         wait_until("a member of etcd", READY_MAX, || {
-            let mut get = crate::Tool::new("etcdctl").env("ETCDCTL_API", "3");
+            let mut get = Tool::new("etcdctl").env("ETCDCTL_API", "3");
             get = get.args(["--endpoints", &url, "--command-timeout", "2s", "get", "health"]);
             if let Some(host) = host {
                 get = get.inside(host);

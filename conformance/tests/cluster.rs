@@ -59,6 +59,12 @@ struct Side {
 impl Side {
     #[track_caller]
     fn new(name: &str, etcd: &Etcd, shared: &Shared, cache: &str) -> Self {
+        Self::at(name, etcd, &shared.uri(), cache)
+    }
+
+    /// With the backing of this name.
+    #[track_caller]
+    fn at(name: &str, etcd: &Etcd, backing: &str, cache: &str) -> Self {
         let scratch = Scratch::new();
         let config = format!(
             "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
@@ -72,7 +78,7 @@ impl Side {
             LEASE.as_secs(),
             SETTLE.as_secs(),
             scratch.path("flash"),
-            shared.uri(),
+            backing,
         );
         std::fs::write(scratch.path("hob.toml"), config).unwrap();
         Self { scratch, daemon: None }
@@ -421,6 +427,51 @@ fn a_host_that_is_cut_off_from_etcd_stops_before_the_other_starts() {
     assert_eq!(number_in(&shared.block(11)), 1 << 40);
 }
 
+/// Needs root, for the namespaces. The owner reaches etcd all the time, so the disk stays its own, and nobody else writes.
+#[test]
+fn a_host_that_is_cut_off_from_the_backing_keeps_its_disk_and_goes_on_afterwards() {
+    const STORE: &str = "10.99.0.2";
+    let [left, right] = Host::pair();
+    let etcd = Etcd::start_on(&right);
+    let scratch = Scratch::new();
+    std::fs::File::create(scratch.path("disk.img")).unwrap().set_len(SIZE).unwrap();
+    Tool::new("ip").args(["addr", "add", &format!("{STORE}/32"), "dev", "net0"]).inside(&right).run();
+    let way = |what: &[&str]| Tool::new("ip").args(what).inside(&left).run();
+    way(&["route", "add", STORE, "dev", "net0"]);
+    let port = free_port().to_string();
+    let _server = Tool::new("nbdkit")
+        .args(["--foreground", "--ipaddr", STORE, "--port", &port])
+        .args(["file", &scratch.text("disk.img")])
+        .inside(&right)
+        .start();
+    let backing = format!("nbd://{STORE}:{port}");
+    let a = Side::at("host-a", &etcd, &backing, THROUGH).start_inside(&left);
+    a.wait_until_serving();
+    let b = Side::at("host-b", &etcd, &backing, THROUGH).start_inside(&right);
+    a.connect().write(2 * BLOCK, &filled(9)).unwrap();
+    wait_until("a hit", FAIL_OVER_MAX, || {
+        assert_eq!(a.connect().read(2 * BLOCK, BLOCK as u32).unwrap(), filled(9));
+        a.daemon().stats("vm1").hits() > 0
+    });
+    let guest = Guest::start(a.connect(), 13, 1);
+    wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
+    way(&["route", "replace", "blackhole", STORE]);
+    // What was under way may still be answered.
+    std::thread::sleep(Duration::from_secs(1));
+    let cut = Instant::now();
+    std::thread::sleep(2 * (LEASE + SETTLE));
+    assert_eq!(guest.acknowledged_after(cut), [0; 0], "a write through was acknowledged without the backing");
+    assert_eq!(a.connect().read(2 * BLOCK, BLOCK as u32).unwrap(), filled(9), "hits are served");
+    assert!(a.is_serving() && !b.is_serving(), "{}", b.reason());
+    assert!(b.reason().contains("host-a has it"), "{}", b.reason());
+    way(&["route", "replace", STORE, "dev", "net0"]);
+    wait_until("the guest to go on", FAIL_OVER_MAX, || !guest.acknowledged_after(cut).is_empty());
+    let acknowledged = guest.end();
+    let image = std::fs::read(scratch.path("disk.img")).unwrap();
+    let block = &image[(13 * BLOCK) as usize..][..BLOCK as usize];
+    assert!(number_in(block) >= acknowledged);
+}
+
 /// The disk goes from host to host with its cache, and etcd says whose it is all the time.
 #[test]
 fn a_disk_migrates_within_its_cluster_and_not_out_of_it() {
@@ -510,4 +561,42 @@ fn what_makes_no_sense_is_said() {
     .start(&scratch);
     let said = lonely.try_ctl(&["cluster", "status"]);
     assert!(!said.success() && said.all().contains("in no cluster"), "{}", said.all());
+}
+
+/// What a host asks while it waits for many disks must not grow with them: with hundreds of hosts, etcd would do nothing else.
+#[test]
+fn a_host_that_waits_for_many_disks_asks_next_to_nothing() {
+    const DISKS: usize = 40;
+    let (etcd, shared) = (Etcd::start(1), Shared::new());
+    let mut first = Side::new("node-a", &etcd, &shared, "").start();
+    first.wait_until_serving();
+    let second = Side::new("node-b", &etcd, &shared, "").start();
+    let disks: Vec<String> = (0..DISKS).map(|disk| format!("more-{disk}")).collect();
+    for side in [&first, &second] {
+        for disk in &disks {
+            let image = shared.scratch.path(&format!("{disk}.img"));
+            std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+            side.daemon().ctl(&[
+                "disk",
+                "add",
+                disk,
+                "--backing",
+                &shared.scratch.text(&format!("{disk}.img")),
+            ]);
+        }
+    }
+    std::thread::sleep(Duration::from_secs(4));
+    let before = etcd.reads();
+    std::thread::sleep(Duration::from_secs(10));
+    let asked = etcd.reads() - before;
+    // Two hosts with a lease of 3 s read once for each of their renewals; 40 looks a second would be 800 keys in this time.
+    assert!(asked < 150, "{asked} reads in 10 s by two hosts, one of which waits for {DISKS} disks");
+    let begin = Instant::now();
+    first.stop();
+    let online = || {
+        let list = second.json(&["disk", "list"]);
+        list.as_array().unwrap().iter().filter(|disk| disk["state"] == "online").count()
+    };
+    wait_until("all disks to be served by the other host", FAIL_OVER_MAX, || online() == DISKS + 1);
+    eprintln!("{} disks were given back and taken within {:?}", DISKS + 1, begin.elapsed());
 }

@@ -3,6 +3,7 @@
 import 'uplot/dist/uPlot.min.css';
 import './app.css';
 import { currentRole, setToken, takeTokenFromAddress } from './api';
+import { ClusterPart } from './cluster';
 import { Datastores } from './datastores';
 import { Detail } from './detail';
 import { Disks } from './disks';
@@ -24,6 +25,7 @@ class Page {
   readonly #detail = new Detail();
   readonly #stores = new Datastores();
   readonly #pools = new Pools();
+  readonly #cluster = new ClusterPart();
   readonly #main: HTMLElement;
   readonly #lock: { root: HTMLElement; why: HTMLElement; input: HTMLInputElement };
   #snapshot: Snapshot | undefined;
@@ -39,6 +41,7 @@ class Page {
       this.#detail.root,
       this.#stores.root,
       this.#pools.root,
+      this.#cluster.root,
     );
     document.body.replaceChildren(
       h('a', { class: 'skip', href: '#main' }, 'To the figures'),
@@ -76,6 +79,7 @@ class Page {
     this.#detail.show(selected, snapshot, this.#histories);
     this.#stores.show(snapshot, this.#histories);
     this.#pools.show(snapshot);
+    this.#cluster.show(snapshot);
     const problems = snapshot.health.problems.length;
     document.title = problems > 0 ? `(${problems}) hob` : 'hob';
   }

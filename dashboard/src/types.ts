@@ -177,6 +177,72 @@ export interface Snapshot {
   pools: PoolNow[];
   disks: DiskNow[];
   datastores?: Datastore[];
+  cluster?: ClusterView;
+}
+
+/** This host as a member of its cluster. */
+export interface ClusterView {
+  state: 'member' | 'joining' | 'suspended';
+  host: string;
+  etcd: string[];
+  lease_seconds: number;
+  left_ms: number;
+  disks_held: number;
+  why?: string;
+}
+
+export interface ClusterHost {
+  name: string;
+  address?: string;
+  version: string;
+  pools: { name: string; size: number; free: number }[];
+  disks: number;
+}
+
+export interface ClusterDisk {
+  name: string;
+  state: 'held' | 'adopted' | 'free' | 'vanished';
+  host: string;
+  generation: number;
+  dirty: boolean;
+}
+
+export interface ClusterMove {
+  disk: string;
+  id: string;
+  from: string;
+  to: string;
+  state: 'asked' | 'offered' | 'welcome' | 'leaving' | 'given' | 'done' | 'failed';
+  note?: string;
+}
+
+export interface AdvisedHost {
+  name: string;
+  free: number;
+  to_spare: number;
+  load: number;
+  hit_percent: number;
+  hit_percent_then: number;
+}
+
+export interface AdvisedMove {
+  disk: string;
+  from: string;
+  to: string;
+  hit_percent: number;
+  hit_percent_at_once: number;
+  hit_percent_then: number;
+  gain: number;
+}
+
+export interface ClusterAdvice {
+  hosts: AdvisedHost[];
+  moves: AdvisedMove[];
+  hits_now: number;
+  hits_here: number;
+  hits_then: number;
+  reads: number;
+  caveats: string[];
 }
 
 export interface Histogram {

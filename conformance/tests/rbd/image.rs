@@ -253,3 +253,35 @@ fn what_was_never_written_is_a_hole() {
     hob.stop();
     assert_same(&std::fs::read(&copy).unwrap(), &cluster.export("clone"), 0, "the copy and the clone");
 }
+
+/// An image grows while its disk is served in write-back; the disk follows when it is told to, and its cache outlives that and a kill.
+#[test]
+fn an_image_that_grew_makes_its_disk_grow_when_that_is_asked_for() {
+    let (cluster, scratch) = (Cluster::start(3), Scratch::new());
+    image(&cluster, &scratch, 33);
+    let first = daemon(&cluster, &scratch);
+    wait_online(&first, BACK_MAX);
+    let mut client = connect(&scratch);
+    client.write(0, &[1; 65536]).unwrap();
+    assert!(client.write(SIZE, &[2; 4096]).is_err(), "there is nothing yet");
+    cluster.rbd(&["resize", "--no-progress", "--size", &format!("{}M", 2 * SIZE / MIB), "rbd/disk"]);
+    first.ctl(&["disk", "resize", "vm"]);
+    let mut client = connect(&scratch);
+    client.write(2 * SIZE - 4096, &[3; 4096]).unwrap();
+    assert_eq!(client.read(SIZE, 4096).unwrap(), [0; 4096], "what is new reads as zeroes");
+    client.flush().unwrap();
+    first.kill();
+    let second = daemon(&cluster, &scratch);
+    wait_online(&second, DEAD_MAX);
+    let mut client = served_again(&scratch);
+    assert_eq!(client.read(0, 65536).unwrap(), [1; 65536]);
+    assert_eq!(client.read(2 * SIZE - 4096, 4096).unwrap(), [3; 4096]);
+    second.ctl(&["drain", "vm"]);
+    drop(client);
+    second.stop();
+    let bytes = cluster.export("disk");
+    assert_eq!(
+        (bytes.len() as u64, &bytes[..4], &bytes[bytes.len() - 4..]),
+        (2 * SIZE, &[1; 4][..], &[3; 4][..])
+    );
+}

@@ -16,12 +16,12 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::tls;
 use crate::{
-    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Cluster, ClusterDisk,
-    ClusterHost, ClusterTake, Datastore, DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged,
-    DiskCurve, DiskHistograms, DiskLoad, DiskQos, DiskResize, DiskStats, Endpoint, EventReport, Explanation,
-    Export, ExportDirty, Health, LifeEvent, Migration, MigrationStart, OnDirty, Pool, PoolChanged,
-    PoolCreate, Problem, QosPatch, StoragePolicy, Swap, SwapChanged, SwapCreate, SwapPatch, TakeBack,
-    TraceDecoder, TraceFrame, Version,
+    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, ClientTls, Cluster,
+    ClusterAdvice, ClusterDisk, ClusterHost, ClusterMove, ClusterMoveStart, ClusterTake, Datastore,
+    DatastorePatch, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskCurve, DiskHistograms, DiskLoad,
+    DiskQos, DiskResize, DiskStats, Endpoint, EventReport, Explanation, Export, ExportDirty, Health,
+    LifeEvent, Migration, MigrationStart, OnDirty, Pool, PoolChanged, PoolCreate, Problem, QosPatch,
+    StoragePolicy, Swap, SwapChanged, SwapCreate, SwapPatch, TakeBack, TraceDecoder, TraceFrame, Version,
 };
 
 /// Longest answer that is read, bytes.
@@ -148,6 +148,17 @@ impl Client {
     /// Gives a pool another device.
     pub async fn device_add(&self, pool: &str, add: &DeviceAdd) -> Result<PoolChanged, ClientError> {
         self.send(Method::POST, &format!("{}/devices", pool_path(pool)), Some(add)).await
+    }
+
+    /// What the daemon's host lends and borrows.
+    pub async fn peers(&self) -> Result<crate::Peers, ClientError> {
+        self.get("/v1/peers").await
+    }
+
+    /// Ends a loan; with `forget`, the borrower may ask for another one.
+    pub async fn loan_end(&self, borrower: &str, forget: bool) -> Result<Vec<String>, ClientError> {
+        let path = format!("/v1/loans/{}/end?forget={forget}", percent_encode(borrower));
+        self.send(Method::POST, &path, None::<&()>).await
     }
 
     /// Lets a device give new segments, or no more of them.
@@ -303,6 +314,33 @@ impl Client {
     pub async fn cluster_take(&self, disk: &str, force: bool) -> Result<Disk, ClientError> {
         let path = format!("/v1/cluster/disks/{}/take", percent_encode(disk));
         self.send(Method::POST, &path, Some(&ClusterTake { force })).await
+    }
+
+    /// Moves of disks between the cluster's hosts that are under way, or were not long ago.
+    pub async fn cluster_moves(&self) -> Result<Vec<ClusterMove>, ClientError> {
+        self.get("/v1/cluster/moves").await
+    }
+
+    /// Has a disk move to another host of the cluster, whoever has it.
+    pub async fn cluster_move(
+        &self,
+        disk: &str,
+        start: &ClusterMoveStart,
+    ) -> Result<ClusterMove, ClientError> {
+        let path = format!("/v1/cluster/disks/{}/move", percent_encode(disk));
+        self.send(Method::POST, &path, Some(start)).await
+    }
+
+    /// Calls a disk's move off, if it is not too late.
+    pub async fn cluster_move_cancel(&self, disk: &str) -> Result<ClusterMove, ClientError> {
+        let path = format!("/v1/cluster/disks/{}/move", percent_encode(disk));
+        self.send(Method::DELETE, &path, None::<&()>).await
+    }
+
+    /// Which disks had better be on other hosts; `leaving` names a host that is to have none.
+    pub async fn cluster_advice(&self, leaving: Option<&str>) -> Result<ClusterAdvice, ClientError> {
+        let query = leaving.map(|host| format!("?leaving={}", percent_encode(host))).unwrap_or_default();
+        self.get(&format!("/v1/cluster/advice{query}")).await
     }
 
     /// All disks.

@@ -83,6 +83,9 @@ pub struct ClusterDisk {
     pub generation: u64,
     /// Data that is not on the backing may be in that host's flash.
     pub dirty: bool,
+    /// Whose flash has a second copy of all that is dirty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy: Option<String>,
 }
 
 /// How a disk is, for all hosts.
@@ -91,6 +94,8 @@ pub struct ClusterDisk {
 pub enum ClusterDiskState {
     /// A host holds it.
     Held,
+    /// A host holds it and brings its second copy of what another one had dirty to the backing. It is not served so far.
+    Adopted,
     /// Its host gave it back.
     Free,
     /// Its host vanished.

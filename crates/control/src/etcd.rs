@@ -15,6 +15,7 @@ use hyper::client::conn::http1;
 use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
+use rustix::net::sockopt;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -22,11 +23,18 @@ use tokio::net::TcpStream;
 use crate::ClientTls;
 use crate::client::Driver;
 
+mod watch;
+
+pub use watch::{EtcdEvent, EtcdWatch};
+
 /// Longest answer that is read, bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// Keys of one page of a listing.
 const PAGE_KEYS: u64 = 1000;
+
+/// A connection on which nothing is said is tried that often.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(3);
 
 /// Where a member of etcd serves clients: `http://host:port`, or `https://host:port` for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -313,20 +321,9 @@ impl Etcd {
     }
 
     async fn ask_one(&self, by: usize, path: &str, question: &Value) -> Result<Told, EtcdError> {
-        let endpoint = &self.endpoints[by];
-        let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port))
-            .await
-            .map_err(|error| self.nonsense(by, error))?;
-        let _ = stream.set_nodelay(true);
-        let bytes = if endpoint.tls {
-            let tls = self.tls.as_ref().ok_or_else(|| self.nonsense(by, "TLS, and nobody to trust"))?;
-            let stream =
-                tls.connect(&endpoint.host, stream).await.map_err(|error| self.nonsense(by, error))?;
-            self.exchange(by, stream, path, question).await?
-        } else {
-            self.exchange(by, stream, path, question).await?
-        };
-        let (is_success, bytes) = bytes;
+        let (answer, _driver) = self.exchange(by, path, question.to_string(), &[]).await?;
+        let is_success = answer.status().is_success();
+        let bytes = self.collect(by, answer).await?;
         let body: Value = serde_json::from_slice(&bytes)
             .map_err(|_| self.nonsense(by, "its answer is no JSON; is it etcd?"))?;
         if !is_success {
@@ -341,29 +338,54 @@ impl Etcd {
         Ok(Told { term, revision, by, body })
     }
 
+    /// Connects, asks, and returns whatever comes, up to its body.
     async fn exchange(
         &self,
         by: usize,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         path: &str,
-        question: &Value,
-    ) -> Result<(bool, Bytes), EtcdError> {
+        question: String,
+        headers: &[(&str, &str)],
+    ) -> Result<(Response<Incoming>, Driver), EtcdError> {
         let endpoint = &self.endpoints[by];
-        let request = Request::builder()
+        let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port))
+            .await
+            .map_err(|error| self.nonsense(by, error))?;
+        let _ = stream.set_nodelay(true);
+        keep_alive(&stream);
+        let mut request = Request::builder()
             .method(Method::POST)
             .uri(path)
             .header(HOST, format!("{}:{}", endpoint.host, endpoint.port))
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(question.to_string())))
-            .map_err(|error| self.nonsense(by, error))?;
+            .header(CONTENT_TYPE, "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request =
+            request.body(Full::new(Bytes::from(question))).map_err(|error| self.nonsense(by, error))?;
+        if !endpoint.tls {
+            return self.send(by, stream, request).await;
+        }
+        let tls = self.tls.as_ref().ok_or_else(|| self.nonsense(by, "TLS, and nobody to trust"))?;
+        let stream = tls.connect(&endpoint.host, stream).await.map_err(|error| self.nonsense(by, error))?;
+        self.send(by, stream, request).await
+    }
+
+    async fn send(
+        &self,
+        by: usize,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(Response<Incoming>, Driver), EtcdError> {
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.nonsense(by, error))?;
-        let _driver = Driver::start(connection);
-        let answer: Response<Incoming> =
-            sender.send_request(request).await.map_err(|error| self.nonsense(by, error))?;
-        let is_success = answer.status().is_success();
+        let driver = Driver::start(connection);
+        let answer = sender.send_request(request).await.map_err(|error| self.nonsense(by, error))?;
+        Ok((answer, driver))
+    }
+
+    async fn collect(&self, by: usize, answer: Response<Incoming>) -> Result<Bytes, EtcdError> {
         let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
-        Ok((is_success, body.map_err(|error| self.nonsense(by, error))?.to_bytes()))
+        Ok(body.map_err(|error| self.nonsense(by, error))?.to_bytes())
     }
 
     fn refused(&self, by: usize, body: &Value) -> EtcdError {
@@ -379,6 +401,14 @@ impl Etcd {
         let by = by % self.endpoints.len();
         EtcdError::Lost { endpoint: self.endpoints[by].to_string(), why: why.to_string() }
     }
+}
+
+/// An answer that goes on for long ends when the other machine is gone.
+fn keep_alive(stream: &TcpStream) {
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_EVERY);
+    let _ = sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE_EVERY);
+    let _ = sockopt::set_tcp_keepcnt(stream, 3);
 }
 
 fn compare(key: &str, is: EtcdIs) -> Value {

@@ -19,10 +19,12 @@ mod forward;
 mod health;
 mod histograms;
 mod load;
+mod loan;
 mod migration;
 mod name;
 pub mod peer;
 pub mod pem;
+mod placement;
 mod qos;
 mod resources;
 mod settings;
@@ -47,11 +49,16 @@ pub use forward::Forwarded;
 pub use health::{Health, HealthProblem, HealthStatus, ProblemKind};
 pub use histograms::{DiskHistograms, RequestBucket, RequestHistogram};
 pub use load::DiskLoad;
+pub use loan::{Borrowed, Loan, LoanAsk, LoanState, Peers};
 pub use migration::{
     Arrival, ArrivingCache, ArrivingSettings, CallAnswer, CallRefusal, CarryMode, CarrySession, Migration,
     MigrationStart, MigrationState, Side, Switch, TakeBack,
 };
 pub use name::{NAME_CHARS_MAX, NameError, check_name};
+pub use placement::{
+    AdvisedDisk, AdvisedHost, AdvisedMove, AdvisedStay, ClusterAdvice, ClusterMove, ClusterMoveStart,
+    ClusterMoveState,
+};
 pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{
     Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,

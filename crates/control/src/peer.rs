@@ -12,6 +12,8 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
 use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
 use crate::client::{Driver, percent_encode};
@@ -104,7 +106,34 @@ impl Peer {
         serde_json::from_slice(&bytes).map_err(lost)
     }
 
-    /// A connection of its own for data, in which this host is the server.
+    /// Asks once, over a connection of its own, and waits no longer than that for the answer.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub async fn ask<Q: Serialize + Sync, A: DeserializeOwned>(
+        &self,
+        path: &str,
+        question: &Q,
+        wait_max: Duration,
+    ) -> Result<A, PeerError> {
+        let asking = async {
+            let (mut sender, _driver) = self.connect().await?;
+            let body = serde_json::to_vec(question).map_err(lost)?;
+            let request = self.request(path).header(CONTENT_TYPE, "application/json");
+            let request = request.body(Full::new(Bytes::from(body))).map_err(lost)?;
+            let answer = sender.send_request(request).await.map_err(lost)?;
+            let status = answer.status();
+            let bytes = collect(answer).await?;
+            if !status.is_success() {
+                return Err(refused(status, &bytes));
+            }
+            serde_json::from_slice(&bytes).map_err(lost)
+        };
+        let asked = tokio::time::timeout(wait_max, asking).await;
+        asked.unwrap_or_else(|_| Err(lost(format!("{} does not answer within {wait_max:?}", self.host))))
+    }
+
+    /// A connection of its own for data. Who is the server in it, its path says.
     ///
     /// # Errors
     /// [`PeerError`].

@@ -62,6 +62,9 @@ pub struct Device {
     /// Why not, where it cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Whose it is, if it is on another host: HOST:PORT. It takes second copies only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
     /// Does it give new segments? A fenced one never does.
     pub admission: Admission,
     /// Room for caches.
@@ -107,6 +110,8 @@ pub enum IoMode {
     Buffered,
     /// There is nothing else: the file lies in memory (tmpfs).
     Memory,
+    /// It is on another host.
+    Remote,
 }
 
 /// A virtual disk.
@@ -146,6 +151,15 @@ pub struct Disk {
     /// Its way to another host, or from one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migration: Option<Migration>,
+    /// Of a clone that shares what it has of its parent: the disk that serves that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// Why no disk does, where one should.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent_reason: Option<String>,
+    /// The clones that share this disk.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clones: Vec<String>,
 }
 
 /// A recording of a disk's requests.
@@ -270,8 +284,12 @@ pub struct PoolCreate {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceAdd {
-    /// Its path.
+    /// Its path; nothing with `peer`.
+    #[serde(default)]
     pub path: String,
+    /// HOST:PORT of another host's control API: so much of its flash, for second copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
     /// As in [`PoolCreate`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
@@ -310,6 +328,13 @@ pub struct DiskAdd {
     /// Absolute path of a socket at which a machine uses the disk through vhost-user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<String>,
+    /// Of a clone: what it has of its parent's snapshot is cached once for all clones of that snapshot, by a disk of its own, which is made
+    /// if there is none.
+    #[serde(default)]
+    pub share_parent: bool,
+    /// The size of the cache of that disk, if it is made for this one; it has none if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent_cache: Option<Size>,
 }
 
 /// `POST /v1/disks/{disk}/resize`
@@ -355,6 +380,9 @@ mod tests {
             backing: "/vm.img".into(),
             size: Size(1 << 30),
             read_only: true,
+            parent: Some("golden".into()),
+            parent_reason: None,
+            clones: vec!["vm2".into()],
             vhost_user: Some("/run/vm1.sock".into()),
             cache: Some(Cache {
                 pool: "default".into(),

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Datastore, Disk, DiskQos, Health, Pool, Version};
+use crate::{Cluster, Datastore, Disk, DiskQos, Health, Pool, Version};
 
 /// One event of `GET /v1/events`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -23,6 +23,9 @@ pub struct Snapshot {
     /// All datastores, by name; absent when a shard did not say in time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastores: Option<Vec<Datastore>>,
+    /// This host as a member of its cluster; absent if it is in none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<Cluster>,
 }
 
 /// A pool, and what its devices have done.

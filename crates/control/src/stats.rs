@@ -73,6 +73,12 @@ pub struct DiskStats {
     /// Of these, bytes that flash cannot deliver any more.
     #[serde(default)]
     pub dirty_lost_bytes: u64,
+    /// Bytes read from the backing.
+    #[serde(default)]
+    pub backing_read_bytes: u64,
+    /// Of a clone that shares what it has of its parent: bytes that the parent's disk served instead of the backing.
+    #[serde(default)]
+    pub shared_read_bytes: u64,
     /// Bytes written from flash to the backing.
     #[serde(default)]
     pub destaged_bytes: u64,

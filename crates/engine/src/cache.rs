@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use crate::command::{CacheConfig, CommandError, Copies, DataSegment, Destage, Layout, Mode};
 use crate::directory::{Directory, Refusal};
+use crate::index::Places;
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DeviceId, FrameNo, SECTOR_BYTES};
 
 /// A run of a cache's sectors that lies on flash in one piece. Sectors are numbered through all
@@ -46,6 +47,8 @@ pub(crate) struct Cache {
     pub(crate) segments: Vec<DataSegment>,
     directory: Directory,
     segment_shift: u32,
+    /// Segments that take blocks that come in.
+    firsts: usize,
 }
 
 impl Deref for Cache {
@@ -87,6 +90,7 @@ impl Cache {
                     directory: Directory::new(frames as u32, block_shift, config.policy, config.admission),
                     segment_shift: (config.segment_bytes / SECTOR_BYTES).ilog2(),
                     config,
+                    firsts: segments.iter().filter(|segment| !segment.seconds_only).count(),
                     segments,
                 };
                 cache.set_places();
@@ -101,8 +105,12 @@ impl Cache {
     #[inline]
     pub(crate) fn keep_to_read_share(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Result<u64, Refusal> {
         let Layout::Split { read_permille } = self.config.layout else { return Ok(0) };
-        let share = u64::from(self.index.frames()) * u64::from(read_permille) / 1000;
-        let dirty = self.index.dirty_sectors().div_ceil(1 << self.block_shift());
+        let share = (self.first_sectors() >> self.block_shift()) * u64::from(read_permille) / 1000;
+        let mut dirty = self.index.dirty_sectors().div_ceil(1 << self.block_shift());
+        if self.config.copies == Copies::Peer {
+            // Second copies take no room from what is read.
+            dirty += self.index.seconds();
+        }
         let mut gone = 0;
         while self.index.blocks_holding_data() - dirty.min(self.index.blocks_holding_data()) >= share.max(1) {
             if self.only_while_free() {
@@ -160,20 +168,38 @@ impl Cache {
         move |sector| there[(sector >> shift) as usize]
     }
 
-    /// Tells the index which segments lie on one device, if second copies are to lie on others.
+    /// Tells the index which segments lie on one device, if second copies are to lie on others, and which take nothing else.
     fn set_places(&mut self) {
-        let mut devices: Vec<DeviceId> = self.segments.iter().map(|segment| segment.place.device).collect();
+        let key = |segment: &DataSegment| (segment.seconds_only, segment.place.device);
+        let mut devices: Vec<(bool, DeviceId)> = self.segments.iter().map(key).collect();
         devices.sort_unstable();
         devices.dedup();
-        if self.config.copies == Copies::One || devices.len() < 2 || devices.len() > 256 {
+        let firsts = devices.iter().filter(|(seconds_only, _)| !seconds_only).count();
+        let apart = self.config.copies == Copies::Peer;
+        let matters = apart || firsts < devices.len() || self.config.copies != Copies::One && firsts > 1;
+        if !matters || devices.len() > 256 {
             return;
         }
-        let place = |segment: &DataSegment| {
-            devices.binary_search(&segment.place.device).expect("it is among them") as u8
+        let place =
+            |segment: &DataSegment| devices.binary_search(&key(segment)).expect("it is among them") as u8;
+        let places = Places {
+            of_segments: self.segments.iter().map(place).collect(),
+            frame_shift: self.segment_shift - self.block_shift(),
+            count: devices.len(),
+            firsts,
+            apart,
         };
-        let places = self.segments.iter().map(place).collect();
-        let frame_shift = self.segment_shift - self.block_shift();
-        self.directory.index.set_places(frame_shift, places);
+        self.directory.index.set_places(places);
+    }
+
+    /// Sectors of the segments that take blocks that come in.
+    pub(crate) fn first_sectors(&self) -> u64 {
+        (self.firsts as u64) << self.segment_shift
+    }
+
+    /// Sectors of the segments that take second copies only.
+    pub(crate) fn second_sectors(&self) -> u64 {
+        ((self.segments.len() - self.firsts) as u64) << self.segment_shift
     }
 
     /// Memory of everything that grows with the cache, bytes.
@@ -200,14 +226,15 @@ impl Cache {
         self.segments.iter().any(|segment| segment.place.device == device)
     }
 
-    /// The `count` segments that hold the fewest blocks, and of equals the last.
+    /// The `count` segments that hold the fewest blocks, and of equals the last; those that take second copies only stay as long as
+    /// there are others.
     pub(crate) fn emptiest_segments(&self, count: usize) -> Vec<DataSegment> {
         let mut blocks = vec![0u32; self.segments.len()];
         for (frame, _) in self.directory.order() {
             blocks[(self.index.first_sector(frame) >> self.segment_shift) as usize] += 1;
         }
         let mut order: Vec<usize> = (0..self.segments.len()).rev().collect();
-        order.sort_by_key(|&i| blocks[i]);
+        order.sort_by_key(|&i| (self.segments[i].seconds_only, blocks[i]));
         order[..count].iter().map(|&i| self.segments[i]).collect()
     }
 

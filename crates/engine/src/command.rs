@@ -28,6 +28,8 @@ pub struct DataSegment {
     /// Unlike that of any other data segment of the cache, for as long as the cache has it. Means
     /// nothing in a volatile cache.
     pub ordinal: u32,
+    /// It takes second copies and nothing else: it lies on another host's flash.
+    pub seconds_only: bool,
 }
 
 /// What a cache does with writes, and with reads it does not hold.
@@ -114,6 +116,9 @@ pub enum Copies {
     TwoOfDirty,
     /// Two of everything, on different devices.
     TwoOfAll,
+    /// Two of what is not on the backing yet, the second in segments that take second copies only. Without such segments nothing
+    /// becomes dirty.
+    Peer,
 }
 
 /// Settings of one cache. Contents survive a change of `mode`, `destage` and `copies` only.
@@ -382,7 +387,7 @@ impl CacheChange {
 impl DataSegment {
     /// Segments of a volatile cache.
     pub fn without_order(segments: Vec<Segment>) -> Vec<DataSegment> {
-        segments.into_iter().map(|place| DataSegment { place, ordinal: 0 }).collect()
+        segments.into_iter().map(|place| DataSegment { place, ordinal: 0, seconds_only: false }).collect()
     }
 }
 

@@ -60,6 +60,11 @@ impl Device {
         Change::Fenced(self.errors)
     }
 
+    /// Whoever knows says that nothing is to be had of it any more.
+    pub(crate) fn give_up(&mut self) -> Change {
+        if std::mem::replace(&mut self.fenced, true) { Change::None } else { Change::Fenced(self.errors) }
+    }
+
     /// Looks whether the oldest I/O is overdue. `is_outstanding` tells which have not completed.
     pub(crate) fn check(
         &mut self,

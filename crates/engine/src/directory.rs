@@ -153,10 +153,13 @@ impl Directory {
         let mut evicted = 0;
         let frame = match self.index.insert(span.block) {
             Some(frame) => frame,
-            None => {
-                evicted = self.evict(is_busy).ok_or(Refusal::NoBlock)?;
-                self.index.insert(span.block).expect("a frame was freed")
-            }
+            // What leaves may leave a place that takes second copies only.
+            None => loop {
+                evicted += self.evict(&is_busy).ok_or(Refusal::NoBlock)?;
+                if let Some(frame) = self.index.insert(span.block) {
+                    break frame;
+                }
+            },
         };
         self.policy.insert(frame, span.block);
         Ok(Placed { sector: self.index.first_sector(frame) + span.first, evicted })
@@ -175,6 +178,9 @@ impl Directory {
             }
             let frame = FrameNo((sector >> self.block_shift) as u32);
             if self.index.insert_second(frame).is_none() {
+                if self.index.are_seconds_apart() {
+                    break;
+                }
                 match self.evict(&is_busy) {
                     Some(gone) => evicted += gone,
                     None => break,

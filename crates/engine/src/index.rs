@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bitmap::Bitmap;
 use free::FreeFrames;
+pub(crate) use free::Places;
 use table::Table;
 pub(crate) use table::hash;
 
@@ -154,11 +155,16 @@ impl Index {
         Some(frame)
     }
 
-    /// The segments, of `1 << frame_shift` frames, lie at these places: second copies lie at others.
-    pub(crate) fn set_places(&mut self, frame_shift: u32, places: Vec<u8>) {
+    /// The segments lie at these places: the second copy of a block lies at another than the first.
+    pub(crate) fn set_places(&mut self, places: Places) {
         let frames = self.free.drain(&self.block_of);
-        self.free = FreeFrames::with_places(frame_shift, places);
+        self.free = FreeFrames::with_places(places);
         frames.into_iter().for_each(|frame| self.free.push_last(&mut self.block_of, frame));
+    }
+
+    /// Do second copies lie where no other block does? Then no eviction makes room for one.
+    pub(crate) fn are_seconds_apart(&self) -> bool {
+        self.free.are_seconds_apart()
     }
 
     /// Gives the block in this frame a second frame, at another place. `None` when none is free there.
@@ -175,6 +181,11 @@ impl Index {
         assert!(
             marks.second_of.insert(first, second).is_none() && marks.first_of.insert(second, first).is_none()
         );
+    }
+
+    /// Frames for second copies.
+    pub(crate) fn seconds(&self) -> u64 {
+        self.marks.as_ref().map_or(0, |marks| marks.second_of.len() as u64)
     }
 
     /// Frees the second frame of a block. Its sectors must be invalid.

@@ -41,6 +41,8 @@ pub enum Outcome {
     BypassMode,
     /// Not all in flash, and its export promotes nothing.
     BypassNoPromote,
+    /// The cache of the disk's parent served it, and keeps it.
+    BypassShared,
     /// The cache was being changed at that moment.
     BypassChanging,
     /// The cache is being recovered.
@@ -109,6 +111,7 @@ outcomes! {
     FlushCommitted "flush" "committed" "were flushes that made what flash holds durable"
     BypassMode "bypass" "mode" "went past the cache, as its mode says"
     BypassNoPromote "bypass" "no-promote" "were not all in flash and not put there, because their export promotes nothing"
+    BypassShared "bypass" "shared" "came from the disk that keeps what clones of one snapshot share, and were not put in flash a second time"
     BypassChanging "bypass" "cache-changing" "bypassed the cache while its settings were being changed"
     BypassRecovering "bypass" "cache-recovering" "went to the backing while the cache was being recovered from its journal"
     BypassStandby "bypass" "standby" "came from the host that still owned the disk"

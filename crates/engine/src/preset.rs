@@ -72,6 +72,11 @@ pub const COPIES: &[Word<Copies>] = &[
         summary: "two of what is not on the backing yet, on different devices",
     },
     Word { name: "2", value: Copies::TwoOfAll, summary: "two of everything, on different devices" },
+    Word {
+        name: "peer",
+        value: Copies::Peer,
+        summary: "two of what is not on the backing yet, the second on another host's flash",
+    },
 ];
 
 /// How a [`Layout`] is written, for help and docs.

@@ -118,10 +118,14 @@ pub struct DiskStats {
     pub sectors_dirty: u64,
     /// Of these, those that flash cannot deliver.
     pub sectors_lost: u64,
+    /// All that is not on the backing has two copies, of a cache that keeps second copies at a peer.
+    pub doubled: bool,
     /// Writes that went to the backing in one I/O with others.
     pub writes_merged: u64,
     /// Bytes read ahead into memory.
     pub read_ahead_bytes: u64,
+    /// Bytes that the disk of a parent served instead of the backing.
+    pub shared_read_bytes: u64,
     /// Bytes written from flash to the backing.
     pub destaged_bytes: u64,
     /// Destage writes that failed; they are tried again.
@@ -174,8 +178,10 @@ impl DiskStats {
             sectors_valid: 0,
             sectors_dirty: 0,
             sectors_lost: 0,
+            doubled: false,
             writes_merged: 0,
             read_ahead_bytes: 0,
+            shared_read_bytes: 0,
             destaged_bytes: 0,
             destage_errors: 0,
             journal_bytes: 0,

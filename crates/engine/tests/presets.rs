@@ -159,7 +159,11 @@ fn enable(config: CacheConfig, blocks: u32) -> Enable {
         Segment { device: DeviceId(device as u16), offset: free[device] - segment_bytes }
     };
     let devices = if config.copies == Copies::One { 1 } else { 2 };
-    let data = |ordinal: u32| DataSegment { place: segment(ordinal as usize % devices), ordinal };
+    let data = |ordinal: u32| DataSegment {
+        place: segment(ordinal as usize % devices),
+        ordinal,
+        seconds_only: false,
+    };
     let segments = (0..blocks).map(data).collect();
     let pages = ring_pages_min(blocks.into(), config.block_bytes, segment_bytes);
     let count = pages.div_ceil(segment_bytes / 4096);

@@ -7,12 +7,20 @@
 //! Journal pages come from the engine's own memory. They are copied into room that the ring keeps for
 //! them, so that they are aligned and registered and never wait for guests' buffers; when more of them are in flight
 //! than that room holds, the later ones wait for the earlier.
+//!
+//! # Devices on other hosts
+//! I/O to them goes over a connection (`backing/nbd`), which is made anew when it breaks. What cannot be finished is neither finished nor
+//! failed: it is held, and when something has waited for [`Flash::set_remote_wait`], or failed there, [`Flash::poll_silent`] says so once. Only
+//! [`Flash::give_up`] fails it, when its owner has seen to it that nobody believes what is there (docs/decisions/0022).
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Target};
-use hob_engine::units::{BufferId, DeviceId, IoId};
+use hob_engine::units::{BufferId, DeviceId, Instant, IoId};
 
+use crate::backing::Driver;
+use crate::backing::nbd::NbdBacking;
 use crate::pool::FlashFile;
 use crate::ring::{Completion, Fd, JOURNAL_ROOM_BYTES, Ring};
 use crate::token::{Token, TokenSpace};
@@ -20,18 +28,52 @@ use crate::token::{Token, TokenSpace};
 /// Longest [`IoOp::WriteJournal`], bytes.
 pub const JOURNAL_IO_BYTES_MAX: u32 = 64 << 10;
 
+/// How long an I/O to a device on another host may take before that is said.
+pub const REMOTE_WAIT_DEFAULT: Duration = Duration::from_secs(5);
+
 /// The shard's end of the pool.
 #[derive(Debug)]
 pub struct Flash {
     tokens: TokenSpace,
     /// By device id.
-    devices: Vec<Option<Fd>>,
+    devices: Vec<Option<Way>>,
+    /// Devices on other hosts, those that are being left among them.
+    remotes: Vec<Remote>,
+    /// An I/O to them that has waited for that long is said, nanoseconds.
+    remote_wait_ns: u64,
+    now: Instant,
     /// Likewise.
     counts: Vec<DeviceCounts>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     sums: Vec<u32>,
     journal: JournalRoom,
+}
+
+/// How a device is reached.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Here(Fd),
+    Remote,
+}
+
+/// A device on another host.
+struct Remote {
+    device: DeviceId,
+    driver: NbdBacking,
+    /// It was said that something has waited for too long.
+    told: bool,
+    given_up: bool,
+    /// I/Os that it failed before it was given up: held, as if it were silent.
+    failed: Vec<u32>,
+    /// It is not attached any more.
+    left: bool,
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remote").field("device", &self.device).finish_non_exhaustive()
+    }
 }
 
 /// What one device has done since it was attached. Discards and zeroing, which reach no device, do not count.
@@ -85,6 +127,9 @@ impl Flash {
         Flash {
             tokens: TokenSpace::new(Token::FLASH, owner),
             devices: Vec::new(),
+            remotes: Vec::new(),
+            remote_wait_ns: REMOTE_WAIT_DEFAULT.as_nanos() as u64,
+            now: Instant::default(),
             counts: Vec::new(),
             slots: Vec::new(),
             free: Vec::new(),
@@ -101,7 +146,22 @@ impl Flash {
             self.counts.resize(index + 1, DeviceCounts::default());
         }
         assert!(self.devices[index].is_none(), "device {device} is attached already");
-        self.devices[index] = Some(ring.attach(file.file, file.class));
+        self.devices[index] = Some(match file {
+            FlashFile::Here(local) => Way::Here(ring.attach(local.file, local.class)),
+            FlashFile::Remote(remote) => {
+                let mut driver = remote.driver;
+                driver.attach(ring, self.now, TokenSpace::new(Token::FLASH_REMOTE, device.0));
+                self.remotes.push(Remote {
+                    device,
+                    driver,
+                    told: false,
+                    given_up: false,
+                    failed: Vec::new(),
+                    left: false,
+                });
+                Way::Remote
+            }
+        });
         self.counts[index] = DeviceCounts::default();
     }
 
@@ -115,8 +175,13 @@ impl Flash {
 
     /// Gives a device up; I/O in flight still completes.
     pub fn detach(&mut self, ring: &mut Ring, device: DeviceId) {
-        if let Some(fd) = self.devices.get_mut(usize::from(device.0)).and_then(Option::take) {
-            ring.detach(fd);
+        match self.devices.get_mut(usize::from(device.0)).and_then(Option::take) {
+            Some(Way::Here(fd)) => ring.detach(fd),
+            Some(Way::Remote) => {
+                self.give_up(ring, device);
+                self.remotes.iter_mut().filter(|it| it.device == device).for_each(|it| it.left = true);
+            }
+            None => {}
         }
     }
 
@@ -130,14 +195,28 @@ impl Flash {
         });
         self.slots[number as usize] = Slot { io: *io, part: None };
         let token = self.tokens.token(number);
-        let Some(fd) = self.device(io) else { return ring.post(token, -libc::ENODEV) };
+        let Some(way) = self.device(io) else { return ring.post(token, -libc::ENODEV) };
         if reaches_device(io.op) {
             self.counts[device_of(io)].in_flight += 1;
         }
         match (io.op, io.slice) {
-            (IoOp::Read, Some(slice)) => ring.read(token, fd, io.offset, slice),
-            (IoOp::Write(durability), Some(slice)) => ring.write(token, fd, io.offset, slice, durability),
-            (IoOp::Flush, _) => ring.fsync(token, fd),
+            (IoOp::Read | IoOp::Write(_) | IoOp::Flush, _) if matches!(way, Way::Remote) => {
+                self.submit_remote(ring, number, io);
+            }
+            _ => self.submit_here(ring, number, io, way, journal),
+        }
+    }
+
+    fn submit_here(&mut self, ring: &mut Ring, number: u32, io: &Io, way: Way, journal: &[u8]) {
+        let token = self.tokens.token(number);
+        let fd = || match way {
+            Way::Here(fd) => fd,
+            Way::Remote => unreachable!("it goes another way"),
+        };
+        match (io.op, io.slice) {
+            (IoOp::Read, Some(slice)) => ring.read(token, fd(), io.offset, slice),
+            (IoOp::Write(durability), Some(slice)) => ring.write(token, fd(), io.offset, slice, durability),
+            (IoOp::Flush, _) => ring.fsync(token, fd()),
             (IoOp::Discard, _) => ring.post(token, 0),
             (IoOp::WriteZeroes(_), _) => ring.post(token, -libc::EOPNOTSUPP),
             (IoOp::WriteJournal, _) => self.submit_journal(ring, number, journal),
@@ -145,7 +224,14 @@ impl Flash {
         }
     }
 
-    fn device(&self, io: &Io) -> Option<Fd> {
+    fn submit_remote(&mut self, ring: &mut Ring, number: u32, io: &Io) {
+        let device = DeviceId(device_of(io) as u16);
+        let remote = self.remotes.iter_mut().find(|it| it.device == device && !it.left);
+        let remote = remote.expect("a device that is attached has a driver");
+        remote.driver.submit(ring, self.now, &Io { id: IoId(number), ..*io });
+    }
+
+    fn device(&self, io: &Io) -> Option<Way> {
         self.devices.get(device_of(io)).copied().flatten()
     }
 
@@ -187,17 +273,31 @@ impl Flash {
         slot.part = Some(part);
         let io = slot.io;
         let token = self.tokens.token(number);
-        let Some(fd) = self.device(&io) else { return ring.post(token, -libc::ENODEV) };
+        let Some(way) = self.device(&io) else { return ring.post(token, -libc::ENODEV) };
         assert!(pages.len() as u64 <= u64::from(JOURNAL_IO_BYTES_MAX), "{io:?} is too long");
         let id = self.journal.buffer.expect("there is room, since a part of it is free");
         let slice = BufferSlice { id, offset: part * JOURNAL_IO_BYTES_MAX, len: pages.len() as u32 };
         ring.arena_mut().slice_mut(slice).copy_from_slice(pages);
-        ring.write(token, fd, io.offset, slice, Durability::Volatile);
+        match way {
+            Way::Here(fd) => ring.write(token, fd, io.offset, slice, Durability::Volatile),
+            Way::Remote => {
+                let op = IoOp::Write(Durability::Volatile);
+                self.submit_remote(ring, number, &Io { op, slice: Some(slice), ..io });
+            }
+        }
     }
 
     /// Takes a completion whose token is of kind [`Token::FLASH`].
     pub fn handle_completion(&mut self, ring: &mut Ring, completion: &Completion) -> FlashDone<'_> {
-        let number = completion.token.index();
+        let result = match completion.result {
+            0.. => Ok(()),
+            error if error == -libc::EOPNOTSUPP => Err(IoError::Unsupported),
+            _ => Err(IoError::Failed),
+        };
+        self.end(ring, completion.token.index(), result)
+    }
+
+    fn end(&mut self, ring: &mut Ring, number: u32, result: Result<(), IoError>) -> FlashDone<'_> {
         let Slot { io, part } = self.slots[number as usize];
         self.free.push(number);
         if let Some(part) = part {
@@ -210,11 +310,6 @@ impl Flash {
             }
         }
         self.sums.clear();
-        let result = match completion.result {
-            0.. => Ok(()),
-            error if error == -libc::EOPNOTSUPP => Err(IoError::Unsupported),
-            _ => Err(IoError::Failed),
-        };
         // An error of an operation on a guest's memory may be the guest's.
         let is_doubtful = io.slice.is_some_and(|slice| ring.arena().is_shared(slice.id));
         self.count(&io, if is_doubtful { Ok(()) } else { result });
@@ -222,6 +317,105 @@ impl Flash {
             ring.arena().sector_sums(slice, &mut self.sums);
         }
         FlashDone { io: io.id, result, sums: &self.sums }
+    }
+}
+
+impl Remote {
+    /// An I/O that ended. One that failed is held until nobody believes the device any more.
+    fn poll_done(&mut self) -> Option<(u32, Result<(), IoError>)> {
+        if self.given_up
+            && let Some(number) = self.failed.pop()
+        {
+            return Some((number, Err(IoError::Failed)));
+        }
+        loop {
+            match self.driver.poll_done()? {
+                (id, Err(_)) if !self.given_up => self.failed.push(id.0),
+                (id, result) => return Some((id.0, result)),
+            }
+        }
+    }
+
+    /// Since when it owes an answer.
+    fn silent_since(&self) -> Option<Instant> {
+        if self.failed.is_empty() { self.driver.waiting_since() } else { Some(Instant::default()) }
+    }
+}
+
+/// Devices on other hosts.
+impl Flash {
+    /// The time: to be said before what happens at it.
+    pub fn set_now(&mut self, now: Instant) {
+        self.now = now;
+    }
+
+    /// An I/O that has waited for that long is said.
+    pub fn set_remote_wait(&mut self, wait: Duration) {
+        self.remote_wait_ns = wait.as_nanos() as u64;
+    }
+
+    /// Takes a completion whose token is of kind [`Token::FLASH_REMOTE`]. Then [`Flash::poll_remote`] may have something.
+    pub fn handle_remote_completion(&mut self, ring: &mut Ring, completion: Completion) {
+        let device = DeviceId(completion.token.owner());
+        // A device's id is never given to another one.
+        if let Some(remote) = self.remotes.iter_mut().find(|it| it.device == device) {
+            remote.driver.handle_completion(ring, self.now, completion);
+        }
+    }
+
+    /// Forgets drivers that have ended.
+    fn tidy(&mut self) {
+        let is_over = |it: &Remote| it.left && it.driver.is_closed() && it.failed.is_empty();
+        self.remotes.retain(|it| !is_over(it));
+    }
+
+    /// An I/O to a device on another host that ended.
+    pub fn poll_remote(&mut self, ring: &mut Ring) -> Option<FlashDone<'_>> {
+        let (number, result) = self.remotes.iter_mut().find_map(Remote::poll_done)?;
+        Some(self.end(ring, number, result))
+    }
+
+    /// A device on another host of which something has waited for too long. Each is told once. To be asked after
+    /// [`Flash::poll_remote`] has nothing more.
+    pub fn poll_silent(&mut self) -> Option<DeviceId> {
+        self.tidy();
+        let (now, wait) = (self.now, self.remote_wait_ns);
+        let silent = |it: &&mut Remote| {
+            let is_over = |since: Instant| since == Instant::default() || since + wait <= now;
+            !it.told && !it.left && it.silent_since().is_some_and(is_over)
+        };
+        let remote = self.remotes.iter_mut().find(silent)?;
+        remote.told = true;
+        Some(remote.device)
+    }
+
+    /// Fails everything that a device on another host has not finished, and whatever it is asked later. Nobody may believe what is
+    /// there any more.
+    pub fn give_up(&mut self, ring: &mut Ring, device: DeviceId) {
+        if let Some(remote) = self.remotes.iter_mut().find(|it| it.device == device && !it.left) {
+            remote.told = true;
+            if !std::mem::replace(&mut remote.given_up, true) {
+                remote.driver.close(ring);
+            }
+        }
+    }
+
+    /// When [`Flash::handle_timeout`] is to be called next.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let wait = self.remote_wait_ns;
+        let silent = |it: &Remote| it.silent_since().filter(|_| !it.told).map(|since| since + wait);
+        let remotes = self.remotes.iter();
+        remotes.flat_map(|it| it.driver.poll_timeout().into_iter().chain(silent(it))).min()
+    }
+
+    /// Does what is due; [`Flash::poll_remote`] and [`Flash::poll_silent`] may have something then.
+    pub fn handle_timeout(&mut self, ring: &mut Ring) {
+        let now = self.now;
+        for remote in &mut self.remotes {
+            if remote.driver.poll_timeout().is_some_and(|at| at <= now) {
+                remote.driver.handle_timeout(ring, now);
+            }
+        }
     }
 }
 

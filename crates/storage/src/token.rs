@@ -21,6 +21,8 @@ impl Token {
     pub const PEER: u16 = 3;
     /// The last of these.
     pub const PEER_LAST: u16 = 10;
+    /// Kind of the tokens of [`crate::flash::Flash`]'s devices on other hosts; the owner is the device.
+    pub const FLASH_REMOTE: u16 = 11;
     /// First kind that the ring's user may give a meaning to; smaller ones are storage's own.
     pub const CALLER: u16 = 16;
 

@@ -7,28 +7,35 @@
 //!
 //! - nothing is acknowledged under a generation after anything was under a later one, nor by two hosts under one;
 //! - no two hosts may acknowledge at the same moment;
+//! - nothing changes a backing that was sent under an earlier generation than anything was acknowledged under;
 //! - reads return what was acknowledged last, or what is in doubt since;
-//! - what is dirty in a host's flash is lost by an operator's force only;
+//! - what is dirty in a host's flash is lost by an operator's force only, also if that host is destroyed and another one has a second copy;
+//! - nobody takes a disk of an owner that vanished before it has settled;
 //! - when faults have ceased, every disk is served.
 //!
 //! Refused: engines with their flash and journals (`sim` and `hosts` have those): a cache here is a table that survives its process.
 
+mod adopt;
 mod checker;
+mod copies;
 mod daemon;
 mod data;
 mod host;
 mod plan;
-mod store;
+pub mod store;
 
 use std::collections::BTreeMap;
 
+use hob_engine::cluster::News;
 use hob_engine::units::Instant;
 
 use crate::dice::Dice;
 use crate::queue::Queue;
 use crate::{Violation, ensure};
 use checker::Checker;
+use copies::PeerOp;
 use data::Backing;
+use data::Change;
 use host::{Host, Op, Phase};
 pub use plan::Report;
 use plan::{Fault, MS, Plan};
@@ -91,6 +98,16 @@ pub enum Sabotage {
     BelievesDeposed,
     /// A lease that has ended is not the end of what was taken under it.
     IgnoresEnd,
+    /// Who loses its second copy goes on without it before the title says so.
+    FailsEarly,
+    /// The title has the word of a second copy before that is complete.
+    SaysCopyEarly,
+    /// A host that takes its disk anew leaves the word of the copy in the title.
+    KeepsWord,
+    /// A disk counts as adopted when everything was sent to the backing.
+    EndsEarly,
+    /// What flash has is believed although another host has adopted it.
+    BelievesAdopted,
 }
 
 /// Tells the trace, if there is one.
@@ -103,8 +120,19 @@ macro_rules! trace {
 }
 use trace;
 
+/// A disk that a host wants though what is dirty elsewhere is lost by that.
+#[derive(Debug)]
+struct Forced {
+    host: usize,
+    /// In which it has the disk if that happens.
+    generation: u64,
+    /// It has happened, whether that host has heard of it or not.
+    happened: bool,
+}
+
 /// What is to happen. Of a process, by its host and life.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a simulation has few at a time")]
 enum Event {
     ToStore {
         host: usize,
@@ -126,6 +154,14 @@ enum Event {
         life: u32,
         at: Instant,
     },
+    /// It hears that something happened to a disk.
+    News {
+        host: usize,
+        life: u32,
+        disk: String,
+        revision: u64,
+        news: News,
+    },
     /// It is time to look at a disk.
     Poll {
         host: usize,
@@ -145,10 +181,35 @@ enum Event {
         host: usize,
         life: u32,
         disk: usize,
-        epoch: u64,
+        change: Change,
         op: u64,
-        block: u32,
-        value: u64,
+    },
+    /// A borrower's word reaches its lender.
+    ToLender {
+        host: usize,
+        from: usize,
+        life: u32,
+        disk: usize,
+        loan: u64,
+        op: u64,
+        what: PeerOp,
+    },
+    /// The lender has done it.
+    FromLender {
+        host: usize,
+        life: u32,
+        disk: usize,
+        loan: u64,
+        op: u64,
+        what: PeerOp,
+    },
+    /// It should have.
+    LenderSilent {
+        host: usize,
+        life: u32,
+        disk: usize,
+        loan: u64,
+        op: u64,
     },
     /// An I/O has ended, with what was read.
     Done {
@@ -186,8 +247,10 @@ struct World<'a> {
     backings: Vec<Backing>,
     hosts: Vec<Host>,
     checkers: Vec<Checker>,
-    /// By disk: who asked for it by force, and in which generation it has it if that happens.
-    forced: Vec<Option<(usize, u64)>>,
+    /// By disk: who asked for it by force.
+    forced: Vec<Option<Forced>>,
+    /// By disk: when its hold was deleted last.
+    gone_at: Vec<Option<Instant>>,
     /// Numbers of requests and values are used once.
     last: u64,
     healed: bool,
@@ -219,7 +282,8 @@ impl<'a> World<'a> {
             hosts: (0..plan.hosts).map(host).collect(),
             backings: (0..plan.disks).map(|_| Backing::default()).collect(),
             checkers: (0..plan.disks).map(|_| Checker::default()).collect(),
-            forced: vec![None; plan.disks],
+            forced: (0..plan.disks).map(|_| None).collect(),
+            gone_at: vec![None; plan.disks],
             options,
             plan,
             dice,
@@ -271,8 +335,12 @@ impl<'a> World<'a> {
         let host = match event {
             Event::FromStore { host, .. }
             | Event::Keep { host, .. }
+            | Event::News { host, .. }
             | Event::Poll { host, .. }
             | Event::Opened { host, .. }
+            | Event::ToLender { host, .. }
+            | Event::FromLender { host, .. }
+            | Event::LenderSilent { host, .. }
             | Event::Done { host, .. } => *host,
             _ => return None,
         };
@@ -283,7 +351,11 @@ impl<'a> World<'a> {
     fn handle(&mut self, event: Event) -> Result<(), Violation> {
         match event {
             Event::ToStore { host, life, disk, number, request } => {
-                self.reach_store(host, life, disk, number, request);
+                self.reach_store(host, life, disk, number, request)?;
+            }
+            Event::News { host, life, disk, revision, news } if self.lives(host, life) => {
+                let clock = self.clock(host);
+                self.hosts[host].waiting.handle_news(clock, &disk, revision, news);
             }
             Event::FromStore { host, life, disk, number, response } if self.lives(host, life) => match disk {
                 None => self.keeper_answered(host, number, response)?,
@@ -295,16 +367,29 @@ impl<'a> World<'a> {
             Event::Poll { host, life, disk } if self.lives(host, life) => self.poll(host, disk)?,
             Event::Opened { host, life, disk } if self.lives(host, life) => self.opened(host, disk)?,
             Event::Think { host } => self.think(host)?,
-            Event::Land { host, life, disk, epoch, op, block, value } => {
-                self.land(host, life, disk, epoch, op, block, value);
+            #[expect(clippy::collapsible_match, reason = "it does something besides saying so")]
+            Event::ToLender { host, from, life, disk, loan, op, what } => {
+                if self.reach_lender(host, from, disk, loan, what) {
+                    let at = self.now + self.way();
+                    self.queue.push(at, Event::FromLender { host: from, life, disk, loan, op, what });
+                }
             }
+            Event::FromLender { host, life, disk, loan, op, what }
+                if self.lives(host, life) && self.hosts[host].no_peer_until <= self.now =>
+            {
+                self.lender_answered(host, disk, loan, op, what)?;
+            }
+            Event::LenderSilent { host, life, disk, loan, op } if self.lives(host, life) => {
+                self.lender_silent(host, disk, loan, op)?;
+            }
+            Event::Land { host, life, disk, change, op } => self.land(host, life, disk, change, op)?,
             Event::Done { host, life, disk, op, result } if self.lives(host, life) => {
                 self.done(host, disk, op, result)?;
             }
             Event::Answer { host, life, disk, generation, number, op, value } if self.lives(host, life) => {
                 self.answer(host, disk, generation, number, op, value)?;
             }
-            Event::Fault(fault) => self.fault(fault),
+            Event::Fault(fault) => self.fault(fault)?,
             Event::Restart { host } => {
                 self.hosts[host].restart(self.plan.lease_ns, self.plan.settle_ns);
                 self.start(host);
@@ -318,9 +403,9 @@ impl<'a> World<'a> {
         self.hosts[host].up && self.hosts[host].life == life
     }
 
-    fn fault(&mut self, fault: Fault) {
+    fn fault(&mut self, fault: Fault) -> Result<(), Violation> {
         if self.healed {
-            return;
+            return Ok(());
         }
         trace!(self, "{fault:?}");
         let now = self.now;
@@ -330,10 +415,10 @@ impl<'a> World<'a> {
                 let host = &mut self.hosts[host];
                 host.paused_until = host.paused_until.max(now + time);
             }
-            Fault::Kill(host, time) => self.crash(host, time, false),
+            Fault::Kill(host, time) => self.crash(host, time, false)?,
             // A machine takes its time to start.
             Fault::PowerCut(host, time) => {
-                self.crash(host, time + self.plan.settle_ns + self.plan.hesitation_ns_max, true);
+                self.crash(host, time + self.plan.settle_ns + self.plan.hesitation_ns_max, true)?;
             }
             Fault::Partition(host, time) => self.hosts[host].no_store_until = now + time,
             Fault::NoBacking(host, time) => self.hosts[host].no_backing_until = now + time,
@@ -351,21 +436,25 @@ impl<'a> World<'a> {
                 }
             }
             Fault::Mode(host, disk) => self.change_mode(host, disk),
+            Fault::NoPeer(host, time) => self.hosts[host].no_peer_until = now + time,
+            Fault::Destroy(host, time) => self.destroy(host, time)?,
         }
+        Ok(())
     }
 
-    fn crash(&mut self, host: usize, down_ns: u64, power: bool) {
+    fn crash(&mut self, host: usize, down_ns: u64, power: bool) -> Result<(), Violation> {
         if !self.hosts[host].up {
-            return;
+            return Ok(());
         }
         self.report.crashes += 1;
         self.report.refused += self.hosts[host].local.iter().map(|local| local.ops.len() as u64).sum::<u64>();
         self.hosts[host].up = false;
         self.hosts[host].paused_until = self.now;
         if !power {
-            self.end_io(host);
+            self.end_io(host)?;
         }
         self.queue.push(self.now + down_ns.max(1), Event::Restart { host });
+        Ok(())
     }
 
     /// Faults cease. Says when everything must be in order.
@@ -377,6 +466,7 @@ impl<'a> World<'a> {
         self.store.depose(self.now, self.now);
         for host in &mut self.hosts {
             (host.no_store_until, host.no_backing_until) = (self.now, self.now);
+            host.no_peer_until = self.now;
             host.paused_until = host.paused_until.min(self.now);
             host.local.iter_mut().for_each(|local| local.not_before = Instant(0));
         }
@@ -385,8 +475,7 @@ impl<'a> World<'a> {
 
     fn conclude(&mut self) -> Result<(), Violation> {
         for disk in 0..self.plan.disks {
-            let serving = (0..self.plan.hosts).filter(|host| self.may_acknowledge(*host, disk));
-            let serving: Vec<usize> = serving.collect();
+            let serving: Vec<usize> = (0..self.plan.hosts).filter(|host| self.serves(*host, disk)).collect();
             ensure!(serving.len() == 1, "disk {disk} is served by {serving:?} in the end");
             self.check_backing(disk, serving[0])?;
         }

@@ -15,6 +15,7 @@
 //! - everything ends, in bounded virtual time, with nothing left over.
 
 mod audit;
+mod clones;
 mod coming;
 mod commands;
 mod direct;
@@ -47,6 +48,7 @@ use crate::model::{Kind, Model};
 use crate::queue::Queue;
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
+use clones::Clones;
 use coming::{Coming, Step};
 use direct::Direct;
 use growth::Growth;
@@ -102,6 +104,8 @@ pub struct Options {
     pub growth_permille: u32,
     /// In so many of a thousand histories some reads go to guests' own memory.
     pub direct_permille: u32,
+    /// In so many of a thousand histories disks are clones, of which another disk keeps what nobody wrote.
+    pub clones_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
@@ -109,6 +113,8 @@ pub struct Options {
     /// Where devices or backings may fail, guests come before a recovered cache is in service nevertheless. A daemon does not let
     /// them; the engine can do with it as long as that does not fail.
     pub hasty: bool,
+    /// The last of several devices takes second copies only, as another host's flash does.
+    pub peer: bool,
     /// Something is broken on purpose: the run must fail.
     pub sabotage: Option<Sabotage>,
     /// Hears of everything that crosses the engine's boundary, one line each.
@@ -142,9 +148,11 @@ impl Default for Options {
             bitmap_permille: 250,
             growth_permille: 250,
             direct_permille: 500,
+            clones_permille: 250,
             lives: false,
             early: true,
             hasty: false,
+            peer: false,
             sabotage: None,
             trace: None,
         }
@@ -193,6 +201,8 @@ pub enum Sabotage {
     KeptVoidRings,
     /// The engine is not told that a guest writes to the memory that it reads into.
     SecretScribbles,
+    /// The engine is not told that another disk keeps what it reads.
+    UntoldSharing,
 }
 
 /// Lives the history of this seed.
@@ -294,6 +304,8 @@ struct World<'a> {
     passing: bool,
     /// In this history some reads go to guests' own memory.
     direct: Option<Direct>,
+    /// In this history disks are clones.
+    clones: Option<Clones>,
     dice: Dice,
     now: Instant,
     /// Counts steps.
@@ -350,7 +362,9 @@ impl<'a> World<'a> {
         let tracks = Tracks::draw(seed, options.bitmap_permille);
         let direct = Direct::draw(seed, options.direct_permille);
         let growth = Growth::draw(seed, options.growth_permille);
-        World { ram, qos, passing, tracks, growth, direct, ..Self::of(scenario, dice, options) }
+        let units = scenario.disks.iter().map(|disk| disk.units);
+        let clones = Clones::draw(seed, options.clones_permille, units);
+        World { ram, qos, passing, tracks, growth, direct, clones, ..Self::of(scenario, dice, options) }
     }
 
     fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
@@ -396,6 +410,7 @@ impl<'a> World<'a> {
             growth: None,
             passing: false,
             direct: None,
+            clones: None,
             options,
             dice,
             now: Instant(0),

@@ -1,4 +1,5 @@
-//! Random histories of hosts that agree on who serves a disk. `HOB_SEED=n` replays one, `HOB_SEEDS=n` runs that many.
+//! Random histories of hosts that agree on who serves a disk. `HOB_SEED=n` replays one, `HOB_SEEDS=n` runs that many;
+//! `HOB_SABOTAGE=Name` tries that one only.
 
 use hob_world::cluster::{Options, Report, Sabotage, run};
 
@@ -43,25 +44,43 @@ fn nothing_is_refused_or_held_where_nothing_fails() {
     assert_eq!(total.failed_over + total.lost + total.leases_ended, 0);
 }
 
-/// These rules of docs/decisions/0019 are needed: without one of them the checkers find something. Of two others, `UncheckedChanges` and
-/// `NoSettling`, 20 000 histories show nothing: too few of them have a change that arrives when another host has written its block.
+/// Seeds that once found something, which was wrong in the world and not in the machines. 6427: an owner names a lender that was
+/// destroyed, and the one that came in its place has the name and not the loan. 66798: a disk is taken by force, and whoever took it dies before it knows. 89624: a
+/// renewal is a little late in the last moment.
+#[test]
+fn seeds_that_found_something_hold() {
+    for seed in [762, 1710, 6427, 12182, 66798, 89624] {
+        live(seed..seed + 1, &Options::default());
+    }
+}
+
+/// These rules of docs/decisions/0019 and 0023 are needed: without one of them the checkers find something.
 #[test]
 fn every_sabotage_is_found() {
     let all = [
         Sabotage::CountsFromAnswer,
         Sabotage::NoMargin,
         Sabotage::UncheckedAnswers,
+        Sabotage::UncheckedChanges,
         Sabotage::WallClock,
         Sabotage::TakesHeld,
+        Sabotage::NoSettling,
         Sabotage::IgnoresDirty,
         Sabotage::BelievesFlash,
         Sabotage::EarlyWriteBack,
         Sabotage::ReleasesEarly,
         Sabotage::BelievesDeposed,
         Sabotage::IgnoresEnd,
+        Sabotage::FailsEarly,
+        Sabotage::SaysCopyEarly,
+        Sabotage::KeepsWord,
+        Sabotage::EndsEarly,
+        Sabotage::BelievesAdopted,
     ];
     let mut missed = Vec::new();
-    for sabotage in all {
+    let only = std::env::var("HOB_SABOTAGE").ok();
+    let is_meant = |it: &Sabotage| only.as_ref().is_none_or(|only| *only == format!("{it:?}"));
+    for sabotage in all.into_iter().filter(is_meant) {
         let options = Options { sabotage: Some(sabotage), ..Options::default() };
         let found = (0..20_000).find_map(|seed| run(seed, &options).err().map(|what| (seed, what.0)));
         match found {

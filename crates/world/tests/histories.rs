@@ -75,6 +75,7 @@ fn check_coverage(total: &Report) {
         ("hits in guests' memory", total.direct),
         ("declined", total.declined),
         ("power cuts", total.power_cuts),
+        ("reads served elsewhere", total.shared),
     ] {
         assert!(count >= 500, "{name} only {count} times");
     }

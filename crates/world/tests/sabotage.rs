@@ -174,3 +174,8 @@ fn a_ring_that_should_be_void_is_noticed() {
 fn memory_that_is_written_behind_the_engines_back_is_noticed() {
     expect(Sabotage::SecretScribbles, &["never written there", "was believed", "after a power cut"]);
 }
+
+#[test]
+fn what_another_disk_keeps_is_found_where_it_was_promoted() {
+    expect(Sabotage::UntoldSharing, &["another disk keeps it"]);
+}

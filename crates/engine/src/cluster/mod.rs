@@ -1,7 +1,7 @@
 //! Whose a disk is, among hosts that share its backing: decided with a store that all of them see (docs/decisions/0019).
 //!
 //! The store is linearizable and has leases: etcd, or its model in a simulation. [`Keeper`] keeps this host's lease and knows until when
-//! it may acknowledge anything; [`Seat`] decides about one disk. Both say what is to be asked of the store, as values ([`Ask`], [`Txn`]), and are told
+//! it may acknowledge anything; [`Seat`] decides about one disk; [`Waiting`] says when disks of other hosts are worth a try. The first two say what is to be asked of the store, as values ([`Ask`], [`Txn`]), and are told
 //! what it answered. Nothing here knows how the store is reached, and times are of the host's own clock, whatever that shows.
 //!
 //! | key | lives as long as | says |
@@ -14,9 +14,11 @@ mod keeper;
 mod seat;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 pub use keeper::{Answer, Ask, Call, Event, Keeper};
-pub use seat::{Look, Refusal, Seat, Taking, Verdict, Wish};
+pub use seat::{Adopting, Look, Refusal, Seat, Taking, Verdict, Wish};
+pub use waiting::{CHECK_NS, LOOK_NS, LOOKS_PER_SECOND_MAX, News, SPREAD_NS, Tried, Waiting};
 
 use crate::units::Instant;
 
@@ -61,7 +63,37 @@ pub struct Title {
     pub taken: bool,
     /// Data that is not on the backing may be in that member's flash.
     pub dirty: bool,
+    /// Who has a second copy of all of it, if somebody has.
+    pub copy: Option<SecondCopy>,
+    /// The member has taken the disk for the sake of that copy, and brings it to the backing: until that is done, its own flash has nothing.
+    pub adopts: Option<Served>,
+    /// Whose dirty data reached the backing that way: what those members have of it is outdated.
+    pub adopted: Vec<Served>,
 }
+
+/// A second copy of everything that is dirty of a disk, in the flash of another member (docs/decisions/0023).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecondCopy {
+    /// In whose flash.
+    pub member: Member,
+    /// Which of its loans: a number that is never used again.
+    pub loan: String,
+    /// Which cache of the loan it is of.
+    pub cache: String,
+}
+
+/// That a member served a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// Which member.
+    pub by: Member,
+    /// In which generation.
+    pub generation: u64,
+}
+
+/// So many members are remembered that had dirty data which another one brought to the backing. An operator decides about that of
+/// others.
+pub const ADOPTED_MAX: usize = 16;
 
 /// What a key has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,6 +141,7 @@ pub enum Is {
 
 /// One change of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "a transaction has two or three, and lives for one question")]
 pub enum Change {
     /// Puts a value, which goes with a lease or stays for ever.
     Put(Key, Value, Option<LeaseId>),

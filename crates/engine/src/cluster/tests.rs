@@ -141,7 +141,15 @@ const SETTLE: u64 = 5 * S;
 const MINE: LeaseId = LeaseId(9);
 
 fn title(name: &str, generation: u64, taken: bool, dirty: bool) -> Option<Found<Title>> {
-    let value = Title { member: member(name), generation, taken, dirty };
+    let value = Title {
+        member: member(name),
+        generation,
+        taken,
+        dirty,
+        copy: None,
+        adopts: None,
+        adopted: Vec::new(),
+    };
     Some(Found { value, revision: 40 + generation, lease: LeaseId(0) })
 }
 
@@ -150,7 +158,7 @@ fn hold(name: &str, lease: u64) -> Option<Found<Member>> {
 }
 
 fn wish(known: Option<u64>) -> Wish {
-    Wish { known, dirty: false, force: false }
+    Wish { known, dirty: false, force: false, keeps_copy: false }
 }
 
 fn decide(look: &Look, wish: Wish) -> Verdict {
@@ -210,7 +218,7 @@ fn a_taking_binds_everything_it_was_decided_on() {
             (Key::Title(key.clone()), Is::At(43)),
         ]
     );
-    let title = Title { member: member("a"), generation: 4, taken: true, dirty: true };
+    let title = self::title("a", 4, true, true).unwrap().value;
     assert_eq!(
         taking.txn.changes,
         [
@@ -245,6 +253,32 @@ fn whoever_vanished_is_given_time_from_when_that_was_seen() {
 }
 
 #[test]
+fn what_was_heard_to_be_gone_has_settled_since_then_if_the_title_is_still_that_one() {
+    let me = member("a");
+    let gone = Look { title: title("b", 3, true, false), hold: None };
+    let decide = |seat: &mut Seat, second| seat.decide(at(second), &me, MINE, &gone, wish(None));
+    let new = || Seat::new("d".to_owned(), SETTLE);
+    // The title's revision is 43.
+    for (revision, heard, first_look, expected) in
+        [(43, 10, 14, Some(15)), (43, 10, 15, None), (42, 10, 15, Some(20)), (44, 10, 15, Some(20))]
+    {
+        let mut seat = new();
+        seat.saw_gone(revision, at(heard));
+        match (decide(&mut seat, first_look), expected) {
+            (Verdict::Wait(until), Some(expected)) => assert_eq!(until, at(expected)),
+            (Verdict::Take(_), None) => {}
+            other => panic!("{revision} {heard} {first_look}: {other:?}"),
+        }
+    }
+    // What was seen earlier counts, and of a later title.
+    let mut seat = new();
+    assert_eq!(decide(&mut seat, 10), Verdict::Wait(at(15)));
+    seat.saw_gone(43, at(12));
+    seat.saw_gone(42, at(3));
+    assert_eq!(decide(&mut seat, 13), Verdict::Wait(at(15)));
+}
+
+#[test]
 fn force_is_for_what_is_dirty_and_never_for_what_is_held() {
     let mut seat = Seat::new("d".to_owned(), SETTLE);
     let me = member("a");
@@ -273,4 +307,143 @@ fn what_is_given_back_or_marked_late_does_nothing() {
         let put = Change::Put(Key::Title("d".to_owned()), Value::Title(expected), None);
         assert_eq!(txn.changes.last(), Some(&put));
     }
+}
+
+// Second copies.
+
+fn copy_at(name: &str) -> SecondCopy {
+    SecondCopy { member: member(name), loan: "loan".to_owned(), cache: "cache".to_owned() }
+}
+
+fn with_copy(title: Option<Found<Title>>, name: &str) -> Option<Found<Title>> {
+    let mut title = title.unwrap();
+    title.value.copy = Some(copy_at(name));
+    Some(title)
+}
+
+#[track_caller]
+fn adopts(verdict: Verdict) -> Adopting {
+    match verdict {
+        Verdict::Adopt(adopting) => *adopting,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn put_title(txn: &Txn) -> Title {
+    match txn.changes.last() {
+        Some(Change::Put(_, Value::Title(title), None)) => title.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn only_who_has_the_second_copy_adopts_and_after_it_has_settled() {
+    let gone = Look { title: with_copy(title("b", 3, true, true), "a"), hold: None };
+    let mut seat = Seat::new("d".to_owned(), SETTLE);
+    let by_c = seat.clone().decide(at(10), &member("c"), MINE, &gone, wish(None));
+    assert_eq!(by_c, Verdict::Refused(Refusal::Dirty(member("b"), 3)));
+    assert_eq!(seat.decide(at(10), &member("a"), MINE, &gone, wish(None)), Verdict::Wait(at(15)));
+    let adopting = adopts(seat.decide(at(15), &member("a"), MINE, &gone, wish(None)));
+    assert_eq!((&adopting.title, adopting.copy), (gone.title.as_ref().unwrap(), copy_at("a")));
+    let key = "d".to_owned();
+    let held = Change::Put(Key::Hold(key.clone()), Value::Hold(member("a")), Some(MINE));
+    let same = Value::Title(gone.title.as_ref().unwrap().value.clone());
+    let same = Change::Put(Key::Title(key.clone()), same, None);
+    assert_eq!(adopting.txn.changes, [held, same], "the title says what it said");
+    assert!(adopting.txn.conditions.contains(&(Key::Hold(key.clone()), Is::Absent)));
+    assert!(adopting.txn.conditions.contains(&(Key::Title(key), Is::At(43))));
+    // Given back there is nothing to wait for; and where nothing is dirty, nothing is to be adopted.
+    let given = Look { title: with_copy(title("b", 3, false, true), "a"), hold: None };
+    adopts(decide(&given, wish(None)));
+    let clean = Look { title: with_copy(title("b", 3, false, false), "a"), hold: None };
+    taken(decide(&clean, wish(None)));
+    let held = Look { hold: hold("b", 1), ..gone.clone() };
+    assert!(matches!(decide(&held, wish(None)), Verdict::Refused(Refusal::Held(..))));
+    // The word of an operator goes before the copy.
+    let forced = taken(decide(&given, Wish { force: true, ..wish(None) }));
+    assert_eq!((forced.lost_by, forced.title.copy), (Some(member("b")), None));
+}
+
+#[test]
+fn the_owner_may_have_the_disk_until_the_adopter_begins() {
+    let seat = Seat::new("d".to_owned(), SETTLE);
+    let known = with_copy(title("b", 3, true, true), "a").unwrap();
+    // The adopter looks at its copy, and lets go: nothing has changed for the owner.
+    assert_eq!(seat.leave_alone(MINE, &known).changes, [Change::Delete(Key::Hold("d".to_owned()))]);
+    let mut owner = Seat::new("d".to_owned(), SETTLE);
+    let look = Look { title: Some(known.clone()), hold: None };
+    let back = taken(owner.decide(at(1), &member("b"), MINE, &look, wish(Some(3))));
+    assert!(back.continued && back.title.dirty && back.title.copy.is_none());
+    // It has begun: the owner's flash counts no more, and the copy is still what counts.
+    let (txn, begun) = seat.begin_adopting(&member("a"), MINE, &known).unwrap();
+    assert_eq!(put_title(&txn), begun);
+    assert!(txn.conditions.contains(&(Key::Title("d".to_owned()), Is::At(known.revision))));
+    assert!(txn.conditions.contains(&(Key::Hold("d".to_owned()), Is::Under(MINE))));
+    assert_eq!((&begun.member, begun.generation, begun.dirty), (&member("a"), 4, true));
+    assert_eq!(begun.copy, Some(copy_at("a")));
+    let begun = Found { value: begun, revision: 50, lease: LeaseId(0) };
+    assert_eq!(seat.begin_adopting(&member("a"), MINE, &begun), None, "once");
+    let look = Look { title: Some(begun.clone()), hold: None };
+    let refused = owner.decide(at(2), &member("b"), MINE, &look, wish(Some(3)));
+    assert_eq!(refused, Verdict::Refused(Refusal::Dirty(member("a"), 4)));
+    // The adopter was interrupted: whatever it knows, it begins anew, at once.
+    for hold in [None, hold("a", 1), hold("a", MINE.0)] {
+        let look = Look { hold, ..look.clone() };
+        assert_eq!(adopts(decide(&look, wish(Some(4)))).title, begun);
+    }
+}
+
+#[test]
+fn what_was_adopted_is_outdated_where_it_came_from() {
+    let seat = Seat::new("d".to_owned(), SETTLE);
+    let mut known = with_copy(title("a", 4, true, true), "a").unwrap();
+    known.value.adopts = Some(Served { by: member("b"), generation: 3 });
+    let (txn, ended) = seat.end_adopting(MINE, &known, false);
+    assert_eq!(put_title(&txn), ended);
+    assert_eq!((ended.dirty, &ended.copy, &ended.adopts), (false, &None, &None));
+    // Whoever has it meanwhile hands that on.
+    let mut at_c = Seat::new("d".to_owned(), 0);
+    let given =
+        Look { title: Some(Found { value: Title { taken: false, ..ended }, ..known.clone() }), hold: None };
+    let by_c = taken(at_c.decide(at(1), &member("c"), MINE, &given, wish(None))).title;
+    let gone = Look { title: Some(Found { value: by_c, ..known }), hold: None };
+    let mut owner = Seat::new("d".to_owned(), 0);
+    for (generation, outdated) in
+        [(Some(3), Some(member("c"))), (Some(2), None), (Some(4), None), (None, None)]
+    {
+        let back = taken(owner.decide(at(9), &member("b"), MINE, &gone, wish(generation)));
+        assert_eq!((back.outdated_by, back.continued), (outdated, false), "{generation:?}");
+        assert_eq!(back.lost_by, None);
+    }
+}
+
+#[test]
+fn adopted_members_are_remembered_once_and_not_without_bound() {
+    let seat = Seat::new("d".to_owned(), SETTLE);
+    let mut known = title("a", 4, true, true).unwrap();
+    for number in 0..3 * ADOPTED_MAX as u64 {
+        let by = member(&format!("host-{}", number % (ADOPTED_MAX as u64 + 4)));
+        known.value.adopts = Some(Served { by, generation: number });
+        known.value = seat.end_adopting(MINE, &known, false).1;
+    }
+    let mut names: Vec<&str> = known.value.adopted.iter().map(|it| it.by.name.as_str()).collect();
+    assert_eq!(known.value.adopted.last().unwrap().generation, 3 * ADOPTED_MAX as u64 - 1);
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), ADOPTED_MAX);
+}
+
+#[test]
+fn the_word_of_a_copy_goes_whenever_it_may_be_wrong() {
+    let seat = Seat::new("d".to_owned(), SETTLE);
+    let known = with_copy(title("a", 3, true, true), "b").unwrap();
+    let look = Look { title: Some(known.clone()), hold: None };
+    let copy_after = |wish: Wish| taken(decide(&look, wish)).title.copy;
+    assert_eq!(copy_after(wish(Some(3))), None, "it is opened anew");
+    assert_eq!(copy_after(Wish { keeps_copy: true, ..wish(Some(3)) }), Some(copy_at("b")));
+    assert_eq!(copy_after(Wish { keeps_copy: true, ..wish(Some(2)) }), None);
+    assert_eq!(put_title(&seat.mark(MINE, &known, false)).copy, None);
+    assert_eq!(put_title(&seat.give_back(MINE, &known, true)).copy, Some(copy_at("b")));
+    assert_eq!(put_title(&seat.give_back(MINE, &known, false)).copy, None);
+    assert_eq!(put_title(&seat.say_copy(MINE, &known, None)).copy, None);
 }

@@ -29,13 +29,21 @@ pub(super) struct Care {
     due: Option<Instant>,
     /// Second copies may be missing; frames left until every one has been looked at.
     missing: u64,
+    /// Some were, since that began.
+    lacked: bool,
     is_busy: bool,
 }
 
 impl Care {
     /// Every frame may lack a second copy.
     pub(super) fn look_for_missing(&mut self, frames: u32) {
-        self.missing = u64::from(frames);
+        (self.missing, self.lacked) = (u64::from(frames), false);
+    }
+
+    /// Every frame has been looked at since second copies may have been missing, and none lacked one: whatever became dirty since has
+    /// two.
+    pub(super) fn is_doubled(&self) -> bool {
+        self.missing == 0 && !self.lacked && !self.is_busy
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -48,7 +56,7 @@ impl Cache {
     fn lacks_second(&self, sector: u64) -> bool {
         let wanted = match self.config.copies {
             Copies::One => false,
-            Copies::TwoOfDirty => self.index.is_dirty(sector),
+            Copies::TwoOfDirty | Copies::Peer => self.index.is_dirty(sector),
             Copies::TwoOfAll => true,
         };
         let has = |second| self.index.is_valid(second) || !self.index.may_overwrite(second);
@@ -76,7 +84,13 @@ impl Engine {
             (care.left, care.due) = (burst, Some(now + PAUSE_NS));
         }
         let frames = cache.index.frames();
+        let is_peer = cache.config.copies == Copies::Peer;
         for _ in 0..STRIDE {
+            if care.missing == 0 && std::mem::take(&mut care.lacked) && is_peer {
+                // They should be there now: once more, to be certain.
+                (care.missing, care.due) = (u64::from(frames), Some(now + PAUSE_NS));
+                return;
+            }
             if care.left == 0 && care.missing == 0 {
                 return;
             }
@@ -86,6 +100,7 @@ impl Engine {
             let is_first = cache.index.first_of(frame).is_none();
             let lacks = is_first && cache.sectors_of(frame).any(|sector| cache.lacks_second(sector));
             let holds = cache.sectors_of(frame).any(|sector| cache.index.is_valid(sector));
+            care.lacked |= lacks;
             let in_burst = care.left > 0;
             care.left = care.left.saturating_sub(1);
             if lacks || holds && in_burst {
@@ -160,7 +175,7 @@ impl Engine {
                 journal.prove_sector(now, &mut cache.index, sector);
             } else if !right && (cache.index.of_second(sector).is_some() || !is_dirty) {
                 journal.drop_sector(now, &mut cache.index, sector);
-                disk.care.missing = u64::from(cache.index.frames());
+                disk.care.look_for_missing(cache.index.frames());
             } else if !right {
                 let second = cache.index.second_sector(sector);
                 if second.is_some_and(|second| cache.index.is_valid(second)) {
@@ -254,7 +269,7 @@ impl Engine {
         care.is_busy = false;
         if result.is_err() {
             // Flash is in trouble: not without a pause.
-            care.missing = 0;
+            (care.missing, care.lacked) = (0, true);
             care.due = Some(now + 10 * PAUSE_NS);
         }
         self.wake(id);

@@ -212,6 +212,13 @@ impl Engine {
         }
     }
 
+    /// Nothing is to be had of a device any more, whoever knows that: it is fenced at once. I/O that is under way there ends by
+    /// itself, as its owner says.
+    pub fn give_up_device(&mut self, device: DeviceId) {
+        let change = self.devices.get(device).give_up();
+        self.device_changed(device, change);
+    }
+
     /// Reacts to what was learnt about a device.
     pub(super) fn device_changed(&mut self, device: DeviceId, change: device::Change) {
         let event = match change {
@@ -237,7 +244,14 @@ impl Engine {
         let mut on: Vec<DeviceId> = cache.segments.iter().map(|segment| segment.place.device).collect();
         on.sort_unstable();
         on.dedup();
-        disk.stalled = on.iter().any(|device| self.devices.get(*device).is_stalled());
+        // Where there are second copies only, nobody reads, and what is written there must not be answered without it.
+        let bypasses = |segment: &&DataSegment| !segment.seconds_only;
+        let devices = &mut self.devices;
+        disk.stalled = cache
+            .segments
+            .iter()
+            .filter(bypasses)
+            .any(|segment| devices.get(segment.place.device).is_stalled());
         if disk.journal.is_some() {
             // What is dirty there may be readable yet; its owner decides when the cache leaves the device.
             return;

@@ -31,8 +31,14 @@ const REST_NS_MIN: u64 = 100_000_000;
 const REST_NS_MAX: u64 = 10_000_000_000;
 
 impl Cache {
+    /// So many sectors can be dirty.
     fn sectors(&self) -> u64 {
-        u64::from(self.index.frames()) << self.block_shift()
+        match self.config.copies {
+            Copies::Peer if self.second_sectors() > 0 => {
+                self.first_sectors().min(self.second_sectors()).max(1)
+            }
+            _ => self.first_sectors().max(1),
+        }
     }
 
     /// Dirty sectors, per mille of as many as the cache can hold.

@@ -11,7 +11,7 @@ use super::records::Journal;
 use super::stranded::{Stranded, WAIT_NS_MAX};
 use super::structure::Opening;
 use crate::cache::Cache;
-use crate::command::{Bitmap, CacheChange, DiskConfig};
+use crate::command::{Bitmap, CacheChange, Copies, DiskConfig};
 use crate::index::Index;
 use crate::io::Request;
 use crate::memory::Memory;
@@ -203,6 +203,20 @@ impl Disk {
         evictions.last_operation_ns = now - self.stats_since;
     }
 
+    /// Has all that is dirty a second copy at a peer, and a journal there that tells of it?
+    fn is_doubled(&self, cache: &Cache) -> bool {
+        let whole =
+            |journal: &Journal| !journal.dead && journal.spared.is_empty() && !journal.lost.contains(&true);
+        let mirrored = self.journal.as_deref().is_some_and(|it| it.ring.copies.len() > 1 && whole(it));
+        let is_settled = self.coming.is_none() && self.opening.is_none() && self.changes.is_empty();
+        cache.config.copies == Copies::Peer
+            && cache.second_sectors() > 0
+            && mirrored
+            && is_settled
+            && self.lost.is_empty()
+            && self.care.is_doubled()
+    }
+
     pub(super) fn snapshot(&self, now: Instant) -> DiskStats {
         let mut stats = self.stats.clone();
         stats.elapsed_ns = now - self.stats_since;
@@ -214,6 +228,7 @@ impl Disk {
             stats.blocks_cached = cache.index.blocks_holding_data();
             stats.sectors_valid = cache.index.sectors_valid();
             stats.sectors_dirty = cache.index.dirty_sectors();
+            stats.doubled = self.is_doubled(cache);
             stats.mode = cache.config.mode;
             let journal = self.journal.as_ref().map_or(0, |journal| journal.writer.bytes());
             stats.index_bytes = cache.bytes() + self.destager.bytes() + journal;

@@ -3,6 +3,7 @@
 //! Only invalid sectors are written, and only valid ones are read, so no flash sector is read while
 //! it is written. A sector becomes valid when its write has completed.
 
+use super::shared::is_shared;
 use super::{Active, Engine, Limits, Pending, Phase};
 use crate::admission::Brings;
 use crate::cache::{FlashRun, push_run};
@@ -27,6 +28,9 @@ impl Engine {
         }
         let brings = if request.op == Op::Pull { Brings::Pulled } else { Brings::Clean };
         let bytes = (range.end - range.first) * SECTOR_BYTES;
+        let shared = std::mem::take(&mut self.requests[slot].shared);
+        // By the sector of the buffer.
+        let is_elsewhere = |at, count| is_shared(&shared, range.first + at, range.first + at + count);
         let Engine { disks, claims, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         if disk.ownership.role == Role::Standby && request.op != Op::Pull {
@@ -49,6 +53,10 @@ impl Engine {
         let mut seconds = Vec::new();
         let mut buffer_sector = first - range.first;
         for span in cache.spans(first, end) {
+            if is_elsewhere(buffer_sector, span.count) {
+                buffer_sector += span.count;
+                continue;
+            }
             let found = cache.find(span);
             let has_share =
                 found.is_some() || cache.keep_to_read_share(is_busy).map(|gone| evicted += gone).is_ok();
@@ -63,8 +71,11 @@ impl Engine {
             match brought {
                 Ok(Placed { sector, evicted: gone }) => {
                     evicted += gone;
-                    let may =
-                        |i: &u64| !cache.index.is_valid(sector + i) && cache.index.may_overwrite(sector + i);
+                    let may = |i: &u64| {
+                        !cache.index.is_valid(sector + i)
+                            && cache.index.may_overwrite(sector + i)
+                            && !is_elsewhere(buffer_sector + i, 1)
+                    };
                     for i in (0..span.count).filter(may) {
                         push_run(runs, cache.extent(sector + i, 1), buffer_sector + i);
                     }
@@ -79,7 +90,11 @@ impl Engine {
             buffer_sector += span.count;
         }
         for (second, count, buffer_sector) in seconds {
-            let may = |i: &u64| !cache.index.is_valid(second + i) && cache.index.may_overwrite(second + i);
+            let may = |i: &u64| {
+                !cache.index.is_valid(second + i)
+                    && cache.index.may_overwrite(second + i)
+                    && !is_elsewhere(buffer_sector + i, 1)
+            };
             for i in (0..count).filter(may) {
                 push_run(runs, cache.extent(second + i, 1), buffer_sector + i);
             }

@@ -10,7 +10,7 @@ use super::jobs::JobKind;
 use super::{Engine, Owner, Phase};
 use crate::io::{Io, Target};
 use crate::qos::{Control, DiskQos, Due, FlowId, Report, Resource, ResourceState, Scheduler, Window, units};
-use crate::units::{DiskId, Instant};
+use crate::units::{DiskId, Instant, IoId};
 
 /// Of work that no guest waits for, all disks' together: as a disk with low shares.
 const BACKGROUND_SHARES: u32 = 500;
@@ -142,6 +142,17 @@ impl Engine {
             gate.window.ended(now, units(io.bytes, unit_bytes), now - io.issued, waits);
         }
         if !gate.scheduler.is_empty() {
+            self.pump_gate(now, resource);
+        }
+    }
+
+    /// An I/O is not where it was sent, though it goes on.
+    pub(super) fn leave_gate(&mut self, now: Instant, id: IoId) {
+        let super::Pending { disk, target, is_counted, .. } = &mut self.ios[id.0];
+        let (disk, target) = (*disk, *target);
+        if std::mem::take(is_counted) {
+            let resource = self.resource_of(disk, target);
+            self.gates.get(resource).window.left();
             self.pump_gate(now, resource);
         }
     }

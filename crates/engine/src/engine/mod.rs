@@ -43,6 +43,7 @@ mod merge;
 mod ownership;
 mod read;
 mod records;
+mod shared;
 mod stranded;
 mod structure;
 #[cfg(test)]
@@ -181,6 +182,8 @@ struct Active {
     over_dirty: bool,
     /// Flash did not take all of a write, or did not deliver all of a read to a guest's memory.
     failed: bool,
+    /// What of it another disk served: `first..end`.
+    shared: Vec<(u64, u64)>,
     /// Cache sectors that flash has taken of it, with their checksums, until all of its writes have ended.
     written: Vec<(u64, u32)>,
     /// Its blocks were to come in and may not: admission has heard of it, and is not asked again.
@@ -233,6 +236,7 @@ struct Pending {
     issued: Instant,
     /// The window of what it goes to counts it.
     is_counted: bool,
+    /// Of these, a read's that another disk serves are taken off.
     bytes: u64,
     slice: Option<BufferSlice>,
     /// Flash I/O: first of the cache's sectors, and how many.
@@ -329,6 +333,7 @@ impl Engine {
             fill_bytes: 0,
             over_dirty: false,
             failed: false,
+            shared: Vec::new(),
             written: Vec::new(),
             not_admitted: false,
             zoned: false,
@@ -713,7 +718,8 @@ impl Engine {
             }
             (owner, Target::Backing(_)) => {
                 disk.backing_in_flight -= u32::from(matches!(owner, Owner::Request(_)));
-                Some(&mut disk.stats.backing)
+                // A read that another disk served is none of the backing.
+                (io.is_write || io.bytes > 0).then_some(&mut disk.stats.backing)
             }
             (_, Target::Flash(_)) => {
                 disk.flash_in_flight -= 1;

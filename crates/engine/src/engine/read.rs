@@ -166,6 +166,7 @@ impl Engine {
 
     fn read_backing(&mut self, now: Instant, slot: u32) {
         self.requests[slot].phase = Phase::BackingRead;
+        self.requests[slot].shared.clear();
         self.issue_backing(now, slot, IoOp::Read);
     }
 
@@ -290,10 +291,13 @@ impl Engine {
     }
 
     fn end_backing_read(&mut self, now: Instant, slot: u32) {
-        if let Err(why) = self.fill(now, slot) {
+        let is_shared = self.is_all_shared(slot);
+        let filled = if is_shared { Err(Outcome::BypassShared) } else { self.fill(now, slot) };
+        if let Err(why) = filled {
             // A flash error stays the reason even when the repair has to wait.
             let outcome = &mut self.requests[slot].outcome;
-            if matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss) {
+            let is_uncached = is_shared && *outcome == Outcome::CacheOff;
+            if is_uncached || matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss) {
                 *outcome = why;
             }
         }

@@ -118,7 +118,11 @@ impl Engine {
             // Behind the checksum a guest's memory may have become anything.
             Op::Read if request.memory == PayloadMemory::Guest => {}
             Op::Read
-                if uses.keeps_reads && !request.passes_by() && !seen.is_run && !outcome.is_from_memory() =>
+                if uses.keeps_reads
+                    && !request.passes_by()
+                    && !seen.is_run
+                    && !outcome.is_from_memory()
+                    && *outcome != Outcome::BypassShared =>
             {
                 let copy = |piece| copy_out.push_back(into_memory(request.disk, id, piece));
                 memory.keep(range.first, range.end, copy);

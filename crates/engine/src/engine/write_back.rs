@@ -10,7 +10,7 @@
 use super::jobs::JobKind;
 use super::{Active, Engine, Pending, Phase};
 use crate::admission::Brings;
-use crate::cache::push_run;
+use crate::cache::{Cache, push_run};
 use crate::claims::Range;
 use crate::command::{Copies, Layout, Mode};
 use crate::directory::whole_sectors;
@@ -43,7 +43,11 @@ impl Engine {
         let disk = self.disk_mut(request.disk);
         let journal = disk.journal.as_deref().filter(|journal| !journal.dead && journal.spared.is_empty());
         let takes = journal.is_some() && disk.draining.is_none();
-        let mode = disk.cache.as_ref().map(|cache| cache.config.mode);
+        // What a peer is to have, it has with a journal that tells of it.
+        let is_mirrored = disk.journal.as_ref().is_some_and(|journal| journal.ring.copies.len() > 1);
+        let has_seconds =
+            |cache: &&Cache| cache.config.copies != Copies::Peer || is_mirrored && cache.second_sectors() > 0;
+        let mode = disk.cache.as_ref().filter(has_seconds).map(|cache| cache.config.mode);
         let is_whole = whole_sectors(request.offset, request.len) == (range.first, range.end);
         takes && mode == Some(Mode::WriteBack) && matches!(request.op, Op::Write(_)) && is_whole
     }

@@ -1,6 +1,9 @@
 //! Frames in no use: a list for each *place*, linked through the block numbers that free frames do not have.
 //!
-//! Frames of one place lie on one device. Only a cache that keeps second copies, on other devices, has more than one.
+//! Frames of one place lie on one device. Only a cache that keeps second copies, on other devices, has more than one. Some places
+//! may be for second copies only; they come after the others.
+
+use std::ops::Range;
 
 const NONE: u32 = u32::MAX;
 
@@ -14,7 +17,26 @@ pub(super) struct FreeFrames {
     /// The place of each segment; one segment for all without places.
     places: Vec<u8>,
     frame_shift: u32,
+    /// The places for blocks that come in.
+    firsts: usize,
+    /// The places for second copies.
+    seconds: Range<usize>,
     turn: usize,
+}
+
+/// Where the segments of a cache lie, for its free frames.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    /// The place of each segment.
+    pub(crate) of_segments: Vec<u8>,
+    /// log2 of the frames in a segment.
+    pub(crate) frame_shift: u32,
+    /// How many places there are.
+    pub(crate) count: usize,
+    /// So many of them, the first ones, take blocks that come in; the others second copies only.
+    pub(crate) firsts: usize,
+    /// Second copies go to those others only.
+    pub(crate) apart: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -29,13 +51,28 @@ const EMPTY: List = List { head: NONE, tail: NONE, len: 0 };
 impl FreeFrames {
     /// None free, and one place.
     pub(super) fn none() -> FreeFrames {
-        FreeFrames { lists: vec![EMPTY], places: Vec::new(), frame_shift: 0, turn: 0 }
+        let places = Vec::new();
+        FreeFrames { lists: vec![EMPTY], places, frame_shift: 0, firsts: 1, seconds: 0..1, turn: 0 }
     }
 
-    /// None free. `places` has the place of each segment of `1 << frame_shift` frames.
-    pub(super) fn with_places(frame_shift: u32, places: Vec<u8>) -> FreeFrames {
-        let lists = places.iter().max().map_or(1, |last| usize::from(*last) + 1);
-        FreeFrames { lists: vec![EMPTY; lists], places, frame_shift, turn: 0 }
+    /// None free, in these places.
+    pub(super) fn with_places(places: Places) -> FreeFrames {
+        let Places { of_segments, frame_shift, count, firsts, apart } = places;
+        assert!(firsts <= count && of_segments.iter().all(|place| usize::from(*place) < count));
+        let seconds = if apart { firsts..count } else { 0..firsts };
+        FreeFrames {
+            lists: vec![EMPTY; count.max(1)],
+            places: of_segments,
+            frame_shift,
+            firsts,
+            seconds,
+            turn: 0,
+        }
+    }
+
+    /// Do second copies go where no other block does?
+    pub(super) fn are_seconds_apart(&self) -> bool {
+        self.seconds.start > 0 || self.seconds.is_empty()
     }
 
     fn place(&self, frame: u32) -> usize {
@@ -45,15 +82,14 @@ impl FreeFrames {
     /// Is none free?
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.lists.iter().all(|list| list.head == NONE)
+        self.lists[..self.firsts].iter().all(|list| list.head == NONE)
     }
 
-    /// Takes a frame out.
+    /// Takes a frame out for a block that comes in.
     #[inline]
     pub(super) fn pop(&mut self, links: &[u32]) -> Option<u32> {
-        if self.lists.len() > 1 {
-            let most =
-                (0..self.lists.len()).max_by_key(|place| self.lists[*place].len).expect("one at least");
+        if self.firsts != 1 {
+            let most = (0..self.firsts).max_by_key(|place| self.lists[*place].len)?;
             let here = self.lists[self.turn].len;
             if here == 0 || here + STAY < self.lists[most].len {
                 self.turn = most;
@@ -62,11 +98,11 @@ impl FreeFrames {
         self.pop_from(self.turn, links)
     }
 
-    /// Takes a frame out that lies elsewhere than `other`.
+    /// Takes a frame out for a second copy, that lies elsewhere than `other`.
     pub(super) fn pop_apart(&mut self, links: &[u32], other: u32) -> Option<u32> {
         let not = self.place(other);
-        let place =
-            (0..self.lists.len()).filter(|place| *place != not).max_by_key(|place| self.lists[*place].len)?;
+        let places = self.seconds.clone().filter(|place| *place != not);
+        let place = places.max_by_key(|place| self.lists[*place].len)?;
         self.pop_from(place, links)
     }
 

@@ -176,6 +176,11 @@ impl Window {
         }
     }
 
+    /// An I/O that had begun is elsewhere now, and says nothing of this.
+    pub fn left(&mut self) {
+        self.in_flight -= 1;
+    }
+
     /// Takes the size that hosts have settled on, I/Os. Of no effect unless the latency bounds it.
     pub fn settle(&mut self, now: Instant, size: f64) {
         if matches!(self.control, Control::Latency { .. }) {

@@ -1,5 +1,9 @@
 //! `hob cluster …`: hosts that agree on who serves which disk.
 
+mod advise;
+mod evacuate;
+mod moves;
+
 use clap::Subcommand;
 use hob_control::{Cluster as View, ClusterDisk, ClusterHost, ClusterState, DiskState, Size};
 
@@ -24,6 +28,9 @@ pub(crate) enum Cluster {
         #[arg(long)]
         force: bool,
     },
+    Move(moves::Move),
+    Evacuate(evacuate::Evacuate),
+    Advise(advise::Advise),
 }
 
 pub(super) fn run(command: Cluster, global: &Global) -> anyhow::Result<()> {
@@ -40,6 +47,9 @@ pub(super) fn run(command: Cluster, global: &Global) -> anyhow::Result<()> {
             let disks = ask(global, async |client| client.cluster_disks().await)?;
             print(global.output, &disks, |disks| list_disks(disks))
         }
+        Cluster::Move(args) => moves::run(&args, global),
+        Cluster::Evacuate(args) => evacuate::run(&args, global),
+        Cluster::Advise(args) => advise::run(&args, global),
         Cluster::Take { disk, force } => {
             let taken = converse(global, async |client| {
                 let taken = client.cluster_take(&disk, force).await.map_err(explain)?;
@@ -109,7 +119,14 @@ fn list_hosts(hosts: &[ClusterHost]) -> String {
 }
 
 fn list_disks(disks: &[ClusterDisk]) -> String {
-    let columns = [words("DISK"), words("STATE"), words("HOST"), numbers("GENERATION"), words("DIRTY THERE")];
+    let columns = [
+        words("DISK"),
+        words("STATE"),
+        words("HOST"),
+        numbers("GENERATION"),
+        words("DIRTY THERE"),
+        words("COPY AT"),
+    ];
     let row = |disk: &ClusterDisk| {
         vec![
             disk.name.clone(),
@@ -117,6 +134,7 @@ fn list_disks(disks: &[ClusterDisk]) -> String {
             disk.host.clone(),
             disk.generation.to_string(),
             if disk.dirty { "perhaps" } else { "no" }.to_owned(),
+            disk.copy.clone().unwrap_or_else(|| "-".to_owned()),
         ]
     };
     table(&columns, disks.iter().map(row))

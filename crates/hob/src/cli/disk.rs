@@ -35,6 +35,13 @@ pub(crate) enum Disk {
         /// Make this socket, at which a machine uses the disk through vhost-user-blk
         #[arg(long, value_name = "PATH")]
         vhost_user: Option<String>,
+        /// Of an RBD clone: cache what it has of its parent's snapshot once for all clones of that, in a disk of
+        /// its own, which is made if there is none; see docs/RBD.md
+        #[arg(long)]
+        share_parent: bool,
+        /// Give that disk a cache of this size, if it is made for this one
+        #[arg(long, value_name = "SIZE", requires = "share_parent")]
+        parent_cache: Option<Size>,
     },
     /// Stop serving a disk, once its dirty data is on the backing; its data stays there
     Remove {
@@ -79,10 +86,11 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let disk = ask(global, async |client| client.disk(&disk).await)?;
             return print(global.output, &disk, show);
         }
-        Disk::Add { name, backing, read_only, datastore, fuse, vhost_user } => {
+        Disk::Add { name, backing, read_only, datastore, fuse, vhost_user, share_parent, parent_cache } => {
             let backing = if is_uri(&backing) { backing } else { absolute(backing) };
             let (fuse, vhost_user) = (fuse.map(absolute), vhost_user.map(absolute));
-            let add = DiskAdd { name, backing, read_only, datastore, fuse, vhost_user };
+            let add =
+                DiskAdd { name, backing, read_only, datastore, fuse, vhost_user, share_parent, parent_cache };
             ask(global, async |client| client.disk_add(&add).await)?
         }
         Disk::Resize { disk, size } => {
@@ -162,6 +170,11 @@ fn show(disk: &DiskInfo) -> String {
     ];
     facts.extend(disk.vhost_user.clone().map(|path| ("vhost-user", path)));
     facts.extend(disk.exports.iter().map(|export| ("export", super::export::words_of(export))));
+    facts.extend(disk.parent.clone().map(|parent| ("parent", parent)));
+    facts.extend(disk.parent_reason.clone().map(|reason| ("parent reason", reason)));
+    if !disk.clones.is_empty() {
+        facts.push(("clones", disk.clones.join(", ")));
+    }
     facts.extend(disk.fuse.clone().map(|path| ("file", path)));
     facts.extend(disk.fuse_reason.clone().map(|reason| ("file reason", reason)));
     facts.extend(disk.reason.clone().map(|reason| ("reason", reason)));

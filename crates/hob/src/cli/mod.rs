@@ -25,6 +25,7 @@ mod man;
 mod migrate;
 mod objects;
 mod output;
+mod peer;
 mod pool;
 mod qos;
 mod record;
@@ -62,8 +63,9 @@ pub(crate) struct Cli {
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Control socket, unix:/path, or tcp:host:port or https://host:port for TLS [env: HOB_CONTROL]
-    /// [default: unix:/run/hob/control.sock]. `serve` and `daemon` listen there, other commands ask there
+    /// Control socket, unix:/path, or tcp:host:port or https://host:port for TLS
+    /// [default: unix:/run/hob/control.sock]. `serve` and `daemon` listen there; other commands ask there, or where
+    /// HOB_CONTROL says
     #[arg(long, visible_alias = "url", global = true, value_name = "ADDRESS")]
     #[arg(value_parser = Endpoint::parse_control, help_heading = "Global options")]
     control: Option<Endpoint>,
@@ -129,6 +131,8 @@ enum Command {
     #[command(subcommand)]
     Pool(pool::Pool),
     #[command(subcommand)]
+    Peer(peer::Peer),
+    #[command(subcommand)]
     Disk(disk::Disk),
     #[command(subcommand)]
     Export(export::Export),
@@ -174,6 +178,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Daemon(args) => daemon::run(&args, global),
         Command::Demo(args) => demo::run(args),
         Command::Pool(args) => pool::run(args, global),
+        Command::Peer(args) => peer::run(args, global),
         Command::Disk(args) => disk::run(args, global),
         Command::Export(args) => export::run(args, global),
         Command::Bitmap(args) => bitmap::run(args, global),

@@ -36,8 +36,12 @@ pub(crate) enum Pool {
         /// The pool
         pool: String,
         /// A block device, or a file, which is made
-        device: String,
-        /// Size of the file; a block device is used whole
+        #[arg(required_unless_present = "peer")]
+        device: Option<String>,
+        /// Instead: flash of another host, for second copies (`--copies peer`); its control API
+        #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["device", "force"], requires = "size")]
+        peer: Option<String>,
+        /// Size of the file, or of what the peer lends; a block device is used whole
         #[arg(long)]
         size: Option<Size>,
         /// Use a device that holds other data, which is lost
@@ -100,8 +104,9 @@ pub(super) fn run(command: Pool, global: &Global) -> anyhow::Result<()> {
             let create = PoolCreate { name, devices, size, segment_size, force };
             ask(global, async |client| client.pool_create(&create).await)?
         }
-        Pool::AddDevice { pool, device, size, force } => {
-            let add = DeviceAdd { path: absolute(device), size, force };
+        Pool::AddDevice { pool, device, peer, size, force } => {
+            let path = device.map(absolute).unwrap_or_default();
+            let add = DeviceAdd { path, peer, size, force };
             ask(global, async |client| client.device_add(&pool, &add).await)?
         }
         Pool::SetDevice { pool, device, admission } => {

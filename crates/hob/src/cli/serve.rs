@@ -109,6 +109,7 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
             datastore: None,
             fuse: args.fuse.map(absolute),
             vhost_user: args.vhost_user.map(absolute),
+            ..DiskAdd::default()
         },
         cache,
         force: args.force,

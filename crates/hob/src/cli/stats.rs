@@ -68,6 +68,9 @@ fn show(stats: &DiskStats) -> String {
         ("checksum mismatches", stats.checksum_mismatches.to_string()),
         ("index memory", Size(stats.index_bytes + stats.memory_index_bytes).human()),
     ];
+    if stats.shared_read_bytes > 0 {
+        facts.push(("from its parent's disk", Size(stats.shared_read_bytes).human()));
+    }
     if stats.memory_bytes > 0 || stats.memory_hit_percent > 0.0 {
         let (held, all) = (Size(stats.memory_held_bytes).human(), Size(stats.memory_bytes).human());
         facts.push(("read ahead", Size(stats.read_ahead_bytes).human()));

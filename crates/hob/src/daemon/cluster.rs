@@ -4,7 +4,12 @@
 //! own ([`keep`]), so that nothing else the daemon does makes it late. Whoever opens disks asks here first ([`Cluster::take`]).
 
 mod clock;
+mod copies;
 mod keep;
+mod learnt;
+mod looks;
+mod moves;
+mod outlook;
 mod store;
 mod wants;
 
@@ -19,12 +24,20 @@ use hob_control::etcd::{Etcd, EtcdError};
 use hob_control::{
     ClientTls, Cluster as View, ClusterDisk, ClusterDiskState, ClusterHost, ClusterState, check_name,
 };
-use hob_engine::cluster::{Found, LeaseId, Member, Refusal as Why, Seat, Taking, Title, Txn, Verdict, Wish};
+use hob_engine::cluster::{
+    Adopting, Found, LeaseId, Look, Member, Refusal as Why, Seat, SecondCopy, Taking, Title, Txn, Verdict,
+    Wish,
+};
 use hob_engine::units::Instant;
-use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 
 pub(crate) use clock::{LeaseClock, now};
+pub(crate) use copies::Unsaid;
 use keep::Keeping;
+pub(crate) use learnt::{DiskLearnt, HostLearnt};
+use looks::Looks;
+pub(crate) use moves::{Order, OrderFound};
+use outlook::Outlook;
 use store::{About, Names, StoreError};
 
 use super::config::ClusterConfig;
@@ -45,6 +58,9 @@ const LIST_MAX: Duration = Duration::from_secs(10);
 /// Goes at a disk that others go at too, or after answers that were lost.
 const GOES: usize = 5;
 
+/// Disks that are being taken at a time: a thousand at once would make the lease's renewals wait.
+const COMMITS_MAX: usize = 16;
+
 /// The lease that this host has, for as long as it has it.
 #[derive(Clone, Debug)]
 pub(crate) struct Membership {
@@ -61,8 +77,30 @@ pub(crate) struct Taken {
     pub(crate) clock: Arc<LeaseClock>,
     /// Who had it since flash was filled: nothing there counts.
     pub(crate) foreign: Option<String>,
+    /// Where it was dirty, the backing has had it since, and has newer things now: whoever saw to that.
+    pub(crate) outdated_by: Option<String>,
     /// What the title said of dirty data here before.
     dirty_before: bool,
+}
+
+/// What became of an attempt to have a disk.
+#[derive(Debug)]
+pub(crate) enum Took {
+    /// It is this host's.
+    Taken(Taken),
+    /// It is held, so that its second copy, which is here, is brought to the backing first.
+    ToAdopt(ToAdopt),
+}
+
+/// A disk whose owner vanished and whose dirty data has a second copy here.
+#[derive(Debug)]
+pub(crate) struct ToAdopt {
+    /// Where.
+    pub(crate) copy: SecondCopy,
+    /// Whose data it is.
+    pub(crate) from: Member,
+    /// Until when anything may be sent to the backing.
+    pub(crate) clock: Arc<LeaseClock>,
 }
 
 /// Why a disk cannot be taken.
@@ -102,6 +140,10 @@ struct Place {
     title: Option<Found<Title>>,
     /// Under which lease that is.
     lease: LeaseId,
+    /// Something was asked for and not answered: it may still happen, until something else has.
+    in_doubt: bool,
+    /// It was served here, another host has it, and nothing more is acknowledged of it in this life.
+    lost: bool,
 }
 
 /// See the module's text.
@@ -118,6 +160,9 @@ pub(crate) struct Cluster {
     forced: Mutex<BTreeMap<String, Instant>>,
     /// Of datastores that are shared.
     heard: wants::Heard,
+    looks: Looks,
+    outlook: Outlook,
+    commits: Semaphore,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -132,6 +177,7 @@ impl Cluster {
             format!("'{name}' cannot be this host's name in the cluster; name another with host in [cluster]")
         })?;
         let me = Member { name, id: identity(directory)? };
+        let outlook = Outlook::new(&me, config.settle_seconds * 1_000_000_000);
         let tls = || -> anyhow::Result<Option<ClientTls>> {
             let Some(ca) = &config.ca else { return Ok(None) };
             let own = config.cert.as_deref().zip(config.key.as_deref());
@@ -152,6 +198,9 @@ impl Cluster {
             places: Mutex::default(),
             forced: Mutex::default(),
             heard: wants::Heard::default(),
+            looks: Looks::default(),
+            outlook,
+            commits: Semaphore::new(COMMITS_MAX),
         }))
     }
 
@@ -179,9 +228,19 @@ impl Cluster {
     fn place(&self, disk: &str) -> Arc<AsyncMutex<Place>> {
         let new = || {
             let seat = Seat::new(disk.to_owned(), self.config.settle_seconds * 1_000_000_000);
-            Arc::new(AsyncMutex::new(Place { seat, title: None, lease: LeaseId(0) }))
+            Arc::new(AsyncMutex::new(Place {
+                seat,
+                title: None,
+                lease: LeaseId(0),
+                in_doubt: false,
+                lost: false,
+            }))
         };
         lock(&self.places).entry(disk.to_owned()).or_insert_with(new).clone()
+    }
+
+    async fn look(&self, disk: &str) -> Result<Look, StoreError> {
+        self.looks.look(&self.names, &self.etcd, disk, QUESTION_MAX).await
     }
 
     async fn member(&self) -> Result<Membership, TakeError> {
@@ -197,12 +256,20 @@ impl Cluster {
     }
 
     /// Takes a disk. `known` is the generation that is kept with what flash has of it; `dirty`: something of it may be dirty, now or soon.
-    pub(crate) async fn take(&self, disk: &str, known: Option<u64>, dirty: bool) -> Result<Taken, TakeError> {
+    pub(crate) async fn take(&self, disk: &str, known: Option<u64>, dirty: bool) -> Result<Took, TakeError> {
+        let took = self.take_as_it_is(disk, known, dirty).await;
+        self.outlook.tried(disk, &took);
+        took
+    }
+
+    async fn take_as_it_is(&self, disk: &str, known: Option<u64>, dirty: bool) -> Result<Took, TakeError> {
         let membership = self.member().await?;
         let place = self.place(disk);
         let mut place = place.lock().await;
+        place.lost = false;
         let force = lock(&self.forced).get(disk).is_some_and(|until| now() < *until);
-        let taken = self.go(&membership, &mut place, disk, Wish { known, dirty, force }, false).await;
+        let wish = Wish { known, dirty, force, keeps_copy: false };
+        let taken = self.go(&membership, &mut place, disk, wish, false).await;
         if !matches!(
             taken,
             Err(TakeError::Elsewhere { how: Elsewhere::Settling, .. } | TakeError::Unknown(_))
@@ -222,7 +289,14 @@ impl Cluster {
         let membership = self.member().await?;
         let place = self.place(disk);
         let mut place = place.lock().await;
-        self.go(&membership, &mut place, disk, Wish { known, dirty, force: false }, true).await
+        let wish = Wish { known, dirty, force: false, keeps_copy: true };
+        let took = match self.go(&membership, &mut place, disk, wish, true).await {
+            Ok(Took::Taken(taken)) => Ok(taken),
+            Ok(Took::ToAdopt(to_adopt)) => Err(elsewhere(disk, Some(&to_adopt.from), "has had it")),
+            Err(error) => Err(error),
+        };
+        place.lost = matches!(took, Err(TakeError::Elsewhere { .. }));
+        took
     }
 
     /// Is a disk held under the lease that there is now?
@@ -240,30 +314,78 @@ impl Cluster {
         disk: &str,
         wish: Wish,
         goes_on: bool,
-    ) -> Result<Taken, TakeError> {
+    ) -> Result<Took, TakeError> {
         let lost = |error: StoreError| TakeError::Unknown(error.to_string());
         let mut trouble = "others go at it too".to_owned();
         for _ in 0..GOES {
-            let look = self.names.look(&self.etcd, disk, QUESTION_MAX).await.map_err(lost)?;
+            let look = self.look(disk).await.map_err(lost)?;
             let before = look.title.as_ref().map(|title| title.value.clone());
+            let had_it = before.as_ref().map(|title| &title.member);
+            self.outlook.looked(disk, &look);
+            if let Some((title_revision, at)) = self.outlook.gone(disk) {
+                place.seat.saw_gone(title_revision, at);
+            }
             let verdict = place.seat.decide(now(), &self.me, membership.lease, &look, wish);
+            let mut outdated_by = None;
             let (title, continued) = match verdict {
+                // Whatever was asked for and may still happen does not any more, once the title has been put anew.
+                Verdict::Mine(title) if place.in_doubt => {
+                    let txn = place.seat.mark(membership.lease, &title, title.value.dirty);
+                    if let Err(error) = self.commit(place, &txn).await {
+                        trouble = error.to_string();
+                    }
+                    continue;
+                }
                 Verdict::Mine(title) => {
                     let continued = wish.known == Some(title.value.generation);
                     (title, continued)
                 }
                 Verdict::Take(taking) if goes_on && !taking.continued => {
-                    return Err(elsewhere(disk, &before, "has had it"));
+                    return Err(elsewhere(disk, had_it, "has had it"));
+                }
+                Verdict::Adopt(adopting) if goes_on => {
+                    return Err(elsewhere(disk, Some(&adopting.title.value.member), "has had it"));
+                }
+                Verdict::Adopt(adopting) => {
+                    let Adopting { txn, title, copy } = *adopting;
+                    match self.commit(place, &txn).await {
+                        Ok(Some(revision)) => {
+                            let title = Found { revision, ..title };
+                            let from = title.value.adopts.as_ref().map_or(&title.value.member, |it| &it.by);
+                            let from = from.clone();
+                            tracing::info!(
+                                "{disk} is held for the second copy of what {} had dirty",
+                                from.name
+                            );
+                            (place.title, place.lease) = (Some(title), membership.lease);
+                            let clock = membership.clock.clone();
+                            return Ok(Took::ToAdopt(ToAdopt { copy, from, clock }));
+                        }
+                        Ok(None) => continue,
+                        Err(error) => {
+                            trouble = error.to_string();
+                            continue;
+                        }
+                    }
                 }
                 Verdict::Take(taking) => {
-                    let Taking { txn, title, continued, lost_by } = *taking;
+                    let Taking { txn, title, continued, lost_by, outdated_by: by } = *taking;
+                    outdated_by = by.map(|by| by.name);
                     if let Some(by) = &lost_by {
                         tracing::error!(
                             "{disk} is taken by force: what {} has of it in flash and not on the backing is LOST",
                             by.name
                         );
                     }
-                    match self.commit(&txn).await {
+                    let turn = self.commits.acquire().await;
+                    let seen = look.title.as_ref().map_or(0, |title| title.revision);
+                    if self.outlook.has_moved(disk, seen) {
+                        // While others were waited for.
+                        continue;
+                    }
+                    let committed = self.commit(place, &txn).await;
+                    drop(turn);
+                    match committed {
                         Ok(Some(revision)) => {
                             (Found { value: title, revision, lease: LeaseId(0) }, continued)
                         }
@@ -275,13 +397,14 @@ impl Cluster {
                         }
                     }
                 }
-                Verdict::Wait(_) => {
+                Verdict::Wait(until) => {
+                    self.outlook.settles(disk, until);
                     let host = before.as_ref().map_or("?", |title| &title.member.name);
                     let seconds = self.config.settle_seconds;
                     let why =
                         format!("{host} had it and vanished; it is taken {seconds} s after that was seen");
                     return match goes_on {
-                        true => Err(elsewhere(disk, &before, "has had it")),
+                        true => Err(elsewhere(disk, had_it, "has had it")),
                         false => Err(TakeError::Elsewhere {
                             why,
                             hint: "wait".to_owned(),
@@ -292,7 +415,7 @@ impl Cluster {
                 Verdict::Refused(why) => return Err(refused(disk, &why)),
             };
             if goes_on && !continued {
-                return Err(elsewhere(disk, &before, "has had it"));
+                return Err(elsewhere(disk, had_it, "has had it"));
             }
             let mine = before.as_ref().is_some_and(|title| title.member.id == self.me.id);
             let foreign = (!continued).then(|| match &before {
@@ -303,13 +426,14 @@ impl Cluster {
                 generation: title.value.generation,
                 clock: membership.clock.clone(),
                 foreign,
+                outdated_by,
                 dirty_before: mine && before.is_some_and(|title| title.dirty),
             };
             if place.lease != membership.lease || place.title.is_none() {
                 tracing::info!("{disk} is held in generation {}", taken.generation);
             }
             (place.title, place.lease) = (Some(title), membership.lease);
-            return Ok(taken);
+            return Ok(Took::Taken(taken));
         }
         Err(TakeError::Unknown(format!("it could not be taken: {trouble}")))
     }
@@ -321,8 +445,13 @@ impl Cluster {
         let mut trouble = String::new();
         for _ in 0..GOES {
             let Some(title) = place.title.clone() else { return Ok(()) };
-            let txn = place.seat.give_back(place.lease, &title, dirty);
-            match self.commit(&txn).await {
+            let is_adopted = title.value.member.id == self.me.id && title.value.adopts.is_none();
+            let txn = match is_adopted {
+                true => place.seat.give_back(place.lease, &title, dirty),
+                // What there is to adopt of it stays to be adopted.
+                false => place.seat.leave_alone(place.lease, &title),
+            };
+            match self.commit(&mut place, &txn).await {
                 Ok(Some(_)) => {
                     tracing::info!("{disk} is given back in generation {}", title.value.generation);
                     place.title = None;
@@ -347,11 +476,17 @@ impl Cluster {
         }
     }
 
+    /// After a disk that was held for the sake of its second copy could not be adopted, or not so far.
+    pub(crate) async fn leave_adopting(&self, disk: &str) {
+        if let Err(why) = self.give_back(disk, false).await {
+            tracing::warn!("{disk} was not let go of: {why}; that happens when the lease ends");
+        }
+    }
+
     /// Gives a disk back of which this host keeps nothing, whether it holds it now or only had it last.
     pub(crate) async fn give_up(&self, disk: &str, known: Option<u64>) -> Result<(), String> {
         self.give_back(disk, false).await?;
-        let look =
-            self.names.look(&self.etcd, disk, QUESTION_MAX).await.map_err(|error| error.to_string())?;
+        let look = self.look(disk).await.map_err(|error| error.to_string())?;
         let is_ours = |title: &Found<Title>| title.value.member.id == self.me.id && title.value.dirty;
         if look.hold.is_none() && look.title.as_ref().is_some_and(is_ours) {
             self.take(disk, known, false).await.map_err(|error| error.to_string())?;
@@ -367,13 +502,15 @@ impl Cluster {
         let mut trouble = "the disk is not held".to_owned();
         for _ in 0..GOES {
             let Some(title) = place.title.clone() else { return Err(trouble) };
-            if title.value.dirty == dirty {
+            if title.value.dirty == dirty && !place.in_doubt {
                 return Ok(());
             }
             let txn = place.seat.mark(place.lease, &title, dirty);
-            match self.commit(&txn).await {
+            match self.commit(&mut place, &txn).await {
                 Ok(Some(revision)) => {
-                    let value = Title { dirty, ..title.value };
+                    // Where nothing is dirty, nobody has a copy of it.
+                    let copy = title.value.copy.clone().filter(|_| dirty);
+                    let value = Title { dirty, copy, ..title.value };
                     place.title = Some(Found { value, revision, lease: LeaseId(0) });
                     return Ok(());
                 }
@@ -394,15 +531,23 @@ impl Cluster {
 
     /// What the title says now, of a disk that was held.
     async fn look_again(&self, place: &mut Place, disk: &str) -> Result<(), StoreError> {
-        let look = self.names.look(&self.etcd, disk, QUESTION_MAX).await?;
+        let look = self.look(disk).await?;
         let is_held = look.hold.is_some_and(|hold| hold.lease == place.lease && hold.value.id == self.me.id);
-        place.title = look.title.filter(|title| is_held && title.value.member.id == self.me.id);
+        // Also of a disk that is adopted, whose title is another's at first.
+        place.title = look.title.filter(|_| is_held);
         Ok(())
     }
 
-    async fn commit(&self, txn: &Txn) -> Result<Option<u64>, EtcdError> {
+    /// Asks for something of this disk. Every such question puts what it depends on anew: once one has happened, those before do not any more.
+    async fn commit(&self, place: &mut Place, txn: &Txn) -> Result<Option<u64>, EtcdError> {
         let (conditions, changes) = self.names.txn(txn, &About::default());
-        self.etcd.txn(&conditions, &changes, QUESTION_MAX).await
+        let answer = self.etcd.txn(&conditions, &changes, QUESTION_MAX).await;
+        match &answer {
+            Ok(Some(_)) => place.in_doubt = false,
+            Ok(None) => {}
+            Err(_) => place.in_doubt = true,
+        }
+        answer
     }
 
     /// The lease ends with the process, or at once.
@@ -451,12 +596,16 @@ impl Cluster {
     pub(crate) async fn disks(&self) -> Result<Vec<ClusterDisk>, EtcdError> {
         let disk = |(name, title, by): (String, Title, Option<Member>)| ClusterDisk {
             name,
-            state: match (by, title.taken) {
+            state: match (&by, title.taken) {
+                (Some(by), _) if title.adopts.is_some() || by.id != title.member.id => {
+                    ClusterDiskState::Adopted
+                }
                 (Some(_), _) => ClusterDiskState::Held,
                 (None, false) => ClusterDiskState::Free,
                 (None, true) => ClusterDiskState::Vanished,
             },
-            host: title.member.name,
+            copy: title.copy.map(|copy| copy.member.name),
+            host: by.unwrap_or(title.member).name,
             generation: title.generation,
             dirty: title.dirty,
         };
@@ -464,8 +613,8 @@ impl Cluster {
     }
 }
 
-fn elsewhere(disk: &str, title: &Option<Title>, what: &str) -> TakeError {
-    let host = title.as_ref().map_or("another host", |title| &title.member.name);
+fn elsewhere(disk: &str, member: Option<&Member>, what: &str) -> TakeError {
+    let host = member.map_or("another host", |member| &member.name);
     TakeError::Elsewhere {
         why: format!("{host} {what} meanwhile"),
         hint: format!("'hob cluster disks' shows who has {disk}; it comes back by itself when it is free"),
@@ -493,13 +642,13 @@ fn refused(disk: &str, why: &Why) -> TakeError {
     }
 }
 
-fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim().to_owned()
 }
 
 /// This host's random identity, made when it is needed first.
-fn identity(directory: &Path) -> anyhow::Result<String> {
+pub(crate) fn identity(directory: &Path) -> anyhow::Result<String> {
     let path = directory.join("member");
     match fs::read_to_string(&path) {
         Ok(text) => {

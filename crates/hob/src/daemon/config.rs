@@ -7,6 +7,7 @@ mod cluster;
 mod control;
 mod migrate;
 mod nbd;
+mod peers;
 
 use std::path::{Path, PathBuf};
 
@@ -20,6 +21,7 @@ pub(crate) use cluster::ClusterConfig;
 pub(crate) use control::ControlConfig;
 pub(crate) use migrate::MigrateConfig;
 pub(crate) use nbd::{NbdEntry, NbdSecrets, NbdTlsFiles, check_nbd};
+pub(crate) use peers::PeersConfig;
 
 /// Where the state is kept unless the file says otherwise.
 const STATE_DIR: &str = "/var/lib/hob";
@@ -58,6 +60,9 @@ pub(crate) struct Config {
     /// How disks move to other hosts.
     #[serde(default)]
     pub(crate) migrate: MigrateConfig,
+    /// What it lends to other hosts.
+    #[serde(default)]
+    pub(crate) peers: PeersConfig,
     /// With whom this host agrees on who serves which disk.
     #[serde(default)]
     pub(crate) cluster: Option<ClusterConfig>,
@@ -122,6 +127,11 @@ pub(crate) struct DiskEntry {
     pub(crate) read_only: bool,
     /// Its cache.
     pub(crate) cache: Option<CacheEnable>,
+    /// Share what it has of its parent with other clones.
+    #[serde(default)]
+    pub(crate) share_parent: bool,
+    /// The size of the cache for that, if it is made for this disk.
+    pub(crate) parent_cache: Option<Size>,
     /// What its backing lies on; found out if absent.
     pub(crate) datastore: Option<String>,
     /// Absolute path of a socket at which a machine uses it through vhost-user.
@@ -194,6 +204,7 @@ impl Config {
         }
         self.control.check()?;
         self.migrate.check()?;
+        self.peers.check()?;
         self.cluster.as_ref().map_or(Ok(()), ClusterConfig::check)?;
         check_nbd(&self.nbd, &self.allow)?;
         let limits = [
@@ -208,6 +219,9 @@ impl Config {
             if !(least..=most).contains(&value) {
                 return Err(format!("limits.{name} = {value}: it can be {least} to {most}"));
             }
+        }
+        if let Some(disk) = self.disks.iter().find(|disk| disk.parent_cache.is_some() && !disk.share_parent) {
+            return Err(format!("disk {} has a parent_cache: it needs share_parent = true", disk.name));
         }
         let exports = || self.disks.iter().flat_map(|disk| &disk.exports);
         let sockets = self.disks.iter().map(|disk| &disk.vhost_user);

@@ -16,7 +16,7 @@ use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestI
 use hob_engine::{Engine, Limits};
 use tokio::sync::Notify;
 
-use super::hardware::{Area, Backing, DeviceCounts, FlashDevice};
+use super::hardware::{Area, Backing, DeviceCounts, LocalFlash};
 use super::shard_api::{Answer, AtRest, Gone, Noted, ShardCall, ShardError, ShardEvent, ShardHandle};
 use super::tape::Recorder;
 
@@ -45,7 +45,7 @@ struct State {
     kept: Vec<Io>,
     /// What it would report.
     events: Vec<ShardEvent>,
-    devices: BTreeMap<DeviceId, FlashDevice>,
+    devices: BTreeMap<DeviceId, LocalFlash>,
     backings: BTreeMap<DiskId, Backing>,
     recorders: BTreeMap<DiskId, Recorder>,
     areas: BTreeMap<DiskId, Area>,
@@ -225,9 +225,11 @@ impl State {
     fn call(&mut self, call: ShardCall) {
         match call {
             ShardCall::AddDevice { id, device, answer } => {
+                let device = device.here().expect("devices of this host");
                 assert!(self.devices.insert(id, device).is_none(), "device {id} twice");
                 let _ = answer.send(Ok(()));
             }
+            ShardCall::GiveUpDevice { id } => self.engine.give_up_device(id),
             ShardCall::RemoveDevice { id, answer } => {
                 assert!(self.devices.remove(&id).is_some(), "no device {id}");
                 let _ = answer.send(Ok(()));
@@ -293,6 +295,9 @@ impl State {
                 let found = self.engine.sizing(self.now(), id).map(Box::new);
                 let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::Users { answer, .. } => {
+                let _ = answer.send(Ok(0));
+            }
             ShardCall::Reset { id, counter, answer } => {
                 self.command(id, counter.command(), Waiting::Add(answer));
             }
@@ -312,7 +317,7 @@ impl State {
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
             ShardCall::Machine(_) | ShardCall::Resume | ShardCall::Carry(..) => {}
-            ShardCall::SetLease { .. } | ShardCall::Lose { .. } => {}
+            ShardCall::SetLease { .. } | ShardCall::Lose { .. } | ShardCall::LinkParent { .. } => {}
             ShardCall::Rest { answer } => {
                 let _ = answer.send(Ok(()));
             }

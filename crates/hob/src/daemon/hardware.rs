@@ -6,5 +6,5 @@ pub(crate) use hob_storage::backing::{
 };
 pub(crate) use hob_storage::buffers::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX};
 pub(crate) use hob_storage::flash::DeviceCounts;
-pub(crate) use hob_storage::pool::FlashFile as FlashDevice;
+pub(crate) use hob_storage::pool::{FlashFile as FlashDevice, LocalFlash};
 pub(crate) use hob_storage::ring::RingKind;

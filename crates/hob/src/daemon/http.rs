@@ -15,6 +15,7 @@ mod exports;
 mod extract;
 mod handlers;
 mod listen;
+mod loans;
 mod loopback;
 mod migration;
 mod monitor;
@@ -111,6 +112,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         })
         .merge(migration::routes())
         .merge(cluster::routes())
+        .merge(loans::routes())
         .layer(Extension(events::Hub::new(Arc::clone(&manager))))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))
@@ -204,6 +206,14 @@ async fn in_time(request: Request, next: Next) -> Response {
         cluster::hosts,
         cluster::disks,
         cluster::take,
+        loans::peers,
+        loans::ask,
+        loans::end,
+        loans::data,
+        cluster::start_move,
+        cluster::cancel_move,
+        cluster::moves,
+        cluster::advice,
     ),
     components(schemas(Problem)),
     modifiers(&BearerOverTcp),

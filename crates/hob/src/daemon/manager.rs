@@ -9,12 +9,15 @@
 //! for it no longer than [`PATIENCE`]. Changes to one disk, and to one pool, follow each other: a
 //! second one is refused while the first is under way ([`Claim`]).
 
+mod adopt;
 mod bitmaps;
+mod borrowing;
 mod caches;
 mod claim;
 mod cluster;
 mod coming;
 mod datastores;
+mod dirty;
 mod disks;
 mod drain;
 mod events;
@@ -27,12 +30,17 @@ mod fit;
 mod flash;
 mod journal_lost;
 mod leave;
+mod lending;
 mod life_cycle;
 mod measure;
 mod memory;
 mod migration;
+mod moves;
 mod observe;
+mod parents;
+mod peer_copy;
 mod persist;
+mod placement;
 mod pools;
 mod qos;
 mod record;
@@ -41,6 +49,7 @@ mod refusal;
 mod report;
 mod resize;
 mod room;
+mod second_copies;
 mod settings;
 mod snapshot;
 mod start;
@@ -65,12 +74,13 @@ use super::config::Config;
 use super::exports::Exports;
 use super::hardware::{BackingOptions, Lock};
 use super::shard_api::{PATIENCE, ShardHandle};
-use super::state::{CacheSpec, DiskState, GoneState, PoolState, State, StateError, Store};
+use super::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
 use super::swap::{HostKernel, SwapKernel};
 use super::tape::Counter;
 use datastores::DatastoreEntry;
 use flash::Flash;
 pub(crate) use leave::{Ending, LeftFile};
+pub(crate) use lending::{Ended, Lending};
 pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn, Carriage, CarriageTls};
 pub(crate) use record::Recording;
 pub(crate) use refusal::{Kind, Refusal};
@@ -96,7 +106,17 @@ pub(crate) struct Manager {
     /// By the names of their disks.
     migrations: Mutex<BTreeMap<String, migration::Handle>>,
     carriage: OnceLock<Carriage>,
+    /// Orders to move disks within the cluster.
+    moves: moves::Moves,
+    rates: placement::Rates,
     cluster: OnceLock<Arc<Cluster>>,
+    /// What is lent to other hosts, if anything is.
+    lending: OnceLock<Lending>,
+    /// What this host calls itself to its peers, if that was said.
+    peer_name: OnceLock<String>,
+    lines: borrowing::Lines,
+    /// Held while titles are told of second copies: what is said last counts.
+    copy_words: tokio::sync::Mutex<()>,
     swap_kernel: Arc<dyn SwapKernel>,
     /// Files that the program before has left mounted, by export.
     left_files: Mutex<BTreeMap<String, LeftFile>>,
@@ -123,6 +143,12 @@ struct Inner {
     disks_removed: Vec<String>,
     /// Disks that were awaited and did not come.
     gone: Vec<GoneState>,
+    /// Ids of what shards serve to borrowers.
+    loan_disks: BTreeSet<DiskId>,
+    /// Devices on other hosts, by their ids on the shards, that nobody is to believe any more.
+    given_up: BTreeSet<DeviceId>,
+    /// Of awaited disks, as they were when they waited for their cluster.
+    waited: BTreeMap<String, DiskState>,
 }
 
 #[derive(Debug)]
@@ -149,6 +175,10 @@ struct DeviceEntry {
     segments: u64,
     free_segments: u64,
     access: &'static str,
+    /// Its own name, while it is open.
+    uuid: Option<String>,
+    /// Whose it is, if it is on another host.
+    peer: Option<PeerState>,
     /// Segments, by their ids on the shards, that caches lost with it. They are not given away.
     lost: Vec<Segment>,
 }
@@ -174,6 +204,10 @@ struct DiskEntry {
     coming: Option<coming::OldRings>,
     /// Segments of the cache's data, by their ids on the shards.
     held: Vec<Segment>,
+    /// Segments for its second copies on another host, likewise.
+    apart: Vec<Segment>,
+    /// These are being given up: nobody is to be told of them.
+    leaves_peer: bool,
     /// Segments of its journal, likewise: of the ring in use, and while it is replaced of the next one.
     ring: Vec<Segment>,
     /// Copies of the ring in use.
@@ -186,6 +220,10 @@ struct DiskEntry {
     measure: Option<resize::Measure>,
     /// The backing's lock.
     lock: Option<Lock>,
+    /// What a backing that never changes is called by its clones, since it was last opened.
+    constant: Option<String>,
+    /// What it shares with other clones, since it was last opened.
+    parent: Option<parents::ParentLink>,
     /// What was last seen of its dirty data.
     watch: drain::Watch,
     /// A cache that was refused is not read again before.
@@ -237,7 +275,13 @@ impl Manager {
             inner: Mutex::new(Inner::default()),
             migrations: Mutex::default(),
             carriage: OnceLock::new(),
+            moves: moves::Moves::default(),
+            rates: placement::Rates::default(),
             cluster: OnceLock::new(),
+            lending: OnceLock::new(),
+            peer_name: OnceLock::new(),
+            lines: borrowing::Lines::default(),
+            copy_words: tokio::sync::Mutex::new(()),
             swap_kernel: Arc::new(HostKernel),
             left_files: Mutex::default(),
         })
@@ -300,6 +344,7 @@ impl Inner {
             name: name.clone(),
             devices: pool.devices.iter().map(|device| device.path.clone()).collect(),
             devices_out: pool.chosen_out().map(|device| device.path.clone()).collect(),
+            peers: pool.devices.iter().filter_map(|device| device.peer.clone()).collect(),
             segment_size: Size(pool.segment_bytes),
             uuid: pool.uuid.clone(),
         });

@@ -46,7 +46,7 @@ use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
 use listen::{Entrance, Hall, Listener, NbdSession, NbdTls};
 pub(crate) use manager::simulated_cache;
-use manager::{Carriage, Manager};
+use manager::{Carriage, Lending, Manager};
 use relay::{Relays, Spawner};
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
@@ -104,6 +104,14 @@ pub(crate) struct Serving {
 }
 
 impl Plan {
+    /// How long a peer may be silent.
+    fn peer_wait(&self) -> Duration {
+        match &self.content {
+            Content::Kept { config, .. } => config.peers.wait(),
+            Content::One { .. } => hob_storage::flash::REMOTE_WAIT_DEFAULT,
+        }
+    }
+
     /// A daemon with a configuration file. Takes the state directory.
     pub(crate) fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = Guard::of_config(&config.control)?;
@@ -240,6 +248,13 @@ async fn serve(
             manager.inherit_files(files);
             let tls = config.migrate.tls(&config.control);
             manager.set_carriage(Carriage { tls, directory: config.state_dir.clone() });
+            if let Some(directory) = &config.peers.lend {
+                let lending = Lending::open(directory, config.peers.lend_max.bytes());
+                let lending =
+                    lending.with_context(|| format!("cannot lend flash in {}", directory.display()))?;
+                manager.set_lending(lending);
+            }
+            manager.set_peer_name(config.peers.name.clone());
             tasks.spawn(manager.clone().tend(events));
             if let Some(joined) = &config.cluster {
                 manager.set_cluster(Cluster::join(joined, &config.state_dir)?);
@@ -297,6 +312,7 @@ fn start_shards(plan: &Plan, events: &mpsc::UnboundedSender<ShardEvent>) -> anyh
                 flash_stall_ms_max: plan.limits.flash_stall_ms_max,
                 ..hob_engine::Limits::default()
             },
+            peer_wait: plan.peer_wait(),
             ..ShardOptions::new(number)
         };
         shard::spawn(options, events.clone()).map_err(anyhow::Error::from)

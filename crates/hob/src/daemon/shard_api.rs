@@ -40,7 +40,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
 /// A question or an instruction to a shard. Each is answered once; [`ShardCall::Attach`], [`ShardCall::AttachFile`],
-/// [`ShardCall::CloseExport`], [`ShardCall::Resume`], [`ShardCall::Control`], [`ShardCall::SetLease`], [`ShardCall::Lose`] and
+/// [`ShardCall::CloseExport`], [`ShardCall::GiveUpDevice`], [`ShardCall::Resume`], [`ShardCall::Control`], [`ShardCall::SetLease`], [`ShardCall::Lose`] and
 /// [`ShardCall::EndRecording`] never.
 #[derive(Debug)]
 pub(crate) enum ShardCall {
@@ -49,7 +49,7 @@ pub(crate) enum ShardCall {
         /// Its name from now on.
         id: DeviceId,
         /// What to read and write.
-        device: FlashDevice,
+        device: Box<FlashDevice>,
         /// When it can be used.
         answer: Answer<()>,
     },
@@ -59,6 +59,11 @@ pub(crate) enum ShardCall {
         id: DeviceId,
         /// When it is closed.
         answer: Answer<()>,
+    },
+    /// Fail whatever is asked of a flash device on another host, and was. Nobody believes any more what is there.
+    GiveUpDevice {
+        /// Which.
+        id: DeviceId,
     },
     /// Serve a disk.
     AddDisk {
@@ -89,6 +94,13 @@ pub(crate) enum ShardCall {
     Lose {
         /// Which.
         id: DiskId,
+    },
+    /// What a disk has of its parent, another disk of this shard serves from now on; or none any more.
+    LinkParent {
+        /// The clone.
+        id: DiskId,
+        /// Its parent's disk.
+        parent: Option<DiskId>,
     },
     /// Change a disk's cache, or let the disk be larger, as its backing is already.
     ChangeCache {
@@ -185,6 +197,13 @@ pub(crate) enum ShardCall {
         id: DiskId,
         /// As of now.
         answer: Answer<Box<Sizing>>,
+    },
+    /// How many clients and machines use a disk.
+    Users {
+        /// Which.
+        id: DiskId,
+        /// As of now.
+        answer: Answer<u64>,
     },
     /// Begin to count anew.
     Reset {
@@ -407,6 +426,8 @@ pub(crate) enum ShardEvent {
     Stalled(DeviceId),
     /// A stalled device answers again.
     Resumed(DeviceId),
+    /// A device on another host has not answered for long. What it was asked waits until it is given up.
+    PeerSilent(DeviceId),
     /// Dirty data cannot be read from flash any more.
     DirtyLost {
         /// Whose.
@@ -493,7 +514,7 @@ impl ShardHandle {
 
     /// Opens a flash device.
     pub(crate) async fn add_device(&self, id: DeviceId, device: FlashDevice) -> Result<(), ShardError> {
-        self.ask(|answer| ShardCall::AddDevice { id, device, answer }).await
+        self.ask(|answer| ShardCall::AddDevice { id, device: Box::new(device), answer }).await
     }
 
     /// Closes a flash device that no cache uses.
@@ -517,6 +538,13 @@ impl ShardHandle {
     }
 
     /// Changes a disk's cache; gives back the segments that it does not use any more.
+    /// Fails whatever is asked of a device on another host from now on, and was before.
+    pub(crate) fn give_up_device(&self, id: DeviceId) {
+        // A shard that is gone asks for nothing.
+        let _ = self.send(ShardCall::GiveUpDevice { id });
+    }
+
+    /// Changes a disk's cache.
     pub(crate) async fn change_cache(
         &self,
         id: DiskId,
@@ -532,6 +560,12 @@ impl ShardHandle {
         memory: Option<(MemoryConfig, Area)>,
     ) -> Result<Option<Area>, ShardError> {
         self.ask(|answer| ShardCall::SetMemory { id, memory, answer }).await
+    }
+
+    /// Lets another disk of the shard serve what a clone has of its parent, or none.
+    pub(crate) fn link_parent(&self, id: DiskId, parent: Option<DiskId>) {
+        // A shard that is gone serves nothing.
+        let _ = self.send(ShardCall::LinkParent { id, parent });
     }
 
     /// Says what a disk is due.
@@ -593,6 +627,12 @@ impl ShardHandle {
     /// What caches of other sizes would do for a disk.
     pub(crate) async fn sizing(&self, id: DiskId) -> Result<Box<Sizing>, ShardError> {
         let question = self.ask(|answer| ShardCall::Sizing { id, answer });
+        tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
+    }
+
+    /// How many clients and machines use a disk. Files count when they are open for requests, which nobody here knows.
+    pub(crate) async fn users(&self, id: DiskId) -> Result<u64, ShardError> {
+        let question = self.ask(|answer| ShardCall::Users { id, answer });
         tokio::time::timeout(PATIENCE, question).await.unwrap_or(Err(ShardError::Busy))
     }
 

@@ -68,11 +68,26 @@ pub(crate) struct PoolState {
     /// Of these, the ones that give no new segments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) devices_out: Vec<PathBuf>,
+    /// Of these, the ones on other hosts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) peers: Vec<PeerState>,
     /// Unit of allocation.
     pub(crate) segment_size: Size,
     /// Its identity, as its devices tell it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) uuid: Option<String>,
+}
+
+/// A device on another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PeerState {
+    /// The socket that it is here.
+    pub(crate) path: PathBuf,
+    /// HOST:PORT of that host's control API.
+    pub(crate) host: String,
+    /// How much was borrowed.
+    pub(crate) size: Size,
 }
 
 /// A swap area of the host.
@@ -131,9 +146,31 @@ pub(crate) struct DiskState {
     /// In a cluster: its generation when it was served here last, of which what flash has is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) generation: Option<u64>,
+    /// What it has of its parent it shares with other clones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) share_parent: Option<ShareSpec>,
+    /// Nobody asked for it but clones that name it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) for_clones: bool,
     /// Its dirty bitmaps; what they have noted is in files of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<BitmapSpec>,
+}
+
+/// How a clone shares what it has of its parent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ShareSpec {
+    /// How large a cache the parent's disk is given if it is made for this clone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cache: Option<Size>,
+    /// The parent's disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) disk: Option<String>,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl DiskState {
@@ -151,6 +188,8 @@ impl DiskState {
             vhost_user: None,
             migration: None,
             generation: None,
+            share_parent: None,
+            for_clones: false,
             bitmaps: Vec::new(),
         }
     }

@@ -8,6 +8,7 @@
 
 mod due;
 mod host;
+pub mod owners;
 mod store;
 #[cfg(test)]
 mod tests;

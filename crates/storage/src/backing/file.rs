@@ -476,7 +476,7 @@ impl Driver for FileBacking {
     }
 
     fn lock(&self) -> Option<Lock> {
-        Some(Lock { file: Arc::downgrade(&self.buffered), operation: self.lock })
+        Some(Lock::of_file(Arc::downgrade(&self.buffered), self.lock))
     }
 
     fn gauge(&self) -> Option<Gauge> {

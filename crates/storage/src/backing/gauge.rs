@@ -20,6 +20,14 @@ enum Kind {
     File(Weak<OwnedFd>),
     /// The other side told, bytes.
     Told(Arc<AtomicU64>),
+    /// Whoever serves it is asked.
+    Asked(Weak<dyn Measured>),
+}
+
+/// A backing that says how large it is when it is asked.
+pub(super) trait Measured: Send + Sync {
+    /// Bytes.
+    fn size_bytes(&self) -> io::Result<u64>;
 }
 
 impl Gauge {
@@ -29,6 +37,12 @@ impl Gauge {
 
     pub(super) fn told(size_bytes: &Arc<AtomicU64>) -> Gauge {
         Gauge(Kind::Told(size_bytes.clone()))
+    }
+
+    #[cfg_attr(not(any(feature = "rbd", test)), expect(dead_code, reason = "only images are asked"))]
+    pub(super) fn asked<M: Measured + 'static>(backing: &Arc<M>) -> Gauge {
+        let backing = Arc::downgrade(backing);
+        Gauge(Kind::Asked(backing))
     }
 
     /// How large it is now, bytes.
@@ -43,6 +57,7 @@ impl Gauge {
                 Ok(rustix::fs::seek(&*file, SeekFrom::End(0))?)
             }
             Kind::Told(size_bytes) => Ok(size_bytes.load(Ordering::Relaxed)),
+            Kind::Asked(backing) => backing.upgrade().ok_or(Errno::BADF)?.size_bytes(),
         }
     }
 

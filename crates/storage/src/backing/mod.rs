@@ -14,13 +14,16 @@
 //! I/O is checked against the disk by the engine, not again here. Every I/O ends exactly once, with
 //! success or an [`IoError`]; nothing is retried except what a lost NBD connection left unanswered.
 
+pub mod alone;
 mod file;
 mod gauge;
 mod handover;
 mod identity;
 mod modelled;
-mod nbd;
+pub(crate) mod nbd;
 pub mod objects;
+mod overlay;
+mod parent;
 mod qemu_nbd;
 #[cfg(any(test, feature = "rbd"))]
 mod rbd;
@@ -40,6 +43,8 @@ use crate::token::{Token, TokenSpace};
 pub use gauge::Gauge;
 pub use identity::ChangeMark;
 pub use modelled::{ModelledOp, ServiceTime};
+pub use overlay::{OwnMap, Part, Whose};
+pub use parent::{Parent, ParentRead};
 
 /// One kind of backing.
 pub struct BackingKind {
@@ -103,6 +108,9 @@ pub struct BackingOptions {
     pub reconnect_min: Duration,
     /// Longest pause before connecting again.
     pub reconnect_max: Duration,
+    /// A server that is connected to again has lost nothing that it acknowledged: whoever connects sees to it that it is the same
+    /// one, and has run ever since.
+    pub keeps_writes: bool,
 }
 
 impl Default for BackingOptions {
@@ -114,6 +122,7 @@ impl Default for BackingOptions {
             connect_max: Duration::from_secs(10),
             reconnect_min: Duration::from_millis(100),
             reconnect_max: Duration::from_secs(10),
+            keeps_writes: false,
         }
     }
 }
@@ -290,6 +299,30 @@ pub trait Driver: Send {
     fn has_peer(&self) -> bool {
         false
     }
+    /// See [`Backing::share_parent`].
+    fn parent(&self) -> Result<Option<Parent>, String> {
+        Ok(None)
+    }
+    /// See [`Backing::constant`].
+    fn constant(&self) -> Option<&str> {
+        None
+    }
+    /// So much of its beginning it has in common with its parent, as far as is known now, bytes. It becomes no more.
+    fn common_bytes(&self) -> u64 {
+        0
+    }
+    /// See [`Backing::poll_parent_read`].
+    fn poll_parent_read(&mut self) -> Option<ParentRead> {
+        None
+    }
+    /// See [`Backing::handle_parent_read`].
+    fn handle_parent_read(&mut self, _: &mut Ring, _: Instant, _number: u32, _: Result<(), IoError>) {}
+    /// See [`Backing::take_shared`].
+    fn take_shared(&mut self, _io: IoId) -> Vec<(u64, u64)> {
+        Vec::new()
+    }
+    /// See [`Backing::link_parent`].
+    fn link_parent(&mut self, _linked: bool) {}
     /// I/O that begins from now on fails after waiting that long for a backing that is gone.
     fn be_hasty(&mut self, _wait_max: Duration) {}
     /// See [`Backing::is_lost`].
@@ -300,19 +333,42 @@ pub trait Driver: Send {
 
 /// The lock of an open backing that has one. It ends with the backing, whoever has this still.
 #[derive(Clone, Debug)]
-pub struct Lock {
-    file: Weak<OwnedFd>,
-    operation: rustix::fs::FlockOperation,
+pub struct Lock(Locked);
+
+/// What is locked.
+#[derive(Clone, Debug)]
+enum Locked {
+    File {
+        file: Weak<OwnedFd>,
+        operation: rustix::fs::FlockOperation,
+    },
+    #[cfg(any(test, feature = "rbd"))]
+    Image(rbd::ImageLock),
 }
 
 impl Lock {
+    fn of_file(file: Weak<OwnedFd>, operation: rustix::fs::FlockOperation) -> Lock {
+        Lock(Locked::File { file, operation })
+    }
+
+    #[cfg(any(test, feature = "rbd"))]
+    fn of_image(image: rbd::ImageLock) -> Lock {
+        Lock(Locked::Image(image))
+    }
+
     /// Takes it, waiting a moment for one who is just letting it go. Not for the shard's thread.
     ///
     /// # Errors
     /// `WOULDBLOCK` when somebody else keeps it; whatever the system says. That of a backing that was closed is `BADF`.
     pub fn take(&self) -> io::Result<()> {
-        let file = self.file.upgrade().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
-        crate::lock::lock(&*file, self.operation).map_err(io::Error::from)
+        match &self.0 {
+            Locked::File { file, operation } => {
+                let file = file.upgrade().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
+                crate::lock::lock(&*file, *operation).map_err(io::Error::from)
+            }
+            #[cfg(any(test, feature = "rbd"))]
+            Locked::Image(image) => image.take(),
+        }
     }
 
     /// Lets it go. Another host may write the backing from then on.
@@ -320,8 +376,14 @@ impl Lock {
     /// # Errors
     /// Whatever the system says.
     pub fn release(&self) -> io::Result<()> {
-        let Some(file) = self.file.upgrade() else { return Ok(()) };
-        rustix::fs::flock(&*file, rustix::fs::FlockOperation::Unlock).map_err(io::Error::from)
+        match &self.0 {
+            Locked::File { file, .. } => {
+                let Some(file) = file.upgrade() else { return Ok(()) };
+                rustix::fs::flock(&*file, rustix::fs::FlockOperation::Unlock).map_err(io::Error::from)
+            }
+            #[cfg(any(test, feature = "rbd"))]
+            Locked::Image(image) => image.release(),
+        }
     }
 }
 
@@ -353,6 +415,14 @@ impl Backing {
     /// [`OpenError`].
     pub fn open(spec: &str, access: Access, options: &BackingOptions) -> Result<Backing, OpenError> {
         Ok(Backing::of((Backing::kind(spec).open)(spec, access, options)?))
+    }
+
+    /// Opens a raw file, whatever is written in it.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_file(path: &str, access: Access, options: &BackingOptions) -> Result<Backing, OpenError> {
+        Ok(Backing::of(file::open(path, access, options)?))
     }
 
     /// Of which kind that is; reads the beginning of a file. Not for the shard's thread.

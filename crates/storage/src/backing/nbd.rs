@@ -10,7 +10,8 @@
 //! # Flushes
 //! A server that dies may take acknowledged writes with it that were not flushed, and hob cannot send
 //! them again. So when a connection breaks while there are such writes, the flushes that
-//! wait, or else the next one, fail once. FUA writes, and writes that a flush covered, are safe.
+//! wait, or else the next one, fail once. FUA writes, and writes that a flush covered, are safe. Where somebody else sees to it that
+//! the server is the one of before ([`BackingOptions::keeps_writes`]), nothing is lost with a connection.
 //!
 //! # Servers that can do less
 //! No FUA: the write is followed by a flush. No TRIM: discards are acknowledged. No WRITE_ZEROES: zeroes are sent.
@@ -18,11 +19,11 @@
 //! becomes the disk's own ([`BackingInfo::block_bytes_min`]), and what is not aligned to it is refused. An export that is smaller when it is
 //! connected again is another disk: everything fails from then on. One that is larger has grown; the disk does when somebody says so.
 
-mod connect;
+pub(crate) mod connect;
 mod exchange;
 mod jobs;
 mod recovery;
-mod sample;
+pub(crate) mod sample;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -79,7 +80,7 @@ pub(super) fn open(
 }
 
 /// `whose` makes the sentence of the identity out of the disk's size in bytes.
-pub(super) fn open_uri(
+pub(crate) fn open_uri(
     uri: &NbdUri,
     access: Access,
     options: &BackingOptions,
@@ -161,7 +162,7 @@ struct Connection {
     place: BufferSlice,
 }
 
-pub(super) struct NbdBacking {
+pub(crate) struct NbdBacking {
     info: BackingInfo,
     uri: NbdUri,
     options: BackingOptions,
@@ -277,6 +278,12 @@ impl NbdBacking {
                 IoError::Failed
             }
         })
+    }
+
+    /// Since when the oldest I/O waits that has no answer.
+    pub(crate) fn waiting_since(&self) -> Option<Instant> {
+        let wait_ns = self.options.wait_max.as_nanos() as u64;
+        self.jobs.deadline().map(|deadline| Instant(deadline.0.saturating_sub(wait_ns)))
     }
 
     fn payload_bytes_max(&self) -> u64 {

@@ -9,13 +9,16 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
 use super::error::PoolError;
 use super::format::{NotSuperblock, PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use super::remote::RemoteFile;
 use super::table::Table;
+use super::{FlashFile, LocalFlash};
 use crate::ring::FdClass;
 use crate::swap::{self, FileId};
 use crate::volatile::ControlFile;
@@ -29,7 +32,7 @@ const MEMORY_FILESYSTEMS: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
 /// A device to take into a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
-    /// A file or a block device.
+    /// A file or a block device; or a socket behind which another host's device is.
     pub path: PathBuf,
     /// Size of a file that does not exist yet, bytes; all of it is reserved.
     pub size_bytes: Option<u64>,
@@ -86,12 +89,18 @@ pub(super) fn recognise(head: &[u8]) -> Option<&'static str> {
 pub(super) struct OpenDevice {
     pub(super) path: PathBuf,
     pub(super) control: ControlFile,
-    pub(super) data: OwnedFd,
-    pub(super) class: FdClass,
+    pub(super) data: Data,
     pub(super) access: &'static str,
     pub(super) size_bytes: u64,
     /// hob made the file just now.
     created: bool,
+}
+
+/// What caches' data goes through.
+#[derive(Debug)]
+pub(super) enum Data {
+    Here(OwnedFd, FdClass),
+    Remote(Arc<RemoteFile>),
 }
 
 /// A device of a pool.
@@ -108,6 +117,9 @@ impl OpenDevice {
     /// Opens and locks what is at `path`.
     pub(super) fn open(path: &Path) -> Result<OpenDevice, PoolError> {
         let system = |action, source: io::Error| PoolError::System { path: path.into(), action, source };
+        if std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
+            return OpenDevice::open_remote(path);
+        }
         let control =
             OpenOptions::new().read(true).write(true).open(path).map_err(|e| system("open it", e))?;
         let file_type = control.metadata().map_err(|e| system("look at it", e))?.file_type();
@@ -148,7 +160,21 @@ impl OpenDevice {
             false => FdClass::File,
         };
         let path = path.to_owned();
-        Ok(OpenDevice { path, control, data: data.into(), class, access, size_bytes, created: false })
+        let data = Data::Here(data.into(), class);
+        Ok(OpenDevice { path, control, data, access, size_bytes, created: false })
+    }
+
+    /// Opens what is behind a socket: a device on another host.
+    fn open_remote(path: &Path) -> Result<OpenDevice, PoolError> {
+        let remote = Arc::new(RemoteFile::open(path)?);
+        Ok(OpenDevice {
+            path: path.to_owned(),
+            control: ControlFile::Remote(remote.clone()),
+            size_bytes: remote.size_bytes(),
+            data: Data::Remote(remote),
+            access: "remote",
+            created: false,
+        })
     }
 
     /// Opens a device that is to become part of a pool; makes the file if there is none.
@@ -178,16 +204,15 @@ impl OpenDevice {
     }
 
     fn resize(&self) -> Result<(), PoolError> {
-        self.control.file().set_len(self.size_bytes).map_err(|e| self.system("size it", e))
+        let file = self.control.file();
+        file.map_or(Ok(()), |file| file.set_len(self.size_bytes)).map_err(|e| self.system("size it", e))
     }
 
     /// Reserves all bytes of a file now, so that the filesystem's running full cannot hurt later.
     fn reserve(&self) -> Result<(), PoolError> {
-        let is_file = self.control.file().metadata().is_ok_and(|metadata| metadata.is_file());
-        if !is_file {
-            return Ok(());
-        }
-        match rustix::fs::fallocate(self.control.file(), FallocateFlags::empty(), 0, self.size_bytes) {
+        let is_file = |file: &&File| file.metadata().is_ok_and(|metadata| metadata.is_file());
+        let Some(file) = self.control.file().filter(is_file) else { return Ok(()) };
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, self.size_bytes) {
             Ok(()) => Ok(()),
             Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
                 Err(PoolError::NoSpace { path: self.path.clone(), bytes: self.size_bytes })
@@ -224,7 +249,8 @@ impl OpenDevice {
 
     /// Refuses a device that the kernel uses through a loop device, as it does a swap area: no --force makes up for that.
     pub(super) fn refuse_in_use(&self) -> Result<(), PoolError> {
-        let over = FileId::of(&self.data).and_then(swap::loops_over);
+        let Data::Here(data, _) = &self.data else { return Ok(()) };
+        let over = FileId::of(data).and_then(swap::loops_over);
         match over.map(|mut over| over.pop()) {
             Ok(None) => Ok(()),
             Ok(Some(device)) => Err(PoolError::UnderLoop { path: self.path.clone(), device }),
@@ -338,10 +364,34 @@ impl Device {
         stored.map_err(|e| self.open.system("write its segment table", e))
     }
 
-    /// A descriptor of the data for somebody else.
-    pub(super) fn clone_data(&self) -> io::Result<OwnedFd> {
-        self.open.data.as_fd().try_clone_to_owned()
+    /// The data for somebody else.
+    pub(super) fn clone_data(&self) -> Result<FlashFile, PoolError> {
+        match &self.open.data {
+            Data::Here(file, class) => {
+                let file = file.as_fd().try_clone_to_owned();
+                let file = file.map_err(|e| self.open.system("open it once more", e))?;
+                Ok(FlashFile::Here(LocalFlash { file, class: *class }))
+            }
+            Data::Remote(remote) => remote.for_shard().map(FlashFile::Remote),
+        }
     }
+
+    /// Does it take second copies only, being another host's?
+    pub(super) fn is_remote(&self) -> bool {
+        matches!(self.open.data, Data::Remote(_))
+    }
+}
+
+/// The name that the superblock in a file gives the device; nothing where there is none. Changes nothing, whoever has it open.
+pub fn superblock_uuid(path: &Path) -> Option<super::Uuid> {
+    use std::os::unix::fs::FileExt;
+    let file = File::open(path).ok()?;
+    let copies = SUPERBLOCK_OFFSETS.iter().filter_map(|offset| {
+        let mut bytes = vec![0; PAGE_BYTES];
+        file.read_exact_at(&mut bytes, *offset).ok()?;
+        Superblock::decode(&bytes).ok()
+    });
+    copies.max_by_key(|superblock| superblock.generation).map(|superblock| superblock.device_uuid)
 }
 
 /// Is a file's filesystem made of memory?

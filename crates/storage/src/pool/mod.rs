@@ -17,6 +17,7 @@ mod error;
 mod format;
 mod reader;
 pub mod recovery;
+mod remote;
 mod segments;
 mod swap;
 mod table;
@@ -31,12 +32,14 @@ use hob_engine::units::DeviceId;
 
 pub(crate) use device::is_memory_filesystem;
 use device::{Device, OpenDevice};
-pub use device::{DeviceSpec, Overwrite};
+pub use device::{DeviceSpec, Overwrite, superblock_uuid};
 pub use error::PoolError;
 use format::{Entry, Features, Kind, Superblock, SuperblockFlags};
 pub use format::{FORMAT_VERSION, OwnerId, Uuid, device_bytes_for};
 pub(crate) use reader::AlignedBuffer;
 pub use reader::{SectorCopy, SectorLost, SectorReader};
+pub(crate) use remote::RemoteFile;
+pub use remote::{REMOTE_EXPORT, RemoteFlash};
 pub use segments::RingOnFlash;
 pub use swap::SwapArea;
 
@@ -51,9 +54,29 @@ pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 /// Largest segment, bytes.
 pub const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
-/// A device's descriptor for a shard; see [`Flash::attach`](crate::flash::Flash::attach).
+/// A device for a shard; see [`Flash::attach`](crate::flash::Flash::attach).
 #[derive(Debug)]
-pub struct FlashFile {
+#[expect(clippy::large_enum_variant, reason = "one for each device and shard")]
+pub enum FlashFile {
+    /// On this host.
+    Here(LocalFlash),
+    /// On another.
+    Remote(RemoteFlash),
+}
+
+impl FlashFile {
+    /// The descriptor of one on this host.
+    pub fn here(self) -> Option<LocalFlash> {
+        match self {
+            FlashFile::Here(local) => Some(local),
+            FlashFile::Remote(_) => None,
+        }
+    }
+}
+
+/// The descriptor of a device on this host.
+#[derive(Debug)]
+pub struct LocalFlash {
     /// Open for reading and writing.
     pub file: OwnedFd,
     /// How the ring should treat it.
@@ -86,7 +109,7 @@ pub struct DeviceInfo {
     pub free_segments: u64,
     /// Does it get new ones?
     pub admission: Admission,
-    /// How it is accessed: `direct`, `buffered` or `memory`.
+    /// How it is accessed: `direct`, `buffered`, `memory` or `remote`. A remote one, on another host, takes second copies only.
     pub access: &'static str,
 }
 
@@ -292,6 +315,20 @@ impl Pool {
         device.store_superblock().inspect_err(|_| device.superblock.flags = out)
     }
 
+    /// A device on another host is not to be had any more: nothing is read or written there, and it gives no segments.
+    ///
+    /// # Errors
+    /// `NoSuchDevice`.
+    pub fn give_up(&mut self, id: DeviceId) -> Result<(), PoolError> {
+        let at = self.position(id)?;
+        let device = &mut self.devices[at];
+        device.superblock.flags = SuperblockFlags(device.superblock.flags.0 | SuperblockFlags::OUT.0);
+        if let device::Data::Remote(remote) = &device.open.data {
+            remote.give_up();
+        }
+        Ok(())
+    }
+
     /// What a hob must know that opens this pool.
     fn features(&self) -> Features {
         self.devices.iter().fold(Features::default(), |all, device| all.with(device.superblock.features))
@@ -309,9 +346,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Free segments on devices that are in.
+    /// Free segments on devices of this host that are in.
     pub fn free_segments(&self) -> u64 {
-        self.devices.iter().filter(|device| admits(device)).map(|device| device.table.free()).sum()
+        self.devices.iter().filter(|device| admits_all(device)).map(|device| device.table.free()).sum()
     }
 
     /// The pool's name.
@@ -352,8 +389,7 @@ impl Pool {
     /// `NoSuchDevice`, or the system's when there are no descriptors left.
     pub fn file(&self, id: DeviceId) -> Result<FlashFile, PoolError> {
         let device = &self.devices[self.position(id)?];
-        let file = device.clone_data().map_err(|e| device.open.system("open it once more", e))?;
-        Ok(FlashFile { file, class: device.open.class })
+        device.clone_data()
     }
 
     fn position(&self, id: DeviceId) -> Result<usize, PoolError> {
@@ -364,6 +400,11 @@ impl Pool {
 
 fn admits(device: &Device) -> bool {
     device.superblock.flags.0 & SuperblockFlags::OUT.0 == 0
+}
+
+/// Does it give segments for whatever a cache keeps?
+fn admits_all(device: &Device) -> bool {
+    admits(device) && !device.is_remote()
 }
 
 fn new_uuid() -> Uuid {

@@ -11,7 +11,8 @@ use hob_engine::journal::{DirtySector, FlashSector};
 use hob_engine::units::{DeviceId, SECTOR_BYTES};
 use rustix::io::Errno;
 
-use super::{Pool, PoolError};
+use super::device::Data;
+use super::{Pool, PoolError, RemoteFile};
 use crate::checksum::sector_sums;
 use crate::ring::read_now;
 use crate::volatile::{self, VolatileFile};
@@ -43,17 +44,29 @@ impl AlignedBuffer {
     }
 }
 
+/// A device that is read.
+#[derive(Debug)]
+enum Source {
+    Here(OwnedFd, Option<Arc<VolatileFile>>),
+    Remote(Arc<RemoteFile>),
+}
+
 /// The devices of a pool, open for reading. Outlives the pool's lock on its own.
 #[derive(Debug)]
-pub(super) struct Devices(Vec<(DeviceId, OwnedFd, Option<Arc<VolatileFile>>)>);
+pub(super) struct Devices(Vec<(DeviceId, Source)>);
 
 impl Devices {
     pub(super) fn of(pool: &Pool) -> Result<Devices, PoolError> {
         let files = pool.devices.iter().map(|device| {
-            let id = DeviceId(device.superblock.ordinal);
-            let file = pool.file(id)?.file;
-            let volatile = volatile::known(&file);
-            Ok((id, file, volatile))
+            let source = match &device.open.data {
+                Data::Remote(remote) => Source::Remote(remote.clone()),
+                Data::Here(file, _) => {
+                    let file = file.try_clone().map_err(|e| device.open.system("open it once more", e))?;
+                    let volatile = volatile::known(&file);
+                    Source::Here(file, volatile)
+                }
+            };
+            Ok((DeviceId(device.superblock.ordinal), source))
         });
         Ok(Devices(files.collect::<Result<_, PoolError>>()?))
     }
@@ -61,9 +74,12 @@ impl Devices {
     /// Fills `bytes`, which are aligned, from `offset` on.
     pub(super) fn read(&self, device: DeviceId, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
         let found = self.0.iter().find(|(id, ..)| *id == device);
-        match found.ok_or(Errno::NODEV)? {
-            (_, file, None) => read_now(file, offset, bytes),
-            (_, _, Some(volatile)) => volatile.read(offset, bytes).map_err(volatile::errno),
+        match &found.ok_or(Errno::NODEV)?.1 {
+            Source::Here(file, None) => read_now(file, offset, bytes),
+            Source::Here(_, Some(volatile)) => volatile.read(offset, bytes).map_err(volatile::errno),
+            Source::Remote(remote) => {
+                remote.read_exact_at(bytes, offset).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+            }
         }
     }
 }

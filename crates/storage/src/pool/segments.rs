@@ -13,7 +13,7 @@ use hob_engine::units::DeviceId;
 use super::device::Device;
 use super::error::PoolError;
 use super::format::{Entry, Features, Kind, OwnerId, RING_COPIES_MAX};
-use super::{Pool, admits};
+use super::{Pool, admits, admits_all};
 
 /// A ring of a journal, as far as its devices are there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +48,36 @@ impl Pool {
         self.allocate_in_turn(owner, Kind::Data { since }, ordinals)
     }
 
+    /// Gives up to `most` free segments for second copies to a persistent cache, from devices of other hosts that are in, but leaves
+    /// so many free on each. They get the lowest numbers that the owner does not use.
+    ///
+    /// # Errors
+    /// A device's own.
+    pub fn allocate_seconds(
+        &mut self,
+        owner: OwnerId,
+        most: u64,
+        spare: u64,
+    ) -> Result<Vec<DataSegment>, PoolError> {
+        self.require(Features::JOURNAL)?;
+        let taken: BTreeSet<u32> = self.data_of(owner).iter().map(|segment| segment.ordinal).collect();
+        let since = self.ring_numbers(owner).last().copied().unwrap_or(0);
+        let mut ordinals = (0..).filter(|ordinal| !taken.contains(ordinal));
+        let mut segments = Vec::new();
+        for device in self.devices.iter_mut().filter(|device| admits(device) && device.is_remote()) {
+            let count = device.table.free().saturating_sub(spare).min(most - segments.len() as u64);
+            for ordinal in ordinals.by_ref().take(count as usize) {
+                let place = take_segment(device, Entry::Owned { owner, ordinal, kind: Kind::Data { since } });
+                segments.push(DataSegment { place, ordinal, seconds_only: true });
+            }
+        }
+        self.store_or_release(&segments.iter().map(|segment| segment.place).collect::<Vec<_>>())?;
+        Ok(segments)
+    }
+
     /// Gives a persistent cache room for a ring of its journal: so many copies of so many segments, each copy on a device of
-    /// its own. Devices with the most room are taken first, those in `avoid` last. The number is [`Pool::next_ring_number`]'s.
+    /// this host of its own. Devices with the most room are taken first, those in `avoid` last. The number is
+    /// [`Pool::next_ring_number`]'s.
     ///
     /// # Errors
     /// `TooFewDevices`, a device's own; `Unworkable` for a number in use, or not one or two copies.
@@ -61,6 +89,48 @@ impl Pool {
         segments: u64,
         avoid: &[DeviceId],
     ) -> Result<Vec<Vec<Segment>>, PoolError> {
+        let here = self.with_room(segments, avoid, |device| !device.is_remote());
+        self.allocate_ring_on(owner, number, copies, segments, here)
+    }
+
+    /// The same for a ring of two copies, of which the second is on another host, or of one that is there.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate_ring`]'s.
+    pub fn allocate_ring_far(
+        &mut self,
+        owner: OwnerId,
+        number: u32,
+        copies: usize,
+        segments: u64,
+        avoid: &[DeviceId],
+    ) -> Result<Vec<Vec<Segment>>, PoolError> {
+        let here = self.with_room(segments, avoid, |device| !device.is_remote());
+        let far = self.with_room(segments, avoid, Device::is_remote);
+        let devices = here.first().filter(|_| copies > 1).into_iter().chain(far.first()).copied().collect();
+        self.allocate_ring_on(owner, number, copies, segments, devices)
+    }
+
+    /// Devices that are in and have room for so many segments, the one to be taken first first.
+    fn with_room(&self, segments: u64, avoid: &[DeviceId], which: impl Fn(&Device) -> bool) -> Vec<usize> {
+        let fits = |at: &usize| {
+            let device = &self.devices[*at];
+            admits(device) && which(device) && device.table.free() >= segments
+        };
+        let mut devices: Vec<usize> = (0..self.devices.len()).filter(fits).collect();
+        let is_avoided = |at: usize| avoid.contains(&DeviceId(self.devices[at].superblock.ordinal));
+        devices.sort_by_key(|at| (is_avoided(*at), std::cmp::Reverse(self.devices[*at].table.free())));
+        devices
+    }
+
+    fn allocate_ring_on(
+        &mut self,
+        owner: OwnerId,
+        number: u32,
+        copies: usize,
+        segments: u64,
+        devices: Vec<usize>,
+    ) -> Result<Vec<Vec<Segment>>, PoolError> {
         if copies == 0 || copies > usize::from(RING_COPIES_MAX) || segments == 0 {
             let reason = format!(
                 "a journal has one or two copies of at least one segment, not {copies} of {segments}"
@@ -70,14 +140,10 @@ impl Pool {
         if self.ring_numbers(owner).contains(&number) {
             return Err(PoolError::Unworkable { reason: format!("the cache has a ring {number} already") });
         }
-        let with_room = |at: &usize| admits(&self.devices[*at]) && self.devices[*at].table.free() >= segments;
-        let mut devices: Vec<usize> = (0..self.devices.len()).filter(with_room).collect();
         if devices.len() < copies {
             return Err(PoolError::TooFewDevices { copies, segments, devices: devices.len() });
         }
         self.require(Features::JOURNAL)?;
-        let is_avoided = |at: usize| avoid.contains(&DeviceId(self.devices[at].superblock.ordinal));
-        devices.sort_by_key(|at| (is_avoided(*at), std::cmp::Reverse(self.devices[*at].table.free())));
         let mut ring = Vec::with_capacity(copies);
         for (copy, at) in (0..).zip(devices.into_iter().take(copies)) {
             let device = &mut self.devices[at];
@@ -103,7 +169,7 @@ impl Pool {
         let mut segments = Vec::with_capacity(ordinals.len());
         for ordinal in ordinals {
             let place = take_segment(self.next_device(), Entry::Owned { owner, ordinal, kind });
-            segments.push(DataSegment { place, ordinal });
+            segments.push(DataSegment { place, ordinal, seconds_only: false });
         }
         self.store_or_release(&segments.iter().map(|segment| segment.place).collect::<Vec<_>>())?;
         Ok(segments)
@@ -112,7 +178,7 @@ impl Pool {
     fn next_device(&mut self) -> &mut Device {
         let count = self.devices.len();
         let start = self.turn;
-        let usable = |at: &usize| admits(&self.devices[*at]) && self.devices[*at].table.free() > 0;
+        let usable = |at: &usize| admits_all(&self.devices[*at]) && self.devices[*at].table.free() > 0;
         let at = (start..start + count).map(|at| at % count).find(usable).expect("there are free segments");
         self.turn = at + 1;
         &mut self.devices[at]
@@ -179,10 +245,13 @@ impl Pool {
             Kind::Data { since } => Some((ordinal, std::cmp::Reverse(since), place)),
             _ => None,
         };
+        let is_far =
+            |place: Segment| self.position(place.device).is_ok_and(|at| self.devices[at].is_remote());
         let mut found: Vec<(u32, _, Segment)> = self.rows_of(owner).filter_map(data).collect();
         found.sort_unstable();
         found.dedup_by_key(|(ordinal, ..)| *ordinal);
-        found.into_iter().map(|(ordinal, _, place)| DataSegment { place, ordinal }).collect()
+        let segment = |(ordinal, _, place)| DataSegment { place, ordinal, seconds_only: is_far(place) };
+        found.into_iter().map(segment).collect()
     }
 
     /// Rings of a persistent cache, those with the highest number first. A copy whose device is away is left out; a ring of

@@ -11,7 +11,7 @@ use hob_engine::units::DeviceId;
 use super::error::PoolError;
 use super::format::{Entry, Features, Kind, OwnerId};
 use super::segments::segment_at;
-use super::{Pool, admits};
+use super::{Pool, admits_all};
 
 /// A run of segments that the host swaps to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Pool {
         };
         let mut chosen: Vec<usize> = chosen
             .into_iter()
-            .filter(|at| admits(&self.devices[*at]))
+            .filter(|at| admits_all(&self.devices[*at]))
             .filter(|at| !but.contains(&DeviceId(self.devices[*at].superblock.ordinal)))
             .collect();
         if chosen.is_empty() {

@@ -43,6 +43,8 @@ pub(super) struct FdEntry {
     pub(super) detached: bool,
     /// Registered with the kernel under its index.
     pub(super) fixed: bool,
+    /// An eventfd that nothing can be written to without waiting.
+    pub(super) patient: bool,
     /// The last receive left bytes behind.
     pub(super) more_to_receive: bool,
 }

@@ -53,7 +53,7 @@ pub use config::{RingConfig, RingError, RingKind};
 use fds::FdEntry;
 pub use fds::{Fd, FdClass};
 pub(crate) use op::read_now;
-use op::{Attempt, Message, Op, Work};
+use op::{Attempt, Message, Op, Pace, Work};
 pub use op::{Completion, Returned, RxBuf};
 pub use waker::Waker;
 
@@ -210,6 +210,7 @@ impl Ring {
                 in_flight: 0,
                 detached: true,
                 fixed: false,
+                patient: false,
                 more_to_receive: false,
             });
             u16::try_from(self.fds.len() - 1).expect("at most 65 535 descriptors")
@@ -226,6 +227,7 @@ impl Ring {
         entry.volatile = volatile;
         entry.detached = false;
         entry.fixed = fixed;
+        entry.patient = false;
         entry.more_to_receive = false;
         Fd { index, generation: entry.generation }
     }
@@ -471,9 +473,11 @@ impl Ring {
     }
 
     fn start(&mut self, token: Token, fd: Fd, work: Work) {
-        self.entry_mut(fd).in_flight += 1;
+        let entry = self.entry_mut(fd);
+        entry.in_flight += 1;
+        let pace = if entry.patient { Pace::Patient } else { Pace::AtOnce };
         self.in_flight += 1;
-        let op = Op { token, fd, done: 0, work };
+        let op = Op { token, fd, done: 0, pace, work };
         let index = match self.free_ops.pop() {
             Some(index) => {
                 self.ops[index as usize] = op;
@@ -517,8 +521,14 @@ impl Ring {
 
     /// An attempt ended with `result`, as the system call would have: continues or completes.
     fn advance(&mut self, index: u32, result: i32) {
-        match self.ops[index as usize].judge(result) {
-            op::Verdict::Again => self.attempt(index),
+        let op = &mut self.ops[index as usize];
+        match op.judge(result) {
+            op::Verdict::Again => {
+                if matches!(op.work, Work::Signal) && op.pace == Pace::Patient {
+                    self.fds[usize::from(op.fd.index)].patient = true;
+                }
+                self.attempt(index)
+            }
             op::Verdict::Ended(result) => self.complete(index, result),
         }
     }

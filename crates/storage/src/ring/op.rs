@@ -87,7 +87,18 @@ pub(super) struct Op {
     pub(super) fd: Fd,
     /// Bytes that earlier attempts have moved.
     pub(super) done: u32,
+    /// Of sends and signals.
+    pub(super) pace: Pace,
     pub(super) work: Work,
+}
+
+/// May an attempt wait for whoever is at the other end?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// No: it ends while it is submitted. Nobody needs to be woken for that unless not all of it could be done.
+    AtOnce,
+    /// Yes: an earlier attempt could not do all of it.
+    Patient,
 }
 
 #[derive(Debug)]
@@ -163,12 +174,29 @@ pub(super) enum Attempt {
     Send {
         from: *const u8,
         len: u32,
+        pace: Pace,
     },
-    SendMessage(*const libc::msghdr),
+    SendMessage {
+        header: *const libc::msghdr,
+        len: usize,
+        pace: Pace,
+    },
     /// Until there is something to read, or an error to tell.
     Poll,
     /// Adds one to an eventfd.
-    Signal,
+    Signal(Pace),
+}
+
+impl Attempt {
+    /// What comes of it while it is submitted, unless it fails; nothing if it may wait.
+    pub(super) fn result_at_once(&self) -> Option<i32> {
+        match *self {
+            Attempt::Send { len, pace: Pace::AtOnce, .. } => Some(len as i32),
+            Attempt::SendMessage { len, pace: Pace::AtOnce, .. } => Some(len as i32),
+            Attempt::Signal(Pace::AtOnce) => Some(0),
+            _ => None,
+        }
+    }
 }
 
 /// What an attempt's result means.
@@ -194,9 +222,9 @@ impl Default for Message {
 }
 
 impl Message {
-    /// Describes what of `gather` comes after its first `skip` bytes, or the start of that.
-    fn describe(&mut self, gather: &Gather, skip: usize, arena: &Arena) {
-        let mut skip = skip;
+    /// Describes what of `gather` comes after its first `skip` bytes, or the start of that. The bytes of that.
+    fn describe(&mut self, gather: &Gather, skip: usize, arena: &Arena) -> usize {
+        let (mut skip, mut described) = (skip, 0);
         self.iovecs.clear();
         for piece in &gather.pieces {
             if skip >= piece.len() {
@@ -209,10 +237,12 @@ impl Message {
             let (from, len) = piece_address(piece, gather, arena);
             let base = from.wrapping_add(skip).cast_mut().cast();
             self.iovecs.push(libc::iovec { iov_base: base, iov_len: len - skip });
+            described += len - skip;
             skip = 0;
         }
         self.header.msg_iov = self.iovecs.as_mut_ptr();
         self.header.msg_iovlen = self.iovecs.len();
+        described
     }
 
     /// Describes part of a buffer that is somebody else's memory, or the start of that.
@@ -237,7 +267,7 @@ fn piece_address(piece: &Piece, gather: &Gather, arena: &Arena) -> (*const u8, u
 impl Op {
     /// What has to be done next.
     pub(super) fn attempt(&mut self, arena: &Arena) -> Attempt {
-        let done = self.done;
+        let (done, pace) = (self.done, self.pace);
         let rest = |slice: &BufferSlice| {
             (arena.pinned_address(*slice).wrapping_add(done as usize), slice.len - done)
         };
@@ -272,25 +302,34 @@ impl Op {
                 Attempt::RecvAll { to, len }
             }
             Work::Readable | Work::AwaitEvent => Attempt::Poll,
-            Work::Signal => Attempt::Signal,
+            Work::Signal => Attempt::Signal(pace),
             Work::Send { total: 0, .. } => Attempt::Nothing,
             Work::Send { gather, message, .. } => match &gather.pieces[..] {
                 // One piece needs no message, and the kernel less time.
                 [piece] => {
                     let (from, len) = piece_address(piece, gather, arena);
-                    Attempt::Send { from: from.wrapping_add(done as usize), len: len as u32 - done }
+                    Attempt::Send { from: from.wrapping_add(done as usize), len: len as u32 - done, pace }
                 }
                 _ => {
-                    message.describe(gather, done as usize, arena);
-                    Attempt::SendMessage(&raw const message.header)
+                    let len = message.describe(gather, done as usize, arena);
+                    Attempt::SendMessage { header: &raw const message.header, len, pace }
                 }
             },
         }
     }
 
+    fn is_hasty_signal(&self) -> bool {
+        matches!(self.work, Work::Signal) && self.pace == Pace::AtOnce
+    }
+
     /// Takes an attempt's result into account.
     pub(super) fn judge(&mut self, result: i32) -> Verdict {
-        if result == -libc::EINTR || result == -libc::EAGAIN {
+        // The second: an eventfd of a kernel that cannot write to one without waiting.
+        if result == -libc::EAGAIN || (result == -libc::EOPNOTSUPP && self.is_hasty_signal()) {
+            self.pace = Pace::Patient;
+            return Verdict::Again;
+        }
+        if result == -libc::EINTR {
             return Verdict::Again;
         }
         if result < 0 {
@@ -335,7 +374,10 @@ impl Op {
                 match moved {
                     _ if self.done as usize == *total => Verdict::Ended(self.done as i32),
                     0 => Verdict::Ended(-libc::EPIPE),
-                    _ => Verdict::Again,
+                    _ => {
+                        self.pace = Pace::Patient;
+                        Verdict::Again
+                    }
                 }
             }
         }

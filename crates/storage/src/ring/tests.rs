@@ -485,3 +485,74 @@ fn an_event_that_nobody_reads_holds_nothing_up() {
         assert_eq!(next(ring).result, -libc::ECANCELED);
     });
 }
+
+/// The end of what ends at once is no reason to wake up; that it did not end is one, and what is held up holds up no other wait.
+#[test]
+fn sends_and_signals_that_are_held_up_hold_up_no_wait() {
+    with_both(|ring| {
+        let (ours, mut theirs) = pair();
+        let slow = ring.attach(ours, FdClass::Socket);
+        let (ours, mut other) = pair();
+        let quick = ring.attach(ours, FdClass::Socket);
+        // An eventfd that waits when it is full, and one that does not.
+        let events = [EventfdFlags::empty(), EventfdFlags::NONBLOCK].map(|flags| eventfd(0, flags).unwrap());
+        let doors = [0, 1].map(|at: usize| ring.attach(events[at].try_clone().unwrap(), FdClass::Event));
+        for event in &events {
+            rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        }
+        let data = pattern(4 << 20, 5);
+        let buffer = ring.arena_mut().alloc(data.len()).unwrap();
+        ring.arena_mut().bytes_mut(buffer).copy_from_slice(&data);
+        let mut gather = Gather::default();
+        gather.push_payload(ring.arena().whole(buffer));
+        ring.send(token(1), slow, gather);
+        doors.iter().for_each(|door| ring.signal(token(2), *door));
+        ring.recv(token(3), quick, RxBuf::new(16));
+        let writer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            other.write_all(b"hello").unwrap();
+            other
+        });
+        let start = Instant::now();
+        assert_eq!(next(ring).token, token(3));
+        assert!(start.elapsed() < PATIENCE / 2, "a wait was held up");
+        drop(writer.join().unwrap());
+        // Somebody reads again, and everything goes on without anything else happening here.
+        let reader = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            let mut received = vec![0; 4 << 20];
+            theirs.read_exact(&mut received).unwrap();
+            received
+        });
+        let sent = next(ring);
+        assert_eq!((sent.token, sent.result), (token(1), 4 << 20));
+        assert!(reader.join().unwrap() == data);
+        for event in &events {
+            rustix::io::read(event, &mut [0; 8]).unwrap();
+            assert_eq!((next(ring).token, 0), (token(2), 0));
+        }
+        for door in doors {
+            ring.detach_event(door);
+        }
+        ring.detach(slow);
+        ring.detach(quick);
+        ring.arena_mut().free(buffer);
+    });
+}
+
+/// More of them than the queue has room for, and a wait with nothing else under way sees their ends.
+#[test]
+fn the_ends_of_many_signals_are_seen() {
+    with_both(|ring| {
+        let theirs = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let fd = ring.attach(theirs.try_clone().unwrap(), FdClass::Event);
+        (0..100).for_each(|at| ring.signal(token(at), fd));
+        let mut seen: Vec<u32> = (0..100).map(|_| next(ring).token.index()).collect();
+        seen.sort_unstable();
+        assert!(seen.into_iter().eq(0..100));
+        let mut count = [0; 8];
+        rustix::io::read(&theirs, &mut count).unwrap();
+        assert_eq!(u64::from_ne_bytes(count), 100);
+        ring.detach_event(fd);
+    });
+}

@@ -117,7 +117,7 @@ impl Threads {
         let waiting = &mut self.sockets[usize::from(index)];
         let slot = match attempt {
             Attempt::Recv { .. } | Attempt::RecvAll { .. } | Attempt::Poll => &mut waiting.receive,
-            Attempt::Send { .. } | Attempt::SendMessage(_) | Attempt::Signal => &mut waiting.send,
+            Attempt::Send { .. } | Attempt::SendMessage { .. } | Attempt::Signal(_) => &mut waiting.send,
             _ => return self.queue(Job { op, fd, attempt }),
         };
         let mut result = run(fd, attempt);
@@ -309,11 +309,11 @@ fn run(fd: RawFd, attempt: Attempt) -> i32 {
             Attempt::Recv { to, len } | Attempt::RecvAll { to, len } => {
                 libc::recv(fd, to.cast(), len as usize, libc::MSG_DONTWAIT)
             }
-            Attempt::Send { from, len } => libc::send(fd, from.cast(), len as usize, flags),
-            Attempt::SendMessage(header) => libc::sendmsg(fd, header, flags),
+            Attempt::Send { from, len, .. } => libc::send(fd, from.cast(), len as usize, flags),
+            Attempt::SendMessage { header, .. } => libc::sendmsg(fd, header, flags),
             Attempt::Poll => ready(fd, libc::POLLIN),
             // A count that is at its highest would make the write wait.
-            Attempt::Signal => match ready(fd, libc::POLLOUT) {
+            Attempt::Signal(_) => match ready(fd, libc::POLLOUT) {
                 1 => libc::write(fd, 1u64.to_ne_bytes().as_ptr().cast(), 8),
                 not_now => not_now,
             },

@@ -15,7 +15,7 @@ use io_uring::squeue::{Entry, Flags};
 use io_uring::{IoUring, cqueue, opcode, types};
 
 use super::FdEntry;
-use super::op::Attempt;
+use super::op::{Attempt, Pace};
 use super::waker::Waker;
 use crate::buffers::Arena;
 
@@ -34,11 +34,29 @@ const POLL_FIRST: u16 = 1;
 /// How often a spinning wait looks at the clock.
 const LOOKS_PER_CLOCK: u32 = 64;
 
-/// How long a wait takes a send's end for granted.
-const SEND_MAX: Duration = Duration::from_micros(200);
-
 /// What is written to an eventfd to tell of something.
 static ONE: [u8; 8] = 1u64.to_ne_bytes();
+
+/// Set in the names of attempts that end while they are submitted.
+const HASTY: u64 = 1 << 32;
+
+/// The end of what ended while it was submitted is seen after so long at the latest. Short timers are dear on virtual machines.
+const UNSEEN_MAX: Duration = Duration::from_millis(10);
+
+/// Attempts that end while they are submitted: operation, and the result unless the kernel says another.
+#[derive(Debug, Default)]
+struct Hasty {
+    queued: Vec<(u32, i32)>,
+    submitted: VecDeque<(u32, i32)>,
+}
+
+impl Hasty {
+    /// That one failed.
+    fn forget(&mut self, op: u32) {
+        self.queued.retain(|(queued, _)| *queued != op);
+        self.submitted.retain(|(submitted, _)| *submitted != op);
+    }
+}
 
 /// An attempt that ended.
 #[derive(Debug)]
@@ -59,8 +77,10 @@ pub(super) struct Uring {
     fixed_memory: std::ops::Range<usize>,
     fixed_files: bool,
     poll_first: bool,
-    /// Sends since the last submission. They nearly always end while they are submitted.
-    sends: usize,
+    /// This kernel can be asked to report failures alone.
+    can_skip: bool,
+    /// Attempts that end while they are submitted, and are heard of only if they fail.
+    hasty: Hasty,
 }
 
 impl std::fmt::Debug for Uring {
@@ -89,6 +109,7 @@ impl Uring {
         if !(params.is_feature_ext_arg() && params.is_feature_nodrop() && params.is_feature_fast_poll()) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel is older than 5.11"));
         }
+        let can_skip = params.is_feature_skip_cqe_on_success();
         let (base, len) = arena.region();
         let iovec = libc::iovec { iov_base: base.cast(), iov_len: len };
         // SAFETY: the arena's mapping outlives this ring: `Ring` drops the driver first or leaks
@@ -110,7 +131,8 @@ impl Uring {
             fixed_memory,
             fixed_files,
             poll_first,
-            sends: 0,
+            can_skip,
+            hasty: Hasty::default(),
         };
         uring.await_wake();
         Ok(uring)
@@ -129,19 +151,30 @@ impl Uring {
     }
 
     pub(super) fn start(&mut self, op: u32, index: u16, entry: &FdEntry, attempt: Attempt) {
-        let ends_at_once =
-            matches!(attempt, Attempt::Send { .. } | Attempt::SendMessage(_) | Attempt::Signal);
-        self.sends += usize::from(ends_at_once);
         let sqe = match entry.fixed {
             true => self.entry(i32::from(index), entry, attempt).flags(Flags::FIXED_FILE),
             false => self.entry(entry.raw(), entry, attempt),
         };
+        if let Some(result) = attempt.result_at_once().filter(|_| self.can_skip) {
+            // What has to wait for room in the queue is reported as everything is.
+            let skipping = sqe.clone().flags(Flags::SKIP_SUCCESS).user_data(HASTY | u64::from(op));
+            if self.backlog.is_empty() && self.try_push(&skipping) {
+                return self.hasty.queued.push((op, result));
+            }
+        }
         self.push(sqe.user_data(u64::from(op)));
     }
 
     fn entry(&self, fd: i32, entry: &FdEntry, attempt: Attempt) -> Entry {
         let fd = types::Fd(fd);
-        let no_signal = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        let send_flags = |pace| {
+            libc::MSG_NOSIGNAL
+                | libc::MSG_WAITALL
+                | match pace {
+                    Pace::AtOnce => libc::MSG_DONTWAIT,
+                    Pace::Patient => 0,
+                }
+        };
         match attempt {
             Attempt::Nothing => unreachable!("nothing needs no entry"),
             Attempt::Read { to, len, offset } if self.is_fixed(to) => {
@@ -170,10 +203,17 @@ impl Uring {
                 opcode::Recv::new(fd, to, len).ioprio(first).build()
             }
             Attempt::RecvAll { to, len } => opcode::Recv::new(fd, to, len).flags(libc::MSG_WAITALL).build(),
-            Attempt::Send { from, len } => opcode::Send::new(fd, from, len).flags(no_signal).build(),
+            Attempt::Send { from, len, pace } => {
+                opcode::Send::new(fd, from, len).flags(send_flags(pace)).build()
+            }
             Attempt::Poll => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
-            Attempt::Signal => opcode::Write::new(fd, ONE.as_ptr(), ONE.len() as u32).build(),
-            Attempt::SendMessage(header) => opcode::SendMsg::new(fd, header).flags(no_signal as u32).build(),
+            Attempt::Signal(pace) => {
+                let flags = if pace == Pace::AtOnce { libc::RWF_NOWAIT } else { 0 };
+                opcode::Write::new(fd, ONE.as_ptr(), ONE.len() as u32).rw_flags(flags).build()
+            }
+            Attempt::SendMessage { header, pace, .. } => {
+                opcode::SendMsg::new(fd, header).flags(send_flags(pace) as u32).build()
+            }
         }
     }
 
@@ -199,11 +239,24 @@ impl Uring {
     fn push_backlog(&mut self) {
         while let Some(entry) = self.backlog.pop_front() {
             let pushed =
-                self.try_push(&entry) || (self.ring.submit().is_ok_and(|n| n > 0) && self.try_push(&entry));
+                self.try_push(&entry) || (self.submit().is_ok_and(|n| n > 0) && self.try_push(&entry));
             if !pushed {
                 self.backlog.push_front(entry);
                 return;
             }
+        }
+    }
+
+    /// Passes everything that is queued to the kernel.
+    fn submit(&mut self) -> io::Result<usize> {
+        let result = self.ring.submit();
+        self.note_submitted();
+        result
+    }
+
+    fn note_submitted(&mut self) {
+        if self.ring.submission().is_empty() {
+            self.hasty.submitted.extend(self.hasty.queued.drain(..));
         }
     }
 
@@ -219,50 +272,45 @@ impl Uring {
         let dont_wait = timeout == Some(Duration::ZERO) || !self.ring.completion().is_empty();
         if dont_wait || !spin.is_zero() {
             if !self.ring.submission().is_empty() || self.ring.submission().taskrun() {
-                self.sends = 0;
-                quiet(self.ring.submit())?;
+                quiet(self.submit())?;
             }
             if dont_wait || self.spin(spin, || false) {
                 return Ok(());
             }
         }
-        // The end of a send is no reason to wake up for: wait for one more event, but not for ever,
-        // because a peer that does not read may hold a send up.
-        let sends = std::mem::take(&mut self.sends);
-        let timeout = match timeout {
-            Some(timeout) if sends > 0 => Some(timeout.min(SEND_MAX)),
-            None if sends > 0 => Some(SEND_MAX),
-            timeout => timeout,
+        // What ends while it is submitted is no reason to wake up, unless it fails, or nothing else happens.
+        let timeout = match self.hasty.queued.is_empty() {
+            true => timeout,
+            false => Some(timeout.map_or(UNSEEN_MAX, |timeout| timeout.min(UNSEEN_MAX))),
         };
-        self.enter(1 + sends, timeout)
+        self.enter(1, timeout)
     }
 
     /// Submits, and lets so many events gather, for at most that long.
     pub(super) fn nap(&mut self, events: usize, nap: Duration) -> io::Result<()> {
         self.push_backlog();
-        let sends = std::mem::take(&mut self.sends);
-        self.enter(events.saturating_add(sends).min(usize::from(u16::MAX)), Some(nap))
+        self.enter(events.min(usize::from(u16::MAX)), Some(nap))
     }
 
     fn enter(&mut self, events: usize, timeout: Option<Duration>) -> io::Result<()> {
         let timespec = timeout.map(types::Timespec::from);
-        quiet(match &timespec {
+        let result = match &timespec {
             None => self.ring.submit_and_wait(events),
             Some(timespec) => {
                 let args = types::SubmitArgs::new().timespec(timespec);
                 self.ring.submitter().submit_with_args(events, &args)
             }
-        })
+        };
+        self.note_submitted();
+        quiet(result)
     }
 
     /// Submits, and watches for completions, or for what `look` looks for.
     pub(super) fn watch(&mut self, spin: Duration, look: impl FnMut() -> bool) -> bool {
         self.push_backlog();
-        if !self.ring.submission().is_empty() || self.ring.submission().taskrun() {
-            self.sends = 0;
-            if quiet(self.ring.submit()).is_err() {
-                return false;
-            }
+        let queued = !self.ring.submission().is_empty() || self.ring.submission().taskrun();
+        if queued && quiet(self.submit()).is_err() {
+            return false;
         }
         self.spin(spin, look)
     }
@@ -277,7 +325,7 @@ impl Uring {
                 }
                 if self.ring.submission().taskrun() {
                     // Deferred completions appear when they are asked for.
-                    let _ = self.ring.submit();
+                    let _ = self.submit();
                     continue;
                 }
                 if look() {
@@ -293,17 +341,34 @@ impl Uring {
 
     pub(super) fn next(&mut self) -> Option<Ended> {
         loop {
-            let entry = self.ring.completion().next()?;
+            let Some(entry) = self.ring.completion().next() else {
+                return self.next_unreported();
+            };
+            let more_to_receive = cqueue::sock_nonempty(entry.flags());
             match entry.user_data() {
                 WAKE if entry.result() == -libc::ECANCELED => self.wake_awaited = false,
                 WAKE => self.await_wake(),
                 CANCEL => {}
-                op => {
-                    let more_to_receive = cqueue::sock_nonempty(entry.flags());
-                    return Some(Ended { op: op as u32, result: entry.result(), more_to_receive });
+                name => {
+                    let op = name as u32;
+                    if name & HASTY != 0 {
+                        self.hasty.forget(op);
+                    }
+                    return Some(Ended { op, result: entry.result(), more_to_receive });
                 }
             }
         }
+    }
+
+    /// An attempt that ended while it was submitted: a failure would have been reported by now.
+    fn next_unreported(&mut self) -> Option<Ended> {
+        if !self.hasty.submitted.is_empty() && self.ring.submission().cq_overflow() {
+            // It may be among what had no room.
+            let _ = self.submit();
+            return self.next();
+        }
+        let (op, result) = self.hasty.submitted.pop_front()?;
+        Some(Ended { op, result, more_to_receive: false })
     }
 
     /// Asks the kernel to end an operation.

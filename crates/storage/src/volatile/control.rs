@@ -10,13 +10,23 @@ use hob_engine::io::Durability;
 
 use super::VolatileFile;
 use crate::failing;
+use crate::pool::RemoteFile;
 
 /// What a write leaves that is made to fail, bytes.
 const TORN_BYTES: usize = 512;
 
-/// A file, through the power-cut layer if that is on.
+/// A file, through the power-cut layer if that is on; or a device of another host.
 #[derive(Debug)]
-pub(crate) struct ControlFile {
+pub(crate) enum ControlFile {
+    /// Of this host.
+    Here(LocalFile),
+    /// Of another.
+    Remote(Arc<RemoteFile>),
+}
+
+/// A file of this host.
+#[derive(Debug)]
+pub(crate) struct LocalFile {
     file: File,
     path: PathBuf,
     volatile: Option<Arc<VolatileFile>>,
@@ -29,17 +39,20 @@ impl ControlFile {
     /// The layer is on and cannot open the file once more.
     pub(crate) fn new(file: File, path: &Path) -> io::Result<ControlFile> {
         let volatile = super::volatile(&file)?;
-        Ok(ControlFile { file, path: path.to_owned(), volatile })
+        Ok(ControlFile::Here(LocalFile { file, path: path.to_owned(), volatile }))
     }
 
-    /// The file itself, for whatever neither reads nor writes.
-    pub(crate) fn file(&self) -> &File {
-        &self.file
+    /// The file itself, for whatever neither reads nor writes; none on another host.
+    pub(crate) fn file(&self) -> Option<&File> {
+        match self {
+            ControlFile::Here(local) => Some(&local.file),
+            ControlFile::Remote(_) => None,
+        }
     }
 
     /// Is the layer on?
     pub(crate) fn is_volatile(&self) -> bool {
-        self.volatile.is_some()
+        matches!(self, ControlFile::Here(LocalFile { volatile: Some(_), .. }))
     }
 
     /// As [`FileExt::read_exact_at`].
@@ -47,9 +60,10 @@ impl ControlFile {
     /// # Errors
     /// The file's.
     pub(crate) fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        match &self.volatile {
-            Some(volatile) => volatile.read(offset, bytes),
-            None => self.file.read_exact_at(bytes, offset),
+        match self {
+            ControlFile::Here(LocalFile { volatile: Some(volatile), .. }) => volatile.read(offset, bytes),
+            ControlFile::Here(local) => local.file.read_exact_at(bytes, offset),
+            ControlFile::Remote(remote) => remote.read_exact_at(bytes, offset),
         }
     }
 
@@ -58,14 +72,18 @@ impl ControlFile {
     /// # Errors
     /// The file's.
     pub(crate) fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let failed = failing::before_change(&self.path);
+        let local = match self {
+            ControlFile::Here(local) => local,
+            ControlFile::Remote(remote) => return remote.write_all_at(bytes, offset),
+        };
+        let failed = failing::before_change(&local.path);
         if failed.is_err() {
-            self.file.write_all_at(&bytes[..TORN_BYTES.min(bytes.len())], offset)?;
+            local.file.write_all_at(&bytes[..TORN_BYTES.min(bytes.len())], offset)?;
             return failed;
         }
-        match &self.volatile {
+        match &local.volatile {
             Some(volatile) => volatile.write(offset, bytes, Durability::Volatile),
-            None => self.file.write_all_at(bytes, offset),
+            None => local.file.write_all_at(bytes, offset),
         }
     }
 
@@ -74,10 +92,14 @@ impl ControlFile {
     /// # Errors
     /// The file's.
     pub(crate) fn sync_data(&self) -> io::Result<()> {
-        failing::before_change(&self.path)?;
-        match &self.volatile {
+        let local = match self {
+            ControlFile::Here(local) => local,
+            ControlFile::Remote(remote) => return remote.sync_data(),
+        };
+        failing::before_change(&local.path)?;
+        match &local.volatile {
             Some(volatile) => volatile.flush(),
-            None => self.file.sync_data(),
+            None => local.file.sync_data(),
         }
     }
 }

@@ -27,6 +27,8 @@ pub struct Script {
     pub refuse: bool,
     /// Requests are read and never answered.
     pub silent: bool,
+    /// Writes fail.
+    pub sick: bool,
     /// Replies are these bytes instead.
     pub garbage: Option<Vec<u8>>,
     pub connections: usize,
@@ -36,6 +38,7 @@ pub struct Script {
 pub struct Server {
     pub script: Arc<Mutex<Script>>,
     _dir: tempfile::TempDir,
+    pub socket: PathBuf,
     pub uri: String,
 }
 
@@ -43,7 +46,7 @@ struct Directory(ExportInfo);
 
 impl ExportDirectory for Directory {
     fn find(&self, name: &str) -> Option<ExportInfo> {
-        (name == "disk").then(|| self.0.clone())
+        ["disk", "lent"].contains(&name).then(|| self.0.clone())
     }
     fn list(&self) -> Vec<(String, String)> {
         vec![("disk".into(), String::new())]
@@ -61,6 +64,7 @@ impl Server {
             answers_left: None,
             refuse: false,
             silent: false,
+            sick: false,
             garbage: None,
             connections: 0,
             seen: Vec::new(),
@@ -79,7 +83,7 @@ impl Server {
             }
         });
         let uri = format!("nbd+unix:///disk?socket={}", path.display());
-        Server { script, _dir: dir, uri }
+        Server { script, _dir: dir, socket: path, uri }
     }
 
     pub fn set(&self, change: impl FnOnce(&mut Script)) {
@@ -189,6 +193,7 @@ fn answer(
             let extents = [Extent { length, state: 0 }];
             reply::push_block_status(&mut out, cookie, BASE_ALLOCATION_ID, &extents, Position::Last);
         }
+        Command::Write if script.sick => reply::push_simple_error(&mut out, cookie, ErrorCode::Io),
         command => {
             match command {
                 Command::Write => script.data[range].copy_from_slice(payload),

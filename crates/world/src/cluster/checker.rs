@@ -67,6 +67,17 @@ impl Checker {
         Ok(())
     }
 
+    /// A change that a host has sent reaches the backing.
+    pub(super) fn change(&self, host: usize, generation: u64) -> Result<(), Violation> {
+        if let Some((latest, by)) = self.acknowledged {
+            ensure!(
+                generation >= latest,
+                "a change of host {host} in generation {generation} reaches the backing after host {by} acknowledged in {latest}"
+            );
+        }
+        Ok(())
+    }
+
     /// May a block have this value when nobody has anything newer?
     pub(super) fn may_have(&self, number: u32, value: u64) -> bool {
         let block = self.blocks.get(&number);

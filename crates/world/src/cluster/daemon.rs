@@ -1,14 +1,15 @@
 //! What a daemon does with the machines: it makes their calls, takes disks, opens them, takes them again, gives them back.
 
 use hob_engine::cluster::{
-    Answer, Ask, Event as Told, Found, Is, Key, LeaseId, Refusal, Tenure, Title, Verdict, Wish,
+    Answer, Ask, Event as Told, Found, Is, Key, LeaseId, News, Refusal, Tenure, Title, Verdict, Wish,
 };
 use hob_engine::units::Instant;
 
+use super::copies::{Copy, Copying};
 use super::host::{From, Phase, Purpose};
 use super::plan::MS;
 use super::store::{Request, Response};
-use super::{Event, Sabotage, World, trace};
+use super::{Event, Forced, Sabotage, World, trace};
 use crate::{Violation, ensure};
 
 /// A question about a disk without an answer for so long has none, nanoseconds.
@@ -47,6 +48,14 @@ impl World<'_> {
         self.hosts[host].up && is_served && local.tenure.is_some_and(|it| it.is_valid(self.clock(host)))
     }
 
+    /// The same, or it might a moment ago: on a slow network renewals may come a little late now and then, and answers wait for them.
+    pub(super) fn serves(&self, host: usize, disk: usize) -> bool {
+        let local = &self.hosts[host].local[disk];
+        let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
+        let lately = local.tenure.is_some_and(|it| self.clock(host) < it.until + self.plan.lease_ns);
+        self.hosts[host].up && is_served && lately
+    }
+
     // The lease.
 
     /// Takes what the keeper tells, makes its next call, and comes back when it has another.
@@ -63,7 +72,8 @@ impl World<'_> {
                 Told::Renewed(tenure) => self.renewed(host, tenure)?,
                 Told::Ended(lease) => self.ended(host, lease),
                 Told::NameTaken(member) => {
-                    ensure!(false, "host {host}'s name is {}'s", member.id);
+                    // Unless it was destroyed, and the lease of who it was has not ended.
+                    ensure!(self.hosts[host].me.id.ends_with('+'), "host {host}'s name is {}'s", member.id);
                 }
             }
         }
@@ -143,7 +153,7 @@ impl World<'_> {
                 local.phase = match local.phase {
                     Phase::Serving | Phase::Leaving => Phase::Doubted,
                     // It is opened anew when it was taken again.
-                    Phase::Opening => Phase::Closed,
+                    Phase::Opening | Phase::Adopting => Phase::Closed,
                     other => other,
                 };
             }
@@ -178,7 +188,7 @@ impl World<'_> {
         self.queue.push(given_up, Event::FromStore { host, life, disk, number, response: None });
     }
 
-    fn way(&mut self) -> u64 {
+    pub(super) fn way(&mut self) -> u64 {
         let way = self.dice.latency(self.plan.network_ns);
         if self.dice.chance(self.plan.very_late) {
             way + self.dice.below(2 * self.plan.lease_ns)
@@ -194,10 +204,12 @@ impl World<'_> {
         disk: Option<usize>,
         number: u64,
         request: Request,
-    ) {
+    ) -> Result<(), Violation> {
         if self.store_away_until > self.now {
-            return;
+            return Ok(());
         }
+        let before: Vec<Option<Found<Title>>> =
+            (0..self.plan.disks).map(|disk| self.store.look(&disk.to_string()).title).collect();
         let by_deposed = matches!(request, Request::Renew(..)) && self.dice.chance(500);
         let believed = self.is(Sabotage::BelievesDeposed);
         let is_renewal = matches!(request, Request::Renew(..));
@@ -210,9 +222,60 @@ impl World<'_> {
         if !is_cut && !self.dice.chance(self.plan.lost) {
             self.queue.push(at, Event::FromStore { host, life, disk, number, response: Some(response) });
         }
+        self.tell(&before)
     }
 
-    fn ask_about(&mut self, host: usize, disk: usize, purpose: Purpose, request: Request) {
+    /// Hosts hear what has happened in the store, each in its time and order, or not at all. `before` are the titles as they were.
+    fn tell(&mut self, before: &[Option<Found<Title>>]) -> Result<(), Violation> {
+        for (name, revision, news) in self.store.take_news() {
+            let disk: usize = name.parse().unwrap_or_else(|_| unreachable!("disks are numbers"));
+            match news {
+                News::HoldGone => self.gone_at[disk] = Some(self.now),
+                News::Title { .. } => {
+                    self.check_settled(disk, before[disk].as_ref())?;
+                    self.note_forced(disk, before[disk].as_ref());
+                }
+            }
+            for host in 0..self.plan.hosts {
+                let is_cut = self.hosts[host].no_store_until > self.now;
+                if self.hosts[host].up && !is_cut && !self.dice.chance(self.plan.lost) {
+                    let (life, disk) = (self.hosts[host].life, name.clone());
+                    let at = self.now + self.way();
+                    self.queue.push(at, Event::News { host, life, disk, revision, news });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whoever takes a disk by force may die before it knows. What was dirty is lost all the same, and whoever has the disk next finds that.
+    fn note_forced(&mut self, disk: usize, before: Option<&Found<Title>>) {
+        let after = self.store.look(&disk.to_string()).title;
+        let (Some(before), Some(after), Some(forced)) = (before, after, &mut self.forced[disk]) else {
+            return;
+        };
+        let Title { member, generation, adopts, .. } = after.value;
+        let is_asked_for = member.id == self.hosts[forced.host].me.id && generation == forced.generation;
+        forced.happened |=
+            is_asked_for && before.value.dirty && before.value.member.id != member.id && adopts.is_none();
+    }
+
+    /// Whoever takes a disk from an owner that vanished has given it time for what that had sent.
+    fn check_settled(&self, disk: usize, before: Option<&Found<Title>>) -> Result<(), Violation> {
+        let after = self.store.look(&disk.to_string()).title;
+        let (Some(before), Some(after), Some(gone)) = (before, after, self.gone_at[disk]) else {
+            return Ok(());
+        };
+        let is_taken_over = before.value.taken && before.value.member != after.value.member;
+        let settled_ns = self.now.nanos_since(gone);
+        ensure!(
+            !is_taken_over || settled_ns >= self.plan.settle_ns,
+            "disk {disk} is taken {settled_ns} ns after its owner vanished"
+        );
+        Ok(())
+    }
+
+    pub(super) fn ask_about(&mut self, host: usize, disk: usize, purpose: Purpose, request: Request) {
         let number = self.next();
         self.hosts[host].local[disk].asked = Some((number, purpose));
         self.ask(host, Some(disk), number, request, QUESTION_NS_MAX);
@@ -241,7 +304,10 @@ impl World<'_> {
             Phase::Leaving if local.look_again => {
                 self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string()));
             }
-            Phase::Leaving if local.ops.is_empty() => {
+            Phase::Leaving if !local.ops.is_empty() || local.copy.state == Copying::Broken => {
+                self.tend_copy(host, disk)?;
+            }
+            Phase::Leaving => {
                 let dirty = self.hosts[host].kept[disk].is_dirty();
                 let title = local.title.clone().unwrap_or_else(|| unreachable!("it is served"));
                 let txn = local.seat.give_back(tenure.lease, &title, dirty);
@@ -254,8 +320,11 @@ impl World<'_> {
             }
             Phase::Serving => {
                 self.begin_destaging(host, disk)?;
-                self.go_on_with_mode(host, disk, tenure);
+                if !self.tend_copy(host, disk)? {
+                    self.go_on_with_mode(host, disk, tenure);
+                }
             }
+            Phase::Adopting => self.go_on_adopting(host, disk)?,
             _ => {}
         }
         Ok(())
@@ -318,15 +387,44 @@ impl World<'_> {
             (Purpose::Mark { dirty }, Some(Response::Txn(Some(revision)))) if phase == Phase::Serving => {
                 let local = &mut self.hosts[host].local[disk];
                 local.mode_due &= !dirty;
+                local.copy.in_doubt = false;
                 if let Some(title) = &mut local.title {
                     (title.value.dirty, title.revision) = (dirty, revision);
+                    title.value.copy.take_if(|_| !dirty);
+                }
+                if !dirty {
+                    self.go_on_alone(host, disk)?;
                 }
                 if dirty {
                     self.hosts[host].kept[disk].writes_back = true;
                 }
             }
+            (Purpose::SayCopy(copy), Some(Response::Txn(Some(revision))))
+                if matches!(phase, Phase::Serving | Phase::Leaving) =>
+            {
+                self.copy_said(host, disk, copy, revision)?;
+            }
             // Whether it happened, or happens later, is not known.
-            (Purpose::Mark { .. }, _) => self.hosts[host].local[disk].look_again = true,
+            (Purpose::Mark { .. } | Purpose::SayCopy(_), response) => {
+                let local = &mut self.hosts[host].local[disk];
+                local.look_again = true;
+                local.copy.in_doubt |= !matches!(response, Some(Response::Txn(None)));
+            }
+            (Purpose::Adopt { title, lease }, Some(Response::Txn(Some(revision))))
+                if phase == Phase::Closed && self.hosts[host].tenure.is_some_and(|it| it.lease == lease) =>
+            {
+                self.begin_to_adopt(host, disk, Found { revision, ..title });
+            }
+            (Purpose::LeaveAlone, _) if phase == Phase::Adopting => self.stop_adopting(host, disk),
+            (Purpose::BeginAdopting(title) | Purpose::EndAdopting(title), response)
+                if phase == Phase::Adopting =>
+            {
+                let revision = match response {
+                    Some(Response::Txn(revision)) => revision,
+                    _ => None,
+                };
+                self.adopting_answered(host, disk, title, revision)?;
+            }
             (Purpose::GiveBack, Some(Response::Txn(Some(_)))) if phase == Phase::Leaving => {
                 trace!(self, "host {host} gave disk {disk} back");
                 self.report.given_back += 1;
@@ -367,9 +465,15 @@ impl World<'_> {
             known: kept.known,
             dirty: kept.writes_back && !self.is(Sabotage::EarlyWriteBack) || kept.is_dirty(),
             force: local.force && local.phase == Phase::Closed,
+            keeps_copy: local.phase != Phase::Closed || self.is(Sabotage::KeepsWord),
         };
         let me = self.hosts[host].me.clone();
         let mut seat = self.hosts[host].local[disk].seat.clone();
+        let (name, waiting) = (disk.to_string(), &mut self.hosts[host].waiting);
+        waiting.handle_look(&name, &look);
+        if let Some((revision, at)) = waiting.gone(&name) {
+            seat.saw_gone(revision, at);
+        }
         let mut verdict = seat.decide(clock, &me, tenure.lease, &look, wish);
         self.hosts[host].local[disk].seat = seat;
         if self.is(Sabotage::NoSettling)
@@ -389,11 +493,16 @@ impl World<'_> {
             // Its lease has ended; the keeper will say so.
             _ if !matches!(phase, Phase::Closed | Phase::Doubted) => {}
             Verdict::Take(taking) if is_doubted && !taking.continued => self.lose(host, disk),
+            Verdict::Adopt(_) if is_doubted => self.lose(host, disk),
+            Verdict::Adopt(adopting) => {
+                let purpose = Purpose::Adopt { title: adopting.title, lease: tenure.lease };
+                self.ask_about(host, disk, purpose, Request::Txn(adopting.txn));
+            }
             Verdict::Take(taking) => {
                 let title = look.title.as_ref().map(|title| &title.value);
                 let from = match title {
                     None => From::Nobody,
-                    Some(title) if title.member == me => From::Itself,
+                    Some(title) if title.member == me && title.adopts.is_none() => From::Itself,
                     Some(_) if taking.lost_by.is_some() => From::Dirty,
                     Some(title) if title.taken => From::Vanished,
                     Some(_) => From::Nobody,
@@ -408,7 +517,8 @@ impl World<'_> {
                 }
                 let (title, continued, lease) = (taking.title, taking.continued, tenure.lease);
                 if from == From::Dirty {
-                    self.forced[disk] = Some((host, title.generation));
+                    let happened = self.forced[disk].as_ref().is_some_and(|it| it.happened);
+                    self.forced[disk] = Some(Forced { host, generation: title.generation, happened });
                 }
                 let purpose = Purpose::Take { title, lease, continued, from };
                 self.ask_about(host, disk, purpose, Request::Txn(txn));
@@ -430,7 +540,7 @@ impl World<'_> {
         from: From,
     ) -> Result<(), Violation> {
         trace!(self, "host {host} took disk {disk}: {title:?}, continued {continued}, from {from:?}");
-        let is_forced = self.forced[disk].take_if(|it| *it == (host, title.value.generation)).is_some();
+        let is_forced = self.forced[disk].take_if(|it| it.happened).is_some();
         match if is_forced { From::Dirty } else { from } {
             From::Nobody => self.report.taken += 1,
             From::Itself => self.report.taken_again += 1,
@@ -455,6 +565,7 @@ impl World<'_> {
             }
             Phase::Closed => {
                 (local.phase, local.tenure) = (Phase::Opening, tenure);
+                local.copy = Copy::default();
                 local.epoch = self.backings[disk].open();
                 let at = self.now + self.dice.latency(self.plan.backing_ns);
                 let life = self.hosts[host].life;
@@ -469,15 +580,21 @@ impl World<'_> {
     pub(super) fn opened(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let believes = self.is(Sabotage::BelievesFlash);
         let early = self.is(Sabotage::EarlyWriteBack);
+        let believes_adopted = self.is(Sabotage::BelievesAdopted);
         let local = &mut self.hosts[host].local[disk];
         if local.phase != Phase::Opening {
             return Ok(());
         }
         let generation = local.generation();
+        let me = &self.hosts[host].me;
+        let adopted = self.hosts[host].local[disk].title.iter().flat_map(|title| &title.value.adopted);
+        let was_adopted = adopted.into_iter().find(|it| it.by.id == me.id).map(|it| it.generation);
         let kept = &mut self.hosts[host].kept[disk];
         // The first that ever has the disk has nothing of it in flash.
         let continued = kept.known.is_none_or(|known| known == generation);
-        if !continued && !believes {
+        let is_outdated = !continued && was_adopted.is_some() && was_adopted == kept.known;
+        self.report.outdated += u64::from(is_outdated && kept.is_dirty());
+        if !(continued || believes || is_outdated && believes_adopted) {
             // Dirty data that another host went on without was given up by whoever forced that.
             self.report.not_believed += u64::from(!kept.cache.is_empty());
             kept.cache.clear();
@@ -502,5 +619,6 @@ impl World<'_> {
         local.held_answers.clear();
         (local.phase, local.title, local.tenure) = (Phase::Closed, None, None);
         (local.mode_due, local.draining) = (false, false);
+        local.copy = Copy::default();
     }
 }

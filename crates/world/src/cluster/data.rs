@@ -1,5 +1,6 @@
 //! Requests of guests, destaging, and what happens at the shard's boundary while the lease is in doubt.
 
+use super::copies::{Copying, PeerOp};
 use super::host::{Kind, Op, Phase};
 use super::{Blocks, Event, Sabotage, World, trace};
 use crate::{Violation, ensure};
@@ -10,6 +11,17 @@ pub(super) struct Backing {
     blocks: Blocks,
     /// Counts who opened it. If it fences, what was sent by those before is refused.
     epoch: u64,
+}
+
+/// A change on its way to a backing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change {
+    /// In which whoever sent it had the disk.
+    pub(super) generation: u64,
+    /// Of the backing, as it was opened.
+    pub(super) epoch: u64,
+    pub(super) block: u32,
+    pub(super) value: u64,
 }
 
 impl Backing {
@@ -69,7 +81,13 @@ impl World<'_> {
                 let (life, result) = (self.hosts[host].life, Some(self.backings[disk].read(op.block)));
                 self.queue.push(at, Event::Done { host, life, disk, op: number, result });
             }
-            (Kind::WriteBack(value), _) => self.flash(host, disk, number, value),
+            (Kind::WriteBack(value), _) => {
+                if !self.double(host, disk, number, PeerOp::Dirty(op.block, value)) {
+                    self.hosts[host].local[disk].copy.alone.insert(number);
+                }
+                self.flash(host, disk, number, value);
+            }
+            (Kind::Double(_), _) => {}
             (Kind::Write(_) | Kind::Destage(_), _) => return self.change(host, disk, number),
         }
         Ok(())
@@ -94,11 +112,20 @@ impl World<'_> {
         else {
             return Ok(());
         };
-        let epoch = local.epoch;
+        let (epoch, generation) = (local.epoch, local.generation());
         if self.hosts[host].no_backing_until > self.now {
             return self.refuse(host, disk, number);
         }
-        let after = self.hesitate();
+        let (after, way) = (self.hesitate(), self.way_to_backing());
+        let life = self.hosts[host].life;
+        let change = Change { generation, epoch, block, value };
+        let land = Event::Land { host, life, disk, change, op: number };
+        self.queue.push(self.now + after + way, land);
+        Ok(())
+    }
+
+    /// How long a change takes that was sent.
+    pub(super) fn way_to_backing(&mut self) -> u64 {
         let mut way = self.dice.latency(self.plan.backing_ns);
         if self.dice.chance(self.plan.very_late) {
             // What fences may be reached as late as the network likes; what does not, within the time that everybody counts on.
@@ -110,55 +137,53 @@ impl World<'_> {
         if !self.plan.fences {
             way = way.min(self.plan.settle_ns * 9 / 10);
         }
-        let life = self.hosts[host].life;
-        let land = Event::Land { host, life, disk, epoch, op: number, block, value };
-        self.queue.push(self.now + after + way, land);
-        Ok(())
+        way
     }
 
     /// Between the look at the clock and what it allowed.
-    fn hesitate(&mut self) -> u64 {
+    pub(super) fn hesitate(&mut self) -> u64 {
         let is_slow = self.dice.chance(self.plan.hesitates);
         if is_slow { self.dice.below(self.plan.hesitation_ns_max) } else { 0 }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "an event's parts")]
     pub(super) fn land(
         &mut self,
         host: usize,
         life: u32,
         disk: usize,
-        epoch: u64,
+        change: Change,
         op: u64,
-        block: u32,
-        value: u64,
-    ) {
+    ) -> Result<(), Violation> {
+        let Change { generation, epoch, block, value } = change;
         let is_fenced = self.plan.fences && epoch < self.backings[disk].epoch;
         if is_fenced {
             self.report.fenced += 1;
         } else {
+            self.checkers[disk].change(host, generation)?;
             self.backings[disk].blocks.insert(block, value);
         }
         trace!(self, "disk {disk} block {block} = {value} of host {host}, fenced {is_fenced}");
         let at = self.now + self.dice.latency(self.plan.backing_ns);
         let result = (!is_fenced).then_some(value);
         self.queue.push(at, Event::Done { host, life, disk, op, result });
+        Ok(())
     }
 
     /// A process has died: what it has sent is through, or was never sent.
-    pub(super) fn end_io(&mut self, host: usize) {
+    pub(super) fn end_io(&mut self, host: usize) -> Result<(), Violation> {
         let mut kept = Vec::new();
         while let Some((at, event)) = self.queue.pop() {
             match event {
-                Event::Land { host: of, life, disk, epoch, op, block, value } if of == host => {
+                Event::Land { host: of, life, disk, change, op } if of == host => {
                     if self.dice.chance(500) {
-                        self.land(host, life, disk, epoch, op, block, value);
+                        self.land(host, life, disk, change, op)?;
                     }
                 }
                 other => kept.push((at, other)),
             }
         }
         kept.into_iter().for_each(|(at, event)| self.queue.push(at, event));
+        Ok(())
     }
 
     /// An I/O of a request has ended.
@@ -170,6 +195,9 @@ impl World<'_> {
         result: Option<u64>,
     ) -> Result<(), Violation> {
         let fills = self.dice.chance(500);
+        if self.brought(host, disk, number, result) {
+            return Ok(());
+        }
         let Some(op) = self.hosts[host].local[disk].ops.get(&number).copied() else { return Ok(()) };
         let Some(value) = result else { return self.refuse(host, disk, number) };
         let kept = &mut self.hosts[host].kept[disk];
@@ -178,13 +206,39 @@ impl World<'_> {
             Kind::Read => {}
             Kind::WriteBack(_) => drop(kept.cache.insert(op.block, (value, true))),
             Kind::Write(_) => drop(kept.cache.insert(op.block, (value, false))),
-            Kind::Destage(_) => {
-                kept.cache.insert(op.block, (value, false));
-                self.finish(host, disk, number);
-                return Ok(());
-            }
+            Kind::Destage(_) => drop(kept.cache.insert(op.block, (value, false))),
+            Kind::Double(_) => {}
         }
-        self.reply(host, disk, number, value)
+        let copy = &self.hosts[host].local[disk].copy;
+        let is_clean_now = matches!(op.kind, Kind::Write(_) | Kind::Destage(_));
+        let is_doubled = copy.state == Copying::Broken || copy.doubled.contains_key(&op.block);
+        if is_clean_now && is_doubled {
+            self.double(host, disk, number, PeerOp::Clean(op.block));
+        }
+        let copy = &mut self.hosts[host].local[disk].copy;
+        if copy.pending.contains(&number) {
+            copy.half_done.insert(number, value);
+            return Ok(());
+        }
+        self.both_done(host, disk, number, value)
+    }
+
+    /// A request has done what it was for, wherever that was to be.
+    pub(super) fn both_done(
+        &mut self,
+        host: usize,
+        disk: usize,
+        number: u64,
+        value: u64,
+    ) -> Result<(), Violation> {
+        match self.hosts[host].local[disk].ops.get(&number).map(|op| op.kind) {
+            Some(Kind::Destage(_)) => {
+                self.finish(host, disk, number);
+                Ok(())
+            }
+            Some(_) => self.reply(host, disk, number, value),
+            None => Ok(()),
+        }
     }
 
     /// Lets an answer out, if time is not up.
@@ -235,8 +289,9 @@ impl World<'_> {
         Ok(())
     }
 
-    fn finish(&mut self, host: usize, disk: usize, number: u64) {
+    pub(super) fn finish(&mut self, host: usize, disk: usize, number: u64) {
         let local = &mut self.hosts[host].local[disk];
+        local.copy.alone.remove(&number);
         if let Some(op) = local.ops.remove(&number) {
             local.busy.remove(&op.block);
         }

@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hob_engine::cluster::{Found, Keeper, LeaseId, Member, Seat, Tenure, Title};
+use hob_engine::cluster::{Found, Keeper, LeaseId, Member, Seat, SecondCopy, Tenure, Title, Waiting};
 use hob_engine::units::Instant;
+
+use super::adopt::Stage;
+use super::copies::{Copy, Lent};
 
 /// Rates of clocks are parts of this.
 const PPM: u64 = 1_000_000;
@@ -38,6 +41,8 @@ pub(super) enum Phase {
     Doubted,
     /// It is given back when nothing is in flight.
     Leaving,
+    /// Held for the sake of its second copy, which goes to the backing.
+    Adopting,
 }
 
 /// What a question to the store is for.
@@ -46,7 +51,12 @@ pub(super) enum Purpose {
     Look,
     Take { title: Title, lease: LeaseId, continued: bool, from: From },
     Mark { dirty: bool },
+    SayCopy(Option<SecondCopy>),
     GiveBack,
+    Adopt { title: Found<Title>, lease: LeaseId },
+    BeginAdopting(Title),
+    EndAdopting(Title),
+    LeaveAlone,
 }
 
 /// Whom a disk is taken from.
@@ -67,6 +77,8 @@ pub(super) enum Kind {
     /// To flash, where it is dirty.
     WriteBack(u64),
     Destage(u64),
+    /// To the second copy, where it is missing.
+    Double(u64),
 }
 
 /// A request in flight.
@@ -100,6 +112,11 @@ pub(super) struct Local {
     pub(super) look_again: bool,
     /// Of the backing, as it was opened.
     pub(super) epoch: u64,
+    pub(super) copy: Copy,
+    /// Of adopting it.
+    pub(super) stage: Stage,
+    /// What was sent for that and has not arrived.
+    pub(super) landing: BTreeSet<u64>,
 }
 
 impl Local {
@@ -120,6 +137,9 @@ impl Local {
             draining: false,
             look_again: false,
             epoch: 0,
+            copy: Copy::default(),
+            stage: Stage::Begins,
+            landing: BTreeSet::new(),
         }
     }
 
@@ -139,16 +159,30 @@ pub(super) struct Host {
     pub(super) paused_until: Instant,
     pub(super) no_store_until: Instant,
     pub(super) no_backing_until: Instant,
+    /// It does not reach who lends to it.
+    pub(super) no_peer_until: Instant,
     /// What its wall clock is ahead of its other one, nanoseconds.
     pub(super) wall_ahead: i64,
     slow_ppm: u64,
     pub(super) kept: Vec<Kept>,
+    /// What it lends, by borrower and disk.
+    pub(super) lent: BTreeMap<(usize, usize), Lent>,
     pub(super) keeper: Keeper,
     /// The newest, if there is one.
     pub(super) tenure: Option<Tenure>,
     /// When the keeper is to be looked at next.
     pub(super) keep_at: Instant,
     pub(super) local: Vec<Local>,
+    /// What it has heard of disks.
+    pub(super) waiting: Waiting,
+}
+
+/// What a process has heard of all disks when it begins.
+fn waiting(me: &Member, disks: usize, settle_ns: u64) -> Waiting {
+    let mut waiting = Waiting::new(me, settle_ns);
+    let names: Vec<String> = (0..disks).map(|disk| disk.to_string()).collect();
+    waiting.handle_waits(Instant(0), names.iter().map(String::as_str));
+    waiting
 }
 
 impl Host {
@@ -156,15 +190,18 @@ impl Host {
         let me = Member { name: format!("host-{number}"), id: format!("id-{number}") };
         Host {
             keeper: Keeper::new(me.clone(), lease_ns),
+            waiting: waiting(&me, disks, settle_ns),
             me,
             life: 0,
             up: true,
             paused_until: Instant(0),
             no_store_until: Instant(0),
             no_backing_until: Instant(0),
+            no_peer_until: Instant(0),
             wall_ahead: 0,
             slow_ppm,
             kept: vec![Kept::default(); disks],
+            lent: BTreeMap::new(),
             tenure: None,
             keep_at: Instant(0),
             local: (0..disks).map(|disk| Local::new(Seat::new(disk.to_string(), settle_ns))).collect(),
@@ -177,8 +214,18 @@ impl Host {
         self.up = true;
         self.tenure = None;
         self.keeper = Keeper::new(self.me.clone(), lease_ns);
+        self.waiting = waiting(&self.me, self.local.len(), settle_ns);
         for (disk, local) in self.local.iter_mut().enumerate() {
             *local = Local::new(Seat::new(disk.to_string(), settle_ns));
+        }
+    }
+
+    /// Another one of the same name and settings has nothing of what this one had.
+    pub(super) fn be_new(&mut self) {
+        self.me.id.push('+');
+        self.lent.clear();
+        for kept in &mut self.kept {
+            *kept = Kept { writes_back: kept.writes_back, ..Kept::default() };
         }
     }
 

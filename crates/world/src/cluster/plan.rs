@@ -35,6 +35,10 @@ pub(super) struct Plan {
     pub(super) hesitation_ns_max: u64,
     pub(super) span_ns: u64,
     pub(super) write_back: bool,
+    /// Each host has second copies of what is dirty at the next one.
+    pub(super) copies: bool,
+    /// A lender that is silent for so long has been lost.
+    pub(super) peer_wait_ns: u64,
     pub(super) faults: Vec<(Instant, Fault)>,
 }
 
@@ -63,6 +67,10 @@ pub(super) enum Fault {
     GiveBack(usize, usize, u64),
     /// A cache begins to write back, or ends.
     Mode(usize, usize),
+    /// A host does not reach who lends to it.
+    NoPeer(usize, u64),
+    /// A host is gone for good, with its flash; another one comes in its place.
+    Destroy(usize, u64),
 }
 
 impl Plan {
@@ -96,7 +104,9 @@ impl Plan {
             // A little is left for what comes after.
             hesitation_ns_max: SCHEDULING_NS_MAX - 10 * MS,
             span_ns,
-            write_back: dice.chance(500),
+            write_back: dice.chance(600),
+            copies: dice.chance(600),
+            peer_wait_ns: dice.pick(&[300, 1_000, 2_500]) * MS,
             faults: Vec::new(),
         };
         plan.suit(options.sabotage);
@@ -125,7 +135,7 @@ impl Plan {
                 1 | 2 => lease / 2 + dice.below(lease),
                 _ => dice.below(5 * lease),
             };
-            let fault = match dice.below(15) {
+            let fault = match dice.below(if self.copies { 20 } else { 15 }) {
                 0..3 => Fault::Pause(host, time),
                 3 | 4 => Fault::Kill(host, time),
                 5 => Fault::PowerCut(host, time),
@@ -136,6 +146,8 @@ impl Plan {
                 11 => Fault::WallJump(host, dice.pick(&[-3600, -60, -5, 5, 3600])),
                 12 => Fault::Force(host, disk),
                 13 => Fault::GiveBack(host, disk, time),
+                15 | 16 => Fault::NoPeer(host, time),
+                17.. => Fault::Destroy(host, time),
                 _ => Fault::Mode(host, disk),
             };
             self.faults.push((Instant(dice.below(self.span_ns)), fault));
@@ -182,13 +194,23 @@ pub struct Report {
     pub crashes: u64,
     /// Processes that were stopped.
     pub pauses: u64,
+    /// Hosts that were destroyed with what they had.
+    pub destroyed: u64,
+    /// Times that a title came to say who has a second copy.
+    pub copies_said: u64,
+    /// Second copies that were lost, as far as their owner could see.
+    pub copies_broken: u64,
+    /// Disks adopted from their second copies.
+    pub adopted: u64,
+    /// Caches with dirty data that had been adopted meanwhile.
+    pub outdated: u64,
     /// Nanoseconds of virtual time.
     pub took_ns: u64,
 }
 
 impl Report {
     /// All of it, with names.
-    pub fn counts(&self) -> [(&'static str, u64); 18] {
+    pub fn counts(&self) -> [(&'static str, u64); 23] {
         [
             ("requests acknowledged", self.acknowledged),
             ("requests refused or lost", self.refused),
@@ -208,6 +230,11 @@ impl Report {
             ("late changes fenced by the backing", self.fenced),
             ("crashes", self.crashes),
             ("pauses", self.pauses),
+            ("hosts destroyed", self.destroyed),
+            ("second copies said", self.copies_said),
+            ("second copies broken", self.copies_broken),
+            ("disks adopted", self.adopted),
+            ("caches outdated by adoption", self.outdated),
         ]
     }
 
@@ -218,5 +245,6 @@ impl Report {
         }
         sum!(acknowledged refused taken taken_again failed_over forced kept_dirty given_back lost leases_ended);
         sum!(false_renewals answers_held changes_held released not_believed fenced crashes pauses took_ns);
+        sum!(destroyed copies_said copies_broken adopted outdated);
     }
 }

@@ -5,27 +5,35 @@
 
 use std::collections::BTreeMap;
 
-use hob_engine::cluster::{Answer, Change, Found, Is, Key, LeaseId, Look, Member, Title, Txn, Value};
+use hob_engine::cluster::{Answer, Change, Found, Is, Key, LeaseId, Look, Member, News, Title, Txn, Value};
 use hob_engine::units::Instant;
 
 /// What hosts ask.
 #[derive(Clone, Debug)]
-pub(super) enum Request {
+pub enum Request {
+    /// A lease of so many nanoseconds.
     Grant(u64),
+    /// What has that host's name.
     LookUp(String),
+    /// Put the host's key.
     Register(Txn),
     /// The lease, and the name whose key is read afterwards.
     Renew(LeaseId, String),
+    /// End a lease.
     Revoke(LeaseId),
+    /// What there is of a disk.
     Look(String),
+    /// Make changes.
     Txn(Txn),
 }
 
 /// What they hear.
 #[derive(Clone, Debug)]
-pub(super) enum Response {
+#[expect(clippy::large_enum_variant, reason = "a simulation has few at a time")]
+pub enum Response {
     /// For the keeper.
     Lease(Answer),
+    /// What there is.
     Look(Look),
     /// The transaction happened, at that revision; or it did not.
     Txn(Option<u64>),
@@ -45,7 +53,8 @@ struct Lease {
 }
 
 /// The model.
-pub(super) struct Store {
+#[derive(Debug)]
+pub struct Store {
     entries: BTreeMap<Key, Entry>,
     leases: BTreeMap<LeaseId, Lease>,
     revision: u64,
@@ -57,10 +66,13 @@ pub(super) struct Store {
     /// Until when the deposed leader answers.
     deposed_until: Instant,
     pub(super) leases_ended: u64,
+    /// What has happened to disks since that was taken, with its revision.
+    news: Vec<(String, u64, News)>,
 }
 
 impl Store {
-    pub(super) fn new(fast_ppm: u64, late_ns: u64) -> Self {
+    /// An empty one, whose clock is fast, and whose leases end late.
+    pub fn new(fast_ppm: u64, late_ns: u64) -> Self {
         Store {
             entries: BTreeMap::new(),
             leases: BTreeMap::new(),
@@ -70,7 +82,13 @@ impl Store {
             late_ns,
             deposed_until: Instant(0),
             leases_ended: 0,
+            news: Vec::new(),
         }
+    }
+
+    /// What has happened to titles and holds since this was asked: what a watch tells, in order.
+    pub fn take_news(&mut self) -> Vec<(String, u64, News)> {
+        std::mem::take(&mut self.news)
     }
 
     fn due(&self, now: Instant, lease_ns: u64) -> Instant {
@@ -90,13 +108,7 @@ impl Store {
     }
 
     /// Does what is asked. `by_deposed`: a keep-alive reaches the deposed leader, if there is one; `believed`: and nobody looks at the term.
-    pub(super) fn handle(
-        &mut self,
-        now: Instant,
-        request: Request,
-        by_deposed: bool,
-        believed: bool,
-    ) -> Response {
+    pub fn handle(&mut self, now: Instant, request: Request, by_deposed: bool, believed: bool) -> Response {
         self.end_leases(now);
         match request {
             Request::Grant(lease_ns) => {
@@ -141,7 +153,8 @@ impl Store {
         }
     }
 
-    pub(super) fn look(&self, disk: &str) -> Look {
+    /// What there is of a disk.
+    pub fn look(&self, disk: &str) -> Look {
         let title = self.entries.get(&Key::Title(disk.to_owned()));
         let hold = self.entries.get(&Key::Hold(disk.to_owned()));
         Look {
@@ -173,7 +186,11 @@ impl Store {
     fn end(&mut self, id: LeaseId) {
         if self.leases.remove(&id).is_some() {
             self.revision += 1;
-            self.entries.retain(|_, entry| entry.lease != id);
+            let ended = self.entries.iter().filter(|(_, entry)| entry.lease == id);
+            for key in ended.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+                self.entries.remove(&key);
+                self.note(&key, None);
+            }
         }
     }
 
@@ -195,6 +212,7 @@ impl Store {
         for change in &txn.changes {
             match change {
                 Change::Put(key, value, lease) => {
+                    self.note(key, Some(value));
                     let entry = Entry {
                         value: value.clone(),
                         revision: self.revision,
@@ -203,11 +221,22 @@ impl Store {
                     self.entries.insert(key.clone(), entry);
                 }
                 Change::Delete(key) => {
-                    self.entries.remove(key);
+                    if self.entries.remove(key).is_some() {
+                        self.note(key, None);
+                    }
                 }
             }
         }
         Some(self.revision)
+    }
+
+    fn note(&mut self, key: &Key, value: Option<&Value>) {
+        let news = match (key, value) {
+            (Key::Title(disk), Some(Value::Title(title))) => (disk, News::Title { taken: title.taken }),
+            (Key::Hold(disk), None) => (disk, News::HoldGone),
+            _ => return,
+        };
+        self.news.push((news.0.clone(), self.revision, news.1));
     }
 }
 

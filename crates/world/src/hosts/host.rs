@@ -306,7 +306,7 @@ impl Ram {
     pub(super) fn add_cache(&mut self, now: Instant, plan: &Plan, number: u32, after: After) {
         let segment =
             |i| Segment { device: DeviceId(0), offset: SEGMENTS_START + i * plan.config.segment_bytes };
-        let place = |i| DataSegment { place: segment(i), ordinal: i as u32 };
+        let place = |i| DataSegment { place: segment(i), ordinal: i as u32, seconds_only: false };
         let journal = plan.ring.map(|count| {
             let copies = vec![(plan.segments..plan.segments + count).map(segment).collect()];
             NewRing { cache: [1; 16], number, identity: [2; 32], copies }

@@ -189,8 +189,13 @@ fn enable(cache: CacheSetup, index: usize, flash_at: &mut [u64]) -> Enable {
     let devices = if config.copies == Copies::One { 1 } else { 2 };
     let count = bytes.checked_div(segment_bytes).unwrap_or(0);
     let all = 0..count as u32;
-    let segments: Vec<DataSegment> =
-        all.map(|ordinal| DataSegment { place: segment(ordinal as usize % devices), ordinal }).collect();
+    let segments: Vec<DataSegment> = all
+        .map(|ordinal| DataSegment {
+            place: segment(ordinal as usize % devices),
+            ordinal,
+            seconds_only: false,
+        })
+        .collect();
     // What cannot be a cache gets no ring, and the engine says why.
     let sized = block_bytes.is_power_of_two()
         && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&u64::from(block_bytes))

@@ -222,6 +222,7 @@ impl World<'_> {
             ensure!(stats.evictions.operations <= stats.evictions.blocks, "disk {index}: {stats:?}");
         }
         ensure!(in_flight == u64::from(self.engine.in_flight()), "requests in flight do not add up");
+        self.check_clones()?;
         self.audit_histograms()
     }
 

@@ -333,6 +333,9 @@ impl World<'_> {
         }
         if self.flash.len() > 1 {
             config.copies = self.dice.pick(&[Copies::One, Copies::TwoOfDirty, Copies::TwoOfAll]);
+            if self.options.peer && config.copies != Copies::One {
+                config.copies = Copies::Peer;
+            }
         }
         let start = self.dice.pick(&[0, 10, 100, 500, 900]);
         let full = self.dice.between(start, 1000) as u16;

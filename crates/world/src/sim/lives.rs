@@ -119,6 +119,9 @@ impl World<'_> {
         self.spare.clear();
         self.lent.clear();
         self.ios.clear();
+        if let Some(clones) = &mut self.clones {
+            clones.crash();
+        }
         self.fenced.clear();
         self.stopping = false;
         self.queue.retain(|event| matches!(event, Event::Ailment(_)));

@@ -111,9 +111,17 @@ impl World<'_> {
             let gap = (0..next).find(|ordinal| !owner.data.contains_key(ordinal));
             let ordinal = gap.filter(|_| reuse).unwrap_or(next);
             owner.data.insert(ordinal, place);
-            own.push(DataSegment { place, ordinal });
+            own.push(DataSegment { place, ordinal, seconds_only: false });
+        }
+        for segment in &mut own {
+            segment.seconds_only = self.takes_seconds_only(segment.place.device);
         }
         own
+    }
+
+    /// Is it another host's flash?
+    pub(super) fn takes_seconds_only(&self, device: DeviceId) -> bool {
+        self.options.peer && self.flash.len() > 1 && usize::from(device.0) + 1 == self.flash.len()
     }
 
     /// Segments for a new ring that can hold so many data segments of such a cache, or none if the pool is too full.

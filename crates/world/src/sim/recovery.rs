@@ -397,8 +397,12 @@ impl World<'_> {
         });
         let missing = owner.data.len() < before;
         let its = owner.data.iter().filter(|(_, place)| !brought.contains(place));
-        let mut there: Vec<DataSegment> =
-            its.map(|(ordinal, place)| DataSegment { place: *place, ordinal: *ordinal }).collect();
+        let mut there: Vec<DataSegment> = its
+            .map(|(ordinal, place)| DataSegment { place: *place, ordinal: *ordinal, seconds_only: false })
+            .collect();
+        for segment in &mut there {
+            segment.seconds_only = self.takes_seconds_only(segment.place.device);
+        }
         for last in (1..there.len()).rev() {
             there.swap(last, self.dice.below(last as u64 + 1) as usize);
         }

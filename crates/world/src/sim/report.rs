@@ -83,6 +83,8 @@ pub struct Report {
     pub read_ahead_bytes: u64,
     /// Bytes written from flash to backings.
     pub destaged_bytes: u64,
+    /// Reads of backings that another disk served, all or in part.
+    pub shared: u64,
     /// How long it took, nanoseconds of virtual time.
     pub took_ns: u64,
 }
@@ -110,7 +112,7 @@ impl Report {
             direct declined handed_back commands fences losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards outdated dirty_lost
-            drains growths recoveries_larger crashes_in_growth bitmaps rotations copies writes_merged read_ahead_bytes destaged_bytes took_ns
+            drains growths recoveries_larger crashes_in_growth bitmaps rotations copies writes_merged read_ahead_bytes destaged_bytes shared took_ns
         }
     }
 }

@@ -152,6 +152,9 @@ impl World<'_> {
         if refusal.is_none() {
             disk.tally.comes(&request);
         }
+        if let Some(clones) = self.clones.as_mut().filter(|_| refusal.is_none() && request.op.modifies()) {
+            clones.may_cache(request.disk.0 as usize, request.offset, request.len);
+        }
         let (first, count) = Self::units(request.offset, request.len);
         let token = match request.op {
             _ if refusal.is_some() => Token::None,
@@ -234,6 +237,10 @@ impl World<'_> {
                     && let Some(buffer) = io.slice.and_then(|slice| self.buffers.get(&slice.id))
                 {
                     disk.fetches.push(Fetch::new(buffer.request, &io, self.clock));
+                }
+                let clones = self.clones.as_mut();
+                if clones.is_some_and(|clones| clones.submit(id.0 as usize, &io)) {
+                    self.engine.pass_on(self.now, io.id);
                 }
                 (Side::Backing(id.0 as usize), self.scenario.backing_ns)
             }
@@ -375,13 +382,19 @@ impl World<'_> {
         }
         if let Side::Backing(disk) = side {
             let disk = &mut self.disks[disk];
-            disk.tally.backing_io(failed);
             let slice = done.io.slice.filter(|_| done.io.op == IoOp::Read);
             if let Some(request) = slice.and_then(|slice| self.buffers.get(&slice.id)).map(|b| b.request) {
                 disk.fetches.iter_mut().filter(|f| f.request == request).for_each(|f| f.ended = self.clock);
             }
         }
-        self.engine.handle_completion(self.now, id, done.result, &done.sums);
+        match side {
+            Side::Backing(disk) => {
+                if self.end_of_clone(&done.io, done.result) {
+                    self.disks[disk].tally.backing_io(failed);
+                }
+            }
+            Side::Flash(_) => self.engine.handle_completion(self.now, id, done.result, &done.sums),
+        }
         Ok(())
     }
 

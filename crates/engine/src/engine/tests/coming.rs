@@ -65,7 +65,7 @@ impl Left {
 fn enable(number: u32, mode: Mode, recovered: Option<Recovered>) -> CacheChange {
     CacheChange::Enable(Box::new(Enable {
         config: CacheConfig { mode, destage: lazy(), ..config(MIB, 4 * KIB) },
-        segments: vec![DataSegment { place: segment(0, 0), ordinal: 0 }],
+        segments: vec![DataSegment { place: segment(0, 0), ordinal: 0, seconds_only: false }],
         journal: Some(ring(number)),
         recovered,
     }))

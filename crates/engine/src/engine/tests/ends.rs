@@ -199,7 +199,7 @@ fn nothing_is_repaired_under_a_hit() {
 
 fn enable(bench: &mut Bench, mode: Mode) -> Result<Vec<Segment>, CommandError> {
     let config = CacheConfig { mode, destage: lazy(), ..config(MIB, 4 * KIB) };
-    let segments = vec![DataSegment { place: segment(0, 0), ordinal: 0 }];
+    let segments = vec![DataSegment { place: segment(0, 0), ordinal: 0, seconds_only: false }];
     let journal: Option<NewRing> = Some(ring(1));
     let enable = Enable { config, segments, journal, recovered: None };
     let command = bench.start_change(CacheChange::Enable(Box::new(enable)));

@@ -153,7 +153,7 @@ fn a_persistent_cache_forgets_the_old_end_in_both_copies() {
     let mut bench = Bench::with_disk(Limits::default(), size, Access::ReadWrite);
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
     let config = CacheConfig { mode: Mode::WriteThrough, copies: Copies::TwoOfAll, ..config(MIB, 4 * KIB) };
-    let data = |device, ordinal| DataSegment { place: segment(device, 0), ordinal };
+    let data = |device, ordinal| DataSegment { place: segment(device, 0), ordinal, seconds_only: false };
     let segments = vec![data(0, 0), data(1, 1)];
     let enable = Enable { config, segments, journal: Some(ring(1)), recovered: None };
     bench.start_change(CacheChange::Enable(Box::new(enable)));

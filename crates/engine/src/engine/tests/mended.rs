@@ -31,7 +31,7 @@ fn the_age_bound_holds_after_many_flushes_and_a_new_ring() {
     let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, aged);
     (0..1000).for_each(|_| bench.flush());
     bench.write_alone(0, 4 * KIB);
-    let more = vec![DataSegment { place: segment(1, 0), ordinal: 1 }];
+    let more = vec![DataSegment { place: segment(1, 0), ordinal: 1, seconds_only: false }];
     let grow = bench.start_change(CacheChange::Grow(more, Some(ring(2))));
     bench.settle();
     assert!(bench.result(grow).expect("done").is_ok());
@@ -91,7 +91,7 @@ fn what_a_failed_change_made_clean_is_destaged_again() {
     bench.start_change(CacheChange::Drain);
     bench.next(flash(0), IoOp::Read);
     let moved = bench.ios.pop_front().expect("it goes to the backing");
-    let more = vec![DataSegment { place: segment(1, 0), ordinal: 1 }];
+    let more = vec![DataSegment { place: segment(1, 0), ordinal: 1, seconds_only: false }];
     let grow = bench.start_change(CacheChange::Grow(more, Some(ring(2))));
     bench.end(moved);
     bench.next(backing(), IoOp::Flush);

@@ -251,7 +251,7 @@ fn what_is_forgotten_is_recorded_in_a_journal() {
     bench.own(Role::Standby).unwrap();
     let enable = Enable {
         config: config(MIB, 4 * KIB),
-        segments: vec![DataSegment { place: segment(0, 0), ordinal: 0 }],
+        segments: vec![DataSegment { place: segment(0, 0), ordinal: 0, seconds_only: false }],
         journal: Some(ring(1)),
         recovered: None,
     };

@@ -24,7 +24,7 @@ impl Bench {
         let config = CacheConfig { mode, destage, ..config(MIB, block_bytes) };
         let enable = Enable {
             config,
-            segments: vec![DataSegment { place: segment(0, 0), ordinal: 0 }],
+            segments: vec![DataSegment { place: segment(0, 0), ordinal: 0, seconds_only: false }],
             journal: Some(ring(1)),
             recovered: None,
         };
@@ -388,7 +388,7 @@ fn changes_that_would_lose_dirty_data_are_refused() {
 fn a_cache_grows_with_what_is_dirty_in_it() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 16 * KIB);
-    let more = vec![DataSegment { place: segment(1, 0), ordinal: 1 }];
+    let more = vec![DataSegment { place: segment(1, 0), ordinal: 1, seconds_only: false }];
     let grow = bench.start_change(CacheChange::Grow(more, Some(NewRing { number: 2, ..ring(2) })));
     let read = bench.read(0, 16 * KIB);
     assert!(!bench.answered(read), "it waits");
@@ -437,7 +437,7 @@ fn a_split_cache_gives_up_what_it_has_destaged() {
         layout: Layout::Split { read_permille: 700 },
         ..config(MIB, 4 * KIB)
     };
-    let segments = vec![DataSegment { place: segment(0, 0), ordinal: 0 }];
+    let segments = vec![DataSegment { place: segment(0, 0), ordinal: 0, seconds_only: false }];
     let enable = Enable { config, segments, journal: Some(ring(1)), recovered: None };
     bench.start_change(CacheChange::Enable(Box::new(enable)));
     bench.settle();
@@ -479,7 +479,7 @@ pub(super) fn mirrored(copies: Copies) -> Bench {
     let mut bench = Bench::bare(Limits::default());
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
     let config = CacheConfig { mode: Mode::WriteBack, destage: lazy(), copies, ..config(MIB, 4 * KIB) };
-    let at = |device, ordinal| DataSegment { place: segment(device, 0), ordinal };
+    let at = |device, ordinal| DataSegment { place: segment(device, 0), ordinal, seconds_only: false };
     let enable =
         Enable { config, segments: vec![at(0, 0), at(1, 1)], journal: Some(ring(1)), recovered: None };
     bench.start_change(CacheChange::Enable(Box::new(enable)));
@@ -588,7 +588,7 @@ fn missing_second_copies_are_made_again() {
     let mut bench = mirrored(Copies::TwoOfDirty);
     bench.write_alone(0, 16 * KIB);
     lose(&mut bench, DeviceId(0));
-    let more = vec![DataSegment { place: segment(2, 0), ordinal: 2 }];
+    let more = vec![DataSegment { place: segment(2, 0), ordinal: 2, seconds_only: false }];
     let leave = bench.start_change(CacheChange::Leave(DeviceId(0), more, Some(ring(2))));
     bench.settle();
     assert!(bench.result(leave).expect("done").is_ok());

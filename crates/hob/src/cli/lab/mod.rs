@@ -1,6 +1,7 @@
 //! `hob lab …`: what a cache would do, worked out from a trace. No daemon is asked.
 
 mod advise;
+mod cluster;
 mod feed;
 mod figures;
 mod formats;
@@ -41,6 +42,7 @@ pub(crate) enum Lab {
     Advise(advise::Advise),
     Latency(latency::Latency),
     Scale(scale::ScaleArgs),
+    Cluster(cluster::ClusterArgs),
 }
 
 pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
@@ -55,6 +57,7 @@ pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
         Lab::Advise(args) => advise::run(&args, global),
         Lab::Latency(args) => latency::run(&args, global),
         Lab::Scale(args) => scale::run(&args, global),
+        Lab::Cluster(args) => cluster::run(&args, global),
     }
 }
 

@@ -132,7 +132,7 @@ pub(super) fn run(args: &ScaleArgs, global: &Global) -> anyhow::Result<()> {
     print(global.output, &report, show)
 }
 
-fn check(stop: &AtomicBool) -> anyhow::Result<()> {
+pub(super) fn check(stop: &AtomicBool) -> anyhow::Result<()> {
     if stop.load(Ordering::Relaxed) {
         bail!("interrupted");
     }

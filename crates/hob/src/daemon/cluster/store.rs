@@ -1,10 +1,13 @@
 //! The machines' keys and values in etcd: names under a prefix, and JSON.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use hob_control::etcd::{Etcd, EtcdChange, EtcdEntry, EtcdError, EtcdIs};
+use hob_control::etcd::{Etcd, EtcdChange, EtcdEntry, EtcdError, EtcdEvent, EtcdIs};
 use hob_control::{ClusterHost, ClusterPool};
-use hob_engine::cluster::{Change, Found, Is, Key, LeaseId, Look, Member, Title, Txn, Value};
+use hob_engine::cluster::{
+    ADOPTED_MAX, Change, Found, Is, Key, LeaseId, Look, Member, News, SecondCopy, Served, Title, Txn, Value,
+};
 use serde::{Deserialize, Serialize};
 
 /// Longest value that is believed to be ours, bytes.
@@ -45,6 +48,40 @@ struct TitleValue {
     generation: u64,
     taken: bool,
     dirty: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    copy: Option<CopyValue>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    adopts: Option<ServedValue>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    adopted: Vec<ServedValue>,
+}
+
+/// Part of a title: where the second copy is.
+#[derive(Serialize, Deserialize)]
+struct CopyValue {
+    id: String,
+    host: String,
+    loan: String,
+    cache: String,
+}
+
+/// Part of a title: who had the disk, and when.
+#[derive(Serialize, Deserialize)]
+struct ServedValue {
+    id: String,
+    host: String,
+    generation: u64,
+}
+
+impl ServedValue {
+    fn of(served: &Served) -> ServedValue {
+        let Served { by: Member { name, id }, generation } = served;
+        ServedValue { id: id.clone(), host: name.clone(), generation: *generation }
+    }
+
+    fn served(self) -> Served {
+        Served { by: Member { name: self.host, id: self.id }, generation: self.generation }
+    }
 }
 
 /// What a host says of itself besides who it is.
@@ -55,7 +92,7 @@ pub(crate) struct About {
 }
 
 /// Something in etcd is not what a hob of this version puts there.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum StoreError {
     /// It did not answer.
     #[error(transparent)]
@@ -85,6 +122,16 @@ impl Names {
         format!("{}{kind}/", self.prefix)
     }
 
+    /// Orders to move disks begin with that.
+    pub(super) fn moves(&self) -> String {
+        self.kind("move")
+    }
+
+    /// What hosts have learnt of their disks begins with that.
+    pub(super) fn learnt(&self) -> String {
+        self.kind("learnt")
+    }
+
     /// What hosts want of a datastore begins with that.
     pub(super) fn wants(&self, datastore: &str) -> String {
         format!("{}wants/{datastore}/", self.prefix)
@@ -106,18 +153,47 @@ impl Names {
         (conditions.collect(), txn.changes.iter().map(change).collect())
     }
 
-    /// What there is of a disk.
-    pub(super) async fn look(&self, etcd: &Etcd, disk: &str, wait_max: Duration) -> Result<Look, StoreError> {
-        let keys = [Key::Title(disk.to_owned()), Key::Hold(disk.to_owned())].map(|key| self.of(&key));
-        let found = etcd.get(&[&keys[0], &keys[1]], wait_max).await?;
-        let mut look = Look::default();
-        for entry in found {
-            match entry.key == keys[0] {
-                true => look.title = Some(title(&entry)?),
-                false => look.hold = Some(hold(&entry)?),
+    /// What there is of each of some disks, all of one moment, in their order.
+    pub(super) async fn looks(
+        &self,
+        etcd: &Etcd,
+        disks: &[String],
+        wait_max: Duration,
+    ) -> Result<Vec<Result<Look, StoreError>>, EtcdError> {
+        let keys =
+            |disk: &String| [Key::Title(disk.clone()), Key::Hold(disk.clone())].map(|key| self.of(&key));
+        let keys: Vec<[String; 2]> = disks.iter().map(keys).collect();
+        let all: Vec<&str> = keys.iter().flatten().map(String::as_str).collect();
+        let found = etcd.get(&all, wait_max).await?;
+        let found: BTreeMap<&str, &EtcdEntry> =
+            found.iter().map(|entry| (entry.key.as_str(), entry)).collect();
+        let look = |[of_title, of_hold]: &[String; 2]| {
+            Ok(Look {
+                title: found.get(of_title.as_str()).map(|entry| title(entry)).transpose()?,
+                hold: found.get(of_hold.as_str()).map(|entry| hold(entry)).transpose()?,
+            })
+        };
+        Ok(keys.iter().map(look).collect())
+    }
+
+    /// What titles begin with, and what holds do.
+    pub(super) fn titles_and_holds(&self) -> [String; 2] {
+        [self.kind("title"), self.kind("hold")]
+    }
+
+    /// What an event of a watch on [`titles_and_holds`](Self::titles_and_holds) says: of which disk, and what.
+    pub(super) fn news<'a>(&self, event: &'a EtcdEvent) -> Option<(&'a str, News)> {
+        let [titles, holds] = self.titles_and_holds();
+        match (event.key.strip_prefix(&titles), event.key.strip_prefix(&holds), &event.value) {
+            (Some(disk), _, Some(value)) => {
+                let TitleValue { taken, .. } = serde_json::from_slice(value).ok()?;
+                Some((disk, News::Title { taken }))
             }
+            // Nobody deletes titles but an operator: then nobody has had the disk.
+            (Some(disk), _, None) => Some((disk, News::Title { taken: false })),
+            (_, Some(disk), None) => Some((disk, News::HoldGone)),
+            _ => None,
         }
-        Ok(look)
     }
 
     /// What has the name of a host.
@@ -151,11 +227,12 @@ impl Names {
     ) -> Result<Vec<(String, Title, Option<Member>)>, EtcdError> {
         let (titles, holds) = (self.kind("title"), self.kind("hold"));
         let held = etcd.list(&holds, wait_max).await?;
+        let held: BTreeMap<&str, &EtcdEntry> =
+            held.iter().filter_map(|entry| Some((entry.key.strip_prefix(&holds)?, entry))).collect();
         let all = etcd.list(&titles, wait_max).await?;
         let disk = |entry: &EtcdEntry| {
             let name = entry.key.strip_prefix(&titles)?;
-            let by = held.iter().find(|hold| hold.key.strip_prefix(&holds) == Some(name));
-            let by = by.and_then(|entry| hold(entry).ok()).map(|found| found.value);
+            let by = held.get(name).and_then(|entry| hold(entry).ok()).map(|found| found.value);
             Some((name.to_owned(), title(entry).ok()?.value, by))
         };
         Ok(all.iter().filter_map(disk).collect())
@@ -180,6 +257,14 @@ fn encode(value: &Value, about: &About) -> Vec<u8> {
             generation: title.generation,
             taken: title.taken,
             dirty: title.dirty,
+            copy: title.copy.as_ref().map(|SecondCopy { member, loan, cache }| CopyValue {
+                id: member.id.clone(),
+                host: member.name.clone(),
+                loan: loan.clone(),
+                cache: cache.clone(),
+            }),
+            adopts: title.adopts.as_ref().map(ServedValue::of),
+            adopted: title.adopted.iter().map(ServedValue::of).collect(),
         }),
     };
     json.unwrap_or_else(|error| panic!("plain values are JSON: {error}"))
@@ -194,11 +279,24 @@ fn value<T: serde::de::DeserializeOwned>(entry: &EtcdEntry) -> Result<T, StoreEr
 }
 
 fn title(entry: &EtcdEntry) -> Result<Found<Title>, StoreError> {
-    let TitleValue { id, host, generation, taken, dirty } = value(entry)?;
-    if generation >= u64::MAX / 2 {
+    let TitleValue { id, host, generation, taken, dirty, copy, adopts, adopted } = value(entry)?;
+    if generation >= u64::MAX / 2 || adopted.len() > ADOPTED_MAX {
         return Err(StoreError::Strange(entry.key.clone()));
     }
-    let title = Title { member: Member { name: host, id }, generation, taken, dirty };
+    let copy = copy.map(|CopyValue { id, host, loan, cache }| SecondCopy {
+        member: Member { name: host, id },
+        loan,
+        cache,
+    });
+    let title = Title {
+        member: Member { name: host, id },
+        generation,
+        taken,
+        dirty,
+        copy,
+        adopts: adopts.map(ServedValue::served),
+        adopted: adopted.into_iter().map(ServedValue::served).collect(),
+    };
     Ok(Found { value: title, revision: entry.revision, lease: LeaseId(entry.lease) })
 }
 
@@ -219,9 +317,30 @@ mod tests {
     #[test]
     fn values_come_back() {
         let member = Member { name: "a".to_owned(), id: "x".to_owned() };
-        let given = Title { member: member.clone(), generation: 4, taken: true, dirty: true };
-        let text = String::from_utf8(encode(&Value::Title(given.clone()), &About::default())).unwrap();
-        assert_eq!(title(&entry("t", &text)).unwrap().value, given);
+        let plain = Title {
+            member: member.clone(),
+            generation: 4,
+            taken: true,
+            dirty: true,
+            copy: None,
+            adopts: None,
+            adopted: Vec::new(),
+        };
+        let served = Served { by: member.clone(), generation: 3 };
+        let copy = SecondCopy { member: member.clone(), loan: "l".to_owned(), cache: "c".to_owned() };
+        let full = Title {
+            copy: Some(copy),
+            adopts: Some(served.clone()),
+            adopted: vec![served; ADOPTED_MAX],
+            ..plain.clone()
+        };
+        for given in [plain, full] {
+            let text = String::from_utf8(encode(&Value::Title(given.clone()), &About::default())).unwrap();
+            assert_eq!(title(&entry("t", &text)).unwrap().value, given);
+        }
+        // As a hob wrote it that knew of no copies.
+        let old = r#"{"id":"x","host":"a","generation":4,"taken":true,"dirty":true}"#;
+        assert_eq!(title(&entry("t", old)).unwrap().value.copy, None);
         let text = String::from_utf8(encode(&Value::Hold(member.clone()), &About::default())).unwrap();
         let found = hold(&entry("h", &text)).unwrap();
         assert_eq!((found.value, found.revision, found.lease), (member, 3, LeaseId(7)));
@@ -235,6 +354,27 @@ mod tests {
         }
         let huge = r#"{"id":"x","host":"a","generation":18446744073709551615,"taken":true,"dirty":false}"#;
         assert!(title(&entry("t", huge)).is_err());
+    }
+
+    #[test]
+    fn events_are_news_of_disks() {
+        let names = Names::new("/hob");
+        let event = |key: &str, value: Option<&str>| EtcdEvent {
+            key: key.to_owned(),
+            value: value.map(|text| text.as_bytes().to_vec()),
+            revision: 3,
+        };
+        let taken = r#"{"id":"x","host":"a","generation":1,"taken":true,"dirty":false}"#;
+        for (key, value, expected) in [
+            ("/hob/title/d", Some(taken), Some(("d", News::Title { taken: true }))),
+            ("/hob/title/d", None, Some(("d", News::Title { taken: false }))),
+            ("/hob/hold/d", None, Some(("d", News::HoldGone))),
+            ("/hob/hold/d", Some("{}"), None),
+            ("/hob/title/d", Some("{}"), None),
+            ("/other/title/d", Some(taken), None),
+        ] {
+            assert_eq!(names.news(&event(key, value)), expected, "{key} {value:?}");
+        }
     }
 
     #[test]

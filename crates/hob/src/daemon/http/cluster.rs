@@ -3,9 +3,13 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::routing::{get, post};
-use hob_control::{Cluster, ClusterDisk, ClusterHost, ClusterTake, Disk, Problem};
+use hob_control::{
+    Cluster, ClusterAdvice, ClusterDisk, ClusterHost, ClusterMove, ClusterMoveStart, ClusterTake, Disk,
+    Problem,
+};
+use serde::Deserialize;
 
 use super::extract::{Answer, Body};
 use crate::daemon::manager::Manager;
@@ -19,6 +23,9 @@ pub(super) fn routes() -> Router<Arc<Manager>> {
         .route("/v1/cluster/hosts", get(hosts))
         .route("/v1/cluster/disks", get(disks))
         .route("/v1/cluster/disks/{disk}/take", post(take))
+        .route("/v1/cluster/disks/{disk}/move", post(start_move).delete(cancel_move))
+        .route("/v1/cluster/moves", get(moves))
+        .route("/v1/cluster/advice", get(advice))
 }
 
 /// How this host is, as a member of its cluster.
@@ -69,4 +76,68 @@ pub(super) async fn take(
     Body(ClusterTake { force }): Body<ClusterTake>,
 ) -> Answer<Disk> {
     manager.cluster_take(disk, force).await.into()
+}
+
+/// Has a disk move to another host of the cluster, whoever has it.
+#[utoipa::path(
+    post,
+    path = "/v1/cluster/disks/{disk}/move",
+    operation_id = "cluster_move",
+    params(("disk" = String, Path, description = "The disk")),
+    request_body = ClusterMoveStart,
+    responses((status = 200, body = ClusterMove), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn start_move(
+    State(manager): App,
+    Path(disk): Path<String>,
+    Body(start): Body<ClusterMoveStart>,
+) -> Answer<ClusterMove> {
+    manager.cluster_move(disk, start).await.into()
+}
+
+/// Calls a disk's move off, if it is not too late.
+#[utoipa::path(
+    delete,
+    path = "/v1/cluster/disks/{disk}/move",
+    operation_id = "cluster_move_cancel",
+    params(("disk" = String, Path, description = "The disk")),
+    responses((status = 200, body = ClusterMove), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn cancel_move(State(manager): App, Path(disk): Path<String>) -> Answer<ClusterMove> {
+    manager.cluster_move_cancel(&disk).await.into()
+}
+
+/// All moves of disks that are under way, or were not long ago.
+#[utoipa::path(
+    get,
+    path = "/v1/cluster/moves",
+    operation_id = "cluster_moves",
+    responses((status = 200, body = Vec<ClusterMove>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn moves(State(manager): App) -> Answer<Vec<ClusterMove>> {
+    manager.cluster_moves().await.into()
+}
+
+/// For whom advice is.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Leaving {
+    /// A host that is to have no disk any more.
+    #[serde(default)]
+    leaving: Option<String>,
+}
+
+/// Where flash is to spare, and which disks had better be on other hosts.
+#[utoipa::path(
+    get,
+    path = "/v1/cluster/advice",
+    operation_id = "cluster_advice",
+    params(Leaving),
+    responses((status = 200, body = ClusterAdvice), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn advice(
+    State(manager): App,
+    Query(Leaving { leaving }): Query<Leaving>,
+) -> Answer<ClusterAdvice> {
+    manager.cluster_advice(leaving.as_deref()).await.into()
 }

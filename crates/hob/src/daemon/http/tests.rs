@@ -80,7 +80,10 @@ fn a_client_can_do_everything() {
         // A path with everything that needs escaping.
         let odd = path("ö d&d?=%/");
         let odd = odd.trim_end_matches('/').to_owned();
-        client.device_add("p", &DeviceAdd { path: odd.clone(), size, force: false }).await.unwrap();
+        client
+            .device_add("p", &DeviceAdd { path: odd.clone(), size, peer: None, force: false })
+            .await
+            .unwrap();
         assert_eq!(client.pool("p").await.unwrap().devices.len(), 2);
         let patch = DevicePatch { admission: Admission::Out };
         let pool = client.device_set("p", &odd, &patch).await.unwrap().pool.unwrap();

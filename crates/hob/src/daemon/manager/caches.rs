@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use hob_control::{CacheEnable, CachePatch, DiskChanged, OnDirty};
-use hob_engine::command::{CacheChange, Mode};
+use hob_engine::command::{CacheChange, Copies, Mode};
 use hob_engine::units::DiskId;
 
 use super::fit::Fit;
@@ -196,10 +196,13 @@ impl Manager {
         } else if is_structural {
             self.configure(name).await?;
         } else if let Ok((shard, id)) = self.shard_of(name) {
-            if before.copies != wanted.copies {
+            if let Some(peer) = self.peer_device_of(name).filter(|_| wanted.copies != Copies::Peer) {
+                self.leave_peer(name, peer).await?;
+            } else if before.copies != wanted.copies && wanted.copies != Copies::Peer {
                 self.renew_ring(name).await?;
             }
             self.tune(name, &shard, id).await?;
+            self.fit_peer(name).await?;
         }
         Ok(())
     }
@@ -251,7 +254,7 @@ impl Manager {
         let config = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
-            let (true, Some(spec)) = (disk.has_cache && !disk.held.is_empty(), disk.cache()) else {
+            let (true, Some(spec)) = (disk.has_cache && disk.holds_any(), disk.cache()) else {
                 return Ok(());
             };
             engine_config(spec, inner.pool(&spec.pool)?.segment_bytes)?
@@ -291,8 +294,9 @@ impl Inner {
     /// What a pool gives caches to stand on.
     pub(super) fn ground(&self, pool: &str) -> Result<Ground, Refusal> {
         let entry = self.pool(pool)?;
-        let devices = entry.devices.iter().filter(|device| device.gives_segments()).count();
-        Ok(Ground { segment_bytes: entry.segment_bytes, devices })
+        let gives = entry.devices.iter().filter(|device| device.gives_segments());
+        let (peers, devices): (Vec<_>, Vec<_>) = gives.partition(|device| device.peer.is_some());
+        Ok(Ground { segment_bytes: entry.segment_bytes, devices: devices.len(), peers: peers.len() })
     }
 }
 

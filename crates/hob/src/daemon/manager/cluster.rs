@@ -14,9 +14,9 @@ use super::disks::Open;
 use super::leave::Ending;
 use super::refusal::Refusal;
 use super::{Life, Manager};
-use crate::daemon::cluster::{Cluster, Elsewhere, TakeError, Taken};
+use crate::daemon::cluster::{Cluster, Elsewhere, TakeError, Taken, Took};
 
-/// How often disks are looked at that another host has, or that have to be taken again.
+/// How often it is looked which disks are waited for, or have to be taken again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Giving a disk back at the end takes no longer, or nothing more is given back.
@@ -24,6 +24,9 @@ const END_MAX: Duration = Duration::from_secs(2);
 
 /// Looks after which it is said what is clean again.
 const TIDY_LOOKS: u32 = 5;
+
+/// Looks after which the cluster is told what has been learnt of disks.
+const TELL_LOOKS: u32 = 12;
 
 /// Why a disk is offline, as far as its cluster is concerned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +42,13 @@ pub(super) enum ClusterWait {
     Yes,
 }
 
+impl super::DiskEntry {
+    /// Is it not here because of what etcd says of it, or does not say? It is tried when the cluster says so.
+    pub(super) fn waits_for_cluster(&self) -> bool {
+        matches!(self.life, Life::Offline(_)) && self.cluster_wait != ClusterWait::No
+    }
+}
+
 impl Manager {
     /// Disks are served as members of a cluster from now on. Before any is opened.
     pub(crate) fn set_cluster(&self, cluster: Arc<Cluster>) {
@@ -49,7 +59,7 @@ impl Manager {
         self.cluster.get()
     }
 
-    fn cluster_or_refuse(&self) -> Result<&Arc<Cluster>, Refusal> {
+    pub(super) fn cluster_or_refuse(&self) -> Result<&Arc<Cluster>, Refusal> {
         self.cluster().ok_or_else(|| {
             Refusal::conflict("this host is in no cluster")
                 .hint("[cluster] in hob.toml names its etcd; see docs/CLUSTER.md")
@@ -104,7 +114,16 @@ impl Manager {
         let Some(cluster) = self.cluster().filter(|_| !self.needs_no_owner(name)) else {
             return self.open_owned(name, when, None).await;
         };
-        let taken = self.take_disk(cluster, name).await?;
+        let taken = match self.take_disk(cluster, name).await? {
+            Took::Taken(taken) => taken,
+            Took::ToAdopt(to_adopt) => match self.adopt(cluster, name, to_adopt).await {
+                Ok(taken) => taken,
+                Err(refusal) => {
+                    cluster.leave_adopting(name).await;
+                    return Err(refusal);
+                }
+            },
+        };
         let opened = self.open_owned(name, when, Some(&taken)).await;
         if opened.is_err() {
             cluster.leave(name, &taken).await;
@@ -117,7 +136,12 @@ impl Manager {
         self.inner().disk(name).is_ok_and(|disk| disk.wanted.read_only)
     }
 
-    async fn take_disk(&self, cluster: &Cluster, name: &str) -> Result<Taken, Refusal> {
+    async fn take_disk(&self, cluster: &Cluster, name: &str) -> Result<Took, Refusal> {
+        if let Some(to) = self.moves.promised(name, cluster.own_name()) {
+            cluster.try_later(name);
+            return Err(Refusal::conflict(format!("it is on its way to {to}"))
+                .hint("it comes back by itself if that host does not take it"));
+        }
         let (known, dirty) = self.wish(name)?;
         let taken = cluster.take(name, known, dirty).await;
         if let Ok(disk) = self.inner().disk_mut(name) {
@@ -139,7 +163,14 @@ impl Manager {
     /// A disk that came from another host of the cluster is this one's, before it is served.
     pub(super) async fn take_arrived(&self, name: &str) -> Result<(), Refusal> {
         let Some(cluster) = self.cluster().filter(|_| !self.needs_no_owner(name)) else { return Ok(()) };
-        let taken = self.take_disk(cluster, name).await?;
+        let taken = match self.take_disk(cluster, name).await? {
+            Took::Taken(taken) => taken,
+            Took::ToAdopt(to_adopt) => {
+                cluster.leave_adopting(name).await;
+                let why = format!("{} vanished with dirty data of it", to_adopt.from.name);
+                return Err(Refusal::conflict(why).hint("start that host again"));
+            }
+        };
         let (shard, id) = self.shard_of(name)?;
         shard.set_lease(id, taken.clock)?;
         // What was pulled of it counts, whoever had it before; it is kept with the record that says so.
@@ -185,7 +216,7 @@ impl Manager {
     }
 
     /// The generation that is kept with what flash has of a disk, and whether anything may be dirty.
-    fn wish(&self, name: &str) -> Result<(Option<u64>, bool), Refusal> {
+    pub(super) fn wish(&self, name: &str) -> Result<(Option<u64>, bool), Refusal> {
         let inner = self.inner();
         let disk = inner.disk(name)?;
         let dirty = disk.cache().is_some_and(|spec| spec.mode == Mode::WriteBack);
@@ -213,6 +244,7 @@ impl Manager {
             inner.disks.values().filter(writes_back).map(|disk| disk.wanted.name.clone()).collect()
         };
         for name in names {
+            self.forget_copies_of_others(&name).await?;
             if cluster.is_marked(&name).await == Some(false) {
                 cluster.mark(&name, true).await.map_err(|why| {
                     Refusal::failed(format!("etcd was not told that {name} may have dirty data here: {why}"))
@@ -226,12 +258,22 @@ impl Manager {
     /// Follows the lease, until dropped.
     pub(crate) async fn tend_cluster(self: Arc<Self>) {
         let Some(cluster) = self.cluster().cloned() else { return std::future::pending().await };
+        tokio::join!(cluster.hear(), self.tend_disks_of(&cluster));
+    }
+
+    async fn tend_disks_of(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         let mut memberships = cluster.memberships();
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        for looks in 0u32.. {
+        let mut looks = 0u32;
+        loop {
+            let has_lease = memberships.borrow().is_some();
             tokio::select! {
-                _ = look.tick() => {}
+                _ = look.tick() => looks = looks.wrapping_add(1),
+                () = cluster.something_to_try(), if has_lease => {
+                    self.open_waiting(cluster);
+                    continue;
+                }
                 changed = memberships.changed() => if changed.is_err() {
                     // The daemon is ending.
                     return std::future::pending().await;
@@ -239,12 +281,17 @@ impl Manager {
             }
             let has_lease = memberships.borrow_and_update().is_some();
             if has_lease {
-                self.take_all_again(&cluster).await;
-                self.open_waiting();
+                self.take_all_again(cluster).await;
+                self.look_at_moves(cluster);
+                self.open_waiting(cluster);
             }
             cluster.set_pools(self.cluster_pools());
-            if has_lease && looks % TIDY_LOOKS == 0 {
-                self.unmark_clean(&cluster).await;
+            if has_lease && looks % TELL_LOOKS == TELL_LOOKS / 4 {
+                let (manager, cluster) = (self.clone(), cluster.clone());
+                tokio::spawn(async move { manager.tell_cluster(&cluster).await });
+            }
+            if has_lease && looks.is_multiple_of(TIDY_LOOKS) {
+                self.unmark_clean(cluster).await;
             }
         }
     }
@@ -270,7 +317,7 @@ impl Manager {
     }
 
     /// Disks that this host serves as their owner.
-    fn served(&self) -> Vec<String> {
+    pub(super) fn served(&self) -> Vec<String> {
         let online: Vec<String> = {
             let inner = self.inner();
             let online = inner.disks.values().filter(|disk| matches!(disk.life, Life::Online(_)));
@@ -300,18 +347,14 @@ impl Manager {
         }
     }
 
-    /// Disks that this host is to serve and could not have so far.
-    fn open_waiting(self: &Arc<Self>) {
+    /// Tries the disks that this host is to serve and could not have so far, as far as they are worth it now.
+    fn open_waiting(self: &Arc<Self>, cluster: &Cluster) {
         let waiting: Vec<String> = {
             let inner = self.inner();
-            let waits = |disk: &&super::DiskEntry| {
-                matches!(disk.life, Life::Offline(_))
-                    && disk.cluster_wait != ClusterWait::No
-                    && disk.busy.is_none()
-            };
-            inner.disks.values().filter(waits).map(|disk| disk.wanted.name.clone()).collect()
+            let waiting = inner.disks.values().filter(|disk| disk.waits_for_cluster());
+            waiting.map(|disk| disk.wanted.name.clone()).collect()
         };
-        for name in waiting {
+        for name in cluster.to_try(&waiting) {
             let manager = self.clone();
             tokio::spawn(async move { manager.bring_online(&name).await });
         }

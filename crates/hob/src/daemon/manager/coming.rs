@@ -4,7 +4,7 @@
 //! |---|---|
 //! | nothing can be dirty in it, by what was kept of its mode | at once |
 //! | the first reading of its journal says what may be dirty, and the backing is the one it was | then; requests to that wait |
-//! | neither, or a device of the pool is away, or the backing cannot be read by two, or the cache was refused before | when the cache is there |
+//! | neither, or another host has had the disk, or a device of the pool is away, or the backing cannot be read by two, or the cache was refused before | when the cache is there |
 //!
 //! A change that waits makes the old rings void, if nothing can be dirty, and passes; a crash before the new ring is there then costs
 //! the cache its contents.
@@ -55,7 +55,8 @@ impl Manager {
         reading: &mut Reading,
     ) -> Option<Early> {
         let (info, reader) = (info.clone(), reader?);
-        if !reading.is_complete() {
+        // That another host has had the disk is forgotten as soon as the disk is served: what flash has is gone by then.
+        if !reading.is_complete() || reading.foreign.is_some() {
             return None;
         }
         let doubtful = if reading.may_be_dirty() {

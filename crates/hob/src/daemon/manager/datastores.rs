@@ -284,7 +284,7 @@ fn mount_point(path: &Path) -> Option<String> {
 }
 
 /// As a name may be: letters, digits and a few signs.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     let sign = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
     let name: String = text.trim_start_matches('/').chars().map(sign).collect();
     let name = name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hob_control::{DiskAdd, DiskChanged, OnDirty, check_name};
+use hob_control::{DiskAdd, DiskChanged, OnDirty, Size, check_name};
 use hob_engine::command::{Access, DiskConfig};
 use hob_engine::io::Promote;
 use hob_engine::units::{DatastoreId, DiskId};
@@ -24,7 +24,7 @@ use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
 use crate::daemon::cluster::Taken;
 use crate::daemon::hardware::Backing;
 use crate::daemon::shard_api::{Gone, ShardHandle};
-use crate::daemon::state::DiskState;
+use crate::daemon::state::{DiskState, ShareSpec};
 use crate::daemon::tape::Counter;
 use crate::daemon::vhost_user::{Behind, Failing, Gateway, check_path};
 
@@ -79,7 +79,9 @@ impl Manager {
         if let Some(path) = &add.vhost_user {
             check_path(path).map_err(Refusal::invalid)?;
         }
+        let share_parent = share_of(add.share_parent, add.parent_cache)?;
         let wanted = DiskState {
+            share_parent,
             datastore: add.datastore,
             fuse: add.fuse,
             vhost_user: add.vhost_user,
@@ -133,6 +135,7 @@ impl Manager {
         if let Some(changed) = self.remove_absent(name).await? {
             return Ok(changed);
         }
+        self.check_no_clones(name)?;
         let claim = self.claim_disk(name, "removed")?;
         self.hide_file(name).await?;
         let removed = self.remove_hidden(name, dirty, claim).await;
@@ -196,6 +199,8 @@ impl Manager {
         if let Some(spec) = &cache {
             self.forget_owner(spec).await;
         }
+        self.link_parents();
+        self.drop_idle_parents();
         Ok(DiskChanged { disk: None, notes })
     }
 
@@ -221,6 +226,8 @@ impl Manager {
             has_cache: false,
             coming: None,
             held: Vec::new(),
+            apart: Vec::new(),
+            leaves_peer: false,
             ring: Vec::new(),
             ring_copies: 0,
             memory: None,
@@ -235,6 +242,8 @@ impl Manager {
             busy,
             measure: None,
             lock: None,
+            constant: None,
+            parent: None,
             recording: Counter::default(),
         };
         inner.disks.insert(name.clone(), entry);
@@ -266,18 +275,21 @@ impl Manager {
         })
         .await?
         .map_err(|error| refuse(&error))?;
-        let info = backing.info().clone();
         let mut notes = Vec::new();
+        let (backing, home) = self.share(&wanted, backing, &mut notes).await?;
+        let info = backing.info().clone();
         {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
             (disk.identity, disk.lock) = (info.identity, backing.lock());
+            disk.constant = backing.constant().map(str::to_owned);
             disk.measure = Some(Measure { gauge: backing.gauge(), info: info.clone() });
         }
         let (mut kept, mut coming, mut backing) = (None, None, backing);
         if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {
             let mut reading = self.begin_recovery(name, spec).await?;
             reading.foreign = taken.and_then(|taken| taken.foreign.clone());
+            reading.outdated_by = taken.and_then(|taken| taken.outdated_by.clone());
             let early = match when {
                 Open::WithCache => None,
                 Open::AtOnce => self.early(name, &info, backing.reader(), &mut reading).await,
@@ -297,7 +309,7 @@ impl Manager {
             access
         };
         let datastore_id = self.inner().datastore_id(&datastore, wanted.datastore.is_some())?;
-        let shard = self.shard_for(datastore_id);
+        let shard = home.unwrap_or_else(|| self.shard_for(datastore_id));
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
         if let Some(taken) = taken {
             self.keep_generation(name, taken).await?;
@@ -319,6 +331,7 @@ impl Manager {
             disk.size_bytes = info.size_bytes;
             disk.datastore = Some(datastore);
         }
+        self.link_parents();
         if wanted.qos.is_some() {
             self.apply_qos(name).await?;
         } else {
@@ -359,7 +372,9 @@ impl Manager {
         if let Some(gateway) = gateway {
             self.exports.let_machines_in(name, name, gateway);
         }
-        self.offer(name, id, shard, export_info(&info, access));
+        if !wanted.for_clones {
+            self.offer(name, id, shard, export_info(&info, access));
+        }
         Ok((notes, coming))
     }
 
@@ -456,8 +471,10 @@ impl Manager {
 
 impl Inner {
     /// Ids are small, as shards have tables of them.
-    fn new_disk_id(&self) -> DiskId {
-        let taken: std::collections::BTreeSet<u32> = self.disks.values().map(|disk| disk.id.0).collect();
+    pub(super) fn new_disk_id(&self) -> DiskId {
+        let disks = self.disks.values().map(|disk| disk.id);
+        let taken: std::collections::BTreeSet<u32> =
+            disks.chain(self.loan_disks.iter().copied()).map(|id| id.0).collect();
         DiskId((0..).find(|id| !taken.contains(id)).expect("there are fewer disks than ids"))
     }
 }
@@ -487,6 +504,11 @@ pub(super) fn open_gateway(
     Gateway::open(Path::new(path), behind, failing)
 }
 
+/// May it be changed?
+pub(super) fn access_of(wanted: &DiskState, info: &BackingInfo) -> Access {
+    if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite }
+}
+
 pub(super) fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {
     ExportInfo {
         read_only: access == Access::ReadOnly,
@@ -496,6 +518,16 @@ pub(super) fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {
         block_size_min: info.block_bytes_min,
         block_size_preferred: info.block_bytes_min.max(4096),
         ..ExportInfo::new(info.size_bytes)
+    }
+}
+
+/// What was asked for about a clone's parent.
+pub(super) fn share_of(share_parent: bool, cache: Option<Size>) -> Result<Option<ShareSpec>, Refusal> {
+    match (share_parent, cache) {
+        (false, Some(_)) => Err(Refusal::invalid("a cache for its parent is made where that is shared")
+            .hint("say --share-parent too, or share_parent = true")),
+        (false, None) => Ok(None),
+        (true, cache) => Ok(Some(ShareSpec { cache, disk: None })),
     }
 }
 

@@ -196,9 +196,13 @@ impl Manager {
 
     /// Takes note of one disk's dirty data now.
     pub(super) async fn look(&self, name: &str, shard: &ShardHandle, id: DiskId) {
+        let peer = self.peer_device_of(name);
         let Ok(stats) = shard.stats(id).await else { return };
         if let Ok(disk) = self.inner().disk_mut(name) {
             disk.watch.note(&stats, Instant::now());
+        }
+        if let Some(peer) = peer.filter(|_| stats.doubled) {
+            self.say_doubled(name, peer).await;
         }
     }
 }

@@ -48,11 +48,15 @@ impl Manager {
     }
 
     fn retry(self: &Arc<Self>) {
-        let (disks, pools, roomy) = {
+        self.link_parents();
+        self.drop_idle_parents();
+        let (disks, pools, roomy, lenders) = {
             let inner = self.inner();
             let now = tokio::time::Instant::now();
             let offline = inner.disks.iter().filter(|(_, disk)| {
-                matches!(disk.life, Life::Offline(_)) && disk.retry_after.is_none_or(|at| at <= now)
+                matches!(disk.life, Life::Offline(_))
+                    && !disk.waits_for_cluster()
+                    && disk.retry_after.is_none_or(|at| at <= now)
             });
             let disks: Vec<String> = offline.map(|(name, _)| name.clone()).collect();
             let sick = inner
@@ -62,7 +66,12 @@ impl Manager {
             let pools: Vec<String> = sick.map(|(name, _)| name.clone()).collect();
             let roomy = inner.pools.iter().filter(|(_, pool)| pool.free_segments() > 0);
             let roomy: Vec<String> = roomy.map(|(name, _)| name.clone()).collect();
-            (disks, pools, roomy)
+            let is_gone = |device: &super::DeviceEntry| {
+                device.peer.is_some() && matches!(device.state, DeviceState::Fenced | DeviceState::Offline)
+            };
+            let lenders = inner.pools.iter().filter(|(_, pool)| pool.devices.iter().any(is_gone));
+            let lenders: Vec<String> = lenders.map(|(name, _)| name.clone()).collect();
+            (disks, pools, roomy, lenders)
         };
         // Each by itself: one that hangs holds up no other. A claim keeps attempts from piling up.
         for name in disks {
@@ -72,6 +81,10 @@ impl Manager {
         for name in pools {
             let manager = self.clone();
             tokio::spawn(async move { manager.retry_devices(&name).await });
+        }
+        for name in lenders {
+            let manager = self.clone();
+            tokio::spawn(async move { manager.offer_again(&name).await });
         }
         for device in self.fenced_in_use() {
             let manager = self.clone();
@@ -111,12 +124,24 @@ impl Manager {
                     "the cache of {name} lost {lost} of its {count} segments with a fenced device"
                 );
             }
+            ShardEvent::Stalled(device) if self.inner().is_peer(device) => {
+                self.note_health(
+                    device,
+                    DeviceState::Stalled,
+                    "its host does not answer in time; writes wait for it",
+                );
+            }
             ShardEvent::Stalled(device) => {
                 self.note_health(
                     device,
                     DeviceState::Stalled,
                     "it does not answer in time; caches bypass it",
                 );
+            }
+            ShardEvent::PeerSilent(device) => {
+                self.note_health(device, DeviceState::Stalled, "its host has not answered, and is given up");
+                let manager = self.clone();
+                tokio::spawn(async move { manager.peer_silent(device).await });
             }
             ShardEvent::Resumed(device) => self.note_health(device, DeviceState::Online, ""),
             ShardEvent::DirtyLost { disk, sectors } => {
@@ -151,8 +176,10 @@ impl Manager {
         let inner = self.inner();
         let idle =
             inner.disks.values().filter(|disk| disk.busy.is_none() && matches!(disk.life, Life::Online(_)));
-        let used: Vec<DeviceId> =
-            idle.flat_map(|disk| disk.held.iter().chain(&disk.ring)).map(|segment| segment.device).collect();
+        let used: Vec<DeviceId> = idle
+            .flat_map(|disk| disk.held.iter().chain(&disk.apart).chain(&disk.ring))
+            .map(|segment| segment.device)
+            .collect();
         let devices = inner.pools.values().flat_map(|pool| &pool.devices);
         let fenced =
             devices.filter(|device| device.state == DeviceState::Fenced).filter_map(|device| device.ids);
@@ -167,7 +194,7 @@ impl Manager {
             let inner = self.inner();
             let concerned = inner.disks.values().filter(|disk| {
                 let is_persistent = disk.cache().is_some_and(|spec| spec.journal.is_some());
-                is_persistent && (on_it(&disk.held) || on_it(&disk.ring))
+                is_persistent && (on_it(&disk.held) || on_it(&disk.apart) || on_it(&disk.ring))
             });
             concerned.map(|disk| disk.wanted.name.clone()).collect()
         };
@@ -209,7 +236,10 @@ impl Manager {
     }
 
     fn fence(self: &Arc<Self>, device: DeviceId, errors: u32) {
-        let reason = format!("fenced after {errors} failed I/Os; remove it from the pool");
+        let reason = match self.inner().is_peer(device) {
+            true => "its host does not answer; second copies are made again when it does".to_owned(),
+            false => format!("fenced after {errors} failed I/Os; remove it from the pool"),
+        };
         self.note_health(device, DeviceState::Fenced, &reason);
         let mut inner = self.inner();
         let Some((name, entry)) = inner.device_on_shards(device) else { return };

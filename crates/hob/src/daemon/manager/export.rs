@@ -11,11 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hob_control::{DiskChanged, ExportDirty, Size};
-use hob_engine::units::SECTOR_BYTES;
-use hob_storage::pool::recovery::{self, Found};
-use hob_storage::pool::{OwnerId, Pool, SectorReader};
+use hob_storage::pool::{OwnerId, Pool};
 
 use super::caches::no_cache;
+use super::dirty::Dirty;
 use super::refusal::Refusal;
 use super::{Life, Manager};
 
@@ -80,43 +79,33 @@ impl Manager {
 
 /// Writes both files.
 fn export_to(pool: &Pool, owner: OwnerId, path: &Path) -> Result<Exported, Refusal> {
-    let found =
-        recovery::recover(pool, owner, |_, _| ()).map_err(|error| Refusal::failed(error.to_string()))?;
-    let (recovered, remains) = match found {
-        Found::Recovered(recovered, remains) => (recovered, remains),
-        Found::Nothing(_) => return Err(Refusal::conflict("the cache holds nothing")),
-        Found::Damaged { what, .. } => {
-            return Err(Refusal::conflict(format!(
-                "the journal of the cache is damaged ({what}): what was dirty cannot be told from what was not"
-            )));
-        }
-    };
+    let mut dirty = Dirty::of(pool, owner, |_, _| ())?;
     let failed = |error: io::Error| Refusal::failed(format!("cannot write {}: {error}", path.display()));
     let mut map_path = path.as_os_str().to_owned();
     map_path.push(".map");
     let file = File::create_new(path).map_err(failed)?;
     let map_file = File::create_new(&map_path).map_err(failed)?;
     let mut map = Map { to: io::BufWriter::new(&map_file), run: None };
-    let disk_bytes = recovered.summary.disk_bytes;
-    file.set_len(disk_bytes).map_err(failed)?;
-    let mut reader = SectorReader::new(pool).map_err(|error| Refusal::failed(error.to_string()))?;
+    file.set_len(dirty.summary().disk_bytes).map_err(failed)?;
     let mut exported = Exported::default();
-    for sector in recovered.dirty() {
-        let offset = sector.sector * SECTOR_BYTES;
-        let len = SECTOR_BYTES.min(disk_bytes.saturating_sub(offset));
-        match reader.read_dirty(&remains.data, &sector) {
-            Ok(bytes) => {
-                file.write_all_at(&bytes[..len as usize], offset).map_err(failed)?;
-                exported.bytes += len;
-                map.add("data", offset, len).map_err(failed)?;
-            }
-            Err(lost) => {
-                tracing::warn!("the dirty sector at {offset} is lost: {lost}");
-                exported.lost_bytes += len;
-                map.add("lost", offset, len).map_err(failed)?;
-            }
-        }
-    }
+    dirty
+        .each(|range, bytes| {
+            let (offset, len) = (range.start, range.end - range.start);
+            let kind = match bytes {
+                Ok(bytes) => {
+                    file.write_all_at(bytes, offset)?;
+                    exported.bytes += len;
+                    "data"
+                }
+                Err(lost) => {
+                    tracing::warn!("the dirty sector at {offset} is lost: {lost}");
+                    exported.lost_bytes += len;
+                    "lost"
+                }
+            };
+            map.add(kind, offset, len)
+        })
+        .map_err(failed)?;
     map.end().map_err(failed)?;
     file.sync_all().and_then(|()| map_file.sync_all()).map_err(failed)?;
     Ok(exported)

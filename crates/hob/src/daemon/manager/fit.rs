@@ -31,6 +31,7 @@ impl Manager {
     /// came out differently. A disk that is offline gets its cache when it is back.
     pub(super) async fn fit_cache(self: &Arc<Self>, name: &str, fit: Fit) -> Result<Vec<String>, Refusal> {
         let mut notes = self.fit_flash(name, fit).await?;
+        notes.extend(self.fit_peer(name).await?);
         notes.extend(self.fit_memory(name).await?);
         Ok(notes)
     }
@@ -252,6 +253,10 @@ impl Manager {
         name: &str,
         device: DeviceId,
     ) -> Result<Vec<String>, Refusal> {
+        if self.inner().is_peer(device) {
+            self.leave_peer(name, device).await?;
+            return Ok(Vec::new());
+        }
         let (id, spec, all, leaving) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -322,7 +327,7 @@ impl Manager {
         let mut inner = self.inner();
         let Ok(disk) = inner.disk_mut(name) else { return Vec::new() };
         let (mut free, mut lost) = (Vec::new(), Vec::new());
-        for list in [&mut disk.held, &mut disk.ring] {
+        for list in [&mut disk.held, &mut disk.apart, &mut disk.ring] {
             list.retain(|segment| {
                 if released.contains(segment) {
                     free.push(*segment);
@@ -349,7 +354,8 @@ impl Manager {
                 let spec =
                     disk.cache().filter(|spec| spec.pool == pool && matches!(disk.life, Life::Online(_)));
                 spec.is_some_and(|spec| {
-                    (disk.held.len() as u64) < spec.size.bytes().div_ceil(entry.segment_bytes)
+                    let wanted = spec.size.bytes().div_ceil(entry.segment_bytes);
+                    (disk.held.len() as u64) < wanted || disk.lacks_peer() && entry.has_peer()
                 })
             };
             inner.disks.values().filter(is_short).map(|disk| disk.wanted.name.clone()).collect()

@@ -28,6 +28,15 @@ pub(super) struct Flash {
     pool: Arc<Mutex<Option<Pool>>>,
 }
 
+/// Copies of a ring, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RingCopies {
+    /// So many, on devices of this host.
+    Here(usize),
+    /// Two, the second on another host.
+    OneFar,
+}
+
 /// Whose segments are to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
@@ -136,7 +145,14 @@ impl Flash {
     ) -> Result<(DeviceId, Vec<DeviceInfo>), Refusal> {
         let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
         self.with(move |pool| match pool {
-            Some(pool) => pool.add_device(&spec, overwrite).map_err(|error| refuse(&error)),
+            Some(pool) => {
+                let id = pool.add_device(&spec, overwrite).map_err(|error| refuse(&error))?;
+                // Caches bring new journals at any time, and a device on another host takes a while until the shards know it.
+                if pool.devices().iter().any(|device| device.id == id && device.access == "remote") {
+                    set(pool, id, Admission::Out);
+                }
+                Ok(id)
+            }
             None => {
                 let mut made =
                     Pool::create(&name, &[spec], segment_bytes, overwrite).map_err(|error| refuse(&error))?;
@@ -226,22 +242,55 @@ impl Flash {
         &self,
         owner: OwnerId,
         number: u32,
-        copies: usize,
+        copies: RingCopies,
         segments: u64,
         avoid: Vec<DeviceId>,
     ) -> Result<((u32, Vec<Vec<Segment>>), Vec<DeviceInfo>), Refusal> {
         self.with(move |pool| match pool {
             Some(pool) => {
                 let number = number.max(pool.ring_number_max(owner).saturating_add(1));
-                let mut ring = pool.allocate_ring(owner, number, copies, segments, &avoid);
-                if copies > 1 && matches!(ring, Err(PoolError::TooFewDevices { .. })) {
+                let mut ring = match copies {
+                    RingCopies::Here(copies) => pool.allocate_ring(owner, number, copies, segments, &avoid),
+                    RingCopies::OneFar => pool.allocate_ring_far(owner, number, 2, segments, &avoid),
+                };
+                if copies != RingCopies::Here(1) && matches!(ring, Err(PoolError::TooFewDevices { .. })) {
                     ring = pool.allocate_ring(owner, number, 1, segments, &avoid);
+                }
+                // This host's flash is gone, and the cache lives on what its peer has.
+                if copies == RingCopies::OneFar && matches!(ring, Err(PoolError::TooFewDevices { .. })) {
+                    ring = pool.allocate_ring_far(owner, number, 1, segments, &avoid);
                 }
                 ring.map(|ring| (number, ring)).map_err(|error| refuse(&error))
             }
             None => Err(Refusal::conflict("no device of the pool is there")),
         })
         .await
+    }
+
+    /// Up to so many segments for second copies, on another host, of which so many stay free.
+    pub(super) async fn allocate_seconds(
+        &self,
+        owner: OwnerId,
+        most: u64,
+        spare: u64,
+    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), Refusal> {
+        self.with(move |pool| match pool {
+            Some(pool) => pool.allocate_seconds(owner, most, spare).map_err(|error| refuse(&error)),
+            None => Ok(Vec::new()),
+        })
+        .await
+    }
+
+    /// A device on another host is not to be had any more.
+    pub(super) async fn give_up(&self, id: DeviceId) {
+        let given_up = self.with(move |pool| {
+            // One that has left is none any more.
+            pool.iter_mut().for_each(|pool| drop(pool.give_up(id)));
+            Ok(())
+        });
+        if let Err(refusal) = given_up.await {
+            tracing::warn!("{refusal}");
+        }
     }
 
     /// A swap area of so many segments, on that device or on any but some, by the pool's ids.
@@ -279,6 +328,7 @@ impl Flash {
             let devices = pool.devices();
             let found = pool.swap_areas().into_iter().map(|area| {
                 let file = pool.file(area.device).map_err(|error| refuse(&error))?;
+                let file = file.here().ok_or_else(|| Refusal::failed("swap is on this host's flash"))?;
                 let file = FileId::of(&file.file)
                     .map_err(|error| Refusal::failed(format!("cannot look at a device: {error}")))?;
                 let path = devices.iter().find(|device| device.id == area.device);

@@ -143,7 +143,7 @@ mod tests {
 
     fn spec(ram: &str) -> CacheSpec {
         let settings = CacheSettings { ram: Some(ram.parse().unwrap()), ..CacheSettings::default() };
-        let ground = Ground { segment_bytes: 1 << 20, devices: 1 };
+        let ground = Ground { segment_bytes: 1 << 20, devices: 1, peers: 0 };
         new_spec("p".into(), Size(1 << 20), &settings, ground).unwrap().0
     }
 

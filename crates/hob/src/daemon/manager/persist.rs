@@ -9,6 +9,7 @@ use hob_engine::journal::{PAGE_BYTES, ring_pages_min};
 use hob_storage::pool::OwnerId;
 
 use super::caches::no_cache;
+use super::flash::RingCopies;
 use super::refusal::{Kind, Refusal};
 use super::{Ending, Inner, Life, Manager};
 use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
@@ -32,6 +33,8 @@ impl Manager {
             let spec = inner.disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
             let entry = inner.pool(&spec.pool)?;
             let avoid = inner.disk(name)?.devices_of_lost_journal(entry);
+            let data_segments = data_segments + inner.disk(name)?.apart.len() as u64;
+            let entry = inner.pool(&spec.pool)?;
             let (flash, segments) =
                 (entry.flash.clone(), ring_segments(&spec, data_segments, entry.segment_bytes));
             let disk = inner.disk_mut(name)?;
@@ -40,7 +43,7 @@ impl Manager {
             };
             // A number is never used twice, and so it is kept before it is used.
             journal.ring += 1;
-            (flash, spec.pool.clone(), *journal, disk.identity, ring_copies(spec.copies), segments, avoid)
+            (flash, spec.pool.clone(), *journal, disk.identity, ring_places(spec.copies), segments, avoid)
         };
         self.save_first().await?;
         let owner = OwnerId(journal.owner.0);
@@ -76,9 +79,12 @@ impl Manager {
             let inner = self.inner();
             let Ok(ground) = inner.ground(pool) else { return };
             let lacks = |disk: &&super::DiskEntry| {
-                disk.lacks_copies()
-                    && disk.cache().is_some_and(|spec| spec.pool == pool)
-                    && ground.devices > 1
+                // Of two on this host, or of one here and one at a peer.
+                let can = |spec: &CacheSpec| match spec.copies {
+                    Copies::Peer => !disk.apart.is_empty() && ground.devices > 0 && ground.peers > 0,
+                    _ => ground.devices > 1,
+                };
+                disk.lacks_copies() && disk.cache().is_some_and(|spec| spec.pool == pool && can(spec))
             };
             inner.disks.values().filter(lacks).map(|disk| disk.wanted.name.clone()).collect()
         };
@@ -116,7 +122,11 @@ impl Manager {
         let (Some(spec), false) = (disk.cache(), disk.ring.is_empty()) else { return Ok(None) };
         let bytes = disk.ring.len() as u64 * inner.pool(&spec.pool)?.segment_bytes;
         let copies = disk.ring_copies;
-        let mirrored = if copies == 2 { ", in two copies on different devices" } else { "" };
+        let mirrored = match (copies, spec.copies) {
+            (2, Copies::Peer) => ", half of it at the peer",
+            (2, _) => ", in two copies on different devices",
+            _ => "",
+        };
         Ok(Some(format!(
             "its journal takes {} of pool {} besides{mirrored}; a change of the cache's size needs as much for a moment",
             Size(bytes),
@@ -278,18 +288,27 @@ pub(super) async fn release_owner(flash: &super::Flash, journal: JournalSpec) ->
 fn ring_copies(copies: Copies) -> usize {
     match copies {
         Copies::One => 1,
-        Copies::TwoOfDirty | Copies::TwoOfAll => 2,
+        Copies::TwoOfDirty | Copies::TwoOfAll | Copies::Peer => 2,
+    }
+}
+
+/// And where.
+fn ring_places(copies: Copies) -> RingCopies {
+    match copies {
+        Copies::Peer => RingCopies::OneFar,
+        copies => RingCopies::Here(ring_copies(copies)),
     }
 }
 
 /// Room that a cache's journal needs, in a pool of its own, bytes: for the ring in use and for the one after it.
 pub(super) fn journal_room(spec: &CacheSpec, segment_bytes: u64) -> u64 {
     let data = spec.size.bytes().div_ceil(segment_bytes);
-    2 * ring_segments(spec, data, segment_bytes) * ring_copies(spec.copies) as u64 * segment_bytes
+    let here = if spec.copies == Copies::Peer { 1 } else { ring_copies(spec.copies) as u64 };
+    2 * ring_segments(spec, data, segment_bytes) * here * segment_bytes
 }
 
 /// Segments that each copy of a ring takes.
-fn ring_segments(spec: &CacheSpec, data_segments: u64, segment_bytes: u64) -> u64 {
+pub(super) fn ring_segments(spec: &CacheSpec, data_segments: u64, segment_bytes: u64) -> u64 {
     if spec.journal.is_none() {
         return 0;
     }

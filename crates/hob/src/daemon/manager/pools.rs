@@ -12,6 +12,7 @@ use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, SEGMENT_BY
 use super::flash::{Flash, Opened};
 use super::refusal::Refusal;
 use super::{DeviceEntry, Manager, POOLS_MAX, PoolEntry};
+use crate::daemon::state::PeerState;
 
 impl Manager {
     /// Makes a pool.
@@ -78,7 +79,7 @@ impl Manager {
         let segment_bytes = segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
         let specs = devices.into_iter().map(|path| device_spec(path, size)).collect();
         let opened = Flash::create(name.clone(), specs, segment_bytes, overwrite(force)).await?;
-        self.take_pool_in(&name, opened, &[]).await?;
+        self.take_pool_in(&name, opened, &[], &[]).await?;
         self.inner().pools_removed.retain(|removed| *removed != name);
         tracing::info!("pool {name} is there");
         self.save().await?;
@@ -91,6 +92,7 @@ impl Manager {
         name: &str,
         opened: Opened,
         out: &[PathBuf],
+        peers: &[PeerState],
     ) -> Result<(), Refusal> {
         let chosen = |path: &PathBuf| if out.contains(path) { Chosen::Out } else { Chosen::In };
         let Opened { flash, uuid, segment_bytes, devices, offline } = opened;
@@ -99,7 +101,8 @@ impl Manager {
         }
         let offline = offline.into_iter().map(|(path, reason)| {
             let chosen = chosen(&path);
-            DeviceEntry::offline(path, reason, chosen)
+            let peer = peers.iter().find(|peer| peer.path == path).cloned();
+            DeviceEntry { peer, ..DeviceEntry::offline(path, reason, chosen) }
         });
         let entry = PoolEntry {
             flash,
@@ -121,6 +124,8 @@ impl Manager {
                 tracing::error!("pool {name}: {} is offline: {refusal}", info.path.display());
                 let chosen = chosen(&info.path);
                 let entry = DeviceEntry::offline(info.path.clone(), refusal.problem.error, chosen);
+                let peer = peers.iter().find(|peer| peer.path == info.path).cloned();
+                let entry = DeviceEntry { peer, ..entry };
                 self.inner().pool_mut(name)?.devices.push(entry);
             }
         }
@@ -131,7 +136,7 @@ impl Manager {
     }
 
     /// Gives a device that is open to all shards, and its segments to caches if that was chosen.
-    async fn connect_device(
+    pub(super) async fn connect_device(
         self: &Arc<Self>,
         pool: &str,
         info: &DeviceInfo,
@@ -151,9 +156,10 @@ impl Manager {
             shard.add_device(id, flash.file(info.id).await?).await?;
         }
         {
+            let peer = self.line_to(&info.path);
             let mut inner = self.inner();
             let devices = &mut inner.pool_mut(pool)?.devices;
-            let entry = DeviceEntry::online(info, id, chosen);
+            let entry = DeviceEntry { peer, ..DeviceEntry::online(info, id, chosen) };
             match devices.iter_mut().find(|device| device.path == info.path) {
                 Some(device) => *device = entry,
                 None => devices.push(entry),
@@ -178,6 +184,9 @@ impl Manager {
     }
 
     async fn add_device(self: &Arc<Self>, pool: &str, add: DeviceAdd) -> Result<PoolChanged, Refusal> {
+        if let Some(to) = add.peer {
+            return self.borrow(pool, &to, add.size).await;
+        }
         let claim = self.claim_pool(pool, "changed")?;
         let flash = {
             let inner = self.inner();
@@ -271,6 +280,10 @@ impl Manager {
             };
             flash.remove_device(ids.in_pool, lost).await?;
         }
+        if let Some(to) = self.line_to(path) {
+            self.give_loan_back(&to).await;
+            self.close_line(path);
+        }
         {
             let mut inner = self.inner();
             let entry = inner.pool_mut(pool)?;
@@ -296,7 +309,7 @@ impl Manager {
             inner
                 .disks
                 .values()
-                .filter(|disk| on_it(&disk.held) || on_it(&disk.ring))
+                .filter(|disk| on_it(&disk.held) || on_it(&disk.apart) || on_it(&disk.ring))
                 .map(|disk| disk.wanted.name.clone())
                 .collect()
         };
@@ -339,6 +352,10 @@ impl Manager {
             }
             flash.remove_device(ids.in_pool, lost).await?;
         }
+        for to in self.lines_of(pool) {
+            self.give_loan_back(&to).await;
+            self.close_line(&to.path);
+        }
         {
             let mut inner = self.inner();
             inner.pools.remove(pool);
@@ -359,11 +376,19 @@ impl Manager {
             let inner = self.inner();
             let Ok(entry) = inner.pool(pool) else { return };
             let offline = entry.devices.iter().filter(|device| device.state == DeviceState::Offline);
+            // What is lent anew is not what a cache may need that is not there yet.
+            let settled = inner.disks.values().all(|disk| disk.is_settled_in(pool));
+            let offline = offline.filter(|device| device.peer.is_none() || !settled);
             let offline: Vec<_> = offline.map(|device| (device.path.clone(), device.admission)).collect();
             (entry.flash.clone(), entry.uuid.clone(), offline)
         };
         let mut back = false;
         for (path, chosen) in offline {
+            if let Some(to) = self.line_to(&path)
+                && self.ask_loan(&to).await.is_err()
+            {
+                continue;
+            }
             let Ok(devices) = flash.open_late(path.clone(), uuid.clone()).await else { continue };
             let Some(info) = devices.iter().find(|device| device.path == path) else { continue };
             match self.connect_device(pool, info, chosen).await {
@@ -381,7 +406,7 @@ impl Manager {
         }
     }
 
-    fn pool_changed(&self, name: &str, notes: Vec<String>) -> Result<PoolChanged, Refusal> {
+    pub(super) fn pool_changed(&self, name: &str, notes: Vec<String>) -> Result<PoolChanged, Refusal> {
         Ok(PoolChanged { pool: Some(self.pool(name)?), notes })
     }
 }
@@ -399,7 +424,7 @@ impl super::Inner {
         self.disks.values().filter(uses).map(|disk| disk.wanted.name.clone()).collect()
     }
 
-    fn check_device_is_new(&self, path: &Path) -> Result<(), Refusal> {
+    pub(super) fn check_device_is_new(&self, path: &Path) -> Result<(), Refusal> {
         if !path.is_absolute() {
             return Err(Refusal::invalid(format!("{} is not an absolute path", path.display())));
         }

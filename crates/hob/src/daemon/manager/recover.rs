@@ -90,6 +90,8 @@ pub(super) struct Reading {
     began: Instant,
     /// Another host has had the disk since: nothing of it counts.
     pub(super) foreign: Option<String>,
+    /// What is dirty in it has reached the backing from its second copy, thanks to that host.
+    pub(super) outdated_by: Option<String>,
     /// Devices of the pool that are not there.
     missing: Vec<String>,
     /// The highest number of a ring when it began.
@@ -111,7 +113,7 @@ pub(super) struct Surveyed {
 impl Reading {
     /// May flash hold what the backing does not?
     pub(super) fn may_be_dirty(&self) -> bool {
-        may_be_dirty(&self.spec, self.journal)
+        self.outdated_by.is_none() && may_be_dirty(&self.spec, self.journal)
     }
 
     /// Can everything be read that there may be?
@@ -170,7 +172,17 @@ impl Manager {
                 0
             }
         };
-        Ok(Reading { spec: spec.clone(), journal, began, foreign: None, missing, upto, surveyed, found })
+        Ok(Reading {
+            spec: spec.clone(),
+            journal,
+            began,
+            foreign: None,
+            outdated_by: None,
+            missing,
+            upto,
+            surveyed,
+            found,
+        })
     }
 
     /// Finds out what a disk's persistent cache holds and whether that is to be believed. The backing is read for it.
@@ -196,12 +208,13 @@ impl Manager {
         reading: Reading,
         source: Source,
     ) -> Result<(Source, Option<Kept>, Vec<String>), Refusal> {
-        let Reading { spec, journal, began, foreign, missing, found, .. } = reading;
+        let matters = reading.may_be_dirty();
+        let Reading { spec, journal, began, foreign, outdated_by, missing, found, .. } = reading;
         let spec = &spec;
         let found = found.await.unwrap_or_else(|_| Err(Refusal::failed("an internal task ended")));
         let found = match found {
             Ok(found) => found,
-            Err(refusal) if may_be_dirty(spec, journal) => {
+            Err(refusal) if matters => {
                 return Err(refused(name, &format!("its cache cannot be read: {}", refusal.problem.error)));
             }
             Err(refusal) => {
@@ -214,7 +227,7 @@ impl Manager {
                 ));
             }
         };
-        if !missing.is_empty() {
+        if matters && !missing.is_empty() {
             self.check_missing(name, spec, journal, &found, &missing)?;
         }
         let (mut recovered, remains) = match found {
@@ -228,7 +241,7 @@ impl Manager {
                 let note = "its cache held nothing that could be recovered, and starts empty".to_owned();
                 return Ok((source, None, if is_new { Vec::new() } else { vec![note] }));
             }
-            Found::Damaged { what, .. } if may_be_dirty(spec, journal) => {
+            Found::Damaged { what, .. } if matters => {
                 return Err(refused(name, &format!("the journal of its cache is damaged ({what})")));
             }
             Found::Damaged { what, .. } => {
@@ -238,13 +251,19 @@ impl Manager {
             }
         };
         let mut notes = Vec::new();
-        if recovered.summary.sectors_dirty > 0 && !may_be_dirty(spec, journal) {
-            // The drain that ended write-back was on flash, and the backing has been written since.
+        if recovered.summary.sectors_dirty > 0 && !matters {
             let outdated = bytes(recovered.summary.sectors_dirty);
-            notes.push(format!(
-                "its flash lost the end of its journal, which says of {outdated} that the backing lacks them; they \
-                 reached it when write-back ended, and are dropped"
-            ));
+            notes.push(match outdated_by {
+                Some(by) => format!(
+                    "{outdated} that were dirty in its cache reached the backing from their second copy, which was \
+                     taken over meanwhile; {by} had the disk last. They are outdated and dropped"
+                ),
+                // The drain that ended write-back was on flash, and the backing has been written since.
+                None => format!(
+                    "its flash lost the end of its journal, which says of {outdated} that the backing lacks them; they \
+                     reached it when write-back ended, and are dropped"
+                ),
+            });
             recovered = blocking(move || {
                 recovered.discard_dirty();
                 recovered
@@ -273,7 +292,8 @@ impl Manager {
             Verdict::Empty => {
                 self.all_is_changed(name, &why).await?;
                 self.forget_owner(spec).await;
-                Ok((source, None, vec![format!("{why}; its cache starts empty")]))
+                notes.push(format!("{why}; its cache starts empty"));
+                Ok((source, None, notes))
             }
             Verdict::Believe => {
                 let inner = self.inner();
@@ -360,7 +380,9 @@ impl Manager {
         {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
-            disk.held = places(&data);
+            let (apart, here): (Vec<DataSegment>, Vec<DataSegment>) =
+                data.iter().copied().partition(|segment| segment.seconds_only);
+            (disk.held, disk.apart) = (places(&here), places(&apart));
             disk.has_cache = true;
             disk.retry_after = None;
         }
@@ -380,7 +402,7 @@ impl Manager {
                 let inner = self.inner();
                 let (Ok(entry), Ok(disk)) = (inner.pool(&spec.pool), inner.disk(name)) else { return };
                 let is_used = |segment: &hob_engine::command::Segment| {
-                    disk.held.contains(segment) || disk.ring.contains(segment)
+                    [&disk.held, &disk.apart, &disk.ring].iter().any(|list| list.contains(segment))
                 };
                 all.into_iter()
                     .filter_map(|segment| entry.on_shards(segment))

@@ -79,6 +79,8 @@ pub(in crate::daemon::manager) fn report(
         mode: if stats.cache == stats::CacheState::None { String::new() } else { stats.mode.to_string() },
         dirty_bytes: stats.sectors_dirty * SECTOR_BYTES,
         dirty_lost_bytes: stats.sectors_lost * SECTOR_BYTES,
+        backing_read_bytes: stats.backing.read_bytes,
+        shared_read_bytes: stats.shared_read_bytes,
         destaged_bytes: stats.destaged_bytes,
         destage_rate_bytes: 0,
         destage_errors: stats.destage_errors,

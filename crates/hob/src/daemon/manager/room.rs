@@ -84,14 +84,15 @@ impl PoolEntry {
         }
     }
 
-    /// Free segments on devices that give them.
+    /// Free segments on devices of this host that give them.
     pub(super) fn free_segments(&self) -> u64 {
-        self.usable().filter(|device| device.gives_segments()).map(|device| device.free_segments).sum()
+        let here = self.usable().filter(|device| device.peer.is_none());
+        here.filter(|device| device.gives_segments()).map(|device| device.free_segments).sum()
     }
 
-    /// Segments on devices that caches can use.
+    /// Segments on devices of this host that caches can use.
     pub(super) fn segments(&self) -> u64 {
-        self.usable().map(|device| device.segments).sum()
+        self.usable().filter(|device| device.peer.is_none()).map(|device| device.segments).sum()
     }
 
     fn usable(&self) -> impl Iterator<Item = &DeviceEntry> {
@@ -172,6 +173,8 @@ impl DeviceEntry {
             segments: info.segments,
             free_segments: info.free_segments,
             access: info.access,
+            uuid: Some(info.uuid.to_string()),
+            peer: None,
             lost: Vec::new(),
         }
     }
@@ -187,6 +190,8 @@ impl DeviceEntry {
             segments: 0,
             free_segments: 0,
             access: "",
+            uuid: None,
+            peer: None,
             lost: Vec::new(),
         }
     }

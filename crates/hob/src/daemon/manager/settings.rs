@@ -20,6 +20,8 @@ pub(super) struct Ground {
     pub(super) segment_bytes: u64,
     /// That give segments.
     pub(super) devices: usize,
+    /// On other hosts.
+    pub(super) peers: usize,
 }
 
 /// A new cache.
@@ -44,8 +46,13 @@ pub(crate) fn simulated(
     settings: &CacheSettings,
     segment_bytes: u64,
 ) -> Result<(CacheConfig, bool), Refusal> {
-    let ground = Ground { segment_bytes, devices: DEVICES_FOR_COPIES };
+    let ground = Ground { segment_bytes, devices: DEVICES_FOR_COPIES, peers: 1 };
     let (spec, _) = new_spec(String::new(), size, settings, ground)?;
+    if spec.copies == Copies::Peer {
+        return Err(Refusal::invalid(
+            "a simulation is of one host; 2-dirty writes as much as a copy at a peer",
+        ));
+    }
     Ok((engine_config(&spec, segment_bytes)?, spec.journal.is_some()))
 }
 
@@ -218,12 +225,29 @@ fn check_copies(spec: &CacheSpec, ground: Ground) -> Result<(), Refusal> {
         return Err(Refusal::invalid("a volatile cache has one copy: what it holds is on the backing too")
             .hint("make it persistent, or leave the copies at 1"));
     }
+    if spec.copies == Copies::Peer {
+        return check_peer(spec, ground);
+    }
     if ground.devices < DEVICES_FOR_COPIES {
         return Err(Refusal::conflict(format!(
             "two copies need two flash devices, and pool {} has {} that gives segments",
             spec.pool, ground.devices
         ))
         .hint("add one with 'hob pool add-device', or say --copies 1"));
+    }
+    Ok(())
+}
+
+fn check_peer(spec: &CacheSpec, ground: Ground) -> Result<(), Refusal> {
+    if spec.mode != Mode::WriteBack {
+        return Err(Refusal::invalid(
+            "a copy at a peer is of what is not on the backing yet, which only write-back has",
+        )
+        .hint("say --mode write-back too, or leave the copies at 1"));
+    }
+    if ground.peers == 0 {
+        return Err(Refusal::conflict(format!("pool {} has nothing at a peer", spec.pool))
+            .hint("borrow some with 'hob pool add-device POOL --peer HOST:PORT --size SIZE'"));
     }
     Ok(())
 }

@@ -43,6 +43,7 @@ impl Manager {
             pools: pools.collect(),
             disks,
             datastores,
+            cluster: self.cluster_view().ok(),
         }
     }
 }

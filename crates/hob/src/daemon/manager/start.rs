@@ -17,7 +17,9 @@ use super::refusal::Refusal;
 use super::settings::{Ground, new_spec};
 use super::{Config, Manager, SwapEntry};
 use crate::daemon::config::DiskEntry;
-use crate::daemon::state::{CacheOwner, CacheSpec, DatastoreState, DiskState, JournalSpec, PoolState, State};
+use crate::daemon::state::{
+    CacheOwner, CacheSpec, DatastoreState, DiskState, JournalSpec, PoolState, ShareSpec, State,
+};
 use crate::daemon::swap::{FileId, loops_over};
 
 /// How long NBD clients and the control API wait at the start for backings that are slow to open.
@@ -90,8 +92,9 @@ impl Manager {
 
     /// A disk of hob.toml that is not known yet, with the cache it is to have.
     fn first_state(&self, disk: &DiskEntry) -> DiskState {
-        let DiskEntry { name, backing, read_only, cache, datastore, exports, qos, fuse, vhost_user } =
+        let DiskEntry { name, backing, read_only, cache, datastore, exports, qos, fuse, vhost_user, .. } =
             disk.clone();
+        let share_parent = disk.share_parent.then_some(ShareSpec { cache: disk.parent_cache, disk: None });
         let spec = cache.and_then(|cache| {
             let ground = self.inner().ground(&cache.pool);
             let spec = ground.and_then(|ground| new_spec(cache.pool, cache.size, &cache.settings, ground));
@@ -118,6 +121,7 @@ impl Manager {
             }
         });
         DiskState {
+            share_parent,
             cache: spec,
             datastore,
             exports,
@@ -130,9 +134,22 @@ impl Manager {
 
     async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), Refusal> {
         let segment_bytes = pool.segment_size.bytes();
+        for peer in &pool.peers {
+            let asked = match self.open_line(peer) {
+                Ok(()) => self.ask_loan(peer).await.map(drop),
+                Err(refusal) => Err(refusal),
+            };
+            if let Err(refusal) = asked {
+                tracing::error!(
+                    "pool {}: second copies at {} are not to be had: {refusal}",
+                    pool.name,
+                    peer.host
+                );
+            }
+        }
         let opened =
             Flash::open(pool.name.clone(), pool.devices.clone(), pool.uuid.clone(), segment_bytes).await?;
-        self.take_pool_in(&pool.name, opened, &pool.devices_out).await
+        self.take_pool_in(&pool.name, opened, &pool.devices_out, &pool.peers).await
     }
 
     /// A pool of hob.toml that is not known: made, or found where it was made before.
@@ -142,14 +159,14 @@ impl Manager {
         let segment_bytes = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
         if !pool.force && are_pool_devices(paths.clone()).await? {
             let opened = Flash::open(name, paths, None, segment_bytes).await?;
-            return self.take_pool_in(&pool.name, opened, &[]).await;
+            return self.take_pool_in(&pool.name, opened, &[], &[]).await;
         }
         match self.create(pool.clone()).await {
             Ok(_) => Ok(()),
             Err(refusal) => {
                 tracing::error!("pool {name} of hob.toml cannot be made: {refusal}");
                 let opened = Flash::open(name, paths, None, segment_bytes).await?;
-                self.take_pool_in(&pool.name, opened, &[]).await
+                self.take_pool_in(&pool.name, opened, &[], &[]).await
             }
         }
     }
@@ -166,7 +183,7 @@ impl Manager {
         };
         let name = disk.name.clone();
         // Better said before a pool file is made.
-        let ground = Ground { segment_bytes: SEGMENT_BYTES_MIN, devices: 1 };
+        let ground = Ground { segment_bytes: SEGMENT_BYTES_MIN, devices: 1, peers: 0 };
         let (spec, _) = new_spec(enable.pool.clone(), enable.size, &enable.settings, ground)?;
         self.inner().check_memory(&name, &spec)?;
         let path =
@@ -195,7 +212,7 @@ impl Manager {
         let name = disk.name.clone();
         let changed = match cache {
             Some(_) => {
-                let DiskAdd { name, backing, read_only, datastore, fuse, vhost_user } = disk;
+                let DiskAdd { name, backing, read_only, datastore, fuse, vhost_user, .. } = disk;
                 let state = DiskState::new(name, backing, read_only);
                 self.add_state(DiskState { cache, datastore, fuse, vhost_user, ..state }).await?
             }
@@ -241,7 +258,7 @@ impl Manager {
             let is_kept =
                 !opened.flash.owners().await?.0.is_empty() || !opened.flash.swap_areas().await?.is_empty();
             if room(&opened) >= size.bytes() || !is_file || is_kept {
-                return self.take_pool_in(SERVE_POOL, opened, &[]).await;
+                return self.take_pool_in(SERVE_POOL, opened, &[], &[]).await;
             }
             tracing::info!("{} is too small for {size} and is made anew", path.display());
             drop(opened);

@@ -261,6 +261,9 @@ impl Manager {
 
     /// What the kernel may not swap to.
     async fn check_ground(&self, device: FlashDevice) -> Result<Result<(), SwapError>, Refusal> {
+        let Some(device) = device.here() else {
+            return Ok(Err(SwapError::Unsafe("is on another host".to_owned())));
+        };
         if device.class == FdClass::Volatile {
             return Ok(Err(SwapError::Unsafe("forgets what is not flushed, for a test".to_owned())));
         }

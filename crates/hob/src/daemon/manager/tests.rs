@@ -8,6 +8,7 @@ mod health;
 mod journal_lost;
 mod life_cycle;
 mod memory;
+mod parents;
 mod persistent;
 mod qos;
 mod recovery;
@@ -273,7 +274,7 @@ fn caches_move_off_a_device_that_is_removed_and_grow_back_when_one_is_added() {
 
 fn device_add(path: String, mib: u64) -> DeviceAdd {
     let size = hob_storage::pool::device_bytes_for(mib * MIB, SEGMENT);
-    DeviceAdd { path, size: Some(Size(size)), force: false }
+    DeviceAdd { path, size: Some(Size(size)), peer: None, force: false }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use hob_control::{
     Admission, Cache, CacheState, Device, DeviceState, Dirty, Disk, DiskState as DiskLife, IoMode, Orphan,
     Pool, Size, Version,
 };
+use hob_engine::command::Copies;
 use hob_storage::pool::OwnerId;
 
 use super::caches::shown_preset;
@@ -90,6 +91,7 @@ impl DeviceEntry {
             path: self.path.to_string_lossy().into_owned(),
             state: self.state,
             reason: self.reason.clone(),
+            peer: self.peer.as_ref().map(|peer| peer.host.clone()),
             admission: if self.gives_segments() { Admission::In } else { Admission::Out },
             size: Size(self.segments * segment_bytes),
             free: Size(self.free_segments * segment_bytes),
@@ -97,6 +99,7 @@ impl DeviceEntry {
                 "direct" => Some(IoMode::Direct),
                 "buffered" => Some(IoMode::Buffered),
                 "memory" => Some(IoMode::Memory),
+                "remote" => Some(IoMode::Remote),
                 _ => None,
             },
         }
@@ -159,10 +162,20 @@ impl DiskEntry {
             fuse_reason: self.files_reason(),
             recording: self.recording.read(),
             migration: None,
+            parent: self.parent_view().0,
+            parent_reason: self.parent_view().1,
+            clones: inner.clones_of(&self.wanted.name),
         }
     }
 
     fn one_copy(&self, spec: &CacheSpec) -> Option<String> {
+        let waits_for_peer = spec.copies == Copies::Peer && self.has_cache && self.apart.is_empty();
+        if waits_for_peer {
+            return Some(format!(
+                "no peer lends to pool {} now: writes go to the backing, and what is not there yet has one copy",
+                spec.pool
+            ));
+        }
         self.lacks_copies().then(|| {
             format!(
                 "there is one copy of what is not on the backing until pool {} has a second device with room",
@@ -185,7 +198,8 @@ impl DiskEntry {
 
     /// A device of the cache or its journal that does not answer.
     fn stalled_device<'a>(&self, inner: &'a Inner) -> Option<&'a DeviceEntry> {
-        let on_it = |id| self.held.iter().chain(&self.ring).any(|segment| segment.device == id);
+        let all = || self.held.iter().chain(&self.apart).chain(&self.ring);
+        let on_it = |id| all().any(|segment| segment.device == id);
         inner.pools.values().flat_map(|pool| &pool.devices).find(|device| {
             device.state == DeviceState::Stalled && device.ids.is_some_and(|ids| on_it(ids.on_shards))
         })
@@ -214,7 +228,7 @@ impl DiskEntry {
             CacheState::Changing
         } else if !self.has_cache {
             CacheState::None
-        } else if self.held.is_empty() {
+        } else if !self.holds_any() {
             CacheState::Fenced
         } else if self.stalled_device(inner).is_some() {
             CacheState::Stalled

@@ -256,6 +256,7 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_memory_bytes", Gauge, From::Stats(|s| s.memory_bytes as f64), "Memory above the cache."),
     row("hob_memory_used_bytes", Gauge, From::Stats(|s| s.memory_held_bytes as f64), "Of this, bytes that hold data."),
     row("hob_memory_index_bytes", Gauge, From::Stats(|s| s.memory_index_bytes as f64), "Memory of everything else that grows with it."),
+    row("hob_shared_read_bytes", Counter, From::Stats(|s| s.shared_read_bytes as f64), "Bytes that the disk of a clone's parent served instead of its backing."),
     row("hob_memory_read_ahead_bytes", Counter, From::Stats(|s| s.read_ahead_bytes as f64), "Bytes read ahead into memory."),
     row("hob_memory_writes_merged", Counter, From::Stats(|s| s.writes_merged as f64), "Writes that went to the backing in one I/O with others."),
 ];

@@ -13,6 +13,9 @@ use super::*;
 fn disk(name: &str) -> Disk {
     Disk {
         migration: None,
+        parent: None,
+        parent_reason: None,
+        clones: Vec::new(),
         name: name.to_owned(),
         state: DiskState::Online,
         reason: None,
@@ -144,6 +147,7 @@ fn labels_are_escaped() {
         path: "/a \"b\"\\\nc".to_owned(),
         state: DeviceState::Stalled,
         reason: None,
+        peer: None,
         admission: Admission::In,
         size: Size(8),
         free: Size(4),

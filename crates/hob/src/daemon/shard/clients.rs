@@ -154,6 +154,14 @@ impl Clients {
         }
     }
 
+    /// Connections to a disk but those of another host.
+    pub(super) fn guests(&self, disk: DiskId) -> u64 {
+        let is_guest = |client: &&Client| {
+            client.whose == Whose::Guest && client.connection.disk() == disk && !client.shut_down
+        };
+        self.clients.iter().flatten().filter(is_guest).count() as u64
+    }
+
     /// Ends the connections of another host to a disk.
     pub(super) fn close_peers(&mut self, disk: DiskId, ring: &mut Ring) {
         for number in 0..self.clients.len() {

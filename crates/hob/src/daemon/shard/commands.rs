@@ -94,11 +94,17 @@ impl Shard {
     pub(super) fn call(&mut self, now: Instant, call: ShardCall) {
         match call {
             ShardCall::AddDevice { id, device, answer } => {
-                self.flash.attach(&mut self.ring, id, device);
+                self.flash.attach(&mut self.ring, id, *device);
                 let _ = answer.send(Ok(()));
+            }
+            ShardCall::GiveUpDevice { id } => {
+                self.flash.give_up(&mut self.ring, id);
+                self.engine.give_up_device(id);
+                self.collect_flash(now);
             }
             ShardCall::RemoveDevice { id, answer } => {
                 self.flash.detach(&mut self.ring, id);
+                self.collect_flash(now);
                 let _ = answer.send(Ok(()));
             }
             ShardCall::AddDisk { id, config, backing, answer } => {
@@ -143,6 +149,9 @@ impl Shard {
             ShardCall::Sizing { id, answer } => {
                 let found = self.engine.sizing(now, id).map(Box::new);
                 let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::Users { id, answer } => {
+                let _ = answer.send(Ok(self.clients.guests(id) + self.machines.of(id)));
             }
             ShardCall::Reset { id, counter, answer } => {
                 let command = self.commands.next(Waiting::Plain(answer));
@@ -202,6 +211,7 @@ impl Shard {
             ShardCall::Carry(id, call) => self.carry(now, id, call),
             ShardCall::SetLease { id, clock } => self.set_lease(id, clock),
             ShardCall::Lose { id } => self.lose_disk(now, id),
+            ShardCall::LinkParent { id, parent } => self.link_parent(id, parent),
             ShardCall::Rest { answer } => self.rest(now, answer),
             ShardCall::Resume => self.resume(),
             ShardCall::HandOver { answer } => {
@@ -264,6 +274,7 @@ impl Shard {
         self.clients.recorders.end(id);
         self.carriers.remove(id);
         self.leave_lease(id);
+        self.unlink_parent(id);
         let command = self.commands.next(Waiting::Remove(answer));
         self.engine.handle_command(now, command, id, Command::RemoveDisk);
     }
@@ -281,6 +292,10 @@ impl Shard {
     pub(super) fn handle_event(&mut self, now: Instant, event: Event) {
         let report = match event {
             Event::Done { command, disk, result } => return self.command_done(now, command, disk, result),
+            Event::Fenced { device, errors: 0 } => {
+                tracing::error!(device = device.0, "flash device given up: its host does not answer");
+                ShardEvent::Fenced { device, errors: 0 }
+            }
             Event::Fenced { device, errors } => {
                 tracing::error!(device = device.0, errors, "flash device fenced after repeated errors");
                 ShardEvent::Fenced { device, errors }
@@ -294,7 +309,7 @@ impl Shard {
                 ShardEvent::Lost { disk, segments }
             }
             Event::Stalled(device) => {
-                tracing::warn!(device = device.0, "flash device does not answer; its caches are bypassed");
+                tracing::warn!(device = device.0, "a flash device does not answer in time");
                 ShardEvent::Stalled(device)
             }
             Event::Resumed(device) => {

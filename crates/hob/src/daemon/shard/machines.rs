@@ -209,6 +209,12 @@ impl Machines {
         self.polled.retain(|polled| *polled != (number, queue));
     }
 
+    /// Machines that use a disk.
+    pub(super) fn of(&self, disk: DiskId) -> u64 {
+        let is_of = |machine: &&Machine| machine.device.disk() == disk && !machine.gone;
+        self.machines.iter().flatten().filter(is_of).count() as u64
+    }
+
     /// A disk goes away: what its machines want that has not begun is left to whoever serves it next.
     pub(super) fn close_all(&mut self, disk: DiskId, ring: &mut Ring) {
         for machine in self.machines.iter_mut().flatten().filter(|machine| machine.device.disk() == disk) {

@@ -12,6 +12,7 @@ mod files;
 mod held;
 mod machines;
 mod maps;
+mod parents;
 mod recorders;
 mod rest;
 
@@ -39,6 +40,7 @@ use files::Files;
 use held::Leases;
 pub(crate) use machines::MachineCall;
 use machines::Machines;
+use parents::Parents;
 
 /// Longest time for which events are left to gather. docs/decisions/0004 has the measurement.
 const NAP_MAX: Duration = Duration::from_micros(30);
@@ -61,6 +63,8 @@ pub(crate) struct ShardOptions {
     pub(crate) ring: RingConfig,
     /// Its engine's bounds.
     pub(crate) limits: Limits,
+    /// How long a device on another host may be silent before that is said.
+    pub(crate) peer_wait: Duration,
     /// How long it watches for the next event before it sleeps, while one request follows another
     /// without any in parallel: a wake-up would take longer than the wait.
     pub(crate) spin_max: Duration,
@@ -73,6 +77,7 @@ impl ShardOptions {
             number,
             ring: RingConfig::default(),
             limits: Limits::default(),
+            peer_wait: hob_storage::flash::REMOTE_WAIT_DEFAULT,
             spin_max: Duration::from_micros(50),
         }
     }
@@ -107,6 +112,7 @@ struct Shard {
     files: Files,
     machines: Machines,
     carriers: Carriers,
+    parents: Parents,
     leases: Leases,
     commands: Commands,
     /// Who wants to know that nothing is unanswered.
@@ -133,16 +139,19 @@ impl Shard {
                 engine.lend(buffer, DESTAGE_BUFFER_BYTES);
             }
         }
+        let mut flash = Flash::new(0);
+        flash.set_remote_wait(options.peer_wait);
         Shard {
             ring,
             engine,
-            flash: Flash::new(0),
+            flash,
             backings: Vec::new(),
             areas: Areas::default(),
             clients: Clients::default(),
             files: Files::default(),
             machines: Machines::default(),
             carriers: Carriers::default(),
+            parents: Parents::default(),
             leases: Leases::default(),
             commands: Commands::new(events),
             at_rest: None,
@@ -164,6 +173,7 @@ impl Shard {
     /// One round. False when nothing happened.
     fn turn(&mut self, now: Instant) -> bool {
         let mut progress = false;
+        self.flash.set_now(now);
         while let Some(completion) = self.ring.next_completion() {
             progress = true;
             self.complete(now, completion);
@@ -204,6 +214,10 @@ impl Shard {
                 let done = self.flash.handle_completion(&mut self.ring, &completion);
                 self.engine.handle_completion(now, done.io, done.result, done.sums);
             }
+            Token::FLASH_REMOTE => {
+                self.flash.handle_remote_completion(&mut self.ring, completion);
+                self.collect_flash(now);
+            }
             Token::BACKING | Token::PEER..=Token::PEER_LAST => {
                 let disk = DiskId(u32::from(token.owner()));
                 if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
@@ -220,12 +234,24 @@ impl Shard {
         }
     }
 
+    /// Takes what devices on other hosts have finished to the engine, and says which of them are silent.
+    fn collect_flash(&mut self, now: Instant) {
+        while let Some(done) = self.flash.poll_remote(&mut self.ring) {
+            self.engine.handle_completion(now, done.io, done.result, done.sums);
+        }
+        while let Some(device) = self.flash.poll_silent() {
+            self.commands.report(ShardEvent::PeerSilent(device));
+        }
+    }
+
     /// Takes what a backing has finished to whoever asked for it.
     fn collect(&mut self, now: Instant, disk: DiskId) {
-        let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
-        while let Some((io, result)) = backing.poll_done() {
-            self.engine.handle_completion(now, io, result, &[]);
+        self.collect_done(now, disk);
+        // What cannot be asked of a parent's disk may end at once.
+        while self.ask_parent(now, disk) {
+            self.collect_done(now, disk);
         }
+        let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
         while let Some((id, status)) = backing.poll_status() {
             let extents = status.map(|extents| extents.iter().flat_map(wire_extents).collect::<Vec<_>>());
             self.clients.handle_status(id, extents.as_deref().map_err(|error| *error), &self.engine);
@@ -238,6 +264,16 @@ impl Shard {
             self.backings[disk.0 as usize] = None;
             self.leases.forget(disk);
             self.commands.backing_closed(disk);
+        }
+    }
+
+    fn collect_done(&mut self, now: Instant, disk: DiskId) {
+        let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
+        while let Some((io, result)) = backing.poll_done() {
+            match backing.take_shared(io) {
+                shared if shared.is_empty() => self.engine.handle_completion(now, io, result, &[]),
+                shared => self.engine.handle_shared(now, io, &shared),
+            }
         }
     }
 
@@ -281,6 +317,8 @@ impl Shard {
         } else if Carriers::owns(reply.id) {
             let is_standby = self.engine.role(reply.disk) == Some(Role::Standby);
             self.carriers.handle_reply(now, reply, is_standby);
+        } else if Parents::owns(reply.id) {
+            self.parent_replied(now, reply);
         } else if let Some(number) = Session::number_of(reply.id) {
             self.files.handle_reply(number, reply, &mut self.ring);
         } else {
@@ -317,6 +355,7 @@ impl Shard {
                 let is_journal = io.op == IoOp::WriteJournal;
                 let pages = if is_journal { self.engine.journal_pages(io.id) } else { &[] };
                 self.flash.submit(&mut self.ring, io, pages);
+                self.collect_flash(now);
             }
             Target::Backing(disk) => match self.backings[disk.0 as usize].as_mut() {
                 Some(backing) => {
@@ -365,6 +404,11 @@ impl Shard {
             progress = true;
             self.engine.handle_timeout(now);
         }
+        if self.flash.poll_timeout().is_some_and(|at| at <= now) {
+            progress = true;
+            self.flash.handle_timeout(&mut self.ring);
+            self.collect_flash(now);
+        }
         for disk in 0..self.backings.len() {
             if let Some(backing) = self.backings[disk].as_mut()
                 && backing.poll_timeout().is_some_and(|at| at <= now)
@@ -384,7 +428,12 @@ impl Shard {
     /// Sleeps until something happens. How, depends on what the last sleeps of the kind were like.
     fn sleep(&mut self) {
         let backings = self.backings.iter().flatten().filter_map(Backing::poll_timeout);
-        let timers = [self.engine.poll_timeout(), self.clients.poll_timeout(), self.carriers.poll_timeout()];
+        let timers = [
+            self.engine.poll_timeout(),
+            self.flash.poll_timeout(),
+            self.clients.poll_timeout(),
+            self.carriers.poll_timeout(),
+        ];
         let due = backings.chain(timers.into_iter().flatten()).min();
         let before = self.now();
         let due = due.into_iter().chain(self.leases.poll_timeout(before)).min();

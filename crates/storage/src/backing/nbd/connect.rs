@@ -12,13 +12,13 @@ use hob_nbd::uri::{Address, NbdUri};
 
 /// A connection that is ready for requests.
 #[derive(Debug)]
-pub(super) struct Link {
-    pub(super) socket: OwnedFd,
-    pub(super) negotiated: Negotiated,
+pub(crate) struct Link {
+    pub(crate) socket: OwnedFd,
+    pub(crate) negotiated: Negotiated,
 }
 
 /// Connects to what `uri` names, within `limit`. The error is a sentence for people.
-pub(super) fn connect(uri: &NbdUri, limit: Duration) -> Result<Link, String> {
+pub(crate) fn connect(uri: &NbdUri, limit: Duration) -> Result<Link, String> {
     let deadline = Instant::now() + limit;
     match &uri.address {
         Address::Unix { path } => {

@@ -30,7 +30,7 @@ impl NbdBacking {
                 ring.detach(fd);
                 self.state = State::Pausing(now + self.next_pause());
                 self.jobs.send_all_again();
-                if self.changes > self.flushed {
+                if self.changes > self.flushed && !self.options.keeps_writes {
                     self.flushed = self.changes;
                     let flushes: Vec<u32> = self.jobs.live_requests().collect();
                     let flushes: Vec<u32> =

@@ -1,4 +1,4 @@
-//! Reading from an export before it is attached: with blocking sockets, one request at a time.
+//! Reading and writing an export by threads that may wait: with blocking sockets, one request at a time.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const COOKIE: u64 = 1;
 
 /// How a read failed.
 #[derive(Debug)]
-pub(super) enum SampleError {
+pub(crate) enum SampleError {
     /// The server said so; the connection is good.
     Refused(IoError),
     /// The connection is over. A sentence.
@@ -26,9 +26,33 @@ pub(super) enum SampleError {
 }
 
 /// Fills `bytes` from `offset` on, within `limit`. Range and alignment are the caller's; it is one request.
-pub(super) fn read(link: &Link, offset: u64, bytes: &mut [u8], limit: Duration) -> Result<(), SampleError> {
-    let deadline = Instant::now() + limit;
-    let result = exchange(link, offset, bytes, deadline);
+pub(crate) fn read(link: &Link, offset: u64, bytes: &mut [u8], limit: Duration) -> Result<(), SampleError> {
+    let len = bytes.len() as u32;
+    let request = request::read(COOKIE, offset, len, CommandFlags::NONE);
+    ask(link, [&request, &[]], Expected { command: Command::Read, offset, length: len }, bytes, limit)
+}
+
+/// Writes `bytes` from `offset` on, within `limit`; durable with the next [`flush`].
+pub(crate) fn write(link: &Link, offset: u64, bytes: &[u8], limit: Duration) -> Result<(), SampleError> {
+    let len = bytes.len() as u32;
+    let request = request::write_header(COOKIE, offset, len, CommandFlags::NONE);
+    ask(link, [&request, bytes], Expected { command: Command::Write, offset, length: len }, &mut [], limit)
+}
+
+/// Makes what was written durable, within `limit`.
+pub(crate) fn flush(link: &Link, limit: Duration) -> Result<(), SampleError> {
+    let expected = Expected { command: Command::Flush, offset: 0, length: 0 };
+    ask(link, [&request::flush(COOKIE), &[]], expected, &mut [], limit)
+}
+
+fn ask(
+    link: &Link,
+    parts: [&[u8]; 2],
+    expected: Expected,
+    bytes: &mut [u8],
+    limit: Duration,
+) -> Result<(), SampleError> {
+    let result = exchange(link, parts, expected, bytes, Instant::now() + limit);
     let forever = [Timeout::Recv, Timeout::Send].map(|side| set_socket_timeout(&link.socket, side, None));
     match result {
         Ok(result) => {
@@ -42,26 +66,27 @@ pub(super) fn read(link: &Link, offset: u64, bytes: &mut [u8], limit: Duration) 
     }
 }
 
-/// One request and its reply; the outer error ends the connection.
+/// One request, of a header and its payload, and its reply; the outer error ends the connection.
 fn exchange(
     link: &Link,
-    offset: u64,
+    parts: [&[u8]; 2],
+    expected: Expected,
     bytes: &mut [u8],
     deadline: Instant,
 ) -> Result<Result<(), IoError>, String> {
-    let len = bytes.len() as u32;
-    let mut request = &request::read(COOKIE, offset, len, CommandFlags::NONE)[..];
-    while !request.is_empty() {
-        set_timeout(&link.socket, Timeout::Send, deadline)?;
-        match rustix::net::send(&link.socket, request, rustix::net::SendFlags::NOSIGNAL) {
-            Ok(count) => request = &request[count..],
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.to_string()),
+    for mut part in parts {
+        while !part.is_empty() {
+            set_timeout(&link.socket, Timeout::Send, deadline)?;
+            match rustix::net::send(&link.socket, part, rustix::net::SendFlags::NOSIGNAL) {
+                Ok(count) => part = &part[count..],
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.to_string()),
+            }
         }
     }
+    let offset = expected.offset;
     let mut decoder = ReplyDecoder::new(&link.negotiated, ReplyLimits::default());
-    let expected =
-        |cookie| (cookie == COOKIE).then_some(Expected { command: Command::Read, offset, length: len });
+    let expected = |cookie| (cookie == COOKIE).then_some(expected);
     let mut input = vec![0; 64 << 10];
     let (mut from, mut to) = (0, 0);
     let mut place = 0;

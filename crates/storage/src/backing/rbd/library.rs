@@ -24,6 +24,75 @@ pub(super) const ZEROES_THICK: c_int = 1;
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`.
 pub(super) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 
+/// `rbd_linked_image_spec_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct LinkedImageSpec {
+    pub(super) pool_id: i64,
+    pub(super) pool_name: *mut c_char,
+    pub(super) pool_namespace: *mut c_char,
+    pub(super) image_id: *mut c_char,
+    pub(super) image_name: *mut c_char,
+    pub(super) trash: bool,
+}
+
+impl Default for LinkedImageSpec {
+    fn default() -> Self {
+        let none = std::ptr::null_mut();
+        LinkedImageSpec {
+            pool_id: 0,
+            pool_name: none,
+            pool_namespace: none,
+            image_id: none,
+            image_name: none,
+            trash: false,
+        }
+    }
+}
+
+/// `rbd_snap_spec_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct SnapSpec {
+    pub(super) id: u64,
+    pub(super) namespace_type: c_int,
+    pub(super) name: *mut c_char,
+}
+
+impl Default for SnapSpec {
+    fn default() -> Self {
+        SnapSpec { id: 0, namespace_type: 0, name: std::ptr::null_mut() }
+    }
+}
+
+/// `rbd_image_info_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct ImageInfo {
+    size: u64,
+    pub(super) obj_size: u64,
+    num_objs: u64,
+    order: c_int,
+    block_name_prefix: [c_char; 24],
+    parent_pool: i64,
+    parent_name: [c_char; 96],
+}
+
+impl Default for ImageInfo {
+    fn default() -> Self {
+        let (block_name_prefix, parent_name) = ([0; 24], [0; 96]);
+        ImageInfo {
+            size: 0,
+            obj_size: 0,
+            num_objs: 0,
+            order: 0,
+            block_name_prefix,
+            parent_pool: 0,
+            parent_name,
+        }
+    }
+}
+
 macro_rules! library {
     ($($name:ident: fn($($argument:ident: $type:ty),*) -> $result:ty,)*) => {
         /// Its functions, under their own names.
@@ -63,6 +132,13 @@ library! {
     rbd_close: fn(image: Handle) -> c_int,
     rbd_get_size: fn(image: Handle, bytes: *mut u64) -> c_int,
     rbd_get_id: fn(image: Handle, text: *mut c_char, len: usize) -> c_int,
+    rbd_stat: fn(image: Handle, info: *mut ImageInfo, len: usize) -> c_int,
+    rbd_get_flags: fn(image: Handle, flags: *mut u64) -> c_int,
+    rbd_get_overlap: fn(image: Handle, bytes: *mut u64) -> c_int,
+    rbd_get_parent: fn(image: Handle, parent: *mut LinkedImageSpec, snap: *mut SnapSpec) -> c_int,
+    rbd_linked_image_spec_cleanup: fn(parent: *mut LinkedImageSpec) -> (),
+    rbd_snap_spec_cleanup: fn(snap: *mut SnapSpec) -> (),
+    rbd_snap_get_id: fn(image: Handle, name: *const c_char, id: *mut u64) -> c_int,
     rbd_get_features: fn(image: Handle, features: *mut u64) -> c_int,
     rbd_set_image_notification: fn(image: Handle, fd: c_int, kind: c_int) -> c_int,
     rbd_poll_io_events: fn(image: Handle, completions: *mut Handle, count: c_int) -> c_int,

@@ -4,6 +4,7 @@
 //! An image that is written is locked (librbd's exclusive lock), and the lock is not handed on when somebody else asks. Whoever breaks it
 //! blocklists this client: from then on every I/O fails, and [`Driver::is_lost`] says that the disk is another's. A thread asks
 //! for that once a second too, for what is served from flash needs no I/O here.
+//! The host to which a disk moves opens the image without the lock, writes nothing, and takes the lock when the other has let it go ([`lock`]).
 //!
 //! # Durability
 //! librbd's own cache is off: what is written is durable when it is acknowledged, and a flush has nothing to do but to say so.
@@ -11,9 +12,13 @@
 //! # Completions
 //! librbd's threads count in an eventfd, which the shard's ring awaits; then all that ended is fetched in one call. What waits for the cluster
 //! instead of starting something has threads of its own: [`Keeper`], and `map.rs` for holes.
+//!
+//! librbd watches the image: one that somebody resized is logged, and its disk grows when it is told to ([`Driver::gauge`]).
 #![allow(unsafe_code)]
 
+mod clone;
 mod library;
+mod lock;
 mod map;
 mod spec;
 
@@ -22,7 +27,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -30,12 +35,16 @@ use hob_engine::command::Access;
 use hob_engine::io::{Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId};
 
-use super::{BackingInfo, BackingOptions, Driver, OpenError, Reader, Status, identity, io_result};
+use super::gauge::Measured;
+use super::{
+    BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Parent, Reader, Status, identity, io_result,
+};
 use crate::ring::{Completion, Fd, FdClass, Ring};
 use crate::token::TokenSpace;
 use library::{
     EVENT_TYPE_EVENTFD, FEATURE_EXCLUSIVE_LOCK, Handle, LOCK_MODE_EXCLUSIVE, Library, ZEROES_THICK,
 };
+pub(super) use lock::ImageLock;
 use map::Maps;
 use spec::Spec;
 
@@ -61,6 +70,8 @@ struct Image {
     locked: AtomicBool,
     /// Somebody else has broken the lock.
     lost: AtomicBool,
+    /// So much of it it has in common with its parent, once that was asked for, bytes.
+    common_bytes: AtomicU64,
 }
 
 // SAFETY: librados and librbd allow calls on one handle from any number of threads.
@@ -111,7 +122,9 @@ impl Image {
     ) -> Result<Image, String> {
         let (locked, lost) = (AtomicBool::new(false), AtomicBool::new(false));
         let null = ptr::null_mut();
-        let mut image = Image { library, cluster: null, context: null, image: null, locked, lost };
+        let common_bytes = AtomicU64::new(0);
+        let mut image =
+            Image { library, cluster: null, context: null, image: null, locked, lost, common_bytes };
         image.connect(spec, patience)?;
         let (pool, name) = (string(&spec.pool), string(&spec.image));
         let snapshot = spec.snapshot.as_deref().map(string);
@@ -178,8 +191,8 @@ impl Image {
         Ok(bytes)
     }
 
-    /// What it is, for ever: cluster and image id.
-    fn identity(&self, spec: &Spec, size_bytes: u64) -> Result<String, String> {
+    /// The ids of the cluster and of the image.
+    fn ids(&self) -> Result<(String, String), String> {
         let (mut cluster, mut id) = ([0u8; 64], [0u8; 256]);
         // SAFETY: the handles are open, and the lengths are those of the arrays, which are zeroed.
         unsafe {
@@ -194,9 +207,25 @@ impl Image {
         let text = |bytes: &[u8]| {
             String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
         };
-        let snapshot = spec.snapshot.as_ref().map(|name| format!(" snapshot {name}")).unwrap_or_default();
-        let (cluster, id) = (text(&cluster), text(&id));
-        Ok(format!("rbd image {id}{snapshot} of pool {} in cluster {cluster}, {size_bytes} bytes", spec.pool))
+        Ok((text(&cluster), text(&id)))
+    }
+
+    /// What it is, for ever; and of a snapshot what [`Driver::constant`] says.
+    fn identity(&self, spec: &Spec, size_bytes: u64) -> Result<(String, Option<String>), String> {
+        let (cluster, id) = self.ids()?;
+        let Some(name) = &spec.snapshot else {
+            let text =
+                format!("rbd image {id} of pool {} in cluster {cluster}, {size_bytes} bytes", spec.pool);
+            return Ok((text, None));
+        };
+        let mut number = 0;
+        // SAFETY: the image is open; the name outlives the call.
+        let result =
+            unsafe { (self.library.rbd_snap_get_id)(self.image, string(name).as_ptr(), &mut number) };
+        check("the snapshot's id", result)?;
+        // A snapshot of the same name may be another one tomorrow.
+        let constant = clone::constant(&cluster, &spec.pool, &spec.namespace, &id, number);
+        Ok((format!("{constant}, {size_bytes} bytes"), Some(constant)))
     }
 
     /// Locks it against other writers. False: images without that feature cannot be.
@@ -220,6 +249,12 @@ impl Image {
         }
     }
 
+    /// Lets the lock go.
+    fn unlock(&self) -> c_int {
+        // SAFETY: the image is open.
+        unsafe { (self.library.rbd_lock_release)(self.image) }
+    }
+
     /// Is the lock ours, as far as the cluster can be asked? Waits for it.
     fn holds_lock(&self) -> bool {
         let mut is_owner = 0;
@@ -236,6 +271,12 @@ impl Image {
     }
 }
 
+impl Measured for Image {
+    fn size_bytes(&self) -> std::io::Result<u64> {
+        Image::size_bytes(self).map_err(std::io::Error::other)
+    }
+}
+
 impl Reader for Arc<Image> {
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         Image::read(self, offset, bytes)
@@ -249,11 +290,16 @@ struct Attached {
 
 struct Rbd {
     info: BackingInfo,
+    spec: Spec,
+    /// Of a snapshot.
+    constant: Option<String>,
     /// Until it is closed.
     image: Option<Arc<Image>>,
     /// librbd's threads count there.
     event: Arc<OwnedFd>,
     attached: Option<Attached>,
+    /// The lock was not to be taken at once.
+    comes_later: bool,
     /// The wait for `event` is in the ring.
     awaits: bool,
     /// No more I/O comes; the ring is left when the last has ended.
@@ -273,19 +319,33 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Whoever awaits `event` hears of the lock's loss, and of the end.
-    fn start(image: Arc<Image>, event: Arc<OwnedFd>) -> Keeper {
+    /// Whoever awaits `event` hears of the lock's loss, and of the end. That the image has another size than these bytes is logged.
+    fn start(image: Arc<Image>, event: Arc<OwnedFd>, name: String, size_bytes: u64) -> Keeper {
         let (closing, wishes) = mpsc::channel::<Arc<Image>>();
         let closed = Arc::new(AtomicBool::new(false));
         let ended = closed.clone();
         let tell = move || _ = rustix::io::write(&event, &1u64.to_ne_bytes());
+        let mut size_bytes = size_bytes;
         let keep = move || loop {
             match wishes.recv_timeout(LOCK_CHECK) {
                 Err(mpsc::RecvTimeoutError::Timeout) => {
+                    // librbd watches the image, and knows without asking the cluster unless something has changed.
+                    if let Ok(now) = image.size_bytes()
+                        && std::mem::replace(&mut size_bytes, now) != now
+                    {
+                        tracing::info!(
+                            image = name,
+                            bytes = now,
+                            "the image has another size now; 'hob disk resize' lets its disk have what is new"
+                        );
+                    }
                     let looks = image.locked.load(Ordering::Relaxed) && !image.lost.load(Ordering::Acquire);
-                    if looks && !image.holds_lock() {
+                    // One that was let go meanwhile is not lost.
+                    if looks && !image.holds_lock() && image.locked.load(Ordering::SeqCst) {
                         image.lost.store(true, Ordering::Release);
                         tell();
+                    } else if looks {
+                        image.look_at_parent();
                     }
                 }
                 last => {
@@ -324,8 +384,8 @@ pub(super) fn open(
         let reason = format!("{size_bytes} bytes are not a whole, positive number of 512-byte sectors");
         return Err(OpenError::Unfit { what: format!("rbd image {}", parsed.name()), reason });
     }
-    let identity_text = image.identity(&parsed, size_bytes).map_err(connect)?;
-    if write {
+    let (identity_text, constant) = image.identity(&parsed, size_bytes).map_err(connect)?;
+    if write && options.locked {
         match image.lock() {
             Ok(true) => {}
             Ok(false) => tracing::warn!(
@@ -356,13 +416,16 @@ pub(super) fn open(
         identity_text,
         changed: None,
     };
-    let (image, event) = (Arc::new(image), Arc::new(event));
+    let (image, event, parsed_name) = (Arc::new(image), Arc::new(event), parsed.name());
     Ok(Box::new(Rbd {
         info,
-        keeper: Keeper::start(image.clone(), event.clone()),
+        spec: parsed,
+        constant,
+        keeper: Keeper::start(image.clone(), event.clone(), parsed_name, size_bytes),
         maps: Maps::new(event.clone()),
         event,
         attached: None,
+        comes_later: write && !options.locked,
         awaits: false,
         closing: false,
         in_flight: 0,
@@ -373,6 +436,11 @@ pub(super) fn open(
 }
 
 impl Rbd {
+    /// It was opened without the lock, which it has not been given yet: nothing was written.
+    fn is_in_standby(&self) -> bool {
+        self.comes_later && self.image.as_ref().is_some_and(|image| !image.locked.load(Ordering::Relaxed))
+    }
+
     fn start(&mut self, ring: &mut Ring, io: &Io) -> Result<(), IoError> {
         let Some(open) = self.image.as_deref().filter(|image| !image.lost.load(Ordering::Acquire)) else {
             return Err(IoError::Failed);
@@ -479,6 +547,8 @@ impl Driver for Rbd {
 
     fn submit(&mut self, ring: &mut Ring, _now: Instant, io: &Io) {
         let result = match io.op {
+            // librbd would want the lock for it.
+            IoOp::Flush if self.is_in_standby() => return self.done.push_back((io.id, Ok(()))),
             IoOp::Read | IoOp::Flush => self.start(ring, io),
             _ if self.info.read_only => Err(IoError::ReadOnly),
             _ => self.start(ring, io),
@@ -533,6 +603,30 @@ impl Driver for Rbd {
     fn reader(&self) -> Option<Box<dyn Reader>> {
         let image = self.image.clone()?;
         Some(Box::new(image))
+    }
+
+    fn parent(&self) -> Result<Option<Parent>, String> {
+        self.image.as_ref().ok_or("it is being closed")?.parent(&self.spec)
+    }
+
+    fn constant(&self) -> Option<&str> {
+        self.constant.as_deref()
+    }
+
+    fn common_bytes(&self) -> u64 {
+        self.image.as_ref().map_or(0, |image| image.common_bytes.load(Ordering::Acquire))
+    }
+
+    fn gauge(&self) -> Option<Gauge> {
+        self.image.as_ref().map(Gauge::asked)
+    }
+
+    fn grow(&mut self, size_bytes: u64) {
+        self.info.grow(size_bytes);
+    }
+
+    fn lock(&self) -> Option<Lock> {
+        self.image.as_ref().filter(|_| !self.info.read_only).map(|image| Lock::of_image(ImageLock::of(image)))
     }
 
     fn is_lost(&self) -> bool {

@@ -63,6 +63,32 @@ impl Spec {
     }
 }
 
+impl std::fmt::Display for Spec {
+    /// What [`Spec::parse`] understands as the same.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/", escape(&self.pool))?;
+        if !self.namespace.is_empty() {
+            write!(f, "{}/", escape(&self.namespace))?;
+        }
+        f.write_str(&escape(&self.image))?;
+        if let Some(snapshot) = &self.snapshot {
+            write!(f, "@{}", escape(snapshot))?;
+        }
+        let known = [("conf", &self.conf), ("id", &self.user)];
+        let known = known.into_iter().filter_map(|(option, value)| Some((option, value.as_ref()?)));
+        let options = self.options.iter().map(|(option, value)| (option.as_str(), value));
+        known.chain(options).try_for_each(|(option, value)| {
+            write!(f, ":{option}={}", value.replace('\\', "\\\\").replace(':', "\\:"))
+        })
+    }
+}
+
+fn escape(text: &str) -> String {
+    let special = |character| matches!(character, ':' | '@' | '/' | '\\');
+    let escaped = |character| special(character).then_some('\\').into_iter().chain([character]);
+    text.chars().flat_map(escaped).collect()
+}
+
 /// Splits where `at` stands without a backslash.
 fn split(text: &str, at: char) -> Vec<String> {
     let mut parts = vec![String::new()];
@@ -102,6 +128,18 @@ mod tests {
         assert_eq!(spec.options, [("mon_host".to_owned(), "[v2:127.0.0.1:3300]".to_owned())]);
         assert_eq!(spec.name(), "vms/disk 1@before");
         assert_eq!(Spec::parse("p/ns/a\\@b\\/c").unwrap().name(), "p/ns/a@b/c");
+    }
+
+    #[test]
+    fn what_is_written_is_understood_as_the_same() {
+        for text in [
+            "vms/golden",
+            "vms/team/golden@base:conf=/etc/ceph/a.conf:id=hob",
+            "a\\:b/c\\@d@e\\/f\\\\g:conf=/c:id=x:mon_host=[v2\\:127.0.0.1\\:3300]:key=AQ==",
+        ] {
+            let spec = Spec::parse(text).unwrap();
+            assert_eq!(spec.to_string(), text);
+        }
     }
 
     #[test]

@@ -10,6 +10,9 @@ const BLOCKS: u64 = 1000;
 fn disk(state: CacheState, reason: Option<&str>) -> Disk {
     Disk {
         migration: None,
+        parent: None,
+        parent_reason: None,
+        clones: Vec::new(),
         exports: vec![],
         fuse: None,
         fuse_reason: None,

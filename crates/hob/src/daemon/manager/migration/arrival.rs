@@ -40,7 +40,12 @@ impl Manager {
             mode_due,
             plan: None,
         });
+        let waited = match self.waits_for_cluster(name) {
+            true => self.inner().disk(name).ok().map(|disk| disk.wanted.clone()),
+            false => None,
+        };
         self.inner().gone.retain(|gone| gone.name != name);
+        self.inner().waited.extend(waited.map(|waited| (name.to_owned(), waited)));
         if self.inner().disk(name).is_err() {
             self.enter(wanted.clone(), None)?;
         }
@@ -68,7 +73,11 @@ impl Manager {
     }
 
     /// What is wanted of a disk that is to come.
-    pub(super) fn awaited_state(&self, name: &str, arrival: &Arrival) -> Result<DiskState, Refusal> {
+    pub(in super::super) fn awaited_state(
+        &self,
+        name: &str,
+        arrival: &Arrival,
+    ) -> Result<DiskState, Refusal> {
         check_name(name)
             .map_err(|error| Refusal::invalid(format!("'{name}' cannot be a disk's name: {error}")))?;
         if arrival.backing.is_empty() || arrival.backing.len() > BACKING_CHARS_MAX {

@@ -18,6 +18,7 @@ mod resume;
 mod source;
 mod source_acts;
 mod status;
+mod waiting;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -82,7 +83,7 @@ impl Manager {
         let _ = self.carriage.set(carriage);
     }
 
-    fn carriage(&self) -> Result<&Carriage, Refusal> {
+    pub(super) fn carriage(&self) -> Result<&Carriage, Refusal> {
         self.carriage.get().ok_or_else(|| {
             Refusal::conflict("this daemon keeps no state, and so its disks cannot move")
                 .hint("'hob serve' has one disk for as long as it runs; 'hob daemon' keeps records of whose a disk is")

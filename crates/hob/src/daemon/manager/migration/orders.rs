@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use hob_control::peer::call_path;
 use hob_control::{
-    Arrival, CallAnswer, CallRefusal, CarrySession, ClientTls, Disk, DiskChanged, DiskState, Endpoint,
-    Migration, MigrationStart, MigrationState, Side, Switch,
+    Arrival, CallAnswer, CallRefusal, CarrySession, Disk, DiskChanged, DiskState, Migration, MigrationStart,
+    MigrationState, Side, Switch,
 };
 use hob_engine::migration::{
     Call, Destination, Message, Order, Record, Refusal as Refused, Session, Source, SourceOptions, Ticket,
@@ -105,20 +105,8 @@ impl Manager {
         plan: MigrationStart,
         session: Session,
     ) -> Result<Leaving, Refusal> {
-        let to = match Endpoint::parse_control(&format!("tcp:{}", plan.to)) {
-            Ok(Endpoint::Tcp { host, port }) => (host, port),
-            _ => {
-                return Err(Refusal::invalid(format!("'{}' is no HOST:PORT of a control API", plan.to)));
-            }
-        };
-        let tls = self.carriage()?.tls.clone().ok_or_else(|| {
-            Refusal::conflict("this host has no certificate to show to another one").hint(
-                "name cert, key and ca in [migrate] of hob.toml, or cert, key and client_ca in [control.tls]",
-            )
-        })?;
-        crate::daemon::tls::secret(&tls.key).map_err(|error| Refusal::failed(error.to_string()))?;
-        let tls = ClientTls::load(&tls.ca, Some((&tls.cert, &tls.key)))
-            .map_err(|error| Refusal::failed(error.to_string()))?;
+        let (host, port, tls) = self.other_daemon(&plan.to)?;
+        let to = (host, port);
         let shared = Leaving::new_shared(&plan, session);
         let bandwidth = Arc::new(Bandwidth::new(plan.bandwidth.map(hob_control::Size::bytes)));
         Ok(Leaving {
@@ -296,6 +284,14 @@ impl Manager {
         }
     }
 
+    /// How the last migration of a disk went is not shown any more.
+    pub(in super::super) fn forget_migration(&self, name: &str) {
+        let mut handles = self.handles();
+        if handles.get(name).is_some_and(|handle| !handle.is_under_way()) {
+            handles.remove(name);
+        }
+    }
+
     /// Another host calls.
     pub(crate) async fn call_in(
         self: &Arc<Self>,
@@ -305,6 +301,9 @@ impl Manager {
     ) -> Result<CallAnswer, Refusal> {
         self.carriage()?;
         let session = calls::session(&of).ok_or_else(|| Refusal::invalid("there can be no such session"))?;
+        if matches!(call, CallIn::Arrive(_)) {
+            self.let_rest(&name).await;
+        }
         if let Some(refused) = self.refuse_stranger(&name, &of.lineage, session, &call) {
             return Ok(refused);
         }
@@ -326,9 +325,11 @@ impl Manager {
         session: Session,
         call: &CallIn,
     ) -> Option<CallAnswer> {
+        let gives_way = matches!(call, CallIn::Arrive(_)) && self.gives_way(name);
         let never = |why: String| Some(calls::to_wire(Err(Refused::Never), Some(why)));
         let known = self.inner().disk(name).ok().map(|disk| disk.wanted.migration.clone());
-        let is_stranger = known.is_some_and(|spec| spec.is_none_or(|spec| spec.lineage != lineage));
+        let is_stranger =
+            !gives_way && known.is_some_and(|spec| spec.is_none_or(|spec| spec.lineage != lineage));
         match call {
             CallIn::Arrive(_) if is_stranger => never(format!(
                 "it has another disk of the name {name}; remove that one or its tombstone first"
@@ -375,7 +376,10 @@ impl Manager {
             }
         }
         let CallIn::Arrive(arrival) = call else { return None };
-        let record = self.record_of_lineage(name, lineage);
+        let record = match self.gives_way(name) && self.lineage_of(name).as_deref() != Some(lineage) {
+            true => self.record_besides(name, lineage),
+            false => self.record_of_lineage(name, lineage),
+        };
         match record {
             Some(Record::Owner { .. } | Record::Leaving(_)) => return None,
             Some(Record::Away { session: past, .. }) if session <= past => return None,

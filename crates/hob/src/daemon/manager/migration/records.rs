@@ -75,6 +75,7 @@ impl Manager {
                 attempt,
             });
         }
+        self.wait_for_cluster_again(name);
         self.save_first().await
     }
 

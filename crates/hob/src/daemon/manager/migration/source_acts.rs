@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hob_control::{Arrival, ArrivingCache, ArrivingSettings, CacheSettings};
+use hob_control::{Arrival, ArrivingCache, ArrivingSettings, CacheSettings, MigrationStart};
 use hob_engine::command::{CacheChange, Mode, Role};
 use hob_engine::migration::{Record, SourceAct};
 use hob_engine::regions::Regions;
@@ -107,10 +107,17 @@ impl Leaving {
 
     /// What the other host is to know of the disk.
     pub(super) fn arrival(&self) -> Result<Vec<u8>, Refusal> {
-        let inner = self.manager.inner();
-        let disk = inner.disk(&self.name)?;
-        let plan = &self.plan;
-        let arrival = Arrival {
+        let arrival = self.manager.arrival(&self.name, &self.plan)?;
+        serde_json::to_vec(&arrival).map_err(|error| Refusal::failed(error.to_string()))
+    }
+}
+
+impl Manager {
+    /// What another host is to know of a disk.
+    pub(in super::super) fn arrival(&self, name: &str, plan: &MigrationStart) -> Result<Arrival, Refusal> {
+        let inner = self.inner();
+        let disk = inner.disk(name)?;
+        Ok(Arrival {
             from: host_name(),
             backing: plan.backing.clone().unwrap_or_else(|| disk.wanted.backing.clone()),
             size_bytes: disk.size_bytes,
@@ -122,9 +129,8 @@ impl Leaving {
             datastore: disk.wanted.datastore.clone(),
             vhost_user: plan.vhost_user.clone(),
             fuse: plan.fuse.clone(),
-            cluster: self.manager.cluster_identity(),
-        };
-        serde_json::to_vec(&arrival).map_err(|error| Refusal::failed(error.to_string()))
+            cluster: self.cluster_identity(),
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use hob_engine::command::Layout;
 
 use super::*;
 
-const GROUND: Ground = Ground { segment_bytes: 1 << 20, devices: 2 };
+const GROUND: Ground = Ground { segment_bytes: 1 << 20, devices: 2, peers: 0 };
 const ALONE: Ground = Ground { devices: 1, ..GROUND };
 
 fn settings(json: &str) -> CacheSettings {
@@ -102,4 +102,21 @@ fn what_does_not_fit_together_is_refused_with_a_way_out() {
         let refusal = new(json, GROUND).unwrap_err();
         assert!(refusal.to_string().contains(part), "{json}: {refusal}");
     }
+}
+
+#[test]
+fn a_copy_at_a_peer_needs_a_peer_and_write_back_and_no_second_device() {
+    let lent = Ground { peers: 1, ..ALONE };
+    let (spec, _) = new(r#""mode":"write-back","copies":"peer""#, lent).unwrap();
+    assert_eq!((spec.copies, spec.journal.is_some()), (Copies::Peer, true));
+    for (json, ground, part) in [
+        (r#""mode":"write-back","copies":"peer""#, GROUND, "add-device POOL --peer"),
+        (r#""persistent":true,"copies":"peer""#, lent, "write-back"),
+        (r#""copies":"peer""#, lent, "make it persistent"),
+    ] {
+        let refusal = new(json, ground).unwrap_err();
+        assert!(refusal.to_string().contains(part), "{json}: {refusal}");
+    }
+    assert!(changed_spec(&spec, None, &settings(r#""mode":"write-through""#), lent).is_err());
+    assert!(simulated(Size(1 << 20), &settings(r#""mode":"write-back","copies":"peer""#), 1 << 20).is_err());
 }

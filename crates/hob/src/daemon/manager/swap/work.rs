@@ -15,7 +15,7 @@ use super::super::Manager;
 use super::super::flash;
 use super::super::refusal::Refusal;
 use super::{IN_PARTS, Place, SwapEntry, refuse};
-use crate::daemon::hardware::FlashDevice;
+use crate::daemon::hardware::LocalFlash;
 use crate::daemon::swap::{Active, Area, Memory, Spot, SwapError};
 
 /// How long who asked for work waits for its end.
@@ -151,7 +151,7 @@ impl Manager {
     }
 
     /// The device of an area, if it may be swapped to now.
-    async fn swap_device(&self, name: &str, place: &Place) -> Result<FlashDevice, Refusal> {
+    async fn swap_device(&self, name: &str, place: &Place) -> Result<LocalFlash, Refusal> {
         let flash = {
             let inner = self.inner();
             let wanted = &inner.swap(name)?.wanted;
@@ -163,7 +163,8 @@ impl Manager {
             }
             entry.flash.clone()
         };
-        let device = flash.file(place.device).await?;
+        let device = flash.file(place.device).await?.here();
+        let device = device.ok_or_else(|| Refusal::failed("swap is on this host's flash"))?;
         if device.class == FdClass::Volatile {
             return Err(Refusal::conflict(format!("the device of {name} forgets what is not flushed")));
         }

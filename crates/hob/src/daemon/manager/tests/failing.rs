@@ -108,7 +108,7 @@ async fn carry_out(bench: &Bench, order: Order) -> Result<(), Refusal> {
         }
         Order::AddDevice => {
             let size = hob_storage::pool::device_bytes_for(8 * MIB, SEGMENT);
-            let add = DeviceAdd { path: bench.path("c"), size: Some(Size(size)), force: false };
+            let add = DeviceAdd { path: bench.path("c"), size: Some(Size(size)), peer: None, force: false };
             manager.device_add("p".into(), add).await.map(drop)
         }
         Order::RemoveDevice => manager.device_remove("p".into(), bench.path("b")).await.map(drop),

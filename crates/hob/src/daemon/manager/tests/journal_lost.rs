@@ -77,7 +77,7 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
         assert!(cache.reason.unwrap().contains("nor a new cache be made"));
         // A device that works brings the cache back.
         let size = hob_storage::pool::device_bytes_for(8 * MIB, SEGMENT);
-        let add = DeviceAdd { path: bench.path("b"), size: Some(Size(size)), force: false };
+        let add = DeviceAdd { path: bench.path("b"), size: Some(Size(size)), peer: None, force: false };
         bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });
         tokio::time::sleep(Duration::from_secs(5)).await;
         bench.manager.device_add("p".into(), add).await.unwrap();

@@ -252,6 +252,7 @@ fn areas_that_nobody_knows_are_found() {
             name: "p".into(),
             devices: vec![stage.bench.path("a").into()],
             devices_out: vec![],
+            peers: vec![],
             segment_size: Size(SEGMENT),
             uuid: None,
         };

@@ -1,0 +1,162 @@
+//! Two hosts of a cluster on one slow store: disks get what their shares and reservations are due wherever they run (docs/decisions/0021).
+//!
+//! The store is one nbdkit that lets so many bytes a second through, whoever they are for. Compared are parts of what it did while it was
+//! measured, so that a busy machine does not matter; alone, each by the latency that it sees, the hosts would come to an even split.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use conformance::data::noise_file;
+use conformance::nbd_client::{Address, Client};
+use conformance::process::Process;
+use conformance::scratch::wait_until;
+use conformance::{Daemon, Etcd, MIB, Scratch, Tool};
+
+/// What the store does, reads of 4 KiB a second; and how late it may be, which is about 24 of them at once.
+const RATE: u64 = 400;
+const LATENCY_MS: u64 = 60;
+const SIZE: u64 = 64 * MIB;
+/// Reads at once of each disk: more than hosts let through.
+const DEPTH: usize = 24;
+/// Until hosts have agreed, and while it counts.
+const WARM: Duration = Duration::from_secs(15);
+const COUNTED: Duration = Duration::from_secs(20);
+
+struct Shared {
+    scratch: Scratch,
+    etcd: Etcd,
+    _server: Process,
+}
+
+impl Shared {
+    #[track_caller]
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        std::fs::create_dir(scratch.path("disks")).unwrap();
+        for disk in ["left", "right", "idle"] {
+            noise_file(&scratch.path(&format!("disks/{disk}")), SIZE, 7);
+        }
+        let bits = format!("rate={}", RATE * 4096 * 8);
+        let server = Tool::new("nbdkit")
+            .args(["--foreground", "--unix", &scratch.text("store.sock"), "--filter=rate", "file"])
+            .args([&format!("dir={}", scratch.text("disks")), &bits])
+            .start();
+        wait_until("nbdkit's socket", Duration::from_secs(10), || scratch.path("store.sock").exists());
+        Self { scratch, etcd: Etcd::start(1), _server: server }
+    }
+
+    /// A host with these disks and their shares; the first is the one that is read.
+    #[track_caller]
+    fn host(&self, disks: &[(&str, u32)]) -> Host {
+        let scratch = Scratch::new();
+        let disk = disks[0].0;
+        let mut config = format!(
+            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
+             [cluster]\netcd = {}\nhost = \"{disk}\"\n\
+             [[datastore]]\nname = \"array\"\nthrottle = \"auto\"\nlatency_ms = {LATENCY_MS}\n",
+            scratch.path("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+            self.etcd.endpoints(),
+        );
+        for (disk, shares) in disks {
+            config += &format!(
+                "[[disk]]\nname = \"{disk}\"\nbacking = \"nbd+unix:///{disk}?socket={}\"\ndatastore = \"array\"\n\
+                 qos = {{ shares = \"{shares}\" }}\n",
+                self.scratch.text("store.sock"),
+            );
+        }
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        let address = Address::Unix(scratch.path("nbd.sock"));
+        wait_until("the disk", Duration::from_secs(20), || Client::connect(&address, disk).is_ok());
+        Host { scratch, disk: disk.to_owned(), daemon }
+    }
+}
+
+struct Host {
+    scratch: Scratch,
+    disk: String,
+    daemon: Daemon,
+}
+
+/// Readers of a disk, as many as there are reads at once. None of what they read was read before, as there is no cache.
+struct Readers {
+    stop: Arc<AtomicBool>,
+    reads: Arc<AtomicU64>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Readers {
+    #[track_caller]
+    fn start(host: &Host) -> Self {
+        let (stop, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let reader = |number: usize| {
+            let mut client =
+                Client::connect(&Address::Unix(host.scratch.path("nbd.sock")), &host.disk).unwrap();
+            let (stop, reads) = (stop.clone(), reads.clone());
+            std::thread::spawn(move || {
+                let sectors = SIZE / 4096;
+                for sector in (0..sectors).cycle().skip(number * (sectors as usize / DEPTH)).step_by(7) {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    client.read(sector * 4096, 4096).unwrap();
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        let threads = (0..DEPTH).map(reader).collect();
+        Self { stop, reads, threads }
+    }
+
+    fn count(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
+    fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
+
+/// Reads a second of each, once they have agreed.
+fn rates(readers: &[Readers; 2]) -> [f64; 2] {
+    std::thread::sleep(WARM);
+    let before = readers.each_ref().map(Readers::count);
+    let begin = std::time::Instant::now();
+    std::thread::sleep(COUNTED);
+    let seconds = begin.elapsed().as_secs_f64();
+    let after = readers.each_ref().map(Readers::count);
+    let rates = [0, 1].map(|side| (after[side] - before[side]) as f64 / seconds);
+    eprintln!("left {:.0}, right {:.0} reads a second", rates[0], rates[1]);
+    rates
+}
+
+#[test]
+fn shares_and_reservations_hold_across_hosts() {
+    let shared = Shared::new();
+    let left = shared.host(&[("left", 2000)]);
+    // Alone, whoever goes by the shares that a host has gives this one as much as the other, or more.
+    let right = shared.host(&[("right", 1000), ("idle", 3000)]);
+    let readers = [Readers::start(&left), Readers::start(&right)];
+    // Two to one.
+    let [more, less] = rates(&readers);
+    assert!(
+        (1.5..2.7).contains(&(more / less)),
+        "shares of 2000 and 1000 brought {more:.0} and {less:.0} reads a second"
+    );
+    // By its shares it is due a fifth of what the store does, and what was agreed on before was a third.
+    let reserved = RATE * 3 / 4;
+    right.daemon.ctl(&["qos", "set", "right", "--shares", "500", "--reservation", &reserved.to_string()]);
+    let [others, reserver] = rates(&readers);
+    let all = others + reserver;
+    assert!(
+        reserver > 0.62 * all.min(RATE as f64),
+        "a reservation of {reserved} brought {reserver:.0} of {all:.0} reads a second"
+    );
+    assert!(others > 0.1 * all, "the other disk is not starved: {others:.0} of {all:.0}");
+    readers.into_iter().for_each(Readers::stop);
+    drop((left, right));
+}

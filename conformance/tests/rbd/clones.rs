@@ -1,0 +1,373 @@
+//! Clones of one golden image that share what is cached of their parent's snapshot (docs/decisions/0020).
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use conformance::data::{Noise, assert_same, noise_file};
+use conformance::nbd_client::{Address, Client};
+use conformance::scratch::wait_until;
+use conformance::{Cluster, Daemon, MIB, Scratch};
+use serde_json::Value;
+
+/// Of the golden image; the last third was never written.
+const SIZE: u64 = 48 * MIB;
+const WRITTEN: u64 = 32 * MIB;
+
+/// How long a daemon may take to have its disks. The cluster waits half a minute for clients that died.
+const ONLINE_MAX: Duration = Duration::from_secs(90);
+
+/// What the parent's disk is called by itself.
+const PARENT: &str = "rbd-golden-base";
+
+struct Stage {
+    // Dropped in this order.
+    daemon: Option<Daemon>,
+    scratch: Scratch,
+    cluster: Cluster,
+    golden: Vec<u8>,
+}
+
+impl Stage {
+    /// A cluster with a golden image, its snapshot, and these clones of that.
+    #[track_caller]
+    fn new(clones: &[&str]) -> Stage {
+        let (cluster, scratch) = (Cluster::start(3), Scratch::new());
+        let file = scratch.path("golden.img");
+        noise_file(&file, WRITTEN, 71);
+        std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(SIZE).unwrap();
+        cluster.import(&file, "golden");
+        let golden = std::fs::read(&file).unwrap();
+        cluster.rbd(&["snap", "create", "rbd/golden@base"]);
+        for clone in clones {
+            let image = format!("rbd/{clone}");
+            cluster.rbd(&["clone", "--rbd-default-clone-format", "2", "rbd/golden@base", &image]);
+        }
+        // What is written afterwards is none of the clones' business.
+        cluster.rbd(&["bench", "--io-type", "write", "--io-size", "4K", "--io-total", "256K", "rbd/golden"]);
+        Stage { daemon: None, scratch, cluster, golden }
+    }
+
+    /// A daemon with these disks, each with this in its part of hob.toml.
+    #[track_caller]
+    fn start(&mut self, clones: &[&str], settings: &str) {
+        let scratch = &self.scratch;
+        let mut config = format!(
+            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
+            scratch.text("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+        );
+        for pool in ["fast", "other"] {
+            config += &format!(
+                "[[pool]]\nname = \"{pool}\"\ndevices = [\"{}\"]\nsize = \"256M\"\nsegment_size = \"1M\"\n",
+                scratch.text(pool)
+            );
+        }
+        for clone in clones {
+            config += &format!(
+                "[[disk]]\nname = \"{clone}\"\nbacking = \"{}\"\n{settings}\n",
+                self.cluster.spec(clone)
+            );
+        }
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        self.daemon = Some(Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock")));
+        for clone in clones {
+            wait_until("the disk to be online", ONLINE_MAX, || self.shown(clone)["state"] == "online");
+        }
+    }
+
+    fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().expect("it was started")
+    }
+
+    #[track_caller]
+    fn shown(&self, disk: &str) -> Value {
+        serde_json::from_str(&self.daemon().ctl(&["disk", "show", disk, "-o", "json"])).unwrap()
+    }
+
+    fn disks(&self) -> Vec<String> {
+        let disks: Value = serde_json::from_str(&self.daemon().ctl(&["disk", "list", "-o", "json"])).unwrap();
+        let name = |disk: &Value| disk["name"].as_str().unwrap().to_owned();
+        disks.as_array().unwrap().iter().map(name).collect()
+    }
+
+    #[track_caller]
+    fn number(&self, disk: &str, name: &str) -> u64 {
+        let stats = self.daemon().stats(disk);
+        stats.number(name).unwrap_or_else(|| panic!("no {name}: {}", stats.text())) as u64
+    }
+
+    #[track_caller]
+    fn connect(&self, disk: &str) -> Client {
+        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), disk).unwrap()
+    }
+
+    /// Bytes that all disks have read from the cluster.
+    #[track_caller]
+    fn backing_bytes(&self) -> u64 {
+        self.disks().iter().map(|disk| self.number(disk, "backing_read_bytes")).sum()
+    }
+}
+
+/// Reads all of a disk, or a part, in pieces of a MiB that lie askew to its objects.
+#[track_caller]
+fn read(client: &mut Client, range: Range<u64>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        let len = (MIB - at % MIB + 12288).min(range.end - at);
+        bytes.extend(client.read(at, len as u32).unwrap());
+        at += len;
+    }
+    bytes
+}
+
+const SHARING: &str = "share_parent = true\nparent_cache = \"64M\"\n\
+    cache = { pool = \"fast\", size = \"24M\", block_size = \"4K\", mode = \"write-back\" }";
+
+/// The second clone's cold reads come from what the first one's have left, and what is written in one is never seen in another, in whatever
+/// way it is written and whatever happens to the daemon.
+#[test]
+fn clones_share_their_parents_blocks_and_nothing_else() {
+    let mut stage = Stage::new(&["a", "b"]);
+    stage.start(&["a", "b"], SHARING);
+    assert_eq!(stage.disks(), ["a", "b", PARENT]);
+    assert_eq!((&stage.shown("a")["parent"], &stage.shown("b")["parent"]), (&PARENT.into(), &PARENT.into()));
+    assert_eq!(stage.shown(PARENT)["clones"], serde_json::json!(["a", "b"]));
+    assert!(
+        Client::connect(&Address::Unix(stage.scratch.path("nbd.sock")), PARENT).is_err(),
+        "it is offered to clients"
+    );
+    let (mut a, mut b) = (stage.connect("a"), stage.connect("b"));
+    let before = stage.backing_bytes();
+    assert_same(&read(&mut a, 0..SIZE), &stage.golden, 0, "the first clone and the golden image");
+    let cold = stage.backing_bytes() - before;
+    assert_same(&read(&mut b, 0..SIZE), &stage.golden, 0, "the second clone and the golden image");
+    let warm = stage.backing_bytes() - before - cold;
+    println!("the cluster was asked for {cold} bytes for the first clone, {warm} for the second");
+    assert!(cold >= WRITTEN && warm < MIB, "{cold} and {warm} bytes");
+    for clone in ["a", "b"] {
+        assert_eq!(stage.number(clone, "sectors_valid"), 0, "{clone} has promoted what is shared");
+        assert_eq!(stage.number(clone, "shared_read_bytes"), SIZE);
+        assert!(stage.daemon().stats(clone).reason("bypass", "shared") > 40);
+    }
+    assert!(stage.daemon().stats(PARENT).hits() > 40);
+    let refused = stage.daemon().try_ctl(&["disk", "remove", PARENT]);
+    assert!(!refused.success() && refused.all().contains("a, b"), "{}", refused.all());
+
+    // Written, discarded, zeroed; over objects' ends, and a sector in the middle of one.
+    let mut of_a = stage.golden.clone();
+    let mut dice = Noise::new(5);
+    for at in [MIB, 4 * MIB - 4096, 13 * MIB + 512, 40 * MIB] {
+        let bytes = dice.bytes(12288);
+        a.write(at, &bytes).unwrap();
+        of_a[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+    }
+    a.write_zeroes(20 * MIB - 8192, 16384).unwrap();
+    of_a[20 * MIB as usize - 8192..][..16384].fill(0);
+    // Whole objects: their parent's must not come back, whatever becomes of them.
+    a.write_zeroes(24 * MIB, 4 * MIB as u32).unwrap();
+    of_a[24 * MIB as usize..28 * MIB as usize].fill(0);
+    b.trim(8 * MIB, 4 * MIB as u32).unwrap();
+    let check = |a: &mut Client, b: &mut Client, of_a: &[u8], when: &str| {
+        assert_same(&read(a, 0..SIZE), of_a, 0, &format!("{when}: the first clone and what was written"));
+        assert_same(
+            &read(b, 0..8 * MIB),
+            &stage.golden[..8 * MIB as usize],
+            0,
+            &format!("{when}: the second"),
+        );
+        let rest = 12 * MIB..SIZE;
+        let golden = &stage.golden[rest.start as usize..];
+        assert_same(&read(b, rest), golden, 12 * MIB, &format!("{when}: the second and the golden image"));
+    };
+    check(&mut a, &mut b, &of_a, "at once");
+    // What a trim leaves is the backing's matter, and the same for ever.
+    let trimmed = read(&mut b, 8 * MIB..12 * MIB);
+    a.flush().unwrap();
+    b.flush().unwrap();
+    stage.daemon().ctl(&["drain", "a"]);
+    check(&mut a, &mut b, &of_a, "drained");
+    // Not drained: what flash alone has, and what of it the cluster has in part.
+    for at in [2 * MIB, 29 * MIB, 33 * MIB] {
+        let bytes = dice.bytes(65536);
+        a.write(at, &bytes).unwrap();
+        of_a[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+    }
+    a.flush().unwrap();
+    check(&mut a, &mut b, &of_a, "dirty");
+
+    // SIGKILL: the next daemon looks again what is whose.
+    stage.daemon.take().expect("it runs").kill();
+    let mut stage = stage;
+    stage.start(&["a", "b"], SHARING);
+    wait_until("the parent's disk", ONLINE_MAX, || stage.shown("a")["parent"] == PARENT);
+    let (mut a, mut b) = (stage.connect("a"), stage.connect("b"));
+    let golden = stage.golden.clone();
+    assert_same(&read(&mut a, 0..SIZE), &of_a, 0, "killed: the first clone and what was written");
+    assert_same(&read(&mut b, 0..8 * MIB), &golden[..8 * MIB as usize], 0, "killed: the second");
+    assert_same(&read(&mut b, 8 * MIB..12 * MIB), &trimmed, 8 * MIB, "killed: what was trimmed");
+    assert!(stage.number("a", "shared_read_bytes") > 0);
+    drop((a, b));
+    stage.daemon().ctl(&["disk", "remove", "a"]);
+    assert_eq!(stage.disks(), ["b", PARENT]);
+    stage.daemon().ctl(&["disk", "remove", "b"]);
+    wait_until("the parent's disk to go", Duration::from_secs(20), || stage.disks().is_empty());
+    stage.daemon.take().expect("it runs").stop();
+    assert_same(&stage.cluster.export("a"), &of_a, 0, "the cluster's image and what was written");
+    let of_b = stage.cluster.export("b");
+    assert_same(&of_b[..8 * MIB as usize], &golden[..8 * MIB as usize], 0, "the second's image");
+}
+
+/// Writes to the first objects, reads everywhere, and knows what each byte must be.
+fn guest(mut client: Client, seed: u64, mut model: Vec<u8>, over: &AtomicBool) -> (Client, Vec<u8>, u64) {
+    let mut dice = Noise::new(seed);
+    let mut done = 0;
+    while !over.load(Ordering::Relaxed) {
+        let length = (1 + dice.below(64)) * 512;
+        let kind = dice.below(16);
+        // What is written is shared no more.
+        let within = if kind < 2 { 16 * MIB } else { SIZE };
+        let offset = dice.below((within - length) / 512) * 512;
+        let range = offset as usize..(offset + length) as usize;
+        match kind {
+            0 => {
+                let bytes = dice.bytes(length as usize);
+                client.write(offset, &bytes).expect("no write may fail");
+                model[range].copy_from_slice(&bytes);
+            }
+            1 => {
+                client.write_zeroes(offset, length as u32).expect("nor zeroing");
+                model[range].fill(0);
+            }
+            _ => {
+                let bytes = client.read(offset, length as u32).expect("nor reading");
+                assert_same(&bytes, &model[range], offset, "the clone and its guest's memory of it");
+            }
+        }
+        done += 1;
+    }
+    (client, model, done)
+}
+
+/// Promise 3 for the flash under the parent's disk; and a clone that is flattened by somebody else meanwhile has nothing of its parent any more,
+/// and is read right before, while and after.
+#[test]
+fn guests_of_clones_notice_neither_sick_flash_nor_flattening() {
+    let mut stage = Stage::new(&["a", "b"]);
+    let settings = "share_parent = true\ncache = { pool = \"fast\", size = \"16M\", block_size = \"4K\" }";
+    stage.start(&["a", "b"], settings);
+    // No size was said: the parent's disk is given its cache by hand, as any.
+    stage.daemon().ctl(&[
+        "cache",
+        "enable",
+        PARENT,
+        "--pool",
+        "other",
+        "--size",
+        "40M",
+        "--block-size",
+        "16K",
+    ]);
+    wait_until("the parent's disk", ONLINE_MAX, || stage.shown("b")["parent"] == PARENT);
+    let over = AtomicBool::new(false);
+    let (mut a, of_a, mut b, of_b) = std::thread::scope(|scope| {
+        let run = |name: &str, seed: u64| {
+            let (mut client, golden, over) = (stage.connect(name), stage.golden.clone(), &over);
+            read(&mut client, 0..SIZE);
+            scope.spawn(move || guest(client, seed, golden, over))
+        };
+        let (a, b) = (run("a", 1), run("b", 2));
+        std::thread::sleep(Duration::from_secs(2));
+        // Noise where the parent's blocks are, then nothing at all.
+        let flash = std::fs::OpenOptions::new().write(true).open(stage.scratch.path("other")).unwrap();
+        let length = flash.metadata().unwrap().len();
+        let mut dice = Noise::new(3);
+        for at in (MIB..length).step_by(MIB as usize) {
+            std::os::unix::fs::FileExt::write_all_at(&flash, &dice.bytes(MIB as usize), at).unwrap();
+        }
+        std::thread::sleep(Duration::from_secs(2));
+        stage.cluster.rbd(&["flatten", "--no-progress", "rbd/a"]);
+        std::thread::sleep(Duration::from_secs(1));
+        flash.set_len(length / 2).unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        over.store(true, Ordering::Relaxed);
+        let ((a, of_a, done_a), (b, of_b, done_b)) = (a.join().unwrap(), b.join().unwrap());
+        println!("{done_a} and {done_b} requests; parent: {}", stage.daemon().stats(PARENT).text());
+        assert!(done_a > 200 && done_b > 200, "{done_a} and {done_b} requests");
+        (a, of_a, b, of_b)
+    });
+    let sick = stage.daemon().stats(PARENT);
+    assert!(sick.class("flash-error") > 0, "{}", sick.text());
+    // Flattened: nothing of it is its parent's now.
+    let before = stage.number("a", "shared_read_bytes");
+    assert_same(&read(&mut a, 0..SIZE), &of_a, 0, "the flattened clone and its guest's memory");
+    assert_eq!(stage.number("a", "shared_read_bytes"), before);
+    let before = stage.number("b", "shared_read_bytes");
+    assert_same(&read(&mut b, 0..SIZE), &of_b, 0, "the other clone and its guest's memory");
+    assert!(stage.number("b", "shared_read_bytes") > before);
+    drop((a, b));
+    stage.daemon.take().expect("it runs").stop();
+    assert_same(&stage.cluster.export("a"), &of_a, 0, "the flattened image");
+    assert_same(&stage.cluster.export("b"), &of_b, 0, "the other image");
+}
+
+/// Why a disk shares nothing is said where it is added, and it is served all the same.
+#[test]
+fn what_cannot_be_shared_is_served_and_says_why() {
+    let mut stage = Stage::new(&["plain"]);
+    stage.cluster.rbd(&["feature", "disable", "rbd/plain", "fast-diff"]);
+    stage.start(&[], "");
+    let add = |name: &str, image: &str, more: &[&str]| {
+        let spec = stage.cluster.spec(image);
+        let args = [&["disk", "add", name, "--backing", &spec][..], more].concat();
+        stage.daemon().try_ctl(&args)
+    };
+    let output = add("plain", "plain", &["--share-parent"]);
+    assert!(output.success() && output.all().contains("fast-diff"), "{}", output.all());
+    let output = add("golden", "golden", &["--share-parent"]);
+    assert!(output.success() && output.all().contains("no parent"), "{}", output.all());
+    assert_eq!(stage.connect("plain").read(0, 4096).unwrap(), stage.golden[..4096]);
+    assert!(stage.shown("plain")["parent_reason"].as_str().unwrap().contains("fast-diff"));
+    assert_eq!(stage.disks(), ["golden", "plain"]);
+    let refused = add("x", "plain", &["--parent-cache", "1G"]);
+    assert!(!refused.success() && refused.all().contains("--share-parent"), "{}", refused.all());
+    stage.daemon.take().expect("it runs").stop();
+}
+
+/// What the cold starts of some machines cost, with and without.
+#[test]
+fn the_more_clones_the_more_is_saved() {
+    const CLONES: [&str; 4] = ["a", "b", "c", "d"];
+    let mut stage = Stage::new(&CLONES);
+    let own = "cache = { pool = \"fast\", size = \"40M\", block_size = \"16K\" }";
+    let mut figures = Vec::new();
+    for settings in [own.to_owned(), format!("share_parent = true\nparent_cache = \"48M\"\n{own}")] {
+        stage.start(&CLONES, &settings);
+        let (before, mut times) = (stage.backing_bytes(), Vec::new());
+        for clone in CLONES {
+            let mut client = stage.connect(clone);
+            let begun = Instant::now();
+            assert_same(
+                &read(&mut client, 0..WRITTEN),
+                &stage.golden[..WRITTEN as usize],
+                0,
+                "a clone and the golden image",
+            );
+            times.push(begun.elapsed());
+        }
+        let read = stage.backing_bytes() - before;
+        // Fills end after the answers.
+        std::thread::sleep(Duration::from_secs(1));
+        let flash: u64 = stage.disks().iter().map(|disk| 4096 * stage.number(disk, "sectors_valid")).sum();
+        println!("{} disks: {read} bytes from the cluster, {flash} in flash, {times:?}", stage.disks().len());
+        figures.push((read, flash));
+        stage.daemon.take().expect("it runs").stop();
+        std::fs::remove_dir_all(stage.scratch.path("state")).unwrap();
+        ["fast", "other"].iter().for_each(|pool| std::fs::remove_file(stage.scratch.path(pool)).unwrap());
+    }
+    let [(own_read, own_flash), (read, flash)] = figures[..] else { unreachable!() };
+    assert!(own_read >= 4 * WRITTEN && read < own_read / 3, "{figures:?}");
+    assert!(own_flash >= 4 * WRITTEN * 9 / 10 && flash < own_flash / 3, "{figures:?}");
+}

@@ -1,0 +1,140 @@
+//! A disk on Ceph RBD goes from host to host with its cache: the image is locked by whoever may write it, and by nobody else.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use conformance::data::noise_file;
+use conformance::nbd_client::{Address, Client};
+use conformance::scratch::{free_port, wait_until};
+use conformance::{Authority, Cluster, Daemon, MIB, Scratch};
+use serde_json::Value;
+
+const SIZE: u64 = 32 * MIB;
+const SOON: Duration = Duration::from_secs(60);
+
+struct Side {
+    scratch: Scratch,
+    port: u16,
+    daemon: Daemon,
+}
+
+impl Side {
+    #[track_caller]
+    fn start(authority: &Authority) -> Side {
+        let scratch = Scratch::new();
+        let files = authority.host(scratch.dir(), "host", "127.0.0.1");
+        let port = free_port();
+        let control: PathBuf = scratch.path("ctl.sock");
+        let config = format!(
+            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\", \"tcp:127.0.0.1:{port}\"]\n\
+             tls = {{ cert = {:?}, key = {:?}, client_ca = {:?} }}\n[[control.client]]\ncertificate = \"cn:host\"\nrole = \"admin\"\n\
+             [[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n",
+            scratch.path("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+            files.cert,
+            files.key,
+            files.ca,
+            scratch.path("flash"),
+        );
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        let daemon = Daemon::start(&scratch.path("hob.toml"), &control);
+        Side { scratch, port, daemon }
+    }
+
+    #[track_caller]
+    fn connect(&self) -> Client {
+        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").expect("the disk is served")
+    }
+
+    fn state(&self) -> String {
+        let list: Value = serde_json::from_str(&self.daemon.ctl(&["disk", "list", "-o", "json"])).unwrap();
+        list[0]["state"].as_str().unwrap_or("absent").to_owned()
+    }
+
+    fn to(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+}
+
+/// Who has the image locked.
+#[track_caller]
+fn lockers(cluster: &Cluster) -> Vec<String> {
+    let locks = cluster.rbd(&["lock", "list", "--format", "json", "rbd/disk"]);
+    let locks: Value = serde_json::from_str(&locks).expect("rbd speaks JSON");
+    locks.as_array().into_iter().flatten().map(|lock| lock["locker"].to_string()).collect()
+}
+
+/// What was dirty is on the cluster before the other host writes; there is one lock at any time, another client's after each move; and the
+/// disk reads what was written last wherever it is.
+#[test]
+fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
+    let cluster = Cluster::start(3);
+    let authority = Authority::new("hosts");
+    let (a, b) = (Side::start(&authority), Side::start(&authority));
+    let file = a.scratch.path("disk.img");
+    noise_file(&file, SIZE, 71);
+    cluster.import(&file, "disk");
+    let mut expected = std::fs::read(&file).unwrap();
+    a.daemon.ctl(&["disk", "add", "vm", "--backing", &cluster.spec("disk")]);
+    a.daemon.ctl(&[
+        "cache",
+        "enable",
+        "vm",
+        "--pool",
+        "fast",
+        "--size",
+        "40M",
+        "--block-size",
+        "4K",
+        "--mode",
+        "write-back",
+    ]);
+    let mut client = a.connect();
+    (0..SIZE).step_by(MIB as usize).for_each(|at| drop(client.read(at, MIB as u32).unwrap()));
+    let mut write = |client: &mut Client, at: u64, byte: u8| {
+        client.write(at, &[byte; 65536]).unwrap();
+        client.flush().unwrap();
+        expected[at as usize..][..65536].fill(byte);
+    };
+    write(&mut client, MIB, 1);
+    let first = lockers(&cluster);
+    assert_eq!(first.len(), 1);
+    // In standby the image is open at both, and locked by the owner alone, which goes on writing.
+    a.daemon.ctl(&["migrate", "vm", "--to", &b.to(), "--wait", "warm"]);
+    assert_eq!(b.state(), "awaited");
+    write(&mut client, 2 * MIB, 2);
+    assert_eq!(lockers(&cluster), first);
+    let mut there = b.connect();
+    assert_eq!(there.read(2 * MIB, 65536).unwrap(), [2; 65536], "it reads what the owner has");
+    // The first write there takes the disk over.
+    write(&mut there, 3 * MIB, 3);
+    wait_until("the first host to have given it up", SOON, || a.state() == "away");
+    let second = lockers(&cluster);
+    assert!(second.len() == 1 && second != first, "{first:?} and {second:?}");
+    assert!(client.write(4 * MIB, &[9; 4096]).is_err(), "the first host takes no write any more");
+    wait_until("the first host to need nothing more", SOON, || {
+        let shown = a.daemon.try_ctl(&["migrate", "vm", "-o", "json"]);
+        let shown: Value = serde_json::from_str(&shown.stdout).unwrap_or_default();
+        shown["state"] == "over" || shown["state"] == "away"
+    });
+    // A host that waits for a disk that does not come has not touched the image.
+    b.daemon.ctl(&["migrate", "vm", "--to", &a.to(), "--switch", "ask", "--wait", "awaited"]);
+    b.daemon.ctl(&["migrate", "vm", "--cancel"]);
+    assert_eq!(lockers(&cluster), second);
+    write(&mut there, 5 * MIB, 5);
+    // And back, on command.
+    b.daemon.ctl(&["migrate", "vm", "--to", &a.to(), "--switch", "ask", "--wait", "warm"]);
+    b.daemon.ctl(&["migrate", "vm", "--finish", "--wait", "over"]);
+    let mut client = a.connect();
+    write(&mut client, 6 * MIB, 6);
+    let third = lockers(&cluster);
+    assert!(third.len() == 1 && third != second, "{second:?} and {third:?}");
+    a.daemon.ctl(&["drain", "vm"]);
+    let seen: Vec<u8> =
+        (0..SIZE).step_by(MIB as usize).flat_map(|at| client.read(at, MIB as u32).unwrap()).collect();
+    assert!(seen == expected, "the disk is not what was written");
+    drop((client, there));
+    a.daemon.ctl(&["disk", "remove", "vm"]);
+    assert!(cluster.export("disk") == expected, "nor is the image");
+}

@@ -1,0 +1,324 @@
+//! Which disks would be served better by other hosts: decided from miss-ratio curves, among hosts that all reach the backings.
+//!
+//! A host's flash is worth the reads a second that it serves when it is divided well among the host's disks: each byte where it brings most
+//! hits. A disk that moves takes its reads along; what that is worth is the difference for the two hosts. The search is greedy: the move
+//! that is worth most, again and again, and an exchange of two disks where no single move is worth anything. What a price of flash says
+//! of each move (what a byte more would bring at either host) selects the few that are worked out exactly.
+//!
+//! Sizes are bytes, reads are those that touch one block, a second. Nothing is known of networks, processors or who uses a disk: a host's load
+//! only decides between places that are as good for the flash. The curves are of LRU caches, and of the past.
+
+mod share;
+#[cfg(test)]
+mod tests;
+
+use crate::sizing::Curve;
+use share::{Share, hull, share};
+
+/// Moves that are worked out exactly before one is chosen.
+const SHORTLIST: usize = 24;
+
+/// Disks of which exchanges are tried.
+const EXCHANGED: usize = 24;
+
+/// Two places are as good as each other if they differ by no more than this part of a disk's reads.
+const AS_GOOD: f64 = 0.005;
+
+/// A host.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Host {
+    /// Flash for caches, used or not.
+    pub flash_bytes: u64,
+    /// Requests a second that it serves.
+    pub load: f64,
+    /// May disks come?
+    pub takes: bool,
+    /// Is every disk to go?
+    pub empties: bool,
+}
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Disk {
+    /// Who has it: a position among the hosts.
+    pub host: usize,
+    /// Reads a second.
+    pub reads: f64,
+    /// Requests a second, writes too.
+    pub load: f64,
+    /// What a cache of each size would miss of the reads.
+    pub curve: Curve,
+    /// The curve's blocks.
+    pub block_bytes: u64,
+    /// Can it move?
+    pub moves: bool,
+}
+
+impl Disk {
+    /// The hits of a cache of that size, 0 … 1.
+    pub fn hit_ratio(&self, cache_bytes: u64) -> f64 {
+        1.0 - self.curve.miss_ratio_at(cache_bytes / self.block_bytes.max(1))
+    }
+
+    fn hits(&self, cache_bytes: u64) -> f64 {
+        self.reads * self.hit_ratio(cache_bytes)
+    }
+}
+
+/// What is worth doing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// Moves, at most, besides those from hosts that are to be empty.
+    pub moves_max: usize,
+    /// A move is to bring at least this part of all reads, 0 … 1.
+    pub gain_min: f64,
+}
+
+/// A disk that should go elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Move {
+    /// Which.
+    pub disk: usize,
+    /// To whom.
+    pub to: usize,
+    /// Reads a second that flash serves more than without it, all hosts together, if those before it are done.
+    pub gain: f64,
+}
+
+/// Who should have what.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    /// In the order in which they should be done.
+    pub moves: Vec<Move>,
+    /// The cache that each disk should have where it is.
+    pub sizes_here: Vec<u64>,
+    /// Where each disk is afterwards.
+    pub hosts: Vec<usize>,
+    /// The cache that it should have then.
+    pub sizes: Vec<u64>,
+}
+
+impl Placement {
+    /// Reads a second that flash serves with those caches.
+    pub fn hits(disks: &[Disk], sizes: &[u64]) -> f64 {
+        disks.iter().zip(sizes).map(|(disk, size)| disk.hits(*size)).sum()
+    }
+}
+
+/// Says what should go where.
+///
+/// # Panics
+/// When a disk is on a host that is not there.
+pub fn place(hosts: &[Host], disks: &[Disk], bounds: Bounds) -> Placement {
+    assert!(disks.iter().all(|disk| disk.host < hosts.len()), "a disk is on one of the hosts");
+    let mut search = Search::new(hosts, disks);
+    let sizes_here = search.sizes();
+    let mut moves = search.empty_hosts();
+    let all_reads: f64 = disks.iter().map(|disk| disk.reads).sum();
+    let gain_min = (all_reads * bounds.gain_min).max(f64::MIN_POSITIVE);
+    let mut left = bounds.moves_max;
+    while left > 0 {
+        if let Some(best) = search.best_move(gain_min) {
+            search.go(best.disk, best.to);
+            moves.push(best);
+            left -= 1;
+        } else if left > 1
+            && let Some((one, other)) = search.best_exchange(2.0 * gain_min)
+        {
+            search.go(one.disk, one.to);
+            search.go(other.disk, other.to);
+            moves.extend([one, other]);
+            left -= 2;
+        } else {
+            break;
+        }
+    }
+    let (hosts, sizes) = (search.at.clone(), search.sizes());
+    Placement { moves: without_detours(moves, disks), sizes_here, hosts, sizes }
+}
+
+/// A disk that moved twice goes to its last place at once.
+fn without_detours(moves: Vec<Move>, disks: &[Disk]) -> Vec<Move> {
+    let mut kept: Vec<Move> = Vec::with_capacity(moves.len());
+    for one in moves {
+        match kept.iter().position(|before| before.disk == one.disk) {
+            Some(before) => {
+                let gain = kept.remove(before).gain + one.gain;
+                kept.push(Move { gain, ..one });
+            }
+            None => kept.push(one),
+        }
+    }
+    kept.retain(|one| disks[one.disk].host != one.to);
+    kept
+}
+
+struct Search<'a> {
+    hosts: &'a [Host],
+    disks: &'a [Disk],
+    hulls: Vec<Vec<share::Step>>,
+    /// Where each disk is now.
+    at: Vec<usize>,
+    /// Of each host, as things are now.
+    shares: Vec<Share>,
+    loads: Vec<f64>,
+}
+
+impl<'a> Search<'a> {
+    fn new(hosts: &'a [Host], disks: &'a [Disk]) -> Search<'a> {
+        let hulls = disks.iter().map(hull).collect();
+        let at = disks.iter().map(|disk| disk.host).collect();
+        let loads = hosts.iter().map(|host| host.load).collect();
+        let mut search = Search { hosts, disks, hulls, at, shares: Vec::new(), loads };
+        search.shares = (0..hosts.len()).map(|host| search.share(host, &search.on(host))).collect();
+        search
+    }
+
+    /// The disks of a host, in order.
+    fn on(&self, host: usize) -> Vec<usize> {
+        (0..self.at.len()).filter(|disk| self.at[*disk] == host).collect()
+    }
+
+    fn share(&self, host: usize, on: &[usize]) -> Share {
+        share(self.hosts[host].flash_bytes, self.disks, &self.hulls, on)
+    }
+
+    fn sizes(&self) -> Vec<u64> {
+        let mut sizes = vec![0; self.disks.len()];
+        for (disk, size) in self.shares.iter().flat_map(|share| &share.sizes) {
+            sizes[*disk] = *size;
+        }
+        sizes
+    }
+
+    fn go(&mut self, disk: usize, to: usize) {
+        let from = std::mem::replace(&mut self.at[disk], to);
+        for host in [from, to] {
+            self.shares[host] = self.share(host, &self.on(host));
+        }
+        self.loads[from] -= self.disks[disk].load;
+        self.loads[to] += self.disks[disk].load;
+    }
+
+    /// What all hosts serve more when a disk is elsewhere.
+    fn gain(&self, disk: usize, to: usize) -> f64 {
+        let from = self.at[disk];
+        let mut left = self.on(from);
+        left.retain(|other| *other != disk);
+        let mut there = self.on(to);
+        there.push(disk);
+        let after = self.share(from, &left).hits + self.share(to, &there).hits;
+        after - self.shares[from].hits - self.shares[to].hits
+    }
+
+    /// What a disk would bring beyond what its flash costs, at that price.
+    fn surplus(&self, disk: usize, price: f64) -> f64 {
+        let steps = self.hulls[disk].iter().take_while(|step| step.slope() > price);
+        self.disks[disk].hits(0) + steps.map(|step| step.hits - price * step.bytes as f64).sum::<f64>()
+    }
+
+    /// What prices say of a move: its gain if it changes them little.
+    fn estimate(&self, disk: usize, to: usize) -> f64 {
+        let price =
+            |host: usize| if self.hosts[host].flash_bytes == 0 { f64::MAX } else { self.shares[host].price };
+        self.surplus(disk, price(to)) - self.surplus(disk, price(self.at[disk]))
+    }
+
+    fn may_take(&self, host: usize) -> bool {
+        self.hosts[host].takes && !self.hosts[host].empties
+    }
+
+    /// The best of some moves by exact gain; of several as good ones, to the host with the least load.
+    fn best_of(&self, some: impl IntoIterator<Item = (usize, usize)>) -> Option<Move> {
+        let moves = some.into_iter().map(|(disk, to)| Move { disk, to, gain: self.gain(disk, to) });
+        moves.reduce(|best, next| {
+            let margin = AS_GOOD * self.disks[best.disk].reads.min(self.disks[next.disk].reads);
+            let is_lighter = self.loads[next.to].total_cmp(&self.loads[best.to]).is_lt();
+            match next.gain - best.gain {
+                more if more > margin => next,
+                less if less < -margin => best,
+                _ if best.disk == next.disk && is_lighter => next,
+                more if best.disk != next.disk && more > 0.0 => next,
+                _ => best,
+            }
+        })
+    }
+
+    fn best_move(&self, gain_min: f64) -> Option<Move> {
+        let movable =
+            (0..self.disks.len()).filter(|disk| self.disks[*disk].moves && self.disks[*disk].reads > 0.0);
+        let mut all: Vec<(f64, usize, usize)> = movable
+            .flat_map(|disk| (0..self.hosts.len()).map(move |to| (disk, to)))
+            .filter(|(disk, to)| self.may_take(*to) && *to != self.at[*disk])
+            .map(|(disk, to)| (self.estimate(disk, to), disk, to))
+            .collect();
+        shorten(&mut all, SHORTLIST);
+        self.best_of(all.into_iter().map(|(_, disk, to)| (disk, to))).filter(|best| best.gain >= gain_min)
+    }
+
+    /// Two disks that are better off with each other's host.
+    fn best_exchange(&self, gain_min: f64) -> Option<(Move, Move)> {
+        let can = |disk: &usize| {
+            self.disks[*disk].moves && self.disks[*disk].reads > 0.0 && self.may_take(self.at[*disk])
+        };
+        // Those that miss most of what they could have, and those that have most flash.
+        let sizes = self.sizes();
+        let misses = |disk: usize| self.disks[disk].hits(u64::MAX) - self.disks[disk].hits(sizes[disk]);
+        let mut wanting: Vec<(f64, usize, usize)> =
+            (0..self.disks.len()).filter(can).map(|disk| (misses(disk), disk, 0)).collect();
+        shorten(&mut wanting, EXCHANGED);
+        let mut having: Vec<(f64, usize, usize)> =
+            (0..self.disks.len()).filter(can).map(|disk| (sizes[disk] as f64, disk, 0)).collect();
+        shorten(&mut having, EXCHANGED);
+        let mut best: Option<(Move, Move)> = None;
+        for (_, one, _) in &wanting {
+            for (_, other, _) in &having {
+                let (here, there) = (self.at[*one], self.at[*other]);
+                if here == there {
+                    continue;
+                }
+                let with = |host: usize, out: usize, into: usize| {
+                    let mut on = self.on(host);
+                    on.retain(|disk| *disk != out);
+                    on.push(into);
+                    self.share(host, &on).hits
+                };
+                let before = self.shares[here].hits + self.shares[there].hits;
+                let gain = with(here, *one, *other) + with(there, *other, *one) - before;
+                if gain >= best.map_or(gain_min, |(first, second)| first.gain + second.gain) {
+                    let halves = |disk, to| Move { disk, to, gain: gain / 2.0 };
+                    best = Some((halves(*one, there), halves(*other, here)));
+                }
+            }
+        }
+        best
+    }
+
+    /// Every disk of a host that is to be empty goes, those first that lose most elsewhere.
+    fn empty_hosts(&mut self) -> Vec<Move> {
+        let goes = |disk: &usize| self.hosts[self.at[*disk]].empties && self.disks[*disk].moves;
+        let mut going: Vec<usize> = (0..self.disks.len()).filter(goes).collect();
+        let best = |disk: usize| self.disks[disk].hits(u64::MAX);
+        going.sort_by(|one, other| best(*other).total_cmp(&best(*one)).then(one.cmp(other)));
+        let mut moves = Vec::with_capacity(going.len());
+        for disk in going {
+            let places = (0..self.hosts.len()).filter(|to| self.may_take(*to)).map(|to| (disk, to));
+            let Some(best) = self.best_of(places) else { break };
+            self.go(best.disk, best.to);
+            moves.push(best);
+        }
+        moves
+    }
+}
+
+/// Those with the largest numbers, largest first.
+fn shorten(all: &mut Vec<(f64, usize, usize)>, most: usize) {
+    let falling = |one: &(f64, usize, usize), other: &(f64, usize, usize)| {
+        other.0.total_cmp(&one.0).then((one.1, one.2).cmp(&(other.1, other.2)))
+    };
+    if all.len() > most {
+        all.select_nth_unstable_by(most, falling);
+        all.truncate(most);
+    }
+    all.sort_by(falling);
+}

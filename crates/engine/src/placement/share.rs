@@ -1,0 +1,157 @@
+//! One host's flash, divided among its disks: by falling gain for each byte, along the upper hulls of their curves.
+//!
+//! On hulls that is optimal but for steps that do not fit: a curve that lies below its hull there (a cliff) gets nothing for half of a step. So at each
+//! step that does not fit there are two ways: what is left goes there and nowhere else, or the step is left out for those that follow. And once
+//! more with the step that is worth most of those that did not fit, before all others. The best of all these counts.
+
+use super::Disk;
+
+/// A piece of a disk's upper hull.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Step {
+    /// More cache.
+    pub(super) bytes: u64,
+    /// More hits a second.
+    pub(super) hits: f64,
+}
+
+impl Step {
+    /// Hits for each byte.
+    pub(super) fn slope(&self) -> f64 {
+        self.hits / self.bytes as f64
+    }
+}
+
+/// How a host's flash is divided.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Share {
+    /// Disks and the sizes of their caches.
+    pub(super) sizes: Vec<(usize, u64)>,
+    /// Reads a second that they serve.
+    pub(super) hits: f64,
+    /// What another byte would bring; 0 where there is enough.
+    pub(super) price: f64,
+}
+
+/// The upper hull of a disk's hits over the size of its cache, steepest first.
+pub(super) fn hull(disk: &Disk) -> Vec<Step> {
+    let mut corners: Vec<(u64, f64)> = Vec::new();
+    for point in disk.curve.points() {
+        let bytes = point.blocks.saturating_mul(disk.block_bytes.max(1));
+        let next = (bytes, disk.reads * (1.0 - point.miss_ratio));
+        // A corner that lies below the line past it is none.
+        while let [.., before, last] = corners[..] {
+            let rise = |from: (u64, f64), to: (u64, f64)| (to.1 - from.1) / (to.0 - from.0) as f64;
+            if next.0 <= last.0 || rise(before, last) > rise(last, next) {
+                break;
+            }
+            corners.pop();
+        }
+        if corners.last().is_none_or(|last| next.0 > last.0) {
+            corners.push(next);
+        }
+    }
+    let step = |pair: &[(u64, f64)]| Step { bytes: pair[1].0 - pair[0].0, hits: pair[1].1 - pair[0].1 };
+    corners.windows(2).map(step).filter(|step| step.hits > 0.0).collect()
+}
+
+/// Divides so much flash among these disks.
+pub(super) fn share(flash_bytes: u64, disks: &[Disk], hulls: &[Vec<Step>], on: &[usize]) -> Share {
+    // A position among `on`, so that sizes can be counted in place.
+    let mut steps: Vec<(usize, Step)> = on
+        .iter()
+        .enumerate()
+        .flat_map(|(place, disk)| hulls[*disk].iter().map(move |step| (place, *step)))
+        .collect();
+    // Of one disk the steps come steepest first already.
+    steps.sort_by(|one, other| other.1.slope().total_cmp(&one.1.slope()));
+    let problem = Problem { flash_bytes, disks, on, steps };
+    let filled = problem.fill(None);
+    // A cliff that is just too large for what steeper steps have left may be worth more than they.
+    let cliff = filled.cliff.map(|cliff| problem.fill(Some(cliff)));
+    let price = filled.price;
+    let best = cliff.filter(|other| other.hits > filled.hits).unwrap_or(filled);
+    Share { sizes: on.iter().copied().zip(best.sizes).collect(), hits: best.hits, price }
+}
+
+struct Problem<'a> {
+    flash_bytes: u64,
+    disks: &'a [Disk],
+    on: &'a [usize],
+    /// With positions among `on`, steepest first.
+    steps: Vec<(usize, Step)>,
+}
+
+struct Filled {
+    sizes: Vec<u64>,
+    hits: f64,
+    price: f64,
+    /// Whose step did not fit and is worth most: up to which size it goes.
+    cliff: Option<(usize, u64)>,
+}
+
+impl Problem<'_> {
+    fn hits(&self, place: usize, size: u64) -> f64 {
+        self.disks[self.on[place]].hits(size)
+    }
+
+    /// Steepest steps first; one disk may have its cache before.
+    fn fill(&self, first: Option<(usize, u64)>) -> Filled {
+        let mut sizes = vec![0; self.on.len()];
+        let mut is_full = vec![false; self.on.len()];
+        let (mut left, mut price) = (self.flash_bytes, 0.0);
+        if let Some((place, size)) = first {
+            (sizes[place], is_full[place]) = (size, true);
+            left -= size;
+        }
+        // Corners of hulls lie on their curves, so hits can be added up on the way.
+        let mut sum: f64 = (0..self.on.len()).map(|place| self.hits(place, sizes[place])).sum();
+        let mut best = (f64::NEG_INFINITY, Vec::new());
+        let mut cliff = (0.0, None);
+        for &(place, step) in &self.steps {
+            if is_full[place] {
+                continue;
+            }
+            if step.bytes <= left {
+                sizes[place] += step.bytes;
+                left -= step.bytes;
+                sum += step.hits;
+                continue;
+            }
+            if price == 0.0 {
+                price = step.slope();
+            }
+            is_full[place] = true;
+            // Either all that is left goes here, or what follows gets it.
+            let with = sum + self.hits(place, sizes[place] + left) - self.hits(place, sizes[place]);
+            if with > best.0 {
+                let mut sizes = sizes.clone();
+                sizes[place] += left;
+                best = (with, sizes);
+            }
+            let end = sizes[place] + step.bytes;
+            let alone = self.hits(place, end);
+            if end <= self.flash_bytes && alone > cliff.0 {
+                cliff = (alone, Some((place, end)));
+            }
+        }
+        give_rest(left, self.disks, self.on, &mut sizes);
+        let all = (0..self.on.len()).map(|place| self.hits(place, sizes[place])).sum();
+        let (hits, sizes) = if best.0 > all { best } else { (all, sizes) };
+        Filled { sizes, hits, price, cliff: cliff.1 }
+    }
+}
+
+/// What is left goes to whom it brings most.
+fn give_rest(left: u64, disks: &[Disk], on: &[usize], sizes: &mut [u64]) {
+    let gain = |place: usize, sizes: &[u64]| {
+        let disk = &disks[on[place]];
+        disk.hits(sizes[place].saturating_add(left)) - disk.hits(sizes[place])
+    };
+    let best = (0..on.len())
+        .map(|place| (gain(place, sizes), place))
+        .reduce(|best, next| if next.0 > best.0 { next } else { best });
+    if let Some((_, place)) = best.filter(|(gain, _)| *gain > 0.0) {
+        sizes[place] = sizes[place].saturating_add(left);
+    }
+}

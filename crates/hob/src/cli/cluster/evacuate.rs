@@ -1,0 +1,207 @@
+//! `hob cluster evacuate [HOST]`: every disk of a host goes to others, a few at a time.
+//!
+//! What is done is in etcd, so an interrupted command is gone on with by giving it again: disks that have gone are not on the host any more, and
+//! moves that are under way are watched and not ordered anew.
+
+use std::collections::VecDeque;
+
+use anyhow::bail;
+use clap::Args;
+use hob_control::client::{Client, ClientError};
+use hob_control::{AdvisedStay, ClusterAdvice, ClusterMove, ClusterMoveStart, ClusterMoveState};
+use serde::Serialize;
+
+use super::super::Global;
+use super::super::output::{numbers, print, table, words};
+use super::super::remote::{converse, explain};
+use super::super::watch::Watch;
+use super::moves::{Carry, look};
+
+/// Move every disk of a host to others, a few at a time, as 'hob cluster advise --leaving HOST' says
+///
+/// Disks that somebody uses stay, with --machines excepted. Ends with an error if a disk stays; given again, it goes on.
+#[derive(Debug, Args)]
+pub(crate) struct Evacuate {
+    /// The host [default: the one that is asked]
+    host: Option<String>,
+    /// Show what would go where, and move nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Disks on their way at once
+    #[arg(long, value_name = "DISKS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=8))]
+    at_once: u8,
+    /// What becomes of their caches [default: drop, or copy if somebody uses the disk]
+    #[arg(long, value_enum)]
+    cache: Option<Carry>,
+    /// Bytes a second that each cache takes on its way, at most
+    #[arg(long, value_name = "BYTES")]
+    bandwidth: Option<hob_control::Size>,
+    /// Disks that somebody uses, too: each goes when its machine is migrated
+    #[arg(long)]
+    machines: bool,
+}
+
+/// What comes of it.
+#[derive(Debug, Default, Serialize)]
+struct Outcome {
+    host: String,
+    /// What is to go where.
+    plan: Vec<Step>,
+    /// Disks that have gone.
+    moved: Vec<ClusterMove>,
+    /// Disks that have not, and why.
+    stays: Vec<AdvisedStay>,
+}
+
+/// One disk.
+#[derive(Clone, Debug, Serialize)]
+struct Step {
+    disk: String,
+    to: String,
+    /// Expected there with a cache of the size that it has, as far as there is room, percent.
+    hit_percent_at_once: f64,
+    hit_percent: f64,
+    users: u64,
+}
+
+pub(super) fn run(args: &Evacuate, global: &Global) -> anyhow::Result<()> {
+    let outcome = converse(global, async |client| evacuate(args, &client).await)?;
+    print(global.output, &outcome, |outcome| text(outcome, args.dry_run))?;
+    match outcome.stays.len() {
+        0 => Ok(()),
+        _ if args.dry_run => Ok(()),
+        1 => bail!("{} stays on {}", outcome.stays[0].disk, outcome.host),
+        count => bail!("{count} disks stay on {}", outcome.host),
+    }
+}
+
+async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
+    let host = match &args.host {
+        Some(host) => host.clone(),
+        None => client.cluster().await.map_err(explain)?.host,
+    };
+    let advice = client.cluster_advice(Some(&host)).await.map_err(explain)?;
+    let mut outcome = plan(host, &advice, args.machines);
+    if args.dry_run {
+        return Ok(outcome);
+    }
+    let mut watch = Watch::new()?;
+    let mut going: Vec<ClusterMove> = Vec::new();
+    let mut waiting: VecDeque<Step> = outcome.plan.iter().cloned().collect();
+    // Those that were ordered before, by an earlier run or by somebody else.
+    let known = client.cluster_moves().await.map_err(explain)?;
+    for one in known.into_iter().filter(|one| !one.state.is_over()) {
+        let is_ours = one.from == outcome.host || waiting.iter().any(|step| step.disk == one.disk);
+        if is_ours {
+            waiting.retain(|step| step.disk != one.disk);
+            outcome.stays.retain(|stay| stay.disk != one.disk);
+            going.push(one);
+        }
+    }
+    while !going.is_empty() || !waiting.is_empty() {
+        while going.len() < usize::from(args.at_once)
+            && let Some(step) = waiting.pop_front()
+        {
+            match order(args, client, &step).await {
+                Ok(one) => going.push(one),
+                Err(error) => outcome.stays.push(AdvisedStay { disk: step.disk, why: format!("{error:#}") }),
+            }
+        }
+        watch.show("", &progress(&outcome, &going, waiting.len()));
+        let goes_on = || {
+            format!(
+                "moves that are under way go on, and no more are begun; 'hob cluster evacuate {}' goes on with the rest",
+                outcome.host
+            )
+        };
+        if !watch.wait(goes_on).await {
+            std::process::exit(130);
+        }
+        for one in std::mem::take(&mut going) {
+            let one = look(client, &one).await?;
+            match one.state {
+                ClusterMoveState::Done => outcome.moved.push(one),
+                ClusterMoveState::Failed => outcome.stays.push(AdvisedStay {
+                    disk: one.disk,
+                    why: one.note.unwrap_or_else(|| "nobody knows why".to_owned()),
+                }),
+                _ => going.push(one),
+            }
+        }
+    }
+    watch.end();
+    Ok(outcome)
+}
+
+async fn order(args: &Evacuate, client: &Client, step: &Step) -> anyhow::Result<ClusterMove> {
+    let start = ClusterMoveStart {
+        to: step.to.clone(),
+        cache: args.cache.map(Into::into),
+        pool: None,
+        bandwidth: args.bandwidth,
+    };
+    client.cluster_move(&step.disk, &start).await.map_err(|error| match error {
+        // It is said with the disk.
+        ClientError::Refused { problem, .. } => anyhow::anyhow!("{problem}"),
+        error => explain(error),
+    })
+}
+
+fn plan(host: String, advice: &ClusterAdvice, machines: bool) -> Outcome {
+    let mut outcome = Outcome { host, stays: advice.stays.clone(), ..Outcome::default() };
+    for one in &advice.moves {
+        let users = advice.disks.iter().find(|disk| disk.name == one.disk).map_or(0, |disk| disk.users);
+        if users > 0 && !machines {
+            let why = format!(
+                "somebody uses it; end that, or say --machines and migrate the machine while 'hob cluster move {} --to {}' waits for it",
+                one.disk, one.to
+            );
+            outcome.stays.push(AdvisedStay { disk: one.disk.clone(), why });
+            continue;
+        }
+        outcome.plan.push(Step {
+            disk: one.disk.clone(),
+            to: one.to.clone(),
+            hit_percent_at_once: one.hit_percent_at_once,
+            hit_percent: one.hit_percent,
+            users,
+        });
+    }
+    outcome
+}
+
+fn progress(outcome: &Outcome, going: &[ClusterMove], waiting: usize) -> String {
+    let one = |one: &ClusterMove| match &one.note {
+        Some(note) => format!("{} to {} ({note})", one.disk, one.to),
+        None => format!("{} to {}", one.disk, one.to),
+    };
+    let going: Vec<String> = going.iter().map(one).collect();
+    let stay = match outcome.stays.len() {
+        0 => String::new(),
+        count => format!(", {count} stay"),
+    };
+    format!("{} moved{stay}, {waiting} to go; on their way: {}", outcome.moved.len(), going.join(", "))
+}
+
+fn text(outcome: &Outcome, is_plan: bool) -> String {
+    let mut parts = Vec::new();
+    if is_plan && !outcome.plan.is_empty() {
+        let columns = [words("DISK"), words("TO"), numbers("HITS NOW"), numbers("THERE"), numbers("USERS")];
+        let row = |step: &Step| {
+            vec![
+                step.disk.clone(),
+                step.to.clone(),
+                format!("{:.1} %", step.hit_percent),
+                format!("{:.1} %", step.hit_percent_at_once),
+                step.users.to_string(),
+            ]
+        };
+        parts.push(table(&columns, outcome.plan.iter().map(row)));
+    }
+    parts.extend(outcome.moved.iter().map(|one| format!("{} is at {}", one.disk, one.to)));
+    parts.extend(outcome.stays.iter().map(|stay| format!("{} stays: {}", stay.disk, stay.why)));
+    if parts.is_empty() {
+        parts.push(format!("{} has no disk of the cluster", outcome.host));
+    }
+    parts.join("\n")
+}

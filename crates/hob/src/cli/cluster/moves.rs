@@ -1,0 +1,168 @@
+//! `hob cluster move DISK --to HOST`: ordered, watched, called off.
+//!
+//! The hosts move the disk; this command watches. Interrupted, it leaves, and says that the move goes on.
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use hob_control::client::Client;
+use hob_control::{CarryMode, ClusterDiskState, ClusterMove, ClusterMoveStart, ClusterMoveState, Size};
+
+use super::super::Global;
+use super::super::output::print;
+use super::super::remote::{converse, explain};
+use super::super::watch::Watch;
+
+/// Move a disk to another host of the cluster, whoever has it; or show how far that is
+///
+/// Without a machine that uses the disk, and without --cache, it is drained, closed here and opened there, with an empty cache. With one, or with
+/// --cache, it migrates as by 'hob migrate', for which both hosts need TLS on their control APIs, and the other one an address in [cluster].
+#[derive(Debug, Args)]
+pub(crate) struct Move {
+    /// The disk
+    disk: String,
+    /// The host that is to have it, by its name in the cluster
+    #[arg(long, value_name = "HOST")]
+    to: Option<String>,
+    /// What becomes of the cache [default: drop, or copy if somebody uses the disk]
+    #[arg(long, value_enum, requires = "to")]
+    cache: Option<Carry>,
+    /// The pool of the other host [default: the one of the same name, or its only one]
+    #[arg(long, requires = "to")]
+    pool: Option<String>,
+    /// Bytes a second that the cache takes on its way, at most
+    #[arg(long, value_name = "BYTES", requires = "to")]
+    bandwidth: Option<Size>,
+    /// Give the order, and do not wait for its end
+    #[arg(long, requires = "to")]
+    no_wait: bool,
+    /// Call the move off
+    #[arg(long, conflicts_with = "to")]
+    cancel: bool,
+}
+
+/// What becomes of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Carry {
+    /// Copied, hottest first
+    Copy,
+    /// The other host learns what was in it, and reads that from the backing
+    HeatMap,
+    /// The other host reads what it misses from this host's flash until it has all
+    Remote,
+    /// Left behind
+    Drop,
+}
+
+impl From<Carry> for CarryMode {
+    fn from(carry: Carry) -> CarryMode {
+        match carry {
+            Carry::Copy => CarryMode::Copy,
+            Carry::HeatMap => CarryMode::HeatMap,
+            Carry::Remote => CarryMode::Remote,
+            Carry::Drop => CarryMode::Drop,
+        }
+    }
+}
+
+pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
+    let disk = &args.disk;
+    let shown = converse(global, async |client| {
+        if args.cancel {
+            return client.cluster_move_cancel(disk).await.map_err(explain);
+        }
+        let Some(to) = args.to.clone() else { return find(&client, disk).await };
+        let start = ClusterMoveStart {
+            to,
+            cache: args.cache.map(Into::into),
+            pool: args.pool.clone(),
+            bandwidth: args.bandwidth,
+        };
+        let mut shown = client.cluster_move(disk, &start).await.map_err(explain)?;
+        let mut watch = Watch::new()?;
+        while !args.no_wait && !shown.state.is_over() {
+            watch.show("", &sentence(&shown));
+            let goes_on = || {
+                format!(
+                    "the move of {disk} goes on; 'hob cluster move {disk}' shows it, 'hob cluster move {disk} --cancel' calls it off"
+                )
+            };
+            if !watch.wait(goes_on).await {
+                std::process::exit(130);
+            }
+            shown = look(&client, &shown).await?;
+        }
+        watch.end();
+        if shown.state == ClusterMoveState::Failed {
+            bail!("{}", sentence(&shown));
+        }
+        Ok(shown)
+    })?;
+    print(global.output, &shown, sentence)
+}
+
+async fn find(client: &Client, disk: &str) -> anyhow::Result<ClusterMove> {
+    let moves = client.cluster_moves().await.map_err(explain)?;
+    let found = moves.into_iter().find(|one| one.disk == disk);
+    found.ok_or_else(|| {
+        anyhow::anyhow!("{disk} is not on its way anywhere; 'hob cluster move {disk} --to HOST' moves it")
+    })
+}
+
+/// How far a move is now. An order that is gone has ended: whose the disk is tells how.
+pub(super) async fn look(client: &Client, before: &ClusterMove) -> anyhow::Result<ClusterMove> {
+    let moves = client.cluster_moves().await.map_err(explain)?;
+    if let Some(found) = moves.into_iter().find(|one| one.disk == before.disk && one.id == before.id) {
+        return Ok(found);
+    }
+    let disks = client.cluster_disks().await.map_err(explain)?;
+    let held = disks.iter().find(|disk| disk.name == before.disk && disk.state == ClusterDiskState::Held);
+    let (state, note) = match held {
+        Some(disk) if disk.host == before.to => (ClusterMoveState::Done, None),
+        Some(disk) => {
+            (ClusterMoveState::Failed, Some(format!("the order is gone, and {} has it", disk.host)))
+        }
+        None => (ClusterMoveState::Failed, Some("the order is gone, and nobody has it".to_owned())),
+    };
+    Ok(ClusterMove { state, note, ..before.clone() })
+}
+
+/// How far it is, in a sentence.
+pub(super) fn sentence(shown: &ClusterMove) -> String {
+    use ClusterMoveState::*;
+    let ClusterMove { disk, from, to, state, note, .. } = shown;
+    let note = note.as_deref();
+    let with = |text: String| note.map_or(text.clone(), |note| format!("{text}: {note}"));
+    match state {
+        Asked => format!("{disk} is to go to {to}; the host that has it has not seen that yet"),
+        Offered => format!("{disk} goes from {from} to {to}, which is asked whether it can take it"),
+        Welcome => format!("{disk} goes from {from} to {to}, which can take it"),
+        Leaving => with(format!("{disk} goes from {from} to {to}")),
+        Given => format!("{disk} was given back by {from}, and {to} takes it"),
+        Done => format!("{disk} is at {to}"),
+        Failed => with(format!("{disk} has not gone to {to}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_state_is_a_sentence() {
+        use ClusterMoveState::*;
+        for state in [Asked, Offered, Welcome, Leaving, Given, Done, Failed] {
+            let shown = ClusterMove {
+                disk: "web".into(),
+                id: "1".into(),
+                from: "a".into(),
+                to: "b".into(),
+                state,
+                cache: None,
+                note: Some("because".into()),
+            };
+            let text = sentence(&shown);
+            assert!(text.contains("web") && text.contains('b'), "{text}");
+            assert_eq!(text.contains("because"), matches!(state, Leaving | Failed), "{text}");
+        }
+    }
+}

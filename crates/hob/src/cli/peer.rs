@@ -1,0 +1,69 @@
+//! `hob peer …`: flash that hosts lend each other for second copies.
+
+use clap::Subcommand;
+use hob_control::{Borrowed, Loan, Peers};
+
+use super::Global;
+use super::output::{numbers, print, table, with_notes, word, words};
+use super::remote::ask;
+
+/// Show and end loans of flash between hosts
+#[derive(Debug, Subcommand)]
+pub(crate) enum Peer {
+    /// List what this host lends to others, and what it has borrowed
+    List,
+    /// End a loan of this host: its borrower can use it no more, and its caches go on without second copies there
+    End {
+        /// The borrower, as `peer list` calls it
+        borrower: String,
+        /// The borrower may ask for another one; else nothing more is lent to it
+        #[arg(long)]
+        forget: bool,
+    },
+}
+
+pub(super) fn run(command: Peer, global: &Global) -> anyhow::Result<()> {
+    match command {
+        Peer::List => {
+            let peers = ask(global, async |client| client.peers().await)?;
+            print(global.output, &peers, show)
+        }
+        Peer::End { borrower, forget } => {
+            let notes = ask(global, async |client| client.loan_end(&borrower, forget).await)?;
+            print(global.output, &notes, |notes| with_notes("ended".to_owned(), notes))
+        }
+    }
+}
+
+fn show(peers: &Peers) -> String {
+    let columns = [words("LENT TO"), words("BORROWER"), numbers("SIZE"), words("STATE"), words("FILE")];
+    let row = |loan: &Loan| {
+        vec![
+            loan.name.clone(),
+            loan.borrower.clone(),
+            loan.size.human(),
+            word(&loan.state),
+            loan.path.clone(),
+        ]
+    };
+    let lent = table(&columns, peers.lent.iter().map(row));
+    let columns = [
+        words("BORROWED FROM"),
+        words("POOL"),
+        numbers("SIZE"),
+        words("STATE"),
+        words("SECOND COPIES OF"),
+        words("REASON"),
+    ];
+    let row = |borrowed: &Borrowed| {
+        vec![
+            borrowed.peer.clone(),
+            borrowed.pool.clone(),
+            borrowed.size.human(),
+            word(&borrowed.state),
+            borrowed.disks.join(", "),
+            borrowed.reason.clone().unwrap_or_default(),
+        ]
+    };
+    format!("{lent}\n\n{}", table(&columns, peers.borrowed.iter().map(row)))
+}

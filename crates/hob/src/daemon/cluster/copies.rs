@@ -1,0 +1,179 @@
+//! Second copies of dirty data at other members: what the titles of disks say of them, and taking a disk over for the sake of one
+//! (docs/decisions/0023).
+
+use hob_engine::cluster::{Found, LeaseId, Member, SecondCopy, Title};
+
+use super::{Cluster, GOES, LIST_MAX, Place, QUESTION_MAX, Taken};
+
+/// A word about a disk that is not said.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unsaid(pub(crate) String);
+
+impl Cluster {
+    /// The title of a disk names nobody with a second copy any more, and that is certain.
+    pub(crate) async fn forget_copy(&self, disk: &str) -> Result<(), Unsaid> {
+        let place = self.place(disk);
+        let mut place = place.lock().await;
+        let mut trouble = "it is not held, and comes back with its title as it is".to_owned();
+        for _ in 0..GOES {
+            if place.lost {
+                return Ok(());
+            }
+            let Some(title) = place.title.clone() else { break };
+            if title.value.copy.is_none() && !place.in_doubt {
+                return Ok(());
+            }
+            match self.say(&mut place, disk, &title, None).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(why) => trouble = why,
+            }
+        }
+        Err(Unsaid(trouble))
+    }
+
+    /// The title of a disk says that member `host` has a second copy of everything that is dirty in the cache `cache` of this one, in that
+    /// loan. False where nothing is said: the disk is not held, or nothing of it may be dirty.
+    pub(crate) async fn note_copy(
+        &self,
+        disk: &str,
+        host: &str,
+        loan: &str,
+        cache: &str,
+    ) -> Result<bool, Unsaid> {
+        let place = self.place(disk);
+        let mut place = place.lock().await;
+        let Some(title) = place.title.clone().filter(|title| title.value.dirty && !place.lost) else {
+            return Ok(false);
+        };
+        let is_it = |copy: &SecondCopy| copy.member.name == host && copy.loan == loan && copy.cache == cache;
+        if title.value.copy.as_ref().is_some_and(is_it) && !place.in_doubt {
+            return Ok(true);
+        }
+        let found = self.names.look_up(&self.etcd, host, QUESTION_MAX).await;
+        let member: Member = match found {
+            Ok(Some((member, ..))) => member,
+            Ok(None) => return Err(Unsaid(format!("{host} is no member of the cluster now"))),
+            Err(error) => return Err(Unsaid(error.to_string())),
+        };
+        if member.id == self.me.id {
+            return Err(Unsaid(format!("{host} is this host: that is no second copy")));
+        }
+        let copy = SecondCopy { member, loan: loan.to_owned(), cache: cache.to_owned() };
+        self.say(&mut place, disk, &title, Some(copy)).await.map_err(Unsaid)
+    }
+
+    /// One attempt. False where the title is not what it was taken for; it has been looked at again then.
+    async fn say(
+        &self,
+        place: &mut Place,
+        disk: &str,
+        title: &Found<Title>,
+        copy: Option<SecondCopy>,
+    ) -> Result<bool, String> {
+        let txn = place.seat.say_copy(place.lease, title, copy.clone());
+        let mut trouble = None;
+        match self.commit(place, &txn).await {
+            Ok(Some(revision)) => {
+                match &copy {
+                    Some(copy) => {
+                        tracing::info!("{disk}: {} has a second copy of what is dirty", copy.member.name)
+                    }
+                    None => tracing::info!("{disk}: nobody else has a second copy of what is dirty"),
+                }
+                let value = Title { copy, ..title.value.clone() };
+                place.title = Some(Found { value, revision, lease: LeaseId(0) });
+                return Ok(true);
+            }
+            Ok(None) => {}
+            Err(error) => trouble = Some(error.to_string()),
+        }
+        let looked = self.look_again(place, disk).await.map_err(|error| error.to_string());
+        trouble.map_or(looked.map(|()| false), Err)
+    }
+
+    /// Which cache of this host the title says has a second copy elsewhere.
+    pub(crate) async fn copied_cache(&self, disk: &str) -> Option<String> {
+        let place = self.place(disk);
+        let place = place.lock().await;
+        place.title.as_ref()?.value.copy.as_ref().map(|copy| copy.cache.clone())
+    }
+
+    /// Does any title name this loan? Where nobody can tell, one may.
+    pub(crate) async fn is_loan_named(&self, loan: &str) -> bool {
+        match self.names.disks(&self.etcd, LIST_MAX).await {
+            Ok(all) => {
+                all.iter().any(|(_, title, _)| title.copy.as_ref().is_some_and(|copy| copy.loan == loan))
+            }
+            Err(_) => true,
+        }
+    }
+
+    /// Does any title say that a member may have dirty data? Where nobody can tell, it may.
+    pub(crate) async fn may_have_dirty_data(&self, member: &Member) -> bool {
+        match self.names.disks(&self.etcd, LIST_MAX).await {
+            Ok(all) => all.iter().any(|(_, title, _)| title.dirty && title.member.id == member.id),
+            Err(_) => true,
+        }
+    }
+
+    /// The copy that is here counts from now on, and nothing else: before the backing is changed. The disk is held for that.
+    pub(crate) async fn begin_adopting(&self, disk: &str) -> Result<(), Unsaid> {
+        let place = self.place(disk);
+        let mut place = place.lock().await;
+        let mut trouble = "another host has had it meanwhile".to_owned();
+        for _ in 0..GOES {
+            let Some(title) = place.title.clone() else { break };
+            let Some((txn, begun)) = place.seat.begin_adopting(&self.me, place.lease, &title) else {
+                return Ok(());
+            };
+            match self.commit(&mut place, &txn).await {
+                Ok(Some(revision)) => {
+                    place.title = Some(Found { value: begun, revision, lease: LeaseId(0) });
+                    return Ok(());
+                }
+                Ok(None) => {}
+                Err(error) => trouble = error.to_string(),
+            }
+            self.look_again(&mut place, disk).await.map_err(|error| Unsaid(error.to_string()))?;
+        }
+        Err(Unsaid(trouble))
+    }
+
+    /// The backing has everything of the copy, durably: the disk is this host's. `dirty`: something of it may be dirty here as soon as it is served.
+    pub(crate) async fn end_adopting(&self, disk: &str, dirty: bool) -> Result<Taken, Unsaid> {
+        let Some(membership) = self.membership.borrow().clone() else {
+            return Err(Unsaid("this host has no lease any more".to_owned()));
+        };
+        let place = self.place(disk);
+        let mut place = place.lock().await;
+        let mut trouble = "another host has had it meanwhile".to_owned();
+        let mut from = None;
+        for _ in 0..GOES {
+            let Some(title) = place.title.clone().filter(|_| place.lease == membership.lease) else { break };
+            from = title.value.adopts.as_ref().map(|it| it.by.name.clone()).or(from);
+            if title.value.adopts.is_none() && title.value.member.id == self.me.id {
+                let by = from.unwrap_or_else(|| "another host".to_owned());
+                return Ok(Taken {
+                    generation: title.value.generation,
+                    clock: membership.clock,
+                    foreign: Some(format!("{by} had it")),
+                    outdated_by: None,
+                    dirty_before: false,
+                });
+            }
+            let (txn, ended) = place.seat.end_adopting(place.lease, &title, dirty);
+            match self.commit(&mut place, &txn).await {
+                Ok(Some(revision)) => {
+                    place.title = Some(Found { value: ended, revision, lease: LeaseId(0) });
+                    continue;
+                }
+                Ok(None) => {}
+                Err(error) => trouble = error.to_string(),
+            }
+            self.look_again(&mut place, disk).await.map_err(|error| Unsaid(error.to_string()))?;
+        }
+        Err(Unsaid(trouble))
+    }
+}

@@ -1,0 +1,164 @@
+//! What hosts tell each other of their flash and of what their disks would do with more or less of it: a key for each host,
+//! `learnt/HOST`, under its lease. Advice is made of it ([`hob_engine::placement`]); nothing depends on it.
+
+use hob_control::check_name;
+use hob_control::etcd::{EtcdChange, EtcdEntry, EtcdError};
+use hob_engine::sizing::{Curve, CurvePoint};
+use serde::{Deserialize, Serialize};
+
+use super::{Cluster, LIST_MAX, QUESTION_MAX};
+
+/// Longest value that is looked at, and written, bytes. Etcd takes 1.5 MiB in one request, and base64 is longer than what it stands for.
+const VALUE_BYTES_MAX: usize = 768 << 10;
+
+/// Points of all curves of a host together, and of one at most and at least.
+const POINTS_MAX: usize = 16 << 10;
+const POINTS_OF_ONE: std::ops::RangeInclusive<usize> = 4..=24;
+
+/// Ratios are told in parts of that.
+const PARTS: f64 = 10_000.0;
+
+/// A host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct HostLearnt {
+    /// Its name.
+    #[serde(skip)]
+    pub(crate) name: String,
+    /// Flash for caches of its disks, used or not, bytes.
+    pub(crate) flash: u64,
+    /// Of that, what no cache has.
+    pub(crate) free: u64,
+    /// Disks that it serves as their owner.
+    pub(crate) disks: Vec<DiskLearnt>,
+}
+
+/// One of its disks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct DiskLearnt {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its cache, bytes; 0 for none.
+    pub(crate) cache: u64,
+    /// Blocks of the curve, bytes.
+    pub(crate) block: u64,
+    /// Clients and machines.
+    pub(crate) users: u64,
+    /// Reads a second.
+    pub(crate) reads: f64,
+    /// Requests a second.
+    pub(crate) load: f64,
+    /// Reads that were served from flash or memory since counting began, 0 … 1.
+    pub(crate) hits: f64,
+    /// Why it cannot move.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fixed: Option<String>,
+    /// Blocks, and misses in parts of 10 000.
+    pub(crate) curve: Vec<(u64, u32)>,
+}
+
+impl DiskLearnt {
+    /// Keeps a curve in no more points than a host with so many disks has for each.
+    pub(crate) fn set_curve(&mut self, curve: &Curve, disks: usize) {
+        let most = (POINTS_MAX / disks.max(1)).clamp(*POINTS_OF_ONE.start(), *POINTS_OF_ONE.end());
+        let mut off_max = 0.002;
+        let mut thin = curve.thinned(off_max);
+        while thin.points().len() > most && off_max < 1.0 {
+            off_max *= 2.0;
+            thin = curve.thinned(off_max);
+        }
+        let point = |point: &CurvePoint| (point.blocks, (point.miss_ratio * PARTS).round() as u32);
+        self.curve = thin.points().iter().map(point).collect();
+    }
+
+    /// The curve. One that makes no sense is of a disk that no cache helps.
+    pub(crate) fn curve(&self) -> Curve {
+        let point =
+            |&(blocks, parts): &(u64, u32)| CurvePoint { blocks, miss_ratio: f64::from(parts) / PARTS };
+        let none = || Curve::new(vec![CurvePoint { blocks: 0, miss_ratio: 1.0 }]);
+        Curve::checked(self.curve.iter().map(point).collect()).unwrap_or_else(|_| none())
+    }
+}
+
+/// What is not understood, or cannot be, says nothing.
+fn learnt(name: &str, entry: &EtcdEntry) -> Option<HostLearnt> {
+    check_name(name).ok()?;
+    let small = Some(&entry.value).filter(|value| value.len() <= VALUE_BYTES_MAX)?;
+    let mut host: HostLearnt = serde_json::from_slice(small).ok()?;
+    let is_amount = |number: f64| number.is_finite() && number >= 0.0;
+    host.disks.retain(|disk| {
+        check_name(&disk.name).is_ok()
+            && disk.block > 0
+            && [disk.reads, disk.load, disk.hits].into_iter().all(is_amount)
+    });
+    Some(HostLearnt { name: name.to_owned(), ..host })
+}
+
+impl Cluster {
+    /// Tells the other hosts. Nothing while this host is no member.
+    pub(crate) async fn tell(&self, host: &HostLearnt) -> Result<(), EtcdError> {
+        let Some(membership) = self.membership.borrow().clone() else { return Ok(()) };
+        let mut json = encode(host);
+        if json.len() > VALUE_BYTES_MAX {
+            // Those that do least are left out.
+            let mut fewer = host.clone();
+            fewer.disks.sort_by(|one, other| other.load.total_cmp(&one.load));
+            fewer.disks.truncate(host.disks.len() * VALUE_BYTES_MAX / json.len() / 2);
+            json = encode(&fewer);
+        }
+        let key = format!("{}{}", self.names.learnt(), self.me.name);
+        let put = EtcdChange::Put(key, json, membership.lease.0);
+        self.etcd.txn(&[], &[put], QUESTION_MAX).await.map(drop)
+    }
+
+    /// What all hosts have told, by name.
+    pub(crate) async fn told(&self) -> Result<Vec<HostLearnt>, EtcdError> {
+        let prefix = self.names.learnt();
+        let entries = self.etcd.list(&prefix, LIST_MAX).await?;
+        Ok(entries.iter().filter_map(|entry| learnt(entry.key.strip_prefix(&prefix)?, entry)).collect())
+    }
+}
+
+fn encode(host: &HostLearnt) -> Vec<u8> {
+    serde_json::to_vec(host).unwrap_or_else(|error| panic!("plain values are JSON: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(value: Vec<u8>) -> EtcdEntry {
+        EtcdEntry { key: String::new(), value, revision: 1, lease: 7 }
+    }
+
+    #[test]
+    fn a_curve_survives_in_few_points() {
+        let point = |blocks: u64| CurvePoint { blocks, miss_ratio: 1.0 / (1.0 + blocks as f64 / 50.0) };
+        let curve = Curve::new((0..2000).map(point).collect());
+        for disks in [1, 4096] {
+            let mut disk = DiskLearnt { name: "d".into(), block: 4096, ..DiskLearnt::default() };
+            disk.set_curve(&curve, disks);
+            assert!(disk.curve.len() <= 24 && (disks == 1 || disk.curve.len() <= 4), "{:?}", disk.curve);
+            let back = disk.curve();
+            let off = |blocks: u64| (back.miss_ratio_at(blocks) - curve.miss_ratio_at(blocks)).abs();
+            let off_max = (0..3000).map(off).fold(0.0, f64::max);
+            assert!(off_max < if disks == 1 { 0.02 } else { 0.2 }, "{off_max}");
+            let host = HostLearnt { name: "h".into(), flash: 9, free: 1, disks: vec![disk] };
+            assert_eq!(learnt("h", &entry(encode(&host))), Some(host));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_says_nothing() {
+        for text in ["", "[]", r#"{"flash":-1,"free":0,"disks":[]}"#] {
+            assert_eq!(learnt("h", &entry(text.into())), None, "{text}");
+        }
+        let odd = r#"{"flash":1,"free":1,"disks":[{"name":"a/b","cache":0,"block":1,"users":0,"reads":1,"load":1,"hits":0,"curve":[]},
+            {"name":"d","cache":0,"block":0,"users":0,"reads":1,"load":1,"hits":0,"curve":[]},
+            {"name":"e","cache":0,"block":1,"users":0,"reads":-1,"load":1,"hits":0,"curve":[]},
+            {"name":"f","cache":0,"block":1,"users":0,"reads":1,"load":1,"hits":0,"curve":[[3,4],[2,99999]]}]}"#;
+        let host = learnt("h", &entry(odd.into())).unwrap();
+        let names: Vec<&str> = host.disks.iter().map(|disk| disk.name.as_str()).collect();
+        assert_eq!(names, ["f"]);
+        assert_eq!(host.disks[0].curve().miss_ratio_at(1 << 40), 1.0);
+    }
+}

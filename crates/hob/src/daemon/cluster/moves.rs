@@ -1,0 +1,154 @@
+//! Orders to move a disk, in etcd: one key for each, `move/DISK`, which goes with the lease of whoever wrote it last (docs/decisions/0024).
+//!
+//! The key says what somebody wants and how far that is. It gives nobody a right to a disk: that is what titles and holds are for.
+
+use hob_control::etcd::{EtcdChange, EtcdEntry, EtcdError, EtcdIs};
+use hob_control::{Arrival, CarryMode, ClusterMove, ClusterMoveState, Size, check_name};
+use serde::{Deserialize, Serialize};
+
+use super::{Cluster, LIST_MAX, QUESTION_MAX};
+
+/// Longest value that is believed to be ours, bytes.
+const VALUE_BYTES_MAX: usize = 64 << 10;
+
+/// `move/DISK`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Order {
+    /// Tells it from others about the disk.
+    pub(crate) id: String,
+    /// Who has or had the disk, by name; empty until that host has seen it.
+    #[serde(default)]
+    pub(crate) from: String,
+    /// Who is to have it, by name.
+    pub(crate) to: String,
+    /// How far it is.
+    pub(crate) state: ClusterMoveState,
+    /// What becomes of its cache, if that was said or is decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cache: Option<CarryMode>,
+    /// The pool at the other host, if that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pool: Option<String>,
+    /// Bytes a second, if that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bandwidth: Option<Size>,
+    /// What is waited for, or why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) note: Option<String>,
+    /// What the disk is, for a host that was never told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) arrival: Option<Box<Arrival>>,
+}
+
+/// An order as it was found.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct OrderFound {
+    /// About which disk.
+    pub(crate) disk: String,
+    /// What it says.
+    pub(crate) order: Order,
+    /// When it was written last.
+    pub(crate) revision: u64,
+    /// This host wrote it last, under the lease that it has now.
+    pub(crate) is_ours: bool,
+}
+
+impl OrderFound {
+    /// For people.
+    pub(crate) fn view(&self) -> ClusterMove {
+        let Order { id, from, to, state, cache, note, .. } = self.order.clone();
+        ClusterMove { disk: self.disk.clone(), id, from, to, state, cache, note }
+    }
+}
+
+/// What is not understood is nobody's order.
+fn order(entry: &EtcdEntry) -> Option<Order> {
+    let small = Some(&entry.value).filter(|value| value.len() <= VALUE_BYTES_MAX)?;
+    let order: Order = serde_json::from_slice(small).ok()?;
+    let is_name = |name: &str| check_name(name).is_ok();
+    (is_name(&order.to) && (order.from.is_empty() || is_name(&order.from))).then_some(order)
+}
+
+impl Cluster {
+    /// This host's name.
+    pub(crate) fn own_name(&self) -> &str {
+        &self.me.name
+    }
+
+    fn found(&self, disk: &str, entry: &EtcdEntry) -> Option<OrderFound> {
+        check_name(disk).ok()?;
+        let own = self.membership.borrow().as_ref().map(|membership| membership.lease.0);
+        let is_ours = own == Some(entry.lease);
+        Some(OrderFound { disk: disk.to_owned(), order: order(entry)?, revision: entry.revision, is_ours })
+    }
+
+    /// All orders.
+    pub(crate) async fn orders(&self) -> Result<Vec<OrderFound>, EtcdError> {
+        let prefix = self.names.moves();
+        let entries = self.etcd.list(&prefix, LIST_MAX).await?;
+        let found = |entry: &EtcdEntry| self.found(entry.key.strip_prefix(&prefix)?, entry);
+        Ok(entries.iter().filter_map(found).collect())
+    }
+
+    /// The order about a disk.
+    pub(crate) async fn order_of(&self, disk: &str) -> Result<Option<OrderFound>, EtcdError> {
+        let key = format!("{}{disk}", self.names.moves());
+        let entries = self.etcd.get(&[&key], QUESTION_MAX).await?;
+        Ok(entries.first().and_then(|entry| self.found(disk, entry)))
+    }
+
+    /// Writes an order, under this host's lease, if nothing has changed since it was read at `known`, or if there is none. Its revision then.
+    pub(crate) async fn put_order(
+        &self,
+        disk: &str,
+        order: &Order,
+        known: Option<u64>,
+    ) -> Result<Option<u64>, EtcdError> {
+        let Some(membership) = self.membership.borrow().clone() else { return Err(EtcdError::NoLease) };
+        let json = serde_json::to_vec(order).unwrap_or_else(|error| panic!("plain values are JSON: {error}"));
+        let key = format!("{}{disk}", self.names.moves());
+        let is = known.map_or(EtcdIs::Absent, EtcdIs::At);
+        let put = EtcdChange::Put(key.clone(), json, membership.lease.0);
+        self.etcd.txn(&[(key, is)], &[put], QUESTION_MAX).await
+    }
+
+    /// Takes an order away that nobody needs any more.
+    pub(crate) async fn drop_order(&self, disk: &str, known: u64) -> Result<(), EtcdError> {
+        let key = format!("{}{disk}", self.names.moves());
+        self.etcd
+            .txn(&[(key.clone(), EtcdIs::At(known))], &[EtcdChange::Delete(key)], QUESTION_MAX)
+            .await
+            .map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(value: &str) -> EtcdEntry {
+        EtcdEntry { key: "/hob/move/d".to_owned(), value: value.as_bytes().to_vec(), revision: 3, lease: 7 }
+    }
+
+    #[test]
+    fn orders_come_back_and_what_is_none_is_left_out() {
+        let asked = Order {
+            id: "1".to_owned(),
+            from: String::new(),
+            to: "b".to_owned(),
+            state: ClusterMoveState::Asked,
+            cache: Some(CarryMode::Remote),
+            pool: None,
+            bandwidth: None,
+            note: None,
+            arrival: None,
+        };
+        let text = serde_json::to_string(&asked).unwrap();
+        assert_eq!(order(&entry(&text)), Some(asked));
+        let long = format!("{}{text}", " ".repeat(VALUE_BYTES_MAX));
+        for wrong in ["", "{}", "7", &text.replace("asked", "told"), &text.replace("\"b\"", "\"a/b\""), &long]
+        {
+            assert_eq!(order(&entry(wrong)), None, "{wrong}");
+        }
+    }
+}

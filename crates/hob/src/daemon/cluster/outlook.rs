@@ -1,0 +1,165 @@
+//! What this host hears of disks that it waits for: etcd tells what changes ([`Cluster::hear`]), and
+//! [`Waiting`] says which disks are worth a try ([`Cluster::to_try`]).
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use hob_control::etcd::{EtcdError, EtcdEvent};
+use hob_engine::cluster::{Look, Member, Tried, Waiting};
+use hob_engine::units::Instant;
+use tokio::sync::Notify;
+
+use super::{Cluster, Elsewhere, QUESTION_MAX, TakeError, Took, lock, now};
+
+/// After a watch that ended, or did not begin.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Whoever waits for nothing is asked that often whether that is still so.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Longest sleep before it is looked again what there is to try.
+const SLEEP_NS_MAX: u64 = 60_000_000_000;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Outlook {
+    waiting: Mutex<Waiting>,
+    /// There may be something to try earlier than was thought.
+    sooner: Notify,
+}
+
+impl Outlook {
+    pub(super) fn new(me: &Member, settle_ns: u64) -> Outlook {
+        Outlook { waiting: Mutex::new(Waiting::new(me, settle_ns)), sooner: Notify::new() }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        lock(&self.waiting)
+    }
+
+    pub(super) fn gone(&self, disk: &str) -> Option<(u64, Instant)> {
+        self.waiting().gone(disk)
+    }
+
+    pub(super) fn has_moved(&self, disk: &str, title_revision: u64) -> bool {
+        self.waiting().has_moved(disk, title_revision)
+    }
+
+    pub(super) fn looked(&self, disk: &str, look: &Look) {
+        self.waiting().handle_look(disk, look);
+    }
+
+    pub(super) fn tried(&self, disk: &str, taken: &Result<Took, TakeError>) {
+        let tried = match taken {
+            Ok(_) => Tried::Taken,
+            Err(TakeError::Unknown(_)) => Tried::Unknown,
+            // That was said when the moment was known.
+            Err(TakeError::Elsewhere { how: Elsewhere::Settling, .. }) => return,
+            Err(TakeError::Elsewhere { .. }) => Tried::Elsewhere,
+        };
+        self.waiting().handle_tried(now(), disk, tried);
+        self.sooner.notify_one();
+    }
+
+    pub(super) fn settles(&self, disk: &str, at: Instant) {
+        self.waiting().handle_tried(now(), disk, Tried::Settles(at));
+        self.sooner.notify_one();
+    }
+}
+
+impl Cluster {
+    /// Which of the disks that this host waits for are to be tried now. `all` are those.
+    pub(crate) fn to_try(&self, all: &[String]) -> Vec<String> {
+        let mut waiting = self.outlook.waiting();
+        let now = now();
+        waiting.handle_waits(now, all.iter().map(String::as_str));
+        std::iter::from_fn(|| waiting.poll(now)).collect()
+    }
+
+    /// A disk that was to be tried was not: it is on its way to another host.
+    pub(crate) fn try_later(&self, disk: &str) {
+        self.outlook.tried(disk, &Err(TakeError::Unknown(String::new())));
+    }
+
+    /// Returns when there is something to try.
+    pub(crate) async fn something_to_try(&self) {
+        loop {
+            let due = self.outlook.waiting().poll_timeout();
+            let left_ns = due.map_or(SLEEP_NS_MAX, |at| at.nanos_since(now()));
+            if left_ns == 0 {
+                return;
+            }
+            let sleep = tokio::time::sleep(Duration::from_nanos(left_ns.min(SLEEP_NS_MAX)));
+            tokio::select! {
+                () = sleep => {}
+                () = self.outlook.sooner.notified() => {}
+            }
+        }
+    }
+
+    /// Hears what changes, while this host is a member and waits for anything. Never returns.
+    pub(crate) async fn hear(&self) {
+        let mut hears_not = None;
+        loop {
+            if self.membership.borrow().is_none() || self.outlook.waiting().is_idle() {
+                tokio::time::sleep(IDLE).await;
+                continue;
+            }
+            let why = match self.hear_until_it_ends(&mut hears_not).await {
+                Ok(()) => continue,
+                Err(error) => error.to_string(),
+            };
+            if hears_not.is_none() {
+                tracing::info!(
+                    "cluster: etcd does not tell what changes: {why}; disks are looked at instead"
+                );
+            }
+            hears_not = Some(why);
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    async fn hear_until_it_ends(&self, hears_not: &mut Option<String>) -> Result<(), EtcdError> {
+        let [titles, holds] = self.names.titles_and_holds();
+        let mut membership = self.membership.clone();
+        membership.mark_unchanged();
+        let mut watch = self.etcd.watch(&titles, &holds, QUESTION_MAX).await?;
+        if hears_not.take().is_some() {
+            tracing::info!("cluster: etcd tells what changes");
+        }
+        self.set_hearing(true);
+        let ended = loop {
+            let events = tokio::select! {
+                events = watch.next() => events,
+                // Etcd was away, or this host: who knows what of.
+                _ = membership.changed() => break Ok(()),
+            };
+            match events {
+                Ok(events) => self.understand(&events),
+                Err(error) => break Err(error),
+            }
+            if self.outlook.waiting().is_idle() {
+                break Ok(());
+            }
+        };
+        self.set_hearing(false);
+        ended
+    }
+
+    fn set_hearing(&self, hears: bool) {
+        self.outlook.waiting().handle_hearing(now(), hears);
+        self.outlook.sooner.notify_one();
+    }
+
+    fn understand(&self, events: &[EtcdEvent]) {
+        let now = now();
+        let mut waiting = self.outlook.waiting();
+        for event in events {
+            if let Some((disk, news)) = self.names.news(event) {
+                waiting.handle_news(now, disk, event.revision, news);
+            }
+        }
+        drop(waiting);
+        self.outlook.sooner.notify_one();
+    }
+}

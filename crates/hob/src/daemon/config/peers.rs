@@ -1,0 +1,75 @@
+//! `[peers]` in hob.toml: what this host lends to others, and how patient it is with those that lend to it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hob_control::Size;
+use serde::Deserialize;
+
+/// Without `lend`, nothing is lent.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct PeersConfig {
+    /// The directory in which others' second copies are kept, a file each.
+    pub(crate) lend: Option<PathBuf>,
+    /// How much is lent in all.
+    pub(crate) lend_max: Size,
+    /// What this host calls itself where it borrows; its host name, or its name in the cluster, if absent.
+    pub(crate) name: Option<String>,
+    /// A peer that has not answered for so long is given up.
+    pub(crate) wait_seconds: u64,
+}
+
+impl Default for PeersConfig {
+    fn default() -> PeersConfig {
+        PeersConfig { lend: None, lend_max: Size(0), name: None, wait_seconds: 5 }
+    }
+}
+
+impl PeersConfig {
+    /// What can be said without looking at files.
+    pub(super) fn check(&self) -> Result<(), String> {
+        match &self.lend {
+            Some(path) if !path.is_absolute() => {
+                return Err(format!("peers.lend = {}: it has to be an absolute path", path.display()));
+            }
+            Some(_) if self.lend_max == Size(0) => {
+                return Err(
+                    "peers.lend says where, and peers.lend_max has to say how much is lent in all".to_owned()
+                );
+            }
+            _ => {}
+        }
+        if !(1..=600).contains(&self.wait_seconds) {
+            return Err(format!("peers.wait_seconds = {}: it can be 1 to 600", self.wait_seconds));
+        }
+        Ok(())
+    }
+
+    /// A peer that has not answered for so long is given up.
+    pub(crate) fn wait(&self) -> Duration {
+        Duration::from_secs(self.wait_seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+
+    #[test]
+    fn who_lends_says_how_much() {
+        let peers =
+            |text: &str| Config::parse(text).map(|config| config.peers).map_err(|error| error.to_string());
+        assert_eq!(peers("").unwrap().wait_seconds, 5);
+        let lent = peers("[peers]\nlend = \"/nvme/lent\"\nlend_max = \"10G\"").unwrap();
+        assert_eq!(lent.lend_max.bytes(), 10 << 30);
+        for (text, part) in [
+            ("[peers]\nlend = \"/nvme/lent\"", "lend_max"),
+            ("[peers]\nlend = \"lent\"\nlend_max = \"1G\"", "absolute"),
+            ("[peers]\nwait_seconds = 0", "1 to 600"),
+            ("[peers]\nborrow = 1", "borrow"),
+        ] {
+            assert!(peers(text).unwrap_err().contains(part), "{text}");
+        }
+    }
+}

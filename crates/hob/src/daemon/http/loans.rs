@@ -1,0 +1,136 @@
+//! Flash that hosts lend each other: what operators see, and what other hosts ask for.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Query, Request, State};
+use axum::http::header::{CONNECTION, UPGRADE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use hob_control::peer::DATA_PROTOCOL;
+use hob_control::{Loan, LoanAsk, Peers, Problem};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+
+use super::extract::{Answer, Body};
+use crate::daemon::manager::{Ended, Manager};
+use crate::daemon::tls::PeerCertificate;
+
+type App = State<Arc<Manager>>;
+type Shown = Option<Extension<PeerCertificate>>;
+
+/// The paths of this file.
+pub(super) fn routes() -> Router<Arc<Manager>> {
+    Router::new()
+        .route("/v1/peers", get(peers))
+        .route("/v1/loans/{borrower}", post(ask))
+        .route("/v1/loans/{borrower}/end", post(end))
+        .route("/v1/loans/{borrower}/data", post(data))
+}
+
+fn name_of(shown: Shown) -> Option<String> {
+    shown.map(|Extension(certificate)| certificate.to_string())
+}
+
+/// What this host lends, and what it has borrowed.
+#[utoipa::path(get, path = "/v1/peers", operation_id = "peers", responses((status = 200, body = Peers)))]
+pub(super) async fn peers(State(manager): App) -> Answer<Peers> {
+    Answer::Yes(manager.peers().await)
+}
+
+/// Of another host: lend it flash for second copies, or go on doing so.
+#[utoipa::path(
+    post,
+    path = "/v1/loans/{borrower}",
+    operation_id = "loan_ask",
+    params(("borrower" = String, Path, description = "The other host's identity")),
+    request_body = LoanAsk,
+    responses((status = 200, body = Loan), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn ask(
+    State(manager): App,
+    Path(borrower): Path<String>,
+    shown: Shown,
+    Body(ask): Body<LoanAsk>,
+) -> Answer<Loan> {
+    manager.lend(&borrower, ask, name_of(shown)).await.into()
+}
+
+/// What becomes of a loan that is ended.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+pub(super) struct EndQuery {
+    /// The other host may ask for another one.
+    #[serde(default)]
+    forget: bool,
+}
+
+/// Ends a loan: the other host can use it no more. Answers with what there is to be said about it.
+#[utoipa::path(
+    post,
+    path = "/v1/loans/{borrower}/end",
+    operation_id = "loan_end",
+    params(("borrower" = String, Path, description = "The other host's identity"), EndQuery),
+    responses((status = 200, body = Vec<String>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn end(
+    State(manager): App,
+    Path(borrower): Path<String>,
+    Query(EndQuery { forget }): Query<EndQuery>,
+    shown: Shown,
+) -> Answer<Vec<String>> {
+    let after = if forget { Ended::Forgotten } else { Ended::Known };
+    manager.loan_end(&borrower, name_of(shown), after).await.into()
+}
+
+/// Which loan is meant.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+pub(super) struct Epoch {
+    /// As the lender called it.
+    epoch: String,
+}
+
+/// Of another host: a connection in which this one is an NBD server with what it lends.
+#[utoipa::path(
+    post,
+    path = "/v1/loans/{borrower}/data",
+    operation_id = "loan_data",
+    params(("borrower" = String, Path, description = "The other host's identity"), Epoch),
+    responses(
+        (status = 101, description = "The connection speaks `hob-nbd/1` from now on"),
+        (status = "4XX", body = Problem)
+    )
+)]
+pub(super) async fn data(
+    State(manager): App,
+    Path(borrower): Path<String>,
+    Query(Epoch { epoch }): Query<Epoch>,
+    shown: Shown,
+    headers: HeaderMap,
+    mut request: Request,
+) -> Response {
+    let wants = headers.get(UPGRADE).is_some_and(|protocol| protocol.as_bytes() == DATA_PROTOCOL.as_bytes());
+    if !wants {
+        let said = format!("a data connection is asked for with 'Upgrade: {DATA_PROTOCOL}'");
+        return Answer::no(StatusCode::UPGRADE_REQUIRED, said).into_response();
+    }
+    let admitted = match manager.admit_borrower(&borrower, &epoch, name_of(shown)).await {
+        Ok(admitted) => admitted,
+        Err(refusal) => return Answer::<()>::from(Err(refusal)).into_response(),
+    };
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        let served = match upgrade.await {
+            Ok(connection) => admitted.serve(TokioIo::new(connection)).await,
+            Err(error) => Err(std::io::Error::other(error)),
+        };
+        if let Err(error) = served {
+            tracing::debug!("{borrower}: a connection to its loan broke off: {error}");
+        }
+    });
+    let headers = [
+        (CONNECTION, HeaderValue::from_static("upgrade")),
+        (UPGRADE, HeaderValue::from_static(DATA_PROTOCOL)),
+    ];
+    (StatusCode::SWITCHING_PROTOCOLS, headers).into_response()
+}

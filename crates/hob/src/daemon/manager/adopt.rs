@@ -1,0 +1,337 @@
+//! A disk whose owner is gone and whose dirty data has a second copy here: that is brought to the backing, and then the disk is this host's
+//! (docs/decisions/0023).
+//!
+//! | step | if it ends here |
+//! |---|---|
+//! | the disk is held in etcd; its title stays | its owner's own restart has it as before |
+//! | the loan is ended: the owner writes the copy no more | the same |
+//! | the journal is read, each dirty sector is read and its checksum compared, the backing is opened | the same |
+//! | the title is this host's: the copy counts, and nothing else | begun anew by this host |
+//! | every dirty sector goes to the backing, then a flush | the same |
+//! | the title says that nothing is left | it is opened as any disk |
+//!
+//! Nothing of the copy is changed on the way, so beginning anew is always possible. What does not fit or cannot be read stops it before the title
+//! changes; then the disk is offline and says so. Before each write this host looks whether its lease holds.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::Size;
+use hob_engine::cluster::{Member, SecondCopy};
+use hob_engine::command::Access;
+use hob_storage::backing::alone::{Alone, WRITE_BYTES_MAX};
+use hob_storage::pool::{OwnerId, Pool};
+use tokio::time::Instant;
+
+use super::dirty::Dirty;
+use super::flash::blocking;
+use super::lending::Ended;
+use super::refusal::Refusal;
+use super::{Life, Manager, disks};
+use crate::daemon::cluster::{Cluster, LeaseClock, Taken, ToAdopt, now};
+use crate::daemon::hardware::{Backing, BackingInfo};
+use crate::daemon::state::CacheOwner;
+
+/// A copy that could not be used is not looked at again before.
+const RETRY_AFTER: Duration = Duration::from_secs(30);
+
+/// Progress is told after so many bytes.
+const TELL_EVERY_BYTES: u64 = 16 << 20;
+
+/// A copy that was read and found whole, and the backing that it is for.
+struct Checked {
+    /// Locked for as long as it is open.
+    _pool: Pool,
+    dirty: Dirty,
+    backing: Backing,
+    bytes: u64,
+}
+
+/// How far one pass over the copy is.
+struct Pass<'a> {
+    manager: &'a Manager,
+    name: &'a str,
+    doing: &'static str,
+    began: Instant,
+    done: u64,
+    all: u64,
+}
+
+impl Manager {
+    /// See the module's text. The disk is held, and claimed by the caller.
+    pub(super) async fn adopt(
+        self: &Arc<Self>,
+        cluster: &Cluster,
+        name: &str,
+        to_adopt: ToAdopt,
+    ) -> Result<Taken, Refusal> {
+        let adopted = self.adopt_now(cluster, name, to_adopt).await;
+        if adopted.is_err()
+            && let Ok(disk) = self.inner().disk_mut(name)
+        {
+            disk.retry_after = Some(Instant::now() + RETRY_AFTER);
+        }
+        adopted
+    }
+
+    async fn adopt_now(
+        self: &Arc<Self>,
+        cluster: &Cluster,
+        name: &str,
+        to_adopt: ToAdopt,
+    ) -> Result<Taken, Refusal> {
+        let ToAdopt { copy, from, clock } = to_adopt;
+        tracing::warn!("{name}: {} is gone; the second copy of what it had dirty is taken over", from.name);
+        let unusable = |refusal: Refusal| {
+            let why = refusal.problem.error;
+            Refusal::conflict(format!(
+                "the second copy of what {} has dirty of it is here and cannot be used: {why}",
+                from.name
+            ))
+            .hint(format!(
+                "start that host again; if it never comes back, 'hob cluster take {name} --force' goes on without that data"
+            ))
+        };
+        let path = self.end_loan(&from.id, &copy.loan).await.map_err(unusable)?;
+        let spec = self.inner().disk(name)?.wanted.backing.clone();
+        let (manager, disk) = (self.clone(), name.to_owned());
+        let options = self.backing_options.clone();
+        let checked = blocking(move || {
+            let (pool, mut dirty, bytes) = manager.check_copy(&disk, &path, &copy)?;
+            let backing =
+                Backing::open(&spec, Access::ReadWrite, &options).map_err(|error| disks::refuse(&error))?;
+            check_backing(&dirty, backing.info())?;
+            let mut pass = Pass::new(&manager, &disk, "is being checked", bytes);
+            dirty.each(|range, found| match found {
+                Ok(_) => {
+                    pass.advance(&range);
+                    Ok(())
+                }
+                Err(lost) => Err(Refusal::failed(format!("the dirty sector at {}: {lost}", range.start))),
+            })?;
+            Ok(Checked { _pool: pool, dirty, backing, bytes })
+        })
+        .await?
+        .map_err(unusable)?;
+        let bytes = checked.bytes;
+        cluster.begin_adopting(name).await.map_err(not_told)?;
+        let (manager, disk) = (self.clone(), name.to_owned());
+        blocking(move || manager.bring(&disk, checked, &clock)).await??;
+        let (_, writes_back) = self.wish(name)?;
+        let taken = cluster.end_adopting(name, writes_back).await.map_err(not_told)?;
+        tracing::warn!(
+            "{name}: {} of dirty data that {} left reached the backing from its second copy; nothing is lost",
+            Size(bytes).human(),
+            from.name
+        );
+        self.free_loan(cluster, &from).await;
+        Ok(taken)
+    }
+
+    /// A loan goes when its borrower has nothing dirty of any disk; until then its own restart may need what lies there.
+    async fn free_loan(&self, cluster: &Cluster, borrower: &Member) {
+        if cluster.may_have_dirty_data(borrower).await {
+            return;
+        }
+        match self.loan_end(&borrower.id, None, Ended::Forgotten).await {
+            Ok(notes) => {
+                notes.iter().for_each(|note| tracing::info!("the loan of {}: {note}", borrower.name))
+            }
+            Err(refusal) => tracing::warn!("the loan of {} stays: {refusal}", borrower.name),
+        }
+    }
+
+    /// Opens the copy, and counts what is dirty in it.
+    fn check_copy(&self, name: &str, path: &Path, copy: &SecondCopy) -> Result<(Pool, Dirty, u64), Refusal> {
+        let owner: CacheOwner = copy.cache.parse().map_err(Refusal::conflict)?;
+        let pool = Pool::open(&[path.to_owned()]).map_err(|error| Refusal::failed(error.to_string()))?;
+        let found = pool.devices()[0].uuid.to_string();
+        if found != copy.loan {
+            return Err(Refusal::conflict(format!(
+                "{} is loan {found}, and the copy is in loan {}",
+                path.display(),
+                copy.loan
+            )));
+        }
+        let dirty = Dirty::of(&pool, OwnerId(owner.0), |done, all| {
+            let percent = (u128::from(done) * 100).checked_div(u128::from(all)).unwrap_or(0);
+            self.note_adoption(name, format!("its second copy is being read, {percent} % of its journal"));
+        })?;
+        let summary = dirty.summary();
+        if summary.sectors_missing > 0 {
+            return Err(Refusal::conflict(format!(
+                "{} dirty sectors are in the journal and not in the copy",
+                summary.sectors_missing
+            )));
+        }
+        let bytes = summary.sectors_dirty * hob_engine::units::SECTOR_BYTES;
+        Ok((pool, dirty, bytes))
+    }
+
+    /// Writes all of it to the backing, durably.
+    fn bring(&self, name: &str, checked: Checked, clock: &LeaseClock) -> Result<(), Refusal> {
+        let Checked { _pool, mut dirty, backing, bytes } = checked;
+        let mut alone = Alone::new(backing).map_err(|error| Refusal::failed(error.to_string()))?;
+        let mut pass = Pass::new(self, name, "is being brought to the backing", bytes);
+        let written = write_all(&mut dirty, &mut alone, clock, |range| pass.advance(range));
+        let flushed = written.and_then(|()| {
+            alone.flush().map_err(|error| {
+                Refusal::failed(format!("its backing does not take what is dirty of it: {error:?}"))
+                    .hint("repair the backing; it is tried again by itself")
+            })
+        });
+        alone.close();
+        flushed
+    }
+
+    fn note_adoption(&self, name: &str, reason: String) {
+        if let Ok(disk) = self.inner().disk_mut(name)
+            && let Life::Offline(known) = &mut disk.life
+        {
+            *known = reason;
+        }
+    }
+}
+
+impl<'a> Pass<'a> {
+    fn new(manager: &'a Manager, name: &'a str, doing: &'static str, all: u64) -> Self {
+        let mut pass = Pass { manager, name, doing, began: Instant::now(), done: 0, all };
+        pass.advance(&(0..0));
+        pass
+    }
+
+    fn advance(&mut self, range: &Range<u64>) {
+        let before = self.done;
+        self.done += range.end - range.start;
+        if self.done / TELL_EVERY_BYTES != before / TELL_EVERY_BYTES || self.done == before {
+            let left = left_text(self.done, self.all, self.began.elapsed());
+            let (doing, all) = (self.doing, Size(self.all).human());
+            let percent = (u128::from(self.done) * 100).checked_div(u128::from(self.all)).unwrap_or(100);
+            let text = format!("its second copy ({all} of dirty data) {doing}, {percent} %{left}");
+            self.manager.note_adoption(self.name, text);
+        }
+    }
+}
+
+/// How much longer, if anybody can tell.
+fn left_text(done: u64, all: u64, took: Duration) -> String {
+    if done == 0 || took < Duration::from_secs(1) {
+        return String::new();
+    }
+    let left = took.as_secs_f64() * (all.saturating_sub(done)) as f64 / done as f64;
+    format!(", about {} s left", left.ceil())
+}
+
+/// Neighbouring sectors become one write.
+fn write_all(
+    dirty: &mut Dirty,
+    alone: &mut Alone,
+    clock: &LeaseClock,
+    mut advance: impl FnMut(&Range<u64>),
+) -> Result<(), Refusal> {
+    let mut run: (u64, Vec<u8>) = (0, Vec::with_capacity(WRITE_BYTES_MAX));
+    let mut put = |run: &mut (u64, Vec<u8>)| {
+        if run.1.is_empty() {
+            return Ok(());
+        }
+        if !clock.is_valid(now()) {
+            return Err(Refusal::failed("this host's lease may have ended")
+                .hint("it begins anew when etcd is heard of again"));
+        }
+        let written = alone.write(run.0, &run.1).map_err(|error| {
+            Refusal::failed(format!("its backing does not take what is dirty of it: {error:?}"))
+                .hint("repair the backing; it is tried again by itself")
+        });
+        run.1.clear();
+        written
+    };
+    dirty.each(|range, found| {
+        let bytes = found.map_err(|lost| {
+            Refusal::failed(format!(
+                "the dirty sector at {} could be read and cannot any more: {lost}",
+                range.start
+            ))
+        })?;
+        let follows = run.0 + run.1.len() as u64 == range.start;
+        if !follows || run.1.len() + bytes.len() > WRITE_BYTES_MAX {
+            put(&mut run)?;
+            run.0 = range.start;
+        }
+        run.1.extend_from_slice(bytes);
+        advance(&range);
+        Ok::<(), Refusal>(())
+    })?;
+    put(&mut run)
+}
+
+/// Is it the backing that the copy is for, as far as hosts can compare that?
+fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), Refusal> {
+    let summary = dirty.summary();
+    if info.read_only {
+        return Err(Refusal::conflict("the backing is read-only here"));
+    }
+    if info.size_bytes < summary.disk_bytes {
+        return Err(Refusal::conflict(format!(
+            "the backing has {} bytes here, and the copy is of a disk of {}",
+            info.size_bytes, summary.disk_bytes
+        )));
+    }
+    let identity = info.identity_at(summary.disk_bytes).unwrap_or(info.identity);
+    if identity != summary.identity {
+        if is_same_everywhere(&info.identity_text) {
+            return Err(Refusal::conflict(format!(
+                "the disk has another backing here than there; here it is {}",
+                info.identity_text
+            )));
+        }
+        tracing::warn!("nobody can tell whether {} is the backing of the copy", info.identity_text);
+    }
+    Ok(())
+}
+
+/// Is a backing of this kind known by the same name on each host?
+fn is_same_everywhere(identity_text: &str) -> bool {
+    const EVERYWHERE: [&str; 8] = [
+        " created at ",
+        "rbd image",
+        "disk of objects",
+        "block device wwid",
+        "block device uuid",
+        "block device serial",
+        "block device device-mapper",
+        "block device array",
+    ];
+    EVERYWHERE.iter().any(|part| identity_text.contains(part))
+}
+
+fn not_told(why: crate::daemon::cluster::Unsaid) -> Refusal {
+    Refusal::failed(format!("etcd was not told of it: {why}")).hint("it begins anew by itself")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_differ_between_hosts_prove_nothing() {
+        for (text, expected) in [
+            ("file with inode 7 created at 12.000000001, 512 bytes", true),
+            ("file with inode 7 on device 8:1, 512 bytes", false),
+            ("block device wwid naa.5, 512 bytes", true),
+            ("block device number 8:0, 512 bytes", false),
+            ("block device loop of /images/a, 512 bytes", false),
+        ] {
+            assert_eq!(is_same_everywhere(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_time_that_is_left_is_told_when_it_is_known() {
+        assert_eq!(left_text(0, 100, Duration::from_secs(9)), "");
+        assert_eq!(left_text(50, 100, Duration::from_millis(10)), "");
+        assert_eq!(left_text(25, 100, Duration::from_secs(10)), ", about 30 s left");
+        assert_eq!(left_text(100, 100, Duration::from_secs(10)), ", about 0 s left");
+    }
+}

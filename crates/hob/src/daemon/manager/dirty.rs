@@ -1,0 +1,56 @@
+//! What is dirty in a cache that no shard runs, sector by sector: to be rescued into a file, or brought to a backing.
+
+use std::ops::Range;
+
+use hob_engine::units::SECTOR_BYTES;
+use hob_storage::pool::recovery::{self, Found, Remains};
+use hob_storage::pool::{OwnerId, Pool, SectorLost, SectorReader};
+
+use super::refusal::Refusal;
+
+/// All of it.
+pub(super) struct Dirty {
+    recovered: Box<hob_engine::journal::Recovered>,
+    remains: Remains,
+    reader: SectorReader,
+}
+
+impl Dirty {
+    /// Of a cache in a pool. `progress` is told bytes of the journal that are read, and that are to be read.
+    pub(super) fn of(pool: &Pool, owner: OwnerId, progress: impl FnMut(u64, u64)) -> Result<Dirty, Refusal> {
+        let found =
+            recovery::recover(pool, owner, progress).map_err(|error| Refusal::failed(error.to_string()))?;
+        let (recovered, remains) = match found {
+            Found::Recovered(recovered, remains) => (recovered, remains),
+            Found::Nothing(_) => return Err(Refusal::conflict("the cache holds nothing")),
+            Found::Damaged { what, .. } => {
+                return Err(Refusal::conflict(format!(
+                    "the journal of the cache is damaged ({what}): what was dirty cannot be told from what was not"
+                )));
+            }
+        };
+        let reader = SectorReader::new(pool).map_err(|error| Refusal::failed(error.to_string()))?;
+        Ok(Dirty { recovered, remains, reader })
+    }
+
+    /// What the journal says of the whole.
+    pub(super) fn summary(&self) -> hob_engine::journal::Summary {
+        self.recovered.summary
+    }
+
+    /// Reads each dirty sector, in the order of the disk: where it lies there, and its bytes, or why there are none. The first error of
+    /// `take` ends it.
+    pub(super) fn each<E>(
+        &mut self,
+        mut take: impl FnMut(Range<u64>, Result<&[u8], SectorLost>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let disk_bytes = self.recovered.summary.disk_bytes;
+        for sector in self.recovered.dirty() {
+            let offset = sector.sector * SECTOR_BYTES;
+            let len = SECTOR_BYTES.min(disk_bytes.saturating_sub(offset));
+            let bytes = self.reader.read_dirty(&self.remains.data, &sector);
+            take(offset..offset + len, bytes.map(|bytes| &bytes[..len as usize]))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,161 @@
+//! The host that is to have a disk: says whether it can take it, and takes it when it is given.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::{Arrival, ClusterMoveState};
+use hob_engine::command::Access;
+use hob_engine::migration::Record;
+use tokio::time::Instant;
+
+use super::super::cluster::ClusterWait;
+use super::super::flash::blocking;
+use super::super::refusal::Refusal;
+use super::super::{Life, Manager};
+use crate::daemon::cluster::{Cluster, OrderFound};
+use crate::daemon::hardware::{Backing, BackingOptions};
+use crate::daemon::state::JournalSpec;
+
+/// A disk that was given is taken within that time, or its former owner may have it again.
+const TAKE_MAX: Duration = Duration::from_secs(30);
+
+/// Attempts to open a disk that waits end within that time.
+const IDLE_MAX: Duration = Duration::from_secs(5);
+
+/// Pause between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Pause between attempts.
+const RETRY_EVERY: Duration = Duration::from_millis(500);
+
+impl Manager {
+    /// Answers an offer, or takes what is given.
+    pub(super) async fn meet_order(self: Arc<Self>, cluster: Arc<Cluster>, found: OrderFound) {
+        use ClusterMoveState::{Done, Failed, Given, Welcome};
+        let disk = found.disk.clone();
+        let (good, result) = match found.order.state {
+            Given => (Done, self.take_given(&found).await),
+            _ => (Welcome, self.could_take(&found).await),
+        };
+        let (state, note) = match &result {
+            Ok(()) => (good, String::new()),
+            Err(refusal) => (Failed, format!("{}: {refusal}", found.order.to)),
+        };
+        match &result {
+            Ok(()) if state == Done => tracing::info!("{disk} has come from {}", found.order.from),
+            Ok(()) => tracing::debug!("{disk} may come from {}", found.order.from),
+            Err(refusal) => tracing::warn!("{disk} does not come from {}: {refusal}", found.order.from),
+        }
+        super::end(&cluster, found, state, &note).await;
+        self.moves.end(&disk);
+    }
+
+    /// Is there room for it, and is its backing there?
+    async fn could_take(self: &Arc<Self>, found: &OrderFound) -> Result<(), Refusal> {
+        let arrival = definition(found)?;
+        self.let_rest_to_take(&found.disk).await;
+        let (backing, size_bytes) = match self.is_waiting(&found.disk)? {
+            // It was told, and knows better.
+            true => (self.inner().disk(&found.disk)?.wanted.backing.clone(), arrival.size_bytes),
+            false => (self.awaited_state(&found.disk, arrival)?.backing, arrival.size_bytes),
+        };
+        let options = BackingOptions { locked: false, ..self.backing_options.clone() };
+        let of = backing.clone();
+        let here = blocking(move || match Backing::kind(&of).name {
+            "file" | "nbd" | "rbd" => {
+                Backing::open(&of, Access::ReadOnly, &options).map(|open| Some(open.info().size_bytes))
+            }
+            // Others cannot be looked at while somebody writes them.
+            _ => Ok(None),
+        })
+        .await?
+        .map_err(|error| super::super::disks::refuse(&error))?;
+        match here {
+            Some(here) if here != size_bytes => Err(Refusal::conflict(format!(
+                "{backing} has {here} bytes, and the disk {size_bytes}: it is another backing"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until nobody tries to open it any more.
+    async fn let_rest_to_take(&self, name: &str) {
+        let until = Instant::now() + IDLE_MAX;
+        while self.inner().disk(name).is_ok_and(|disk| disk.busy.is_some()) && Instant::now() < until {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    fn is_online(&self, name: &str) -> bool {
+        self.inner().disk(name).is_ok_and(|disk| matches!(disk.life, Life::Online(_)))
+    }
+
+    /// Is there an entry of the disk that waits for it? Refused if there is one that cannot be used.
+    fn is_waiting(&self, name: &str) -> Result<bool, Refusal> {
+        let record = self.record_of(name);
+        let inner = self.inner();
+        let Ok(disk) = inner.disk(name) else { return Ok(false) };
+        let conflict = |why: &str| Err(Refusal::conflict(format!("it has a disk {name} that {why}")));
+        match (&disk.life, disk.busy, record) {
+            (_, Some(busy), _) => conflict(&format!("is being {busy}")),
+            _ if disk.wanted.read_only => conflict("is read-only"),
+            (Life::Offline(_), None, _) => Ok(true),
+            (Life::Away(_), None, Some(Record::Away { taken: true, .. })) => Ok(true),
+            _ => conflict("is not one that waits for it"),
+        }
+    }
+
+    async fn take_given(self: &Arc<Self>, found: &OrderFound) -> Result<(), Refusal> {
+        let name = &found.disk;
+        let arrival = definition(found)?;
+        self.let_rest_to_take(name).await;
+        // Waiting for it like others, this host may have had it at once.
+        if self.is_online(name) {
+            return Ok(());
+        }
+        match self.is_waiting(name)? {
+            true => self.revive(name)?,
+            false => {
+                let wanted = self.awaited_state(name, arrival)?;
+                self.inner().gone.retain(|gone| gone.name != *name);
+                self.add_state(wanted).await?;
+            }
+        }
+        let until = Instant::now() + TAKE_MAX;
+        loop {
+            self.bring_online(name).await;
+            let why = match &self.inner().disk(name)?.life {
+                Life::Online(_) => break,
+                Life::Offline(why) | Life::Away(why) => why.clone(),
+                Life::Removing => "it is being removed".to_owned(),
+            };
+            if Instant::now() > until {
+                return Err(Refusal::failed(why));
+            }
+            tokio::time::sleep(RETRY_EVERY).await;
+        }
+        self.save().await
+    }
+
+    /// A tombstone becomes a disk that waits.
+    fn revive(&self, name: &str) -> Result<(), Refusal> {
+        self.forget_migration(name);
+        let mut inner = self.inner();
+        let disk = inner.disk_mut(name)?;
+        if matches!(disk.life, Life::Away(_)) {
+            disk.wanted.migration = None;
+            disk.wanted.generation = None;
+            if let Some(cache) = disk.wanted.cache.as_mut().filter(|cache| cache.journal.is_some()) {
+                cache.journal = Some(JournalSpec::new());
+            }
+            disk.life = Life::Offline("it is on its way here".to_owned());
+        }
+        disk.cluster_wait = ClusterWait::Yes;
+        disk.retry_after = None;
+        Ok(())
+    }
+}
+
+fn definition(found: &OrderFound) -> Result<&Arrival, Refusal> {
+    found.order.arrival.as_deref().ok_or_else(|| Refusal::invalid("nobody said what disk it is"))
+}

@@ -1,0 +1,424 @@
+//! The host that has the disk: gives it away as it was ordered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::{CarryMode, ClusterMoveState, MigrationStart, MigrationState, Size, Switch};
+use hob_engine::command::CacheChange;
+use hob_engine::migration::{Order as Wish, Record};
+use hob_engine::units::DiskId;
+use tokio::time::Instant;
+
+use super::super::cluster::ClusterWait;
+use super::super::refusal::Refusal;
+use super::super::{Life, Manager};
+use super::lost;
+use crate::daemon::cluster::{Cluster, Order, OrderFound};
+use crate::daemon::shard_api::ShardHandle;
+use crate::daemon::state::JournalSpec;
+
+/// The other host says within that time whether it can take the disk.
+const WELCOME_MAX: Duration = Duration::from_secs(20);
+
+/// Hosts that are not concerned have seen the order by then.
+const SEEN_AFTER: Duration = Duration::from_millis(2500);
+
+/// The other host has taken the disk within that time, or it stays.
+const TAKEN_MAX: Duration = Duration::from_secs(40);
+
+/// Etcd may say nothing for so long before a move is given up.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// A migration that is over is put away within that time.
+const ENDED_MAX: Duration = Duration::from_secs(10);
+
+/// Pause between two looks at the order, or at what is being done.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// An order at which this host works.
+struct Work {
+    cluster: Arc<Cluster>,
+    disk: String,
+    order: Order,
+    revision: u64,
+}
+
+impl Work {
+    /// Writes how far it is, if nobody has called it off meanwhile.
+    async fn say(&mut self, state: ClusterMoveState, note: Option<String>) -> Result<(), Refusal> {
+        if self.order.state == state && self.order.note == note {
+            return self.read().await.map(drop);
+        }
+        let order = Order { state, note, ..self.order.clone() };
+        match self.cluster.put_order(&self.disk, &order, Some(self.revision)).await {
+            Ok(Some(revision)) => {
+                (self.order, self.revision) = (order, revision);
+                Ok(())
+            }
+            Ok(None) => self.read().await.map(drop),
+            // It may have been written.
+            Err(_) => {
+                tokio::time::sleep(LOOK_EVERY).await;
+                let found = self.find().await?;
+                if found.order == order {
+                    (self.order, self.revision) = (order, found.revision);
+                    return Ok(());
+                }
+                self.read().await.map(drop)
+            }
+        }
+    }
+
+    async fn find(&self) -> Result<OrderFound, Refusal> {
+        let until = Instant::now() + SILENCE_MAX;
+        let found = loop {
+            match self.cluster.order_of(&self.disk).await {
+                Ok(found) => break found,
+                Err(error) if Instant::now() > until => return Err(lost(error)),
+                Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        };
+        found.filter(|found| found.order.id == self.order.id).ok_or_else(|| {
+            Refusal::conflict(
+                "the order is gone: the other host has left the cluster, or there is another order",
+            )
+        })
+    }
+
+    /// What the order says now; one that was called off is over.
+    async fn read(&mut self) -> Result<ClusterMoveState, Refusal> {
+        let found = self.find().await?;
+        (self.order, self.revision) = (found.order, found.revision);
+        match self.order.state {
+            ClusterMoveState::Failed => Err(Refusal::conflict(
+                self.order.note.clone().unwrap_or_else(|| "it was called off".to_owned()),
+            )),
+            state => Ok(state),
+        }
+    }
+
+    /// Waits until it says that.
+    async fn wait_for(&mut self, wanted: ClusterMoveState, wait_max: Duration) -> Result<(), Refusal> {
+        let until = Instant::now() + wait_max;
+        while self.read().await? != wanted {
+            if Instant::now() > until {
+                let (to, seconds) = (&self.order.to, wait_max.as_secs());
+                return Err(Refusal::failed(format!("{to} has not answered within {seconds} s")));
+            }
+            // Etcd may be away for a moment: then nobody knows.
+            let hosts = self.cluster.hosts().await.unwrap_or_default();
+            if !hosts.is_empty() && !hosts.iter().any(|host| host.name == self.order.to) {
+                return Err(Refusal::conflict(format!("{} has left the cluster", self.order.to)));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+}
+
+impl Manager {
+    /// Does what an order wants of the disk's owner, to its end.
+    pub(super) async fn leave_by_order(self: Arc<Self>, cluster: Arc<Cluster>, found: OrderFound) {
+        let OrderFound { disk, order, revision, .. } = found;
+        let order = Order { from: cluster.own_name().to_owned(), ..order };
+        let mut work = Work { cluster, disk, order, revision };
+        let to = work.order.to.clone();
+        tracing::info!("{} is to go to {to}", work.disk);
+        let left = self.leave_as_ordered(&mut work).await;
+        self.moves.end(&work.disk);
+        if let Err(refusal) = left {
+            tracing::warn!("{} does not go to {to}: {refusal}", work.disk);
+            // The one who called it off has said so already.
+            if !work.order.state.is_over() {
+                let why = refusal.to_string();
+                let Work { cluster, disk, order, revision } = work;
+                let found = OrderFound { disk, order, revision, is_ours: true };
+                super::end(&cluster, found, ClusterMoveState::Failed, &why).await;
+            }
+        }
+    }
+
+    async fn leave_as_ordered(self: &Arc<Self>, work: &mut Work) -> Result<(), Refusal> {
+        let hosts = work.cluster.hosts().await.map_err(lost)?;
+        let to = hosts.into_iter().find(|host| host.name == work.order.to);
+        let to = to.ok_or_else(|| Refusal::conflict(format!("{} has left the cluster", work.order.to)))?;
+        let (shard, id) = self.shard_of(&work.disk)?;
+        let has_cache = self.inner().disk(&work.disk)?.cache().is_some();
+        let carry = match (work.order.cache, shard.users(id).await?) {
+            (None | Some(CarryMode::Drop), 0) => None,
+            // There is nothing to carry.
+            (Some(_), 0) if !has_cache => None,
+            (mode, _) => Some(mode.unwrap_or_default()),
+        };
+        match carry {
+            None => self.leave_alone(work, &shard, id).await,
+            Some(mode) => {
+                let address = to.address.ok_or_else(|| {
+                    Refusal::conflict(format!(
+                        "somebody uses {}, or its cache is to go along, and {} does not say where its control API is",
+                        work.disk, to.name
+                    ))
+                    .hint(format!(
+                        "give {} an address in [cluster] of its hob.toml, and TLS as docs/MIGRATION.md has it; or end what uses the disk",
+                        to.name
+                    ))
+                })?;
+                self.leave_by_migration(work, mode, address).await
+            }
+        }
+    }
+
+    /// Nobody uses it: drained, closed, given back.
+    async fn leave_alone(
+        self: &Arc<Self>,
+        work: &mut Work,
+        shard: &ShardHandle,
+        id: DiskId,
+    ) -> Result<(), Refusal> {
+        let name = work.disk.clone();
+        let claim = self.claim_disk(&name, "moved to another host")?;
+        let plan = self.plan(work, String::new(), CarryMode::Drop)?;
+        work.order.cache = Some(CarryMode::Drop);
+        work.order.arrival = Some(Box::new(self.arrival(&name, &plan)?));
+        work.say(ClusterMoveState::Offered, None).await?;
+        let offered = Instant::now();
+        work.wait_for(ClusterMoveState::Welcome, WELCOME_MAX).await?;
+        work.say(ClusterMoveState::Leaving, None).await?;
+        self.hide_file(&name).await?;
+        let closed = self.close_to_leave(work, shard, id, offered).await;
+        let given = match closed {
+            Ok(()) => self.hand_on(work).await,
+            Err(refusal) => {
+                // It is served still, and has what it had.
+                if let Err(error) = self.tune(&name, shard, id).await {
+                    tracing::warn!("{name}: {error}");
+                }
+                self.fit_opened(&name).await;
+                let _ = self.show_file(&name).await;
+                return Err(refusal);
+            }
+        };
+        drop(claim);
+        let taken = match given {
+            Ok(()) => work.wait_for(ClusterMoveState::Done, TAKEN_MAX).await,
+            Err(refusal) => Err(refusal),
+        };
+        // If it was not, this host waits for it like others, and has it a second later.
+        self.moves.give(&name, None);
+        taken
+    }
+
+    /// Everything up to the point from which on it is not served here.
+    async fn close_to_leave(
+        self: &Arc<Self>,
+        work: &mut Work,
+        shard: &ShardHandle,
+        id: DiskId,
+        offered: Instant,
+    ) -> Result<(), Refusal> {
+        let name = work.disk.clone();
+        self.drain_to_leave(work, shard, id).await?;
+        tokio::time::sleep_until(offered + SEEN_AFTER).await;
+        // From here on nobody comes in.
+        self.exports.remove_disk(&name);
+        let users = shard.users(id).await?;
+        if users > 0 || work.read().await.is_err() {
+            self.let_in_again(&name)?;
+            work.read().await?;
+            return Err(Refusal::conflict(format!("somebody has come to use {name}"))
+                .hint("order it again: it is migrated then, or end what uses it"));
+        }
+        Ok(())
+    }
+
+    /// Dirty data goes to the backing, and the cache away. Said while it goes on; ended when somebody calls the order off.
+    async fn drain_to_leave(
+        self: &Arc<Self>,
+        work: &mut Work,
+        shard: &ShardHandle,
+        id: DiskId,
+    ) -> Result<(), Refusal> {
+        let name = work.disk.clone();
+        let draining = self.take_cache(&name);
+        tokio::pin!(draining);
+        loop {
+            tokio::select! {
+                drained = &mut draining => return drained,
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            }
+            self.look(&name, shard, id).await;
+            let dirty = self.disk(&name)?.cache.and_then(|cache| cache.dirty);
+            let left = dirty.map_or(Size(0), |dirty| dirty.size);
+            let note = format!("{} go to the backing", left.human());
+            if let Err(refusal) = work.say(ClusterMoveState::Leaving, Some(note)).await {
+                let _ = shard.change_cache(id, CacheChange::StopDrain).await;
+                let _ = draining.await;
+                return Err(refusal);
+            }
+        }
+    }
+
+    /// Closes it, and lets the other host have it.
+    async fn hand_on(self: &Arc<Self>, work: &mut Work) -> Result<(), Refusal> {
+        let (name, to) = (work.disk.clone(), work.order.to.clone());
+        self.moves.give(&name, Some(&to));
+        let refusal = Refusal::conflict(format!("it is on its way to {to}"));
+        // It is no fault that it is offline.
+        self.inner().disk_mut(&name)?.cluster_wait = ClusterWait::Served;
+        self.take_offline(&name, &refusal).await;
+        self.wait_again(&name).await?;
+        work.cluster
+            .give_back(&name, false)
+            .await
+            .map_err(|why| Refusal::failed(format!("it was not given back: {why}")))?;
+        work.say(ClusterMoveState::Given, None).await
+    }
+
+    /// A disk that is not served here any more and of which flash has nothing: it waits, as one that another host has.
+    async fn wait_again(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+        let spec = {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            (disk.has_cache, disk.lock, disk.memory) = (false, None, None);
+            disk.cluster_wait = ClusterWait::Served;
+            disk.wanted.generation = None;
+            disk.wanted.cache.clone()
+        };
+        if let Some(spec) = spec.filter(|spec| spec.journal.is_some()) {
+            self.forget_owner(&spec).await;
+            if let Some(cache) = self.inner().disk_mut(name)?.wanted.cache.as_mut() {
+                cache.journal = Some(JournalSpec::new());
+            }
+        }
+        self.save().await
+    }
+
+    /// What a migration would be told.
+    fn plan(&self, work: &Work, to: String, cache: CarryMode) -> Result<MigrationStart, Refusal> {
+        let inner = self.inner();
+        let wanted = &inner.disk(&work.disk)?.wanted;
+        if wanted.read_only {
+            return Err(Refusal::conflict("a read-only disk has no owner: any host may serve it"));
+        }
+        Ok(MigrationStart {
+            to,
+            cache,
+            bandwidth: work.order.bandwidth,
+            switch: Switch::OnWrite,
+            backing: None,
+            pool: work.order.pool.clone(),
+            vhost_user: wanted.vhost_user.clone(),
+            fuse: wanted.fuse.clone(),
+        })
+    }
+
+    /// With its cache, or under a machine that runs.
+    async fn leave_by_migration(
+        self: &Arc<Self>,
+        work: &mut Work,
+        mode: CarryMode,
+        address: String,
+    ) -> Result<(), Refusal> {
+        let (name, to) = (work.disk.clone(), work.order.to.clone());
+        work.order.cache = Some(mode);
+        let start = self.plan(work, address, mode)?;
+        work.say(ClusterMoveState::Leaving, Some("the other host is asked".to_owned())).await?;
+        self.migrate(name.clone(), start).await?;
+        let mut is_ordered = false;
+        let mut is_said = false;
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let shown = self.migration(&name)?;
+            let users = match self.shard_of(&name) {
+                Ok((shard, id)) => shard.users(id).await.unwrap_or(0),
+                Err(_) => 0,
+            };
+            match shown.state {
+                MigrationState::Kept => {
+                    return Err(Refusal::conflict(shown.why.unwrap_or_else(|| "it stays here".to_owned())));
+                }
+                MigrationState::Serving | MigrationState::Over | MigrationState::Away if !is_said => {
+                    work.say(ClusterMoveState::Done, None).await?;
+                    is_said = true;
+                }
+                _ => {}
+            }
+            if matches!(shown.state, MigrationState::Over | MigrationState::Away) {
+                return self.wait_as_before(&name, &to).await;
+            }
+            if shown.warm && users == 0 && !is_ordered && shown.state == MigrationState::Copying {
+                is_ordered = self.order(&name, Wish::Finish).await.is_ok();
+            }
+            if is_said {
+                continue;
+            }
+            let note = match (shown.state, users) {
+                (MigrationState::Preparing, _) => "dirty data goes to the backing".to_owned(),
+                (MigrationState::Copying, _) if !shown.warm => {
+                    format!("{} % of the cache is there", shown.percent)
+                }
+                (MigrationState::Copying, 1..) => {
+                    "it waits for the machine: migrate that now, or start it on the other host".to_owned()
+                }
+                (MigrationState::HandingOver, _) => "handed over, and not said so yet".to_owned(),
+                _ => "the other host prepares".to_owned(),
+            };
+            if let Err(refusal) = work.say(ClusterMoveState::Leaving, Some(note)).await {
+                let _ = self.order(&name, Wish::Cancel).await;
+                return Err(refusal);
+            }
+        }
+    }
+
+    /// A disk that has migrated within its cluster may come back: the tombstone makes room for one that waits.
+    async fn wait_as_before(self: &Arc<Self>, name: &str, to: &str) -> Result<(), Refusal> {
+        let until = Instant::now() + ENDED_MAX;
+        while !self.is_tombstone(name) {
+            if Instant::now() > until {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        self.forget_migration(name);
+        {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.wanted.migration = None;
+            disk.life = Life::Offline(format!("{to} has it"));
+        }
+        self.wait_again(name).await
+    }
+
+    /// It has moved, and nothing is done about that any more.
+    fn is_tombstone(&self, name: &str) -> bool {
+        let is_taken = matches!(self.record_of(name), Some(Record::Away { taken: true, .. }));
+        let inner = self.inner();
+        is_taken
+            && inner.disk(name).is_ok_and(|disk| matches!(disk.life, Life::Away(_)) && disk.busy.is_none())
+    }
+
+    /// It is offered to clients as it was.
+    fn let_in_again(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+        let (shard, id) = self.shard_of(name)?;
+        let (info, access, vhost_user) = {
+            let inner = self.inner();
+            let disk = inner.disk(name)?;
+            let info = disk.measure.as_ref().map(|measure| measure.info.clone());
+            let info = info.ok_or_else(|| Refusal::failed(format!("nobody knows the size of {name}")))?;
+            (
+                info.clone(),
+                super::super::disks::access_of(&disk.wanted, &info),
+                disk.wanted.vhost_user.clone(),
+            )
+        };
+        if let Some(path) = &vhost_user {
+            use super::super::disks::{Open, open_gateway};
+            match open_gateway(name, path, id, &shard, &info, access, Open::AtOnce) {
+                Ok(gateway) => self.exports.let_machines_in(name, name, gateway),
+                Err(error) => tracing::error!("{name}: machines cannot come in at {path}: {error}"),
+            }
+        }
+        self.offer(name, id, shard, super::super::disks::export_info(&info, access));
+        Ok(())
+    }
+}

@@ -1,0 +1,64 @@
+//! What etcd is told of second copies of dirty data in the flash of other hosts, and of loans to them (docs/decisions/0023).
+//!
+//! The rule on which everything rests: while a title says that somebody has a second copy, nothing is acknowledged that the copy lacks. So it is said
+//! after the copy is complete, and taken back, for certain, before anything goes on without it. Without a cluster nothing here does anything.
+
+use super::refusal::Refusal;
+use super::{Life, Manager};
+
+impl Manager {
+    /// The title of `disk` says no more that anybody else has a second copy: in effect when this returns. An error means that this is
+    /// not certain; then nothing may go on without the copy yet, and it is to be asked again.
+    pub(super) async fn say_copy_is_gone(&self, disk: &str) -> Result<(), Refusal> {
+        let Some(cluster) = self.cluster() else { return Ok(()) };
+        // Of a disk that is not served nothing is acknowledged, and whoever opens it takes the word away first.
+        if !self.inner().disk(disk).is_ok_and(|disk| matches!(disk.life, Life::Online(_))) {
+            return Ok(());
+        }
+        cluster.forget_copy(disk).await.map_err(|why| {
+            Refusal::failed(format!("etcd was not told that the second copy of {disk} is gone: {why}"))
+                .hint("changes wait until it is; it is tried again")
+        })
+    }
+
+    /// The title of `disk` says from now on that member `host` has, in that loan, a second copy of everything dirty. To be said again and again
+    /// while it is so: whenever a disk is taken or a cache begins to write back, the title begins without it. False where nothing is said: there
+    /// is no cluster, the disk is not held, or nothing of it can be dirty.
+    pub(super) async fn say_copy_is_current(
+        &self,
+        disk: &str,
+        host: &str,
+        loan: &str,
+    ) -> Result<bool, Refusal> {
+        let Some(cluster) = self.cluster() else { return Ok(false) };
+        let Some(cache) = self.journal_owner(disk) else { return Ok(false) };
+        cluster.note_copy(disk, host, loan, &cache).await.map_err(|why| {
+            Refusal::failed(format!("etcd was not told that {host} has a second copy of {disk}: {why}"))
+        })
+    }
+
+    /// Does any title name this loan? True also where nobody can tell.
+    pub(super) async fn loan_is_needed(&self, loan: &str) -> bool {
+        match self.cluster() {
+            Some(cluster) => cluster.is_loan_named(loan).await,
+            None => false,
+        }
+    }
+
+    /// A title that names the copy of a cache which the disk has no more says nothing of what it has now.
+    pub(super) async fn forget_copies_of_others(&self, disk: &str) -> Result<(), Refusal> {
+        let Some(cluster) = self.cluster() else { return Ok(()) };
+        let copied = cluster.copied_cache(disk).await;
+        if copied.is_some() && copied != self.journal_owner(disk) {
+            self.say_copy_is_gone(disk).await?;
+        }
+        Ok(())
+    }
+
+    /// As a title names a cache.
+    fn journal_owner(&self, disk: &str) -> Option<String> {
+        let inner = self.inner();
+        let journal = inner.disk(disk).ok()?.cache()?.journal?;
+        Some(journal.owner.to_string())
+    }
+}

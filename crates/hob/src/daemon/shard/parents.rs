@@ -1,0 +1,138 @@
+//! Reads of clones that go to the disk of their parent (docs/decisions/0020).
+//!
+//! A clone's backing hands such a read out; here it becomes a request to the parent's disk, on this shard and with a buffer of its own, for
+//! that disk may fill its cache from the buffer after the clone has been answered. What came is copied to where the clone wants it.
+//! Where there is no room for that, or the parent's disk fails, the clone's own backing reads it.
+
+use std::collections::BTreeMap;
+
+use hob_engine::Engine;
+use hob_engine::io::{BufferCopy, BufferSlice, CopyEnd, IoError, Op, PayloadMemory, Promote, Reply, Request};
+use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
+use hob_storage::backing::ParentRead;
+use hob_storage::ring::Ring;
+
+use super::Shard;
+
+/// Bit of the upper half of the ids of these requests. Connections of clients have smaller numbers.
+const OWN: u32 = 1 << 28;
+
+/// Of the arena, so much must be free for one: one part in so many. Guests' own buffers come first.
+const FREE_SHARE: usize = 4;
+
+/// What was asked of a parent's disk.
+struct Asked {
+    clone: DiskId,
+    number: u32,
+    slice: BufferSlice,
+    buffer: BufferId,
+}
+
+/// Which disk is whose parent, and what is being read of them.
+#[derive(Default)]
+pub(super) struct Parents {
+    /// By clone.
+    links: BTreeMap<DiskId, DiskId>,
+    asked: BTreeMap<u32, Asked>,
+    last: u32,
+}
+
+impl Parents {
+    /// Is it a request of these?
+    pub(super) fn owns(id: RequestId) -> bool {
+        (id.0 >> 32) as u32 & OWN != 0
+    }
+
+    /// Asks the parent's disk; `None` if that cannot be now.
+    fn ask(
+        &mut self,
+        now: Instant,
+        ring: &mut Ring,
+        engine: &mut Engine,
+        clone: DiskId,
+        read: &ParentRead,
+        promote: Promote,
+    ) -> Option<()> {
+        let parent = *self.links.get(&clone)?;
+        let arena = ring.arena_mut();
+        if arena.capacity() - arena.used() < arena.capacity() / FREE_SHARE {
+            return None;
+        }
+        let buffer = arena.alloc(read.len as usize)?;
+        self.last = self.last.wrapping_add(1);
+        let id = RequestId(u64::from(OWN) << 32 | u64::from(self.last));
+        let request = Request {
+            id,
+            disk: parent,
+            op: Op::Read,
+            offset: read.offset,
+            len: read.len,
+            buffer: Some(buffer),
+            promote,
+            memory: PayloadMemory::Daemon,
+        };
+        if engine.handle_request(now, request).is_err() {
+            ring.arena_mut().release(buffer);
+            return None;
+        }
+        let asked = Asked { clone, number: read.number, slice: read.slice, buffer };
+        let before = self.asked.insert(self.last, asked);
+        assert!(before.is_none(), "as many requests cannot be in flight");
+        Some(())
+    }
+}
+
+impl Shard {
+    /// A clone's parent has a disk here from now on; or none any more.
+    pub(super) fn link_parent(&mut self, clone: DiskId, parent: Option<DiskId>) {
+        let parent = parent.filter(|parent| *parent != clone && self.serves(*parent));
+        match parent {
+            Some(parent) => self.parents.links.insert(clone, parent),
+            None => self.parents.links.remove(&clone),
+        };
+        if let Some(Some(backing)) = self.backings.get_mut(clone.0 as usize) {
+            backing.link_parent(parent.is_some());
+        }
+    }
+
+    /// A disk leaves: whose parent it is reads for itself.
+    pub(super) fn unlink_parent(&mut self, id: DiskId) {
+        self.parents.links.remove(&id);
+        let links = self.parents.links.iter().filter(|(_, parent)| **parent == id);
+        let clones: Vec<DiskId> = links.map(|(clone, _)| *clone).collect();
+        clones.into_iter().for_each(|clone| self.link_parent(clone, None));
+    }
+
+    /// Takes what a clone's backing wants of its parent's disk there. False if that is nothing.
+    pub(super) fn ask_parent(&mut self, now: Instant, clone: DiskId) -> bool {
+        let mut progress = false;
+        while let Some(backing) = self.backings[clone.0 as usize].as_mut()
+            && let Some(read) = backing.poll_parent_read()
+        {
+            progress = true;
+            let promote = self.engine.promote_of(read.io);
+            let Shard { parents, ring, engine, .. } = self;
+            match parents.ask(now, ring, engine, clone, &read, promote) {
+                Some(()) => engine.pass_on(now, read.io),
+                None => backing.handle_parent_read(ring, now, read.number, Err(IoError::ShuttingDown)),
+            }
+        }
+        progress
+    }
+
+    /// A parent's disk has answered.
+    pub(super) fn parent_replied(&mut self, now: Instant, reply: &Reply) {
+        let asked = self.parents.asked.remove(&(reply.id.0 as u32));
+        let Asked { clone, number, slice, buffer } = asked.expect("requests are answered once");
+        if reply.result.is_ok() {
+            let from = CopyEnd::Buffer { id: buffer, offset: 0 };
+            let to = CopyEnd::Buffer { id: slice.id, offset: slice.offset };
+            self.areas.copy(self.ring.arena_mut(), &BufferCopy { from, to, len: slice.len });
+        }
+        let backing =
+            self.backings[clone.0 as usize].as_mut().expect("a clone's backing waits for its reads");
+        backing.handle_parent_read(&mut self.ring, now, number, reply.result);
+        self.collect(now, clone);
+        self.make_copies();
+    }
+}

@@ -1,0 +1,195 @@
+//! A backing that no shard serves, written by a thread that waits: what another host had dirty of it is brought there before it is
+//! served (docs/decisions/0023).
+//!
+//! It has a ring of its own, so every kind of backing works as it does for a shard. Several writes are under way at once; they must not
+//! overlap between two flushes. The first error stays: nothing is written after it. Units: bytes.
+
+use std::time::{Duration, Instant as Clock};
+
+use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Target};
+use hob_engine::units::{BufferId, DiskId, Instant, IoId};
+
+use super::Backing;
+use crate::ring::{Ring, RingConfig, RingError};
+
+/// Largest write.
+pub const WRITE_BYTES_MAX: usize = 1 << 20;
+
+/// So many writes at once.
+const WRITES_MAX: usize = 8;
+
+/// Longest sleep: a lost wake-up costs no more.
+const NAP: Duration = Duration::from_millis(100);
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Alone {
+    ring: Ring,
+    backing: Backing,
+    began: Clock,
+    last: u32,
+    /// Under way, with the memory of what is written.
+    in_flight: Vec<(IoId, Option<BufferId>)>,
+    failed: Option<IoError>,
+}
+
+impl Alone {
+    /// Of a backing that was just opened. Stays on the calling thread.
+    ///
+    /// # Errors
+    /// Memory or descriptors are lacking.
+    pub fn new(backing: Backing) -> Result<Alone, RingError> {
+        let arena_bytes = 2 * WRITES_MAX * WRITE_BYTES_MAX;
+        let config = RingConfig { entries: 64, arena_bytes, threads_max: 4, ..RingConfig::default() };
+        let ring = Ring::new(&config)?;
+        let mut alone =
+            Alone { ring, backing, began: Clock::now(), last: 0, in_flight: Vec::new(), failed: None };
+        let now = alone.now();
+        alone.backing.attach(&mut alone.ring, now, 0);
+        Ok(alone)
+    }
+
+    /// Begins to write, after waiting for room. At most [`WRITE_BYTES_MAX`], inside the disk.
+    ///
+    /// # Errors
+    /// That of this or an earlier write.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        assert!(!bytes.is_empty() && bytes.len() <= WRITE_BYTES_MAX, "a write of {} bytes", bytes.len());
+        self.wait_until(|alone| alone.in_flight.len() < WRITES_MAX)?;
+        let buffer = self.ring.arena_mut().alloc(bytes.len()).expect("there is room for more than that");
+        let slice = BufferSlice { id: buffer, offset: 0, len: bytes.len() as u32 };
+        self.ring.arena_mut().slice_mut(slice).copy_from_slice(bytes);
+        self.submit(IoOp::Write(Durability::Volatile), offset, Some(slice));
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// Waits until everything that was written is durable.
+    ///
+    /// # Errors
+    /// That of this or an earlier write.
+    pub fn flush(&mut self) -> Result<(), IoError> {
+        self.wait_until(|alone| alone.in_flight.is_empty())?;
+        self.submit(IoOp::Flush, 0, None);
+        self.wait_until(|alone| alone.in_flight.is_empty())
+    }
+
+    /// Waits for what is under way, however long, and closes the backing. To be called in the end, also after an error: whoever writes the
+    /// backing next can count on nothing arriving late.
+    pub fn close(mut self) {
+        self.backing.close(&mut self.ring);
+        self.take_done();
+        while !self.backing.is_closed() {
+            if let Err(error) = self.turn() {
+                tracing::error!("a backing is not closed yet: {error}");
+                std::thread::sleep(NAP);
+            }
+        }
+    }
+
+    fn submit(&mut self, op: IoOp, offset: u64, slice: Option<BufferSlice>) {
+        self.last += 1;
+        let id = IoId(self.last);
+        self.in_flight.push((id, slice.map(|slice| slice.id)));
+        let len = slice.map_or(0, |slice| u64::from(slice.len));
+        let io = Io { id, target: Target::Backing(DiskId(0)), op, offset, len, slice };
+        let now = self.now();
+        self.backing.submit(&mut self.ring, now, &io);
+        self.take_done();
+    }
+
+    /// Waits, for as long as nothing has failed.
+    fn wait_until(&mut self, is_so: impl Fn(&Alone) -> bool) -> Result<(), IoError> {
+        loop {
+            if let Some(error) = self.failed {
+                return Err(error);
+            }
+            if is_so(self) {
+                return Ok(());
+            }
+            if let Err(error) = self.turn() {
+                tracing::error!("a ring does not work any more: {error}");
+                self.failed = Some(IoError::Failed);
+            }
+        }
+    }
+
+    fn turn(&mut self) -> std::io::Result<()> {
+        let now = self.now();
+        let due = self.backing.poll_timeout().map(|due| Duration::from_nanos(due.nanos_since(now)));
+        self.ring.submit_and_wait(Duration::ZERO, Some(due.unwrap_or(NAP).min(NAP)))?;
+        while let Some(completion) = self.ring.next_completion() {
+            let now = self.now();
+            self.backing.handle_completion(&mut self.ring, now, completion);
+        }
+        let now = self.now();
+        if self.backing.poll_timeout().is_some_and(|due| due <= now) {
+            self.backing.handle_timeout(&mut self.ring, now);
+        }
+        self.take_done();
+        Ok(())
+    }
+
+    fn take_done(&mut self) {
+        while let Some((id, result)) = self.backing.poll_done() {
+            let at = self.in_flight.iter().position(|(known, _)| *known == id);
+            let (_, buffer) = self.in_flight.swap_remove(at.expect("an I/O ends once"));
+            if let Some(buffer) = buffer {
+                self.ring.arena_mut().release(buffer);
+            }
+            self.failed = self.failed.or(result.err());
+        }
+    }
+
+    fn now(&self) -> Instant {
+        Instant(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hob_engine::command::Access;
+
+    use super::*;
+    use crate::backing::BackingOptions;
+
+    fn open(path: &std::path::Path, access: Access) -> Backing {
+        Backing::open(path.to_str().unwrap(), access, &BackingOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_there_and_the_backing_can_be_opened_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        // Its last sector is no whole one.
+        let size = (24 << 20) + 512;
+        std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+        let mut alone = Alone::new(open(&path, Access::ReadWrite)).unwrap();
+        let chunk = |number: u64| vec![number as u8 + 1; WRITE_BYTES_MAX];
+        for number in 0..24 {
+            alone.write(number << 20, &chunk(number)).unwrap();
+        }
+        alone.write(size - 512, &[99; 512]).unwrap();
+        alone.flush().unwrap();
+        alone.close();
+        let found = std::fs::read(&path).unwrap();
+        for number in 0..24u64 {
+            assert!(found[(number << 20) as usize..][..WRITE_BYTES_MAX] == chunk(number), "{number}");
+        }
+        assert_eq!(found[24 << 20..], [99; 512]);
+        // Its lock has gone with it.
+        drop(open(&path, Access::ReadWrite));
+    }
+
+    #[test]
+    fn an_error_stays_and_everything_ends_all_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let mut alone = Alone::new(open(&path, Access::ReadOnly)).unwrap();
+        let errors: Vec<_> = (0..40).map(|_| alone.write(0, &[1; 4096])).collect();
+        assert!(errors.last().unwrap().is_err(), "{errors:?}");
+        assert!(alone.flush().is_err());
+        alone.close();
+        assert!(std::fs::read(&path).unwrap().iter().all(|byte| *byte == 0));
+    }
+}

@@ -1,0 +1,201 @@
+//! What of a clone is its own, object by object; and where a read of it goes.
+//!
+//! A bit per object, which is never taken away: what was not written when the clone was opened, and not touched since, is what its parent
+//! has there. Past the part that the clone has in common with its parent everything is its own.
+
+/// See the module's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnMap {
+    object_bytes: u64,
+    /// One bit per object of the common part.
+    own: Vec<u64>,
+    /// Bytes, whole sectors: what lies past it is the clone's own.
+    common_bytes: u64,
+}
+
+/// Whose a part of a read is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// The clone's.
+    Own,
+    /// Its parent's.
+    Parent,
+}
+
+/// Part of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Whose.
+    pub whose: Whose,
+    /// First byte on the disk.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+const SECTOR_BYTES: u64 = hob_engine::units::SECTOR_BYTES;
+
+impl OwnMap {
+    /// A map of a clone of which nothing was written. Objects are of `object_bytes`, a power of two of a sector at least; the first
+    /// `common_bytes` are in common with the parent.
+    ///
+    /// # Panics
+    /// When objects are of another size.
+    #[must_use]
+    pub fn new(object_bytes: u64, common_bytes: u64) -> OwnMap {
+        assert!(object_bytes.is_power_of_two() && object_bytes >= SECTOR_BYTES, "objects of {object_bytes}");
+        let common_bytes = common_bytes / SECTOR_BYTES * SECTOR_BYTES;
+        let words = common_bytes.div_ceil(object_bytes).div_ceil(64);
+        OwnMap { object_bytes, own: vec![0; words as usize], common_bytes }
+    }
+
+    /// These bytes are the clone's, or are about to be; and so are all of the objects that they are in.
+    pub fn take(&mut self, offset: u64, len: u64) {
+        // The last object may be in common in part.
+        let end = offset.saturating_add(len).min(self.common_bytes.next_multiple_of(self.object_bytes));
+        if offset >= end {
+            return;
+        }
+        for object in offset / self.object_bytes..=(end - 1) / self.object_bytes {
+            self.own[(object / 64) as usize] |= 1 << (object % 64);
+        }
+    }
+
+    /// The part in common has become smaller, for good.
+    pub fn cut(&mut self, common_bytes: u64) {
+        self.common_bytes = self.common_bytes.min(common_bytes / SECTOR_BYTES * SECTOR_BYTES);
+    }
+
+    /// Has the clone nothing in common with a parent any more?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.common_bytes == 0
+    }
+
+    /// Bytes that are the parent's.
+    #[must_use]
+    pub fn parent_bytes(&self) -> u64 {
+        let objects = self.common_bytes.div_ceil(self.object_bytes);
+        let of = |object: u64| self.object_bytes.min(self.common_bytes - object * self.object_bytes);
+        (0..objects).filter(|object| !self.is_own(*object)).map(of).sum()
+    }
+
+    fn is_own(&self, object: u64) -> bool {
+        self.own[(object / 64) as usize] >> (object % 64) & 1 == 1
+    }
+
+    /// Whose the byte at `offset` is, and until where that is so.
+    fn whose(&self, offset: u64) -> (Whose, u64) {
+        if offset >= self.common_bytes {
+            return (Whose::Own, u64::MAX);
+        }
+        let object = offset / self.object_bytes;
+        let whose = if self.is_own(object) { Whose::Own } else { Whose::Parent };
+        (whose, ((object + 1) * self.object_bytes).min(self.common_bytes))
+    }
+
+    /// All of a range, in order, in as few parts as there can be.
+    pub fn split(&self, offset: u64, len: u64) -> impl Iterator<Item = Part> + '_ {
+        let end = offset + len;
+        let mut at = offset;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let from = at;
+            let (whose, mut to) = self.whose(at);
+            while to < end {
+                match self.whose(to) {
+                    (other, until) if other == whose => to = until,
+                    _ => break,
+                }
+            }
+            at = to.min(end);
+            Some(Part { whose, offset: from, len: at - from })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const OBJECT: u64 = 4 << 20;
+
+    fn parts(map: &OwnMap, offset: u64, len: u64) -> Vec<(bool, u64, u64)> {
+        map.split(offset, len).map(|part| (part.whose == Whose::Own, part.offset, part.len)).collect()
+    }
+
+    #[test]
+    fn what_was_not_written_is_the_parents() {
+        let mut map = OwnMap::new(OBJECT, 4 * OBJECT);
+        assert_eq!(parts(&map, 100, 3 * OBJECT), [(false, 100, 3 * OBJECT)]);
+        map.take(OBJECT + 5, 1);
+        assert_eq!(map.parent_bytes(), 3 * OBJECT);
+        let expected = [(false, 0, OBJECT), (true, OBJECT, OBJECT), (false, 2 * OBJECT, OBJECT)];
+        assert_eq!(parts(&map, 0, 3 * OBJECT), expected);
+        assert_eq!(parts(&map, OBJECT, 4096), [(true, OBJECT, 4096)]);
+        // One that straddles takes both, and nothing beyond.
+        map.take(2 * OBJECT - 1, 2);
+        assert_eq!(parts(&map, 0, 4 * OBJECT)[2], (false, 3 * OBJECT, OBJECT));
+        map.take(0, u64::MAX);
+        assert_eq!(map.parent_bytes(), 0);
+    }
+
+    #[test]
+    fn past_the_common_part_all_is_the_clones() {
+        let mut map = OwnMap::new(OBJECT, OBJECT + 10_000);
+        let sectors = OBJECT + 8192;
+        assert_eq!(parts(&map, 0, 2 * OBJECT), [(false, 0, sectors), (true, sectors, OBJECT - 8192)]);
+        assert_eq!(parts(&map, 7 * OBJECT, 512), [(true, 7 * OBJECT, 512)]);
+        map.take(9 * OBJECT, 9 * OBJECT);
+        map.cut(OBJECT);
+        assert_eq!(parts(&map, OBJECT - 1, 2), [(false, OBJECT - 1, 1), (true, OBJECT, 1)]);
+        map.cut(3 * OBJECT);
+        assert_eq!(map.parent_bytes(), OBJECT, "it does not grow again");
+        map.cut(0);
+        assert!(map.is_empty());
+        assert_eq!(parts(&OwnMap::new(OBJECT, 0), 5, 5), [(true, 5, 5)]);
+    }
+
+    proptest! {
+        /// Against a plain list of which sectors anybody touched: no byte that was touched goes to the parent, what is in a touched object
+        /// does not either, everything else in common does, and the parts cover the range once.
+        #[test]
+        fn parts_are_right(
+            shift in 12u32..16, common in 0u64..40, cut in 0u64..60,
+            takes in prop::collection::vec((0u64..200_000, 1u64..40_000), 0..6),
+            offset in 0u64..300_000, len in 1u64..200_000,
+        ) {
+            let object = 1u64 << shift;
+            let mut map = OwnMap::new(object, common * 4096 + 100);
+            takes.iter().for_each(|(offset, len)| map.take(*offset, *len));
+            map.cut(cut * 4096 + 7);
+            let common_bytes = common.min(cut) * 4096;
+            let is_parents = |byte: u64| {
+                let first = byte / object * object;
+                let touches = |&(at, len): &(u64, u64)| at < first + object && first < at + len;
+                byte < common_bytes && !takes.iter().any(touches)
+            };
+            let mut at = offset;
+            let mut last = None;
+            for part in map.split(offset, len) {
+                prop_assert_eq!(part.offset, at);
+                prop_assert!(part.len > 0 && last != Some(part.whose));
+                for byte in [part.offset, part.offset + part.len / 2, part.offset + part.len - 1] {
+                    prop_assert_eq!(is_parents(byte), part.whose == Whose::Parent, "byte {}", byte);
+                }
+                for byte in (part.offset..part.offset + part.len).step_by(2048) {
+                    prop_assert_eq!(is_parents(byte), part.whose == Whose::Parent, "byte {}", byte);
+                }
+                at += part.len;
+                last = Some(part.whose);
+            }
+            prop_assert_eq!(at, offset + len);
+            let counted = (0..common_bytes).step_by(4096).filter(|byte| is_parents(*byte)).count() as u64;
+            prop_assert_eq!(map.parent_bytes(), counted * 4096);
+        }
+    }
+}

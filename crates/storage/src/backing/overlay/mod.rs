@@ -1,0 +1,282 @@
+//! The backing of a clone whose parent is another disk of this host: what nobody has written in the clone is read there
+//! (docs/decisions/0020).
+//!
+//! | | goes to |
+//! |---|---|
+//! | a read of what is the clone's own | the own backing |
+//! | a read of what is the parent's | the parent's disk, or the own backing while that is not to be had: it has its ways to the same bytes |
+//! | a read of both | its parts there |
+//! | a change | the own backing, and what it touches is the clone's own *before* it is sent |
+//! | a flush | the own backing |
+//!
+//! What is whose is [`OwnMap`]'s to say. The engine has no read and change of one sector in flight at once, and what the parent has never
+//! changes, so that a read may be under way at the parent while its neighbours in the object are written.
+//!
+//! Any backing can be clone that can [say](Driver::parent) what of it is its own. How reads get to the other disk is the caller's matter.
+
+mod map;
+
+use std::collections::{HashMap, VecDeque};
+
+use hob_engine::io::{BufferSlice, Io, IoError, IoOp};
+use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
+
+use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, ParentRead, Reader, Status};
+use crate::ring::{Completion, Ring};
+use crate::token::TokenSpace;
+pub use map::{OwnMap, Part, Whose};
+
+/// Set in the ids under which parts of reads go to the own backing. The engine's own are small.
+const PART: u32 = 1 << 31;
+
+/// A read of which the parent has some.
+struct Split {
+    io: Io,
+    /// Parts that have not come yet.
+    pending: u32,
+    result: Result<(), IoError>,
+    /// What the parent's disk served: sectors, `first..end`.
+    shared: Vec<(u64, u64)>,
+}
+
+/// A part of one.
+struct Piece {
+    of: IoId,
+    part: Part,
+}
+
+pub(super) struct Overlay {
+    own: Box<dyn Driver>,
+    map: OwnMap,
+    /// The parent's disk is there to be asked.
+    linked: bool,
+    splits: HashMap<IoId, Split>,
+    pieces: HashMap<u32, Piece>,
+    last_piece: u32,
+    /// For the parent's disk.
+    out: VecDeque<ParentRead>,
+    done: VecDeque<(IoId, Result<(), IoError>)>,
+    /// Of reads that ended well and were not asked about yet.
+    shared: HashMap<IoId, Vec<(u64, u64)>>,
+    closing: bool,
+}
+
+impl Overlay {
+    pub(super) fn new(own: Box<dyn Driver>, map: OwnMap) -> Overlay {
+        Overlay {
+            own,
+            map,
+            linked: false,
+            splits: HashMap::new(),
+            pieces: HashMap::new(),
+            last_piece: 0,
+            out: VecDeque::new(),
+            done: VecDeque::new(),
+            shared: HashMap::new(),
+            closing: false,
+        }
+    }
+
+    fn read(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
+        self.map.cut(self.own.common_bytes());
+        let parts: Vec<Part> = match self.linked && !self.map.is_empty() {
+            true => self.map.split(io.offset, io.len).collect(),
+            false => Vec::new(),
+        };
+        if parts.iter().all(|part| part.whose == Whose::Own) {
+            return self.own.submit(ring, now, io);
+        }
+        assert!(io.id.0 & PART == 0, "{:?} is a name of ours", io.id);
+        let pending = parts.len() as u32;
+        self.splits.insert(io.id, Split { io: *io, pending, result: Ok(()), shared: Vec::new() });
+        for part in parts {
+            self.last_piece = (self.last_piece + 1) & !PART;
+            let number = self.last_piece;
+            self.pieces.insert(number, Piece { of: io.id, part });
+            match part.whose {
+                Whose::Own => self.read_own(ring, now, number),
+                Whose::Parent => {
+                    let slice = slice_of(io, part);
+                    self.out.push_back(ParentRead {
+                        number,
+                        io: io.id,
+                        offset: part.offset,
+                        len: part.len,
+                        slice,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Reads a part from the own backing, whosever it is.
+    fn read_own(&mut self, ring: &mut Ring, now: Instant, number: u32) {
+        let Piece { of, part } = &self.pieces[&number];
+        let io = &self.splits[of].io;
+        let slice = Some(slice_of(io, *part));
+        let io = Io { id: IoId(number | PART), offset: part.offset, len: part.len, slice, ..*io };
+        self.own.submit(ring, now, &io);
+    }
+
+    /// A part has come, or not.
+    fn piece_ended(&mut self, number: u32, result: Result<(), IoError>, was_shared: bool) {
+        let Piece { of, part } = self.pieces.remove(&number).expect("a part ends once");
+        let split = self.splits.get_mut(&of).expect("its parts have not all ended");
+        split.pending -= 1;
+        split.result = split.result.and(result);
+        if was_shared {
+            split.shared.push((part.offset / SECTOR_BYTES, (part.offset + part.len) / SECTOR_BYTES));
+        }
+        if split.pending == 0 {
+            let Split { result, shared, .. } = self.splits.remove(&of).expect("just looked at");
+            if result.is_ok() && !shared.is_empty() {
+                self.shared.insert(of, shared);
+            }
+            self.done.push_back((of, result));
+        }
+    }
+}
+
+/// Where a part of a read goes.
+fn slice_of(io: &Io, part: Part) -> BufferSlice {
+    let whole = io.slice.expect("reads have a buffer");
+    BufferSlice {
+        id: whole.id,
+        offset: whole.offset + (part.offset - io.offset) as u32,
+        len: part.len as u32,
+    }
+}
+
+impl Driver for Overlay {
+    fn info(&self) -> &BackingInfo {
+        self.own.info()
+    }
+
+    fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {
+        self.own.attach(ring, now, tokens);
+    }
+
+    fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
+        match io.op {
+            IoOp::Read => self.read(ring, now, io),
+            IoOp::Flush => self.own.submit(ring, now, io),
+            _ => {
+                self.map.take(io.offset, io.len);
+                let is_own = |part: Part| part.whose == Whose::Own;
+                assert!(self.map.split(io.offset, io.len).all(is_own), "what is written is noted before");
+                self.own.submit(ring, now, io);
+            }
+        }
+    }
+
+    fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
+        self.own.handle_completion(ring, now, completion);
+    }
+
+    fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
+        loop {
+            if let Some(done) = self.done.pop_front() {
+                return Some(done);
+            }
+            match self.own.poll_done()? {
+                (id, result) if id.0 & PART != 0 => self.piece_ended(id.0 & !PART, result, false),
+                done => return Some(done),
+            }
+        }
+    }
+
+    fn take_shared(&mut self, io: IoId) -> Vec<(u64, u64)> {
+        if self.shared.is_empty() { Vec::new() } else { self.shared.remove(&io).unwrap_or_default() }
+    }
+
+    fn poll_parent_read(&mut self) -> Option<ParentRead> {
+        self.out.pop_front()
+    }
+
+    fn handle_parent_read(
+        &mut self,
+        ring: &mut Ring,
+        now: Instant,
+        number: u32,
+        result: Result<(), IoError>,
+    ) {
+        match result {
+            Ok(()) => self.piece_ended(number, Ok(()), true),
+            Err(_) if self.closing => self.piece_ended(number, Err(IoError::ShuttingDown), false),
+            // The own backing has its ways to the same bytes.
+            Err(_) => self.read_own(ring, now, number),
+        }
+    }
+
+    fn link_parent(&mut self, linked: bool) {
+        self.linked = linked;
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.own.poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
+        self.own.handle_timeout(ring, now);
+    }
+
+    fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
+        self.own.submit_status(ring, now, id, offset, len);
+    }
+
+    fn poll_status(&mut self) -> Option<(u64, Status)> {
+        self.own.poll_status()
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        self.closing = true;
+        for read in std::mem::take(&mut self.out) {
+            self.piece_ended(read.number, Err(IoError::ShuttingDown), false);
+        }
+        self.own.close(ring);
+    }
+
+    /// Reads that the parent's disk has are waited for: it was given where to put them.
+    fn is_closed(&self) -> bool {
+        self.pieces.is_empty() && self.own.is_closed()
+    }
+
+    fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        self.own.read_before_attach(offset, bytes)
+    }
+
+    fn reader(&self) -> Option<Box<dyn Reader>> {
+        self.own.reader()
+    }
+
+    fn change_mark(&self) -> Option<ChangeMark> {
+        self.own.change_mark()
+    }
+
+    fn lock(&self) -> Option<Lock> {
+        self.own.lock()
+    }
+
+    fn gauge(&self) -> Option<Gauge> {
+        self.own.gauge()
+    }
+
+    fn grow(&mut self, size_bytes: u64) {
+        self.own.grow(size_bytes);
+    }
+
+    fn constant(&self) -> Option<&str> {
+        self.own.constant()
+    }
+
+    fn common_bytes(&self) -> u64 {
+        self.own.common_bytes()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.own.is_lost()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+//! What a clone has of itself and what of its parent's snapshot.
+//!
+//! Asked when the image is opened, under its lock or of a snapshot, so that nobody else changes it; from then on only this process does, and
+//! [`overlay`](crate::backing::overlay) knows. What may still be done to it by others goes through this client, which has the lock, and the
+//! thread that looks after the lock hears of it: flattening, which leaves nothing in common, and shrinking, which leaves less.
+//!
+//! The object map (`fast-diff`) tells which objects there are. Without it librbd would look at each, and would not mention those that are
+//! there, empty, to hide the parent's: such images share nothing.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use super::library::{ImageInfo, LinkedImageSpec, SnapSpec};
+use super::spec::Spec;
+use super::{Image, check};
+use crate::backing::{OwnMap, Parent};
+
+/// `RBD_FEATURE_STRIPINGV2`.
+const FEATURE_STRIPING: u64 = 1 << 1;
+/// `RBD_FEATURE_FAST_DIFF`.
+const FEATURE_FAST_DIFF: u64 = 1 << 4;
+/// `RBD_FLAG_OBJECT_MAP_INVALID` and `RBD_FLAG_FAST_DIFF_INVALID`.
+const FLAGS_INVALID: u64 = 3;
+/// `RBD_SNAP_NAMESPACE_TYPE_USER`.
+const SNAPSHOT_OF_USER: c_int = 0;
+
+/// A parent as librbd names it.
+struct Named {
+    pool: String,
+    namespace: String,
+    image: String,
+    image_id: String,
+    snapshot: String,
+    snapshot_id: u64,
+}
+
+/// The name for ever of a snapshot.
+pub(super) fn constant(cluster: &str, pool: &str, namespace: &str, image_id: &str, snapshot: u64) -> String {
+    let place = if namespace.is_empty() { pool.to_owned() } else { format!("{pool}/{namespace}") };
+    format!("rbd snapshot {snapshot} of image {image_id} of pool {place} in cluster {cluster}")
+}
+
+impl Image {
+    /// Its parent, if it has one that can be a disk of its own. Waits for the cluster. The error says why it cannot.
+    pub(super) fn parent(&self, spec: &Spec) -> Result<Option<Parent>, String> {
+        let mut common_bytes = 0;
+        // SAFETY: the image is open.
+        check("its overlap", unsafe { (self.library.rbd_get_overlap)(self.image, &mut common_bytes) })?;
+        let Some(named) = self.parent_name()?.filter(|_| common_bytes > 0) else { return Ok(None) };
+        if !self.locked.load(Ordering::Relaxed) && spec.snapshot.is_none() {
+            return Err(
+                "others may write it while it is open, so what it has of its parent is not known for long"
+                    .into(),
+            );
+        }
+        let object_bytes = self.object_bytes()?;
+        let mut own = OwnMap::new(object_bytes, common_bytes);
+        self.note_own(&mut own)?;
+        self.common_bytes.store(common_bytes, Ordering::Release);
+        let (cluster, _) = self.ids()?;
+        let Named { pool, namespace, image, image_id, snapshot, snapshot_id } = named;
+        let constant = constant(&cluster, &pool, &namespace, &image_id, snapshot_id);
+        let parent = Spec { pool, namespace, image, snapshot: Some(snapshot), ..spec.clone() };
+        Ok(Some(Parent { spec: format!("rbd:{parent}"), constant, own }))
+    }
+
+    /// What its parent is called; `None` if it has none.
+    fn parent_name(&self) -> Result<Option<Named>, String> {
+        let mut image = LinkedImageSpec::default();
+        let mut snapshot = SnapSpec::default();
+        // SAFETY: the image is open; both are written before they are read, or not at all.
+        let result = unsafe { (self.library.rbd_get_parent)(self.image, &mut image, &mut snapshot) };
+        if result == -libc::ENOENT {
+            return Ok(None);
+        }
+        check("its parent", result)?;
+        let named = Named {
+            pool: text(image.pool_name),
+            namespace: text(image.pool_namespace),
+            image: text(image.image_name),
+            image_id: text(image.image_id),
+            snapshot: text(snapshot.name),
+            snapshot_id: snapshot.id,
+        };
+        let is_reachable = !image.trash && snapshot.namespace_type == SNAPSHOT_OF_USER;
+        // SAFETY: librbd has made what is in them, and nobody looks at it any more.
+        unsafe {
+            (self.library.rbd_linked_image_spec_cleanup)(&mut image);
+            (self.library.rbd_snap_spec_cleanup)(&mut snapshot);
+        }
+        if !is_reachable {
+            return Err("its parent was removed, and is there for its clones only".into());
+        }
+        Ok(Some(named))
+    }
+
+    /// Bytes of an object, of an image whose objects are one piece of it each.
+    fn object_bytes(&self) -> Result<u64, String> {
+        let (mut features, mut flags, mut info) = (0, 0, ImageInfo::default());
+        // SAFETY: the image is open, and the length is that of the structure.
+        unsafe {
+            check("its features", (self.library.rbd_get_features)(self.image, &mut features))?;
+            check("its flags", (self.library.rbd_get_flags)(self.image, &mut flags))?;
+            check("its objects", (self.library.rbd_stat)(self.image, &mut info, size_of::<ImageInfo>()))?;
+        }
+        if features & FEATURE_STRIPING != 0 {
+            return Err("it is striped in another way than one object after the other".into());
+        }
+        if features & FEATURE_FAST_DIFF == 0 {
+            return Err("it has no fast-diff, which tells what is its own ('rbd feature enable IMAGE object-map fast-diff', then 'rbd object-map rebuild IMAGE')".into());
+        }
+        if flags & FLAGS_INVALID != 0 {
+            return Err("its object map is marked invalid ('rbd object-map rebuild IMAGE')".into());
+        }
+        if !info.obj_size.is_power_of_two() || !(4096..=1 << 30).contains(&info.obj_size) {
+            return Err(format!("its objects have {} bytes", info.obj_size));
+        }
+        Ok(info.obj_size)
+    }
+
+    /// Which objects it has of itself.
+    fn note_own(&self, own: &mut OwnMap) -> Result<(), String> {
+        let size = self.size_bytes()?;
+        let map: *mut OwnMap = own;
+        // SAFETY: the image is open; `note` is called before this returns, with the address of a map that nobody else uses until then.
+        let result = unsafe {
+            (self.library.rbd_diff_iterate2)(self.image, ptr::null(), 0, size, 0, 1, note, map.cast())
+        };
+        check("which objects it has", result)
+    }
+
+    /// Looks how much it still has in common with its parent.
+    pub(super) fn look_at_parent(&self) {
+        if self.common_bytes.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut common_bytes = 0;
+        // SAFETY: the image is open.
+        let result = unsafe { (self.library.rbd_get_overlap)(self.image, &mut common_bytes) };
+        if result >= 0 {
+            self.common_bytes.fetch_min(common_bytes, Ordering::AcqRel);
+        }
+    }
+}
+
+/// One range of what librbd tells. What was zeroed is the clone's own too.
+unsafe extern "C" fn note(offset: u64, len: usize, _exists: c_int, argument: *mut c_void) -> c_int {
+    // SAFETY: the argument is that of `note_own`.
+    let map = unsafe { &mut *argument.cast::<OwnMap>() };
+    map.take(offset, len as u64);
+    0
+}
+
+fn text(at: *const c_char) -> String {
+    if at.is_null() {
+        return String::new();
+    }
+    // SAFETY: librbd has made a string there, and it is there still.
+    unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
+}

@@ -1,0 +1,54 @@
+//! The exclusive lock of an image that is open: taken and let go while a disk changes its host.
+
+use std::io;
+use std::os::raw::c_int;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use super::Image;
+
+/// See [`Lock`](super::super::Lock). It ends with the image.
+#[derive(Clone)]
+pub(in super::super) struct ImageLock(Weak<Image>);
+
+impl std::fmt::Debug for ImageLock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ImageLock").finish_non_exhaustive()
+    }
+}
+
+impl ImageLock {
+    pub(super) fn of(image: &Arc<Image>) -> ImageLock {
+        ImageLock(Arc::downgrade(image))
+    }
+
+    /// Takes it. A client that has died is waited for; one that is alive and keeps it is an error.
+    pub(in super::super) fn take(&self) -> io::Result<()> {
+        let image = self.0.upgrade().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        match image.lock() {
+            // An image without the feature has nothing to take, as when it is opened.
+            Ok(_) => Ok(()),
+            Err(error) if [-libc::EROFS, -libc::EBUSY, -libc::EAGAIN].contains(&error) => {
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+            Err(error) => Err(io::Error::from_raw_os_error(-error)),
+        }
+    }
+
+    /// Lets it go, when everything that was begun has ended. Nothing is written from then on: librbd would take the lock again.
+    pub(in super::super) fn release(&self) -> io::Result<()> {
+        let Some(image) = self.0.upgrade() else { return Ok(()) };
+        // That it is gone is no loss.
+        if !image.locked.swap(false, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let error: c_int = image.unlock();
+        match error {
+            0.. => Ok(()),
+            _ => {
+                image.locked.store(true, Ordering::SeqCst);
+                Err(io::Error::from_raw_os_error(-error))
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! A device of a pool that is on another host: a socket of this host, behind which somebody serves the device as an NBD export.
+//!
+//! Who listens at the socket connects it with the other host, and sees to it that what answers is the device of before, and has
+//! run ever since: nothing that was acknowledged is lost with a connection. Superblock and segment table are read and written
+//! here, by threads that may wait; caches' I/O goes through a connection that each shard has of its own ([`RemoteFlash`]).
+//!
+//! # What it refuses
+//! An export that cannot flush, or is read-only. Whatever has no answer within [`WAIT_MAX`] fails.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use hob_engine::command::Access;
+use hob_engine::io::IoError;
+use hob_nbd::TransmissionFlags;
+use hob_nbd::uri::{Address, NbdUri};
+
+use super::error::PoolError;
+use crate::backing::nbd::connect::{Link, connect};
+use crate::backing::nbd::sample::{self, SampleError};
+use crate::backing::nbd::{NbdBacking, open_uri};
+use crate::backing::{BackingOptions, OpenError};
+
+/// What the export is called.
+pub const REMOTE_EXPORT: &str = "lent";
+
+/// A read, write or flush of superblock or table has failed after that long; so has connecting.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// A shard's I/O is held for as long as nobody says that it is to fail.
+const HELD_MAX: Duration = Duration::from_secs(86_400 * 365);
+
+/// Longest payload of one request, bytes: every server takes so much.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// The device, for threads that may wait.
+#[derive(Debug)]
+pub(crate) struct RemoteFile {
+    socket: PathBuf,
+    size_bytes: u64,
+    /// None after it broke; the next one to use it connects again.
+    link: Mutex<Option<Link>>,
+    /// Nothing is asked of it any more.
+    given_up: AtomicBool,
+}
+
+/// The device, for a shard.
+pub struct RemoteFlash {
+    pub(crate) driver: NbdBacking,
+}
+
+impl std::fmt::Debug for RemoteFlash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RemoteFlash")
+    }
+}
+
+fn uri(socket: &Path) -> NbdUri {
+    NbdUri { address: Address::Unix { path: socket.to_owned() }, export: REMOTE_EXPORT.to_owned() }
+}
+
+impl RemoteFile {
+    /// Connects to what is behind a socket.
+    pub(crate) fn open(socket: &Path) -> Result<RemoteFile, PoolError> {
+        let unworkable = |what: String| PoolError::Unworkable {
+            reason: format!("the device behind {} cannot be used: {what}", socket.display()),
+        };
+        let link = connect(&uri(socket), WAIT_MAX).map_err(unworkable)?;
+        let flags = link.negotiated.flags;
+        if flags.contains(TransmissionFlags::READ_ONLY) || !flags.contains(TransmissionFlags::SEND_FLUSH) {
+            return Err(unworkable("it has to be written and flushed".to_owned()));
+        }
+        let size_bytes = link.negotiated.size_bytes;
+        Ok(RemoteFile {
+            socket: socket.to_owned(),
+            size_bytes,
+            link: Mutex::new(Some(link)),
+            given_up: AtomicBool::new(false),
+        })
+    }
+
+    /// From now on everything fails at once.
+    pub(crate) fn give_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// A connection for a shard, with the handshake behind it.
+    pub(crate) fn for_shard(&self) -> Result<RemoteFlash, PoolError> {
+        let options = BackingOptions {
+            wait_max: HELD_MAX,
+            connect_max: WAIT_MAX,
+            reconnect_max: Duration::from_secs(1),
+            keeps_writes: true,
+            ..BackingOptions::default()
+        };
+        let what = format!("the device behind {}", self.socket.display());
+        let driver = open_uri(&uri(&self.socket), Access::ReadWrite, &options, what, &|_| String::new())
+            .map_err(|error: OpenError| PoolError::Unworkable { reason: error.to_string() })?;
+        Ok(RemoteFlash { driver })
+    }
+
+    pub(crate) fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut at = offset;
+        for piece in bytes.chunks_mut(PIECE_BYTES) {
+            self.with(|link| sample::read(link, at, piece, WAIT_MAX))?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut at = offset;
+        for piece in bytes.chunks(PIECE_BYTES) {
+            self.with(|link| sample::write(link, at, piece, WAIT_MAX))?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn sync_data(&self) -> io::Result<()> {
+        self.with(|link| sample::flush(link, WAIT_MAX))
+    }
+
+    /// One request, over the connection that is there or a new one. A connection that breaks is not tried twice: the caller's patience
+    /// is for one.
+    fn with(&self, mut ask: impl FnMut(&Link) -> Result<(), SampleError>) -> io::Result<()> {
+        if self.given_up.load(Ordering::Relaxed) {
+            return Err(io::Error::other("it was given up"));
+        }
+        let mut place = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        let link = match place.take() {
+            Some(link) => link,
+            None => {
+                let link = connect(&uri(&self.socket), WAIT_MAX).map_err(io::Error::other)?;
+                if link.negotiated.size_bytes != self.size_bytes {
+                    return Err(io::Error::other("it came back with another size"));
+                }
+                link
+            }
+        };
+        match ask(&link) {
+            Ok(()) => {
+                *place = Some(link);
+                Ok(())
+            }
+            Err(SampleError::Refused(error)) => {
+                *place = Some(link);
+                Err(match error {
+                    IoError::NoSpace => io::Error::from_raw_os_error(libc::ENOSPC),
+                    _ => io::Error::from_raw_os_error(libc::EIO),
+                })
+            }
+            Err(SampleError::Broken(why)) => Err(io::Error::other(why)),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! A host takes a disk over for the sake of the second copy that lies in its loan, as docs/decisions/0023 has it.
+
+use hob_engine::cluster::{Found, LeaseId, Title};
+
+use super::data::{Backing, Change};
+use super::host::{Phase, Purpose};
+use super::store::Request;
+use super::{Event, Sabotage, World, trace};
+use crate::Violation;
+
+/// How far it is.
+#[derive(Clone, Debug)]
+pub(super) enum Stage {
+    /// The title is to become this host's.
+    Begins,
+    /// What is dirty goes to the backing: what has not been sent.
+    Brings(Vec<(u32, u64)>),
+    /// The backing has everything.
+    Ends,
+}
+
+impl World<'_> {
+    /// The disk is held for the copy that is here.
+    pub(super) fn begin_to_adopt(&mut self, host: usize, disk: usize, title: Found<Title>) {
+        trace!(self, "host {host} adopts disk {disk}: {title:?}");
+        let Some(copy) = title.value.copy.clone() else { return };
+        let tenure = self.hosts[host].tenure;
+        let lent = self.hosts[host].lent.values_mut().find(|lent| lent.loan.to_string() == copy.loan);
+        if let Some(lent) = lent {
+            lent.is_ended = true;
+        }
+        let local = &mut self.hosts[host].local[disk];
+        (local.phase, local.tenure, local.title) = (Phase::Adopting, tenure, Some(title));
+        local.stage = Stage::Begins;
+        local.epoch = Backing::open(&mut self.backings[disk]);
+    }
+
+    /// Is the copy here that a title says is here? Owners name their lenders, and learn later than others that one was destroyed.
+    fn has_loan(&self, host: usize, title: &Found<Title>) -> bool {
+        let loan = title.value.copy.as_ref().map(|copy| copy.loan.as_str());
+        self.hosts[host].lent.values().any(|lent| Some(lent.loan.to_string().as_str()) == loan)
+    }
+
+    /// What is next.
+    pub(super) fn go_on_adopting(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
+        let Some(tenure) = self.hosts[host].local[disk].tenure.filter(|it| it.is_valid(self.clock(host)))
+        else {
+            return Ok(());
+        };
+        let me = self.hosts[host].me.clone();
+        let writes_back = self.hosts[host].kept[disk].writes_back;
+        let local = &self.hosts[host].local[disk];
+        let Some(title) = local.title.clone() else { return Ok(()) };
+        match local.stage.clone() {
+            // What an earlier attempt has sent arrives first.
+            Stage::Begins if !local.landing.is_empty() => {}
+            // It is not there, since this host has the name of one that was destroyed, or does not come out as it was written: the owner may
+            // have the disk back.
+            Stage::Begins
+                if title.value.adopts.is_none() && (!self.has_loan(host, &title) || self.dice.chance(50)) =>
+            {
+                let local = &self.hosts[host].local[disk];
+                let txn = local.seat.leave_alone(tenure.lease, &title);
+                self.ask_about(host, disk, Purpose::LeaveAlone, Request::Txn(txn));
+            }
+            Stage::Begins => match local.seat.begin_adopting(&me, tenure.lease, &title) {
+                Some((txn, title)) => {
+                    self.ask_about(host, disk, Purpose::BeginAdopting(title), Request::Txn(txn));
+                }
+                None => self.adopting_begun(host, disk, title),
+            },
+            Stage::Brings(todo) if !todo.is_empty() => self.bring(host, disk, todo),
+            Stage::Brings(_) if !local.landing.is_empty() && !self.is(Sabotage::EndsEarly) => {}
+            Stage::Brings(_) => {
+                self.hosts[host].local[disk].stage = Stage::Ends;
+                return self.go_on_adopting(host, disk);
+            }
+            Stage::Ends => {
+                let (txn, title) = local.seat.end_adopting(tenure.lease, &title, writes_back);
+                self.ask_about(host, disk, Purpose::EndAdopting(title), Request::Txn(txn));
+            }
+        }
+        Ok(())
+    }
+
+    /// The copy counts, and nothing else.
+    pub(super) fn adopting_begun(&mut self, host: usize, disk: usize, title: Found<Title>) {
+        let loan = title.value.copy.as_ref().map(|copy| copy.loan.clone()).unwrap_or_default();
+        let lent = self.hosts[host].lent.values().find(|lent| lent.loan.to_string() == loan);
+        assert!(lent.is_some(), "what has begun had its loan");
+        let todo = lent.map(|lent| lent.dirty.iter().map(|(block, value)| (*block, *value)).collect());
+        let local = &mut self.hosts[host].local[disk];
+        local.title = Some(title);
+        local.stage = Stage::Brings(todo.unwrap_or_default());
+    }
+
+    fn bring(&mut self, host: usize, disk: usize, todo: Vec<(u32, u64)>) {
+        if self.hosts[host].no_backing_until > self.now {
+            return;
+        }
+        let (life, epoch) = (self.hosts[host].life, self.hosts[host].local[disk].epoch);
+        let generation = self.hosts[host].local[disk].generation();
+        for (block, value) in todo {
+            let op = self.next();
+            let at = self.now + self.hesitate() + self.way_to_backing();
+            self.hosts[host].local[disk].landing.insert(op);
+            let change = Change { generation, epoch, block, value };
+            self.queue.push(at, Event::Land { host, life, disk, change, op });
+        }
+        self.hosts[host].local[disk].stage = Stage::Brings(Vec::new());
+    }
+
+    /// One of the writes has ended.
+    pub(super) fn brought(&mut self, host: usize, disk: usize, op: u64, result: Option<u64>) -> bool {
+        let local = &mut self.hosts[host].local[disk];
+        let is_one = local.landing.remove(&op);
+        if is_one && result.is_none() && local.phase == Phase::Adopting {
+            // Somebody else has opened the backing.
+            self.stop_adopting(host, disk);
+        }
+        is_one
+    }
+
+    /// The next look tells how far it was.
+    pub(super) fn stop_adopting(&mut self, host: usize, disk: usize) {
+        let local = &mut self.hosts[host].local[disk];
+        (local.phase, local.title, local.tenure) = (Phase::Closed, None, None);
+    }
+
+    /// The store's answer about a disk that is being adopted: the title was put, at that revision, or nobody knows.
+    pub(super) fn adopting_answered(
+        &mut self,
+        host: usize,
+        disk: usize,
+        title: Title,
+        revision: Option<u64>,
+    ) -> Result<(), Violation> {
+        let Some(revision) = revision else {
+            self.stop_adopting(host, disk);
+            return Ok(());
+        };
+        let title = Found { value: title, revision, lease: LeaseId(0) };
+        if title.value.adopts.is_some() {
+            self.adopting_begun(host, disk, title);
+            return self.go_on_adopting(host, disk);
+        }
+        trace!(self, "host {host} has adopted disk {disk}");
+        self.report.adopted += 1;
+        let local = &mut self.hosts[host].local[disk];
+        (local.phase, local.title) = (Phase::Opening, Some(title));
+        let at = self.now + self.dice.latency(self.plan.backing_ns);
+        let life = self.hosts[host].life;
+        self.queue.push(at, Event::Opened { host, life, disk });
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+//! Disks that are clones: what nobody has written of them since the beginning, another disk serves and keeps.
+//!
+//! Of some objects of each backing, and until somebody changes them. What comes from there must be promoted nowhere: flash may have of such
+//! an object only what a guest has changed, which it has before the backing has. Now and then the other disk is not to be had, and the backing
+//! reads it; then it may be promoted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hob_engine::io::{Io, IoOp};
+use hob_engine::units::{DiskId, IoId, SECTOR_BYTES};
+
+use super::{Sabotage, World};
+use crate::content::UNIT_BYTES;
+use crate::dice::Dice;
+use crate::{Violation, ensure};
+
+/// Tells the dice for these histories from those of everything else.
+const SALT: u64 = 0x636c_6f6e;
+
+/// In a history with such disks.
+pub(super) struct Clones {
+    dice: Dice,
+    /// Of an object.
+    sectors: u64,
+    /// Sectors in common, of each disk.
+    common: Vec<u64>,
+    /// Objects that are a clone's own, by disk and number.
+    own: BTreeSet<(usize, u64)>,
+    /// Sectors that flash may have.
+    may_be_cached: BTreeSet<(usize, u64)>,
+    /// What of reads in flight is served elsewhere.
+    reads: BTreeMap<IoId, Vec<(u64, u64)>>,
+    /// Per mille of the reads for which the other disk is not to be had.
+    absent: u32,
+}
+
+impl Clones {
+    pub(super) fn draw(seed: u64, permille: u32, units: impl Iterator<Item = u32>) -> Option<Clones> {
+        let mut dice = Dice::new(seed ^ SALT);
+        if !dice.chance(permille) {
+            return None;
+        }
+        let sectors = dice.pick(&[1, 4, 16, 64]);
+        let absent = dice.pick(&[0, 0, 100]);
+        let (mut common, mut own) = (vec![], BTreeSet::new());
+        for (disk, units) in units.enumerate() {
+            let all = u64::from(units) * UNIT_BYTES / SECTOR_BYTES;
+            common.push(dice.pick(&[all, all, all / 2 + 1, 0]).min(all));
+            let written = dice.pick(&[0, 100, 500]);
+            own.extend((0..all / sectors + 1).filter(|_| dice.chance(written)).map(|object| (disk, object)));
+        }
+        let (may_be_cached, reads) = (BTreeSet::new(), BTreeMap::new());
+        Some(Clones { dice, sectors, common, own, may_be_cached, reads, absent })
+    }
+
+    fn is_parents(&self, disk: usize, sector: u64) -> bool {
+        sector < self.common[disk] && !self.own.contains(&(disk, sector / self.sectors))
+    }
+
+    /// A guest's change begins.
+    pub(super) fn may_cache(&mut self, disk: usize, offset: u64, len: u64) {
+        let end = offset.saturating_add(len).div_ceil(SECTOR_BYTES);
+        self.may_be_cached.extend((offset / SECTOR_BYTES..end).map(|sector| (disk, sector)));
+    }
+
+    /// An I/O goes to a backing. Is it with another disk, all or in part?
+    pub(super) fn submit(&mut self, disk: usize, io: &Io) -> bool {
+        let (first, end) = (io.offset / SECTOR_BYTES, (io.offset + io.len).div_ceil(SECTOR_BYTES));
+        match io.op {
+            IoOp::Flush => return false,
+            IoOp::Read => {}
+            _ => {
+                self.own.extend((first..end).map(|sector| (disk, sector / self.sectors)));
+                return false;
+            }
+        }
+        if self.dice.chance(self.absent) {
+            self.may_cache(disk, io.offset, io.len);
+            return false;
+        }
+        let mut shared: Vec<(u64, u64)> = vec![];
+        for sector in first..end {
+            if !self.is_parents(disk, sector) {
+                continue;
+            }
+            match shared.last_mut() {
+                // Parts come as whoever splits them likes.
+                Some(last) if last.1 == sector && !self.dice.chance(50) => last.1 += 1,
+                _ => shared.push((sector, sector + 1)),
+            }
+        }
+        let is_shared = !shared.is_empty();
+        if is_shared {
+            self.reads.insert(io.id, shared);
+        }
+        is_shared
+    }
+
+    /// What of a read that ended was served elsewhere.
+    pub(super) fn end(&mut self, id: IoId) -> Vec<(u64, u64)> {
+        self.reads.remove(&id).unwrap_or_default()
+    }
+
+    /// Whoever served the reads in flight is gone.
+    pub(super) fn crash(&mut self) {
+        self.reads.clear();
+    }
+}
+
+impl World<'_> {
+    /// An I/O of a backing ended well: tells the engine, and who served it. Says whether the backing did anything.
+    pub(super) fn end_of_clone(&mut self, io: &Io, result: Result<(), hob_engine::io::IoError>) -> bool {
+        let shared = self.clones.as_mut().map_or(vec![], |clones| clones.end(io.id));
+        let is_told = self.options.sabotage != Some(Sabotage::UntoldSharing);
+        if shared.is_empty() || result.is_err() || !is_told {
+            self.engine.handle_completion(self.now, io.id, result, &[]);
+            return true;
+        }
+        self.report.shared += 1;
+        let sectors: u64 = shared.iter().map(|(first, end)| end - first).sum();
+        self.engine.handle_shared(self.now, io.id, &shared);
+        sectors * SECTOR_BYTES < io.len
+    }
+
+    /// Nothing that another disk keeps was promoted.
+    pub(super) fn check_clones(&self) -> Result<(), Violation> {
+        let Some(clones) = &self.clones else { return Ok(()) };
+        for disk in 0..self.disks.len() {
+            let id = DiskId(disk as u32);
+            for (first, end) in self.engine.valid_extents(id, &self.engine.hottest_blocks(id)) {
+                for sector in first..end {
+                    let may_be = clones.may_be_cached.contains(&(disk, sector));
+                    ensure!(
+                        may_be || !clones.is_parents(disk, sector),
+                        "disk {disk} sector {sector}: in flash, and another disk keeps it"
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
