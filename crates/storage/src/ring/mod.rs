@@ -383,7 +383,7 @@ impl Ring {
         self.detach(fd);
     }
 
-    /// Adds one to an eventfd. Result: 0.
+    /// Adds one to an eventfd. Result: 0. That it ended is no reason for a wait to return: nobody waits for that.
     pub fn signal(&mut self, token: Token, fd: Fd) {
         self.start(token, fd, Work::Signal);
     }

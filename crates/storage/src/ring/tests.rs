@@ -540,6 +540,33 @@ fn sends_and_signals_that_are_held_up_hold_up_no_wait() {
     });
 }
 
+/// Who sent may want its memory back before anything else can happen here.
+#[test]
+fn the_end_of_a_send_is_seen_before_a_sleep() {
+    with_both(|ring| {
+        let (ours, mut theirs) = pair();
+        let fd = ring.attach(ours, FdClass::Socket);
+        for spin in [Duration::ZERO, Duration::from_micros(50)] {
+            let buffer = ring.arena_mut().alloc(4096).unwrap();
+            let mut gather = Gather::default();
+            gather.push_payload(ring.arena().whole(buffer));
+            ring.send(token(1), fd, gather);
+            let start = Instant::now();
+            let sent = loop {
+                if let Some(sent) = ring.next_completion() {
+                    break sent;
+                }
+                ring.submit_and_wait(spin, Some(PATIENCE)).unwrap();
+            };
+            assert!(start.elapsed() < PATIENCE / 2, "it slept");
+            assert_eq!(sent.result, 4096);
+            ring.arena_mut().free(buffer);
+            theirs.read_exact(&mut [0; 4096]).unwrap();
+        }
+        ring.detach(fd);
+    });
+}
+
 /// More of them than the queue has room for, and a wait with nothing else under way sees their ends.
 #[test]
 fn the_ends_of_many_signals_are_seen() {

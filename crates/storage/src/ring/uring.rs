@@ -40,21 +40,38 @@ static ONE: [u8; 8] = 1u64.to_ne_bytes();
 /// Set in the names of attempts that end while they are submitted.
 const HASTY: u64 = 1 << 32;
 
-/// The end of what ended while it was submitted is seen after so long at the latest. Short timers are dear on virtual machines.
-const UNSEEN_MAX: Duration = Duration::from_millis(10);
-
-/// Attempts that end while they are submitted: operation, and the result unless the kernel says another.
-#[derive(Debug, Default)]
+/// An attempt that ends while it is submitted.
+#[derive(Clone, Copy, Debug)]
 struct Hasty {
-    queued: Vec<(u32, i32)>,
-    submitted: VecDeque<(u32, i32)>,
+    op: u32,
+    /// Unless the kernel says another.
+    result: i32,
+    /// It holds memory, or a place in a row: its end is to be seen before a sleep.
+    is_awaited: bool,
 }
 
-impl Hasty {
+/// Attempts that end while they are submitted, and are heard of only if they fail.
+#[derive(Debug, Default)]
+struct Hasties {
+    queued: Vec<Hasty>,
+    submitted: VecDeque<Hasty>,
+}
+
+impl Hasties {
     /// That one failed.
     fn forget(&mut self, op: u32) {
-        self.queued.retain(|(queued, _)| *queued != op);
-        self.submitted.retain(|(submitted, _)| *submitted != op);
+        self.queued.retain(|queued| queued.op != op);
+        self.submitted.retain(|submitted| submitted.op != op);
+    }
+
+    /// Is there one that somebody waits for, submitted or not?
+    fn are_awaited(&self) -> bool {
+        self.queued.iter().any(|queued| queued.is_awaited) || self.have_ended()
+    }
+
+    /// Has one ended that somebody waits for?
+    fn have_ended(&self) -> bool {
+        self.submitted.iter().any(|submitted| submitted.is_awaited)
     }
 }
 
@@ -79,8 +96,7 @@ pub(super) struct Uring {
     poll_first: bool,
     /// This kernel can be asked to report failures alone.
     can_skip: bool,
-    /// Attempts that end while they are submitted, and are heard of only if they fail.
-    hasty: Hasty,
+    hasty: Hasties,
 }
 
 impl std::fmt::Debug for Uring {
@@ -132,7 +148,7 @@ impl Uring {
             fixed_files,
             poll_first,
             can_skip,
-            hasty: Hasty::default(),
+            hasty: Hasties::default(),
         };
         uring.await_wake();
         Ok(uring)
@@ -159,7 +175,8 @@ impl Uring {
             // What has to wait for room in the queue is reported as everything is.
             let skipping = sqe.clone().flags(Flags::SKIP_SUCCESS).user_data(HASTY | u64::from(op));
             if self.backlog.is_empty() && self.try_push(&skipping) {
-                return self.hasty.queued.push((op, result));
+                let is_awaited = !matches!(attempt, Attempt::Signal(_));
+                return self.hasty.queued.push(Hasty { op, result, is_awaited });
             }
         }
         self.push(sqe.user_data(u64::from(op)));
@@ -270,19 +287,18 @@ impl Uring {
     pub(super) fn wait(&mut self, spin: Duration, timeout: Option<Duration>) -> io::Result<()> {
         self.push_backlog();
         let dont_wait = timeout == Some(Duration::ZERO) || !self.ring.completion().is_empty();
-        if dont_wait || !spin.is_zero() {
+        if dont_wait || !spin.is_zero() || self.hasty.are_awaited() {
             if !self.ring.submission().is_empty() || self.ring.submission().taskrun() {
                 quiet(self.submit())?;
             }
-            if dont_wait || self.spin(spin, || false) {
+            if dont_wait || (!spin.is_zero() && self.spin(spin, || false)) {
+                return Ok(());
+            }
+            // Nothing would wake us up to see it.
+            if self.hasty.have_ended() {
                 return Ok(());
             }
         }
-        // What ends while it is submitted is no reason to wake up, unless it fails, or nothing else happens.
-        let timeout = match self.hasty.queued.is_empty() {
-            true => timeout,
-            false => Some(timeout.map_or(UNSEEN_MAX, |timeout| timeout.min(UNSEEN_MAX))),
-        };
         self.enter(1, timeout)
     }
 
@@ -362,12 +378,12 @@ impl Uring {
 
     /// An attempt that ended while it was submitted: a failure would have been reported by now.
     fn next_unreported(&mut self) -> Option<Ended> {
-        if !self.hasty.submitted.is_empty() && self.ring.submission().cq_overflow() {
-            // It may be among what had no room.
-            let _ = self.submit();
-            return self.next();
+        let late = self.ring.submission().cq_overflow() || self.ring.submission().taskrun();
+        if late && !self.hasty.submitted.is_empty() {
+            // It may be among what had no room, or what the kernel has deferred: failed writes are.
+            return self.submit().ok().and_then(|_| self.next());
         }
-        let (op, result) = self.hasty.submitted.pop_front()?;
+        let Hasty { op, result, .. } = self.hasty.submitted.pop_front()?;
         Some(Ended { op, result, more_to_receive: false })
     }
 
