@@ -1,4 +1,5 @@
-//! The boundary between the control thread and a shard's thread: calls in, events out.
+//! The boundary between the control thread and a shard's thread: calls in, events out. Here are the calls; [`ShardHandle`] has a function
+//! for each.
 //!
 //! A call is a value put into a channel, then a wake-up; the shard answers through the call's own
 //! one-shot channel when the engine has finished. Changes have no time-out here, because a change

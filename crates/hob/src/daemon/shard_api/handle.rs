@@ -252,10 +252,7 @@ impl ShardHandle {
     }
 
     /// Gives up after [`PATIENCE`].
-    pub(super) async fn ask_in_time<T>(
-        &self,
-        call: impl FnOnce(Answer<T>) -> ShardCall,
-    ) -> Result<T, ShardError> {
+    async fn ask_in_time<T>(&self, call: impl FnOnce(Answer<T>) -> ShardCall) -> Result<T, ShardError> {
         tokio::time::timeout(PATIENCE, self.ask(call)).await.unwrap_or(Err(ShardError::Busy))
     }
 
