@@ -37,12 +37,14 @@ mod disk;
 mod fill;
 mod gate;
 mod growth;
+mod issue;
 mod jobs;
 mod lent;
 mod merge;
 mod ownership;
 mod read;
 mod records;
+mod request;
 mod shared;
 mod stranded;
 mod structure;
@@ -56,17 +58,17 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::admission::Run;
 use crate::cache::FlashRun;
-use crate::claims::{Claims, Kind, Range};
-use crate::command::{Access, Event, Role};
-use crate::device::{self, Devices, Health};
-use crate::io::{BufferCopy, BufferSlice, Io, IoError, IoOp, Op, PayloadMemory, Reply, Request, Target};
+use crate::claims::{Claims, Range};
+use crate::command::Event;
+use crate::device::{Devices, Health};
+use crate::io::{BufferCopy, BufferSlice, Io, IoError, Op, Reply, Request, Target};
 use crate::memory::Seen;
 use crate::outcome::Outcome;
 use crate::qos;
 use crate::sizing::Sizing;
 use crate::slab::Slab;
 use crate::stats::DiskStats;
-use crate::units::{BufferId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES, sector_ceil, sector_floor};
+use crate::units::{BufferId, DiskId, Instant, IoId, RequestId};
 use crate::vscsi::Histograms;
 use commit::JournalIo;
 use disk::Disk;
@@ -299,62 +301,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins a request that came at `arrived`.
-    #[inline]
-    fn enter(&mut self, now: Instant, arrived: Instant, request: Request) {
-        let disk = self.disk_mut(request.disk);
-        disk.in_flight += 1;
-        let was_declined = request.memory == PayloadMemory::DaemonAfterGuest;
-        disk.ownership.guests += u32::from(!request.op.is_own());
-        if was_declined {
-            disk.histograms.come_back(request.op);
-        } else if !request.op.is_own() {
-            disk.histograms.arrive(arrived, &request);
-            if !request.passes_by() {
-                disk.sizing.note(&request);
-            }
-        }
-        let range = Range {
-            disk: request.disk,
-            first: request.offset / SECTOR_BYTES,
-            end: (request.offset + request.len).div_ceil(SECTOR_BYTES),
-        };
-        let (run, seen) =
-            if was_declined { (Run::Other, Seen::default()) } else { self.observe(&request, range) };
-        let slot = self.requests.insert(Active {
-            request,
-            arrived,
-            range,
-            phase: Phase::Waiting,
-            pending: 0,
-            run,
-            seen,
-            outcome: Outcome::CacheOff,
-            fill_bytes: 0,
-            over_dirty: false,
-            failed: false,
-            shared: Vec::new(),
-            written: Vec::new(),
-            not_admitted: false,
-            zoned: false,
-            flush_mark: 0,
-        });
-        match request.op {
-            Op::Flush => self.start_flush(now, slot),
-            Op::Settle => self.start_settle(now, slot),
-            Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.enter_read(now, slot),
-            Op::Write(_) | Op::Discard(_) | Op::WriteZeroes(..) | Op::Forget => {
-                if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
-                    self.go_on(now, slot);
-                }
-            }
-        }
-        // The request has entered its own claim: it does not wait for what is read after it.
-        if let Some(ahead) = seen.wanted {
-            self.read_ahead(now, request.disk, ahead);
-        }
-    }
-
     /// Takes the end of an I/O in. `sums` are the CRC-32C of each sector that flash I/O moved, in
     /// order; they are not looked at for other I/O, and for failed I/O.
     pub fn handle_completion(&mut self, now: Instant, id: IoId, result: Result<(), IoError>, sums: &[u32]) {
@@ -491,55 +437,6 @@ impl Engine {
         self.requests.len() + self.owner_waits
     }
 
-    fn check(&self, request: &Request) -> Result<(), IoError> {
-        let Some(disk) = self.disks.get(request.disk.0 as usize).and_then(Option::as_ref) else {
-            return Err(IoError::ShuttingDown);
-        };
-        let end = request.offset.checked_add(request.len);
-        let fits = end.is_some_and(|end| end <= disk.config.size_bytes);
-        let sized = match request.op {
-            Op::Flush | Op::Settle => request.len == 0,
-            _ => (1..=REQUEST_BYTES_MAX).contains(&request.len),
-        };
-        if disk.removing.is_some() {
-            Err(IoError::ShuttingDown)
-        } else if !fits || !sized {
-            Err(IoError::Invalid)
-        } else if request.op.modifies() && disk.config.access == Access::ReadOnly {
-            Err(IoError::ReadOnly)
-        } else {
-            Ok(())
-        }
-    }
-
-    /// Shows a new read or write to the admission of its disk's cache, and to memory: what run is it part of for
-    /// each?
-    #[inline]
-    fn observe(&mut self, request: &Request, range: Range) -> (Run, Seen) {
-        let disk = self.disk_mut(request.disk);
-        if request.passes_by() || request.op.is_own() || disk.ownership.role != Role::Here {
-            return (Run::Other, Seen::default());
-        }
-        let run = match (request.op, &mut disk.cache) {
-            (Op::Read | Op::Write(_), Some(cache)) => cache.observe(range.first, range.end),
-            _ => Run::Other,
-        };
-        let seen = match (request.op, &mut disk.memory) {
-            (Op::Read, Some(memory)) => memory.observe(range.first, range.end),
-            _ => Seen::default(),
-        };
-        (run, seen)
-    }
-
-    fn refuse(&mut self, now: Instant, request: &Request, error: IoError) {
-        if let Some(Some(disk)) = self.disks.get_mut(request.disk.0 as usize) {
-            disk.record(now, now, request, Outcome::Refused);
-        }
-        let Request { id, disk, .. } = *request;
-        self.reply_out.push_back(Reply { id, disk, result: Err(error), outcome: Outcome::Refused });
-        self.release_out.extend(request.buffer);
-    }
-
     /// Starts what became possible, until nothing more does.
     fn run(&mut self, now: Instant) {
         loop {
@@ -585,180 +482,6 @@ impl Engine {
         if may_work && !std::mem::replace(&mut it.awake, true) {
             self.awake.push(disk);
         }
-    }
-
-    /// Answers a request. It stays in flight until `finish`.
-    fn reply(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
-        self.keep_in_memory(slot, result);
-        let Active { request, arrived, outcome, .. } = &self.requests[slot];
-        let reply = Reply { id: request.id, disk: request.disk, result, outcome: *outcome };
-        let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
-        disk.note_change(request);
-        disk.record(now, *arrived, request, *outcome);
-        if !request.op.is_own() {
-            disk.histograms.answer(now - *arrived, request.op);
-        }
-        let is_hit = *outcome == Outcome::Hit || outcome.is_from_memory();
-        if request.op == Op::Read && is_hit && !request.passes_by() {
-            disk.sizing.hit();
-        }
-        self.reply_out.push_back(reply);
-    }
-
-    /// Ends an answered request: claim and buffer are free.
-    fn finish(&mut self, slot: u32) {
-        let active = self.requests.remove(slot);
-        assert_eq!(active.pending, 0, "a request ends with I/O in flight");
-        if active.range.first < active.range.end {
-            let runnable = &mut self.runnable;
-            self.claims.leave(slot, |granted| runnable.push_back(granted));
-        }
-        self.fill_bytes -= active.fill_bytes;
-        self.filling -= u32::from(active.phase == Phase::Fill);
-        self.release_out.extend(active.request.buffer);
-        let disk = self.disk_mut(active.request.disk);
-        disk.in_flight -= 1;
-        disk.ownership.guests -= u32::from(!active.request.op.is_own());
-        self.unsettled.push(active.request.disk);
-    }
-
-    /// Sends an I/O to the backing of a request's disk.
-    fn issue_backing(&mut self, now: Instant, slot: u32, op: IoOp) {
-        let active = &self.requests[slot];
-        let request = active.request;
-        let (offset, end) = match op {
-            IoOp::Flush => (0, 0),
-            IoOp::Read => {
-                let size = self.disk(request.disk).config.size_bytes;
-                let end = sector_ceil(request.offset + request.len).min(size);
-                (sector_floor(request.offset), end)
-            }
-            _ => (request.offset, request.offset + request.len),
-        };
-        let slice = match op {
-            IoOp::Read | IoOp::Write(_) => request.buffer.map(|id| BufferSlice {
-                id,
-                offset: (offset - sector_floor(request.offset)) as u32,
-                len: (end - offset) as u32,
-            }),
-            _ => None,
-        };
-        let target = Target::Backing(request.disk);
-        self.issue(now, Owner::Request(slot), request.disk, target, op, (offset, end - offset), slice, 0);
-    }
-
-    /// Sends an I/O of a request to flash for each of `runs`.
-    fn issue_runs(&mut self, now: Instant, slot: u32, op: IoOp) {
-        let request = self.requests[slot].request;
-        let buffer = request.buffer.expect("flash I/O moves payload");
-        self.issue_runs_of(now, Owner::Request(slot), request.disk, buffer, op);
-    }
-
-    /// Sends an I/O to flash for each of `runs`, with a buffer whose start is the runs' sector 0.
-    fn issue_runs_of(&mut self, now: Instant, owner: Owner, disk: DiskId, id: BufferId, op: IoOp) {
-        let runs = std::mem::take(&mut self.runs);
-        for FlashRun { extent, buffer_sector } in &runs {
-            let len = extent.count * SECTOR_BYTES;
-            let slice = BufferSlice { id, offset: (buffer_sector * SECTOR_BYTES) as u32, len: len as u32 };
-            let target = Target::Flash(extent.device);
-            self.issue(now, owner, disk, target, op, (extent.offset, len), Some(slice), extent.sector);
-        }
-        self.disk_mut(disk).flash_in_flight += runs.len() as u32;
-        self.runs = runs;
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the parts of an I/O, spelled out at few places")]
-    fn issue(
-        &mut self,
-        now: Instant,
-        owner: Owner,
-        disk: DiskId,
-        target: Target,
-        op: IoOp,
-        (offset, len): (u64, u64),
-        slice: Option<BufferSlice>,
-        sector: u64,
-    ) -> IoId {
-        self.serial += 1;
-        match owner {
-            Owner::Request(slot) => {
-                self.requests[slot].pending += 1;
-                self.disk_mut(disk).backing_in_flight += u32::from(matches!(target, Target::Backing(_)));
-            }
-            Owner::Job(job) => self.jobs[job].pending += 1,
-            Owner::Journal(_) => self.disk_mut(disk).journal_in_flight += 1,
-        }
-        let id = IoId(self.ios.insert(Pending {
-            owner,
-            disk,
-            serial: self.serial,
-            target,
-            is_write: op != IoOp::Read,
-            wanted: now,
-            issued: now,
-            is_counted: false,
-            bytes: len,
-            slice,
-            sector,
-            sectors: len / SECTOR_BYTES,
-        }));
-        self.send_io(now, Io { id, target, op, offset, len, slice });
-        id
-    }
-
-    /// Counts a completed I/O, for its disk and its device. The journal's count as its bytes only.
-    fn account(&mut self, now: Instant, io: &Pending, result: Result<(), IoError>) {
-        let result = if self.is_doubtful(io) { Ok(()) } else { result };
-        let units = qos::units(io.bytes, self.limits.qos_unit_bytes);
-        let disk = self.disk_mut(io.disk);
-        let stats = match (io.owner, io.target) {
-            (Owner::Journal(_), _) => {
-                disk.journal_in_flight -= 1;
-                None
-            }
-            (owner, Target::Backing(_)) => {
-                disk.backing_in_flight -= u32::from(matches!(owner, Owner::Request(_)));
-                // A read that another disk served is none of the backing.
-                (io.is_write || io.bytes > 0).then_some(&mut disk.stats.backing)
-            }
-            (_, Target::Flash(_)) => {
-                disk.flash_in_flight -= 1;
-                Some(&mut disk.stats.flash)
-            }
-        };
-        if let Some(stats) = stats {
-            stats.ios += 1;
-            stats.units += u64::from(units);
-            stats.waited_ns += io.issued - io.wanted;
-            stats.total_ns += now - io.issued;
-            stats.errors += u64::from(result.is_err());
-            match io.is_write {
-                true => stats.write_bytes += io.bytes,
-                false => stats.read_bytes += io.bytes,
-            }
-        }
-        if let Target::Flash(device) = io.target {
-            if result.is_err() {
-                let change = self.devices.get(device).failed(now, &self.health);
-                self.device_changed(device, change);
-            }
-            let ios = &self.ios;
-            let is_outstanding = |id: IoId, serial| ios.contains(id.0) && ios[id.0].serial == serial;
-            let change = self.devices.get(device).check(now, &self.health, is_outstanding);
-            self.device_changed(device, change);
-        }
-    }
-
-    fn check_devices(&mut self, now: Instant) {
-        let (ios, health) = (&self.ios, &self.health);
-        let is_outstanding = |id: IoId, serial| ios.contains(id.0) && ios[id.0].serial == serial;
-        let changes: Vec<_> = self
-            .devices
-            .iter_mut()
-            .map(|(id, device)| (id, device.check(now, health, is_outstanding)))
-            .filter(|(_, change)| *change != device::Change::None)
-            .collect();
-        changes.into_iter().for_each(|(id, change)| self.device_changed(id, change));
     }
 
     fn disk(&self, id: DiskId) -> &Disk {

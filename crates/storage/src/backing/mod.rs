@@ -19,6 +19,7 @@ mod file;
 mod gauge;
 mod handover;
 mod identity;
+mod lock;
 mod modelled;
 pub(crate) mod nbd;
 pub mod objects;
@@ -29,9 +30,7 @@ mod qemu_nbd;
 mod rbd;
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Weak;
 use std::time::Duration;
 
 use hob_engine::command::Access;
@@ -42,6 +41,7 @@ use crate::ring::{Completion, Ring};
 use crate::token::{Token, TokenSpace};
 pub use gauge::Gauge;
 pub use identity::ChangeMark;
+pub use lock::Lock;
 pub use modelled::{ModelledOp, ServiceTime};
 pub use overlay::{OwnMap, Part, Whose};
 pub use parent::{Parent, ParentRead};
@@ -328,62 +328,6 @@ pub trait Driver: Send {
     /// See [`Backing::is_lost`].
     fn is_lost(&self) -> bool {
         false
-    }
-}
-
-/// The lock of an open backing that has one. It ends with the backing, whoever has this still.
-#[derive(Clone, Debug)]
-pub struct Lock(Locked);
-
-/// What is locked.
-#[derive(Clone, Debug)]
-enum Locked {
-    File {
-        file: Weak<OwnedFd>,
-        operation: rustix::fs::FlockOperation,
-    },
-    #[cfg(any(test, feature = "rbd"))]
-    Image(rbd::ImageLock),
-}
-
-impl Lock {
-    fn of_file(file: Weak<OwnedFd>, operation: rustix::fs::FlockOperation) -> Lock {
-        Lock(Locked::File { file, operation })
-    }
-
-    #[cfg(any(test, feature = "rbd"))]
-    fn of_image(image: rbd::ImageLock) -> Lock {
-        Lock(Locked::Image(image))
-    }
-
-    /// Takes it, waiting a moment for one who is just letting it go. Not for the shard's thread.
-    ///
-    /// # Errors
-    /// `WOULDBLOCK` when somebody else keeps it; whatever the system says. That of a backing that was closed is `BADF`.
-    pub fn take(&self) -> io::Result<()> {
-        match &self.0 {
-            Locked::File { file, operation } => {
-                let file = file.upgrade().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
-                crate::lock::lock(&*file, *operation).map_err(io::Error::from)
-            }
-            #[cfg(any(test, feature = "rbd"))]
-            Locked::Image(image) => image.take(),
-        }
-    }
-
-    /// Lets it go. Another host may write the backing from then on.
-    ///
-    /// # Errors
-    /// Whatever the system says.
-    pub fn release(&self) -> io::Result<()> {
-        match &self.0 {
-            Locked::File { file, .. } => {
-                let Some(file) = file.upgrade() else { return Ok(()) };
-                rustix::fs::flock(&*file, rustix::fs::FlockOperation::Unlock).map_err(io::Error::from)
-            }
-            #[cfg(any(test, feature = "rbd"))]
-            Locked::Image(image) => image.release(),
-        }
     }
 }
 

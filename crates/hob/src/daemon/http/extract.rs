@@ -1,11 +1,17 @@
 //! Requests into types and results into responses.
 
+use std::io;
+
 use axum::Json;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, Request};
-use axum::http::StatusCode;
+use axum::http::header::{CONNECTION, UPGRADE};
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use hob_control::Problem;
+use hob_control::peer::DATA_PROTOCOL;
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -29,6 +35,42 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         T::deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| Body(value))).map_err(
             |error| Answer::no(StatusCode::BAD_REQUEST, format!("the request body is wrong: {error}")),
         )
+    }
+}
+
+/// The connection that a request came on, where that asks to speak [`DATA_PROTOCOL`] on it from then on.
+pub(super) struct DataConnection(OnUpgrade);
+
+impl<S: Send + Sync> FromRequest<S> for DataConnection {
+    type Rejection = Answer<()>;
+
+    async fn from_request(mut request: Request, _: &S) -> Result<DataConnection, Answer<()>> {
+        let protocol = request.headers().get(UPGRADE);
+        if protocol.is_none_or(|protocol| protocol.as_bytes() != DATA_PROTOCOL.as_bytes()) {
+            let said = format!("a data connection is asked for with 'Upgrade: {DATA_PROTOCOL}'");
+            return Err(Answer::no(StatusCode::UPGRADE_REQUIRED, said));
+        }
+        Ok(DataConnection(hyper::upgrade::on(&mut request)))
+    }
+}
+
+impl DataConnection {
+    /// Agrees, and lets `speak` have the connection after the answer, or hear why there is none.
+    pub(super) fn switch<F>(
+        self,
+        speak: impl FnOnce(io::Result<TokioIo<Upgraded>>) -> F + Send + 'static,
+    ) -> Response
+    where
+        F: Future<Output = ()> + Send,
+    {
+        tokio::spawn(async move {
+            speak(self.0.await.map(TokioIo::new).map_err(io::Error::other)).await;
+        });
+        let headers = [
+            (CONNECTION, HeaderValue::from_static("upgrade")),
+            (UPGRADE, HeaderValue::from_static(DATA_PROTOCOL)),
+        ];
+        (StatusCode::SWITCHING_PROTOCOLS, headers).into_response()
     }
 }
 

@@ -2,18 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, Request, State};
-use axum::http::header::{CONNECTION, UPGRADE};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use hob_control::peer::DATA_PROTOCOL;
 use hob_control::{Loan, LoanAsk, Peers, Problem};
-use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 
-use super::extract::{Answer, Body};
+use super::extract::{Answer, Body, DataConnection};
 use crate::daemon::manager::{Ended, Manager};
 use crate::daemon::tls::PeerCertificate;
 
@@ -106,31 +102,19 @@ pub(super) async fn data(
     Path(borrower): Path<String>,
     Query(Epoch { epoch }): Query<Epoch>,
     shown: Shown,
-    headers: HeaderMap,
-    mut request: Request,
+    connection: DataConnection,
 ) -> Response {
-    let wants = headers.get(UPGRADE).is_some_and(|protocol| protocol.as_bytes() == DATA_PROTOCOL.as_bytes());
-    if !wants {
-        let said = format!("a data connection is asked for with 'Upgrade: {DATA_PROTOCOL}'");
-        return Answer::no(StatusCode::UPGRADE_REQUIRED, said).into_response();
-    }
     let admitted = match manager.admit_borrower(&borrower, &epoch, name_of(shown)).await {
         Ok(admitted) => admitted,
         Err(refusal) => return Answer::<()>::from(Err(refusal)).into_response(),
     };
-    let upgrade = hyper::upgrade::on(&mut request);
-    tokio::spawn(async move {
-        let served = match upgrade.await {
-            Ok(connection) => admitted.serve(TokioIo::new(connection)).await,
-            Err(error) => Err(std::io::Error::other(error)),
+    connection.switch(move |connection| async move {
+        let served = match connection {
+            Ok(connection) => admitted.serve(connection).await,
+            Err(error) => Err(error),
         };
         if let Err(error) = served {
             tracing::debug!("{borrower}: a connection to its loan broke off: {error}");
         }
-    });
-    let headers = [
-        (CONNECTION, HeaderValue::from_static("upgrade")),
-        (UPGRADE, HeaderValue::from_static(DATA_PROTOCOL)),
-    ];
-    (StatusCode::SWITCHING_PROTOCOLS, headers).into_response()
+    })
 }

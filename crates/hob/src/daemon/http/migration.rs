@@ -4,20 +4,17 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, Query, Request, State};
-use axum::http::header::{CONNECTION, UPGRADE};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use hob_control::peer::DATA_PROTOCOL;
 use hob_control::{
     Arrival, CallAnswer, CarrySession, DiskChanged, Migration, MigrationStart, Problem, TakeBack,
 };
 use hob_engine::migration::Order;
-use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 
-use super::extract::{Answer, Body};
+use super::extract::{Answer, Body, DataConnection};
 use crate::daemon::manager::{CHANGED_BYTES_MAX, CallIn, Manager};
 
 type App = State<Arc<Manager>>;
@@ -230,28 +227,16 @@ pub(super) async fn data(
     Path(disk): Path<String>,
     Query(session): Query<CarrySession>,
     Query(DataOf { former }): Query<DataOf>,
-    headers: HeaderMap,
-    mut request: Request,
+    connection: DataConnection,
 ) -> Response {
-    let wants = headers.get(UPGRADE).is_some_and(|protocol| protocol.as_bytes() == DATA_PROTOCOL.as_bytes());
-    if !wants {
-        let said = format!("a data connection is asked for with 'Upgrade: {DATA_PROTOCOL}'");
-        return Answer::no(StatusCode::UPGRADE_REQUIRED, said).into_response();
-    }
     let taker = match manager.data_in(&disk, &session, former) {
         Ok(taker) => taker,
         Err(refusal) => return Answer::<()>::from(Err(refusal)).into_response(),
     };
-    let upgrade = hyper::upgrade::on(&mut request);
-    tokio::spawn(async move {
-        match upgrade.await {
-            Ok(connection) => taker.put(TokioIo::new(connection)),
+    connection.switch(move |connection| async move {
+        match connection {
+            Ok(connection) => taker.put(connection),
             Err(error) => tracing::debug!("{disk}: a data connection was not taken over: {error}"),
         }
-    });
-    let headers = [
-        (CONNECTION, HeaderValue::from_static("upgrade")),
-        (UPGRADE, HeaderValue::from_static(DATA_PROTOCOL)),
-    ];
-    (StatusCode::SWITCHING_PROTOCOLS, headers).into_response()
+    })
 }

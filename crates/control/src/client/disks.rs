@@ -1,0 +1,166 @@
+//! Questions and instructions about a disk: its life, its exports and bitmaps, its cache, its figures.
+
+use hyper::Method;
+
+use super::{Client, ClientError, disk_path, percent_encode};
+use crate::{
+    BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, Disk, DiskAdd, DiskChanged,
+    DiskCurve, DiskHistograms, DiskResize, DiskStats, EventReport, Explanation, Export, ExportDirty,
+    LifeEvent, OnDirty,
+};
+
+impl Client {
+    /// All disks.
+    pub async fn disks(&self) -> Result<Vec<Disk>, ClientError> {
+        self.get("/v1/disks").await
+    }
+
+    /// One disk.
+    pub async fn disk(&self, disk: &str) -> Result<Disk, ClientError> {
+        self.get(&disk_path(disk)).await
+    }
+
+    /// Serves a disk.
+    pub async fn disk_add(&self, add: &DiskAdd) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, "/v1/disks", Some(add)).await
+    }
+
+    /// Stops serving a disk: once it is drained, or with what is dirty lost. Its backing keeps its data.
+    pub async fn disk_remove(&self, disk: &str, dirty: OnDirty) -> Result<DiskChanged, ClientError> {
+        self.delete(&format!("{}{}", disk_path(disk), dirty.query())).await
+    }
+
+    /// Lets a disk be larger.
+    pub async fn disk_resize(&self, disk: &str, resize: &DiskResize) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/resize", disk_path(disk)), Some(resize)).await
+    }
+
+    /// Reports what happened to a disk's machine.
+    pub async fn disk_event(&self, disk: &str, event: LifeEvent) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/events", disk_path(disk)), Some(&EventReport { event })).await
+    }
+
+    /// Gives a disk another export.
+    pub async fn export_add(&self, disk: &str, export: &Export) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/exports", disk_path(disk)), Some(export)).await
+    }
+
+    /// Takes one away.
+    pub async fn export_remove(&self, disk: &str, export: &str) -> Result<DiskChanged, ClientError> {
+        self.delete(&format!("{}/exports/{}", disk_path(disk), percent_encode(export))).await
+    }
+
+    /// A disk's bitmaps.
+    pub async fn bitmaps(&self, disk: &str) -> Result<Bitmaps, ClientError> {
+        self.get(&format!("{}/bitmaps", disk_path(disk))).await
+    }
+
+    /// Gives a disk another bitmap.
+    pub async fn bitmap_add(&self, disk: &str, add: &BitmapAdd) -> Result<Bitmaps, ClientError> {
+        self.send(Method::POST, &format!("{}/bitmaps", disk_path(disk)), Some(add)).await
+    }
+
+    /// Takes one away.
+    pub async fn bitmap_remove(&self, disk: &str, bitmap: &str) -> Result<Bitmaps, ClientError> {
+        self.delete(&bitmap_path(disk, bitmap)).await
+    }
+
+    /// Lets one forget what it has noted.
+    pub async fn bitmap_clear(&self, disk: &str, bitmap: &str) -> Result<Bitmaps, ClientError> {
+        self.send(Method::POST, &format!("{}/clear", bitmap_path(disk, bitmap)), None::<&()>).await
+    }
+
+    /// Freezes what one has noted under another name, and lets it go on empty.
+    pub async fn bitmap_rotate(
+        &self,
+        disk: &str,
+        bitmap: &str,
+        rotate: &BitmapRotate,
+    ) -> Result<Bitmaps, ClientError> {
+        self.send(Method::POST, &format!("{}/rotate", bitmap_path(disk, bitmap)), Some(rotate)).await
+    }
+
+    /// Puts what one has noted into another, and takes it away.
+    pub async fn bitmap_merge(
+        &self,
+        disk: &str,
+        bitmap: &str,
+        merge: &BitmapMerge,
+    ) -> Result<Bitmaps, ClientError> {
+        self.send(Method::POST, &format!("{}/merge", bitmap_path(disk, bitmap)), Some(merge)).await
+    }
+
+    /// Gives a disk a cache.
+    pub async fn cache_enable(&self, disk: &str, enable: &CacheEnable) -> Result<DiskChanged, ClientError> {
+        self.send(Method::PUT, &format!("{}/cache", disk_path(disk)), Some(enable)).await
+    }
+
+    /// Changes a cache.
+    pub async fn cache_patch(&self, disk: &str, patch: &CachePatch) -> Result<DiskChanged, ClientError> {
+        self.send(Method::PATCH, &format!("{}/cache", disk_path(disk)), Some(patch)).await
+    }
+
+    /// Takes a cache away: once it is drained, or with what is dirty lost.
+    pub async fn cache_disable(&self, disk: &str, dirty: OnDirty) -> Result<DiskChanged, ClientError> {
+        self.delete(&format!("{}/cache{}", disk_path(disk), dirty.query())).await
+    }
+
+    /// Begins to bring a cache's dirty data to the backing, or goes on doing so.
+    pub async fn drain(&self, disk: &str) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/drain", disk_path(disk)), None::<&()>).await
+    }
+
+    /// Ends a drain before it is done.
+    pub async fn drain_stop(&self, disk: &str) -> Result<DiskChanged, ClientError> {
+        self.delete(&format!("{}/drain", disk_path(disk))).await
+    }
+
+    /// Gives up what is dirty: acknowledged writes are lost.
+    pub async fn discard_dirty(&self, disk: &str) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/cache/discard-dirty", disk_path(disk)), None::<&()>).await
+    }
+
+    /// Has the daemon write what is dirty into a file on its host.
+    pub async fn export_dirty(&self, disk: &str, export: &ExportDirty) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/cache/export-dirty", disk_path(disk)), Some(export)).await
+    }
+
+    /// Empties a cache.
+    pub async fn cache_clear(&self, disk: &str) -> Result<DiskChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/cache/clear", disk_path(disk)), None::<&()>).await
+    }
+
+    /// A disk's figures.
+    pub async fn stats(&self, disk: &str) -> Result<DiskStats, ClientError> {
+        self.get(&format!("{}/stats", disk_path(disk))).await
+    }
+
+    /// What a disk is asked for.
+    pub async fn histograms(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
+        self.get(&format!("{}/histograms", disk_path(disk))).await
+    }
+
+    /// Begins its histograms anew.
+    pub async fn histograms_reset(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
+        self.delete(&format!("{}/histograms", disk_path(disk))).await
+    }
+
+    /// What caches of other sizes would do for a disk.
+    pub async fn curve(&self, disk: &str) -> Result<DiskCurve, ClientError> {
+        self.get(&format!("{}/curve", disk_path(disk))).await
+    }
+
+    /// Begins to learn that anew.
+    pub async fn curve_reset(&self, disk: &str) -> Result<DiskCurve, ClientError> {
+        self.delete(&format!("{}/curve", disk_path(disk))).await
+    }
+
+    /// Why a disk's I/O is or is not served from flash.
+    pub async fn explain(&self, disk: &str) -> Result<Explanation, ClientError> {
+        self.get(&format!("{}/explain", disk_path(disk))).await
+    }
+}
+
+fn bitmap_path(disk: &str, bitmap: &str) -> String {
+    format!("{}/bitmaps/{}", disk_path(disk), percent_encode(bitmap))
+}

@@ -1,0 +1,119 @@
+//! Questions and instructions about a daemon and its flash: health, pools, what hosts lend each other, swap.
+
+use hyper::Method;
+
+use super::{Client, ClientError, percent_encode};
+use crate::{
+    DeviceAdd, DevicePatch, DiskLoad, Health, Peers, Pool, PoolChanged, PoolCreate, Swap, SwapChanged,
+    SwapCreate, SwapPatch, Version,
+};
+
+impl Client {
+    /// Who answers.
+    pub async fn version(&self) -> Result<Version, ClientError> {
+        self.get("/v1/version").await
+    }
+
+    /// What is wrong, if anything is.
+    pub async fn health(&self) -> Result<Health, ClientError> {
+        self.get("/v1/health").await
+    }
+
+    /// What each disk has done so far.
+    pub async fn load(&self) -> Result<Vec<DiskLoad>, ClientError> {
+        self.get("/v1/load").await
+    }
+
+    /// All pools.
+    pub async fn pools(&self) -> Result<Vec<Pool>, ClientError> {
+        self.get("/v1/pools").await
+    }
+
+    /// One pool.
+    pub async fn pool(&self, pool: &str) -> Result<Pool, ClientError> {
+        self.get(&pool_path(pool)).await
+    }
+
+    /// Makes a pool.
+    pub async fn pool_create(&self, create: &PoolCreate) -> Result<PoolChanged, ClientError> {
+        self.send(Method::POST, "/v1/pools", Some(create)).await
+    }
+
+    /// Forgets a pool without caches.
+    pub async fn pool_remove(&self, pool: &str) -> Result<PoolChanged, ClientError> {
+        self.delete(&pool_path(pool)).await
+    }
+
+    /// Gives a pool another device.
+    pub async fn device_add(&self, pool: &str, add: &DeviceAdd) -> Result<PoolChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/devices", pool_path(pool)), Some(add)).await
+    }
+
+    /// Lets a device give new segments, or no more of them.
+    pub async fn device_set(
+        &self,
+        pool: &str,
+        path: &str,
+        patch: &DevicePatch,
+    ) -> Result<PoolChanged, ClientError> {
+        self.send(Method::PATCH, &device_path(pool, path), Some(patch)).await
+    }
+
+    /// Takes a device from a pool.
+    pub async fn device_remove(&self, pool: &str, path: &str) -> Result<PoolChanged, ClientError> {
+        self.delete(&device_path(pool, path)).await
+    }
+
+    /// Frees the room of a persistent cache that belongs to no disk, and loses what is in it.
+    pub async fn orphan_discard(&self, pool: &str, owner: &str) -> Result<PoolChanged, ClientError> {
+        self.delete(&format!("{}/orphans/{}", pool_path(pool), percent_encode(owner))).await
+    }
+
+    /// What the daemon's host lends and borrows.
+    pub async fn peers(&self) -> Result<Peers, ClientError> {
+        self.get("/v1/peers").await
+    }
+
+    /// Ends a loan; with `forget`, the borrower may ask for another one.
+    pub async fn loan_end(&self, borrower: &str, forget: bool) -> Result<Vec<String>, ClientError> {
+        let path = format!("/v1/loans/{}/end?forget={forget}", percent_encode(borrower));
+        self.send(Method::POST, &path, None::<&()>).await
+    }
+
+    /// Swap areas of the host.
+    pub async fn swaps(&self) -> Result<Vec<Swap>, ClientError> {
+        self.get("/v1/swap").await
+    }
+
+    /// One swap area.
+    pub async fn swap(&self, name: &str) -> Result<Swap, ClientError> {
+        self.get(&swap_path(name)).await
+    }
+
+    /// Makes a swap area.
+    pub async fn swap_create(&self, create: &SwapCreate) -> Result<SwapChanged, ClientError> {
+        self.send(Method::POST, "/v1/swap", Some(create)).await
+    }
+
+    /// Turns a swap area on or off.
+    pub async fn swap_set(&self, name: &str, patch: &SwapPatch) -> Result<SwapChanged, ClientError> {
+        self.send(Method::PATCH, &swap_path(name), Some(patch)).await
+    }
+
+    /// Gives a swap area back to its pool.
+    pub async fn swap_remove(&self, name: &str) -> Result<SwapChanged, ClientError> {
+        self.send(Method::DELETE, &swap_path(name), None::<&()>).await
+    }
+}
+
+fn pool_path(pool: &str) -> String {
+    format!("/v1/pools/{}", percent_encode(pool))
+}
+
+fn device_path(pool: &str, path: &str) -> String {
+    format!("{}/devices?path={}", pool_path(pool), percent_encode(path))
+}
+
+fn swap_path(name: &str) -> String {
+    format!("/v1/swap/{}", percent_encode(name))
+}

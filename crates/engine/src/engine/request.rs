@@ -1,0 +1,153 @@
+//! What all requests have in common: how they come in, are answered, and end. What becomes of them in between is in `read.rs`, `write.rs` and
+//! those that these name.
+
+use super::{Active, Engine, Phase, REQUEST_BYTES_MAX};
+use crate::admission::Run;
+use crate::claims::{Kind, Range};
+use crate::command::{Access, Role};
+use crate::io::{IoError, Op, PayloadMemory, Reply, Request};
+use crate::memory::Seen;
+use crate::outcome::Outcome;
+use crate::units::{Instant, SECTOR_BYTES};
+
+impl Engine {
+    /// Begins a request that came at `arrived`.
+    #[inline]
+    pub(super) fn enter(&mut self, now: Instant, arrived: Instant, request: Request) {
+        let disk = self.disk_mut(request.disk);
+        disk.in_flight += 1;
+        let was_declined = request.memory == PayloadMemory::DaemonAfterGuest;
+        disk.ownership.guests += u32::from(!request.op.is_own());
+        if was_declined {
+            disk.histograms.come_back(request.op);
+        } else if !request.op.is_own() {
+            disk.histograms.arrive(arrived, &request);
+            if !request.passes_by() {
+                disk.sizing.note(&request);
+            }
+        }
+        let range = Range {
+            disk: request.disk,
+            first: request.offset / SECTOR_BYTES,
+            end: (request.offset + request.len).div_ceil(SECTOR_BYTES),
+        };
+        let (run, seen) =
+            if was_declined { (Run::Other, Seen::default()) } else { self.observe(&request, range) };
+        let slot = self.requests.insert(Active {
+            request,
+            arrived,
+            range,
+            phase: Phase::Waiting,
+            pending: 0,
+            run,
+            seen,
+            outcome: Outcome::CacheOff,
+            fill_bytes: 0,
+            over_dirty: false,
+            failed: false,
+            shared: Vec::new(),
+            written: Vec::new(),
+            not_admitted: false,
+            zoned: false,
+            flush_mark: 0,
+        });
+        match request.op {
+            Op::Flush => self.start_flush(now, slot),
+            Op::Settle => self.start_settle(now, slot),
+            Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.enter_read(now, slot),
+            Op::Write(_) | Op::Discard(_) | Op::WriteZeroes(..) | Op::Forget => {
+                if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
+                    self.go_on(now, slot);
+                }
+            }
+        }
+        // The request has entered its own claim: it does not wait for what is read after it.
+        if let Some(ahead) = seen.wanted {
+            self.read_ahead(now, request.disk, ahead);
+        }
+    }
+
+    pub(super) fn check(&self, request: &Request) -> Result<(), IoError> {
+        let Some(disk) = self.disks.get(request.disk.0 as usize).and_then(Option::as_ref) else {
+            return Err(IoError::ShuttingDown);
+        };
+        let end = request.offset.checked_add(request.len);
+        let fits = end.is_some_and(|end| end <= disk.config.size_bytes);
+        let sized = match request.op {
+            Op::Flush | Op::Settle => request.len == 0,
+            _ => (1..=REQUEST_BYTES_MAX).contains(&request.len),
+        };
+        if disk.removing.is_some() {
+            Err(IoError::ShuttingDown)
+        } else if !fits || !sized {
+            Err(IoError::Invalid)
+        } else if request.op.modifies() && disk.config.access == Access::ReadOnly {
+            Err(IoError::ReadOnly)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Shows a new read or write to the admission of its disk's cache, and to memory: what run is it part of for
+    /// each?
+    #[inline]
+    fn observe(&mut self, request: &Request, range: Range) -> (Run, Seen) {
+        let disk = self.disk_mut(request.disk);
+        if request.passes_by() || request.op.is_own() || disk.ownership.role != Role::Here {
+            return (Run::Other, Seen::default());
+        }
+        let run = match (request.op, &mut disk.cache) {
+            (Op::Read | Op::Write(_), Some(cache)) => cache.observe(range.first, range.end),
+            _ => Run::Other,
+        };
+        let seen = match (request.op, &mut disk.memory) {
+            (Op::Read, Some(memory)) => memory.observe(range.first, range.end),
+            _ => Seen::default(),
+        };
+        (run, seen)
+    }
+
+    pub(super) fn refuse(&mut self, now: Instant, request: &Request, error: IoError) {
+        if let Some(Some(disk)) = self.disks.get_mut(request.disk.0 as usize) {
+            disk.record(now, now, request, Outcome::Refused);
+        }
+        let Request { id, disk, .. } = *request;
+        self.reply_out.push_back(Reply { id, disk, result: Err(error), outcome: Outcome::Refused });
+        self.release_out.extend(request.buffer);
+    }
+
+    /// Answers a request. It stays in flight until `finish`.
+    pub(super) fn reply(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        self.keep_in_memory(slot, result);
+        let Active { request, arrived, outcome, .. } = &self.requests[slot];
+        let reply = Reply { id: request.id, disk: request.disk, result, outcome: *outcome };
+        let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        disk.note_change(request);
+        disk.record(now, *arrived, request, *outcome);
+        if !request.op.is_own() {
+            disk.histograms.answer(now - *arrived, request.op);
+        }
+        let is_hit = *outcome == Outcome::Hit || outcome.is_from_memory();
+        if request.op == Op::Read && is_hit && !request.passes_by() {
+            disk.sizing.hit();
+        }
+        self.reply_out.push_back(reply);
+    }
+
+    /// Ends an answered request: claim and buffer are free.
+    pub(super) fn finish(&mut self, slot: u32) {
+        let active = self.requests.remove(slot);
+        assert_eq!(active.pending, 0, "a request ends with I/O in flight");
+        if active.range.first < active.range.end {
+            let runnable = &mut self.runnable;
+            self.claims.leave(slot, |granted| runnable.push_back(granted));
+        }
+        self.fill_bytes -= active.fill_bytes;
+        self.filling -= u32::from(active.phase == Phase::Fill);
+        self.release_out.extend(active.request.buffer);
+        let disk = self.disk_mut(active.request.disk);
+        disk.in_flight -= 1;
+        disk.ownership.guests -= u32::from(!active.request.op.is_own());
+        self.unsettled.push(active.request.disk);
+    }
+}

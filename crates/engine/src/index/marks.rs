@@ -1,0 +1,254 @@
+//! What an index knows beyond validity in a cache with a journal: what is dirty, what the durable journal says of it, and of whose checksum
+//! nothing is known.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::bitmap::Bitmap;
+use super::{Index, NO_FRAME};
+use crate::units::{BlockNo, FrameNo};
+
+/// What is known of the sectors of a cache with a journal.
+#[derive(Clone, Debug)]
+pub(super) struct Marks {
+    /// Valid, and not on the backing.
+    pub(super) dirty: Bitmap,
+    /// May be dirty in the durable journal: what lies there is not to be replaced by another block's data, and to be
+    /// overwritten only where it is unproven.
+    pub(super) held: Bitmap,
+    /// Dirty in the durable journal, without a checksum.
+    pub(super) unproven: Bitmap,
+    /// Frames used since somebody asked.
+    pub(super) used: Bitmap,
+    pub(super) dirty_sectors: u64,
+    /// Of unknown checksum until they are read: unproven when the cache was recovered.
+    pub(super) unknown: BTreeSet<u64>,
+    /// Frames that hold a second copy, by the frame that holds the first, and the other way round.
+    pub(super) second_of: BTreeMap<FrameNo, FrameNo>,
+    pub(super) first_of: BTreeMap<FrameNo, FrameNo>,
+}
+
+impl Marks {
+    /// Memory; of trees, half as much again as their entries take.
+    pub(super) fn bytes(&self) -> u64 {
+        let frames = (self.second_of.len() + self.first_of.len()) * size_of::<(FrameNo, FrameNo)>();
+        let trees = (frames + self.unknown.len() * size_of::<u64>()) * 3 / 2;
+        3 * self.dirty.bytes() + self.used.bytes() + trees as u64
+    }
+}
+
+impl Index {
+    /// Can sectors be dirty and held?
+    pub(crate) fn keeps_marks(&self) -> bool {
+        self.marks.is_some()
+    }
+
+    /// From now on sectors can be dirty and held.
+    pub(crate) fn keep_marks(&mut self) {
+        let sectors = self.sums.len() as u64;
+        self.marks.get_or_insert_with(|| {
+            Box::new(Marks {
+                dirty: Bitmap::new(sectors),
+                held: Bitmap::new(sectors),
+                dirty_sectors: 0,
+                unproven: Bitmap::new(sectors),
+                used: Bitmap::new(sectors >> self.block_shift),
+                unknown: BTreeSet::new(),
+                second_of: BTreeMap::new(),
+                first_of: BTreeMap::new(),
+            })
+        });
+    }
+
+    /// Sectors that are dirty.
+    #[inline]
+    pub(crate) fn dirty_sectors(&self) -> u64 {
+        self.marks.as_ref().map_or(0, |marks| marks.dirty_sectors)
+    }
+
+    #[inline]
+    pub(crate) fn is_dirty(&self, sector: u64) -> bool {
+        self.marks.as_ref().is_some_and(|marks| marks.dirty.get(sector))
+    }
+
+    /// How many of these sectors are dirty.
+    #[inline]
+    pub(crate) fn count_dirty(&self, first: u64, count: u64) -> u64 {
+        self.marks.as_ref().map_or(0, |marks| marks.dirty.count(first, count))
+    }
+
+    /// Makes a valid sector dirty.
+    pub(crate) fn set_dirty(&mut self, sector: u64) {
+        debug_assert!(self.is_valid(sector));
+        let frame = FrameNo((sector >> self.block_shift) as u32);
+        let marks = self.marks.as_mut().expect("only a persistent cache has dirty data");
+        if !marks.dirty.get(sector) {
+            marks.dirty.set(sector);
+            // Second copies are not counted.
+            marks.dirty_sectors += u64::from(!marks.first_of.contains_key(&frame));
+        }
+    }
+
+    /// Makes sectors clean. Returns how many were dirty.
+    pub(crate) fn clear_dirty(&mut self, first: u64, count: u64) -> u64 {
+        let frame = FrameNo((first >> self.block_shift) as u32);
+        let Some(marks) = &mut self.marks else { return 0 };
+        let before = marks.dirty.count(first, count);
+        if before > 0 {
+            marks.dirty.clear(first, count);
+            marks.dirty_sectors -= if marks.first_of.contains_key(&frame) { 0 } else { before };
+            marks.unproven.clear(first, count);
+            if !marks.unknown.is_empty() {
+                (first..first + count).for_each(|sector| _ = marks.unknown.remove(&sector));
+            }
+        }
+        before
+    }
+
+    /// Is this sector dirty without a checksum in the durable journal?
+    #[inline]
+    pub(crate) fn is_unproven(&self, sector: u64) -> bool {
+        self.marks.as_ref().is_some_and(|marks| marks.unproven.get(sector))
+    }
+
+    /// The durable journal has no checksum of this dirty sector, or has one again.
+    pub(crate) fn set_unproven(&mut self, sector: u64, unproven: bool) {
+        let marks = self.marks.as_mut().expect("only a persistent cache has dirty data");
+        match unproven {
+            true => marks.unproven.set(sector),
+            false => marks.unproven.clear(sector, 1),
+        }
+    }
+
+    /// Nobody knows the checksum of this sector before it is read or written.
+    pub(crate) fn forget_sum(&mut self, sector: u64) {
+        self.marks.as_mut().expect("only a persistent cache has dirty data").unknown.insert(sector);
+    }
+
+    /// Is the checksum of this sector known to nobody?
+    pub(crate) fn is_sum_unknown(&self, sector: u64) -> bool {
+        self.marks.as_ref().is_some_and(|marks| marks.unknown.contains(&sector))
+    }
+
+    /// Has a sector this checksum? One of unknown checksum has any, and has this one from now on.
+    #[inline]
+    pub(crate) fn matches(&mut self, sector: u64, sum: u32) -> bool {
+        if let Some(marks) = &mut self.marks
+            && !marks.unknown.is_empty()
+            && marks.unknown.remove(&sector)
+        {
+            self.sums[sector as usize] = sum;
+        }
+        self.sum(sector) == sum
+    }
+
+    /// Is this known to be a sector's checksum? Learns nothing.
+    #[inline]
+    pub(crate) fn is_known_as(&self, sector: u64, sum: u32) -> bool {
+        !self.is_sum_unknown(sector) && self.sum(sector) == sum
+    }
+
+    /// May new data of its own block be written over a sector?
+    #[inline]
+    pub(crate) fn may_overwrite(&self, sector: u64) -> bool {
+        self.marks.as_ref().is_none_or(|marks| !marks.held.get(sector) || marks.unproven.get(sector))
+    }
+
+    #[inline]
+    pub(crate) fn is_held(&self, sector: u64) -> bool {
+        self.marks.as_ref().is_some_and(|marks| marks.held.get(sector))
+    }
+
+    /// A request used a frame.
+    #[inline]
+    pub(crate) fn note_use(&mut self, frame: FrameNo) {
+        if let Some(marks) = &mut self.marks {
+            marks.used.set(frame.0.into());
+        }
+    }
+
+    /// Was a frame used since this was asked last?
+    pub(crate) fn take_use(&mut self, frame: FrameNo) -> bool {
+        let Some(marks) = &mut self.marks else { return false };
+        let was_used = marks.used.get(frame.0.into());
+        marks.used.clear(frame.0.into(), 1);
+        was_used
+    }
+
+    /// Is any of these sectors held?
+    #[inline]
+    pub(crate) fn any_held(&self, first: u64, count: u64) -> bool {
+        self.marks.as_ref().is_some_and(|marks| marks.held.any(first, count))
+    }
+
+    /// The durable journal says that a sector is dirty, or that it is not.
+    pub(crate) fn set_held(&mut self, sector: u64, held: bool) {
+        let marks = self.marks.as_mut().expect("only a persistent cache holds sectors");
+        match held {
+            true => marks.held.set(sector),
+            false => marks.held.clear(sector, 1),
+        }
+    }
+
+    /// The sectors that the durable journal has no checksum of.
+    pub(crate) fn unproven_sectors(&self) -> Vec<u64> {
+        self.marks.as_ref().map_or_else(Vec::new, |marks| marks.unproven.ones().collect())
+    }
+
+    /// The sectors that are dirty.
+    pub(crate) fn all_dirty(&self) -> Vec<u64> {
+        self.marks.as_ref().map_or_else(Vec::new, |marks| marks.dirty.ones().collect())
+    }
+
+    /// The journal is new: it says of all that is dirty, and of nothing else, that it is dirty.
+    pub(crate) fn hold_dirty(&mut self) {
+        let marks = self.marks.as_mut().expect("only a persistent cache has a journal");
+        marks.held = marks.dirty.clone();
+    }
+
+    /// The blocks with dirty sectors.
+    pub(crate) fn dirty_blocks(&self) -> impl Iterator<Item = BlockNo> {
+        let shift = self.block_shift;
+        let dirty = self.marks.iter().flat_map(|marks| marks.dirty.ones());
+        let mut last = NO_FRAME;
+        let dirty = dirty.filter(move |sector| self.first_of(FrameNo((sector >> shift) as u32)).is_none());
+        dirty.filter_map(move |sector| {
+            let frame = (sector >> shift) as u32;
+            (std::mem::replace(&mut last, frame) != frame).then(|| self.block(FrameNo(frame)))
+        })
+    }
+
+    /// Takes the marks of a frame's sectors over from another index.
+    pub(super) fn adopt_marks(&mut self, other: &Index, from: u64, to: u64) {
+        let (Some(mine), Some(theirs)) = (&mut self.marks, &other.marks) else { return };
+        if theirs.dirty.get(from) {
+            mine.dirty.set(to);
+            mine.held.set(to);
+            mine.dirty_sectors += 1;
+        }
+        if theirs.unproven.get(from) {
+            mine.unproven.set(to);
+        }
+        if theirs.unknown.contains(&from) {
+            mine.unknown.insert(to);
+        }
+    }
+
+    /// Must the frame of this sector stay as it is, for dirty data that is or may be there?
+    #[inline]
+    pub(crate) fn is_pinned(&self, frame: FrameNo) -> bool {
+        let Some(marks) = &self.marks else { return false };
+        let pins = |frame| {
+            let (first, count) = (self.first_sector(frame), 1 << self.block_shift);
+            marks.held.any(first, count) || marks.dirty.any(first, count)
+        };
+        pins(frame) || marks.second_of.get(&frame).is_some_and(|second| pins(*second))
+    }
+
+    /// Counts dirty sectors anew: pairs have become known.
+    pub(crate) fn recount_dirty(&mut self) {
+        let Some(marks) = &mut self.marks else { return };
+        let shift = self.block_shift;
+        let counts = |sector: &u64| !marks.first_of.contains_key(&FrameNo((sector >> shift) as u32));
+        marks.dirty_sectors = marks.dirty.ones().filter(counts).count() as u64;
+    }
+}

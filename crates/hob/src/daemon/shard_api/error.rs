@@ -1,0 +1,55 @@
+//! Why a shard did not do what it was asked, in words for people.
+
+use hob_engine::command::CommandError;
+
+/// Why a shard did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ShardError {
+    /// The engine refused; nothing was changed.
+    #[error("{}", explain_refusal(*.0))]
+    Command(CommandError),
+    /// It could not open what it was given.
+    #[error("{0}")]
+    Unusable(String),
+    /// It did not answer in time. A change goes on in the background.
+    #[error("the shard did not finish in time; the change goes on in the background")]
+    Busy,
+    /// Its thread ended.
+    #[error("the thread that serves this disk has ended")]
+    Gone,
+}
+
+fn explain_refusal(error: CommandError) -> &'static str {
+    match error {
+        CommandError::NoSuchDisk => "the shard does not know this disk",
+        CommandError::DiskExists => "the shard has this disk already",
+        CommandError::NoCache => "the disk has no cache",
+        CommandError::CacheExists => "the disk has a cache already",
+        CommandError::Removing => "the disk is being removed",
+        CommandError::TooSmall => "a cache cannot get smaller than one segment",
+        CommandError::Dirty => {
+            "the cache holds data that is not on the backing yet: drain it with 'hob drain', or give that data up with \
+             'hob cache discard-dirty'"
+        }
+        CommandError::NoJournal => "the cache keeps no journal, which this needs; make it persistent first",
+        CommandError::Lost => {
+            "some of the data that only flash has cannot be read from it; the rest is on the backing. Give up what is lost \
+             with 'hob cache discard-dirty'"
+        }
+        CommandError::BackingFailed => "the backing cannot be flushed; try again when it works",
+        CommandError::WrongRole => "the disk is being handed over to another host, or belongs to one",
+        CommandError::Shrinks => "a disk cannot get smaller",
+        CommandError::Recovering => "its cache is being recovered; try again when it is there",
+        CommandError::NoSuchBitmap => "the disk has no bitmap of that name",
+        CommandError::BitmapExists => "the disk has a bitmap of that name already",
+        CommandError::BitmapFrozen => "the bitmap is frozen: it does not record",
+        CommandError::Stopped => "it was stopped before it was done; begin it again when you like",
+        CommandError::JournalFailed => {
+            "the journal of the cache cannot be written; 'hob pool show' tells which device fails"
+        }
+        CommandError::Unworkable => {
+            "these settings cannot work together: a cache block is a power of two from 4K to 1M and at most a \
+             segment, and a disk or cache has less than 2^32 blocks; use a larger block"
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! What a shard reports unasked.
+
+use hob_engine::command::Segment;
+use hob_engine::units::{DeviceId, DiskId};
+
+/// Something a shard reports unasked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ShardEvent {
+    /// A device failed too often; its caches give it up.
+    Fenced {
+        /// Which.
+        device: DeviceId,
+        /// Failed I/Os.
+        errors: u32,
+    },
+    /// A cache stopped using segments of a fenced device.
+    Lost {
+        /// Whose cache.
+        disk: DiskId,
+        /// Which.
+        segments: Vec<Segment>,
+    },
+    /// A device does not answer in time; its caches bypass it.
+    Stalled(DeviceId),
+    /// A stalled device answers again.
+    Resumed(DeviceId),
+    /// A device on another host has not answered for long. What it was asked waits until it is given up.
+    PeerSilent(DeviceId),
+    /// Dirty data cannot be read from flash any more.
+    DirtyLost {
+        /// Whose.
+        disk: DiskId,
+        /// Sectors that cannot be read, in all.
+        sectors: u64,
+    },
+    /// A change waits for a cache that is being recovered, and could pass if the rings were made void.
+    ChangeWaits(DiskId),
+    /// The journal of a cache cannot be written any more.
+    JournalLost(DiskId),
+    /// Somebody else has taken a disk's backing over. The disk serves nothing any more.
+    BackingLost(DiskId),
+}
+
+/// Where shards put their events.
+pub(crate) type EventSender = tokio::sync::mpsc::UnboundedSender<ShardEvent>;

@@ -1,0 +1,64 @@
+//! Locks against other writers, besides the thread that serves what is locked.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Weak;
+
+#[cfg(any(test, feature = "rbd"))]
+use super::rbd;
+
+/// The lock of an open backing that has one. It ends with the backing, whoever has this still.
+#[derive(Clone, Debug)]
+pub struct Lock(Locked);
+
+/// What is locked.
+#[derive(Clone, Debug)]
+enum Locked {
+    File {
+        file: Weak<OwnedFd>,
+        operation: rustix::fs::FlockOperation,
+    },
+    #[cfg(any(test, feature = "rbd"))]
+    Image(rbd::ImageLock),
+}
+
+impl Lock {
+    pub(super) fn of_file(file: Weak<OwnedFd>, operation: rustix::fs::FlockOperation) -> Lock {
+        Lock(Locked::File { file, operation })
+    }
+
+    #[cfg(any(test, feature = "rbd"))]
+    pub(super) fn of_image(image: rbd::ImageLock) -> Lock {
+        Lock(Locked::Image(image))
+    }
+
+    /// Takes it, waiting a moment for one who is just letting it go. Not for the shard's thread.
+    ///
+    /// # Errors
+    /// `WOULDBLOCK` when somebody else keeps it; whatever the system says. That of a backing that was closed is `BADF`.
+    pub fn take(&self) -> io::Result<()> {
+        match &self.0 {
+            Locked::File { file, operation } => {
+                let file = file.upgrade().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
+                crate::lock::lock(&*file, *operation).map_err(io::Error::from)
+            }
+            #[cfg(any(test, feature = "rbd"))]
+            Locked::Image(image) => image.take(),
+        }
+    }
+
+    /// Lets it go. Another host may write the backing from then on.
+    ///
+    /// # Errors
+    /// Whatever the system says.
+    pub fn release(&self) -> io::Result<()> {
+        match &self.0 {
+            Locked::File { file, .. } => {
+                let Some(file) = file.upgrade() else { return Ok(()) };
+                rustix::fs::flock(&*file, rustix::fs::FlockOperation::Unlock).map_err(io::Error::from)
+            }
+            #[cfg(any(test, feature = "rbd"))]
+            Locked::Image(image) => image.release(),
+        }
+    }
+}
