@@ -19,10 +19,13 @@ pub mod nbd_client;
 pub mod process;
 pub mod qmp;
 pub mod scratch;
+pub mod side;
 pub mod stats;
+pub mod store;
 pub mod tool;
 pub mod trace;
 pub mod vhost_driver;
+pub mod written;
 
 pub use authority::Authority;
 pub use ceph::Cluster;
@@ -31,7 +34,10 @@ pub use hob::{Daemon, Hob, Serve};
 pub use hosts::Host;
 pub use mounts::{Loop, Unmount};
 pub use scratch::Scratch;
+pub use side::{Plan, Side};
+pub use store::Store;
 pub use tool::Tool;
+pub use written::Written;
 
 /// One KiB in bytes.
 pub const KIB: u64 = 1 << 10;

@@ -6,213 +6,109 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use conformance::authority::{Authority, Files};
-use conformance::data::Noise;
-use conformance::nbd_client::{Address, Client};
-use conformance::process::Process;
-use conformance::scratch::{free_port, text, wait_until};
-use conformance::{Daemon, Etcd, MIB, Scratch, Tool};
+use conformance::authority::Files;
+use conformance::nbd_client::Client;
+use conformance::scratch::wait_until;
+use conformance::{Authority, Etcd, MIB, Plan, Scratch, Side, Store, Written};
 use serde_json::Value;
 
 /// Size of the disk.
 const DISK: u64 = 32 * MIB;
 
-/// Unit of the tests' writes.
-const PIECE: usize = 16 << 10;
-
 /// Patience, where nothing is measured.
 const SOON: Duration = Duration::from_secs(60);
 
-const LEASE_SECONDS: u64 = 3;
-const SETTLE_SECONDS: u64 = 1;
-
-/// One of the hosts.
-struct Side {
-    name: &'static str,
-    port: u16,
-    config: PathBuf,
-    control: PathBuf,
-    nbd: PathBuf,
-    daemon: Option<Daemon>,
-}
-
-impl Side {
-    fn new(stage: &Scratch, etcd: &Etcd, authority: &Authority, who: &Files, name: &'static str) -> Side {
-        let port = free_port();
-        let server = authority.server(&stage.path(name));
-        let path = |what: &str| stage.path(&format!("{name}.{what}"));
-        let (config, control, nbd) = (path("toml"), path("ctl"), path("nbd"));
-        let said = format!(
-            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\n\
-             listen = [\"unix:{}\", \"tcp:127.0.0.1:{port}\"]\n\
-             tls = {{ cert = {:?}, key = {:?}, client_ca = {:?} }}\n\
-             [[control.client]]\ncertificate = \"cn:host\"\nrole = \"admin\"\n\
-             [migrate]\ncert = {:?}\nkey = {:?}\nca = {:?}\n\
-             [peers]\nlend = {:?}\nlend_max = \"128M\"\nwait_seconds = 1\n\
-             [cluster]\netcd = {}\nhost = {name:?}\nlease_seconds = {LEASE_SECONDS}\nsettle_seconds = {SETTLE_SECONDS}\n\
-             [[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
-             [[disk]]\nname = \"vm\"\nbacking = \"nbd+unix:///?socket={}\"\n",
-            path("state"),
-            text(&nbd),
-            text(&control),
-            server.cert,
-            server.key,
-            server.ca,
-            who.cert,
-            who.key,
-            who.ca,
-            path("lent"),
-            etcd.endpoints(),
-            path("pool"),
-            stage.text("backing.sock"),
-        );
-        std::fs::write(&config, said).unwrap();
-        let mut side = Side { name, port, config, control, nbd, daemon: None };
-        side.start();
-        side
-    }
-
-    #[track_caller]
-    fn start(&mut self) {
-        let _ = std::fs::remove_file(&self.control);
-        let _ = std::fs::remove_file(&self.nbd);
-        self.daemon = Some(Daemon::start(&self.config, &self.control));
-    }
-
-    /// What it said until then.
-    fn kill(&mut self) -> String {
-        let mut daemon = self.daemon.take().expect("it runs");
-        daemon.process.kill();
-        let said = daemon.process.stderr();
-        eprintln!("--- {} was killed:\n{said}", self.name);
-        said
-    }
-
-    fn ctl(&self, args: &[&str]) -> String {
-        self.daemon.as_ref().expect("it runs").ctl(args)
-    }
-
-    fn json(&self, args: &[&str]) -> Value {
-        let output = self.daemon.as_ref().expect("it runs").try_ctl(&[args, &["-o", "json"]].concat());
-        if output.success() { serde_json::from_str(&output.stdout).expect("JSON") } else { Value::Null }
-    }
-
-    fn reason(&self) -> String {
-        self.json(&["disk", "show", "vm"])["reason"].as_str().unwrap_or_default().to_owned()
-    }
-
-    fn is_serving(&self) -> bool {
-        self.json(&["disk", "show", "vm"])["state"] == "online"
-    }
-
-    #[track_caller]
-    fn wait_until_serving(&self) {
-        wait_until("the disk to be served", SOON, || self.is_serving());
-    }
-
-    /// The disk, as the cluster knows it.
-    fn title(&self) -> Value {
-        self.json(&["cluster", "disks"])[0].clone()
-    }
-
-    #[track_caller]
-    fn connect(&self) -> Client {
-        Client::connect(&Address::Unix(self.nbd.clone()), "vm")
-            .unwrap_or_else(|e| panic!("{}: {e}", self.name))
-    }
+/// One of the hosts, which lends flash to the other, and is told of the disk.
+#[track_caller]
+fn start(etcd: &Etcd, authority: &Authority, name: &str, who: &Files, backing: &str) -> Side {
+    let plan = Plan::new(name).reached(authority).admits("host", "admin").calls_as(who);
+    let lend = plan.path("lent");
+    plan.says(&format!("[peers]\nlend = {lend:?}\nlend_max = \"128M\"\nwait_seconds = 1"))
+        .joins(etcd, "lease_seconds = 3\nsettle_seconds = 1")
+        .pool("size = \"64M\"\nsegment_size = \"1M\"")
+        .disk("vm", backing, "")
+        .start()
 }
 
 /// Both, and the disk with its data.
 struct Stage {
     a: Side,
     b: Side,
-    /// What a guest reads.
-    data: Vec<u8>,
+    written: Written,
     /// What the backing had in the beginning.
     old: Vec<u8>,
-    written: HashSet<usize>,
-    noise: Noise,
-    _server: Process,
-    _authority: Authority,
+    _store: Store,
     _etcd: Etcd,
     scratch: Scratch,
 }
 
 impl Stage {
     /// A has the disk with second copies of what is dirty at B, has acknowledged flushed writes, and destages nothing by itself.
+    #[track_caller]
     fn new() -> Stage {
         let scratch = Scratch::new();
-        let mut noise = Noise::new(11);
-        let old = noise.bytes(DISK as usize);
+        let written = Written::new(11, DISK);
+        let old = written.data().to_vec();
         std::fs::write(scratch.path("disk.img"), &old).unwrap();
         // Slow enough to be interrupted.
-        let server = Tool::new("nbdkit")
-            .args(["--foreground", "--unix", &scratch.text("backing.sock"), "--filter", "delay"])
-            .args(["file", &scratch.text("disk.img"), "wdelay=150ms"])
-            .start();
-        wait_until("nbdkit's socket", SOON, || scratch.path("backing.sock").exists());
+        let image = scratch.text("disk.img");
+        let args = ["--filter", "delay", "file", &image, "wdelay=150ms"];
+        let store = Store::start(&scratch.path("backing.sock"), &args);
         let (etcd, authority) = (Etcd::start(1), Authority::new("hosts"));
         let who = authority.client(scratch.dir(), "host");
-        let a = Side::new(&scratch, &etcd, &authority, &who, "a");
-        a.wait_until_serving();
-        let b = Side::new(&scratch, &etcd, &authority, &who, "b");
-        a.ctl(&["pool", "add-device", "fast", "--peer", &format!("127.0.0.1:{}", b.port), "--size", "64M"]);
-        let settings = "--pool fast --size 24M --block-size 16K --mode write-back --copies peer --dirty-start 90 \
-                        --dirty-stop 90 --dirty-full 95 --dirty-age-max 0";
-        a.ctl(&[&["cache", "enable", "vm"], &settings.split_whitespace().collect::<Vec<_>>()[..]].concat());
-        let mut stage = Stage {
-            a,
-            b,
-            data: old.clone(),
-            old,
-            written: HashSet::new(),
-            noise,
-            _server: server,
-            _authority: authority,
-            _etcd: etcd,
-            scratch,
-        };
-        let mut guest = stage.a.connect();
-        stage.write_some(&mut guest, 200);
-        guest.flush().expect("a flush");
-        wait_until("etcd to know of the second copy", SOON, || stage.a.title()["copy"] == "b");
+        let start = |name| start(&etcd, &authority, name, &who, &store.backing(""));
+        let a = start("a");
+        a.wait_until_serving("vm", SOON);
+        let b = start("b");
+        a.tell(&format!("pool add-device fast --peer {} --size 64M", b.address()));
+        a.tell(
+            "cache enable vm --pool fast --size 24M --block-size 16K --mode write-back --copies peer \
+             --dirty-start 90 --dirty-stop 90 --dirty-full 95 --dirty-age-max 0",
+        );
+        let mut stage = Stage { a, b, written, old, _store: store, _etcd: etcd, scratch };
+        let mut guest = stage.a.connect("vm");
+        stage.write(&mut guest, 200);
+        wait_until("etcd to know of the second copy", SOON, || title(&stage.a)["copy"] == "b");
         // Also what becomes dirty later.
-        stage.write_some(&mut guest, 100);
-        guest.flush().expect("a flush");
-        let title = stage.a.title();
+        stage.write(&mut guest, 100);
+        let title = title(&stage.a);
         assert_eq!((&title["copy"], &title["dirty"]), (&"b".into(), &true.into()), "{title}");
         assert!(stage.image() == stage.old, "it is in flash only");
         stage
     }
 
-    fn write_some(&mut self, client: &mut Client, count: usize) {
-        for _ in 0..count {
-            let at = self.noise.below(DISK / 2 / PIECE as u64) as usize * PIECE;
-            let bytes = self.noise.bytes(PIECE);
-            client.write(at as u64, &bytes).expect("a write");
-            self.data[at..at + PIECE].copy_from_slice(&bytes);
-            self.written.insert(at);
-        }
+    /// A guest writes, and flushes.
+    #[track_caller]
+    fn write(&mut self, guest: &mut Client, count: usize) {
+        self.written.write_some(guest, count, DISK / 2);
+        guest.flush().expect("a flush");
     }
 
+    /// A guest of this host finds everything.
     #[track_caller]
-    fn read_all(&self, client: &mut Client) {
-        for at in (0..DISK as usize).step_by(PIECE) {
-            let bytes = client.read(at as u64, PIECE as u32).expect("a read");
-            assert!(bytes == self.data[at..at + PIECE], "other bytes at {at}");
-        }
+    fn read_all(&self, side: &Side) {
+        self.written.read_all(&mut side.connect("vm"), DISK);
     }
 
     fn image(&self) -> Vec<u8> {
         std::fs::read(self.scratch.path("disk.img")).unwrap()
     }
 
+    #[track_caller]
+    fn check_backing(&self) {
+        assert!(self.image() == self.written.data(), "the backing has everything, and nothing old");
+    }
+
     /// The file that B lends.
     fn lent(&self) -> PathBuf {
-        let mut files =
-            std::fs::read_dir(self.scratch.path("b.lent")).unwrap().map(|file| file.unwrap().path());
+        let mut files = std::fs::read_dir(self.b.path("lent")).unwrap().map(|file| file.unwrap().path());
         files.find(|path| path.extension().is_some_and(|it| it == "dev")).expect("a file is lent")
     }
+}
+
+/// The disk, as the cluster knows it.
+fn title(side: &Side) -> Value {
+    side.json(&["cluster", "disks"])[0].clone()
 }
 
 #[test]
@@ -220,50 +116,48 @@ fn a_host_that_is_lost_with_its_flash_loses_nothing_that_its_peer_has() {
     let mut stage = Stage::new();
     stage.a.kill();
     let killed = Instant::now();
-    std::fs::remove_file(stage.scratch.path("a.pool")).unwrap();
-    std::fs::remove_dir_all(stage.scratch.path("a.state")).unwrap();
+    std::fs::remove_file(stage.a.path("flash")).unwrap();
+    std::fs::remove_dir_all(stage.a.path("state")).unwrap();
     let mut reasons = HashSet::new();
     wait_until("b to serve the disk", SOON, || {
-        reasons.insert(stage.b.reason());
-        stage.b.is_serving()
+        reasons.insert(stage.b.reason("vm"));
+        stage.b.serves("vm")
     });
     println!(
         "{} KiB were adopted and served after {:?}",
-        stage.written.len() * PIECE / 1024,
+        stage.written.places().len() * Written::PIECE / 1024,
         killed.elapsed()
     );
     assert!(
         reasons.iter().any(|it| it.contains("brought to the backing") && it.contains('%')),
         "{reasons:?}"
     );
-    assert!(stage.image() == stage.data, "the backing has everything");
-    stage.read_all(&mut stage.b.connect());
-    let title = stage.b.title();
+    stage.check_backing();
+    stage.read_all(&stage.b);
+    let title = title(&stage.b);
     let seen = (&title["host"], &title["generation"], &title["dirty"], &title["state"], &title["copy"]);
     assert_eq!(seen, (&"b".into(), &2.into(), &false.into(), &"held".into(), &Value::Null), "{title}");
     // It is a disk like any other.
-    let mut guest = stage.b.connect();
-    stage.write_some(&mut guest, 20);
-    guest.flush().expect("a flush");
-    stage.read_all(&mut guest);
+    let mut guest = stage.b.connect("vm");
+    stage.write(&mut guest, 20);
+    stage.written.read_all(&mut guest, DISK);
 }
 
 #[test]
 fn a_host_that_comes_back_drops_what_was_adopted() {
     let mut stage = Stage::new();
     stage.a.kill();
-    stage.b.wait_until_serving();
-    let mut guest = stage.b.connect();
-    stage.write_some(&mut guest, 100);
-    guest.flush().expect("a flush");
+    stage.b.wait_until_serving("vm", SOON);
+    let mut guest = stage.b.connect("vm");
+    stage.write(&mut guest, 100);
     drop(guest);
     stage.a.start();
-    wait_until("a to know who has it", SOON, || stage.a.reason().contains("b has it"));
+    wait_until("a to know who has it", SOON, || stage.a.reason("vm").contains("b has it"));
     stage.b.ctl(&["disk", "remove", "vm"]);
-    stage.a.wait_until_serving();
-    stage.read_all(&mut stage.a.connect());
-    stage.a.ctl(&["drain", "vm"]);
-    assert!(stage.image() == stage.data, "nothing old was written");
+    stage.a.wait_until_serving("vm", SOON);
+    stage.read_all(&stage.a);
+    stage.a.tell("drain vm");
+    stage.check_backing();
     let said = stage.a.kill();
     assert!(said.contains("outdated and dropped"), "it says so");
 }
@@ -275,14 +169,14 @@ fn an_adopter_that_is_killed_in_the_middle_begins_anew() {
     wait_until("b to have begun", SOON, || stage.image() != stage.old);
     stage.b.kill();
     let image = stage.image();
-    assert!(image != stage.data && image != stage.old, "it was in the middle");
+    assert!(image != stage.written.data() && image != stage.old, "it was in the middle");
     // Now the first owner's flash counts no more, though it is there.
     stage.a.start();
-    wait_until("a to know who has its data", SOON, || stage.a.reason().contains("flash of b"));
+    wait_until("a to know who has its data", SOON, || stage.a.reason("vm").contains("flash of b"));
     stage.b.start();
-    stage.b.wait_until_serving();
-    stage.read_all(&mut stage.b.connect());
-    assert!(stage.image() == stage.data, "the backing has everything");
+    stage.b.wait_until_serving("vm", SOON);
+    stage.read_all(&stage.b);
+    stage.check_backing();
 }
 
 #[test]
@@ -290,8 +184,8 @@ fn a_copy_that_is_damaged_is_not_used_in_part() {
     let mut stage = Stage::new();
     stage.a.kill();
     // One sector of all.
-    let at = *stage.written.iter().min().unwrap();
-    let sector = &stage.data[at..at + 4096];
+    let at = *stage.written.places().first().unwrap();
+    let sector = &stage.written.piece(at)[..4096];
     let bytes = std::fs::read(stage.lent()).unwrap();
     let places: Vec<usize> =
         (0..bytes.len()).step_by(4096).filter(|it| &bytes[*it..*it + 4096] == sector).collect();
@@ -299,12 +193,12 @@ fn a_copy_that_is_damaged_is_not_used_in_part() {
     let file = std::fs::OpenOptions::new().write(true).open(stage.lent()).unwrap();
     places.iter().for_each(|place| file.write_all_at(&[0x55; 512], *place as u64 + 1024).unwrap());
     file.sync_all().unwrap();
-    wait_until("b to say so", SOON, || stage.b.reason().contains("cannot be used"));
-    let reason = stage.b.reason();
+    wait_until("b to say so", SOON, || stage.b.reason("vm").contains("cannot be used"));
+    let reason = stage.b.reason("vm");
     assert!(reason.contains("checksum") && reason.contains("--force"), "{reason}");
-    assert!(stage.image() == stage.old && !stage.b.is_serving(), "the backing is as it was");
+    assert!(stage.image() == stage.old && !stage.b.serves("vm"), "the backing is as it was");
     // Its first owner has it all.
     stage.a.start();
-    stage.a.wait_until_serving();
-    stage.read_all(&mut stage.a.connect());
+    stage.a.wait_until_serving("vm", SOON);
+    stage.read_all(&stage.a);
 }

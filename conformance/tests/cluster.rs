@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use conformance::nbd_client::{Address, Client};
-use conformance::process::Process;
-use conformance::scratch::{free_port, wait_until};
-use conformance::{Authority, Daemon, Etcd, Host, MIB, Scratch, Tool};
+use conformance::data::empty_file;
+use conformance::nbd_client::Client;
+use conformance::scratch::{free_port, text, wait_until};
+use conformance::{Authority, Etcd, Host, MIB, Plan, Scratch, Side, Store, Tool};
 use rustix::process::Signal;
-use serde_json::Value;
 
 /// Shortest that there are: tests are to be short.
 const LEASE: Duration = Duration::from_secs(3);
@@ -21,27 +20,22 @@ const FAIL_OVER_MAX: Duration = Duration::from_secs(40);
 const SIZE: u64 = 16 * MIB;
 const BLOCK: u64 = 4096;
 
+const THROUGH: &str = "mode = \"write-through\"";
+const BACK: &str = "mode = \"write-back\"\ndirty_age_max = 0\ndirty_start = 60\ndirty_stop = 50";
+
 /// What all hosts see.
 struct Shared {
     scratch: Scratch,
-    _server: Process,
+    store: Store,
 }
 
 impl Shared {
     #[track_caller]
     fn new() -> Self {
         let scratch = Scratch::new();
-        std::fs::File::create(scratch.path("disk.img")).unwrap().set_len(SIZE).unwrap();
-        let server = Tool::new("nbdkit")
-            .args(["--foreground", "--unix", &scratch.text("backing.sock")])
-            .args(["file", &scratch.text("disk.img")])
-            .start();
-        wait_until("nbdkit's socket", Duration::from_secs(10), || scratch.path("backing.sock").exists());
-        Self { scratch, _server: server }
-    }
-
-    fn uri(&self) -> String {
-        format!("nbd+unix:///?socket={}", self.scratch.text("backing.sock"))
+        empty_file(&scratch.path("disk.img"), SIZE);
+        let store = Store::start(&scratch.path("backing.sock"), &["file", &scratch.text("disk.img")]);
+        Self { scratch, store }
     }
 
     fn block(&self, number: u64) -> Vec<u8> {
@@ -50,111 +44,35 @@ impl Shared {
     }
 }
 
-/// A host.
-struct Side {
-    scratch: Scratch,
-    daemon: Option<Daemon>,
+/// A host with flash.
+fn lonely(name: &str) -> Plan {
+    Plan::new(name).pool("size = \"64M\"")
 }
 
-impl Side {
-    #[track_caller]
-    fn new(name: &str, etcd: &Etcd, shared: &Shared, cache: &str) -> Self {
-        Self::at(name, etcd, &shared.uri(), cache)
-    }
+/// A host of the cluster.
+fn member(name: &str, etcd: &Etcd) -> Plan {
+    let (lease, settle) = (LEASE.as_secs(), SETTLE.as_secs());
+    lonely(name).joins(
+        etcd,
+        &format!("address = \"10.0.0.1:9443\"\nlease_seconds = {lease}\nsettle_seconds = {settle}"),
+    )
+}
 
-    /// With the backing of this name.
-    #[track_caller]
-    fn at(name: &str, etcd: &Etcd, backing: &str, cache: &str) -> Self {
-        let scratch = Scratch::new();
-        let config = format!(
-            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-             [cluster]\netcd = {}\nhost = \"{name}\"\naddress = \"10.0.0.1:9443\"\nlease_seconds = {}\nsettle_seconds = {}\n\
-             [[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"64M\"\n\
-             [[disk]]\nname = \"vm1\"\nbacking = \"{}\"\n[disk.cache]\npool = \"fast\"\nsize = \"16M\"\n{cache}\n",
-            scratch.path("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-            etcd.endpoints(),
-            LEASE.as_secs(),
-            SETTLE.as_secs(),
-            scratch.path("flash"),
-            backing,
-        );
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        Self { scratch, daemon: None }
-    }
+/// A host of the cluster that is told of the disk, and of its cache.
+fn told(name: &str, etcd: &Etcd, backing: &str, cache: &str) -> Plan {
+    let cache = format!("[disk.cache]\npool = \"fast\"\nsize = \"16M\"\n{cache}");
+    member(name, etcd).disk("vm1", backing, &cache)
+}
 
-    #[track_caller]
-    fn start(mut self) -> Self {
-        self.restart();
-        self
-    }
-
-    #[track_caller]
-    fn start_inside(mut self, host: &Host) -> Self {
-        let (config, control) = (self.scratch.path("hob.toml"), self.scratch.path("ctl.sock"));
-        self.daemon = Some(Daemon::start_inside(host, &config, &control));
-        self
-    }
-
-    #[track_caller]
-    fn restart(&mut self) {
-        let _ = std::fs::remove_file(self.scratch.path("ctl.sock"));
-        self.daemon = Some(Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock")));
-    }
-
-    fn daemon(&self) -> &Daemon {
-        self.daemon.as_ref().expect("it was started")
-    }
-
-    #[track_caller]
-    fn kill(&mut self) {
-        self.daemon.take().expect("it runs").kill();
-    }
-
-    #[track_caller]
-    fn stop(&mut self) {
-        self.daemon.take().expect("it runs").stop();
-    }
-
-    #[track_caller]
-    fn signal(&mut self, signal: Signal) {
-        self.daemon.as_mut().expect("it runs").process.signal(signal);
-    }
-
-    /// The disk, as `hob disk list` has it.
-    #[track_caller]
-    fn disk(&self) -> Value {
-        let list: Value = serde_json::from_str(&self.daemon().ctl(&["disk", "list", "-o", "json"])).unwrap();
-        list[0].clone()
-    }
-
-    fn reason(&self) -> String {
-        self.disk()["reason"].as_str().unwrap_or_default().to_owned()
-    }
-
-    fn is_serving(&self) -> bool {
-        self.disk()["state"] == "online"
-    }
-
-    #[track_caller]
-    fn wait_until_serving(&self) {
-        wait_until("the disk to be served here", FAIL_OVER_MAX, || self.is_serving());
-    }
-
-    #[track_caller]
-    fn json(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&self.daemon().ctl(&[args, &["-o", "json"]].concat())).unwrap()
-    }
-
-    fn try_connect(&self) -> Option<Client> {
-        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm1").ok()
-    }
-
-    #[track_caller]
-    fn connect(&self) -> Client {
-        self.try_connect().expect("the disk is served")
-    }
+/// Two hosts that are told of the same, of which the first has it, and so many members of etcd.
+#[track_caller]
+fn two_hosts(members: usize, cache: &str) -> (Etcd, Shared, Side, Side) {
+    let (etcd, shared) = (Etcd::start(members), Shared::new());
+    let start = |name| told(name, &etcd, &shared.store.backing(""), cache).start();
+    let a = start("host-a");
+    a.wait_until_serving("vm1", FAIL_OVER_MAX);
+    let b = start("host-b");
+    (etcd, shared, a, b)
 }
 
 /// A block in which a number stands everywhere.
@@ -217,19 +135,12 @@ fn number_in(block: &[u8]) -> u64 {
     number
 }
 
-const THROUGH: &str = "mode = \"write-through\"";
-const BACK: &str = "mode = \"write-back\"\ndirty_age_max = 0\ndirty_start = 60\ndirty_stop = 50";
-
 #[test]
 fn one_host_serves_the_other_waits_and_what_is_given_back_is_had_at_once() {
-    let etcd = Etcd::start(1);
-    let shared = Shared::new();
-    let mut a = Side::new("host-a", &etcd, &shared, THROUGH).start();
-    a.wait_until_serving();
-    let b = Side::new("host-b", &etcd, &shared, THROUGH).start();
-    wait_until("host-b to know who has it", FAIL_OVER_MAX, || b.reason().contains("host-a has it"));
-    assert!(b.try_connect().is_none(), "nobody is let in to a disk of another host");
-    a.connect().write(0, &filled(7)).unwrap();
+    let (_etcd, _shared, mut a, b) = two_hosts(1, THROUGH);
+    wait_until("host-b to know who has it", FAIL_OVER_MAX, || b.reason("vm1").contains("host-a has it"));
+    assert!(Client::connect(&b.nbd(), "vm1").is_err(), "nobody is let in to a disk of another host");
+    a.connect("vm1").write(0, &filled(7)).unwrap();
     // What people see.
     let status = a.json(&["cluster", "status"]);
     assert_eq!((&status["state"], &status["host"]), (&"member".into(), &"host-a".into()), "{status}");
@@ -239,135 +150,118 @@ fn one_host_serves_the_other_waits_and_what_is_given_back_is_had_at_once() {
         hosts.as_array().unwrap().iter().map(|host| host["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["host-a", "host-b"]);
     assert_eq!((&hosts[0]["disks"], &hosts[1]["disks"]), (&1.into(), &0.into()), "{hosts}");
-    let disks = b.daemon().ctl(&["cluster", "disks"]);
+    let disks = b.ctl(&["cluster", "disks"]);
     assert!(disks.contains("vm1") && disks.contains("held") && disks.contains("host-a"), "{disks}");
-    let refused = b.daemon().try_ctl(&["cluster", "take", "vm1", "--force"]);
+    let refused = b.try_ctl(&["cluster", "take", "vm1", "--force"]);
     assert!(!refused.success() && refused.all().contains("host-a has it"), "{}", refused.all());
     // Force is no way past an owner that lives, then or later.
     std::thread::sleep(2 * LEASE);
-    assert!(a.is_serving() && !b.is_serving());
+    assert!(a.serves("vm1") && !b.serves("vm1"));
     let began = Instant::now();
     a.stop();
-    b.wait_until_serving();
+    b.wait_until_serving("vm1", FAIL_OVER_MAX);
     println!("given back, and had after {:?}", began.elapsed());
-    assert_eq!(b.connect().read(0, BLOCK as u32).unwrap(), filled(7));
+    assert_eq!(b.connect("vm1").read(0, BLOCK as u32).unwrap(), filled(7));
     let disks = b.json(&["cluster", "disks"]);
     assert_eq!((&disks[0]["host"], &disks[0]["generation"]), (&"host-b".into(), &2.into()), "{disks}");
 }
 
 #[test]
 fn a_host_that_is_killed_is_replaced_and_nothing_acknowledged_is_lost() {
-    let etcd = Etcd::start(1);
-    let shared = Shared::new();
-    let mut a = Side::new("host-a", &etcd, &shared, THROUGH).start();
-    a.wait_until_serving();
-    let b = Side::new("host-b", &etcd, &shared, THROUGH).start();
-    let guest = Guest::start(a.connect(), 3, 1);
+    let (_etcd, _shared, mut a, b) = two_hosts(1, THROUGH);
+    let guest = Guest::start(a.connect("vm1"), 3, 1);
     wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
     a.kill();
     let killed = Instant::now();
-    b.wait_until_serving();
+    b.wait_until_serving("vm1", FAIL_OVER_MAX);
     println!("failed over after {:?}", killed.elapsed());
     assert!(killed.elapsed() > SETTLE, "not before its lease has ended, and settled");
     let acknowledged = guest.end();
-    let mut client = b.connect();
+    let mut client = b.connect("vm1");
     let found = number_in(&client.read(3 * BLOCK, BLOCK as u32).unwrap());
     assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
     client.write(3 * BLOCK, &filled(1 << 40)).unwrap();
     // The first host is back, and has in flash what is not so any more.
-    a.restart();
-    wait_until("host-a to know who has it", FAIL_OVER_MAX, || a.reason().contains("host-b has it"));
+    a.start();
+    wait_until("host-a to know who has it", FAIL_OVER_MAX, || a.reason("vm1").contains("host-b has it"));
     drop((client, b));
-    a.wait_until_serving();
-    assert_eq!(number_in(&a.connect().read(3 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
+    a.wait_until_serving("vm1", FAIL_OVER_MAX);
+    assert_eq!(number_in(&a.connect("vm1").read(3 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
 }
 
 #[test]
 fn a_host_that_was_stopped_past_its_lease_acknowledges_nothing_when_it_wakes() {
-    let etcd = Etcd::start(1);
-    let shared = Shared::new();
-    let mut a = Side::new("host-a", &etcd, &shared, THROUGH).start();
-    a.wait_until_serving();
-    let b = Side::new("host-b", &etcd, &shared, THROUGH).start();
-    let guest = Guest::start(a.connect(), 5, 1);
+    let (_etcd, shared, mut a, b) = two_hosts(1, THROUGH);
+    let guest = Guest::start(a.connect("vm1"), 5, 1);
     wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 20);
     a.signal(Signal::STOP);
-    b.wait_until_serving();
+    b.wait_until_serving("vm1", FAIL_OVER_MAX);
     // Whatever was acknowledged before is here, and from here on it is another's.
-    let found = number_in(&b.connect().read(5 * BLOCK, BLOCK as u32).unwrap());
+    let found = number_in(&b.connect("vm1").read(5 * BLOCK, BLOCK as u32).unwrap());
     let acknowledged = guest.acknowledged();
     assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
-    b.connect().write(5 * BLOCK, &filled(1 << 40)).unwrap();
+    b.connect("vm1").write(5 * BLOCK, &filled(1 << 40)).unwrap();
     let woken = Instant::now();
     a.signal(Signal::CONT);
-    wait_until("host-a to know", FAIL_OVER_MAX, || !a.is_serving());
+    wait_until("host-a to know", FAIL_OVER_MAX, || !a.serves("vm1"));
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(guest.acknowledged_after(woken), [0; 0], "it acknowledged what it must not");
     guest.end();
     assert_eq!(number_in(&shared.block(5)), 1 << 40, "a write of the old owner arrived");
-    assert_eq!(number_in(&b.connect().read(5 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
+    assert_eq!(number_in(&b.connect("vm1").read(5 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
     // What the first has in flash is older than that.
-    b.daemon().ctl(&["disk", "remove", "vm1"]);
-    a.wait_until_serving();
-    assert_eq!(number_in(&a.connect().read(5 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
+    b.ctl(&["disk", "remove", "vm1"]);
+    a.wait_until_serving("vm1", FAIL_OVER_MAX);
+    assert_eq!(number_in(&a.connect("vm1").read(5 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
 }
 
 #[test]
 fn dirty_data_of_a_host_that_is_gone_is_waited_for_or_given_up_by_force() {
-    let etcd = Etcd::start(1);
-    let shared = Shared::new();
-    let mut a = Side::new("host-a", &etcd, &shared, BACK).start();
-    a.wait_until_serving();
-    let b = Side::new("host-b", &etcd, &shared, BACK).start();
-    let mut client = a.connect();
+    let (_etcd, shared, mut a, mut b) = two_hosts(1, BACK);
+    let mut client = a.connect("vm1");
     client.write(9 * BLOCK, &filled(41)).unwrap();
     client.flush().unwrap();
     assert_eq!(number_in(&shared.block(9)), 0, "it is in flash only");
     a.kill();
-    wait_until("host-b to know why it cannot", FAIL_OVER_MAX, || b.reason().contains("flash of host-a"));
+    wait_until("host-b to know why it cannot", FAIL_OVER_MAX, || b.reason("vm1").contains("flash of host-a"));
     std::thread::sleep(2 * (LEASE + SETTLE));
-    assert!(!b.is_serving() && b.reason().contains("--force"), "{}", b.reason());
+    assert!(!b.serves("vm1") && b.reason("vm1").contains("--force"), "{}", b.reason("vm1"));
     let disks = b.json(&["cluster", "disks"]);
     assert_eq!((&disks[0]["state"], &disks[0]["dirty"]), (&"vanished".into(), &true.into()), "{disks}");
     // Its own restart recovers it.
-    a.restart();
-    a.wait_until_serving();
-    assert_eq!(number_in(&a.connect().read(9 * BLOCK, BLOCK as u32).unwrap()), 41);
+    a.start();
+    a.wait_until_serving("vm1", FAIL_OVER_MAX);
+    assert_eq!(number_in(&a.connect("vm1").read(9 * BLOCK, BLOCK as u32).unwrap()), 41);
     a.kill();
-    wait_until("host-b to look", FAIL_OVER_MAX, || b.reason().contains("flash of host-a"));
+    wait_until("host-b to look", FAIL_OVER_MAX, || b.reason("vm1").contains("flash of host-a"));
     // The operator's word.
-    wait_until("force", FAIL_OVER_MAX, || {
-        b.daemon().try_ctl(&["cluster", "take", "vm1", "--force"]).success()
-    });
+    wait_until("force", FAIL_OVER_MAX, || b.try_ctl(&["cluster", "take", "vm1", "--force"]).success());
     assert!(b.daemon().process.stderr().contains("LOST"), "it is said loudly");
-    let mut client = b.connect();
+    let mut client = b.connect("vm1");
     assert_eq!(number_in(&client.read(9 * BLOCK, BLOCK as u32).unwrap()), 0);
     client.write(9 * BLOCK, &filled(43)).unwrap();
     client.flush().unwrap();
     // What the first host has is never written over what came after.
-    a.restart();
-    wait_until("host-a to know", FAIL_OVER_MAX, || a.reason().contains("host-b has it"));
-    b.daemon().ctl(&["drain", "vm1"]);
+    a.start();
+    wait_until("host-a to know", FAIL_OVER_MAX, || a.reason("vm1").contains("host-b has it"));
+    b.ctl(&["drain", "vm1"]);
     drop(client);
-    let mut b = b;
-    b.daemon().ctl(&["cache", "disable", "vm1"]);
+    b.ctl(&["cache", "disable", "vm1"]);
     b.stop();
-    wait_until("host-a to refuse its old data", FAIL_OVER_MAX, || a.reason().contains("had it meanwhile"));
-    assert!(a.reason().contains("discard-dirty"), "{}", a.reason());
+    wait_until("host-a to refuse its old data", FAIL_OVER_MAX, || {
+        a.reason("vm1").contains("had it meanwhile")
+    });
+    assert!(a.reason("vm1").contains("discard-dirty"), "{}", a.reason("vm1"));
     assert_eq!(number_in(&shared.block(9)), 43);
-    a.daemon().ctl(&["cache", "discard-dirty", "vm1", "--yes"]);
-    a.wait_until_serving();
-    assert_eq!(number_in(&a.connect().read(9 * BLOCK, BLOCK as u32).unwrap()), 43);
+    a.ctl(&["cache", "discard-dirty", "vm1", "--yes"]);
+    a.wait_until_serving("vm1", FAIL_OVER_MAX);
+    assert_eq!(number_in(&a.connect("vm1").read(9 * BLOCK, BLOCK as u32).unwrap()), 43);
 }
 
 #[test]
 fn members_of_etcd_come_and_go_and_guests_see_a_pause_at_most() {
-    let mut etcd = Etcd::start(3);
-    let shared = Shared::new();
-    let a = Side::new("host-a", &etcd, &shared, THROUGH).start();
-    a.wait_until_serving();
-    let b = Side::new("host-b", &etcd, &shared, THROUGH).start();
-    let guest = Guest::start(a.connect(), 7, 1);
+    let (mut etcd, _shared, a, b) = two_hosts(3, THROUGH);
+    let guest = Guest::start(a.connect("vm1"), 7, 1);
     for member in 0..3 {
         etcd.kill(member);
         std::thread::sleep(2 * LEASE);
@@ -379,7 +273,7 @@ fn members_of_etcd_come_and_go_and_guests_see_a_pause_at_most() {
     }
     let before = guest.acknowledged();
     wait_until("the guest to go on", FAIL_OVER_MAX, || guest.acknowledged() > before + 20);
-    assert!(a.is_serving() && !b.is_serving(), "{}", a.reason());
+    assert!(a.serves("vm1") && !b.serves("vm1"), "{}", a.reason("vm1"));
     // No etcd at all: nothing is acknowledged after a lease, and nothing fails.
     (0..3).for_each(|member| etcd.pause(member));
     std::thread::sleep(LEASE + Duration::from_secs(1));
@@ -388,11 +282,11 @@ fn members_of_etcd_come_and_go_and_guests_see_a_pause_at_most() {
     assert_eq!(guest.acknowledged(), held, "it went on without a lease");
     assert_eq!(a.json(&["cluster", "status"])["state"], "suspended");
     (0..3).for_each(|member| etcd.resume(member));
-    wait_until("the guest to go on", FAIL_OVER_MAX, || guest.acknowledged() > held + 20 || b.is_serving());
+    wait_until("the guest to go on", FAIL_OVER_MAX, || guest.acknowledged() > held + 20 || b.serves("vm1"));
     // Either host may have it now; whatever was acknowledged is there.
     let last = guest.end();
-    let side = if a.is_serving() { &a } else { &b };
-    let found = number_in(&side.connect().read(7 * BLOCK, BLOCK as u32).unwrap());
+    let side = if a.serves("vm1") { &a } else { &b };
+    let found = number_in(&side.connect("vm1").read(7 * BLOCK, BLOCK as u32).unwrap());
     assert!(found == last || found == last + 1, "{found} and {last}");
 }
 
@@ -402,24 +296,24 @@ fn a_host_that_is_cut_off_from_etcd_stops_before_the_other_starts() {
     let [left, right] = Host::pair();
     let etcd = Etcd::start_on(&right);
     let shared = Shared::new();
-    let a = Side::new("host-a", &etcd, &shared, THROUGH).start_inside(&left);
-    a.wait_until_serving();
-    let b = Side::new("host-b", &etcd, &shared, THROUGH).start_inside(&right);
+    let a = told("host-a", &etcd, &shared.store.backing(""), THROUGH).start_inside(&left);
+    a.wait_until_serving("vm1", FAIL_OVER_MAX);
+    let b = told("host-b", &etcd, &shared.store.backing(""), THROUGH).start_inside(&right);
     // Both reach the backing all the time: only etcd tells who may write there.
-    let guest = Guest::start(a.connect(), 11, 1);
+    let guest = Guest::start(a.connect("vm1"), 11, 1);
     wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
     let cable = |state: &str| Tool::new("ip").args(["link", "set", "net0", state]).inside(&left).run();
     cable("down");
     let cut = Instant::now();
-    b.wait_until_serving();
+    b.wait_until_serving("vm1", FAIL_OVER_MAX);
     let began = Instant::now();
     println!("failed over after {:?}", cut.elapsed());
     let acknowledged = guest.acknowledged();
-    let found = number_in(&b.connect().read(11 * BLOCK, BLOCK as u32).unwrap());
+    let found = number_in(&b.connect("vm1").read(11 * BLOCK, BLOCK as u32).unwrap());
     assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
-    b.connect().write(11 * BLOCK, &filled(1 << 40)).unwrap();
+    b.connect("vm1").write(11 * BLOCK, &filled(1 << 40)).unwrap();
     cable("up");
-    wait_until("host-a to know", FAIL_OVER_MAX, || !a.is_serving());
+    wait_until("host-a to know", FAIL_OVER_MAX, || !a.serves("vm1"));
     assert_eq!(guest.acknowledged_after(began), [0; 0]);
     let last = guest.times.lock().unwrap().last().map(|(at, _)| *at).unwrap();
     println!("the old owner's last answer came {:?} after the cut", last.saturating_duration_since(cut));
@@ -434,7 +328,7 @@ fn a_host_that_is_cut_off_from_the_backing_keeps_its_disk_and_goes_on_afterwards
     let [left, right] = Host::pair();
     let etcd = Etcd::start_on(&right);
     let scratch = Scratch::new();
-    std::fs::File::create(scratch.path("disk.img")).unwrap().set_len(SIZE).unwrap();
+    empty_file(&scratch.path("disk.img"), SIZE);
     Tool::new("ip").args(["addr", "add", &format!("{STORE}/32"), "dev", "net0"]).inside(&right).run();
     let way = |what: &[&str]| Tool::new("ip").args(what).inside(&left).run();
     way(&["route", "add", STORE, "dev", "net0"]);
@@ -445,15 +339,15 @@ fn a_host_that_is_cut_off_from_the_backing_keeps_its_disk_and_goes_on_afterwards
         .inside(&right)
         .start();
     let backing = format!("nbd://{STORE}:{port}");
-    let a = Side::at("host-a", &etcd, &backing, THROUGH).start_inside(&left);
-    a.wait_until_serving();
-    let b = Side::at("host-b", &etcd, &backing, THROUGH).start_inside(&right);
-    a.connect().write(2 * BLOCK, &filled(9)).unwrap();
+    let a = told("host-a", &etcd, &backing, THROUGH).start_inside(&left);
+    a.wait_until_serving("vm1", FAIL_OVER_MAX);
+    let b = told("host-b", &etcd, &backing, THROUGH).start_inside(&right);
+    a.connect("vm1").write(2 * BLOCK, &filled(9)).unwrap();
     wait_until("a hit", FAIL_OVER_MAX, || {
-        assert_eq!(a.connect().read(2 * BLOCK, BLOCK as u32).unwrap(), filled(9));
+        assert_eq!(a.connect("vm1").read(2 * BLOCK, BLOCK as u32).unwrap(), filled(9));
         a.daemon().stats("vm1").hits() > 0
     });
-    let guest = Guest::start(a.connect(), 13, 1);
+    let guest = Guest::start(a.connect("vm1"), 13, 1);
     wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
     way(&["route", "replace", "blackhole", STORE]);
     // What was under way may still be answered.
@@ -461,9 +355,9 @@ fn a_host_that_is_cut_off_from_the_backing_keeps_its_disk_and_goes_on_afterwards
     let cut = Instant::now();
     std::thread::sleep(2 * (LEASE + SETTLE));
     assert_eq!(guest.acknowledged_after(cut), [0; 0], "a write through was acknowledged without the backing");
-    assert_eq!(a.connect().read(2 * BLOCK, BLOCK as u32).unwrap(), filled(9), "hits are served");
-    assert!(a.is_serving() && !b.is_serving(), "{}", b.reason());
-    assert!(b.reason().contains("host-a has it"), "{}", b.reason());
+    assert_eq!(a.connect("vm1").read(2 * BLOCK, BLOCK as u32).unwrap(), filled(9), "hits are served");
+    assert!(a.serves("vm1") && !b.serves("vm1"), "{}", b.reason("vm1"));
+    assert!(b.reason("vm1").contains("host-a has it"), "{}", b.reason("vm1"));
     way(&["route", "replace", STORE, "dev", "net0"]);
     wait_until("the guest to go on", FAIL_OVER_MAX, || !guest.acknowledged_after(cut).is_empty());
     let acknowledged = guest.end();
@@ -478,62 +372,33 @@ fn a_disk_migrates_within_its_cluster_and_not_out_of_it() {
     let etcd = Etcd::start(1);
     let shared = Shared::new();
     let authority = Authority::new("hosts");
-    let ports = [free_port(), free_port(), free_port()];
-    let side = |number: usize, name: &str| {
-        let side = Side::new(name, &etcd, &shared, BACK);
-        let files = authority.host(side.scratch.dir(), "host", "127.0.0.1");
-        let path = side.scratch.path("hob.toml");
-        let mut config = std::fs::read_to_string(&path).unwrap();
-        let control = format!("listen = [\"unix:{}\"]\n[cluster]", side.scratch.text("ctl.sock"));
-        let tls = format!(
-            "listen = [\"unix:{}\", \"tcp:127.0.0.1:{}\"]\ntls = {{ cert = {:?}, key = {:?}, client_ca = {:?} }}\n\
-             [[control.client]]\ncertificate = \"cn:host\"\nrole = \"admin\"\n[cluster]",
-            side.scratch.text("ctl.sock"),
-            ports[number],
-            files.cert,
-            files.key,
-            files.ca
-        );
-        assert!(config.contains(&control));
-        config = config.replace(&control, &tls);
-        if number > 0 {
-            config.truncate(config.find("[[disk]]").unwrap());
-        }
-        if number == 2 {
-            config.replace_range(config.find("[cluster]").unwrap()..config.find("[[pool]]").unwrap(), "");
-        }
-        std::fs::write(&path, config).unwrap();
-        side.start()
-    };
-    let a = side(0, "host-a");
-    a.wait_until_serving();
-    let (b, lonely) = (side(1, "host-b"), side(2, "host-c"));
-    let mut client = a.connect();
+    let reached = |plan: Plan| plan.reached_as(&authority, "host").admits("host", "admin").start();
+    let a = reached(told("host-a", &etcd, &shared.store.backing(""), BACK));
+    a.wait_until_serving("vm1", FAIL_OVER_MAX);
+    let (b, c) = (reached(member("host-b", &etcd)), reached(lonely("host-c")));
+    let mut client = a.connect("vm1");
     client.write(9 * BLOCK, &filled(41)).unwrap();
     client.flush().unwrap();
-    let migrate = |to: u16| {
-        let to = format!("127.0.0.1:{to}");
-        a.daemon().try_ctl(&["migrate", "vm1", "--to", &to, "--wait", "warm"])
-    };
-    let refused = migrate(ports[2]);
+    let migrate = |to: &Side| a.try_ctl(&["migrate", "vm1", "--to", to.address(), "--wait", "warm"]);
+    let refused = migrate(&c);
     assert!(!refused.success() && refused.all().contains("in none"), "{}", refused.all());
-    assert!(a.is_serving(), "{}", a.reason());
-    let moved = migrate(ports[1]);
+    assert!(a.serves("vm1"), "{}", a.reason("vm1"));
+    let moved = migrate(&b);
     assert!(moved.success(), "{}", moved.all());
     assert_eq!(b.json(&["cluster", "disks"])[0]["host"], "host-a", "it is awaited, and not had");
-    a.daemon().ctl(&["migrate", "vm1", "--finish", "--wait", "over"]);
+    a.ctl(&["migrate", "vm1", "--finish", "--wait", "over"]);
     let disks = b.json(&["cluster", "disks"]);
     assert_eq!((&disks[0]["host"], &disks[0]["generation"]), (&"host-b".into(), &2.into()), "{disks}");
     assert_eq!(disks[0]["state"], "held");
-    let mut client = b.connect();
+    let mut client = b.connect("vm1");
     assert_eq!(number_in(&client.read(9 * BLOCK, BLOCK as u32).unwrap()), 41);
     // It writes back there, and etcd knew before.
-    wait_until("the cache to write back", FAIL_OVER_MAX, || b.disk()["cache"]["mode"] == "write-back");
+    wait_until("the cache to write back", FAIL_OVER_MAX, || b.disk("vm1")["cache"]["mode"] == "write-back");
     assert_eq!(b.json(&["cluster", "disks"])[0]["dirty"], true);
     client.write(9 * BLOCK, &filled(42)).unwrap();
     client.flush().unwrap();
-    assert_eq!(a.disk()["state"], "away");
-    drop((client, lonely));
+    assert_eq!(a.disk("vm1")["state"], "away");
+    drop((client, c));
 }
 
 #[test]
@@ -555,7 +420,7 @@ fn what_makes_no_sense_is_said() {
         assert!(!said.success() && said.all().contains(part), "{}", said.all());
     }
     let lonely = conformance::Serve::disk(&{
-        std::fs::File::create(scratch.path("d.img")).unwrap().set_len(MIB).unwrap();
+        empty_file(&scratch.path("d.img"), MIB);
         scratch.text("d.img")
     })
     .start(&scratch);
@@ -568,21 +433,15 @@ fn what_makes_no_sense_is_said() {
 fn a_host_that_waits_for_many_disks_asks_next_to_nothing() {
     const DISKS: usize = 40;
     let (etcd, shared) = (Etcd::start(1), Shared::new());
-    let mut first = Side::new("node-a", &etcd, &shared, "").start();
-    first.wait_until_serving();
-    let second = Side::new("node-b", &etcd, &shared, "").start();
+    let mut first = told("node-a", &etcd, &shared.store.backing(""), "").start();
+    first.wait_until_serving("vm1", FAIL_OVER_MAX);
+    let second = told("node-b", &etcd, &shared.store.backing(""), "").start();
     let disks: Vec<String> = (0..DISKS).map(|disk| format!("more-{disk}")).collect();
     for side in [&first, &second] {
         for disk in &disks {
             let image = shared.scratch.path(&format!("{disk}.img"));
-            std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
-            side.daemon().ctl(&[
-                "disk",
-                "add",
-                disk,
-                "--backing",
-                &shared.scratch.text(&format!("{disk}.img")),
-            ]);
+            empty_file(&image, MIB);
+            side.ctl(&["disk", "add", disk, "--backing", &text(&image)]);
         }
     }
     std::thread::sleep(Duration::from_secs(4));

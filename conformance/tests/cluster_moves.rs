@@ -1,12 +1,13 @@
 //! Two hosts, a real etcd, and disks that go from one to the other because somebody said so; evacuation, and advice (docs/CLUSTER.md,
 //! docs/decisions/0024). The backings are files that both hosts see.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use conformance::nbd_client::{Address, Client};
-use conformance::process::Output;
-use conformance::scratch::{free_port, wait_until};
-use conformance::{Authority, Daemon, Etcd, MIB, Scratch};
+use conformance::data::empty_file;
+use conformance::nbd_client::Client;
+use conformance::scratch::{text, wait_until};
+use conformance::{Authority, Etcd, MIB, Plan, Scratch, Side};
 use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
@@ -17,7 +18,7 @@ const SOON: Duration = Duration::from_secs(40);
 const THROUGH: &str = "mode = \"write-through\"";
 const BACK: &str = "mode = \"write-back\"\ndirty_age_max = 0\ndirty_start = 60\ndirty_stop = 50";
 
-/// What both hosts see.
+/// What all hosts see.
 struct Shared {
     scratch: Scratch,
     etcd: Etcd,
@@ -27,108 +28,44 @@ struct Shared {
 impl Shared {
     #[track_caller]
     fn new(disks: &[&str]) -> Shared {
-        let scratch = Scratch::new();
-        for disk in disks {
-            let file = std::fs::File::create(scratch.path(&format!("{disk}.img"))).unwrap();
-            file.set_len(SIZE).unwrap();
-        }
-        Shared { scratch, etcd: Etcd::start(1), authority: Authority::new("hosts") }
+        let shared =
+            Shared { scratch: Scratch::new(), etcd: Etcd::start(1), authority: Authority::new("hosts") };
+        disks.iter().for_each(|disk| empty_file(&shared.image(disk), SIZE));
+        shared
+    }
+
+    fn image(&self, disk: &str) -> PathBuf {
+        self.scratch.path(&format!("{disk}.img"))
     }
 
     fn block(&self, disk: &str, number: u64) -> Vec<u8> {
-        let image = std::fs::read(self.scratch.path(&format!("{disk}.img"))).unwrap();
+        let image = std::fs::read(self.image(disk)).unwrap();
         image[(number * BLOCK) as usize..((number + 1) * BLOCK) as usize].to_vec()
     }
-}
 
-struct Side {
-    scratch: Scratch,
-    daemon: Option<Daemon>,
-}
-
-impl Side {
     /// A host with a pool of so many MiB, that is told of these disks, each with a cache of 8 MiB.
     #[track_caller]
-    fn start(name: &str, shared: &Shared, pool_mib: u64, disks: &[&str], cache: &str) -> Side {
-        let scratch = Scratch::new();
-        let files = shared.authority.host(scratch.dir(), "host", "127.0.0.1");
-        let port = free_port();
-        let mut config = format!(
-            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\", \"tcp:127.0.0.1:{port}\"]\n\
-             tls = {{ cert = {:?}, key = {:?}, client_ca = {:?} }}\n[[control.client]]\ncertificate = \"cn:host\"\nrole = \"admin\"\n\
-             [cluster]\netcd = {}\nhost = \"{name}\"\naddress = \"127.0.0.1:{port}\"\nlease_seconds = 5\nsettle_seconds = 1\n\
-             [[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"{pool_mib}M\"\nsegment_size = \"1M\"\n",
-            scratch.path("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-            files.cert,
-            files.key,
-            files.ca,
-            shared.etcd.endpoints(),
-            scratch.path("flash"),
-        );
+    fn start(&self, name: &str, pool_mib: u64, disks: &[&str], cache: &str) -> Side {
+        let mut plan = Plan::new(name)
+            .reached_as(&self.authority, "host")
+            .admits("host", "admin")
+            .pool(&format!("size = \"{pool_mib}M\"\nsegment_size = \"1M\""));
+        let address = format!("address = {:?}\nlease_seconds = 5\nsettle_seconds = 1", plan.address());
+        plan = plan.joins(&self.etcd, &address);
         for disk in disks {
-            config.push_str(&format!(
-                "[[disk]]\nname = \"{disk}\"\nbacking = {:?}\n[disk.cache]\npool = \"fast\"\nsize = \"8M\"\n{cache}\n",
-                shared.scratch.path(&format!("{disk}.img")),
-            ));
+            let cache = format!("[disk.cache]\npool = \"fast\"\nsize = \"8M\"\n{cache}");
+            plan = plan.disk(disk, &text(&self.image(disk)), &cache);
         }
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-        Side { scratch, daemon: Some(daemon) }
+        plan.start()
     }
+}
 
-    fn daemon(&self) -> &Daemon {
-        self.daemon.as_ref().expect("it runs")
-    }
-
-    #[track_caller]
-    fn stop(&mut self) {
-        self.daemon.take().expect("it runs").stop();
-    }
-
-    #[track_caller]
-    fn ctl(&self, args: &[&str]) -> String {
-        self.daemon().ctl(args)
-    }
-
-    fn try_ctl(&self, args: &[&str]) -> Output {
-        self.daemon().try_ctl(args)
-    }
-
-    #[track_caller]
-    fn json(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&self.ctl(&[args, &["-o", "json"]].concat())).unwrap()
-    }
-
-    fn disk(&self, name: &str) -> Value {
-        let list: Value = self.json(&["disk", "list"]);
-        let found = list.as_array().unwrap().iter().find(|disk| disk["name"] == name);
-        found.cloned().unwrap_or_default()
-    }
-
-    fn serves(&self, disk: &str) -> bool {
-        self.disk(disk)["state"] == "online"
-    }
-
-    #[track_caller]
-    fn wait_serving(&self, disk: &str) {
-        wait_until(&format!("{disk} to be served here"), SOON, || self.serves(disk));
-    }
-
-    #[track_caller]
-    fn connect(&self, disk: &str) -> Client {
-        Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), disk).expect("the disk is served")
-    }
-
-    /// Who has a disk, as etcd says.
-    fn owner(&self, disk: &str) -> (String, String) {
-        let disks = self.json(&["cluster", "disks"]);
-        let found =
-            disks.as_array().unwrap().iter().find(|one| one["name"] == disk).cloned().unwrap_or_default();
-        let word = |name: &str| found[name].as_str().unwrap_or_default().to_owned();
-        (word("host"), word("state"))
-    }
+/// Who has a disk, as etcd says.
+#[track_caller]
+fn owner(side: &Side, disk: &str) -> (String, String) {
+    let disks = side.json(&["cluster", "disks"]);
+    let found = disks.as_array().unwrap().iter().find(|one| one["name"] == disk).cloned().unwrap_or_default();
+    (word(&found, "host"), word(&found, "state"))
 }
 
 fn filled(number: u64) -> Vec<u8> {
@@ -143,9 +80,9 @@ fn word(shown: &Value, name: &str) -> String {
 #[test]
 fn a_disk_that_nobody_uses_goes_where_it_is_sent_and_comes_back() {
     let shared = Shared::new(&["vm1"]);
-    let a = Side::start("host-a", &shared, 64, &["vm1"], BACK);
-    a.wait_serving("vm1");
-    let b = Side::start("host-b", &shared, 64, &[], BACK);
+    let mut a = shared.start("host-a", 64, &["vm1"], BACK);
+    a.wait_until_serving("vm1", SOON);
+    let b = shared.start("host-b", 64, &[], BACK);
     wait_until("host-b to be a member", SOON, || {
         a.json(&["cluster", "hosts"]).as_array().unwrap().len() == 2
     });
@@ -172,7 +109,7 @@ fn a_disk_that_nobody_uses_goes_where_it_is_sent_and_comes_back() {
     assert_eq!((word(&moved, "state"), word(&moved, "from")), ("done".into(), "host-a".into()), "{moved}");
     assert_eq!(shared.block("vm1", 9), filled(41), "it was drained first");
     assert!(b.serves("vm1") && !a.serves("vm1"));
-    assert_eq!(b.owner("vm1"), ("host-b".into(), "held".into()));
+    assert_eq!(owner(&b, "vm1"), ("host-b".into(), "held".into()));
     let cache = &b.disk("vm1")["cache"];
     assert_eq!(
         (&cache["mode"], &cache["pool"]),
@@ -193,9 +130,8 @@ fn a_disk_that_nobody_uses_goes_where_it_is_sent_and_comes_back() {
     drop(client);
     // Whoever is left has it, if nothing can be dirty elsewhere: a disk that went away waits.
     a.ctl(&["cache", "disable", "vm1"]);
-    let mut a = a;
     a.stop();
-    b.wait_serving("vm1");
+    b.wait_until_serving("vm1", SOON);
     assert_eq!(b.connect("vm1").read(9 * BLOCK, BLOCK as u32).unwrap(), filled(42));
 }
 
@@ -204,11 +140,11 @@ fn a_disk_that_nobody_uses_goes_where_it_is_sent_and_comes_back() {
 #[test]
 fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     let shared = Shared::new(&["vm1"]);
-    let a = Side::start("host-a", &shared, 64, &["vm1"], BACK);
-    a.wait_serving("vm1");
+    let a = shared.start("host-a", 64, &["vm1"], BACK);
+    a.wait_until_serving("vm1", SOON);
     // It was told of the disk, and waits for it.
-    let b = Side::start("host-b", &shared, 64, &["vm1"], BACK);
-    wait_until("host-b to wait", SOON, || word(&b.disk("vm1"), "reason").contains("host-a has it"));
+    let b = shared.start("host-b", 64, &["vm1"], BACK);
+    wait_until("host-b to wait", SOON, || b.reason("vm1").contains("host-a has it"));
     let mut client = a.connect("vm1");
     client.write(9 * BLOCK, &filled(41)).unwrap();
     for _ in 0..2 {
@@ -218,12 +154,12 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     let note = || word(&b.json(&["cluster", "move", "vm1"]), "note");
     wait_until("it to wait for the machine", SOON, || note().contains("waits for the machine"));
     assert_eq!(b.disk("vm1")["state"], "awaited");
-    assert_eq!(b.owner("vm1"), ("host-a".into(), "held".into()));
+    assert_eq!(owner(&b, "vm1"), ("host-a".into(), "held".into()));
     let again = a.try_ctl(&["cluster", "move", "vm1", "--to", "host-b"]);
     assert!(!again.success() && again.all().contains("on its way to host-b already"), "{}", again.all());
     b.ctl(&["cluster", "move", "vm1", "--cancel"]);
     wait_until("host-b to wait as before", SOON, || {
-        b.disk("vm1")["state"] == "offline" && word(&b.disk("vm1"), "reason").contains("host-a has it")
+        b.disk("vm1")["state"] == "offline" && b.reason("vm1").contains("host-a has it")
     });
     client.write(9 * BLOCK, &filled(42)).unwrap();
     client.flush().unwrap();
@@ -237,11 +173,11 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     wait_until("the order to be done", SOON, || {
         word(&a.json(&["cluster", "move", "vm1"]), "state") == "done"
     });
-    assert_eq!(b.owner("vm1"), ("host-b".into(), "held".into()));
+    assert_eq!(owner(&b, "vm1"), ("host-b".into(), "held".into()));
     (0..SIZE / 4).step_by(MIB as usize).for_each(|at| drop(there.read(at, MIB as u32).unwrap()));
     assert!(b.daemon().stats("vm1").hits() >= 3, "what was copied is served");
     drop((client, there));
-    wait_until("host-a to wait", SOON, || word(&a.disk("vm1"), "reason").contains("host-b has it"));
+    wait_until("host-a to wait", SOON, || a.reason("vm1").contains("host-b has it"));
     // Nobody uses it any more; its cache goes back with it.
     let moved = a.try_ctl(&["cluster", "move", "vm1", "--to", "host-a", "--cache", "copy"]);
     assert!(moved.success(), "{}", moved.all());
@@ -257,10 +193,10 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
 fn a_host_is_evacuated_and_what_stays_is_said() {
     let disks = ["vm1", "vm2", "vm3", "vm4"];
     let shared = Shared::new(&disks);
-    let a = Side::start("host-a", &shared, 64, &disks, BACK);
-    let b = Side::start("host-b", &shared, 64, &[], THROUGH);
-    let c = Side::start("host-c", &shared, 64, &[], THROUGH);
-    disks.iter().for_each(|disk| a.wait_serving(disk));
+    let a = shared.start("host-a", 64, &disks, BACK);
+    let b = shared.start("host-b", 64, &[], THROUGH);
+    let c = shared.start("host-c", 64, &[], THROUGH);
+    disks.iter().for_each(|disk| a.wait_until_serving(disk, SOON));
     let told = || a.json(&["cluster", "advise", "--leaving", "host-a"]);
     wait_until("all to have told of themselves", SOON, || {
         let advice = told();
@@ -296,11 +232,11 @@ fn a_host_is_evacuated_and_what_stays_is_said() {
 #[test]
 fn advice_moves_a_starved_disk_to_flash_that_is_to_spare() {
     let shared = Shared::new(&["busy", "idle"]);
-    let a = Side::start("host-a", &shared, 5, &[], THROUGH);
-    let b = Side::start("host-b", &shared, 64, &["idle"], THROUGH);
-    a.ctl(&["disk", "add", "busy", "--backing", &shared.scratch.text("busy.img")]);
+    let a = shared.start("host-a", 5, &[], THROUGH);
+    let b = shared.start("host-b", 64, &["idle"], THROUGH);
+    a.ctl(&["disk", "add", "busy", "--backing", &text(&shared.image("busy"))]);
     a.ctl(&["cache", "enable", "busy", "--pool", "fast", "--size", "2M", "--block-size", "4K"]);
-    b.wait_serving("idle");
+    b.wait_until_serving("idle", SOON);
     let mut client = a.connect("busy");
     // A loop over 8 MiB: LRU with 2 MiB hits nothing, with 8 all.
     let advice = std::cell::RefCell::new(Value::Null);

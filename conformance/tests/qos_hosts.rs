@@ -8,10 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use conformance::data::noise_file;
-use conformance::nbd_client::{Address, Client};
-use conformance::process::Process;
+use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
-use conformance::{Daemon, Etcd, MIB, Scratch, Tool};
+use conformance::{Etcd, MIB, Plan, Scratch, Side, Store};
 
 /// What the store does, reads of 4 KiB a second; and how late it may be, which is about 24 of them at once.
 const RATE: u64 = 400;
@@ -24,9 +23,9 @@ const WARM: Duration = Duration::from_secs(15);
 const COUNTED: Duration = Duration::from_secs(20);
 
 struct Shared {
-    scratch: Scratch,
+    _scratch: Scratch,
     etcd: Etcd,
-    _server: Process,
+    store: Store,
 }
 
 impl Shared {
@@ -37,48 +36,27 @@ impl Shared {
         for disk in ["left", "right", "idle"] {
             noise_file(&scratch.path(&format!("disks/{disk}")), SIZE, 7);
         }
-        let bits = format!("rate={}", RATE * 4096 * 8);
-        let server = Tool::new("nbdkit")
-            .args(["--foreground", "--unix", &scratch.text("store.sock"), "--filter=rate", "file"])
-            .args([&format!("dir={}", scratch.text("disks")), &bits])
-            .start();
-        wait_until("nbdkit's socket", Duration::from_secs(10), || scratch.path("store.sock").exists());
-        Self { scratch, etcd: Etcd::start(1), _server: server }
+        let (disks, bits) = (format!("dir={}", scratch.text("disks")), format!("rate={}", RATE * 4096 * 8));
+        let args = ["--filter=rate", "file", &disks, &bits];
+        let store = Store::start(&scratch.path("store.sock"), &args);
+        Self { _scratch: scratch, etcd: Etcd::start(1), store }
     }
 
-    /// A host with these disks and their shares; the first is the one that is read.
+    /// A host with these disks and their shares; it is called like the first, which is the one that is read.
     #[track_caller]
-    fn host(&self, disks: &[(&str, u32)]) -> Host {
-        let scratch = Scratch::new();
-        let disk = disks[0].0;
-        let mut config = format!(
-            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-             [cluster]\netcd = {}\nhost = \"{disk}\"\n\
-             [[datastore]]\nname = \"array\"\nthrottle = \"auto\"\nlatency_ms = {LATENCY_MS}\n",
-            scratch.path("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-            self.etcd.endpoints(),
-        );
+    fn host(&self, disks: &[(&str, u32)]) -> Side {
+        let first = disks[0].0;
+        let mut plan = Plan::new(first).joins(&self.etcd, "").says(&format!(
+            "[[datastore]]\nname = \"array\"\nthrottle = \"auto\"\nlatency_ms = {LATENCY_MS}"
+        ));
         for (disk, shares) in disks {
-            config += &format!(
-                "[[disk]]\nname = \"{disk}\"\nbacking = \"nbd+unix:///{disk}?socket={}\"\ndatastore = \"array\"\n\
-                 qos = {{ shares = \"{shares}\" }}\n",
-                self.scratch.text("store.sock"),
-            );
+            let qos = format!("datastore = \"array\"\nqos = {{ shares = \"{shares}\" }}");
+            plan = plan.disk(disk, &self.store.backing(disk), &qos);
         }
-        std::fs::write(scratch.path("hob.toml"), config).unwrap();
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-        let address = Address::Unix(scratch.path("nbd.sock"));
-        wait_until("the disk", Duration::from_secs(20), || Client::connect(&address, disk).is_ok());
-        Host { scratch, disk: disk.to_owned(), daemon }
+        let side = plan.start();
+        wait_until("the disk", Duration::from_secs(20), || Client::connect(&side.nbd(), first).is_ok());
+        side
     }
-}
-
-struct Host {
-    scratch: Scratch,
-    disk: String,
-    daemon: Daemon,
 }
 
 /// Readers of a disk, as many as there are reads at once. None of what they read was read before, as there is no cache.
@@ -90,11 +68,10 @@ struct Readers {
 
 impl Readers {
     #[track_caller]
-    fn start(host: &Host) -> Self {
+    fn start(side: &Side, disk: &str) -> Self {
         let (stop, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let reader = |number: usize| {
-            let mut client =
-                Client::connect(&Address::Unix(host.scratch.path("nbd.sock")), &host.disk).unwrap();
+            let mut client = side.connect(disk);
             let (stop, reads) = (stop.clone(), reads.clone());
             std::thread::spawn(move || {
                 let sectors = SIZE / 4096;
@@ -140,7 +117,7 @@ fn shares_and_reservations_hold_across_hosts() {
     let left = shared.host(&[("left", 2000)]);
     // Alone, whoever goes by the shares that a host has gives this one as much as the other, or more.
     let right = shared.host(&[("right", 1000), ("idle", 3000)]);
-    let readers = [Readers::start(&left), Readers::start(&right)];
+    let readers = [Readers::start(&left, "left"), Readers::start(&right, "right")];
     // Two to one.
     let [more, less] = rates(&readers);
     assert!(
@@ -149,7 +126,7 @@ fn shares_and_reservations_hold_across_hosts() {
     );
     // By its shares it is due a fifth of what the store does, and what was agreed on before was a third.
     let reserved = RATE * 3 / 4;
-    right.daemon.ctl(&["qos", "set", "right", "--shares", "500", "--reservation", &reserved.to_string()]);
+    right.ctl(&["qos", "set", "right", "--shares", "500", "--reservation", &reserved.to_string()]);
     let [others, reserver] = rates(&readers);
     let all = others + reserver;
     assert!(

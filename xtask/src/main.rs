@@ -7,6 +7,7 @@ mod failures;
 mod packages;
 mod shell;
 mod simulate;
+mod suite;
 mod test;
 #[cfg(test)]
 mod tidy;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use crate::{dashboard, packages, shell};
+use crate::{dashboard, packages, shell, suite};
 
 /// How long each fuzz target runs, in seconds.
 const FUZZ_SECONDS: u32 = 20;
@@ -42,10 +42,10 @@ enum Step {
     Clippy,
     /// Tests of every crate
     Unit,
-    /// Order in the house: file lengths, crate directions, generated pages …
-    Tidy,
     /// The release binary
     Build,
+    /// Order in the house: file lengths, crate directions, generated pages …
+    Tidy,
     /// Black-box tests with real clients
     Conformance,
     /// The black-box tests that move data, on the ring of threads
@@ -66,8 +66,8 @@ impl Step {
         Self::Fmt,
         Self::Clippy,
         Self::Unit,
-        Self::Tidy,
         Self::Build,
+        Self::Tidy,
         Self::Conformance,
         Self::Ring,
         Self::Dashboard,
@@ -82,8 +82,8 @@ impl Step {
             Self::Fmt => "format",
             Self::Clippy => "clippy",
             Self::Unit => "tests",
-            Self::Tidy => "tidy",
             Self::Build => "release build",
+            Self::Tidy => "tidy",
             Self::Conformance => "conformance",
             Self::Ring => "conformance on threads",
             Self::Dashboard => "dashboard",
@@ -98,14 +98,14 @@ impl Step {
         self == Self::Rbd
     }
 
-    /// Runs it; says how long that took, and what came of it.
-    fn timed(self) -> (Duration, Result<()>) {
+    /// Runs it; says how long that took, and what came of it. `hob` is the release binary, if it is of this run.
+    fn timed(self, hob: Option<&Path>) -> (Duration, Result<()>) {
         let start = Instant::now();
-        let result = self.run();
+        let result = self.run(hob);
         (start.elapsed(), result)
     }
 
-    fn run(self) -> Result<()> {
+    fn run(self, hob: Option<&Path>) -> Result<()> {
         let cargo = |args: &[&str]| shell::run(&mut shell::cargo(args));
         let tests = |args: &[&str]| shell::run_tests(&mut shell::cargo(args));
         match self {
@@ -121,10 +121,18 @@ impl Step {
                 "xtask",
                 "--no-fail-fast",
             ]),
-            Self::Tidy => tests(&["test", "-p", "xtask"]),
             Self::Build => cargo(&["build", "--release", "-p", "hob"]),
-            Self::Conformance => conformance(&[], &[]),
-            Self::Ring => conformance(&RING_TESTS, &[("HOB_RING", "threads")]),
+            Self::Tidy => {
+                let mut command = suite::cargo_test(&["--bin", "xtask"]);
+                // Where this run has built none, it builds one for itself.
+                command.envs(hob.map(|hob| ("HOB_BUILT", hob)));
+                shell::run_tests(&mut command)
+            }
+            Self::Conformance => suite::all(),
+            Self::Ring => {
+                let targets: Vec<&str> = RING_TESTS.into_iter().flat_map(|file| ["--test", file]).collect();
+                suite::against_release(&targets, &[("HOB_RING", "threads")])
+            }
             Self::Dashboard => dashboard::run(),
             Self::Psk => psk(),
             Self::Rbd => rbd(),
@@ -143,15 +151,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     };
     let mut summary: Vec<(Step, Duration, Result<()>)> = Vec::new();
     let begun = Instant::now();
-    let mut beside = None;
+    let (mut beside, mut hob) = (None, None);
     for step in Step::ALL.into_iter().filter(|&step| wanted(step)) {
         println!("\n=== {} ===", step.name());
         if step.sleeps() {
             // It waits for others most of its time. Its lines stand between theirs; what failed stands at the end.
-            beside = Some((step, std::thread::spawn(move || step.timed())));
+            beside = Some((step, std::thread::spawn(move || step.timed(None))));
             continue;
         }
-        let (took, result) = step.timed();
+        let (took, result) = step.timed(hob.as_deref());
+        if step == Step::Build && result.is_ok() {
+            hob = Some(suite::hob()?);
+        }
         summary.push((step, took, result));
     }
     if let Some((step, thread)) = beside {
@@ -176,24 +187,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The conformance suite, or the named files of it, against the release binary.
-fn conformance(files: &[&str], environment: &[(&str, &str)]) -> Result<()> {
-    let hob = shell::target_dir()?.join("release/hob");
-    let mut command = shell::cargo(&["test", "-p", "conformance", "--no-fail-fast"]);
-    for file in files {
-        command.args(["--test", file]);
-    }
-    command.env("HOB_BIN", hob).envs(environment.iter().copied());
-    shell::run_tests(&mut command)
-}
-
 /// hob with what no default build has: TLS by OpenSSL with keys that both sides know, and Ceph RBD images. One build for both, in the profile
 /// of tests, whose binary is not the one that the other steps look at.
 const FEATURES: [&str; 4] = ["-p", "hob", "--features", "psk,rbd"];
 
-/// Builds that, and says where it is.
+/// Builds that, and says where it is. With its tests, whose libraries are built in another way than those of a binary alone: the binary
+/// takes the same.
 fn build_with_features() -> Result<PathBuf> {
-    shell::run(&mut shell::cargo(&[&["build"], &FEATURES[..]].concat()))?;
+    shell::run(&mut shell::cargo(&[&["build", "--bins", "--tests"], &FEATURES[..]].concat()))?;
     Ok(shell::target_dir()?.join("debug/hob"))
 }
 
@@ -202,15 +203,14 @@ fn psk() -> Result<()> {
     cargo(&[&["clippy"], &FEATURES[..], &["--all-targets", "--", "-D", "warnings"]].concat())?;
     shell::run_tests(&mut shell::cargo(&[&["test"], &FEATURES[..], &["psk"]].concat()))?;
     let hob = build_with_features()?;
-    let mut command = shell::cargo(&["test", "-p", "conformance", "--features", "psk", "--test", "nbd_psk"]);
-    shell::run_tests(command.env("HOB_BIN", hob))
+    shell::run_tests(suite::cargo_test(&["--test", "nbd_psk"]).env("HOB_BIN", hob))
 }
 
 /// The black-box tests of RBD images, each with a cluster of four processes.
 fn rbd() -> Result<()> {
     let hob = build_with_features()?;
-    let mut command = shell::cargo(&["test", "-p", "conformance", "--features", "rbd", "--test", "rbd"]);
-    shell::run_tests(command.args(["--", "--test-threads=3"]).env("HOB_BIN", hob))
+    let mut command = suite::cargo_test(&["--test", "rbd", "--", "--test-threads=3"]);
+    shell::run_tests(command.env("HOB_BIN", hob))
 }
 
 /// A short run of every fuzz target. The sanitizer wants an unstable compiler flag, which

@@ -1,0 +1,38 @@
+//! A backing that hosts share: somebody else's NBD server, which locks nothing and fences nobody.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::process::Process;
+use crate::scratch::{text, wait_until};
+use crate::tool::Tool;
+
+/// How long it may take until it serves.
+const READY_MAX: Duration = Duration::from_secs(30);
+
+/// nbdkit on a Unix socket. Dropping it ends it.
+#[derive(Debug)]
+pub struct Store {
+    socket: PathBuf,
+    _server: Process,
+}
+
+impl Store {
+    /// nbdkit at `socket` with these arguments.
+    ///
+    /// # Panics
+    /// When it does not serve in time.
+    #[must_use]
+    #[track_caller]
+    pub fn start(socket: &Path, args: &[&str]) -> Self {
+        let server = Tool::new("nbdkit").args(["--foreground", "--unix", &text(socket)]).args(args).start();
+        wait_until("nbdkit's socket", READY_MAX, || socket.exists());
+        Self { socket: socket.to_owned(), _server: server }
+    }
+
+    /// What a disk's backing is called; `export` may be empty.
+    #[must_use]
+    pub fn backing(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", text(&self.socket))
+    }
+}
