@@ -11,7 +11,8 @@ use common::{Rig, both_kinds, options, pattern};
 use hob_engine::command::Access;
 use hob_engine::io::{Durability, IoError, IoOp, Zeroing};
 use hob_nbd::{Command as Nbd, CommandFlags, ExportInfo};
-use hob_storage::backing::{Backing, OpenError};
+use hob_storage::backing::alone::Alone;
+use hob_storage::backing::{Backing, BackingOptions, OpenError};
 use hob_storage::ring::RingKind;
 
 const WRITE: IoOp = IoOp::Write(Durability::Volatile);
@@ -300,6 +301,24 @@ fn what_a_lost_disk_waits_for_fails_at_once() {
             rig.close();
         }
     });
+}
+
+#[test]
+fn whoever_writes_alone_waits_only_as_long_as_the_disk_may_be_written() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let patient = BackingOptions { wait_max: Duration::from_secs(60), ..options() };
+    let backing = Backing::open(&server.uri, Access::ReadWrite, &patient).unwrap();
+    server.set(|script| script.silent = true);
+    let may_go_on = || server.count(Nbd::Write) == 0;
+    let mut alone = Alone::new(backing, &may_go_on).unwrap();
+    let begin = Instant::now();
+    alone.write(0, &pattern(4096, 1)).unwrap();
+    assert_eq!(alone.flush(), Err(IoError::ShuttingDown));
+    assert_eq!(alone.write(0, &pattern(4096, 2)), Err(IoError::ShuttingDown));
+    alone.close();
+    assert!(begin.elapsed() < patient.wait_max / 2, "{:?}", begin.elapsed());
+    assert_eq!((server.count(Nbd::Write), server.count(Nbd::Flush)), (1, 0));
+    assert_eq!(server.script.lock().unwrap().connections, 1);
 }
 
 #[test]
