@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use conformance::data::empty_file;
 use conformance::nbd_client::Client;
 use conformance::scratch::{free_port, text, wait_until};
-use conformance::{Authority, Etcd, Host, MIB, Plan, Scratch, Side, Store, Tool};
+use conformance::{Authority, Etcd, Host, MIB, Plan, Process, Scratch, Side, Store, Tool};
 use rustix::process::Signal;
 
 /// Shortest that there are: tests are to be short.
@@ -321,27 +321,123 @@ fn a_host_that_is_cut_off_from_etcd_stops_before_the_other_starts() {
     assert_eq!(number_in(&shared.block(11)), 1 << 40);
 }
 
+/// A backing that has an address of its own, so that it can be cut off from the left host alone.
+struct FarStore {
+    scratch: Scratch,
+    port: String,
+    _server: Process,
+}
+
+impl FarStore {
+    const ADDRESS: &str = "10.99.0.2";
+
+    /// On the right host, and on the way there from the left one.
+    #[track_caller]
+    fn start([left, right]: [&Host; 2]) -> Self {
+        let scratch = Scratch::new();
+        empty_file(&scratch.path("disk.img"), SIZE);
+        let address = format!("{}/32", Self::ADDRESS);
+        Tool::new("ip").args(["addr", "add", &address, "dev", "net0"]).inside(right).run();
+        Tool::new("ip").args(["route", "add", Self::ADDRESS, "dev", "net0"]).inside(left).run();
+        let port = free_port().to_string();
+        let _server = Tool::new("nbdkit")
+            .args(["--foreground", "--ipaddr", Self::ADDRESS, "--port", &port])
+            .args(["file", &scratch.text("disk.img")])
+            .inside(right)
+            .start();
+        Self { scratch, port, _server }
+    }
+
+    fn uri(&self) -> String {
+        format!("nbd://{}:{}", Self::ADDRESS, self.port)
+    }
+
+    fn block(&self, number: u64) -> Vec<u8> {
+        let image = std::fs::read(self.scratch.path("disk.img")).unwrap();
+        image[(number * BLOCK) as usize..][..BLOCK as usize].to_vec()
+    }
+}
+
+/// Nothing gets from a host to an address any more.
+#[track_caller]
+fn cut(host: &Host, address: &str) {
+    Tool::new("ip").args(["route", "replace", "blackhole", &format!("{address}/32")]).inside(host).run();
+}
+
+/// The kernel goes on with what it has.
+#[track_caller]
+fn mend(host: &Host, address: &str) {
+    Tool::new("ip").args(["route", "replace", &format!("{address}/32"), "dev", "net0"]).inside(host).run();
+}
+
+/// Longer than the kernel of a host pauses before it sends again what had no answer for a fail-over.
+const SENT_AGAIN: Duration = Duration::from_secs(20);
+
+/// Needs root, for the namespaces. A write is under way to a backing that is cut off when the host dies: its kernel has it, and would send it
+/// again for minutes.
+#[test]
+fn a_write_of_a_killed_host_does_not_arrive_after_the_next_one_has_begun() {
+    let [left, right] = Host::pair();
+    let etcd = Etcd::start_on(&right);
+    let store = FarStore::start([&left, &right]);
+    let mut a = told("host-a", &etcd, &store.uri(), THROUGH).start_inside(&left);
+    a.wait_until_serving("vm1", FAIL_OVER_MAX);
+    let b = told("host-b", &etcd, &store.uri(), THROUGH).start_inside(&right);
+    let guest = Guest::start(a.connect("vm1"), 15, 1);
+    wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
+    cut(&left, FarStore::ADDRESS);
+    // One write is handed to the kernel now, and has no answer.
+    std::thread::sleep(Duration::from_secs(1));
+    a.kill();
+    b.wait_until_serving("vm1", FAIL_OVER_MAX);
+    let acknowledged = guest.end();
+    let mut client = b.connect("vm1");
+    assert!(number_in(&client.read(15 * BLOCK, BLOCK as u32).unwrap()) >= acknowledged);
+    client.write(15 * BLOCK, &filled(1 << 40)).unwrap();
+    mend(&left, FarStore::ADDRESS);
+    std::thread::sleep(SENT_AGAIN);
+    assert_eq!(number_in(&store.block(15)), 1 << 40, "a write of the old owner arrived");
+}
+
+/// Needs root, for the namespaces. The host lives and reaches neither etcd nor the backing; then the backing first.
+#[test]
+fn a_write_of_a_host_without_lease_does_not_arrive_after_the_next_one_has_begun() {
+    let [left, right] = Host::pair();
+    let etcd = Etcd::start_on(&right);
+    let store = FarStore::start([&left, &right]);
+    let a = told("host-a", &etcd, &store.uri(), THROUGH).start_inside(&left);
+    a.wait_until_serving("vm1", FAIL_OVER_MAX);
+    let b = told("host-b", &etcd, &store.uri(), THROUGH).start_inside(&right);
+    let guest = Guest::start(a.connect("vm1"), 17, 1);
+    wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
+    cut(&left, FarStore::ADDRESS);
+    cut(&left, right.address());
+    b.wait_until_serving("vm1", FAIL_OVER_MAX);
+    let began = Instant::now();
+    let acknowledged = guest.acknowledged();
+    let mut client = b.connect("vm1");
+    assert!(number_in(&client.read(17 * BLOCK, BLOCK as u32).unwrap()) >= acknowledged);
+    client.write(17 * BLOCK, &filled(1 << 40)).unwrap();
+    mend(&left, FarStore::ADDRESS);
+    std::thread::sleep(SENT_AGAIN);
+    assert_eq!(number_in(&store.block(17)), 1 << 40, "a write of the old owner arrived");
+    mend(&left, right.address());
+    wait_until("host-a to know", FAIL_OVER_MAX, || !a.serves("vm1"));
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(number_in(&store.block(17)), 1 << 40, "a write of the old owner arrived");
+    assert_eq!(guest.acknowledged_after(began), [0; 0], "it acknowledged what it must not");
+    guest.end();
+}
+
 /// Needs root, for the namespaces. The owner reaches etcd all the time, so the disk stays its own, and nobody else writes.
 #[test]
 fn a_host_that_is_cut_off_from_the_backing_keeps_its_disk_and_goes_on_afterwards() {
-    const STORE: &str = "10.99.0.2";
     let [left, right] = Host::pair();
     let etcd = Etcd::start_on(&right);
-    let scratch = Scratch::new();
-    empty_file(&scratch.path("disk.img"), SIZE);
-    Tool::new("ip").args(["addr", "add", &format!("{STORE}/32"), "dev", "net0"]).inside(&right).run();
-    let way = |what: &[&str]| Tool::new("ip").args(what).inside(&left).run();
-    way(&["route", "add", STORE, "dev", "net0"]);
-    let port = free_port().to_string();
-    let _server = Tool::new("nbdkit")
-        .args(["--foreground", "--ipaddr", STORE, "--port", &port])
-        .args(["file", &scratch.text("disk.img")])
-        .inside(&right)
-        .start();
-    let backing = format!("nbd://{STORE}:{port}");
-    let a = told("host-a", &etcd, &backing, THROUGH).start_inside(&left);
+    let store = FarStore::start([&left, &right]);
+    let a = told("host-a", &etcd, &store.uri(), THROUGH).start_inside(&left);
     a.wait_until_serving("vm1", FAIL_OVER_MAX);
-    let b = told("host-b", &etcd, &backing, THROUGH).start_inside(&right);
+    let b = told("host-b", &etcd, &store.uri(), THROUGH).start_inside(&right);
     a.connect("vm1").write(2 * BLOCK, &filled(9)).unwrap();
     wait_until("a hit", FAIL_OVER_MAX, || {
         assert_eq!(a.connect("vm1").read(2 * BLOCK, BLOCK as u32).unwrap(), filled(9));
@@ -349,21 +445,23 @@ fn a_host_that_is_cut_off_from_the_backing_keeps_its_disk_and_goes_on_afterwards
     });
     let guest = Guest::start(a.connect("vm1"), 13, 1);
     wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
-    way(&["route", "replace", "blackhole", STORE]);
+    cut(&left, FarStore::ADDRESS);
     // What was under way may still be answered.
     std::thread::sleep(Duration::from_secs(1));
-    let cut = Instant::now();
+    let begin = Instant::now();
     std::thread::sleep(2 * (LEASE + SETTLE));
-    assert_eq!(guest.acknowledged_after(cut), [0; 0], "a write through was acknowledged without the backing");
+    assert_eq!(
+        guest.acknowledged_after(begin),
+        [0; 0],
+        "a write through was acknowledged without the backing"
+    );
     assert_eq!(a.connect("vm1").read(2 * BLOCK, BLOCK as u32).unwrap(), filled(9), "hits are served");
     assert!(a.serves("vm1") && !b.serves("vm1"), "{}", b.reason("vm1"));
     assert!(b.reason("vm1").contains("host-a has it"), "{}", b.reason("vm1"));
-    way(&["route", "replace", STORE, "dev", "net0"]);
-    wait_until("the guest to go on", FAIL_OVER_MAX, || !guest.acknowledged_after(cut).is_empty());
+    mend(&left, FarStore::ADDRESS);
+    wait_until("the guest to go on", FAIL_OVER_MAX, || !guest.acknowledged_after(begin).is_empty());
     let acknowledged = guest.end();
-    let image = std::fs::read(scratch.path("disk.img")).unwrap();
-    let block = &image[(13 * BLOCK) as usize..][..BLOCK as usize];
-    assert!(number_in(block) >= acknowledged);
+    assert!(number_in(&store.block(13)) >= acknowledged);
 }
 
 /// The disk goes from host to host with its cache, and etcd says whose it is all the time.

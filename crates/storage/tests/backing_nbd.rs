@@ -11,7 +11,8 @@ use common::{Rig, both_kinds, options, pattern};
 use hob_engine::command::Access;
 use hob_engine::io::{Durability, IoError, IoOp, Zeroing};
 use hob_nbd::{Command as Nbd, CommandFlags, ExportInfo};
-use hob_storage::backing::{Backing, OpenError};
+use hob_storage::backing::alone::Alone;
+use hob_storage::backing::{Backing, BackingOptions, OpenError};
 use hob_storage::ring::RingKind;
 
 const WRITE: IoOp = IoOp::Write(Durability::Volatile);
@@ -229,6 +230,95 @@ fn patience_ends() {
         assert_eq!(rig.read(0, 4096), Ok(vec![0; 4096]));
         rig.close();
     });
+}
+
+#[test]
+fn changes_that_are_called_back_wait_until_it_goes_on() {
+    both_kinds(|kind| {
+        let server = Server::start(ExportInfo::new(MIB));
+        let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+        let connections = || server.script.lock().unwrap().connections;
+        let hold_back = |rig: &mut Rig| {
+            let now = rig.now();
+            rig.backing.hold_back(&mut rig.ring, now);
+        };
+        // Nothing that could change anything is under way: the connection stays.
+        rig.write(WRITE, 0, &pattern(4096, 1)).unwrap();
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        hold_back(&mut rig);
+        assert_eq!(rig.read(0, 4096), Ok(pattern(4096, 1)));
+        rig.backing.go_on();
+        assert_eq!(connections(), 1);
+        server.set(|script| script.silent = true);
+        let id = rig.start(WRITE, 4096, 4096, Some(&pattern(4096, 2)));
+        while server.count(Nbd::Write) == 1 {
+            rig.turn();
+        }
+        hold_back(&mut rig);
+        server.set(|script| script.silent = false);
+        let begin = Instant::now();
+        // Long enough for several attempts to connect.
+        while begin.elapsed() < Duration::from_millis(500) {
+            rig.turn();
+        }
+        assert_eq!(connections(), 1, "it connects again");
+        assert!(rig.done.is_empty(), "{:?}", rig.done);
+        rig.backing.go_on();
+        rig.wait(id).unwrap();
+        assert_eq!(connections(), 2);
+        assert_eq!(rig.read(4096, 4096), Ok(pattern(4096, 2)));
+        rig.close();
+    });
+}
+
+#[test]
+fn what_a_lost_disk_waits_for_fails_at_once() {
+    both_kinds(|kind| {
+        for connected in [true, false] {
+            let server = Server::start(ExportInfo::new(MIB));
+            let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+            server.set(|script| {
+                script.silent = connected;
+                script.refuse = !connected;
+                script.answers_left = Some(0);
+            });
+            let id = rig.start(WRITE, 0, 4096, Some(&pattern(4096, 1)));
+            while server.count(Nbd::Write) == 0 {
+                rig.turn();
+            }
+            let begin = Instant::now();
+            let now = rig.now();
+            rig.backing.lose(&mut rig.ring, now);
+            assert_eq!(rig.wait(id), Err(IoError::ShuttingDown));
+            assert!(begin.elapsed() < options().wait_max / 2, "{:?}", begin.elapsed());
+            server.set(|script| (script.silent, script.refuse, script.answers_left) = (false, false, None));
+            rig.backing.go_on();
+            let connections = server.script.lock().unwrap().connections;
+            (0..5).for_each(|_| rig.turn());
+            assert_eq!(rig.write(WRITE, 0, &pattern(4096, 2)), Err(IoError::ShuttingDown));
+            assert_eq!(server.script.lock().unwrap().connections, connections);
+            assert!(server.script.lock().unwrap().data[..4096].iter().all(|byte| *byte == 0));
+            rig.close();
+        }
+    });
+}
+
+#[test]
+fn whoever_writes_alone_waits_only_as_long_as_the_disk_may_be_written() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let patient = BackingOptions { wait_max: Duration::from_secs(60), ..options() };
+    let backing = Backing::open(&server.uri, Access::ReadWrite, &patient).unwrap();
+    server.set(|script| script.silent = true);
+    let may_go_on = || server.count(Nbd::Write) == 0;
+    let mut alone = Alone::new(backing, &may_go_on).unwrap();
+    let begin = Instant::now();
+    alone.write(0, &pattern(4096, 1)).unwrap();
+    assert_eq!(alone.flush(), Err(IoError::ShuttingDown));
+    assert_eq!(alone.write(0, &pattern(4096, 2)), Err(IoError::ShuttingDown));
+    alone.close();
+    assert!(begin.elapsed() < patient.wait_max / 2, "{:?}", begin.elapsed());
+    assert_eq!((server.count(Nbd::Write), server.count(Nbd::Flush)), (1, 0));
+    assert_eq!(server.script.lock().unwrap().connections, 1);
 }
 
 #[test]

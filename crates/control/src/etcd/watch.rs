@@ -38,15 +38,15 @@ pub struct EtcdWatch<'a> {
 }
 
 impl Etcd {
-    /// Everything that happens from some moment before this returns to keys that begin with `puts_and_deletes`, and what is deleted of those that begin with
-    /// `deletes`.
+    /// Everything that happens from some moment before this returns to keys that begin with one of `puts_and_deletes`, and what is deleted of those that
+    /// begin with one of `deletes`.
     ///
     /// # Errors
     /// [`EtcdError`]: this endpoint does not tell, or not in time.
     pub async fn watch(
         &self,
-        puts_and_deletes: &str,
-        deletes: &str,
+        puts_and_deletes: &[&str],
+        deletes: &[&str],
         wait_max: Duration,
     ) -> Result<EtcdWatch<'_>, EtcdError> {
         let by = self.at.load(std::sync::atomic::Ordering::Relaxed) % self.endpoints.len();
@@ -61,23 +61,30 @@ impl Etcd {
         watch
     }
 
-    async fn start_watch(&self, by: usize, all: &str, deletes: &str) -> Result<EtcdWatch<'_>, EtcdError> {
+    async fn start_watch(
+        &self,
+        by: usize,
+        all: &[&str],
+        deletes: &[&str],
+    ) -> Result<EtcdWatch<'_>, EtcdError> {
         let create = |prefix: &str, filters: &[&str]| {
             let end = after(prefix).ok_or_else(|| self.nonsense(by, "there are no keys beyond"))?;
             let range =
                 json!({ "key": encode(prefix.as_bytes()), "range_end": encode(&end), "filters": filters });
-            Ok(json!({ "create_request": range }).to_string())
+            Ok(format!("{}\n", json!({ "create_request": range })))
         };
-        let question = format!("{}\n{}\n", create(all, &[])?, create(deletes, &["NOPUT"])?);
+        let all = all.iter().map(|prefix| create(prefix, &[]));
+        let deletes = deletes.iter().map(|prefix| create(prefix, &["NOPUT"]));
+        let questions = all.chain(deletes).collect::<Result<Vec<String>, EtcdError>>()?;
         let leads = [("Grpc-Metadata-hasleader", "true")];
-        let (answer, driver) = self.exchange(by, "/v3/watch", question, &leads).await?;
+        let (answer, driver) = self.exchange(by, "/v3/watch", questions.concat(), &leads).await?;
         if !answer.status().is_success() {
             let bytes = self.collect(by, answer).await?;
             return Err(self.refused(by, &serde_json::from_slice(&bytes).unwrap_or(Value::Null)));
         }
         let body = answer.into_body();
         let mut watch = EtcdWatch { etcd: self, by, body, bytes: Vec::new(), _driver: driver };
-        for _ in 0..2 {
+        for _ in &questions {
             if watch.line().await?["created"] != Value::Bool(true) {
                 return Err(self.nonsense(by, "it does not watch"));
             }
@@ -87,7 +94,7 @@ impl Etcd {
 }
 
 impl EtcdWatch<'_> {
-    /// What happened next, in the order of etcd's revisions for each of the two prefixes.
+    /// What happened next, in the order of etcd's revisions for each of the prefixes.
     ///
     /// # Errors
     /// [`EtcdError`]: it is over.
@@ -185,7 +192,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let all = runtime.block_on(async {
             let etcd = Etcd::new(vec![endpoint], None);
-            let mut watch = match etcd.watch("t/", "h/", SOON).await {
+            let mut watch = match etcd.watch(&["t/"], &["h/"], SOON).await {
                 Ok(watch) => watch,
                 Err(error) => return vec![Err(error.to_string())],
             };

@@ -118,8 +118,9 @@ impl Cluster {
         let etcd = Arc::new(Etcd::new(config.endpoints().map_err(anyhow::Error::msg)?, tls()?));
         let names = Names::new(&config.prefix);
         let about = About { address: config.address.clone(), ..About::default() };
+        let (lease, settle) = (config.lease_seconds, config.settle_seconds);
         let (keeping, membership) =
-            Keeping::start(me.clone(), config.lease_seconds, etcd.clone(), names.clone(), about)?;
+            Keeping::start(me.clone(), lease, settle, etcd.clone(), names.clone(), about)?;
         Ok(Arc::new(Cluster {
             me,
             config: config.clone(),

@@ -2,7 +2,8 @@
 //! served (docs/decisions/0023).
 //!
 //! It has a ring of its own, so every kind of backing works as it does for a shard. Several writes are under way at once; they must not
-//! overlap between two flushes. The first error stays: nothing is written after it. Units: bytes.
+//! overlap between two flushes. The first error stays: nothing is written after it. Whoever waits is asked all the while whether the disk may
+//! still be written. Units: bytes.
 
 use std::time::{Duration, Instant as Clock};
 
@@ -22,8 +23,7 @@ const WRITES_MAX: usize = 8;
 const NAP: Duration = Duration::from_millis(100);
 
 /// See the module's text.
-#[derive(Debug)]
-pub struct Alone {
+pub struct Alone<'a> {
     ring: Ring,
     backing: Backing,
     began: Clock,
@@ -31,19 +31,20 @@ pub struct Alone {
     /// Under way, with the memory of what is written.
     in_flight: Vec<(IoId, Option<BufferId>)>,
     failed: Option<IoError>,
+    may_go_on: &'a dyn Fn() -> bool,
 }
 
-impl Alone {
-    /// Of a backing that was just opened. Stays on the calling thread.
+impl<'a> Alone<'a> {
+    /// Of a backing that was just opened, to be written as long as `may_go_on` says so; what has no answer then fails. Stays on the calling thread.
     ///
     /// # Errors
     /// Memory or descriptors are lacking.
-    pub fn new(backing: Backing) -> Result<Alone, RingError> {
+    pub fn new(backing: Backing, may_go_on: &'a dyn Fn() -> bool) -> Result<Self, RingError> {
         let arena_bytes = 2 * WRITES_MAX * WRITE_BYTES_MAX;
         let config = RingConfig { entries: 64, arena_bytes, threads_max: 4, ..RingConfig::default() };
         let ring = Ring::new(&config)?;
-        let mut alone =
-            Alone { ring, backing, began: Clock::now(), last: 0, in_flight: Vec::new(), failed: None };
+        let (began, in_flight) = (Clock::now(), Vec::new());
+        let mut alone = Alone { ring, backing, began, last: 0, in_flight, failed: None, may_go_on };
         let now = alone.now();
         alone.backing.attach(&mut alone.ring, now, 0);
         Ok(alone)
@@ -98,13 +99,17 @@ impl Alone {
     }
 
     /// Waits, for as long as nothing has failed.
-    fn wait_until(&mut self, is_so: impl Fn(&Alone) -> bool) -> Result<(), IoError> {
+    fn wait_until(&mut self, is_so: impl Fn(&Self) -> bool) -> Result<(), IoError> {
         loop {
             if let Some(error) = self.failed {
                 return Err(error);
             }
             if is_so(self) {
                 return Ok(());
+            }
+            if !(self.may_go_on)() {
+                self.failed = Some(IoError::ShuttingDown);
+                continue;
             }
             if let Err(error) = self.turn() {
                 tracing::error!("a ring does not work any more: {error}");
@@ -163,7 +168,7 @@ mod tests {
         // Its last sector is no whole one.
         let size = (24 << 20) + 512;
         std::fs::File::create(&path).unwrap().set_len(size).unwrap();
-        let mut alone = Alone::new(open(&path, Access::ReadWrite)).unwrap();
+        let mut alone = Alone::new(open(&path, Access::ReadWrite), &|| true).unwrap();
         let chunk = |number: u64| vec![number as u8 + 1; WRITE_BYTES_MAX];
         for number in 0..24 {
             alone.write(number << 20, &chunk(number)).unwrap();
@@ -185,7 +190,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
         std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-        let mut alone = Alone::new(open(&path, Access::ReadOnly)).unwrap();
+        let mut alone = Alone::new(open(&path, Access::ReadOnly), &|| true).unwrap();
         let errors: Vec<_> = (0..40).map(|_| alone.write(0, &[1; 4096])).collect();
         assert!(errors.last().unwrap().is_err(), "{errors:?}");
         assert!(alone.flush().is_err());

@@ -241,6 +241,18 @@ impl Driver for Handover {
         self.statuses.pop_front().or_else(|| self.own.poll_status())
     }
 
+    fn hold_back(&mut self, ring: &mut Ring, now: Instant) {
+        self.own.hold_back(ring, now);
+    }
+
+    fn go_on(&mut self) {
+        self.own.go_on();
+    }
+
+    fn lose(&mut self, ring: &mut Ring, now: Instant) {
+        self.own.lose(ring, now);
+    }
+
     fn close(&mut self, ring: &mut Ring) {
         self.closing = true;
         self.drop_peer(ring);

@@ -323,6 +323,12 @@ pub trait Driver: Send {
     }
     /// See [`Backing::link_parent`].
     fn link_parent(&mut self, _linked: bool) {}
+    /// See [`Backing::hold_back`].
+    fn hold_back(&mut self, _ring: &mut Ring, _now: Instant) {}
+    /// See [`Backing::go_on`].
+    fn go_on(&mut self) {}
+    /// See [`Backing::lose`].
+    fn lose(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// I/O that begins from now on fails after waiting that long for a backing that is gone.
     fn be_hasty(&mut self, _wait_max: Duration) {}
     /// See [`Backing::is_lost`].
@@ -510,6 +516,23 @@ impl Backing {
     /// The moment that `poll_timeout` named has come.
     pub fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.handle_timeout(ring, now);
+    }
+
+    /// Somebody else may be about to write the disk. Changes that have no answer do not get to the backing any more, as far as they can be called
+    /// back: they are kept, until [`go_on`](Self::go_on). Submit no others meanwhile. Where something else fences the backing, and where nothing
+    /// can be called back, this does nothing.
+    pub fn hold_back(&mut self, ring: &mut Ring, now: Instant) {
+        self.driver.hold_back(ring, now);
+    }
+
+    /// Nobody else has written the disk: what was kept is sent.
+    pub fn go_on(&mut self) {
+        self.driver.go_on();
+    }
+
+    /// Like [`hold_back`](Self::hold_back), for good: what was kept fails.
+    pub fn lose(&mut self, ring: &mut Ring, now: Instant) {
+        self.driver.lose(ring, now);
     }
 
     /// Asks what is allocated in a range of at least one byte.

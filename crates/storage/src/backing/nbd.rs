@@ -36,7 +36,6 @@ use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 use hob_nbd::client::handshake::Negotiated;
 use hob_nbd::client::reply::ReplyDecoder;
-use hob_nbd::client::request;
 use hob_nbd::uri::NbdUri;
 use hob_nbd::{CommandFlags, TransmissionFlags};
 
@@ -87,7 +86,7 @@ pub(crate) fn open_uri(
     description: String,
     whose: &dyn Fn(u64) -> String,
 ) -> Result<NbdBacking, OpenError> {
-    let link = connect::connect(uri, options.connect_max)
+    let link = connect::connect(uri, options.connect_max, options.wait_max)
         .map_err(|reason| OpenError::Connect { peer: description.clone(), reason })?;
     let unfit = |reason: String| OpenError::Unfit { what: description.clone(), reason };
     let Negotiated { size_bytes, flags, block_size_min, .. } = link.negotiated;
@@ -130,9 +129,21 @@ pub(crate) fn open_uri(
         changes: 0,
         flushed: 0,
         writes_lost: false,
+        hold: Hold::No,
         done: VecDeque::new(),
         statuses: VecDeque::new(),
     })
+}
+
+/// Whether the disk may be written as far as others are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    /// It may.
+    No,
+    /// It is not known: a connection with changes under way is ended, and none is begun.
+    Back,
+    /// Never again.
+    Lost,
 }
 
 enum State {
@@ -181,6 +192,8 @@ pub(crate) struct NbdBacking {
     flushed: u64,
     /// The next flush must fail.
     writes_lost: bool,
+    /// Whether the disk may be written.
+    hold: Hold,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
 }
@@ -264,7 +277,7 @@ impl NbdBacking {
             tracing::warn!(backing = self.info.description, why, "connecting again to read a sample");
             // The old one must not be used any more: whoever attaches it finds it closed.
             let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
-            let again = connect::connect(&self.uri, limit);
+            let again = connect::connect(&self.uri, limit, self.options.wait_max);
             match again {
                 Ok(again) if again.negotiated.size_bytes == self.info.size_bytes => *link = again,
                 _ => return Err(IoError::Failed),
@@ -314,6 +327,7 @@ impl Driver for NbdBacking {
         let refused = match self.state {
             State::Dead => Some(IoError::Failed),
             State::Closing(_) | State::Closed => Some(IoError::ShuttingDown),
+            _ if self.hold == Hold::Lost => Some(IoError::ShuttingDown),
             _ if self.info.read_only && !matches!(io.op, IoOp::Read | IoOp::Flush) => Some(IoError::ReadOnly),
             _ if !(io.offset | io.len).is_multiple_of(u64::from(self.info.block_bytes_min)) => {
                 Some(IoError::Invalid)
@@ -397,6 +411,7 @@ impl Driver for NbdBacking {
     fn poll_timeout(&self) -> Option<Instant> {
         let deadline = self.jobs.deadline();
         match self.state {
+            State::Pausing(_) if self.hold != Hold::No => deadline,
             State::Pausing(until) => Some(deadline.map_or(until, |deadline| deadline.min(until))),
             State::Connected(_) | State::Connecting(..) => deadline,
             _ => None,
@@ -412,7 +427,7 @@ impl Driver for NbdBacking {
             }
             State::Pausing(until) => {
                 self.fail_expired(now);
-                if until <= now {
+                if until <= now && self.hold == Hold::No {
                     self.start_attempt(ring, now);
                 }
             }
@@ -444,12 +459,14 @@ impl Driver for NbdBacking {
         self.state = match std::mem::replace(&mut self.state, State::Closed) {
             State::Connected(connection) => {
                 let Connection { fd, gather, .. } = *connection;
-                if gather.is_some() && self.jobs.is_empty() {
-                    // Politeness; a server must survive without it.
-                    let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
-                    let _ = rustix::net::send(ring.borrow(fd), &request::disconnect(), flags);
+                let is_idle = gather.is_some() && self.jobs.is_empty();
+                if is_idle {
+                    connect::end_politely(ring.borrow(fd));
                 }
                 ring.shutdown(fd);
+                if !is_idle {
+                    connect::drop_unsent(ring.borrow(fd));
+                }
                 State::Closing(Some(fd))
             }
             State::Draining(fd) => State::Closing(Some(fd)),
@@ -472,6 +489,34 @@ impl Driver for NbdBacking {
 
     fn grow(&mut self, size_bytes: u64) {
         self.info.grow(size_bytes);
+    }
+
+    fn hold_back(&mut self, ring: &mut Ring, now: Instant) {
+        if self.hold == Hold::No {
+            self.hold = Hold::Back;
+        }
+        if self.jobs.has_changes() {
+            self.break_connection(
+                ring,
+                now,
+                "this host may not own the disk any more, and changes have no answer",
+            );
+        }
+    }
+
+    fn go_on(&mut self) {
+        if self.hold == Hold::Back {
+            self.hold = Hold::No;
+        }
+    }
+
+    fn lose(&mut self, ring: &mut Ring, now: Instant) {
+        self.hold = Hold::Lost;
+        match self.state {
+            State::Connected(_) => self.break_connection(ring, now, "the disk is another host's"),
+            State::Pausing(_) | State::Connecting(..) => self.fail_all(IoError::ShuttingDown),
+            _ => {}
+        }
     }
 
     fn be_hasty(&mut self, wait_max: Duration) {

@@ -293,6 +293,18 @@ impl Driver for QemuNbd {
         self.inner.poll_status()
     }
 
+    fn hold_back(&mut self, ring: &mut Ring, now: Instant) {
+        self.inner.hold_back(ring, now);
+    }
+
+    fn go_on(&mut self) {
+        self.inner.go_on();
+    }
+
+    fn lose(&mut self, ring: &mut Ring, now: Instant) {
+        self.inner.lose(ring, now);
+    }
+
     fn close(&mut self, ring: &mut Ring) {
         self.inner.close(ring);
     }

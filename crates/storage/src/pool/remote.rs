@@ -68,7 +68,7 @@ impl RemoteFile {
         let unworkable = |what: String| PoolError::Unworkable {
             reason: format!("the device behind {} cannot be used: {what}", socket.display()),
         };
-        let link = connect(&uri(socket), WAIT_MAX).map_err(unworkable)?;
+        let link = connect(&uri(socket), WAIT_MAX, WAIT_MAX).map_err(unworkable)?;
         let flags = link.negotiated.flags;
         if flags.contains(TransmissionFlags::READ_ONLY) || !flags.contains(TransmissionFlags::SEND_FLUSH) {
             return Err(unworkable("it has to be written and flushed".to_owned()));
@@ -138,7 +138,7 @@ impl RemoteFile {
         let link = match place.take() {
             Some(link) => link,
             None => {
-                let link = connect(&uri(&self.socket), WAIT_MAX).map_err(io::Error::other)?;
+                let link = connect(&uri(&self.socket), WAIT_MAX, WAIT_MAX).map_err(io::Error::other)?;
                 if link.negotiated.size_bytes != self.size_bytes {
                     return Err(io::Error::other("it came back with another size"));
                 }

@@ -15,12 +15,16 @@ pub(crate) fn now() -> Instant {
 pub(crate) struct LeaseClock {
     /// Not at this moment any more; 0 when it is over.
     until: AtomicU64,
+    /// What was handed to a backing in time is called back so long after that, nanoseconds.
+    patience_ns: u64,
 }
 
 impl LeaseClock {
-    /// One that holds until then.
-    pub(crate) fn new(until: Instant) -> LeaseClock {
-        LeaseClock { until: AtomicU64::new(until.0) }
+    /// One that holds until then, where others leave disks alone for so many nanoseconds after a lease has ended.
+    ///
+    /// Half of these are for backings that answer late: what is on its way has the other half.
+    pub(crate) fn new(until: Instant, settle_ns: u64) -> LeaseClock {
+        LeaseClock { until: AtomicU64::new(until.0), patience_ns: settle_ns / 2 }
     }
 
     /// It holds until then, unless it is over.
@@ -40,6 +44,14 @@ impl LeaseClock {
         now.0 < self.until.load(Ordering::SeqCst)
     }
 
+    /// From when on a backing is not to be changed by what it was handed before.
+    pub(crate) fn calls_back_at(&self) -> Instant {
+        match self.until.load(Ordering::SeqCst) {
+            0 => Instant(0),
+            until => Instant(until + self.patience_ns),
+        }
+    }
+
     /// How much longer, nanoseconds.
     pub(crate) fn left_ns(&self, now: Instant) -> u64 {
         Instant(self.until.load(Ordering::SeqCst)).nanos_since(now)
@@ -52,7 +64,8 @@ mod tests {
 
     #[test]
     fn a_lease_that_is_over_stays_so() {
-        let lease = LeaseClock::new(Instant(10));
+        let lease = LeaseClock::new(Instant(10), 8);
+        assert_eq!(lease.calls_back_at(), Instant(14));
         assert!(lease.is_valid(Instant(9)) && !lease.is_valid(Instant(10)));
         lease.extend(Instant(20));
         lease.extend(Instant(15));
@@ -61,7 +74,7 @@ mod tests {
         lease.end();
         lease.extend(Instant(30));
         assert!(!lease.is_valid(Instant(1)));
-        assert_eq!(lease.left_ns(Instant(1)), 0);
+        assert_eq!((lease.left_ns(Instant(1)), lease.calls_back_at()), (0, Instant(0)));
     }
 
     #[test]

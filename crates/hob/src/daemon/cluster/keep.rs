@@ -38,6 +38,7 @@ impl Keeping {
     pub(super) fn start(
         me: Member,
         lease_seconds: u64,
+        settle_seconds: u64,
         etcd: Arc<Etcd>,
         names: Names,
         about: About,
@@ -50,6 +51,7 @@ impl Keeping {
         let keeper = Keeper::new(me, lease_seconds * 1_000_000_000);
         let mut task = Task {
             keeper,
+            settle_ns: settle_seconds * 1_000_000_000,
             etcd,
             names,
             shared: keeping.clone(),
@@ -103,6 +105,7 @@ impl Keeping {
 
 struct Task {
     keeper: Keeper,
+    settle_ns: u64,
     etcd: Arc<Etcd>,
     names: Names,
     shared: Arc<Keeping>,
@@ -140,7 +143,7 @@ impl Task {
             match event {
                 Event::Joined(tenure) => {
                     tracing::info!("cluster: this host is a member, as {}", self.keeper.me().name);
-                    let clock = Arc::new(LeaseClock::new(tenure.until));
+                    let clock = Arc::new(LeaseClock::new(tenure.until, self.settle_ns));
                     self.set(Some(Membership { lease: tenure.lease, clock }));
                 }
                 Event::Renewed(Tenure { lease, until }) => {

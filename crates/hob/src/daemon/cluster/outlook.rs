@@ -1,6 +1,7 @@
-//! What this host hears of disks that it waits for: etcd tells what changes ([`Cluster::hear`]), and
+//! What this host hears of disks that it waits for, and of orders to move disks: etcd tells what changes ([`Cluster::hear`]), and
 //! [`Waiting`] says which disks are worth a try ([`Cluster::to_try`]).
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use super::{Cluster, Elsewhere, QUESTION_MAX, TakeError, Took, lock, now};
 /// After a watch that ended, or did not begin.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Whoever waits for nothing is asked that often whether that is still so.
+/// Whoever is no member looks that often whether that is still so.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Longest sleep before it is looked again what there is to try.
@@ -26,11 +27,20 @@ pub(super) struct Outlook {
     waiting: Mutex<Waiting>,
     /// There may be something to try earlier than was thought.
     sooner: Notify,
+    /// Etcd tells what changes.
+    hears: AtomicBool,
+    /// Orders may be others than they were.
+    orders: Notify,
 }
 
 impl Outlook {
     pub(super) fn new(me: &Member, settle_ns: u64) -> Outlook {
-        Outlook { waiting: Mutex::new(Waiting::new(me, settle_ns)), sooner: Notify::new() }
+        Outlook {
+            waiting: Mutex::new(Waiting::new(me, settle_ns)),
+            sooner: Notify::new(),
+            hears: AtomicBool::new(false),
+            orders: Notify::new(),
+        }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -97,11 +107,21 @@ impl Cluster {
         }
     }
 
-    /// Hears what changes, while this host is a member and waits for anything. Never returns.
+    /// Does etcd tell of orders? If not, they have to be looked for.
+    pub(crate) fn hears_of_orders(&self) -> bool {
+        self.outlook.hears.load(Ordering::Relaxed)
+    }
+
+    /// Returns when orders may have changed.
+    pub(crate) async fn orders_changed(&self) {
+        self.outlook.orders.notified().await;
+    }
+
+    /// Hears what changes, while this host is a member. Never returns.
     pub(crate) async fn hear(&self) {
         let mut hears_not = None;
         loop {
-            if self.membership.borrow().is_none() || self.outlook.waiting().is_idle() {
+            if self.membership.borrow().is_none() {
                 tokio::time::sleep(IDLE).await;
                 continue;
             }
@@ -121,9 +141,10 @@ impl Cluster {
 
     async fn hear_until_it_ends(&self, hears_not: &mut Option<String>) -> Result<(), EtcdError> {
         let [titles, holds] = self.names.titles_and_holds();
+        let moves = self.names.moves();
         let mut membership = self.membership.clone();
         membership.mark_unchanged();
-        let mut watch = self.etcd.watch(&titles, &holds, QUESTION_MAX).await?;
+        let mut watch = self.etcd.watch(&[&titles, &moves], &[&holds], QUESTION_MAX).await?;
         if hears_not.take().is_some() {
             tracing::info!("cluster: etcd tells what changes");
         }
@@ -138,9 +159,6 @@ impl Cluster {
                 Ok(events) => self.understand(&events),
                 Err(error) => break Err(error),
             }
-            if self.outlook.waiting().is_idle() {
-                break Ok(());
-            }
         };
         self.set_hearing(false);
         ended
@@ -148,7 +166,10 @@ impl Cluster {
 
     fn set_hearing(&self, hears: bool) {
         self.outlook.waiting().handle_hearing(now(), hears);
+        self.outlook.hears.store(hears, Ordering::Relaxed);
         self.outlook.sooner.notify_one();
+        // What happened to orders before is not known.
+        self.outlook.orders.notify_one();
     }
 
     fn understand(&self, events: &[EtcdEvent]) {
@@ -161,5 +182,8 @@ impl Cluster {
         }
         drop(waiting);
         self.outlook.sooner.notify_one();
+        if events.iter().any(|event| self.names.is_of_order(event)) {
+            self.outlook.orders.notify_one();
+        }
     }
 }

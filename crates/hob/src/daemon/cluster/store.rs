@@ -196,6 +196,11 @@ impl Names {
         }
     }
 
+    /// Is it about an order to move a disk?
+    pub(super) fn is_of_order(&self, event: &EtcdEvent) -> bool {
+        event.key.starts_with(&self.moves())
+    }
+
     /// What has the name of a host.
     pub(super) async fn look_up(
         &self,

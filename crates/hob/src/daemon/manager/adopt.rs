@@ -173,7 +173,9 @@ impl Manager {
     /// Writes all of it to the backing, durably.
     fn bring(&self, name: &str, checked: Checked, clock: &LeaseClock) -> Result<(), Refusal> {
         let Checked { _pool, mut dirty, backing, bytes } = checked;
-        let mut alone = Alone::new(backing).map_err(|error| Refusal::failed(error.to_string()))?;
+        let may_go_on = || now() < clock.calls_back_at();
+        let mut alone =
+            Alone::new(backing, &may_go_on).map_err(|error| Refusal::failed(error.to_string()))?;
         let mut pass = Pass::new(self, name, "is being brought to the backing", bytes);
         let written = write_all(&mut dirty, &mut alone, clock, |range| pass.advance(range));
         let flushed = written.and_then(|()| {
@@ -227,7 +229,7 @@ fn left_text(done: u64, all: u64, took: Duration) -> String {
 /// Neighbouring sectors become one write.
 fn write_all(
     dirty: &mut Dirty,
-    alone: &mut Alone,
+    alone: &mut Alone<'_>,
     clock: &LeaseClock,
     mut advance: impl FnMut(&Range<u64>),
 ) -> Result<(), Refusal> {

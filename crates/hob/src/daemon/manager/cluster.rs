@@ -25,6 +25,9 @@ const END_MAX: Duration = Duration::from_secs(2);
 /// Looks after which it is said what is clean again.
 const TIDY_LOOKS: u32 = 5;
 
+/// Looks after which orders are read although etcd tells of them, and there were none.
+const ORDERS_LOOKS: u32 = 15;
+
 /// Looks after which the cluster is told what has been learnt of disks.
 const TELL_LOOKS: u32 = 12;
 
@@ -274,6 +277,10 @@ impl Manager {
                     self.open_waiting(cluster);
                     continue;
                 }
+                () = cluster.orders_changed(), if has_lease => {
+                    self.look_at_moves(cluster);
+                    continue;
+                }
                 changed = memberships.changed() => if changed.is_err() {
                     // The daemon is ending.
                     return std::future::pending().await;
@@ -282,7 +289,10 @@ impl Manager {
             let has_lease = memberships.borrow_and_update().is_some();
             if has_lease {
                 self.take_all_again(cluster).await;
-                self.look_at_moves(cluster);
+                let is_told = cluster.hears_of_orders() && self.moves.are_none();
+                if !is_told || looks.is_multiple_of(ORDERS_LOOKS) {
+                    self.look_at_moves(cluster);
+                }
                 self.open_waiting(cluster);
             }
             cluster.set_pools(self.cluster_pools());

@@ -1,7 +1,7 @@
 //! Disks that go to another host of their cluster because somebody wants it (docs/decisions/0024).
 //!
-//! An order is a key in etcd, which any host writes; the host that has the disk and the one that is to have it look once a second what
-//! concerns them. Where a machine uses the disk, or its cache is to go along, the order is carried out as a migration ([`leave`]);
+//! An order is a key in etcd, which any host writes; the host that has the disk and the one that is to have it hear of it from etcd, and look once
+//! a second while there are orders, or if etcd does not tell. Where a machine uses the disk, or its cache is to go along, the order is carried out as a migration ([`leave`]);
 //! otherwise the disk is drained, closed and given back, and the other host takes it ([`arrive`]). Whose the disk is at any moment, titles and
 //! holds say as always: an order only keeps the hosts that it does not concern from taking the disk in between, for a while.
 
@@ -29,6 +29,9 @@ const PROMISED_MAX: Duration = Duration::from_secs(45);
 /// What became of an order can be seen for so long.
 const KEPT: Duration = Duration::from_secs(120);
 
+/// Looks because of what etcd tells are so far apart: each reads all orders, and what changes once often changes again.
+const LOOKS_APART: Duration = Duration::from_millis(50);
+
 /// Orders at which one host works at once.
 const AT_ONCE_MAX: usize = 8;
 
@@ -46,11 +49,33 @@ struct Known {
     giving: BTreeMap<String, String>,
     /// A look at them is under way.
     is_looking: bool,
+    /// Something has changed since it began.
+    looks_again: bool,
 }
 
 impl Moves {
     fn known(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Were there none at the last look?
+    pub(super) fn are_none(&self) -> bool {
+        let known = self.known();
+        known.seen.is_empty() && known.at_work.is_empty()
+    }
+
+    /// A look begins, unless one is under way: then another one follows that.
+    fn begin_look(&self) -> bool {
+        let mut known = self.known();
+        known.looks_again = known.is_looking;
+        !std::mem::replace(&mut known.is_looking, true)
+    }
+
+    /// A look is over; true if another one begins.
+    fn end_look(&self) -> bool {
+        let mut known = self.known();
+        known.is_looking = std::mem::take(&mut known.looks_again);
+        known.is_looking
     }
 
     /// To whom a disk is on its way, if not to this host, and not for too long.
@@ -198,15 +223,20 @@ impl Manager {
         }
     }
 
-    /// Looks at all orders, unless the last look is not over: nothing waits for that.
+    /// Looks at all orders, once more if a look is under way: nothing waits for that.
     pub(super) fn look_at_moves(self: &Arc<Self>, cluster: &Arc<Cluster>) {
-        if std::mem::replace(&mut self.moves.known().is_looking, true) {
+        if !self.moves.begin_look() {
             return;
         }
         let (manager, cluster) = (self.clone(), cluster.clone());
         tokio::spawn(async move {
-            manager.tend_moves(&cluster).await;
-            manager.moves.known().is_looking = false;
+            loop {
+                manager.tend_moves(&cluster).await;
+                tokio::time::sleep(LOOKS_APART).await;
+                if !manager.moves.end_look() {
+                    return;
+                }
+            }
         });
     }
 
@@ -312,6 +342,18 @@ mod tests {
         assert_eq!(moves.promised("d", "c"), None);
         moves.note(Vec::new());
         assert!(moves.known().seen.is_empty());
+    }
+
+    #[test]
+    fn what_changes_during_a_look_is_looked_at_after_it() {
+        let moves = Moves::default();
+        assert!(moves.begin_look() && !moves.end_look(), "nothing has changed");
+        assert!(moves.begin_look() && !moves.begin_look() && !moves.begin_look());
+        assert!(moves.end_look() && !moves.end_look(), "one more is enough");
+        assert!(moves.begin_look());
+        assert!(moves.are_none());
+        moves.note(vec![found(ClusterMoveState::Asked, 1)]);
+        assert!(!moves.are_none());
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! A disk of a cluster is served under a lease. Once that has run out by this host's clock, nothing of the disk is answered and no change is
 //! handed to its backing; both are kept, in order. The engine sees a slow backing and slow guests. They go on their way when the lease proves
-//! to hold, or the disk was taken again under another one; and are refused when it is another host's.
+//! to hold, or the disk was taken again under another one; and are refused when it is another host's. Changes that a backing was handed in time
+//! and has not answered some time later are called back, before another host may have the disk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,8 @@ struct Lease {
     clock: Arc<LeaseClock>,
     /// The disk is another host's.
     is_lost: bool,
+    /// Changes were called back from its backing.
+    is_held_back: bool,
     /// It is being taken from this shard: nothing can be waited for.
     is_leaving: bool,
     replies: Vec<Reply>,
@@ -36,11 +39,28 @@ struct Lease {
 
 impl Lease {
     fn new(clock: Arc<LeaseClock>) -> Lease {
-        Lease { clock, is_lost: false, is_leaving: false, replies: Vec::new(), changes: Vec::new() }
+        Lease {
+            clock,
+            is_lost: false,
+            is_held_back: false,
+            is_leaving: false,
+            replies: Vec::new(),
+            changes: Vec::new(),
+        }
     }
 
     fn holds_anything(&self) -> bool {
         !self.replies.is_empty() || !self.changes.is_empty()
+    }
+
+    /// When something is to be done that nothing else tells of.
+    fn due(&self, now: Instant) -> Option<Instant> {
+        match self.is_held_back {
+            _ if self.holds_anything() => Some(now + LOOK_EVERY.as_nanos() as u64),
+            // It may prove to hold.
+            true => (!self.is_lost).then(|| now + LOOK_EVERY.as_nanos() as u64),
+            false => Some(self.clock.calls_back_at().max(now)),
+        }
     }
 
     /// Is nothing done for the disk any more?
@@ -77,9 +97,11 @@ impl Leases {
         None
     }
 
+    /// `now` is the shard's own time, and so is what is returned.
     pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
-        let holds = self.count > 0 && self.disks.iter().flatten().any(Lease::holds_anything);
-        holds.then(|| now + LOOK_EVERY.as_nanos() as u64)
+        let look = self.look()?;
+        let due = self.disks.iter().flatten().filter_map(|lease| lease.due(look)).min()?;
+        Some(now + due.nanos_since(look))
     }
 
     /// A disk is gone, and nothing is in flight for it.
@@ -111,9 +133,13 @@ impl Shard {
     pub(super) fn lose_disk(&mut self, now: Instant, id: DiskId) {
         self.engine.lose(now, id);
         let Some(lease) = self.leases.get_mut(id) else { return };
-        lease.is_lost = true;
+        (lease.is_lost, lease.is_held_back) = (true, true);
         for io in std::mem::take(&mut lease.changes) {
             self.fail(now, io.id);
+        }
+        if let Some(backing) = self.backings[id.0 as usize].as_mut() {
+            backing.lose(&mut self.ring, now);
+            self.collect(now, id);
         }
     }
 
@@ -141,11 +167,12 @@ impl Shard {
         false
     }
 
-    /// What was held goes on, where that is decided.
+    /// What was held goes on, where that is decided, and changes are called back, where it is time.
     pub(super) fn release_held(&mut self, now: Instant) -> bool {
         let Some(look) = self.leases.look() else { return false };
         let mut progress = false;
         for index in 0..self.leases.disks.len() {
+            progress |= self.hold_back(now, look, index);
             let Some(lease) = self.leases.disks[index].as_mut() else { continue };
             let refuses = lease.refuses(look);
             if !lease.holds_anything() || !(refuses || lease.clock.is_valid(look)) {
@@ -165,6 +192,26 @@ impl Shard {
         }
         progress
     }
+
+    /// Calls changes of a disk back from its backing when its lease has not held for some time, and lets them go on when it holds.
+    fn hold_back(&mut self, now: Instant, look: Instant, index: usize) -> bool {
+        let Some(lease) = self.leases.disks[index].as_mut().filter(|lease| !lease.is_lost) else {
+            return false;
+        };
+        let holds_back = lease.clock.calls_back_at() <= look;
+        if holds_back == lease.is_held_back || !holds_back && !lease.clock.is_valid(look) {
+            return false;
+        }
+        lease.is_held_back = holds_back;
+        let Some(backing) = self.backings[index].as_mut() else { return true };
+        if holds_back {
+            backing.hold_back(&mut self.ring, now);
+        } else {
+            backing.go_on();
+        }
+        self.collect(now, DiskId(index as u32));
+        true
+    }
 }
 
 #[cfg(test)]
@@ -181,7 +228,7 @@ mod tests {
     }
 
     fn leases(until: Instant) -> Leases {
-        let clock = Arc::new(LeaseClock::new(until));
+        let clock = Arc::new(LeaseClock::new(until, 50));
         Leases { disks: vec![None, Some(Lease::new(clock))], count: 1 }
     }
 
@@ -196,17 +243,31 @@ mod tests {
     fn answers_are_held_from_the_moment_on_and_do_not_overtake_each_other() {
         let mut leases = leases(Instant(100));
         assert_eq!(leases.pass(Some(Instant(99)), reply(1)), Some(reply(1)));
-        assert_eq!(leases.poll_timeout(Instant(99)), None);
         assert_eq!(leases.pass(Some(Instant(100)), reply(2)), None);
-        assert!(leases.poll_timeout(Instant(100)).is_some());
         let other = Reply { disk: DiskId(0), ..reply(3) };
         assert_eq!(leases.pass(Some(Instant(100)), other), Some(other), "a disk without a lease");
         // It proves to hold; what came first goes first.
-        leases.get_mut(DISK).unwrap().clock = Arc::new(LeaseClock::new(Instant(200)));
+        leases.get_mut(DISK).unwrap().clock = Arc::new(LeaseClock::new(Instant(200), 50));
         assert_eq!(leases.pass(Some(Instant(101)), reply(4)), None);
         assert_eq!(leases.get_mut(DISK).unwrap().replies, [reply(2), reply(4)]);
         leases.forget(DISK);
         assert_eq!(leases.look(), None);
+    }
+
+    #[test]
+    fn changes_are_called_back_some_time_after_the_lease_and_what_is_held_is_looked_at_often() {
+        let mut leases = leases(Instant(100));
+        let lease = leases.get_mut(DISK).unwrap();
+        let often = LOOK_EVERY.as_nanos() as u64;
+        assert_eq!(lease.due(Instant(7)), Some(Instant(125)));
+        assert_eq!(lease.due(Instant(130)), Some(Instant(130)), "at once");
+        lease.replies.push(reply(1));
+        assert_eq!(lease.due(Instant(110)), Some(Instant(110 + often)));
+        lease.replies.clear();
+        lease.is_held_back = true;
+        assert_eq!(lease.due(Instant(130)), Some(Instant(130 + often)), "the lease may prove to hold");
+        lease.is_lost = true;
+        assert_eq!(lease.due(Instant(130)), None);
     }
 
     #[test]

@@ -174,6 +174,8 @@ impl Shard {
     fn turn(&mut self, now: Instant) -> bool {
         let mut progress = false;
         self.flash.set_now(now);
+        // Before anything that has ended makes room for changes that wait to be sent: the lease may be over, if this thread was stopped.
+        progress |= self.release_held(now);
         while let Some(completion) = self.ring.next_completion() {
             progress = true;
             self.complete(now, completion);
@@ -183,7 +185,6 @@ impl Shard {
             self.call(now, call);
         }
         progress |= self.check_time(now);
-        progress |= self.release_held(now);
         progress |= self.clients.pump(now, &mut self.ring, &mut self.engine);
         if self.files.pump(now, &mut self.ring, &mut self.engine, &mut self.clients.recorders) {
             progress = true;

@@ -2,12 +2,13 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use hob_nbd::client::handshake::{Goal, Handshake, HandshakeOutcome, Negotiated};
+use hob_nbd::client::request;
 use hob_nbd::uri::{Address, NbdUri};
 
 /// A connection that is ready for requests.
@@ -17,8 +18,9 @@ pub(crate) struct Link {
     pub(crate) negotiated: Negotiated,
 }
 
-/// Connects to what `uri` names, within `limit`. The error is a sentence for people.
-pub(crate) fn connect(uri: &NbdUri, limit: Duration) -> Result<Link, String> {
+/// Connects to what `uri` names, within `limit`. What the peer's host has not confirmed for `silence_max` ends the connection. The error is a
+/// sentence for people.
+pub(crate) fn connect(uri: &NbdUri, limit: Duration, silence_max: Duration) -> Result<Link, String> {
     let deadline = Instant::now() + limit;
     match &uri.address {
         Address::Unix { path } => {
@@ -31,6 +33,8 @@ pub(crate) fn connect(uri: &NbdUri, limit: Duration) -> Result<Link, String> {
         }
         Address::Tcp { host, port } => {
             let stream = connect_tcp(host, *port, deadline)?;
+            let cannot = |error: io::Error| format!("the socket cannot be set up: {error}");
+            forget_at_end(&stream, silence_max).map_err(cannot)?;
             let set = |stream: &TcpStream, limit| {
                 stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit))
             };
@@ -60,6 +64,33 @@ fn connect_tcp(host: &str, port: u16, deadline: Instant) -> Result<TcpStream, St
         }
     }
     Err(last)
+}
+
+/// The end of the connection, and of this process, is the end of what the kernel has of it. It would send again for a quarter of an hour what
+/// was not confirmed, and a write would arrive on top of what another host has written since that took the disk over. Nothing is lost by it:
+/// what was acknowledged had its reply.
+///
+/// A process that is stopped ends nothing. For its sake the kernel gives up by itself when the process would, and no sooner.
+fn forget_at_end(stream: &TcpStream, silence_max: Duration) -> io::Result<()> {
+    rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO))?;
+    let millis = u32::try_from(silence_max.as_millis()).unwrap_or(u32::MAX).max(1);
+    rustix::net::sockopt::set_tcp_user_timeout(stream, millis)?;
+    Ok(())
+}
+
+/// An end with nothing under way: the server is told, and the kernel sees to it that it hears.
+pub(super) fn end_politely(socket: BorrowedFd<'_>) {
+    let _ = rustix::net::sockopt::set_socket_linger(socket, None);
+    let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+    // A server must survive without it.
+    let _ = rustix::net::send(socket, &request::disconnect(), flags);
+}
+
+/// The kernel drops what it has of a connection, now: closing it may take longer, since older kernels keep what a ring was given until everything
+/// has ended that the ring began before. The connection is shut down already, and nobody waits in it. Other sockets than TCP's have nothing that
+/// could arrive late.
+pub(super) fn drop_unsent(socket: BorrowedFd<'_>) {
+    let _ = rustix::net::connect_unspec(socket);
 }
 
 /// Talks until the server agrees or refuses. `set_timeout` concerns both directions of `stream`.
@@ -129,13 +160,17 @@ pub(super) struct Attempt {
 
 impl Attempt {
     /// Starts to connect. The socket that is returned reads as closed when there is a result.
-    pub(super) fn start(uri: &NbdUri, limit: Duration) -> io::Result<(Attempt, OwnedFd)> {
+    pub(super) fn start(
+        uri: &NbdUri,
+        limit: Duration,
+        silence_max: Duration,
+    ) -> io::Result<(Attempt, OwnedFd)> {
         let (ours, theirs) = UnixStream::pair()?;
         let (sender, result) = mpsc::channel();
         let uri = uri.clone();
         std::thread::Builder::new().name("hob-nbd-connect".into()).spawn(move || {
             // Nobody listens any more when the backing was closed meanwhile; the socket is dropped then.
-            let _ = sender.send(connect(&uri, limit));
+            let _ = sender.send(connect(&uri, limit, silence_max));
             drop(theirs);
         })?;
         Ok((Attempt { result }, ours.into()))
@@ -144,5 +179,43 @@ impl Attempt {
     /// What came of it, once the socket reads as closed.
     pub(super) fn result(self) -> Result<Link, String> {
         self.result.try_recv().unwrap_or_else(|_| Err("the attempt was given up".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_has_not_got_rid_of_ends_with_the_socket() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let connected = || {
+            let stream = connect_tcp("127.0.0.1", port, Instant::now() + Duration::from_secs(5)).unwrap();
+            forget_at_end(&stream, Duration::from_secs(7)).unwrap();
+            (stream, listener.accept().unwrap().0)
+        };
+        // A peer that is told of a reset, and not of an end, is sent nothing any more.
+        let is_reset = |peer: &mut TcpStream| {
+            let mut byte = [0];
+            peer.read(&mut byte).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)
+        };
+        let (stream, mut peer) = connected();
+        assert_eq!(rustix::net::sockopt::tcp_user_timeout(&stream).unwrap(), 7000);
+        drop(stream);
+        assert!(is_reset(&mut peer));
+        let (stream, mut peer) = connected();
+        stream.shutdown(std::net::Shutdown::Both).unwrap();
+        drop_unsent(stream.as_fd());
+        let mut all = Vec::new();
+        let _ = peer.read_to_end(&mut all);
+        assert!(peer.write(&[1]).is_err(), "it would be accepted if the connection were only shut down");
+        let (stream, mut peer) = connected();
+        end_politely(stream.as_fd());
+        drop(stream);
+        all.clear();
+        assert_eq!(peer.read_to_end(&mut all).unwrap(), 28, "a request to end, and the end");
     }
 }

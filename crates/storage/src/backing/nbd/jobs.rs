@@ -55,6 +55,10 @@ impl Request {
         matches!(self.what, What::Flush { .. })
     }
 
+    fn is_change(&self) -> bool {
+        matches!(self.what, What::Write(..) | What::WriteZeroData | What::WriteZeroes(_) | What::Trim)
+    }
+
     fn command(&self) -> Command {
         match self.what {
             What::Read(_) => Command::Read,
@@ -221,6 +225,11 @@ impl Jobs {
     /// All requests without an answer.
     pub(super) fn live_requests(&self) -> impl Iterator<Item = u32> + '_ {
         (0..self.requests.len() as u32).filter(|slot| self.requests[*slot as usize].live)
+    }
+
+    /// Is there a change without an answer?
+    pub(super) fn has_changes(&self) -> bool {
+        self.requests.iter().any(|request| request.live && request.is_change())
     }
 
     /// Takes requests out of the queue, for those who end them unsent.

@@ -5,8 +5,8 @@ use hob_engine::units::Instant;
 use hob_nbd::TransmissionFlags;
 use hob_nbd::client::handshake::Negotiated;
 
-use super::connect::Attempt;
-use super::{CONNECT, NbdBacking, State};
+use super::connect::{self, Attempt};
+use super::{CONNECT, Hold, NbdBacking, State};
 use crate::ring::{FdClass, Ring, RxBuf};
 
 impl NbdBacking {
@@ -16,6 +16,7 @@ impl NbdBacking {
         tracing::warn!(backing = self.info.description, why, "the connection is lost; connecting again");
         let fd = connection.fd;
         ring.shutdown(fd);
+        connect::drop_unsent(ring.borrow(fd));
         self.state = State::Draining(fd);
         self.go_on_drained(ring, now);
     }
@@ -39,6 +40,9 @@ impl NbdBacking {
                     self.fail(&flushes, IoError::Failed);
                 }
                 self.fail_expired(now);
+                if self.hold == Hold::Lost {
+                    self.fail_all(IoError::ShuttingDown);
+                }
             }
             State::Closing(fd) => {
                 fd.into_iter().for_each(|fd| ring.detach(fd));
@@ -78,13 +82,13 @@ impl NbdBacking {
         self.fail(&expired, IoError::Failed);
     }
 
-    fn fail_all(&mut self, error: IoError) {
+    pub(super) fn fail_all(&mut self, error: IoError) {
         let all: Vec<u32> = self.jobs.live_requests().collect();
         self.fail(&all, error);
     }
 
     pub(super) fn start_attempt(&mut self, ring: &mut Ring, now: Instant) {
-        match Attempt::start(&self.uri, self.options.connect_max) {
+        match Attempt::start(&self.uri, self.options.connect_max, self.options.wait_max) {
             Ok((attempt, socket)) => {
                 let fd = ring.attach(socket, FdClass::Socket);
                 self.operations += 1;
@@ -104,6 +108,8 @@ impl NbdBacking {
         };
         ring.detach(fd);
         match attempt.result() {
+            // It may have begun before.
+            Ok(_) if self.hold != Hold::No => self.state = State::Pausing(now),
             Ok(link) if !self.is_same_disk(&link.negotiated) => {
                 let (was, is) = (self.info.size_bytes, link.negotiated.size_bytes);
                 tracing::error!(
