@@ -146,7 +146,7 @@ fn what_was_flushed_is_at_the_peer_and_comes_back_from_there() {
     stage.a.kill();
     std::fs::remove_file(stage.a.path("flash")).unwrap();
     stage.a.start();
-    stage.guest_is_back();
+    let _guest = stage.guest_is_back();
     stage.check_backing();
 }
 

@@ -11,7 +11,8 @@ use crate::shell;
 
 /// Files whose tests mostly wait: for leases to end, for hosts to settle, for a store that is slow. Those of a row run beside each other and
 /// beside nothing else, as a lease must not end because a machine is emulated. All others run one after the other.
-const WAITING: [&[&str]; 2] = [&["cluster", "qos_hosts", "peer"], &["adopt", "cluster_moves"]];
+const WAITING: [&[&str]; 2] =
+    [&["cluster", "qos_hosts", "peer"], &["adopt", "cluster_moves", "dead_backing"]];
 
 /// Tests at a time of each of those: more than there are processors, usually.
 const WAITING_THREADS: &str = "--test-threads=3";
@@ -34,19 +35,20 @@ pub(crate) fn all() -> Result<()> {
     }
     let mut busy = vec!["--lib", "--bin", "guest-load"];
     busy.extend(files.iter().filter(|file| !is_waiting(file)).flat_map(|file| ["--test", file]));
-    let mut failed = Vec::new();
-    failed.extend(against_release(&busy, &[]).err());
-    for row in WAITING {
-        let run = |file: &'static str| move || against_release(&["--test", file, "--", WAITING_THREADS], &[]);
-        let threads: Vec<_> = row.iter().map(|file| thread::spawn(run(file))).collect();
-        let results = threads.into_iter().map(|thread| thread.join().expect("a run that does not panic"));
-        failed.extend(results.filter_map(Result::err));
-    }
+    let mut results = vec![against_release(&busy, &[])];
+    WAITING.iter().for_each(|row| results.extend(beside_each_other(row)));
+    let failed: Vec<String> = results.into_iter().filter_map(|it| Some(format!("{:#}", it.err()?))).collect();
     if !failed.is_empty() {
-        let said: Vec<String> = failed.iter().map(|error| format!("{error:#}")).collect();
-        bail!("{}", said.join("\n"));
+        bail!("{}", failed.join("\n"));
     }
     Ok(())
+}
+
+/// These files at once. Their lines stand between each other's; what failed stands in the results.
+fn beside_each_other(files: &[&'static str]) -> Vec<Result<()>> {
+    let run = |file| move || against_release(&["--test", file, "--", WAITING_THREADS], &[]);
+    let threads: Vec<_> = files.iter().map(|file| thread::spawn(run(*file))).collect();
+    threads.into_iter().map(|thread| thread.join().expect("a run that does not panic")).collect()
 }
 
 /// These of its targets, against the release binary.
