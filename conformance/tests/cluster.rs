@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use conformance::data::empty_file;
 use conformance::nbd_client::Client;
+use conformance::process::Process;
 use conformance::scratch::{free_port, text, wait_until};
-use conformance::{Authority, Etcd, Host, MIB, Plan, Process, Scratch, Side, Store, Tool};
+use conformance::{Authority, Etcd, Host, MIB, Plan, Scratch, Side, Store, Tool};
 use rustix::process::Signal;
 
 /// Shortest that there are: tests are to be short.
