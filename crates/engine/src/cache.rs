@@ -105,10 +105,14 @@ impl Cache {
     #[inline]
     pub(crate) fn keep_to_read_share(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Result<u64, Refusal> {
         let Layout::Split { read_permille } = self.config.layout else { return Ok(0) };
-        let share = self.blocks() * u64::from(read_permille) / 1000;
-        let dirty = self.index.dirty_sectors().div_ceil(1 << self.block_shift());
+        let share = (self.first_sectors() >> self.block_shift()) * u64::from(read_permille) / 1000;
+        let mut dirty = self.index.dirty_sectors().div_ceil(1 << self.block_shift());
+        if self.config.copies == Copies::Peer {
+            // Second copies take no room from what is read.
+            dirty += self.index.seconds();
+        }
         let mut gone = 0;
-        while self.blocks_holding_data().saturating_sub(dirty) >= share.max(1) {
+        while self.index.blocks_holding_data() - dirty.min(self.index.blocks_holding_data()) >= share.max(1) {
             if self.only_while_free() {
                 return Err(Refusal::NoBlock);
             }
@@ -186,26 +190,6 @@ impl Cache {
             apart,
         };
         self.directory.index.set_places(places);
-    }
-
-    /// Blocks that it has room for. Second copies at a peer take none of it.
-    pub(crate) fn blocks(&self) -> u64 {
-        self.first_sectors() >> self.block_shift()
-    }
-
-    /// Of these, blocks with at least one valid sector.
-    pub(crate) fn blocks_holding_data(&self) -> u64 {
-        let at_peer = if self.second_sectors() > 0 { self.index.seconds() } else { 0 };
-        // One that is on its way there is there already, for this.
-        self.index.blocks_holding_data().saturating_sub(at_peer)
-    }
-
-    /// Valid sectors, but for second copies at a peer.
-    pub(crate) fn sectors_valid(&self) -> u64 {
-        let sectors = 1 << self.segment_shift;
-        let at_peer = self.segments.iter().zip(0u64..).filter(|(segment, _)| segment.seconds_only);
-        let valid = |number: u64| self.index.count_valid(number * sectors, sectors);
-        self.index.sectors_valid() - at_peer.map(|(_, number)| valid(number)).sum::<u64>()
     }
 
     /// Sectors of the segments that take blocks that come in.

@@ -108,7 +108,7 @@ pub struct DiskStats {
     pub evictions: EvictionStats,
     /// Nanoseconds since counting began.
     pub elapsed_ns: u64,
-    /// Blocks that the cache has room for. Here and in what follows second copies at a peer do not count.
+    /// Blocks the cache has.
     pub blocks: u64,
     /// Blocks that hold data.
     pub blocks_cached: u64,

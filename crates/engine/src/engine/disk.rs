@@ -224,9 +224,9 @@ impl Disk {
         stats.sectors_lost = self.lost.len() as u64;
         stats.draining = self.draining.is_some();
         if let Some(cache) = &self.cache {
-            stats.blocks = cache.blocks();
-            stats.blocks_cached = cache.blocks_holding_data();
-            stats.sectors_valid = cache.sectors_valid();
+            stats.blocks = u64::from(cache.index.frames());
+            stats.blocks_cached = cache.index.blocks_holding_data();
+            stats.sectors_valid = cache.index.sectors_valid();
             stats.sectors_dirty = cache.index.dirty_sectors();
             stats.doubled = self.is_doubled(cache);
             stats.mode = cache.config.mode;

@@ -74,20 +74,6 @@ fn what_is_dirty_is_at_the_peer_and_what_is_clean_is_not() {
 }
 
 #[test]
-fn room_at_the_peer_is_no_room_for_blocks() {
-    let mut bench = bench(vec![here(0, 0), here(1, 1), there(2)], true);
-    let blocks = 2 * MIB / (4 * KIB);
-    assert_eq!((bench.stats().blocks, bench.stats().blocks_cached), (blocks, 0));
-    for block in 0..200 {
-        assert_eq!(bench.write_alone(block * 4 * KIB, 4 * KIB), Outcome::WriteBack, "{block}");
-    }
-    assert_eq!((bench.stats().blocks_cached, bench.stats().sectors_valid), (200, 200));
-    (200..2 * blocks).for_each(|block| _ = bench.read_alone(block * 4 * KIB, 4 * KIB));
-    assert_eq!((bench.stats().blocks, bench.stats().blocks_cached), (blocks, blocks));
-    assert_eq!(bench.stats().sectors_dirty, 200);
-}
-
-#[test]
 fn without_room_at_a_peer_nothing_becomes_dirty() {
     for (segments, at_peer) in [
         (vec![here(0, 0), here(1, 1)], true),
