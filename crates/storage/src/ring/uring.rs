@@ -55,6 +55,8 @@ struct Hasty {
 struct Hasties {
     queued: Vec<Hasty>,
     submitted: VecDeque<Hasty>,
+    /// Nothing that was deferred can tell of a failure of those submitted.
+    is_sure: bool,
 }
 
 impl Hasties {
@@ -273,6 +275,7 @@ impl Uring {
 
     fn note_submitted(&mut self) {
         if self.ring.submission().is_empty() {
+            self.hasty.is_sure &= self.hasty.queued.is_empty();
             self.hasty.submitted.extend(self.hasty.queued.drain(..));
         }
     }
@@ -358,7 +361,12 @@ impl Uring {
     pub(super) fn next(&mut self) -> Option<Ended> {
         loop {
             let Some(entry) = self.ring.completion().next() else {
-                return self.next_unreported();
+                if self.run_deferred() {
+                    continue;
+                }
+                // It ended while it was submitted: a failure would have been reported by now.
+                let Hasty { op, result, .. } = self.hasty.submitted.pop_front()?;
+                return Some(Ended { op, result, more_to_receive: false });
             };
             let more_to_receive = cqueue::sock_nonempty(entry.flags());
             match entry.user_data() {
@@ -376,15 +384,20 @@ impl Uring {
         }
     }
 
-    /// An attempt that ended while it was submitted: a failure would have been reported by now.
-    fn next_unreported(&mut self) -> Option<Ended> {
-        let late = self.ring.submission().cq_overflow() || self.ring.submission().taskrun();
-        if late && !self.hasty.submitted.is_empty() {
-            // It may be among what had no room, or what the kernel has deferred: failed writes are.
-            return self.submit().ok().and_then(|_| self.next());
+    /// Before attempts count as done because nothing was reported: takes what the kernel could not report at once, for want of room or because it
+    /// defers that, as it does with failed writes. False if nothing was reported thereby.
+    fn run_deferred(&mut self) -> bool {
+        if self.hasty.submitted.is_empty() || self.hasty.is_sure {
+            return false;
         }
-        let Hasty { op, result, .. } = self.hasty.submitted.pop_front()?;
-        Some(Ended { op, result, more_to_receive: false })
+        self.hasty.is_sure = true;
+        let is_late = self.ring.submission().cq_overflow() || self.ring.submission().taskrun();
+        // Once: the kernel may set the flag for what it has just done, and leave it.
+        if is_late && self.submit().is_ok() && !self.ring.completion().is_empty() {
+            // There may be more than it does at once.
+            self.hasty.is_sure = false;
+        }
+        !self.hasty.is_sure
     }
 
     /// Asks the kernel to end an operation.
