@@ -271,6 +271,22 @@ impl Driver {
         self.kick.write(1).expect("an eventfd takes a one");
     }
 
+    /// From now on the server tells another eventfd of answers, or the driver's own again.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn be_told_by(&mut self, other: Option<&EventFd>) -> io::Result<()> {
+        self.frontend.set_vring_call(0, other.unwrap_or(&self.call)).map_err(failed)
+    }
+
+    /// Is the driver told of something, now or within that time, whatever its rings say?
+    pub fn is_told(&mut self, patience: std::time::Duration) -> bool {
+        let mut events = [EpollEvent::default()];
+        let ready = self.epoll.wait(patience.as_millis() as i32, &mut events);
+        let _ = self.call.read();
+        ready.is_ok_and(|ready| ready > 0)
+    }
+
     /// The next slot that was answered, with its status; nothing if none was.
     pub fn reap(&mut self) -> Option<(u16, u8)> {
         let index: u16 = self.memory.load(GuestAddress(USED + 2), Ordering::Acquire).expect("inside");
@@ -294,10 +310,7 @@ impl Driver {
         if u16::from_le(index) != self.used {
             return true;
         }
-        let mut events = [EpollEvent::default()];
-        let ready = self.epoll.wait(patience.as_millis() as i32, &mut events);
-        let _ = self.call.read();
-        ready.is_ok_and(|ready| ready > 0)
+        self.is_told(patience)
     }
 
     /// Does one request to its end: its status, or nothing if there is no answer in time.

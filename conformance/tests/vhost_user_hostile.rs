@@ -1,18 +1,26 @@
 //! vhost-user-blk without a guest: drivers and machines that mean ill, and ones that lose their server.
 
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use conformance::data::{Noise, noise_file};
+use conformance::nbd_client::{CMD_WRITE, request};
+use conformance::scratch::wait_until;
 use conformance::vhost_driver::{
-    DATA, DATA_BYTES, DESCRIPTORS, Driver, HEADERS, Kind, SLOTS, STATUS, Sealing,
+    AVAILABLE, DATA, DATA_BYTES, DESCRIPTORS, Driver, HEADERS, Kind, QUEUE, SLOTS, STATUS, Sealing, USED,
 };
 use conformance::{Hob, MIB, Scratch, Serve};
 use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserInflight;
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const SIZE: u64 = 16 * MIB;
 const INDIRECT: u16 = 4;
+const PATIENCE: Duration = Duration::from_secs(10);
 
 fn serve(scratch: &Scratch) -> Serve {
     noise_file(&scratch.path("disk.img"), SIZE, 5);
@@ -108,6 +116,91 @@ fn malformed_chains_and_rings_harm_nobody_else() {
         drop(driver);
         is_unharmed(&mut hob, &scratch, what);
     }
+    hob.stop();
+}
+
+/// Chains without end, each of which is answered at once.
+#[test]
+fn a_driver_that_never_stops_offering_stops_nobody_else() {
+    let scratch = Scratch::new();
+    let mut hob = serve(&scratch).start(&scratch);
+    let driver = connect(&scratch);
+    driver.descriptor(DESCRIPTORS, 0, STATUS, 1, 2, 0);
+    driver.kick_anyway();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let used: u16 =
+                    driver.memory().load(GuestAddress(USED + 2), Ordering::Acquire).expect("inside");
+                let more = used.wrapping_add(QUEUE);
+                driver.memory().store(more, GuestAddress(AVAILABLE + 2), Ordering::Release).expect("inside");
+            }
+        });
+        let mut nbd = hob.connect();
+        let read = (0..100u64).map(|at| nbd.read(at * 4096, 4096)).collect::<Result<Vec<_>, _>>();
+        over.store(true, Ordering::Relaxed);
+        let read = read.unwrap_or_else(|error| panic!("another client: {error}")).concat();
+        let disk = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
+        assert!(read == disk[..read.len()], "something else was read");
+    });
+    drop(driver);
+    is_unharmed(&mut hob, &scratch, "chains without end");
+    hob.stop();
+}
+
+/// Its driver has told of the chain, and does not do so again when there is room.
+#[test]
+fn a_chain_that_waits_for_room_is_carried_out_when_there_is_some() {
+    let scratch = Scratch::new();
+    noise_file(&scratch.path("disk.img"), 40 * MIB, 5);
+    let hob =
+        Serve::disk(&scratch.text("disk.img")).arg("--vhost-user", &scratch.text("vm.sock")).start(&scratch);
+    let mut driver = connect(&scratch);
+    assert_eq!(driver.run(Kind::Read, 0, 4096), Some(0));
+    // One takes half of the room and keeps it; another waits for as much; so the machine's large request waits too.
+    let large = 32 * MIB as u32;
+    let [mut first, mut second] = [hob.connect(), hob.connect()];
+    for client in [&mut first, &mut second] {
+        client.raw().write_all(&request(0, CMD_WRITE, 1, 0, large)).expect("a header is taken");
+    }
+    // Both are looked at before what comes after them.
+    let mut witness = hob.connect();
+    witness.read(0, 4096).expect("small ones are served");
+    driver.submit(0, Kind::Write, 36 * MIB, 2 * MIB as u32);
+    driver.kick();
+    assert!(!driver.wait(Duration::from_millis(300)), "there was room; this shows nothing");
+    let payload = vec![7; large as usize];
+    for client in [&mut first, &mut second] {
+        client.raw().write_all(&payload).expect("the payload is taken");
+        client.receive().expect("an answer");
+    }
+    assert!(driver.reap().is_some() || driver.wait(PATIENCE), "the machine's request was forgotten");
+    hob.stop();
+}
+
+/// Whoever begins to tell a driver tells it of what was answered before: its old way may have been a dead end.
+#[test]
+fn a_driver_hears_of_what_was_answered_while_nobody_listened() {
+    let scratch = Scratch::new();
+    let serve = serve(&scratch);
+    let mut hob = serve.start(&scratch);
+    let mut driver = connect(&scratch);
+    let nobody = EventFd::new(EFD_NONBLOCK).expect("an eventfd");
+    driver.be_told_by(Some(&nobody)).expect("the server agrees");
+    while driver.is_told(Duration::from_millis(50)) {}
+    driver.submit(0, Kind::Read, 0, 4096);
+    driver.kick();
+    wait_until("an answer", PATIENCE, || driver.reap().is_some());
+    assert!(!driver.is_told(Duration::ZERO), "that was told to somebody else");
+    driver.be_told_by(None).expect("the server agrees");
+    assert!(driver.is_told(PATIENCE), "nobody told of what was answered meanwhile");
+    // The same if the server ends after the answer and before it has told of it.
+    hob.kill();
+    hob = serve.start(&scratch);
+    driver.reconnect(&scratch.path("vm.sock")).expect("the server takes it again");
+    assert!(driver.is_told(PATIENCE), "nobody told of what was answered by the one before");
+    drop(driver);
     hob.stop();
 }
 
@@ -221,6 +314,28 @@ fn requests_in_flight_survive_the_end_of_the_server() {
     hob.stop();
     let disk = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
     assert!(disk == expected, "the backing holds something else");
+}
+
+/// Memory for what is in flight for which the system has no page: huge pages that nobody has set aside.
+#[test]
+fn memory_for_what_is_in_flight_that_is_not_there_harms_nobody_else() {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let scratch = Scratch::new();
+    let mut hob = serve(&scratch).start(&scratch);
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    let Ok(file) = rustix::fs::memfd_create("inflight", flags) else {
+        return eprintln!("skipped: this kernel has no huge pages");
+    };
+    let file = File::from(file);
+    file.set_len(2 * MIB).expect("huge pages that are not there yet");
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).expect("it can be sealed");
+    let mut driver = Driver::prepared(&scratch.path("vm.sock"), Sealing::Possible).expect("an answer");
+    let (inflight, _) = driver.inflight.take().expect("the server has such memory");
+    driver.inflight = Some((VhostUserInflight { mmap_size: 2 * MIB, ..inflight }, file));
+    // Whether the queue is served is the server's choice.
+    let _ = driver.start().map(|mut driver| driver.run(Kind::Flush, 0, 0));
+    is_unharmed(&mut hob, &scratch, "memory that is not there");
+    hob.stop();
 }
 
 #[test]

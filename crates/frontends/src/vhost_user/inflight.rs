@@ -23,9 +23,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+use vm_memory::{Bytes, MmapRegion, VolatileMemory, VolatileSlice};
 
 use super::block::QUEUES_MAX;
+use super::memory::{Mapping, map_file};
 use super::queue::SIZE_MAX;
 
 const HEADER_BYTES: usize = 16;
@@ -44,6 +45,8 @@ pub struct InflightError(&'static str);
 #[derive(Debug)]
 pub(super) struct Inflight {
     memory: MmapRegion,
+    /// Dropped after `memory`, which points into it. Where the system has no page for the machine's file, it is read as zeroes.
+    _mapping: Mapping,
     queue_size: u16,
     queues: u16,
 }
@@ -92,9 +95,9 @@ impl Inflight {
         if bytes < needed as u64 || offset.checked_add(needed as u64).is_none_or(|end| end > size) {
             return Err(InflightError("is too short"));
         }
-        let memory = MmapRegion::from_file(FileOffset::new(File::from(file), offset), needed);
-        let memory = memory.map_err(|_| InflightError("cannot be mapped"))?;
-        Ok(Arc::new(Inflight { memory, queue_size, queues }))
+        let mapped = map_file(&File::from(file), offset, needed as u64);
+        let (mapping, memory) = mapped.map_err(|_| InflightError("cannot be mapped"))?;
+        Ok(Arc::new(Inflight { memory, _mapping: mapping, queue_size, queues }))
     }
 
     fn region(&self, queue: u16) -> VolatileSlice<'_> {

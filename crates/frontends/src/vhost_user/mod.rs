@@ -9,8 +9,8 @@
 //! [`Device::start`] a queue. Whenever its driver may have made something available: [`Device::take`], then
 //! [`Device::poll_request`] until it yields nothing. The engine's answers go to [`Device::handle_reply`], what it declines to
 //! [`Device::handle_declined`], and [`Device::ask_again`] when there may be room for it. [`Device::poll_signal`] says whose driver
-//! wants to be told. Before sleeping, [`Device::set_wants_kicks`], and then [`Device::has_work`] once more; and back after it.
-//! [`Device::stop`], and [`Device::poll_stopped`] until it is so.
+//! wants to be told. Before sleeping, [`Device::set_wants_kicks`], and then [`Device::has_work`] once more; and back after it. A queue that [`Device::is_quiet`] need not be
+//! looked at before its driver tells. [`Device::stop`], and [`Device::poll_stopped`] until it is so.
 //!
 //! # Payload
 //! A write is copied out of the guest's memory before the engine sees it, and a read is copied into it afterwards: the
@@ -259,9 +259,12 @@ impl Device {
             && (!served.again.is_empty() || !matches!(served.queue.peek(), Ok(None)))
     }
 
-    /// Chains of a queue that were taken and not answered.
-    pub fn taken(&self, queue: u16) -> u32 {
-        self.queues.get(usize::from(queue)).and_then(Option::as_ref).map_or(0, |served| served.taken)
+    /// Is nothing of a queue in flight, and nothing there to be taken, now or later? Then its driver has to tell of what comes. A queue whose
+    /// chains wait for room is not quiet: its driver has told of them, and need not do so again.
+    pub fn is_quiet(&self, queue: u16) -> bool {
+        let Some(Some(served)) = self.queues.get(usize::from(queue)) else { return true };
+        let is_empty = || served.again.is_empty() && matches!(served.queue.peek(), Ok(None));
+        served.taken == 0 && (!served.may_take() || is_empty())
     }
 
     /// Asks a driver to tell of new chains, or not to.
@@ -276,7 +279,8 @@ impl Device {
         self.queues.iter_mut().flatten().for_each(|served| served.needs_room = false);
     }
 
-    /// Takes what a driver has made available, and returns how many chains that were.
+    /// Takes what a driver has made available, and returns how many chains that were: no more than the queue has room for, since a driver may
+    /// offer without end what is answered at once.
     ///
     /// # Errors
     /// The queue is broken, and is served no further.
@@ -284,7 +288,7 @@ impl Device {
         let mut count = 0;
         while self.requests.len() < REQUESTS_MAX {
             let Some(Some(served)) = self.queues.get_mut(usize::from(queue)) else { break };
-            if !served.may_take() || served.needs_room {
+            if !served.may_take() || served.needs_room || count == u32::from(served.queue.size()) {
                 break;
             }
             let next = match served.again.front() {

@@ -1,5 +1,7 @@
 //! A device driven by hand: descriptors in, requests out, replies in, used elements out. And drivers that mean ill.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use hob_engine::io::{BufferSlice, Durability, Zeroing};
 use hob_engine::outcome::Outcome;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -117,6 +119,11 @@ impl Rig {
     fn status(&self) -> u8 {
         self.get::<1>(STATUS)[0]
     }
+
+    /// Chains that were taken and not answered.
+    fn taken(&self) -> u32 {
+        self.device.queues[0].as_ref().unwrap().taken
+    }
 }
 
 #[test]
@@ -203,7 +210,7 @@ fn a_read_that_is_declined_gets_a_buffer_as_soon_as_there_is_room() {
     rig.decline(&request);
     rig.payload.full = true;
     rig.device.ask_again(&mut rig.payload);
-    assert_eq!((rig.device.poll_request(), rig.used().0, rig.device.taken(0)), (None, 0, 1));
+    assert_eq!((rig.device.poll_request(), rig.used().0, rig.taken()), (None, 0, 1));
     rig.payload.full = false;
     rig.device.ask_again(&mut rig.payload);
     let again = rig.device.poll_request().expect("a request");
@@ -212,6 +219,48 @@ fn a_read_that_is_declined_gets_a_buffer_as_soon_as_there_is_room() {
     rig.answer(&again, Ok(()));
     assert_eq!((rig.used(), rig.status(), rig.get(DATA)), ((1, 3, 4097), 0, [0xEE; 512]));
     assert!(rig.payload.buffers.is_empty() && rig.device.is_idle() && rig.device.held_bytes() == 0);
+}
+
+#[test]
+fn a_queue_whose_chain_waits_for_room_is_not_quiet() {
+    let mut rig = Rig::new();
+    assert!(rig.device.is_quiet(0) && rig.device.is_quiet(1), "nothing was offered");
+    rig.payload.full = true;
+    rig.header(0, 0);
+    rig.chain(DESCRIPTORS, 3, &[(HEADER, 16, 0), (DATA, 4096, WRITE), (STATUS, 1, WRITE)]);
+    rig.offer(3);
+    assert_eq!(rig.take(), Ok(0));
+    assert!(!rig.device.has_work(0) && !rig.device.is_quiet(0), "its driver does not tell of it again");
+    rig.payload.full = false;
+    rig.device.room_again();
+    assert_eq!(rig.take(), Ok(1));
+    assert!(!rig.device.is_quiet(0), "one is in flight");
+    let request = rig.device.poll_request().expect("a request");
+    rig.answer(&request, Ok(()));
+    assert!(rig.device.is_quiet(0));
+}
+
+#[test]
+fn a_driver_that_offers_without_end_is_left_after_so_many_chains_as_the_queue_has() {
+    let mut rig = Rig::new();
+    // Answered at once: it has no header.
+    rig.chain(DESCRIPTORS, 0, &[(STATUS, 1, WRITE)]);
+    let (map, over) = (Arc::clone(&rig.map), Arc::new(AtomicBool::new(false)));
+    let driver = std::thread::spawn({
+        let over = Arc::clone(&over);
+        move || {
+            let mut index = [0; 2];
+            while !over.load(Ordering::Relaxed) {
+                assert!(map.read(USED + 2, &mut index));
+                let more = u16::from_le_bytes(index).wrapping_add(QUEUE);
+                assert!(map.write(AVAILABLE + 2, &more.to_le_bytes()));
+            }
+        }
+    });
+    let taken: Vec<_> = (0..10_000).map(|_| rig.take()).collect();
+    over.store(true, Ordering::Relaxed);
+    driver.join().unwrap();
+    assert!(taken.iter().all(|taken| taken.is_ok_and(|taken| taken <= u32::from(QUEUE))), "{taken:?}");
 }
 
 #[test]
@@ -229,7 +278,7 @@ fn what_was_declined_is_given_up_with_its_disk() {
             rig.decline(&request);
         }
         rig.device.ask_again(&mut rig.payload);
-        assert_eq!((rig.device.poll_request(), rig.used().0, rig.device.taken(0)), (None, 0, 0));
+        assert_eq!((rig.device.poll_request(), rig.used().0, rig.taken()), (None, 0, 0));
         assert!(rig.payload.buffers.is_empty() && rig.device.is_idle());
     }
 }

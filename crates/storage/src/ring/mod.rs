@@ -201,6 +201,10 @@ impl Ring {
             // io_uring does not wait for descriptors that are marked as non-blocking.
             let _ = rustix::io::ioctl_fionbio(&file, false);
         }
+        // Attempts at once always fail with an eventfd that blocks.
+        let patient = class == FdClass::Event
+            && rustix::fs::fcntl_getfl(&file)
+                .is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK));
         let index = self.free_fds.pop().unwrap_or_else(|| {
             self.fds.push(FdEntry {
                 file: None,
@@ -227,7 +231,7 @@ impl Ring {
         entry.volatile = volatile;
         entry.detached = false;
         entry.fixed = fixed;
-        entry.patient = false;
+        entry.patient = patient;
         entry.more_to_receive = false;
         Fd { index, generation: entry.generation }
     }

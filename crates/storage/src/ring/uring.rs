@@ -37,17 +37,28 @@ const LOOKS_PER_CLOCK: u32 = 64;
 /// What is written to an eventfd to tell of something.
 static ONE: [u8; 8] = 1u64.to_ne_bytes();
 
-/// Set in the names of attempts that end while they are submitted.
+/// Set in the names of attempts that end while they are submitted. Above it is their number, below that of their operation.
 const HASTY: u64 = 1 << 32;
+
+/// Numbers before they come again.
+const NUMBERS: u32 = 1 << 30;
 
 /// An attempt that ends while it is submitted.
 #[derive(Clone, Copy, Debug)]
 struct Hasty {
     op: u32,
+    /// Tells it from those before it: operations' numbers come again.
+    number: u32,
     /// Unless the kernel says another.
     result: i32,
     /// It holds memory, or a place in a row: its end is to be seen before a sleep.
     is_awaited: bool,
+}
+
+impl Hasty {
+    fn name(&self) -> u64 {
+        HASTY | u64::from(self.number) << 33 | u64::from(self.op)
+    }
 }
 
 /// Attempts that end while they are submitted, and are heard of only if they fail.
@@ -55,15 +66,26 @@ struct Hasty {
 struct Hasties {
     queued: Vec<Hasty>,
     submitted: VecDeque<Hasty>,
+    /// Of the last one.
+    number: u32,
     /// Nothing that was deferred can tell of a failure of those submitted.
     is_sure: bool,
 }
 
 impl Hasties {
-    /// That one failed.
-    fn forget(&mut self, op: u32) {
-        self.queued.retain(|queued| queued.op != op);
-        self.submitted.retain(|submitted| submitted.op != op);
+    /// A number that none has at the moment.
+    fn next_number(&mut self) -> u32 {
+        self.number = (self.number + 1) % NUMBERS;
+        self.number
+    }
+
+    /// That one failed. False if it counts as done already.
+    fn forget(&mut self, name: u64) -> bool {
+        let is_it = |hasty: &Hasty| hasty.name() == name;
+        let known = self.queued.len() + self.submitted.len();
+        self.queued.retain(|queued| !is_it(queued));
+        self.submitted.retain(|submitted| !is_it(submitted));
+        self.queued.len() + self.submitted.len() < known
     }
 
     /// Is there one that somebody waits for, submitted or not?
@@ -175,10 +197,11 @@ impl Uring {
         };
         if let Some(result) = attempt.result_at_once().filter(|_| self.can_skip) {
             // What has to wait for room in the queue is reported as everything is.
-            let skipping = sqe.clone().flags(Flags::SKIP_SUCCESS).user_data(HASTY | u64::from(op));
+            let is_awaited = !matches!(attempt, Attempt::Signal(_));
+            let hasty = Hasty { op, number: self.hasty.next_number(), result, is_awaited };
+            let skipping = sqe.clone().flags(Flags::SKIP_SUCCESS).user_data(hasty.name());
             if self.backlog.is_empty() && self.try_push(&skipping) {
-                let is_awaited = !matches!(attempt, Attempt::Signal(_));
-                return self.hasty.queued.push(Hasty { op, result, is_awaited });
+                return self.hasty.queued.push(hasty);
             }
         }
         self.push(sqe.user_data(u64::from(op)));
@@ -345,7 +368,9 @@ impl Uring {
                 if self.ring.submission().taskrun() {
                     // Deferred completions appear when they are asked for.
                     let _ = self.submit();
-                    continue;
+                    if !self.ring.completion().is_empty() {
+                        return true;
+                    }
                 }
                 if look() {
                     return true;
@@ -373,13 +398,9 @@ impl Uring {
                 WAKE if entry.result() == -libc::ECANCELED => self.wake_awaited = false,
                 WAKE => self.await_wake(),
                 CANCEL => {}
-                name => {
-                    let op = name as u32;
-                    if name & HASTY != 0 {
-                        self.hasty.forget(op);
-                    }
-                    return Some(Ended { op, result: entry.result(), more_to_receive });
-                }
+                // It counts as done, and its operation may be another one.
+                name if name & HASTY != 0 && !self.hasty.forget(name) => {}
+                name => return Some(Ended { op: name as u32, result: entry.result(), more_to_receive }),
             }
         }
     }
@@ -439,5 +460,22 @@ fn quiet(result: io::Result<usize>) -> io::Result<()> {
             Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => Ok(()),
             _ => Err(error),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_report_is_told_from_the_attempt_whose_operation_has_the_same_number() {
+        let mut hasties = Hasties::default();
+        let mut new = || Hasty { op: 3, number: hasties.next_number(), result: 0, is_awaited: false };
+        let (late, present) = (new(), new());
+        hasties.queued.push(present);
+        assert!(!hasties.forget(late.name()), "that one counts as done");
+        assert!(hasties.forget(present.name()) && hasties.queued.is_empty());
+        assert!(!hasties.forget(present.name()));
+        assert_eq!(late.name() as u32, 3, "the operation is the lower half");
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! A queue whose driver is busy is *polled*: looked at whenever anything happens on the shard, and its driver need not
 //! tell of new chains. Before the shard sleeps, it asks the drivers of polled queues to tell after all, and looks once more.
-//! A queue without anything in flight is then not polled any more, until its driver tells.
+//! A queue without anything in flight, and with nothing that waits for room, is then not polled any more, until its driver tells.
+//!
+//! A driver that was not told of one answer may not want to be told of any later one. So whoever comes to tell it, after a restart or because
+//! the machine says so, tells it once for whatever was answered before.
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc;
@@ -142,15 +145,13 @@ impl Machines {
                 self.start(machine, *start, kick, call, ring)
             }
             MachineCall::SetCall { machine, queue, call } => {
-                let call = call.map(|call| ring.attach(call, FdClass::Event));
                 let door = self.machine(machine).doors.get_mut(usize::from(queue)).and_then(Option::as_mut);
-                let old = match door {
-                    Some(door) => std::mem::replace(&mut door.call, call),
-                    None => call,
-                };
-                if let Some(old) = old {
+                let Some(door) = door else { return };
+                let call = call.map(|call| ring.attach(call, FdClass::Event));
+                if let Some(old) = std::mem::replace(&mut door.call, call) {
                     ring.detach_event(old);
                 }
+                tell(machine, queue, door, ring);
             }
             MachineCall::Stop { machine, queue, answer } => {
                 self.machine(machine).device.stop(queue);
@@ -182,7 +183,8 @@ impl Machines {
         if machine.doors.len() <= usize::from(queue) {
             machine.doors.resize_with(usize::from(queue) + 1, || None);
         }
-        let door = Door { kick, call, serial, polled: true, signalling: false, signal_again: false };
+        let mut door = Door { kick, call, serial, polled: true, signalling: false, signal_again: false };
+        tell(number, queue, &mut door, ring);
         machine.doors[usize::from(queue)] = Some(door);
         // There may be chains in it already.
         self.polled.push((number, queue));
@@ -379,7 +381,7 @@ impl Machines {
             if machine.device.has_work(queue) {
                 return false;
             }
-            if machine.device.taken(queue) == 0 {
+            if machine.device.is_quiet(queue) {
                 if let Some(Some(door)) = machine.doors.get_mut(usize::from(queue)) {
                     door.polled = false;
                 }
