@@ -276,7 +276,7 @@ impl Bench {
         }
         let [data, copy, bare] = &files;
         let servers = [
-            Server::hob_vhost_user(&self.hob, scratch.path(), data, cache_bytes(size), &self.interrupt)?,
+            Server::hob_vhost_user(&self.hob, scratch.path(), data, cache_bytes(size), 0, &self.interrupt)?,
             Server::storage_daemon(scratch.path(), copy, &self.interrupt)?,
             Server::bare(bare),
         ];

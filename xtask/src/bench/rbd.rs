@@ -1,9 +1,9 @@
 //! `cargo xtask bench rbd`: a disk on Ceph RBD, side by side with librbd itself.
 //!
 //! A cluster of one monitor and three OSDs runs on this machine, with an image of the same data for each of hob, librbd with its cache
-//! (`rbd_cache`) and librbd without. fio's rbd engine asks librbd, its nbd engine hob. Three settings: *hits*, which hob reads from
-//! flash; *write-back*, writes that flash takes; and *cold*, with an empty cache before each run, so that nearly all of hob's reads go to the
-//! cluster and to flash besides. OSDs, hob and fio share the processors, so that absolute figures are those of a small machine.
+//! (`rbd_cache`) and librbd without. fio's rbd engine asks librbd, its nbd engine hob. The settings: *hits*, which hob reads from
+//! flash; the same as a machine reads them, through vhost-user-blk, and with memory above flash that holds them; *write-back*, writes that flash
+//! takes; and *cold*, with an empty cache before each run, so that nearly all of hob's reads go to the cluster and to flash besides. OSDs, hob and fio share the processors, so that absolute figures are those of a small machine.
 
 use std::path::{Path, PathBuf};
 
@@ -90,9 +90,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     };
     let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
     let mut report = Report::of("rbd");
-    for settle in [hits, write_back, cold] {
-        report.settings.push(settle(&bench, &dir)?);
+    for way in [Way::Nbd, Way::Machine, Way::Memory] {
+        report.settings.push(hits(&bench, &dir, way)?);
     }
+    report.settings.push(write_back(&bench, &dir)?);
+    report.settings.push(cold(&bench, &dir)?);
     println!("\n{report}");
     if let Some(path) = &arguments.json {
         let text = serde_json::to_string_pretty(&report.json())?;
@@ -143,15 +145,44 @@ fn size(bench: &Bench) -> u64 {
     if bench.quick { 32 * MIB } else { 256 * MIB }
 }
 
-fn hits(bench: &Bench, dir: &Path) -> Result<Setting> {
+/// How hits are asked for, and where they are.
+#[derive(Clone, Copy)]
+enum Way {
+    /// By an NBD client, in flash.
+    Nbd,
+    /// By a machine, in flash.
+    Machine,
+    /// By a machine, in memory.
+    Memory,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Way::Nbd => "hits",
+            Way::Machine => "hits, vhost-user",
+            Way::Memory => "hits in memory, vhost-user",
+        }
+    }
+
+    fn server(self, bench: &Bench, dir: &Path, stage: &Stage) -> Result<Server> {
+        let (hob, disk, cache) = (&bench.hob, stage.disk(), cache_bytes(stage.size));
+        match self {
+            Way::Nbd => Server::hob(hob, dir, &disk, cache, &bench.interrupt),
+            Way::Machine => Server::hob_vhost_user(hob, dir, &disk, cache, 0, &bench.interrupt),
+            Way::Memory => Server::hob_vhost_user(hob, dir, &disk, cache, cache, &bench.interrupt),
+        }
+    }
+}
+
+fn hits(bench: &Bench, dir: &Path, way: Way) -> Result<Setting> {
     let scratch = scratch(dir)?;
     let stage = Stage::new(scratch.path(), size(bench))?;
-    println!("hits: {} MiB", stage.size / MIB);
-    let cache = cache_bytes(stage.size);
-    let hob = Server::hob(&bench.hob, scratch.path(), &stage.disk(), cache, &bench.interrupt)?;
+    println!("{}: {} MiB", way.name(), stage.size / MIB);
+    let hob = way.server(bench, scratch.path(), &stage)?;
     let [plain, cached] = stage.librbd();
     let runs = bench.measure(&[hob, plain, cached], &HITS, stage.size)?;
-    Ok(Setting { name: "hits", size: stage.size, seconds: bench.seconds, runs, bars: &HIT_BARS })
+    Ok(Setting { name: way.name(), size: stage.size, seconds: bench.seconds, runs, bars: &HIT_BARS })
 }
 
 fn write_back(bench: &Bench, dir: &Path) -> Result<Setting> {

@@ -48,31 +48,26 @@ impl Server {
         cache_bytes: u64,
         interrupt: &Interrupt,
     ) -> Result<Self> {
-        let (socket, control) = (dir.join("hob.sock"), dir.join("hob.ctl"));
-        let control = format!("unix:{}", control.display());
-        let mut command = Command::new(binary);
-        command.arg("serve").arg("--disk").arg(data).arg("--pool").arg(dir.join("hob.pool"));
-        command.args(["--size", &cache_bytes.to_string(), "--block-size", "4K"]);
-        command.arg("--listen").arg(format!("unix:{}", socket.display())).args(["--control", &control]);
+        let (mut command, control) = serve(binary, dir, data, cache_bytes);
+        let socket = dir.join("hob.sock");
+        command.arg("--listen").arg(format!("unix:{}", socket.display()));
         let mut server = Self::start(HOB, &mut command, &socket, "disk", interrupt)?;
         server.control = Some((binary.to_owned(), control));
         Ok(server)
     }
 
-    /// The same, used through vhost-user-blk.
+    /// The same, used through vhost-user-blk, with `ram_bytes` of memory above flash.
     pub(crate) fn hob_vhost_user(
         binary: &Path,
         dir: &Path,
         data: &Path,
         cache_bytes: u64,
+        ram_bytes: u64,
         interrupt: &Interrupt,
     ) -> Result<Self> {
-        let (socket, control) = (dir.join("hob-vhost.sock"), dir.join("hob-vhost.ctl"));
-        let control = format!("unix:{}", control.display());
-        let mut command = Command::new(binary);
-        command.arg("serve").arg("--disk").arg(data).arg("--pool").arg(dir.join("hob-vhost.pool"));
-        command.args(["--size", &cache_bytes.to_string(), "--block-size", "4K"]);
-        command.arg("--vhost-user").arg(&socket).args(["--control", &control]);
+        let (mut command, control) = serve(binary, dir, data, cache_bytes);
+        let socket = dir.join("hob-vhost.sock");
+        command.arg("--vhost-user").arg(&socket).args(["--ram", &ram_bytes.to_string()]);
         let mut server = Self::start(HOB, &mut command, &socket, "disk", interrupt)?;
         server.control = Some((binary.to_owned(), control));
         server.target = Target::VhostUser(socket);
@@ -167,12 +162,9 @@ impl Server {
         interrupt: &Interrupt,
     ) -> Result<Self> {
         let file = dir.join("hob.img");
-        let (socket, control) = (dir.join("hob.sock"), dir.join("hob.ctl"));
-        let control = format!("unix:{}", control.display());
-        let mut command = Command::new(binary);
-        command.arg("serve").arg("--disk").arg(data).arg("--pool").arg(dir.join("hob.pool"));
-        command.args(["--size", &cache_bytes.to_string(), "--block-size", "4K"]).arg("--fuse").arg(&file);
-        command.arg("--listen").arg(format!("unix:{}", socket.display())).args(["--control", &control]);
+        let (mut command, control) = serve(binary, dir, data, cache_bytes);
+        let socket = dir.join("hob.sock");
+        command.arg("--fuse").arg(&file).arg("--listen").arg(format!("unix:{}", socket.display()));
         // It is mounted before NBD clients are let in.
         let mut server = Self::mounted(HOB, &mut command, &file, &socket, interrupt)?;
         server.control = Some((binary.to_owned(), control));
@@ -274,6 +266,15 @@ impl Server {
         let text = crate::shell::output(Command::new(binary).args(args))?;
         Stats::parse(&text).map(Some).map_err(|e| anyhow::anyhow!("hob stats: {e}"))
     }
+}
+
+/// `hob serve` but for its ways in, and where it is controlled.
+fn serve(binary: &Path, dir: &Path, data: &Path, cache_bytes: u64) -> (Command, String) {
+    let control = format!("unix:{}", dir.join("hob.ctl").display());
+    let mut command = Command::new(binary);
+    command.arg("serve").arg("--disk").arg(data).arg("--pool").arg(dir.join("hob.pool"));
+    command.args(["--size", &cache_bytes.to_string(), "--block-size", "4K", "--control", &control]);
+    (command, control)
 }
 
 /// `utime + stime` of a process: fields 14 and 15 of `/proc/PID/stat`, the time of threads that

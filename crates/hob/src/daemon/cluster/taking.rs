@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use hob_engine::cluster::{
-    Adopting, Found, LeaseId, Member, Refusal as Why, SecondCopy, Taking, Verdict, Wish,
+    Adopting, Found, LeaseId, Member, Refusal as Why, SecondCopy, Taking, Title, Txn, Verdict, Wish,
 };
 
-use super::store::StoreError;
 use super::{Cluster, GOES, LeaseClock, Membership, Place, lock, now};
 
 /// The word of an operator counts no longer than settling and this, nanoseconds.
@@ -97,7 +96,7 @@ impl Cluster {
         place.lost = false;
         let force = lock(&self.forced).get(disk).is_some_and(|until| now() < *until);
         let wish = Wish { known, dirty, force, keeps_copy: false };
-        let taken = self.go(&membership, &mut place, disk, wish, false).await;
+        let taken = self.attempt(&membership, &mut place, disk, wish, false).settle().await;
         if !matches!(
             taken,
             Err(TakeError::Elsewhere { how: Elsewhere::Settling, .. } | TakeError::Unknown(_))
@@ -118,151 +117,178 @@ impl Cluster {
         let place = self.place(disk);
         let mut place = place.lock().await;
         let wish = Wish { known, dirty, force: false, keeps_copy: true };
-        let took = match self.go(&membership, &mut place, disk, wish, true).await {
+        let took = match self.attempt(&membership, &mut place, disk, wish, true).settle().await {
             Ok(Took::Taken(taken)) => Ok(taken),
-            Ok(Took::ToAdopt(to_adopt)) => Err(elsewhere(disk, Some(&to_adopt.from), "has had it")),
+            Ok(Took::ToAdopt(to_adopt)) => Err(elsewhere(disk, Some(&to_adopt.from))),
             Err(error) => Err(error),
         };
         place.lost = matches!(took, Err(TakeError::Elsewhere { .. }));
         took
     }
 
-    async fn go(
-        &self,
-        membership: &Membership,
-        place: &mut Place,
-        disk: &str,
+    fn attempt<'a>(
+        &'a self,
+        membership: &'a Membership,
+        place: &'a mut Place,
+        disk: &'a str,
         wish: Wish,
         goes_on: bool,
-    ) -> Result<Took, TakeError> {
-        let lost = |error: StoreError| TakeError::Unknown(error.to_string());
-        let mut trouble = "others go at it too".to_owned();
-        for _ in 0..GOES {
-            let look = self.look(disk).await.map_err(lost)?;
-            let before = look.title.as_ref().map(|title| title.value.clone());
-            let had_it = before.as_ref().map(|title| &title.member);
-            self.outlook.looked(disk, &look);
-            if let Some((title_revision, at)) = self.outlook.gone(disk) {
-                place.seat.saw_gone(title_revision, at);
-            }
-            let verdict = place.seat.decide(now(), &self.me, membership.lease, &look, wish);
-            let mut outdated_by = None;
-            let (title, continued) = match verdict {
-                // Whatever was asked for and may still happen does not any more, once the title has been put anew.
-                Verdict::Mine(title) if place.in_doubt => {
-                    let txn = place.seat.mark(membership.lease, &title, title.value.dirty);
-                    if let Err(error) = self.commit(place, &txn).await {
-                        trouble = error.to_string();
-                    }
-                    continue;
-                }
-                Verdict::Mine(title) => {
-                    let continued = wish.known == Some(title.value.generation);
-                    (title, continued)
-                }
-                Verdict::Take(taking) if goes_on && !taking.continued => {
-                    return Err(elsewhere(disk, had_it, "has had it"));
-                }
-                Verdict::Adopt(adopting) if goes_on => {
-                    return Err(elsewhere(disk, Some(&adopting.title.value.member), "has had it"));
-                }
-                Verdict::Adopt(adopting) => {
-                    let Adopting { txn, title, copy } = *adopting;
-                    match self.commit(place, &txn).await {
-                        Ok(Some(revision)) => {
-                            let title = Found { revision, ..title };
-                            let from = title.value.adopts.as_ref().map_or(&title.value.member, |it| &it.by);
-                            let from = from.clone();
-                            tracing::info!(
-                                "{disk} is held for the second copy of what {} had dirty",
-                                from.name
-                            );
-                            (place.title, place.lease) = (Some(title), membership.lease);
-                            let clock = membership.clock.clone();
-                            return Ok(Took::ToAdopt(ToAdopt { copy, from, clock }));
-                        }
-                        Ok(None) => continue,
-                        Err(error) => {
-                            trouble = error.to_string();
-                            continue;
-                        }
-                    }
-                }
-                Verdict::Take(taking) => {
-                    let Taking { txn, title, continued, lost_by, outdated_by: by } = *taking;
-                    outdated_by = by.map(|by| by.name);
-                    if let Some(by) = &lost_by {
-                        tracing::error!(
-                            "{disk} is taken by force: what {} has of it in flash and not on the backing is LOST",
-                            by.name
-                        );
-                    }
-                    let turn = self.commits.acquire().await;
-                    let seen = look.title.as_ref().map_or(0, |title| title.revision);
-                    if self.outlook.has_moved(disk, seen) {
-                        // While others were waited for.
-                        continue;
-                    }
-                    let committed = self.commit(place, &txn).await;
-                    drop(turn);
-                    match committed {
-                        Ok(Some(revision)) => {
-                            (Found { value: title, revision, lease: LeaseId(0) }, continued)
-                        }
-                        Ok(None) => continue,
-                        Err(error) => {
-                            // It may have happened: the next look tells.
-                            trouble = error.to_string();
-                            continue;
-                        }
-                    }
-                }
-                Verdict::Wait(until) => {
-                    self.outlook.settles(disk, until);
-                    let host = before.as_ref().map_or("?", |title| &title.member.name);
-                    let seconds = self.config.settle_seconds;
-                    let why =
-                        format!("{host} had it and vanished; it is taken {seconds} s after that was seen");
-                    return match goes_on {
-                        true => Err(elsewhere(disk, had_it, "has had it")),
-                        false => Err(TakeError::Elsewhere {
-                            why,
-                            hint: "wait".to_owned(),
-                            how: Elsewhere::Settling,
-                        }),
-                    };
-                }
-                Verdict::Refused(why) => return Err(refused(disk, &why)),
-            };
-            if goes_on && !continued {
-                return Err(elsewhere(disk, had_it, "has had it"));
-            }
-            let mine = before.as_ref().is_some_and(|title| title.member.id == self.me.id);
-            let foreign = (!continued).then(|| match &before {
-                Some(title) if title.member.id != self.me.id => format!("{} had it", title.member.name),
-                _ => "other hosts may have had it".to_owned(),
-            });
-            let taken = Taken {
-                generation: title.value.generation,
-                clock: membership.clock.clone(),
-                foreign,
-                outdated_by,
-                dirty_before: mine && before.is_some_and(|title| title.dirty),
-            };
-            if place.lease != membership.lease || place.title.is_none() {
-                tracing::info!("{disk} is held in generation {}", taken.generation);
-            }
-            (place.title, place.lease) = (Some(title), membership.lease);
-            return Ok(Took::Taken(taken));
-        }
-        Err(TakeError::Unknown(format!("it could not be taken: {trouble}")))
+    ) -> Attempt<'a> {
+        let trouble = "others go at it too".to_owned();
+        Attempt { cluster: self, membership, place, disk, wish, goes_on, trouble }
     }
 }
 
-fn elsewhere(disk: &str, member: Option<&Member>, what: &str) -> TakeError {
+/// An attempt to have a disk: looks and questions, until a verdict has come about or none can.
+struct Attempt<'a> {
+    cluster: &'a Cluster,
+    membership: &'a Membership,
+    place: &'a mut Place,
+    disk: &'a str,
+    wish: Wish,
+    /// It is served: nobody else may have had it meanwhile.
+    goes_on: bool,
+    /// Why the last go came to nothing.
+    trouble: String,
+}
+
+impl Attempt<'_> {
+    async fn settle(mut self) -> Result<Took, TakeError> {
+        for _ in 0..GOES {
+            if let Some(took) = self.go().await? {
+                return Ok(took);
+            }
+        }
+        Err(TakeError::Unknown(format!("it could not be taken: {}", self.trouble)))
+    }
+
+    /// One look, and what follows from it; nothing if another look is called for.
+    async fn go(&mut self) -> Result<Option<Took>, TakeError> {
+        let cluster = self.cluster;
+        let look = cluster.look(self.disk).await.map_err(|error| TakeError::Unknown(error.to_string()))?;
+        cluster.outlook.looked(self.disk, &look);
+        if let Some((title_revision, at)) = cluster.outlook.gone(self.disk) {
+            self.place.seat.saw_gone(title_revision, at);
+        }
+        let verdict = self.place.seat.decide(now(), &cluster.me, self.membership.lease, &look, self.wish);
+        let before = look.title;
+        let had_it = before.as_ref().map(|title| &title.value.member);
+        match verdict {
+            // Whatever was asked for and may still happen does not any more, once the title has been put anew.
+            Verdict::Mine(title) if self.place.in_doubt => {
+                let txn = self.place.seat.mark(self.membership.lease, &title, title.value.dirty);
+                self.commit(&txn).await;
+                Ok(None)
+            }
+            Verdict::Mine(title) => {
+                let continued = self.wish.known == Some(title.value.generation);
+                self.has_it(before, title, continued, None).map(Some)
+            }
+            Verdict::Adopt(adopting) if self.goes_on => {
+                Err(elsewhere(self.disk, Some(&adopting.title.value.member)))
+            }
+            Verdict::Adopt(adopting) => Ok(self.adopt(*adopting).await),
+            Verdict::Take(taking) if self.goes_on && !taking.continued => Err(elsewhere(self.disk, had_it)),
+            Verdict::Take(taking) => self.take(before, *taking).await,
+            Verdict::Wait(until) => {
+                cluster.outlook.settles(self.disk, until);
+                Err(match self.goes_on {
+                    true => elsewhere(self.disk, had_it),
+                    false => settling(had_it, cluster.config.settle_seconds),
+                })
+            }
+            Verdict::Refused(why) => Err(refused(self.disk, &why)),
+        }
+    }
+
+    /// Takes the hold alone: first the second copy that is here has to be brought to the backing.
+    async fn adopt(&mut self, adopting: Adopting) -> Option<Took> {
+        let Adopting { txn, title, copy } = adopting;
+        let revision = self.commit(&txn).await?;
+        let from = title.value.adopts.as_ref().map_or(&title.value.member, |it| &it.by).clone();
+        tracing::info!("{} is held for the second copy of what {} had dirty", self.disk, from.name);
+        self.place.title = Some(Found { revision, ..title });
+        self.place.lease = self.membership.lease;
+        Some(Took::ToAdopt(ToAdopt { copy, from, clock: self.membership.clock.clone() }))
+    }
+
+    async fn take(
+        &mut self,
+        before: Option<Found<Title>>,
+        taking: Taking,
+    ) -> Result<Option<Took>, TakeError> {
+        let Taking { txn, title, continued, lost_by, outdated_by } = taking;
+        if let Some(by) = &lost_by {
+            tracing::error!(
+                "{} is taken by force: what {} has of it in flash and not on the backing is LOST",
+                self.disk,
+                by.name
+            );
+        }
+        let _turn = self.cluster.commits.acquire().await;
+        let seen = before.as_ref().map_or(0, |title| title.revision);
+        if self.cluster.outlook.has_moved(self.disk, seen) {
+            // While others were waited for.
+            return Ok(None);
+        }
+        let Some(revision) = self.commit(&txn).await else { return Ok(None) };
+        let title = Found { value: title, revision, lease: LeaseId(0) };
+        self.has_it(before, title, continued, outdated_by).map(Some)
+    }
+
+    /// Asks for something: at which revision it happened, or nothing. What is not answered may have happened: the next look tells.
+    async fn commit(&mut self, txn: &Txn) -> Option<u64> {
+        self.cluster.commit(self.place, txn).await.unwrap_or_else(|error| {
+            self.trouble = error.to_string();
+            None
+        })
+    }
+
+    /// The disk is this host's, whose title was `before` and is `title` now.
+    fn has_it(
+        &mut self,
+        before: Option<Found<Title>>,
+        title: Found<Title>,
+        continued: bool,
+        outdated_by: Option<Member>,
+    ) -> Result<Took, TakeError> {
+        let before = before.map(|title| title.value);
+        if self.goes_on && !continued {
+            return Err(elsewhere(self.disk, before.as_ref().map(|title| &title.member)));
+        }
+        let mine = before.as_ref().is_some_and(|title| title.member.id == self.cluster.me.id);
+        let foreign = (!continued).then(|| match &before {
+            Some(title) if !mine => format!("{} had it", title.member.name),
+            _ => "other hosts may have had it".to_owned(),
+        });
+        let generation = title.value.generation;
+        if self.place.lease != self.membership.lease || self.place.title.is_none() {
+            tracing::info!("{} is held in generation {generation}", self.disk);
+        }
+        (self.place.title, self.place.lease) = (Some(title), self.membership.lease);
+        Ok(Took::Taken(Taken {
+            generation,
+            clock: self.membership.clock.clone(),
+            foreign,
+            outdated_by: outdated_by.map(|by| by.name),
+            dirty_before: mine && before.is_some_and(|title| title.dirty),
+        }))
+    }
+}
+
+fn settling(member: Option<&Member>, settle_seconds: u64) -> TakeError {
+    let host = member.map_or("?", |member| &member.name);
+    TakeError::Elsewhere {
+        why: format!("{host} had it and vanished; it is taken {settle_seconds} s after that was seen"),
+        hint: "wait".to_owned(),
+        how: Elsewhere::Settling,
+    }
+}
+
+fn elsewhere(disk: &str, member: Option<&Member>) -> TakeError {
     let host = member.map_or("another host", |member| &member.name);
     TakeError::Elsewhere {
-        why: format!("{host} {what} meanwhile"),
+        why: format!("{host} has had it meanwhile"),
         hint: format!("'hob cluster disks' shows who has {disk}; it comes back by itself when it is free"),
         how: Elsewhere::Needed,
     }
