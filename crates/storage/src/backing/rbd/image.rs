@@ -22,7 +22,7 @@ const NOT_FOUND: c_int = -libc::ENOENT;
 pub(super) struct Image {
     pub(super) library: &'static Library,
     cluster: Handle,
-    context: Handle,
+    pub(super) context: Handle,
     pub(super) image: Handle,
     pub(super) locked: AtomicBool,
     /// Somebody else has broken the lock.
@@ -183,6 +183,14 @@ impl Image {
         // A snapshot of the same name may be another one tomorrow.
         let constant = clone::constant(&cluster, &spec.pool, &spec.namespace, &id, number);
         Ok((format!("{constant}, {size_bytes} bytes"), Some(constant)))
+    }
+
+    /// One of a made-up library.
+    #[cfg(test)]
+    pub(super) fn made_up(library: &'static Library, handle: Handle) -> Image {
+        let (locked, lost) = (AtomicBool::new(true), AtomicBool::new(false));
+        let common_bytes = AtomicU64::new(0);
+        Image { library, cluster: handle, context: handle, image: handle, locked, lost, common_bytes }
     }
 
     /// Locks it against other writers. False: images without that feature cannot be.

@@ -23,6 +23,8 @@ mod library;
 mod lock;
 mod map;
 mod spec;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};

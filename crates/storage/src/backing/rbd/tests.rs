@@ -1,0 +1,191 @@
+//! Images of a made-up librbd, which does what the real one does when things are odd.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ffi::c_char;
+
+use super::library::{DiffCallback, Handle, ImageInfo, LinkedImageSpec, SnapInfo, SnapSpec};
+use super::*;
+use crate::backing::OwnMap;
+
+const OBJECT: u64 = 4 << 20;
+const OBJECTS: u64 = 4;
+
+/// An image, which all of its handles lead to. Nothing of it is freed.
+#[derive(Default)]
+struct Fake {
+    /// What is wrong with the object maps of the image and of its snapshots, by the snapshot's id; 0 is the image.
+    flags: RefCell<HashMap<u64, u64>>,
+    /// Their ids; all are called `snap`.
+    snapshots: Vec<u64>,
+    /// The map of this snapshot is found to be damaged when librbd reads it.
+    damaged: Cell<Option<u64>>,
+    /// What the second handle is set to.
+    set_to: Cell<u64>,
+}
+
+/// The second handle is the first one plus this.
+const ASIDE: usize = 1;
+
+fn fake(handle: Handle) -> &'static Fake {
+    // SAFETY: handles are addresses of leaked fakes, or one byte past them.
+    unsafe { &*handle.map_addr(|at| at & !ASIDE).cast::<Fake>() }
+}
+
+fn library() -> Library {
+    unsafe extern "C" fn close(_: Handle) -> c_int {
+        0
+    }
+    unsafe extern "C" fn end(_: Handle) {}
+    Library {
+        rbd_close: close,
+        rbd_lock_release: close,
+        rados_ioctx_destroy: end,
+        rados_shutdown: end,
+        ..Library::made_up()
+    }
+}
+
+/// A clone that has nothing of itself but its second object, which is there and empty, to hide its parent's.
+mod cloned {
+    use super::*;
+
+    unsafe extern "C" fn number(_: Handle, number: *mut u64) -> c_int {
+        // SAFETY: that is where the caller wants it.
+        unsafe { *number = OBJECTS * OBJECT };
+        0
+    }
+
+    unsafe extern "C" fn features(_: Handle, features: *mut u64) -> c_int {
+        // SAFETY: as above.
+        unsafe { *features = u64::MAX & !2 };
+        0
+    }
+
+    unsafe extern "C" fn stat(_: Handle, info: *mut ImageInfo, _: usize) -> c_int {
+        // SAFETY: as above.
+        unsafe { (*info).obj_size = OBJECT };
+        0
+    }
+
+    unsafe extern "C" fn flags(image: Handle, flags: *mut u64) -> c_int {
+        let at = if image.addr() & ASIDE == 0 { 0 } else { fake(image).set_to.get() };
+        let found = fake(image).flags.borrow().get(&at).copied();
+        // SAFETY: as above.
+        unsafe { *flags = found.unwrap_or(0) };
+        0
+    }
+
+    unsafe extern "C" fn parent(_: Handle, _: *mut LinkedImageSpec, _: *mut SnapSpec) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn forget_parent(_: *mut LinkedImageSpec) {}
+
+    unsafe extern "C" fn forget_snapshot(_: *mut SnapSpec) {}
+
+    unsafe extern "C" fn text(_: Handle, _: *mut c_char, _: usize) -> c_int {
+        0
+    }
+
+    unsafe extern "C" fn list(image: Handle, list: *mut SnapInfo, count: *mut c_int) -> c_int {
+        let snapshots = &fake(image).snapshots;
+        // SAFETY: there is room for as many as the caller says.
+        unsafe {
+            if snapshots.len() >= *count as usize {
+                *count = snapshots.len() as c_int + 1;
+                return -libc::ERANGE;
+            }
+            for (at, id) in snapshots.iter().enumerate() {
+                *list.add(at) = SnapInfo { id: *id, size: 0, name: c"snap".as_ptr() };
+            }
+        }
+        snapshots.len() as c_int
+    }
+
+    unsafe extern "C" fn forget_list(_: *mut SnapInfo) {}
+
+    unsafe extern "C" fn open(
+        context: Handle,
+        _: *const c_char,
+        image: *mut Handle,
+        _: *const c_char,
+    ) -> c_int {
+        // SAFETY: as above.
+        unsafe { *image = context.map_addr(|at| at | ASIDE) };
+        0
+    }
+
+    unsafe extern "C" fn set(image: Handle, snapshot: u64) -> c_int {
+        assert!(image.addr() & ASIDE != 0, "the handle that has the lock would lose it");
+        fake(image).set_to.set(snapshot);
+        0
+    }
+
+    /// With a map that is no good librbd looks at each object, mentions none that is empty, and says that all went well.
+    unsafe extern "C" fn diff(
+        image: Handle,
+        _: *const c_char,
+        _: u64,
+        _: u64,
+        _: u8,
+        _: u8,
+        note: DiffCallback,
+        argument: *mut c_void,
+    ) -> c_int {
+        let mut flags = fake(image).flags.borrow_mut();
+        flags.extend(fake(image).damaged.get().map(|snapshot| (snapshot, 2)));
+        if flags.values().all(|flags| *flags == 0) {
+            // SAFETY: it is called as librbd does.
+            unsafe { note(OBJECT, OBJECT as usize, 0, argument) };
+        }
+        0
+    }
+
+    fn own(wrong: &[(u64, u64)], damaged: Option<u64>) -> Result<OwnMap, String> {
+        let library: &'static Library = Box::leak(Box::new(Library {
+            rbd_get_overlap: number,
+            rbd_get_size: number,
+            rbd_get_features: features,
+            rbd_get_flags: flags,
+            rbd_stat: stat,
+            rbd_get_parent: parent,
+            rbd_linked_image_spec_cleanup: forget_parent,
+            rbd_snap_spec_cleanup: forget_snapshot,
+            rados_cluster_fsid: text,
+            rbd_get_id: text,
+            rbd_snap_list: list,
+            rbd_snap_list_end: forget_list,
+            rbd_open_by_id_read_only: open,
+            rbd_snap_set_by_id: set,
+            rbd_diff_iterate2: diff,
+            ..library()
+        }));
+        let fake = Box::leak(Box::new(Fake {
+            flags: RefCell::new(wrong.iter().copied().collect()),
+            // More of them than are asked for at first.
+            snapshots: (1..=40).collect(),
+            damaged: Cell::new(damaged),
+            ..Fake::default()
+        }));
+        let image = Image::made_up(library, ptr::from_mut(fake).cast());
+        image.parent(&Spec::default()).map(|parent| parent.expect("it has one").own)
+    }
+
+    #[test]
+    fn a_clone_shares_only_when_all_its_object_maps_are_good() {
+        let mut expected = OwnMap::new(OBJECT, OBJECTS * OBJECT);
+        expected.take(OBJECT, 1);
+        assert_eq!(own(&[], None), Ok(expected));
+        let of_itself = own(&[(0, 1)], None).unwrap_err();
+        assert!(of_itself.contains("'rbd object-map rebuild IMAGE'"), "{of_itself}");
+        // It was rebuilt; those of the snapshots were not.
+        for flags in [1, 2, 3] {
+            let of_a_snapshot = own(&[(33, flags)], None).unwrap_err();
+            assert!(of_a_snapshot.contains("'rbd object-map rebuild IMAGE@snap'"), "{of_a_snapshot}");
+        }
+        for damaged in [0, 7] {
+            assert!(own(&[], Some(damaged)).is_err(), "{damaged}");
+        }
+    }
+}
