@@ -1,12 +1,15 @@
 //! Images of a made-up librbd, which does what the real one does when things are odd.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::ffi::c_char;
+
+use hob_engine::io::{BufferSlice, Target};
+use hob_engine::units::DiskId;
 
 use super::library::{DiffCallback, Handle, ImageInfo, LinkedImageSpec, SnapInfo, SnapSpec};
 use super::*;
 use crate::backing::OwnMap;
+use crate::ring::RingConfig;
 
 const OBJECT: u64 = 4 << 20;
 const OBJECTS: u64 = 4;
@@ -22,6 +25,9 @@ struct Fake {
     damaged: Cell<Option<u64>>,
     /// What the second handle is set to.
     set_to: Cell<u64>,
+    /// What was asked for and has not ended.
+    asked: RefCell<VecDeque<(&'static str, Handle)>>,
+    ended: RefCell<VecDeque<Handle>>,
 }
 
 /// The second handle is the first one plus this.
@@ -187,5 +193,164 @@ mod cloned {
         for damaged in [0, 7] {
             assert!(own(&[], Some(damaged)).is_err(), "{damaged}");
         }
+    }
+}
+
+/// I/O that ends when the test says so.
+mod served {
+    use super::*;
+
+    struct Completion {
+        argument: *mut c_void,
+        result: isize,
+    }
+
+    unsafe extern "C" fn create(argument: *mut c_void, _: *mut c_void, completion: *mut Handle) -> c_int {
+        let made = Box::new(Completion { argument, result: 0 });
+        // SAFETY: that is where the caller wants it.
+        unsafe { *completion = Box::into_raw(made).cast() };
+        0
+    }
+
+    unsafe extern "C" fn release(completion: Handle) {
+        // SAFETY: it was made above, and is released once.
+        drop(unsafe { Box::from_raw(completion.cast::<Completion>()) });
+    }
+
+    unsafe extern "C" fn argument(completion: Handle) -> *mut c_void {
+        // SAFETY: it was made above.
+        unsafe { (*completion.cast::<Completion>()).argument }
+    }
+
+    unsafe extern "C" fn result(completion: Handle) -> isize {
+        // SAFETY: as above.
+        unsafe { (*completion.cast::<Completion>()).result }
+    }
+
+    fn ask(image: Handle, what: &'static str, completion: Handle) -> c_int {
+        fake(image).asked.borrow_mut().push_back((what, completion));
+        0
+    }
+
+    unsafe extern "C" fn write(
+        image: Handle,
+        _: u64,
+        _: usize,
+        _: *const c_char,
+        completion: Handle,
+    ) -> c_int {
+        ask(image, "write", completion)
+    }
+
+    unsafe extern "C" fn flush(image: Handle, completion: Handle) -> c_int {
+        ask(image, "flush", completion)
+    }
+
+    unsafe extern "C" fn poll(image: Handle, completions: *mut Handle, count: c_int) -> c_int {
+        let mut ended = fake(image).ended.borrow_mut();
+        let count = ended.len().min(count as usize);
+        for (at, completion) in ended.drain(..count).enumerate() {
+            // SAFETY: there is room for as many as the caller says.
+            unsafe { *completions.add(at) = completion };
+        }
+        count as c_int
+    }
+
+    struct Bench {
+        rbd: Rbd,
+        ring: Ring,
+        fake: &'static Fake,
+        next: u32,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let library: &'static Library = Box::leak(Box::new(Library {
+                rbd_aio_create_completion: create,
+                rbd_aio_release: release,
+                rbd_aio_get_arg: argument,
+                rbd_aio_get_return_value: result,
+                rbd_aio_write: write,
+                rbd_aio_flush: flush,
+                rbd_poll_io_events: poll,
+                ..library()
+            }));
+            let fake = Box::leak(Box::<Fake>::default());
+            let image = Image::made_up(library, ptr::from_mut(fake).cast());
+            let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+            let event = Arc::new(event);
+            let info = BackingInfo {
+                size_bytes: OBJECTS * OBJECT,
+                block_bytes: 512,
+                block_bytes_min: 1,
+                can_discard: true,
+                can_fast_zero: true,
+                read_only: false,
+                description: String::new(),
+                identity: [0; 32],
+                identity_text: String::new(),
+                changed: None,
+            };
+            let rbd = Rbd {
+                info,
+                spec: Spec::default(),
+                constant: None,
+                image: Some(Arc::new(image)),
+                maps: Maps::new(event.clone()),
+                event,
+                attached: None,
+                comes_later: false,
+                awaits: false,
+                closing: false,
+                started: HashMap::new(),
+                done: VecDeque::new(),
+                statuses: VecDeque::new(),
+                keeper: Keeper { closing: std::sync::mpsc::channel().0, closed: Arc::default() },
+            };
+            Bench { rbd, ring: Ring::new(&RingConfig::default()).unwrap(), fake, next: 0 }
+        }
+
+        fn submit(&mut self, op: IoOp, offset: u64, len: u64) -> IoId {
+            self.next += 1;
+            let id = IoId(self.next);
+            let slice = matches!(op, IoOp::Read | IoOp::Write(_)).then(|| {
+                let buffer = self.ring.arena_mut().alloc(len as usize).expect("room");
+                BufferSlice { id: buffer, offset: 0, len: len as u32 }
+            });
+            let io = Io { id, target: Target::Backing(DiskId(0)), op, offset, len, slice };
+            self.rbd.submit(&mut self.ring, Instant(0), &io);
+            id
+        }
+
+        /// What was asked for first ends; says what that was.
+        fn end(&mut self, result: isize) -> &'static str {
+            let (what, completion) = self.fake.asked.borrow_mut().pop_front().expect("something was asked");
+            // SAFETY: it was made above, and was not released.
+            unsafe { (*completion.cast::<Completion>()).result = result };
+            self.fake.ended.borrow_mut().push_back(completion);
+            self.rbd.fetch();
+            what
+        }
+    }
+
+    /// The configuration of a pool or an image may have turned librbd's cache on, which acknowledges what it only has in memory.
+    #[test]
+    fn a_durable_write_is_flushed_before_it_is_acknowledged() {
+        let mut bench = Bench::new();
+        let id = bench.submit(IoOp::Write(Durability::Durable), 0, 4096);
+        assert_eq!(bench.end(0), "write");
+        assert_eq!(bench.rbd.poll_done(), None);
+        assert_eq!(bench.end(0), "flush");
+        assert_eq!(bench.rbd.poll_done(), Some((id, Ok(()))));
+        // Either may fail.
+        for results in [[-libc::EIO].as_slice(), &[0, -libc::EIO]] {
+            let id = bench.submit(IoOp::Write(Durability::Durable), 0, 4096);
+            results.iter().for_each(|result| _ = bench.end(*result as isize));
+            assert_eq!(bench.rbd.poll_done(), Some((id, Err(IoError::Failed))), "{results:?}");
+        }
+        let id = bench.submit(IoOp::Write(Durability::Volatile), 0, 4096);
+        assert_eq!(bench.end(0), "write");
+        assert_eq!(bench.rbd.poll_done(), Some((id, Ok(()))));
+        assert!(bench.rbd.started.is_empty() && bench.fake.asked.borrow().is_empty());
     }
 }
