@@ -15,7 +15,8 @@
 //! librbd's threads count in an eventfd, which the shard's ring awaits; then all that ended is fetched in one call. What waits for the cluster
 //! instead of starting something has threads of its own: [`Keeper`], and `map.rs` for holes.
 //!
-//! librbd watches the image: one that somebody resized is logged, and its disk grows when it is told to ([`Driver::gauge`]).
+//! librbd watches the image: one that somebody resized is logged, and its disk grows when it is told to ([`Driver::gauge`]). What lies past the
+//! end of one that was made smaller librbd leaves out, and says that all went well: here such I/O fails.
 #![allow(unsafe_code)]
 
 mod clone;
@@ -68,6 +69,8 @@ struct Attached {
 enum Over {
     /// As soon as it has ended.
     Ended,
+    /// The same, with so many bytes read.
+    Read(usize),
     /// When it has been flushed after that.
     Flushed,
 }
@@ -176,10 +179,17 @@ impl Rbd {
         self.comes_later && self.image.as_ref().is_some_and(|image| !image.locked.load(Ordering::Relaxed))
     }
 
+    /// Was the image made so small that this does not lie in it? As far as is known.
+    fn is_past_the_end(&self, io: &Io) -> bool {
+        let of_image = self.image.as_ref().map(|image| image.size_bytes.load(Ordering::Relaxed));
+        of_image.is_some_and(|bytes| io.offset + io.len > bytes)
+    }
+
     fn start(&mut self, ring: &mut Ring, io: &Io) -> Result<(), IoError> {
         let bytes = io.slice.map(|slice| ring.arena_mut().slice_mut(slice));
         let (at, len) = bytes.map_or((ptr::null_mut(), 0), |bytes| (bytes.as_mut_ptr(), bytes.len()));
         let over = match io.op {
+            IoOp::Read => Over::Read(len),
             IoOp::Write(Durability::Durable) => Over::Flushed,
             _ => Over::Ended,
         };
@@ -264,6 +274,9 @@ impl Rbd {
         let result = match over {
             _ if result < 0 => io_result(result as i32),
             Over::Ended => Ok(()),
+            // The rest of the buffer is as it was before.
+            Over::Read(len) if result != len as isize => Err(IoError::Failed),
+            Over::Read(_) => Ok(()),
             Over::Flushed => {
                 // SAFETY: as when it was started.
                 let flush = |library: &Library, image, completion| unsafe {
@@ -319,6 +332,7 @@ impl Driver for Rbd {
             IoOp::Flush if self.is_in_standby() => return self.done.push_back((io.id, Ok(()))),
             IoOp::Read | IoOp::Flush => self.start(ring, io),
             _ if self.info.read_only => Err(IoError::ReadOnly),
+            _ if self.is_past_the_end(io) => Err(IoError::Failed),
             _ => self.start(ring, io),
         };
         if result.is_err() {

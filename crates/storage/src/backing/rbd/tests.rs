@@ -25,6 +25,7 @@ struct Fake {
     damaged: Cell<Option<u64>>,
     /// What the second handle is set to.
     set_to: Cell<u64>,
+    size_bytes: Cell<u64>,
     /// What was asked for and has not ended.
     asked: RefCell<VecDeque<(&'static str, Handle)>>,
     ended: RefCell<VecDeque<Handle>>,
@@ -242,6 +243,16 @@ mod served {
         ask(image, "write", completion)
     }
 
+    unsafe extern "C" fn read(image: Handle, _: u64, _: usize, _: *mut c_char, completion: Handle) -> c_int {
+        ask(image, "read", completion)
+    }
+
+    unsafe extern "C" fn size(image: Handle, bytes: *mut u64) -> c_int {
+        // SAFETY: that is where the caller wants it.
+        unsafe { *bytes = fake(image).size_bytes.get() };
+        0
+    }
+
     unsafe extern "C" fn flush(image: Handle, completion: Handle) -> c_int {
         ask(image, "flush", completion)
     }
@@ -270,17 +281,20 @@ mod served {
                 rbd_aio_release: release,
                 rbd_aio_get_arg: argument,
                 rbd_aio_get_return_value: result,
+                rbd_aio_read: read,
                 rbd_aio_write: write,
+                rbd_get_size: size,
                 rbd_aio_flush: flush,
                 rbd_poll_io_events: poll,
                 ..library()
             }));
-            let fake = Box::leak(Box::<Fake>::default());
+            let fake = Box::leak(Box::new(Fake { size_bytes: Cell::new(OBJECT), ..Fake::default() }));
             let image = Image::made_up(library, ptr::from_mut(fake).cast());
+            image.size_bytes().unwrap();
             let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
             let event = Arc::new(event);
             let info = BackingInfo {
-                size_bytes: OBJECTS * OBJECT,
+                size_bytes: OBJECT,
                 block_bytes: 512,
                 block_bytes_min: 1,
                 can_discard: true,
@@ -352,5 +366,50 @@ mod served {
         assert_eq!(bench.end(0), "write");
         assert_eq!(bench.rbd.poll_done(), Some((id, Ok(()))));
         assert!(bench.rbd.started.is_empty() && bench.fake.asked.borrow().is_empty());
+    }
+
+    /// librbd reads what there is. The rest of the buffer has whatever was in it before, of any disk.
+    #[test]
+    fn a_short_read_is_none() {
+        let mut bench = Bench::new();
+        for (read, expected) in [
+            (4096, Ok(())),
+            (512, Err(IoError::Failed)),
+            (0, Err(IoError::Failed)),
+            (-22, Err(IoError::Failed)),
+        ] {
+            let id = bench.submit(IoOp::Read, OBJECT - 4096, 4096);
+            assert_eq!(bench.end(read), "read");
+            assert_eq!(bench.rbd.poll_done(), Some((id, expected)), "{read} bytes");
+        }
+    }
+
+    /// librbd writes what fits, and acknowledges all.
+    #[test]
+    fn nothing_is_written_past_the_end_of_an_image_that_was_made_smaller() {
+        let mut bench = Bench::new();
+        let end = |bench: &mut Bench, size_bytes: u64| {
+            bench.fake.size_bytes.set(size_bytes);
+            bench.rbd.image.as_ref().unwrap().size_bytes().unwrap();
+        };
+        end(&mut bench, OBJECT / 2);
+        let failed = Err(IoError::Failed);
+        for (op, offset, len) in [
+            (IoOp::Write(Durability::Volatile), OBJECT / 2 - 512, 1024),
+            (IoOp::Write(Durability::Durable), OBJECT - 512, 512),
+            (IoOp::WriteZeroes(Zeroing::MayUnmap), 0, OBJECT),
+            (IoOp::Discard, OBJECT / 2, 512),
+        ] {
+            let id = bench.submit(op, offset, len);
+            assert_eq!(bench.rbd.poll_done(), Some((id, failed)), "{op:?}");
+        }
+        bench.submit(IoOp::Write(Durability::Volatile), OBJECT / 2 - 512, 512);
+        assert_eq!(bench.end(0), "write");
+        bench.submit(IoOp::Flush, 0, 0);
+        assert_eq!(bench.end(0), "flush");
+        // It has its size again.
+        end(&mut bench, OBJECT);
+        bench.submit(IoOp::Write(Durability::Volatile), OBJECT - 512, 512);
+        assert_eq!(bench.end(0), "write");
     }
 }
