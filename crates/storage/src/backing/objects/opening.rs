@@ -10,6 +10,7 @@ use super::format::{EPOCH_MAX, Generation, Manifest, Name, Shape, decode_page};
 use super::map::Map;
 use super::owner::{Here, Owner, Presence};
 use super::store::{Patient, StoreError};
+use super::worker::CLOSE_MAX;
 
 /// What is being opened may be replaced at that moment; then it is looked for again, so often.
 const LOOKS_MAX: usize = 10;
@@ -168,7 +169,7 @@ pub(super) async fn open_to_read(store: Arc<Patient>) -> Result<Disk, Trouble> {
 /// Takes a disk, to write it.
 pub(super) async fn open_to_write(store: Arc<Patient>) -> Result<Disk, Trouble> {
     let found = newest(&store).await?.ok_or_else(no_disk)?;
-    match Here::enter(found.shape.uuid) {
+    match Here::enter(found.shape.uuid, CLOSE_MAX) {
         Some(here) => open_as(store, Owner::this(), here).await,
         None => Err(Trouble::InUse("this very process has it open".into())),
     }
