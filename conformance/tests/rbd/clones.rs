@@ -220,6 +220,39 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     assert_same(&of_b[..8 * MIB as usize], &golden[..8 * MIB as usize], 0, "the second's image");
 }
 
+/// Objects that are there, empty, to hide the parent's, and that the map of a snapshot does not tell of: rebuilding the clone's own map is not enough.
+#[test]
+fn what_a_clone_hid_before_it_had_an_object_map_stays_hidden() {
+    let mut stage = Stage::new(&["a"]);
+    stage.cluster.rbd(&["feature", "disable", "rbd/a", "fast-diff", "object-map"]);
+    let settings = "share_parent = true";
+    stage.start(&["a"], settings);
+    let mut a = stage.connect("a");
+    a.write_zeroes(24 * MIB, 4 * MIB as u32).unwrap();
+    a.flush().unwrap();
+    drop(a);
+    stage.daemon.take().expect("it runs").stop();
+    stage.cluster.rbd(&["snap", "create", "rbd/a@s"]);
+    stage.cluster.rbd(&["feature", "enable", "rbd/a", "object-map", "fast-diff"]);
+    stage.cluster.rbd(&["object-map", "rebuild", "--no-progress", "rbd/a"]);
+    let mut of_a = stage.golden.clone();
+    of_a[24 * MIB as usize..28 * MIB as usize].fill(0);
+    for is_mended in [false, true] {
+        if is_mended {
+            stage.cluster.rbd(&["object-map", "rebuild", "--no-progress", "rbd/a@s"]);
+        }
+        stage.start(&["a"], settings);
+        if is_mended {
+            wait_until("the parent's disk", ONLINE_MAX, || stage.shown("a")["parent"] == PARENT);
+        } else {
+            let shown = stage.shown("a");
+            assert!(shown["parent_reason"].to_string().contains("rebuild IMAGE@s"), "{shown}");
+        }
+        assert_same(&read(&mut stage.connect("a"), 0..SIZE), &of_a, 0, "the clone and what was zeroed");
+        stage.daemon.take().expect("it runs").stop();
+    }
+}
+
 /// Writes to the first objects, reads everywhere, and knows what each byte must be.
 fn guest(mut client: Client, seed: u64, mut model: Vec<u8>, over: &AtomicBool) -> (Client, Vec<u8>, u64) {
     let mut dice = Noise::new(seed);

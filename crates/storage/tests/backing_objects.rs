@@ -86,6 +86,7 @@ fn a_disk_has_one_writer_and_any_readers() {
     assert!(objects::show(&spec, &options()).unwrap().owner.is_some());
     // Never attached, it is closed all the same.
     drop(writer);
+    objects::await_closed();
     assert_eq!(objects::show(&spec, &options()).unwrap().owner, None);
     drop(open(&spec, Access::ReadWrite).unwrap());
 }

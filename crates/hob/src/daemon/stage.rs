@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use hob_storage::backing::objects;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
@@ -206,6 +207,8 @@ impl Stage {
             manager.close(ending).await;
         }
         stop(shards).await;
+        // Those that were opened and not served after all: nobody has waited for them yet.
+        let _ = tokio::task::spawn_blocking(objects::await_closed).await;
         if let Some(manager) = manager {
             manager.leave_cluster(ending).await;
         }

@@ -45,6 +45,9 @@ const COUNT_BITS: u32 = 40;
 /// The last epoch there can be.
 pub(super) const EPOCH_MAX: u64 = (1 << (64 - COUNT_BITS)) - 1;
 
+/// Manifests and contents are counted no further: nobody gets there, and there is a next number still.
+const NUMBER_MAX: u64 = 1 << 62;
+
 /// What tells an object's content from all others that its index had or will have; 0 is that of no object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Generation(pub(super) u64);
@@ -180,7 +183,8 @@ impl Manifest {
         }
         let (epoch, flags) = (u64_at(bytes, 0x38), u64_at(bytes, 0x48));
         let (pages, changes) = (u32_at(bytes, 0x58) as usize, u32_at(bytes, 0x5C) as usize);
-        if epoch == 0 || epoch > EPOCH_MAX || pages != shape.pages() || changes > CHANGES_MAX {
+        let has_next = sequence.max(u64_at(bytes, 0x40)) <= NUMBER_MAX;
+        if !has_next || epoch == 0 || epoch > EPOCH_MAX || pages != shape.pages() || changes > CHANGES_MAX {
             return Err("its numbers make no sense".into());
         }
         if bytes.len() != TABLE_AT + 8 * pages + 16 * changes {
@@ -395,6 +399,7 @@ mod tests {
             (0x30, 3 << 16),     // no power of two
             (0x38, 0),           // no epoch
             (0x38, 1),           // an epoch before its generations
+            (0x40, u64::MAX),    // a content without a next one
             (0x50, 1),           // an unknown feature
             (0x58, 3 | 2 << 32), // another number of pages
             (0x58, 2 | 3 << 32), // another number of changes
@@ -411,6 +416,8 @@ mod tests {
             }
         }
         assert!(spoil(&|bytes| bytes.push(0)).is_err());
+        let last = Manifest { sequence: u64::MAX, ..manifest() };
+        assert!(Manifest::decode(&last.encode(), u64::MAX).is_err(), "a manifest without a next one");
     }
 
     #[test]

@@ -46,7 +46,7 @@ use format::{Manifest, Shape};
 use opening::Trouble;
 use place::Directory;
 use store::Patient;
-use worker::{Ended, Job, What, Worker};
+use worker::{CLOSE_MAX, Ended, Job, What, Worker};
 
 /// Size of objects when nobody says otherwise, bytes.
 pub const OBJECT_BYTES_DEFAULT: u64 = 4 << 20;
@@ -124,6 +124,12 @@ pub fn unlock(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenEr
         .map(|manifest| ObjectDisk::of(&manifest, None))
 }
 
+/// Waits until the disks that were opened here and are not used any more are closed in their stores, or a quarter of a minute has passed: before
+/// the process ends. One that is not closed then is refused to other hosts until somebody unlocks it.
+pub fn await_closed() {
+    owner::await_leaving(CLOSE_MAX);
+}
+
 /// Talks to a store on a thread of its own: the caller may be anywhere.
 fn converse<T: Send>(
     spec: &str,
@@ -167,8 +173,8 @@ pub(super) fn open(
         .map_err(|errno| OpenError::System { path: "eventfd".into(), source: errno.into() })?;
     let event = Arc::new(event);
     let write = access == Access::ReadWrite;
-    let worker =
-        Worker::start(place, write, options, event.clone()).map_err(|trouble| refuse(spec, trouble))?;
+    let worker = Worker::start(Box::new(place), write, options, event.clone())
+        .map_err(|trouble| refuse(spec, trouble))?;
     let Shape { uuid, size_bytes, object_bytes } = worker.disk.shape;
     let identity_text = format!("disk of objects {uuid}, {size_bytes} bytes");
     let info = BackingInfo {
@@ -324,8 +330,7 @@ impl Driver for Objects {
     }
 
     fn close(&mut self, _ring: &mut Ring) {
-        // If the thread has ended, it has said so.
-        let _ = self.worker.jobs.send(Job::Close);
+        self.worker.close();
     }
 
     fn is_closed(&self) -> bool {

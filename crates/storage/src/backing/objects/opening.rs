@@ -10,6 +10,7 @@ use super::format::{EPOCH_MAX, Generation, Manifest, Name, Shape, decode_page};
 use super::map::Map;
 use super::owner::{Here, Owner, Presence};
 use super::store::{Patient, StoreError};
+use super::worker::CLOSE_MAX;
 
 /// What is being opened may be replaced at that moment; then it is looked for again, so often.
 const LOOKS_MAX: usize = 10;
@@ -99,17 +100,35 @@ enum Taking {
     Release,
 }
 
-/// Puts the manifest after the newest one that makes whoever had the disk find the place taken. Gives that and its predecessor.
+/// A disk that was taken.
+struct Taken {
+    before: Manifest,
+    manifest: Manifest,
+    /// Empty if it was only released.
+    map: Map,
+}
+
+/// Puts the manifest after the newest one that makes whoever had the disk find the place taken.
 async fn take(
-    store: &Patient,
+    store: &Arc<Patient>,
     owner: &Owner,
     taking: Taking,
     may: impl Fn(&Manifest) -> Result<(), Trouble>,
-) -> Result<(Manifest, Manifest), Trouble> {
+) -> Result<Taken, Trouble> {
     for _ in 0..LOOKS_MAX {
         let found = newest(store).await?;
         let before = found.ok_or_else(no_disk)?;
         may(&before)?;
+        // Before anything is put: a disk that cannot be loaded is tried again and again, and that manifest may have to stay for ever.
+        let map = match taking {
+            Taking::Own => load(store, &before).await,
+            Taking::Release => Ok(Map::new(&before.shape)),
+        };
+        let map = match map {
+            // It has a successor, perhaps.
+            Err(StoreError::Absent) if is_over(store, &before).await? => continue,
+            map => map?,
+        };
         if before.epoch == EPOCH_MAX {
             return Err(Trouble::Unfit("it was opened 2^24 times; copy it to a new disk".into()));
         }
@@ -129,15 +148,20 @@ async fn take(
             result => result?,
         }
         // The number may have been free because others had used it and gone on: then there are later ones.
-        if store.manifests().await?.into_iter().max() == Some(manifest.sequence) {
-            return Ok((manifest, before));
+        if !is_over(store, &manifest).await? {
+            return Ok(Taken { before, manifest, map });
         }
     }
     Err(Trouble::Store("others take the disk again and again".into()))
 }
 
+/// Is another manifest the newest one?
+async fn is_over(store: &Patient, manifest: &Manifest) -> Result<bool, StoreError> {
+    Ok(store.manifests().await?.into_iter().max() != Some(manifest.sequence))
+}
+
 /// Lets the next one have a disk that its owner did not close.
-pub(super) async fn unlock(store: &Patient) -> Result<Manifest, Trouble> {
+pub(super) async fn unlock(store: &Arc<Patient>) -> Result<Manifest, Trouble> {
     let may = |there: &Manifest| {
         if there.closed {
             return Err(Trouble::Unfit("nobody has it: there is nothing to unlock".into()));
@@ -149,7 +173,7 @@ pub(super) async fn unlock(store: &Patient) -> Result<Manifest, Trouble> {
             Presence::Gone | Presence::Elsewhere => Ok(()),
         }
     };
-    take(store, &Owner::default(), Taking::Release, may).await.map(|(_, before)| before)
+    take(store, &Owner::default(), Taking::Release, may).await.map(|taken| taken.before)
 }
 
 /// Opens a disk to read what it holds now.
@@ -168,7 +192,7 @@ pub(super) async fn open_to_read(store: Arc<Patient>) -> Result<Disk, Trouble> {
 /// Takes a disk, to write it.
 pub(super) async fn open_to_write(store: Arc<Patient>) -> Result<Disk, Trouble> {
     let found = newest(&store).await?.ok_or_else(no_disk)?;
-    match Here::enter(found.shape.uuid) {
+    match Here::enter(found.shape.uuid, CLOSE_MAX) {
         Some(here) => open_as(store, Owner::this(), here).await,
         None => Err(Trouble::InUse("this very process has it open".into())),
     }
@@ -190,11 +214,14 @@ pub(super) async fn open_as(store: Arc<Patient>, this: Owner, here: Here) -> Res
             ))),
         }
     };
-    let (manifest, before) = take(&store, &this, Taking::Own, may).await?;
-    if manifest.leftovers {
-        store.tidy().await?;
+    let Taken { before, manifest, map } = take(&store, &this, Taking::Own, may).await?;
+    let mut state = state(&manifest, map);
+    if manifest.leftovers
+        && let Err(error) = store.tidy().await
+    {
+        tracing::warn!("what interrupted puts have left in the directory stays for now: {error}");
+        state.leftovers = true;
     }
-    let mut state = state(&manifest, load(&store, &manifest).await?);
     if !before.stays {
         state.garbage.insert(Name::Manifest(before.sequence));
     }

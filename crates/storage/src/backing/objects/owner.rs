@@ -3,9 +3,10 @@
 //! Machine, boot, PID namespace, process and when that was started. All of it is known without asking the network; only what is certain
 //! counts as gone. It guards against mistakes: what keeps two writers apart is the manifest's number.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::format::{array_at, put, u32_at, u64_at};
 use crate::pool::Uuid;
@@ -138,7 +139,28 @@ fn started(process: u32) -> Option<u64> {
     fields.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-static OPEN: Mutex<BTreeSet<[u8; 16]>> = Mutex::new(BTreeSet::new());
+/// What this process has open for writing.
+static OPEN: Mutex<BTreeMap<[u8; 16], Stay>> = Mutex::new(BTreeMap::new());
+/// Something was left.
+static LEFT: Condvar = Condvar::new();
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stay {
+    Here,
+    /// It is being closed.
+    Leaving,
+}
+
+fn open() -> MutexGuard<'static, BTreeMap<[u8; 16], Stay>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits, but not for longer than that, until all disks that are being closed are.
+pub(super) fn await_leaving(wait_max: Duration) {
+    let is_leaving = |open: &mut BTreeMap<_, Stay>| open.values().any(|stay| *stay == Stay::Leaving);
+    let left = LEFT.wait_timeout_while(open(), wait_max, is_leaving);
+    drop(left.unwrap_or_else(PoisonError::into_inner));
+}
 
 /// A disk that this process has open for writing, until it leaves it.
 #[derive(Debug)]
@@ -148,10 +170,16 @@ pub(super) struct Here {
 }
 
 impl Here {
-    /// None if it is open already.
-    pub(super) fn enter(uuid: Uuid) -> Option<Here> {
-        let is_new = OPEN.lock().unwrap_or_else(PoisonError::into_inner).insert(uuid.0);
-        is_new.then(|| Here { uuid, is_open: AtomicBool::new(true) })
+    /// None if it is open already. If it is being closed, that is waited for, but not for longer than `wait_max`.
+    pub(super) fn enter(uuid: Uuid, wait_max: Duration) -> Option<Here> {
+        let is_leaving = |open: &mut BTreeMap<_, Stay>| open.get(&uuid.0) == Some(&Stay::Leaving);
+        let left = LEFT.wait_timeout_while(open(), wait_max, is_leaving);
+        let (mut open, _) = left.unwrap_or_else(PoisonError::into_inner);
+        if open.contains_key(&uuid.0) {
+            return None;
+        }
+        open.insert(uuid.0, Stay::Here);
+        Some(Here { uuid, is_open: AtomicBool::new(true) })
     }
 }
 
@@ -164,10 +192,20 @@ impl Here {
 }
 
 impl Here {
+    /// It is being closed. Whoever wants to open it waits.
+    pub(super) fn begin_leaving(&self) {
+        let mut open = open();
+        if self.is_open.load(Ordering::Acquire) {
+            open.insert(self.uuid.0, Stay::Leaving);
+        }
+    }
+
     /// It may be opened again.
     pub(super) fn leave(&self) {
+        let mut open = open();
         if self.is_open.swap(false, Ordering::AcqRel) {
-            OPEN.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.uuid.0);
+            open.remove(&self.uuid.0);
+            LEFT.notify_all();
         }
     }
 }
@@ -206,10 +244,17 @@ mod tests {
 
     #[test]
     fn a_disk_is_open_once() {
-        let here = Here::enter(Uuid([0xA5; 16])).unwrap();
-        assert!(Here::enter(Uuid([0xA5; 16])).is_none());
-        drop(here);
-        assert!(Here::enter(Uuid([0xA5; 16])).is_some());
+        let enter = |wait_max| Here::enter(Uuid([0xA5; 16]), wait_max);
+        let here = enter(Duration::MAX).unwrap();
+        assert!(enter(Duration::MAX).is_none(), "nobody leaves it: there is nothing to wait for");
+        here.begin_leaving();
+        assert!(enter(Duration::ZERO).is_none());
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| enter(Duration::MAX));
+            drop(here);
+            assert!(next.join().unwrap().is_some());
+        });
+        assert!(enter(Duration::MAX).is_some());
     }
 
     #[test]

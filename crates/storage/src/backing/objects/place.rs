@@ -51,6 +51,8 @@ pub(super) struct Place {
     prefix: Path,
     /// Where it is a directory.
     directory: Option<PathBuf>,
+    /// Makes durable what names there are in a folder of that.
+    sync: fn(&FilePath) -> io::Result<()>,
 }
 
 impl Place {
@@ -68,7 +70,18 @@ impl Place {
         let store = LocalFileSystem::new_with_prefix(&path).map_err(|error| error.to_string())?;
         // Without that, what was put is in the page cache only.
         let store = Arc::new(store.with_fsync(true));
-        Ok(Place { store, prefix: Path::default(), directory: Some(path) })
+        Ok(Place { store, prefix: Path::default(), directory: Some(path), sync: sync_folder })
+    }
+
+    /// The attempt that made an object may have failed, or may still hang, where its folder is synced. Whoever finds the object there may take it
+    /// for durable after this.
+    async fn sync_names_beside(&self, name: Name) -> Result<(), StoreError> {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        let (file, sync) = (directory.join(name.to_string()), self.sync);
+        let synced = tokio::task::spawn_blocking(move || file.parent().map_or(Ok(()), sync)).await;
+        synced.map_err(io::Error::other).and_then(|result| result).map_err(|error| {
+            StoreError::Failed(format!("{name} is there, but its folder cannot be synced: {error}"))
+        })
     }
 
     fn path(&self, name: Name) -> Path {
@@ -102,7 +115,11 @@ impl Objects for Place {
             };
             let options = PutOptions { mode, ..PutOptions::default() };
             let put = self.store.put_opts(&self.path(name), bytes.into(), options).await;
-            put.map(drop).map_err(|error| understand(&error))
+            let put = put.map(drop).map_err(|error| understand(&error));
+            if put == Err(StoreError::Present) {
+                self.sync_names_beside(name).await?;
+            }
+            put
         })
     }
 
@@ -159,10 +176,14 @@ fn make_directory(path: &FilePath) -> io::Result<()> {
     std::fs::create_dir_all(path)?;
     for made in missing {
         if let Some(parent) = made.parent() {
-            std::fs::File::open(parent)?.sync_all()?;
+            sync_folder(parent)?;
         }
     }
     Ok(())
+}
+
+fn sync_folder(path: &FilePath) -> io::Result<()> {
+    std::fs::File::open(path)?.sync_all()
 }
 
 /// Removes files that `object_store` was writing when it was killed: they have the object's name, `#` and a number.
@@ -248,7 +269,7 @@ mod cloud {
             "gs" => build!(GoogleCloudStorageBuilder, url, options),
             _ => build!(MicrosoftAzureBuilder, url, options),
         };
-        Ok(Place { store, prefix, directory: None })
+        Ok(Place { store, prefix, directory: None, sync: sync_folder })
     }
 
     fn parse_options(text: &str) -> Result<Vec<(String, String)>, String> {
@@ -301,6 +322,9 @@ mod cloud {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::store::Patient;
     use super::*;
 
     #[test]
@@ -342,5 +366,23 @@ mod tests {
         place.list("manifest", &mut |name| found.push(name)).await.unwrap();
         place.list("data", &mut |name| found.push(name)).await.unwrap();
         assert_eq!(found, [one]);
+    }
+
+    /// The attempt before has made it, and its folder could not be synced, or has not been yet.
+    #[tokio::test]
+    async fn what_is_there_already_counts_when_its_folder_is_synced() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut place = Place::files(dir.path(), Directory::Exists).unwrap();
+        let (one, bytes) = (Name::Manifest(1), Bytes::from_static(b"abc"));
+        place.put(one, bytes.clone(), Put::IfAbsent).await.unwrap();
+        place.sync = |folder| {
+            assert!(folder.ends_with("manifest"), "{}", folder.display());
+            Err(io::ErrorKind::Other.into())
+        };
+        let again = place.put(one, bytes.clone(), Put::IfAbsent).await;
+        assert!(matches!(&again, Err(StoreError::Failed(_))), "{again:?}");
+        let place = Place::files(dir.path(), Directory::Exists).unwrap();
+        assert_eq!(place.put(one, bytes.clone(), Put::IfAbsent).await, Err(StoreError::Present));
+        Patient::new(Box::new(place), Duration::from_secs(60)).create(one, bytes).await.unwrap();
     }
 }

@@ -329,3 +329,34 @@ fn damaged_stores_are_told() {
         assert_eq!(disk.read(512, 512).await.unwrap(), [8; 512]);
     });
 }
+
+/// A disk that cannot be loaded is tried again every few seconds: nothing may be left of that.
+#[test]
+fn an_opening_that_fails_leaves_nothing() {
+    block_on(async {
+        let shop = shop_of(SIZE).await;
+        let disk = open(shop.client(), &me()).await.unwrap();
+        // More changes than a manifest has here.
+        for index in 0..5 {
+            write(&disk, index * OBJECT, &[7; 512]).await.unwrap();
+        }
+        disk.flush().await.unwrap();
+        let page = shop.names("pages")[0];
+        // Closed or not: what takes it from somebody who did not close it stays for ever.
+        for closes in [false, true] {
+            if closes {
+                disk.close().await.unwrap();
+            }
+            let newest = shop.names("manifest").pop();
+            shop.spoil(page, |bytes| bytes[100] ^= 1);
+            assert!(matches!(open(shop.client(), &me()).await.err(), Some(Trouble::Store(_))));
+            shop.spoil(page, |bytes| bytes[100] ^= 1);
+            let whole = shop.remove(page);
+            assert!(matches!(open(shop.client(), &me()).await.err(), Some(Trouble::Store(_))));
+            assert_eq!(shop.names("manifest").pop(), newest, "somebody has taken it");
+            shop.insert(page, whole.to_vec());
+        }
+        let disk = open(shop.client(), &me()).await.unwrap();
+        assert_eq!(disk.read(4 * OBJECT, 512).await.unwrap(), [7; 512]);
+    });
+}

@@ -20,8 +20,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::disk::{Disk, Kept};
 use super::opening::{Trouble, open_to_read, open_to_write};
 use super::owner::Here;
-use super::place::Place;
-use super::store::Patient;
+use super::store::{Objects, Patient};
 use crate::backing::{BackingOptions, Status};
 
 /// How often it is looked whether the disk is still ours, and whether anything was not flushed for long.
@@ -99,14 +98,12 @@ pub(super) struct Worker {
     pub(super) disk: Arc<Disk>,
     pub(super) desk: Arc<Desk>,
     pub(super) jobs: UnboundedSender<Job>,
-    /// Ends with the thread.
-    end: mpsc::Receiver<()>,
 }
 
 impl Worker {
     /// Opens the disk on a thread of its own, and waits for that.
     pub(super) fn start(
-        place: Place,
+        place: Box<dyn Objects>,
         write: bool,
         options: &BackingOptions,
         event: Arc<OwnedFd>,
@@ -119,10 +116,8 @@ impl Worker {
         });
         let (jobs, inbox) = unbounded_channel();
         let (opened, result) = mpsc::sync_channel(1);
-        let (alive, end) = mpsc::channel();
         let (here, wait, patience) = (desk.clone(), options.wait_max, options.connect_max);
         let run = move || {
-            let _alive = alive;
             let _answers = Answers;
             let runtime = match runtime() {
                 Ok(runtime) => runtime,
@@ -132,7 +127,7 @@ impl Worker {
                 }
             };
             runtime.block_on(async {
-                let store = Arc::new(Patient::new(Box::new(place), patience));
+                let store = Arc::new(Patient::new(place, patience));
                 let disk = if write { open_to_write(store).await } else { open_to_read(store).await };
                 let disk = match disk {
                     Ok(disk) => Arc::new(disk),
@@ -150,16 +145,20 @@ impl Worker {
         let thread = std::thread::Builder::new().name("hob-objects".into()).spawn(run);
         thread.map_err(|error| Trouble::Store(format!("no thread: {error}")))?;
         let disk = result.recv().unwrap_or_else(|_| Err(Trouble::Store("its thread ended".into())))?;
-        Ok(Worker { disk, desk, jobs, end })
+        Ok(Worker { disk, desk, jobs })
+    }
+
+    /// Begins to close the disk, and does not wait for the store. Whoever opens it next in this process does.
+    pub(super) fn close(&self) {
+        self.disk.here.iter().for_each(Here::begin_leaving);
+        // If the thread has ended, it has said so.
+        let _ = self.jobs.send(Job::Close);
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        if !self.desk.closed.load(Ordering::Acquire) && self.jobs.send(Job::Close).is_ok() {
-            // Whoever opens it next is to find it closed.
-            let _ = self.end.recv_timeout(CLOSE_MAX);
-        }
+        self.close();
     }
 }
 

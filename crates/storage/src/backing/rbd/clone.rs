@@ -5,14 +5,15 @@
 //! thread that looks after the lock hears of it: flattening, which leaves nothing in common, and shrinking, which leaves less.
 //!
 //! The object map (`fast-diff`) tells which objects there are. Without it librbd would look at each, and would not mention those that are
-//! there, empty, to hide the parent's: such images share nothing.
+//! there, empty, to hide the parent's: such images share nothing. librbd reads the maps of all snapshots for it, and where one of them is no
+//! good it looks at each object without a word: so all of them are looked at here, before and after.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-use super::library::{ImageInfo, LinkedImageSpec, SnapSpec};
+use super::library::{Handle, ImageInfo, Library, LinkedImageSpec, SnapInfo, SnapSpec};
 use super::spec::Spec;
 use super::{Image, check};
 use crate::backing::{OwnMap, Parent};
@@ -57,7 +58,10 @@ impl Image {
         }
         let object_bytes = self.object_bytes()?;
         let mut own = OwnMap::new(object_bytes, common_bytes);
+        self.check_maps()?;
         self.note_own(&mut own)?;
+        // librbd marks a map when it finds that it cannot be read.
+        self.check_maps()?;
         self.common_bytes.store(common_bytes, Ordering::Release);
         let (cluster, _) = self.ids()?;
         let Named { pool, namespace, image, image_id, snapshot, snapshot_id } = named;
@@ -98,11 +102,10 @@ impl Image {
 
     /// Bytes of an object, of an image whose objects are one piece of it each.
     fn object_bytes(&self) -> Result<u64, String> {
-        let (mut features, mut flags, mut info) = (0, 0, ImageInfo::default());
+        let (mut features, mut info) = (0, ImageInfo::default());
         // SAFETY: the image is open, and the length is that of the structure.
         unsafe {
             check("its features", (self.library.rbd_get_features)(self.image, &mut features))?;
-            check("its flags", (self.library.rbd_get_flags)(self.image, &mut flags))?;
             check("its objects", (self.library.rbd_stat)(self.image, &mut info, size_of::<ImageInfo>()))?;
         }
         if features & FEATURE_STRIPING != 0 {
@@ -111,13 +114,51 @@ impl Image {
         if features & FEATURE_FAST_DIFF == 0 {
             return Err("it has no fast-diff, which tells what is its own ('rbd feature enable IMAGE object-map fast-diff', then 'rbd object-map rebuild IMAGE')".into());
         }
-        if flags & FLAGS_INVALID != 0 {
-            return Err("its object map is marked invalid ('rbd object-map rebuild IMAGE')".into());
-        }
         if !info.obj_size.is_power_of_two() || !(4096..=1 << 30).contains(&info.obj_size) {
             return Err(format!("its objects have {} bytes", info.obj_size));
         }
         Ok(info.obj_size)
+    }
+
+    /// Are its object map and those of all its snapshots good?
+    fn check_maps(&self) -> Result<(), String> {
+        if self.library.is_map_invalid(self.image)? {
+            return Err("its object map is marked invalid ('rbd object-map rebuild IMAGE')".into());
+        }
+        let snapshots = self.snapshots()?;
+        if snapshots.is_empty() {
+            return Ok(());
+        }
+        let aside = Aside::open(self)?;
+        for (id, name) in snapshots {
+            if aside.is_map_invalid(id)? {
+                return Err(format!(
+                    "the object map of its snapshot {name} is marked invalid ('rbd object-map rebuild IMAGE@{name}'; rebuilding that of \
+                     IMAGE leaves those of its snapshots as they are)"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ids and names of all its snapshots, of whatever kind.
+    fn snapshots(&self) -> Result<Vec<(u64, String)>, String> {
+        let mut room: c_int = 16;
+        loop {
+            let mut list = vec![SnapInfo::default(); room as usize];
+            // SAFETY: the image is open, and there is room for as many as said.
+            let count = unsafe { (self.library.rbd_snap_list)(self.image, list.as_mut_ptr(), &mut room) };
+            if count == -libc::ERANGE && room as usize > list.len() {
+                continue;
+            }
+            check("its snapshots", count)?;
+            let named = list.iter().take(count as usize).map(|one| (one.id, text(one.name))).collect();
+            if count > 0 {
+                // SAFETY: librbd has made that list, and nobody looks at it any more.
+                unsafe { (self.library.rbd_snap_list_end)(list.as_mut_ptr()) };
+            }
+            return Ok(named);
+        }
     }
 
     /// Which objects it has of itself.
@@ -142,6 +183,51 @@ impl Image {
         if result >= 0 {
             self.common_bytes.fetch_min(common_bytes, Ordering::AcqRel);
         }
+    }
+}
+
+impl Library {
+    /// Is the object map of an image marked invalid, or of the snapshot that its handle is set to?
+    fn is_map_invalid(&self, image: Handle) -> Result<bool, String> {
+        let mut flags = 0;
+        // SAFETY: the image is open.
+        check("its flags", unsafe { (self.rbd_get_flags)(image, &mut flags) })?;
+        Ok(flags & FLAGS_INVALID != 0)
+    }
+}
+
+/// The image opened once more, to look at its snapshots: a handle that is set to one gives up its lock.
+struct Aside {
+    library: &'static Library,
+    image: Handle,
+}
+
+impl Aside {
+    fn open(image: &Image) -> Result<Aside, String> {
+        let library = image.library;
+        let (_, id) = image.ids()?;
+        let id = CString::new(id).map_err(|_| "its id has a NUL")?;
+        let mut aside = ptr::null_mut();
+        // SAFETY: the context is open, the id outlives the call; the handle is written before it is read.
+        let result = unsafe {
+            (library.rbd_open_by_id_read_only)(image.context, id.as_ptr(), &mut aside, ptr::null())
+        };
+        check("the image once more", result)?;
+        Ok(Aside { library, image: aside })
+    }
+
+    /// Is the object map of that snapshot marked invalid? One that cannot be read is.
+    fn is_map_invalid(&self, snapshot: u64) -> Result<bool, String> {
+        // SAFETY: the image is open.
+        check("its snapshot", unsafe { (self.library.rbd_snap_set_by_id)(self.image, snapshot) })?;
+        self.library.is_map_invalid(self.image)
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        // SAFETY: it was opened, and nobody uses it any more.
+        unsafe { (self.library.rbd_close)(self.image) };
     }
 }
 

@@ -22,11 +22,13 @@ const NOT_FOUND: c_int = -libc::ENOENT;
 pub(super) struct Image {
     pub(super) library: &'static Library,
     cluster: Handle,
-    context: Handle,
+    pub(super) context: Handle,
     pub(super) image: Handle,
     pub(super) locked: AtomicBool,
     /// Somebody else has broken the lock.
     pub(super) lost: AtomicBool,
+    /// As large it was when that was last asked for, bytes.
+    pub(super) size_bytes: AtomicU64,
     /// So much of it it has in common with its parent, once that was asked for, bytes.
     pub(super) common_bytes: AtomicU64,
 }
@@ -79,9 +81,17 @@ impl Image {
     ) -> Result<Image, String> {
         let (locked, lost) = (AtomicBool::new(false), AtomicBool::new(false));
         let null = ptr::null_mut();
-        let common_bytes = AtomicU64::new(0);
-        let mut image =
-            Image { library, cluster: null, context: null, image: null, locked, lost, common_bytes };
+        let (size_bytes, common_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let mut image = Image {
+            library,
+            cluster: null,
+            context: null,
+            image: null,
+            locked,
+            lost,
+            size_bytes,
+            common_bytes,
+        };
         image.connect(spec, patience)?;
         let (pool, name) = (string(&spec.pool), string(&spec.image));
         let snapshot = spec.snapshot.as_deref().map(string);
@@ -141,10 +151,14 @@ impl Image {
         }
     }
 
+    /// How large it is now. Waits for the cluster if that has changed.
     pub(super) fn size_bytes(&self) -> Result<u64, String> {
+        let before = self.size_bytes.load(Ordering::Relaxed);
         let mut bytes = 0;
         // SAFETY: the image is open.
         check("its size", unsafe { (self.library.rbd_get_size)(self.image, &mut bytes) })?;
+        // If somebody has asked meanwhile, it is not known whose answer is the newer one. The next one will be.
+        let _ = self.size_bytes.compare_exchange(before, bytes, Ordering::Relaxed, Ordering::Relaxed);
         Ok(bytes)
     }
 
@@ -183,6 +197,15 @@ impl Image {
         // A snapshot of the same name may be another one tomorrow.
         let constant = clone::constant(&cluster, &spec.pool, &spec.namespace, &id, number);
         Ok((format!("{constant}, {size_bytes} bytes"), Some(constant)))
+    }
+
+    /// One of a made-up library.
+    #[cfg(test)]
+    pub(super) fn made_up(library: &'static Library, handle: Handle) -> Image {
+        let (locked, lost) = (AtomicBool::new(true), AtomicBool::new(false));
+        let (size_bytes, common_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (cluster, context, image) = (handle, handle, handle);
+        Image { library, cluster, context, image, locked, lost, size_bytes, common_bytes }
     }
 
     /// Locks it against other writers. False: images without that feature cannot be.

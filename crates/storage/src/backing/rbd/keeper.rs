@@ -18,7 +18,8 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Whoever awaits `event` hears of the lock's loss, and of the end. That the image has another size than these bytes is logged.
+    /// Whoever awaits `event` hears of the lock's loss, and of the end. That the image has another size than these bytes is logged, and known to
+    /// the image.
     pub(super) fn start(image: Arc<Image>, event: Arc<OwnedFd>, name: String, size_bytes: u64) -> Keeper {
         let (closing, wishes) = mpsc::channel::<Arc<Image>>();
         let closed = Arc::new(AtomicBool::new(false));
@@ -29,14 +30,21 @@ impl Keeper {
             match wishes.recv_timeout(LOCK_CHECK) {
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     // librbd watches the image, and knows without asking the cluster unless something has changed.
-                    if let Ok(now) = image.size_bytes()
-                        && std::mem::replace(&mut size_bytes, now) != now
-                    {
-                        tracing::info!(
-                            image = name,
-                            bytes = now,
-                            "the image has another size now; 'hob disk resize' lets its disk have what is new"
-                        );
+                    if let Ok(now) = image.size_bytes() {
+                        let before = std::mem::replace(&mut size_bytes, now);
+                        if now > before {
+                            tracing::info!(
+                                image = name,
+                                bytes = now,
+                                "the image is larger now; 'hob disk resize' lets its disk have what is new"
+                            );
+                        } else if now < before {
+                            tracing::error!(
+                                image = name,
+                                bytes = now,
+                                "the image was made smaller: what its disk had past that is lost, and I/O there fails"
+                            );
+                        }
                     }
                     let looks = image.locked.load(Ordering::Relaxed) && !image.lost.load(Ordering::Acquire);
                     // One that was let go meanwhile is not lost.

@@ -65,6 +65,21 @@ impl Default for SnapSpec {
     }
 }
 
+/// `rbd_snap_info_t`.
+#[repr(C)]
+#[derive(Clone, Debug)]
+pub(super) struct SnapInfo {
+    pub(super) id: u64,
+    pub(super) size: u64,
+    pub(super) name: *const c_char,
+}
+
+impl Default for SnapInfo {
+    fn default() -> Self {
+        SnapInfo { id: 0, size: 0, name: std::ptr::null() }
+    }
+}
+
 /// `rbd_image_info_t`.
 #[repr(C)]
 #[derive(Debug)]
@@ -112,6 +127,15 @@ macro_rules! library {
                     },)*
                 })
             }
+
+            /// One that does nothing, for tests to put functions of their own into.
+            #[cfg(test)]
+            pub(super) fn made_up() -> Library {
+                $(unsafe extern "C" fn $name($(_: $type),*) -> $result {
+                    unimplemented!(stringify!($name))
+                })*
+                Library { $($name,)* }
+            }
         }
     };
 }
@@ -129,6 +153,7 @@ library! {
     rados_ioctx_destroy: fn(context: Handle) -> (),
     rbd_open: fn(context: Handle, name: *const c_char, image: *mut Handle, snap: *const c_char) -> c_int,
     rbd_open_read_only: fn(context: Handle, name: *const c_char, image: *mut Handle, snap: *const c_char) -> c_int,
+    rbd_open_by_id_read_only: fn(context: Handle, id: *const c_char, image: *mut Handle, snap: *const c_char) -> c_int,
     rbd_close: fn(image: Handle) -> c_int,
     rbd_get_size: fn(image: Handle, bytes: *mut u64) -> c_int,
     rbd_get_id: fn(image: Handle, text: *mut c_char, len: usize) -> c_int,
@@ -138,6 +163,9 @@ library! {
     rbd_get_parent: fn(image: Handle, parent: *mut LinkedImageSpec, snap: *mut SnapSpec) -> c_int,
     rbd_linked_image_spec_cleanup: fn(parent: *mut LinkedImageSpec) -> (),
     rbd_snap_spec_cleanup: fn(snap: *mut SnapSpec) -> (),
+    rbd_snap_list: fn(image: Handle, snaps: *mut SnapInfo, count: *mut c_int) -> c_int,
+    rbd_snap_list_end: fn(snaps: *mut SnapInfo) -> (),
+    rbd_snap_set_by_id: fn(image: Handle, id: u64) -> c_int,
     rbd_snap_get_id: fn(image: Handle, name: *const c_char, id: *mut u64) -> c_int,
     rbd_get_features: fn(image: Handle, features: *mut u64) -> c_int,
     rbd_set_image_notification: fn(image: Handle, fd: c_int, kind: c_int) -> c_int,

@@ -7,13 +7,16 @@
 //! The host to which a disk moves opens the image without the lock, writes nothing, and takes the lock when the other has let it go ([`lock`]).
 //!
 //! # Durability
-//! librbd's own cache is off: what is written is durable when it is acknowledged, and a flush has nothing to do but to say so.
+//! librbd's own cache is off, unless the configuration of the pool or the image turns it on, which counts for more there than what its client
+//! says. Without it what is written is durable when it is acknowledged, and a flush has nothing to do but to say so. Nobody tells which it is:
+//! a durable write is a write and a flush.
 //!
 //! # Completions
 //! librbd's threads count in an eventfd, which the shard's ring awaits; then all that ended is fetched in one call. What waits for the cluster
 //! instead of starting something has threads of its own: [`Keeper`], and `map.rs` for holes.
 //!
-//! librbd watches the image: one that somebody resized is logged, and its disk grows when it is told to ([`Driver::gauge`]).
+//! librbd watches the image: one that somebody resized is logged, and its disk grows when it is told to ([`Driver::gauge`]). What lies past the
+//! end of one that was made smaller librbd leaves out, and says that all went well: here such I/O fails.
 #![allow(unsafe_code)]
 
 mod clone;
@@ -23,8 +26,10 @@ mod library;
 mod lock;
 mod map;
 mod spec;
+#[cfg(test)]
+mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
@@ -32,7 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hob_engine::command::Access;
-use hob_engine::io::{Io, IoError, IoOp, Zeroing};
+use hob_engine::io::{Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId};
 
 use super::{
@@ -42,7 +47,7 @@ use crate::ring::{Completion, Fd, FdClass, Ring};
 use crate::token::TokenSpace;
 use image::{Image, check};
 use keeper::Keeper;
-use library::{EVENT_TYPE_EVENTFD, Library, ZEROES_THICK};
+use library::{EVENT_TYPE_EVENTFD, Handle, Library, ZEROES_THICK};
 pub(super) use lock::ImageLock;
 use map::Maps;
 use spec::Spec;
@@ -57,6 +62,17 @@ pub(super) fn recognise(spec: &str) -> bool {
 struct Attached {
     event: Fd,
     tokens: TokenSpace,
+}
+
+/// When something that librbd has started is over.
+#[derive(Clone, Copy, Debug)]
+enum Over {
+    /// As soon as it has ended.
+    Ended,
+    /// The same, with so many bytes read.
+    Read(usize),
+    /// When it has been flushed after that.
+    Flushed,
 }
 
 struct Rbd {
@@ -75,7 +91,7 @@ struct Rbd {
     awaits: bool,
     /// No more I/O comes; the ring is left when the last has ended.
     closing: bool,
-    in_flight: usize,
+    started: HashMap<IoId, Over>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
     maps: Maps,
@@ -150,7 +166,7 @@ pub(super) fn open(
         comes_later: write && !options.locked,
         awaits: false,
         closing: false,
-        in_flight: 0,
+        started: HashMap::new(),
         done: VecDeque::new(),
         statuses: VecDeque::new(),
         image: Some(image),
@@ -163,23 +179,23 @@ impl Rbd {
         self.comes_later && self.image.as_ref().is_some_and(|image| !image.locked.load(Ordering::Relaxed))
     }
 
+    /// Was the image made so small that this does not lie in it? As far as is known.
+    fn is_past_the_end(&self, io: &Io) -> bool {
+        let of_image = self.image.as_ref().map(|image| image.size_bytes.load(Ordering::Relaxed));
+        of_image.is_some_and(|bytes| io.offset + io.len > bytes)
+    }
+
     fn start(&mut self, ring: &mut Ring, io: &Io) -> Result<(), IoError> {
-        let Some(open) = self.image.as_deref().filter(|image| !image.lost.load(Ordering::Acquire)) else {
-            return Err(IoError::Failed);
-        };
-        let (library, image) = (open.library, open.image);
-        let mut completion = ptr::null_mut();
-        let argument = ptr::without_provenance_mut::<c_void>(io.id.0 as usize);
-        // SAFETY: no callback is given; the argument is a number that is handed back and not looked behind.
-        let made = unsafe { (library.rbd_aio_create_completion)(argument, ptr::null_mut(), &mut completion) };
-        if made < 0 {
-            return Err(IoError::Failed);
-        }
         let bytes = io.slice.map(|slice| ring.arena_mut().slice_mut(slice));
         let (at, len) = bytes.map_or((ptr::null_mut(), 0), |bytes| (bytes.as_mut_ptr(), bytes.len()));
+        let over = match io.op {
+            IoOp::Read => Over::Read(len),
+            IoOp::Write(Durability::Durable) => Over::Flushed,
+            _ => Over::Ended,
+        };
         // SAFETY: the image is open until everything in flight has ended. The slice belongs to a buffer that the engine keeps until the
         // I/O is done, in an arena whose memory never moves; a read's is written by nobody else meanwhile, a write's by nobody.
-        let result = unsafe {
+        self.begin(io.id, over, |library, image, completion| unsafe {
             match io.op {
                 IoOp::Read => (library.rbd_aio_read)(image, io.offset, len, at.cast(), completion),
                 IoOp::Write(_) => (library.rbd_aio_write)(image, io.offset, len, at.cast(), completion),
@@ -192,19 +208,40 @@ impl Rbd {
                 }
                 IoOp::WriteJournal => unreachable!("journals are on flash"),
             }
+        })
+    }
+
+    /// Lets `call` start something with a completion.
+    fn begin(
+        &mut self,
+        id: IoId,
+        over: Over,
+        call: impl FnOnce(&Library, Handle, Handle) -> c_int,
+    ) -> Result<(), IoError> {
+        let Some(open) = self.image.as_deref().filter(|image| !image.lost.load(Ordering::Acquire)) else {
+            return Err(IoError::Failed);
         };
+        let library = open.library;
+        let mut completion = ptr::null_mut();
+        let argument = ptr::without_provenance_mut::<c_void>(id.0 as usize);
+        // SAFETY: no callback is given; the argument is a number that is handed back and not looked behind.
+        let made = unsafe { (library.rbd_aio_create_completion)(argument, ptr::null_mut(), &mut completion) };
+        if made < 0 {
+            return Err(IoError::Failed);
+        }
+        let result = call(library, open.image, completion);
         if result < 0 {
             // SAFETY: nothing was started with it.
             unsafe { (library.rbd_aio_release)(completion) };
             return Err(io_result(result).err().unwrap_or(IoError::Failed));
         }
-        self.in_flight += 1;
+        self.started.insert(id, over);
         Ok(())
     }
 
     /// Fetches what has ended.
     fn fetch(&mut self) {
-        let Some(image) = &self.image else { return };
+        let Some(image) = self.image.clone() else { return };
         let library = image.library;
         let mut ended = [ptr::null_mut(); COMPLETIONS_MAX];
         loop {
@@ -223,8 +260,7 @@ impl Rbd {
                 if result == -(libc::ESHUTDOWN as isize) {
                     image.lost.store(true, Ordering::Release);
                 }
-                self.in_flight -= 1;
-                self.done.push_back((IoId(argument.addr() as u32), io_result(result.min(0) as i32)));
+                self.end(IoId(argument.addr() as u32), result);
             }
             if count < COMPLETIONS_MAX as c_int {
                 return;
@@ -232,10 +268,33 @@ impl Rbd {
         }
     }
 
+    /// What librbd was asked for has ended.
+    fn end(&mut self, id: IoId, result: isize) {
+        let over = self.started.remove(&id).expect("librbd ends what was started, once");
+        let result = match over {
+            _ if result < 0 => io_result(result as i32),
+            Over::Ended => Ok(()),
+            // The rest of the buffer is as it was before.
+            Over::Read(len) if result != len as isize => Err(IoError::Failed),
+            Over::Read(_) => Ok(()),
+            Over::Flushed => {
+                // SAFETY: as when it was started.
+                let flush = |library: &Library, image, completion| unsafe {
+                    (library.rbd_aio_flush)(image, completion)
+                };
+                match self.begin(id, Over::Ended, flush) {
+                    Ok(()) => return,
+                    failed => failed,
+                }
+            }
+        };
+        self.done.push_back((id, result));
+    }
+
     /// When nothing is in flight any more, the keeper closes the image, and says so.
     fn end_if_closing(&mut self, ring: &mut Ring) {
         if self.closing
-            && self.in_flight == 0
+            && self.started.is_empty()
             && self.maps.is_idle()
             && let Some(image) = self.image.take()
         {
@@ -273,6 +332,7 @@ impl Driver for Rbd {
             IoOp::Flush if self.is_in_standby() => return self.done.push_back((io.id, Ok(()))),
             IoOp::Read | IoOp::Flush => self.start(ring, io),
             _ if self.info.read_only => Err(IoError::ReadOnly),
+            _ if self.is_past_the_end(io) => Err(IoError::Failed),
             _ => self.start(ring, io),
         };
         if result.is_err() {
@@ -315,7 +375,7 @@ impl Driver for Rbd {
     }
 
     fn is_closed(&self) -> bool {
-        self.attached.is_none() && !self.awaits && self.in_flight == 0
+        self.attached.is_none() && !self.awaits && self.started.is_empty()
     }
 
     fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {

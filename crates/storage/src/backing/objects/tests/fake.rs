@@ -89,8 +89,8 @@ impl Shop {
         self.stock().objects.insert(name, bytes.into());
     }
 
-    pub(super) fn remove(&self, name: Name) {
-        self.stock().objects.remove(&name).expect("it was there");
+    pub(super) fn remove(&self, name: Name) -> Bytes {
+        self.stock().objects.remove(&name).expect("it was there")
     }
 
     /// Is everything in the store named by that manifest, or one that fences?

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use super::super::opening::unlock;
+use super::super::owner::await_leaving;
+use super::super::worker::{CLOSE_MAX, Worker};
 use super::*;
+use crate::backing::BackingOptions;
 
 fn a() -> Owner {
     Owner::test("a", 1)
@@ -192,4 +195,32 @@ fn leftovers_go_and_nothing_else_does() {
         assert_eq!(disk.read(2 * OBJECT, OBJECT).await.unwrap(), pattern(OBJECT, 3));
         assert_eq!(disk.read(0, OBJECT).await.unwrap(), pattern(OBJECT, 1));
     });
+}
+
+/// A disk that was opened and is not served after all is closed beside whoever drops it, who may be somebody that must never wait. Who opens
+/// it next does, and finds it closed.
+#[test]
+fn nobody_waits_for_a_disk_that_was_opened_in_vain_but_who_opens_it_next() {
+    let (shop, gate) = (Shop::default(), Arc::new(Notify::new()));
+    let newest = || block_on(async { newest(&patient(shop.client())).await.unwrap().unwrap() });
+    let shape = Shape { uuid: Uuid([4; 16]), ..shape(SIZE) };
+    block_on(async { create(&patient(shop.client()), shape).await }).unwrap();
+    let start = |client: Client| {
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        Worker::start(Box::new(client), true, &BackingOptions::default(), Arc::new(event)).unwrap()
+    };
+    let client = shop.client();
+    let worker = start(client.clone());
+    client.wait_at(gate.clone());
+    drop(worker);
+    assert!(!newest().closed, "the store has not answered");
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| start(shop.client()));
+        gate.notify_one();
+        let worker = next.join().unwrap();
+        assert!(!newest().stays, "it was closed before it was taken");
+        drop(worker);
+    });
+    await_leaving(CLOSE_MAX);
+    assert!(newest().closed);
 }
