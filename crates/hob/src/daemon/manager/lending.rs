@@ -7,12 +7,12 @@
 //! It refuses to lend more than `lend_max` in all, to make a loan anew while somebody needs its bytes, and to open as an image what a
 //! borrower wrote: it is a plain file whatever it looks like.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hob_control::{Loan, LoanAsk, LoanState, Problem, Size};
 use hob_engine::command::{Access, DiskConfig};
@@ -22,7 +22,7 @@ use hob_storage::pool::{REMOTE_EXPORT, superblock_uuid};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::datastores::datastore_of;
 use super::disks::export_info;
@@ -37,8 +37,9 @@ use crate::daemon::relay;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::CacheOwner;
 
-/// Connections of one borrower: one for each of its shards, and one for its tables.
-const CONNECTIONS_MAX: usize = 130;
+/// Connections of one borrower: one for each of its shards, and one for its tables. One more ends the oldest: a borrower whose machine
+/// lost its power has left connections behind that nobody ends, and comes back with as many again.
+pub(super) const CONNECTIONS_MAX: usize = 130;
 
 /// Smallest loan, bytes.
 const LOAN_BYTES_MIN: u64 = 64 << 20;
@@ -80,6 +81,8 @@ struct Open {
     epoch: String,
     exports: Exports,
     places: Arc<Semaphore>,
+    /// The connections, oldest first. Dropping one's sender ends it.
+    connections: Arc<Mutex<VecDeque<oneshot::Sender<()>>>>,
 }
 
 /// A connection of a borrower that is let in.
@@ -228,7 +231,8 @@ impl Manager {
             Export { of: name, disk, shard: shard.clone(), info, promote: Promote::Never },
         );
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        Ok(Open { disk, shard, epoch: CacheOwner::random().to_string(), exports, places })
+        let epoch = CacheOwner::random().to_string();
+        Ok(Open { disk, shard, epoch, exports, places, connections: Arc::default() })
     }
 
     /// May a borrower connect to what it knows by that epoch?
@@ -337,13 +341,34 @@ fn remove(file: &Path) -> std::io::Result<()> {
     }
 }
 
+impl Open {
+    /// Counts one more connection; the oldest ends if there are too many. What is returned ends when this one is to.
+    fn enter(&self) -> oneshot::Receiver<()> {
+        let (stay, over) = oneshot::channel();
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.retain(|stay| !stay.is_closed());
+        connections.push_back(stay);
+        if connections.len() > CONNECTIONS_MAX {
+            connections.pop_front();
+        }
+        over
+    }
+}
+
 impl Admitted {
-    /// Serves a borrower over this connection until one of them leaves.
-    pub(crate) async fn serve(self, mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
+    /// Serves a borrower over this connection until one of them leaves, or too many others have come.
+    pub(crate) async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
+        let over = self.0.enter();
+        tokio::select! {
+            served = self.serve_here(stream) => served,
+            _ = over => Err(std::io::Error::other("the borrower has made too many connections since")),
+        }
+    }
+
+    async fn serve_here(self, mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
         let Admitted(open) = self;
-        let Ok(place) = open.places.clone().try_acquire_owned() else {
-            return Err(std::io::Error::other("it has too many connections"));
-        };
+        // The shard gives back the place of one that has ended as soon as it has closed it.
+        let place = open.places.clone().acquire_owned().await.map_err(std::io::Error::other)?;
         let visible =
             Visible { exports: open.exports.clone(), allow: AllowList::default(), peer: Peer::default() };
         let Some((negotiated, leftover)) = negotiate_with_peer(&mut stream, &visible).await? else {

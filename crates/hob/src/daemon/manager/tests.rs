@@ -6,6 +6,7 @@ mod coming;
 mod failing;
 mod health;
 mod journal_lost;
+mod lending;
 mod life_cycle;
 mod memory;
 mod parents;
