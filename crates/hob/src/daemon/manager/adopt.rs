@@ -131,11 +131,11 @@ impl Manager {
     }
 
     /// A loan goes when its borrower has nothing dirty of any disk; until then its own restart may need what lies there.
-    async fn free_loan(&self, cluster: &Cluster, borrower: &Member) {
+    async fn free_loan(self: &Arc<Self>, cluster: &Cluster, borrower: &Member) {
         if cluster.may_have_dirty_data(borrower).await {
             return;
         }
-        match self.loan_end(&borrower.id, None, Ended::Forgotten).await {
+        match self.loan_end(borrower.id.clone(), None, Ended::Forgotten).await {
             Ok(notes) => {
                 notes.iter().for_each(|note| tracing::info!("the loan of {}: {note}", borrower.name))
             }

@@ -246,8 +246,8 @@ impl Manager {
     }
 
     /// What this host lends and borrows.
-    pub(crate) async fn peers(&self) -> Peers {
-        let lent = self.loans().await;
+    pub(crate) fn peers(&self) -> Peers {
+        let lent = self.lent();
         let inner = self.inner();
         let mut borrowed = Vec::new();
         for (pool, entry) in &inner.pools {
