@@ -3,6 +3,7 @@
 mod admission;
 mod bitmaps;
 mod coming;
+mod devices;
 mod failing;
 mod health;
 mod journal_lost;
