@@ -14,16 +14,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use hob_control::{Loan, LoanAsk, LoanState, Size};
+use hob_engine::cluster::Member;
 use hob_storage::pool::{REMOTE_EXPORT, superblock_uuid};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
+use super::Manager;
 use super::flash::blocking;
 use super::refusal::Refusal;
-use super::Manager;
 use crate::daemon::state::CacheOwner;
-use record::{Kept, failed, make_file, remove, remove_record, write_record};
+use record::{EndedBy, Kept, check_readable, failed, make_file, remove, remove_record, write_record};
 pub(crate) use serving::Admitted;
 #[cfg(test)]
 pub(super) use serving::CONNECTIONS_MAX;
@@ -31,6 +34,9 @@ use serving::Open;
 
 /// Smallest loan, bytes.
 const LOAN_BYTES_MIN: u64 = 64 << 20;
+
+/// Pause between two looks whether an ended loan is needed still.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
 
 /// Loans there can be.
 const LOANS_MAX: usize = 256;
@@ -58,6 +64,8 @@ struct Turn<'a> {
 struct Entry {
     kept: Kept,
     open: Option<Open>,
+    /// It is ended, and whether it is needed still is not looked up before.
+    retry_after: Option<Instant>,
 }
 
 impl Lending {
@@ -73,7 +81,7 @@ impl Lending {
             };
             match fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Kept>(&text).ok()) {
                 Some(kept) => {
-                    loans.insert(borrower, Entry { kept, open: None });
+                    loans.insert(borrower, Entry::new(kept));
                 }
                 None => {
                     tracing::error!("{} is no record of a loan, and nobody gets that loan", path.display())
@@ -121,7 +129,7 @@ impl Lending {
             lender: lender.to_owned(),
             size: entry.kept.size,
             state: match &entry.open {
-                _ if entry.kept.ended => LoanState::Ended,
+                _ if entry.kept.ended.is_some() => LoanState::Ended,
                 Some(_) => LoanState::Open,
                 None => LoanState::Idle,
             },
@@ -174,9 +182,9 @@ impl Manager {
             return Err(Refusal::invalid(format!("'{borrower}' is no host's identity")));
         }
         // Whoever borrows asks again and again: that is not to pile up.
-        let turn = lending.try_turn(borrower).ok_or_else(|| {
-            Refusal::busy("the loan is being changed").hint("ask again when that is done")
-        })?;
+        let turn = lending
+            .try_turn(borrower)
+            .ok_or_else(|| Refusal::busy("the loan is being changed").hint("ask again when that is done"))?;
         let known = lending.loans().get(borrower).map(|entry| entry.kept.clone());
         match known {
             Some(kept) => check_again(&kept, &ask, &certificate)?,
@@ -203,7 +211,7 @@ impl Manager {
         let entry = loans.get(borrower).ok_or_else(|| no_loan(borrower))?;
         check_borrower(&entry.kept, &certificate)?;
         match &entry.open {
-            Some(open) if open.epoch == epoch && !entry.kept.ended => Ok(Admitted(open.clone())),
+            Some(open) if open.epoch == epoch && entry.kept.ended.is_none() => Ok(Admitted(open.clone())),
             _ => Err(Refusal::conflict("the loan is not the one that was meant: it was closed since")),
         }
     }
@@ -213,7 +221,7 @@ impl Manager {
     /// certain that it is that loan.
     pub(super) async fn end_loan(&self, borrower: &str, loan: &str) -> Result<PathBuf, Refusal> {
         let turn = self.lending()?.turn(borrower).await;
-        self.close_loan(&turn).await?;
+        self.close_loan(&turn, turn.kept()?.ended.unwrap_or(EndedBy::Adoption)).await?;
         let file = turn.lending.file(borrower);
         if uuid_of(file.clone()).await?.as_deref() != Some(loan) {
             return Err(Refusal::conflict(format!("what is lent to {borrower} is not {loan}")));
@@ -221,11 +229,11 @@ impl Manager {
         Ok(file)
     }
 
-    async fn close_loan(&self, turn: &Turn<'_>) -> Result<(), Refusal> {
+    async fn close_loan(&self, turn: &Turn<'_>, by: EndedBy) -> Result<(), Refusal> {
         let kept = turn.kept()?;
         // Before it is opened again: a restart in between finds it ended.
-        if !kept.ended {
-            turn.keep(Kept { ended: true, ..kept.clone() }).await?;
+        if kept.ended != Some(by) {
+            turn.keep(Kept { ended: Some(by), ..kept.clone() }).await?;
         }
         let Some(open) = turn.entry(|entry| entry.open.take())? else { return Ok(()) };
         open.exports.remove(REMOTE_EXPORT);
@@ -258,27 +266,76 @@ impl Manager {
         after: Ended,
     ) -> Result<Vec<String>, Refusal> {
         let turn = self.lending()?.turn(borrower).await;
-        let is_borrower = turn.kept()?.certificate;
-        let gives_back = certificate.is_some_and(|certificate| certificate == is_borrower);
-        self.close_loan(&turn).await?;
-        if let Some(uuid) = uuid_of(turn.lending.file(borrower)).await?
-            && self.loan_is_needed(&uuid).await
-        {
+        let borrowers = turn.kept()?.certificate;
+        let gives_back = certificate.is_some_and(|certificate| certificate == borrowers);
+        let by = if gives_back || after == Ended::Forgotten { EndedBy::Return } else { EndedBy::Operator };
+        self.close_loan(&turn, by).await?;
+        if !self.free_loan(&turn).await? {
             return Ok(vec![
                 "its borrower may need what it has there: the file stays until a disk of the cluster needs it no more".to_owned(),
             ]);
         }
-        if gives_back || after == Ended::Forgotten {
-            turn.forget().await?;
-            tracing::info!("what was lent to {borrower} is free");
+        if by == EndedBy::Return {
             return Ok(Vec::new());
         }
-        turn.remove_file().await?;
-        turn.keep(Kept { size: Size(0), ..turn.kept()? }).await?;
-        tracing::info!("what was lent to {borrower} is free, and nothing more is lent to it");
         Ok(vec![format!(
             "nothing more is lent to that host; 'hob peer end {borrower} --forget' lets it ask again"
         )])
+    }
+
+    /// Frees what an ended loan has taken, and forgets the loan if its borrower may have another one. False, and nothing is done, where its bytes
+    /// may be needed.
+    async fn free_loan(&self, turn: &Turn<'_>) -> Result<bool, Refusal> {
+        let (borrower, kept) = (turn.borrower, turn.kept()?);
+        let is_named = match uuid_of(turn.lending.file(borrower)).await? {
+            Some(uuid) => self.loan_is_needed(&uuid).await,
+            None => false,
+        };
+        // What it has elsewhere it may have to recover from here, until it has nothing dirty.
+        if is_named || kept.ended == Some(EndedBy::Adoption) && self.has_dirty_data(borrower, &kept).await {
+            return Ok(false);
+        }
+        if kept.ended == Some(EndedBy::Operator) {
+            turn.remove_file().await?;
+            turn.keep(Kept { size: Size(0), ..kept }).await?;
+            tracing::info!("what was lent to {borrower} is free, and nothing more is lent to it");
+        } else {
+            turn.forget().await?;
+            tracing::info!("what was lent to {borrower} is free");
+        }
+        Ok(true)
+    }
+
+    async fn has_dirty_data(&self, borrower: &str, kept: &Kept) -> bool {
+        let Some(cluster) = self.cluster() else { return false };
+        cluster.may_have_dirty_data(&Member { name: kept.name.clone(), id: borrower.to_owned() }).await
+    }
+
+    /// Frees the loans that have ended and were needed still, if they are not any more.
+    pub(super) async fn free_ended_loans(&self) {
+        let Some(lending) = self.lending.get() else { return };
+        let now = Instant::now();
+        let waits = |entry: &Entry| {
+            let has_room = entry.kept.ended != Some(EndedBy::Operator) || entry.kept.size > Size(0);
+            let is_closed = entry.kept.ended.is_some() && entry.open.is_none();
+            is_closed && has_room && entry.retry_after.is_none_or(|at| at <= now)
+        };
+        let ended: Vec<String> =
+            lending.loans().iter().filter(|(_, entry)| waits(entry)).map(|(name, _)| name.clone()).collect();
+        for borrower in ended {
+            // What is being ended now is freed by whoever does that.
+            let Some(turn) = lending.try_turn(&borrower) else { continue };
+            let _ = turn.entry(|entry| entry.retry_after = Some(now + LOOK_EVERY));
+            if let Err(refusal) = self.free_loan(&turn).await {
+                tracing::warn!("what was lent to {borrower} is not free yet: {refusal}");
+            }
+        }
+    }
+}
+
+impl Entry {
+    fn new(kept: Kept) -> Entry {
+        Entry { kept, open: None, retry_after: None }
     }
 }
 
@@ -295,13 +352,13 @@ impl Turn<'_> {
 
     /// Makes a loan that is not there yet.
     async fn make(&self, ask: LoanAsk, certificate: String) -> Result<(), Refusal> {
-        let kept = Kept { name: ask.name, certificate, size: ask.size, ended: false };
+        let kept = Kept { name: ask.name, certificate, size: ask.size, ended: None };
         {
             let mut loans = self.lending.loans();
             let lent: u64 = loans.values().map(|entry| entry.kept.size.bytes()).sum();
             check_room(self.lending, loans.len(), lent, kept.size)?;
             // Its room is nobody else's from now on.
-            loans.insert(self.borrower.to_owned(), Entry { kept: kept.clone(), open: None });
+            loans.insert(self.borrower.to_owned(), Entry::new(kept.clone()));
         }
         let file = self.lending.file(self.borrower);
         let made = match blocking(move || make_file(&file, ask.size)).await.flatten() {
@@ -370,9 +427,22 @@ fn check_borrower(kept: &Kept, certificate: &str) -> Result<(), Refusal> {
 /// May a loan that is there be used as it is asked for?
 fn check_again(kept: &Kept, ask: &LoanAsk, certificate: &str) -> Result<(), Refusal> {
     check_borrower(kept, certificate)?;
-    if kept.ended {
-        return Err(Refusal::conflict("its operator has ended the loan")
-            .hint("'hob peer end BORROWER --forget' there lets this host ask again"));
+    match kept.ended {
+        None => {}
+        Some(EndedBy::Operator) => {
+            return Err(Refusal::conflict("its operator has ended the loan")
+                .hint("'hob peer end BORROWER --forget' there lets this host ask again"));
+        }
+        Some(EndedBy::Adoption) => {
+            return Err(Refusal::conflict(
+                "it ended the loan to take over a disk of this host, and lends again when nothing of this host is dirty",
+            ));
+        }
+        Some(EndedBy::Return) => {
+            return Err(Refusal::conflict(
+                "the loan was given back, and its room is not free before no disk of the cluster needs what is there",
+            ));
+        }
     }
     if kept.size != ask.size {
         return Err(Refusal::conflict(format!("{} are lent to {} already", kept.size, kept.name))
@@ -396,9 +466,13 @@ fn check_room(lending: &Lending, loans: usize, lent: u64, size: Size) -> Result<
     Ok(())
 }
 
-/// What the superblock in a loan's file calls it, if it has one.
+/// What the superblock in a loan's file calls it, if it has one. A file that cannot be read may have one.
 async fn uuid_of(file: PathBuf) -> Result<Option<String>, Refusal> {
-    blocking(move || superblock_uuid(&file).map(|uuid| uuid.to_string())).await
+    blocking(move || match superblock_uuid(&file) {
+        Some(uuid) => Ok(Some(uuid.to_string())),
+        None => check_readable(&file).map(|()| None).map_err(|error| failed("read the loan's file", &error)),
+    })
+    .await?
 }
 
 fn no_certificate() -> Refusal {

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use hob_control::{Problem, Size};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::daemon::manager::refusal::{Kind, Refusal};
 
@@ -17,7 +18,34 @@ pub(super) struct Kept {
     /// Of the borrower.
     pub(super) certificate: String,
     pub(super) size: Size,
-    pub(super) ended: bool,
+    #[serde(deserialize_with = "who_ended")]
+    pub(super) ended: Option<EndedBy>,
+}
+
+/// Who ended a loan, which says when its borrower may have another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum EndedBy {
+    /// This host's operator: when that is forgotten.
+    Operator,
+    /// This host, to adopt a disk of the borrower's: when nobody needs its bytes and the borrower has nothing dirty.
+    Adoption,
+    /// The borrower, which gave it back, or an operator who forgets it: when nobody needs its bytes.
+    Return,
+}
+
+/// Records of before say only whether it is ended; that was what operators had done.
+fn who_ended<'de, D: Deserializer<'de>>(value: D) -> Result<Option<EndedBy>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Word {
+        Is(bool),
+        By(Option<EndedBy>),
+    }
+    Ok(match Word::deserialize(value)? {
+        Word::Is(ended) => ended.then_some(EndedBy::Operator),
+        Word::By(who) => who,
+    })
 }
 
 /// Replaces what is kept of a loan, durably.
@@ -52,6 +80,14 @@ pub(super) fn make_file(path: &Path, size: Size) -> Result<(), Refusal> {
 /// Removes a file, if it is there.
 pub(super) fn remove(file: &Path) -> std::io::Result<()> {
     match fs::remove_file(file) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Can its beginning be read, if it is there?
+pub(super) fn check_readable(file: &Path) -> std::io::Result<()> {
+    match fs::File::open(file).and_then(|file| file.read_exact_at(&mut [0; 4096], 0)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }

@@ -113,3 +113,31 @@ fn a_loan_that_does_not_end_holds_up_no_other() {
         assert!(!bench.file(A).exists() && bench.file(B).exists());
     });
 }
+
+/// Which a lender keeps for an operator, forgets after anything else as soon as nobody needs it, and says so.
+#[test]
+fn an_ended_loan_is_lent_again_unless_an_operator_ended_it() {
+    for (ended, said) in [
+        (r#""adoption""#, "take over"),
+        (r#""return""#, "given back"),
+        (r#""operator""#, "operator"),
+        ("true", "operator"),
+    ] {
+        run(async |bench| {
+            // As a crash, or an adoption that came to nothing, leaves it.
+            let lent = bench.dir.path().join("lent");
+            std::fs::create_dir(&lent).unwrap();
+            let record =
+                format!(r#"{{"name":"host","certificate":"cn:host","size":67108864,"ended":{ended}}}"#);
+            std::fs::write(lent.join(format!("{A}.json")), record).unwrap();
+            std::fs::File::create(bench.file(A)).unwrap().set_len(MIB).unwrap();
+            bench.reads_loans();
+            let refused = bench.lend(A).await.unwrap_err().to_string();
+            assert!(refused.contains(said), "{ended}: {refused}");
+            bench.manager.free_ended_loans().await;
+            assert!(!bench.file(A).exists(), "{ended}: its room is free");
+            let again = bench.lend(A).await;
+            assert_eq!(again.is_ok(), said != "operator", "{ended}: {again:?}");
+        });
+    }
+}
