@@ -7,11 +7,15 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant as Clock};
 
 use common::server::Server;
+use hob_engine::command::Segment;
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Target};
 use hob_engine::units::{BufferId, DeviceId, Instant, IoId};
-use hob_nbd::ExportInfo;
+use hob_nbd::{Command, ExportInfo};
 use hob_storage::flash::Flash;
-use hob_storage::pool::{DeviceSpec, Overwrite, OwnerId, Pool, PoolError, device_bytes_for};
+use hob_storage::pool::recovery::recover;
+use hob_storage::pool::{
+    DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SectorCopy, SectorReader, device_bytes_for,
+};
 use hob_storage::ring::{Ring, RingConfig, RingKind};
 use hob_storage::token::Token;
 
@@ -95,6 +99,30 @@ fn a_table_that_cannot_be_written_is_an_error_and_not_for_ever() {
     let began = Clock::now();
     assert!(pool.allocate_seconds(OwnerId(7), 1, 0).unwrap().is_empty());
     assert!(began.elapsed() < Duration::from_secs(1));
+}
+
+/// Recovery asks for thousands of pages: only the first of them is waited for.
+#[test]
+fn silence_is_waited_for_once() {
+    let Rig { mut pool, far, server, .. } = rig();
+    let owner = OwnerId(7);
+    pool.allocate_ring_far(owner, 1, 2, 1, &[]).unwrap();
+    let unread = || recover(&pool, owner, |_, _| ()).unwrap().remains().unread.clone();
+    assert_eq!(unread(), []);
+    let mut reader = SectorReader::new(&pool).unwrap();
+    let place = Segment { device: far, offset: 4 * MIB };
+    let mut is_read = || reader.read(&[SectorCopy { place, sector: 0, sum: None }]).is_ok();
+    assert!(is_read());
+    // A connection that is cut is made anew at once.
+    server.set(|script| script.answers_left = Some(0));
+    assert!(!is_read() && is_read());
+    server.set(|script| script.silent = true);
+    assert!(!is_read());
+    let asked = server.count(Command::Read);
+    server.set(|script| script.silent = false);
+    assert!((0..1000).all(|_| !is_read()), "none is asked for");
+    assert_eq!(unread(), [far], "whoever recovers a cache is told that it may miss something");
+    assert_eq!(server.count(Command::Read), asked);
 }
 
 /// A shard with one buffer, and the device.

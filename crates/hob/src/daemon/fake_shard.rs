@@ -34,6 +34,7 @@ struct State {
     engine: Engine,
     origin: tokio::time::Instant,
     hangs: bool,
+    refuses_devices: bool,
     /// Recovered caches wait until they may come.
     holds_recovered: bool,
     held: Vec<ShardCall>,
@@ -74,6 +75,7 @@ impl State {
             engine,
             origin: tokio::time::Instant::now(),
             hangs: false,
+            refuses_devices: false,
             holds_recovered: false,
             held: Vec::new(),
             backings_fail: false,
@@ -110,6 +112,11 @@ impl FakeShard {
     pub(crate) fn set_hangs(&self, hangs: bool) {
         self.state.lock().unwrap().hangs = hangs;
         self.calls.notify_one();
+    }
+
+    /// Takes no device from now on, or does again.
+    pub(crate) fn set_refuses_devices(&self, refuses: bool) {
+        self.state.lock().unwrap().refuses_devices = refuses;
     }
 
     /// Recovered caches do not come from now on, or do.
@@ -224,6 +231,9 @@ impl State {
 
     fn call(&mut self, call: ShardCall) {
         match call {
+            ShardCall::AddDevice { answer, .. } if self.refuses_devices => {
+                let _ = answer.send(Err(ShardError::Busy));
+            }
             ShardCall::AddDevice { id, device, answer } => {
                 let device = device.here().expect("devices of this host");
                 assert!(self.devices.insert(id, device).is_none(), "device {id} twice");

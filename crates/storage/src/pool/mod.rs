@@ -299,6 +299,16 @@ impl Pool {
         Ok(())
     }
 
+    /// Closes a device and leaves what is on it as it is: it can be opened and join again.
+    ///
+    /// # Errors
+    /// `NoSuchDevice`.
+    pub fn close_device(&mut self, id: DeviceId) -> Result<(), PoolError> {
+        let at = self.position(id)?;
+        self.devices.remove(at);
+        Ok(())
+    }
+
     /// Lets a device have new segments, or no more of them.
     ///
     /// # Errors

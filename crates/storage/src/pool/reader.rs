@@ -5,6 +5,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hob_engine::command::{DataSegment, Segment};
 use hob_engine::journal::{DirtySector, FlashSector};
@@ -48,7 +49,8 @@ impl AlignedBuffer {
 #[derive(Debug)]
 enum Source {
     Here(OwnedFd, Option<Arc<VolatileFile>>),
-    Remote(Arc<RemoteFile>),
+    /// And whether something could not be read.
+    Remote(Arc<RemoteFile>, AtomicBool),
 }
 
 /// The devices of a pool, open for reading. Outlives the pool's lock on its own.
@@ -59,7 +61,7 @@ impl Devices {
     pub(super) fn of(pool: &Pool) -> Result<Devices, PoolError> {
         let files = pool.devices.iter().map(|device| {
             let source = match &device.open.data {
-                Data::Remote(remote) => Source::Remote(remote.clone()),
+                Data::Remote(remote) => Source::Remote(remote.clone(), AtomicBool::new(false)),
                 Data::Here(file, _) => {
                     let file = file.try_clone().map_err(|e| device.open.system("open it once more", e))?;
                     let volatile = volatile::known(&file);
@@ -77,10 +79,20 @@ impl Devices {
         match &found.ok_or(Errno::NODEV)?.1 {
             Source::Here(file, None) => read_now(file, offset, bytes),
             Source::Here(_, Some(volatile)) => volatile.read(offset, bytes).map_err(volatile::errno),
-            Source::Remote(remote) => {
-                remote.read_exact_at(bytes, offset).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
-            }
+            Source::Remote(remote, is_unread) => remote.read_exact_at(bytes, offset).map_err(|error| {
+                is_unread.store(true, Ordering::Relaxed);
+                Errno::from_io_error(&error).unwrap_or(Errno::IO)
+            }),
         }
+    }
+
+    /// Those on other hosts of which something could not be read: they may have left meanwhile.
+    pub(super) fn unread(&self) -> Vec<DeviceId> {
+        let is_unread = |source: &Source| match source {
+            Source::Remote(_, is_unread) => is_unread.load(Ordering::Relaxed),
+            Source::Here(..) => false,
+        };
+        self.0.iter().filter(|(_, source)| is_unread(source)).map(|(id, _)| *id).collect()
     }
 }
 

@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hob_engine::command::DataSegment;
 use hob_engine::journal::{PAGE_BYTES, Plan, Recovered, Replay, ReplayError, Ring, Survey};
+use hob_engine::units::DeviceId;
 
 use super::reader::Devices;
 use super::{OwnerId, Pool, PoolError, RingOnFlash};
@@ -53,6 +54,19 @@ pub struct Remains {
     pub data: Vec<DataSegment>,
     /// Of journals, the newest first. To be released when a new ring is in use.
     pub rings: Vec<RingOnFlash>,
+    /// Devices on other hosts that failed while this was read, which was as if they had nothing.
+    pub unread: Vec<DeviceId>,
+}
+
+impl Found {
+    /// What is there.
+    pub fn remains(&self) -> &Remains {
+        match self {
+            Found::Nothing(remains) | Found::Recovered(_, remains) | Found::Damaged { remains, .. } => {
+                remains
+            }
+        }
+    }
 }
 
 /// Why a cache cannot even be looked at.
@@ -125,7 +139,7 @@ impl Recovery {
     /// # Errors
     /// The system's, when there are no descriptors left.
     pub fn of(pool: &Pool, owner: OwnerId) -> Result<Recovery, PoolError> {
-        let remains = Remains { data: pool.data_of(owner), rings: pool.rings_of(owner) };
+        let remains = Remains { data: pool.data_of(owner), rings: pool.rings_of(owner), unread: Vec::new() };
         Ok(Recovery { owner, devices: Devices::of(pool)?, remains, segment_bytes: pool.segment_bytes() })
     }
 
@@ -142,13 +156,16 @@ impl Recovery {
         let Recovery { owner, devices, remains, segment_bytes } = self;
         let mut progress = Progress { report: progress, done_bytes: 0, all_bytes: 0 };
         let cache = Cache { owner, devices: &devices, data: &remains.data, segment_bytes };
+        let seen = |remains: &Remains| Remains { unread: devices.unread(), ..remains.clone() };
         for ring in &remains.rings {
             let mut excluded = BTreeSet::new();
             loop {
                 match cache.read_ring(ring, &excluded, &mut progress, &mut surveyed)? {
                     Outcome::Unfinished => break,
-                    Outcome::Damaged(what) => return Ok(Found::Damaged { ring: ring.number, what, remains }),
-                    Outcome::Recovered(recovered) => return Ok(Found::Recovered(recovered, remains)),
+                    Outcome::Damaged(what) => {
+                        return Ok(Found::Damaged { ring: ring.number, what, remains: seen(&remains) });
+                    }
+                    Outcome::Recovered(recovered) => return Ok(Found::Recovered(recovered, seen(&remains))),
                     Outcome::Changed(..) if excluded.len() >= CHANGED_PAGES_MAX => {
                         return Err(RecoverError::Unsteady { ring: ring.number });
                     }
@@ -164,7 +181,7 @@ impl Recovery {
                 }
             }
         }
-        Ok(Found::Nothing(remains))
+        Ok(Found::Nothing(seen(&remains)))
     }
 }
 

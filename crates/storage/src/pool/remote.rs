@@ -5,13 +5,13 @@
 //! here, by threads that may wait; caches' I/O goes through a connection that each shard has of its own ([`RemoteFlash`]).
 //!
 //! # What it refuses
-//! An export that cannot flush, or is read-only. Whatever has no answer within [`WAIT_MAX`] fails.
+//! An export that cannot flush, or is read-only. Whatever has no answer within [`WAIT_MAX`] fails, and all else within [`PAUSE`] of it at once.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hob_engine::command::Access;
 use hob_engine::io::IoError;
@@ -30,6 +30,12 @@ pub const REMOTE_EXPORT: &str = "lent";
 /// A read, write or flush of superblock or table has failed after that long; so has connecting.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
+/// What failed after so long a wait would cost that much each time: nothing more is asked for a while, and all of it fails at once.
+const SILENT_AFTER: Duration = Duration::from_secs(2);
+
+/// That while. Reading a journal asks thousands of times.
+const PAUSE: Duration = Duration::from_secs(30);
+
 /// A shard's I/O is held for as long as nobody says that it is to fail.
 const HELD_MAX: Duration = Duration::from_secs(86_400 * 365);
 
@@ -41,10 +47,17 @@ const PIECE_BYTES: usize = 1 << 20;
 pub(crate) struct RemoteFile {
     socket: PathBuf,
     size_bytes: u64,
-    /// None after it broke; the next one to use it connects again.
-    link: Mutex<Option<Link>>,
+    connection: Mutex<Connection>,
     /// Nothing is asked of it any more.
     given_up: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Connection {
+    /// None after it broke; the next one to use it connects again.
+    link: Option<Link>,
+    /// It does not answer, and is not asked before.
+    paused_until: Option<Instant>,
 }
 
 /// The device, for a shard.
@@ -77,7 +90,7 @@ impl RemoteFile {
         Ok(RemoteFile {
             socket: socket.to_owned(),
             size_bytes,
-            link: Mutex::new(Some(link)),
+            connection: Mutex::new(Connection { link: Some(link), paused_until: None }),
             given_up: AtomicBool::new(false),
         })
     }
@@ -130,11 +143,26 @@ impl RemoteFile {
 
     /// One request, over the connection that is there or a new one. A connection that breaks is not tried twice: the caller's patience
     /// is for one.
-    fn with(&self, mut ask: impl FnMut(&Link) -> Result<(), SampleError>) -> io::Result<()> {
+    fn with(&self, ask: impl FnMut(&Link) -> Result<(), SampleError>) -> io::Result<()> {
         if self.given_up.load(Ordering::Relaxed) {
             return Err(io::Error::other("it was given up"));
         }
-        let mut place = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let began = Instant::now();
+        if connection.paused_until.is_some_and(|until| began < until) {
+            return Err(io::Error::other("it did not answer a moment ago"));
+        }
+        let asked = self.ask(&mut connection.link, ask);
+        let is_silent = asked.is_err() && began.elapsed() >= SILENT_AFTER;
+        connection.paused_until = is_silent.then(|| Instant::now() + PAUSE);
+        asked
+    }
+
+    fn ask(
+        &self,
+        place: &mut Option<Link>,
+        mut ask: impl FnMut(&Link) -> Result<(), SampleError>,
+    ) -> io::Result<()> {
         let link = match place.take() {
             Some(link) => link,
             None => {

@@ -17,6 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -33,6 +34,10 @@ pub(super) const CONNECTIONS_MAX: usize = 64;
 
 /// Longest wait for the head of a request, seconds: idle connections end too.
 const HEAD_SECONDS_MAX: u64 = 60;
+
+/// Pause between two questions whether the machine of a client that says nothing is there; and so many of them.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_TRIES: u32 = 3;
 
 /// Why a control socket cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -217,6 +222,7 @@ impl Drop for ControlListener {
 async fn tls_connection(stream: TcpStream, tls: Arc<Tls>, router: Router, place: OwnedSemaphorePermit) {
     // Answers are short; they should not wait for more.
     let _ = stream.set_nodelay(true);
+    notice_absence(&stream);
     match tls.accept(stream).await {
         Ok(stream) => {
             let certificate = PeerCertificate::of(&stream);
@@ -224,6 +230,14 @@ async fn tls_connection(stream: TcpStream, tls: Arc<Tls>, router: Router, place:
         }
         Err(error) => tracing::info!("a control client was not let in: {error}"),
     }
+}
+
+/// A connection on which nothing is under way ends when the other machine is gone: without power, or cut off, nobody says goodbye.
+fn notice_absence(stream: &TcpStream) {
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_EVERY);
+    let _ = sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE_EVERY);
+    let _ = sockopt::set_tcp_keepcnt(stream, KEEP_ALIVE_TRIES);
 }
 
 /// Ends the connection that a request came over. Requests carry it.
@@ -379,6 +393,20 @@ mod tests {
             let third = ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await;
             assert!(matches!(third, Err(ListenError::NotASocket(_))));
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        });
+    }
+
+    #[test]
+    fn a_client_whose_machine_is_gone_is_asked_for() {
+        block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let (stream, _) = listener.accept().await.unwrap();
+            notice_absence(&stream);
+            assert!(sockopt::socket_keepalive(&stream).unwrap());
+            let pauses = [sockopt::tcp_keepidle(&stream).unwrap(), sockopt::tcp_keepintvl(&stream).unwrap()];
+            assert_eq!(pauses, [KEEP_ALIVE_EVERY; 2]);
+            assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), KEEP_ALIVE_TRIES);
         });
     }
 

@@ -32,7 +32,7 @@ fn name_of(shown: Shown) -> Option<String> {
 /// What this host lends, and what it has borrowed.
 #[utoipa::path(get, path = "/v1/peers", operation_id = "peers", responses((status = 200, body = Peers)))]
 pub(super) async fn peers(State(manager): App) -> Answer<Peers> {
-    Answer::Yes(manager.peers().await)
+    Answer::Yes(manager.peers())
 }
 
 /// Of another host: lend it flash for second copies, or go on doing so.
@@ -50,7 +50,7 @@ pub(super) async fn ask(
     shown: Shown,
     Body(ask): Body<LoanAsk>,
 ) -> Answer<Loan> {
-    manager.lend(&borrower, ask, name_of(shown)).await.into()
+    manager.lend(borrower, ask, name_of(shown)).await.into()
 }
 
 /// What becomes of a loan that is ended.
@@ -76,7 +76,7 @@ pub(super) async fn end(
     shown: Shown,
 ) -> Answer<Vec<String>> {
     let after = if forget { Ended::Forgotten } else { Ended::Known };
-    manager.loan_end(&borrower, name_of(shown), after).await.into()
+    manager.loan_end(borrower, name_of(shown), after).await.into()
 }
 
 /// Which loan is meant.
@@ -104,7 +104,7 @@ pub(super) async fn data(
     shown: Shown,
     connection: DataConnection,
 ) -> Response {
-    let admitted = match manager.admit_borrower(&borrower, &epoch, name_of(shown)).await {
+    let admitted = match manager.admit_borrower(&borrower, &epoch, name_of(shown)) {
         Ok(admitted) => admitted,
         Err(refusal) => return Answer::<()>::from(Err(refusal)).into_response(),
     };

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::Size;
-use hob_engine::cluster::{Member, SecondCopy};
+use hob_engine::cluster::SecondCopy;
 use hob_engine::command::Access;
 use hob_storage::backing::alone::{Alone, WRITE_BYTES_MAX};
 use hob_storage::pool::{OwnerId, Pool};
@@ -27,7 +27,6 @@ use tokio::time::Instant;
 
 use super::dirty::Dirty;
 use super::flash::blocking;
-use super::lending::Ended;
 use super::refusal::Refusal;
 use super::{Life, Manager, disks};
 use crate::daemon::cluster::{Cluster, LeaseClock, Taken, ToAdopt, now};
@@ -126,21 +125,7 @@ impl Manager {
             Size(bytes).human(),
             from.name
         );
-        self.free_loan(cluster, &from).await;
         Ok(taken)
-    }
-
-    /// A loan goes when its borrower has nothing dirty of any disk; until then its own restart may need what lies there.
-    async fn free_loan(&self, cluster: &Cluster, borrower: &Member) {
-        if cluster.may_have_dirty_data(borrower).await {
-            return;
-        }
-        match self.loan_end(&borrower.id, None, Ended::Forgotten).await {
-            Ok(notes) => {
-                notes.iter().for_each(|note| tracing::info!("the loan of {}: {note}", borrower.name))
-            }
-            Err(refusal) => tracing::warn!("the loan of {} stays: {refusal}", borrower.name),
-        }
     }
 
     /// Opens the copy, and counts what is dirty in it.

@@ -246,8 +246,8 @@ impl Manager {
     }
 
     /// What this host lends and borrows.
-    pub(crate) async fn peers(&self) -> Peers {
-        let lent = self.loans().await;
+    pub(crate) fn peers(&self) -> Peers {
+        let lent = self.lent();
         let inner = self.inner();
         let mut borrowed = Vec::new();
         for (pool, entry) in &inner.pools {
@@ -404,9 +404,7 @@ impl Manager {
         let flash = self.inner().pool(pool)?.flash.clone();
         let spec = DeviceSpec { path: to.path.clone(), size_bytes: None };
         let (id, devices) = flash.add_device(spec, Overwrite::Force).await?;
-        let info = devices.into_iter().find(|device| device.id == id);
-        let info = info.ok_or_else(|| Refusal::failed("the new device has gone again"))?;
-        self.connect_device(pool, &info, hob_control::Admission::In).await
+        self.connect_new_device(pool, id, devices).await
     }
 }
 

@@ -93,6 +93,8 @@ impl Manager {
         for name in self.without_file() {
             tokio::spawn(self.clone().show_file_again(name));
         }
+        let manager = self.clone();
+        tokio::spawn(async move { manager.free_ended_loans().await });
         // A cache that was being changed when room came up missed it.
         for name in roomy {
             let manager = self.clone();

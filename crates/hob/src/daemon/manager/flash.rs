@@ -409,7 +409,7 @@ impl Flash {
     }
 
     /// Runs `operation` where it may wait, and says how the devices are afterwards.
-    async fn with<T: Send + 'static>(
+    pub(super) async fn with<T: Send + 'static>(
         &self,
         operation: impl FnOnce(&mut Option<Pool>) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<(T, Vec<DeviceInfo>), Refusal> {

@@ -7,41 +7,36 @@
 //! It refuses to lend more than `lend_max` in all, to make a loan anew while somebody needs its bytes, and to open as an image what a
 //! borrower wrote: it is a plain file whatever it looks like.
 
-use std::collections::BTreeMap;
+mod record;
+mod serving;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write as _;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use hob_control::{Loan, LoanAsk, LoanState, Problem, Size};
-use hob_engine::command::{Access, DiskConfig};
-use hob_engine::io::Promote;
-use hob_engine::units::DiskId;
+use hob_control::{Loan, LoanAsk, LoanState, Size};
+use hob_engine::cluster::Member;
 use hob_storage::pool::{REMOTE_EXPORT, superblock_uuid};
-use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixStream;
-use tokio::sync::Semaphore;
+use tokio::sync::Notify;
+use tokio::time::Instant;
 
-use super::datastores::datastore_of;
-use super::disks::export_info;
+use super::Manager;
 use super::flash::blocking;
-use super::refusal::{Kind, Refusal};
-use super::{Inner, Manager};
-use crate::daemon::allow::{AllowList, Peer, Visible};
-use crate::daemon::exports::{Export, Exports};
-use crate::daemon::hardware::Backing;
-use crate::daemon::listen::{Line, negotiate_with_peer};
-use crate::daemon::relay;
-use crate::daemon::shard_api::ShardHandle;
+use super::refusal::Refusal;
 use crate::daemon::state::CacheOwner;
-
-/// Connections of one borrower: one for each of its shards, and one for its tables.
-const CONNECTIONS_MAX: usize = 130;
+use record::{EndedBy, Kept, check_readable, failed, make_file, remove, remove_record, write_record};
+pub(crate) use serving::Admitted;
+#[cfg(test)]
+pub(super) use serving::CONNECTIONS_MAX;
+use serving::Open;
 
 /// Smallest loan, bytes.
 const LOAN_BYTES_MIN: u64 = 64 << 20;
+
+/// Pause between two looks whether an ended loan is needed still.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
 
 /// Loans there can be.
 const LOANS_MAX: usize = 256;
@@ -51,40 +46,27 @@ const LOANS_MAX: usize = 256;
 pub(crate) struct Lending {
     directory: PathBuf,
     bytes_max: u64,
-    /// By borrower.
-    loans: tokio::sync::Mutex<BTreeMap<String, Entry>>,
+    /// By borrower. Locked for look-ups only.
+    loans: Mutex<BTreeMap<String, Entry>>,
+    /// Borrowers whose loans are being changed.
+    busy: Mutex<BTreeSet<String>>,
+    /// One of them is not any more.
+    freed: Notify,
 }
 
-/// What is kept of a loan.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Kept {
-    name: String,
-    /// Of the borrower.
-    certificate: String,
-    size: Size,
-    ended: bool,
+/// The right to change a loan, or to make it; given back when dropped.
+struct Turn<'a> {
+    lending: &'a Lending,
+    borrower: &'a str,
 }
 
 #[derive(Debug)]
 struct Entry {
     kept: Kept,
     open: Option<Open>,
+    /// It is ended, and whether it is needed still is not looked up before.
+    retry_after: Option<Instant>,
 }
-
-/// A loan that a shard serves.
-#[derive(Clone, Debug)]
-struct Open {
-    disk: DiskId,
-    shard: ShardHandle,
-    epoch: String,
-    exports: Exports,
-    places: Arc<Semaphore>,
-}
-
-/// A connection of a borrower that is let in.
-#[derive(Debug)]
-pub(crate) struct Admitted(Open);
 
 impl Lending {
     /// Finds the loans that are in a directory, which is made if there is none.
@@ -99,36 +81,45 @@ impl Lending {
             };
             match fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Kept>(&text).ok()) {
                 Some(kept) => {
-                    loans.insert(borrower, Entry { kept, open: None });
+                    loans.insert(borrower, Entry::new(kept));
                 }
                 None => {
                     tracing::error!("{} is no record of a loan, and nobody gets that loan", path.display())
                 }
             }
         }
-        let loans = tokio::sync::Mutex::new(loans);
-        Ok(Lending { directory: directory.to_owned(), bytes_max, loans })
+        Ok(Lending {
+            directory: directory.to_owned(),
+            bytes_max,
+            loans: Mutex::new(loans),
+            busy: Mutex::default(),
+            freed: Notify::new(),
+        })
+    }
+
+    fn loans(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.loans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing if somebody has it.
+    fn try_turn<'a>(&'a self, borrower: &'a str) -> Option<Turn<'a>> {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        busy.insert(borrower.to_owned()).then(|| Turn { lending: self, borrower })
+    }
+
+    /// When nobody has it any more.
+    async fn turn<'a>(&'a self, borrower: &'a str) -> Turn<'a> {
+        loop {
+            let freed = self.freed.notified();
+            match self.try_turn(borrower) {
+                Some(turn) => return turn,
+                None => freed.await,
+            }
+        }
     }
 
     fn file(&self, borrower: &str) -> PathBuf {
         self.directory.join(format!("{borrower}.dev"))
-    }
-
-    /// Keeps what a loan is, durably.
-    fn keep(&self, borrower: &str, kept: &Kept) -> std::io::Result<()> {
-        let path = self.directory.join(format!("{borrower}.json"));
-        let temporary = self.directory.join(format!("{borrower}.new"));
-        let mut file = fs::File::create(&temporary)?;
-        file.write_all(&serde_json::to_vec_pretty(kept)?)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        fs::File::open(&self.directory)?.sync_all()
-    }
-
-    fn forget(&self, borrower: &str) -> std::io::Result<()> {
-        remove(&self.file(borrower))?;
-        fs::remove_file(self.directory.join(format!("{borrower}.json")))?;
-        fs::File::open(&self.directory)?.sync_all()
     }
 
     fn view(&self, borrower: &str, entry: &Entry, lender: &str) -> Loan {
@@ -138,7 +129,7 @@ impl Lending {
             lender: lender.to_owned(),
             size: entry.kept.size,
             state: match &entry.open {
-                _ if entry.kept.ended => LoanState::Ended,
+                _ if entry.kept.ended.is_some() => LoanState::Ended,
                 Some(_) => LoanState::Open,
                 None => LoanState::Idle,
             },
@@ -162,14 +153,24 @@ impl Manager {
     }
 
     /// What is lent.
-    pub(super) async fn loans(&self) -> Vec<Loan> {
+    pub(super) fn lent(&self) -> Vec<Loan> {
         let Some(lending) = self.lending.get() else { return Vec::new() };
-        let (loans, me) = (lending.loans.lock().await, self.own_name());
+        let (loans, me) = (lending.loans(), self.own_name());
         loans.iter().map(|(borrower, entry)| lending.view(borrower, entry, &me)).collect()
     }
 
     /// Another host wants to use flash of this one, or to go on doing so.
     pub(crate) async fn lend(
+        self: &Arc<Self>,
+        borrower: String,
+        ask: LoanAsk,
+        certificate: Option<String>,
+    ) -> Result<Loan, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.lend_now(&borrower, ask, certificate).await }).await
+    }
+
+    async fn lend_now(
         &self,
         borrower: &str,
         ask: LoanAsk,
@@ -180,59 +181,25 @@ impl Manager {
         if borrower.parse::<CacheOwner>().is_err() {
             return Err(Refusal::invalid(format!("'{borrower}' is no host's identity")));
         }
-        let mut loans = lending.loans.lock().await;
-        match loans.get(borrower).map(|entry| &entry.kept) {
-            Some(kept) => check_again(kept, &ask, &certificate)?,
-            None => {
-                let lent: u64 = loans.values().map(|entry| entry.kept.size.bytes()).sum();
-                check_room(lending, loans.len(), lent, ask.size)?;
-                let kept = Kept { name: ask.name.clone(), certificate, size: ask.size, ended: false };
-                let file = lending.file(borrower);
-                blocking(move || make_file(&file, ask.size)).await??;
-                lending.keep(borrower, &kept).map_err(|error| failed("keep the loan", &error))?;
-                tracing::info!("{} is lent to {} ({borrower})", kept.size, kept.name);
-                loans.insert(borrower.to_owned(), Entry { kept, open: None });
-            }
+        // Whoever borrows asks again and again: that is not to pile up.
+        let turn = lending
+            .try_turn(borrower)
+            .ok_or_else(|| Refusal::busy("the loan is being changed").hint("ask again when that is done"))?;
+        let known = lending.loans().get(borrower).map(|entry| entry.kept.clone());
+        match known {
+            Some(kept) => check_again(&kept, &ask, &certificate)?,
+            None => turn.make(ask, certificate).await?,
         }
-        let entry = loans.get_mut(borrower).ok_or_else(|| Refusal::failed("the loan has gone again"))?;
-        if entry.open.is_none() {
-            entry.open = Some(self.open_loan(lending.file(borrower)).await?);
-        }
+        let is_open = lending.loans().get(borrower).is_some_and(|entry| entry.open.is_some());
+        let opened = if is_open { None } else { Some(self.open_loan(lending.file(borrower)).await?) };
+        let mut loans = lending.loans();
+        let entry = loans.get_mut(borrower).ok_or_else(|| no_loan(borrower))?;
+        entry.open = opened.or(entry.open.take());
         Ok(lending.view(borrower, entry, &self.own_name()))
     }
 
-    /// Gives a loan's file to a shard.
-    async fn open_loan(&self, file: PathBuf) -> Result<Open, Refusal> {
-        let options = self.backing_options.clone();
-        let name = file.to_string_lossy().into_owned();
-        let spec = name.clone();
-        let (backing, datastore) = blocking(move || {
-            let backing = Backing::open_file(&spec, Access::ReadWrite, &options)?;
-            Ok::<_, hob_storage::backing::OpenError>((backing, datastore_of(&spec)))
-        })
-        .await?
-        .map_err(|error| super::disks::refuse(&error))?;
-        let info = backing.info().clone();
-        let datastore = self.inner().datastore_id(&datastore, false)?;
-        let shard = self.shard_for(datastore);
-        let disk = self.inner().new_loan_id();
-        let config = DiskConfig { size_bytes: info.size_bytes, access: Access::ReadWrite, datastore };
-        if let Err(error) = shard.add_disk(disk, config, backing).await {
-            self.inner().loan_disks.remove(&disk);
-            return Err(error.into());
-        }
-        let exports = Exports::default();
-        let info = export_info(&info, Access::ReadWrite);
-        exports.insert(
-            REMOTE_EXPORT,
-            Export { of: name, disk, shard: shard.clone(), info, promote: Promote::Never },
-        );
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        Ok(Open { disk, shard, epoch: CacheOwner::random().to_string(), exports, places })
-    }
-
     /// May a borrower connect to what it knows by that epoch?
-    pub(crate) async fn admit_borrower(
+    pub(crate) fn admit_borrower(
         &self,
         borrower: &str,
         epoch: &str,
@@ -240,83 +207,204 @@ impl Manager {
     ) -> Result<Admitted, Refusal> {
         let lending = self.lending()?;
         let certificate = certificate.ok_or_else(no_certificate)?;
-        let loans = lending.loans.lock().await;
+        let loans = lending.loans();
         let entry = loans.get(borrower).ok_or_else(|| no_loan(borrower))?;
         check_borrower(&entry.kept, &certificate)?;
         match &entry.open {
-            Some(open) if open.epoch == epoch && !entry.kept.ended => Ok(Admitted(open.clone())),
+            Some(open) if open.epoch == epoch && entry.kept.ended.is_none() => Ok(Admitted(open.clone())),
             _ => Err(Refusal::conflict("the loan is not the one that was meant: it was closed since")),
         }
     }
 
     /// Ends a loan: the borrower can read and write it no more, from when this returns, and all it has written is in the file, of which the
     /// path is returned. The file stays for as long as its bytes are needed. `loan` is the device's name in its superblock, to be
-    /// certain that it is that loan; the operator does not say.
+    /// certain that it is that loan.
     pub(super) async fn end_loan(&self, borrower: &str, loan: &str) -> Result<PathBuf, Refusal> {
-        let lending = self.lending()?;
-        let mut loans = lending.loans.lock().await;
-        let entry = loans.get_mut(borrower).ok_or_else(|| no_loan(borrower))?;
-        let file = lending.file(borrower);
-        // Before it is opened again: a restart in between finds it ended.
-        if !entry.kept.ended {
-            let kept = Kept { ended: true, ..entry.kept.clone() };
-            lending.keep(borrower, &kept).map_err(|error| failed("keep the loan's end", &error))?;
-            entry.kept = kept;
-        }
-        if let Some(open) = entry.open.take() {
-            open.exports.remove(REMOTE_EXPORT);
-            open.shard.remove_disk(open.disk).await?;
-            self.inner().loan_disks.remove(&open.disk);
-            tracing::warn!("the loan of {} ({borrower}) is ended", entry.kept.name);
-        }
-        let uuid = uuid_of(file.clone()).await?;
-        if !loan.is_empty() && uuid.as_deref() != Some(loan) {
+        let turn = self.lending()?.turn(borrower).await;
+        self.close_loan(&turn, turn.kept()?.ended.unwrap_or(EndedBy::Adoption)).await?;
+        let file = turn.lending.file(borrower);
+        if uuid_of(file.clone()).await?.as_deref() != Some(loan) {
             return Err(Refusal::conflict(format!("what is lent to {borrower} is not {loan}")));
         }
         Ok(file)
     }
 
+    async fn close_loan(&self, turn: &Turn<'_>, by: EndedBy) -> Result<(), Refusal> {
+        let kept = turn.kept()?;
+        // Before it is opened again: a restart in between finds it ended.
+        if kept.ended != Some(by) {
+            turn.keep(Kept { ended: Some(by), ..kept.clone() }).await?;
+        }
+        let Some(open) = turn.entry(|entry| entry.open.take())? else { return Ok(()) };
+        open.exports.remove(REMOTE_EXPORT);
+        if let Err(error) = open.shard.remove_disk(open.disk).await {
+            // The shard has the file still, and whoever ends the loan again tries that again.
+            turn.entry(|entry| entry.open = Some(open))?;
+            return Err(error.into());
+        }
+        self.inner().loan_disks.remove(&open.disk);
+        tracing::warn!("the loan of {} ({}) is ended", kept.name, turn.borrower);
+        Ok(())
+    }
+
     /// An operator ends a loan, or its borrower gives it back. Its file goes when nobody needs its bytes. A borrower whose loan an operator
     /// has ended gets no other one before that is forgotten.
     pub(crate) async fn loan_end(
+        self: &Arc<Self>,
+        borrower: String,
+        certificate: Option<String>,
+        after: Ended,
+    ) -> Result<Vec<String>, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.loan_end_now(&borrower, certificate, after).await }).await
+    }
+
+    async fn loan_end_now(
         &self,
         borrower: &str,
         certificate: Option<String>,
         after: Ended,
     ) -> Result<Vec<String>, Refusal> {
-        let lending = self.lending()?;
-        let gives_back = {
-            let loans = lending.loans.lock().await;
-            let entry = loans.get(borrower).ok_or_else(|| no_loan(borrower))?;
-            certificate.is_some_and(|certificate| certificate == entry.kept.certificate)
-        };
-        let file = self.end_loan(borrower, "").await?;
-        if let Some(uuid) = uuid_of(file.clone()).await?
-            && self.loan_is_needed(&uuid).await
-        {
+        let turn = self.lending()?.turn(borrower).await;
+        let borrowers = turn.kept()?.certificate;
+        let gives_back = certificate.is_some_and(|certificate| certificate == borrowers);
+        let by = if gives_back || after == Ended::Forgotten { EndedBy::Return } else { EndedBy::Operator };
+        self.close_loan(&turn, by).await?;
+        if !self.free_loan(&turn).await? {
             return Ok(vec![
                 "its borrower may need what it has there: the file stays until a disk of the cluster needs it no more".to_owned(),
             ]);
         }
-        let mut loans = lending.loans.lock().await;
-        let removed = match gives_back || after == Ended::Forgotten {
-            true => lending.forget(borrower),
-            false => remove(&file),
-        };
-        removed.map_err(|error| failed("remove the loan's file", &error))?;
-        if gives_back || after == Ended::Forgotten {
-            loans.remove(borrower);
-            tracing::info!("what was lent to {borrower} is free");
+        if by == EndedBy::Return {
             return Ok(Vec::new());
         }
-        if let Some(entry) = loans.get_mut(borrower) {
-            entry.kept.size = Size(0);
-            lending.keep(borrower, &entry.kept).map_err(|error| failed("keep the loan's end", &error))?;
-        }
-        tracing::info!("what was lent to {borrower} is free, and nothing more is lent to it");
         Ok(vec![format!(
             "nothing more is lent to that host; 'hob peer end {borrower} --forget' lets it ask again"
         )])
+    }
+
+    /// Frees what an ended loan has taken, and forgets the loan if its borrower may have another one. False, and nothing is done, where its bytes
+    /// may be needed.
+    async fn free_loan(&self, turn: &Turn<'_>) -> Result<bool, Refusal> {
+        let (borrower, kept) = (turn.borrower, turn.kept()?);
+        let is_named = match uuid_of(turn.lending.file(borrower)).await? {
+            Some(uuid) => self.loan_is_needed(&uuid).await,
+            None => false,
+        };
+        // What it has elsewhere it may have to recover from here, until it has nothing dirty.
+        if is_named || kept.ended == Some(EndedBy::Adoption) && self.has_dirty_data(borrower, &kept).await {
+            return Ok(false);
+        }
+        if kept.ended == Some(EndedBy::Operator) {
+            turn.remove_file().await?;
+            turn.keep(Kept { size: Size(0), ..kept }).await?;
+            tracing::info!("what was lent to {borrower} is free, and nothing more is lent to it");
+        } else {
+            turn.forget().await?;
+            tracing::info!("what was lent to {borrower} is free");
+        }
+        Ok(true)
+    }
+
+    async fn has_dirty_data(&self, borrower: &str, kept: &Kept) -> bool {
+        let Some(cluster) = self.cluster() else { return false };
+        cluster.may_have_dirty_data(&Member { name: kept.name.clone(), id: borrower.to_owned() }).await
+    }
+
+    /// Frees the loans that have ended and were needed still, if they are not any more.
+    pub(super) async fn free_ended_loans(&self) {
+        let Some(lending) = self.lending.get() else { return };
+        let now = Instant::now();
+        let waits = |entry: &Entry| {
+            let has_room = entry.kept.ended != Some(EndedBy::Operator) || entry.kept.size > Size(0);
+            let is_closed = entry.kept.ended.is_some() && entry.open.is_none();
+            is_closed && has_room && entry.retry_after.is_none_or(|at| at <= now)
+        };
+        let ended: Vec<String> =
+            lending.loans().iter().filter(|(_, entry)| waits(entry)).map(|(name, _)| name.clone()).collect();
+        for borrower in ended {
+            // What is being ended now is freed by whoever does that.
+            let Some(turn) = lending.try_turn(&borrower) else { continue };
+            let _ = turn.entry(|entry| entry.retry_after = Some(now + LOOK_EVERY));
+            if let Err(refusal) = self.free_loan(&turn).await {
+                tracing::warn!("what was lent to {borrower} is not free yet: {refusal}");
+            }
+        }
+    }
+}
+
+impl Entry {
+    fn new(kept: Kept) -> Entry {
+        Entry { kept, open: None, retry_after: None }
+    }
+}
+
+/// File work is done where it may wait: this is a thread that serves all loans, and the control API.
+impl Turn<'_> {
+    /// Something of the loan.
+    fn entry<T>(&self, of: impl FnOnce(&mut Entry) -> T) -> Result<T, Refusal> {
+        self.lending.loans().get_mut(self.borrower).map(of).ok_or_else(|| no_loan(self.borrower))
+    }
+
+    fn kept(&self) -> Result<Kept, Refusal> {
+        self.entry(|entry| entry.kept.clone())
+    }
+
+    /// Makes a loan that is not there yet.
+    async fn make(&self, ask: LoanAsk, certificate: String) -> Result<(), Refusal> {
+        let kept = Kept { name: ask.name, certificate, size: ask.size, ended: None };
+        {
+            let mut loans = self.lending.loans();
+            let lent: u64 = loans.values().map(|entry| entry.kept.size.bytes()).sum();
+            check_room(self.lending, loans.len(), lent, kept.size)?;
+            // Its room is nobody else's from now on.
+            loans.insert(self.borrower.to_owned(), Entry::new(kept.clone()));
+        }
+        let file = self.lending.file(self.borrower);
+        let made = match blocking(move || make_file(&file, ask.size)).await.flatten() {
+            Ok(()) => self.keep(kept.clone()).await,
+            Err(refusal) => Err(refusal),
+        };
+        if made.is_err() {
+            let _ = self.remove_file().await;
+            self.lending.loans().remove(self.borrower);
+        } else {
+            tracing::info!("{} is lent to {} ({})", kept.size, kept.name, self.borrower);
+        }
+        made
+    }
+
+    /// Keeps what the loan is, durably.
+    async fn keep(&self, kept: Kept) -> Result<(), Refusal> {
+        let (directory, borrower, written) =
+            (self.lending.directory.clone(), self.borrower.to_owned(), kept.clone());
+        blocking(move || write_record(&directory, &borrower, &written))
+            .await?
+            .map_err(|error| failed("keep the loan", &error))?;
+        self.entry(|entry| entry.kept = kept)
+    }
+
+    /// Removes the loan, and what is kept of it.
+    async fn forget(&self) -> Result<(), Refusal> {
+        self.remove_file().await?;
+        let (directory, borrower) = (self.lending.directory.clone(), self.borrower.to_owned());
+        blocking(move || remove_record(&directory, &borrower))
+            .await?
+            .map_err(|error| failed("forget the loan", &error))?;
+        self.lending.loans().remove(self.borrower);
+        Ok(())
+    }
+
+    async fn remove_file(&self) -> Result<(), Refusal> {
+        let file = self.lending.file(self.borrower);
+        blocking(move || remove(&file)).await?.map_err(|error| failed("remove the loan's file", &error))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.lending.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(self.borrower);
+        self.lending.freed.notify_waiters();
     }
 }
 
@@ -329,49 +417,6 @@ pub(crate) enum Ended {
     Forgotten,
 }
 
-/// Removes a file, if it is there.
-fn remove(file: &Path) -> std::io::Result<()> {
-    match fs::remove_file(file) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-impl Admitted {
-    /// Serves a borrower over this connection until one of them leaves.
-    pub(crate) async fn serve(self, mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
-        let Admitted(open) = self;
-        let Ok(place) = open.places.clone().try_acquire_owned() else {
-            return Err(std::io::Error::other("it has too many connections"));
-        };
-        let visible =
-            Visible { exports: open.exports.clone(), allow: AllowList::default(), peer: Peer::default() };
-        let Some((negotiated, leftover)) = negotiate_with_peer(&mut stream, &visible).await? else {
-            return Ok(());
-        };
-        // The loan may have been ended meanwhile.
-        let Some(Export { disk, shard, promote, .. }) = visible.get(&negotiated.export) else {
-            return Ok(());
-        };
-        let (near, far) = UnixStream::pair()?;
-        let seat = (Line::Relayed, Arc::new(place));
-        shard
-            .attach(disk, OwnedFd::from(far.into_std()?), negotiated, leftover, promote, seat)
-            .map_err(std::io::Error::other)?;
-        relay::relay(stream, near).await;
-        Ok(())
-    }
-}
-
-impl Inner {
-    /// An id for a disk that nobody but a borrower sees.
-    fn new_loan_id(&mut self) -> DiskId {
-        let id = self.new_disk_id();
-        self.loan_disks.insert(id);
-        id
-    }
-}
-
 fn check_borrower(kept: &Kept, certificate: &str) -> Result<(), Refusal> {
     if kept.certificate == certificate {
         return Ok(());
@@ -382,9 +427,22 @@ fn check_borrower(kept: &Kept, certificate: &str) -> Result<(), Refusal> {
 /// May a loan that is there be used as it is asked for?
 fn check_again(kept: &Kept, ask: &LoanAsk, certificate: &str) -> Result<(), Refusal> {
     check_borrower(kept, certificate)?;
-    if kept.ended {
-        return Err(Refusal::conflict("its operator has ended the loan")
-            .hint("'hob peer end BORROWER --forget' there lets this host ask again"));
+    match kept.ended {
+        None => {}
+        Some(EndedBy::Operator) => {
+            return Err(Refusal::conflict("its operator has ended the loan")
+                .hint("'hob peer end BORROWER --forget' there lets this host ask again"));
+        }
+        Some(EndedBy::Adoption) => {
+            return Err(Refusal::conflict(
+                "it ended the loan to take over a disk of this host, and lends again when nothing of this host is dirty",
+            ));
+        }
+        Some(EndedBy::Return) => {
+            return Err(Refusal::conflict(
+                "the loan was given back, and its room is not free before no disk of the cluster needs what is there",
+            ));
+        }
     }
     if kept.size != ask.size {
         return Err(Refusal::conflict(format!("{} are lent to {} already", kept.size, kept.name))
@@ -408,27 +466,13 @@ fn check_room(lending: &Lending, loans: usize, lent: u64, size: Size) -> Result<
     Ok(())
 }
 
-/// Makes the file of a loan, all of its room reserved.
-fn make_file(path: &Path, size: Size) -> Result<(), Refusal> {
-    let file = fs::OpenOptions::new().write(true).create(true).truncate(true).open(path);
-    let file = file.map_err(|error| failed("make the loan's file", &error))?;
-    let made = rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))
-        .and_then(|()| rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size.bytes()))
-        .map_err(std::io::Error::from)
-        .and_then(|()| file.sync_all());
-    made.map_err(|error| {
-        let _ = fs::remove_file(path);
-        failed("reserve the loan's room", &error)
-    })
-}
-
-/// What the superblock in a loan's file calls it, if it has one.
+/// What the superblock in a loan's file calls it, if it has one. A file that cannot be read may have one.
 async fn uuid_of(file: PathBuf) -> Result<Option<String>, Refusal> {
-    blocking(move || superblock_uuid(&file).map(|uuid| uuid.to_string())).await
-}
-
-fn failed(what: &str, error: &std::io::Error) -> Refusal {
-    Refusal { kind: Kind::Failed, problem: Problem::new(format!("cannot {what}: {error}")) }
+    blocking(move || match superblock_uuid(&file) {
+        Some(uuid) => Ok(Some(uuid.to_string())),
+        None => check_readable(&file).map(|()| None).map_err(|error| failed("read the loan's file", &error)),
+    })
+    .await?
 }
 
 fn no_certificate() -> Refusal {

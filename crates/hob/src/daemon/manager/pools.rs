@@ -122,6 +122,7 @@ impl Manager {
         for info in &devices {
             if let Err(refusal) = self.connect_device(name, info, chosen(&info.path)).await {
                 tracing::error!("pool {name}: {} is offline: {refusal}", info.path.display());
+                self.close_device(name, info.id).await;
                 let chosen = chosen(&info.path);
                 let entry = DeviceEntry::offline(info.path.clone(), refusal.problem.error, chosen);
                 let peer = peers.iter().find(|peer| peer.path == info.path).cloned();
@@ -135,7 +136,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Gives a device that is open to all shards, and its segments to caches if that was chosen.
+    /// Gives a device that is open to all shards, and its segments to caches if that was chosen. If that fails no shard has it, and the caller
+    /// sees to it that the pool does not have it open either: it would stand in the way of the next attempt.
     pub(super) async fn connect_device(
         self: &Arc<Self>,
         pool: &str,
@@ -152,8 +154,18 @@ impl Manager {
                 info.path.display()
             );
         }
-        for shard in &self.shards {
-            shard.add_device(id, flash.file(info.id).await?).await?;
+        for (number, shard) in self.shards.iter().enumerate() {
+            let added = match flash.file(info.id).await {
+                Ok(file) => shard.add_device(id, file).await.map_err(Refusal::from),
+                Err(refusal) => Err(refusal),
+            };
+            if let Err(refusal) = added {
+                for shard in &self.shards[..number] {
+                    // One that is gone has no device.
+                    let _ = shard.remove_device(id).await;
+                }
+                return Err(refusal);
+            }
         }
         {
             let peer = self.line_to(&info.path);
@@ -167,6 +179,33 @@ impl Manager {
         }
         self.admit(pool, &flash, info.id).await?;
         Ok(())
+    }
+
+    /// As `connect_device`, of one that was formatted just now: the pool does without it if that fails.
+    pub(super) async fn connect_new_device(
+        self: &Arc<Self>,
+        pool: &str,
+        id: DeviceId,
+        devices: Vec<DeviceInfo>,
+    ) -> Result<(), Refusal> {
+        let info = devices.into_iter().find(|device| device.id == id);
+        let info = info.ok_or_else(|| Refusal::failed("the new device has gone again"))?;
+        let connected = self.connect_device(pool, &info, Chosen::In).await;
+        if connected.is_err() {
+            let flash = self.inner().pool(pool)?.flash.clone();
+            if let Err(refusal) = flash.remove_device(id, Vec::new()).await {
+                tracing::warn!("pool {pool}: {} cannot be taken out again: {refusal}", info.path.display());
+            }
+        }
+        connected
+    }
+
+    /// Closes a device that the shards do not know, and leaves what is on it as it is.
+    async fn close_device(&self, pool: &str, id: DeviceId) {
+        let Ok(flash) = self.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
+        if let Err(refusal) = flash.close_device(id).await {
+            tracing::warn!("pool {pool}: {refusal}");
+        }
     }
 
     /// Lets caches have segments of a device if that was chosen and it is not fenced, else no more
@@ -197,9 +236,7 @@ impl Manager {
         let path = spec.path.clone();
         let (id, devices) = flash.add_device(spec, overwrite(add.force)).await?;
         let uuid = flash.uuid().await?;
-        let info = devices.into_iter().find(|device| device.id == id);
-        let info = info.ok_or_else(|| Refusal::failed("the new device has gone again"))?;
-        self.connect_device(pool, &info, Chosen::In).await?;
+        self.connect_new_device(pool, id, devices).await?;
         self.inner().pool_mut(pool)?.uuid = uuid;
         drop(claim);
         tracing::info!("pool {pool} has {} now", path.display());
@@ -396,7 +433,10 @@ impl Manager {
                     tracing::info!("pool {pool}: {} is back", path.display());
                     back = true;
                 }
-                Err(refusal) => tracing::warn!("pool {pool}: {} stays offline: {refusal}", path.display()),
+                Err(refusal) => {
+                    tracing::warn!("pool {pool}: {} stays offline: {refusal}", path.display());
+                    self.close_device(pool, info.id).await;
+                }
             }
         }
         if back {
@@ -408,6 +448,22 @@ impl Manager {
 
     pub(super) fn pool_changed(&self, name: &str, notes: Vec<String>) -> Result<PoolChanged, Refusal> {
         Ok(PoolChanged { pool: Some(self.pool(name)?), notes })
+    }
+}
+
+impl Flash {
+    /// Closes a device, and leaves what is on it as it is.
+    async fn close_device(&self, id: DeviceId) -> Result<(), Refusal> {
+        let closed = self.with(move |place| {
+            let Some(pool) = place else { return Ok(()) };
+            // One that has left is closed.
+            let _ = pool.close_device(id);
+            if pool.devices().is_empty() {
+                *place = None;
+            }
+            Ok(())
+        });
+        closed.await.map(drop)
     }
 }
 

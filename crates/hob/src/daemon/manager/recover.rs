@@ -22,7 +22,7 @@ use super::fit::{Restructure, places};
 use super::flash::blocking;
 use super::refusal::Refusal;
 use super::settings::engine_config;
-use super::{Life, Manager};
+use super::{DeviceEntry, Life, Manager};
 use crate::daemon::hardware::{Backing, BackingInfo, ChangeMark, Reader};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
@@ -209,7 +209,7 @@ impl Manager {
         source: Source,
     ) -> Result<(Source, Option<Kept>, Vec<String>), Refusal> {
         let matters = reading.may_be_dirty();
-        let Reading { spec, journal, began, foreign, outdated_by, missing, found, .. } = reading;
+        let Reading { spec, journal, began, foreign, outdated_by, mut missing, found, .. } = reading;
         let spec = &spec;
         let found = found.await.unwrap_or_else(|_| Err(Refusal::failed("an internal task ended")));
         let found = match found {
@@ -227,6 +227,14 @@ impl Manager {
                 ));
             }
         };
+        // A device that failed meanwhile was read as if it were empty.
+        if let Ok(entry) = self.inner().pool(&spec.pool) {
+            let unread = &found.remains().unread;
+            let is_unread =
+                |device: &&DeviceEntry| device.ids.is_some_and(|ids| unread.contains(&ids.in_pool));
+            let devices = entry.devices.iter().filter(is_unread);
+            missing.extend(devices.map(|device| device.path.display().to_string()));
+        }
         if matters && !missing.is_empty() {
             self.check_missing(name, spec, journal, &found, &missing)?;
         }

@@ -3,9 +3,11 @@
 mod admission;
 mod bitmaps;
 mod coming;
+mod devices;
 mod failing;
 mod health;
 mod journal_lost;
+mod lending;
 mod life_cycle;
 mod memory;
 mod parents;
