@@ -359,15 +359,16 @@ impl Clients {
                 recording.note(connection.command_begun_by(&request));
             }
         }
-        while let Some(query) = connection.poll_status() {
-            self.queries.push_back((connection.disk(), query));
-        }
         if requests > 0 {
             self.batch = (self.batch * 15 + requests * 256) / 16;
         }
         if let Some(gather) = connection.poll_send() {
             client.sending = true;
             ring.send(Token::new(SEND, number, 0), client.fd, gather);
+        }
+        // Now there is room for their answers again.
+        while let Some(query) = connection.poll_status() {
+            self.queries.push_back((connection.disk(), query));
         }
         self.receive(now, number, ring, greedy);
         self.close_ended(number, ring);

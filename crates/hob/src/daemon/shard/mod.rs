@@ -16,6 +16,7 @@ mod parents;
 mod recorders;
 mod rest;
 
+use std::io;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -166,7 +167,12 @@ impl Shard {
         while !self.commands.is_over() {
             let now = self.now();
             while self.turn(now) {}
-            self.sleep();
+            if self.answer_query(now) {
+                // Everybody else has a turn before the next one.
+                note_failed(self.ring.submit_and_wait(Duration::ZERO, Some(Duration::ZERO)));
+            } else {
+                self.sleep();
+            }
         }
     }
 
@@ -202,7 +208,6 @@ impl Shard {
             nobody_waits,
         );
         progress |= self.drain_engine(now);
-        progress |= self.drain_queries(now);
         self.machines.flush(&mut self.ring);
         self.check_rest();
         progress
@@ -372,30 +377,26 @@ impl Shard {
         self.engine.handle_completion(now, io, Err(IoError::ShuttingDown), &[]);
     }
 
-    /// Takes questions about ranges from clients to backings.
-    fn drain_queries(&mut self, now: Instant) -> bool {
-        let mut progress = false;
-        while let Some((disk, query)) = self.clients.poll_status() {
-            progress = true;
-            match self.backings[disk.0 as usize].as_mut() {
-                Some(_) if !query.allocation => self.clients.handle_status(query.id.0, Ok(&[]), &self.engine),
-                // A hole of the backing may be dirty data in flash: whoever skips it loses that. What becomes dirty after the
-                // question is not the question's matter.
-                Some(_) if !self.engine.backing_has_all(disk) => {
-                    let all = StatusExtent { len: query.len, hole: false, zero: false };
-                    let extents: Vec<Extent> = wire_extents(&all).collect();
-                    self.clients.handle_status(query.id.0, Ok(&extents), &self.engine);
-                }
-                Some(backing) => {
-                    backing.submit_status(&mut self.ring, now, query.id.0, query.offset, query.len);
-                    self.collect(now, disk);
-                }
-                None => {
-                    self.clients.handle_status(query.id.0, Err(IoError::ShuttingDown), &self.engine);
-                }
+    /// Takes one question about a range from a client to its backing. False if there is none. One at a time: a file is asked on the
+    /// spot, with thousands of system calls where it has many holes.
+    fn answer_query(&mut self, now: Instant) -> bool {
+        let Some((disk, query)) = self.clients.poll_status() else { return false };
+        match self.backings[disk.0 as usize].as_mut() {
+            Some(_) if !query.allocation => self.clients.handle_status(query.id.0, Ok(&[]), &self.engine),
+            // A hole of the backing may be dirty data in flash: whoever skips it loses that. What becomes dirty after the
+            // question is not the question's matter.
+            Some(_) if !self.engine.backing_has_all(disk) => {
+                let all = StatusExtent { len: query.len, hole: false, zero: false };
+                let extents: Vec<Extent> = wire_extents(&all).collect();
+                self.clients.handle_status(query.id.0, Ok(&extents), &self.engine);
             }
+            Some(backing) => {
+                backing.submit_status(&mut self.ring, now, query.id.0, query.offset, query.len);
+                self.collect(now, disk);
+            }
+            None => self.clients.handle_status(query.id.0, Err(IoError::ShuttingDown), &self.engine),
         }
-        progress
+        true
     }
 
     /// Does what is due.
@@ -457,10 +458,7 @@ impl Shard {
             (true, false) if working == 0 => self.ring.submit_and_wait(self.spin_max, timeout),
             _ => self.ring.submit_and_wait(Duration::ZERO, timeout),
         };
-        if let Err(error) = waited {
-            tracing::error!(%error, "the ring cannot wait; trying again");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        note_failed(waited);
         self.quick[kind] = self.now() - before < QUICK_NS_MAX;
     }
 
@@ -481,6 +479,14 @@ impl Shard {
 
     fn now(&self) -> Instant {
         Instant(self.origin.elapsed().as_nanos() as u64)
+    }
+}
+
+/// A ring that cannot wait is not asked to at once again.
+fn note_failed(waited: io::Result<()>) {
+    if let Err(error) = waited {
+        tracing::error!(%error, "the ring cannot wait; trying again");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
