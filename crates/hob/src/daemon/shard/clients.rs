@@ -1,5 +1,8 @@
 //! The NBD connections of a shard: their sockets in the ring, their turns, their ends.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
@@ -97,7 +100,6 @@ pub(super) struct Clients {
     waiting_since: Instant,
     /// Since when nobody begins a request.
     resting_since: Option<Instant>,
-    room: bool,
     /// The engine was full: these hold requests.
     refused: Vec<u16>,
     queries: VecDeque<(DiskId, StatusQuery)>,
@@ -198,7 +200,6 @@ impl Clients {
                 client.sending = false;
                 let sent = if completion.result < 0 { Err(()) } else { Ok(()) };
                 client.connection.handle_sent(gather, sent, payload);
-                self.room = true;
             }
             (kind, returned) => unreachable!("token kind {kind} came back with {returned:?}"),
         }
@@ -287,13 +288,8 @@ impl Clients {
         self.list(number);
     }
 
-    /// There may be room for a buffer, and in the engine.
-    pub(super) fn buffer_released(&mut self) {
-        self.room = true;
-        self.retry_refused();
-    }
-
-    fn retry_refused(&mut self) {
+    /// There may be room in the engine.
+    pub(super) fn retry_refused(&mut self) {
         while let Some(number) = self.refused.pop() {
             self.list(number);
         }
@@ -317,9 +313,8 @@ impl Clients {
 
     /// Lets every connection with something to do go on. False when there is none.
     pub(super) fn pump(&mut self, now: Instant, ring: &mut Ring, engine: &mut Engine) -> bool {
-        if std::mem::take(&mut self.room) {
-            self.serve_waiting(now, ring);
-        }
+        // Whatever has happened may have made room: answers that left, a client that died.
+        self.serve_waiting(now, ring);
         let mut progress = false;
         while let Some(number) = self.active.pop_front() {
             progress = true;

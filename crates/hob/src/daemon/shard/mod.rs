@@ -194,7 +194,7 @@ impl Shard {
         progress |= self.clients.pump(now, &mut self.ring, &mut self.engine);
         if self.files.pump(now, &mut self.ring, &mut self.engine, &mut self.clients.recorders) {
             progress = true;
-            self.clients.buffer_released();
+            self.clients.retry_refused();
         }
         let nobody_waits = self.clients.nobody_waits();
         if nobody_waits {
@@ -236,6 +236,7 @@ impl Shard {
             _ => {
                 self.clients.handle_completion(now, completion, &mut self.ring);
                 self.files.retry_refused();
+                self.carriers.retry();
             }
         }
     }
@@ -308,7 +309,7 @@ impl Shard {
         while let Some(buffer) = self.engine.poll_release() {
             progress = true;
             self.ring.arena_mut().release(buffer);
-            self.clients.buffer_released();
+            self.clients.retry_refused();
             self.files.retry_refused();
             self.carriers.retry();
         }
