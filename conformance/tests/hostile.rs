@@ -364,7 +364,10 @@ impl Flood {
         let mut before = usize::MAX;
         loop {
             let sent = self.sent.load(Ordering::Relaxed);
-            assert!(!self.thread.is_finished(), "all {sent} requests were taken of a client that reads nothing");
+            assert!(
+                !self.thread.is_finished(),
+                "all {sent} requests were taken of a client that reads nothing"
+            );
             if sent == before {
                 return;
             }

@@ -200,7 +200,8 @@ fn it_stops_listening_at_its_limit() {
 #[test]
 fn it_stops_listening_while_small_answers_wait() {
     let mut rig = Rig::new(false);
-    let refused = hob_nbd::Request { command: Command::Trim, flags: NONE, cookie: 1, offset: 1 << 40, length: 1 };
+    let refused =
+        hob_nbd::Request { command: Command::Trim, flags: NONE, cookie: 1, offset: 1 << 40, length: 1 };
     let flood = refused.encode().repeat(1 << 17);
     let mut bytes = 0;
     for left_unread in [1, 2] {

@@ -14,6 +14,7 @@ use hob_frontends::nbd::{Connection, Receive, Status, StatusQuery};
 use hob_frontends::vhost_user::memory::GuestRun;
 use hob_nbd::Extent;
 use hob_nbd::server::handshake::Negotiated;
+use hob_nbd::wire::REQUEST_BYTES;
 use hob_storage::buffers::Arena;
 use hob_storage::ring::{Completion, Fd, FdClass, Returned, Ring, RxBuf};
 use hob_storage::token::Token;
@@ -377,8 +378,10 @@ impl Clients {
             return;
         }
         match client.connection.poll_receive() {
-            // Commands came in while there was no room for their answers.
-            Receive::Bytes if client.rx.as_ref().is_some_and(|rx| rx.room() == 0) => self.list(number),
+            // Commands came in while there was no room for their answers. Its client may say nothing more before it has them.
+            Receive::Bytes if client.rx.as_ref().is_some_and(|rx| rx.filled().len() >= REQUEST_BYTES) => {
+                self.list(number);
+            }
             Receive::Bytes => {
                 let rx = client.rx.take().expect("checked");
                 ring.recv(Token::new(RECEIVE, number, 0), client.fd, rx);

@@ -1,6 +1,6 @@
 //! Connections over socket pairs and a real ring, without a disk: what is looked at never gets to an engine.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,7 +78,7 @@ impl Rig {
     }
 }
 
-fn header(command: Command, length: u32) -> [u8; 28] {
+fn header(command: Command, length: u32) -> [u8; REQUEST_BYTES] {
     hob_nbd::Request { command, flags: CommandFlags::NONE, cookie: 1, offset: 0, length }.encode()
 }
 
@@ -110,4 +110,34 @@ fn what_a_client_held_that_was_sent_away_goes_to_who_waits() {
     let sent_away = |connection: &Connection| connection.disk() == DiskId(0);
     rig.clients.close("the disk goes", &mut rig.ring, sent_away);
     rig.until("the second one has its buffer", |clients| clients.waiting.len() == 1);
+}
+
+/// A client may wait for the answer to its last command before it says another word.
+#[test]
+fn a_command_that_came_while_answers_waited_is_not_forgotten() {
+    let mut rig = Rig::new();
+    let mut stream = rig.connect(DiskId(0));
+    stream.write_all(&header(Command::BlockStatus, 1 << 27).repeat(2)).expect("room for headers");
+    rig.until("two questions", |clients| clients.queries.len() == 2);
+    let extents = vec![Extent { length: 512, state: 0 }; 1 << 18];
+    // The first answer is more than the socket takes; the second one fills the connection.
+    while let Some((_, query)) = rig.clients.poll_status() {
+        rig.clients.handle_status(query.id.0, Ok(&extents), &rig.engine);
+        rig.until("the first one is being sent", |clients| {
+            clients.clients[0].as_ref().is_some_and(|it| it.sending)
+        });
+    }
+    stream.write_all(&header(Command::Trim, 0)).expect("room for a header");
+    rig.until("it is received", |clients| {
+        let rx = clients.clients[0].as_ref().and_then(|client| client.rx.as_ref());
+        rx.is_some_and(|rx| rx.filled().len() == REQUEST_BYTES)
+    });
+    let answers = 2 * (20 + 4 + 8 * extents.len());
+    let reader = std::thread::spawn(move || {
+        let mut bytes = vec![0; answers + 16];
+        stream.read_exact(&mut bytes).map(|()| bytes.split_off(answers))
+    });
+    rig.until("everything is read", |_| reader.is_finished());
+    let refused = reader.join().expect("a reader").expect("an answer to the last one");
+    assert_eq!(refused[4..8], 22u32.to_be_bytes(), "it made no sense");
 }
