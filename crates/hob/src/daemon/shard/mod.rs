@@ -258,11 +258,15 @@ impl Shard {
         while self.ask_parent(now, disk) {
             self.collect_done(now, disk);
         }
-        let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
-        while let Some((id, status)) = backing.poll_status() {
-            let extents = status.map(|extents| extents.iter().flat_map(wire_extents).collect::<Vec<_>>());
-            self.clients.handle_status(id, extents.as_deref().map_err(|error| *error), &self.engine);
+        while let Some((id, status)) = self.backings[disk.0 as usize].as_mut().and_then(Backing::poll_status)
+        {
+            self.answer_status(
+                disk,
+                id,
+                status.map(|extents| extents.iter().flat_map(wire_extents).collect()),
+            );
         }
+        let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
         if backing.is_lost() && self.engine.role(disk) != Some(Role::Away) {
             self.engine.lose(now, disk);
             self.commands.report(ShardEvent::BackingLost(disk));
@@ -382,21 +386,22 @@ impl Shard {
     /// spot, with thousands of system calls where it has many holes.
     fn answer_query(&mut self, now: Instant) -> bool {
         let Some((disk, query)) = self.clients.poll_status() else { return false };
-        match self.backings[disk.0 as usize].as_mut() {
-            Some(_) if !query.allocation => self.clients.handle_status(query.id.0, Ok(&[]), &self.engine),
+        let allocation = match self.backings[disk.0 as usize].as_mut() {
+            Some(_) if !query.allocation => Ok(Vec::new()),
             // A hole of the backing may be dirty data in flash: whoever skips it loses that. What becomes dirty after the
             // question is not the question's matter.
             Some(_) if !self.engine.backing_has_all(disk) => {
                 let all = StatusExtent { len: query.len, hole: false, zero: false };
-                let extents: Vec<Extent> = wire_extents(&all).collect();
-                self.clients.handle_status(query.id.0, Ok(&extents), &self.engine);
+                Ok(wire_extents(&all).collect())
             }
             Some(backing) => {
                 backing.submit_status(&mut self.ring, now, query.id.0, query.offset, query.len);
                 self.collect(now, disk);
+                return true;
             }
-            None => self.clients.handle_status(query.id.0, Err(IoError::ShuttingDown), &self.engine),
-        }
+            None => Err(IoError::ShuttingDown),
+        };
+        self.answer_status(disk, query.id.0, allocation);
         true
     }
 
