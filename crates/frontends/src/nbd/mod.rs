@@ -49,12 +49,15 @@ const OUTBOX_HEAD_BYTES_MAX: usize = 1 << 20;
 /// Status queries that are being answered: each may bring hundreds of kilobytes.
 const QUERIES_MAX: usize = 4;
 
+/// Payload that is received at once. Of a client that is slow one can tell thereby that it is not silent.
+const PAYLOAD_BYTES_MAX: u32 = 1 << 20;
+
 /// What to receive next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receive {
     /// Bytes, as many as come.
     Bytes,
-    /// Exactly this payload.
+    /// Exactly this payload; there may be more.
     Payload(BufferSlice),
     /// Nothing before some command in flight has been answered.
     Pause,
@@ -212,7 +215,7 @@ impl Connection {
         match self.input {
             Input::Finished | Input::Dead => Receive::Nothing,
             Input::Stuck(_) => Receive::AwaitBuffer,
-            Input::Payload { missing, .. } => Receive::Payload(missing),
+            Input::Payload { missing, .. } => Receive::Payload(next_of(missing)),
             Input::Header if self.resting => Receive::Pause,
             _ if self.is_full() => Receive::Pause,
             Input::Header | Input::Skip(_) => Receive::Bytes,
@@ -263,8 +266,8 @@ impl Connection {
     /// client is gone.
     pub fn handle_payload(&mut self, received: usize, payload: &mut impl Payload) {
         match self.input {
-            Input::Payload { missing, .. } if received == missing.len as usize => {
-                self.payload_arrived(missing.len);
+            Input::Payload { missing, .. } if received == next_of(missing).len as usize => {
+                self.payload_arrived(received as u32);
             }
             _ => self.abort("the client left in the middle of a write", payload),
         }
@@ -512,6 +515,10 @@ impl Connection {
     fn request_id(&self, slot: u32) -> RequestId {
         RequestId(u64::from(self.number) << 32 | u64::from(slot))
     }
+}
+
+fn next_of(missing: BufferSlice) -> BufferSlice {
+    BufferSlice { len: missing.len.min(PAYLOAD_BYTES_MAX), ..missing }
 }
 
 /// How the protocol calls the engine's errors.

@@ -135,6 +135,27 @@ fn payload_can_be_received_in_place() {
 }
 
 #[test]
+fn much_payload_is_received_in_pieces() {
+    let mut rig = Rig::new(true);
+    rig.command(Command::Write, NONE, 512, (2 << 20) + 512);
+    let mut pieces = Vec::new();
+    while let Receive::Payload(slice) = rig.connection.poll_receive() {
+        pieces.push((slice.offset, slice.len));
+        rig.connection.handle_payload(slice.len as usize, &mut rig.memory);
+    }
+    assert_eq!(pieces, [(512, 1 << 20), (512 + (1 << 20), 1 << 20), (512 + (2 << 20), 512)]);
+    let request = rig.connection.poll_request().expect("a request");
+    assert_eq!((request.offset, request.len), (512, (2 << 20) + 512));
+    // A client that leaves between two of them.
+    rig.command(Command::Write, NONE, 0, 2 << 20);
+    rig.connection.handle_payload(1 << 20, &mut rig.memory);
+    rig.connection.handle_payload(7, &mut rig.memory);
+    assert_eq!(rig.connection.fault(), Some("the client left in the middle of a write"));
+    rig.answer(&request, Ok(()));
+    assert!(rig.connection.is_over() && rig.memory.buffers.is_empty());
+}
+
+#[test]
 fn long_commands_without_payload_go_in_pieces() {
     let mut rig = Rig::new(true);
     rig.command(Command::Trim, NONE, 1 << 20, 100 << 20);
