@@ -24,6 +24,8 @@ pub const CMD_TRIM: u16 = 4;
 pub const CMD_CACHE: u16 = 5;
 /// Makes a range read as zeroes.
 pub const CMD_WRITE_ZEROES: u16 = 6;
+/// Asks what is allocated in a range; for clients that have chosen such a context.
+pub const CMD_BLOCK_STATUS: u16 = 7;
 /// Command flag: durable before the reply.
 pub const FLAG_FUA: u16 = 1;
 /// Protocol error: not permitted, as on a read-only export.

@@ -3,11 +3,18 @@
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use conformance::data::{assert_same, noise_file};
 use conformance::nbd_client::{
-    CMD_DISC, CMD_READ, CMD_TRIM, CMD_WRITE, Client, EINVAL, ENOSPC, option, option_reply, request,
+    Address, CMD_BLOCK_STATUS, CMD_DISC, CMD_READ, CMD_TRIM, CMD_WRITE, Client, EINVAL, ENOSPC, option,
+    option_reply, request,
 };
 use conformance::process::resident_kib;
 use conformance::{Hob, MIB, Scratch, Serve};
@@ -24,8 +31,13 @@ struct Stage {
 impl Stage {
     #[track_caller]
     fn new() -> Self {
+        Self::with_image(|path| noise_file(path, SIZE, 30))
+    }
+
+    #[track_caller]
+    fn with_image(make: impl FnOnce(&Path)) -> Self {
         let scratch = Scratch::new();
-        noise_file(&scratch.path("disk.img"), SIZE, 30);
+        make(&scratch.path("disk.img"));
         let image = std::fs::read(scratch.path("disk.img")).unwrap();
         let hob =
             Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "4K").start(&scratch);
@@ -300,6 +312,121 @@ fn a_client_that_never_reads_is_held_back() {
     let held = resident_kib(stage.hob.process.pid());
     assert!(held < 1024 * 1024, "the server holds {held} KiB for clients that do not read");
     drop(greedy);
+    stage.end();
+}
+
+/// A client that may ask what is allocated.
+fn asking(hob: &Hob) -> UnixStream {
+    let Address::Unix(path) = hob.address() else { panic!("a Unix socket") };
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    stream.write_all(&3_u32.to_be_bytes()).unwrap();
+    let counted = |text: &str| [&(text.len() as u32).to_be_bytes()[..], text.as_bytes()].concat();
+    let context = [counted("disk"), 1_u32.to_be_bytes().to_vec(), counted("base:allocation")].concat();
+    // Structured replies, the metadata context, GO.
+    for (number, data) in [(8, vec![]), (10, context), (7, [counted("disk"), vec![0, 0]].concat())] {
+        stream.write_all(&option(number, &data)).unwrap();
+        loop {
+            match option_reply(&mut stream).unwrap().0 {
+                1 => break,
+                kind => assert!(kind & 0x8000_0000 == 0, "option {number} answered {kind:#x}"),
+            }
+        }
+    }
+    stream
+}
+
+/// A client that sends the same request again and again.
+struct Flood {
+    sent: Arc<AtomicUsize>,
+    thread: JoinHandle<()>,
+}
+
+impl Flood {
+    const AT_ONCE: usize = 1024;
+
+    fn start(mut stream: UnixStream, request: &[u8], count: usize) -> Flood {
+        let (sent, chunk) = (Arc::new(AtomicUsize::new(0)), request.repeat(Flood::AT_ONCE));
+        let counter = sent.clone();
+        let thread = std::thread::spawn(move || {
+            // The server may end before it has all of it.
+            while counter.load(Ordering::Relaxed) < count && stream.write_all(&chunk).is_ok() {
+                counter.fetch_add(Flood::AT_ONCE, Ordering::Relaxed);
+            }
+        });
+        Flood { sent, thread }
+    }
+
+    /// Waits until nobody takes any more of it.
+    #[track_caller]
+    fn is_held_back(&self) {
+        let mut before = usize::MAX;
+        loop {
+            let sent = self.sent.load(Ordering::Relaxed);
+            assert!(
+                !self.thread.is_finished(),
+                "all {sent} requests were taken of a client that reads nothing"
+            );
+            if sent == before {
+                return;
+            }
+            before = sent;
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+}
+
+/// Promise 5: answers that are a few bytes each are no way around that; and who reads in the end misses none.
+#[test]
+fn a_client_that_never_reads_small_answers_is_held_back() {
+    const COUNT: usize = 1 << 20;
+    let mut stage = Stage::new();
+    let mut stream = asking(&stage.hob);
+    let flood = Flood::start(stream.try_clone().unwrap(), &request(0, 4711, 1, 0, 0), COUNT);
+    flood.is_held_back();
+    stage.witness_is_well("a flood of nonsense");
+    let mut answers = vec![0; 16 * Flood::AT_ONCE];
+    for _ in 0..COUNT / Flood::AT_ONCE {
+        stream.read_exact(&mut answers).unwrap();
+        assert!(answers.chunks(16).all(|answer| answer[4..8] == EINVAL.to_be_bytes()));
+    }
+    flood.thread.join().unwrap();
+    stage.end();
+}
+
+/// Promise 5: nor are answers that are much longer than their requests, and take long to find. A file with a hole in every other block has
+/// the most to tell.
+#[test]
+fn a_client_that_never_reads_what_is_allocated_is_held_back() {
+    let mut stage = Stage::with_image(|path| {
+        let file = std::fs::File::create(path).unwrap();
+        file.set_len(SIZE).unwrap();
+        (0..SIZE).step_by(8192).for_each(|at| file.write_all_at(&[7; 4096], at).unwrap());
+    });
+    let before = resident_kib(stage.hob.process.pid());
+    let streams: Vec<_> = (0..4).map(|_| asking(&stage.hob)).collect();
+    let question = request(0, CMD_BLOCK_STATUS, 1, 0, SIZE as u32);
+    let start = |stream: &UnixStream| Flood::start(stream.try_clone().unwrap(), &question, 1 << 15);
+    let floods: Vec<Flood> = streams.iter().map(start).collect();
+    stage.witness_is_well("a flood of questions");
+    floods.iter().for_each(Flood::is_held_back);
+    // What was taken may go on being answered for a while, but not for ever.
+    let mut held = before;
+    loop {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = resident_kib(stage.hob.process.pid());
+        assert!(now < before + 64 * 1024, "memory grew from {before} to {now} KiB");
+        if now <= held + 256 {
+            break;
+        }
+        held = now;
+    }
+    stage.witness_is_well("questions that wait");
+    for (stream, flood) in streams.into_iter().zip(floods) {
+        stream.shutdown(std::net::Shutdown::Both).unwrap();
+        flood.thread.join().unwrap();
+    }
     stage.end();
 }
 

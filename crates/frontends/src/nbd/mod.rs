@@ -8,9 +8,10 @@
 //! what to send, one list at a time, until [`Connection::handle_sent`] says it is gone.
 //!
 //! # Limits
-//! A connection has at most [`COMMANDS_MAX`] commands in flight; it stops receiving at that number, and
-//! while there is no buffer for the next command. What is malformed is answered with the protocol's
-//! error, or, where the stream can no longer be followed, ends this connection alone.
+//! A connection has at most [`COMMANDS_MAX`] commands in flight; it stops receiving at that number, while
+//! there is no buffer for the next command, and while its client leaves answers unread. What is malformed
+//! is answered with the protocol's error, or, where the stream can no longer be followed, ends this
+//! connection alone.
 //!
 //! # Buffers
 //! A payload buffer has one reference for the engine, which the shard loop drops when the engine says
@@ -41,12 +42,22 @@ pub const COMMANDS_MAX: usize = 2048;
 /// listened to either.
 const OUTBOX_PIECES_MAX: usize = 4096;
 
+/// Bytes of such replies besides payload, however few pieces they are. What is in flight by then adds its
+/// own: little, but for the answers to status queries.
+const OUTBOX_HEAD_BYTES_MAX: usize = 1 << 20;
+
+/// Status queries that are being answered: each may bring hundreds of kilobytes.
+const QUERIES_MAX: usize = 4;
+
+/// Payload that is received at once. Of a client that is slow one can tell thereby that it is not silent.
+const PAYLOAD_BYTES_MAX: u32 = 1 << 20;
+
 /// What to receive next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receive {
     /// Bytes, as many as come.
     Bytes,
-    /// Exactly this payload.
+    /// Exactly this payload; there may be more.
     Payload(BufferSlice),
     /// Nothing before some command in flight has been answered.
     Pause,
@@ -90,6 +101,8 @@ pub struct Connection {
     input: Input,
     requests: VecDeque<Request>,
     queries: VecDeque<StatusQuery>,
+    /// Queries that were handed out and are not answered.
+    queries_asked: usize,
     /// Replies that wait for the socket, and the buffers they send from.
     outbox: Gather,
     outbox_buffers: Vec<BufferId>,
@@ -139,6 +152,7 @@ impl Connection {
             input: Input::Header,
             requests: VecDeque::new(),
             queries: VecDeque::new(),
+            queries_asked: 0,
             outbox: Gather::default(),
             outbox_buffers: Vec::new(),
             sending_buffers: Vec::new(),
@@ -201,7 +215,7 @@ impl Connection {
         match self.input {
             Input::Finished | Input::Dead => Receive::Nothing,
             Input::Stuck(_) => Receive::AwaitBuffer,
-            Input::Payload { missing, .. } => Receive::Payload(missing),
+            Input::Payload { missing, .. } => Receive::Payload(next_of(missing)),
             Input::Header if self.resting => Receive::Pause,
             _ if self.is_full() => Receive::Pause,
             Input::Header | Input::Skip(_) => Receive::Bytes,
@@ -252,8 +266,8 @@ impl Connection {
     /// client is gone.
     pub fn handle_payload(&mut self, received: usize, payload: &mut impl Payload) {
         match self.input {
-            Input::Payload { missing, .. } if received == missing.len as usize => {
-                self.payload_arrived(missing.len);
+            Input::Payload { missing, .. } if received == next_of(missing).len as usize => {
+                self.payload_arrived(received as u32);
             }
             _ => self.abort("the client left in the middle of a write", payload),
         }
@@ -286,9 +300,14 @@ impl Connection {
         self.requests.push_front(request);
     }
 
-    /// The next question for the backing.
+    /// The next question for the backing; none while there is no room for its answer.
     pub fn poll_status(&mut self) -> Option<StatusQuery> {
-        self.queries.pop_front()
+        if self.queries_asked >= QUERIES_MAX || self.is_outbox_full() {
+            return None;
+        }
+        let query = self.queries.pop_front()?;
+        self.queries_asked += 1;
+        Some(query)
     }
 
     /// The engine's answer.
@@ -321,6 +340,7 @@ impl Connection {
     /// The answer to a question, or why there is none.
     pub fn handle_status(&mut self, id: RequestId, status: Result<Status<'_>, IoError>) {
         let command = self.commands.remove(id.0 as u32);
+        self.queries_asked -= 1;
         if self.input != Input::Dead {
             reply::push_status(self, &command, status);
         }
@@ -410,7 +430,12 @@ impl Connection {
     }
 
     fn is_full(&self) -> bool {
-        self.commands.len() >= COMMANDS_MAX || self.outbox.pieces.len() >= OUTBOX_PIECES_MAX
+        self.commands.len() >= COMMANDS_MAX || self.is_outbox_full()
+    }
+
+    fn is_outbox_full(&self) -> bool {
+        // Replies without payload are one piece together.
+        self.outbox.pieces.len() >= OUTBOX_PIECES_MAX || self.outbox.head.len() >= OUTBOX_HEAD_BYTES_MAX
     }
 
     fn handle_header(&mut self, header: &[u8; REQUEST_BYTES], payload: &mut impl Payload) {
@@ -490,6 +515,10 @@ impl Connection {
     fn request_id(&self, slot: u32) -> RequestId {
         RequestId(u64::from(self.number) << 32 | u64::from(slot))
     }
+}
+
+fn next_of(missing: BufferSlice) -> BufferSlice {
+    BufferSlice { len: missing.len.min(PAYLOAD_BYTES_MAX), ..missing }
 }
 
 /// How the protocol calls the engine's errors.

@@ -135,6 +135,27 @@ fn payload_can_be_received_in_place() {
 }
 
 #[test]
+fn much_payload_is_received_in_pieces() {
+    let mut rig = Rig::new(true);
+    rig.command(Command::Write, NONE, 512, (2 << 20) + 512);
+    let mut pieces = Vec::new();
+    while let Receive::Payload(slice) = rig.connection.poll_receive() {
+        pieces.push((slice.offset, slice.len));
+        rig.connection.handle_payload(slice.len as usize, &mut rig.memory);
+    }
+    assert_eq!(pieces, [(512, 1 << 20), (512 + (1 << 20), 1 << 20), (512 + (2 << 20), 512)]);
+    let request = rig.connection.poll_request().expect("a request");
+    assert_eq!((request.offset, request.len), (512, (2 << 20) + 512));
+    // A client that leaves between two of them.
+    rig.command(Command::Write, NONE, 0, 2 << 20);
+    rig.connection.handle_payload(1 << 20, &mut rig.memory);
+    rig.connection.handle_payload(7, &mut rig.memory);
+    assert_eq!(rig.connection.fault(), Some("the client left in the middle of a write"));
+    rig.answer(&request, Ok(()));
+    assert!(rig.connection.is_over() && rig.memory.buffers.is_empty());
+}
+
+#[test]
 fn long_commands_without_payload_go_in_pieces() {
     let mut rig = Rig::new(true);
     rig.command(Command::Trim, NONE, 1 << 20, 100 << 20);
@@ -194,6 +215,50 @@ fn it_stops_listening_at_its_limit() {
     let request = rig.connection.poll_request().expect("a request");
     rig.answer(&request, Ok(()));
     assert_eq!(rig.connection.poll_receive(), Receive::Bytes);
+}
+
+/// Promise 5: a client that does not read gets no further than this, however small its answers are.
+#[test]
+fn it_stops_listening_while_small_answers_wait() {
+    let mut rig = Rig::new(false);
+    let refused =
+        hob_nbd::Request { command: Command::Trim, flags: NONE, cookie: 1, offset: 1 << 40, length: 1 };
+    let flood = refused.encode().repeat(1 << 17);
+    let mut bytes = 0;
+    for left_unread in [1, 2] {
+        let used = rig.receive(&flood);
+        assert_eq!(used / REQUEST_BYTES * 16, OUTBOX_HEAD_BYTES_MAX, "answers of 16 bytes, one piece");
+        assert_eq!(rig.connection.poll_receive(), Receive::Pause);
+        if left_unread == 1 {
+            // It is with the socket, which takes no more.
+            bytes = rig.connection.poll_send().expect("answers").len();
+        }
+    }
+    assert!(rig.connection.poll_send().is_none());
+    assert_eq!(bytes, OUTBOX_HEAD_BYTES_MAX);
+}
+
+/// Promise 5: answers about ranges are long, so few are asked for at a time, and none while they wait unread.
+#[test]
+fn few_status_queries_are_asked_at_a_time_and_none_while_answers_wait() {
+    let mut rig = Rig::new(true);
+    for _ in 0..COMMANDS_MAX {
+        rig.command(Command::BlockStatus, NONE, 0, 1 << 20);
+    }
+    let extents = vec![Extent { length: 512, state: 0 }; 1 << 16];
+    let asked: Vec<_> = std::iter::from_fn(|| rig.connection.poll_status()).collect();
+    assert_eq!(asked.len(), QUERIES_MAX);
+    for query in asked {
+        rig.connection.handle_status(query.id, Ok(Status { allocation: &extents, maps: &[] }));
+    }
+    assert!(rig.connection.outbox.head.len() > OUTBOX_HEAD_BYTES_MAX);
+    assert!(rig.connection.poll_status().is_none());
+    assert_eq!(rig.connection.poll_receive(), Receive::Pause);
+    rig.sent();
+    assert_eq!(std::iter::from_fn(|| rig.connection.poll_status()).count(), QUERIES_MAX, "read, it goes on");
+    // What is being answered when it dies is answered to it.
+    rig.connection.abort("gone", &mut rig.memory);
+    assert!(!rig.connection.is_over() && rig.connection.poll_status().is_none());
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! The NBD connections of a shard: their sockets in the ring, their turns, their ends.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
@@ -11,6 +14,7 @@ use hob_frontends::nbd::{Connection, Receive, Status, StatusQuery};
 use hob_frontends::vhost_user::memory::GuestRun;
 use hob_nbd::Extent;
 use hob_nbd::server::handshake::Negotiated;
+use hob_nbd::wire::REQUEST_BYTES;
 use hob_storage::buffers::Arena;
 use hob_storage::ring::{Completion, Fd, FdClass, Returned, Ring, RxBuf};
 use hob_storage::token::Token;
@@ -97,7 +101,6 @@ pub(super) struct Clients {
     waiting_since: Instant,
     /// Since when nobody begins a request.
     resting_since: Option<Instant>,
-    room: bool,
     /// The engine was full: these hold requests.
     refused: Vec<u16>,
     queries: VecDeque<(DiskId, StatusQuery)>,
@@ -198,7 +201,6 @@ impl Clients {
                 client.sending = false;
                 let sent = if completion.result < 0 { Err(()) } else { Ok(()) };
                 client.connection.handle_sent(gather, sent, payload);
-                self.room = true;
             }
             (kind, returned) => unreachable!("token kind {kind} came back with {returned:?}"),
         }
@@ -287,13 +289,8 @@ impl Clients {
         self.list(number);
     }
 
-    /// There may be room for a buffer, and in the engine.
-    pub(super) fn buffer_released(&mut self) {
-        self.room = true;
-        self.retry_refused();
-    }
-
-    fn retry_refused(&mut self) {
+    /// There may be room in the engine.
+    pub(super) fn retry_refused(&mut self) {
         while let Some(number) = self.refused.pop() {
             self.list(number);
         }
@@ -317,9 +314,8 @@ impl Clients {
 
     /// Lets every connection with something to do go on. False when there is none.
     pub(super) fn pump(&mut self, now: Instant, ring: &mut Ring, engine: &mut Engine) -> bool {
-        if std::mem::take(&mut self.room) {
-            self.serve_waiting(now, ring);
-        }
+        // Whatever has happened may have made room: answers that left, a client that died.
+        self.serve_waiting(now, ring);
         let mut progress = false;
         while let Some(number) = self.active.pop_front() {
             progress = true;
@@ -359,15 +355,16 @@ impl Clients {
                 recording.note(connection.command_begun_by(&request));
             }
         }
-        while let Some(query) = connection.poll_status() {
-            self.queries.push_back((connection.disk(), query));
-        }
         if requests > 0 {
             self.batch = (self.batch * 15 + requests * 256) / 16;
         }
         if let Some(gather) = connection.poll_send() {
             client.sending = true;
             ring.send(Token::new(SEND, number, 0), client.fd, gather);
+        }
+        // Now there is room for their answers again.
+        while let Some(query) = connection.poll_status() {
+            self.queries.push_back((connection.disk(), query));
         }
         self.receive(now, number, ring, greedy);
         self.close_ended(number, ring);
@@ -381,8 +378,10 @@ impl Clients {
             return;
         }
         match client.connection.poll_receive() {
-            // Commands came in while there was no room for their answers.
-            Receive::Bytes if client.rx.as_ref().is_some_and(|rx| rx.room() == 0) => self.list(number),
+            // Commands came in while there was no room for their answers. Its client may say nothing more before it has them.
+            Receive::Bytes if client.rx.as_ref().is_some_and(|rx| rx.filled().len() >= REQUEST_BYTES) => {
+                self.list(number);
+            }
             Receive::Bytes => {
                 let rx = client.rx.take().expect("checked");
                 ring.recv(Token::new(RECEIVE, number, 0), client.fd, rx);

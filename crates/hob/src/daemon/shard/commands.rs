@@ -273,7 +273,7 @@ impl Shard {
         self.machines.close_all(id, &mut self.ring);
         self.clients.recorders.end(id);
         self.carriers.remove(id);
-        self.leave_lease(id);
+        self.leave_lease(now, id);
         self.unlink_parent(id);
         let command = self.commands.next(Waiting::Remove(answer));
         self.engine.handle_command(now, command, id, Command::RemoveDisk);

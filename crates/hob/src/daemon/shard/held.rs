@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use hob_engine::io::{Io, IoError, IoOp, Reply, Target};
 use hob_engine::units::{DiskId, Instant};
+use hob_nbd::Extent;
 
 use super::Shard;
 use crate::daemon::cluster::{self, LeaseClock};
@@ -34,8 +35,13 @@ struct Lease {
     /// It is being taken from this shard: nothing can be waited for.
     is_leaving: bool,
     replies: Vec<Reply>,
+    /// Answers to questions about ranges, by the question.
+    statuses: Vec<(u64, Allocation)>,
     changes: Vec<Io>,
 }
+
+/// What is allocated in a range.
+pub(super) type Allocation = Result<Vec<Extent>, IoError>;
 
 impl Lease {
     fn new(clock: Arc<LeaseClock>) -> Lease {
@@ -45,12 +51,13 @@ impl Lease {
             is_held_back: false,
             is_leaving: false,
             replies: Vec::new(),
+            statuses: Vec::new(),
             changes: Vec::new(),
         }
     }
 
     fn holds_anything(&self) -> bool {
-        !self.replies.is_empty() || !self.changes.is_empty()
+        !self.replies.is_empty() || !self.statuses.is_empty() || !self.changes.is_empty()
     }
 
     /// When something is to be done that nothing else tells of.
@@ -94,6 +101,26 @@ impl Leases {
             return Some(reply);
         }
         lease.replies.push(reply);
+        None
+    }
+
+    /// The same of an answer to a question about a range. These may overtake each other.
+    pub(super) fn pass_status(
+        &mut self,
+        look: Option<Instant>,
+        disk: DiskId,
+        id: u64,
+        allocation: Allocation,
+    ) -> Option<Allocation> {
+        let Some(now) = look else { return Some(allocation) };
+        let Some(lease) = self.get_mut(disk) else { return Some(allocation) };
+        if lease.refuses(now) {
+            return Some(Err(IoError::ShuttingDown));
+        }
+        if lease.clock.is_valid(now) {
+            return Some(allocation);
+        }
+        lease.statuses.push((id, allocation));
         None
     }
 
@@ -143,10 +170,20 @@ impl Shard {
         }
     }
 
-    /// A disk is about to be taken from this shard.
-    pub(super) fn leave_lease(&mut self, id: DiskId) {
+    /// A disk is about to be taken from this shard. What is held is answered now: nobody would know of it any more.
+    pub(super) fn leave_lease(&mut self, now: Instant, id: DiskId) {
         if let Some(lease) = self.leases.get_mut(id) {
             lease.is_leaving = true;
+            self.release_held(now);
+        }
+    }
+
+    /// What is allocated in a range is known. Another host may have the disk, and have written there.
+    pub(super) fn answer_status(&mut self, disk: DiskId, id: u64, allocation: Allocation) {
+        let look = self.leases.look();
+        if let Some(allocation) = self.leases.pass_status(look, disk, id, allocation) {
+            let allocation = allocation.as_deref().map_err(|error| *error);
+            self.clients.handle_status(id, allocation, &self.engine);
         }
     }
 
@@ -180,11 +217,15 @@ impl Shard {
             }
             progress = true;
             let (replies, changes) = (std::mem::take(&mut lease.replies), std::mem::take(&mut lease.changes));
+            let statuses = std::mem::take(&mut lease.statuses);
             for mut reply in replies {
                 if refuses {
                     reply.result = reply.result.and(Err(IoError::ShuttingDown));
                 }
                 self.deliver(now, &reply);
+            }
+            for (id, allocation) in statuses {
+                self.answer_status(DiskId(index as u32), id, allocation);
             }
             for io in changes {
                 self.submit(now, &io);
@@ -252,6 +293,21 @@ mod tests {
         assert_eq!(leases.get_mut(DISK).unwrap().replies, [reply(2), reply(4)]);
         leases.forget(DISK);
         assert_eq!(leases.look(), None);
+    }
+
+    #[test]
+    fn what_is_allocated_is_held_as_answers_are() {
+        let extents = || Ok(vec![Extent { length: 4096, state: 0 }]);
+        let mut leases = leases(Instant(100));
+        assert_eq!(leases.pass_status(None, DISK, 1, extents()), Some(extents()), "no cluster");
+        assert_eq!(leases.pass_status(Some(Instant(99)), DISK, 1, extents()), Some(extents()));
+        assert_eq!(leases.pass_status(Some(Instant(100)), DiskId(0), 2, extents()), Some(extents()));
+        assert_eq!(leases.pass_status(Some(Instant(100)), DISK, 3, extents()), None);
+        let lease = leases.get_mut(DISK).unwrap();
+        assert!(lease.holds_anything() && lease.statuses == [(3, extents())]);
+        lease.is_lost = true;
+        let refused = leases.pass_status(Some(Instant(99)), DISK, 4, extents());
+        assert_eq!(refused, Some(Err(IoError::ShuttingDown)));
     }
 
     #[test]

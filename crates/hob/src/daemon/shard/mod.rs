@@ -16,6 +16,7 @@ mod parents;
 mod recorders;
 mod rest;
 
+use std::io;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -168,7 +169,9 @@ impl Shard {
     fn run(mut self) {
         while !self.commands.is_over() {
             let now = self.now();
-            match (0..TURNS_MAX).all(|_| self.turn(now)) {
+            let is_busy = (0..TURNS_MAX).all(|_| self.turn(now));
+            // Everybody else has a turn before the next question.
+            match self.answer_query(now) | is_busy {
                 true => self.look_up(),
                 false => self.sleep(),
             }
@@ -193,7 +196,7 @@ impl Shard {
         progress |= self.clients.pump(now, &mut self.ring, &mut self.engine);
         if self.files.pump(now, &mut self.ring, &mut self.engine, &mut self.clients.recorders) {
             progress = true;
-            self.clients.buffer_released();
+            self.clients.retry_refused();
         }
         let nobody_waits = self.clients.nobody_waits();
         if nobody_waits {
@@ -207,7 +210,6 @@ impl Shard {
             nobody_waits,
         );
         progress |= self.drain_engine(now);
-        progress |= self.drain_queries(now);
         self.machines.flush(&mut self.ring);
         self.check_rest();
         progress
@@ -236,6 +238,7 @@ impl Shard {
             _ => {
                 self.clients.handle_completion(now, completion, &mut self.ring);
                 self.files.retry_refused();
+                self.carriers.retry();
             }
         }
     }
@@ -257,11 +260,15 @@ impl Shard {
         while self.ask_parent(now, disk) {
             self.collect_done(now, disk);
         }
-        let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
-        while let Some((id, status)) = backing.poll_status() {
-            let extents = status.map(|extents| extents.iter().flat_map(wire_extents).collect::<Vec<_>>());
-            self.clients.handle_status(id, extents.as_deref().map_err(|error| *error), &self.engine);
+        while let Some((id, status)) = self.backings[disk.0 as usize].as_mut().and_then(Backing::poll_status)
+        {
+            self.answer_status(
+                disk,
+                id,
+                status.map(|extents| extents.iter().flat_map(wire_extents).collect()),
+            );
         }
+        let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
         if backing.is_lost() && self.engine.role(disk) != Some(Role::Away) {
             self.engine.lose(now, disk);
             self.commands.report(ShardEvent::BackingLost(disk));
@@ -308,7 +315,7 @@ impl Shard {
         while let Some(buffer) = self.engine.poll_release() {
             progress = true;
             self.ring.arena_mut().release(buffer);
-            self.clients.buffer_released();
+            self.clients.retry_refused();
             self.files.retry_refused();
             self.carriers.retry();
         }
@@ -377,30 +384,27 @@ impl Shard {
         self.engine.handle_completion(now, io, Err(IoError::ShuttingDown), &[]);
     }
 
-    /// Takes questions about ranges from clients to backings.
-    fn drain_queries(&mut self, now: Instant) -> bool {
-        let mut progress = false;
-        while let Some((disk, query)) = self.clients.poll_status() {
-            progress = true;
-            match self.backings[disk.0 as usize].as_mut() {
-                Some(_) if !query.allocation => self.clients.handle_status(query.id.0, Ok(&[]), &self.engine),
-                // A hole of the backing may be dirty data in flash: whoever skips it loses that. What becomes dirty after the
-                // question is not the question's matter.
-                Some(_) if !self.engine.backing_has_all(disk) => {
-                    let all = StatusExtent { len: query.len, hole: false, zero: false };
-                    let extents: Vec<Extent> = wire_extents(&all).collect();
-                    self.clients.handle_status(query.id.0, Ok(&extents), &self.engine);
-                }
-                Some(backing) => {
-                    backing.submit_status(&mut self.ring, now, query.id.0, query.offset, query.len);
-                    self.collect(now, disk);
-                }
-                None => {
-                    self.clients.handle_status(query.id.0, Err(IoError::ShuttingDown), &self.engine);
-                }
+    /// Takes one question about a range from a client to its backing. False if there is none. One at a time: a file is asked on the
+    /// spot, with thousands of system calls where it has many holes.
+    fn answer_query(&mut self, now: Instant) -> bool {
+        let Some((disk, query)) = self.clients.poll_status() else { return false };
+        let allocation = match self.backings[disk.0 as usize].as_mut() {
+            Some(_) if !query.allocation => Ok(Vec::new()),
+            // A hole of the backing may be dirty data in flash: whoever skips it loses that. What becomes dirty after the
+            // question is not the question's matter.
+            Some(_) if !self.engine.backing_has_all(disk) => {
+                let all = StatusExtent { len: query.len, hole: false, zero: false };
+                Ok(wire_extents(&all).collect())
             }
-        }
-        progress
+            Some(backing) => {
+                backing.submit_status(&mut self.ring, now, query.id.0, query.offset, query.len);
+                self.collect(now, disk);
+                return true;
+            }
+            None => Err(IoError::ShuttingDown),
+        };
+        self.answer_status(disk, query.id.0, allocation);
+        true
     }
 
     /// Does what is due.
@@ -433,9 +437,7 @@ impl Shard {
 
     /// Passes on what was started, and takes what has ended, without sleeping.
     fn look_up(&mut self) {
-        if let Err(error) = self.ring.submit_and_wait(Duration::ZERO, Some(Duration::ZERO)) {
-            tracing::error!(%error, "the ring cannot be asked; trying again");
-        }
+        note_failed(self.ring.submit_and_wait(Duration::ZERO, Some(Duration::ZERO)));
     }
 
     /// Sleeps until something happens. How, depends on what the last sleeps of the kind were like.
@@ -469,10 +471,7 @@ impl Shard {
             (true, false) if working == 0 => self.ring.submit_and_wait(self.spin_max, timeout),
             _ => self.ring.submit_and_wait(Duration::ZERO, timeout),
         };
-        if let Err(error) = waited {
-            tracing::error!(%error, "the ring cannot wait; trying again");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        note_failed(waited);
         self.quick[kind] = self.now() - before < QUICK_NS_MAX;
     }
 
@@ -493,6 +492,14 @@ impl Shard {
 
     fn now(&self) -> Instant {
         Instant(self.origin.elapsed().as_nanos() as u64)
+    }
+}
+
+/// A ring that cannot wait is not asked to at once again.
+fn note_failed(waited: io::Result<()>) {
+    if let Err(error) = waited {
+        tracing::error!(%error, "the ring cannot wait; trying again");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

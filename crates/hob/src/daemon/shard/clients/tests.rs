@@ -1,0 +1,143 @@
+//! Connections over socket pairs and a real ring, without a disk: what is looked at never gets to an engine.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_engine::Limits;
+use hob_nbd::{Command, CommandFlags, ExportInfo};
+use hob_storage::ring::RingConfig;
+use tokio::sync::Semaphore;
+
+use super::*;
+
+const NOW: Instant = Instant(1);
+
+/// Less than three large writes.
+const ARENA_BYTES: usize = 4 << 20;
+
+/// More than a small one, and no room for two.
+const LARGE_BYTES: u32 = 2 << 20;
+
+struct Rig {
+    clients: Clients,
+    ring: Ring,
+    engine: Engine,
+    places: Arc<Semaphore>,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let config = RingConfig { arena_bytes: ARENA_BYTES, ..RingConfig::default() };
+        Rig {
+            clients: Clients::default(),
+            ring: Ring::new(&config).expect("a ring"),
+            engine: Engine::new(Limits::default()),
+            places: Arc::new(Semaphore::new(8)),
+        }
+    }
+
+    /// The client's end of a connection to a disk.
+    fn connect(&mut self, disk: DiskId) -> UnixStream {
+        let (socket, client) = UnixStream::pair().expect("a socket pair");
+        client.set_read_timeout(Some(Duration::from_secs(10))).expect("a time limit");
+        let negotiated = Negotiated {
+            export: String::new(),
+            info: ExportInfo::new(1 << 30),
+            structured_replies: true,
+            base_allocation: true,
+            contexts: vec![],
+        };
+        let seat = Seat {
+            socket: socket.into(),
+            promote: Promote::Usual,
+            line: Line::Direct,
+            place: Arc::new(self.places.clone().try_acquire_owned().expect("a place")),
+            whose: Whose::Guest,
+        };
+        self.clients.attach(NOW, &mut self.ring, disk, seat, negotiated, &[]);
+        client
+    }
+
+    /// Lets everything happen that happens, until this is so.
+    #[track_caller]
+    fn until(&mut self, what: &str, is_so: impl Fn(&Clients) -> bool) {
+        for _ in 0..100 {
+            while let Some(completion) = self.ring.next_completion() {
+                self.clients.handle_completion(NOW, completion, &mut self.ring);
+            }
+            while self.clients.pump(NOW, &mut self.ring, &mut self.engine) {}
+            if is_so(&self.clients) {
+                return;
+            }
+            let patience = Some(Duration::from_millis(100));
+            self.ring.submit_and_wait(Duration::ZERO, patience).expect("the ring waits");
+        }
+        panic!("never: {what}");
+    }
+}
+
+fn header(command: Command, length: u32) -> [u8; REQUEST_BYTES] {
+    hob_nbd::Request { command, flags: CommandFlags::NONE, cookie: 1, offset: 0, length }.encode()
+}
+
+/// A client with a buffer, and two that wait for one.
+fn crowd(rig: &mut Rig) -> [UnixStream; 3] {
+    let mut streams = [0, 1, 1].map(|disk| rig.connect(DiskId(disk)));
+    for (stream, waiting) in streams.iter_mut().zip(0..) {
+        stream.write_all(&header(Command::Write, LARGE_BYTES)).expect("room for a header");
+        rig.until("a header is looked at", |clients| match waiting {
+            0 => clients.clients[0].as_ref().is_some_and(|client| client.receiving_payload),
+            _ => clients.waiting.len() == waiting,
+        });
+    }
+    streams
+}
+
+#[test]
+fn what_a_client_held_that_left_goes_to_who_waits() {
+    let mut rig = Rig::new();
+    let [leaves, _second, _third] = crowd(&mut rig);
+    drop(leaves);
+    rig.until("the second one has its buffer", |clients| clients.waiting.len() == 1);
+}
+
+#[test]
+fn what_a_client_held_that_was_sent_away_goes_to_who_waits() {
+    let mut rig = Rig::new();
+    let _streams = crowd(&mut rig);
+    let sent_away = |connection: &Connection| connection.disk() == DiskId(0);
+    rig.clients.close("the disk goes", &mut rig.ring, sent_away);
+    rig.until("the second one has its buffer", |clients| clients.waiting.len() == 1);
+}
+
+/// A client may wait for the answer to its last command before it says another word.
+#[test]
+fn a_command_that_came_while_answers_waited_is_not_forgotten() {
+    let mut rig = Rig::new();
+    let mut stream = rig.connect(DiskId(0));
+    stream.write_all(&header(Command::BlockStatus, 1 << 27).repeat(2)).expect("room for headers");
+    rig.until("two questions", |clients| clients.queries.len() == 2);
+    let extents = vec![Extent { length: 512, state: 0 }; 1 << 18];
+    // The first answer is more than the socket takes; the second one fills the connection.
+    while let Some((_, query)) = rig.clients.poll_status() {
+        rig.clients.handle_status(query.id.0, Ok(&extents), &rig.engine);
+        rig.until("the first one is being sent", |clients| {
+            clients.clients[0].as_ref().is_some_and(|it| it.sending)
+        });
+    }
+    stream.write_all(&header(Command::Trim, 0)).expect("room for a header");
+    rig.until("it is received", |clients| {
+        let rx = clients.clients[0].as_ref().and_then(|client| client.rx.as_ref());
+        rx.is_some_and(|rx| rx.filled().len() == REQUEST_BYTES)
+    });
+    let answers = 2 * (20 + 4 + 8 * extents.len());
+    let reader = std::thread::spawn(move || {
+        let mut bytes = vec![0; answers + 16];
+        stream.read_exact(&mut bytes).map(|()| bytes.split_off(answers))
+    });
+    rig.until("everything is read", |_| reader.is_finished());
+    let refused = reader.join().expect("a reader").expect("an answer to the last one");
+    assert_eq!(refused[4..8], 22u32.to_be_bytes(), "it made no sense");
+}
