@@ -1,0 +1,117 @@
+//! Disks that come from another host, as its calls say.
+
+use std::time::Duration;
+
+use hob_control::{Arrival, CallAnswer, CallRefusal, CarryMode, CarrySession};
+use hob_engine::migration::{Record, Session};
+
+use super::*;
+
+const LINEAGE: &str = "0123456789abcdef0123456789abcdef";
+
+/// What is on record of a disk that has come, in the session that [`Bench::arrive`] names.
+const OWNER: Record = Record::Owner { generation: 1, attempts: 0 };
+
+/// A bench whose daemon has a state directory, and a backing of another host's disk `vm`.
+async fn prepare(bench: Bench) -> Bench {
+    let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
+    let (manager, shard) = manager(store);
+    let bench = Bench { manager, shard, ..bench };
+    bench.image("vm.img", 64);
+    std::fs::create_dir(bench.sockets()).unwrap();
+    bench.may_carry();
+    bench
+}
+
+/// The daemon is killed, and begins again; a disk that is awaited stays busy.
+async fn crash(bench: Bench) -> Bench {
+    let Bench { dir, manager, shard } = bench;
+    manager.stop_migrations();
+    shard.stop();
+    drop(manager);
+    let (manager, shard) = restart_early(&dir.path().join("state"), "", false).await;
+    let bench = Bench { dir, manager, shard };
+    bench.may_carry();
+    bench
+}
+
+impl Bench {
+    fn may_carry(&self) {
+        self.manager.set_carriage(Carriage { tls: None, directory: self.sockets() });
+    }
+
+    fn sockets(&self) -> PathBuf {
+        self.dir.path().join("sockets")
+    }
+
+    fn arrival(&self) -> Arrival {
+        Arrival {
+            from: "other".into(),
+            backing: self.path("vm.img"),
+            size_bytes: 64 * MIB,
+            read_only: false,
+            mode: CarryMode::Drop,
+            cache: None,
+            exports: vec![],
+            qos: None,
+            datastore: None,
+            vhost_user: None,
+            fuse: None,
+            cluster: None,
+        }
+    }
+
+    async fn called(&self, generation: u64, attempt: u32, call: CallIn) -> CallAnswer {
+        let session = CarrySession { generation, attempt, lineage: LINEAGE.into() };
+        self.manager.call_in("vm".into(), session, call).await.unwrap()
+    }
+
+    async fn arrive(&self, arrival: Arrival) -> CallAnswer {
+        self.called(0, 1, CallIn::Arrive(Box::new(arrival))).await
+    }
+
+    /// It has come.
+    async fn take(&self) {
+        let answer = self.called(0, 1, CallIn::Yours).await;
+        assert_eq!(answer.refused, None);
+        assert_eq!(self.manager.record_of("vm"), Some(OWNER));
+    }
+}
+
+fn why(answer: &CallAnswer) -> &str {
+    match &answer.refused {
+        Some(CallRefusal::Failed { why }) => why,
+        other => panic!("not a failure: {other:?}"),
+    }
+}
+
+#[test]
+fn a_disk_that_is_served_and_not_on_record_yet_is_recorded_by_the_next_call() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        bench.shard.set_backings_fail(true);
+        let answer = bench.called(0, 1, CallIn::Yours).await;
+        assert!(why(&answer).contains("the disk says"), "{answer:?}");
+        let awaited = Record::Awaiting(Session { generation: 0, attempt: 1 });
+        assert_eq!(bench.manager.record_of("vm"), Some(awaited));
+        bench.shard.set_backings_fail(false);
+        bench.take().await;
+    });
+}
+
+#[test]
+fn a_disk_that_was_given_up_before_anybody_called_leaves_its_name_free() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        let bench = crash(bench).await;
+        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        while bench.manager.disk("vm").is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        bench.disk("vm").await;
+        let disk = bench.manager.disk("vm").unwrap();
+        assert_eq!((disk.state, disk.migration), (DiskLife::Online, None));
+    });
+}
