@@ -36,8 +36,8 @@ pub(crate) enum CallIn {
     Arrive(Box<Arrival>),
     /// These ranges were changed, as pages.
     Changed(Vec<u8>),
-    /// It is yours.
-    Yours,
+    /// It is yours; and what disk it is, for who gave it up.
+    Yours(Option<Box<Arrival>>),
     /// It does not come.
     Cancel,
     /// How far are you?
@@ -272,7 +272,10 @@ impl Task {
                     return;
                 }
             },
-            CallIn::Yours => Call::Yours,
+            CallIn::Yours(arrival) => {
+                self.arrival = self.arrival.take().or(arrival);
+                Call::Yours
+            }
             CallIn::Cancel => Call::Cancel,
             CallIn::Look => {
                 self.done_told |= self.done_at.is_some();
@@ -465,7 +468,9 @@ impl Coming {
                 manager.enter_awaited(name, &self.lineage, session, arrival)?;
                 manager.save_first().await?;
             }
-            DestinationAct::Record(Record::Gone(session)) => manager.keep_gone(name, session).await?,
+            DestinationAct::Record(Record::Gone(session)) => {
+                manager.keep_gone(name, &self.lineage, session).await?
+            }
             DestinationAct::Record(record) => manager.keep_record(name, record).await?,
             DestinationAct::Prepare => {
                 let size = arrival.map_or(0, |arrival| arrival.size_bytes);

@@ -61,8 +61,10 @@ impl Manager {
     pub(super) async fn keep_gone(self: &Arc<Self>, name: &str, session: Session) -> Result<(), Refusal> {
         {
             let mut inner = self.inner();
-            let lineage =
-                inner.disks.remove(name).and_then(|disk| disk.wanted.migration).map(|spec| spec.lineage);
+            let is_it = |spec: &MigrationSpec| spec.lineage == lineage;
+            if inner.disk(name).is_ok_and(|disk| disk.wanted.migration.as_ref().is_some_and(is_it)) {
+                inner.disks.remove(name);
+            }
             inner.gone.retain(|gone| gone.name != name);
             if inner.gone.len() >= GONE_MAX {
                 inner.gone.remove(0);
@@ -70,7 +72,7 @@ impl Manager {
             let Session { generation, attempt } = session;
             inner.gone.push(GoneState {
                 name: name.to_owned(),
-                lineage: lineage.unwrap_or_default(),
+                lineage: lineage.to_owned(),
                 generation,
                 attempt,
             });

@@ -72,7 +72,7 @@ impl Bench {
 
     /// It has come.
     async fn take(&self) {
-        let answer = self.called(0, 1, CallIn::Yours).await;
+        let answer = self.called(0, 1, CallIn::Yours(None)).await;
         assert_eq!(answer.refused, None);
         assert_eq!(self.manager.record_of("vm"), Some(OWNER));
     }
@@ -91,7 +91,7 @@ fn a_disk_that_is_served_and_not_on_record_yet_is_recorded_by_the_next_call() {
         let bench = prepare(bench).await;
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
         bench.shard.set_backings_fail(true);
-        let answer = bench.called(0, 1, CallIn::Yours).await;
+        let answer = bench.called(0, 1, CallIn::Yours(None)).await;
         assert!(why(&answer).contains("the disk says"), "{answer:?}");
         let awaited = Record::Awaiting(Session { generation: 0, attempt: 1 });
         assert_eq!(bench.manager.record_of("vm"), Some(awaited));
@@ -113,5 +113,40 @@ fn a_disk_that_was_given_up_before_anybody_called_leaves_its_name_free() {
         bench.disk("vm").await;
         let disk = bench.manager.disk("vm").unwrap();
         assert_eq!((disk.state, disk.migration), (DiskLife::Online, None));
+    });
+}
+
+#[test]
+fn a_disk_that_was_given_up_and_is_handed_over_nevertheless_is_taken() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        while bench.manager.disk("vm").is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // An older host does not say what disk it is.
+        let answer = bench.called(0, 1, CallIn::Yours(None)).await;
+        assert_eq!(answer.refused, Some(CallRefusal::NotAwaited));
+        // Nor is any other attempt taken.
+        let yours = || CallIn::Yours(Some(Box::new(bench.arrival())));
+        assert_eq!(bench.called(0, 2, yours()).await.refused, Some(CallRefusal::NotAwaited));
+        assert_eq!(bench.called(0, 1, yours()).await.refused, None);
+        assert_eq!(bench.manager.record_of("vm"), Some(OWNER));
+        assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Online);
+    });
+}
+
+#[test]
+fn what_cannot_be_done_for_a_disk_that_was_given_up_may_be_done_later() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        assert_eq!(bench.called(0, 1, CallIn::Cancel).await.refused, None);
+        let nowhere = Arrival { backing: String::new(), ..bench.arrival() };
+        let answer = bench.called(0, 1, CallIn::Yours(Some(Box::new(nowhere)))).await;
+        assert!(why(&answer).contains("needs a backing"), "{answer:?}");
+        let answer = bench.called(0, 1, CallIn::Yours(Some(Box::new(bench.arrival())))).await;
+        assert_eq!(answer.refused, None);
     });
 }
