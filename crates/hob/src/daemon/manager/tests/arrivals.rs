@@ -150,3 +150,34 @@ fn what_cannot_be_done_for_a_disk_that_was_given_up_may_be_done_later() {
         assert_eq!(answer.refused, None);
     });
 }
+
+#[test]
+fn a_disk_that_was_not_opened_to_the_end_is_opened_anew() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        // What its earlier life may have acknowledged cannot be flushed.
+        bench.shard.set_backings_fail(true);
+        let answer = bench.arrive(bench.arrival()).await;
+        assert!(why(&answer).contains("the disk says"), "{answer:?}");
+        bench.shard.set_backings_fail(false);
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        assert!(bench.manager.exports.get("vm").is_some());
+        bench.take().await;
+    });
+}
+
+#[test]
+fn a_disk_that_cannot_be_read_at_its_owner_is_not_ready() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        std::fs::remove_dir(bench.sockets()).unwrap();
+        for _ in 0..2 {
+            let answer = bench.arrive(bench.arrival()).await;
+            assert!(why(&answer).contains("no socket at"), "{answer:?}");
+        }
+        std::fs::create_dir(bench.sockets()).unwrap();
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        assert!(bench.manager.exports.get("vm").is_some());
+        bench.take().await;
+    });
+}
