@@ -100,6 +100,7 @@ impl Manager {
             disk.size_bytes = info.size_bytes;
             disk.datastore = Some(datastore);
         }
+        self.open_bitmaps(name, &shard, &info).await?;
         // A life of the process before this one may have served the disk, and died before it could record that.
         shard.flush(id).await?;
         shard.own(id, Role::Standby).await?;
@@ -175,6 +176,7 @@ impl Manager {
     pub(super) async fn activate(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
         let (shard, id) = self.shard_of(name)?;
         self.take_arrived(name).await?;
+        self.begin_recording(name).await?;
         let lock = self.inner().disk(name)?.lock.clone();
         if let Some(lock) = lock {
             blocking(move || lock.take()).await?.map_err(|error| {

@@ -267,6 +267,7 @@ impl Manager {
                 self.handles().remove(name);
                 self.inner().disks.remove(name);
                 self.save().await?;
+                self.forget_bitmaps(name).await;
                 Ok(Some(DiskChanged { disk: None, notes: Vec::new() }))
             }
             Some(RecordSpec::Away { taken: false, .. }) => Err(Refusal::conflict(format!(

@@ -53,12 +53,21 @@ impl Manager {
             if let Some(spec) = disk.wanted.migration.as_mut() {
                 spec.record = record;
             }
+            if matches!(record, RecordSpec::Owner { .. }) {
+                // It came: what it would have been otherwise is of no use any more.
+                inner.waited.remove(name);
+            }
         }
         self.save_first().await
     }
 
-    /// Keeps that an awaited disk did not come; its entry goes.
-    pub(super) async fn keep_gone(self: &Arc<Self>, name: &str, session: Session) -> Result<(), Refusal> {
+    /// Keeps that an awaited disk did not come; its entry goes, if it has not gone before.
+    pub(super) async fn keep_gone(
+        self: &Arc<Self>,
+        name: &str,
+        lineage: &str,
+        session: Session,
+    ) -> Result<(), Refusal> {
         {
             let mut inner = self.inner();
             let is_it = |spec: &MigrationSpec| spec.lineage == lineage;
@@ -78,7 +87,11 @@ impl Manager {
             });
         }
         self.wait_for_cluster_again(name);
-        self.save_first().await
+        self.save_first().await?;
+        if self.inner().disk(name).is_err() {
+            self.forget_bitmaps(name).await;
+        }
+        Ok(())
     }
 
     /// What a disk that is here is called in migrations from now on.

@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
-use hob_control::{Arrival, CallAnswer, CallRefusal, CarryMode, CarrySession};
+use hob_control::{Arrival, BitmapAdd, BitmapRotate, CallAnswer, CallRefusal, CarryMode, CarrySession};
 use hob_engine::migration::{Record, Session};
 
+use super::recovery::write;
 use super::*;
+use crate::daemon::state::{RecordSpec, ShareSpec};
 
 const LINEAGE: &str = "0123456789abcdef0123456789abcdef";
+
+/// What is noted as one in a bitmap.
+const GRANULE: u64 = 64 << 10;
 
 /// What is on record of a disk that has come, in the session that [`Bench::arrive`] names.
 const OWNER: Record = Record::Owner { generation: 1, attempts: 0 };
@@ -68,6 +73,18 @@ impl Bench {
 
     async fn arrive(&self, arrival: Arrival) -> CallAnswer {
         self.called(0, 1, CallIn::Arrive(Box::new(arrival))).await
+    }
+
+    async fn rotate(&self, frozen: &str) {
+        let rotate = BitmapRotate { frozen: frozen.into() };
+        self.manager.bitmap_rotate("vm".into(), "daily".into(), rotate).await.unwrap();
+    }
+
+    /// How much is in it, and why everything is.
+    async fn bitmap(&self, name: &str) -> (Option<Size>, Option<String>) {
+        let all = self.manager.bitmaps("vm".into()).await.unwrap().bitmaps;
+        let found = all.into_iter().find(|bitmap| bitmap.name == name).unwrap();
+        (found.dirty, found.everything_because)
     }
 
     /// It has come.
@@ -179,5 +196,96 @@ fn a_disk_that_cannot_be_read_at_its_owner_is_not_ready() {
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
         assert!(bench.manager.exports.get("vm").is_some());
         bench.take().await;
+    });
+}
+
+#[test]
+fn a_disk_that_comes_back_finds_what_stayed() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        bench.take().await;
+        let add = BitmapAdd { name: "daily".into(), granularity: None };
+        bench.manager.bitmap_add("vm".into(), add).await.unwrap();
+        write(&bench, 0..1);
+        bench.rotate("monday").await;
+        let share = ShareSpec { cache: Some(Size(MIB)), disk: None };
+        let away = RecordSpec::Away { generation: 1, attempt: 1, taken: true };
+        {
+            let mut inner = bench.manager.inner();
+            let wanted = &mut inner.disk_mut("vm").unwrap().wanted;
+            wanted.share_parent = Some(share.clone());
+            wanted.migration.as_mut().unwrap().record = away;
+        }
+        bench.manager.save().await.unwrap();
+        let bench = crash(bench).await;
+        assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Away);
+
+        let arrival = CallIn::Arrive(Box::new(bench.arrival()));
+        assert_eq!(bench.called(2, 1, arrival).await.refused, None);
+        assert_eq!(bench.called(2, 1, CallIn::Yours(None)).await.refused, None);
+        assert_eq!(bench.manager.inner().disk("vm").unwrap().wanted.share_parent, Some(share));
+        let all = Size(64 * MIB);
+        let because = Some("another host had the disk".to_owned());
+        assert_eq!(bench.bitmap("daily").await, (Some(all), because.clone()));
+        assert_eq!(bench.bitmap("monday").await, (Some(Size(GRANULE)), None));
+        write(&bench, 0..1);
+        bench.rotate("tuesday").await;
+        assert_eq!(bench.bitmap("tuesday").await, (Some(all), because));
+        write(&bench, 40..41);
+        assert_eq!(bench.bitmap("daily").await, (Some(Size(GRANULE)), None));
+    });
+}
+
+#[test]
+fn a_disk_that_does_not_come_leaves_no_bitmaps() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        bench.take().await;
+        let add = BitmapAdd { name: "daily".into(), granularity: None };
+        bench.manager.bitmap_add("vm".into(), add).await.unwrap();
+        bench.rotate("monday").await;
+        let files = bench.dir.path().join("state/bitmaps/vm");
+        assert!(files.join("monday").exists());
+        let away = RecordSpec::Away { generation: 1, attempt: 1, taken: true };
+        bench.manager.inner().disk_mut("vm").unwrap().wanted.migration.as_mut().unwrap().record = away;
+        bench.manager.save().await.unwrap();
+        let bench = crash(bench).await;
+        let arrival = CallIn::Arrive(Box::new(bench.arrival()));
+        assert_eq!(bench.called(2, 1, arrival).await.refused, None);
+        assert_eq!(bench.called(2, 1, CallIn::Cancel).await.refused, None);
+        assert!(bench.manager.disk("vm").is_err() && !files.exists());
+    });
+}
+
+/// As it waited for its cluster.
+fn waited(bench: &Bench) -> DiskState {
+    DiskState::new("vm".into(), bench.path("vm.img"), false)
+}
+
+#[test]
+fn a_disk_that_gave_way_waits_again_after_a_restart() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        bench.manager.inner().waited.insert("vm".into(), waited(&bench));
+        bench.manager.save().await.unwrap();
+        let bench = crash(bench).await;
+        assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Awaited);
+        assert_eq!(bench.called(0, 1, CallIn::Cancel).await.refused, None);
+        let inner = bench.manager.inner();
+        assert!(inner.disk("vm").unwrap().waits_for_cluster() && inner.waited.is_empty());
+    });
+}
+
+#[test]
+fn a_disk_that_gave_way_to_one_that_came_does_not_wait_any_more() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        bench.manager.inner().waited.insert("vm".into(), waited(&bench));
+        bench.take().await;
+        assert!(bench.manager.inner().waited.is_empty());
     });
 }
