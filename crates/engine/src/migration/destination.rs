@@ -134,6 +134,11 @@ impl Destination {
         }
     }
 
+    /// Is the disk nothing to this host, as far as it knows, and nothing being done about it? A call may change that.
+    pub fn is_idle(&self) -> bool {
+        self.state == State::Not && self.act.is_none()
+    }
+
     /// Does this host own the disk, durably?
     pub fn is_owner(&self) -> bool {
         matches!(self.state, State::Owner(_))

@@ -357,6 +357,7 @@ impl Inner {
             pools_removed: self.pools_removed.clone(),
             disks_removed: self.disks_removed.clone(),
             gone: self.gone.clone(),
+            waited: self.waited.values().cloned().collect(),
             policies: self.policy_states(),
             datastores: self.datastore_states(),
             swaps: self.swaps.values().map(|swap| swap.wanted.clone()).collect(),

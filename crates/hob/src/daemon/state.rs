@@ -52,6 +52,9 @@ pub(crate) struct State {
     /// Disks that were awaited from another host and did not come.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) gone: Vec<GoneState>,
+    /// Of disks that are awaited from another host, as they were when they waited for their cluster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) waited: Vec<DiskState>,
     /// Swap areas of the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) swaps: Vec<SwapSpec>,
@@ -221,6 +224,7 @@ impl Default for State {
             policies: Vec::new(),
             datastores: Vec::new(),
             gone: Vec::new(),
+            waited: Vec::new(),
             swaps: Vec::new(),
         }
     }

@@ -178,6 +178,8 @@ pub(super) async fn list(
 }
 
 /// Of another host: `yours`, `cancel` or `look`.
+///
+/// The body of `yours` is that of `arrive`, for a host that gave the disk up; it may be missing.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/arrival/{call}",
@@ -193,9 +195,11 @@ pub(super) async fn call(
     State(manager): App,
     Path((disk, call)): Path<(String, String)>,
     Query(session): Query<CarrySession>,
+    body: Bytes,
 ) -> Answer<CallAnswer> {
     let call = match call.as_str() {
-        "yours" => CallIn::Yours,
+        // Older hosts do not say it, and newer ones perhaps something else: only who gave the disk up needs it.
+        "yours" => CallIn::Yours(serde_json::from_slice(&body).ok()),
         "cancel" => CallIn::Cancel,
         "look" => CallIn::Look,
         _ => return Answer::No(StatusCode::NOT_FOUND, Problem::new("there is no such call")),

@@ -46,6 +46,7 @@ impl Manager {
         {
             let mut inner = self.inner();
             inner.gone = kept.gone.clone();
+            inner.waited = kept.waited.iter().map(|disk| (disk.name.clone(), disk.clone())).collect();
             inner.policies = kept.policies.iter().map(|policy| (policy.name.clone(), policy.qos)).collect();
             let entry = |spec: &DatastoreState| DatastoreEntry::new(spec.clone());
             inner.datastores = kept.datastores.iter().map(entry).collect();

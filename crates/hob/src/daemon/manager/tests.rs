@@ -1,6 +1,7 @@
 //! The manager with real pools and backings on files, and shards that decide but move no bytes.
 
 mod admission;
+mod arrivals;
 mod bitmaps;
 mod coming;
 mod devices;

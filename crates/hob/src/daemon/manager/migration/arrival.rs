@@ -64,6 +64,7 @@ impl Manager {
                 "{name} is awaited already, as another disk or with another cache; cancel that first"
             )));
         }
+        wanted.keep_what_stayed(&disk.wanted);
         disk.wanted = wanted;
         disk.busy = Some(MIGRATING);
         if matches!(disk.life, Life::Offline(_)) {
@@ -130,6 +131,16 @@ impl Manager {
             vhost_user: arrival.vhost_user.clone(),
             ..DiskState::new(name.to_owned(), arrival.backing.clone(), arrival.read_only)
         })
+    }
+}
+
+impl DiskState {
+    /// What does not move with a disk is there still where it has been before. Its bitmaps have not seen what others changed meanwhile.
+    fn keep_what_stayed(&mut self, known: &DiskState) {
+        (self.share_parent, self.bitmaps) = (known.share_parent.clone(), known.bitmaps.clone());
+        for spec in self.bitmaps.iter_mut().filter(|spec| !spec.frozen) {
+            spec.everything.get_or_insert_with(|| "another host had the disk".to_owned());
+        }
     }
 }
 

@@ -29,18 +29,36 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 
 impl Manager {
-    /// Opens an awaited disk, in standby, with nothing in its cache. One that is open stays so, for who uses it: all of it is forgotten.
+    /// Opens an awaited disk, in standby, with nothing in its cache. One that is open, to the end, stays so, for who uses it: all of it is forgotten.
     pub(super) async fn open_awaited(
         self: &Arc<Self>,
         name: &str,
         size_bytes: u64,
         ready: Arc<Ready>,
     ) -> Result<Option<Hook>, Refusal> {
-        if let Ok((shard, id)) = self.shard_of(name) {
+        // Clients are let in last.
+        if self.exports.get(name).is_some()
+            && let Ok((shard, id)) = self.shard_of(name)
+        {
             shard.restart(id).await?;
             return Ok(None);
         }
         self.close_awaited(name).await?;
+        let opened = self.open_standby(name, size_bytes, ready).await;
+        if opened.is_err()
+            && let Err(refusal) = self.close_awaited(name).await
+        {
+            tracing::warn!("{name} is not closed before the next attempt to open it: {refusal}");
+        }
+        opened.map(Some)
+    }
+
+    async fn open_standby(
+        self: &Arc<Self>,
+        name: &str,
+        size_bytes: u64,
+        ready: Arc<Ready>,
+    ) -> Result<Hook, Refusal> {
         let (wanted, id) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -82,6 +100,7 @@ impl Manager {
             disk.size_bytes = info.size_bytes;
             disk.datastore = Some(datastore);
         }
+        self.open_bitmaps(name, &shard, &info).await?;
         // A life of the process before this one may have served the disk, and died before it could record that.
         shard.flush(id).await?;
         shard.own(id, Role::Standby).await?;
@@ -102,7 +121,7 @@ impl Manager {
             tracing::error!("{name} is no file: {refusal}; it is tried again every few seconds");
         }
         tracing::info!("{name} is awaited: {}", info.description);
-        Ok(Some(hook))
+        Ok(hook)
     }
 
     /// Reads a disk at another host over the connections that are ready there, as soon as there is one.
@@ -157,6 +176,7 @@ impl Manager {
     pub(super) async fn activate(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
         let (shard, id) = self.shard_of(name)?;
         self.take_arrived(name).await?;
+        self.begin_recording(name).await?;
         let lock = self.inner().disk(name)?.lock.clone();
         if let Some(lock) = lock {
             blocking(move || lock.take()).await?.map_err(|error| {

@@ -36,8 +36,8 @@ pub(crate) enum CallIn {
     Arrive(Box<Arrival>),
     /// These ranges were changed, as pages.
     Changed(Vec<u8>),
-    /// It is yours.
-    Yours,
+    /// It is yours; and what disk it is, for who gave it up.
+    Yours(Option<Box<Arrival>>),
     /// It does not come.
     Cancel,
     /// How far are you?
@@ -90,6 +90,8 @@ struct Task {
     is_first_life: bool,
     callers: BTreeMap<Ticket, oneshot::Sender<CallAnswer>>,
     tickets: u64,
+    /// What it was started for has come.
+    is_told: bool,
     acts: BTreeMap<Ticket, DestinationAct>,
     /// Why something could not be done.
     why: Option<String>,
@@ -130,6 +132,7 @@ pub(super) async fn run(coming: Coming, record: Option<Record>, mut inputs: mpsc
         is_first_life: false,
         callers: BTreeMap::new(),
         tickets: 0,
+        is_told: false,
         acts: BTreeMap::new(),
         why: None,
         list: List::default(),
@@ -146,11 +149,8 @@ pub(super) async fn run(coming: Coming, record: Option<Record>, mut inputs: mpsc
     };
     let mut look = tokio::time::interval(LOOK_EVERY);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        task.go_on();
-        if task.over || task.is_idle() {
-            break;
-        }
+    task.go_on();
+    while !task.over && !task.is_idle() {
         tokio::select! {
             Some(input) = inputs.recv() => task.take(input).await,
             () = task.clock.sleep_until(task.machine.poll_timeout()) => {
@@ -159,6 +159,7 @@ pub(super) async fn run(coming: Coming, record: Option<Record>, mut inputs: mpsc
             }
             _ = look.tick() => task.look(),
         }
+        task.go_on();
     }
     task.end();
 }
@@ -168,13 +169,10 @@ impl Task {
         self.coming.shared.facts().cache
     }
 
-    /// It neither awaits the disk nor has it, and nobody waits for an answer.
+    /// It has been told something, and neither awaits the disk nor has it, and nobody waits for an answer. What is served here and not
+    /// on record yet is no such disk: the next `yours` tries again.
     fn is_idle(&self) -> bool {
-        self.tickets > 0
-            && self.machine.awaits().is_none()
-            && !self.machine.is_owner()
-            && self.acts.is_empty()
-            && self.callers.is_empty()
+        self.is_told && self.machine.is_idle() && self.acts.is_empty() && self.callers.is_empty()
     }
 
     fn go_on(&mut self) {
@@ -232,6 +230,7 @@ impl Task {
     }
 
     async fn take(&mut self, input: Input) {
+        self.is_told = true;
         let now = self.clock.now();
         match input {
             Input::Call(session, call, answer) => {
@@ -273,7 +272,10 @@ impl Task {
                     return;
                 }
             },
-            CallIn::Yours => Call::Yours,
+            CallIn::Yours(arrival) => {
+                self.arrival = self.arrival.take().or(arrival);
+                Call::Yours
+            }
             CallIn::Cancel => Call::Cancel,
             CallIn::Look => {
                 self.done_told |= self.done_at.is_some();
@@ -466,7 +468,9 @@ impl Coming {
                 manager.enter_awaited(name, &self.lineage, session, arrival)?;
                 manager.save_first().await?;
             }
-            DestinationAct::Record(Record::Gone(session)) => manager.keep_gone(name, session).await?,
+            DestinationAct::Record(Record::Gone(session)) => {
+                manager.keep_gone(name, &self.lineage, session).await?
+            }
             DestinationAct::Record(record) => manager.keep_record(name, record).await?,
             DestinationAct::Prepare => {
                 let size = arrival.map_or(0, |arrival| arrival.size_bytes);

@@ -10,6 +10,7 @@ mod calls;
 mod data;
 mod destination;
 mod flow;
+mod heard;
 mod hook;
 mod list;
 mod orders;

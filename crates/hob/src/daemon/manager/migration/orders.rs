@@ -1,28 +1,23 @@
-//! What operators and other hosts ask for: checked, and handed to the task of the disk.
+//! What operators ask for: checked, and handed to the task of the disk.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::peer::call_path;
 use hob_control::{
-    Arrival, CallAnswer, CallRefusal, CarrySession, Disk, DiskChanged, DiskState, Migration, MigrationStart,
-    MigrationState, Side, Switch,
+    CallRefusal, Disk, DiskChanged, DiskState, Migration, MigrationStart, MigrationState, Side, Switch,
 };
-use hob_engine::migration::{
-    Call, Destination, Message, Order, Record, Refusal as Refused, Session, Source, SourceOptions, Ticket,
-};
-use hob_engine::units::Instant;
+use hob_engine::migration::{Order, Record, Session, Source, SourceOptions};
 use tokio::sync::{mpsc, oneshot};
 
 use super::super::claim::Claim;
-use super::super::refusal::{Kind, Refusal};
+use super::super::refusal::Refusal;
 use super::super::{Life, Manager};
-use super::destination::{self, CallIn, Coming};
+use super::destination;
 use super::flow::Bandwidth;
-use super::hook::{Doors, Ready};
 use super::source::{self, Leaving, serves_after};
 use super::status::Shared;
-use super::{Handle, Inputs, MIGRATING, awaited, calls};
+use super::{Handle, Inputs, MIGRATING, awaited};
 use crate::daemon::state::RecordSpec;
 
 /// A guest waits no longer than this for a host that does not answer, nanoseconds.
@@ -30,9 +25,6 @@ const FREEZE_NS_MAX: u64 = 3_000_000_000;
 
 /// The other host says whether it is there within this.
 const LOOK_MAX: Duration = Duration::from_secs(10);
-
-/// A call is answered within this, or said to be lost.
-const CALL_MAX: Duration = Duration::from_secs(27);
 
 impl Manager {
     /// Begins to move a disk.
@@ -275,6 +267,7 @@ impl Manager {
                 self.handles().remove(name);
                 self.inner().disks.remove(name);
                 self.save().await?;
+                self.forget_bitmaps(name).await;
                 Ok(Some(DiskChanged { disk: None, notes: Vec::new() }))
             }
             Some(RecordSpec::Away { taken: false, .. }) => Err(Refusal::conflict(format!(
@@ -290,211 +283,6 @@ impl Manager {
         if handles.get(name).is_some_and(|handle| !handle.is_under_way()) {
             handles.remove(name);
         }
-    }
-
-    /// Another host calls.
-    pub(crate) async fn call_in(
-        self: &Arc<Self>,
-        name: String,
-        of: CarrySession,
-        call: CallIn,
-    ) -> Result<CallAnswer, Refusal> {
-        self.carriage()?;
-        let session = calls::session(&of).ok_or_else(|| Refusal::invalid("there can be no such session"))?;
-        if matches!(call, CallIn::Arrive(_)) {
-            self.let_rest(&name).await;
-        }
-        if let Some(refused) = self.refuse_stranger(&name, &of.lineage, session, &call) {
-            return Ok(refused);
-        }
-        let sender = match self.task_for(&name, &of.lineage, session, &call) {
-            Some(sender) => sender,
-            None => return Ok(self.answer_without_task(&name, &of.lineage, session, &call)),
-        };
-        let (answer, answered) = oneshot::channel();
-        let lost = || Refusal::busy("the call was not answered in time");
-        sender.send(destination::Input::Call(session, call, answer)).map_err(|_| lost())?;
-        tokio::time::timeout(CALL_MAX, answered).await.map_err(|_| lost())?.map_err(|_| lost())
-    }
-
-    /// Calls about another disk than the one that is known here by that name, and arrivals that cannot be.
-    fn refuse_stranger(
-        &self,
-        name: &str,
-        lineage: &str,
-        session: Session,
-        call: &CallIn,
-    ) -> Option<CallAnswer> {
-        let gives_way = matches!(call, CallIn::Arrive(_)) && self.gives_way(name);
-        let never = |why: String| Some(calls::to_wire(Err(Refused::Never), Some(why)));
-        let known = self.inner().disk(name).ok().map(|disk| disk.wanted.migration.clone());
-        let is_stranger =
-            !gives_way && known.is_some_and(|spec| spec.is_none_or(|spec| spec.lineage != lineage));
-        match call {
-            CallIn::Arrive(_) if is_stranger => never(format!(
-                "it has another disk of the name {name}; remove that one or its tombstone first"
-            )),
-            _ if is_stranger => Some(calls::to_wire(Err(Refused::NotAwaited), None)),
-            CallIn::Arrive(arrival) => self.check_arrival(name, arrival).err().and_then(|refusal| {
-                tracing::warn!("{name} ({session:?}) is not awaited: {refusal}");
-                never(refusal.to_string())
-            }),
-            _ => None,
-        }
-    }
-
-    fn check_arrival(&self, name: &str, arrival: &Arrival) -> Result<(), Refusal> {
-        awaited::check_directory(&self.carriage()?.directory)?;
-        if let Some(path) = &arrival.fuse
-            && self.inner().disk(name).is_err()
-        {
-            self.check_file(path)?;
-        }
-        if let Ok(disk) = self.inner().disk(name)
-            && disk.busy.is_some_and(|busy| busy != MIGRATING)
-        {
-            return Err(Refusal { kind: Kind::Busy, ..Refusal::busy(format!("{name} is being changed")) });
-        }
-        self.awaited_state(name, arrival).map(drop)
-    }
-
-    /// Who hears a call, if it is a task; one that was asked to await the disk is started.
-    fn task_for(
-        self: &Arc<Self>,
-        name: &str,
-        lineage: &str,
-        session: Session,
-        call: &CallIn,
-    ) -> Option<mpsc::UnboundedSender<destination::Input>> {
-        {
-            let handles = self.handles();
-            match handles.get(name).filter(|handle| handle.is_under_way()).map(|handle| &handle.inputs) {
-                Some(Inputs::Destination(sender, _)) => return Some(sender.clone()),
-                // It has not ended here; whoever calls tries again.
-                Some(Inputs::Source(_)) => return None,
-                None => {}
-            }
-        }
-        let CallIn::Arrive(arrival) = call else { return None };
-        let record = match self.gives_way(name) && self.lineage_of(name).as_deref() != Some(lineage) {
-            true => self.record_besides(name, lineage),
-            false => self.record_of_lineage(name, lineage),
-        };
-        match record {
-            Some(Record::Owner { .. } | Record::Leaving(_)) => return None,
-            Some(Record::Away { session: past, .. }) if session <= past => return None,
-            _ => {}
-        }
-        let shared = Shared::new(Side::Destination, arrival.from.clone(), arrival.mode, session);
-        Some(self.run_destination(name, lineage, record, shared))
-    }
-
-    pub(super) fn run_destination(
-        self: &Arc<Self>,
-        name: &str,
-        lineage: &str,
-        record: Option<Record>,
-        shared: Shared,
-    ) -> mpsc::UnboundedSender<destination::Input> {
-        let (sender, receiver) = mpsc::unbounded_channel();
-        let (shared, doors) = (Arc::new(shared), Arc::new(Doors::default()));
-        let coming = Coming {
-            manager: self.clone(),
-            name: name.to_owned(),
-            lineage: lineage.to_owned(),
-            shared: shared.clone(),
-            doors: doors.clone(),
-            sender: sender.clone(),
-        };
-        let task = tokio::spawn(destination::run(coming, record, receiver));
-        let inputs = Inputs::Destination(sender.clone(), doors);
-        self.handles().insert(name.to_owned(), Handle { inputs, shared, task });
-        sender
-    }
-
-    fn record_of_lineage(&self, name: &str, lineage: &str) -> Option<Record> {
-        let other_gone = || self.inner().gone.iter().any(|gone| gone.name == name && gone.lineage != lineage);
-        self.record_of(name).filter(|_| !other_gone())
-    }
-
-    /// Of a disk that nothing is done about: what the record says.
-    fn answer_without_task(&self, name: &str, lineage: &str, session: Session, call: &CallIn) -> CallAnswer {
-        let call = match call {
-            CallIn::Yours => Call::Yours,
-            CallIn::Cancel => Call::Cancel,
-            CallIn::Arrive(_) => Call::Arrive,
-            CallIn::Changed(_) => Call::Changed(Vec::new()),
-            // Whoever asks how far it is need not wait any more.
-            CallIn::Look | CallIn::List { .. } => return calls::to_wire(Err(Refused::NotAwaited), None),
-        };
-        if self.is_leaving(name) && matches!(call, Call::Arrive | Call::Changed(_) | Call::Yours) {
-            let why = format!("{name} is leaving this host still");
-            return calls::to_wire(Err(Refused::Failed), Some(why));
-        }
-        let mut machine = Destination::new(self.record_of_lineage(name, lineage));
-        machine.handle_call(Instant(0), Ticket(0), Message { session, call });
-        let answer = machine.poll_answer().map_or(Err(Refused::NotAwaited), |(_, answer)| answer);
-        calls::to_wire(answer, None)
-    }
-
-    /// Is it handed over, or on the way, and its task not at its end?
-    fn is_leaving(&self, name: &str) -> bool {
-        let handles = self.handles();
-        let source = handles.get(name).filter(|handle| handle.is_under_way());
-        source.is_some_and(|handle| {
-            use MigrationState::{HandingOver, Over, Serving};
-            matches!(handle.inputs, Inputs::Source(_))
-                && matches!(handle.shared.facts().state, HandingOver | Serving | Over)
-        })
-    }
-
-    /// Where a data connection of another host goes.
-    pub(crate) fn data_in(&self, name: &str, of: &CarrySession, is_former: bool) -> Result<DataIn, Refusal> {
-        let not_awaited = || Refusal::conflict(format!("{name} is not awaited in that session"));
-        let session = calls::session(of).ok_or_else(not_awaited)?;
-        if self.lineage_of(name).as_ref() != Some(&of.lineage) {
-            return Err(not_awaited());
-        }
-        let handles = self.handles();
-        let handle = handles.get(name).filter(|handle| handle.is_under_way()).ok_or_else(not_awaited)?;
-        match &handle.inputs {
-            Inputs::Destination(_, doors) => {
-                let known = handle.shared.facts().session;
-                match is_former {
-                    true if session == known => Ok(DataIn(doors.former.clone())),
-                    // The owner is heard of whatever it began last: what waits for it may be in the way of that.
-                    false if session >= known => Ok(DataIn(doors.owner.clone())),
-                    _ => Err(not_awaited()),
-                }
-            }
-            _ => Err(not_awaited()),
-        }
-    }
-
-    /// A change waits for an awaited disk. False if it is no such disk.
-    pub(in super::super) fn note_wanted(&self, disk: hob_engine::units::DiskId) -> bool {
-        let name = {
-            let inner = self.inner();
-            inner.disks.values().find(|entry| entry.id == disk).map(|entry| entry.wanted.name.clone())
-        };
-        let handles = self.handles();
-        match name.and_then(|name| handles.get(&name)).filter(|handle| handle.is_under_way()) {
-            Some(Handle { inputs: Inputs::Destination(sender, _), .. }) => {
-                sender.send(destination::Input::Wanted).is_ok()
-            }
-            _ => false,
-        }
-    }
-}
-
-/// Takes a data connection.
-#[derive(Clone, Debug)]
-pub(crate) struct DataIn(Arc<Ready>);
-
-impl DataIn {
-    /// Keeps it ready.
-    pub(crate) fn put(&self, connection: super::DataConnection) {
-        self.0.put(connection);
     }
 }
 

@@ -53,16 +53,27 @@ impl Manager {
             if let Some(spec) = disk.wanted.migration.as_mut() {
                 spec.record = record;
             }
+            if matches!(record, RecordSpec::Owner { .. }) {
+                // It came: what it would have been otherwise is of no use any more.
+                inner.waited.remove(name);
+            }
         }
         self.save_first().await
     }
 
-    /// Keeps that an awaited disk did not come; its entry goes.
-    pub(super) async fn keep_gone(self: &Arc<Self>, name: &str, session: Session) -> Result<(), Refusal> {
+    /// Keeps that an awaited disk did not come; its entry goes, if it has not gone before.
+    pub(super) async fn keep_gone(
+        self: &Arc<Self>,
+        name: &str,
+        lineage: &str,
+        session: Session,
+    ) -> Result<(), Refusal> {
         {
             let mut inner = self.inner();
-            let lineage =
-                inner.disks.remove(name).and_then(|disk| disk.wanted.migration).map(|spec| spec.lineage);
+            let is_it = |spec: &MigrationSpec| spec.lineage == lineage;
+            if inner.disk(name).is_ok_and(|disk| disk.wanted.migration.as_ref().is_some_and(is_it)) {
+                inner.disks.remove(name);
+            }
             inner.gone.retain(|gone| gone.name != name);
             if inner.gone.len() >= GONE_MAX {
                 inner.gone.remove(0);
@@ -70,13 +81,17 @@ impl Manager {
             let Session { generation, attempt } = session;
             inner.gone.push(GoneState {
                 name: name.to_owned(),
-                lineage: lineage.unwrap_or_default(),
+                lineage: lineage.to_owned(),
                 generation,
                 attempt,
             });
         }
         self.wait_for_cluster_again(name);
-        self.save_first().await
+        self.save_first().await?;
+        if self.inner().disk(name).is_err() {
+            self.forget_bitmaps(name).await;
+        }
+        Ok(())
     }
 
     /// What a disk that is here is called in migrations from now on.

@@ -174,6 +174,8 @@ impl Task {
         let path = call_path(&self.leaving.name, calls::name(&message.call), &session, "");
         let body = match &message.call {
             Call::Arrive => self.leaving.arrival(),
+            // Who gave the disk up does not know any more what it was.
+            Call::Yours => Ok(self.leaving.arrival().unwrap_or_default()),
             Call::Changed(ranges) => Ok(calls::encode_ranges(ranges)),
             _ => Ok(Vec::new()),
         };
