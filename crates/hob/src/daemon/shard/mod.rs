@@ -48,6 +48,9 @@ const NAP_MAX: Duration = Duration::from_micros(30);
 /// A sleep is short below that many nanoseconds.
 const QUICK_NS_MAX: u64 = 50_000;
 
+/// I/Os of the engine that are started in one turn: a disk whose I/O ends at once, and is asked for anew, keeps nobody else waiting.
+const IOS_MAX: usize = 1024;
+
 /// Buffers that the engine destages with. They are its own for good.
 const DESTAGE_BUFFERS: usize = 4;
 
@@ -164,8 +167,8 @@ impl Shard {
 
     fn run(mut self) {
         while !self.commands.is_over() {
-            let now = self.now();
-            while self.turn(now) {}
+            // Pauses end also while there is always something to do.
+            while self.turn(self.now()) {}
             self.sleep();
         }
     }
@@ -282,7 +285,8 @@ impl Shard {
     fn drain_engine(&mut self, now: Instant) -> bool {
         let mut progress = false;
         progress |= self.make_copies();
-        while let Some(io) = self.engine.poll_io() {
+        for _ in 0..IOS_MAX {
+            let Some(io) = self.engine.poll_io() else { break };
             progress = true;
             self.submit(now, &io);
             // What ends at once may want copies.
