@@ -14,6 +14,7 @@ mod qos;
 mod recovery;
 mod resize;
 mod swap;
+mod taken_over;
 mod ways_in;
 
 use std::path::Path;
