@@ -1,10 +1,10 @@
 //! Error injection in OCF's manner: the first, second, third … write or flush of flash of every operation on a persistent
 //! cache fails, until there is none left; after each, the cache serves on, crashes, is recovered and compared with the
-//! model. `HOB_INJECT="Grow Dirty One Device 0 12"` (operation, content, copies, failure, seed, which) runs that one only and
-//! tells what crosses the engine's boundary.
+//! model. The same with the backing of a disk that is removed. `HOB_INJECT="Grow Dirty One Device 0 12"` (operation, content, copies,
+//! failure, seed, which) runs that one only and tells what crosses the engine's boundary.
 
 use hob_engine::command::Copies;
-use hob_world::sim::{Case, Content, Failure, Injected, OPERATIONS, Options, Trace, inject};
+use hob_world::sim::{Case, Content, Failure, Injected, OPERATIONS, Operation, Options, Trace, inject};
 
 /// No operation has more writes and flushes, guests' included.
 const CHANGES_MAX: u32 = 400;
@@ -82,6 +82,30 @@ fn a_device_that_refuses_changes_loses_nothing() {
 fn flash_that_refuses_all_changes_loses_nothing() {
     let total = sweep(Failure::Everywhere);
     assert!(total.runs > 4000 && total.journals_lost > 1000 && total.refused > 100, "{total:?}");
+}
+
+/// Whatever the disk's guests and its removal still wanted of the backing: the disk goes, and what was acknowledged is on flash.
+#[test]
+fn a_disk_that_loses_its_backing_can_be_removed_and_loses_nothing() {
+    for failure in [Failure::Backing, Failure::TakenOver] {
+        let mut struck = 0;
+        for content in [Content::Dirty, Content::Clean] {
+            for copies in [Copies::One, Copies::TwoOfDirty] {
+                for seed in 0..8 {
+                    let case = Case { operation: Operation::RemoveDisk, content, copies, failure, seed };
+                    for nth in 1.. {
+                        let injected = run(&case, nth).unwrap_or_else(|violation| panic!("{violation}"));
+                        if !injected.struck {
+                            break;
+                        }
+                        assert_eq!(injected.ended, Some(Ok(())), "{case:?} at {nth}");
+                        struck += 1;
+                    }
+                }
+            }
+        }
+        assert!(struck >= 64, "{failure:?}: only {struck}");
+    }
 }
 
 #[test]

@@ -151,7 +151,9 @@ impl Disk {
         let lost_at = journal.lost_at().filter(|_| !self.stranded.is_empty());
         let given_up = lost_at.map(|at| at + WAIT_NS_MAX);
         if self.holds {
-            return journal.deadline().into_iter().chain(given_up).min();
+            let closes = self.removing.is_some() && self.opening.is_some();
+            let flush_again = self.destager.rest_until.filter(|_| closes);
+            return journal.deadline().into_iter().chain(given_up).chain(flush_again).min();
         }
         let care = if journal.dead { None } else { self.care.deadline() };
         let journal = journal.deadline().into_iter();

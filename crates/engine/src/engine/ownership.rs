@@ -164,6 +164,8 @@ impl Engine {
             self.done(command, id, Err(CommandError::Stopped));
         }
         self.pass_waiting(now, id);
+        // Whoever waits for older data to be on the backing looks again, and waits no more.
+        self.end_order_wait(id);
         self.run(now);
     }
 

@@ -4,7 +4,8 @@
 //! that no zone needs its mark any more. Then
 //! - a *new ring* is written: one complete dump, a flush, and a page that names it. Until that is durable the old ring counts, and if it
 //!   fails the cache is as it was;
-//! - a *clean end* records what is known and closes with a page that says so;
+//! - a *clean end* records what is known and closes with a page that says so. If the disk is being removed and its backing cannot be
+//!   flushed, that page is left out: the cache is found as after a crash;
 //! - a *discard* records that what is dirty is dropped;
 //! - an *end for good* marks all zones: nothing clean will be believed, though the ring is still there.
 
@@ -14,7 +15,7 @@ use super::disk::Disk;
 use super::records::Journal;
 use crate::cache::Cache;
 use crate::command::{
-    CacheChange, CacheConfig, CommandError, Copies, DataSegment, Enable, Mode, NewRing, Segment,
+    CacheChange, CacheConfig, CommandError, Copies, DataSegment, Enable, Mode, NewRing, Role, Segment,
 };
 use crate::index::Index;
 use crate::journal::{Change, Descriptor, PAGE_BYTES, Recovered, Writer, ZONES, ring_pages_min};
@@ -238,6 +239,7 @@ impl Engine {
             let disk = self.disk_mut(id);
             let Some(Opening { kind, stage, .. }) = disk.opening.as_deref() else { return };
             let (kind, stage) = (*kind, *stage);
+            disk.destager.rest_until.take_if(|until| *until <= now);
             if disk.journal.as_ref().is_some_and(|journal| journal.dead) {
                 if disk.journal_in_flight > 0 {
                     return;
@@ -268,14 +270,22 @@ impl Engine {
                     if disk.destager.is_flushing() {
                         return;
                     }
-                    if tries == FLUSHES_MAX {
-                        return self.abandon(id, CommandError::BackingFailed);
+                    let leaves = kind == Kind::Close && disk.removing.is_some();
+                    // Another host's backing is not worth a try.
+                    let is_in_vain = tries == FLUSHES_MAX || leaves && disk.ownership.role == Role::Away;
+                    match (is_in_vain, leaves) {
+                        (true, false) => return self.abandon(id, CommandError::BackingFailed),
+                        (true, true) if !disk.journal.as_ref().expect("it has one").is_idle() => {
+                            return self.pump_journal(now, id);
+                        }
+                        (true, true) => self.leave_unclean(now, id),
+                        (false, true) if disk.destager.rest_until.is_some() => return,
+                        (false, _) if !self.flush_backing(now, id) => return,
+                        (false, _) => {
+                            self.disk_mut(id).destager.begin_flush();
+                            Stage::FlushBacking(upto, tries + 1)
+                        }
                     }
-                    if !self.flush_backing(now, id) {
-                        return;
-                    }
-                    self.disk_mut(id).destager.begin_flush();
-                    Stage::FlushBacking(upto, tries + 1)
                 }
                 Stage::Dump => match self.dump(now, id) {
                     true => Stage::DumpCommit,
@@ -330,6 +340,15 @@ impl Engine {
         }
         self.finish_last(now, id);
         if kind == Kind::Close { Stage::CloseCommit } else { Stage::LastCommit }
+    }
+
+    /// Nobody knows what the backing has. The disk goes all the same, or its removal would never end: what is known is recorded, and nothing
+    /// says that it was closed, so that zones keep their marks and the next to open it looks first.
+    fn leave_unclean(&mut self, now: Instant, id: DiskId) -> Stage {
+        let (journal, index) = self.disk_mut(id).journal_and_index().expect("it has one");
+        prove(now, journal, index);
+        self.finish_last(now, id);
+        Stage::LastCommit
     }
 
     /// Writes what is recorded, with one page at least, and begins to make it durable.

@@ -135,7 +135,7 @@ impl Engine {
         self.commit(slot);
     }
 
-    fn end_change(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+    pub(super) fn end_change(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         if let Op::Discard(durability) | Op::WriteZeroes(durability, _) = self.requests[slot].request.op
             && result.is_ok()
             && self.must_commit_answer(slot, durability)

@@ -12,7 +12,7 @@ use super::{Active, Engine, Pending, Phase};
 use crate::admission::Brings;
 use crate::cache::{Cache, push_run};
 use crate::claims::Range;
-use crate::command::{Copies, Layout, Mode};
+use crate::command::{Copies, Layout, Mode, Role};
 use crate::directory::whole_sectors;
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::journal::{Change, Writer};
@@ -28,7 +28,7 @@ impl Engine {
         let Active { request, range, failed, .. } = self.requests[slot];
         if !failed && self.goes_to_flash(slot) {
             if self.breaks_order(request.disk, range.first, range.end, false) {
-                return self.wait_for_order(slot);
+                return self.wait_for_order(now, slot);
             }
             if self.write_to_flash(now, slot) {
                 return;
@@ -52,9 +52,12 @@ impl Engine {
         takes && mode == Some(Mode::WriteBack) && matches!(request.op, Op::Write(_)) && is_whole
     }
 
-    /// Lets a change wait, without its claim, until older data is on the backing.
-    fn wait_for_order(&mut self, slot: u32) {
+    /// Lets a change wait, without its claim, until older data is on the backing. That never gets there if the backing is another host's.
+    fn wait_for_order(&mut self, now: Instant, slot: u32) {
         let disk = self.requests[slot].request.disk;
+        if self.disk(disk).ownership.role == Role::Away {
+            return self.end_change(now, slot, Err(IoError::ShuttingDown));
+        }
         let runnable = &mut self.runnable;
         self.claims.leave(slot, |granted| runnable.push_back(granted));
         self.disk_mut(disk).destager.order_waiters.push(slot);
@@ -265,7 +268,7 @@ impl Engine {
         }
         // What flash took in part must not be seen: such a write goes on at once, even before older data.
         if !failed && self.breaks_order(request.disk, range.first, range.end, true) {
-            return self.wait_for_order(slot);
+            return self.wait_for_order(now, slot);
         }
         let (whole_first, whole_end) = whole_sectors(request.offset, request.len);
         let disk = self.disk_mut(request.disk);

@@ -190,8 +190,18 @@ impl Backing {
         self.medium.replace(first, tags);
     }
 
+    /// From now on so much fails.
+    pub fn set_faults(&mut self, faults: BackingFaults) {
+        self.faults = faults;
+    }
+
+    /// May a flush fail?
+    pub fn may_refuse_flushes(&self) -> bool {
+        self.faults.flush_error > 0
+    }
+
     /// Nothing fails from now on.
     pub fn soothe(&mut self) {
-        self.faults = BackingFaults::default();
+        self.set_faults(BackingFaults::default());
     }
 }

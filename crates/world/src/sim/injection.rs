@@ -1,5 +1,5 @@
 //! One failure at a chosen place: each operation on a persistent cache meets, in turn, the failure of its first, second,
-//! third … write or flush of flash.
+//! third … write or flush of flash. A removal also meets the end of its backing.
 //!
 //! A [`Case`] is a small fixed workload, an operation with guests on it, and a way to fail. [`inject`] runs it once with the
 //! failure at the `nth` change of flash (data, journal or flush); whoever calls it counts up until nothing was left
@@ -20,7 +20,7 @@ use hob_engine::command::{
 use hob_engine::io::{Durability, Op};
 use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
-use hob_engine::units::{CommandId, DeviceId, IoId};
+use hob_engine::units::{CommandId, DeviceId, DiskId, IoId};
 
 use super::owner::Owner;
 use super::scenario::{DevicePlan, DiskPlan, End, Lives, Scenario};
@@ -123,6 +123,16 @@ pub enum Failure {
     Everywhere,
     /// The power fails while it is in flight.
     PowerCut,
+    /// The chosen I/O is one of the backing, of which nothing succeeds from then on.
+    Backing,
+    /// The same, and the daemon says that another host has the disk, before it removes it.
+    TakenOver,
+}
+
+impl Failure {
+    fn is_of_backing(self) -> bool {
+        matches!(self, Failure::Backing | Failure::TakenOver)
+    }
 }
 
 /// What is tried.
@@ -164,7 +174,7 @@ pub(super) struct Injection {
     pub(super) lost_journals: u32,
 }
 
-/// Runs a case with the failure at the `nth` change of flash since the operation began, counted from 1.
+/// Runs a case with the failure at the `nth` change of flash, or I/O of the backing, since the operation began, counted from 1.
 ///
 /// # Errors
 /// A promise was broken.
@@ -239,7 +249,8 @@ fn config(case: &Case) -> CacheConfig {
 impl World<'_> {
     /// A change of flash has been submitted: perhaps it is the one.
     pub(super) fn count_change(&mut self, device: usize, io: IoId) {
-        let Some(injection) = self.injection.as_mut().filter(|injection| injection.armed) else { return };
+        let counts = |injection: &&mut Injection| injection.armed && !injection.failure.is_of_backing();
+        let Some(injection) = self.injection.as_mut().filter(counts) else { return };
         injection.left -= 1;
         if injection.left > 0 {
             return;
@@ -252,7 +263,24 @@ impl World<'_> {
             Failure::Device => self.refuse_changes(device),
             Failure::Everywhere => (0..self.flash.len()).for_each(|device| self.refuse_changes(device)),
             Failure::PowerCut => self.has_power = false,
+            Failure::Backing | Failure::TakenOver => unreachable!("these strike backings"),
         }
+    }
+
+    /// An I/O of the backing has been submitted: perhaps it is the one.
+    pub(super) fn count_backing_io(&mut self) {
+        let counts = |injection: &&mut Injection| injection.armed && injection.failure.is_of_backing();
+        let Some(injection) = self.injection.as_mut().filter(counts) else { return };
+        injection.left -= 1;
+        if injection.left == 0 {
+            (injection.armed, injection.struck) = (false, true);
+            let faults = BackingFaults { read_error: 1000, write_error: 1000, flush_error: 1000 };
+            self.disks[0].backing.set_faults(faults);
+        }
+    }
+
+    fn has_struck(&self) -> bool {
+        self.injection.as_ref().is_some_and(|injection| injection.struck)
     }
 
     fn refuse_changes(&mut self, device: usize) {
@@ -286,7 +314,8 @@ impl World<'_> {
         self.finish()?;
         let outcomes = &self.report.outcomes;
         let failed = outcomes[Outcome::BackingError as usize] + outcomes[Outcome::DirtyLost as usize];
-        ensure!(failed == 0 || case.operation == Operation::DiscardDirty, "{failed} requests failed");
+        let may_fail = case.operation == Operation::DiscardDirty || case.failure.is_of_backing();
+        ensure!(failed == 0 || may_fail, "{failed} requests failed");
         Ok(ended)
     }
 
@@ -356,6 +385,17 @@ impl World<'_> {
             self.begin(Op::Write(Durability::Durable), 16 * KIB, 8 * KIB)?;
         }
         self.begin(Op::Read, 400 * KIB, 8 * KIB)?;
+        if case.failure.is_of_backing() {
+            // Past the cache: the backing is to be flushed before this is known to be safe.
+            self.begin(Op::Discard(Durability::Volatile), 440 * KIB, 8 * KIB)?;
+        }
+        if case.failure == Failure::TakenOver {
+            self.drain()?;
+            self.run_until(|world| world.has_struck() || world.requests.is_empty())?;
+            if self.has_struck() {
+                self.engine.lose(self.now, DiskId(0));
+            }
+        }
         let Some(command) = self.command_of(case) else {
             self.run_for(4 * SECOND)?;
             return Ok(None);
@@ -566,7 +606,10 @@ impl World<'_> {
 
     /// The power fails, everything is repaired, and the disk is opened again.
     fn crash_and_open(&mut self) -> Result<(), Violation> {
-        self.crash(End::PowerCut)?;
+        let is_of_backing =
+            self.injection.as_ref().is_some_and(|injection| injection.failure.is_of_backing());
+        self.crash(if is_of_backing { End::Kill } else { End::PowerCut })?;
+        self.disks[0].backing.set_faults(BackingFaults::default());
         self.has_power = true;
         self.injection.iter_mut().for_each(|injection| injection.lost_journals = 0);
         for (flash, plan) in self.flash.iter_mut().zip(&mut self.scenario.devices) {

@@ -28,6 +28,8 @@ pub(super) struct Owner {
     pub(super) gone: bool,
     /// Its journal was brought to rest, and it was not in service since.
     pub(super) closed: bool,
+    /// The backing may have refused to be flushed then: nothing says that it was closed.
+    pub(super) left_unclean: bool,
     /// The highest ring number when that was.
     pub(super) closed_at: u32,
     /// Dirty data and journal had two copies ever since there was any.
@@ -49,6 +51,7 @@ impl Owner {
             exists: false,
             gone: false,
             closed: false,
+            left_unclean: false,
             closed_at: 0,
             doubled: false,
             void_upto: 0,
@@ -75,6 +78,7 @@ impl Owner {
     /// Its journal was brought to rest, so that it is found closed, unless it is lost.
     pub(super) fn close(&mut self) {
         (self.closed, self.closed_at) = (!self.journal_lost, self.number);
+        self.left_unclean = false;
     }
 
     /// Is it a segment of one of the rings?

@@ -189,8 +189,11 @@ impl World<'_> {
                 Command::RemoveDisk => {
                     disk.leaving = false;
                     disk.memory.clear();
-                    if disk.config.is_some() {
-                        disk.owner.iter_mut().for_each(Owner::close);
+                    if disk.config.is_some()
+                        && let Some(owner) = &mut disk.owner
+                    {
+                        owner.close();
+                        owner.left_unclean = disk.backing.may_refuse_flushes();
                     }
                     false
                 }

@@ -358,7 +358,7 @@ impl World<'_> {
         let owner = self.disks[index].owner.as_ref().expect("persistent");
         let doubtful = doubtful || missing && !owner.doubled;
         // A ring that was being made after it may be whole already.
-        let closed = owner.closed && number <= owner.closed_at;
+        let closed = owner.closed && !owner.left_unclean && number <= owner.closed_at;
         ensure!(plan.clean || !closed || doubtful, "disk {index}: closed, and found open");
         let ordinals: Vec<u32> = segments.iter().map(|segment| segment.ordinal).collect();
         let reads: Vec<(usize, u64)> = plan.reads().collect();

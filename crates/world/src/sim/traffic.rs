@@ -231,6 +231,7 @@ impl World<'_> {
                 (Side::Flash(device), self.scenario.flash_ns)
             }
             Target::Backing(id) => {
+                self.count_backing_io();
                 let disk = &mut self.disks[id.0 as usize];
                 disk.backing.submit(io, payload, &mut self.dice)?;
                 if io.op == IoOp::Read

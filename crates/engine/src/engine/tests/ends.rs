@@ -111,6 +111,64 @@ fn a_clean_end_lets_a_commit_end_first() {
     assert_eq!(bench.result(close), Some(Ok(vec![])));
 }
 
+/// Fails all I/O on the backing and ends the rest well until nothing is left to do at this moment. How often was the backing flushed?
+fn fail_backing(bench: &mut Bench) -> usize {
+    let mut flushes = 0;
+    for _ in 0..100 {
+        let Some(io) = bench.ios.pop_front() else { return flushes };
+        flushes += usize::from((io.target, io.op) == (backing(), IoOp::Flush));
+        if io.target == backing() { bench.fail(io) } else { bench.end(io) }
+    }
+    panic!("there is no end to it");
+}
+
+/// Somebody breaks a lock while a write is on its way: the disk goes, and nobody asks the backing, which is another host's.
+#[test]
+fn a_lost_disk_can_be_removed() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.request(Op::Discard(Durability::Volatile), MIB, 4 * KIB);
+    bench.engine.lose(bench.now, DISK);
+    let remove = bench.start_command(Command::RemoveDisk);
+    assert_eq!(fail_backing(&mut bench), 0);
+    assert_eq!(bench.result(remove), Some(Ok(vec![])));
+}
+
+/// Nor does a write that waits, where write order is kept, for older data to get there.
+#[test]
+fn nobody_waits_in_order_for_a_lost_backing() {
+    let ordered = Destage { ordered: true, ..lazy() };
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, ordered);
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    let write = bench.write(64 * KIB, 512);
+    assert!(!bench.answered(write));
+    bench.engine.lose(bench.now, DISK);
+    let remove = bench.start_command(Command::RemoveDisk);
+    fail_backing(&mut bench);
+    assert_eq!(bench.reply(write).expect("answered").result, Err(IoError::ShuttingDown));
+    assert_eq!(bench.result(remove), Some(Ok(vec![])));
+}
+
+/// A backing that fails is flushed a few times, with pauses; then the disk goes, its dirty data stays on flash, and nothing says that its
+/// cache was closed.
+#[test]
+fn a_disk_whose_backing_fails_can_be_removed() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.request(Op::Discard(Durability::Volatile), MIB, 4 * KIB);
+    let remove = bench.start_command(Command::RemoveDisk);
+    for again in 0..4 {
+        assert_eq!(fail_backing(&mut bench), 1, "after {again} pauses");
+        assert_eq!(bench.result(remove), None);
+        bench.wait_ms(99 << again);
+        assert!(bench.ios.is_empty(), "it rests");
+        bench.wait_ms(2 << again);
+    }
+    assert_eq!(fail_backing(&mut bench), 1);
+    assert_eq!(bench.result(remove), Some(Ok(vec![])));
+}
+
 #[test]
 fn a_ring_for_a_volatile_cache_comes_back() {
     let mut bench = Bench::cached(4, 64 * KIB);

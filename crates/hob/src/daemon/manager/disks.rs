@@ -288,7 +288,7 @@ impl Manager {
         let (mut kept, mut coming, mut backing) = (None, None, backing);
         if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {
             let mut reading = self.begin_recovery(name, spec).await?;
-            reading.foreign = taken.and_then(|taken| taken.foreign.clone());
+            reading.foreign = taken.and_then(|taken| taken.foreign.clone()).or(reading.foreign);
             reading.outdated_by = taken.and_then(|taken| taken.outdated_by.clone());
             let early = match when {
                 Open::WithCache => None,
@@ -314,6 +314,7 @@ impl Manager {
         if let Some(taken) = taken {
             self.keep_generation(name, taken).await?;
         }
+        self.forget_foreign(name).await?;
         shard.add_disk(id, config, backing).await?;
         if let Some(taken) = taken {
             shard.set_lease(id, taken.clock.clone())?;

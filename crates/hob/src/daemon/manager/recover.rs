@@ -176,7 +176,7 @@ impl Manager {
             spec: spec.clone(),
             journal,
             began,
-            foreign: None,
+            foreign: journal.foreign.then(|| "somebody else had it".to_owned()),
             outdated_by: None,
             missing,
             upto,

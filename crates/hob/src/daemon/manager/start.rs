@@ -235,7 +235,7 @@ impl Manager {
             ([(owner, _)], Some(_)) => {
                 let size = Size(spec.size.bytes().next_multiple_of(segment_bytes));
                 let owner = CacheOwner(owner.0);
-                let journal = JournalSpec { owner, ring: 1, closed: None, mode_unknown: true };
+                let journal = JournalSpec { owner, ring: 1, mode_unknown: true, ..JournalSpec::new() };
                 Ok(Some(CacheSpec { size, journal: Some(journal), ..spec.clone() }))
             }
             _ => Err(Refusal::conflict(format!(

@@ -1,8 +1,10 @@
 //! A backing that somebody else has taken over: whoever broke its lock may write it, so nothing that flash holds of it counts any more.
 //!
-//! The shard has refused everything since it heard of that. Here the cache's rings are made void, unless they have dirty data, which nobody
-//! but the operator may give up; and the disk goes offline. It is opened again every few seconds, which succeeds when the other has gone,
-//! and then it begins with an empty cache.
+//! The shard has refused everything since it heard of that. Here it is kept that the cache is not to be believed any more: the other may have
+//! changed anything, and no look at some of it would tell. In a cluster, the generation that is kept says so already, and it knows of those who
+//! only adopted what is dirty. Then the rings are made void, unless they have dirty data, which nobody but the operator may give up; and
+//! the disk goes offline. It is opened again every few seconds. That succeeds when the other has gone, and it begins with an empty cache; with
+//! dirty data it is refused until that was given up.
 
 use std::sync::Arc;
 
@@ -11,6 +13,7 @@ use hob_storage::pool::OwnerId;
 
 use super::Manager;
 use super::refusal::Refusal;
+use crate::daemon::state::JournalSpec;
 
 impl Manager {
     /// See the module's text.
@@ -27,18 +30,23 @@ impl Manager {
 
     /// A disk whose shard refuses everything already, because somebody else has it.
     pub(super) async fn lost(self: &Arc<Self>, id: DiskId, mut refusal: Refusal) {
-        let (name, spec, flash, shard) = {
+        let (name, spec, flash, shard, is_coming) = {
             let inner = self.inner();
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
             let Ok(shard) = disk.shard() else { return };
             let spec = disk.cache().cloned();
             let pool = spec.as_ref().and_then(|spec| inner.pool(&spec.pool).ok());
             let flash = pool.map(|pool| pool.flash.clone());
-            (disk.wanted.name.clone(), spec, flash, shard)
+            (disk.wanted.name.clone(), spec, flash, shard, disk.coming.is_some())
         };
         let dirty = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_dirty);
         let journal = spec.and_then(|spec| spec.journal);
+        if journal.is_some() && self.cluster().is_none() {
+            self.keep_foreign(&name).await;
+        }
         match (journal, flash) {
+            // What is dirty in it is not known yet. It is looked at when the disk is opened again.
+            _ if is_coming => {}
             (Some(_), _) if dirty > 0 => {
                 refusal = refusal.hint(format!(
                     "its cache has data that is not on the backing: save it with 'hob cache export-dirty {name} FILE', \
@@ -53,5 +61,35 @@ impl Manager {
             _ => {}
         }
         self.take_offline(&name, &refusal).await;
+    }
+
+    /// Keeps that nothing of a disk in flash counts from now on.
+    async fn keep_foreign(self: &Arc<Self>, name: &str) {
+        {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name).ok();
+            let Some(journal) = disk.and_then(|disk| disk.wanted.cache.as_mut()?.journal.as_mut()) else {
+                return;
+            };
+            journal.foreign = true;
+        }
+        if let Err(refusal) = self.save().await {
+            tracing::error!(
+                "{name}: after a restart its cache may be believed, though somebody else had the disk: {refusal}"
+            );
+        }
+    }
+
+    /// What flash had of a disk is given up, if somebody else has had it: the next cache is one of this disk again. Before that is served.
+    pub(super) async fn forget_foreign(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+        {
+            let mut inner = self.inner();
+            let cache = inner.disk_mut(name)?.wanted.cache.as_mut();
+            let foreign = cache.and_then(|spec| spec.journal.as_mut()).filter(|journal| journal.foreign);
+            let Some(journal) = foreign else { return Ok(()) };
+            // What may be on devices that are away is nobody's from now on.
+            *journal = JournalSpec::new();
+        }
+        self.save_first().await
     }
 }

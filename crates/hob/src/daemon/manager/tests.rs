@@ -17,6 +17,7 @@ mod qos;
 mod recovery;
 mod resize;
 mod swap;
+mod taken_over;
 mod ways_in;
 
 use std::path::Path;

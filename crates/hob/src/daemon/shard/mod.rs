@@ -52,6 +52,9 @@ const TURNS_MAX: u32 = 32;
 /// A sleep is short below that many nanoseconds.
 const QUICK_NS_MAX: u64 = 50_000;
 
+/// I/Os of the engine that are started in one turn: a disk whose I/O ends at once, and is asked for anew, keeps nobody else waiting.
+const IOS_MAX: usize = 1024;
+
 /// Buffers that the engine destages with. They are its own for good.
 const DESTAGE_BUFFERS: usize = 4;
 
@@ -294,7 +297,8 @@ impl Shard {
     fn drain_engine(&mut self, now: Instant) -> bool {
         let mut progress = false;
         progress |= self.make_copies();
-        while let Some(io) = self.engine.poll_io() {
+        for _ in 0..IOS_MAX {
+            let Some(io) = self.engine.poll_io() else { break };
             progress = true;
             self.submit(now, &io);
             // What ends at once may want copies.

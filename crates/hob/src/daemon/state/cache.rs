@@ -9,6 +9,8 @@ use hob_engine::admission::Admission;
 use hob_engine::command::{Copies, Destage, DestageOrder, Layout, Mode};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::is_false;
+
 /// The cache that a disk is to have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -114,6 +116,9 @@ pub(crate) struct JournalSpec {
     /// How the backing was when the cache was closed, until it is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
+    /// Somebody else has taken the backing over since: nothing that flash has of it counts.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) foreign: bool,
     /// Nobody has kept in which mode it was used last: a `hob serve` keeps no state.
     #[serde(skip)]
     pub(crate) mode_unknown: bool,
@@ -132,7 +137,13 @@ pub(crate) struct Closed {
 impl JournalSpec {
     /// Of a cache that is new.
     pub(crate) fn new() -> JournalSpec {
-        JournalSpec { owner: CacheOwner::random(), ring: 0, closed: None, mode_unknown: false }
+        JournalSpec {
+            owner: CacheOwner::random(),
+            ring: 0,
+            closed: None,
+            foreign: false,
+            mode_unknown: false,
+        }
     }
 }
 

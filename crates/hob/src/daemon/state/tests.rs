@@ -53,6 +53,7 @@ fn example() -> State {
                     owner: CacheOwner(0xF123_4567_89AB_CDEF_0123_4567_89AB_CDEF),
                     ring: 7,
                     closed: Some(Closed { size_bytes: 512, modified_ns: -1 }),
+                    foreign: true,
                     mode_unknown: false,
                 }),
             }),

@@ -65,7 +65,7 @@ pub(super) async fn sectors(bench: &Bench) -> (u64, u64) {
 }
 
 /// Why the disk is offline.
-fn reason(bench: &Bench) -> String {
+pub(super) fn reason(bench: &Bench) -> String {
     let disk = bench.manager.disk("vm").unwrap();
     assert_eq!(disk.state, DiskLife::Offline, "{disk:?}");
     disk.reason.unwrap()

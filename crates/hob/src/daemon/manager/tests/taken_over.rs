@@ -1,0 +1,63 @@
+//! A backing that somebody else takes over: what flash has of it counts no more, however little the other changes.
+
+use std::os::unix::fs::FileExt;
+
+use super::recovery::{BLOCK, COMMITTED, LAZY, crash, prepare, read, reason, sectors, write};
+use super::*;
+
+/// Another host takes the disk over; then it writes one block, and lets go.
+async fn lose(bench: &Bench) {
+    let id = bench.manager.inner().disks["vm"].id;
+    bench.manager.backing_lost(id).await;
+    let image = std::fs::File::options().write(true).open(bench.dir.path().join("vm.img")).unwrap();
+    image.write_all_at(&[7; BLOCK as usize], 1 << 20).unwrap();
+}
+
+/// A sample of what is clean would not tell, nor would it after a restart.
+#[test]
+fn dirty_data_is_not_written_over_what_the_other_wrote() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        read(&bench, 1000..1100);
+        lose(&bench).await;
+        let why = reason(&bench);
+        assert!(why.contains("somebody else has taken") && why.contains("discard-dirty vm"), "{why}");
+        let refused = |bench: &Bench| {
+            let why = reason(bench);
+            assert!(why.contains("somebody else had it meanwhile, and 40 KiB"), "{why}");
+            for part in ["hob cache discard-dirty vm", "hob cache export-dirty vm"] {
+                assert!(why.contains(part), "{why}");
+            }
+        };
+        bench.manager.bring_online("vm").await;
+        refused(&bench);
+        let bench = crash(bench).await;
+        refused(&bench);
+        let changed = bench.manager.discard_dirty("vm".into()).await.unwrap();
+        assert_eq!(changed.disk.unwrap().state, DiskLife::Online);
+        assert_eq!((sectors(&bench).await, bench.room("vm")), ((0, 0), 4));
+        // The next cache is believed as ever.
+        write(&bench, 0..3);
+        let bench = crash(bench).await;
+        assert_eq!(sectors(&bench).await.1, 3);
+    });
+}
+
+/// Nobody has to give up what the backing had too.
+#[test]
+fn clean_data_is_dropped_and_the_disk_comes_back() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        read(&bench, 1000..1100);
+        tokio::time::sleep(COMMITTED).await;
+        let free = bench.free();
+        lose(&bench).await;
+        let bench = crash(bench).await;
+        assert_eq!((sectors(&bench).await, bench.room("vm"), bench.free()), ((0, 0), 4, free));
+        assert!(bench.manager.pool("p").unwrap().orphans.is_empty());
+        write(&bench, 0..3);
+        let bench = crash(bench).await;
+        assert_eq!(sectors(&bench).await.1, 3);
+    });
+}
