@@ -90,11 +90,16 @@ pub fn read(path: &Path) -> Result<Option<Kept>, BitmapError> {
 /// The system's.
 pub fn remove(path: &Path) -> io::Result<()> {
     failing::before_change(path)?;
-    match std::fs::remove_file(path) {
-        Err(none) if none.kind() == io::ErrorKind::NotFound => return Ok(()),
-        removed => removed?,
+    none_is_well(std::fs::remove_file(path))?;
+    // Also where there was none: an earlier attempt may have taken it away, and failed to sync.
+    none_is_well(sync_directory_of(path))
+}
+
+fn none_is_well(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(none) if none.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
     }
-    sync_directory_of(path)
 }
 
 fn sync_directory_of(path: &Path) -> io::Result<()> {
@@ -206,6 +211,20 @@ mod tests {
         remove(&path).unwrap();
         remove(&path).unwrap();
         assert!(read(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_was_taken_away_and_not_synced_is_synced_by_the_next_attempt() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("b");
+        write(&path, &sample()).unwrap();
+        for _ in 0..2 {
+            let failure = failing::fail(dir.path(), 2, failing::Failing::Once);
+            remove(&path).unwrap_err();
+            assert!(failure.has_struck() && read(&path).unwrap().is_none());
+        }
+        remove(&path).unwrap();
+        remove(&dir.path().join("none/b")).unwrap();
     }
 
     #[test]

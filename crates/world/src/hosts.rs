@@ -113,6 +113,8 @@ pub enum Sabotage {
     AwayServesStandby,
     /// What was written here after the hand-over is read from the former owner nevertheless.
     FormerOwnerForAll,
+    /// It is where a page of the former owner's list names it that comes later.
+    LatePages,
     /// The source does not wait for what is in flight when it freezes.
     HastyFreeze,
     /// Changes are not noted while the cache is copied.
@@ -149,8 +151,8 @@ enum Event {
     ReadAgain(usize, u32, u64),
     /// More may be pulled.
     Pull(usize, u32),
-    /// The list of what to pull did not come.
-    ListAgain(usize, u32),
+    /// This page of the list of what to pull is wanted, or did not come.
+    ListAgain(usize, u32, usize),
     /// The guest's turn.
     Guest,
     /// The guest goes on, on this host.
@@ -300,7 +302,7 @@ impl<'a> World<'a> {
             Event::Recorded(host, life) if self.lives(host, life) => self.recorded(host),
             Event::ReadAgain(host, life, nonce) if self.lives(host, life) => self.read_again(host, nonce),
             Event::Pull(host, life) if self.lives(host, life) => self.pull_due(host),
-            Event::ListAgain(host, life) if self.lives(host, life) => self.ask_list(host),
+            Event::ListAgain(host, life, page) if self.lives(host, life) => self.ask_list(host, page),
             Event::Guest => self.guest_turn(),
             Event::Resume(host) => self.resume(host),
             Event::Decide => self.decide(),

@@ -120,7 +120,7 @@ struct InFlight {
 /// The engine, its devices and the clock. Runs may follow each other: time goes on and caches stay warm.
 pub struct Replay {
     engine: Engine,
-    requests_max: u32,
+    guests_max: u32,
     disks: Vec<DiskSetup>,
     /// By the number of the device.
     flash: Vec<ServiceModel>,
@@ -313,7 +313,7 @@ impl Replay {
     }
 
     fn has_room(&self) -> bool {
-        self.engine.in_flight() < self.requests_max
+        self.engine.in_flight() < self.guests_max
     }
 
     /// When something happens by itself.

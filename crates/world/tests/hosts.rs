@@ -96,9 +96,11 @@ fn what_histories_have_found_stays_mended() {
 #[test]
 fn a_flush_in_standby_that_an_earlier_life_needs_is_noticed() {
     let options = Options { sabotage: Some(Sabotage::UnflushedStandby), ..Options::default() };
-    let what = run(132_165, &options).expect_err("it went unnoticed").0;
+    let what = run(33_794, &options).expect_err("it went unnoticed").0;
     assert!(
-        ["stale", "not durable", "durable change lost"].iter().any(|reason| what.contains(reason)),
+        ["stale", "not durable", "durable change lost", "backing holds"]
+            .iter()
+            .any(|reason| what.contains(reason)),
         "{what}"
     );
 }
@@ -172,4 +174,9 @@ fn a_departed_host_that_answers_a_standby_is_noticed() {
 #[test]
 fn what_was_changed_here_and_is_read_from_the_former_owner_is_noticed() {
     expect(Sabotage::FormerOwnerForAll, 3000, OLD);
+}
+
+#[test]
+fn a_late_page_that_undoes_what_was_changed_here_is_noticed() {
+    expect(Sabotage::LatePages, 3000, OLD);
 }

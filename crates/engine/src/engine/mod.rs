@@ -85,11 +85,14 @@ pub const DISKS_MAX: u32 = 1 << 16;
 /// Work of the engine's own under way at once, at most.
 const JOBS_MAX: u32 = 128;
 
+/// Of the requests there may be, one part in so many is kept for what the daemon itself asks.
+const OWN_SHARE: u32 = 64;
+
 /// What one engine may use. The I/Os in flight are bounded by these and by the payload buffers: a
 /// request has at most one I/O for each sector of its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Requests in flight; more are handed back.
+    /// Requests in flight; more are handed back. A few of them are [kept](Limits::guests_max) for the daemon's own.
     pub requests_max: u32,
     /// Bytes of buffers that answered requests may hold while they fill flash. Beyond, and when half
     /// of `requests_max` are such requests, misses are not filled, so slow flash never holds guests up.
@@ -105,6 +108,13 @@ pub struct Limits {
     pub scrub_frames_per_s: u32,
     /// One unit of I/O where disks compete, bytes.
     pub qos_unit_bytes: u32,
+}
+
+impl Limits {
+    /// Requests in flight up to which those of guests are taken.
+    pub fn guests_max(&self) -> u32 {
+        self.requests_max - self.requests_max / OWN_SHARE
+    }
 }
 
 impl Default for Limits {
@@ -284,12 +294,12 @@ impl Engine {
         }
     }
 
-    /// Takes a request in. It is handed back when as many as `requests_max` are in flight; one that
-    /// makes no sense for its disk is taken and answered with an error.
+    /// Takes a request in. It is handed back when as many as `requests_max` are in flight, a guest's when [`Limits::guests_max`] are or
+    /// too many wait for another host already; one that makes no sense for its disk is taken and answered with an error.
     pub fn handle_request(&mut self, now: Instant, request: Request) -> Result<(), Request> {
         assert_eq!(request.buffer.is_some(), request.op.has_buffer(), "payload buffer of {:?}", request.op);
         assert!(direct::may_have(&request), "{request:?} into a guest's memory");
-        if self.requests.len() + self.owner_waits >= self.limits.requests_max {
+        if self.is_full_for(&request) {
             return Err(request);
         }
         if let Err(error) = self.check(&request) {
@@ -299,6 +309,20 @@ impl Engine {
         self.pass_owner(now, now, request);
         self.run(now);
         Ok(())
+    }
+
+    /// Is there no room for it now? What the daemon itself asks has some of its own: what guests wait for may depend on it. And requests
+    /// that wait for another role leave half of all to other disks; the first of each disk may wait, for somebody has to hear of it.
+    #[inline]
+    fn is_full_for(&self, request: &Request) -> bool {
+        let Limits { requests_max, .. } = self.limits;
+        match request.op.is_own() {
+            true => self.in_flight() >= requests_max,
+            false => {
+                self.in_flight() >= self.limits.guests_max()
+                    || self.owner_waits >= requests_max.div_ceil(2) && self.joins_waiting(request)
+            }
+        }
     }
 
     /// Takes the end of an I/O in. `sums` are the CRC-32C of each sector that flash I/O moved, in

@@ -108,6 +108,13 @@ impl Engine {
         }
     }
 
+    /// Would it wait for another role, as others do already?
+    pub(super) fn joins_waiting(&self, request: &Request) -> bool {
+        let Some(Some(disk)) = self.disks.get(request.disk.0 as usize) else { return false };
+        let Ownership { role, waiting, .. } = &disk.ownership;
+        !waiting.is_empty() && matches!(passage(*role, request.op), Passage::Waits)
+    }
+
     /// Gives a disk another role. `None`: that takes effect later.
     pub(super) fn set_role(
         &mut self,

@@ -5,16 +5,19 @@
 //! [`Destination::poll_act`]) and are told how that ended. Nothing is believed of the other host but what it says, and what a host says
 //! it has made durable before, where the other relies on it.
 //!
-//! [`Puller`] says what the destination reads from the source next, [`heat`] is the list that it begins with.
+//! [`Puller`] says what the destination reads from the source next, [`heat`] is the list that it begins with, [`LeftBehind`] says what it may
+//! still read there after the hand-over.
 
 mod destination;
 pub mod heat;
+mod left_behind;
 mod puller;
 mod source;
 #[cfg(test)]
 mod tests;
 
 pub use destination::{Destination, DestinationAct};
+pub use left_behind::LeftBehind;
 pub use puller::{Pull, Pulled, Puller};
 pub use source::{Order, Phase, Source, SourceAct, SourceOptions};
 

@@ -8,8 +8,8 @@
 //!
 //! The peer of before the hand-over is left with it: whatever it says later is not the owner's word. Who had the disk comes back as
 //! another peer, and its flash is as good as the backing for what was not written since it gave the disk away: everything it had changed
-//! was written through, and flushed. What is written here leaves the map of the peer's places before it is issued; the
-//! engine has no read and write of one sector in flight at once.
+//! was written through, and flushed. What is written here is noted before it is issued, and not read of a peer again, though the peer may list it
+//! later ([`LeftBehind`]); the engine has no read and write of one sector in flight at once.
 //!
 //! A peer that fails once after the disk was taken over is left. The own backing is opened without its [lock](super::Lock).
 
@@ -17,6 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use hob_engine::io::{Io, IoError, IoOp};
+use hob_engine::migration::LeftBehind;
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
 use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, Reader, Status, StatusExtent};
@@ -31,9 +32,6 @@ const STANDBY_NS_MAX: u64 = 30_000_000_000;
 
 /// Pause before a read that failed in standby is tried again, nanoseconds.
 const RETRY_NS: u64 = 100_000_000;
-
-/// Places on the disk that are told apart, at most.
-const PLACES_MAX: u64 = 1 << 22;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -58,7 +56,8 @@ pub(super) struct Handover {
     kind: u16,
     tokens: Option<TokenSpace>,
     phase: Phase,
-    places: Places,
+    /// With the peer.
+    left_behind: LeftBehind,
     /// Reads that a peer was asked for.
     asked: HashMap<IoId, Read>,
     /// Reads that wait for a peer.
@@ -71,7 +70,7 @@ pub(super) struct Handover {
 
 impl Handover {
     pub(super) fn new(own: Box<dyn Driver>) -> Handover {
-        let places = Places::new(own.info().size_bytes);
+        let left_behind = LeftBehind::new(own.info().size_bytes);
         Handover {
             own,
             peer: None,
@@ -79,7 +78,7 @@ impl Handover {
             kind: Token::PEER,
             tokens: None,
             phase: Phase::Standby,
-            places,
+            left_behind,
             asked: HashMap::new(),
             held: VecDeque::new(),
             retry_at: None,
@@ -174,7 +173,7 @@ impl Driver for Handover {
     fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
         let first = io.offset / SECTOR_BYTES;
         let end = (io.offset + io.len).div_ceil(SECTOR_BYTES);
-        let has_all = || self.peer.is_some() && self.places.has_all(first, end);
+        let has_all = || self.peer.is_some() && self.left_behind.has_all(first, end);
         if io.op == IoOp::Read && (self.phase == Phase::Standby || has_all()) {
             self.ask(ring, now, Read { io: *io, deadline: now + STANDBY_NS_MAX });
             return self.collect(ring, now);
@@ -184,7 +183,7 @@ impl Driver for Handover {
             return self.done.push_back((io.id, Err(IoError::ShuttingDown)));
         }
         if !matches!(io.op, IoOp::Read | IoOp::Flush) {
-            self.places.remove(first, end);
+            self.left_behind.changed(first, end);
         }
         self.own.submit(ring, now, io);
     }
@@ -295,7 +294,7 @@ impl Driver for Handover {
     }
 
     fn peer_has(&mut self, first: u64, end: u64) {
-        self.places.insert(first, end);
+        self.left_behind.listed(first, end);
     }
 
     fn set_peer(&mut self, ring: &mut Ring, now: Instant, mut peer: Box<dyn Driver>) {
@@ -321,55 +320,13 @@ impl Driver for Handover {
     fn leave_peer(&mut self, ring: &mut Ring, now: Instant) {
         self.drop_peer(ring);
         if self.phase == Phase::Taken {
-            self.places = Places::default();
+            self.left_behind = LeftBehind::default();
         }
         self.collect(ring, now);
     }
 
     fn has_peer(&self) -> bool {
         self.peer.is_some()
-    }
-}
-
-/// A set of sectors, in regions on a large disk: what is put in may bring neighbours with it, and so may what is taken out.
-#[derive(Default)]
-struct Places {
-    /// log2 of the sectors in a region.
-    shift: u32,
-    words: Vec<u64>,
-}
-
-impl Places {
-    fn new(disk_bytes: u64) -> Places {
-        let sectors = disk_bytes.div_ceil(SECTOR_BYTES).max(1);
-        let shift = sectors.div_ceil(PLACES_MAX).next_power_of_two().ilog2();
-        Places { shift, words: vec![0; (sectors >> shift) as usize / 64 + 1] }
-    }
-
-    fn regions(&self, first: u64, end: u64) -> std::ops::Range<u64> {
-        let all = self.words.len() as u64 * 64;
-        (first >> self.shift).min(all)..end.div_ceil(1 << self.shift).min(all)
-    }
-
-    fn insert(&mut self, first: u64, end: u64) {
-        for region in self.regions(first, end) {
-            self.words[(region / 64) as usize] |= 1 << (region % 64);
-        }
-    }
-
-    fn remove(&mut self, first: u64, end: u64) {
-        for region in self.regions(first, end) {
-            self.words[(region / 64) as usize] &= !(1 << (region % 64));
-        }
-    }
-
-    fn has_all(&self, first: u64, end: u64) -> bool {
-        let mut regions = self.regions(first, end);
-        // The disk may have grown since: no peer has anything there.
-        let is_known = end.div_ceil(1 << self.shift) <= self.words.len() as u64 * 64;
-        is_known
-            && !self.words.is_empty()
-            && regions.all(|region| self.words[(region / 64) as usize] >> (region % 64) & 1 == 1)
     }
 }
 

@@ -3,7 +3,6 @@
 use hob_engine::command::{Command, CommandError, Role};
 use hob_engine::io::{Io, IoOp, Op, Target};
 use hob_engine::migration::{DestinationAct, Record, SourceAct, Ticket};
-use hob_engine::regions::Regions;
 use hob_engine::units::{CommandId, SECTOR_BYTES};
 
 use super::host::{After, DISK, Former, Several, Who, Writing};
@@ -86,11 +85,7 @@ impl World<'_> {
         let after = After::Act(doer, ticket);
         match act {
             SourceAct::Record(record) => return self.write_record(host, Writing { record, doer, ticket }),
-            SourceAct::Prepare => {
-                // Whoever noted what was changed here since it came does so no more.
-                ram.former = None;
-                ram.command(now, Command::Watch(!unwatched), after);
-            }
+            SourceAct::Prepare => ram.command(now, Command::Watch(!unwatched), after),
             SourceAct::TakeChanges => {
                 let changes = ram.engine.take_changed(DISK);
                 ram.source.as_mut().expect("it asked").handle_changes(changes);
@@ -229,8 +224,6 @@ impl World<'_> {
 
     /// The host serves the disk from now on.
     fn take_over(&mut self, host: usize) {
-        let now = self.now;
-        let size = u64::from(self.plan.units) * UNIT_BYTES;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.hangs_up = false;
         let Some(pulling) = &mut ram.pulling else {
@@ -244,8 +237,7 @@ impl World<'_> {
         }
         let session = pulling.session;
         let host = self.attempts[&session];
-        ram.former = Some(Former { host, session, written: Regions::new(size) });
-        ram.command(now, Command::Watch(true), After::Nothing);
+        ram.former = Some(Former { host, session });
     }
 
     /// An act asks the engine for something, of each of these ranges of sectors.

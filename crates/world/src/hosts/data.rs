@@ -6,7 +6,7 @@
 
 use hob_engine::command::Role;
 use hob_engine::io::{Io, IoError, Op};
-use hob_engine::migration::{Phase, Pull, Pulled, Puller, Session, heat};
+use hob_engine::migration::{LeftBehind, Phase, Pull, Pulled, Puller, Session, heat};
 use hob_engine::units::SECTOR_BYTES;
 
 use super::host::{Carry, DISK, PeerRead, Pulling, Who};
@@ -24,7 +24,10 @@ const PULLS_MAX: u32 = 4;
 const PULL_BYTES_MAX: u64 = 32 << 10;
 
 /// Ranges of one page of a list.
-const PAGE_RANGES: usize = 16;
+const PAGE_RANGES: usize = 2;
+
+/// After the hand-over a page of the list is asked for so often.
+const PAGE_TRIES_MAX: u32 = 5;
 
 /// A read that another host does not answer is tried again after so long.
 const AGAIN_NS: u64 = 300 * MS;
@@ -32,12 +35,10 @@ const AGAIN_NS: u64 = 300 * MS;
 impl World<'_> {
     /// Does another host have what this I/O wants? Then it is asked.
     pub(super) fn is_read_elsewhere(&mut self, host: usize, io: &Io) -> Result<bool, Violation> {
-        let ram = self.hosts[host].ram.as_mut().expect("it is up");
-        ram.note_written();
+        let ram = self.hosts[host].ram.as_ref().expect("it is up");
         if ram.engine.role(DISK) != Some(Role::Standby) && self.former_of(host, io).is_none() {
             return Ok(false);
         }
-        let ram = self.hosts[host].ram.as_ref().expect("it is up");
         let buffer = io.slice.map(|slice| slice.id);
         let mine = ram.requests.values().find(|it| it.request.buffer == buffer);
         let is_pull = mine.is_some_and(|it| matches!(it.who, Who::Puller(_)));
@@ -49,10 +50,19 @@ impl World<'_> {
     fn former_of(&self, host: usize, io: &Io) -> Option<(usize, Session)> {
         let ram = self.hosts[host].ram.as_ref()?;
         let former = ram.former.as_ref()?;
-        let reads = ram.pulling.as_ref().is_some_and(|it| matches!(it.carry, Carry::Copy | Carry::Remote));
-        let (first, end) = (io.offset / SECTOR_BYTES, (io.offset + io.len).div_ceil(SECTOR_BYTES));
-        let written = former.written.meets(first, end) && !self.strikes(Sabotage::FormerOwnerForAll);
-        (reads && !written).then_some((former.host, former.session))
+        let pulling = ram.pulling.as_ref().filter(|it| it.reads_former())?;
+        let (first, end) = sectors_of(io);
+        let has = pulling.left_behind.has_all(first, end) || self.strikes(Sabotage::FormerOwnerForAll);
+        has.then_some((former.host, former.session))
+    }
+
+    /// A change is about to be sent to the backing.
+    pub(super) fn note_changed(&mut self, host: usize, io: &Io) {
+        let ram = self.hosts[host].ram.as_mut().expect("it is up");
+        if let Some(pulling) = &mut ram.pulling {
+            let (first, end) = sectors_of(io);
+            pulling.left_behind.changed(first, end);
+        }
     }
 
     /// Asks the host that has it; the backing once that is right.
@@ -222,19 +232,26 @@ impl World<'_> {
             session,
             carry,
             puller: Puller::new(PULL_BYTES_MAX),
+            left_behind: LeftBehind::new(u64::from(self.plan.units) * UNIT_BYTES),
+            page: 0,
+            page_tries: 0,
             has_list: carry == Carry::Drop,
             in_flight: 0,
             is_due: false,
             after: false,
         });
-        self.ask_list(host)
+        self.ask_list(host, 0)
     }
 
-    pub(super) fn ask_list(&mut self, host: usize) -> Result<(), Violation> {
+    /// Asks for this page of the list, if it is still the next.
+    pub(super) fn ask_list(&mut self, host: usize, page: usize) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
-        let Some(pulling) = ram.pulling.as_mut().filter(|pulling| !pulling.has_list) else { return Ok(()) };
-        if pulling.after {
-            // Nobody has it any more.
+        let Some(pulling) = ram.pulling.as_mut().filter(|it| !it.has_list && it.page == page) else {
+            return Ok(());
+        };
+        pulling.page_tries += 1;
+        if pulling.after && (!pulling.reads_former() || pulling.page_tries > PAGE_TRIES_MAX) {
+            // Nobody has it any more, or it is not worth while.
             pulling.has_list = true;
             return self.pull(host);
         }
@@ -242,8 +259,8 @@ impl World<'_> {
         let to = self.attempts[&session];
         let from = self.sender(host);
         let at = self.now + self.dice.latency(AGAIN_NS);
-        self.queue.push(at, Event::ListAgain(host, from.life));
-        self.send(host, to, Packet::AskList { from, session });
+        self.queue.push(at, Event::ListAgain(host, from.life, page));
+        self.send(host, to, Packet::AskList { from, session, page });
         Ok(())
     }
 
@@ -252,39 +269,50 @@ impl World<'_> {
         host: usize,
         from: Sender,
         session: Session,
+        page: usize,
     ) -> Result<(), Violation> {
         let is_its = self.hosts[host].source().is_some_and(|source| source.session() == session);
-        let serves = is_its && matches!(self.hosts[host].role(), Some(Role::Here | Role::Frozen));
-        let pages = self.hosts[host].ram.as_ref().filter(|_| serves).map(|ram| {
+        let serves = is_its && self.hosts[host].role().is_some();
+        let ranges = self.hosts[host].ram.as_ref().filter(|_| serves).map(|ram| {
             let blocks = ram.engine.hottest_blocks(DISK);
             let extents = ram.engine.valid_extents(DISK, &blocks);
-            extents.chunks(PAGE_RANGES).map(heat::encode).collect()
+            heat::encode(extents.chunks(PAGE_RANGES).nth(page).unwrap_or_default())
         });
-        self.send(host, from.host, Packet::List { life: from.life, session, pages });
+        self.send(host, from.host, Packet::List { life: from.life, session, page, ranges });
         Ok(())
     }
 
-    /// The list is there.
+    /// A page of the list is there. One that was not expected changes nothing, but the first begins anew.
     pub(super) fn listed(
         &mut self,
         host: usize,
         session: Session,
-        pages: Option<Vec<Vec<u8>>>,
+        page: usize,
+        ranges: Option<Vec<u8>>,
     ) -> Result<(), Violation> {
-        let sectors = (u64::from(self.plan.units) * UNIT_BYTES).div_ceil(SECTOR_BYTES);
+        let size = u64::from(self.plan.units) * UNIT_BYTES;
+        let believes = self.strikes(Sabotage::LatePages);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let Some(pulling) = &mut ram.pulling else { return Ok(()) };
-        if pulling.session != session || pulling.has_list {
+        let is_expected = !pulling.has_list && (page == pulling.page || page == 0);
+        let Some(ranges) = ranges.filter(|_| pulling.session == session && is_expected) else {
             return Ok(());
+        };
+        let ranges = heat::decode(&ranges, size.div_ceil(SECTOR_BYTES))
+            .map_err(|_| Violation(format!("host {host} gets nonsense: {ranges:?}")))?;
+        self.report.late_pages += u64::from(pulling.after);
+        if pulling.after && believes {
+            let old = std::mem::replace(&mut pulling.left_behind, LeftBehind::new(size));
+            let there = (0..size.div_ceil(SECTOR_BYTES)).filter(|sector| old.has_all(*sector, sector + 1));
+            there.for_each(|sector| pulling.left_behind.listed(sector, sector + 1));
         }
-        let Some(pages) = pages else { return Ok(()) };
-        for page in pages {
-            let ranges = heat::decode(&page, sectors);
-            let ranges = ranges.map_err(|_| Violation(format!("host {host} gets nonsense: {page:?}")))?;
-            pulling.puller.add(ranges);
-        }
-        pulling.has_list = true;
-        trace!(self, "host {host} has a list of {} bytes", pulling.puller.left_bytes());
+        ranges.iter().for_each(|(first, end)| pulling.left_behind.listed(*first, *end));
+        (pulling.page, pulling.page_tries) = (page + 1, 0);
+        pulling.has_list = ranges.is_empty();
+        pulling.puller.add(ranges);
+        trace!(self, "host {host} has page {page} of a list, {} bytes are left", pulling.puller.left_bytes());
+        let at = self.now + self.dice.latency(self.plan.page_ns);
+        self.queue.push(at, Event::ListAgain(host, self.hosts[host].life, page + 1));
         self.pull(host)
     }
 
@@ -354,4 +382,9 @@ impl World<'_> {
     fn read_from_backing(&mut self, host: usize, io: Io) -> Result<(), Violation> {
         self.submit_to_backing(host, io, vec![])
     }
+}
+
+/// The sectors that an I/O meets, `first..end`.
+fn sectors_of(io: &Io) -> (u64, u64) {
+    (io.offset / SECTOR_BYTES, (io.offset + io.len).div_ceil(SECTOR_BYTES))
 }

@@ -6,7 +6,7 @@ use hob_engine::command::{
     Access, CacheChange, Command, DataSegment, DiskConfig, Enable, NewRing, Role, Segment,
 };
 use hob_engine::io::{Io, Request};
-use hob_engine::migration::{Destination, Pull, Puller, Record, Session, Source, Ticket};
+use hob_engine::migration::{Destination, LeftBehind, Pull, Puller, Record, Session, Source, Ticket};
 use hob_engine::units::{BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, IoId, RequestId};
 use hob_engine::{Engine, Limits};
 
@@ -154,8 +154,6 @@ pub(super) struct PeerRead {
 pub(super) struct Former {
     pub(super) host: usize,
     pub(super) session: Session,
-    /// Changed here since.
-    pub(super) written: hob_engine::regions::Regions,
 }
 
 /// What a host pulls, or is to pull.
@@ -164,12 +162,24 @@ pub(super) struct Pulling {
     pub(super) session: Session,
     pub(super) carry: Carry,
     pub(super) puller: Puller,
+    pub(super) left_behind: LeftBehind,
+    /// The page of the list that comes next.
+    pub(super) page: usize,
+    /// How often that was asked for.
+    pub(super) page_tries: u32,
     /// The list is there, or none comes.
     pub(super) has_list: bool,
     pub(super) in_flight: u32,
     /// A look at what may be pulled is in the queue.
     pub(super) is_due: bool,
     pub(super) after: bool,
+}
+
+impl Pulling {
+    /// Is what the former owner has of use after the hand-over?
+    pub(super) fn reads_former(&self) -> bool {
+        matches!(self.carry, Carry::Copy | Carry::Remote)
+    }
 }
 
 /// An act that asked the engine for several things.
@@ -314,15 +324,6 @@ impl Ram {
         let segments = (0..plan.segments).map(place).collect();
         let enable = Enable { config: plan.config, segments, journal, recovered: None };
         self.command(now, Command::Cache(CacheChange::Enable(Box::new(enable))), after);
-    }
-
-    /// Changes that the engine has noted since it was asked last go to whom they concern.
-    pub(super) fn note_written(&mut self) {
-        if let Some(former) = &mut self.former
-            && let Some(changes) = self.engine.take_changed(DISK)
-        {
-            former.written.insert_those_of(&changes);
-        }
     }
 }
 

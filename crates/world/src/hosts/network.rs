@@ -19,9 +19,9 @@ pub(super) enum Packet {
     /// What it has.
     Data { life: u32, number: u64, data: Option<Vec<Tag>> },
     /// What does the cache hold?
-    AskList { from: Sender, session: Session },
-    /// This, hottest first. `None`: nothing for you.
-    List { life: u32, session: Session, pages: Option<Vec<Vec<u8>>> },
+    AskList { from: Sender, session: Session, page: usize },
+    /// This, hottest first; the page after the last is empty. `None`: nothing for you.
+    List { life: u32, session: Session, page: usize, ranges: Option<Vec<u8>> },
 }
 
 /// Who asks: which host, in which life of it, and how it numbers its question.
@@ -149,8 +149,10 @@ impl World<'_> {
                 self.asked(host, from, session, kind, (offset, len))
             }
             Packet::Data { life: of, number, data } if of == life => self.data(host, number, data),
-            Packet::AskList { from, session } => self.asked_for_list(host, from, session),
-            Packet::List { life: of, session, pages } if of == life => self.listed(host, session, pages),
+            Packet::AskList { from, session, page } => self.asked_for_list(host, from, session, page),
+            Packet::List { life: of, session, page, ranges } if of == life => {
+                self.listed(host, session, page, ranges)
+            }
             // For a process that is gone.
             _ => Ok(()),
         }

@@ -27,6 +27,8 @@ pub(super) struct Plan {
     pub(super) network_ns: u64,
     pub(super) record_ns: u64,
     pub(super) act_ns: u64,
+    /// Mean time between pages of a list.
+    pub(super) page_ns: u64,
     /// Mean time between requests of the guest.
     pub(super) think_ns: u64,
     /// Mean time between looks of the operator.
@@ -98,6 +100,7 @@ impl Plan {
             network_ns: dice.pick(&[50_000, MS, 20 * MS]),
             record_ns: dice.pick(&[MS, 5 * MS, 100 * MS]),
             act_ns: dice.pick(&[10_000, MS, 20 * MS]),
+            page_ns: dice.pick(&[10_000, 50 * MS, 1_000 * MS]),
             think_ns,
             operator_ns: dice.pick(&[200 * MS, 1_000 * MS, 4_000 * MS]),
             call_ns: dice.pick(&[1_500 * MS, 3_000 * MS, 10_000 * MS]),

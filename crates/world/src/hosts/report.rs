@@ -55,6 +55,8 @@ pub struct Report {
     pub from_former: u64,
     /// Reads for which it had nothing.
     pub former_lacks: u64,
+    /// Pages of a list that came after the hand-over.
+    pub late_pages: u64,
     /// Ranges forgotten.
     pub forgotten: u64,
     /// Hits of guests.
@@ -67,7 +69,7 @@ pub struct Report {
 
 impl Report {
     /// All of it, with names.
-    pub fn counts(&self) -> [(&'static str, u64); 28] {
+    pub fn counts(&self) -> [(&'static str, u64); 29] {
         [
             ("attempts", self.attempts),
             ("attempts begun anew by a restart", self.attempts_anew),
@@ -95,6 +97,7 @@ impl Report {
             ("ranges pulled after", self.pulled_after),
             ("reads from the former owner", self.from_former),
             ("reads that it lacked", self.former_lacks),
+            ("pages of lists after the hand-over", self.late_pages),
             ("ranges forgotten", self.forgotten),
             ("hits", self.hits),
         ]
@@ -108,7 +111,7 @@ impl Report {
         sum!(attempts attempts_anew handed_over kept thaws crashes crashes_of_sources crashes_of_destinations);
         sum!(crashes_while_taking resumed_away power_cuts lost repeated late unanswered records_in_doubt moves);
         sum!(moves_back standby_reads changes_waited refused rogues pulled_before pulled_after from_former);
-        sum!(former_lacks forgotten hits took_ns);
+        sum!(former_lacks late_pages forgotten hits took_ns);
         self.steps.iter_mut().zip(other.steps).for_each(|(mine, more)| *mine += more);
     }
 }

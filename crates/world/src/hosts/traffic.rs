@@ -167,6 +167,9 @@ impl World<'_> {
         if io.op == IoOp::Read && self.is_read_elsewhere(host, &io)? {
             return Ok(());
         }
+        if !matches!(io.op, IoOp::Read | IoOp::Flush) {
+            self.note_changed(host, &io);
+        }
         self.submit_to_backing(host, io, payload)
     }
 

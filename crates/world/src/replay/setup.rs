@@ -130,7 +130,7 @@ impl Replay {
         let mut flash_at = vec![0; flash.len()];
         let mut replay = Replay {
             engine,
-            requests_max: limits.requests_max,
+            guests_max: limits.guests_max(),
             disks,
             flash,
             backing,

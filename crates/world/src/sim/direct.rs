@@ -125,7 +125,7 @@ impl World<'_> {
 
     /// Asks again what was declined, as far as the engine has room.
     pub(super) fn ask_again(&mut self) -> Result<(), Violation> {
-        while self.engine.in_flight() < self.scenario.limits.requests_max
+        while self.engine.in_flight() < self.scenario.limits.guests_max()
             && let Some(id) = self.direct.as_mut().and_then(|direct| direct.declined.pop_front())
         {
             let old = self.requests[&id].request;

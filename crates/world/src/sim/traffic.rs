@@ -63,7 +63,7 @@ impl World<'_> {
             if self.left == 0 {
                 return Ok(());
             }
-            let full = self.engine.in_flight() >= self.scenario.limits.requests_max;
+            let full = self.engine.in_flight() >= self.scenario.limits.guests_max();
             let guest = &mut self.scenario.guests[index];
             let (op, offset, len) = guest.ask(&mut self.dice);
             let disk = guest.disk;

@@ -108,6 +108,32 @@ fn a_change_in_standby_is_reported_once_and_served_after_the_hand_over() {
     assert!([first, second].iter().all(|id| bench.reply(*id).unwrap().result == Ok(())));
 }
 
+/// The hand-over, for which they wait, waits for what the daemon asks; and other disks do not wait for it.
+#[test]
+fn changes_that_wait_leave_room_for_others_and_for_what_the_daemon_asks() {
+    let limits = Limits { requests_max: 128, ..Limits::default() };
+    let mut bench = Bench::bare(limits);
+    bench.own(Role::Standby).expect("nothing has happened to it");
+    bench.enable(16 * 4 * KIB, 4 * KIB);
+    let discard = Op::Discard(Durability::Volatile);
+    for _ in 0..64 {
+        bench.request(discard, 0, SECTOR);
+    }
+    bench.try_request(discard, 0, SECTOR).expect_err("half of all wait");
+    let reads: Vec<_> = (64..limits.guests_max()).map(|_| bench.read(8 * SECTOR, SECTOR)).collect();
+    bench.try_request(Op::Read, 0, SECTOR).expect_err("the rest is the daemon's");
+    for op in [Op::Forget, Op::Forget] {
+        let id = bench.request(op, 0, SECTOR);
+        assert_eq!(bench.reply(id).expect("it waits for nobody").result, Ok(()));
+    }
+    bench.settle();
+    assert!(reads.iter().all(|id| bench.reply(*id).is_some()));
+    bench.own(Role::Here).expect("handed over");
+    bench.settle();
+    assert_eq!(bench.engine.in_flight(), 0);
+    assert_eq!(bench.replies.len(), 64 + reads.len() + 2);
+}
+
 #[test]
 fn what_is_being_pulled_is_forgotten_when_it_is_there() {
     let mut bench = Bench::standing_by();

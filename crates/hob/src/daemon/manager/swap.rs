@@ -70,9 +70,9 @@ impl SwapEntry {
         let state = match (doing, &self.place, &active) {
             (Some(Doing::TurningOff), ..) => SwapState::TurningOff,
             (Some(Doing::TurningOn), ..) => SwapState::Preparing,
-            (None, _, Some(_)) => SwapState::On,
-            (None, None, _) => SwapState::Unavailable,
-            (None, Some(_), None) => SwapState::Off,
+            (_, _, Some(_)) => SwapState::On,
+            (_, None, _) => SwapState::Unavailable,
+            (_, Some(_), None) => SwapState::Off,
         };
         let used = Size(active.as_ref().map_or(0, |active| active.used));
         let expected = || match state {
@@ -286,32 +286,50 @@ impl Manager {
             false => None,
         };
         let (spot, owner) = {
-            let inner = self.inner();
-            let entry = inner.swap(name)?;
+            let mut inner = self.inner();
+            let entry = inner.swap_mut(name)?;
             entry.check_idle(name)?;
+            // From here on nobody turns it on: its segments may be somebody else's at any moment.
+            entry.work = Some(Work::new(Doing::Removing));
             (entry.place.as_ref().map(|place| place.spot), OwnerId(entry.wanted.owner.0))
         };
-        let mut notes = Vec::new();
-        match spot {
-            Some(spot) => {
-                if self.look_at_swap(spot).await?.is_some() {
-                    return Err(Refusal::conflict(format!("the kernel swaps to {name}"))
-                        .hint(format!("'hob swap off {name}' ends that")));
-                }
-                let flash = self.inner().pool(&pool)?.flash.clone();
-                self.release_swap(&pool, &flash, owner).await?;
+        let given_back = self.give_swap_back(name, &pool, spot, owner).await;
+        {
+            let mut inner = self.inner();
+            match &given_back {
+                Ok(()) => drop(inner.swaps.remove(name)),
+                Err(_) => inner.swap_mut(name)?.work = None,
             }
-            None => notes
-                .push("its device is not there; if it comes back, the area is found on it again".to_owned()),
         }
-        self.inner().swaps.remove(name);
+        given_back?;
         drop(claim);
+        let mut notes = Vec::new();
+        if spot.is_none() {
+            notes.push("its device is not there; if it comes back, the area is found on it again".to_owned());
+        }
         tracing::info!("swap area {name} is no more");
         if has_pool {
             notes.extend(self.top_up(&pool).await);
         }
         self.save().await?;
         Ok(SwapChanged { swap: None, notes })
+    }
+
+    /// Gives the segments of an area that is there back, unless the kernel swaps to it.
+    async fn give_swap_back(
+        &self,
+        name: &str,
+        pool: &str,
+        spot: Option<Spot>,
+        owner: OwnerId,
+    ) -> Result<(), Refusal> {
+        let Some(spot) = spot else { return Ok(()) };
+        if self.look_at_swap(spot).await?.is_some() {
+            return Err(Refusal::conflict(format!("the kernel swaps to {name}"))
+                .hint(format!("'hob swap off {name}' ends that")));
+        }
+        let flash = self.inner().pool(pool)?.flash.clone();
+        self.release_swap(pool, &flash, owner).await
     }
 
     async fn release_swap(&self, pool: &str, flash: &Flash, owner: OwnerId) -> Result<(), Refusal> {
@@ -412,6 +430,7 @@ impl SwapEntry {
                 .hint(format!("'hob swap off {name}' stops that"))),
             Some(Doing::TurningOff) => Err(Refusal::conflict(format!("{name} is being turned off"))
                 .hint(format!("try again when that is done, or stop it with 'hob swap on {name}'"))),
+            Some(Doing::Removing) => Err(being_removed(name)),
         }
     }
 }
@@ -503,6 +522,10 @@ impl Inner {
             }
         }
     }
+}
+
+fn being_removed(name: &str) -> Refusal {
+    Refusal::conflict(format!("{name} is being removed"))
 }
 
 fn no_swap(name: &str) -> Refusal {

@@ -143,7 +143,7 @@ pub(super) struct Carriers {
     asked: BTreeMap<u32, Asked>,
     last_job: u64,
     last_request: u32,
-    /// Something may be asked for that could not be before.
+    /// Something may be pulled that could not be before.
     room: bool,
 }
 
@@ -202,21 +202,12 @@ impl Carriers {
         self.last_job += 1;
         let job = Job { answer, disk, op, ranges, in_flight: 0, result: Ok(()) };
         self.jobs.insert(self.last_job, job);
-        self.room = true;
         self.end_job(self.last_job);
     }
 
-    /// Asks for what there is room for. False if that is nothing.
-    pub(super) fn pump(&mut self, now: Instant, ring: &mut Ring, engine: &mut Engine) -> bool {
-        let is_due = self.poll_timeout().is_some_and(|at| at <= now);
-        if self.carriers.is_empty() && self.jobs.is_empty() || !(std::mem::take(&mut self.room) || is_due) {
-            return false;
-        }
-        let progress = self.pump_jobs(now, engine);
-        self.pump_pulls(now, ring, engine) | progress
-    }
-
-    fn pump_jobs(&mut self, now: Instant, engine: &mut Engine) -> bool {
+    /// Asks for what waits to be asked for and needs no buffer. Clients may wait for just that, with all buffers. False if it asked for
+    /// nothing.
+    pub(super) fn pump_jobs(&mut self, now: Instant, engine: &mut Engine) -> bool {
         let mut progress = false;
         for (number, job) in &mut self.jobs {
             while job.in_flight < FORGETS_MAX
@@ -245,7 +236,12 @@ impl Carriers {
         progress
     }
 
-    fn pump_pulls(&mut self, now: Instant, ring: &mut Ring, engine: &mut Engine) -> bool {
+    /// Pulls what there is room for, while no client waits for a buffer. False if that is nothing.
+    pub(super) fn pump_pulls(&mut self, now: Instant, ring: &mut Ring, engine: &mut Engine) -> bool {
+        let is_due = self.poll_timeout().is_some_and(|at| at <= now);
+        if self.carriers.is_empty() || !(std::mem::take(&mut self.room) || is_due) {
+            return false;
+        }
         let mut progress = false;
         for (disk, carrier) in &mut self.carriers {
             if carrier.pause.is_some_and(|at| at > now) {

@@ -196,6 +196,8 @@ impl Shard {
             self.call(now, call);
         }
         progress |= self.check_time(now);
+        // Before clients: they would take all room there is in the engine, and then wait for what these are to bring about.
+        progress |= self.carriers.pump_jobs(now, &mut self.engine);
         progress |= self.clients.pump(now, &mut self.ring, &mut self.engine);
         if self.files.pump(now, &mut self.ring, &mut self.engine, &mut self.clients.recorders) {
             progress = true;
@@ -203,7 +205,7 @@ impl Shard {
         }
         let nobody_waits = self.clients.nobody_waits();
         if nobody_waits {
-            progress |= self.carriers.pump(now, &mut self.ring, &mut self.engine);
+            progress |= self.carriers.pump_pulls(now, &mut self.ring, &mut self.engine);
         }
         progress |= self.machines.pump(
             now,

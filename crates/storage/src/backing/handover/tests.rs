@@ -234,15 +234,29 @@ fn what_waits_for_the_owner_at_the_hand_over_gets_it_from_the_backing() {
 }
 
 #[test]
-fn places_on_a_large_disk_are_rounded_out_in_both_directions() {
-    let mut places = Places::new(PLACES_MAX * SECTOR_BYTES * 8);
-    places.insert(9, 10);
-    assert!(places.has_all(8, 16) && !places.has_all(8, 17) && !places.has_all(7, 9));
-    places.insert(0, 64);
-    places.remove(31, 33);
-    assert!(
-        places.has_all(0, 24) && !places.has_all(24, 25) && !places.has_all(39, 40) && places.has_all(40, 64)
-    );
-    places.insert(u64::MAX - 1, u64::MAX);
-    assert!(!Places::default().has_all(0, 1));
+fn what_was_written_stays_own_whatever_the_peer_lists_later() {
+    let mut bench = Bench::new();
+    bench.both.peer_has(10, 12);
+    bench.take_over();
+    let before = bench.submit(WRITE, 14, 1);
+    let peer = bench.peer();
+    let after = bench.submit(WRITE, 16, 1);
+    // The rest of the list, and then all of it anew, as after its connection broke.
+    for _ in 0..2 {
+        bench.both.peer_has(10, 20);
+        let written = [bench.submit(IoOp::Read, 14, 1), bench.submit(IoOp::Read, 15, 3)];
+        let others = [bench.submit(IoOp::Read, 10, 4), bench.submit(IoOp::Read, 15, 1)];
+        assert_eq!(peer.take(), others);
+        let own = bench.own.take();
+        assert!(own.ends_with(&written), "{own:?}, after {before} and {after}");
+    }
+    let peer = bench.peer();
+    bench.both.peer_has(0, 100);
+    let (written, other) = (bench.submit(IoOp::Read, 14, 1), bench.submit(IoOp::Read, 13, 1));
+    assert_eq!((bench.own.take(), peer.take()), (vec![written], vec![other]));
+    bench.both.leave_peer(&mut bench.ring, bench.now);
+    bench.both.peer_has(0, 100);
+    let peer = bench.peer();
+    let read = bench.submit(IoOp::Read, 13, 1);
+    assert_eq!((bench.own.take(), peer.take()), (vec![read], vec![]), "it was left for good");
 }

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::super::Manager;
 use super::super::flash;
 use super::super::refusal::Refusal;
-use super::{IN_PARTS, Place, SwapEntry, refuse};
+use super::{IN_PARTS, Place, SwapEntry, being_removed, refuse};
 use crate::daemon::hardware::LocalFlash;
 use crate::daemon::swap::{Active, Area, Memory, Spot, SwapError};
 
@@ -32,6 +32,8 @@ const MEMORY_KEPT: u64 = 50;
 pub(super) enum Doing {
     TurningOn,
     TurningOff,
+    /// Its segments go back to the pool.
+    Removing,
 }
 
 /// A piece of work.
@@ -44,7 +46,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    fn new(doing: Doing) -> Arc<Work> {
+    pub(super) fn new(doing: Doing) -> Arc<Work> {
         Arc::new(Work {
             doing,
             done_bytes: AtomicU64::new(0),
@@ -91,6 +93,7 @@ impl Manager {
             let entry = inner.swap_mut(name)?;
             let place = entry.usable_place(name)?;
             match &entry.work {
+                Some(work) if work.doing == Doing::Removing => return Err(being_removed(name)),
                 Some(work) => (work.clone(), false, place),
                 None => (entry.work.insert(Work::new(Doing::TurningOn)).clone(), true, place),
             }
@@ -179,8 +182,10 @@ impl Manager {
             (entry.work.clone(), entry.place.as_ref().map(|place| place.spot))
         };
         if let Some(work) = busy {
-            if work.doing == Doing::TurningOff {
-                return Ok(Some("it is being turned off already"));
+            match work.doing {
+                Doing::TurningOff => return Ok(Some("it is being turned off already")),
+                Doing::Removing => return Err(being_removed(name)),
+                Doing::TurningOn => {}
             }
             work.stop.store(true, Ordering::Relaxed);
             match work.wait(STOP_MAX).await {

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use hob_control::{DevicePatch, ProblemKind, Swap, SwapCreate, SwapPatch, SwapState};
 use hob_engine::units::DeviceId;
+use tokio::sync::oneshot;
 
 use super::*;
 use crate::daemon::swap::{Active, Area, FileId, Memory, Range, Spot, SwapError, SwapKernel};
@@ -23,6 +25,8 @@ struct FakeKernel {
     /// Preparing and turning off last until this is unset, or they are stopped.
     slow: AtomicBool,
     asked_to_turn_on: AtomicUsize,
+    /// Who looks next says so, and looks when it is told to, or nobody is there to tell it.
+    next_look: Mutex<Option<(oneshot::Sender<()>, mpsc::Receiver<()>)>>,
 }
 
 impl FakeKernel {
@@ -50,6 +54,11 @@ impl SwapKernel for FakeKernel {
     }
 
     fn look(&self, spot: Spot) -> Result<Option<Active>, SwapError> {
+        let next = self.next_look.lock().unwrap().take();
+        if let Some((looks, may_look)) = next {
+            let _ = looks.send(());
+            let _ = may_look.recv();
+        }
         let on = self.on.lock().unwrap();
         let found = on.get(&spot.range.offset).filter(|(there, _)| *there == spot);
         Ok(found.map(|(_, active)| Active { used: *self.used.lock().unwrap(), ..active.clone() }))
@@ -199,6 +208,41 @@ fn an_area_comes_on_goes_off_and_gives_its_room_back() {
         stage.remove("s").await.unwrap();
         assert_eq!((stage.bench.free(), stage.bench.manager.swaps().await.unwrap().len()), (3, 0));
         assert!(stage.remove("s").await.unwrap_err().to_string().contains("hob swap list"));
+    });
+}
+
+/// Its segments are somebody else's then: nothing may be swapped to them any more.
+#[test]
+fn an_area_that_is_being_removed_is_not_turned_on() {
+    play(async |stage| {
+        stage.bench.pool(&["a"], 8).await;
+        if !is_direct(&stage) {
+            return;
+        }
+        stage
+            .create_as(SwapCreate {
+                name: Some("s".into()),
+                size: Size(3 * MIB),
+                off: true,
+                ..SwapCreate::default()
+            })
+            .await
+            .unwrap();
+        let ((looks, looked), (go_on, may_look)) = (oneshot::channel(), mpsc::channel());
+        *stage.kernel.next_look.lock().unwrap() = Some((looks, may_look));
+        let meanwhile = async {
+            looked.await.unwrap();
+            for on in [true, false] {
+                let refused = stage.set("s", on, false).await.unwrap_err().to_string();
+                assert!(refused.contains("is being removed"), "{refused}");
+            }
+            stage.remove("s").await.unwrap_err();
+            go_on.send(()).unwrap();
+        };
+        let (removed, ()) = tokio::join!(stage.remove("s"), meanwhile);
+        removed.unwrap();
+        assert!(stage.kernel.on.lock().unwrap().is_empty());
+        assert_eq!((stage.bench.free(), stage.bench.manager.swaps().await.unwrap().len()), (8, 0));
     });
 }
 
