@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{CacheEnable, DiskAdd, PoolCreate, Size};
-use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for};
+use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for, is_segment_size};
 
 use super::datastores::DatastoreEntry;
 use super::fit::Fit;
@@ -134,7 +134,10 @@ impl Manager {
     }
 
     async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), Refusal> {
-        let segment_bytes = pool.segment_size.bytes();
+        // Of a pool of hob.toml that could not be made, hobs before this one kept whatever stood there.
+        let segment_bytes = Some(pool.segment_size.bytes())
+            .filter(|bytes| is_segment_size(*bytes))
+            .unwrap_or(SEGMENT_BYTES_DEFAULT);
         for peer in &pool.peers {
             let asked = match self.open_line(peer) {
                 Ok(()) => self.ask_loan(peer).await.map(drop),

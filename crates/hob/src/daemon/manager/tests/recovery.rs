@@ -325,3 +325,27 @@ fn a_served_disk_finds_its_persistent_cache_again() {
         assert_eq!(manager.disk("vm").unwrap().cache.unwrap().room, Size(4 * MIB));
     });
 }
+
+/// Promise 5. hob.toml is refused with such a size; what was kept of one is not.
+#[test]
+fn a_pool_that_was_never_made_has_segments_of_some_size() {
+    run(async |bench| {
+        let state_dir = bench.dir.path().join("state");
+        let (store, _) = Store::open(&state_dir).unwrap();
+        let pool = crate::daemon::state::PoolState {
+            name: "p".into(),
+            devices: vec![bench.path("none").into()],
+            devices_out: vec![],
+            peers: vec![],
+            segment_size: Size(0),
+            uuid: None,
+        };
+        store.save(&State { pools: vec![pool], ..State::default() }).unwrap();
+        drop(store);
+        let (manager, shard) = restart(&state_dir, "").await;
+        let bench = Bench { manager, shard, ..bench };
+        bench.disk("vm").await;
+        let refusal = bench.cache("vm", 16).await.unwrap_err();
+        assert_eq!(refusal.kind, Kind::Conflict, "{refusal}");
+    });
+}
