@@ -6,6 +6,7 @@
 //! [`BACKGROUND_SHARES`]. The journal passes every gate: flushes of guests wait for it, and it is small. An I/O that waits is in flight for the rest of the
 //! engine, but not for the health of its device.
 
+use super::disk::Disk;
 use super::jobs::JobKind;
 use super::{Engine, Owner, Phase};
 use crate::io::{Io, Target};
@@ -91,8 +92,14 @@ impl Engine {
 
     /// Gives a disk what it is due from now on.
     pub(super) fn set_qos(&mut self, now: Instant, disk: DiskId, qos: DiskQos) {
-        let datastore = self.disk(disk).config.datastore;
         self.disk_mut(disk).qos = qos;
+        self.apply_due(now, disk);
+    }
+
+    /// What waits of a disk goes by what the disk is due now.
+    pub(super) fn apply_due(&mut self, now: Instant, disk: DiskId) {
+        let datastore = self.disk(disk).config.datastore;
+        let qos = self.disk(disk).due();
         let flow = flow_of(disk);
         let of_backing = Resource::Datastore(datastore);
         self.gates.get(of_backing).scheduler.set(now, flow, qos.backing);
@@ -112,7 +119,7 @@ impl Engine {
         let disk = self.ios[io.id.0].disk;
         let resource = self.resource_of(disk, io.target);
         let is_background = self.is_background(owner);
-        let qos = self.disk(disk).qos;
+        let qos = self.disk(disk).due();
         let (flow, due) = match (is_background, io.target) {
             (true, _) => (BACKGROUND, Due { shares: BACKGROUND_SHARES, ..Due::default() }),
             (false, Target::Backing(_)) => (flow_of(disk), qos.backing),
@@ -208,5 +215,19 @@ impl Engine {
             },
             Owner::Journal(_) => true,
         }
+    }
+}
+
+impl Disk {
+    /// What it is due at this moment. A change of a cache waits for what has begun. Where the journal is lost, writes wait for that change, and
+    /// only for so long: a queue that a limit lets out slowly would cost them an error. New requests wait for the change, so no more
+    /// than that queue goes past the limit.
+    fn due(&self) -> DiskQos {
+        let DiskQos { backing, flash } = self.qos;
+        if !self.holds || !self.journal.as_ref().is_some_and(|journal| journal.dead) {
+            return self.qos;
+        }
+        let unlimited = |due: Due| Due { limit: None, bytes_limit: None, ..due };
+        DiskQos { backing: unlimited(backing), flash: unlimited(flash) }
     }
 }

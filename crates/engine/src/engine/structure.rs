@@ -93,6 +93,8 @@ impl Engine {
             if let Err(error) = self.begin_change(now, id, command, change) {
                 self.end_change_of_structure(id, command, Err(error));
             }
+        } else if disk.journal.as_ref().is_some_and(|journal| journal.dead) {
+            self.apply_due(now, id);
         }
         true
     }

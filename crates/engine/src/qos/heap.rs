@@ -6,21 +6,21 @@ const OUT: u32 = u32::MAX;
 
 /// Flows, each once at most.
 #[derive(Debug, Default)]
-pub(super) struct TagHeap {
+pub(super) struct TagHeap<Tag> {
     /// Tag and flow. Flows with one tag come by their number: every run is the same.
-    order: Vec<(u64, u32)>,
+    order: Vec<(Tag, u32)>,
     /// Where each flow is in `order`.
     places: Vec<u32>,
 }
 
-impl TagHeap {
+impl<Tag: Copy + Ord> TagHeap<Tag> {
     /// The flow with the smallest tag, after the tag.
-    pub(super) fn first(&self) -> Option<(u64, u32)> {
+    pub(super) fn first(&self) -> Option<(Tag, u32)> {
         self.order.first().copied()
     }
 
     /// Puts a flow in, or gives it another tag.
-    pub(super) fn set(&mut self, flow: u32, tag: u64) {
+    pub(super) fn set(&mut self, flow: u32, tag: Tag) {
         if self.places.len() <= flow as usize {
             self.places.resize(flow as usize + 1, OUT);
         }

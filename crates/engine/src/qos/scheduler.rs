@@ -28,8 +28,8 @@ pub(super) const CREDIT_NS: u64 = 100_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Virtual time that one unit takes a flow with one share.
-const UNIT_OF_ONE_SHARE: u64 = 1 << 30;
+/// Virtual time that one unit takes a flow with one share. In 64 bits it would end after 2³⁴ such units, two days at 100 000 a second.
+const UNIT_OF_ONE_SHARE: u128 = 1 << 30;
 
 #[derive(Debug)]
 struct Flow<T> {
@@ -40,7 +40,7 @@ struct Flow<T> {
     /// When its limits let the head pass.
     allowed_at: u64,
     /// Virtual time from which the head is due for its shares.
-    shared_at: u64,
+    shared_at: u128,
     /// Units served since its scheduler was last asked what it wants.
     served: u64,
 }
@@ -57,12 +57,12 @@ struct Waiting<T> {
 pub struct Scheduler<T> {
     flows: Vec<Flow<T>>,
     /// Flows that wait and may be served, by share tag; and those of them with a reservation, by its tag.
-    by_shares: TagHeap,
-    by_reservation: TagHeap,
+    by_shares: TagHeap<u128>,
+    by_reservation: TagHeap<u64>,
     /// Flows that wait and may not be served yet, by limit tag.
-    held: TagHeap,
+    held: TagHeap<u64>,
     /// Virtual time now.
-    virtual_now: u64,
+    virtual_now: u128,
     waiting: usize,
 }
 
@@ -122,11 +122,13 @@ impl<T> Scheduler<T> {
             self.admit(FlowId(flow));
         }
         let reserved = self.by_reservation.first().filter(|(at, _)| *at <= now.0);
-        let (_, flow) = reserved.or(self.by_shares.first())?;
-        let flow = FlowId(flow);
+        let flow = match reserved {
+            Some((_, flow)) => FlowId(flow),
+            None => FlowId(self.by_shares.first()?.1),
+        };
         let it = &mut self.flows[flow.0 as usize];
         let Waiting { units, bytes, item } = it.waiting.pop_front().expect("it waits");
-        let step = u64::from(units) * UNIT_OF_ONE_SHARE / u64::from(it.due.shares);
+        let step = u128::from(units) * UNIT_OF_ONE_SHARE / u128::from(it.due.shares);
         if reserved.is_some() {
             let next = it.reserved_at.max(now.0.saturating_sub(CREDIT_NS));
             it.reserved_at = next + u64::from(units) * SECOND_NS / u64::from(it.due.reservation);

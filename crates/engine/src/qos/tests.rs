@@ -478,3 +478,19 @@ fn a_fixed_depth_is_kept() {
     window.set(Instant(SECOND), Control::Off);
     assert!(window.has_room());
 }
+
+/// A flow with one share comes 2³⁴ units far in 64 bits: two days at 100 000 a second. These I/Os are as large as they can be counted.
+#[test]
+fn shares_hold_however_long_it_goes_on() {
+    let mut scheduler = Scheduler::default();
+    let mut served = [0_u32; 2];
+    for (flow, shares) in [(0, 1), (1, 3)] {
+        scheduler.set(Instant(0), FlowId(flow), Due { shares, ..Due::default() });
+        (0..400).for_each(|_| scheduler.push(Instant(0), FlowId(flow), u32::MAX, 1, ()));
+    }
+    for turn in 1..=400 {
+        let (flow, ..) = scheduler.pop(Instant(0)).expect("both wait");
+        served[flow.0 as usize] += 1;
+        assert!(served[0].abs_diff(turn / 4) <= 1, "{served:?}");
+    }
+}

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use hob_control::{CacheEnable, Endpoint, Export, PoolCreate, QosPatch, Size, check_name};
 use hob_engine::qos::UNIT_BYTES_DEFAULT as QOS_UNIT_BYTES_DEFAULT;
+use hob_storage::pool::is_segment_size;
 use serde::Deserialize;
 
 use super::allow::AllowEntry;
@@ -232,6 +233,13 @@ impl Config {
             let unfit = |what| format!("{path} cannot be an export's file: {what}");
             super::mount::check_path(path).map_err(unfit)?;
         }
+        for PoolCreate { name, segment_size, .. } in &self.pools {
+            if let Some(size) = segment_size.filter(|size| !is_segment_size(size.bytes())) {
+                return Err(format!(
+                    "[[pool]] '{name}': segment_size = {size}: it can be a power of two from 1M to 1G"
+                ));
+            }
+        }
         check_names("pool", self.pools.iter().map(|pool| pool.name.as_str()))?;
         check_names("storage_policy", self.policies.iter().map(|policy| policy.name.as_str()))?;
         check_names("datastore", self.datastores.iter().map(|store| store.name.as_str()))?;
@@ -400,6 +408,12 @@ mod tests {
                 &["line ", "mod"],
             ),
             ("[[pool]]\nname = \"a b\"\ndevices = []", &["a b"]),
+            (
+                "[[pool]]\nname = \"a\"\ndevices = []\nsegment_size = 0",
+                &["'a'", "segment_size = 0", "1M to 1G"],
+            ),
+            ("[[pool]]\nname = \"a\"\ndevices = []\nsegment_size = \"3M\"", &["power of two"]),
+            ("[[pool]]\nname = \"a\"\ndevices = []\nsegment_size = \"2G\"", &["1M to 1G"]),
             ("[[disk]]\nname = \"a\"\nbacking = \"/x\"\nvhost_user = \"vm.sock\"", &["vm.sock", "absolute"]),
             (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\nexport = [{ name = \"b\", vhost_user = \"b.sock\" }]",

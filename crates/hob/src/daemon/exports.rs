@@ -36,9 +36,13 @@ pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>, Arc<Mutex<Gatewa
 type Gateways = BTreeMap<String, (String, Gateway)>;
 
 impl Exports {
-    /// Offers a disk under a name.
+    /// Offers a disk under a name. Not under that of another disk, whoever may have missed that: its clients would write to this one.
     pub(crate) fn insert(&self, name: &str, export: Export) {
-        self.table().insert(name.to_owned(), export);
+        let mut table = self.table();
+        match table.get(name).filter(|known| known.of != export.of) {
+            Some(known) => tracing::error!("{} is not offered as '{name}': that is {}", export.of, known.of),
+            None => _ = table.insert(name.to_owned(), export),
+        }
     }
 
     /// Offers an export no more, and sends its machine away. Other connections that exist are the shard's matter.

@@ -19,7 +19,7 @@ mod qos;
 pub(crate) use bitmap::BitmapSpec;
 pub(crate) use cache::{CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec};
 pub(crate) use migration::{GoneState, MigrationSpec, RecordSpec};
-pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState};
+pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState, check_qos};
 
 /// Version of the file's form.
 const VERSION: u32 = 1;
@@ -211,6 +211,21 @@ impl State {
             Ok(_) => parse(&fs::read(&file).map_err(failed)?).map_err(broken),
         }
     }
+
+    /// Numbers that nothing could work with: nobody looks at them again.
+    fn check(&self) -> Result<(), String> {
+        for disk in &self.disks {
+            let own = disk.qos.as_ref().map_or(Ok(()), |spec| check_qos(&spec.own));
+            own.map_err(|what| format!("disk {}: {what}", disk.name))?;
+        }
+        for policy in &self.policies {
+            check_qos(&policy.qos).map_err(|what| format!("storage policy {}: {what}", policy.name))?;
+        }
+        for store in &self.datastores {
+            store.check().map_err(|what| format!("datastore {}: {what}", store.name))?;
+        }
+        Ok(())
+    }
 }
 
 impl Default for State {
@@ -329,7 +344,9 @@ fn parse(text: &[u8]) -> Result<State, String> {
     if version != VERSION {
         return Err(format!("it has version {version}, this hob knows version {VERSION}"));
     }
-    serde_json::from_slice(text).map_err(|error| error.to_string())
+    let state: State = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    state.check()?;
+    Ok(state)
 }
 
 #[cfg(test)]

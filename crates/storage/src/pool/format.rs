@@ -323,8 +323,8 @@ impl Superblock {
     }
 }
 
-/// Is it a power of two in range?
-pub(super) fn is_segment_size(bytes: u64) -> bool {
+/// Can segments be so large: a power of two, [`SEGMENT_BYTES_MIN`] to [`SEGMENT_BYTES_MAX`]?
+pub fn is_segment_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&bytes)
 }
 

@@ -35,7 +35,7 @@ use device::{Device, OpenDevice};
 pub use device::{DeviceSpec, Overwrite, superblock_uuid};
 pub use error::PoolError;
 use format::{Entry, Features, Kind, Superblock, SuperblockFlags};
-pub use format::{FORMAT_VERSION, OwnerId, Uuid, device_bytes_for};
+pub use format::{FORMAT_VERSION, OwnerId, Uuid, device_bytes_for, is_segment_size};
 pub(crate) use reader::AlignedBuffer;
 pub use reader::{SectorCopy, SectorLost, SectorReader};
 pub(crate) use remote::RemoteFile;

@@ -2,6 +2,7 @@
 
 use super::write_back::{RING_DEVICE, backing, flash, ring};
 use super::*;
+use crate::qos::{DiskQos, Due};
 
 /// A cache whose journal was lost under a flush, and nothing of it is dirty any more.
 fn lost() -> (Bench, RequestId) {
@@ -80,6 +81,28 @@ fn or_until_nobody_came_for_half_a_minute() {
     bench.settle();
     assert!(bench.result(renew).expect("done").is_ok());
     assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteBack);
+}
+
+/// A change waits for what has begun, and reads at a limit begin long before they end. They go past it then, or those who wait for the
+/// new ring would fail while it is there.
+#[test]
+fn reads_that_a_limit_keeps_waiting_do_not_keep_the_next_journal_waiting() {
+    let (mut bench, flush) = lost();
+    let one_a_second = Due { limit: Some(1), ..Due::default() };
+    bench.command(Command::Qos(DiskQos { backing: one_a_second, flash: Due::default() })).unwrap();
+    let reads: Vec<RequestId> = (1..60).map(|i| bench.read(i * MIB, 4 * KIB)).collect();
+    let mut waiting = strand(&mut bench);
+    waiting.push(flush);
+    assert_eq!(reads.iter().filter(|id| bench.answered(**id)).count(), 1, "one comes at once");
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    bench.settle();
+    assert!(bench.result(renew).expect("nothing keeps it waiting").is_ok());
+    for id in waiting.into_iter().chain(reads) {
+        assert_eq!(bench.reply(id).expect("answered").result, Ok(()), "{id}");
+    }
+    let again: Vec<RequestId> = (1..3).map(|i| bench.read(i * MIB + 512 * KIB, 4 * KIB)).collect();
+    bench.settle();
+    assert!(!bench.answered(again[1]), "the limit holds again");
 }
 
 /// A disk that cannot be closed stays, with those who wait.

@@ -25,7 +25,7 @@ use hob_storage::backing::alone::{Alone, WRITE_BYTES_MAX};
 use hob_storage::pool::{OwnerId, Pool};
 use tokio::time::Instant;
 
-use super::dirty::Dirty;
+use super::dirty::{Dirty, Source};
 use super::flash::blocking;
 use super::refusal::Refusal;
 use super::{Life, Manager, disks};
@@ -140,7 +140,7 @@ impl Manager {
                 copy.loan
             )));
         }
-        let dirty = Dirty::of(&pool, OwnerId(owner.0), |done, all| {
+        let dirty = Dirty::of(Source::of(&pool, OwnerId(owner.0))?, |done, all| {
             let percent = (u128::from(done) * 100).checked_div(u128::from(all)).unwrap_or(0);
             self.note_adoption(name, format!("its second copy is being read, {percent} % of its journal"));
         })?;

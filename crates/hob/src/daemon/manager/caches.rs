@@ -75,7 +75,7 @@ impl Manager {
             (spec, notes)
         };
         let fitted = match self.keep_first(&spec).await {
-            Ok(()) => self.fit_cache(name, Fit::Exactly).await,
+            Ok(()) => self.fit_new(name).await,
             Err(refusal) => Err(refusal),
         };
         match fitted {
@@ -83,6 +83,7 @@ impl Manager {
             Err(refusal) => {
                 self.inner().disk_mut(name)?.wanted.cache = None;
                 self.keep_first(&spec).await?;
+                self.forget_owner(&spec).await;
                 return Err(refusal);
             }
         }
@@ -96,6 +97,25 @@ impl Manager {
             spec.policy
         );
         self.finish_disk(name, claim, notes).await
+    }
+
+    /// Gives a disk the cache that it is to have, of which its shard has nothing yet: as it is wanted, or not at all. The shard may have it when
+    /// the rest cannot be had. Writes are in it then, and who takes back what is wanted forgets whose they are: it goes first, or
+    /// stays, and is wanted as it was.
+    async fn fit_new(self: &Arc<Self>, name: &str) -> Result<Vec<String>, Refusal> {
+        let refusal = match self.fit_cache(name, Fit::Exactly).await {
+            Err(refusal) => refusal,
+            fitted => return fitted,
+        };
+        match self.take_cache(name).await {
+            Ok(()) => Err(refusal),
+            Err(stays) => {
+                tracing::warn!("{name} keeps its cache, which is not all that it was to be: {stays}");
+                Ok(vec![format!(
+                    "{refusal}; the rest of the cache is there, and 'hob cache disable' takes it away"
+                )])
+            }
+        }
     }
 
     async fn patch(self: &Arc<Self>, name: &str, patch: CachePatch) -> Result<DiskChanged, Refusal> {
@@ -192,7 +212,7 @@ impl Manager {
         if owner(before) != owner(wanted) {
             // Volatile and persistent caches have nothing in common.
             self.take_cache(name).await?;
-            self.fit_cache(name, Fit::Exactly).await?;
+            self.fit_new(name).await?;
         } else if is_structural {
             self.configure(name).await?;
         } else if let Ok((shard, id)) = self.shard_of(name) {

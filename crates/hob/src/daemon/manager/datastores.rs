@@ -22,9 +22,6 @@ use crate::daemon::state::{ControlSpec, DatastoreState};
 /// Datastores there can be.
 const DATASTORES_MAX: usize = 4096;
 
-/// Longest latency that can be asked for, milliseconds.
-const LATENCY_MS_MAX: u32 = 60_000;
-
 /// One of them. Its place in the list is its id on the shards.
 #[derive(Debug)]
 pub(super) struct DatastoreEntry {
@@ -207,16 +204,12 @@ impl DatastoreState {
             })?;
         }
         if let Some(latency_ms) = patch.latency_ms {
-            if !(1..=LATENCY_MS_MAX).contains(&latency_ms) {
-                return Err(Refusal::invalid(format!(
-                    "a latency is 1 to {LATENCY_MS_MAX} ms, not {latency_ms}"
-                )));
-            }
             spec.latency_ms = latency_ms;
         }
         if let Some(capacity) = patch.capacity {
             spec.capacity = Some(capacity).filter(|capacity| *capacity > 0);
         }
+        spec.check().map_err(Refusal::invalid)?;
         Ok(spec)
     }
 }

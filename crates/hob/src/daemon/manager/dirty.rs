@@ -3,10 +3,25 @@
 use std::ops::Range;
 
 use hob_engine::units::SECTOR_BYTES;
-use hob_storage::pool::recovery::{self, Found, Remains};
-use hob_storage::pool::{OwnerId, Pool, SectorLost, SectorReader};
+use hob_storage::pool::recovery::{Found, Recovery, Remains};
+use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
 use super::refusal::Refusal;
+
+/// Where it is. Made with the pool at hand; reading takes long, and needs the pool no more.
+pub(super) struct Source {
+    recovery: Recovery,
+    reader: SectorReader,
+}
+
+impl Source {
+    /// Of a cache in a pool.
+    pub(super) fn of(pool: &Pool, owner: OwnerId) -> Result<Source, Refusal> {
+        let failed = |error: PoolError| Refusal::failed(error.to_string());
+        let recovery = Recovery::of(pool, owner).map_err(failed)?;
+        Ok(Source { recovery, reader: SectorReader::new(pool).map_err(failed)? })
+    }
+}
 
 /// All of it.
 pub(super) struct Dirty {
@@ -16,10 +31,10 @@ pub(super) struct Dirty {
 }
 
 impl Dirty {
-    /// Of a cache in a pool. `progress` is told bytes of the journal that are read, and that are to be read.
-    pub(super) fn of(pool: &Pool, owner: OwnerId, progress: impl FnMut(u64, u64)) -> Result<Dirty, Refusal> {
-        let found =
-            recovery::recover(pool, owner, progress).map_err(|error| Refusal::failed(error.to_string()))?;
+    /// Reads the journal. `progress` is told bytes of it that are read, and that are to be read.
+    pub(super) fn of(source: Source, progress: impl FnMut(u64, u64)) -> Result<Dirty, Refusal> {
+        let Source { recovery, reader } = source;
+        let found = recovery.run(progress, |_| ()).map_err(|error| Refusal::failed(error.to_string()))?;
         let (recovered, remains) = match found {
             Found::Recovered(recovered, remains) => (recovered, remains),
             Found::Nothing(_) => return Err(Refusal::conflict("the cache holds nothing")),
@@ -29,7 +44,6 @@ impl Dirty {
                 )));
             }
         };
-        let reader = SectorReader::new(pool).map_err(|error| Refusal::failed(error.to_string()))?;
         Ok(Dirty { recovered, remains, reader })
     }
 

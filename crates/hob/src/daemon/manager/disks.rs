@@ -214,6 +214,7 @@ impl Manager {
         let mut inner = self.inner();
         inner.check_stays()?;
         inner.check_export_name(&name)?;
+        wanted.exports.iter().try_for_each(|export| inner.check_export_name(&export.name))?;
         if inner.disks.len() >= DISKS_MAX {
             return Err(Refusal::conflict(format!("there are {DISKS_MAX} disks; more cannot be served")));
         }

@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hob_control::{DiskChanged, ExportDirty, Size};
-use hob_storage::pool::{OwnerId, Pool};
+use hob_storage::pool::OwnerId;
 
 use super::caches::no_cache;
-use super::dirty::Dirty;
+use super::dirty::{Dirty, Source};
+use super::flash::blocking;
 use super::refusal::Refusal;
 use super::{Life, Manager};
 
@@ -57,8 +58,10 @@ impl Manager {
             })?;
             (inner.pool(&spec.pool)?.flash.clone(), OwnerId(journal.owner.0))
         };
+        // Others need the pool while it is read.
+        let source = flash.read(move |pool| Source::of(pool, owner)).await?;
         let to = path.clone();
-        let exported = flash.read(move |pool| export_to(pool, owner, &to)).await?;
+        let exported = blocking(move || export_to(source, &to)).await??;
         drop(claim);
         tracing::info!(
             "{name}: {} of dirty data were exported to {}",
@@ -78,8 +81,8 @@ impl Manager {
 }
 
 /// Writes both files.
-fn export_to(pool: &Pool, owner: OwnerId, path: &Path) -> Result<Exported, Refusal> {
-    let mut dirty = Dirty::of(pool, owner, |_, _| ())?;
+fn export_to(source: Source, path: &Path) -> Result<Exported, Refusal> {
+    let mut dirty = Dirty::of(source, |_, _| ())?;
     let failed = |error: io::Error| Refusal::failed(format!("cannot write {}: {error}", path.display()));
     let mut map_path = path.as_os_str().to_owned();
     map_path.push(".map");

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hob_control::{DatastorePatch, DiskQos, Qos, QosPatch, Size, StoragePolicy, check_name};
-use hob_engine::qos::{self, Due, RATE_MAX, SHARES_MAX};
+use hob_engine::qos::{self, Due, SHARES_MAX};
 
 use super::refusal::Refusal;
 use super::{DiskEntry, Inner, Manager};
 use crate::daemon::config::{Config, DatastoreEntry, PolicyEntry};
-use crate::daemon::state::{DatastoreState, DiskQosSpec, PolicyState};
+use crate::daemon::state::{DatastoreState, DiskQosSpec, PolicyState, check_qos};
 
 /// Storage policies there can be.
 const POLICIES_MAX: usize = 1024;
@@ -302,38 +302,24 @@ pub(super) fn engine_qos(qos: Qos) -> qos::DiskQos {
 }
 
 fn patched(before: Qos, patch: &QosPatch) -> Result<Qos, Refusal> {
-    let rate = |what: &str, value: Option<u32>, before: Option<u32>| match value {
-        None => Ok(before),
-        Some(0) => Ok(None),
-        Some(rate) if rate <= RATE_MAX => Ok(Some(rate)),
-        Some(rate) => {
-            Err(Refusal::invalid(format!("a {what} of {rate} units a second is more than {RATE_MAX}")))
-        }
-    };
+    // 0 takes a limit away.
+    let rate = |value: Option<u32>, before: Option<u32>| value.or(before).filter(|rate| *rate > 0);
     let shares = match patch.shares.as_deref() {
         None => before.shares,
         Some("low") => 500,
         Some("normal") => 1000,
         Some("high") => 2000,
-        Some(number) => {
-            let shares = number.parse().ok().filter(|shares| (1..=SHARES_MAX).contains(shares));
-            shares.ok_or_else(|| {
-                Refusal::invalid(format!("shares are low, normal, high or 1 to {SHARES_MAX}, not '{number}'"))
-            })?
-        }
+        Some(number) => number.parse().map_err(|_| {
+            Refusal::invalid(format!("shares are low, normal, high or 1 to {SHARES_MAX}, not '{number}'"))
+        })?,
     };
     let wanted = Qos {
         shares,
-        reservation: rate("reservation", patch.reservation, Some(before.reservation))?.unwrap_or(0),
-        limit: rate("limit", patch.limit, before.limit)?,
+        reservation: patch.reservation.unwrap_or(before.reservation),
+        limit: rate(patch.limit, before.limit),
         bytes_limit: patch.bytes_limit.or(before.bytes_limit).filter(|limit| *limit > Size(0)),
-        flash_limit: rate("limit", patch.flash_limit, before.flash_limit)?,
+        flash_limit: rate(patch.flash_limit, before.flash_limit),
     };
-    match wanted.limit {
-        Some(limit) if limit < wanted.reservation => Err(Refusal::invalid(format!(
-            "a limit of {limit} units a second is below the reservation of {}",
-            wanted.reservation
-        ))),
-        _ => Ok(wanted),
-    }
+    check_qos(&wanted).map_err(Refusal::invalid)?;
+    Ok(wanted)
 }

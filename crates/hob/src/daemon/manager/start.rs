@@ -2,12 +2,13 @@
 //! `hob serve`. In a daemon, what cannot be opened stops nothing else; `serve` has only one thing
 //! to do, and ends if it cannot.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{CacheEnable, DiskAdd, PoolCreate, Size};
-use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for};
+use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for, is_segment_size};
 
 use super::datastores::DatastoreEntry;
 use super::fit::Fit;
@@ -64,17 +65,17 @@ impl Manager {
                 self.start_new_pool(pool).await?;
             }
         }
-        let mut disks = kept.disks.clone();
+        let mut new = Vec::new();
         for disk in &config.disks {
             let known = kept.disks.iter().any(|kept| kept.name == disk.name);
             if kept.disks_removed.contains(&disk.name) {
                 tracing::info!("disk {} of hob.toml was removed by command and stays away", disk.name);
             } else if !known {
-                disks.push(self.first_state(disk));
+                new.push(self.first_state(disk));
             }
         }
         let mut opening = Vec::new();
-        for disk in disks {
+        for disk in told_apart(kept.disks, new) {
             let name = disk.name.clone();
             if !self.enter_kept(disk)? {
                 continue;
@@ -134,7 +135,10 @@ impl Manager {
     }
 
     async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), Refusal> {
-        let segment_bytes = pool.segment_size.bytes();
+        // Of a pool of hob.toml that could not be made, hobs before this one kept whatever stood there.
+        let segment_bytes = Some(pool.segment_size.bytes())
+            .filter(|bytes| is_segment_size(*bytes))
+            .unwrap_or(SEGMENT_BYTES_DEFAULT);
         for peer in &pool.peers {
             let asked = match self.open_line(peer) {
                 Ok(()) => self.ask_loan(peer).await.map(drop),
@@ -282,6 +286,37 @@ impl Manager {
         };
         self.create(create).await.map(|_| ())
     }
+}
+
+/// Clients find disks and further exports by their names: what hob.toml brings takes none that a command has given. Disks keep theirs before
+/// exports do, those of last time before new ones; who comes too late is left out, and stops nothing else.
+pub(super) fn told_apart(kept: Vec<DiskState>, new: Vec<DiskState>) -> Vec<DiskState> {
+    let own = |disk: &DiskState| (disk.name.clone(), disk.name.clone());
+    let mut owners: BTreeMap<String, String> = kept.iter().map(own).collect();
+    let mut disks: Vec<DiskState> = kept.into_iter().chain(new).collect();
+    disks.retain_mut(|DiskState { name, exports, .. }| {
+        let owner = owners.entry(name.clone()).or_insert_with(|| name.clone());
+        if owner != name {
+            tracing::error!(
+                "disk {name} of hob.toml is not served: disk {owner} has an export '{name}'; call the disk otherwise, or say \
+                 'hob export remove {owner} {name}' and start the daemon again"
+            );
+            return false;
+        }
+        exports.retain(|export| {
+            let of = &export.name;
+            let owner = owners.entry(of.clone()).or_insert_with(|| name.clone());
+            if owner != name {
+                tracing::error!(
+                    "{name} goes without its export '{of}': clients find disk {owner} by that name; \
+                     'hob export add' gives it one of another name"
+                );
+            }
+            owner == name
+        });
+        true
+    });
+    disks
 }
 
 /// Removes a file unless a process uses it as a pool.

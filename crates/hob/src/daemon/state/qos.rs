@@ -1,10 +1,41 @@
 //! What is kept of shares, limits and reservations, and of what disks compete for.
 
-use hob_control::Qos;
+use hob_control::{Qos, Size};
+use hob_engine::qos::{RATE_MAX, SHARES_MAX};
 use serde::{Deserialize, Serialize};
 
 /// When a datastore is late, unless somebody says otherwise, milliseconds: as Storage I/O Control has it.
 pub(crate) const LATENCY_MS_DEFAULT: u32 = 30;
+
+/// Longest latency that can be asked for, milliseconds.
+const LATENCY_MS_MAX: u32 = 60_000;
+
+/// The deepest that a datastore can be bounded to, I/Os.
+const DEPTH_MAX: u32 = 4096;
+
+/// Can a disk be due that? Shards take nothing else, so whatever comes from outside comes through here: commands, hob.toml, the state
+/// file, other hosts.
+pub(crate) fn check_qos(qos: &Qos) -> Result<(), String> {
+    let Qos { shares, reservation, limit, bytes_limit, flash_limit } = *qos;
+    if !(1..=SHARES_MAX).contains(&shares) {
+        return Err(format!("shares are low, normal, high or 1 to {SHARES_MAX}, not '{shares}'"));
+    }
+    if limit == Some(0) || flash_limit == Some(0) || bytes_limit == Some(Size(0)) {
+        return Err("a limit of 0 lets nothing pass".to_owned());
+    }
+    let rates = [("reservation", Some(reservation)), ("limit", limit), ("limit", flash_limit)];
+    for (what, rate) in rates {
+        if let Some(rate) = rate.filter(|rate| *rate > RATE_MAX) {
+            return Err(format!("a {what} of {rate} units a second is more than {RATE_MAX}"));
+        }
+    }
+    match limit {
+        Some(limit) if limit < reservation => {
+            Err(format!("a limit of {limit} units a second is below the reservation of {reservation}"))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// What a disk is due.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +78,19 @@ impl DatastoreState {
     pub(crate) fn new(name: &str) -> DatastoreState {
         let (name, control) = (name.to_owned(), ControlSpec::Off);
         DatastoreState { name, control, latency_ms: LATENCY_MS_DEFAULT, capacity: None }
+    }
+
+    /// Can one be so?
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match (self.control, self.latency_ms) {
+            (ControlSpec::Depth(depth), _) if !(1..=DEPTH_MAX).contains(&depth) => {
+                Err(format!("a datastore's depth is 1 to {DEPTH_MAX}, not {depth}"))
+            }
+            (_, latency_ms) if !(1..=LATENCY_MS_MAX).contains(&latency_ms) => {
+                Err(format!("a latency is 1 to {LATENCY_MS_MAX} ms, not {latency_ms}"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -92,7 +136,7 @@ impl std::str::FromStr for ControlSpec {
             "knee" => Ok(ControlSpec::Knee),
             _ => {
                 let depth = text.strip_prefix("depth:").and_then(|depth| depth.parse().ok());
-                depth.filter(|depth| (1..=4096).contains(depth)).map(ControlSpec::Depth).ok_or(())
+                depth.filter(|depth| (1..=DEPTH_MAX).contains(depth)).map(ControlSpec::Depth).ok_or(())
             }
         }
     }

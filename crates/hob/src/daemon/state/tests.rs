@@ -130,6 +130,43 @@ fn a_broken_file_is_an_error_and_stays_as_it_is() {
     }
 }
 
+/// Promise 5: a shard dies of such numbers, with all of its disks.
+#[test]
+fn numbers_that_no_shard_takes_are_a_broken_file() {
+    let own = |qos: Qos| State {
+        disks: vec![DiskState {
+            qos: Some(DiskQosSpec { policy: None, own: qos }),
+            ..DiskState::new("vm".into(), "/vm.img".into(), false)
+        }],
+        ..State::default()
+    };
+    let policy =
+        |qos: Qos| State { policies: vec![PolicyState { name: "gold".into(), qos }], ..State::default() };
+    for (qos, what) in [
+        (Qos { shares: 0, ..Qos::default() }, "not '0'"),
+        (Qos { shares: 1_000_001, ..Qos::default() }, "1 to 1000000"),
+        (Qos { limit: Some(0), ..Qos::default() }, "lets nothing pass"),
+        (Qos { flash_limit: Some(0), ..Qos::default() }, "lets nothing pass"),
+        (Qos { bytes_limit: Some(Size(0)), ..Qos::default() }, "lets nothing pass"),
+        (Qos { reservation: 100_000_001, ..Qos::default() }, "more than 100000000"),
+        (Qos { limit: Some(100_000_001), ..Qos::default() }, "more than 100000000"),
+        (Qos { limit: Some(5), reservation: 6, ..Qos::default() }, "below the reservation"),
+    ] {
+        for (state, of) in [(own(qos), "disk vm"), (policy(qos), "storage policy gold")] {
+            let error = parse(&serde_json::to_vec(&state).unwrap()).unwrap_err();
+            assert!(error.contains(what) && error.contains(of), "{qos:?}: {error}");
+        }
+    }
+    let store = |store: DatastoreState| State { datastores: vec![store], ..State::default() };
+    for (wrong, what) in [
+        (DatastoreState { control: ControlSpec::Depth(0), ..DatastoreState::new("array") }, "depth"),
+        (DatastoreState { latency_ms: 0, ..DatastoreState::new("array") }, "latency"),
+    ] {
+        let error = parse(&serde_json::to_vec(&store(wrong)).unwrap()).unwrap_err();
+        assert!(error.contains(what) && error.contains("datastore array"), "{error}");
+    }
+}
+
 #[test]
 fn a_save_that_stops_half_way_leaves_the_old_state() {
     let dir = tempfile::tempdir().unwrap();

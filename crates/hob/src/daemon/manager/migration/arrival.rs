@@ -11,7 +11,7 @@ use super::super::refusal::Refusal;
 use super::super::settings::new_spec;
 use super::super::{Inner, Life, Manager};
 use super::MIGRATING;
-use crate::daemon::state::{CacheSpec, DiskQosSpec, DiskState, MigrationSpec, RecordSpec};
+use crate::daemon::state::{CacheSpec, DiskQosSpec, DiskState, MigrationSpec, RecordSpec, check_qos};
 use crate::daemon::vhost_user::check_path;
 
 /// Characters of the name of another host.
@@ -92,6 +92,7 @@ impl Manager {
                 Refusal::invalid(format!("'{datastore}' cannot be a datastore's name: {error}"))
             })?;
         }
+        arrival.qos.as_ref().map_or(Ok(()), check_qos).map_err(Refusal::invalid)?;
         self.check_cluster(arrival.cluster.as_deref())?;
         let inner = self.inner();
         let is_same = |disk: &&super::super::DiskEntry| disk.wanted.name == name;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use hob_engine::command::Copies;
+
 use super::*;
 
 /// Guests' writes go where nobody else's do.
@@ -65,6 +67,35 @@ fn a_journal_takes_room_besides_and_all_of_it_comes_back() {
         bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.free(), 16);
         assert!(bench.manager.pool("p").unwrap().orphans.is_empty());
+    });
+}
+
+/// Promise 1: what is refused half way has no writes in it that nobody knows of. The next cache of the disk has another owner, and would be taken for it.
+#[test]
+fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
+    run(async |bench| {
+        let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
+        let (manager, shard) = manager(store);
+        let bench = Bench { manager, shard, ..bench };
+        bench.pool(&["a"], 32).await;
+        bench.disk("new").await;
+        bench.shard.set_hangs(true);
+        assert_eq!(bench.with("new", 4, recovery::LAZY).await.unwrap_err().kind, Kind::Busy);
+        // When the shard has made the cache, there is no pool for its second copies.
+        let pool = {
+            let mut inner = bench.manager.inner();
+            inner.disk_mut("new").unwrap().wanted.cache.as_mut().unwrap().copies = Copies::Peer;
+            inner.pools.remove("p").unwrap()
+        };
+        bench.shard.set_hangs(false);
+        settled(&bench.manager).await;
+        bench.manager.inner().pools.insert("p".into(), pool);
+        assert_eq!(bench.manager.stats("new").await.unwrap().blocks, 0);
+        assert!(bench.manager.disk("new").unwrap().cache.is_none());
+        bench.with("new", 4, recovery::LAZY).await.unwrap();
+        (0..100).for_each(|block| bench.write("new", block));
+        let bench = recovery::crash(bench).await;
+        assert_eq!(bench.dirty("new").await, 100 * BLOCK);
     });
 }
 

@@ -1,6 +1,6 @@
 //! Shares, limits and reservations as they are set, shared and kept, and what is refused.
 
-use hob_control::{DatastorePatch, QosPatch};
+use hob_control::{Arrival, CarryMode, DatastorePatch, QosPatch};
 
 use super::*;
 
@@ -60,6 +60,40 @@ fn rules_are_set_one_by_one_and_taken_back() {
             assert!(refusal.problem.error.contains(what), "{patch:?}: {refusal}");
         }
         assert_eq!(bench.manager.disk_qos("vm").unwrap().qos, qos, "nothing of that was taken");
+    });
+}
+
+/// Promise 5: what another host says a disk is due is checked before a shard is told.
+#[test]
+fn a_disk_that_comes_is_due_what_one_here_can_be() {
+    run(async |bench| {
+        let arrival = |qos: Qos| Arrival {
+            from: "host7".into(),
+            backing: "/vm.img".into(),
+            size_bytes: 0,
+            read_only: false,
+            mode: CarryMode::Drop,
+            cache: None,
+            exports: vec![],
+            qos: Some(qos),
+            datastore: None,
+            vhost_user: None,
+            fuse: None,
+            cluster: None,
+        };
+        for wrong in [
+            Qos { shares: 0, ..Qos::default() },
+            Qos { limit: Some(0), ..Qos::default() },
+            Qos { bytes_limit: Some(Size(0)), ..Qos::default() },
+            Qos { flash_limit: Some(0), ..Qos::default() },
+            Qos { reservation: u32::MAX, ..Qos::default() },
+        ] {
+            let refusal = bench.manager.awaited_state("vm", &arrival(wrong)).unwrap_err();
+            assert_eq!(refusal.kind, Kind::Invalid, "{wrong:?}: {refusal}");
+        }
+        let due = Qos { reservation: 5, limit: Some(7), ..Qos::default() };
+        let state = bench.manager.awaited_state("vm", &arrival(due)).unwrap();
+        assert_eq!(state.qos.unwrap().own, due);
     });
 }
 

@@ -204,6 +204,35 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
     });
 }
 
+/// An export takes hours, and a lost journal has half a minute until there is a new one: whoever comes for the pool meanwhile has it.
+#[test]
+fn an_export_does_not_keep_the_pool() {
+    // One thread for all that may wait: what was asked for comes in that order.
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let bench = prepare(Bench::new(), LAZY).await;
+        write(&bench, 5..15);
+        let bench = end(bench, false, change_backing).await;
+        let path = bench.path("rescue");
+        let (go, waits) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || waits.recv());
+        let export = hob_control::ExportDirty { path: path.clone() };
+        let manager = bench.manager.clone();
+        let export = tokio::spawn(async move { manager.export_dirty("vm".into(), export).await });
+        while bench.manager.inner().disks["vm"].busy.is_none() {
+            tokio::task::yield_now().await;
+        }
+        let flash = bench.manager.inner().pool("p").unwrap().flash.clone();
+        let of = path.clone();
+        let other = flash.read(move |_| Ok(Path::new(&of).exists()));
+        let (was_written, ..) = tokio::join!(other, async { go.send(()) });
+        assert!(!was_written.unwrap(), "the pool was kept until the file was there");
+        assert!(export.await.unwrap().is_ok() && Path::new(&path).exists());
+        busy.await.unwrap().unwrap();
+    });
+}
+
 #[test]
 fn another_backing_or_size_is_told_from_the_one_before() {
     run(async |bench| {
@@ -323,5 +352,29 @@ fn a_served_disk_finds_its_persistent_cache_again() {
         let (manager, _shard, result) = serve("{}", true).await;
         result.unwrap();
         assert_eq!(manager.disk("vm").unwrap().cache.unwrap().room, Size(4 * MIB));
+    });
+}
+
+/// Promise 5. hob.toml is refused with such a size; what was kept of one is not.
+#[test]
+fn a_pool_that_was_never_made_has_segments_of_some_size() {
+    run(async |bench| {
+        let state_dir = bench.dir.path().join("state");
+        let (store, _) = Store::open(&state_dir).unwrap();
+        let pool = crate::daemon::state::PoolState {
+            name: "p".into(),
+            devices: vec![bench.path("none").into()],
+            devices_out: vec![],
+            peers: vec![],
+            segment_size: Size(0),
+            uuid: None,
+        };
+        store.save(&State { pools: vec![pool], ..State::default() }).unwrap();
+        drop(store);
+        let (manager, shard) = restart(&state_dir, "").await;
+        let bench = Bench { manager, shard, ..bench };
+        bench.disk("vm").await;
+        let refusal = bench.cache("vm", 16).await.unwrap_err();
+        assert_eq!(refusal.kind, Kind::Conflict, "{refusal}");
     });
 }

@@ -66,6 +66,45 @@ fn names_are_told_apart() {
     });
 }
 
+/// Promise 2: clients of a disk get that disk, whatever hob.toml brings besides.
+#[test]
+fn what_hob_toml_brings_takes_no_name_that_a_command_gave() {
+    run(async |bench| {
+        let state = bench.dir.path().join("state");
+        let (store, _) = Store::open(&state).unwrap();
+        let (manager, shard) = manager(store);
+        let bench = Bench { manager, shard, ..bench };
+        bench.disk("x").await;
+        bench.manager.export_add("x".into(), backup("b")).await.unwrap();
+        let image = bench.image("other.img", 8);
+        bench.shard.stop();
+        drop(bench.manager);
+        let disk =
+            |name: &str| format!("[[disk]]\nname = \"{name}\"\nbacking = \"{image}\"\nread_only = true\n");
+        let export = |name: &str| format!("[[disk.export]]\nname = \"{name}\"\n");
+        let toml =
+            [disk("a"), export("x"), export("a-more"), disk("b"), disk("c"), export("c-more")].concat();
+        let (manager, _shard) = restart(&state, &toml).await;
+        let of = |name: &str| manager.exports.get(name).map(|export| export.of);
+        let names = ["x", "b", "a", "a-more", "c", "c-more"];
+        assert_eq!(names.map(of), ["x", "x", "a", "a", "c", "c"].map(|disk| Some(disk.to_owned())));
+        assert!(manager.disk("b").is_err(), "there is an export of that name");
+        // Nor do clients find another disk by a name that nobody has looked at.
+        manager.exports.insert("x", manager.exports.get("a").unwrap());
+        assert_eq!(manager.exports.get("x").unwrap().of, "x");
+        // One that such a state was kept of has its name again.
+        let taken = DiskState {
+            exports: vec![backup("x"), backup("d-more")],
+            ..manager.inner().disks["a"].wanted.clone()
+        };
+        let kept = vec![DiskState { name: "d".into(), ..taken }, manager.inner().disks["x"].wanted.clone()];
+        let apart = super::super::start::told_apart(kept, vec![]);
+        let exports =
+            |disk: &DiskState| disk.exports.iter().map(|export| export.name.clone()).collect::<Vec<_>>();
+        assert_eq!(apart.iter().map(exports).collect::<Vec<_>>(), [["d-more"], ["b"]]);
+    });
+}
+
 /// A file cannot be mounted here; that it is refused shows what becomes of the rest.
 #[test]
 fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
