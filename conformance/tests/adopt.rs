@@ -243,3 +243,19 @@ fn a_cache_that_is_to_do_without_its_peer_leaves_it_first() {
     stage.only_a_has_it();
     assert_eq!(stage.a.json(&["peer", "list"])["borrowed"][0]["disks"], serde_json::json!([]));
 }
+
+/// B is gone, and beside the disk whose word is to be taken back another one has something there, which etcd knows nothing of.
+#[test]
+fn a_disk_without_owner_keeps_no_other_waiting() {
+    let mut stage = Stage::new();
+    std::fs::write(stage.scratch.path("ro.img"), vec![0; 8 << 20]).unwrap();
+    stage.a.ctl(&["disk", "add", "ro", "--backing", &stage.scratch.text("ro.img"), "--read-only"]);
+    stage.a.tell("cache enable ro --pool fast --size 8M --block-size 16K --mode write-back --copies peer");
+    let borrowed = stage.a.json(&["peer", "list"])["borrowed"][0].clone();
+    assert_eq!(borrowed["disks"], serde_json::json!(["ro", "vm"]), "{borrowed}");
+    stage.b.kill();
+    let mut guest = stage.a.connect("vm");
+    stage.write(&mut guest, 20);
+    stage.written.read_all(&mut guest, DISK);
+    assert_eq!(title(&stage.a)["copy"], Value::Null);
+}
