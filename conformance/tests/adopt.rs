@@ -25,7 +25,7 @@ fn start(etcd: &Etcd, authority: &Authority, name: &str, who: &Files, backing: &
     let lend = plan.path("lent");
     plan.says(&format!("[peers]\nlend = {lend:?}\nlend_max = \"128M\"\nwait_seconds = 1"))
         .joins(etcd, "lease_seconds = 3\nsettle_seconds = 1")
-        .pool("size = \"64M\"\nsegment_size = \"1M\"")
+        .pool("size = \"128M\"\nsegment_size = \"1M\"")
         .disk("vm", backing, "")
         .start()
 }
@@ -97,6 +97,23 @@ impl Stage {
     #[track_caller]
     fn check_backing(&self) {
         assert!(self.image() == self.written.data(), "the backing has everything, and nothing old");
+    }
+
+    /// The title says of no copy, from before the guest goes on without it: B has something, and A's flash is waited for.
+    #[track_caller]
+    fn only_a_has_it(&mut self) {
+        let before = title(&self.a);
+        assert_eq!((&before["copy"], &before["dirty"]), (&Value::Null, &true.into()), "{before}");
+        let mut guest = self.a.connect("vm");
+        self.write(&mut guest, 50);
+        assert_eq!(title(&self.a)["copy"], Value::Null);
+        self.a.kill();
+        wait_until("b to know who has its data", SOON, || self.b.reason("vm").contains("flash of a"));
+        self.a.start();
+        self.a.wait_until_serving("vm", SOON);
+        self.read_all(&self.a);
+        self.a.tell("drain vm");
+        self.check_backing();
     }
 
     /// The file that B lends.
@@ -201,4 +218,44 @@ fn a_copy_that_is_damaged_is_not_used_in_part() {
     stage.a.start();
     stage.a.wait_until_serving("vm", SOON);
     stage.read_all(&stage.a);
+}
+
+/// What is acknowledged from then on is in a journal of which B has nothing.
+#[test]
+fn a_journal_without_a_copy_at_the_peer_ends_the_word_of_the_one_before() {
+    let mut stage = Stage::new();
+    // Others have what B has left.
+    for (name, size) in [("x", "40M"), ("y", "1M"), ("z", "1M")] {
+        std::fs::File::create(stage.scratch.path(name)).unwrap().set_len(2 * DISK).unwrap();
+        stage.a.ctl(&["disk", "add", name, "--backing", &stage.scratch.text(name)]);
+        let enable = format!("cache enable {name} --pool fast --size {size} --mode write-back --copies peer");
+        eprintln!("{}", stage.a.tell(&enable));
+    }
+    stage.a.ctl(&["cache", "resize", "vm", "32M"]);
+    stage.only_a_has_it();
+}
+
+/// Whatever else is changed with it.
+#[test]
+fn a_cache_that_is_to_do_without_its_peer_leaves_it_first() {
+    let mut stage = Stage::new();
+    stage.a.ctl(&["cache", "set", "vm", "--copies", "1", "--block-size", "8K"]);
+    stage.only_a_has_it();
+    assert_eq!(stage.a.json(&["peer", "list"])["borrowed"][0]["disks"], serde_json::json!([]));
+}
+
+/// B is gone, and beside the disk whose word is to be taken back another one has something there, which etcd knows nothing of.
+#[test]
+fn a_disk_without_owner_keeps_no_other_waiting() {
+    let mut stage = Stage::new();
+    std::fs::write(stage.scratch.path("ro.img"), vec![0; 8 << 20]).unwrap();
+    stage.a.ctl(&["disk", "add", "ro", "--backing", &stage.scratch.text("ro.img"), "--read-only"]);
+    stage.a.tell("cache enable ro --pool fast --size 8M --block-size 16K --mode write-back --copies peer");
+    let borrowed = stage.a.json(&["peer", "list"])["borrowed"][0].clone();
+    assert_eq!(borrowed["disks"], serde_json::json!(["ro", "vm"]), "{borrowed}");
+    stage.b.kill();
+    let mut guest = stage.a.connect("vm");
+    stage.write(&mut guest, 20);
+    stage.written.read_all(&mut guest, DISK);
+    assert_eq!(title(&stage.a)["copy"], Value::Null);
 }

@@ -104,6 +104,8 @@ pub enum Sabotage {
     SaysCopyEarly,
     /// A host that takes its disk anew leaves the word of the copy in the title.
     KeepsWord,
+    /// The same where it holds the disk still.
+    KeepsWordOfHeld,
     /// A disk counts as adopted when everything was sent to the backing.
     EndsEarly,
     /// What flash has is believed although another host has adopted it.
@@ -421,7 +423,13 @@ impl<'a> World<'a> {
                 self.crash(host, time + self.plan.settle_ns + self.plan.hesitation_ns_max, true)?;
             }
             Fault::Partition(host, time) => self.hosts[host].no_store_until = now + time,
-            Fault::NoBacking(host, time) => self.hosts[host].no_backing_until = now + time,
+            Fault::NoBacking(host, time) => {
+                self.hosts[host].no_backing_until = now + time;
+                if self.plan.fences {
+                    // Its lock on the backing may be broken meanwhile.
+                    self.reopen(host);
+                }
+            }
             Fault::StoreAway(time) => self.store_away_until = now + time,
             Fault::Depose(time) => self.store.depose(now, now + time),
             Fault::WallJump(host, seconds) => self.hosts[host].wall_ahead += seconds * 1_000_000_000,

@@ -74,6 +74,7 @@ fn every_sabotage_is_found() {
         Sabotage::FailsEarly,
         Sabotage::SaysCopyEarly,
         Sabotage::KeepsWord,
+        Sabotage::KeepsWordOfHeld,
         Sabotage::EndsEarly,
         Sabotage::BelievesAdopted,
     ];

@@ -9,7 +9,7 @@
 //! | dirty, with a second copy at a member | none | that member may adopt it after `settle_ns`; others with force | yes |
 //! | being adopted | none | with force, after `settle_ns` | it goes on adopting |
 //! | any | another member's | no | no |
-//! | any | its own | – | yes |
+//! | any | its own | – | yes; where it is opened anew and the title names a second copy, by a title that names none |
 //!
 //! A cache that a host has of a disk counts if the title names this host with the generation that it kept with the cache.
 //!
@@ -47,7 +47,7 @@ pub struct Wish {
 /// What becomes of that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is held already, under this lease, in this generation.
+    /// It is held already, under this lease, in this generation, and its title says what is wished.
     Mine(Found<Title>),
     /// This may take it.
     Take(Box<Taking>),
@@ -117,7 +117,9 @@ impl Seat {
                 return Verdict::Refused(Refusal::Held(hold.value.clone(), title.value.generation));
             }
             let is_mine = title.value.member.id == me.id && title.value.adopts.is_none();
-            if hold.lease == lease && is_mine {
+            // It may have been closed with its hold kept: opened anew, it begins without a copy.
+            let is_current = wish.keeps_copy || title.value.copy.is_none();
+            if hold.lease == lease && is_mine && is_current {
                 return Verdict::Mine(title.clone());
             }
         }

@@ -442,6 +442,12 @@ fn the_word_of_a_copy_goes_whenever_it_may_be_wrong() {
     assert_eq!(copy_after(wish(Some(3))), None, "it is opened anew");
     assert_eq!(copy_after(Wish { keeps_copy: true, ..wish(Some(3)) }), Some(copy_at("b")));
     assert_eq!(copy_after(Wish { keeps_copy: true, ..wish(Some(2)) }), None);
+    // Its hold was kept meanwhile.
+    let held = Look { hold: hold("a", MINE.0), ..look.clone() };
+    let anew = taken(decide(&held, wish(Some(3))));
+    assert_eq!((&anew.title, anew.continued), (&title("a", 3, true, true).unwrap().value, true));
+    assert!(anew.txn.conditions.contains(&(Key::Hold("d".to_owned()), Is::At(90))));
+    assert_eq!(decide(&held, Wish { keeps_copy: true, ..wish(Some(3)) }), Verdict::Mine(known.clone()));
     assert_eq!(put_title(&seat.mark(MINE, &known, false)).copy, None);
     assert_eq!(put_title(&seat.give_back(MINE, &known, true)).copy, Some(copy_at("b")));
     assert_eq!(put_title(&seat.give_back(MINE, &known, false)).copy, None);

@@ -208,9 +208,11 @@ struct DiskEntry {
     apart: Vec<Segment>,
     /// These are being given up: nobody is to be told of them.
     leaves_peer: bool,
+    /// Its title may name them, or has done so.
+    copy_said: bool,
     /// Segments of its journal, likewise: of the ring in use, and while it is replaced of the next one.
     ring: Vec<Segment>,
-    /// Copies of the ring in use.
+    /// Copies of the newest ring.
     ring_copies: usize,
     /// Memory above it that the shard has.
     memory: Option<MemoryConfig>,

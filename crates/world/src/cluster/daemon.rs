@@ -461,11 +461,14 @@ impl World<'_> {
         if self.is(Sabotage::IgnoresDirty) {
             look.title.iter_mut().for_each(|title| title.value.dirty = false);
         }
+        let is_held = look.hold.as_ref().is_some_and(|hold| hold.lease == tenure.lease);
         let wish = Wish {
             known: kept.known,
             dirty: kept.writes_back && !self.is(Sabotage::EarlyWriteBack) || kept.is_dirty(),
             force: local.force && local.phase == Phase::Closed,
-            keeps_copy: local.phase != Phase::Closed || self.is(Sabotage::KeepsWord),
+            keeps_copy: local.phase != Phase::Closed
+                || self.is(Sabotage::KeepsWord)
+                || self.is(Sabotage::KeepsWordOfHeld) && is_held,
         };
         let me = self.hosts[host].me.clone();
         let mut seat = self.hosts[host].local[disk].seat.clone();
@@ -485,8 +488,16 @@ impl World<'_> {
         let phase = self.hosts[host].local[disk].phase;
         let is_doubted = phase == Phase::Doubted;
         match verdict {
+            // Whatever was asked for and may still happen does not any more, once the title has been put anew.
+            Verdict::Mine(title) if phase == Phase::Closed && self.hosts[host].local[disk].copy.in_doubt => {
+                let continued = wish.known == Some(title.value.generation);
+                let txn = self.hosts[host].local[disk].seat.mark(tenure.lease, &title, title.value.dirty);
+                let (title, lease, from) = (title.value, tenure.lease, From::Itself);
+                let purpose = Purpose::Take { title, lease, continued, from };
+                self.ask_about(host, disk, purpose, Request::Txn(txn));
+            }
             Verdict::Mine(title) => {
-                // An earlier attempt whose answer was lost.
+                // An earlier attempt whose answer was lost, or its backing was.
                 let continued = wish.known == Some(title.value.generation);
                 self.took(host, disk, title, continued, From::Itself)?;
             }
@@ -607,10 +618,30 @@ impl World<'_> {
         Ok(())
     }
 
+    /// The backings of a host's disks are not to be had any more: they are closed, held as they are, and opened anew.
+    pub(super) fn reopen(&mut self, host: usize) {
+        for disk in 0..self.plan.disks {
+            let local = &mut self.hosts[host].local[disk];
+            if local.phase != Phase::Serving {
+                continue;
+            }
+            // What was asked for may still happen.
+            let in_doubt = local.copy.in_doubt || local.asked.take().is_some();
+            trace!(self, "host {host} lost the backing of disk {disk}");
+            self.close(host, disk);
+            self.hosts[host].local[disk].copy.in_doubt = in_doubt;
+            self.report.reopened += 1;
+        }
+    }
+
     /// Another host has it.
     fn lose(&mut self, host: usize, disk: usize) {
         trace!(self, "host {host} lost disk {disk}");
         self.report.lost += 1;
+        self.close(host, disk);
+    }
+
+    fn close(&mut self, host: usize, disk: usize) {
         let local = &mut self.hosts[host].local[disk];
         self.report.refused += local.ops.len() as u64;
         local.ops.clear();

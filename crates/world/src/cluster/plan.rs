@@ -176,6 +176,8 @@ pub struct Report {
     pub given_back: u64,
     /// Disks that somebody else had when their owner looked again.
     pub lost: u64,
+    /// Disks closed without their backing, to be opened anew while they are held.
+    pub reopened: u64,
     /// Leases that ended in the store.
     pub leases_ended: u64,
     /// Renewals that a deposed leader answered.
@@ -210,7 +212,7 @@ pub struct Report {
 
 impl Report {
     /// All of it, with names.
-    pub fn counts(&self) -> [(&'static str, u64); 23] {
+    pub fn counts(&self) -> [(&'static str, u64); 24] {
         [
             ("requests acknowledged", self.acknowledged),
             ("requests refused or lost", self.refused),
@@ -221,6 +223,7 @@ impl Report {
             ("disks left alone: dirty elsewhere", self.kept_dirty),
             ("disks given back", self.given_back),
             ("disks lost", self.lost),
+            ("disks opened anew", self.reopened),
             ("leases ended", self.leases_ended),
             ("false renewals", self.false_renewals),
             ("answers held", self.answers_held),
@@ -243,7 +246,7 @@ impl Report {
         macro_rules! sum {
             ($($field:ident)+) => { $(self.$field += other.$field;)+ };
         }
-        sum!(acknowledged refused taken taken_again failed_over forced kept_dirty given_back lost leases_ended);
+        sum!(acknowledged refused taken taken_again failed_over forced kept_dirty given_back lost reopened leases_ended);
         sum!(false_renewals answers_held changes_held released not_believed fenced crashes pauses took_ns);
         sum!(destroyed copies_said copies_broken adopted outdated);
     }

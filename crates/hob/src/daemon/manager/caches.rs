@@ -144,10 +144,15 @@ impl Manager {
                 }
             }
         }
-        if wanted != resized
-            && let Err(refusal) = self.reconfigure(name, &resized, &wanted, &mut notes).await
-        {
-            return Err(refusal);
+        // Second copies at a peer are left first, while the cache is otherwise as it is: their word is taken back before anything is done
+        // without them, and a ring for other blocks would not hold what the cache has.
+        let alone = CacheSpec { copies: wanted.copies, ..resized.clone() };
+        let leaves_peer = resized.copies == Copies::Peer && wanted.copies != Copies::Peer;
+        let start = if leaves_peer { alone } else { resized.clone() };
+        for (before, wanted) in [(&resized, &start), (&start, &wanted)] {
+            if before != wanted {
+                self.reconfigure(name, before, wanted, &mut notes).await?;
+            }
         }
         notes.extend(self.fit_memory(name).await?);
         if wanted.journal.is_some() && resized.journal.is_none() {

@@ -331,12 +331,15 @@ impl Manager {
         let online: Vec<String> = {
             let inner = self.inner();
             let online = inner.disks.values().filter(|disk| matches!(disk.life, Life::Online(_)));
-            let owned = online.filter(|disk| !disk.wanted.read_only);
-            owned.map(|disk| disk.wanted.name.clone()).collect()
+            online.map(|disk| disk.wanted.name.clone()).collect()
         };
-        let is_ours =
-            |name: &String| matches!(self.record_of(name), Some(Record::Owner { .. } | Record::Leaving(_)));
-        online.into_iter().filter(is_ours).collect()
+        online.into_iter().filter(|name| self.owns(name)).collect()
+    }
+
+    /// Is a disk this host's, once it is taken? Not one that is on its way here, has gone elsewhere, or has no owner.
+    pub(super) fn owns(&self, name: &str) -> bool {
+        let is_ours = matches!(self.record_of(name), Some(Record::Owner { .. } | Record::Leaving(_)));
+        is_ours && !self.needs_no_owner(name)
     }
 
     async fn take_again(self: &Arc<Self>, cluster: &Cluster, name: &str) {

@@ -229,6 +229,7 @@ impl Manager {
             held: Vec::new(),
             apart: Vec::new(),
             leaves_peer: false,
+            copy_said: false,
             ring: Vec::new(),
             ring_copies: 0,
             memory: None,

@@ -208,23 +208,29 @@ impl Manager {
         segments_after: u64,
         change: impl Fn(&Option<NewRing>) -> CacheChange + Send,
     ) -> Result<Vec<Segment>, Restructure> {
-        let (shard, id, pool) = {
+        let (shard, id, pool, copies) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
             let spec = disk.cache().ok_or_else(|| no_cache(name))?;
-            (disk.shard()?, disk.id, spec.pool.clone())
+            (disk.shard()?, disk.id, spec.pool.clone(), disk.ring_copies)
         };
         let (ring, room) = self.new_ring(name, segments_after).await?;
-        let mut result = shard.change_cache(id, change(&ring)).await;
-        if result == Err(ShardError::Command(CommandError::Dirty)) {
-            result = self.restructure_clean(name, &shard, id, change(&ring)).await;
+        let mut result = match self.say_before(name, ring.as_ref()).await {
+            Ok(()) => shard.change_cache(id, change(&ring)).await.map_err(Restructure::from),
+            Err(refusal) => Err(refusal.into()),
+        };
+        if result.as_ref().is_err_and(|error| error.is(CommandError::Dirty)) {
+            result = self.restructure_clean(name, &shard, id, change(&ring)).await.map_err(Restructure::from);
         }
         if let Err(error) = &result {
-            tracing::debug!("{name}: {error}");
+            tracing::debug!("{name}: {error:?}");
             let free = self.let_go(name, &room, |_| false);
+            if let Ok(disk) = self.inner().disk_mut(name) {
+                disk.ring_copies = copies;
+            }
             self.give_back(&pool, &free).await;
         }
-        Ok(result?)
+        result
     }
 
     async fn restructure_clean(

@@ -15,6 +15,11 @@ impl Manager {
         if !self.inner().disk(disk).is_ok_and(|disk| matches!(disk.life, Life::Online(_))) {
             return Ok(());
         }
+        // Nor of one that is shown here and belongs to another host, or to none, unless it is held still, or already: whoever takes it takes
+        // the word away too.
+        if !self.owns(disk) && cluster.is_marked(disk).await.is_none() {
+            return Ok(());
+        }
         cluster.forget_copy(disk).await.map_err(|why| {
             Refusal::failed(format!("etcd was not told that the second copy of {disk} is gone: {why}"))
                 .hint("changes wait until it is; it is tried again")

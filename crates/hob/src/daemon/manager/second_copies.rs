@@ -106,6 +106,22 @@ impl Manager {
         Ok(())
     }
 
+    /// Before a ring is in use: if the peer has no copy of it, nobody may believe any more what the peer has of the one before. Nothing
+    /// says so again, since the newest ring counts in [`Manager::say_doubled`] from when it is there.
+    pub(super) async fn say_before(&self, name: &str, ring: Option<&NewRing>) -> Result<(), Refusal> {
+        let Some(ring) = ring else { return Ok(()) };
+        {
+            let mut inner = self.inner();
+            let is_far = ring.copies.iter().flatten().any(|segment| inner.is_peer(segment.device));
+            // Etcd may be away, which is no matter to those that never had a copy.
+            if is_far || !inner.disk(name)?.copy_said {
+                return Ok(());
+            }
+        }
+        let _word = self.copy_words.lock().await;
+        self.say_copy_is_gone(name).await
+    }
+
     /// The device on another host that a disk's second copies are on.
     pub(super) fn peer_device_of(&self, name: &str) -> Option<DeviceId> {
         self.inner().disk(name).ok()?.apart.first().map(|segment| segment.device)
@@ -116,12 +132,14 @@ impl Manager {
     pub(super) async fn say_doubled(&self, name: &str, device: DeviceId) {
         let _word = self.copy_words.lock().await;
         let word = {
-            let inner = self.inner();
-            let Ok(disk) = inner.disk(name) else { return };
-            let is_there = disk.apart.iter().any(|segment| segment.device == device);
-            if !is_there || disk.leaves_peer || inner.given_up.contains(&device) {
+            let mut inner = self.inner();
+            let is_given_up = inner.given_up.contains(&device);
+            let Ok(disk) = inner.disk_mut(name) else { return };
+            let is_there = disk.apart.iter().any(|segment| segment.device == device) && disk.has_far_ring();
+            if !is_there || disk.leaves_peer || is_given_up {
                 return;
             }
+            disk.copy_said = true;
             inner.pools.values().flat_map(|pool| &pool.devices).find_map(|entry| {
                 let is_it = entry.ids.is_some_and(|ids| ids.on_shards == device);
                 Some((entry.peer.clone().filter(|_| is_it)?, entry.uuid.clone()?))
@@ -153,6 +171,11 @@ impl DiskEntry {
         let wants = self.cache().is_some_and(|spec| spec.copies == Copies::Peer && spec.journal.is_some());
         let is_there = matches!(self.life, Life::Online(_)) && self.has_cache && self.coming.is_none();
         wants && is_there && !self.held.is_empty() && self.apart.is_empty()
+    }
+
+    /// Has the newest ring of its journal its second copy at a peer?
+    fn has_far_ring(&self) -> bool {
+        self.cache().is_some_and(|spec| spec.copies == Copies::Peer) && self.ring_copies == 2
     }
 
     /// Has its cache any room?
