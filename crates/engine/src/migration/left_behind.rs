@@ -2,7 +2,7 @@
 //!
 //! The list comes page by page, most of it after the hand-over perhaps, and begins anew when its connection breaks. A page says what the
 //! other host has in flash, and not what was changed here meanwhile; so what is changed stays changed, whatever is listed later.
-//! Nothing is changed here before the hand-over: before the first change is issued, each is noted, and from then on counts.
+//! Nothing is changed here before the hand-over, so it is enough that each change is noted before it is issued.
 //!
 //! Takes up to 1 MiB. On a large disk places are rounded out to regions of equal length, 2²² at most: what is put in may bring
 //! neighbours with it, which the other host does not have and says so, and what is changed takes neighbours out.
