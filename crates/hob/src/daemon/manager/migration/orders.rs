@@ -23,6 +23,9 @@ use crate::daemon::state::RecordSpec;
 /// A guest waits no longer than this for a host that does not answer, nanoseconds.
 const FREEZE_NS_MAX: u64 = 3_000_000_000;
 
+/// The record of a migration that begins is durable within this, or the machine tells why not.
+const RECORD_MAX: Duration = Duration::from_secs(5);
+
 /// The other host says whether it is there within this.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
@@ -52,7 +55,10 @@ impl Manager {
                     ..spec
                 });
             }
+            let shared = leaving.shared.clone();
             manager.begin_attempt(leaving, session, Some(claim));
+            // What was begun goes on after a crash; whoever hears that it has may count on that.
+            let _ = tokio::time::timeout(RECORD_MAX, shared.recorded.notified()).await;
             manager.migration(&name)
         })
         .await

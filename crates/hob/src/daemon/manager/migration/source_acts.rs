@@ -23,7 +23,11 @@ impl Leaving {
         let name = &self.name;
         let mut changes = None;
         let result = match act {
-            SourceAct::Record(record) => self.manager.keep_record(name, record).await,
+            SourceAct::Record(record) => {
+                let kept = self.manager.keep_record(name, record).await;
+                self.shared.recorded.notify_one();
+                kept
+            }
             SourceAct::Prepare => self.prepare().await,
             SourceAct::TakeChanges => self.take_changes().await.map(|taken| changes = taken),
             SourceAct::Freeze => self.role(Role::Frozen).await,

@@ -23,6 +23,8 @@ pub(super) struct Shared {
     pub(super) sent: AtomicU64,
     /// The other host wants the list from its first page.
     pub(super) list_wanted: Notify,
+    /// A record of the source is durable, or cannot be made so.
+    pub(super) recorded: Notify,
 }
 
 /// What is known.
@@ -72,7 +74,8 @@ impl Shared {
             rate: 0.0,
             looked: None,
         };
-        Shared { facts: Mutex::new(facts), sent: AtomicU64::new(0), list_wanted: Notify::new() }
+        let (list_wanted, recorded) = (Notify::new(), Notify::new());
+        Shared { facts: Mutex::new(facts), sent: AtomicU64::new(0), list_wanted, recorded }
     }
 
     pub(super) fn facts(&self) -> MutexGuard<'_, Facts> {
