@@ -10,6 +10,10 @@ use crate::tool::Tool;
 /// How long it may take until it serves.
 const READY_MAX: Duration = Duration::from_secs(30);
 
+/// Has nbdkit answer each client's requests one by one. Otherwise it may end (`raw_send_socket: Assertion`, 1.32) when a client is killed while
+/// several of its requests are answered.
+pub const ONE_BY_ONE: [&str; 2] = ["--threads", "1"];
+
 /// nbdkit on a Unix socket. Dropping it ends it.
 #[derive(Debug)]
 pub struct Store {

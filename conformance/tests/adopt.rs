@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use conformance::authority::Files;
 use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
+use conformance::store::ONE_BY_ONE;
 use conformance::{Authority, Etcd, MIB, Plan, Scratch, Side, Store, Written};
 use serde_json::Value;
 
@@ -52,7 +53,7 @@ impl Stage {
         std::fs::write(scratch.path("disk.img"), &old).unwrap();
         // Slow enough to be interrupted.
         let image = scratch.text("disk.img");
-        let args = ["--filter", "delay", "file", &image, "wdelay=150ms"];
+        let args = [&ONE_BY_ONE[..], &["--filter", "delay", "file", &image, "wdelay=10ms"]].concat();
         let store = Store::start(&scratch.path("backing.sock"), &args);
         let (etcd, authority) = (Etcd::start(1), Authority::new("hosts"));
         let who = authority.client(scratch.dir(), "host");

@@ -10,6 +10,7 @@ use conformance::data::empty_file;
 use conformance::nbd_client::Client;
 use conformance::process::Process;
 use conformance::scratch::{free_port, text, wait_until};
+use conformance::store::ONE_BY_ONE;
 use conformance::{Authority, Etcd, Host, MIB, Plan, Scratch, Side, Store, Tool};
 use rustix::process::Signal;
 
@@ -35,7 +36,9 @@ impl Shared {
     fn new() -> Self {
         let scratch = Scratch::new();
         empty_file(&scratch.path("disk.img"), SIZE);
-        let store = Store::start(&scratch.path("backing.sock"), &["file", &scratch.text("disk.img")]);
+        let image = scratch.text("disk.img");
+        let args = [&ONE_BY_ONE[..], &["file", &image]].concat();
+        let store = Store::start(&scratch.path("backing.sock"), &args);
         Self { scratch, store }
     }
 
@@ -343,6 +346,7 @@ impl FarStore {
         let port = free_port().to_string();
         let _server = Tool::new("nbdkit")
             .args(["--foreground", "--ipaddr", Self::ADDRESS, "--port", &port])
+            .args(ONE_BY_ONE)
             .args(["file", &scratch.text("disk.img")])
             .inside(right)
             .start();
