@@ -58,6 +58,8 @@ enum State {
 pub struct Destination {
     state: State,
     record: Option<Record>,
+    /// The session that this life was the first to await.
+    begun: Option<Session>,
     /// It may be on record that the disk did not come, though it is awaited.
     doubtful: bool,
     /// It is not to come, once what is being done has ended.
@@ -84,6 +86,7 @@ impl Destination {
         let mut destination = Destination {
             state: State::Not,
             record,
+            begun: None,
             doubtful: false,
             gives_up: false,
             tried: None,
@@ -124,6 +127,12 @@ impl Destination {
     /// When `handle_timeout` wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.held.map(|(_, at)| at)
+    }
+
+    /// Of a disk that is about to be served: is all known that was changed here since the hand-over? A life before this one may have served
+    /// it, and crashed before that was on record; then the former owner's flash may be older than the backing.
+    pub fn knows_changes(&self) -> bool {
+        matches!((self.record, self.begun), (Some(Record::Awaiting(now)), Some(begun)) if now == begun)
     }
 
     /// In which session the disk is awaited, if it is.
@@ -305,6 +314,11 @@ impl Destination {
         let Some((_, act)) = self.act.take_if(|(under_way, _)| *under_way == ticket) else { return };
         match (act, result) {
             (DestinationAct::Record(record @ Record::Awaiting(session)), Ok(())) => {
+                // The source had the disk when it first asked; not so if the disk was awaited before, and perhaps given up.
+                if !matches!(self.record, Some(Record::Awaiting(past) | Record::Gone(past)) if past == session)
+                {
+                    self.begun = Some(session);
+                }
                 self.record = Some(record);
                 self.doubtful = false;
                 self.state = State::Preparing(session);

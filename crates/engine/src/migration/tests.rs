@@ -275,6 +275,23 @@ fn a_disk_is_given_up_once_what_is_being_done_has_ended() {
     assert_eq!(destination.awaits(), None);
 }
 
+/// Who served it may have been a life of which nobody knows: the former owner's flash is not believed then.
+#[test]
+fn only_the_life_that_was_asked_first_knows_what_was_changed_since() {
+    let first = ready();
+    assert!(first.knows_changes());
+    let mut second = Destination::new(Some(Record::Awaiting(SESSION)));
+    done(&mut second, DestinationAct::Prepare);
+    assert!(!second.knows_changes());
+    second.handle_give_up();
+    done(&mut second, DestinationAct::Remove);
+    done(&mut second, DestinationAct::Record(Record::Gone(SESSION)));
+    ask(&mut second, 1, SESSION, Call::Yours);
+    done(&mut second, DestinationAct::Record(Record::Awaiting(SESSION)));
+    done(&mut second, DestinationAct::Prepare);
+    assert!(!second.knows_changes(), "it was given up, and comes after all");
+}
+
 #[test]
 fn a_call_that_takes_the_disk_back_waits_for_what_is_being_recorded() {
     let mut destination = Destination::new(None);

@@ -231,7 +231,7 @@ impl World<'_> {
             return ram.destination.handle_progress(0, 0, true);
         };
         pulling.after = true;
-        if ram.awaited_anew != Some(pulling.session) {
+        if !ram.destination.knows_changes() {
             // A life before this one may have served the disk, and changed it, and have crashed before that was on record.
             return;
         }

@@ -229,8 +229,6 @@ pub(super) struct Ram {
     /// Calls heard and not answered: whose, in which life of the host, and under which number there.
     pub(super) heard: BTreeMap<Ticket, (usize, u32, u64)>,
     pub(super) numbers: u64,
-    /// The session that it began to await in this life: nobody has served the disk here in it before.
-    pub(super) awaited_anew: Option<Session>,
     /// An earlier life may have acknowledged what is not durable.
     pub(super) must_flush: bool,
     /// The act that prepares the disk.
@@ -264,7 +262,6 @@ impl Ram {
             calls: BTreeMap::new(),
             heard: BTreeMap::new(),
             numbers: 0,
-            awaited_anew: None,
             must_flush: matches!(record, Some(Record::Awaiting(_))),
             preparing: None,
             peer_reads: BTreeMap::new(),

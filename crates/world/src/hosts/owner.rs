@@ -36,9 +36,6 @@ impl World<'_> {
             "host {host}: {record:?} after {old:?}"
         );
         self.hosts[host].record = Some(record);
-        if let (Record::Awaiting(session), Some(ram)) = (record, &mut self.hosts[host].ram) {
-            ram.awaited_anew = Some(session);
-        }
         let owners: Vec<usize> = (0..self.hosts.len()).filter(|host| self.owns(*host)).collect();
         ensure!(owners.len() <= 1, "{owners:?} all own the disk: {}", self.state());
         if let Record::Away { session: Session { .. }, taken: false } = record {

@@ -86,8 +86,6 @@ struct Task {
     arrival: Option<Box<Arrival>>,
     /// Where the owner is read, and where who had the disk is.
     hooks: Vec<Hook>,
-    /// This life of the process recorded that it awaits the disk: nobody here served it before.
-    is_first_life: bool,
     callers: BTreeMap<Ticket, oneshot::Sender<CallAnswer>>,
     tickets: u64,
     /// What it was started for has come.
@@ -129,7 +127,6 @@ pub(super) async fn run(coming: Coming, record: Option<Record>, mut inputs: mpsc
         claim: None,
         arrival: None,
         hooks: Vec::new(),
-        is_first_life: false,
         callers: BTreeMap::new(),
         tickets: 0,
         is_told: false,
@@ -343,11 +340,10 @@ impl Task {
                 self.is_open = is_ok;
                 self.hooks.extend(result.ok().flatten());
             }
-            DestinationAct::Record(Record::Awaiting(_)) => self.is_first_life |= is_ok,
             DestinationAct::Activate if is_ok => {
                 self.hooks.clear();
                 self.taken_at = Some(Instant::now());
-                if self.is_first_life && serves_after(self.mode()) {
+                if self.machine.knows_changes() && serves_after(self.mode()) {
                     self.hooks.extend(self.coming.read_former());
                 }
                 let waited = self.wanted_at.map(|at| at.elapsed().as_secs_f64() * 1e3);
