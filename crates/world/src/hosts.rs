@@ -193,6 +193,8 @@ struct World<'a> {
     backing_ios: BTreeMap<IoId, Owned>,
     submitted: u32,
     model: Model,
+    /// On which host each change was made, by its serial.
+    changed_on: BTreeMap<u32, usize>,
     /// Whose attempt each was.
     attempts: BTreeMap<Session, usize>,
     guest: Guest,
@@ -221,6 +223,7 @@ impl<'a> World<'a> {
             backing_ios: BTreeMap::new(),
             submitted: 0,
             model: Model::new(0, plan.units),
+            changed_on: BTreeMap::new(),
             attempts: BTreeMap::new(),
             guest: Guest::draw(&plan, options.requests, &mut dice),
             migrations: plan.migrations,

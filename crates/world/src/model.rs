@@ -263,6 +263,12 @@ impl Model {
         self.tick()
     }
 
+    /// What was acknowledged before a flush began and no other flush covers, by serial.
+    pub fn unflushed(&self, began: u32) -> impl Iterator<Item = u32> {
+        let ended = |serial: u32| self.changes[serial as usize - 1].ended;
+        self.unflushed.iter().copied().filter(move |serial| ended(*serial) < began)
+    }
+
     /// A flush is acknowledged: what was acknowledged before it began is durable.
     pub fn end_flush(&mut self, began: u32, now: &[Tag], durable: &[Tag]) -> Result<(), Violation> {
         self.tick();

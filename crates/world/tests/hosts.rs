@@ -87,6 +87,8 @@ fn what_histories_have_found_stays_mended() {
         (41_016, "a destination that pulls nothing never said so"),
         (42_498, "a repeated `changed` waited for a read, that for the hand-over, and the hand-over for it"),
         (43_110, "a destination that was being prepared could not be given up"),
+        (268_993, "a record that may have been written was replaced by one of an earlier session"),
+        (317_835, "an attempt was given the answer to a call of the one before"),
         (
             137_617,
             "a destination that served, crashed, gave the disk up and got it after all read of the former owner",
@@ -96,18 +98,13 @@ fn what_histories_have_found_stays_mended() {
     }
 }
 
-/// It takes a crash between the first change at the destination and its record, and a machine that does nothing but flush then.
+/// It takes a crash between the first change at the destination and its record, and a machine that flushes before it is served again.
 #[test]
-#[ignore = "not noticed in 400 000 histories since lists come page by page: the seed is one of before"]
 fn a_flush_in_standby_that_an_earlier_life_needs_is_noticed() {
     let options = Options { sabotage: Some(Sabotage::UnflushedStandby), ..Options::default() };
-    let what = run(33_794, &options).expect_err("it went unnoticed").0;
-    assert!(
-        ["stale", "not durable", "durable change lost", "backing holds"]
-            .iter()
-            .any(|reason| what.contains(reason)),
-        "{what}"
-    );
+    let what = run(8116, &options).expect_err("it went unnoticed").0;
+    assert!(what.contains("not durable"), "{what}");
+    live(8116, &Options::default());
 }
 
 /// Runs histories with the sabotage until one fails, and returns why.

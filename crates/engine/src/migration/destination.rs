@@ -209,7 +209,8 @@ impl Destination {
                 false => Err(Refusal::Owner(generation)),
             });
         }
-        if let Some(generation) = self.record.map(Record::generation)
+        let tried = self.tried.map(|tried| tried.generation);
+        if let Some(generation) = self.record.map(Record::generation).max(tried)
             && session.generation < generation
         {
             // Whoever calls has been overtaken: his disk was taken, and perhaps handed on. He may not have heard that it was.
@@ -285,6 +286,8 @@ impl Destination {
             Some(Record::Away { session: past, .. } | Record::Gone(past)) if session <= past => {
                 Some(Err(Refusal::NotAwaited))
             }
+            // A later one may be on record, though writing it failed.
+            _ if self.tried > Some(session) => Some(Err(Refusal::NotAwaited)),
             _ => {
                 if self.act.is_none() {
                     self.act(DestinationAct::Record(Record::Awaiting(session)));

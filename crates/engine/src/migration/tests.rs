@@ -321,6 +321,25 @@ fn a_disk_that_is_gone_is_so_in_the_latest_session() {
 }
 
 #[test]
+fn what_may_be_on_record_is_not_replaced_by_what_was_earlier() {
+    let mut destination = Destination::new(None);
+    ask(&mut destination, 1, SESSION, Call::Arrive);
+    let (record, act) = destination.poll_act().unwrap();
+    assert_eq!(act, DestinationAct::Record(Record::Awaiting(SESSION)));
+    destination.handle_done(NOW, record, Err(()));
+    assert_eq!(destination.poll_answer(), Some((Ticket(1), Err(Refusal::Failed))));
+    // Calls that were long on their way.
+    let attempt = SESSION.attempt - 1;
+    ask(&mut destination, 2, Session { attempt, ..SESSION }, Call::Arrive);
+    assert_eq!(destination.poll_answer(), Some((Ticket(2), Err(Refusal::NotAwaited))));
+    let generation = SESSION.generation - 1;
+    ask(&mut destination, 3, Session { generation, attempt: 9 }, Call::Arrive);
+    assert_eq!(destination.poll_answer(), Some((Ticket(3), Err(Refusal::Owner(SESSION.generation)))));
+    ask(&mut destination, 4, SESSION, Call::Arrive);
+    done(&mut destination, DestinationAct::Record(Record::Awaiting(SESSION)));
+}
+
+#[test]
 fn a_disk_of_which_it_may_be_on_record_that_it_is_gone_is_recorded_as_awaited_first() {
     let mut destination = ready();
     destination.handle_give_up();

@@ -35,8 +35,6 @@ pub(super) struct Guest {
     pub(super) is_due: bool,
     /// It came from there, and has not written since.
     came_from: Option<usize>,
-    /// Its last flush, where it was before, went well.
-    pub(super) flushed: bool,
     /// Turns in which it could not do anything.
     stuck: u32,
     /// Where most of its requests start.
@@ -58,7 +56,6 @@ impl Guest {
             depth: dice.pick(&[1, 4, 16]),
             is_due: true,
             came_from: None,
-            flushed: true,
             stuck: 0,
             hot: (0..dice.between(1, 5)).map(|_| dice.below(units)).collect(),
             change: dice.pick(&[50, 300, 300, 700]),
@@ -127,7 +124,6 @@ impl World<'_> {
                 break;
             }
             let (op, offset, len) = self.guest.ask(u64::from(self.plan.units), &mut self.dice);
-            self.guest.flushed &= !op.modifies();
             self.guest.in_flight += 1;
             self.guest.left -= 1;
             if !self.request(host, Who::Guest, op, offset, len)? {

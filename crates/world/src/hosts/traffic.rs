@@ -59,6 +59,8 @@ impl World<'_> {
         let record = self.hosts[host].record;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let source = ram.source.take().expect("it is over");
+        // An attempt has a connection of its own: what is answered later is no answer to the next one's calls.
+        ram.calls.clear();
         trace!(self, "host {host}: {:?} is over: {:?}", source.session(), source.phase());
         self.report.kept += u64::from(source.phase() == Phase::Kept);
         ram.destination = hob_engine::migration::Destination::new(record);
@@ -107,6 +109,9 @@ impl World<'_> {
             Op::WriteZeroes(..) => Token::Change(self.model.begin_change(Kind::Zero, first, count)),
             _ => Token::None,
         };
+        if let Token::Change(serial) = token {
+            self.changed_on.insert(serial, host);
+        }
         let buffer = op.has_buffer().then(|| {
             let buffer = ram.spare.pop().unwrap_or(BufferId(ram.buffers.len() as u32));
             let bytes = sector_ceil(offset + len) - sector_floor(offset);
@@ -254,13 +259,7 @@ impl World<'_> {
         }
         self.check_error(host, &request, who, &reply)?;
         self.count(who, &request, outcome, result);
-        if request.op == Op::Flush && who == Who::Guest && outcome != Outcome::BypassStandby {
-            self.guest.flushed = result.is_ok();
-        }
-        // In standby a flush makes nothing durable: whoever comes has flushed where it was, if that went well.
-        let promises = outcome != Outcome::BypassStandby
-            || request.op != Op::Flush
-            || self.guest.flushed && !self.plan.rogue;
+        let promises = outcome != Outcome::BypassStandby || self.promises_in_standby(host, &token);
         self.check_answer(&request, token, &seen, result.is_ok() && promises)?;
         match who {
             Who::Guest => self.guest_answered(request.op),
@@ -276,6 +275,13 @@ impl World<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// In standby a flush makes nothing durable: whoever comes has flushed where it was, and what an earlier life of this host
+    /// acknowledged was flushed before it could be asked.
+    fn promises_in_standby(&self, host: usize, token: &Token) -> bool {
+        let Token::Flush(began) = token else { return true };
+        self.model.unflushed(*began).all(|serial| self.changed_on[&serial] == host)
     }
 
     /// An error has a reason.
@@ -356,7 +362,6 @@ impl World<'_> {
         if let Token::Change(serial) = in_flight.token {
             self.model.end_change(serial, false, false, self.backing.now(), self.backing.durable())?;
         }
-        self.guest.flushed &= in_flight.who != Who::Guest;
         if in_flight.who == Who::Guest { self.guest_answered(in_flight.request.op) } else { Ok(()) }
     }
 
