@@ -93,7 +93,8 @@ impl Checker {
         }
     }
 
-    fn acknowledge(&mut self, host: usize, generation: u64) -> Result<(), Violation> {
+    /// A host lets an answer out.
+    pub(super) fn acknowledge(&mut self, host: usize, generation: u64) -> Result<(), Violation> {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(
                 generation > latest || (generation == latest && host == by),

@@ -272,6 +272,10 @@ impl World<'_> {
         value: u64,
     ) -> Result<(), Violation> {
         trace!(self, "host {host} disk {disk} generation {generation} answers {op:?}: {value}");
+        if !self.hosts[host].local[disk].ops.contains_key(&number) {
+            // The disk was closed meanwhile, and the guest has gone on with an error.
+            return self.checkers[disk].acknowledge(host, generation);
+        }
         self.report.acknowledged += 1;
         match op.kind {
             Kind::Write(value) | Kind::WriteBack(value) => {
