@@ -6,7 +6,7 @@ use conformance::authority::Files;
 use conformance::data::Noise;
 use conformance::process::Output;
 use conformance::scratch::wait_until;
-use conformance::{Authority, MIB, Plan, Scratch, Side, Written};
+use conformance::{Authority, MIB, Plan, Scratch, Side, Tool, Written};
 use serde_json::Value;
 
 /// Size of the disk.
@@ -29,6 +29,8 @@ fn migration(side: &Side) -> Value {
 /// Both, and the disk with its data.
 struct Stage {
     scratch: Scratch,
+    /// Of the backing, by its name in QEMU.
+    format: &'static str,
     a: Side,
     b: Side,
     written: Written,
@@ -37,15 +39,33 @@ struct Stage {
 impl Stage {
     #[track_caller]
     fn new(mode: &str, role: &str) -> Stage {
+        Stage::on("raw", mode, role)
+    }
+
+    #[track_caller]
+    fn on(format: &'static str, mode: &str, role: &str) -> Stage {
         let scratch = Scratch::new();
         let authority = Authority::new("hosts");
         let who = authority.client(scratch.dir(), "host");
         let (a, b) = (start(&authority, "a", &who, "admin"), start(&authority, "b", &who, role));
         let written = Written::new(7, DISK);
         std::fs::write(scratch.path("vm.raw"), written.data()).unwrap();
-        a.ctl(&["disk", "add", "vm", "--backing", &scratch.text("vm.raw")]);
+        if format != "raw" {
+            convert(&scratch, ["raw", "vm.raw"], [format, &format!("vm.{format}")]);
+        }
+        a.ctl(&["disk", "add", "vm", "--backing", &scratch.text(&format!("vm.{format}"))]);
         a.tell(&format!("cache enable vm --pool fast --size 24M --block-size 16K --mode {mode}"));
-        Stage { scratch, a, b, written }
+        Stage { scratch, format, a, b, written }
+    }
+
+    /// Has the backing all that was written? Whoever serves it may go on doing so.
+    #[track_caller]
+    fn is_in_backing(&self) -> bool {
+        if self.format == "raw" {
+            return self.written.is_in(&self.scratch.path("vm.raw"));
+        }
+        convert(&self.scratch, [self.format, &format!("vm.{}", self.format)], ["raw", "back.raw"]);
+        self.written.is_in(&self.scratch.path("back.raw"))
     }
 
     fn migrate(&self, more: &[&str]) -> Output {
@@ -58,6 +78,14 @@ impl Stage {
         assert!(output.success(), "{}", output.all());
         serde_json::from_str(&output.stdout).expect("JSON")
     }
+}
+
+/// Makes an image out of another one, which may be open elsewhere.
+#[track_caller]
+fn convert(scratch: &Scratch, from: [&str; 2], to: [&str; 2]) {
+    let arguments =
+        ["convert", "-U", "-f", from[0], "-O", to[0], &scratch.text(from[1]), &scratch.text(to[1])];
+    Tool::new("qemu-img").args(arguments).run();
 }
 
 /// Share of the reads that were hits, of what was warm before.
@@ -83,7 +111,11 @@ fn bytes(of: &Value, field: &str) -> f64 {
 
 /// A guest on A, a hand-over by its first write on B, and the hit ratio there.
 fn move_with(mode: &str, cache: &str) -> (Value, f64) {
-    let mut stage = Stage::new(mode, "admin");
+    move_on("raw", mode, cache)
+}
+
+fn move_on(format: &'static str, mode: &str, cache: &str) -> (Value, f64) {
+    let mut stage = Stage::on(format, mode, "admin");
     let mut on_a = stage.a.connect("vm");
     stage.written.write_some(&mut on_a, 100, WARM);
     stage.written.read_all(&mut on_a, WARM);
@@ -117,7 +149,12 @@ fn move_with(mode: &str, cache: &str) -> (Value, f64) {
     assert!(!stage.a.try_ctl(&["cache", "enable", "vm", "--pool", "fast", "--size", "8M"]).success());
     stage.b.ctl(&["drain", "vm"]);
     drop(on_b);
-    assert!(stage.written.is_in(&stage.scratch.path("vm.raw")), "the backing has it all");
+    if format != "raw" {
+        // Its image is closed first: what QEMU knows of it is written then.
+        stage.b.ctl(&["disk", "remove", "vm"]);
+        Tool::new("qemu-img").args(["check", "-q", &stage.scratch.text(&format!("vm.{format}"))]).run();
+    }
+    assert!(stage.is_in_backing(), "the backing has it all");
     eprintln!("{cache}: {over}\nB: {}\nhit ratio {ratio}", migration(&stage.b));
     (over, ratio)
 }
@@ -135,6 +172,15 @@ fn a_copied_cache_serves_at_the_other_host() {
     assert!(ratio >= 0.95, "{ratio}");
     let bound = 1.05 * bytes(&over, "valid") + bytes(&over, "resent") + 256.0 * 1024.0;
     assert!(bytes(&over, "sent") <= bound, "{over}");
+}
+
+/// Each host reads the image through a `qemu-nbd` of its own, of which one has it at a time.
+#[test]
+fn a_disk_in_a_qcow2_image_moves_with_its_cache() {
+    let (_, ratio) = move_on("qcow2", "write-back", "copy");
+    assert!(ratio >= 0.95, "{ratio}");
+    let (over, _) = move_on("qcow2", "write-through", "remote");
+    assert!(bytes(&over, "sent") > 0.0, "{over}");
 }
 
 #[test]
@@ -214,7 +260,8 @@ fn who_may_not_is_refused_in_one_line() {
 fn whichever_host_is_killed_one_has_the_disk_and_all_of_it() {
     let rounds = std::env::var("HOB_MIGRATE_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
     for round in 0..rounds {
-        let mut stage = Stage::new("write-back", "admin");
+        let format = if round % 3 == 2 { "qcow2" } else { "raw" };
+        let mut stage = Stage::on(format, "write-back", "admin");
         let mut noise = Noise::new(round);
         let mut on_a = stage.a.connect("vm");
         stage.written.write_some(&mut on_a, 60, WARM);
@@ -231,7 +278,7 @@ fn whichever_host_is_killed_one_has_the_disk_and_all_of_it() {
             std::thread::sleep(Duration::from_millis(noise.below(150)));
         }
         let kills_a = noise.below(2) == 0;
-        eprintln!("=== round {round}: {cache}, {} is killed", if kills_a { "a" } else { "b" });
+        eprintln!("=== round {round}: {format}, {cache}, {} is killed", if kills_a { "a" } else { "b" });
         let victim = if kills_a { &mut stage.a } else { &mut stage.b };
         victim.kill();
         std::thread::sleep(Duration::from_millis(noise.below(500)));

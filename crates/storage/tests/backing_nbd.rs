@@ -456,6 +456,44 @@ fn images_are_read_through_a_qemu_nbd_of_our_own() {
     }
 }
 
+#[test]
+fn an_image_changes_hands() {
+    for (format, kind) in [("qcow2", RingKind::IoUring), ("vmdk", RingKind::Threads)] {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("an, image");
+        let image = image.to_str().unwrap();
+        let made = Command::new("qemu-img").args(["create", "-q", "-f", format, image, "8M"]).status();
+        assert!(made.expect("qemu-img is installed").success());
+        let mut owner = Rig::open(kind, image, Access::ReadWrite);
+        let data = pattern(MIB as usize, 5);
+        owner.write(WRITE, MIB, &data).unwrap();
+        // Another host looks at it meanwhile; it may write as soon as the owner has let go.
+        let unlocked = BackingOptions { locked: false, ..options() };
+        let mut next = Rig::of(kind, Backing::open(image, Access::ReadWrite, &unlocked).unwrap());
+        let (info, of) = (next.backing.info().clone(), owner.backing.info().clone());
+        assert_eq!(info, of);
+        let lock = next.backing.lock().unwrap();
+        let refused = lock.take().unwrap_err().to_string();
+        assert!(refused.contains("lock"), "{refused}");
+        owner.run(IoOp::Flush, 0, 0).unwrap();
+        owner.backing.lock().unwrap().release().unwrap();
+        lock.take().unwrap();
+        assert!(next.read(MIB, MIB as usize).unwrap() == data, "{format}");
+        next.exercise();
+        next.run(IoOp::Flush, 0, 0).unwrap();
+        assert!(owner.read(MIB, 4096).is_err(), "the owner goes on");
+        assert_eq!(children_of_qemu(image), 1);
+        let expected = next.read(0, 7 << 20).unwrap();
+        owner.close();
+        next.close();
+        drop((owner, next));
+        assert_eq!(children_of_qemu(image), 0);
+        let mut again = Rig::open(kind, image, Access::ReadOnly);
+        assert!(again.read(0, 7 << 20).unwrap() == expected, "{format}");
+        again.close();
+    }
+}
+
 /// How many `qemu-nbd` have that image on their command line.
 fn children_of_qemu(image: &str) -> usize {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();

@@ -216,7 +216,8 @@ impl State {
     fn check(&self) -> Result<(), String> {
         for disk in &self.disks {
             let own = disk.qos.as_ref().map_or(Ok(()), |spec| check_qos(&spec.own));
-            own.map_err(|what| format!("disk {}: {what}", disk.name))?;
+            let cache = disk.cache.as_ref().map_or(Ok(()), CacheSpec::check);
+            own.and(cache).map_err(|what| format!("disk {}: {what}", disk.name))?;
         }
         for policy in &self.policies {
             check_qos(&policy.qos).map_err(|what| format!("storage policy {}: {what}", policy.name))?;

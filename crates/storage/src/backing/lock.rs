@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Weak;
 
+use super::qemu_nbd;
 #[cfg(any(test, feature = "rbd"))]
 use super::rbd;
 
@@ -18,6 +19,7 @@ enum Locked {
         file: Weak<OwnedFd>,
         operation: rustix::fs::FlockOperation,
     },
+    Child(qemu_nbd::ImageLock),
     #[cfg(any(test, feature = "rbd"))]
     Image(rbd::ImageLock),
 }
@@ -25,6 +27,10 @@ enum Locked {
 impl Lock {
     pub(super) fn of_file(file: Weak<OwnedFd>, operation: rustix::fs::FlockOperation) -> Lock {
         Lock(Locked::File { file, operation })
+    }
+
+    pub(super) fn of_child(image: qemu_nbd::ImageLock) -> Lock {
+        Lock(Locked::Child(image))
     }
 
     #[cfg(any(test, feature = "rbd"))]
@@ -42,6 +48,7 @@ impl Lock {
                 let file = file.upgrade().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
                 crate::lock::lock(&*file, *operation).map_err(io::Error::from)
             }
+            Locked::Child(image) => image.take(),
             #[cfg(any(test, feature = "rbd"))]
             Locked::Image(image) => image.take(),
         }
@@ -56,6 +63,10 @@ impl Lock {
             Locked::File { file, .. } => {
                 let Some(file) = file.upgrade() else { return Ok(()) };
                 rustix::fs::flock(&*file, rustix::fs::FlockOperation::Unlock).map_err(io::Error::from)
+            }
+            Locked::Child(image) => {
+                image.release();
+                Ok(())
             }
             #[cfg(any(test, feature = "rbd"))]
             Locked::Image(image) => image.release(),

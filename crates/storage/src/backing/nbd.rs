@@ -293,6 +293,11 @@ impl NbdBacking {
         })
     }
 
+    /// The server of now may not write the disk; one that listens in its place before anything is changed may, and is a QEMU too.
+    pub(crate) fn becomes_writable(&mut self) {
+        (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);
+    }
+
     /// Since when the oldest I/O waits that has no answer.
     pub(crate) fn waiting_since(&self) -> Option<Instant> {
         let wait_ns = self.options.wait_max.as_nanos() as u64;

@@ -1,40 +1,39 @@
 //! qcow2, VMDK, VDI, VHDX and VPC images, read through a `qemu-nbd` of our own.
 //!
 //! The image's format is found from its magic number; `qemu-nbd` is started for it on a Unix socket in
-//! a directory that only this user can enter, and from there on the backing is an NBD export. The child
-//! ends with the backing, and with hob, even when hob is killed: it asks the kernel for
-//! SIGTERM when its parent thread dies, and that thread does nothing but wait for the backing's end.
+//! a directory that only this user can enter, and from there on the backing is an NBD export. [`child`] tells when it ends.
 //!
-//! The child locks the image as QEMU does, which keeps a running guest and hob from writing it together.
-#![allow(unsafe_code)]
+//! The child locks the image as QEMU does, which keeps a running guest and hob from writing it together. So the image's lock
+//! is the child: of a disk that is to come from another host, one tells how large the image is and is ended when the lock
+//! is taken, and another, which finds the image as that host has left it, listens in its place; the connection breaks and is made anew.
+
+mod child;
 
 use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, FileExt};
-use std::os::unix::process::CommandExt;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
-use std::thread::JoinHandle;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant as Clock};
 
 use hob_engine::command::Access;
 use hob_engine::io::{Io, IoError};
 use hob_engine::units::{Instant, IoId};
 use hob_nbd::uri::{Address, NbdUri};
-use rustix::process::{Pid, Signal};
+use rustix::io::Errno;
 
+use self::child::{Opens, Server};
 use super::identity;
 use super::nbd::{NbdBacking, open_uri};
-use super::{BackingInfo, BackingOptions, Driver, OpenError, Status};
+use super::{BackingInfo, BackingOptions, Driver, Lock, OpenError, Status};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
-/// How long a child may take to end by itself.
-const END_MAX: Duration = Duration::from_secs(5);
+/// Pauses between attempts to connect to a child in place of another: it is here, and listens within some milliseconds.
+const RECONNECT: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
-/// Longest complaint of a child that is passed on, bytes.
-const COMPLAINT_BYTES_MAX: u64 = 4096;
+/// Who gives the image up, on another host, may take so long to close it.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Image formats: name for people, name for QEMU, offset of the magic number, magic number.
 const FORMATS: &[(&str, &str, u64, &[u8])] = &[
@@ -83,16 +82,33 @@ pub(super) fn open(
     };
     let metadata =
         std::fs::metadata(&path).map_err(|source| OpenError::System { path: path.clone(), source })?;
+    let opens = match access {
+        Access::ReadWrite if options.locked => Opens::ReadWrite,
+        Access::ReadOnly if options.locked => Opens::ReadOnly,
+        _ => {
+            // An earlier life of this host may have written it; a child that may not write does not flush.
+            flush(&path).map_err(|source| OpenError::System { path: path.clone(), source })?;
+            Opens::Unlocked
+        }
+    };
+    let first = if opens == Opens::Unlocked { Access::ReadOnly } else { access };
+    let (reconnect_min, reconnect_max) = RECONNECT;
+    let options = BackingOptions { reconnect_min, reconnect_max, ..options.clone() };
     let mut complaint = String::new();
     for modes in ACCESS_MODES {
-        match Server::start(&path, qemu_format, access, modes, options.connect_max) {
-            Ok(mut server) => {
-                let address = Address::Unix { path: server.socket() };
-                let uri = NbdUri { address, export: String::new() };
+        let server = Server::new(&path, qemu_format, modes, options.connect_max)
+            .map_err(|source| OpenError::System { path: std::env::temp_dir(), source })?;
+        match server.start(opens) {
+            Ok(()) => {
                 let description = format!("{format} image {spec} (qemu-nbd {})", modes.join(" "));
                 let whose = |size_bytes| identity::of_file(&format!("{format} image"), &metadata, size_bytes);
-                match open_uri(&uri, access, options, description, &whose) {
-                    Ok(inner) => return Ok(Box::new(QemuNbd { inner, _server: server })),
+                match open_uri(&uri_of(&server), first, &options, description, &whose) {
+                    Ok(mut inner) => {
+                        if first != access {
+                            inner.becomes_writable();
+                        }
+                        return Ok(Box::new(QemuNbd { inner, server: Arc::new(server), access, options }));
+                    }
                     // It listens before it looks at the image; why it gave up, it says on its way out.
                     Err(OpenError::Connect { reason, .. }) => {
                         complaint = Some(server.stop()).filter(|words| !words.is_empty()).unwrap_or(reason);
@@ -110,150 +126,66 @@ pub(super) fn open(
     Err(OpenError::Unfit { what: format!("{format} image {spec}"), reason: complaint })
 }
 
-/// A running `qemu-nbd`; dropping it ends the child and removes its directory.
-struct Server {
-    directory: PathBuf,
-    end: Option<mpsc::Sender<()>>,
-    /// Returns the child's complaint when it ended by itself.
-    keeper: Option<JoinHandle<String>>,
+fn uri_of(server: &Server) -> NbdUri {
+    NbdUri { address: Address::Unix { path: server.socket() }, export: String::new() }
 }
 
-impl Server {
-    /// Starts the child and waits until it listens. `NotFound` means that the program is missing.
-    fn start(
-        image: &Path,
-        format: &str,
-        access: Access,
-        modes: &'static [&'static str],
-        limit: Duration,
-    ) -> io::Result<Server> {
-        let directory = private_directory()?;
-        let socket = directory.join("socket");
-        let mut command = Command::new("qemu-nbd");
-        command.arg("--socket").arg(&socket).arg("--format").arg(format);
-        command.args(["--persistent", "--shared=0", "--discard=unmap"]).args(modes);
-        if access == Access::ReadOnly {
-            command.arg("--read-only");
-        }
-        command.arg("--").arg(image).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let parent = rustix::process::getpid();
-        // SAFETY: between fork and exec only two system calls are made and nothing is allocated, which is
-        // what a multi-threaded program may do there. It is needed because only the child itself can
-        // ask to be told of its parent's death.
-        unsafe {
-            command.pre_exec(move || {
-                rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
-                if rustix::process::getppid() != Some(parent) {
-                    return Err(io::Error::from_raw_os_error(libc::ESRCH));
-                }
-                Ok(())
-            });
-        }
-        // The kernel signals when the thread ends that made the child, so that thread must stay.
-        let (end, ended) = mpsc::channel::<()>();
-        let (report, started) = mpsc::channel();
-        let keeper_socket = socket.clone();
-        let keeper = std::thread::Builder::new().name("hob-qemu-nbd".into()).spawn(move || {
-            let mut child = match command.spawn() {
-                Ok(child) => child,
-                Err(error) => {
-                    let _ = report.send(Err(error));
-                    return String::new();
-                }
-            };
-            let listening = wait_for_socket(&mut child, &keeper_socket, limit);
-            let good = listening.is_ok();
-            let _ = report.send(listening);
-            if good {
-                let _ = ended.recv();
+/// Whatever was written to the image from this host becomes durable.
+fn flush(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_data()
+}
+
+/// The lock of an image: the child that has it open.
+#[derive(Clone)]
+pub(super) struct ImageLock {
+    server: Weak<Server>,
+    access: Access,
+    options: BackingOptions,
+}
+
+impl std::fmt::Debug for ImageLock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ImageLock").field("access", &self.access).finish_non_exhaustive()
+    }
+}
+
+impl ImageLock {
+    /// See [`Lock::take`].
+    pub(super) fn take(&self) -> io::Result<()> {
+        let server = self.server.upgrade().ok_or_else(|| io::Error::from(Errno::BADF))?;
+        let opens = match self.access {
+            Access::ReadWrite => Opens::ReadWrite,
+            Access::ReadOnly => Opens::ReadOnly,
+        };
+        let begun = Clock::now();
+        loop {
+            server.start(opens)?;
+            // It listens before it has the image.
+            let opened =
+                open_uri(&uri_of(&server), self.access, &self.options, String::new(), &|_| String::new());
+            let Err(error) = opened else { return Ok(()) };
+            let why = Some(server.stop()).filter(|words| !words.is_empty()).unwrap_or(error.to_string());
+            if begun.elapsed() > LOCK_PATIENCE {
+                return Err(io::Error::other(why));
             }
-            end_child(&mut child)
-        });
-        let server = Server { directory, end: Some(end), keeper: Some(keeper?) };
-        started.recv().unwrap_or_else(|_| Err(io::Error::other("its keeper ended")))?;
-        Ok(server)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.directory.join("socket")
-    }
-
-    /// Ends the child; returns its complaint if it had ended by itself.
-    fn stop(&mut self) -> String {
-        drop(self.end.take());
-        self.keeper.take().and_then(|keeper| keeper.join().ok()).unwrap_or_default()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop();
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
-
-/// A new directory that nobody else can enter.
-fn private_directory() -> io::Result<PathBuf> {
-    let mut dice = [0; 8];
-    rustix::rand::getrandom(&mut dice, rustix::rand::GetRandomFlags::empty())?;
-    let base = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
-    let name = format!("hob-{:016x}", u64::from_ne_bytes(dice));
-    let directory = base.unwrap_or_else(std::env::temp_dir).join(name);
-    std::fs::DirBuilder::new().mode(0o700).create(&directory)?;
-    Ok(directory)
-}
-
-fn wait_for_socket(child: &mut Child, socket: &Path, limit: Duration) -> io::Result<()> {
-    let deadline = Clock::now() + limit;
-    while !socket.exists() {
-        if child.try_wait()?.is_some() {
-            return Err(io::Error::other(complaint(child)));
         }
-        if Clock::now() > deadline {
-            return Err(io::Error::other("qemu-nbd does not open its socket"));
-        }
-        std::thread::sleep(Duration::from_millis(5));
     }
-    Ok(())
-}
 
-/// What an ended child said.
-fn complaint(child: &mut Child) -> String {
-    let mut words = String::new();
-    if let Some(stderr) = child.stderr.take() {
-        let _ = stderr.take(COMPLAINT_BYTES_MAX).read_to_string(&mut words);
-    }
-    words.trim().to_owned()
-}
-
-/// Ends a child, if it has not ended by itself; then its complaint is returned.
-fn end_child(child: &mut Child) -> String {
-    // A connection that breaks may be the first sign of a child that is about to end.
-    for _ in 0..10 {
-        if !matches!(child.try_wait(), Ok(None)) {
-            return complaint(child);
+    /// See [`Lock::release`].
+    pub(super) fn release(&self) {
+        if let Some(server) = self.server.upgrade() {
+            server.release();
         }
-        std::thread::sleep(Duration::from_millis(1));
     }
-    // SIGTERM lets it flush its metadata.
-    let _ = rustix::process::kill_process(Pid::from_child(child), Signal::TERM);
-    let deadline = Clock::now() + END_MAX;
-    while matches!(child.try_wait(), Ok(None)) {
-        if Clock::now() > deadline {
-            let _ = child.kill();
-            let _ = child.wait();
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    String::new()
 }
 
 /// An NBD backing whose server lives and dies with it.
 struct QemuNbd {
     inner: NbdBacking,
     // Dropped after the connection to it.
-    _server: Server,
+    server: Arc<Server>,
+    access: Access,
+    options: BackingOptions,
 }
 
 impl Driver for QemuNbd {
@@ -270,6 +202,10 @@ impl Driver for QemuNbd {
     }
 
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
+        if self.server.is_released() {
+            // The child is gone for good, and no other is to be waited for.
+            self.inner.lose(ring, now);
+        }
         self.inner.handle_completion(ring, now, completion);
     }
 
@@ -291,6 +227,15 @@ impl Driver for QemuNbd {
 
     fn poll_status(&mut self) -> Option<(u64, Status)> {
         self.inner.poll_status()
+    }
+
+    fn lock(&self) -> Option<Lock> {
+        let (server, access) = (Arc::downgrade(&self.server), self.access);
+        Some(Lock::of_child(ImageLock { server, access, options: self.options.clone() }))
+    }
+
+    fn be_hasty(&mut self, wait_max: Duration) {
+        self.inner.be_hasty(wait_max);
     }
 
     fn hold_back(&mut self, ring: &mut Ring, now: Instant) {

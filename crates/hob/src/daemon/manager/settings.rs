@@ -5,7 +5,6 @@ use hob_control::{CacheSettings, Size};
 use hob_engine::command::{CacheConfig, Copies, Mode};
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{OneDevice, PRESETS, Preset, preset};
-use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 
 use super::refusal::Refusal;
 use crate::daemon::state::{CacheSpec, DestageSpec, JournalSpec};
@@ -166,8 +165,7 @@ fn apply(spec: &mut CacheSpec, settings: &CacheSettings, ground: Ground) -> Resu
     if let Some(name) = policy {
         spec.policy = policy_name(name)?;
     }
-    check_block_size(spec.block_size)?;
-    check_shares(&spec.destage)?;
+    spec.check().map_err(Refusal::invalid)?;
     set_persistent(spec, *persistent, row)?;
     if copies.is_none()
         && row.is_some_and(|row| row.one_device == OneDevice::OneCopy)
@@ -250,27 +248,6 @@ fn check_peer(spec: &CacheSpec, ground: Ground) -> Result<(), Refusal> {
             .hint("borrow some with 'hob pool add-device POOL --peer HOST:PORT --size SIZE'"));
     }
     Ok(())
-}
-
-fn check_block_size(block_size: Size) -> Result<(), Refusal> {
-    let bytes = block_size.bytes();
-    if !bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes) {
-        return Err(Refusal::invalid(format!(
-            "a cache block is a power of two from 4K to 1M, not {block_size}"
-        )));
-    }
-    Ok(())
-}
-
-fn check_shares(destage: &DestageSpec) -> Result<(), Refusal> {
-    let DestageSpec { dirty_start, dirty_stop, dirty_full, .. } = *destage;
-    if dirty_stop <= dirty_start && dirty_start <= dirty_full && (1..=100).contains(&dirty_full) {
-        return Ok(());
-    }
-    Err(Refusal::invalid(format!(
-        "dirty_stop ({dirty_stop}) can be at most dirty_start ({dirty_start}), that at most dirty_full ({dirty_full}), and \
-         that 1 to 100 percent"
-    )))
 }
 
 fn policy_name(name: &str) -> Result<String, Refusal> {

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use hob_control::Size;
 use hob_engine::admission::Admission;
 use hob_engine::command::{Copies, Destage, DestageOrder, Layout, Mode};
+use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_false;
@@ -44,6 +45,24 @@ pub(crate) struct CacheSpec {
     /// Its journal, if it is persistent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) journal: Option<JournalSpec>,
+}
+
+impl CacheSpec {
+    /// Are these numbers that a cache can have?
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let bytes = self.block_size.bytes();
+        if !bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes) {
+            return Err(format!("a cache block is a power of two from 4K to 1M, not {}", self.block_size));
+        }
+        let DestageSpec { dirty_start, dirty_stop, dirty_full, .. } = self.destage;
+        if dirty_stop <= dirty_start && dirty_start <= dirty_full && (1..=100).contains(&dirty_full) {
+            return Ok(());
+        }
+        Err(format!(
+            "dirty_stop ({dirty_stop}) can be at most dirty_start ({dirty_start}), that at most dirty_full ({dirty_full}), and \
+             that 1 to 100 percent"
+        ))
+    }
 }
 
 fn is_zero(size: &Size) -> bool {

@@ -165,6 +165,25 @@ fn numbers_that_no_shard_takes_are_a_broken_file() {
         let error = parse(&serde_json::to_vec(&store(wrong)).unwrap()).unwrap_err();
         assert!(error.contains(what) && error.contains("datastore array"), "{error}");
     }
+    let shares = |dirty_start, dirty_stop, dirty_full| DestageSpec {
+        dirty_start,
+        dirty_stop,
+        dirty_full,
+        ..DestageSpec::default()
+    };
+    for (block_size, destage, what) in [
+        (12_288, DestageSpec::default(), "power of two"),
+        (2 << 20, DestageSpec::default(), "power of two"),
+        (4096, shares(20, 30, 80), "dirty_stop (30)"),
+        (4096, shares(90, 30, 80), "dirty_start (90)"),
+        (4096, shares(0, 0, 0), "1 to 100 percent"),
+    ] {
+        let mut state = example();
+        let spec = state.disks[0].cache.as_mut().unwrap();
+        (spec.block_size, spec.destage) = (Size(block_size), destage);
+        let error = parse(&serde_json::to_vec(&state).unwrap()).unwrap_err();
+        assert!(error.contains(what) && error.contains("disk vm"), "{error}");
+    }
 }
 
 #[test]

@@ -13,7 +13,9 @@ impl NbdBacking {
     /// Gives the connection up.
     pub(super) fn break_connection(&mut self, ring: &mut Ring, now: Instant, why: &str) {
         let State::Connected(connection) = &self.state else { return };
-        tracing::warn!(backing = self.info.description, why, "the connection is lost; connecting again");
+        if self.hold != Hold::Lost {
+            tracing::warn!(backing = self.info.description, why, "the connection is lost; connecting again");
+        }
         let fd = connection.fd;
         ring.shutdown(fd);
         connect::drop_unsent(ring.borrow(fd));

@@ -166,9 +166,9 @@ impl Manager {
     pub(super) async fn check_two_can_open(&self, spec: &str) -> Result<(), Refusal> {
         let of = spec.to_owned();
         match blocking(move || Backing::kind(&of).name).await? {
-            "file" | "nbd" | "rbd" => Ok(()),
+            "file" | "nbd" | "rbd" | "qemu-nbd" => Ok(()),
             other => Err(Refusal::conflict(format!("{spec} ({other}) cannot be open on two hosts at once"))
-                .hint("a disk that moves needs a raw file, a block device, an RBD image or an NBD export as its backing")),
+                .hint("a disk that moves needs a file, a block device, an RBD image or an NBD export as its backing")),
         }
     }
 

@@ -62,7 +62,7 @@ impl Manager {
         let options = BackingOptions { locked: false, ..self.backing_options.clone() };
         let of = backing.clone();
         let here = blocking(move || match Backing::kind(&of).name {
-            "file" | "nbd" | "rbd" => {
+            "file" | "nbd" | "rbd" | "qemu-nbd" => {
                 Backing::open(&of, Access::ReadOnly, &options).map(|open| Some(open.info().size_bytes))
             }
             // Others cannot be looked at while somebody writes them.
