@@ -46,11 +46,16 @@ impl Shared {
     /// A host with a pool of so many MiB, that is told of these disks, each with a cache of 8 MiB.
     #[track_caller]
     fn start(&self, name: &str, pool_mib: u64, disks: &[&str], cache: &str) -> Side {
+        self.start_with_lease(5, name, pool_mib, disks, cache)
+    }
+
+    #[track_caller]
+    fn start_with_lease(&self, lease: u32, name: &str, pool_mib: u64, disks: &[&str], cache: &str) -> Side {
         let mut plan = Plan::new(name)
             .reached_as(&self.authority, "host")
             .admits("host", "admin")
             .pool(&format!("size = \"{pool_mib}M\"\nsegment_size = \"1M\""));
-        let address = format!("address = {:?}\nlease_seconds = 5\nsettle_seconds = 1", plan.address());
+        let address = format!("address = {:?}\nlease_seconds = {lease}\nsettle_seconds = 1", plan.address());
         plan = plan.joins(&self.etcd, &address);
         for disk in disks {
             let cache = format!("[disk.cache]\npool = \"fast\"\nsize = \"8M\"\n{cache}");
@@ -66,6 +71,18 @@ fn owner(side: &Side, disk: &str) -> (String, String) {
     let disks = side.json(&["cluster", "disks"]);
     let found = disks.as_array().unwrap().iter().find(|one| one["name"] == disk).cloned().unwrap_or_default();
     (word(&found, "host"), word(&found, "state"))
+}
+
+/// Does etcd say that dirty data of a disk may be in its host's flash?
+#[track_caller]
+fn is_marked(side: &Side, disk: &str) -> bool {
+    let disks = side.json(&["cluster", "disks"]);
+    let found = disks.as_array().unwrap().iter().find(|one| one["name"] == disk).cloned();
+    found.unwrap()["dirty"].as_bool().unwrap()
+}
+
+fn mode(side: &Side, disk: &str) -> String {
+    word(&side.disk(disk)["cache"], "mode")
 }
 
 fn filled(number: u64) -> Vec<u8> {
@@ -186,6 +203,101 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     let hits = a.daemon().stats("vm1").hits();
     (0..SIZE / 4).step_by(MIB as usize).for_each(|at| drop(client.read(at, MIB as u32).unwrap()));
     assert!(a.daemon().stats("vm1").hits() >= hits + 3, "its cache has come along");
+}
+
+/// A migration drains the disk and writes through until it is over: etcd says that, and says first when that is not so any more.
+#[test]
+fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
+    let mut shared = Shared::new(&["vm1"]);
+    let a = shared.start_with_lease(20, "host-a", 64, &["vm1"], BACK);
+    a.wait_until_serving("vm1", SOON);
+    let b = shared.start("host-b", 64, &[], BACK);
+    let mut client = a.connect("vm1");
+    client.write(9 * BLOCK, &filled(41)).unwrap();
+    assert!(is_marked(&b, "vm1"), "it is dirty");
+    a.ctl(&["migrate", "vm1", "--to", b.address(), "--wait", "warm"]);
+    assert_eq!(shared.block("vm1", 9), filled(41), "it was drained");
+    wait_until("etcd to know", SOON, || !is_marked(&b, "vm1"));
+    assert_eq!(owner(&b, "vm1"), ("host-a".into(), "held".into()));
+    a.ctl(&["migrate", "vm1", "--cancel"]);
+    wait_until("the cache to write back", SOON, || mode(&a, "vm1") == "write-back");
+    assert!(is_marked(&b, "vm1"), "it wrote back before etcd knew");
+    client.write(9 * BLOCK, &filled(42)).unwrap();
+    client.flush().unwrap();
+    assert_eq!(shared.block("vm1", 9), filled(41), "it writes back");
+    // The same without etcd at the end: it writes through for as long.
+    wait_until("the migration to be over", SOON, || a.disk("vm1")["migration"].is_null());
+    a.ctl(&["migrate", "vm1", "--to", b.address(), "--wait", "warm"]);
+    wait_until("etcd to know", SOON, || !is_marked(&b, "vm1"));
+    shared.etcd.kill(0);
+    a.ctl(&["migrate", "vm1", "--cancel", "--wait", "begun"]);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(mode(&a, "vm1"), "write-through", "etcd does not know");
+    client.write(9 * BLOCK, &filled(43)).unwrap();
+    assert_eq!(shared.block("vm1", 9), filled(43), "it writes through");
+    shared.etcd.restart(0);
+    wait_until("the cache to write back", SOON, || mode(&a, "vm1") == "write-back");
+    assert!(is_marked(&a, "vm1"), "it wrote back before etcd knew");
+    wait_until("the migration to be over", SOON, || a.disk("vm1")["migration"].is_null());
+    client.write(9 * BLOCK, &filled(44)).unwrap();
+    client.flush().unwrap();
+    assert_eq!(shared.block("vm1", 9), filled(43), "it writes back");
+}
+
+/// What it had dirty is on the backing: a third host has the disk, and nobody has to give anything up.
+#[test]
+fn a_host_that_is_lost_while_its_disk_migrates_takes_nothing_with_it() {
+    let shared = Shared::new(&["vm1"]);
+    let mut a = shared.start("host-a", 64, &["vm1"], BACK);
+    a.wait_until_serving("vm1", SOON);
+    let b = shared.start("host-b", 64, &[], BACK);
+    let c = shared.start("host-c", 64, &["vm1"], BACK);
+    let mut client = a.connect("vm1");
+    client.write(9 * BLOCK, &filled(41)).unwrap();
+    client.flush().unwrap();
+    assert_eq!(shared.block("vm1", 9), filled(0), "it is in flash only");
+    a.ctl(&["migrate", "vm1", "--to", b.address(), "--wait", "warm"]);
+    client.write(10 * BLOCK, &filled(42)).unwrap();
+    wait_until("etcd to know", SOON, || !is_marked(&b, "vm1"));
+    a.kill();
+    c.wait_until_serving("vm1", SOON);
+    let mut client = c.connect("vm1");
+    assert_eq!(client.read(9 * BLOCK, BLOCK as u32).unwrap(), filled(41));
+    assert_eq!(client.read(10 * BLOCK, BLOCK as u32).unwrap(), filled(42));
+    client.write(9 * BLOCK, &filled(43)).unwrap();
+    // It comes back, and would go on with its migration.
+    a.start();
+    wait_until("host-a to wait", SOON, || a.reason("vm1").contains("host-c has it"));
+    assert_eq!(client.read(9 * BLOCK, BLOCK as u32).unwrap(), filled(43));
+}
+
+/// It was drained, handed over on record, and etcd told of neither; so its next life tells.
+#[test]
+fn a_host_that_is_killed_before_it_gives_a_departed_disk_back_does_so_when_it_is_back() {
+    let mut shared = Shared::new(&["vm1"]);
+    let mut a = shared.start_with_lease(20, "host-a", 64, &["vm1"], BACK);
+    a.wait_until_serving("vm1", SOON);
+    let b = shared.start_with_lease(20, "host-b", 64, &[], BACK);
+    wait_until("host-b to be a member", SOON, || {
+        a.json(&["cluster", "hosts"]).as_array().unwrap().len() == 2
+    });
+    let mut client = a.connect("vm1");
+    client.write(9 * BLOCK, &filled(41)).unwrap();
+    client.flush().unwrap();
+    shared.etcd.kill(0);
+    a.ctl(&["migrate", "vm1", "--to", b.address(), "--wait", "warm"]);
+    assert_eq!(shared.block("vm1", 9), filled(41), "it was drained");
+    a.ctl(&["migrate", "vm1", "--finish", "--wait", "begun"]);
+    let is_away = || word(&a.disk("vm1")["migration"], "state") == "handing-over";
+    wait_until("it to be handed over", SOON, is_away);
+    a.kill();
+    shared.etcd.restart(0);
+    wait_until("etcd to answer", SOON, || b.try_ctl(&["cluster", "disks"]).success());
+    assert!(is_marked(&b, "vm1") && !b.serves("vm1"), "etcd knows of nothing");
+    a.start();
+    wait_until("host-b to have it", SOON, || owner(&b, "vm1") == ("host-b".into(), "held".into()));
+    assert_eq!(b.connect("vm1").read(9 * BLOCK, BLOCK as u32).unwrap(), filled(41));
+    wait_until("the migration to be over", SOON, || a.state("vm1") == "away");
 }
 
 /// Every disk goes but the one that is used; the plan is shown first, and giving the order again goes on.

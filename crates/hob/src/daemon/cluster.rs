@@ -74,6 +74,8 @@ struct Place {
     lease: LeaseId,
     /// Something was asked for and not answered: it may still happen, until something else has.
     in_doubt: bool,
+    /// That nothing is dirty is among what was asked for so.
+    clean_in_doubt: bool,
     /// It was served here, another host has it, and nothing more is acknowledged of it in this life.
     lost: bool,
 }
@@ -160,6 +162,7 @@ impl Cluster {
                 title: None,
                 lease: LeaseId(0),
                 in_doubt: false,
+                clean_in_doubt: false,
                 lost: false,
             }))
         };
@@ -196,7 +199,7 @@ impl Cluster {
         let (conditions, changes) = self.names.txn(txn, &About::default());
         let answer = self.etcd.txn(&conditions, &changes, QUESTION_MAX).await;
         match &answer {
-            Ok(Some(_)) => place.in_doubt = false,
+            Ok(Some(_)) => (place.in_doubt, place.clean_in_doubt) = (false, false),
             Ok(None) => {}
             Err(_) => place.in_doubt = true,
         }

@@ -1,8 +1,8 @@
 //! Disks that this host holds: what their titles say, and giving them back.
 
-use hob_engine::cluster::{Found, LeaseId, Title};
+use hob_engine::cluster::{Found, LeaseId, Title, Wish};
 
-use super::{Cluster, GOES, Taken};
+use super::{Cluster, GOES, Place, Taken};
 
 impl Cluster {
     /// Is a disk held under the lease that there is now?
@@ -17,6 +17,10 @@ impl Cluster {
     pub(crate) async fn give_back(&self, disk: &str, dirty: bool) -> Result<(), String> {
         let place = self.place(disk);
         let mut place = place.lock().await;
+        self.give_back_at(&mut place, disk, dirty).await
+    }
+
+    async fn give_back_at(&self, place: &mut Place, disk: &str, dirty: bool) -> Result<(), String> {
         let mut trouble = String::new();
         for _ in 0..GOES {
             let Some(title) = place.title.clone() else { return Ok(()) };
@@ -26,16 +30,16 @@ impl Cluster {
                 // What there is to adopt of it stays to be adopted.
                 false => place.seat.leave_alone(place.lease, &title),
             };
-            match self.commit(&mut place, &txn).await {
+            match self.commit(place, &txn).await {
                 Ok(Some(_)) => {
                     tracing::info!("{disk} is given back in generation {}", title.value.generation);
                     place.title = None;
                     return Ok(());
                 }
-                Ok(None) => self.look_again(&mut place, disk).await.map_err(|error| error.to_string())?,
+                Ok(None) => self.look_again(place, disk).await.map_err(|error| error.to_string())?,
                 Err(error) => {
                     trouble = error.to_string();
-                    if let Err(error) = self.look_again(&mut place, disk).await {
+                    if let Err(error) = self.look_again(place, disk).await {
                         trouble = error.to_string();
                     }
                 }
@@ -58,26 +62,43 @@ impl Cluster {
         }
     }
 
-    /// Gives a disk back of which this host keeps nothing, whether it holds it now or only had it last.
+    /// Gives a disk back of which this host keeps nothing, whether it holds it now, or an earlier life of it did, or it only had it last.
     pub(crate) async fn give_up(&self, disk: &str, known: Option<u64>) -> Result<(), String> {
-        self.give_back(disk, false).await?;
+        let place = self.place(disk);
+        // Until the end: nobody here takes it meanwhile, to serve it.
+        let mut place = place.lock().await;
+        self.give_back_at(&mut place, disk, false).await?;
         let look = self.look(disk).await.map_err(|error| error.to_string())?;
         let is_ours = |title: &Found<Title>| title.value.member.id == self.me.id && title.value.dirty;
-        if look.hold.is_none() && look.title.as_ref().is_some_and(is_ours) {
-            self.take(disk, known, false).await.map_err(|error| error.to_string())?;
-            self.give_back(disk, false).await?;
+        let is_free = look.hold.as_ref().is_none_or(|hold| hold.value.id == self.me.id);
+        if is_free && look.title.as_ref().is_some_and(is_ours) {
+            let wish = Wish { known, dirty: false, force: false, keeps_copy: false };
+            let membership = self.member().await.map_err(|error| error.to_string())?;
+            let took = self.take_at(&membership, &mut place, disk, wish).await;
+            took.map_err(|error| error.to_string())?;
+            self.give_back_at(&mut place, disk, false).await?;
         }
         Ok(())
     }
 
-    /// Says whether dirty data may be in this host's flash, if that is not said already. In effect when it returns.
-    pub(crate) async fn mark(&self, disk: &str, dirty: bool) -> Result<(), String> {
+    /// Says that dirty data may be in this host's flash, if that is not said already. In effect when it returns.
+    pub(crate) async fn mark(&self, disk: &str) -> Result<(), String> {
+        self.say_dirty(disk, true, || true).await
+    }
+
+    /// Says that no dirty data is in this host's flash, for as long as that is so. Whoever wants some there makes it untrue first and then
+    /// calls [`Cluster::mark`], which comes later than all that is said here.
+    pub(crate) async fn unmark(&self, disk: &str, is_so: impl Fn() -> bool) -> Result<(), String> {
+        self.say_dirty(disk, false, is_so).await
+    }
+
+    async fn say_dirty(&self, disk: &str, dirty: bool, is_so: impl Fn() -> bool) -> Result<(), String> {
         let place = self.place(disk);
         let mut place = place.lock().await;
         let mut trouble = "the disk is not held".to_owned();
         for _ in 0..GOES {
             let Some(title) = place.title.clone() else { return Err(trouble) };
-            if title.value.dirty == dirty && !place.in_doubt {
+            if !is_so() || title.value.dirty == dirty && !place.in_doubt {
                 return Ok(());
             }
             let txn = place.seat.mark(place.lease, &title, dirty);
@@ -90,7 +111,10 @@ impl Cluster {
                     return Ok(());
                 }
                 Ok(None) => {}
-                Err(error) => trouble = error.to_string(),
+                Err(error) => {
+                    place.clean_in_doubt |= !dirty;
+                    trouble = error.to_string();
+                }
             }
             self.look_again(&mut place, disk).await.map_err(|error| error.to_string())?;
         }
@@ -102,5 +126,12 @@ impl Cluster {
         let place = self.place(disk);
         let place = place.lock().await;
         place.title.as_ref().map(|title| title.value.dirty)
+    }
+
+    /// The same, and nothing that this host has said can make it untrue any more.
+    pub(crate) async fn stays_marked(&self, disk: &str) -> Option<bool> {
+        let place = self.place(disk);
+        let place = place.lock().await;
+        place.title.as_ref().map(|title| title.value.dirty && !place.clean_in_doubt)
     }
 }

@@ -93,10 +93,9 @@ impl Cluster {
         let membership = self.member().await?;
         let place = self.place(disk);
         let mut place = place.lock().await;
-        place.lost = false;
         let force = lock(&self.forced).get(disk).is_some_and(|until| now() < *until);
         let wish = Wish { known, dirty, force, keeps_copy: false };
-        let taken = self.attempt(&membership, &mut place, disk, wish, false).settle().await;
+        let taken = self.take_at(&membership, &mut place, disk, wish).await;
         if !matches!(
             taken,
             Err(TakeError::Elsewhere { how: Elsewhere::Settling, .. } | TakeError::Unknown(_))
@@ -104,6 +103,17 @@ impl Cluster {
             lock(&self.forced).remove(disk);
         }
         taken
+    }
+
+    pub(super) async fn take_at(
+        &self,
+        membership: &Membership,
+        place: &mut Place,
+        disk: &str,
+        wish: Wish,
+    ) -> Result<Took, TakeError> {
+        place.lost = false;
+        self.attempt(membership, place, disk, wish, false).settle().await
     }
 
     /// Takes a disk that is served, under the lease that there is now.
@@ -175,8 +185,10 @@ impl Attempt<'_> {
         let had_it = before.as_ref().map(|title| &title.value.member);
         match verdict {
             // Whatever was asked for and may still happen does not any more, once the title has been put anew.
-            Verdict::Mine(title) if self.place.in_doubt => {
-                let txn = self.place.seat.mark(self.membership.lease, &title, title.value.dirty);
+            // And what is to be dirty soon is said first, also of a disk that was held all the time.
+            Verdict::Mine(title) if self.place.in_doubt || self.wish.dirty && !title.value.dirty => {
+                let dirty = self.wish.dirty || title.value.dirty;
+                let txn = self.place.seat.mark(self.membership.lease, &title, dirty);
                 self.commit(&txn).await;
                 Ok(None)
             }

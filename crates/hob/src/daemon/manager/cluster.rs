@@ -188,7 +188,9 @@ impl Manager {
         tokio::spawn(async move {
             // Unless it came back.
             while matches!(manager.record_of(&name), Some(Record::Away { .. })) {
-                match cluster.give_back(&name, false).await {
+                let (known, _) = manager.wish(&name).unwrap_or((None, false));
+                // It was drained before it went, whatever its title still says: etcd may have been away, or this host since then.
+                match cluster.give_up(&name, known).await {
                     Ok(()) => return,
                     Err(why) => tracing::warn!("{name} is not given back yet: {why}"),
                 }
@@ -248,12 +250,28 @@ impl Manager {
         };
         for name in names {
             self.forget_copies_of_others(&name).await?;
-            if cluster.is_marked(&name).await == Some(false) {
-                cluster.mark(&name, true).await.map_err(|why| {
+            if cluster.stays_marked(&name).await == Some(false) {
+                cluster.mark(&name).await.map_err(|why| {
                     Refusal::failed(format!("etcd was not told that {name} may have dirty data here: {why}"))
                         .hint("nothing is written back before; try again when etcd answers")
                 })?;
             }
+        }
+        Ok(())
+    }
+
+    /// Before a disk that was drained for a migration writes back again, etcd says so, however long that takes.
+    pub(super) async fn mark_kept(&self, name: &str) -> Result<(), Refusal> {
+        let Some(cluster) = self.cluster().filter(|_| self.owns(name)) else { return Ok(()) };
+        let mut is_said = false;
+        while let Err(why) = cluster.mark(name).await {
+            self.shard_of(name)?;
+            if !std::mem::replace(&mut is_said, true) {
+                tracing::warn!(
+                    "{name} writes through until etcd is told that it may have dirty data here: {why}"
+                );
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
         }
         Ok(())
     }
@@ -376,21 +394,32 @@ impl Manager {
     /// Disks that do not write back any more and have nothing dirty: others may have them.
     async fn unmark_clean(self: &Arc<Self>, cluster: &Cluster) {
         for name in self.served() {
-            let writes_back = self.wish(&name).is_ok_and(|(_, dirty)| dirty);
-            if writes_back || cluster.is_marked(&name).await != Some(true) {
-                continue;
-            }
-            // Nobody changes its mode meanwhile.
-            let Ok(_claim) = self.claim_disk(&name, "looked at") else { continue };
-            let writes_back = self.wish(&name).is_ok_and(|(_, dirty)| dirty);
-            let Ok((shard, id)) = self.shard_of(&name) else { continue };
-            let is_clean = shard.stats(id).await.is_ok_and(|stats| stats.sectors_dirty == 0);
-            if !writes_back
-                && is_clean
-                && let Err(why) = cluster.mark(&name, false).await
-            {
-                tracing::debug!("{name}: {why}");
-            }
+            self.unmark_if_clean(cluster, &name).await;
+        }
+    }
+
+    /// A disk was drained to leave: should this host be gone before the disk is, others may have it. If etcd does not answer, the next
+    /// look says so.
+    pub(super) fn unmark_drained(self: &Arc<Self>, name: &str) {
+        let Some(cluster) = self.cluster().cloned() else { return };
+        let (manager, name) = (self.clone(), name.to_owned());
+        tokio::spawn(async move { manager.unmark_if_clean(&cluster, &name).await });
+    }
+
+    async fn unmark_if_clean(self: &Arc<Self>, cluster: &Cluster, name: &str) {
+        let writes_through = || self.wish(name).is_ok_and(|(_, dirty)| !dirty);
+        if !writes_through() || cluster.is_marked(name).await != Some(true) {
+            return;
+        }
+        // Nobody changes its mode meanwhile; or a migration has it, which drained it and says first that it is to write back again.
+        let claim = self.claim_disk(name, "looked at").ok();
+        let is_clean = || writes_through() && (claim.is_some() || self.is_drained_to_leave(name));
+        let Ok((shard, id)) = self.shard_of(name) else { return };
+        if is_clean()
+            && shard.stats(id).await.is_ok_and(|stats| stats.sectors_dirty == 0)
+            && let Err(why) = cluster.unmark(name, is_clean).await
+        {
+            tracing::debug!("{name}: {why}");
         }
     }
 

@@ -95,6 +95,11 @@ impl Manager {
         self.migrations.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Is a disk on its way to another host, and nothing of it can be dirty here?
+    pub(super) fn is_drained_to_leave(&self, name: &str) -> bool {
+        self.handles().get(name).is_some_and(|handle| handle.shared.facts().drained)
+    }
+
     /// Ends the tasks; what is recorded stands.
     pub(super) fn stop_migrations(&self) {
         self.handles().values().for_each(|handle| handle.task.abort());

@@ -110,6 +110,8 @@ impl Manager {
         if taken {
             return;
         }
+        // The life that handed it over may not have come to that.
+        self.give_back_departed(&name);
         loop {
             let Some(plan) = spec.plan.clone() else { return };
             match self.leaving(&name, spec.lineage.clone(), plan, session) {

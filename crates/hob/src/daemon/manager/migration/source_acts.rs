@@ -70,6 +70,8 @@ impl Leaving {
             manager.keep_spec(name, |spec| spec.mode_due = Some(before.mode.to_string())).await?;
             manager.tune(name, &shard, id).await?;
         }
+        self.shared.facts().drained = true;
+        manager.unmark_drained(name);
         shard.watch(id, true).await?;
         let stats = shard.stats(id).await?;
         self.shared.facts().valid = stats.sectors_valid * hob_engine::units::SECTOR_BYTES;
@@ -77,9 +79,15 @@ impl Leaving {
     }
 
     async fn restore(&self) -> Result<(), Refusal> {
-        let (shard, id) = self.manager.shard_of(&self.name)?;
+        let (manager, name) = (&self.manager, &self.name);
+        // In this order: nobody calls it clean any more, etcd knows, then it writes back.
+        self.shared.facts().drained = false;
+        let (shard, id) = manager.shard_of(name)?;
         shard.watch(id, false).await?;
-        self.manager.restore_mode(&self.name).await
+        if manager.mode_due(name)?.is_some() {
+            manager.mark_kept(name).await?;
+        }
+        manager.restore_mode(name).await
     }
 
     /// A drain that is under way, or is about to be, ends.
@@ -182,13 +190,15 @@ impl Manager {
         Ok(())
     }
 
+    /// The mode that a cache is to have when a migration is over, if it has another one meanwhile.
+    fn mode_due(&self, name: &str) -> Result<Option<String>, Refusal> {
+        let inner = self.inner();
+        Ok(inner.disk(name)?.wanted.migration.as_ref().and_then(|spec| spec.mode_due.clone()))
+    }
+
     /// The cache gets the mode that it is to have when a migration is over.
     pub(super) async fn restore_mode(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
-        let due = {
-            let inner = self.inner();
-            inner.disk(name)?.wanted.migration.as_ref().and_then(|spec| spec.mode_due.clone())
-        };
-        let Some(due) = due else { return Ok(()) };
+        let Some(due) = self.mode_due(name)? else { return Ok(()) };
         let mode = due.parse::<Mode>().map_err(|error| Refusal::failed(error.to_string()))?;
         self.set_mode(name, mode)?;
         self.keep_spec(name, |spec| spec.mode_due = None).await?;

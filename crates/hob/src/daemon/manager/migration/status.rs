@@ -35,6 +35,8 @@ pub(super) struct Facts {
     pub(super) cache: CarryMode,
     pub(super) state: MigrationState,
     pub(super) warm: bool,
+    /// At the source: nothing is dirty, the state says so, and nothing becomes dirty.
+    pub(super) drained: bool,
     pub(super) wanted: bool,
     pub(super) session: Session,
     pub(super) why: Option<String>,
@@ -59,6 +61,7 @@ impl Shared {
             cache,
             state: MigrationState::Preparing,
             warm: false,
+            drained: false,
             wanted: false,
             session,
             why: None,
