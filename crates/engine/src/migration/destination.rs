@@ -188,7 +188,7 @@ impl Destination {
     pub fn handle_call(&mut self, now: Instant, ticket: Ticket, message: Message) {
         match self.immediately(now, ticket, &message) {
             Some(answer) => self.answers_out.push((ticket, answer)),
-            None if self.held.is_some_and(|(held, _)| held == ticket) => {}
+            None if self.is_held(ticket) => {}
             None => {
                 if self.calls.len() >= CALLS_MAX {
                     let (oldest, _) = self.calls.remove(0);
@@ -249,9 +249,11 @@ impl Destination {
             (Call::Changed(ranges), State::Ready(awaited)) if awaited == session => {
                 if !ranges.is_empty() {
                     self.forget(ticket, ranges.clone());
-                } else if self.view.wants || self.held.is_some() {
+                } else if self.view.wants {
                     return Some(Ok(self.view));
-                } else {
+                } else if !self.is_held(ticket) {
+                    // One of an earlier attempt, or that was repeated: nobody waits for it any more.
+                    self.answer_held();
                     self.held = Some((ticket, now + HOLD_NS));
                 }
                 None
@@ -381,7 +383,7 @@ impl Destination {
             let is_forgetting = self.forgetting.iter().any(|(_, call)| *call == ticket);
             match if is_forgetting { None } else { self.immediately(now, ticket, &message) } {
                 Some(answer) => self.answers_out.push((ticket, answer)),
-                None if self.held.is_some_and(|(held, _)| held == ticket) => {}
+                None if self.is_held(ticket) => {}
                 None => self.calls.push((ticket, message)),
             }
         }
@@ -395,6 +397,10 @@ impl Destination {
         self.calls = forgetting;
         let waiting: Vec<(Ticket, Message)> = waiting;
         self.answers_out.extend(waiting.into_iter().map(|(ticket, _)| (ticket, Err(Refusal::Failed))));
+    }
+
+    fn is_held(&self, ticket: Ticket) -> bool {
+        self.held.is_some_and(|(held, _)| held == ticket)
     }
 
     fn answer_held(&mut self) {

@@ -213,11 +213,15 @@ fn an_empty_question_is_held_back_until_the_disk_is_wanted() {
     let mut destination = ready();
     ask(&mut destination, 2, SESSION, Call::Changed(vec![]));
     assert_eq!(destination.poll_answer(), None);
+    // The same again, over another connection: one is held, or whoever asks would be answered at once for as long as the other is.
+    ask(&mut destination, 3, SESSION, Call::Changed(vec![]));
+    assert_eq!(destination.poll_answer(), Some((Ticket(2), Ok(View::default()))));
+    assert_eq!(destination.poll_answer(), None);
     destination.handle_wanted();
     let view = View { wants: true, ..View::default() };
-    assert_eq!(destination.poll_answer(), Some((Ticket(2), Ok(view))));
-    ask(&mut destination, 3, SESSION, Call::Changed(vec![]));
     assert_eq!(destination.poll_answer(), Some((Ticket(3), Ok(view))));
+    ask(&mut destination, 4, SESSION, Call::Changed(vec![]));
+    assert_eq!(destination.poll_answer(), Some((Ticket(4), Ok(view))));
 }
 
 #[test]
