@@ -405,6 +405,8 @@ async fn restart_early(state_dir: &Path, toml: &str, holds: bool) -> (Arc<Manage
     };
     let (manager, shard) = manager(store);
     shard.set_holds_recovered(holds);
+    // As in the daemon: before the start, which goes on with what migrates.
+    manager.set_carriage(Carriage { tls: None, directory: state_dir.with_file_name("sockets") });
     manager.start(state, &Config::parse(toml).unwrap()).await.unwrap();
     (manager, shard)
 }
