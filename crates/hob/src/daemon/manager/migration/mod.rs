@@ -95,6 +95,11 @@ impl Manager {
         self.migrations.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Is a task at work for a disk's migration?
+    pub(super) fn is_migrating(&self, name: &str) -> bool {
+        self.handles().get(name).is_some_and(Handle::is_under_way)
+    }
+
     /// Is a disk on its way to another host, and nothing of it can be dirty here?
     pub(super) fn is_drained_to_leave(&self, name: &str) -> bool {
         self.handles().get(name).is_some_and(|handle| handle.shared.facts().drained)

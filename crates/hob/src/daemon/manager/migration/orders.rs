@@ -263,7 +263,7 @@ impl Manager {
                 Ok(Some(DiskChanged { disk: None, notes: vec![note] }))
             }
             Some(RecordSpec::Away { taken: true, .. }) => {
-                let is_serving = self.handles().get(name).is_some_and(Handle::is_under_way);
+                let is_serving = self.is_migrating(name);
                 if is_serving {
                     return Err(Refusal::conflict(format!(
                         "{name} has moved, and its new host still reads its cache"

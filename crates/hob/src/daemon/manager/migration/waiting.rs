@@ -21,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 impl Manager {
     /// Does the disk of that name merely wait for its cluster, so that it may come in another way? Whose it is, the cluster says.
     pub(super) fn gives_way(&self, name: &str) -> bool {
-        !self.handles().get(name).is_some_and(super::Handle::is_under_way) && self.waits_for_cluster(name)
+        !self.is_migrating(name) && self.waits_for_cluster(name)
     }
 
     /// The same, whatever is under way.
