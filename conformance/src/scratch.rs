@@ -2,8 +2,18 @@
 //! when its owner goes out of scope, in a panic as well.
 
 use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+/// The ports that tests have: below those that Linux gives to whoever asks for any, for a server that was killed
+/// starts again at its own.
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
+
+/// The next port to look at, and what says to other test processes that the earlier ones are this one's.
+static CLAIMED: Mutex<(u16, Vec<UnixListener>)> = Mutex::new((PORTS.start, Vec::new()));
 
 /// A directory that deletes itself.
 ///
@@ -55,14 +65,25 @@ pub fn text(path: &Path) -> String {
     path.to_str().expect("scratch paths are ASCII").to_owned()
 }
 
-/// A TCP port of the loopback interface that was free a moment ago.
+/// A TCP port of the loopback interface that is this test process's own until it ends.
 ///
 /// # Panics
-/// When not one port is free.
+/// When not one is left.
 #[must_use]
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("a bound socket has an address").port()
+    let mut claimed = CLAIMED.lock().expect("a thread that panics here has found none");
+    let (next, claims) = &mut *claimed;
+    for port in *next..PORTS.end {
+        // An abstract socket's name goes with its process, however that ends.
+        let name = SocketAddr::from_abstract_name(format!("hob-test-port-{port}")).expect("a short name");
+        let Ok(claim) = UnixListener::bind_addr(&name) else { continue };
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            claims.push(claim);
+            *next = port + 1;
+            return port;
+        }
+    }
+    panic!("the ports {PORTS:?} are all taken")
 }
 
 /// Asks `done` every few milliseconds until it answers yes; `what` names the wish in the failure.

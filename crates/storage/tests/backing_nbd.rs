@@ -71,18 +71,20 @@ fn qemu_nbd_serves_all_there_is_to_do() {
 
 #[test]
 fn nbdkit_serves_over_tcp_and_comes_back_after_kill() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    // An address of its own, so that nobody has the port when the server comes back.
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let (address, port) = (format!("127.82.{high}.{low}"), "10809");
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     std::fs::write(&image, vec![0; 8 << 20]).unwrap();
-    let start = || spawn("nbdkit", &["-f", "-i", "127.0.0.1", "-p", &port, "file", image.to_str().unwrap()]);
+    let start = || spawn("nbdkit", &["-f", "-i", &address, "-p", port, "file", image.to_str().unwrap()]);
     let mut server = start();
     let deadline = Instant::now() + Duration::from_secs(10);
-    while std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
+    while std::net::TcpStream::connect(format!("{address}:{port}")).is_err() {
         assert!(Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(10));
     }
-    let mut rig = Rig::open(RingKind::IoUring, &format!("nbd://127.0.0.1:{port}"), Access::ReadWrite);
+    let mut rig = Rig::open(RingKind::IoUring, &format!("nbd://{address}:{port}"), Access::ReadWrite);
     rig.exercise();
     let data = pattern(MIB as usize, 3);
     rig.write(WRITE, 0, &data).unwrap();
