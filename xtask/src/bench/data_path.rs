@@ -391,9 +391,10 @@ pub(super) fn cache_bytes(size: u64) -> u64 {
     size / 4 * 5
 }
 
-/// The part of `ios` requests that were hits since `before`; nothing when the server keeps no count.
+/// The part of `ios` requests that were hits since `before`, in flash or in memory; nothing when the server keeps no count.
 fn hit_share(server: &Server, before: Option<&Stats>, ios: u64) -> Result<Option<f64>> {
     let (Some(before), Some(after)) = (before, server.stats()?) else { return Ok(None) };
     debug_assert!(server.name.starts_with(HOB));
-    Ok(Some((after.hits() - before.hits()) as f64 / ios as f64))
+    let hits = |stats: &Stats| stats.class("hit");
+    Ok(Some((hits(&after) - hits(before)) as f64 / ios as f64))
 }
