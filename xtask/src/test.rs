@@ -201,8 +201,9 @@ fn build_with_features() -> Result<PathBuf> {
 fn psk() -> Result<()> {
     let cargo = |args: &[&str]| shell::run(&mut shell::cargo(args));
     cargo(&[&["clippy"], &FEATURES[..], &["--all-targets", "--", "-D", "warnings"]].concat())?;
-    shell::run_tests(&mut shell::cargo(&[&["test"], &FEATURES[..], &["psk"]].concat()))?;
+    // Before its tests: then the binary and they are built at the same time.
     let hob = build_with_features()?;
+    shell::run_tests(&mut shell::cargo(&[&["test"], &FEATURES[..], &["psk"]].concat()))?;
     shell::run_tests(suite::cargo_test(&["--test", "nbd_psk"]).env("HOB_BIN", hob))
 }
 
@@ -223,7 +224,8 @@ fn fuzz() -> Result<()> {
     }
     if !shell::cargo(&["fuzz", "--version"]).output().is_ok_and(|o| o.status.success()) {
         println!("cargo-fuzz is absent: installing it with cargo");
-        shell::run(&mut shell::cargo(&["install", "cargo-fuzz", "--locked"]))?;
+        // It only starts others: to optimize it takes longer than all it does.
+        shell::run(&mut shell::cargo(&["install", "cargo-fuzz", "--locked", "--debug"]))?;
     }
     shell::run(shell::cargo(&["fuzz", "build"]).env("RUSTC_BOOTSTRAP", "1"))?;
     for some in targets.chunks(FUZZ_AT_ONCE) {

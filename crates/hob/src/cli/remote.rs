@@ -1,6 +1,7 @@
 //! Asking a running daemon: what all client commands share.
 
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 
 use anyhow::{Context, anyhow, bail};
 use hob_control::client::{Client, ClientError};
@@ -22,15 +23,28 @@ pub(super) fn converse<T>(
     global: &Global,
     work: impl AsyncFnOnce(Client) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
+    let client = client(global)?;
+    let mut result = None;
+    run(Box::pin(async { result = Some(work(client).await) }))?;
+    result.expect("it ran to its end")
+}
+
+fn client(global: &Global) -> anyhow::Result<Client> {
     let endpoint = endpoint(global)?;
     let is_tcp = matches!(endpoint, Endpoint::Tcp { .. });
-    let mut client = Client::new(endpoint, token(global)?);
-    if is_tcp && let Some(tls) = tls(global)? {
-        client = client.with_tls(tls);
-    }
+    let client = Client::new(endpoint, token(global)?);
+    Ok(match if is_tcp { tls(global)? } else { None } {
+        Some(tls) => client.with_tls(tls),
+        None => client,
+    })
+}
+
+/// One kind of future for all commands: of each that it is given, the runtime would be compiled once more.
+fn run(work: Pin<Box<dyn Future<Output = ()> + '_>>) -> anyhow::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
-    runtime.block_on(work(client))
+    runtime.block_on(work);
+    Ok(())
 }
 
 /// What went wrong, and what to do about it.
