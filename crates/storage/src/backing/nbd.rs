@@ -298,6 +298,11 @@ impl NbdBacking {
         (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);
     }
 
+    /// Is the server that was spoken to last one that another is to replace?
+    fn is_provisional(&self) -> bool {
+        !self.info.read_only && self.can(TransmissionFlags::READ_ONLY)
+    }
+
     /// Since when the oldest I/O waits that has no answer.
     pub(crate) fn waiting_since(&self) -> Option<Instant> {
         let wait_ns = self.options.wait_max.as_nanos() as u64;

@@ -13,7 +13,7 @@ impl NbdBacking {
     /// Gives the connection up.
     pub(super) fn break_connection(&mut self, ring: &mut Ring, now: Instant, why: &str) {
         let State::Connected(connection) = &self.state else { return };
-        if self.hold != Hold::Lost {
+        if self.hold != Hold::Lost && !self.is_provisional() {
             tracing::warn!(backing = self.info.description, why, "the connection is lost; connecting again");
         }
         let fd = connection.fd;
@@ -124,7 +124,9 @@ impl NbdBacking {
             }
             Ok(link) => {
                 let (was, is) = (self.info.size_bytes, link.negotiated.size_bytes);
-                tracing::info!(backing = self.info.description, "connected again");
+                if !self.is_provisional() {
+                    tracing::info!(backing = self.info.description, "connected again");
+                }
                 if is > was {
                     tracing::warn!(
                         backing = self.info.description,

@@ -102,7 +102,8 @@ impl Manager {
 
     /// Is a disk on its way to another host, and nothing of it can be dirty here?
     pub(super) fn is_drained_to_leave(&self, name: &str) -> bool {
-        self.handles().get(name).is_some_and(|handle| handle.shared.facts().drained)
+        // What was so when a migration ended says nothing of the disk as it came back.
+        self.handles().get(name).is_some_and(|handle| handle.is_under_way() && handle.shared.facts().drained)
     }
 
     /// Ends the tasks; what is recorded stands.
