@@ -43,6 +43,7 @@ use super::identity;
 use super::{BackingInfo, BackingOptions, Driver, Gauge, OpenError, Status, StatusExtent};
 use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
+pub(crate) use connect::BeforeConnecting;
 use connect::{Attempt, Link};
 use jobs::{Asker, Jobs, What};
 use sample::SampleError;
@@ -120,6 +121,7 @@ pub(crate) fn open_uri(
         uri: uri.clone(),
         options: options.clone(),
         negotiated: link.negotiated,
+        before_connecting: None,
         told: Arc::new(AtomicU64::new(size_bytes)),
         tokens: None,
         state: State::Detached(link),
@@ -178,6 +180,8 @@ pub(crate) struct NbdBacking {
     uri: NbdUri,
     options: BackingOptions,
     negotiated: Negotiated,
+    /// What sees to it that there is a server.
+    before_connecting: Option<BeforeConnecting>,
     /// How large the server said last that the export is, bytes.
     told: Arc<AtomicU64>,
     tokens: Option<TokenSpace>,
@@ -296,6 +300,11 @@ impl NbdBacking {
     /// The server of now may not write the disk; one that listens in its place before anything is changed may, and is a QEMU too.
     pub(crate) fn becomes_writable(&mut self) {
         (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);
+    }
+
+    /// What is called, in a thread that may wait, before each attempt to connect again.
+    pub(crate) fn set_before_connecting(&mut self, before: BeforeConnecting) {
+        self.before_connecting = Some(before);
     }
 
     /// Is the server that was spoken to last one that another is to replace?

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use self::child::{Opens, Server};
 use super::identity;
-use super::nbd::{NbdBacking, open_uri};
+use super::nbd::{BeforeConnecting, NbdBacking, open_uri};
 use super::{BackingInfo, BackingOptions, Driver, Lock, OpenError, Status};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
@@ -107,7 +107,10 @@ pub(super) fn open(
                         if first != access {
                             inner.becomes_writable();
                         }
-                        return Ok(Box::new(QemuNbd { inner, server: Arc::new(server), access, options }));
+                        server.has_image();
+                        let server = Arc::new(server);
+                        inner.set_before_connecting(revival(&server));
+                        return Ok(Box::new(QemuNbd { inner, server, access, options }));
                     }
                     // It listens before it looks at the image; why it gave up, it says on its way out.
                     Err(OpenError::Connect { reason, .. }) => {
@@ -128,6 +131,12 @@ pub(super) fn open(
 
 fn uri_of(server: &Server) -> NbdUri {
     NbdUri { address: Address::Unix { path: server.socket() }, export: String::new() }
+}
+
+/// What to do before connecting again: the child may have ended.
+fn revival(server: &Arc<Server>) -> BeforeConnecting {
+    let server = Arc::downgrade(server);
+    Arc::new(move || server.upgrade().map_or(Ok(()), |server| server.revive()))
 }
 
 /// Whatever was written to the image from this host becomes durable.
@@ -163,7 +172,10 @@ impl ImageLock {
             // It listens before it has the image.
             let opened =
                 open_uri(&uri_of(&server), self.access, &self.options, String::new(), &|_| String::new());
-            let Err(error) = opened else { return Ok(()) };
+            let Err(error) = opened else {
+                server.has_image();
+                return Ok(());
+            };
             let why = Some(server.stop()).filter(|words| !words.is_empty()).unwrap_or(error.to_string());
             if begun.elapsed() > LOCK_PATIENCE {
                 return Err(io::Error::other(why));
@@ -202,8 +214,8 @@ impl Driver for QemuNbd {
     }
 
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
-        if self.server.is_released() {
-            // The child is gone for good, and no other is to be waited for.
+        if self.server.is_over() {
+            // No other child is to be waited for.
             self.inner.lose(ring, now);
         }
         self.inner.handle_completion(ring, now, completion);
@@ -232,6 +244,10 @@ impl Driver for QemuNbd {
     fn lock(&self) -> Option<Lock> {
         let (server, access) = (Arc::downgrade(&self.server), self.access);
         Some(Lock::of_child(ImageLock { server, access, options: self.options.clone() }))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.server.is_taken()
     }
 
     fn be_hasty(&mut self, wait_max: Duration) {

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use hob_nbd::client::handshake::{Goal, Handshake, HandshakeOutcome, Negotiated};
@@ -152,6 +152,9 @@ fn in_time(error: &io::Error) -> String {
     }
 }
 
+/// What a connection attempt does first; the error is a sentence for people, and ends it.
+pub(crate) type BeforeConnecting = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
 /// A connection attempt in a thread of its own.
 #[derive(Debug)]
 pub(super) struct Attempt {
@@ -161,6 +164,7 @@ pub(super) struct Attempt {
 impl Attempt {
     /// Starts to connect. The socket that is returned reads as closed when there is a result.
     pub(super) fn start(
+        before: Option<BeforeConnecting>,
         uri: &NbdUri,
         limit: Duration,
         silence_max: Duration,
@@ -169,8 +173,9 @@ impl Attempt {
         let (sender, result) = mpsc::channel();
         let uri = uri.clone();
         std::thread::Builder::new().name("hob-nbd-connect".into()).spawn(move || {
+            let ready = before.map_or(Ok(()), |before| before());
             // Nobody listens any more when the backing was closed meanwhile; the socket is dropped then.
-            let _ = sender.send(connect(&uri, limit, silence_max));
+            let _ = sender.send(ready.and_then(|()| connect(&uri, limit, silence_max)));
             drop(theirs);
         })?;
         Ok((Attempt { result }, ours.into()))

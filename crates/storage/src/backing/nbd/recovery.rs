@@ -90,7 +90,8 @@ impl NbdBacking {
     }
 
     pub(super) fn start_attempt(&mut self, ring: &mut Ring, now: Instant) {
-        match Attempt::start(&self.uri, self.options.connect_max, self.options.wait_max) {
+        let before = self.before_connecting.clone();
+        match Attempt::start(before, &self.uri, self.options.connect_max, self.options.wait_max) {
             Ok((attempt, socket)) => {
                 let fd = ring.attach(socket, FdClass::Socket);
                 self.operations += 1;

@@ -1,5 +1,8 @@
 //! One `qemu-nbd` at a time for an image, always at the same socket.
 //!
+//! One that had the image and ends by itself (somebody kills it, memory runs out) is replaced when somebody wants to connect again. Meanwhile nobody
+//! here has the image locked: whoever else has opened it by then may have changed it, and has it from then on.
+//!
 //! The child ends with its [`Server`], and with hob, even when hob is killed: it asks the kernel for SIGTERM when its parent thread dies,
 //! and that thread does nothing but wait for the end.
 #![allow(unsafe_code)]
@@ -11,14 +14,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as Clock};
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+
+use super::super::identity::ChangeMark;
 
 /// How long a child may take to end by itself.
 const END_MAX: Duration = Duration::from_secs(5);
+
+/// Children that end by themselves are replaced that often at most.
+const REVIVAL_PAUSE: Duration = Duration::from_secs(1);
+
+/// In what a child says when somebody else has the image open.
+const LOCKED: &str = "\" lock";
 
 /// Longest complaint of a child that is passed on, bytes.
 const COMPLAINT_BYTES_MAX: u64 = 4096;
@@ -42,18 +53,39 @@ pub(super) struct Server {
     modes: &'static [&'static str],
     start_max: Duration,
     directory: PathBuf,
-    running: Mutex<Option<Running>>,
+    child: Mutex<Place>,
     is_released: AtomicBool,
+    is_taken: AtomicBool,
+}
+
+/// Where the child is, or one is to be.
+#[derive(Default)]
+struct Place {
+    running: Option<Running>,
+    /// The last one had the image, to do this with it: one like it is to be there.
+    wanted: Option<Opens>,
+    /// When the last one was started.
+    since: Option<Clock>,
+    /// The image as it was when the last one was found to have ended.
+    left: Option<ChangeMark>,
 }
 
 /// A child, and the thread that waits for it.
 struct Running {
+    pid: Pid,
+    opens: Opens,
     end: mpsc::Sender<()>,
     /// Returns the child's complaint when it ended by itself.
     keeper: JoinHandle<String>,
 }
 
 impl Running {
+    /// Has it ended by itself? Its keeper has not asked yet, so that nobody else has its number.
+    fn has_ended(&self) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        !matches!(rustix::process::waitid(WaitId::Pid(self.pid), options), Ok(None))
+    }
+
     fn stop(self) -> String {
         drop(self.end);
         self.keeper.join().unwrap_or_default()
@@ -68,9 +100,9 @@ impl Server {
         modes: &'static [&'static str],
         start_max: Duration,
     ) -> io::Result<Server> {
-        let (image, directory) = (image.to_owned(), private_directory()?);
-        let (running, is_released) = (Mutex::new(None), AtomicBool::new(false));
-        Ok(Server { image, format, modes, start_max, directory, running, is_released })
+        let (image, directory, child) = (image.to_owned(), private_directory()?, Mutex::default());
+        let [is_released, is_taken] = [(); 2].map(|()| AtomicBool::new(false));
+        Ok(Server { image, format, modes, start_max, directory, child, is_released, is_taken })
     }
 
     /// Where children listen.
@@ -78,11 +110,65 @@ impl Server {
         self.directory.join("socket")
     }
 
-    /// Starts a child in place of the one before, and waits until it listens. That is before it looks at the image. `NotFound` means that
-    /// the program is missing.
+    /// Starts a child in place of the one before, and waits until it listens. That is before it looks at the image: say so when it proves to
+    /// have it ([`Server::has_image`]). `NotFound` means that the program is missing.
     pub(super) fn start(&self, opens: Opens) -> io::Result<()> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.take().map(Running::stop);
+        let mut place = self.place();
+        self.stop_at(&mut place);
+        self.start_at(&mut place, opens)
+    }
+
+    /// The child has the image.
+    pub(super) fn has_image(&self) {
+        let mut place = self.place();
+        place.wanted = place.running.as_ref().map(|child| child.opens);
+    }
+
+    /// Starts a child in place of one that had the image and ended by itself. To be called before each attempt to connect.
+    pub(super) fn revive(&self) -> Result<(), String> {
+        let mut place = self.place();
+        if place.running.as_ref().is_some_and(|child| !child.has_ended()) {
+            return Ok(());
+        }
+        let opens = place.wanted.ok_or("no qemu-nbd is to have its image")?;
+        let mark = std::fs::metadata(&self.image).map_err(|error| error.to_string())?;
+        let mark = Some(ChangeMark::of(&mark));
+        match place.running.take().map(Running::stop) {
+            Some(said) if said.contains(LOCKED) => return Err(self.lose(said)),
+            Some(said) => {
+                tracing::warn!(image = %self.image.display(), said, "its qemu-nbd ended by itself; another one is started");
+                place.left = mark;
+            }
+            None if place.left != mark => return Err(self.lose("it was changed since".to_owned())),
+            None => {}
+        }
+        if place.since.is_some_and(|since| since.elapsed() < REVIVAL_PAUSE) {
+            return Err("its qemu-nbd ended as soon as it had begun".to_owned());
+        }
+        self.start_at(&mut place, opens).map_err(|error| error.to_string())
+    }
+
+    fn lose(&self, why: String) -> String {
+        tracing::error!(
+            image = %self.image.display(),
+            why,
+            "somebody else has opened the image since its qemu-nbd ended by itself"
+        );
+        self.is_taken.store(true, Ordering::Release);
+        why
+    }
+
+    fn place(&self) -> MutexGuard<'_, Place> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stop_at(&self, place: &mut Place) -> String {
+        let Place { running, .. } = std::mem::take(place);
+        running.map(Running::stop).unwrap_or_default()
+    }
+
+    fn start_at(&self, place: &mut Place, opens: Opens) -> io::Result<()> {
+        place.since = Some(Clock::now());
         let socket = self.socket();
         // One that was killed leaves it.
         let _ = std::fs::remove_file(&socket);
@@ -98,14 +184,13 @@ impl Server {
                 command.arg("--format").arg(self.format).arg("--").arg(&self.image)
             }
         };
-        *running = Some(spawn(command, socket, self.start_max)?);
+        place.running = Some(spawn(command, opens, socket, self.start_max)?);
         Ok(())
     }
 
     /// Ends the child; returns its complaint if it had ended by itself.
     pub(super) fn stop(&self) -> String {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.take().map(Running::stop).unwrap_or_default()
+        self.stop_at(&mut self.place())
     }
 
     /// Ends the child: the image is closed, and stays so for this backing.
@@ -114,8 +199,14 @@ impl Server {
         self.stop();
     }
 
-    pub(super) fn is_released(&self) -> bool {
-        self.is_released.load(Ordering::Acquire)
+    /// Has somebody else opened the image, after the child ended by itself? For good.
+    pub(super) fn is_taken(&self) -> bool {
+        self.is_taken.load(Ordering::Acquire)
+    }
+
+    /// Is there no child any more, and never will be?
+    pub(super) fn is_over(&self) -> bool {
+        self.is_released.load(Ordering::Acquire) || self.is_taken()
     }
 }
 
@@ -134,7 +225,7 @@ fn unlocked(format: &str, image: &Path) -> io::Result<String> {
 }
 
 /// Starts a child and waits until it listens.
-fn spawn(mut command: Command, socket: PathBuf, limit: Duration) -> io::Result<Running> {
+fn spawn(mut command: Command, opens: Opens, socket: PathBuf, limit: Duration) -> io::Result<Running> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let parent = rustix::process::getpid();
     // SAFETY: between fork and exec only two system calls are made and nothing is allocated, which is
@@ -160,7 +251,8 @@ fn spawn(mut command: Command, socket: PathBuf, limit: Duration) -> io::Result<R
                 return String::new();
             }
         };
-        let listening = wait_for_socket(&mut child, &socket, limit);
+        let pid = Pid::from_child(&child);
+        let listening = wait_for_socket(&mut child, &socket, limit).map(|()| pid);
         let good = listening.is_ok();
         let _ = report.send(listening);
         if good {
@@ -168,11 +260,11 @@ fn spawn(mut command: Command, socket: PathBuf, limit: Duration) -> io::Result<R
         }
         end_child(&mut child)
     })?;
-    let running = Running { end, keeper };
     match started.recv().unwrap_or_else(|_| Err(io::Error::other("its keeper ended"))) {
-        Ok(()) => Ok(running),
+        Ok(pid) => Ok(Running { pid, opens, end, keeper }),
         Err(error) => {
-            running.stop();
+            // It has reported, and waits for nothing.
+            let _ = keeper.join();
             Err(error)
         }
     }
@@ -233,4 +325,38 @@ fn end_child(child: &mut Child) -> String {
         std::thread::sleep(Duration::from_millis(5));
     }
     String::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn an_image_that_changes_while_no_child_has_it_is_somebody_elses() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        std::fs::write(&image, vec![0; 1 << 20]).unwrap();
+        let server = Server::new(&image, "raw", &["--cache=writeback"], Duration::from_secs(10)).unwrap();
+        server.start(Opens::ReadWrite).unwrap();
+        server.has_image();
+        // Until one ends so soon after it was started that the next one has to wait.
+        loop {
+            let pid = server.place().running.as_ref().unwrap().pid;
+            rustix::process::kill_process(pid, Signal::KILL).unwrap();
+            while !server.place().running.as_ref().unwrap().has_ended() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if server.revive().is_err() {
+                break;
+            }
+        }
+        server.revive().unwrap_err();
+        assert!(!server.is_over());
+        let changed = std::time::SystemTime::UNIX_EPOCH;
+        File::options().write(true).open(&image).unwrap().set_modified(changed).unwrap();
+        server.revive().unwrap_err();
+        assert!(server.is_taken() && server.is_over());
+    }
 }
