@@ -18,6 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as Clock};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use super::super::identity::ChangeMark;
@@ -66,7 +67,7 @@ struct Place {
     wanted: Option<Opens>,
     /// When the last one was started.
     since: Option<Clock>,
-    /// The image as it was when the last one was found to have ended.
+    /// The image as the last one left it.
     left: Option<ChangeMark>,
 }
 
@@ -74,21 +75,30 @@ struct Place {
 struct Running {
     pid: Pid,
     opens: Opens,
+    /// Dropped when its number may be another process's.
     end: mpsc::Sender<()>,
-    /// Returns the child's complaint when it ended by itself.
-    keeper: JoinHandle<String>,
+    keeper: JoinHandle<Ended>,
+}
+
+/// What there is to know of a child that ended.
+#[derive(Default)]
+struct Ended {
+    /// Its complaint.
+    said: String,
+    /// The image as it left it.
+    left: Option<ChangeMark>,
 }
 
 impl Running {
-    /// Has it ended by itself? Its keeper has not asked yet, so that nobody else has its number.
     fn has_ended(&self) -> bool {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        !matches!(rustix::process::waitid(WaitId::Pid(self.pid), options), Ok(None))
+        has_ended(self.pid)
     }
 
-    fn stop(self) -> String {
+    fn stop(self) -> Ended {
+        let by_itself = end_child(self.pid);
         drop(self.end);
-        self.keeper.join().unwrap_or_default()
+        let ended = self.keeper.join().unwrap_or_default();
+        if by_itself { ended } else { Ended::default() }
     }
 }
 
@@ -131,16 +141,16 @@ impl Server {
             return Ok(());
         }
         let opens = place.wanted.ok_or("no qemu-nbd is to have its image")?;
-        let mark = std::fs::metadata(&self.image).map_err(|error| error.to_string())?;
-        let mark = Some(ChangeMark::of(&mark));
-        match place.running.take().map(Running::stop) {
-            Some(said) if said.contains(LOCKED) => return Err(self.lose(said)),
-            Some(said) => {
-                tracing::warn!(image = %self.image.display(), said, "its qemu-nbd ended by itself; another one is started");
-                place.left = mark;
+        let mark = Some(mark_of(&self.image).map_err(|error| error.to_string())?);
+        if let Some(Ended { said, left }) = place.running.take().map(Running::stop) {
+            if said.contains(LOCKED) {
+                return Err(self.lose(said));
             }
-            None if place.left != mark => return Err(self.lose("it was changed since".to_owned())),
-            None => {}
+            tracing::warn!(image = %self.image.display(), said, "its qemu-nbd ended by itself; another one is started");
+            place.left = left;
+        }
+        if place.left != mark {
+            return Err(self.lose("it was changed since".to_owned()));
         }
         if place.since.is_some_and(|since| since.elapsed() < REVIVAL_PAUSE) {
             return Err("its qemu-nbd ended as soon as it had begun".to_owned());
@@ -164,7 +174,7 @@ impl Server {
 
     fn stop_at(&self, place: &mut Place) -> String {
         let Place { running, .. } = std::mem::take(place);
-        running.map(Running::stop).unwrap_or_default()
+        running.map(Running::stop).unwrap_or_default().said
     }
 
     fn start_at(&self, place: &mut Place, opens: Opens) -> io::Result<()> {
@@ -184,7 +194,7 @@ impl Server {
                 command.arg("--format").arg(self.format).arg("--").arg(&self.image)
             }
         };
-        place.running = Some(spawn(command, opens, socket, self.start_max)?);
+        place.running = Some(spawn(command, opens, self.image.clone(), socket, self.start_max)?);
         Ok(())
     }
 
@@ -224,8 +234,18 @@ fn unlocked(format: &str, image: &Path) -> io::Result<String> {
     Ok(format!("driver={format},force-share=on,read-only=on,file.driver=file,file.filename={path}"))
 }
 
+fn mark_of(image: &Path) -> io::Result<ChangeMark> {
+    std::fs::metadata(image).map(|metadata| ChangeMark::of(&metadata))
+}
+
 /// Starts a child and waits until it listens.
-fn spawn(mut command: Command, opens: Opens, socket: PathBuf, limit: Duration) -> io::Result<Running> {
+fn spawn(
+    mut command: Command,
+    opens: Opens,
+    image: PathBuf,
+    socket: PathBuf,
+    limit: Duration,
+) -> io::Result<Running> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let parent = rustix::process::getpid();
     // SAFETY: between fork and exec only two system calls are made and nothing is allocated, which is
@@ -248,22 +268,28 @@ fn spawn(mut command: Command, opens: Opens, socket: PathBuf, limit: Duration) -
             Ok(child) => child,
             Err(error) => {
                 let _ = report.send(Err(error));
-                return String::new();
+                return Ended::default();
             }
         };
         let pid = Pid::from_child(&child);
         let listening = wait_for_socket(&mut child, &socket, limit).map(|()| pid);
-        let good = listening.is_ok();
+        let is_good = listening.is_ok();
         let _ = report.send(listening);
-        if good {
-            let _ = ended.recv();
+        if is_good {
+            wait_for_end(pid);
+        } else {
+            end_child(pid);
         }
-        end_child(&mut child)
+        // Now, before anybody else can have opened it and changed something.
+        let left = mark_of(&image).ok();
+        let _ = ended.recv();
+        let _ = child.wait();
+        Ended { said: complaint(&mut child), left }
     })?;
     match started.recv().unwrap_or_else(|_| Err(io::Error::other("its keeper ended"))) {
         Ok(pid) => Ok(Running { pid, opens, end, keeper }),
         Err(error) => {
-            // It has reported, and waits for nothing.
+            drop(end);
             let _ = keeper.join();
             Err(error)
         }
@@ -304,27 +330,37 @@ fn complaint(child: &mut Child) -> String {
     words.trim().to_owned()
 }
 
-/// Ends a child, if it has not ended by itself; then its complaint is returned.
-fn end_child(child: &mut Child) -> String {
+/// Has a child ended? It stays there until its keeper asks for it, so that nobody else has its number.
+fn has_ended(pid: Pid) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    !matches!(rustix::process::waitid(WaitId::Pid(pid), options), Ok(None))
+}
+
+fn wait_for_end(pid: Pid) {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    while matches!(rustix::process::waitid(WaitId::Pid(pid), options), Err(Errno::INTR)) {}
+}
+
+/// Ends a child, if it has not ended by itself. Had it?
+fn end_child(pid: Pid) -> bool {
     // A connection that breaks may be the first sign of a child that is about to end.
     for _ in 0..10 {
-        if !matches!(child.try_wait(), Ok(None)) {
-            return complaint(child);
+        if has_ended(pid) {
+            return true;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
     // SIGTERM lets it flush its metadata.
-    let _ = rustix::process::kill_process(Pid::from_child(child), Signal::TERM);
+    let _ = rustix::process::kill_process(pid, Signal::TERM);
     let deadline = Clock::now() + END_MAX;
-    while matches!(child.try_wait(), Ok(None)) {
+    while !has_ended(pid) {
         if Clock::now() > deadline {
-            let _ = child.kill();
-            let _ = child.wait();
-            break;
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+            wait_for_end(pid);
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    String::new()
+    false
 }
 
 #[cfg(test)]
@@ -341,18 +377,18 @@ mod tests {
         let server = Server::new(&image, "raw", &["--cache=writeback"], Duration::from_secs(10)).unwrap();
         server.start(Opens::ReadWrite).unwrap();
         server.has_image();
-        // Until one ends so soon after it was started that the next one has to wait.
-        loop {
+        let kill = || {
             let pid = server.place().running.as_ref().unwrap().pid;
             rustix::process::kill_process(pid, Signal::KILL).unwrap();
-            while !server.place().running.as_ref().unwrap().has_ended() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            if server.revive().is_err() {
-                break;
-            }
+            // Its keeper looks at the image then.
+            std::thread::sleep(Duration::from_millis(200));
+        };
+        kill();
+        while let Err(why) = server.revive() {
+            assert!(why.contains("as soon as it had begun"), "{why}");
+            std::thread::sleep(Duration::from_millis(50));
         }
-        server.revive().unwrap_err();
+        kill();
         assert!(!server.is_over());
         let changed = std::time::SystemTime::UNIX_EPOCH;
         File::options().write(true).open(&image).unwrap().set_modified(changed).unwrap();
