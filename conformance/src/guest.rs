@@ -2,7 +2,7 @@
 //! where KVM does not exist), and a script of busybox as the first process, from an initramfs or from the disk itself.
 //!
 //! The scripts lie in `guest/`. Each prints [`SENTINEL`] on the serial console when everything it tried went well, and switches
-//! the machine off either way; a second later, for what the console has not sent by then is lost with the machine.
+//! the machine off either way; later, for what the console has not sent by then is lost with the machine.
 
 mod tree;
 

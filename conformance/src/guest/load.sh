@@ -1,11 +1,11 @@
 #!/bin/busybox sh
-# Runs the load until a line comes in on the console; then the whole disk is hashed.
+# Runs the load until a line comes in on the console; then the whole disk is hashed. Whoever reads that ends the machine.
 bb=/bin/busybox
 $bb mkdir -p /proc /sys /dev
 $bb mount -t proc proc /proc
 $bb mount -t sysfs sysfs /sys
 $bb mount -t devtmpfs devtmpfs /dev
-end() { $bb dmesg | $bb grep -i -e 'i/o error' -e 'timeout' -e 'blocked for' && echo GUEST-HAS-ERRORS; echo "$1"; $bb sleep 1; $bb poweroff -f; $bb sleep 60; }
+end() { $bb dmesg | $bb grep -i -e 'i/o error' -e 'timeout' -e 'blocked for' && echo GUEST-HAS-ERRORS; echo "$1"; $bb sleep 60; $bb poweroff -f; $bb sleep 60; }
 for m in $($bb cat /modules/order); do $bb insmod /modules/$m || end "GUEST-FAILED: $m"; done
 n=0
 while [ ! -b /dev/vda ]; do $bb sleep 0.1; n=$((n+1)); [ $n -gt 100 ] && end "GUEST-FAILED: no disk"; done
