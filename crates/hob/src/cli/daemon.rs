@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::sockets::Sockets;
 use super::{Global, output};
 use crate::daemon::config::Config;
 
@@ -16,11 +17,14 @@ pub(crate) struct Daemon {
     /// Find out whether the daemon could start: read the configuration, the files that it names and what was kept, change nothing, and end
     #[arg(long)]
     check: bool,
+    #[command(flatten)]
+    sockets: Sockets,
 }
 
 pub(super) fn run(args: &Daemon, global: &Global) -> anyhow::Result<()> {
     let mut config = Config::load(&args.config)?;
     global.say_in(&mut config.control);
+    config.set_sockets(args.sockets.clone().into());
     if args.check {
         crate::daemon::Plan::check_config(&config)?;
         return output::write(format!("{}\n", crate::daemon::upgrade::can_take_over()).as_bytes());

@@ -35,6 +35,7 @@ use crate::daemon::exports::{Export, Exports};
 use crate::daemon::listen::{Entrance, Hall, Listener};
 use crate::daemon::shard::{self, ShardOptions};
 use crate::daemon::shard_api::ShardHandle;
+use crate::daemon::socket_access::SocketAccess;
 
 const DISK: DiskId = DiskId(0);
 const FLASH: DeviceId = DeviceId(0);
@@ -152,7 +153,7 @@ impl Host {
         let listener = std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
                 let entrance = Entrance { endpoint: Endpoint::Unix(socket), tls: None };
-                let listener = Listener::bind(&entrance, &Doors::default()).await?;
+                let listener = Listener::bind(&entrance, SocketAccess::default(), &Doors::default()).await?;
                 let _ = bound.send(());
                 let interrupt = async {
                     let _ = tokio::signal::ctrl_c().await;

@@ -34,6 +34,7 @@ mod replay;
 mod selftest;
 mod serve;
 mod settings;
+mod sockets;
 mod stats;
 mod swap;
 mod top;
@@ -45,7 +46,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use hob_control::Endpoint;
 use output::Format;
 
-use crate::daemon::config::ControlConfig;
+use crate::daemon::config::{ConfigError, ControlConfig};
 use crate::daemon::tls::TlsFiles;
 
 /// hob keeps the hot blocks of virtual machine disks on local flash
@@ -223,6 +224,11 @@ pub(crate) fn main() -> u8 {
         Ok(()) => 0,
         Err(error) if is_broken_pipe(&error) => 0,
         Err(error) if error.is::<NotInOrder>() => 1,
+        Err(error) if error.is::<ConfigError>() => {
+            // All that is wrong with a file, a line each.
+            error.to_string().lines().for_each(complain);
+            1
+        }
         Err(error) => {
             complain(&with_causes(&error));
             1

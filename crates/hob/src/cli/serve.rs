@@ -8,6 +8,7 @@ use hob_control::{CacheEnable, CacheSettings, DiskAdd, Endpoint, Size};
 use super::Global;
 use super::pool::absolute;
 use super::settings::Settings;
+use super::sockets::Sockets;
 use crate::daemon::allow::{AllowEntry, ClientMatch};
 use crate::daemon::config::{ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, ring_kind};
 use crate::daemon::hardware::RingKind;
@@ -59,6 +60,8 @@ pub(crate) struct Serve {
     size: Option<Size>,
     #[command(flatten)]
     settings: Settings,
+    #[command(flatten)]
+    sockets: Sockets,
     /// Bring what is dirty to the backing before ending
     #[arg(long, requires = "pool")]
     drain_on_shutdown: bool,
@@ -118,6 +121,7 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
         control,
         ring: args.ring,
         drain_on_shutdown: args.drain_on_shutdown,
+        sockets: args.sockets.into(),
     })?;
     if args.check {
         return super::output::write(format!("{}\n", crate::daemon::upgrade::can_take_over()).as_bytes());

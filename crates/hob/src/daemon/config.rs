@@ -3,26 +3,31 @@
 //! Pools and disks defined here are made at start if they do not exist yet; from then on they are
 //! changed by command and kept in the state directory.
 
+mod check;
 mod cluster;
 mod control;
 mod migrate;
 mod nbd;
 mod peers;
+mod source;
 
 use std::path::{Path, PathBuf};
 
-use hob_control::{CacheEnable, Endpoint, Export, PoolCreate, QosPatch, Size, check_name};
+use hob_control::{CacheEnable, Endpoint, Export, PoolCreate, QosPatch, Size};
 use hob_engine::qos::UNIT_BYTES_DEFAULT as QOS_UNIT_BYTES_DEFAULT;
-use hob_storage::pool::is_segment_size;
 use serde::Deserialize;
 
 use super::allow::AllowEntry;
-use super::hardware::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX, RingKind};
+use super::hardware::{ARENA_BYTES_DEFAULT, RingKind};
+use super::socket_access::{SocketSettings, mode_of};
+use super::state::State;
+use check::Findings;
 pub(crate) use cluster::ClusterConfig;
 pub(crate) use control::ControlConfig;
 pub(crate) use migrate::MigrateConfig;
 pub(crate) use nbd::{NbdEntry, NbdSecrets, NbdTlsFiles, check_nbd};
 pub(crate) use peers::PeersConfig;
+pub(crate) use source::{Finding, Lines};
 
 /// Where the state is kept unless the file says otherwise.
 const STATE_DIR: &str = "/var/lib/hob";
@@ -43,6 +48,15 @@ pub(crate) struct Config {
     /// The same, with TLS.
     #[serde(default)]
     pub(crate) nbd: Vec<NbdEntry>,
+    /// Owner of the Unix sockets at which disks are served, by name or number.
+    #[serde(default)]
+    socket_owner: Option<String>,
+    /// Their group.
+    #[serde(default)]
+    socket_group: Option<String>,
+    /// Their permission bits, octal.
+    #[serde(default, deserialize_with = "mode_of")]
+    socket_mode: Option<String>,
     /// Which of them may see which disks.
     #[serde(default)]
     pub(crate) allow: Vec<AllowEntry>,
@@ -82,6 +96,12 @@ pub(crate) struct Config {
     /// What is known of datastores to begin with.
     #[serde(default, rename = "datastore")]
     pub(crate) datastores: Vec<DatastoreEntry>,
+    /// Where the file's keys are.
+    #[serde(skip)]
+    lines: Lines,
+    /// Where the file is, if there is one.
+    #[serde(skip)]
+    path: Option<PathBuf>,
 }
 
 /// Bounds on what clients, backings and flash may cost. Fixed at start.
@@ -170,94 +190,81 @@ pub(crate) struct DatastoreEntry {
     pub(crate) capacity: Option<u32>,
 }
 
-/// What is wrong with the file, in one line.
+/// Everything that is wrong with a file, a line each.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct ConfigError(String);
+pub(crate) struct ConfigError {
+    /// The file, if the text was read from one.
+    path: Option<PathBuf>,
+    findings: Vec<Finding>,
+}
+
+impl std::fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (number, Finding { line, what }) in self.findings.iter().enumerate() {
+            if number > 0 {
+                writeln!(f)?;
+            }
+            match (&self.path, line) {
+                (Some(path), Some(line)) => write!(f, "{}:{line}: {what}", path.display())?,
+                (Some(path), None) => write!(f, "{}: {what}", path.display())?,
+                (None, Some(line)) => write!(f, "line {line}: {what}")?,
+                (None, None) => f.write_str(what)?,
+            }
+        }
+        Ok(())
+    }
+}
 
 impl Config {
     /// Reads and checks a file.
     pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| ConfigError(format!("cannot read {}: {error}", path.display())))?;
-        Config::parse(&text).map_err(|ConfigError(what)| ConfigError(format!("{}: {what}", path.display())))
+        let in_file = |findings| ConfigError { path: Some(path.to_owned()), findings };
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            in_file(vec![Finding { line: None, what: format!("cannot be read: {error}") }])
+        })?;
+        let config = Config::parse(&text).map_err(|error| in_file(error.findings))?;
+        Ok(Config { path: Some(path.to_owned()), ..config })
     }
 
     /// The same of a text.
     pub(crate) fn parse(text: &str) -> Result<Config, ConfigError> {
-        let config: Config = toml::from_str(text).map_err(|error| {
-            let what = error.message().lines().collect::<Vec<_>>().join(" ");
-            match error.span() {
-                Some(span) => {
-                    let before = text.get(..span.start).unwrap_or(text);
-                    ConfigError(format!("line {}: {what}", before.matches('\n').count() + 1))
-                }
-                None => ConfigError(what),
-            }
-        })?;
-        config.check().map_err(ConfigError)?;
-        Ok(config)
+        let (config, mut findings) = source::read(text);
+        // Without an entry that could not be read, the others may look wrong.
+        let is_whole = findings.iter().all(Finding::is_unknown_key);
+        if let Some(config) = config.as_ref().filter(|_| is_whole) {
+            let mut found = Findings::new(&config.lines);
+            check::check(config, &mut found);
+            findings.extend(found.finish());
+        }
+        match config {
+            Some(config) if findings.is_empty() => Ok(config),
+            _ => Err(ConfigError { path: None, findings }),
+        }
     }
 
-    fn check(&self) -> Result<(), String> {
-        if !(1..=64).contains(&self.shards) {
-            return Err(format!("shards = {}: there can be 1 to 64", self.shards));
+    /// Who may open the sockets of disks.
+    pub(crate) fn sockets(&self) -> SocketSettings {
+        SocketSettings {
+            owner: self.socket_owner.clone(),
+            group: self.socket_group.clone(),
+            mode: self.socket_mode.clone(),
         }
-        self.control.check()?;
-        self.migrate.check()?;
-        self.peers.check()?;
-        self.cluster.as_ref().map_or(Ok(()), ClusterConfig::check)?;
-        check_nbd(&self.nbd, &self.allow)?;
-        let limits = [
-            ("connections_max", self.limits.connections_max as u64, 1, 65_536),
-            ("buffer_bytes_max", self.limits.buffer_bytes_max.bytes(), 64 << 20, ARENA_BYTES_MAX as u64),
-            ("backing_wait_ms_max", self.limits.backing_wait_ms_max, 0, 86_400_000),
-            ("flash_stall_ms_max", self.limits.flash_stall_ms_max, 10, 600_000),
-            ("flash_errors_max", u64::from(self.limits.flash_errors_max), 1, 1_000_000),
-            ("qos_unit", self.limits.qos_unit.bytes(), 512, 1 << 30),
-        ];
-        for (name, value, least, most) in limits {
-            if !(least..=most).contains(&value) {
-                return Err(format!("limits.{name} = {value}: it can be {least} to {most}"));
-            }
-        }
-        if let Some(disk) = self.disks.iter().find(|disk| disk.parent_cache.is_some() && !disk.share_parent) {
-            return Err(format!("disk {} has a parent_cache: it needs share_parent = true", disk.name));
-        }
-        let exports = || self.disks.iter().flat_map(|disk| &disk.exports);
-        let sockets = self.disks.iter().map(|disk| &disk.vhost_user);
-        for path in sockets.chain(exports().map(|export| &export.vhost_user)).flatten() {
-            super::vhost_user::check_path(path)?;
-        }
-        for path in exports().filter_map(|export| export.fuse.as_ref()) {
-            let unfit = |what| format!("{path} cannot be an export's file: {what}");
-            super::mount::check_path(path).map_err(unfit)?;
-        }
-        for PoolCreate { name, segment_size, .. } in &self.pools {
-            if let Some(size) = segment_size.filter(|size| !is_segment_size(size.bytes())) {
-                return Err(format!(
-                    "[[pool]] '{name}': segment_size = {size}: it can be a power of two from 1M to 1G"
-                ));
-            }
-        }
-        check_names("pool", self.pools.iter().map(|pool| pool.name.as_str()))?;
-        check_names("storage_policy", self.policies.iter().map(|policy| policy.name.as_str()))?;
-        check_names("datastore", self.datastores.iter().map(|store| store.name.as_str()))?;
-        // Clients find disks and their further exports by the same names.
-        let disks = self.disks.iter().map(|disk| disk.name.as_str());
-        check_names("disk", disks.chain(exports().map(|export| export.name.as_str())))
     }
-}
 
-fn check_names<'a>(kind: &str, names: impl Iterator<Item = &'a str>) -> Result<(), String> {
-    let mut seen = std::collections::BTreeSet::new();
-    for name in names {
-        check_name(name).map_err(|error| format!("[[{kind}]] '{name}': {error}"))?;
-        if !seen.insert(name) {
-            return Err(format!("[[{kind}]] '{name}' stands there twice"));
-        }
+    /// Has other settings of disks' sockets count before those of the file.
+    pub(crate) fn set_sockets(&mut self, settings: SocketSettings) {
+        let SocketSettings { owner, group, mode } = settings.or(self.sockets());
+        (self.socket_owner, self.socket_group, self.socket_mode) = (owner, group, mode);
     }
-    Ok(())
+
+    /// Checks the file together with what the daemon kept, and with files that it names. `outside` is what is wrong besides.
+    pub(crate) fn check_with(&self, state: &State, outside: Vec<String>) -> Result<(), ConfigError> {
+        let mut found = Findings::new(&self.lines);
+        check::check_with(self, state, &mut found);
+        let mut findings = found.finish();
+        findings.extend(outside.into_iter().map(|what| Finding { line: None, what }));
+        if findings.is_empty() { Ok(()) } else { Err(ConfigError { path: self.path.clone(), findings }) }
+    }
 }
 
 /// `auto`, `io_uring` or `threads`.
@@ -436,7 +443,7 @@ mod tests {
             for part in parts {
                 assert!(error.contains(part), "{text:?}: {error}");
             }
-            assert!(!error.contains('\n'), "{error}");
+            assert!(error.lines().all(|line| line.starts_with("line ")), "{error}");
         }
         let error = Config::load(Path::new("/nonexistent/hob.toml")).unwrap_err().to_string();
         assert!(error.contains("/nonexistent/hob.toml"), "{error}");

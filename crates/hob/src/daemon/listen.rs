@@ -20,6 +20,7 @@ use super::allow::{AllowList, Peer, Visible};
 use super::doors::{self, Doors};
 use super::exports::{Export, Exports};
 use super::relay::{self, Spawner};
+use super::socket_access::SocketAccess;
 use super::tls::{PeerCertificate, Tls};
 
 /// A client must have chosen its export by then.
@@ -93,13 +94,21 @@ enum Socket {
 
 impl Listener {
     /// Binds, unless it was left open. A socket file that nobody listens on any more is replaced.
-    pub(crate) async fn bind(entrance: &Entrance, doors: &Doors) -> io::Result<Listener> {
+    pub(crate) async fn bind(
+        entrance: &Entrance,
+        access: SocketAccess,
+        doors: &Doors,
+    ) -> io::Result<Listener> {
         let Entrance { endpoint, tls } = entrance;
         let name = doors::name("nbd", endpoint);
         let open = doors.take(&name);
         let socket = match endpoint {
             Endpoint::Unix(path) => {
-                let listener = open.map_or_else(|| bind_socket(path), |socket| Ok(socket.into()))?;
+                let listener = match open {
+                    // It was bound with what the program before was told.
+                    Some(socket) => access.apply(path).map(|()| socket.into()),
+                    None => bind_socket(path, access),
+                }?;
                 doors.opened(name.clone(), &listener);
                 Socket::Unix(UnixListener::from_std(listener)?)
             }
@@ -182,25 +191,28 @@ impl Drop for Listener {
 }
 
 /// Listens on a Unix socket, without waiting. A socket file that nobody listens on any more is replaced.
-pub(crate) fn bind_socket(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
+pub(crate) fn bind_socket(path: &Path, access: SocketAccess) -> io::Result<std::os::unix::net::UnixListener> {
     remove_stale(path)?;
-    let listener = bind_ready(path)?;
+    let listener = bind_ready(path, access)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
 /// Binds under another name first, so that a socket that is there answers. What is in its place stays, and binding fails.
-fn bind_ready(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
+fn bind_ready(path: &Path, access: SocketAccess) -> io::Result<std::os::unix::net::UnixListener> {
     use std::os::unix::net::UnixListener;
     let mut other = path.as_os_str().to_owned();
     other.push(format!(".{}", std::process::id()));
     let _ = std::fs::remove_file(&other);
     let listener = match UnixListener::bind(&other) {
         // The names of sockets have a limit, which this one may keep to and the other not.
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => return UnixListener::bind(path),
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            let listener = UnixListener::bind(path)?;
+            return access.apply(path).map(|()| listener);
+        }
         bound => bound?,
     };
-    let linked = std::fs::hard_link(&other, path);
+    let linked = access.apply(Path::new(&other)).and_then(|()| std::fs::hard_link(&other, path));
     std::fs::remove_file(&other)?;
     match linked {
         Ok(()) => Ok(listener),
@@ -405,15 +417,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nbd.sock");
         let entrance = Entrance { endpoint: Endpoint::Unix(path.clone()), tls: None };
-        let listener = Listener::bind(&entrance, &Doors::default()).await.unwrap();
+        let listener = Listener::bind(&entrance, SocketAccess::default(), &Doors::default()).await.unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
         std::os::unix::net::UnixStream::connect(&path).unwrap();
-        let again = Listener::bind(&entrance, &Doors::default()).await;
+        let again = Listener::bind(&entrance, SocketAccess::default(), &Doors::default()).await;
         assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         drop(listener);
         assert!(!path.exists());
         std::fs::write(&path, "a file of somebody's").unwrap();
-        let again = Listener::bind(&entrance, &Doors::default()).await;
+        let again = Listener::bind(&entrance, SocketAccess::default(), &Doors::default()).await;
         assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");
     }

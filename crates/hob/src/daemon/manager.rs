@@ -17,6 +17,7 @@ mod claim;
 mod cluster;
 mod coming;
 mod datastores;
+pub(crate) mod definitions;
 mod dirty;
 mod disks;
 mod drain;
@@ -74,9 +75,11 @@ use super::config::Config;
 use super::exports::Exports;
 use super::hardware::{BackingOptions, Lock};
 use super::shard_api::{PATIENCE, ShardHandle};
+use super::socket_access::SocketAccess;
 use super::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
 use super::swap::{HostKernel, SwapKernel};
 use super::tape::Counter;
+use super::vhost_user::SocketPlace;
 use datastores::DatastoreEntry;
 use flash::Flash;
 pub(crate) use leave::{Ending, LeftFile};
@@ -117,6 +120,8 @@ pub(crate) struct Manager {
     lines: borrowing::Lines,
     /// Held while titles are told of second copies: what is said last counts.
     copy_words: tokio::sync::Mutex<()>,
+    /// Who may open the sockets of disks.
+    socket_access: OnceLock<SocketAccess>,
     swap_kernel: Arc<dyn SwapKernel>,
     /// Files that the program before has left mounted, by export.
     left_files: Mutex<BTreeMap<String, LeftFile>>,
@@ -284,9 +289,20 @@ impl Manager {
             peer_name: OnceLock::new(),
             lines: borrowing::Lines::default(),
             copy_words: tokio::sync::Mutex::new(()),
+            socket_access: OnceLock::new(),
             swap_kernel: Arc::new(HostKernel),
             left_files: Mutex::default(),
         })
+    }
+
+    /// Sets who may open the sockets of disks, before the first disk is opened.
+    pub(crate) fn set_socket_access(&self, access: SocketAccess) {
+        let _ = self.socket_access.set(access);
+    }
+
+    /// A socket of a disk at `path`.
+    fn socket_at(&self, path: &str) -> SocketPlace {
+        SocketPlace { path: path.into(), access: self.socket_access.get().copied().unwrap_or_default() }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

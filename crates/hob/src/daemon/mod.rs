@@ -21,6 +21,7 @@ mod psk;
 mod relay;
 pub(crate) mod shard;
 pub(crate) mod shard_api;
+pub(crate) mod socket_access;
 mod stage;
 mod state;
 pub(crate) mod swap;
@@ -40,7 +41,7 @@ use tokio::task::JoinSet;
 
 use allow::{AllowEntry, AllowList};
 use cluster::Cluster;
-use config::{Config, ControlConfig, Limits, NbdEntry, NbdSecrets, NbdTlsFiles};
+use config::{Config, ConfigError, ControlConfig, Limits, NbdEntry, NbdSecrets, NbdTlsFiles};
 use exports::Exports;
 use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
@@ -50,6 +51,7 @@ use manager::{Carriage, Lending, Manager};
 use relay::{Relays, Spawner};
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
+use socket_access::{SocketAccess, SocketSettings};
 use stage::{Signals, Stage};
 use state::{State, Store};
 use tls::{Tls, WithoutCertificate};
@@ -70,6 +72,8 @@ pub(crate) struct Plan {
     limits: Limits,
     /// Bring dirty data to the backings before ending.
     drain_on_shutdown: bool,
+    /// Who may open disks' sockets.
+    sockets: SocketAccess,
     content: Content,
 }
 
@@ -101,6 +105,8 @@ pub(crate) struct Serving {
     pub(crate) ring: RingKind,
     /// Bring dirty data to the backing before ending.
     pub(crate) drain_on_shutdown: bool,
+    /// Who may open the disk's sockets.
+    pub(crate) sockets: SocketSettings,
 }
 
 impl Plan {
@@ -116,7 +122,9 @@ impl Plan {
     pub(crate) fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = Guard::of_config(&config.control)?;
         let (store, state) = Store::open(&config.state_dir)?;
+        config.check_with(&state, Vec::new())?;
         Ok(Plan {
+            sockets: SocketAccess::of(&config.sockets())?,
             listen: entrances(&config.listen, &config.nbd)?,
             allow: AllowList::new(config.allow.clone()),
             control: config.control.listen.clone(),
@@ -130,18 +138,29 @@ impl Plan {
     }
 
     /// Could a daemon start with this configuration and with what was kept? Changes nothing, so that one may be running.
-    pub(crate) fn check_config(config: &Config) -> anyhow::Result<()> {
-        Guard::of_config(&config.control)?;
-        entrances(&config.listen, &config.nbd)?;
-        State::read(&config.state_dir)?;
-        Ok(())
+    ///
+    /// # Errors
+    /// Everything that is wrong, a line each.
+    pub(crate) fn check_config(config: &Config) -> Result<(), ConfigError> {
+        let state = State::read(&config.state_dir);
+        let mut outside: Vec<String> = Vec::new();
+        outside.extend(Guard::of_config(&config.control).err().map(|error| format!("{error:#}")));
+        outside.extend(entrances(&config.listen, &config.nbd).err().map(|error| format!("{error:#}")));
+        outside.extend(state.as_ref().err().map(ToString::to_string));
+        config.check_with(&state.unwrap_or_default(), outside)
     }
 
     /// One disk.
     pub(crate) fn of_serving(serving: Serving) -> anyhow::Result<Plan> {
-        let Serving { disk, cache, force, listen, allow, control, ring, drain_on_shutdown } = serving;
-        config::check_nbd(&listen, &allow).map_err(anyhow::Error::msg)?;
+        let Serving { disk, cache, force, listen, allow, control, ring, drain_on_shutdown, sockets } =
+            serving;
+        let mut wrong = None;
+        config::check_nbd(&listen, &allow, &mut |_, what| wrong = Some(what));
+        if let Some(what) = wrong {
+            anyhow::bail!(what);
+        }
         Ok(Plan {
+            sockets: SocketAccess::of(&sockets)?,
             listen: entrances(&[], &listen)?,
             allow: AllowList::new(allow),
             guard: Guard::of_config(&control)?,
@@ -224,7 +243,7 @@ async fn serve(
     mut legacy: Legacy,
 ) -> anyhow::Result<()> {
     let Stage { shards, doors, notifier, .. } = stage;
-    let Plan { listen, allow, control, guard, limits, content, .. } = plan;
+    let Plan { listen, allow, control, guard, limits, content, sockets, .. } = plan;
     let backing_options = BackingOptions {
         wait_max: Duration::from_millis(limits.backing_wait_ms_max),
         ..BackingOptions::default()
@@ -244,6 +263,7 @@ async fn serve(
     let manager = match content {
         Content::Kept { store, state, config } => {
             let manager = Manager::new(shards.to_vec(), exports, backing_options, store);
+            manager.set_socket_access(sockets);
             let _ = stage.manager.set(manager.clone());
             manager.inherit_files(files);
             let tls = config.migrate.tls(&config.control);
@@ -265,6 +285,7 @@ async fn serve(
         }
         Content::One { disk, cache, force } => {
             let manager = Manager::new(shards.to_vec(), exports, backing_options, Store::Memory);
+            manager.set_socket_access(sockets);
             let _ = stage.manager.set(manager.clone());
             manager.inherit_files(files);
             tasks.spawn(manager.clone().tend(events));
@@ -276,8 +297,9 @@ async fn serve(
     manager.drop_unwanted_files().await;
     for entrance in &listen {
         let endpoint = &entrance.endpoint;
-        let listener =
-            Listener::bind(entrance, doors).await.with_context(|| format!("cannot listen on {endpoint}"))?;
+        let listener = Listener::bind(entrance, sockets, doors)
+            .await
+            .with_context(|| format!("cannot listen on {endpoint}"))?;
         tracing::info!("NBD clients connect to {endpoint}");
         tasks.spawn(listener.run(hall.clone(), relays.clone()));
     }

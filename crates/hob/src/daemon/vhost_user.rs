@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use super::listen::bind_socket;
 use super::shard::MachineCall;
 use super::shard_api::ShardHandle;
+use super::socket_access::SocketAccess;
 
 /// How often a socket that cannot be made is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -46,6 +47,7 @@ pub(crate) struct Gateway {
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
+    access: SocketAccess,
     /// How large the disk is, and who is told.
     capacity: Arc<Capacity>,
     /// Wakes the thread up.
@@ -75,6 +77,15 @@ pub(crate) struct Behind {
     pub(crate) promote: Promote,
 }
 
+/// Where a socket is, and who may open it.
+#[derive(Clone, Debug)]
+pub(crate) struct SocketPlace {
+    /// Absolute.
+    pub(crate) path: PathBuf,
+    /// Its owner, group and mode.
+    pub(crate) access: SocketAccess,
+}
+
 /// What to do where a socket cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failing {
@@ -86,10 +97,11 @@ pub(crate) enum Failing {
 
 impl Gateway {
     /// Lets machines in at `path`.
-    pub(crate) fn open(path: &Path, behind: Behind, failing: Failing) -> io::Result<Gateway> {
+    pub(crate) fn open(place: &SocketPlace, behind: Behind, failing: Failing) -> io::Result<Gateway> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let capacity = Capacity::new(behind.info.size_bytes);
-        let shared = Arc::new(Shared { path: path.to_owned(), capacity, stop, state: Mutex::default() });
+        let SocketPlace { path, access } = place.clone();
+        let shared = Arc::new(Shared { path, access, capacity, stop, state: Mutex::default() });
         let listener = match shared.bind() {
             Err(error) if failing == Failing::Refuse => return Err(error),
             bound => bound.inspect_err(|error| shared.complain(&behind, error)).ok(),
@@ -137,7 +149,7 @@ impl Shared {
         if state.stopped {
             return Err(io::Error::other("the disk was taken away"));
         }
-        let listener = bind_socket(&self.path)?;
+        let listener = bind_socket(&self.path, self.access)?;
         state.bound = true;
         Ok(listener)
     }
@@ -255,12 +267,29 @@ mod tests {
         Behind { disk: DiskId(0), shard, info, promote: Promote::Usual }
     }
 
+    fn at(path: &std::path::Path) -> SocketPlace {
+        SocketPlace { path: path.to_owned(), access: SocketAccess::default() }
+    }
+
+    #[test]
+    fn a_socket_has_the_mode_that_was_set() {
+        use crate::daemon::socket_access::SocketSettings;
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vm.sock");
+        let settings = SocketSettings { mode: Some("0606".to_owned()), ..SocketSettings::default() };
+        let place = SocketPlace { path: path.clone(), access: SocketAccess::of(&settings).unwrap() };
+        let _gateway = Gateway::open(&place, behind(), Failing::Refuse).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o606);
+    }
+
     #[test]
     fn a_socket_is_there_for_as_long_as_its_gateway() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vm.sock");
-        let gateway = Gateway::open(&path, behind(), Failing::Refuse).unwrap();
-        let other = Gateway::open(&path, behind(), Failing::Refuse);
+        let gateway = Gateway::open(&at(&path), behind(), Failing::Refuse).unwrap();
+        let other = Gateway::open(&at(&path), behind(), Failing::Refuse);
         assert_eq!(other.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         assert!(path.exists(), "the second one took the first one's socket away");
         // The shard is gone, and with it the machine's connection.
@@ -275,8 +304,8 @@ mod tests {
     fn after_a_restart_a_socket_that_cannot_be_made_is_tried_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("later").join("vm.sock");
-        assert!(Gateway::open(&path, behind(), Failing::Refuse).is_err());
-        let gateway = Gateway::open(&path, behind(), Failing::TryAgain).unwrap();
+        assert!(Gateway::open(&at(&path), behind(), Failing::Refuse).is_err());
+        let gateway = Gateway::open(&at(&path), behind(), Failing::TryAgain).unwrap();
         std::fs::create_dir(dir.path().join("later")).unwrap();
         let start = std::time::Instant::now();
         while !path.exists() {

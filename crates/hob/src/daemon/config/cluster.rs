@@ -6,6 +6,8 @@ use hob_control::check_name;
 use hob_control::etcd::EtcdEndpoint;
 use serde::Deserialize;
 
+use super::check::Findings;
+
 /// Without it, this host agrees with nobody.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,33 +57,41 @@ impl ClusterConfig {
     }
 
     /// What can be said without looking at files.
-    pub(super) fn check(&self) -> Result<(), String> {
-        let endpoints = self.endpoints()?;
-        if endpoints.is_empty() {
-            return Err("cluster.etcd names nobody; write etcd = [\"http://host:2379\"]".to_owned());
+    pub(super) fn check(&self, found: &mut Findings<'_>) {
+        let endpoints = self.endpoints().unwrap_or_else(|what| {
+            found.add("cluster.etcd", what);
+            Vec::new()
+        });
+        if self.etcd.is_empty() {
+            found.add("cluster.etcd", "cluster.etcd names nobody; write etcd = [\"http://host:2379\"]");
         }
         if endpoints.iter().any(EtcdEndpoint::is_tls) && self.ca.is_none() {
-            return Err("cluster.ca is missing: whose certificates of etcd are to be trusted".to_owned());
+            found.add("cluster.etcd", "cluster.ca is missing: whose certificates of etcd are to be trusted");
         }
         if self.cert.is_some() != self.key.is_some() {
-            return Err("cluster.cert and cluster.key go together".to_owned());
+            found.add("cluster", "cluster.cert and cluster.key go together");
         }
-        if let Some(host) = &self.host {
-            check_name(host).map_err(|error| format!("cluster.host '{host}': {error}"))?;
+        if let Some(host) = &self.host
+            && let Err(error) = check_name(host)
+        {
+            found.add("cluster.host", format!("cluster.host '{host}': {error}"));
         }
         for (name, value, least, most) in
             [("lease_seconds", self.lease_seconds, 3, 600), ("settle_seconds", self.settle_seconds, 0, 3600)]
         {
             if !(least..=most).contains(&value) {
-                return Err(format!("cluster.{name} = {value}: it can be {least} to {most}"));
+                found.add(
+                    &format!("cluster.{name}"),
+                    format!("cluster.{name} = {value}: it can be {least} to {most}"),
+                );
             }
         }
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
         let is_path = self.prefix.starts_with('/') && self.prefix.trim_end_matches('/').len() > 1;
         if !is_path || !self.prefix.chars().all(is_plain) || self.prefix.len() > PREFIX_CHARS_MAX {
-            return Err(format!("cluster.prefix = '{}': write something like /hob", self.prefix));
+            let what = format!("cluster.prefix = '{}': write something like /hob", self.prefix);
+            found.add("cluster.prefix", what);
         }
-        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use hob_control::Endpoint;
 use serde::Deserialize;
 
 use super::CONTROL_SOCKET;
+use super::check::Findings;
 use crate::daemon::http::Role;
 use crate::daemon::tls::{CertificateMatch, TlsFiles};
 
@@ -64,25 +65,28 @@ impl Default for ControlConfig {
 
 impl ControlConfig {
     /// What can be said without looking at files.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self, found: &mut Findings<'_>) {
         let tcp = self.listen.iter().find(|endpoint| matches!(endpoint, Endpoint::Tcp { .. }));
         if let (Some(endpoint), None) = (tcp, &self.tls) {
-            return Err(format!("control.listen has {endpoint}, but TCP needs control.tls"));
+            found.add("control.listen", format!("control.listen has {endpoint}, but TCP needs control.tls"));
         }
         let has_tokens = self.token_file.is_some() || !self.tokens.is_empty();
         if let (Some(endpoint), false, true) = (tcp, has_tokens, self.clients.is_empty()) {
-            return Err(format!(
-                "control.listen has {endpoint}, but nobody could use it without a [[control.token]] or \
-                 [[control.client]]"
-            ));
+            found.add(
+                "control.listen",
+                format!(
+                    "control.listen has {endpoint}, but nobody could use it without a [[control.token]] or \
+                     [[control.client]]"
+                ),
+            );
         }
         let has_authority = self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         if !self.clients.is_empty() && !has_authority {
-            return Err(
-                "[[control.client]] needs control.tls with a client_ca that vouches for clients".to_owned()
+            found.add(
+                "control.client",
+                "[[control.client]] needs control.tls with a client_ca that vouches for clients",
             );
         }
-        Ok(())
     }
 }
 

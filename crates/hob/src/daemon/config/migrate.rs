@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use super::ControlConfig;
+use super::check::Findings;
 use crate::daemon::manager::CarriageTls;
 
 /// What this host shows as a client of other daemons. What is absent is as in `[control.tls]`.
@@ -32,10 +33,9 @@ impl MigrateConfig {
     }
 
     /// What can be said without looking at files.
-    pub(super) fn check(&self) -> Result<(), String> {
-        match (&self.cert, &self.key) {
-            (Some(_), None) | (None, Some(_)) => Err("migrate.cert and migrate.key go together".to_owned()),
-            _ => Ok(()),
+    pub(super) fn check(&self, found: &mut Findings<'_>) {
+        if self.cert.is_some() != self.key.is_some() {
+            found.add("migrate", "migrate.cert and migrate.key go together");
         }
     }
 }

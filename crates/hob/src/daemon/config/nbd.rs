@@ -74,32 +74,42 @@ impl NbdTlsFiles {
     }
 }
 
-/// What can be said without looking at files.
-pub(crate) fn check_nbd(nbd: &[NbdEntry], allow: &[AllowEntry]) -> Result<(), String> {
-    let (mut certificates, mut keys) = (false, false);
-    for files in nbd.iter().filter_map(|entry| entry.tls.as_ref()) {
-        match files.secrets()? {
-            NbdSecrets::Certificates(files) => certificates |= files.client_ca.is_some(),
-            NbdSecrets::Keys(_) => keys = true,
+/// Reports what can be found without looking at files: the key, and what is wrong.
+pub(crate) fn check_nbd(nbd: &[NbdEntry], allow: &[AllowEntry], report: &mut dyn FnMut(&str, String)) {
+    let (mut certificates, mut keys, mut broken) = (false, false, false);
+    for (number, entry) in nbd.iter().enumerate() {
+        match entry.tls.as_ref().map(NbdTlsFiles::secrets) {
+            None => {}
+            Some(Ok(NbdSecrets::Certificates(files))) => certificates |= files.client_ca.is_some(),
+            Some(Ok(NbdSecrets::Keys(_))) => keys = true,
+            Some(Err(what)) => {
+                broken = true;
+                report(&format!("nbd.{number}.tls"), what);
+            }
         }
     }
-    for client in allow.iter().flat_map(|entry| &entry.clients) {
-        match client {
-            ClientMatch::Certificate(named) if !certificates => {
-                return Err(format!(
-                    "{named} is to be allowed, but no address for NBD asks for certificates; give it TLS and the \
-                     clients' authority (client_ca)"
-                ));
+    if broken {
+        return;
+    }
+    for (number, entry) in allow.iter().enumerate() {
+        let at = format!("allow.{number}.clients");
+        for client in &entry.clients {
+            match client {
+                ClientMatch::Certificate(named) if !certificates => report(
+                    &at,
+                    format!(
+                        "{named} is to be allowed, but no address for NBD asks for certificates; give it TLS and the \
+                         clients' authority (client_ca)"
+                    ),
+                ),
+                ClientMatch::Key(name) if !keys => report(
+                    &at,
+                    format!("psk:{name} is to be allowed, but no address for NBD has TLS with a psk"),
+                ),
+                _ => {}
             }
-            ClientMatch::Key(name) if !keys => {
-                return Err(format!(
-                    "psk:{name} is to be allowed, but no address for NBD has TLS with a psk"
-                ));
-            }
-            _ => {}
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ use std::time::Duration;
 use hob_control::Size;
 use serde::Deserialize;
 
+use super::check::Findings;
+
 /// Without `lend`, nothing is lent.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -28,22 +30,24 @@ impl Default for PeersConfig {
 
 impl PeersConfig {
     /// What can be said without looking at files.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self, found: &mut Findings<'_>) {
         match &self.lend {
             Some(path) if !path.is_absolute() => {
-                return Err(format!("peers.lend = {}: it has to be an absolute path", path.display()));
+                let what = format!("peers.lend = {}: it has to be an absolute path", path.display());
+                found.add("peers.lend", what);
             }
             Some(_) if self.lend_max == Size(0) => {
-                return Err(
-                    "peers.lend says where, and peers.lend_max has to say how much is lent in all".to_owned()
+                found.add(
+                    "peers.lend",
+                    "peers.lend says where, and peers.lend_max has to say how much is lent in all",
                 );
             }
             _ => {}
         }
         if !(1..=600).contains(&self.wait_seconds) {
-            return Err(format!("peers.wait_seconds = {}: it can be 1 to 600", self.wait_seconds));
+            let what = format!("peers.wait_seconds = {}: it can be 1 to 600", self.wait_seconds);
+            found.add("peers.wait_seconds", what);
         }
-        Ok(())
     }
 
     /// A peer that has not answered for so long is given up.

@@ -27,6 +27,7 @@ use super::browser::{self, Names};
 use super::request_id;
 use crate::daemon::config::ControlConfig;
 use crate::daemon::doors::{self, Doors};
+use crate::daemon::socket_access::number_in;
 use crate::daemon::tls::{PeerCertificate, Tls, WithoutCertificate};
 
 /// Connections at once, per socket; further ones wait.
@@ -285,17 +286,8 @@ pub(super) async fn connection(
 
 /// The number of a group: itself, or that of its name in /etc/group.
 fn group_number(group: &str) -> anyhow::Result<u32> {
-    if let Ok(number) = group.parse() {
-        return Ok(number);
-    }
-    let table = std::fs::read_to_string("/etc/group").unwrap_or_default();
-    in_group_table(&table, group)
+    number_in("/etc/group", group)
         .ok_or_else(|| anyhow::anyhow!("control.socket_group: there is no group '{group}' in /etc/group"))
-}
-
-fn in_group_table(table: &str, group: &str) -> Option<u32> {
-    let mut rows = table.lines().map(|line| line.split(':'));
-    rows.find_map(|mut row| (row.next() == Some(group)).then(|| row.nth(1)?.parse().ok())?)
 }
 
 fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
@@ -352,6 +344,7 @@ fn make_private(path: &Path, group: Option<u32>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::socket_access::in_table;
     use crate::daemon::tls::tests::{Authority, write_secret};
 
     fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -426,9 +419,9 @@ mod tests {
             assert_eq!((metadata.permissions().mode() & 0o777, metadata.gid()), (0o660, own));
         });
         let table = "root:x:0:\nhobs:x:12:\nhob:x:998:a,b\nodd:x\nodder";
-        assert_eq!(in_group_table(table, "hob"), Some(998));
-        assert_eq!(in_group_table(table, "odd"), None);
-        assert_eq!(in_group_table(table, "odder"), None);
+        assert_eq!(in_table(table, "hob"), Some(998));
+        assert_eq!(in_table(table, "odd"), None);
+        assert_eq!(in_table(table, "odder"), None);
         let none = ControlConfig { socket_group: Some("no such group".into()), ..ControlConfig::default() };
         assert!(Guard::of_config(&none).unwrap_err().to_string().contains("no such group"));
     }

@@ -24,6 +24,7 @@ use super::refusal::{Kind, Refusal};
 use super::{DiskEntry, Manager};
 use crate::daemon::listen::bind_socket;
 use crate::daemon::relay;
+use crate::daemon::socket_access::SocketAccess;
 use crate::daemon::state::PeerState;
 
 /// A lender answers a question within that, or is not there.
@@ -139,7 +140,9 @@ impl Manager {
         let directory = to.path.parent().unwrap_or(Path::new("/"));
         std::fs::create_dir_all(directory).map_err(failed)?;
         std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700)).map_err(failed)?;
-        let listener = bind_socket(&to.path).and_then(UnixListener::from_std).map_err(failed)?;
+        let listener = bind_socket(&to.path, SocketAccess::default())
+            .and_then(UnixListener::from_std)
+            .map_err(failed)?;
         let loan = Arc::new(Mutex::new(None));
         let known = loan.clone();
         let task = tokio::spawn(async move {

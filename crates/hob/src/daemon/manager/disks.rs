@@ -1,6 +1,5 @@
 //! Disks: opened, given to a shard, offered to clients, and taken back.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use hob_control::{DiskAdd, DiskChanged, OnDirty, Size, check_name};
@@ -26,7 +25,7 @@ use crate::daemon::hardware::Backing;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::{DiskState, ShareSpec};
 use crate::daemon::tape::Counter;
-use crate::daemon::vhost_user::{Behind, Failing, Gateway, check_path};
+use crate::daemon::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 
 /// When is a disk offered to clients?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -361,7 +360,7 @@ impl Manager {
         }
         let gateway = match &wanted.vhost_user {
             None => None,
-            Some(path) => match open_gateway(name, path, id, &shard, &info, access, when) {
+            Some(path) => match open_gateway(name, &self.socket_at(path), id, &shard, &info, access, when) {
                 Ok(gateway) => Some(gateway),
                 Err(error) => {
                     self.take_from_shard(name, &shard, id).await?;
@@ -484,7 +483,7 @@ impl Inner {
 
 pub(super) fn open_gateway(
     name: &str,
-    path: &str,
+    place: &SocketPlace,
     disk: DiskId,
     shard: &ShardHandle,
     info: &BackingInfo,
@@ -504,7 +503,7 @@ pub(super) fn open_gateway(
         Open::AtOnce => Failing::TryAgain,
     };
     let behind = Behind { disk, shard: shard.clone(), info, promote: Promote::Usual };
-    Gateway::open(Path::new(path), behind, failing)
+    Gateway::open(place, behind, failing)
 }
 
 /// May it be changed?

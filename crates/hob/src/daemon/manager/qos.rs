@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hob_control::{DatastorePatch, DiskQos, Qos, QosPatch, Size, StoragePolicy, check_name};
+use hob_control::{DiskQos, Qos, QosPatch, Size, StoragePolicy, check_name};
 use hob_engine::qos::{self, Due, SHARES_MAX};
 
+use super::definitions::datastore_patch;
 use super::refusal::Refusal;
 use super::{DiskEntry, Inner, Manager};
-use crate::daemon::config::{Config, DatastoreEntry, PolicyEntry};
+use crate::daemon::config::{Config, PolicyEntry};
 use crate::daemon::state::{DatastoreState, DiskQosSpec, PolicyState, check_qos};
 
 /// Storage policies there can be.
@@ -90,10 +91,9 @@ impl Manager {
             if inner.datastores.iter().any(|known| known.spec.name == store.name) {
                 continue;
             }
-            let DatastoreEntry { name, throttle, latency_ms, capacity } = store.clone();
-            let patch = DatastorePatch { control: throttle, latency_ms, capacity };
-            let spec = DatastoreState::new(&name)
-                .patched(&patch)
+            let name = &store.name;
+            let spec = DatastoreState::new(name)
+                .patched(&datastore_patch(store))
                 .map_err(|refusal| Refusal::invalid(format!("datastore {name} of hob.toml: {refusal}")))?;
             inner.datastores.push(super::datastores::DatastoreEntry::new(spec));
         }
@@ -301,7 +301,7 @@ pub(super) fn engine_qos(qos: Qos) -> qos::DiskQos {
     }
 }
 
-fn patched(before: Qos, patch: &QosPatch) -> Result<Qos, Refusal> {
+pub(super) fn patched(before: Qos, patch: &QosPatch) -> Result<Qos, Refusal> {
     // 0 takes a limit away.
     let rate = |value: Option<u32>, before: Option<u32>| value.or(before).filter(|rate| *rate > 0);
     let shares = match patch.shares.as_deref() {

@@ -10,7 +10,7 @@ use super::refusal::Refusal;
 use crate::daemon::state::{CacheSpec, DestageSpec, JournalSpec};
 
 /// Devices of a pool that two copies need.
-const DEVICES_FOR_COPIES: usize = 2;
+pub(super) const DEVICES_FOR_COPIES: usize = 2;
 
 /// What a cache is made of: the pool it lies in, how large it is there, and what can be used.
 #[derive(Clone, Copy, Debug)]
@@ -250,7 +250,7 @@ fn check_peer(spec: &CacheSpec, ground: Ground) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn policy_name(name: &str) -> Result<String, Refusal> {
+pub(super) fn policy_name(name: &str) -> Result<String, Refusal> {
     match PolicyKind::from_name(name).map(PolicyKind::info) {
         Some(info) if info.serves => Ok(info.name.to_owned()),
         known => {

@@ -1,7 +1,6 @@
 //! The ways to a disk: its own export, and further ones with fewer rights or without effect on its cache. NBD clients find each by its
 //! name; each can be a file and a socket for machines besides.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use hob_control::{DiskChanged, Export as ExportSpec, check_name};
@@ -14,7 +13,7 @@ use super::refusal::Refusal;
 use super::{Inner, Manager, flash};
 use crate::daemon::exports::Export;
 use crate::daemon::shard_api::ShardHandle;
-use crate::daemon::vhost_user::{Behind, Failing, Gateway, check_path};
+use crate::daemon::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 
 /// Further exports of one disk.
 const EXPORTS_MAX: usize = 16;
@@ -78,8 +77,8 @@ impl Manager {
         let Some(own) = self.exports.get(disk) else { return Ok(()) };
         let further = further(&own, export);
         if let Some(path) = &export.vhost_user {
-            let (path, name, of) = (path.clone(), export.name.clone(), further.clone());
-            let opened = flash::blocking(move || open_gateway(&path, &name, &of, Failing::Refuse)).await?;
+            let (place, name, of) = (self.socket_at(path), export.name.clone(), further.clone());
+            let opened = flash::blocking(move || open_gateway(&place, &name, &of, Failing::Refuse)).await?;
             let gateway = opened.map_err(|error| {
                 let path = export.vhost_user.as_deref().unwrap_or_default();
                 Refusal::failed(format!("machines cannot come in at {path}: {error}"))
@@ -107,7 +106,7 @@ impl Manager {
         for spec in &further_ones {
             let export = further(&own, spec);
             if let Some(path) = &spec.vhost_user {
-                match open_gateway(path, &spec.name, &export, Failing::TryAgain) {
+                match open_gateway(&self.socket_at(path), &spec.name, &export, Failing::TryAgain) {
                     Ok(gateway) => self.exports.let_machines_in(name, &spec.name, gateway),
                     Err(error) => {
                         tracing::error!("{}: machines cannot come in at {path}: {error}", spec.name);
@@ -131,7 +130,12 @@ fn further(own: &Export, spec: &ExportSpec) -> Export {
 }
 
 /// Lets machines in at `path`, by the export `name`.
-fn open_gateway(path: &str, name: &str, export: &Export, failing: Failing) -> std::io::Result<Gateway> {
+fn open_gateway(
+    place: &SocketPlace,
+    name: &str,
+    export: &Export,
+    failing: Failing,
+) -> std::io::Result<Gateway> {
     let info = Info {
         size_bytes: export.info.size_bytes,
         read_only: export.info.read_only,
@@ -140,7 +144,7 @@ fn open_gateway(path: &str, name: &str, export: &Export, failing: Failing) -> st
         name: name.to_owned(),
     };
     let Export { disk, shard, promote, .. } = export.clone();
-    Gateway::open(Path::new(path), Behind { disk, shard, info, promote }, failing)
+    Gateway::open(place, Behind { disk, shard, info, promote }, failing)
 }
 
 impl super::DiskEntry {

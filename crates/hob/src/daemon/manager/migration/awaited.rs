@@ -112,7 +112,7 @@ impl Manager {
         }
         self.fit_opened(name).await;
         if let Some(path) = &wanted.vhost_user {
-            let gateway = open_gateway(name, path, id, &shard, &info, access, Open::AtOnce)
+            let gateway = open_gateway(name, &self.socket_at(path), id, &shard, &info, access, Open::AtOnce)
                 .map_err(|error| Refusal::failed(format!("machines cannot come in at {path}: {error}")))?;
             self.exports.let_machines_in(name, name, gateway);
         }

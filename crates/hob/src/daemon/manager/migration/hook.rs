@@ -17,6 +17,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::flow::{self, Bandwidth};
 use crate::daemon::listen::bind_socket;
+use crate::daemon::socket_access::SocketAccess;
 
 /// Connections that are kept ready; the oldest gives way.
 const READY_MAX: usize = 2;
@@ -74,7 +75,7 @@ impl Hook {
     pub(super) fn open(path: &Path, ready: Arc<Ready>) -> io::Result<Hook> {
         // One that an earlier process left.
         let _ = std::fs::remove_file(path);
-        let listener = UnixListener::from_std(bind_socket(path)?)?;
+        let listener = UnixListener::from_std(bind_socket(path, SocketAccess::default())?)?;
         Ok(Hook { path: path.to_owned(), tasks: vec![tokio::spawn(accept(listener, ready))] })
     }
 

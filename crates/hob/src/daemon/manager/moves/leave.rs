@@ -413,7 +413,7 @@ impl Manager {
         };
         if let Some(path) = &vhost_user {
             use super::super::disks::{Open, open_gateway};
-            match open_gateway(name, path, id, &shard, &info, access, Open::AtOnce) {
+            match open_gateway(name, &self.socket_at(path), id, &shard, &info, access, Open::AtOnce) {
                 Ok(gateway) => self.exports.let_machines_in(name, name, gateway),
                 Err(error) => tracing::error!("{name}: machines cannot come in at {path}: {error}"),
             }

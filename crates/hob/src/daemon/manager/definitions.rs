@@ -1,0 +1,108 @@
+//! What hob.toml may define, checked by the same rules as commands.
+
+use std::str::FromStr;
+
+use hob_control::{CacheEnable, CacheSettings, DatastorePatch, Qos, QosPatch};
+use hob_engine::admission::Admission;
+use hob_engine::command::{Copies, DestageOrder, Layout, Mode};
+use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
+use hob_storage::pool::SEGMENT_BYTES_MIN;
+
+use super::qos::patched;
+use super::settings::{DEVICES_FOR_COPIES, Ground, new_spec, policy_name};
+use crate::daemon::config::DatastoreEntry;
+use crate::daemon::state::DatastoreState;
+
+/// Devices of a pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolShape {
+    /// On this host.
+    pub(crate) devices: usize,
+    /// On other hosts.
+    pub(crate) peers: usize,
+}
+
+/// A pool in which every cache is possible.
+const IDEAL: PoolShape = PoolShape { devices: DEVICES_FOR_COPIES, peers: 1 };
+
+impl PoolShape {
+    fn ground(self) -> Ground {
+        Ground { segment_bytes: SEGMENT_BYTES_MIN, devices: self.devices, peers: self.peers }
+    }
+}
+
+/// What is wrong with a cache whatever its pool is: the setting, and why.
+pub(crate) fn cache_faults(enable: &CacheEnable) -> Vec<(&'static str, String)> {
+    let CacheSettings {
+        preset,
+        block_size,
+        policy,
+        mode,
+        layout,
+        admission,
+        destage_order,
+        dirty_start,
+        dirty_stop,
+        dirty_full,
+        copies,
+        ..
+    } = &enable.settings;
+    let mut faults = Vec::new();
+    let mut note = |key, fault: Option<String>| faults.extend(fault.map(|what| (key, what)));
+    note("preset", preset.as_deref().and_then(|name| fault_of(hob_engine::preset::preset(name))));
+    note("mode", word::<Mode>(mode));
+    note("layout", word::<Layout>(layout));
+    note("admission", word::<Admission>(admission));
+    note("destage_order", word::<DestageOrder>(destage_order));
+    note("copies", word::<Copies>(copies));
+    note("policy", policy.as_deref().and_then(|name| fault_of(policy_name(name))));
+    let bad_block = block_size.filter(|size| {
+        let bytes = size.bytes();
+        !bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes)
+    });
+    let why = |size| format!("block_size = {size}: it can be a power of two from 4K to 1M");
+    note("block_size", bad_block.map(why));
+    for (key, percent) in
+        [("dirty_start", dirty_start), ("dirty_stop", dirty_stop), ("dirty_full", dirty_full)]
+    {
+        let beyond = percent.filter(|percent| *percent > 100);
+        note(key, beyond.map(|percent| format!("{key} = {percent}: it is a percentage, 0 to 100")));
+    }
+    if faults.is_empty() {
+        faults.extend(fault_in_pool(enable, IDEAL).map(|what| ("", what)));
+    }
+    faults
+}
+
+/// Why a cache whose settings are right by themselves cannot be made in such a pool.
+pub(crate) fn fault_in_pool(enable: &CacheEnable, shape: PoolShape) -> Option<String> {
+    fault_of(new_spec(enable.pool.clone(), enable.size, &enable.settings, shape.ground()))
+}
+
+/// Can a disk be due that?
+pub(crate) fn qos_fault(patch: &QosPatch) -> Result<(), String> {
+    if patch.policy.is_some() && (QosPatch { policy: None, ..patch.clone() }) != QosPatch::default() {
+        return Err("a disk with a storage policy has no rules of its own".to_owned());
+    }
+    patched(Qos::default(), patch).map(drop).map_err(|refusal| refusal.to_string())
+}
+
+/// Can a datastore be so?
+pub(crate) fn datastore_fault(store: &DatastoreEntry) -> Result<(), String> {
+    let patch = datastore_patch(store);
+    DatastoreState::new(&store.name).patched(&patch).map(drop).map_err(|refusal| refusal.to_string())
+}
+
+/// What hob.toml says of a datastore, as a command would.
+pub(super) fn datastore_patch(store: &DatastoreEntry) -> DatastorePatch {
+    let DatastoreEntry { name: _, throttle, latency_ms, capacity } = store.clone();
+    DatastorePatch { control: throttle, latency_ms, capacity }
+}
+
+fn word<T: FromStr<Err: std::fmt::Display>>(text: &Option<String>) -> Option<String> {
+    text.as_deref().and_then(|text| fault_of(text.parse::<T>()))
+}
+
+fn fault_of<T, E: std::fmt::Display>(result: Result<T, E>) -> Option<String> {
+    result.err().map(|error| error.to_string())
+}
