@@ -250,6 +250,7 @@ impl Shard {
         }
         backing.attach(&mut self.ring, now, owner);
         self.backings[index] = Some(backing);
+        self.gate_backing(id);
         let command = self.commands.next(Waiting::Plain(answer));
         self.engine.handle_command(now, command, id, Command::AddDisk(config));
     }
