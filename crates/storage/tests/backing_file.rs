@@ -4,13 +4,16 @@ mod common;
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Rig, both_kinds, options, pattern};
 use hob_engine::command::Access;
-use hob_engine::io::{Durability, IoError, IoOp};
+use hob_engine::io::{Durability, IoError, IoOp, Zeroing};
+use hob_engine::units::IoId;
 use hob_storage::backing::{Backing, ModelledOp, OpenError, ServiceTime, StatusExtent};
-use hob_storage::ring::RingKind;
+use hob_storage::ring::{Gate, RingKind};
 
 fn image(dir: &Path, bytes: u64) -> PathBuf {
     let path = dir.join("disk.img");
@@ -64,6 +67,110 @@ fn unaligned_neighbours_do_not_disturb_each_other() {
     }
     rig.close();
     assert!(std::fs::read(path).unwrap() == model);
+}
+
+/// A gate that lets so many changes begin.
+#[derive(Debug, Default)]
+struct Counted {
+    left: AtomicUsize,
+    asked: AtomicUsize,
+}
+
+impl Gate for Counted {
+    fn is_open(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let pass = |left: usize| left.checked_sub(1);
+        self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, pass).is_ok()
+    }
+}
+
+/// A disk of 16 blocks of ones behind a closed gate, with a change in flight to each block.
+fn behind_a_gate(
+    kind: RingKind,
+    op: IoOp,
+    (offset, len): (u64, u64),
+) -> (Rig, Arc<Counted>, PathBuf, Vec<IoId>) {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap().keep();
+    let path = dir.join("disk.img");
+    std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+    let mut rig = Rig::open(kind, path.to_str().unwrap(), Access::ReadWrite);
+    let gate = Arc::new(Counted::default());
+    rig.backing.set_gate(&mut rig.ring, gate.clone());
+    let data = vec![2; len as usize];
+    let data = matches!(op, IoOp::Write(_)).then_some(&data[..]);
+    let ids = (0..16u64).map(|block| rig.start(op, (block << 16) + offset, len, data)).collect();
+    (rig, gate, path, ids)
+}
+
+/// The blocks of the file that are not all ones.
+fn changed_blocks(path: &Path) -> usize {
+    std::fs::read(path).unwrap().chunks(1 << 16).filter(|block| block.iter().any(|byte| *byte != 1)).count()
+}
+
+const CHANGES: [(IoOp, (u64, u64)); 5] = [
+    (IoOp::Write(Durability::Volatile), (0, 8192)),
+    (IoOp::Write(Durability::Durable), (4096, 4096)),
+    (IoOp::Write(Durability::Volatile), (4000, 500)),
+    (IoOp::WriteZeroes(Zeroing::MayUnmap), (0, 4096)),
+    (IoOp::Discard, (0, 4096)),
+];
+
+#[test]
+fn changes_wait_until_the_gate_opens() {
+    both_kinds(|kind| {
+        for (op, range) in CHANGES {
+            let (mut rig, gate, path, ids) = behind_a_gate(kind, op, range);
+            while gate.asked.load(Ordering::SeqCst) < 100 {
+                rig.turn();
+            }
+            assert!(rig.done.is_empty());
+            assert_eq!(changed_blocks(&path), 0, "{op:?} {range:?}");
+            gate.left.store(usize::MAX, Ordering::SeqCst);
+            ids.into_iter().for_each(|id| rig.wait(id).unwrap());
+            assert_eq!(changed_blocks(&path), 16, "{op:?} {range:?}");
+            rig.close();
+            std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+        }
+    });
+}
+
+#[test]
+fn each_change_asks_the_gate_just_before_it_begins() {
+    both_kinds(|kind| {
+        for (op, range) in CHANGES {
+            let (mut rig, gate, path, ids) = behind_a_gate(kind, op, range);
+            gate.left.store(5, Ordering::SeqCst);
+            while gate.asked.load(Ordering::SeqCst) < 100 {
+                rig.turn();
+            }
+            let changed = changed_blocks(&path);
+            // With io_uring, an attempt that would wait asks too, and a thread asks again.
+            let least = usize::from(kind == RingKind::Threads);
+            assert!((least..=5).contains(&changed), "{op:?} {range:?}: {changed}");
+            let now = rig.now();
+            rig.backing.lose(&mut rig.ring, now);
+            let ended: Vec<_> = ids.into_iter().map(|id| rig.wait(id)).collect();
+            assert!(ended.iter().filter(|result| result.is_ok()).count() <= changed);
+            assert!(ended.contains(&Err(IoError::ShuttingDown)));
+            assert_eq!(changed_blocks(&path), changed, "a change was made on a lost disk");
+            rig.close();
+            std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_change_that_the_gate_stops_for_too_long_fails() {
+    let (op, range) = CHANGES[0];
+    let (mut rig, _, path, ids) = behind_a_gate(RingKind::IoUring, op, range);
+    let start = Instant::now();
+    for id in ids {
+        assert_eq!(rig.wait(id), Err(IoError::Failed));
+    }
+    assert!(start.elapsed() > options().wait_max / 2);
+    assert_eq!(changed_blocks(&path), 0);
+    rig.close();
+    std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
 }
 
 #[test]

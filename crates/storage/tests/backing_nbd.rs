@@ -235,6 +235,95 @@ fn patience_ends() {
 }
 
 #[test]
+fn a_server_that_shuts_down_is_disconnected_from_and_waited_for() {
+    both_kinds(|kind| {
+        let server = Server::start(ExportInfo::new(4 * MIB));
+        let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+        let data = pattern(4 << 20, 1);
+        rig.write(DURABLE, 0, &data).unwrap();
+        for round in 1..=5 {
+            server.set(|script| script.shuts_down = true);
+            let reads: Vec<_> = (0..64u64).map(|n| rig.start(IoOp::Read, n * 65536, 65536, None)).collect();
+            let write = rig.start(DURABLE, 0, 4096, Some(&data[..4096]));
+            for (n, id) in reads.into_iter().enumerate() {
+                rig.wait(id).unwrap();
+                assert!(rig.take(id, 0, 65536) == data[n * 65536..][..65536]);
+            }
+            rig.wait(write).unwrap();
+            rig.take(write, 0, 0);
+            assert_eq!(server.script.lock().unwrap().disconnects, round);
+        }
+        assert_eq!(server.script.lock().unwrap().connections, 6);
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        rig.close();
+    });
+}
+
+#[test]
+fn nbdkit_can_exit_while_requests_wait_and_they_are_answered_by_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, socket) = (dir.path().join("image"), dir.path().join("socket"));
+    std::fs::write(&image, vec![0; 8 << 20]).unwrap();
+    let start = || {
+        let _ = std::fs::remove_file(&socket);
+        let (image, socket) = (image.to_str().unwrap(), socket.to_str().unwrap());
+        let delay = ["--filter=delay", "file", image, "delay-write=20ms"];
+        let server = spawn("nbdkit", &[&["-f", "-U", socket][..], &delay].concat());
+        await_socket(Path::new(socket));
+        server
+    };
+    let mut server = start();
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let mut rig = Rig::open(RingKind::IoUring, &uri, Access::ReadWrite);
+    for round in 0..3u32 {
+        let data = pattern(64 << 10, round);
+        let ids: Vec<_> = (0..16u64).map(|n| rig.start(DURABLE, n << 16, 64 << 10, Some(&data))).collect();
+        (0..5).for_each(|_| rig.turn());
+        let pid = rustix::process::Pid::from_child(&server.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        // It exits only if its client disconnects.
+        let late: Vec<_> = (16..32u64).map(|n| rig.start(DURABLE, n << 16, 64 << 10, Some(&data))).collect();
+        while server.0.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "nbdkit does not exit");
+            rig.turn();
+        }
+        server = start();
+        for id in ids.into_iter().chain(late) {
+            rig.wait(id).unwrap();
+            rig.take(id, 0, 0);
+        }
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        assert!(rig.read(31 << 16, 64 << 10).unwrap() == data);
+    }
+    rig.close();
+}
+
+#[test]
+fn the_wait_for_a_backing_is_counted_once_per_outage() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let wait_max = Duration::from_secs(3);
+    let options = BackingOptions { wait_max, ..options() };
+    let backing = Backing::open(&server.uri, Access::ReadWrite, &options).unwrap();
+    let mut rig = Rig::of(RingKind::IoUring, backing);
+    server.set(|script| (script.refuse, script.answers_left) = (true, Some(0)));
+    let start = Instant::now();
+    assert_eq!(rig.write(WRITE, 0, &[1; 4096]), Err(IoError::Failed));
+    assert!(start.elapsed() >= wait_max);
+    assert_eq!(rig.run(IoOp::Flush, 0, 0), Err(IoError::Failed));
+    let waited = start.elapsed();
+    assert!(waited < wait_max + Duration::from_secs(2), "{waited:?}");
+    // The next outage has a limit of its own.
+    server.set(|script| (script.refuse, script.answers_left) = (false, None));
+    while rig.read(0, 4096).is_err() {}
+    server.set(|script| (script.refuse, script.answers_left) = (true, Some(0)));
+    let start = Instant::now();
+    assert_eq!(rig.read(0, 4096), Err(IoError::Failed));
+    assert!(start.elapsed() >= wait_max);
+    rig.close();
+}
+
+#[test]
 fn changes_that_are_called_back_wait_until_it_goes_on() {
     both_kinds(|kind| {
         let server = Server::start(ExportInfo::new(MIB));

@@ -41,6 +41,7 @@ use store::{About, Names, StoreError};
 pub(crate) use taking::{Elsewhere, TakeError, Taken, ToAdopt, Took};
 
 use super::config::ClusterConfig;
+use super::shard_api::ShardHandle;
 
 /// Who wants a disk waits so long for this host to become a member.
 const JOINING_MAX: Duration = Duration::from_secs(3);
@@ -104,8 +105,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Cluster {
-    /// Becomes a member, in time. `directory` is where this host's identity is kept.
-    pub(crate) fn join(config: &ClusterConfig, directory: &Path) -> anyhow::Result<Arc<Cluster>> {
+    /// Becomes a member, in time. `directory` is where this host's identity is kept. The lease is renewed while `shards` respond.
+    pub(crate) fn join(
+        config: &ClusterConfig,
+        directory: &Path,
+        shards: &[ShardHandle],
+    ) -> anyhow::Result<Arc<Cluster>> {
         let name = config.host.clone().unwrap_or_else(host_name);
         check_name(&name).with_context(|| {
             format!("'{name}' cannot be this host's name in the cluster; name another with host in [cluster]")
@@ -122,7 +127,7 @@ impl Cluster {
         let about = About { address: config.address.clone(), ..About::default() };
         let (lease, settle) = (config.lease_seconds, config.settle_seconds);
         let (keeping, membership) =
-            Keeping::start(me.clone(), lease, settle, etcd.clone(), names.clone(), about)?;
+            Keeping::start(me.clone(), (lease, settle), etcd.clone(), names.clone(), about, shards.to_vec())?;
         Ok(Arc::new(Cluster {
             me,
             config: config.clone(),

@@ -118,6 +118,8 @@ pub(crate) struct Limits {
     pub(crate) flash_stall_ms_max: u64,
     /// Failed I/Os after which a flash device is fenced.
     pub(crate) flash_errors_max: u32,
+    /// Seconds after which a shard that does not respond ends the daemon, which systemd restarts; 0 means never.
+    pub(crate) shard_silence_s_max: u64,
     /// One unit of I/O, in which shares, limits and reservations count.
     pub(crate) qos_unit: Size,
 }
@@ -130,6 +132,9 @@ impl Default for Limits {
             backing_wait_ms_max: 30_000,
             flash_stall_ms_max: 1_000,
             flash_errors_max: 16,
+            // Less than the 30 s after which guests' SCSI and NVMe drivers reset a disk, and than WatchdogSec in
+            // packaging/hob.service; hundreds of times what any turn of a shard takes.
+            shard_silence_s_max: 20,
             qos_unit: Size(u64::from(QOS_UNIT_BYTES_DEFAULT)),
         }
     }

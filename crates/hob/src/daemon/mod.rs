@@ -29,6 +29,7 @@ pub(crate) mod tape;
 pub(crate) mod tls;
 pub(crate) mod upgrade;
 pub(crate) mod vhost_user;
+mod watchdog;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -203,6 +204,7 @@ fn entrances(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec<Entran
 /// Runs until a signal says to end. A second signal ends the process at once.
 pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
     power_cut::obey()?;
+    watchdog::abort_on_panic();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -224,6 +226,7 @@ async fn live(plan: Plan) -> anyhow::Result<Option<Leaving>> {
     let (event_sender, events) = mpsc::unbounded_channel();
     let shards = start_shards(&plan, &event_sender)?;
     drop(event_sender);
+    watchdog::start(&shards, Duration::from_secs(plan.limits.shard_silence_s_max))?;
     let drain = plan.drain_on_shutdown;
     let has_tls = plan.listen.iter().any(|entrance| entrance.tls.is_some());
     let relays =
@@ -277,7 +280,7 @@ async fn serve(
             manager.set_peer_name(config.peers.name.clone());
             tasks.spawn(manager.clone().tend(events));
             if let Some(joined) = &config.cluster {
-                manager.set_cluster(Cluster::join(joined, &config.state_dir)?);
+                manager.set_cluster(Cluster::join(joined, &config.state_dir, shards)?);
                 tasks.spawn(manager.clone().tend_cluster());
             }
             manager.start(state, &config).await?;

@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 
 use super::manager::Manager;
+use super::shard_api::ShardHandle;
 
 /// How often the line is looked at when nobody wants to know whether hob is alive.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -81,14 +82,16 @@ impl Notifier {
         self.say(&format!("READY=1\nSTATUS=not upgraded: {why}"));
     }
 
-    /// Gives signs of life for as long as the start of a program takes that went on in this process: systemd waits for
-    /// them from the one before.
-    pub(crate) fn going_on(self: &Arc<Self>) {
+    /// Gives signs of life while `shards` respond, for as long as the start of a program takes that went on in this process: systemd
+    /// waits for them from the one before.
+    pub(crate) fn going_on(self: &Arc<Self>, shards: Vec<ShardHandle>) {
         if let Some(pause) = self.watchdog.map(|limit| limit / WATCHDOG_SHARE) {
             let notifier = Arc::clone(self);
             tokio::spawn(async move {
                 while !notifier.ready.load(Ordering::Relaxed) {
-                    notifier.say("WATCHDOG=1");
+                    if respond(&shards, pause).await {
+                        notifier.say("WATCHDOG=1");
+                    }
                     tokio::time::sleep(pause).await;
                 }
             });
@@ -120,6 +123,15 @@ impl Notifier {
             tracing::debug!("cannot notify systemd: {error}");
         }
     }
+}
+
+async fn respond(shards: &[ShardHandle], wait_max: Duration) -> bool {
+    for shard in shards {
+        if !shard.responds(wait_max).await {
+            return false;
+        }
+    }
+    true
 }
 
 /// A socket to talk to `name`: a path, or behind `@` a name in the abstract namespace.
@@ -189,9 +201,17 @@ mod tests {
             assert!(micros.is_some_and(|(micros, _)| micros.parse::<u64>().is_ok_and(|m| m > 0)), "{said}");
             notifier.not_reloading("it has\ntwo lines");
             assert_eq!(heard(&systemd), ["READY=1\nSTATUS=not upgraded: it has two lines"]);
-            notifier.going_on();
+            let (handle, other) = FakeShard::start();
+            notifier.going_on(vec![handle]);
             tokio::time::sleep(3 * WATCHDOG).await;
             assert!(heard(&systemd).iter().filter(|what| *what == "WATCHDOG=1").count() >= 6);
+            other.set_hangs(true);
+            tokio::time::sleep(WATCHDOG).await;
+            heard(&systemd);
+            tokio::time::sleep(3 * WATCHDOG).await;
+            assert!(heard(&systemd).is_empty(), "a shard hangs while the program starts");
+            other.set_hangs(false);
+            tokio::time::sleep(WATCHDOG).await;
             notifier.ready(&manager);
             assert!(heard(&systemd).contains(&"READY=1\nSTATUS=no disks".to_owned()));
         });

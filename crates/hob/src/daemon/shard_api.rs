@@ -45,6 +45,11 @@ pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 /// [`ShardCall::EndRecording`] never.
 #[derive(Debug)]
 pub(crate) enum ShardCall {
+    /// Answer, to show that the shard's loop runs.
+    Ping {
+        /// At once.
+        answer: Answer<()>,
+    },
     /// Open a flash device for the caches of this shard.
     AddDevice {
         /// Its name from now on.

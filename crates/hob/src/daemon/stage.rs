@@ -87,7 +87,7 @@ impl Stage {
     pub(super) fn new(shards: Vec<ShardHandle>, legacy: &mut Legacy) -> Stage {
         let notifier = Notifier::from_env();
         if legacy.goes_on {
-            notifier.going_on();
+            notifier.going_on(shards.clone());
         }
         Stage {
             shards,

@@ -14,6 +14,11 @@
 //! A durable write carries RWF_DSYNC; a flush is fdatasync, which concerns the file, not the
 //! descriptor.
 //!
+//! # A lease
+//! A disk that several hosts may write has a [`Gate`], which is open while this host's lease holds. It is asked just before each change. A change that
+//! it stops is tried again every [`RETRY_NS`], and fails after `wait_max`, or when the disk is another host's. Buffered parts of
+//! unaligned writes are then written through at once: the kernel would write a dirty page back when it likes.
+//!
 //! # Locks
 //! flock: exclusive for a disk that is written, shared for a read-only one. It is there against a second hob.
 
@@ -24,6 +29,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hob_engine::command::Access;
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
@@ -36,7 +42,7 @@ use super::{
     BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Reader, Status, StatusExtent, io_result,
 };
 use crate::pool::is_memory_filesystem;
-use crate::ring::{Completion, Fd, FdClass, Ring, ZEROES_BYTES, read_now};
+use crate::ring::{Completion, Fd, FdClass, Gate, Ring, ZEROES_BYTES, read_now};
 use crate::token::TokenSpace;
 use crate::volatile::{self, VolatileFile};
 
@@ -46,6 +52,9 @@ const SEVERAL: u32 = 1 << 31;
 
 /// Most extents of one status answer; the asker comes back for more.
 const EXTENTS_MAX: usize = 4096;
+
+/// Pause before a change that the gate stopped is tried again, nanoseconds.
+const RETRY_NS: u64 = 20_000_000;
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
@@ -58,6 +67,10 @@ struct Several {
     /// Operations in the ring.
     in_flight: u32,
     result: Result<(), IoError>,
+    /// The gate stopped an operation of it.
+    stopped: bool,
+    /// When it fails if the gate stops it.
+    deadline: Instant,
 }
 
 /// What a multi-operation I/O is doing.
@@ -96,6 +109,14 @@ struct FileBacking {
     several: Vec<Several>,
     free: Vec<u32>,
     in_flight: usize,
+    /// Open while the disk may be changed, if others may change it too.
+    gate: Option<Arc<dyn Gate>>,
+    /// Changes that the gate stopped, by slot, and when they are tried again.
+    stopped: Vec<u32>,
+    retry_at: Instant,
+    /// The disk is another host's.
+    is_lost: bool,
+    wait_ns: u64,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
 }
@@ -220,6 +241,11 @@ pub(super) fn open(
         several: Vec::new(),
         free: Vec::new(),
         in_flight: 0,
+        gate: None,
+        stopped: Vec::new(),
+        retry_at: Instant(0),
+        is_lost: false,
+        wait_ns: options.wait_max.as_nanos() as u64,
         done: VecDeque::new(),
         statuses: VecDeque::new(),
     }))
@@ -250,16 +276,22 @@ impl FileBacking {
 
     fn transfer(&self, ring: &mut Ring, index: u32, op: IoOp, fd: Fd, offset: u64, slice: BufferSlice) {
         let token = self.attached().tokens.token(index);
-        match op {
-            IoOp::Read => ring.read(token, fd, offset, slice),
-            IoOp::Write(durability) => ring.write(token, fd, offset, slice, durability),
-            _ => ring.write(token, fd, offset, slice, Durability::Volatile),
-        }
+        let durability = match op {
+            IoOp::Read => return ring.read(token, fd, offset, slice),
+            _ if self.gate.is_some() && fd == self.attached().buffered => Durability::Durable,
+            IoOp::Write(durability) => durability,
+            _ => Durability::Volatile,
+        };
+        ring.write(token, fd, offset, slice, durability);
     }
 
     /// Cuts a transfer so that what can be direct is; returns the number of operations.
     fn transfer_parts(&self, ring: &mut Ring, index: u32, op: IoOp, offset: u64, slice: BufferSlice) -> u32 {
         let Attached { direct, buffered, .. } = self.attached();
+        if let Some(direct) = direct.filter(|_| self.is_direct(offset, slice)) {
+            self.transfer(ring, index, op, direct, offset, slice);
+            return 1;
+        }
         let end = offset + u64::from(slice.len);
         let (from, to) = (sector_ceil(offset), sector_floor(end));
         let same_phase = offset % SECTOR_BYTES == u64::from(slice.offset) % SECTOR_BYTES;
@@ -279,8 +311,9 @@ impl FileBacking {
         count
     }
 
-    fn start_several(&mut self, ring: &mut Ring, io: &Io, step: Step) {
-        let several = Several { io: *io, step, in_flight: 0, result: Ok(()) };
+    fn start_several(&mut self, ring: &mut Ring, now: Instant, io: &Io, step: Step) {
+        let deadline = now + self.wait_ns;
+        let several = Several { io: *io, step, in_flight: 0, result: Ok(()), stopped: false, deadline };
         let slot = match self.free.pop() {
             Some(slot) => {
                 self.several[slot as usize] = several;
@@ -322,9 +355,29 @@ impl FileBacking {
         self.several[slot as usize].in_flight = count;
     }
 
+    /// The gate stopped an operation of a slot: tries all of it again later, or fails it.
+    fn stop(&mut self, now: Instant, slot: u32) {
+        let Several { io, deadline, .. } = self.several[slot as usize];
+        let error = match self.is_lost {
+            true => IoError::ShuttingDown,
+            false if deadline <= now => IoError::Failed,
+            false => {
+                if self.stopped.is_empty() {
+                    self.retry_at = now + RETRY_NS;
+                }
+                return self.stopped.push(slot);
+            }
+        };
+        self.free.push(slot);
+        self.finish(io.id, Err(error));
+    }
+
     /// All operations of a slot's step have ended: the next one, or the end.
-    fn end_step(&mut self, ring: &mut Ring, slot: u32) {
-        let Several { io, step, result, .. } = self.several[slot as usize];
+    fn end_step(&mut self, ring: &mut Ring, now: Instant, slot: u32) {
+        let Several { io, step, result, stopped, .. } = self.several[slot as usize];
+        if stopped {
+            return self.stop(now, slot);
+        }
         let end = io.offset + io.len;
         let next = match (step, result) {
             (Step::Zeroes(to), Ok(())) if to < end => Some(Step::Zeroes(to)),
@@ -377,6 +430,16 @@ impl FileBacking {
     }
 }
 
+/// Where an I/O of several operations begins.
+fn first_step(op: IoOp) -> Step {
+    match op {
+        IoOp::Discard => Step::Discard,
+        IoOp::WriteZeroes(Zeroing::MayUnmap | Zeroing::FastMayUnmap) => Step::Punch,
+        IoOp::WriteZeroes(_) => Step::ZeroRange,
+        _ => Step::Parts,
+    }
+}
+
 /// Must zeroing be faster than writing, or not happen?
 fn is_fast(op: IoOp) -> bool {
     matches!(op, IoOp::WriteZeroes(Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated))
@@ -393,7 +456,13 @@ impl Driver for FileBacking {
         self.attached = Some(Attached { direct, buffered, tokens });
     }
 
-    fn submit(&mut self, ring: &mut Ring, _now: Instant, io: &Io) {
+    fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
+        let Attached { direct, buffered, .. } = self.attached();
+        direct.into_iter().chain([buffered]).for_each(|fd| ring.set_gate(fd, gate.clone()));
+        self.gate = Some(gate);
+    }
+
+    fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
         assert!(io.id.0 < SEVERAL, "an engine has fewer than 2^31 I/Os in flight");
         self.in_flight += 1;
         let Attached { direct, buffered, tokens } = self.attached();
@@ -401,25 +470,25 @@ impl Driver for FileBacking {
             return self.finish(io.id, Err(IoError::ReadOnly));
         }
         match (io.op, io.slice) {
+            (IoOp::Read | IoOp::Write(_), None) => unreachable!("a transfer has a slice"),
+            (IoOp::WriteJournal, _) => unreachable!("journals are on flash"),
+            (IoOp::Flush, _) => ring.fsync(tokens.token(io.id.0), buffered),
+            // It may have to be done again.
+            (IoOp::Write(_), _) if self.gate.is_some() => self.start_several(ring, now, io, Step::Parts),
             (IoOp::Read | IoOp::Write(_), Some(slice)) => match direct {
                 None => self.transfer(ring, io.id.0, io.op, buffered, io.offset, slice),
                 Some(fd) if self.is_direct(io.offset, slice) => {
                     self.transfer(ring, io.id.0, io.op, fd, io.offset, slice);
                 }
-                Some(_) => self.start_several(ring, io, Step::Parts),
+                Some(_) => self.start_several(ring, now, io, Step::Parts),
             },
-            (IoOp::Read | IoOp::Write(_), None) => unreachable!("a transfer has a slice"),
-            (IoOp::WriteJournal, _) => unreachable!("journals are on flash"),
-            (IoOp::Flush, _) => ring.fsync(tokens.token(io.id.0), buffered),
-            (IoOp::Discard, _) => self.start_several(ring, io, Step::Discard),
-            (IoOp::WriteZeroes(Zeroing::MayUnmap | Zeroing::FastMayUnmap), _) => {
-                self.start_several(ring, io, Step::Punch);
+            (IoOp::Discard | IoOp::WriteZeroes(_), _) => {
+                self.start_several(ring, now, io, first_step(io.op));
             }
-            (IoOp::WriteZeroes(_), _) => self.start_several(ring, io, Step::ZeroRange),
         }
     }
 
-    fn handle_completion(&mut self, ring: &mut Ring, _now: Instant, completion: Completion) {
+    fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
         let index = completion.token.index();
         let result = io_result(completion.result);
         if index & SEVERAL == 0 {
@@ -427,6 +496,7 @@ impl Driver for FileBacking {
         }
         let slot = index & !SEVERAL;
         let several = &mut self.several[slot as usize];
+        several.stopped |= completion.result == -libc::ECANCELED && self.gate.is_some();
         // A block device refuses ranges that are not whole blocks; the way out is the same.
         let refused = completion.result == -libc::EINVAL
             && matches!(several.step, Step::Discard | Step::Punch | Step::ZeroRange);
@@ -434,7 +504,7 @@ impl Driver for FileBacking {
         several.result = several.result.and(result);
         several.in_flight -= 1;
         if several.in_flight == 0 {
-            self.end_step(ring, slot);
+            self.end_step(ring, now, slot);
         }
     }
 
@@ -443,10 +513,35 @@ impl Driver for FileBacking {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        None
+        (!self.stopped.is_empty()).then_some(self.retry_at)
     }
 
-    fn handle_timeout(&mut self, _ring: &mut Ring, _now: Instant) {}
+    fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
+        if now < self.retry_at {
+            return;
+        }
+        let is_open = self.gate.as_ref().is_none_or(|gate| gate.is_open());
+        for slot in std::mem::take(&mut self.stopped) {
+            if !is_open {
+                self.stop(now, slot);
+                continue;
+            }
+            let several = &mut self.several[slot as usize];
+            (several.step, several.result, several.stopped) = (first_step(several.io.op), Ok(()), false);
+            self.run_step(ring, slot);
+        }
+    }
+
+    fn lose(&mut self, _ring: &mut Ring, now: Instant) {
+        self.is_lost = true;
+        for slot in std::mem::take(&mut self.stopped) {
+            self.stop(now, slot);
+        }
+    }
+
+    fn be_hasty(&mut self, wait_max: Duration) {
+        self.wait_ns = self.wait_ns.min(wait_max.as_nanos() as u64);
+    }
 
     fn submit_status(&mut self, _ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {
         let status = self.status(offset, len);

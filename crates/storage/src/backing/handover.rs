@@ -14,6 +14,7 @@
 //! A peer that fails once after the disk was taken over is left. The own backing is opened without its [lock](super::Lock).
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hob_engine::io::{Io, IoError, IoOp};
@@ -21,7 +22,7 @@ use hob_engine::migration::LeftBehind;
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
 use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, Reader, Status, StatusExtent};
-use crate::ring::{Completion, Ring};
+use crate::ring::{Completion, Gate, Ring};
 use crate::token::{Token, TokenSpace};
 
 /// A guest that could have its data from the own backing waits no longer for the peer.
@@ -238,6 +239,10 @@ impl Driver for Handover {
 
     fn poll_status(&mut self) -> Option<(u64, Status)> {
         self.statuses.pop_front().or_else(|| self.own.poll_status())
+    }
+
+    fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
+        self.own.set_gate(ring, gate);
     }
 
     fn hold_back(&mut self, ring: &mut Ring, now: Instant) {

@@ -31,13 +31,14 @@ mod rbd;
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hob_engine::command::Access;
 use hob_engine::io::{Io, IoError};
 use hob_engine::units::{Instant, IoId};
 
-use crate::ring::{Completion, Ring};
+use crate::ring::{Completion, Gate, Ring};
 use crate::token::{Token, TokenSpace};
 pub use gauge::Gauge;
 pub use identity::ChangeMark;
@@ -323,6 +324,8 @@ pub trait Driver: Send {
     }
     /// See [`Backing::link_parent`].
     fn link_parent(&mut self, _linked: bool) {}
+    /// See [`Backing::set_gate`].
+    fn set_gate(&mut self, _ring: &mut Ring, _gate: Arc<dyn Gate>) {}
     /// See [`Backing::hold_back`].
     fn hold_back(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// See [`Backing::go_on`].
@@ -516,6 +519,12 @@ impl Backing {
     /// The moment that `poll_timeout` named has come.
     pub fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.handle_timeout(ring, now);
+    }
+
+    /// Lets changes of an attached backing begin only while `gate` is open, as far as the backing can ask it just before it makes them. Others
+    /// wait, and fail in time. A backing that fences its writers has no need of it.
+    pub fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
+        self.driver.set_gate(ring, gate);
     }
 
     /// Somebody else may be about to write the disk. Changes that have no answer do not get to the backing any more, as far as they can be called

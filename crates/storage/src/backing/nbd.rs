@@ -4,8 +4,12 @@
 //! It is torn down first, until nothing of it is in the ring. Then a helper thread connects anew, with
 //! pauses that double from `reconnect_min` to `reconnect_max`, and what was not answered is
 //! sent again: reads and writes may be repeated, because the engine has no two of them in flight for the
-//! same sector. A job that is older than `wait_max` fails; if it was sent, its connection is given up first,
+//! same sector. A job that is older than `wait_max` fails, and so do new ones, after a second, once an outage has lasted that long; if it was sent, its connection is given up first,
 //! since a server that is silent for so long will not be believed later.
+//!
+//! # A server that shuts down
+//! It answers NBD_ESHUTDOWN. Such a request is not a failed one: hob sends nothing more on this connection, waits up to
+//! [`DISCONNECT_MAX_NS`] for the other replies, sends NBD_CMD_DISC and treats the connection as lost. The server can then exit.
 //!
 //! # Flushes
 //! A server that dies may take acknowledged writes with it that were not flushed, and hob cannot send
@@ -47,6 +51,12 @@ pub(crate) use connect::BeforeConnecting;
 use connect::{Attempt, Link};
 use jobs::{Asker, Jobs, What};
 use sample::SampleError;
+
+/// Time that a server which shuts down has for replies to requests sent before, nanoseconds.
+const DISCONNECT_MAX_NS: u64 = 1_000_000_000;
+
+/// How long a request waits at least, however long the outage has lasted, nanoseconds: time for an attempt to connect.
+const GRACE_NS: u64 = 1_000_000_000;
 
 /// Token indices of the operations a connection has in the ring: at most one of each.
 const SEND: u32 = 0;
@@ -127,6 +137,7 @@ pub(crate) fn open_uri(
         state: State::Detached(link),
         operations: 0,
         pause: options.reconnect_min,
+        down_since: None,
         jobs: Jobs::default(),
         changes: 0,
         flushed: 0,
@@ -173,6 +184,17 @@ struct Connection {
     gather: Option<Gather>,
     /// What is left of the place for the payload that comes next.
     place: BufferSlice,
+    /// Set once the server has answered NBD_ESHUTDOWN: no request is sent any more.
+    shutdown: Option<Shutdown>,
+}
+
+/// Progress of a shutdown that the server announced.
+#[derive(Clone, Copy, Debug)]
+enum Shutdown {
+    /// A reply said so.
+    Announced,
+    /// The connection ends when all sent requests are answered, at the latest at this time.
+    DisconnectBy(Instant),
 }
 
 pub(crate) struct NbdBacking {
@@ -190,6 +212,8 @@ pub(crate) struct NbdBacking {
     operations: u32,
     /// Before the next attempt to connect.
     pause: Duration,
+    /// Start of the outage: nothing was answered since, and the connection was lost meanwhile.
+    down_since: Option<Instant>,
     jobs: Jobs,
     /// Acknowledged changes that need a flush, ever; and how many of them a flush covered.
     changes: u64,
@@ -318,6 +342,16 @@ impl NbdBacking {
         self.jobs.deadline().map(|deadline| Instant(deadline.0.saturating_sub(wait_ns)))
     }
 
+    /// When a request that begins now fails. `wait_max` counts from the start of an outage, as the replacement timeout of
+    /// iSCSI does: a guest whose write has waited that long does not wait as long again for its flush.
+    fn deadline(&self, now: Instant) -> Instant {
+        let wait_ns = self.options.wait_max.as_nanos() as u64;
+        match self.down_since {
+            None => now + wait_ns,
+            Some(since) => (since + wait_ns).max(now + wait_ns.min(GRACE_NS)),
+        }
+    }
+
     fn payload_bytes_max(&self) -> u64 {
         let block = u64::from(self.info.block_bytes);
         u64::from(self.negotiated.block_size_max).min(PAYLOAD_BYTES_MAX) / block * block
@@ -359,7 +393,7 @@ impl Driver for NbdBacking {
         let durable = matches!(io.op, IoOp::Write(Durability::Durable));
         let fua = durable && self.can(TransmissionFlags::SEND_FUA);
         let then_flush = durable && !fua && self.can(TransmissionFlags::SEND_FLUSH);
-        let deadline = now + self.options.wait_max.as_nanos() as u64;
+        let deadline = self.deadline(now);
         let job = self.jobs.add(Asker::Io(io.id), deadline, then_flush, (0, 0));
         let payload_max = self.payload_bytes_max();
         match io.op {
@@ -399,7 +433,8 @@ impl Driver for NbdBacking {
             (SEND, Returned::Gather(gather)) => {
                 connection.gather = Some(gather);
                 if result >= 0 {
-                    return self.send(ring);
+                    self.send(ring);
+                    return self.disconnect_if_shut_down(ring, now);
                 }
                 result
             }
@@ -418,8 +453,9 @@ impl Driver for NbdBacking {
             0 => Err("the server closed the connection".to_owned()),
             error => Err(std::io::Error::from_raw_os_error(-error).to_string()),
         };
-        if let Err(why) = digested {
-            self.break_connection(ring, now, &why);
+        match digested {
+            Ok(()) => self.disconnect_if_shut_down(ring, now),
+            Err(why) => self.break_connection(ring, now, &why),
         }
     }
 
@@ -432,7 +468,8 @@ impl Driver for NbdBacking {
         match self.state {
             State::Pausing(_) if self.hold != Hold::No => deadline,
             State::Pausing(until) => Some(deadline.map_or(until, |deadline| deadline.min(until))),
-            State::Connected(_) | State::Connecting(..) => deadline,
+            State::Connected(_) => deadline.into_iter().chain(self.disconnect_by()).min(),
+            State::Connecting(..) => deadline,
             _ => None,
         }
     }
@@ -443,6 +480,9 @@ impl Driver for NbdBacking {
             State::Connected(_) if too_late => {
                 let limit = self.options.wait_max;
                 self.break_connection(ring, now, &format!("no answer for {limit:?}"));
+            }
+            State::Connected(_) if self.disconnect_by().is_some_and(|by| by <= now) => {
+                self.break_connection(ring, now, "it shuts down and leaves requests unanswered");
             }
             State::Pausing(until) => {
                 self.fail_expired(now);
@@ -464,7 +504,7 @@ impl Driver for NbdBacking {
         let block = u64::from(self.info.block_bytes);
         let from = offset / block * block;
         let to = (offset + len).next_multiple_of(block).min(from + COMMAND_BYTES_MAX);
-        let deadline = now + self.options.wait_max.as_nanos() as u64;
+        let deadline = self.deadline(now);
         let job = self.jobs.add(Asker::Status(id), deadline, false, (offset, offset + len));
         self.jobs.ask(job, What::Status, from, (to - from) as u32);
         self.send(ring);

@@ -7,7 +7,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -208,14 +208,21 @@ impl OpenDevice {
         file.map_or(Ok(()), |file| file.set_len(self.size_bytes)).map_err(|e| self.system("size it", e))
     }
 
-    /// Reserves all bytes of a file now, so that the filesystem's running full cannot hurt later.
+    /// Reserves all bytes of a file now, so that the filesystem's running full cannot hurt later. A file that does not fit is left
+    /// as it was.
     fn reserve(&self) -> Result<(), PoolError> {
         let is_file = |file: &&File| file.metadata().is_ok_and(|metadata| metadata.is_file());
         let Some(file) = self.control.file().filter(is_file) else { return Ok(()) };
+        let no_space = || PoolError::NoSpace { path: self.path.clone(), bytes: self.size_bytes };
+        if missing_bytes(file, self.size_bytes).is_some_and(|missing| missing > free_bytes(file)) {
+            return Err(no_space());
+        }
+        let holes = holes(file, self.size_bytes);
         match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, self.size_bytes) {
             Ok(()) => Ok(()),
             Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
-                Err(PoolError::NoSpace { path: self.path.clone(), bytes: self.size_bytes })
+                release(file, &holes);
+                Err(no_space())
             }
             Err(Errno::OPNOTSUPP) => {
                 tracing::warn!(path = %self.path.display(), "this filesystem cannot reserve space; the pool may run out of it");
@@ -397,4 +404,85 @@ pub fn superblock_uuid(path: &Path) -> Option<super::Uuid> {
 /// Is a file's filesystem made of memory?
 pub(crate) fn is_memory_filesystem(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| MEMORY_FILESYSTEMS.contains(&fs.f_type))
+}
+
+/// Bytes of a file of `size_bytes` that have no space on its filesystem yet; `None` if the filesystem does not say.
+fn missing_bytes(file: &File, size_bytes: u64) -> Option<u64> {
+    let allocated = file.metadata().ok()?.blocks() * 512;
+    Some(size_bytes.saturating_sub(allocated))
+}
+
+/// Bytes that a file's filesystem has left for this process; everything if it does not say.
+fn free_bytes(file: &File) -> u64 {
+    let Ok(status) = rustix::fs::fstatvfs(file) else { return u64::MAX };
+    let blocks = if rustix::process::geteuid().is_root() { status.f_bfree } else { status.f_bavail };
+    blocks.saturating_mul(status.f_frsize)
+}
+
+/// The holes of a file: offset and length, bytes.
+fn holes(file: &File, size_bytes: u64) -> Vec<(u64, u64)> {
+    let mut holes = Vec::new();
+    let mut at = 0;
+    while at < size_bytes {
+        let Ok(hole) = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(at)) else { break };
+        let data = rustix::fs::seek(file, rustix::fs::SeekFrom::Data(hole)).unwrap_or(size_bytes);
+        if hole >= size_bytes {
+            break;
+        }
+        holes.push((hole, data.min(size_bytes) - hole));
+        at = data;
+    }
+    holes
+}
+
+/// Gives space back that a file was given where it had holes: a fallocate that fails keeps what it allocated before.
+fn release(file: &File, holes: &[(u64, u64)]) {
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for (offset, len) in holes {
+        let _ = rustix::fs::fallocate(file, punch, *offset, *len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    fn sparse(dir: &tempfile::TempDir, size_bytes: u64) -> (PathBuf, File) {
+        let path = dir.path().join("pool");
+        let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+        file.set_len(size_bytes).unwrap();
+        (path, file)
+    }
+
+    #[test]
+    fn a_sparse_file_larger_than_its_filesystem_is_refused_and_takes_no_space() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (path, file) = sparse(&dir, 1 << 20);
+        let size_bytes = (2 * free_bytes(&file)).next_multiple_of(1 << 20);
+        file.set_len(size_bytes).unwrap();
+        let refused = OpenDevice::create(&DeviceSpec { path, size_bytes: None });
+        assert!(matches!(refused, Err(PoolError::NoSpace { bytes, .. }) if bytes == size_bytes));
+        assert_eq!(file.metadata().unwrap().blocks(), 0);
+    }
+
+    #[test]
+    fn what_a_failed_reservation_allocated_is_released_and_nothing_else() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (_, file) = sparse(&dir, 8 << 20);
+        file.write_all_at(&[7; 4096], 1 << 20).unwrap();
+        file.write_all_at(&[8; 4096], 5 << 20).unwrap();
+        file.sync_all().unwrap();
+        let before = file.metadata().unwrap().blocks();
+        let holes = holes(&file, 8 << 20);
+        assert_eq!(holes.len(), 3);
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 8 << 20).unwrap();
+        assert!(file.metadata().unwrap().blocks() >= 16384);
+        release(&file, &holes);
+        assert!(file.metadata().unwrap().blocks() <= before + 16);
+        let mut bytes = [0; 4096];
+        file.read_exact_at(&mut bytes, 5 << 20).unwrap();
+        assert_eq!(bytes, [8; 4096]);
+    }
 }

@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use super::workers::Gate;
 use crate::volatile::VolatileFile;
 
 /// What a descriptor is, and thereby how its operations are done.
@@ -38,6 +39,8 @@ pub(super) struct FdEntry {
     pub(super) class: FdClass,
     /// The cache of a [`FdClass::Volatile`].
     pub(super) volatile: Option<Arc<VolatileFile>>,
+    /// Asked before each change.
+    pub(super) gate: Option<Arc<dyn Gate>>,
     pub(super) generation: u16,
     pub(super) in_flight: u32,
     pub(super) detached: bool,

@@ -30,6 +30,7 @@ mod threads;
 mod uring;
 mod volatile;
 mod waker;
+mod workers;
 
 #[cfg(test)]
 mod tests;
@@ -56,6 +57,8 @@ pub(crate) use op::read_now;
 use op::{Attempt, Message, Op, Pace, Work};
 pub use op::{Completion, Returned, RxBuf};
 pub use waker::Waker;
+pub use workers::Gate;
+use workers::{Job, Workers};
 
 /// Bytes of [`Ring::zeroes`].
 pub const ZEROES_BYTES: u32 = 64 << 10;
@@ -93,6 +96,13 @@ pub struct Ring {
     held: Vec<u32>,
     /// Which of those is next.
     dice: Dice,
+    /// Writes that ask their gate before the kernel is entered next.
+    gated: Vec<u32>,
+    /// Beside io_uring, once a change of a file with a gate would have blocked.
+    workers: Option<Workers>,
+    /// Operations that these have ended.
+    worked: VecDeque<(u32, i32)>,
+    threads_max: usize,
     /// Never written to, never released.
     zeroes: BufferId,
     /// Until somebody takes it.
@@ -145,6 +155,10 @@ impl Ring {
             in_flight: 0,
             held: Vec::new(),
             dice: Dice::new(0),
+            gated: Vec::new(),
+            workers: None,
+            worked: VecDeque::new(),
+            threads_max: config.threads_max,
             zeroes,
             journal_room,
             _not_send: PhantomData,
@@ -210,6 +224,7 @@ impl Ring {
                 file: None,
                 class,
                 volatile: None,
+                gate: None,
                 generation: 0,
                 in_flight: 0,
                 detached: true,
@@ -229,6 +244,7 @@ impl Ring {
         entry.file = Some(file);
         entry.class = class;
         entry.volatile = volatile;
+        entry.gate = None;
         entry.detached = false;
         entry.fixed = fixed;
         entry.patient = patient;
@@ -280,6 +296,15 @@ impl Ring {
                 waiting.for_each(|(index, _)| uring.cancel(index as u32));
             }
         }
+    }
+
+    /// Lets changes of a file begin only while `gate` is open. It is asked just before each system call; a change that it keeps from
+    /// beginning ends with -ECANCELED. Changes that would block in the kernel are made by threads here, not by io_uring's: there, whatever waits
+    /// for such a thread begins however late it is. A system call that has begun is not stopped.
+    ///
+    /// No effect on [`FdClass::Memory`] and [`FdClass::Volatile`], which nobody shares.
+    pub fn set_gate(&mut self, fd: Fd, gate: Arc<dyn Gate>) {
+        self.entry_mut(fd).gate = Some(gate);
     }
 
     /// The descriptor itself, for options and the like.
@@ -405,7 +430,7 @@ impl Ring {
     /// # Errors
     /// The kernel's, none of which is expected; the ring may be used further.
     pub fn submit_and_wait(&mut self, spin: Duration, timeout: Option<Duration>) -> io::Result<()> {
-        self.run_held();
+        self.run_waiting();
         let awake = self.waker.take() || !self.ready.is_empty();
         let (spin, timeout) = if awake { (Duration::ZERO, Some(Duration::ZERO)) } else { (spin, timeout) };
         let result = match &mut self.driver {
@@ -419,7 +444,7 @@ impl Ring {
     /// Passes what was started to the kernel and watches, for at most `spin`, until something completes or `look` sees
     /// something. True if so. The thread pool needs the CPU and does not watch.
     pub fn watch(&mut self, spin: Duration, mut look: impl FnMut() -> bool) -> bool {
-        self.run_held();
+        self.run_waiting();
         if self.waker.take() || !self.ready.is_empty() || look() {
             return true;
         }
@@ -436,7 +461,7 @@ impl Ring {
     /// # Errors
     /// As for [`Ring::submit_and_wait`].
     pub fn submit_and_nap(&mut self, events: usize, nap: Duration) -> io::Result<()> {
-        self.run_held();
+        self.run_waiting();
         match &mut self.driver {
             Driver::Uring(uring) if self.ready.is_empty() && !self.waker.take() => uring.nap(events, nap),
             _ => self.submit_and_wait(Duration::ZERO, Some(nap)),
@@ -450,8 +475,13 @@ impl Ring {
                 return Some(completion);
             }
             let ended = match &mut self.driver {
-                Driver::Uring(uring) => uring.next()?,
-                Driver::Threads(threads) => threads.next()?,
+                Driver::Uring(uring) => uring.next(),
+                Driver::Threads(threads) => threads.next(),
+            };
+            let Some(ended) = ended else {
+                let (op, result) = self.next_worked()?;
+                self.advance(op, result);
+                continue;
             };
             self.fds[self.ops[ended.op as usize].fd.index as usize].more_to_receive = ended.more_to_receive;
             self.advance(ended.op, ended.result);
@@ -517,10 +547,45 @@ impl Ring {
         if matches!(attempt, Attempt::Nothing) {
             return self.advance(index, 0);
         }
-        match &mut self.driver {
-            Driver::Uring(uring) => uring.start(index, op.fd.index, entry, attempt),
-            Driver::Threads(threads) => threads.start(index, op.fd.index, entry, attempt),
+        let gate = entry.gate.clone().filter(|_| attempt.is_change());
+        match (&mut self.driver, gate) {
+            (Driver::Threads(threads), _) => threads.start(index, op.fd.index, entry, attempt),
+            (Driver::Uring(uring), None) => uring.start(index, op.fd.index, entry, attempt),
+            (Driver::Uring(_), Some(_))
+                if matches!(attempt, Attempt::Write { .. }) && op.pace == Pace::AtOnce =>
+            {
+                self.gated.push(index);
+            }
+            (Driver::Uring(_), gate) => {
+                let (threads_max, waker) = (self.threads_max, &self.waker);
+                let workers = self.workers.get_or_insert_with(|| Workers::new(threads_max, waker));
+                workers.start(Job { op: index, fd: entry.raw(), attempt, gate });
+            }
         }
+    }
+
+    /// Starts what waited for the moment before the kernel is entered.
+    fn run_waiting(&mut self) {
+        self.run_held();
+        for index in std::mem::take(&mut self.gated) {
+            let op = &mut self.ops[index as usize];
+            let entry = &self.fds[usize::from(op.fd.index)];
+            let attempt = op.attempt(&self.arena);
+            match &mut self.driver {
+                Driver::Uring(uring) if entry.gate.as_ref().is_none_or(|gate| gate.is_open()) => {
+                    uring.start(index, op.fd.index, entry, attempt);
+                }
+                _ => self.advance(index, -libc::ECANCELED),
+            }
+        }
+    }
+
+    /// The next operation that a worker beside io_uring has ended.
+    fn next_worked(&mut self) -> Option<(u32, i32)> {
+        if let Some(workers) = self.workers.as_ref().filter(|_| self.worked.is_empty()) {
+            self.worked.extend(workers.take_done());
+        }
+        self.worked.pop_front()
     }
 
     /// An attempt ended with `result`, as the system call would have: continues or completes.

@@ -87,7 +87,7 @@ pub(super) struct Op {
     pub(super) fd: Fd,
     /// Bytes that earlier attempts have moved.
     pub(super) done: u32,
-    /// Of sends and signals.
+    /// Of sends, signals, and writes to a file with a gate.
     pub(super) pace: Pace,
     pub(super) work: Work,
 }
@@ -188,6 +188,11 @@ pub(super) enum Attempt {
 }
 
 impl Attempt {
+    /// Does it change a file?
+    pub(super) fn is_change(&self) -> bool {
+        matches!(self, Attempt::Write { .. } | Attempt::Fallocate { .. })
+    }
+
     /// What comes of it while it is submitted, unless it fails; nothing if it may wait.
     pub(super) fn result_at_once(&self) -> Option<i32> {
         match *self {
@@ -318,14 +323,14 @@ impl Op {
         }
     }
 
-    fn is_hasty_signal(&self) -> bool {
-        matches!(self.work, Work::Signal) && self.pace == Pace::AtOnce
+    fn is_hasty_write(&self) -> bool {
+        matches!(self.work, Work::Signal | Work::Write { .. }) && self.pace == Pace::AtOnce
     }
 
     /// Takes an attempt's result into account.
     pub(super) fn judge(&mut self, result: i32) -> Verdict {
-        // The second: an eventfd of a kernel that cannot write to one without waiting.
-        if result == -libc::EAGAIN || (result == -libc::EOPNOTSUPP && self.is_hasty_signal()) {
+        // The second: an eventfd of a kernel, or a file, that cannot be written to without waiting.
+        if result == -libc::EAGAIN || (result == -libc::EOPNOTSUPP && self.is_hasty_write()) {
             self.pace = Pace::Patient;
             return Verdict::Again;
         }

@@ -231,6 +231,8 @@ impl Uring {
                     Durability::Durable => libc::RWF_DSYNC,
                     Durability::Volatile => 0,
                 };
+                // One that would wait ends with EAGAIN, instead of in a queue of the kernel.
+                let flags = if entry.gate.is_some() { flags | libc::RWF_NOWAIT } else { flags };
                 if self.is_fixed(from) {
                     return opcode::WriteFixed::new(fd, from, len, 0).offset(offset).rw_flags(flags).build();
                 }

@@ -25,6 +25,10 @@ pub struct Script {
     pub answers_left: Option<usize>,
     /// New connections are closed at once.
     pub refuse: bool,
+    /// Requests are answered with NBD_ESHUTDOWN until the client disconnects.
+    pub shuts_down: bool,
+    /// Connections that the client ended with NBD_CMD_DISC.
+    pub disconnects: usize,
     /// Requests are read and never answered.
     pub silent: bool,
     /// Writes fail.
@@ -63,6 +67,8 @@ impl Server {
             export,
             answers_left: None,
             refuse: false,
+            shuts_down: false,
+            disconnects: 0,
             silent: false,
             sick: false,
             garbage: None,
@@ -124,6 +130,8 @@ fn serve(mut stream: &UnixStream, script: &Mutex<Script>) -> std::io::Result<()>
         let mut payload = vec![0; request.payload_len() as usize];
         stream.read_exact(&mut payload)?;
         if request.command == Command::Disconnect {
+            let mut script = script.lock().unwrap();
+            (script.shuts_down, script.disconnects) = (false, script.disconnects + 1);
             return Ok(());
         }
         let mut script = script.lock().unwrap();
@@ -143,6 +151,11 @@ fn serve(mut stream: &UnixStream, script: &Mutex<Script>) -> std::io::Result<()>
         }
         let out = match script.garbage.take() {
             Some(garbage) => garbage,
+            None if script.shuts_down => {
+                let mut out = Vec::new();
+                reply::push_simple_error(&mut out, request.cookie, ErrorCode::Shutdown);
+                out
+            }
             None => answer(&mut script, &negotiated, &request, &payload),
         };
         drop(script);

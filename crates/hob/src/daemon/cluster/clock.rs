@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hob_engine::units::Instant;
+use hob_storage::ring::Gate;
 
 /// What the clock of this host shows: it goes on while the host sleeps, and nobody sets it.
 pub(crate) fn now() -> Instant {
@@ -55,6 +56,12 @@ impl LeaseClock {
     /// How much longer, nanoseconds.
     pub(crate) fn left_ns(&self, now: Instant) -> u64 {
         Instant(self.until.load(Ordering::SeqCst)).nanos_since(now)
+    }
+}
+
+impl Gate for LeaseClock {
+    fn is_open(&self) -> bool {
+        self.is_valid(now())
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use super::Membership;
 use super::clock::{LeaseClock, now};
 use super::store::{About, Names};
+use crate::daemon::shard_api::ShardHandle;
 
 /// What is said of this host is looked at that often.
 const ABOUT_EVERY: Duration = Duration::from_secs(5);
@@ -37,11 +38,11 @@ impl Keeping {
     /// Begins.
     pub(super) fn start(
         me: Member,
-        lease_seconds: u64,
-        settle_seconds: u64,
+        (lease_seconds, settle_seconds): (u64, u64),
         etcd: Arc<Etcd>,
         names: Names,
         about: About,
+        shards: Vec<ShardHandle>,
     ) -> anyhow::Result<(Arc<Keeping>, watch::Receiver<Option<Membership>>)> {
         let (sender, membership) = watch::channel(None);
         let (stop, stopped) = mpsc::unbounded_channel();
@@ -54,6 +55,7 @@ impl Keeping {
             settle_ns: settle_seconds * 1_000_000_000,
             etcd,
             names,
+            shards,
             shared: keeping.clone(),
             membership: sender,
             current: None,
@@ -93,7 +95,7 @@ impl Keeping {
             tracing::warn!("cluster: {why}");
         }
         if trouble.is_none() && facts.trouble.is_some() {
-            tracing::info!("cluster: etcd answers again");
+            tracing::info!("cluster: the trouble is over");
         }
         facts.trouble = trouble;
     }
@@ -108,6 +110,7 @@ struct Task {
     settle_ns: u64,
     etcd: Arc<Etcd>,
     names: Names,
+    shards: Vec<ShardHandle>,
     shared: Arc<Keeping>,
     membership: watch::Sender<Option<Membership>>,
     current: Option<Membership>,
@@ -178,7 +181,27 @@ impl Task {
         let _ = self.membership.send(membership);
     }
 
+    /// Returns the first shard that does not respond within `wait_max`.
+    async fn silent_shard(&self, wait_max: Duration) -> Option<usize> {
+        let deadline = tokio::time::Instant::now() + wait_max;
+        for (number, shard) in self.shards.iter().enumerate() {
+            if !shard.responds(deadline.saturating_duration_since(tokio::time::Instant::now())).await {
+                return Some(number);
+            }
+        }
+        None
+    }
+
     async fn perform(&mut self, ask: &Ask, wait_max: Duration) -> Answer {
+        // A host whose shard hangs cannot serve its disks: others may have them when the lease has run out.
+        let begun = tokio::time::Instant::now();
+        let needs_shards = matches!(ask, Ask::Grant(_) | Ask::Renew(_));
+        if needs_shards && let Some(number) = self.silent_shard(wait_max / 2).await {
+            self.shared
+                .set_trouble(Some(format!("shard {number} does not respond; the lease is not renewed")));
+            return Answer::Lost;
+        }
+        let wait_max = wait_max - begun.elapsed().min(wait_max / 2);
         let me = self.keeper.me().name.clone();
         let (etcd, names) = (&self.etcd, &self.names);
         let answer = match ask {
@@ -251,5 +274,52 @@ impl Task {
                 tracing::debug!("the lease ends by itself");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::daemon::fake_shard::FakeShard;
+
+    fn task(address: &str, shards: Vec<ShardHandle>) -> Task {
+        let me = Member { name: "a".to_owned(), id: "1".to_owned() };
+        let (stop, _) = mpsc::unbounded_channel();
+        let facts = Mutex::new(Facts { about: About::default(), trouble: None });
+        Task {
+            keeper: Keeper::new(me, 3_000_000_000),
+            settle_ns: 1_000_000_000,
+            etcd: Arc::new(Etcd::new(vec![address.parse().unwrap()], None)),
+            names: Names::new("/test/"),
+            shards,
+            shared: Arc::new(Keeping { facts, stop, thread: Mutex::new(None) }),
+            membership: watch::channel(None).0,
+            current: None,
+            about_put: About::default(),
+        }
+    }
+
+    #[test]
+    fn the_lease_is_asked_for_and_renewed_only_while_every_shard_responds() {
+        let etcd = TcpListener::bind("127.0.0.1:0").unwrap();
+        etcd.set_nonblocking(true).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let ((first, _), (second, fake)) = (FakeShard::start(), FakeShard::start());
+            let mut task = task(&format!("http://{}", etcd.local_addr().unwrap()), vec![first, second]);
+            let wait_max = Duration::from_millis(300);
+            fake.set_hangs(true);
+            for ask in [Ask::Renew(LeaseId(1)), Ask::Grant(3_000_000_000)] {
+                assert_eq!(task.perform(&ask, wait_max).await, Answer::Lost);
+                assert!(etcd.accept().is_err(), "etcd was asked");
+            }
+            assert!(task.shared.trouble().unwrap().contains("shard 1 does not respond"));
+            fake.set_hangs(false);
+            // This etcd takes the connection and says nothing.
+            assert_eq!(task.perform(&Ask::Renew(LeaseId(1)), wait_max).await, Answer::Lost);
+            assert!(etcd.accept().is_ok(), "etcd was not asked");
+        });
     }
 }

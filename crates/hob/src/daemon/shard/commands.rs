@@ -93,6 +93,9 @@ impl Shard {
     /// Carries out a call, or begins to.
     pub(super) fn call(&mut self, now: Instant, call: ShardCall) {
         match call {
+            ShardCall::Ping { answer } => {
+                let _ = answer.send(Ok(()));
+            }
             ShardCall::AddDevice { id, device, answer } => {
                 self.flash.attach(&mut self.ring, id, *device);
                 let _ = answer.send(Ok(()));
@@ -247,6 +250,7 @@ impl Shard {
         }
         backing.attach(&mut self.ring, now, owner);
         self.backings[index] = Some(backing);
+        self.gate_backing(id);
         let command = self.commands.next(Waiting::Plain(answer));
         self.engine.handle_command(now, command, id, Command::AddDisk(config));
     }

@@ -154,6 +154,15 @@ impl Shard {
                 leases.count += 1;
             }
         }
+        self.gate_backing(id);
+    }
+
+    /// Lets a disk's backing look at the lease just before it makes a change.
+    pub(super) fn gate_backing(&mut self, id: DiskId) {
+        let backing = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut);
+        if let (Some(lease), Some(backing)) = (self.leases.get_mut(id), backing) {
+            backing.set_gate(&mut self.ring, lease.clock.clone());
+        }
     }
 
     /// A disk is another host's: nothing of it is served any more.

@@ -39,6 +39,19 @@ impl ShardHandle {
         (ShardHandle { calls, wake: Arc::new(wake) }, receiver)
     }
 
+    /// Asks the shard to answer. The answer shows that its loop ran after this call.
+    pub(crate) fn ping(&self) -> Result<oneshot::Receiver<Result<(), ShardError>>, ShardError> {
+        let (answer, receiver) = oneshot::channel();
+        self.send(ShardCall::Ping { answer })?;
+        Ok(receiver)
+    }
+
+    /// Returns whether the shard's loop runs, after at most `wait_max`.
+    pub(crate) async fn responds(&self, wait_max: Duration) -> bool {
+        let Ok(answer) = self.ping() else { return false };
+        matches!(tokio::time::timeout(wait_max, answer).await, Ok(Ok(Ok(()))))
+    }
+
     /// Opens a flash device.
     pub(crate) async fn add_device(&self, id: DeviceId, device: FlashDevice) -> Result<(), ShardError> {
         self.ask(|answer| ShardCall::AddDevice { id, device: Box::new(device), answer }).await

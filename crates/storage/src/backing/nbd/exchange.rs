@@ -10,7 +10,7 @@ use hob_nbd::{CommandFlags, ErrorCode, Extent};
 
 use super::connect::Link;
 use super::jobs::{Job, Jobs, What};
-use super::{Connection, FILL, NbdBacking, RECEIVE, SEND, State};
+use super::{Connection, FILL, NbdBacking, RECEIVE, SEND, Shutdown, State};
 use crate::backing::StatusExtent;
 use crate::ring::{FdClass, Ring, RxBuf, ZEROES_BYTES};
 
@@ -33,7 +33,8 @@ impl NbdBacking {
         let place = ring.zeroes(0);
         self.operations = 1;
         ring.recv(self.tokens().token(RECEIVE), fd, RxBuf::new(RX_BYTES));
-        let connection = Connection { fd, decoder, rx: None, gather: Some(Gather::default()), place };
+        let gather = Some(Gather::default());
+        let connection = Connection { fd, decoder, rx: None, gather, place, shutdown: None };
         self.state = State::Connected(Box::new(connection));
         self.send(ring);
     }
@@ -42,7 +43,7 @@ impl NbdBacking {
     pub(super) fn send(&mut self, ring: &mut Ring) {
         let tokens = self.tokens();
         let State::Connected(connection) = &mut self.state else { return };
-        if !self.jobs.has_to_send() {
+        if !self.jobs.has_to_send() || connection.shutdown.is_some() {
             return;
         }
         let Some(mut gather) = connection.gather.take() else { return };
@@ -128,8 +129,15 @@ impl NbdBacking {
                 );
             }
             ReplyEvent::Error { .. } => {}
+            ReplyEvent::Done { cookie, error: Some(ErrorCode::Shutdown) } => {
+                let request = self.jobs.find(cookie).expect(KNOWN);
+                self.jobs.request(request).sent = false;
+                if let State::Connected(connection) = &mut self.state {
+                    connection.shutdown.get_or_insert(Shutdown::Announced);
+                }
+            }
             ReplyEvent::Done { cookie, error } => {
-                self.pause = self.options.reconnect_min;
+                (self.pause, self.down_since) = (self.options.reconnect_min, None);
                 let request = self.jobs.find(cookie).expect(KNOWN);
                 self.end_request(request, error.map_or(Ok(()), |code| Err(io_error(code))));
             }

@@ -227,6 +227,11 @@ impl Jobs {
         (0..self.requests.len() as u32).filter(|slot| self.requests[*slot as usize].live)
     }
 
+    /// Is a request on its way to the server, or its reply on the way back?
+    pub(super) fn awaits_replies(&self) -> bool {
+        self.requests.iter().any(|request| request.live && request.sent)
+    }
+
     /// Is there a change without an answer?
     pub(super) fn has_changes(&self) -> bool {
         self.requests.iter().any(|request| request.live && request.is_change())

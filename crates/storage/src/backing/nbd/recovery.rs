@@ -6,8 +6,8 @@ use hob_nbd::TransmissionFlags;
 use hob_nbd::client::handshake::Negotiated;
 
 use super::connect::{self, Attempt};
-use super::{CONNECT, Hold, NbdBacking, State};
-use crate::ring::{FdClass, Ring, RxBuf};
+use super::{CONNECT, Connection, DISCONNECT_MAX_NS, Hold, NbdBacking, Shutdown, State};
+use crate::ring::{Fd, FdClass, Ring, RxBuf};
 
 impl NbdBacking {
     /// Gives the connection up.
@@ -19,8 +19,48 @@ impl NbdBacking {
         let fd = connection.fd;
         ring.shutdown(fd);
         connect::drop_unsent(ring.borrow(fd));
+        self.begin_outage(ring, now, fd);
+    }
+
+    /// The connection is shut down: once the ring has nothing of it any more, connects again.
+    fn begin_outage(&mut self, ring: &mut Ring, now: Instant, fd: Fd) {
+        if self.hold == Hold::No {
+            let oldest = self.waiting_since().unwrap_or(now);
+            self.down_since.get_or_insert(oldest.min(now));
+        }
         self.state = State::Draining(fd);
         self.go_on_drained(ring, now);
+    }
+
+    /// The time at which a connection to a server that shuts down ends with or without replies.
+    pub(super) fn disconnect_by(&self) -> Option<Instant> {
+        match &self.state {
+            State::Connected(connection) => match connection.shutdown? {
+                Shutdown::DisconnectBy(by) => Some(by),
+                Shutdown::Announced => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Sends NBD_CMD_DISC to a server that shuts down, as soon as no reply is outstanding, and ends the connection.
+    pub(super) fn disconnect_if_shut_down(&mut self, ring: &mut Ring, now: Instant) {
+        let State::Connected(connection) = &mut self.state else { return };
+        let Connection { fd, gather, shutdown: Some(shutdown), .. } = &mut **connection else { return };
+        if matches!(shutdown, Shutdown::Announced) {
+            *shutdown = Shutdown::DisconnectBy(now + DISCONNECT_MAX_NS);
+        }
+        if gather.is_none() || self.jobs.awaits_replies() {
+            return;
+        }
+        let fd = *fd;
+        tracing::warn!(
+            backing = self.info.description,
+            "the server shuts down; waiting for it to come back, with requests unanswered meanwhile"
+        );
+        connect::end_politely(ring.borrow(fd));
+        ring.shutdown(fd);
+        self.begin_outage(ring, now, fd);
     }
 
     /// Once the ring has nothing of the old connection any more: decides what becomes of its requests.

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use hob_engine::io::IoError;
 use hob_nbd::Command;
-use hob_nbd::CommandFlags;
 use hob_nbd::client::reply::{Expected, ReplyDecoder, ReplyEvent, ReplyLimits};
 use hob_nbd::client::request;
+use hob_nbd::{CommandFlags, ErrorCode};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::connect::Link;
@@ -97,6 +97,9 @@ fn exchange(
                 bytes[(at - offset) as usize..][..length as usize].fill(0);
             }
             Some(ReplyEvent::Done { .. }) if from < to => return Err("it answers what nobody asked".into()),
+            Some(ReplyEvent::Done { error: Some(ErrorCode::Shutdown), .. }) => {
+                return Err("it shuts down".into());
+            }
             Some(ReplyEvent::Done { error, .. }) => {
                 return Ok(error.map_or(Ok(()), |code| Err(io_error(code))));
             }

@@ -17,12 +17,13 @@
 mod map;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use hob_engine::io::{BufferSlice, Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
 use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, ParentRead, Reader, Status};
-use crate::ring::{Completion, Ring};
+use crate::ring::{Completion, Gate, Ring};
 use crate::token::TokenSpace;
 pub use map::{OwnMap, Part, Whose};
 
@@ -226,6 +227,10 @@ impl Driver for Overlay {
 
     fn poll_status(&mut self) -> Option<(u64, Status)> {
         self.own.poll_status()
+    }
+
+    fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
+        self.own.set_gate(ring, gate);
     }
 
     fn hold_back(&mut self, ring: &mut Ring, now: Instant) {

@@ -1,0 +1,226 @@
+//! Ends the process when a shard panics or hangs.
+//!
+//! Many disks share a shard, and a disk whose shard is gone would stay silent for ever. The process aborts instead: systemd
+//! restarts it, caches are recovered, and guests reconnect. This is the path of kill -9, which is tested most.
+//!
+//! # Time
+//! A shard is silent while a ping to it has no answer. Silence is counted in the watchdog's own turns, each for at most
+//! [`TURN_COUNTED_MAX`]. A process that is stopped (SIGSTOP, freezer, a suspended VM) stops the watchdog too, so it is
+//! not ended when it continues.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tokio::sync::oneshot;
+use tokio::sync::oneshot::error::TryRecvError;
+
+use super::shard_api::{ShardError, ShardHandle};
+
+/// Time between two turns of the watchdog.
+const TURN: Duration = Duration::from_millis(250);
+
+/// Most time that one turn counts for.
+const TURN_COUNTED_MAX: Duration = Duration::from_millis(500);
+
+/// Prefixes of the names of threads without which disks would hang. Others end with an error that their caller handles: a
+/// journal that makes recovery panic must not end the daemon at each start.
+const ESSENTIAL: [&str; 6] =
+    ["hob-shard-", "hob-disk-io", "hob-lease", "hob-objects", "hob-rbd", "hob-nbd-connect"];
+
+/// Makes a panic in an essential thread end the process.
+pub(crate) fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        let thread = std::thread::current();
+        let is_essential = |name: &&str| ESSENTIAL.iter().any(|prefix| name.starts_with(prefix));
+        if let Some(name) = thread.name().filter(is_essential) {
+            abort(&format!("thread {name} panicked: {panic}"));
+        }
+    }));
+}
+
+/// Watches `shards` from now on, and ends the process when one is silent for `silence_max`. Zero means: never.
+pub(crate) fn start(shards: &[ShardHandle], silence_max: Duration) -> anyhow::Result<()> {
+    if silence_max.is_zero() {
+        return Ok(());
+    }
+    let mut watched: Vec<Watched> = shards.iter().cloned().map(Watched::new).collect();
+    let run = move || {
+        let mut last = Instant::now();
+        while watched.iter().any(|shard| !shard.is_over) {
+            std::thread::sleep(TURN);
+            let passed = last.elapsed();
+            last = Instant::now();
+            for (number, shard) in watched.iter_mut().enumerate() {
+                if shard.silence(passed) >= silence_max {
+                    abort(&format!("shard {number} has not responded for {} s", silence_max.as_secs_f64()));
+                }
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("hob-watchdog".to_owned())
+        .spawn(run)
+        .context("cannot start a thread")?;
+    Ok(())
+}
+
+/// Writes the last line of the log, and ends the process as a crash, so that systemd restarts it.
+fn abort(why: &str) -> ! {
+    tracing::error!("{why}; the daemon aborts, and recovers its caches when it is started again");
+    std::process::abort()
+}
+
+/// One shard.
+struct Watched {
+    shard: ShardHandle,
+    /// The ping without an answer.
+    ping: Option<oneshot::Receiver<Result<(), ShardError>>>,
+    /// How long the watchdog has seen it unanswered.
+    silent: Duration,
+    /// The shard ended because the daemon ends.
+    is_over: bool,
+}
+
+impl Watched {
+    fn new(shard: ShardHandle) -> Watched {
+        Watched { shard, ping: None, silent: Duration::ZERO, is_over: false }
+    }
+
+    /// One turn: returns how long the shard has been silent. `passed` is the time since the last turn.
+    fn silence(&mut self, passed: Duration) -> Duration {
+        match self.ping.as_mut().map(oneshot::Receiver::try_recv) {
+            Some(Err(TryRecvError::Empty)) => {
+                self.silent += passed.min(TURN_COUNTED_MAX);
+                return self.silent;
+            }
+            // A shard that panics ends the process by itself.
+            Some(Err(TryRecvError::Closed)) => self.is_over = true,
+            Some(Ok(_)) | None => {}
+        }
+        (self.silent, self.ping) = (Duration::ZERO, None);
+        if !self.is_over {
+            self.ping = self.shard.ping().ok();
+            self.is_over = self.ping.is_none();
+        }
+        Duration::ZERO
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+    use crate::daemon::fake_shard::FakeShard;
+
+    /// Names the case to the child process of a test.
+    const CASE: &str = "HOB_TEST_WATCHDOG";
+
+    fn run(test: impl AsyncFnOnce(ShardHandle, FakeShard)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (shard, fake) = FakeShard::start();
+            test(shard, fake).await;
+        });
+    }
+
+    /// Lets the shard take its calls.
+    async fn pass() {
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[test]
+    fn silence_is_counted_until_the_shard_responds() {
+        run(async |shard, fake| {
+            let mut watched = Watched::new(shard);
+            for _ in 0..3 {
+                assert_eq!(watched.silence(TURN), Duration::ZERO);
+                pass().await;
+            }
+            fake.set_hangs(true);
+            assert_eq!(watched.silence(TURN), Duration::ZERO, "the last ping was answered");
+            pass().await;
+            assert_eq!(watched.silence(TURN), TURN);
+            assert_eq!(watched.silence(TURN), 2 * TURN);
+            fake.set_hangs(false);
+            pass().await;
+            assert_eq!(watched.silence(TURN), Duration::ZERO);
+        });
+    }
+
+    #[test]
+    fn time_in_which_the_watchdog_was_stopped_too_does_not_count() {
+        run(async |shard, fake| {
+            let mut watched = Watched::new(shard);
+            fake.set_hangs(true);
+            watched.silence(TURN);
+            pass().await;
+            assert_eq!(watched.silence(Duration::from_secs(3600)), TURN_COUNTED_MAX);
+            fake.set_hangs(false);
+            pass().await;
+            assert_eq!(watched.silence(TURN), Duration::ZERO);
+        });
+    }
+
+    /// Runs this test again in a process of its own, in which it takes the other branch. Returns how it ended and what it wrote.
+    fn in_child(test: &str, case: &str) -> (Option<i32>, String) {
+        let program = std::env::current_exe().unwrap();
+        let name = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
+        let output = Command::new(program)
+            .args(["--exact", &name, "--nocapture", "--test-threads=1"])
+            .env(CASE, case)
+            .output()
+            .unwrap();
+        (output.status.signal(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    fn log_to_stderr() {
+        tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    }
+
+    #[test]
+    fn a_panic_of_a_shard_ends_the_process_and_one_of_another_thread_does_not() {
+        if let Ok(name) = std::env::var(CASE) {
+            log_to_stderr();
+            abort_on_panic();
+            let _ = std::thread::Builder::new().name(name).spawn(|| panic!("out of tune")).unwrap().join();
+            return;
+        }
+        let test = "a_panic_of_a_shard_ends_the_process_and_one_of_another_thread_does_not";
+        let (signal, said) = in_child(test, "hob-shard-1");
+        assert_eq!(signal, Some(rustix::process::Signal::ABORT.as_raw()), "{said}");
+        let last = said.lines().last().unwrap();
+        assert!(last.contains("the daemon aborts"), "{said}");
+        assert!(said.contains("thread hob-shard-1 panicked") && said.contains("out of tune"), "{said}");
+        assert_eq!(in_child(test, "hob-recovery").0, None);
+    }
+
+    #[test]
+    fn a_shard_that_hangs_ends_the_process() {
+        if std::env::var(CASE).is_ok() {
+            log_to_stderr();
+            let (shard, _calls) = ShardHandle::new(|| {});
+            start(&[shard], Duration::from_secs(1)).unwrap();
+            std::thread::sleep(Duration::from_secs(30));
+            return;
+        }
+        let (signal, said) = in_child("a_shard_that_hangs_ends_the_process", "hang");
+        assert_eq!(signal, Some(rustix::process::Signal::ABORT.as_raw()), "{said}");
+        assert!(said.contains("shard 0 has not responded for 1 s; the daemon aborts"), "{said}");
+    }
+
+    #[test]
+    fn a_shard_that_ended_is_not_watched_any_more() {
+        let (shard, calls) = ShardHandle::new(|| {});
+        let mut watched = Watched::new(shard);
+        watched.silence(TURN);
+        drop(calls);
+        assert_eq!(watched.silence(TURN), Duration::ZERO);
+        assert!(watched.is_over);
+    }
+}
