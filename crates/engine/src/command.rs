@@ -478,6 +478,9 @@ pub enum Event {
     /// flushes wait until its owner gives it another one, or drains it, records that it is gone and disables it; after half
     /// a minute they fail.
     JournalLost(DiskId),
+    /// A flush of the backing failed, or the backing reported a restart: acknowledged changes of guests may be lost. The next
+    /// flush of each session fails.
+    WritesInDoubt(DiskId),
     /// A disk ends, and had these bitmaps: everything that was acknowledged is noted. Comes just before its removal is done.
     Bitmaps {
         /// Whose.

@@ -67,8 +67,12 @@ id!(
     DatastoreId(u16)
 );
 id!(
-    /// A guest request in flight, as its front end calls it. The engine only hands it back.
+    /// A guest request in flight, as its front end calls it. The engine hands it back; the high 32 bits are the session.
     RequestId(u64)
+);
+id!(
+    /// Who asks: one connection, file or guest device. Chosen by the caller; a number is used again when its session ended.
+    SessionId(u32)
 );
 id!(
     /// An I/O that the engine asked for and that has not completed.

@@ -93,6 +93,7 @@ impl Engine {
             return self.issue_runs_of(now, Owner::Job(job), id, buffer.id, IoOp::Read);
         }
         it.step = Step::AheadBacking;
+        it.doubts = disk.backed.doubts;
         let offset = range.first * SECTOR_BYTES;
         let len = (range.end * SECTOR_BYTES).min(self.disk(id).config.size_bytes) - offset;
         let slice = Some(BufferSlice { id: buffer.id, offset: buffer.offset, len: len as u32 });
@@ -108,7 +109,7 @@ impl Engine {
         result: Result<(), IoError>,
         sums: &[u32],
     ) {
-        let Job { disk: id, range, step, buffer, .. } = self.jobs[job];
+        let Job { disk: id, range, step, buffer, doubts, .. } = self.jobs[job];
         let good = match step {
             Step::AheadFlash => {
                 let index = &mut self.disk_mut(id).cache.as_mut().expect("changes wait for flash I/O").index;
@@ -132,7 +133,9 @@ impl Engine {
         }
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
-        if let (true, Some(memory)) = (disk.may_read_ahead(), &mut disk.memory) {
+        // The backing may have lost what it delivered.
+        let believed = step == Step::AheadFlash || doubts == disk.backed.doubts;
+        if let (true, Some(memory)) = (disk.may_read_ahead() && believed, &mut disk.memory) {
             disk.stats.read_ahead_bytes += (range.end - range.first) * SECTOR_BYTES;
             let copy = |mut piece: Piece| {
                 piece.at += buffer.first_sector();

@@ -27,7 +27,7 @@ impl Engine {
     /// later than its bitmaps say. True while that is under way.
     pub(super) fn flushes_for_bitmaps(&mut self, now: Instant, id: DiskId) -> bool {
         let disk = self.disk_mut(id);
-        if disk.bitmaps.is_none() || disk.backing_flushed >= disk.backing_writes {
+        if disk.bitmaps.is_none() || !disk.backed.needs_flush() {
             return false;
         }
         if !std::mem::replace(&mut disk.flushed_for_bitmaps, true) && self.flush_backing(now, id) {

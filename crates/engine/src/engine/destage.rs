@@ -126,8 +126,9 @@ impl Engine {
                 break;
             };
             let hurry = disk.hurry();
-            let is_enough =
-                disk.destager.transfers >= TRANSFERS[hurry] || disk.destager.moving >= TRANSFERRED[hurry];
+            let is_enough = disk.destager.transfers >= TRANSFERS[hurry]
+                || disk.destager.moving >= TRANSFERRED[hurry]
+                || disk.destager.is_flushing && disk.destager.written.len() as u64 >= disk.unflushed_max();
             // After a failure what has been moved is flushed first: another failure is not to keep it dirty.
             let flush_first =
                 disk.destager.failures > 0 && !disk.destager.written.is_empty() && !disk.destager.is_flushing;
@@ -193,21 +194,22 @@ impl Engine {
     }
 
     /// A transfer of `range`, out of `whole`, ended: if it `moved` them, its sectors are on the backing, though
-    /// perhaps not durably.
+    /// perhaps not durably; a doubt since they were sent leaves them dirty.
     pub(super) fn transferred(
         &mut self,
         now: Instant,
         id: DiskId,
         (range, whole): (Range, Range),
         moved: bool,
+        believed: bool,
         result: Result<(), IoError>,
     ) {
         let disk = self.disk_mut(id);
         if moved {
-            disk.backing_writes += 1;
+            disk.backed.writes += 1;
         }
         match result {
-            Ok(()) if moved => {
+            Ok(()) if moved && believed => {
                 disk.destager.failures = 0;
                 disk.stats.destaged_bytes += (range.end - range.first) * SECTOR_BYTES;
                 disk.destager.moved(now, range.first, range.end);
@@ -222,28 +224,30 @@ impl Engine {
         self.wake(id);
     }
 
-    /// A flush of the backing ended, which began after `upto` writes to it.
+    /// A flush of the backing ended, which began after `upto` writes to it. It is `believed` if there was no doubt since.
     pub(super) fn backing_flushed(
         &mut self,
         now: Instant,
         id: DiskId,
         upto: u64,
+        believed: bool,
         result: Result<(), IoError>,
     ) {
         let disk = self.disk_mut(id);
         disk.destager.is_flushing = false;
-        let flushed = std::mem::take(&mut disk.destager.flushing);
         match result {
-            Ok(()) => {
-                disk.backing_flushed = disk.backing_flushed.max(upto);
+            Ok(()) if believed => {
+                disk.backed.end_flush(upto);
+                let flushed = std::mem::take(&mut disk.destager.flushing);
                 self.make_clean(now, id, flushed.into_iter());
+            }
+            Ok(()) => {
+                assert!(disk.destager.flushing.is_empty(), "a doubt makes destaged sectors dirty again");
             }
             Err(_) => {
                 disk.stats.destage_errors += 1;
                 disk.rest(now);
-                for sector in flushed {
-                    self.put_back(id, Range { disk: id, first: sector, end: sector + 1 });
-                }
+                self.doubt(now, id);
             }
         }
         self.unsettled.push(id);
@@ -380,12 +384,16 @@ impl super::Disk {
             || !self.destager.order_waiters.is_empty()
     }
 
+    /// Destaged sectors after which the backing is flushed. While it is being flushed, no more are destaged.
+    fn unflushed_max(&self) -> u64 {
+        self.cache.as_ref().map_or(1, |cache| (cache.sectors() / 16).clamp(1, UNFLUSHED_MAX))
+    }
+
     /// When the backing is to be flushed, if there is something to flush.
     fn flush_at(&mut self, now: Instant) -> Option<Instant> {
         let cache = self.cache.as_ref()?;
         let destage = cache.config.destage;
-        let enough = (cache.sectors() / 16).clamp(1, UNFLUSHED_MAX);
-        if self.destager.written.len() as u64 >= enough {
+        if self.destager.written.len() as u64 >= self.unflushed_max() {
             return Some(now);
         }
         if self.destager.transfers > 0 {

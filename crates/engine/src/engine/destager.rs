@@ -206,6 +206,13 @@ impl Destager {
         self.written.extend(first..end);
     }
 
+    /// Forgets which sectors the backing got that are not known to be durable there, and returns them.
+    pub(super) fn take_moved(&mut self) -> BTreeSet<u64> {
+        let mut moved = std::mem::take(&mut self.written);
+        moved.append(&mut self.flushing);
+        moved
+    }
+
     /// A flush of the backing has begun.
     pub(super) fn begin_flush(&mut self) {
         assert!(!self.is_flushing);
@@ -222,8 +229,10 @@ impl Destager {
     pub(super) fn restart(&mut self, epochs: Epochs, dirty: impl Iterator<Item = BlockNo>) {
         // Transfers that wait for a claim will find out what is dirty when they have it.
         let before = std::mem::take(self);
-        let Destager { order, order_waiters, flushes, transfers, moving, .. } = before;
-        *self = Destager { order, order_waiters, flushes, transfers, moving, ..Destager::default() };
+        let Destager { order, order_waiters, flushes, transfers, moving, is_flushing, .. } = before;
+        // A flush under way covers nothing of what is destaged from now on.
+        *self =
+            Destager { order, order_waiters, flushes, transfers, moving, is_flushing, ..Destager::default() };
         let oldest = self.begin_epochs(epochs);
         // What had its place in the queue keeps it.
         let mut dirty: BTreeSet<BlockNo> = dirty.collect();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::backed::Backed;
 use super::care::Care;
 use super::coming::Coming;
 use super::destager::Destager;
@@ -74,9 +75,7 @@ pub(super) struct Disk {
     pub(super) lost: BTreeSet<u64>,
     /// Writes of guests on their way to flash.
     pub(super) flash_writes: u32,
-    /// Writes to the backing that ended, and how many of them are durable.
-    pub(super) backing_writes: u64,
-    pub(super) backing_flushed: u64,
+    pub(super) backed: Backed,
     /// Zones being written past the cache, or not known to be durable: I/Os in flight, and the count of writes
     /// when the last one ended.
     pub(super) zones: BTreeMap<usize, (u32, u64, Instant)>,
@@ -124,9 +123,7 @@ impl Disk {
             stranded: Stranded::default(),
             lost: BTreeSet::new(),
             flash_writes: 0,
-            // What was written before the disk came under our care may not be durable either.
-            backing_writes: 1,
-            backing_flushed: 0,
+            backed: Backed::new(),
             zones: BTreeMap::new(),
             zones_due: None,
             edge_waiters: Vec::new(),

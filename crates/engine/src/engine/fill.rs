@@ -26,6 +26,9 @@ impl Engine {
         if request.passes_by() {
             return Err(Outcome::BypassNoPromote);
         }
+        if !self.is_believed(slot) {
+            return Err(Outcome::MissFlashBusy);
+        }
         let brings = if request.op == Op::Pull { Brings::Pulled } else { Brings::Clean };
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let shared = std::mem::take(&mut self.requests[slot].shared);
@@ -137,12 +140,14 @@ impl Engine {
         result: Result<(), IoError>,
         sums: &[u32],
     ) {
+        let believed = self.is_believed(slot);
         let disk = self.disk_mut(io.disk);
         let index = &mut disk.cache.as_mut().expect("changes wait for flash I/O").index;
         if let (Some(journal), Target::Flash(device)) = (&mut disk.journal, io.target) {
             journal.wrote(device);
         }
-        if result.is_ok() {
+        // The backing may have lost what the buffer holds.
+        if result.is_ok() && believed {
             assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector written");
             for (sector, sum) in (io.sector..).zip(sums) {
                 index.set_valid(sector, *sum);

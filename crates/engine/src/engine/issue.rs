@@ -10,11 +10,12 @@ use crate::units::{BufferId, DiskId, Instant, IoId, SECTOR_BYTES, sector_ceil, s
 impl Engine {
     /// Sends an I/O to the backing of a request's disk.
     pub(super) fn issue_backing(&mut self, now: Instant, slot: u32, op: IoOp) {
-        let active = &self.requests[slot];
-        let request = active.request;
+        let request = self.requests[slot].request;
         let (offset, end) = match op {
             IoOp::Flush => (0, 0),
             IoOp::Read => {
+                let doubts = self.disk(request.disk).backed.doubts;
+                self.requests[slot].doubts = doubts;
                 let size = self.disk(request.disk).config.size_bytes;
                 let end = sector_ceil(request.offset + request.len).min(size);
                 (sector_floor(request.offset), end)

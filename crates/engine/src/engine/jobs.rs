@@ -31,6 +31,8 @@ pub(super) struct Job {
     pub(super) step: Step,
     pub(super) buffer: Option<Piece>,
     pub(super) failed: bool,
+    /// The count of the disk's doubts when it wrote to the backing, or flushed it.
+    pub(super) doubts: u64,
 }
 
 /// What it is for.
@@ -40,7 +42,7 @@ pub(super) enum JobKind {
     Destage,
     /// Dirty sectors of a request's range go to the backing, under the request's claim.
     Edges(u32),
-    /// The backing is flushed; what was written to it before, up to this count of writes, is durable then.
+    /// The backing is flushed; the writes before it, up to this count, are durable then.
     Flush(u64),
     /// A frame is looked after (`care.rs`).
     Care(FrameNo),
@@ -102,6 +104,7 @@ impl Engine {
             step: Step::Waiting,
             buffer: None,
             failed: false,
+            doubts: 0,
         });
         if !needs_claim || self.claim_job(job, range) {
             self.start_job(now, job);
@@ -114,7 +117,8 @@ impl Engine {
         if self.jobs.len() >= super::JOBS_MAX {
             return false;
         }
-        let kind = JobKind::Flush(self.disk(disk).backing_writes);
+        let backed = &mut self.disk_mut(disk).backed;
+        let (kind, doubts) = (JobKind::Flush(backed.begin_flush()), backed.doubts);
         let range = Range { disk, first: 0, end: 0 };
         let job = self.jobs.insert(Job {
             disk,
@@ -125,6 +129,7 @@ impl Engine {
             step: Step::Flush,
             buffer: None,
             failed: false,
+            doubts,
         });
         self.disk_mut(disk).jobs += 1;
         self.issue(now, Owner::Job(job), disk, Target::Backing(disk), IoOp::Flush, (0, 0), None, 0);
@@ -147,6 +152,7 @@ impl Engine {
             step: Step::MergedWrite,
             buffer: Some(buffer),
             failed: false,
+            doubts: 0,
         });
         self.disk_mut(range.disk).jobs += 1;
         job
@@ -243,6 +249,7 @@ impl Engine {
                     return self.end_job(now, job, Err(IoError::Failed));
                 }
                 self.jobs[job].step = Step::BackingWrite;
+                self.jobs[job].doubts = self.disk(disk).backed.doubts;
                 let offset = range.first * SECTOR_BYTES;
                 let len = (range.end * SECTOR_BYTES).min(self.disk(disk).config.size_bytes) - offset;
                 let Piece { id, offset: start, .. } = buffer.expect("a transfer has a buffer");
@@ -258,13 +265,15 @@ impl Engine {
     pub(super) fn end_job(&mut self, now: Instant, job: u32, result: Result<(), IoError>) {
         let moved = self.jobs[job].step == Step::BackingWrite;
         let started = self.jobs[job].step != Step::Waiting;
-        let Job { disk, kind, whole, range, buffer, .. } = self.jobs.remove(job);
+        let Job { disk, kind, whole, range, buffer, doubts, .. } = self.jobs.remove(job);
+        // A doubt since it was sent: it may be lost though it ended well.
+        let believed = doubts == self.disk(disk).backed.doubts;
         self.disk_mut(disk).jobs -= u32::from(started);
         buffer.iter().for_each(|piece| self.lent.give_back(piece));
         match kind {
-            JobKind::Flush(upto) => self.backing_flushed(now, disk, upto, result),
+            JobKind::Flush(upto) => self.backing_flushed(now, disk, upto, believed, result),
             JobKind::Destage | JobKind::Edges(_) => {
-                self.transferred(now, disk, (range, whole), moved, result)
+                self.transferred(now, disk, (range, whole), moved, believed, result)
             }
             JobKind::Care(_) => self.care_done(now, disk, job, result),
             JobKind::ReadAhead => self.ahead_done(job, whole, result),

@@ -25,6 +25,7 @@
 //! ```
 
 mod ahead;
+mod backed;
 mod bitmaps;
 mod care;
 mod change;
@@ -204,6 +205,10 @@ struct Active {
     zoned: bool,
     /// Writes to the backing that had ended when its flush of the backing began.
     flush_mark: u64,
+    /// The count of the disk's doubts when its flush or its read of the backing began, or its change, see `backed.rs`.
+    doubts: u64,
+    /// How often its change began anew after a doubt.
+    resends: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -50,6 +50,8 @@ impl Engine {
             not_admitted: false,
             zoned: false,
             flush_mark: 0,
+            doubts: 0,
+            resends: 0,
         });
         match request.op {
             Op::Flush => self.start_flush(now, slot),

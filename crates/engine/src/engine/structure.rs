@@ -36,12 +36,19 @@ pub(super) struct Opening {
     old: Option<(Cache, Option<Box<Journal>>)>,
     /// Segments that are free if all goes well.
     released: Vec<Segment>,
+    /// Sectors of the disk of which the old cache is to keep no clean copies, should it come back.
+    forget: Vec<(u64, u64)>,
 }
 
 impl Opening {
     /// Does it make a new ring, which counts only when it is complete?
     pub(super) fn makes_ring(&self) -> bool {
         self.kind == Kind::Ring
+    }
+
+    /// Clean copies of these sectors are wrong, in the old cache too.
+    pub(super) fn forget_if_abandoned(&mut self, ranges: &[(u64, u64)]) {
+        self.forget.extend_from_slice(ranges);
     }
 }
 
@@ -228,8 +235,8 @@ impl Engine {
             old = disk.cache.replace(cache).map(|cache| (cache, disk.journal.take()));
             disk.journal = Some(Box::new(journal));
         }
-        let stage = Stage::FlushBacking(disk.backing_writes, 0);
-        disk.opening = Some(Box::new(Opening { command, kind, stage, old, released }));
+        let stage = Stage::FlushBacking(disk.backed.writes, 0);
+        disk.opening = Some(Box::new(Opening { command, kind, stage, old, released, forget: vec![] }));
         disk.holds = true;
         self.wake(id);
         self.pump_structure(now, id);
@@ -256,11 +263,11 @@ impl Engine {
                         drop_dirty(now, journal, index);
                         self.complete(now, id, kind)
                     }
-                    _ => self.abandon(id, CommandError::JournalFailed),
+                    _ => self.abandon(now, id, CommandError::JournalFailed),
                 };
             }
             let next = match stage {
-                Stage::FlushBacking(upto, _) if disk.backing_flushed >= upto => {
+                Stage::FlushBacking(upto, _) if disk.backed.flushed >= upto => {
                     // While the backing was flushed a commit may have become due.
                     if !disk.journal.as_ref().expect("it has one").is_idle() {
                         return self.pump_journal(now, id);
@@ -276,7 +283,7 @@ impl Engine {
                     // Another host's backing is not worth a try.
                     let is_in_vain = tries == FLUSHES_MAX || leaves && disk.ownership.role == Role::Away;
                     match (is_in_vain, leaves) {
-                        (true, false) => return self.abandon(id, CommandError::BackingFailed),
+                        (true, false) => return self.abandon(now, id, CommandError::BackingFailed),
                         (true, true) if !disk.journal.as_ref().expect("it has one").is_idle() => {
                             return self.pump_journal(now, id);
                         }
@@ -437,7 +444,7 @@ impl Engine {
     }
 
     /// It failed: the cache is what it was before.
-    fn abandon(&mut self, id: DiskId, error: CommandError) {
+    fn abandon(&mut self, now: Instant, id: DiskId, error: CommandError) {
         let disk = self.disk_mut(id);
         let opening = disk.opening.take().expect("it fails");
         if opening.kind == Kind::Ring {
@@ -448,6 +455,10 @@ impl Engine {
             // What the destager has made clean meanwhile was clean in the new cache only.
             disk.restart_destager();
         }
+        for (first, end) in opening.forget {
+            self.drop_clean(now, id, first, end);
+        }
+        let disk = self.disk_mut(id);
         // A drain that was asked for meanwhile has nothing to drain.
         if let Some(drain) = disk.draining.take_if(|_| disk.journal.is_none()) {
             self.done(drain, id, Err(CommandError::Stopped));

@@ -2,6 +2,7 @@
 //! with the result that the test chooses. Each sentence of SYSTEMS §1 that the
 //! engine answers for has a test that cites it.
 
+mod backed;
 mod bitmaps;
 mod blocks;
 mod change;

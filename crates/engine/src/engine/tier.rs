@@ -105,7 +105,7 @@ impl Engine {
     /// A request ends: memory keeps what a read has returned, and pages that are there take over what a write wrote.
     #[inline]
     pub(super) fn keep_in_memory(&mut self, slot: u32, result: Result<(), IoError>) {
-        let Active { request, range, seen, outcome, .. } = &self.requests[slot];
+        let Active { request, range, seen, outcome, doubts, .. } = &self.requests[slot];
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         if disk.memory.is_none() || result.is_err() || disk.ownership.role != Role::Here {
@@ -122,12 +122,13 @@ impl Engine {
                     && !request.passes_by()
                     && !seen.is_run
                     && !outcome.is_from_memory()
-                    && *outcome != Outcome::BypassShared =>
+                    && *outcome != Outcome::BypassShared
+                    && (*outcome == Outcome::Hit || *doubts == disk.backed.doubts) =>
             {
                 let copy = |piece| copy_out.push_back(into_memory(request.disk, id, piece));
                 memory.keep(range.first, range.end, copy);
             }
-            Op::Write(_) if uses.keeps_writes => {
+            Op::Write(_) if uses.keeps_writes && *doubts == disk.backed.doubts => {
                 let (first, end) = whole_sectors(request.offset, request.len);
                 let copy = |mut piece: Piece| {
                     piece.at += first - range.first;

@@ -22,7 +22,9 @@ impl Engine {
         let Active { request, range, .. } = self.requests[slot];
         let disk = self.disk_mut(request.disk);
         disk.ownership.note_change(range.first, range.end);
-        if disk.journal.is_some() {
+        let (doubts, is_persistent) = (disk.backed.doubts, disk.journal.is_some());
+        self.requests[slot].doubts = doubts;
+        if is_persistent {
             return self.change_persistent(now, slot);
         }
         self.invalidate(slot);
@@ -63,33 +65,49 @@ impl Engine {
         self.flush_committed(now, slot, Ok(()));
     }
 
-    /// What flash holds is durable. The backing is flushed if anything else was written to it.
+    /// What flash holds is durable. The backing is flushed if a change of a guest bypassed flash since it was last.
     pub(super) fn flush_committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         let disk = self.disk(self.requests[slot].request.disk);
         if result.is_err() {
             return self.end_written(now, slot, result);
         }
-        if disk.backing_writes > disk.backing_flushed {
+        if disk.backed.needs_flush() {
             return self.flush_request(now, slot);
         }
-        self.requests[slot].outcome = Outcome::FlushCommitted;
-        self.reply(now, slot, Ok(()));
+        self.end_flush(now, slot, Outcome::FlushCommitted, Ok(()));
+    }
+
+    /// Answers a flush. It fails if its session was not told of a loss before.
+    fn end_flush(&mut self, now: Instant, slot: u32, outcome: Outcome, result: Result<(), IoError>) {
+        let request = self.requests[slot].request;
+        let is_owed = self.disk_mut(request.disk).backed.tell(request.id.session());
+        let result = if is_owed { result.and(Err(IoError::Failed)) } else { result };
+        self.requests[slot].outcome = if result.is_ok() { outcome } else { Outcome::BackingError };
+        self.reply(now, slot, result);
         self.finish(slot);
     }
 
     /// Flushes the backing for a request.
     pub(super) fn flush_request(&mut self, now: Instant, slot: u32) {
-        let mark = self.disk(self.requests[slot].request.disk).backing_writes;
+        let Active { request, .. } = self.requests[slot];
+        let backed = &mut self.disk_mut(request.disk).backed;
+        let (mark, doubts) = (backed.begin_flush(), backed.doubts);
         self.requests[slot].flush_mark = mark;
+        if !request.op.modifies() {
+            self.requests[slot].doubts = doubts;
+        }
         self.requests[slot].phase = Phase::BackingFlush;
         self.issue_backing(now, slot, IoOp::Flush);
     }
 
     pub(super) fn backing_change_done(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         self.send_followers(now, slot);
-        self.backing_changed(now, slot);
+        self.backing_changed(now, slot, result);
         let Active { request, over_dirty, .. } = self.requests[slot];
         let op = request.op;
+        if result.is_ok() && !self.is_believed(slot) {
+            return self.change_again(now, slot);
+        }
         match (op, result) {
             (_, Ok(())) if over_dirty => self.flush_request(now, slot),
             (Op::Discard(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _), Ok(())) => {
@@ -111,14 +129,18 @@ impl Engine {
 
     pub(super) fn backing_flush_done(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         let Active { request, over_dirty, flush_mark, .. } = self.requests[slot];
-        if result.is_ok() {
-            let disk = self.disk_mut(request.disk);
-            disk.backing_flushed = disk.backing_flushed.max(flush_mark);
-            if over_dirty {
-                return self.dirty_replaced(now, slot);
-            }
+        let modifies = request.op.modifies();
+        match (result, self.is_believed(slot)) {
+            (Err(_), _) => self.doubt(now, request.disk),
+            (Ok(()), true) => self.disk_mut(request.disk).backed.end_flush(flush_mark),
+            (Ok(()), false) if modifies => return self.change_again(now, slot),
+            (Ok(()), false) => {}
         }
-        self.end_change(now, slot, result);
+        match (modifies, result) {
+            (false, result) => self.end_flush(now, slot, Outcome::BypassFlush, result),
+            (true, Ok(())) if over_dirty => self.dirty_replaced(now, slot),
+            (true, result) => self.end_change(now, slot, result),
+        }
     }
 
     /// Has the journal something to say before a change of the backing may be answered? What was dirty in its range before
@@ -151,7 +173,6 @@ impl Engine {
         let active = &mut self.requests[slot];
         active.outcome = match (active.request.op, result) {
             // "Cannot do that fast" is an answer, not a failure of the backing.
-            (Op::Flush | Op::Settle, Ok(())) => Outcome::BypassFlush,
             (Op::Discard(_) | Op::WriteZeroes(..), Ok(()) | Err(IoError::Unsupported)) => {
                 Outcome::BypassZeroing
             }

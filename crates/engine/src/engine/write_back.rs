@@ -266,6 +266,7 @@ impl Engine {
         if self.strand(now, slot) {
             return;
         }
+        self.requests[slot].doubts = self.disk(request.disk).backed.doubts;
         // What flash took in part must not be seen: such a write goes on at once, even before older data.
         if !failed && self.breaks_order(request.disk, range.first, range.end, true) {
             return self.wait_for_order(now, slot);
@@ -420,10 +421,11 @@ impl Engine {
     }
 
     /// A change of the backing ended, well or not.
-    pub(super) fn backing_changed(&mut self, now: Instant, slot: u32) {
-        let Active { request, zoned, .. } = self.requests[slot];
+    pub(super) fn backing_changed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        let Active { request, range, zoned, .. } = self.requests[slot];
+        let durable = request.op == Op::Write(Durability::Durable) && result.is_ok();
         let disk = self.disk_mut(request.disk);
-        disk.backing_writes += 1;
+        disk.backed.note_bypass(range.first, if durable { range.first } else { range.end });
         if !zoned {
             return;
         }
@@ -433,7 +435,7 @@ impl Engine {
         for zone in zones {
             let (in_flight, writes, since) = disk.zones.get_mut(&zone).expect("it was entered");
             *in_flight -= 1;
-            (*writes, *since) = (disk.backing_writes, now);
+            (*writes, *since) = (disk.backed.writes, now);
         }
         disk.zones_due.get_or_insert(now + ZONE_QUIET_NS);
     }
@@ -445,7 +447,7 @@ impl Engine {
             return;
         }
         let Some(journal) = &mut disk.journal else { return };
-        let flushed = disk.backing_flushed;
+        let flushed = disk.backed.flushed;
         let mut unflushed = false;
         disk.zones.retain(|zone, (in_flight, writes, since)| {
             let quiet = *in_flight == 0 && now - *since >= ZONE_QUIET_NS;

@@ -135,6 +135,9 @@ impl<'a> Alone<'a> {
     }
 
     fn take_done(&mut self) {
+        if self.backing.take_loss() && self.last > 0 {
+            self.failed = self.failed.or(Some(IoError::Failed));
+        }
         while let Some((id, result)) = self.backing.poll_done() {
             let at = self.in_flight.iter().position(|(known, _)| *known == id);
             let (_, buffer) = self.in_flight.swap_remove(at.expect("an I/O ends once"));

@@ -201,6 +201,10 @@ impl Driver for Handover {
         self.collect(ring, now);
     }
 
+    fn take_loss(&mut self) -> bool {
+        self.own.take_loss()
+    }
+
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         self.done.pop_front().or_else(|| self.own.poll_done())
     }

@@ -13,6 +13,11 @@
 //! # What it refuses
 //! I/O is checked against the disk by the engine, not again here. Every I/O ends exactly once, with
 //! success or an [`IoError`]; nothing is retried except what a lost NBD connection left unanswered.
+//!
+//! # Failed flushes
+//! A flush that fails tells that any subset of the writes since the last successful flush may be lost. It may be told once
+//! only: a later flush that succeeds says nothing about those writes. A backing that lost them in another way, because
+//! its server restarted, says so with [`Backing::take_loss`]. docs/decisions/0032 has the rules for what follows.
 
 pub mod alone;
 mod file;
@@ -254,6 +259,10 @@ pub trait Driver: Send {
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion);
     /// See [`Backing::poll_done`].
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)>;
+    /// See [`Backing::take_loss`].
+    fn take_loss(&mut self) -> bool {
+        false
+    }
     /// See [`Backing::poll_timeout`].
     fn poll_timeout(&self) -> Option<Instant>;
     /// See [`Backing::handle_timeout`].
@@ -509,6 +518,12 @@ impl Backing {
     /// An I/O that ended.
     pub fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         self.driver.poll_done()
+    }
+
+    /// May acknowledged writes that no successful flush covers have been lost since this was asked last, because a server
+    /// restarted? To be asked before [`poll_done`](Self::poll_done): what ends from then on may have been sent before the loss.
+    pub fn take_loss(&mut self) -> bool {
+        self.driver.take_loss()
     }
 
     /// When to call `handle_timeout`.

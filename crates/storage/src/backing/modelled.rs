@@ -107,6 +107,10 @@ impl Driver for Modelled {
         self.take_finished();
     }
 
+    fn take_loss(&mut self) -> bool {
+        self.inner.take_loss()
+    }
+
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         let &Reverse((due, _, io)) = self.waiting.peek()?;
         // Nobody needs to wait for the model of a backing that is being closed.

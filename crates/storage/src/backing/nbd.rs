@@ -12,9 +12,10 @@
 //! [`DISCONNECT_MAX_NS`] for the other replies, sends NBD_CMD_DISC and treats the connection as lost. The server can then exit.
 //!
 //! # Flushes
-//! A server that dies may take acknowledged writes with it that were not flushed, and hob cannot send
-//! them again. So when a connection breaks while there are such writes, the flushes that
-//! wait, or else the next one, fail once. FUA writes, and writes that a flush covered, are safe. Where somebody else sees to it that
+//! A server that dies may take acknowledged writes with it that were not flushed. So when a connection breaks while
+//! there are such writes, the flushes that wait fail, and [`Backing::take_loss`](super::Backing::take_loss) reports a loss.
+//! An earlier hob may have left such writes too, so there are some until the first flush succeeds. FUA writes, and writes
+//! that a flush covered, are safe. Where somebody else sees to it that
 //! the server is the one of before ([`BackingOptions::keeps_writes`]), nothing is lost with a connection.
 //!
 //! # Servers that can do less
@@ -139,9 +140,9 @@ pub(crate) fn open_uri(
         pause: options.reconnect_min,
         down_since: None,
         jobs: Jobs::default(),
-        changes: 0,
+        changes: u64::from(access == Access::ReadWrite),
         flushed: 0,
-        writes_lost: false,
+        lost: false,
         hold: Hold::No,
         done: VecDeque::new(),
         statuses: VecDeque::new(),
@@ -215,11 +216,11 @@ pub(crate) struct NbdBacking {
     /// Start of the outage: nothing was answered since, and the connection was lost meanwhile.
     down_since: Option<Instant>,
     jobs: Jobs,
-    /// Acknowledged changes that need a flush, ever; and how many of them a flush covered.
+    /// Acknowledged changes that need a flush, with one for those of earlier connections; and how many of them a flush covered.
     changes: u64,
     flushed: u64,
-    /// The next flush must fail.
-    writes_lost: bool,
+    /// Acknowledged changes may be lost, and nobody has been told.
+    lost: bool,
     /// Whether the disk may be written.
     hold: Hold,
     done: VecDeque<(IoId, Result<(), IoError>)>,
@@ -252,10 +253,7 @@ impl NbdBacking {
     fn end_or_flush(&mut self, slot: u32) {
         let job = self.jobs.job(slot);
         if job.result.is_ok() && std::mem::take(&mut job.then_flush) {
-            if !std::mem::take(&mut self.writes_lost) {
-                return self.jobs.ask(slot, What::Flush { mark: 0 }, 0, 0);
-            }
-            self.jobs.job(slot).result = Err(IoError::Failed);
+            return self.jobs.ask(slot, What::Flush { mark: 0 }, 0, 0);
         }
         let job = self.jobs.end_job(slot);
         match job.asker {
@@ -403,10 +401,6 @@ impl Driver for NbdBacking {
                 let what = |io: &Io, at, len| What::Write(part(io, at, len), flags);
                 self.ask_range(job, io, what, payload_max);
             }
-            IoOp::Flush if std::mem::take(&mut self.writes_lost) => {
-                self.jobs.job(job).result = Err(IoError::Failed);
-                self.end_or_flush(job);
-            }
             IoOp::Flush if self.can(TransmissionFlags::SEND_FLUSH) => {
                 self.jobs.ask(job, What::Flush { mark: 0 }, 0, 0);
             }
@@ -457,6 +451,10 @@ impl Driver for NbdBacking {
             Ok(()) => self.disconnect_if_shut_down(ring, now),
             Err(why) => self.break_connection(ring, now, &why),
         }
+    }
+
+    fn take_loss(&mut self) -> bool {
+        std::mem::take(&mut self.lost)
     }
 
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {

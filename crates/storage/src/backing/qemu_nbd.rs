@@ -221,6 +221,10 @@ impl Driver for QemuNbd {
         self.inner.handle_completion(ring, now, completion);
     }
 
+    fn take_loss(&mut self) -> bool {
+        self.inner.take_loss()
+    }
+
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         self.inner.poll_done()
     }

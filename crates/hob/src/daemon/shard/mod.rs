@@ -287,6 +287,9 @@ impl Shard {
 
     fn collect_done(&mut self, now: Instant, disk: DiskId) {
         let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
+        if backing.take_loss() {
+            self.engine.handle_loss(now, disk);
+        }
         while let Some((io, result)) = backing.poll_done() {
             match backing.take_shared(io) {
                 shared if shared.is_empty() => self.engine.handle_completion(now, io, result, &[]),

@@ -78,7 +78,7 @@ impl NbdBacking {
                     let flushes: Vec<u32> = self.jobs.live_requests().collect();
                     let flushes: Vec<u32> =
                         flushes.into_iter().filter(|slot| self.jobs.request(*slot).is_flush()).collect();
-                    self.writes_lost = flushes.is_empty();
+                    self.lost = true;
                     self.fail(&flushes, IoError::Failed);
                 }
                 self.fail_expired(now);

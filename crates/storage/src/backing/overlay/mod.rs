@@ -174,6 +174,10 @@ impl Driver for Overlay {
         self.own.handle_completion(ring, now, completion);
     }
 
+    fn take_loss(&mut self) -> bool {
+        self.own.take_loss()
+    }
+
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         loop {
             if let Some(done) = self.done.pop_front() {

@@ -1,0 +1,327 @@
+//! Flushes of the backing that fail, and backings that restart: who is told, and what becomes dirty again.
+
+use super::write_back::{backing, flash, lazy};
+use super::*;
+use crate::command::{Bitmap, BitmapChange, Destage, Mode};
+use crate::granules::Granules;
+use crate::units::SessionId;
+
+impl Bench {
+    fn flush_of(&mut self, session: u32) -> RequestId {
+        self.made += 1;
+        let id = RequestId(u64::from(session) << 32 | self.made);
+        let request = Request {
+            id,
+            disk: DISK,
+            op: Op::Flush,
+            offset: 0,
+            len: 0,
+            buffer: None,
+            promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
+        };
+        self.engine.handle_request(self.now, request).expect("room for a request");
+        self.drain();
+        id
+    }
+
+    fn flushed_by(&mut self, session: u32) -> Result<(), IoError> {
+        let flush = self.flush_of(session);
+        self.settle();
+        self.reply(flush).expect("answered").result
+    }
+
+    /// Ends I/O of all kinds well, until one on the backing with this operation is the oldest.
+    fn until_backing(&mut self, op: IoOp) -> Io {
+        for _ in 0..100 {
+            let Some(io) = self.ios.pop_front() else {
+                self.wait_ms(100);
+                continue;
+            };
+            if (io.target, io.op) == (backing(), op) {
+                return io;
+            }
+            self.end(io);
+        }
+        panic!("no {op:?} of the backing");
+    }
+}
+
+const PLAIN: IoOp = IoOp::Write(Durability::Volatile);
+
+/// A write-back cache that destages at once; its only dirty sector was written to the backing, and the flush of the backing for
+/// it is under way.
+fn destaged() -> (Bench, Io) {
+    let eager = Destage { start_permille: 0, stop_permille: 0, ..lazy() };
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, eager);
+    bench.write(0, 4 * KIB);
+    let write = bench.until_backing(PLAIN);
+    bench.end(write);
+    let flush = bench.until_backing(IoOp::Flush);
+    assert_eq!(bench.dirty(), 1);
+    (bench, flush)
+}
+
+#[test]
+fn what_a_failed_flush_covers_is_dirty_again_and_destaged_again() {
+    let (mut bench, flush) = destaged();
+    bench.fail(flush);
+    assert_eq!(bench.dirty(), 1);
+    let write = bench.until_backing(PLAIN);
+    assert_eq!(write.offset, 0);
+    bench.end(write);
+    bench.settle();
+    bench.wait_ms(2000);
+    bench.settle();
+    assert_eq!(bench.dirty(), 0);
+    assert_eq!(bench.flushed_by(1), Ok(()), "flash had it all the time");
+}
+
+/// The flush that began before succeeds, and is not believed: the error was another's.
+#[test]
+fn a_flush_that_meets_a_loss_makes_nothing_clean() {
+    let (mut bench, flush) = destaged();
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.end(flush);
+    assert_eq!(bench.dirty(), 1);
+    let write = bench.until_backing(PLAIN);
+    bench.end(write);
+    let flush = bench.until_backing(IoOp::Flush);
+    bench.end(flush);
+    assert_eq!(bench.dirty(), 0);
+}
+
+#[test]
+fn a_transfer_that_meets_a_loss_is_repeated() {
+    let eager = Destage { start_permille: 0, stop_permille: 0, ..lazy() };
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, eager);
+    bench.write(0, 4 * KIB);
+    let write = bench.until_backing(PLAIN);
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.end(write);
+    let again = bench.until_backing(PLAIN);
+    assert_eq!(again.offset, 0);
+}
+
+/// Under write-back a flush of a guest needs flash only, even while destaged data waits for its flush.
+#[test]
+fn a_guests_flush_does_not_wait_for_destaging() {
+    let (mut bench, hangs) = destaged();
+    bench.write_alone(64 * KIB, 4 * KIB);
+    let flush = bench.flush_of(1);
+    while let Some(io) = bench.ios.pop_front() {
+        assert!(io.target != backing() || io.op != IoOp::Flush, "{io:?}");
+        bench.end(io);
+    }
+    assert_eq!(bench.outcome(flush), Outcome::FlushCommitted);
+    bench.end(hangs);
+}
+
+#[test]
+fn a_change_that_bypassed_flash_needs_a_flush_of_the_backing() {
+    let (mut bench, hangs) = destaged();
+    bench.request(Op::Discard(Durability::Volatile), MIB, 4 * KIB);
+    bench.settle();
+    let flush = bench.flush_of(1);
+    let own = bench.until_backing(IoOp::Flush);
+    assert!(!bench.answered(flush));
+    bench.end(own);
+    assert_eq!(bench.outcome(flush), Outcome::BypassFlush);
+    bench.end(hangs);
+}
+
+#[test]
+fn every_session_is_told_of_a_failed_flush_once() {
+    let mut bench = Bench::bare(Limits::default());
+    assert_eq!(bench.flushed_by(1), Ok(()));
+    bench.write_alone(0, 4 * KIB);
+    let flush = bench.flush_of(1);
+    let io = bench.only_io();
+    bench.fail(io);
+    assert_eq!(bench.reply(flush).expect("answered").result, Err(IoError::Failed));
+    assert!(bench.events.contains(&Event::WritesInDoubt(DISK)));
+    assert_eq!(bench.flushed_by(1), Ok(()), "it was told");
+    assert!(bench.engine.owes_failure(DISK, SessionId(2)));
+    assert_eq!(bench.flushed_by(2), Err(IoError::Failed));
+    assert_eq!(bench.flushed_by(2), Ok(()));
+    bench.engine.begin_session(DISK, SessionId(3));
+    assert_eq!(bench.flushed_by(3), Ok(()), "it began after a guest was told");
+}
+
+#[test]
+fn a_failure_that_no_guest_was_told_of_is_the_next_sessions() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.write_alone(0, 4 * KIB);
+    bench.engine.handle_loss(bench.now, DISK);
+    assert_eq!(bench.flushed_by(SessionId::DAEMON_BIT), Err(IoError::Failed), "the daemon is no guest");
+    bench.engine.begin_session(DISK, SessionId(1));
+    assert_eq!(bench.flushed_by(1), Err(IoError::Failed));
+    assert_eq!(bench.flushed_by(1), Ok(()));
+}
+
+/// A loss of nothing that was acknowledged is nobody's.
+#[test]
+fn a_loss_after_a_flush_is_not_told() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.write_alone(0, 4 * KIB);
+    assert_eq!(bench.flushed_by(1), Ok(()));
+    bench.engine.handle_loss(bench.now, DISK);
+    assert_eq!(bench.flushed_by(1), Ok(()));
+}
+
+/// Two flushes of one backing: one gets the error, the other one succeeds.
+#[test]
+fn a_flush_beside_one_that_fails_is_not_believed() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.write_alone(0, 4 * KIB);
+    let (one, other) = (bench.flush_of(1), bench.flush_of(2));
+    let (first, second) = (bench.ios.pop_front().expect("one"), bench.ios.pop_front().expect("two"));
+    bench.fail(first);
+    bench.end(second);
+    for flush in [one, other] {
+        assert_eq!(bench.reply(flush).expect("answered").result, Err(IoError::Failed));
+    }
+    assert_eq!(bench.flushed_by(1), Ok(()));
+    assert_eq!(bench.flushed_by(2), Ok(()));
+}
+
+#[test]
+fn a_change_that_meets_a_loss_is_sent_again() {
+    for op in [WRITE, Op::WriteZeroes(Durability::Volatile, crate::io::Zeroing::MayUnmap)] {
+        let mut bench = Bench::cached(16, 4 * KIB);
+        let change = bench.request(op, 0, 4 * KIB);
+        let io = bench.only_io();
+        bench.engine.handle_loss(bench.now, DISK);
+        bench.end(io);
+        assert!(!bench.answered(change));
+        let again = bench.only_io();
+        assert_eq!((again.op, again.offset, again.len), (io.op, io.offset, io.len));
+        bench.end(again);
+        assert_eq!(bench.reply(change).expect("answered").result, Ok(()));
+    }
+}
+
+#[test]
+fn a_change_that_meets_losses_again_and_again_fails() {
+    let mut bench = Bench::bare(Limits::default());
+    let write = bench.write(0, 4 * KIB);
+    for _ in 0..=3 {
+        assert!(!bench.answered(write));
+        let io = bench.only_io();
+        bench.engine.handle_loss(bench.now, DISK);
+        bench.end(io);
+    }
+    assert_eq!(bench.reply(write).expect("answered").result, Err(IoError::Failed));
+}
+
+#[test]
+fn a_durable_discard_that_meets_a_loss_is_done_again() {
+    let mut bench = Bench::bare(Limits::default());
+    let discard = bench.request(Op::Discard(Durability::Durable), 0, 4 * KIB);
+    let change = bench.only_io();
+    bench.end(change);
+    let flush = bench.only_io();
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.end(flush);
+    let again = bench.only_io();
+    assert_eq!(again.op, IoOp::Discard);
+    bench.end(again);
+    let flush = bench.only_io();
+    assert_eq!(flush.op, IoOp::Flush);
+    bench.end(flush);
+    assert_eq!(bench.reply(discard).expect("answered").result, Ok(()));
+}
+
+/// A write that covers a part of a destaged sector: the backing lost the rest of it.
+#[test]
+fn a_destaged_edge_that_is_lost_is_destaged_again() {
+    let (mut bench, hangs) = destaged();
+    let write = bench.write(0, 512);
+    let change = bench.until_backing(PLAIN);
+    assert_eq!(change.len, 512);
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.end(change);
+    let edge = bench.until_backing(PLAIN);
+    assert_eq!(edge.len, 4 * KIB, "the whole sector first");
+    bench.end(edge);
+    let change = bench.until_backing(PLAIN);
+    assert_eq!(change.len, 512);
+    bench.end(change);
+    assert!(!bench.answered(write), "the backing is flushed before flash forgets the sector");
+    bench.end(hangs);
+    bench.settle();
+    assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
+}
+
+#[test]
+fn clean_copies_of_changes_in_doubt_are_forgotten() {
+    for persistent in [false, true] {
+        let mut bench = match persistent {
+            false => Bench::cached(16, 4 * KIB),
+            true => Bench::persistent(4 * KIB, Mode::WriteThrough, lazy()),
+        };
+        bench.write_alone(0, 4 * KIB);
+        bench.flush();
+        bench.write_alone(64 * KIB, 4 * KIB);
+        assert_eq!(bench.read_alone(64 * KIB, 4 * KIB), Outcome::Hit);
+        bench.engine.handle_loss(bench.now, DISK);
+        assert_eq!(
+            bench.read_alone(64 * KIB, 4 * KIB),
+            Outcome::MissFilled,
+            "the backing says what is there"
+        );
+        assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit, "it was flushed");
+    }
+}
+
+#[test]
+fn a_fill_that_meets_a_loss_leaves_nothing_valid() {
+    let mut bench = Bench::cached(16, 4 * KIB);
+    bench.write(0, 4 * KIB);
+    let change = bench.only_io();
+    bench.end(change);
+    let fill = bench.only_io();
+    assert!(is_flash(&fill));
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.end(fill);
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+}
+
+#[test]
+fn a_bitmap_has_everything_after_a_loss() {
+    let mut bench = Bench::bare(Limits::default());
+    let granules = Granules::new(64 * MIB, 64 << 10).expect("sensible");
+    let bitmap = Bitmap::recording("backup".into(), granules);
+    bench.command(Command::Bitmap(BitmapChange::Add(Box::new(bitmap)))).expect("added");
+    bench.write_alone(0, 4 * KIB);
+    bench.engine.handle_loss(bench.now, DISK);
+    assert_eq!(bench.engine.bitmaps(DISK)[0].granules.run(0, 64 * MIB), (64 * MIB, true));
+}
+
+/// While the backing is flushed, destaged sectors are bounded, however long that takes.
+#[test]
+fn a_flush_that_hangs_bounds_what_is_destaged() {
+    let eager = Destage { start_permille: 0, stop_permille: 0, full_permille: 900, ..lazy() };
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, eager);
+    let (mut hangs, mut destaged) = (None, 0);
+    for round in 0..200u64 {
+        bench.write(round * 4 * KIB, 4 * KIB);
+        bench.request(Op::Flush, 0, 0);
+        while let Some(io) = bench.ios.pop_front() {
+            match (io.target, io.op) {
+                (Target::Backing(_), IoOp::Flush) => hangs = Some(io),
+                (Target::Backing(_), IoOp::Write(_)) => {
+                    destaged += io.len / SECTOR_BYTES;
+                    bench.end(io);
+                }
+                _ => bench.end(io),
+            }
+        }
+    }
+    // A sixteenth of the cache's 256 sectors flushing, as much waiting, and one transfer more.
+    assert!((16..=64).contains(&destaged), "{destaged}");
+    bench.end(hangs.expect("the backing was flushed"));
+    bench.settle();
+    assert!(bench.dirty() < 100, "{}", bench.dirty());
+    assert_eq!(bench.ios.iter().filter(|io| io.target == flash(0)).count(), 0);
+}
