@@ -26,6 +26,7 @@ pub mod policy;
 pub mod preset;
 pub mod qos;
 pub mod regions;
+pub mod shares;
 mod simulate;
 pub mod sizing;
 mod slab;

@@ -120,7 +120,6 @@ struct InFlight {
 /// The engine, its devices and the clock. Runs may follow each other: time goes on and caches stay warm.
 pub struct Replay {
     engine: Engine,
-    guests_max: u32,
     disks: Vec<DiskSetup>,
     /// By the number of the device.
     flash: Vec<ServiceModel>,
@@ -215,7 +214,7 @@ impl Replay {
         let mut head = pull(&mut due);
         while head.is_some() || self.engine.in_flight() > 0 {
             match (head, self.next_at()) {
-                (Some(ask), next) if self.has_room() && next.is_none_or(|next| self.now.max(due) < next) => {
+                (Some(ask), next) if self.has_room(&ask) && next.is_none_or(|next| self.now.max(due) < next) => {
                     self.now = self.now.max(due);
                     self.submit(InFlight { ask, client: 0, at: due });
                     head = pull(&mut due);
@@ -255,10 +254,13 @@ impl Replay {
                     self.queue.push(self.now + think_ns, Next::Client(client));
                 }
             }
-            while self.has_room()
-                && let Some((client, at)) = ready.pop_front()
-            {
-                let ask = asks[client as usize].take().expect("a client that is ready asks");
+            while let Some((client, at)) = ready.front().copied() {
+                let ask = asks[client as usize].as_ref().expect("a client that is ready asks");
+                if !self.has_room(ask) {
+                    break;
+                }
+                ready.pop_front();
+                let ask = asks[client as usize].take().expect("just looked at");
                 self.submit(InFlight { ask, client, at });
             }
             self.drain(|answer| {
@@ -312,8 +314,8 @@ impl Replay {
         self.run
     }
 
-    fn has_room(&self) -> bool {
-        self.engine.in_flight() < self.guests_max
+    fn has_room(&self, ask: &Ask) -> bool {
+        self.engine.has_room(DiskId(ask.disk))
     }
 
     /// When something happens by itself.

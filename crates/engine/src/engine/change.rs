@@ -26,6 +26,9 @@ impl Engine {
             (Command::AddDisk(_), Some(_)) => Err(CommandError::DiskExists),
             (Command::AddDisk(config), slot @ None) => {
                 *slot = Some(Box::new(Disk::new(config, now)));
+                self.slots.join(disk_id, config.datastore);
+                self.lent.shares.join(disk_id, config.datastore);
+                self.job_slots.join(disk_id, config.datastore);
                 Ok(())
             }
             (_, None) => Err(CommandError::NoSuchDisk),
@@ -175,6 +178,9 @@ impl Engine {
             let segments = volatile.map(|cache| places(&cache.segments)).unwrap_or_default();
             self.hand_out_bitmaps(id);
             self.disks[id.0 as usize] = None;
+            self.slots.leave(id);
+            self.lent.shares.leave(id);
+            self.job_slots.leave(id);
             return self.done(command, id, Ok(segments));
         }
         if self.settle_persistent(now, id) {

@@ -55,6 +55,8 @@ pub(super) struct Disk {
     pub(super) backing_in_flight: u32,
     /// Jobs under way, not counting those that wait for a claim.
     pub(super) jobs: u32,
+    /// Jobs that wait for no claim.
+    pub(super) jobs_at_once: u32,
     /// Of a persistent cache.
     pub(super) journal: Option<Box<Journal>>,
     pub(super) journal_in_flight: u32,
@@ -111,6 +113,7 @@ impl Disk {
             flash_in_flight: 0,
             backing_in_flight: 0,
             jobs: 0,
+            jobs_at_once: 0,
             journal: None,
             journal_in_flight: 0,
             opening: None,

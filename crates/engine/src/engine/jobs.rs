@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::lent::Piece;
+use super::lent::{Least, Piece};
 use super::{Engine, Owner, Pending};
 use crate::cache::push_run;
 use crate::claims::Range;
@@ -16,7 +16,7 @@ use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 /// What is longer is not moved in shorter pieces: those cost the backing more than they bring.
 const BUFFER_BYTES_MIN: u64 = 256 << 10;
 
-/// Of all jobs, so many are for those that wait for no claim.
+/// Of the jobs that a disk may have, so many are for those that wait for no claim.
 const RESERVED: u32 = 4;
 
 /// One piece of work.
@@ -53,19 +53,23 @@ pub(super) enum JobKind {
 }
 
 impl JobKind {
+    /// Does it wait for no claim?
+    fn is_at_once(self) -> bool {
+        matches!(self, JobKind::Edges(_) | JobKind::Flush(_))
+    }
+
     /// Does it move this dirty sector of the cache, though flash may not have delivered it before? The destager leaves such
     /// a one alone: its neighbours would wait for it for ever. Whoever waits for the sector itself gets an answer.
     pub(super) fn takes(self, lost: &BTreeSet<u64>, sector: u64) -> bool {
         self != JobKind::Destage || !lost.contains(&sector)
     }
 
-    /// The shortest buffer that will do for it, bytes.
-    fn least(self, range: Range) -> u64 {
-        let bytes = (range.end - range.first) * SECTOR_BYTES;
+    /// The shortest buffer that will do for it.
+    fn least(self) -> Least {
         match self {
             // A frame is looked after as a whole.
-            JobKind::Care(_) => bytes,
-            _ => bytes.min(BUFFER_BYTES_MIN),
+            JobKind::Care(_) => Least::All,
+            _ => Least::Bytes(BUFFER_BYTES_MIN),
         }
     }
 }
@@ -91,11 +95,15 @@ impl Engine {
     /// room for jobs that wait for no claim; requests that keep others' claims waiting may need one.
     pub(super) fn transfer(&mut self, now: Instant, kind: JobKind, range: Range) -> bool {
         let needs_claim = !matches!(kind, JobKind::Edges(_));
-        let jobs_max = super::JOBS_MAX - if needs_claim { RESERVED } else { 0 };
-        if self.jobs.len() >= jobs_max || !self.lent.has(kind.least(range)) {
+        let has_slot = match needs_claim {
+            true => self.has_job_to_spare(range.disk),
+            false => self.has_job_at_once(range.disk),
+        };
+        let bytes = (range.end - range.first) * SECTOR_BYTES;
+        if !has_slot || !self.lent.has(range.disk, bytes, kind.least()) {
             return false;
         }
-        let job = self.jobs.insert(Job {
+        let job = self.insert_job(Job {
             disk: range.disk,
             kind,
             whole: range,
@@ -114,13 +122,13 @@ impl Engine {
 
     /// Flushes the backing, if there is room among the jobs.
     pub(super) fn flush_backing(&mut self, now: Instant, disk: DiskId) -> bool {
-        if self.jobs.len() >= super::JOBS_MAX {
+        if !self.has_job_at_once(disk) {
             return false;
         }
         let backed = &mut self.disk_mut(disk).backed;
         let (kind, doubts) = (JobKind::Flush(backed.begin_flush()), backed.doubts);
         let range = Range { disk, first: 0, end: 0 };
-        let job = self.jobs.insert(Job {
+        let job = self.insert_job(Job {
             disk,
             kind,
             whole: range,
@@ -136,14 +144,27 @@ impl Engine {
         true
     }
 
-    /// Is there room for one more job that others can do without?
-    pub(super) fn has_job_to_spare(&self) -> bool {
-        self.jobs.len() < super::JOBS_MAX - RESERVED
+    /// Is there room for one more job of a disk that others can do without?
+    pub(super) fn has_job_to_spare(&self, disk: DiskId) -> bool {
+        self.job_slots.may_take(disk, u64::from(1 + RESERVED))
+    }
+
+    /// Is there room for a job that waits for no claim? The first one of a disk has room whatever the disk's other jobs
+    /// hold: they may wait for a claim that is given up only after it.
+    fn has_job_at_once(&self, disk: DiskId) -> bool {
+        let is_first = self.disk(disk).jobs_at_once == 0;
+        self.jobs.len() < super::JOBS_MAX && (is_first || self.job_slots.may_take(disk, 1))
+    }
+
+    fn insert_job(&mut self, job: Job) -> u32 {
+        self.job_slots.take(job.disk, 1);
+        self.disk_mut(job.disk).jobs_at_once += u32::from(job.kind.is_at_once());
+        self.jobs.insert(job)
     }
 
     /// A job for a merged write of this range, whose sectors its members have claimed, in this buffer.
     pub(super) fn begin_merged(&mut self, range: Range, buffer: Piece) -> u32 {
-        let job = self.jobs.insert(Job {
+        let job = self.insert_job(Job {
             disk: range.disk,
             kind: JobKind::Merged,
             whole: range,
@@ -163,8 +184,8 @@ impl Engine {
         let Job { disk: disk_id, range, kind, .. } = self.jobs[job];
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let taken = match kind {
-            JobKind::ReadAhead => self.lent.take_spare(bytes),
-            _ => self.lent.take(bytes, kind.least(range)),
+            JobKind::ReadAhead => self.lent.take_spare(disk_id, bytes),
+            _ => self.lent.take(disk_id, bytes, kind.least()),
         };
         let Some(mut buffer) = taken else {
             // Others were faster. It is tried again when they are done.
@@ -266,9 +287,12 @@ impl Engine {
         let moved = self.jobs[job].step == Step::BackingWrite;
         let started = self.jobs[job].step != Step::Waiting;
         let Job { disk, kind, whole, range, buffer, doubts, .. } = self.jobs.remove(job);
+        self.job_slots.give_back(disk, 1);
+        let it = self.disk_mut(disk);
+        it.jobs -= u32::from(started);
+        it.jobs_at_once -= u32::from(kind.is_at_once());
         // A doubt since it was sent: it may be lost though it ended well.
-        let believed = doubts == self.disk(disk).backed.doubts;
-        self.disk_mut(disk).jobs -= u32::from(started);
+        let believed = doubts == it.backed.doubts;
         buffer.iter().for_each(|piece| self.lent.give_back(piece));
         match kind {
             JobKind::Flush(upto) => self.backing_flushed(now, disk, upto, believed, result),

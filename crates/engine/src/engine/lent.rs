@@ -3,15 +3,35 @@
 //!
 //! A buffer is cut into 64 grains, of 4 KiB at least. Pieces are bytes in one buffer, next to each other; small ones come
 //! from the first buffers, so that others stay whole.
+//!
+//! Disks have shares of the bytes ([`Shares`]): transfers to a backing that hangs keep their pieces and leave others the rest.
 
-use crate::units::{BufferId, SECTOR_BYTES};
+use crate::shares::Shares;
+use crate::units::{BufferId, DiskId, SECTOR_BYTES};
 
 const GRAINS: u32 = 64;
 
 /// All buffers, and what is free of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lent {
     buffers: Vec<Buffer>,
+    /// Who holds how many bytes.
+    pub(super) shares: Shares,
+}
+
+/// What a transfer needs at least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Least {
+    /// All bytes that it asks for.
+    All,
+    /// So many bytes; less for a disk that has no buffer at all, so that it gets on.
+    Bytes(u64),
+}
+
+impl Default for Lent {
+    fn default() -> Lent {
+        Lent { buffers: Vec::new(), shares: Shares::new(0) }
+    }
 }
 
 #[derive(Debug)]
@@ -26,6 +46,8 @@ struct Buffer {
 /// Part of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
+    /// Who has it.
+    pub(super) disk: DiskId,
     pub(super) id: BufferId,
     /// Bytes, multiples of a sector.
     pub(super) offset: u32,
@@ -50,6 +72,7 @@ impl Lent {
         let grain_bytes = (bytes / GRAINS).next_multiple_of(SECTOR_BYTES as u32).max(SECTOR_BYTES as u32);
         let grains = bytes / grain_bytes;
         self.buffers.push(Buffer { id, grain_bytes, grains, free: mask(0, grains) });
+        self.shares.enlarge(u64::from(grains) * u64::from(grain_bytes));
     }
 
     /// Was any lent?
@@ -57,14 +80,34 @@ impl Lent {
         !self.buffers.is_empty()
     }
 
-    /// Is there a piece of so many bytes, or as long as the longest buffer?
-    pub(super) fn has(&self, bytes: u64) -> bool {
-        self.longest_free().is_some_and(|(_, free)| free >= self.at_most(bytes).max(1))
+    /// Is there a piece for a disk that asks for so many bytes and makes do with `least`, or as long as the longest buffer?
+    pub(super) fn has(&self, disk: DiskId, bytes: u64, least: Least) -> bool {
+        let Some((_, least)) = self.granted(disk, bytes, least) else { return false };
+        self.longest_free().is_some_and(|(_, free)| free >= self.at_most(least).max(1))
     }
 
-    /// Hands out a piece of so many bytes, or one of at least `least` if there is none so long; of `least`, as much as the
+    /// Hands a disk a piece of so many bytes, or one of at least `least` if there is none so long; of `least`, as much as the
     /// longest buffer has.
-    pub(super) fn take(&mut self, bytes: u64, least: u64) -> Option<Piece> {
+    pub(super) fn take(&mut self, disk: DiskId, bytes: u64, least: Least) -> Option<Piece> {
+        let (bytes, least) = self.granted(disk, bytes, least)?;
+        self.cut(disk, bytes, least)
+    }
+
+    /// What the disk's share permits: bytes to ask for, and how few will do.
+    fn granted(&self, disk: DiskId, bytes: u64, least: Least) -> Option<(u64, u64)> {
+        let bytes = self.at_most(bytes);
+        let allowed = self.shares.allowance(disk, bytes);
+        let has_none = self.shares.held(disk) == 0;
+        match least {
+            Least::All if allowed == bytes => Some((bytes, bytes)),
+            Least::All => None,
+            Least::Bytes(least) if allowed >= least.min(bytes) => Some((allowed, least.min(bytes))),
+            Least::Bytes(_) if has_none => Some((allowed.max(1), allowed.min(1))),
+            Least::Bytes(_) => None,
+        }
+    }
+
+    fn cut(&mut self, disk: DiskId, bytes: u64, least: u64) -> Option<Piece> {
         let whole = self.buffers.iter().position(|buffer| {
             let (_, count) = buffer.longest(buffer.grains_of(bytes));
             count > 0 && count >= buffer.grains_of(bytes)
@@ -75,7 +118,9 @@ impl Lent {
         let (first, count) = buffer.longest(buffer.grains_of(bytes));
         buffer.free &= !mask(first, count);
         let grain = buffer.grain_bytes;
-        Some(Piece { id: buffer.id, offset: first * grain, len: count * grain })
+        let piece = Piece { disk, id: buffer.id, offset: first * grain, len: count * grain };
+        self.shares.take(disk, piece.len.into());
+        Some(piece)
     }
 
     /// Bytes that may be taken by those who can do without, so that half of all stays for those who have to go on.
@@ -87,10 +132,10 @@ impl Lent {
         free.saturating_sub(all / 2)
     }
 
-    /// Hands out a piece of so many bytes, or of what there is to spare.
-    pub(super) fn take_spare(&mut self, bytes: u64) -> Option<Piece> {
-        let bytes = bytes.min(self.spare());
-        if bytes == 0 { None } else { self.take(bytes, 0) }
+    /// Hands a disk a piece of so many bytes, or of what there is to spare.
+    pub(super) fn take_spare(&mut self, disk: DiskId, bytes: u64) -> Option<Piece> {
+        let bytes = self.shares.allowance(disk, bytes.min(self.spare()));
+        if bytes == 0 { None } else { self.cut(disk, bytes, 0) }
     }
 
     /// Takes back what is behind the first so many bytes, which are at least one.
@@ -99,7 +144,9 @@ impl Lent {
         let (first, count) = buffer.place(piece);
         let kept = buffer.grains_of(bytes).clamp(1, count);
         buffer.free |= mask(first + kept, count - kept);
-        piece.len = kept * buffer.grain_bytes;
+        let len = kept * buffer.grain_bytes;
+        self.shares.give_back(piece.disk, (piece.len - len).into());
+        piece.len = len;
     }
 
     /// Takes a piece back.
@@ -108,6 +155,7 @@ impl Lent {
         let (first, count) = buffer.place(piece);
         assert_eq!(buffer.free & mask(first, count), 0, "{piece:?} is given back once");
         buffer.free |= mask(first, count);
+        self.shares.give_back(piece.disk, piece.len.into());
     }
 
     /// Where the longest free piece is, and its length in bytes.
@@ -165,44 +213,62 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::units::DatastoreId;
 
     const MIB: u32 = 1 << 20;
+    const DISK: DiskId = DiskId(0);
 
     #[test]
     fn many_small_pieces_leave_a_buffer_whole() {
         let mut lent = Lent::default();
         [1, 2].into_iter().for_each(|id| lent.add(BufferId(id), MIB));
-        let small: Vec<Piece> = (0..64).map(|_| lent.take(4096, 0).expect("room")).collect();
+        let small: Vec<Piece> = (0..64).map(|_| lent.cut(DISK, 4096, 0).expect("room")).collect();
         assert!(small.iter().all(|piece| piece.id == BufferId(1) && piece.sectors() == 4));
-        let large = lent.take(MIB.into(), MIB.into()).expect("the other one");
+        let large = lent.cut(DISK, MIB.into(), MIB.into()).expect("the other one");
         assert_eq!((large.id, large.offset, large.len), (BufferId(2), 0, MIB));
-        assert!(!lent.has(1) && lent.take(1, 0).is_none());
+        assert!(!lent.has(DISK, 1, Least::All) && lent.cut(DISK, 1, 0).is_none());
         lent.give_back(&small[7]);
-        assert_eq!(lent.take(MIB.into(), 4096), Some(small[7]), "less is better than nothing");
+        assert_eq!(lent.cut(DISK, MIB.into(), 4096), Some(small[7]), "less is better than nothing");
         lent.give_back(&small[7]);
-        assert_eq!(lent.take(MIB.into(), 65_536), None, "so little is not");
-        assert!(lent.has(16_384) && !lent.has(16_385));
+        assert_eq!(lent.cut(DISK, MIB.into(), 65_536), None, "so little is not");
+        assert!(lent.cut(DISK, 16_385, 16_385).is_none() && lent.cut(DISK, 16_384, 16_384).is_some());
     }
 
     #[test]
     fn half_is_for_those_who_have_to_go_on() {
         let mut lent = Lent::default();
-        assert_eq!((lent.spare(), lent.take_spare(1)), (0, None));
+        assert_eq!((lent.spare(), lent.take_spare(DISK, 1)), (0, None));
         lent.add(BufferId(1), MIB);
-        let first = lent.take_spare(300 << 10).expect("less than half");
-        assert_eq!(lent.take_spare(MIB.into()).map(|piece| piece.len), Some(512 * 1024 - first.len));
-        assert_eq!((lent.spare(), lent.take_spare(1)), (0, None));
-        assert_eq!(lent.take(MIB.into(), 0).map(|piece| piece.len), Some(MIB / 2));
+        let first = lent.take_spare(DISK, 300 << 10).expect("less than half");
+        assert_eq!(lent.take_spare(DISK, MIB.into()).map(|piece| piece.len), Some(512 * 1024 - first.len));
+        assert_eq!((lent.spare(), lent.take_spare(DISK, 1)), (0, None));
+        assert_eq!(lent.cut(DISK, MIB.into(), 0).map(|piece| piece.len), Some(MIB / 2));
     }
 
     #[test]
     fn small_buffers_have_grains_of_a_sector() {
         let mut lent = Lent::default();
         lent.add(BufferId(1), 12 << 10);
-        let mut piece = lent.take(1 << 20, 0).expect("all of it");
+        let mut piece = lent.cut(DISK, 1 << 20, 0).expect("all of it");
         assert_eq!(piece.sectors(), 3);
         lent.shorten(&mut piece, 4097);
-        assert_eq!((piece.sectors(), lent.take(1, 0).map(|piece| piece.first_sector())), (2, Some(2)));
+        assert_eq!((piece.sectors(), lent.cut(DISK, 1, 0).map(|piece| piece.first_sector())), (2, Some(2)));
+    }
+
+    /// Disks whose backings hang keep what they have: each further one takes less, and none is left without.
+    #[test]
+    fn hung_disks_leave_pieces_to_others() {
+        let mut lent = Lent::default();
+        (0..4).for_each(|id| lent.add(BufferId(id), MIB));
+        (0..32).for_each(|disk| lent.shares.join(DiskId(disk), DatastoreId(disk as u16)));
+        let least = Least::Bytes(256 << 10);
+        for disk in (0..32).map(DiskId) {
+            assert!(lent.has(disk, MIB.into(), least), "disk {disk}");
+            while lent.has(disk, MIB.into(), least) {
+                lent.take(disk, MIB.into(), least).expect("`has` and `take` agree");
+            }
+            assert!(lent.take(disk, MIB.into(), least).is_none());
+        }
     }
 
     proptest! {
@@ -223,7 +289,7 @@ mod tests {
                         let at = choice as usize % out.len();
                         lent.shorten(&mut out[at], bytes);
                     }
-                    _ => out.extend(lent.take(bytes, 0)),
+                    _ => out.extend(lent.cut(DISK, bytes, 0)),
                 }
                 for (i, piece) in out.iter().enumerate() {
                     prop_assert!(piece.len > 0 && piece.offset + piece.len <= sizes[piece.id.0 as usize] * 4096);

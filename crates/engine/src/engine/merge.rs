@@ -109,10 +109,11 @@ impl Engine {
         let end_of = |slot: &u32| requests[*slot].request.offset + requests[*slot].request.len;
         let count_to = |end_max: u64| slots.iter().take_while(|slot| end_of(slot) <= end_max).count();
         let count = count_to(boundary);
-        if count < 2 || !self.has_job_to_spare() {
+        let disk = requests[slots[0]].request.disk;
+        if count < 2 || !self.has_job_to_spare(disk) {
             return None;
         }
-        let mut buffer = self.lent.take_spare(end_of(&slots[count - 1]) - base)?;
+        let mut buffer = self.lent.take_spare(disk, end_of(&slots[count - 1]) - base)?;
         let count = count_to(boundary.min(base + u64::from(buffer.len)));
         if count < 2 {
             self.lent.give_back(&buffer);

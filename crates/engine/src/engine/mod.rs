@@ -66,6 +66,7 @@ use crate::io::{BufferCopy, BufferSlice, Io, IoError, Op, Reply, Request, Target
 use crate::memory::Seen;
 use crate::outcome::Outcome;
 use crate::qos;
+use crate::shares::Shares;
 use crate::sizing::Sizing;
 use crate::slab::Slab;
 use crate::stats::DiskStats;
@@ -83,8 +84,8 @@ pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 /// Most disks of one engine; disk ids are below it.
 pub const DISKS_MAX: u32 = 1 << 16;
 
-/// Work of the engine's own under way at once, at most.
-const JOBS_MAX: u32 = 128;
+/// Work of the engine's own under way at once, at most. One disk has at most 5/8 of it.
+const JOBS_MAX: u32 = 256;
 
 /// Of the requests there may be, one part in so many is kept for what the daemon itself asks.
 const OWN_SHARE: u32 = 64;
@@ -150,10 +151,14 @@ pub struct Engine {
     filling: u32,
     /// Requests that wait for a disk to become this host's.
     owner_waits: u32,
+    /// Requests in flight, by disk.
+    slots: Shares,
     /// Requests, and jobs counted on from `requests_max`, that can go on: their claim was granted by another's
     /// leaving, or what they waited for has come.
     runnable: VecDeque<u32>,
     jobs: Slab<Job>,
+    /// Jobs, by disk.
+    job_slots: Shares,
     /// Buffers for jobs.
     lent: Lent,
     /// Transfers that read ahead.
@@ -281,8 +286,10 @@ impl Engine {
             fill_bytes: 0,
             filling: 0,
             owner_waits: 0,
+            slots: Shares::new(limits.guests_max().into()),
             runnable: VecDeque::new(),
             jobs: Slab::new(JOBS_MAX),
+            job_slots: Shares::new(JOBS_MAX.into()),
             lent: Lent::default(),
             aheads: 0,
             pages: BTreeMap::new(),
@@ -299,7 +306,7 @@ impl Engine {
         }
     }
 
-    /// Takes a request in. It is handed back when as many as `requests_max` are in flight, a guest's when [`Limits::guests_max`] are or
+    /// Takes a request in. It is handed back when as many as `requests_max` are in flight, a guest's when [`Engine::has_room`] says no or
     /// too many wait for another host already; one that makes no sense for its disk is taken and answered with an error.
     pub fn handle_request(&mut self, now: Instant, request: Request) -> Result<(), Request> {
         assert_eq!(request.buffer.is_some(), request.op.has_buffer(), "payload buffer of {:?}", request.op);
@@ -324,7 +331,7 @@ impl Engine {
         match request.op.is_own() {
             true => self.in_flight() >= requests_max,
             false => {
-                self.in_flight() >= self.limits.guests_max()
+                !self.has_room(request.disk)
                     || self.owner_waits >= requests_max.div_ceil(2) && self.joins_waiting(request)
             }
         }
@@ -459,6 +466,14 @@ impl Engine {
     /// What caches of other sizes would have done with a disk's requests until now.
     pub fn sizing(&self, now: Instant, disk: DiskId) -> Option<Sizing> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.sizing.report(now))
+    }
+
+    /// Returns whether a guest's request to a disk is taken now. Each disk has a share of the requests there may be
+    /// ([`Shares`]), so requests that a hung backing holds back leave room for other disks.
+    #[inline]
+    pub fn has_room(&self, disk: DiskId) -> bool {
+        // A request to a disk that does not exist is refused at once.
+        self.slots.may_take(disk, 1) || self.disks.get(disk.0 as usize).is_none_or(Option::is_none)
     }
 
     /// Requests in flight, fills included.

@@ -100,6 +100,7 @@ impl Engine {
                 ownership.waiting.push((arrived, request));
                 let is_first = role == Role::Standby && !std::mem::replace(&mut ownership.reported, true);
                 self.owner_waits += 1;
+                self.slots.take(request.disk, 1);
                 if is_first {
                     self.event_out.push_back(Event::ChangeWaits(request.disk));
                 }
@@ -182,6 +183,7 @@ impl Engine {
         let waiting = std::mem::take(&mut disk.ownership.waiting);
         let removing = disk.removing.is_some();
         self.owner_waits -= waiting.len() as u32;
+        self.slots.give_back(id, waiting.len() as u64);
         for (arrived, request) in waiting {
             match removing {
                 true => self.refuse(now, &request, IoError::ShuttingDown),

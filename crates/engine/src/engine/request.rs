@@ -14,6 +14,7 @@ impl Engine {
     /// Begins a request that came at `arrived`.
     #[inline]
     pub(super) fn enter(&mut self, now: Instant, arrived: Instant, request: Request) {
+        self.slots.take(request.disk, 1);
         let disk = self.disk_mut(request.disk);
         disk.in_flight += 1;
         let was_declined = request.memory == PayloadMemory::DaemonAfterGuest;
@@ -147,6 +148,7 @@ impl Engine {
         self.fill_bytes -= active.fill_bytes;
         self.filling -= u32::from(active.phase == Phase::Fill);
         self.release_out.extend(active.request.buffer);
+        self.slots.give_back(active.request.disk, 1);
         let disk = self.disk_mut(active.request.disk);
         disk.in_flight -= 1;
         disk.ownership.guests -= u32::from(!active.request.op.is_own());

@@ -130,7 +130,6 @@ impl Replay {
         let mut flash_at = vec![0; flash.len()];
         let mut replay = Replay {
             engine,
-            guests_max: limits.guests_max(),
             disks,
             flash,
             backing,

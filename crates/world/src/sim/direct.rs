@@ -125,9 +125,10 @@ impl World<'_> {
 
     /// Asks again what was declined, as far as the engine has room.
     pub(super) fn ask_again(&mut self) -> Result<(), Violation> {
-        while self.engine.in_flight() < self.scenario.limits.guests_max()
-            && let Some(id) = self.direct.as_mut().and_then(|direct| direct.declined.pop_front())
+        while let Some(id) = self.direct.as_ref().and_then(|direct| direct.declined.front().copied())
+            && self.engine.has_room(self.requests[&id].request.disk)
         {
+            self.direct.as_mut().expect("just looked at").declined.pop_front();
             let old = self.requests[&id].request;
             let disk = old.disk.0 as usize;
             let buffer = self.make_buffer(id, disk, old.offset, old.len);

@@ -63,8 +63,8 @@ impl World<'_> {
             if self.left == 0 {
                 return Ok(());
             }
-            let full = self.engine.in_flight() >= self.scenario.limits.guests_max();
             let guest = &mut self.scenario.guests[index];
+            let full = !self.engine.has_room(DiskId(guest.disk as u32));
             let (op, offset, len) = guest.ask(&mut self.dice);
             let disk = guest.disk;
             let request = self.make_request(disk, op, offset, len);

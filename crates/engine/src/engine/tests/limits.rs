@@ -5,7 +5,7 @@ use super::*;
 /// A refused request is handed back: the front end keeps it.
 #[test]
 fn too_many_requests_are_handed_back() {
-    let mut bench = Bench::bare(Limits { requests_max: 3, ..Limits::default() });
+    let mut bench = Bench::bare(Limits { requests_max: 5, ..Limits::default() });
     let reads: Vec<_> = (0..3).map(|i| bench.read(i * 4096, 4 * KIB)).collect();
     let back = bench.try_request(Op::Read, 0, 512).unwrap_err();
     assert_eq!((back.offset, back.len), (0, 512));
@@ -96,6 +96,45 @@ fn fills_are_bounded_in_number() {
     assert_eq!((hanging.len(), bench.engine.in_flight()), (4, 4));
     hanging.into_iter().for_each(|io| bench.end(io));
     assert_eq!(bench.read_alone(MIB, 4 * KIB), Outcome::MissFilled);
+}
+
+/// Promise 4: requests that a hung backing does not answer leave room for other disks, whatever is asked of it.
+#[test]
+fn a_hung_disk_leaves_room_for_others() {
+    let limits = Limits { requests_max: 64, ..Limits::default() };
+    let mut bench = Bench::bare(limits);
+    for disk in 1..4 {
+        let config = DiskConfig {
+            size_bytes: MIB,
+            access: Access::ReadWrite,
+            datastore: DatastoreId(disk as u16),
+        };
+        bench.engine.handle_command(bench.now, CommandId(u64::from(disk)), DiskId(disk), Command::AddDisk(config));
+    }
+    let mut hung = 0;
+    while bench.try_request(Op::Read, 0, 4 * KIB).is_ok() {
+        hung += 1;
+    }
+    assert!((24..=40).contains(&hung), "{hung}");
+    assert!(!bench.engine.has_room(DISK));
+    for disk in 1..4 {
+        let id = RequestId(1000 + u64::from(disk));
+        let flush = Request {
+            id,
+            disk: DiskId(disk),
+            op: Op::Flush,
+            offset: 0,
+            len: 0,
+            buffer: None,
+            promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
+        };
+        assert!(bench.engine.has_room(DiskId(disk)));
+        bench.engine.handle_request(bench.now, flush).expect("room for another disk");
+    }
+    bench.drain();
+    bench.settle();
+    assert!(bench.engine.has_room(DISK), "room comes back");
 }
 
 /// Requests are answered in any order their I/O ends in; ids are not reused while in flight.
