@@ -12,6 +12,8 @@
 //!
 //! Refused: guessing which of several overlapping changes won. Where that is open, each may have.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::content::{self, Tag, ZERO};
 use crate::{Violation, ensure};
 
@@ -101,6 +103,15 @@ pub struct Model {
     units: Vec<Unit>,
     /// Acknowledged and not durable.
     unflushed: Vec<u32>,
+    /// Of these, those that flash has: a loss of the backing does not concern them.
+    in_flash: BTreeSet<u32>,
+    /// Acknowledged, not durable, and in doubt since a loss of the backing, with its number.
+    doubtful: Vec<(u32, u32)>,
+    /// Losses so far, and the last one of which each session was told.
+    losses: u32,
+    told: BTreeMap<u32, u32>,
+    /// When the last one was.
+    lost: u32,
     lags: bool,
     /// When the last crash was.
     crashed: u32,
@@ -143,6 +154,11 @@ impl Model {
             ended_before: 1,
             units: vec![Unit::NEW; units as usize],
             unflushed: vec![],
+            in_flash: BTreeSet::new(),
+            doubtful: vec![],
+            losses: 0,
+            told: BTreeMap::new(),
+            lost: 0,
             lags: false,
             crashed: 0,
             settled: true,
@@ -269,9 +285,71 @@ impl Model {
         self.unflushed.iter().copied().filter(move |serial| ended(*serial) < began)
     }
 
+    /// An acknowledged change went to flash, not to the backing.
+    pub fn note_in_flash(&mut self, serial: u32) {
+        self.in_flash.insert(serial);
+    }
+
+    /// The backing lost any part of what no flush covers.
+    pub fn lose(&mut self) {
+        let floors = self.durable_floors();
+        self.losses += 1;
+        self.lost = self.tick();
+        let (stays, lost): (Vec<u32>, Vec<u32>) =
+            self.unflushed.iter().partition(|serial| self.in_flash.contains(serial));
+        self.unflushed = stays;
+        for serial in lost {
+            let change = &self.changes[serial as usize - 1];
+            for at in change.first as usize..change.end as usize {
+                let unit = &mut self.units[at];
+                unit.floor = unit.floor.min(floors[at]);
+                (unit.pinned, unit.kept) = (None, false);
+            }
+            self.doubtful.push((self.losses, serial));
+        }
+    }
+
+    /// A flush failed: its session was told of all losses so far.
+    pub fn flush_failed(&mut self, session: u32) {
+        self.told.insert(session, self.losses);
+    }
+
+    /// A flush of a session is acknowledged: what was in doubt, and of which the session was not told, is said to be there.
+    fn end_doubts(&mut self, session: u32, began: u32, now: &[Tag]) -> Result<(), Violation> {
+        let told = self.told.get(&session).copied().unwrap_or(0);
+        let disk = self.disk;
+        for (_, serial) in self.doubtful.iter().filter(|(loss, _)| *loss > told) {
+            let change = &mut self.changes[*serial as usize - 1];
+            if change.ended >= began {
+                continue;
+            }
+            change.durable = true;
+            for at in change.first..change.end {
+                let unit = &mut self.units[at as usize];
+                if change.kind != Kind::Discard {
+                    unit.floor = unit.floor.max(change.began);
+                }
+                let newest = unit.active == 0 && unit.last_began == change.began;
+                let is_there = now[at as usize] == content::tag(*serial, disk, at);
+                ensure!(
+                    !newest || self.lags || change.kind != Kind::Data || is_there,
+                    "disk {disk} unit {at}: {serial} was lost, and a flush says it is there"
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// A flush is acknowledged: what was acknowledged before it began is durable.
-    pub fn end_flush(&mut self, began: u32, now: &[Tag], durable: &[Tag]) -> Result<(), Violation> {
+    pub fn end_flush(
+        &mut self,
+        session: u32,
+        began: u32,
+        now: &[Tag],
+        durable: &[Tag],
+    ) -> Result<(), Violation> {
         self.tick();
+        self.end_doubts(session, began, now)?;
         let (flushed, rest) =
             self.unflushed.iter().partition(|serial| self.changes[**serial as usize - 1].ended < began);
         self.unflushed = rest;
@@ -312,7 +390,8 @@ impl Model {
         for (i, (value, floor)) in seen.iter().zip(&reading.floors).enumerate() {
             let at = reading.first + i as u32;
             let ended = self.ended(*value, at)?;
-            let given_up = reading.began < self.forgot.max(self.units[at as usize].reverted);
+            let given_up =
+                reading.began < self.forgot.max(self.lost).max(self.units[at as usize].reverted);
             ensure!(
                 given_up || ended >= *floor,
                 "disk {disk} unit {at}: stale {value:x} read, overwritten by {}",
@@ -320,7 +399,8 @@ impl Model {
             );
             let unit = &mut self.units[at as usize];
             // A read that began before something was given up may have seen it.
-            if unit.active > 0 || unit.last_ended > reading.began || reading.began < self.forgot {
+            let is_old = reading.began < self.forgot.max(self.lost);
+            if unit.active > 0 || unit.last_ended > reading.began || is_old {
                 continue;
             }
             let held = now[at as usize];
@@ -332,7 +412,7 @@ impl Model {
             let pinned = *unit.pinned.get_or_insert(*value);
             ensure!(*value == pinned, "disk {disk} unit {at}: read {value:x}, and {pinned:x} before");
         }
-        if reading.began < self.forgot { Ok(()) } else { self.check_torn(reading, seen) }
+        if reading.began < self.forgot.max(self.lost) { Ok(()) } else { self.check_torn(reading, seen) }
     }
 
     /// Of one write that went on during the read, the read saw all or nothing — where it saw neither
@@ -470,6 +550,8 @@ impl Model {
         }
         self.settled = loss == Loss::Unflushed;
         self.crashed = moment;
+        self.doubtful.clear();
+        self.told.clear();
     }
 
     /// The owner gave up what the backing does not hold, which is `backing` at this moment: every unit may read as

@@ -24,6 +24,7 @@ mod growth;
 mod guest;
 mod injection;
 mod lives;
+mod losses;
 mod owner;
 mod pool;
 mod qos;
@@ -55,6 +56,7 @@ use growth::Growth;
 use injection::Injection;
 pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inject};
 use lives::Lent;
+use losses::Losses;
 use owner::Owner;
 use pool::Asked;
 use qos::Qos;
@@ -106,6 +108,8 @@ pub struct Options {
     pub direct_permille: u32,
     /// In so many of a thousand histories disks are clones, of which another disk keeps what nobody wrote.
     pub clones_permille: u32,
+    /// In so many of a thousand histories with faults, backings restart and lose what was not flushed; 1000: in all.
+    pub restart_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
@@ -149,6 +153,7 @@ impl Default for Options {
             growth_permille: 250,
             direct_permille: 500,
             clones_permille: 250,
+            restart_permille: 300,
             lives: false,
             early: true,
             hasty: false,
@@ -203,6 +208,14 @@ pub enum Sabotage {
     SecretScribbles,
     /// The engine is not told that another disk keeps what it reads.
     UntoldSharing,
+    /// The engine is not told that a backing restarted.
+    UntoldRestart,
+    /// A flush of a backing that failed, and lost something, is called a success.
+    TrustedFlush,
+    /// A flush of flash that failed, and lost something, is called a success.
+    TrustedFlashFlush,
+    /// All guests of a disk are one session: who hears of a failure keeps it from the others.
+    OneSession,
 }
 
 /// Lives the history of this seed.
@@ -222,6 +235,8 @@ enum Event {
     Command,
     Ailment(usize),
     PowerCut,
+    /// Of a disk's backing.
+    Restart(usize),
     End(End),
     /// Of a disk, and of which of its caches to come.
     Coming(usize, u64, Step),
@@ -306,6 +321,10 @@ struct World<'a> {
     direct: Option<Direct>,
     /// In this history disks are clones.
     clones: Option<Clones>,
+    /// In this history backings restart.
+    losses: Option<Losses>,
+    /// Of the requests to come.
+    session: u32,
     dice: Dice,
     now: Instant,
     /// Counts steps.
@@ -364,7 +383,16 @@ impl<'a> World<'a> {
         let growth = Growth::draw(seed, options.growth_permille);
         let units = scenario.disks.iter().map(|disk| disk.units);
         let clones = Clones::draw(seed, options.clones_permille, units);
-        World { ram, qos, passing, tracks, growth, direct, clones, ..Self::of(scenario, dice, options) }
+        let losses = Losses::draw(seed, options, scenario.backing_ns);
+        if losses.is_some() {
+            for plan in &mut scenario.disks {
+                plan.faults.flush_error = plan.faults.flush_error.max(losses::FLUSH_ERROR);
+            }
+        }
+        let world = World { ram, qos, passing, tracks, growth, direct, clones, ..Self::of(scenario, dice, options) };
+        let mut world = World { losses, ..world };
+        world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
+        world
     }
 
     fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
@@ -411,6 +439,8 @@ impl<'a> World<'a> {
             passing: false,
             direct: None,
             clones: None,
+            losses: None,
+            session: 0,
             options,
             dice,
             now: Instant(0),
@@ -467,6 +497,7 @@ impl<'a> World<'a> {
             self.begin_with_bitmaps()?;
             (0..self.scenario.guests.len()).for_each(|guest| self.schedule_guest(guest, self.now));
             self.schedule_command();
+            self.schedule_restart();
         }
         for (i, plan) in self.scenario.devices.iter().enumerate() {
             if let Some((at, _)) = plan.ailment {
@@ -580,6 +611,7 @@ impl<'a> World<'a> {
                 self.flash[device].suffer(ailment, &mut self.dice);
                 Ok(())
             }
+            Event::Restart(disk) => self.restart(disk),
             Event::End(end) => self.end(end),
             Event::Coming(disk, serial, step) => self.coming_goes_on(disk, serial, step),
             Event::PowerCut => {

@@ -1,6 +1,7 @@
 //! Do the checkers notice? Each test breaks the world in one way and expects histories to fail for
 //! the right reason.
 
+use hob_world::Violation;
 use hob_world::media::Lie;
 use hob_world::sim::{Options, Sabotage, run};
 
@@ -178,4 +179,43 @@ fn memory_that_is_written_behind_the_engines_back_is_noticed() {
 #[test]
 fn what_another_disk_keeps_is_found_where_it_was_promoted() {
     expect(Sabotage::UntoldSharing, &["another disk keeps it"]);
+}
+
+/// Where backings restart, and flushes fail and lose something.
+fn losing() -> Options {
+    Options { faults: false, restart_permille: 1000, requests: 150, ..Options::lives() }
+}
+
+/// The same for a rule about flushes that fail: it is broken, and histories fail for the right reason.
+fn expect_where_flushes_fail(sabotage: Sabotage, reasons: &[&str]) {
+    let options = Options { sabotage: Some(sabotage), ..losing() };
+    let caught = (0..1000).find_map(|seed| Some((seed, run(seed, &options).err()?)));
+    let (seed, Violation(what)) = caught.unwrap_or_else(|| panic!("{sabotage:?} went unnoticed"));
+    println!("{sabotage:?}: seed {seed}: {what}");
+    assert!(reasons.iter().any(|reason| what.contains(reason)), "{sabotage:?} was noticed as: {what}");
+}
+
+/// What it looks like when something that was flushed is gone.
+const GONE: &[&str] = &["a flush says it is there", "stale", "durable change lost", "not durable", "backing holds"];
+
+#[test]
+fn without_sabotage_the_same_losses_pass() {
+    for seed in 0..600 {
+        run(seed, &losing()).unwrap();
+    }
+}
+
+#[test]
+fn a_restart_of_a_backing_that_the_engine_is_not_told_of_is_noticed() {
+    expect_where_flushes_fail(Sabotage::UntoldRestart, GONE);
+}
+
+#[test]
+fn a_failed_flush_of_a_backing_that_is_believed_is_noticed() {
+    expect_where_flushes_fail(Sabotage::TrustedFlush, GONE);
+}
+
+#[test]
+fn a_failed_flush_that_only_one_of_several_guests_hears_of_is_noticed() {
+    expect_where_flushes_fail(Sabotage::OneSession, &["a flush says it is there", "stale"]);
 }

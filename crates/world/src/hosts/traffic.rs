@@ -352,7 +352,7 @@ impl World<'_> {
         match token {
             Token::Read(reading) if ok => model.end_read(&reading, seen, backing.now()),
             Token::Change(serial) => model.end_change(serial, ok, fua, backing.now(), backing.durable()),
-            Token::Flush(began) if ok => model.end_flush(began, backing.now(), backing.durable()),
+            Token::Flush(began) if ok => model.end_flush(0, began, backing.now(), backing.durable()),
             Token::Read(_) | Token::Flush(_) | Token::None => Ok(()),
         }
     }

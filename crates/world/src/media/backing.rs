@@ -32,6 +32,8 @@ pub struct Backing {
     late: Vec<(usize, Tag)>,
     /// Several hosts use it.
     shared: bool,
+    /// A flush that fails loses any part of what is not durable.
+    loses: bool,
 }
 
 /// Which host's an I/O of a shared backing is: the highest bits of its name.
@@ -46,13 +48,28 @@ impl Backing {
     /// A backing that holds these units, durably.
     pub fn new(content: Vec<Tag>, faults: BackingFaults, lie: Option<Lie>) -> Self {
         let medium = Medium::new(content);
-        Backing { medium, in_flight: BTreeMap::new(), faults, lie, late: vec![], shared: false }
+        Backing { medium, in_flight: BTreeMap::new(), faults, lie, late: vec![], shared: false, loses: false }
     }
 
     /// Several hosts use it from now on; the names of their I/O tell them apart. What one reads another may change: only the
     /// engine of one host orders these.
     pub fn share(&mut self) {
         self.shared = true;
+    }
+
+    /// From now on a flush that fails loses any part of what is not durable.
+    pub fn lose_at_failed_flushes(&mut self) {
+        self.loses = true;
+    }
+
+    /// Does a flush that fails lose something?
+    pub fn loses(&self) -> bool {
+        self.loses
+    }
+
+    /// It restarts: any part of what is not durable is lost.
+    pub fn lose(&mut self, dice: &mut Dice) {
+        self.medium.lose(dice);
     }
 
     /// What it holds.
@@ -123,6 +140,7 @@ impl Backing {
                 self.late = transfer.units().zip(transfer.tags.iter().copied()).collect();
             }
             (_, Ok(())) => self.apply(&transfer, Moment::Completion, dice),
+            (IoOp::Flush, Err(_)) if self.loses => self.medium.lose(dice),
             (_, Err(_)) => {}
         }
         if (io.op, result) == (IoOp::Write(Durability::Durable), Ok(())) && self.lie != Some(Lie::IgnoredFua)
@@ -200,7 +218,7 @@ impl Backing {
         self.faults.flush_error > 0
     }
 
-    /// Nothing fails from now on.
+    /// Nothing fails from now on, and nothing is lost.
     pub fn soothe(&mut self) {
         self.set_faults(BackingFaults::default());
     }

@@ -93,6 +93,35 @@ impl Medium {
         self.dirty.retain(|unit| durable[*unit as usize] < now[*unit as usize]);
     }
 
+    /// Any part of what is not durable is lost. A flush that is under way does not bring it back.
+    pub(super) fn lose(&mut self, dice: &mut Dice) {
+        let share = dice.pick(&[0, 500, 500, 1000]);
+        for unit in std::mem::take(&mut self.dirty) {
+            if !dice.chance(share) {
+                self.dirty.push(unit);
+                continue;
+            }
+            let unit = unit as usize;
+            self.stamp += 1;
+            self.now[unit] = self.durable[unit];
+            (self.now_stamp[unit], self.durable_stamp[unit]) = (self.stamp, self.stamp);
+        }
+    }
+
+    /// Any part of what is not durable never will be, though it is there until the power fails: no flush writes it.
+    pub(super) fn forget_dirty(&mut self, dice: &mut Dice) {
+        let share = dice.pick(&[0, 500, 500, 1000]);
+        for unit in std::mem::take(&mut self.dirty) {
+            if !dice.chance(share) {
+                self.dirty.push(unit);
+                continue;
+            }
+            self.stamp += 1;
+            self.durable_stamp[unit as usize] = self.stamp;
+            self.now_stamp[unit as usize] = self.stamp;
+        }
+    }
+
     /// What these units hold is durable.
     pub(super) fn secure(&mut self, units: std::ops::Range<usize>) {
         for unit in units {

@@ -76,8 +76,8 @@ fn what_was_flushed_survives_a_power_cut() {
     model.end_change(write, true, false, &new, &initial(1)).unwrap();
     model.check_power_cut(&initial(1)).unwrap();
     let flush = model.begin_flush();
-    assert!(model.clone().end_flush(flush, &new, &initial(1)).is_err(), "the flush lied");
-    model.end_flush(flush, &new, &new).unwrap();
+    assert!(model.clone().end_flush(0, flush, &new, &initial(1)).is_err(), "the flush lied");
+    model.end_flush(0, flush, &new, &new).unwrap();
     model.check_power_cut(&new).unwrap();
     assert!(model.check_power_cut(&initial(1)).is_err());
     let next = model.begin_change(Kind::Data, 0, 1);
@@ -110,7 +110,7 @@ fn a_lagging_backing_is_not_looked_at_but_reads_are() {
     let mut model = lagging(1);
     let write = write(&mut model, false);
     let flush = model.begin_flush();
-    model.end_flush(flush, &[t(write, 0)], &initial(1)).unwrap();
+    model.end_flush(0, flush, &[t(write, 0)], &initial(1)).unwrap();
     sees(&mut model, &[t(write, 0)]).unwrap();
     assert!(sees(&mut model, &initial(1)).is_err(), "stale");
 }
@@ -121,7 +121,7 @@ fn a_crash_takes_what_was_not_flushed_and_nothing_else() {
     let flushed = write(&mut model, false);
     let flush = model.begin_flush();
     let (second, third) = (write(&mut model, false), write(&mut model, false));
-    model.end_flush(flush, &initial(1), &initial(1)).unwrap();
+    model.end_flush(0, flush, &initial(1), &initial(1)).unwrap();
     let open = model.begin_change(Kind::Data, 0, 1);
     for loss in [Loss::Unflushed, Loss::Unrecorded] {
         let mut model = model.clone();
@@ -160,7 +160,7 @@ fn what_a_killed_process_left_is_durable_after_a_flush() {
     model.crash(Loss::Unflushed);
     sees(&mut model, &initial(1)).unwrap();
     let flush = flushed.begin_flush();
-    flushed.end_flush(flush, &initial(1), &initial(1)).unwrap();
+    flushed.end_flush(0, flush, &initial(1), &initial(1)).unwrap();
     flushed.crash(Loss::Unflushed);
     assert!(sees(&mut flushed, &initial(1)).is_err(), "flushed, and lost");
 }
@@ -179,7 +179,7 @@ fn what_a_discard_uncovered_stays_after_a_flush() {
         }
         if flushes {
             let flush = model.begin_flush();
-            model.end_flush(flush, &backing, &backing).unwrap();
+            model.end_flush(0, flush, &backing, &backing).unwrap();
         }
         model.crash(Loss::Unflushed);
         let same = sees(&mut model.clone(), &backing).is_ok();

@@ -18,6 +18,7 @@ const OPENINGS_MAX: u32 = 4;
 impl World<'_> {
     /// Brings everything to an end.
     pub(super) fn finish(&mut self) -> Result<(), Violation> {
+        self.losses = None;
         self.flash.iter_mut().for_each(crate::media::Flash::soothe);
         self.disks.iter_mut().for_each(|disk| disk.backing.soothe());
         for disk in 0..self.disks.len() {
@@ -26,6 +27,8 @@ impl World<'_> {
         }
         for disk in 0..self.disks.len() {
             self.drain_cache(disk)?;
+            // The first one may fail, for what was lost before.
+            self.request_and_wait(disk, Op::Flush, 0, 0)?;
             self.request_and_wait(disk, Op::Flush, 0, 0)?;
             self.read_all(disk)?;
         }

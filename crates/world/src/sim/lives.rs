@@ -51,6 +51,7 @@ impl World<'_> {
         }
         (0..self.scenario.guests.len()).for_each(|guest| self.schedule_guest(guest, self.now));
         self.schedule_command();
+        self.schedule_restart();
     }
 
     pub(super) fn end(&mut self, end: End) -> Result<(), Violation> {

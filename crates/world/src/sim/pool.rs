@@ -119,6 +119,10 @@ impl World<'_> {
                 Ok(())
             }
             Event::Bitmaps { disk, bitmaps } => self.bitmaps_are_left(disk.0 as usize, bitmaps),
+            Event::WritesInDoubt(_) => {
+                self.report.doubts += 1;
+                Ok(())
+            }
             Event::ChangeWaits(disk) => {
                 self.change_waits(disk.0 as usize);
                 Ok(())

@@ -17,6 +17,12 @@ pub struct Report {
     pub commands: u64,
     /// Devices fenced.
     pub fences: u64,
+    /// Backings that restarted.
+    pub restarts: u64,
+    /// Flushes of backings that failed and lost something.
+    pub lossy_flushes: u64,
+    /// Times that acknowledged changes of guests were in doubt.
+    pub doubts: u64,
     /// Caches that lost segments by themselves.
     pub losses: u64,
     /// Devices that stopped answering in time.
@@ -109,7 +115,7 @@ impl Report {
             ($($field:ident)*) => { vec![$((stringify!($field), &mut self.$field)),*] };
         }
         named! {
-            direct declined handed_back commands fences losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
+            direct declined handed_back commands fences restarts lossy_flushes doubts losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards outdated dirty_lost
             drains growths recoveries_larger crashes_in_growth bitmaps rotations copies writes_merged read_ahead_bytes destaged_bytes shared took_ns

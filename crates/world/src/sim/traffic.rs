@@ -67,7 +67,9 @@ impl World<'_> {
             let full = !self.engine.has_room(DiskId(guest.disk as u32));
             let (op, offset, len) = guest.ask(&mut self.dice);
             let disk = guest.disk;
+            self.session = index as u32 + 1;
             let request = self.make_request(disk, op, offset, len);
+            self.session = 0;
             if full {
                 let back = self.engine.handle_request(self.now, request);
                 ensure!(back == Err(request), "{request:?} taken with {} in flight", self.engine.in_flight());
@@ -98,7 +100,8 @@ impl World<'_> {
     /// A request with its buffer.
     pub(super) fn make_request(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> Request {
         self.made += 1;
-        let id = RequestId(self.made);
+        let session = if self.options.sabotage == Some(Sabotage::OneSession) { 0 } else { self.session };
+        let id = RequestId(u64::from(session) << 32 | self.made);
         let mut memory = self.memory_for(disk, op, offset, len);
         let buffer = op.has_buffer().then(|| self.make_buffer(id, disk, offset, len));
         if let (PayloadMemory::Guest, Some(id)) = (memory, &buffer) {
@@ -350,6 +353,9 @@ impl World<'_> {
             Side::Backing(disk) => self.disks[disk].backing.complete(id, &mut self.dice),
         };
         let mut failed = done.result.is_err();
+        if done.io.op == IoOp::Flush && failed {
+            self.flush_failed(side, &mut done);
+        }
         trace!(self, "completed {} on {:?}: {:?}", id, done.io.target, done.result);
         if let Some(slice) = done.io.slice
             && let Some(lent) = self.lent.get_mut(&slice.id)
@@ -448,7 +454,7 @@ impl World<'_> {
         self.check_fetched_once(&request, outcome, arrived)?;
         let ok = result.is_ok();
         let token = if self.check_direct(&request, ok)? { token } else { Token::None };
-        self.check_answer(&request, token, ok)?;
+        self.check_answer(&request, token, (guest, ok, outcome))?;
         request.buffer.iter().for_each(|id| self.buffers.get_mut(id).expect("just looked at").end());
         let (first, count) = Self::units(request.offset, request.len);
         match request.op {
@@ -459,7 +465,13 @@ impl World<'_> {
         }
     }
 
-    fn check_answer(&mut self, request: &Request, token: Token, ok: bool) -> Result<(), Violation> {
+    fn check_answer(
+        &mut self,
+        request: &Request,
+        token: Token,
+        (guest, ok, outcome): (Option<usize>, bool, Outcome),
+    ) -> Result<(), Violation> {
+        let session = guest.map_or(0, |guest| guest as u32 + 1);
         let disk = &mut self.disks[request.disk.0 as usize];
         let (model, backing) = (&mut disk.model, &disk.backing);
         let fua = matches!(
@@ -475,9 +487,18 @@ impl World<'_> {
                 let seen = &tags[start..start + (request.len / UNIT_BYTES) as usize];
                 model.end_read(&reading, seen, backing.now())
             }
-            Token::Change(serial) => model.end_change(serial, ok, fua, backing.now(), backing.durable()),
-            Token::Flush(began) if ok => model.end_flush(began, backing.now(), backing.durable()),
-            Token::Read(_) | Token::Flush(_) | Token::None => Ok(()),
+            Token::Change(serial) => {
+                if outcome == Outcome::WriteBack {
+                    model.note_in_flash(serial);
+                }
+                model.end_change(serial, ok, fua, backing.now(), backing.durable())
+            }
+            Token::Flush(began) if ok => model.end_flush(session, began, backing.now(), backing.durable()),
+            Token::Flush(_) => {
+                model.flush_failed(session);
+                Ok(())
+            }
+            Token::Read(_) | Token::None => Ok(()),
         }
     }
 

@@ -374,6 +374,12 @@ impl Manager {
         if let Some(gateway) = gateway {
             self.exports.let_machines_in(name, name, gateway);
         }
+        if access == Access::ReadWrite {
+            // Writes that an earlier hob acknowledged may not be durable, and its guests may flush them here. A failure is the
+            // next flush's of each client.
+            let shard = shard.clone();
+            tokio::spawn(async move { shard.flush(id).await });
+        }
         if !wanted.for_clones {
             self.offer(name, id, shard, export_info(&info, access));
         }

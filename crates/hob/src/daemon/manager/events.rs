@@ -161,6 +161,15 @@ impl Manager {
                 let manager = self.clone();
                 tokio::spawn(async move { manager.let_changes_pass(disk).await });
             }
+            ShardEvent::WritesInDoubt(disk) => {
+                let inner = self.inner();
+                let Some(entry) = inner.disks.values().find(|entry| entry.id == disk) else { return };
+                let name = &entry.wanted.name;
+                tracing::error!(
+                    "disk {name}: its backing failed a flush or restarted, so acknowledged writes may be lost; the next \
+                     flush of each client fails once; check the backing and the guest's filesystem"
+                );
+            }
             ShardEvent::BackingLost(disk) => {
                 let manager = self.clone();
                 tokio::spawn(async move { manager.backing_lost(disk).await });

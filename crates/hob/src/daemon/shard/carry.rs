@@ -11,7 +11,7 @@ use hob_engine::io::{IoError, Op, PayloadMemory, Promote, Reply, Request};
 use hob_engine::migration::{Pull, Pulled, Puller};
 use hob_engine::outcome::Outcome;
 use hob_engine::regions::Regions;
-use hob_engine::units::{BufferId, DiskId, Instant, RequestId, SECTOR_BYTES};
+use hob_engine::units::{BufferId, DiskId, Instant, RequestId, SECTOR_BYTES, SessionId};
 use hob_engine::{Engine, REQUEST_BYTES_MAX};
 use hob_nbd::server::handshake::Negotiated;
 use hob_storage::backing::Backing;
@@ -24,7 +24,7 @@ use crate::daemon::listen::{Line, Place};
 use crate::daemon::shard_api::{Answer, ShardError};
 
 /// Bit of the upper half of the ids of these requests. Connections of clients have smaller numbers.
-const OWN: u32 = 1 << 29;
+const OWN: u32 = SessionId::DAEMON_BIT;
 
 /// Pulls at once, per disk.
 const PULLS_MAX: u32 = 8;

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 
 use hob_engine::Engine;
 use hob_engine::io::{BufferSlice, IoError, Op, Promote, Reply};
-use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
+use hob_engine::units::{BufferId, DiskId, Instant, RequestId, SessionId};
 use hob_frontends::Payload;
 use hob_frontends::nbd::{Connection, Receive, Status, StatusQuery};
 use hob_frontends::vhost_user::memory::GuestRun;
@@ -111,7 +111,7 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    /// Takes a negotiated connection over.
+    /// Takes a negotiated connection over. Returns its session.
     pub(super) fn attach(
         &mut self,
         now: Instant,
@@ -120,7 +120,7 @@ impl Clients {
         seat: Seat,
         negotiated: Negotiated,
         leftover: &[u8],
-    ) {
+    ) -> SessionId {
         let number = self.free.pop().unwrap_or_else(|| {
             self.clients.push(None);
             (self.clients.len() - 1) as u16
@@ -143,6 +143,7 @@ impl Clients {
             last_progress: now,
         });
         self.list(number);
+        SessionId(u32::from(number))
     }
 
     /// Ends connections.

@@ -184,14 +184,17 @@ impl Shard {
                 // A disk that left in the meantime takes the connection with it.
                 if self.serves(id) {
                     let seat = Seat { socket, promote, line, place, whose: Whose::Guest };
-                    self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
+                    let session =
+                        self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
+                    self.engine.begin_session(id, session);
                 }
             }
             ShardCall::AttachFile { id, device, file, rights } => {
                 // As above; and with it the file.
                 if self.serves(id) {
                     let before = file.size;
-                    self.files.attach(&mut self.ring, id, device, file, rights);
+                    let session = self.files.attach(&mut self.ring, id, device, file, rights);
+                    self.engine.begin_session(id, session);
                     if let Some(size) = self.size_of(id).filter(|size| *size > before) {
                         // It was mounted by an earlier daemon, for a smaller disk.
                         self.files.grow(id, size);
@@ -209,7 +212,9 @@ impl Shard {
                 let serves = |id: DiskId| {
                     commands.stop.is_none() && backings.get(id.0 as usize).is_some_and(Option::is_some)
                 };
-                machines.call(call, serves, ring);
+                if let Some((id, session)) = machines.call(call, serves, ring) {
+                    self.engine.begin_session(id, session);
+                }
             }
             ShardCall::Carry(id, call) => self.carry(now, id, call),
             ShardCall::SetLease { id, clock } => self.set_lease(id, clock),
@@ -329,6 +334,7 @@ impl Shard {
                 return;
             }
             Event::ChangeWaits(disk) => ShardEvent::ChangeWaits(disk),
+            Event::WritesInDoubt(disk) => ShardEvent::WritesInDoubt(disk),
             Event::JournalLost(disk) => {
                 tracing::error!(disk = disk.0, "the journal of the cache cannot be written");
                 ShardEvent::JournalLost(disk)

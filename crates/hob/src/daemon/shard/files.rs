@@ -9,8 +9,8 @@ use std::os::fd::OwnedFd;
 
 use hob_engine::Engine;
 use hob_engine::io::Reply;
-use hob_engine::units::{DiskId, Instant};
-use hob_frontends::fuse::{Attributes, MESSAGE_BYTES_MAX, Session, Taken};
+use hob_engine::units::{DiskId, Instant, SessionId};
+use hob_frontends::fuse::{Attributes, MESSAGE_BYTES_MAX, NUMBER_BIT, Session, Taken};
 use hob_storage::ring::{Completion, Fd, FdClass, Ring};
 use hob_storage::token::Token;
 use rustix::io::Errno;
@@ -67,7 +67,7 @@ impl Default for Files {
 }
 
 impl Files {
-    /// Serves a disk to whoever opens the file that the kernel has mounted for `device`.
+    /// Serves a disk to whoever opens the file that the kernel has mounted for `device`. Returns the session of its requests.
     pub(super) fn attach(
         &mut self,
         ring: &mut Ring,
@@ -75,7 +75,7 @@ impl Files {
         device: OwnedFd,
         file: Attributes,
         rights: FileRights,
-    ) {
+    ) -> SessionId {
         if self.input.is_empty() {
             self.input = vec![0; MESSAGE_BYTES_MAX];
         }
@@ -93,6 +93,7 @@ impl Files {
             listed: false,
         });
         self.list(number);
+        SessionId(u32::from(number) | NUMBER_BIT)
     }
 
     /// Ends the connections of a disk: whoever has the file open gets errors from now on.

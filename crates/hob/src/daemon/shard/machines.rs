@@ -12,7 +12,7 @@ use std::sync::mpsc;
 
 use hob_engine::Engine;
 use hob_engine::io::{Promote, Reply};
-use hob_engine::units::{DiskId, Instant, RequestId};
+use hob_engine::units::{DiskId, Instant, RequestId, SessionId};
 use hob_frontends::vhost_user::block::Info;
 use hob_frontends::vhost_user::{Device, Start};
 use hob_storage::ring::{Completion, Fd, FdClass, Ring};
@@ -125,8 +125,14 @@ impl Machines {
         self.machines[usize::from(number)].as_mut().expect("machines outlive their requests and calls")
     }
 
-    /// Carries out what a session wants. A disk that is not served gets no machine.
-    pub(super) fn call(&mut self, call: MachineCall, serves: impl Fn(DiskId) -> bool, ring: &mut Ring) {
+    /// Carries out what a session wants. A disk that is not served gets no machine. Returns the disk and the session of
+    /// requests of a new machine.
+    pub(super) fn call(
+        &mut self,
+        call: MachineCall,
+        serves: impl Fn(DiskId) -> bool,
+        ring: &mut Ring,
+    ) -> Option<(DiskId, SessionId)> {
         match call {
             MachineCall::Open { disk, info, promote, answer } if serves(disk) => {
                 let number = self.free.pop().unwrap_or_else(|| {
@@ -138,15 +144,17 @@ impl Machines {
                 self.machines[usize::from(number)] = Some(machine);
                 if answer.send(number).is_err() {
                     self.close(number, ring);
+                    return None;
                 }
+                return Some((disk, SessionId(MACHINE | u32::from(number))));
             }
             MachineCall::Open { .. } => {}
             MachineCall::Start { machine, start, kick, call } => {
-                self.start(machine, *start, kick, call, ring)
+                self.start(machine, *start, kick, call, ring);
             }
             MachineCall::SetCall { machine, queue, call } => {
                 let door = self.machine(machine).doors.get_mut(usize::from(queue)).and_then(Option::as_mut);
-                let Some(door) = door else { return };
+                let Some(door) = door else { return None };
                 let call = call.map(|call| ring.attach(call, FdClass::Event));
                 if let Some(old) = std::mem::replace(&mut door.call, call) {
                     ring.detach_event(old);
@@ -159,6 +167,7 @@ impl Machines {
             }
             MachineCall::Close { machine } => self.close(machine, ring),
         }
+        None
     }
 
     fn start(&mut self, number: u16, start: Start, kick: OwnedFd, call: Option<OwnedFd>, ring: &mut Ring) {

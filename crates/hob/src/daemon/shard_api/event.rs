@@ -37,6 +37,8 @@ pub(crate) enum ShardEvent {
     ChangeWaits(DiskId),
     /// The journal of a cache cannot be written any more.
     JournalLost(DiskId),
+    /// A flush of a disk's backing failed, or the backing restarted: acknowledged writes may be lost.
+    WritesInDoubt(DiskId),
     /// Somebody else has taken a disk's backing over. The disk serves nothing any more.
     BackingLost(DiskId),
 }

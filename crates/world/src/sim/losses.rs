@@ -1,0 +1,76 @@
+//! Backings that fail flushes and restart: acknowledged writes that no flush covers may be lost.
+//!
+//! A flush that fails loses any part of them, and one flush gets the error though others are in flight. A restart loses any part of
+//! them too, and the engine is told. Guests are sessions of their own.
+
+use hob_engine::units::{DiskId, Instant};
+
+use super::{Event, Options, Sabotage, Side, World, trace};
+use crate::Violation;
+use crate::dice::Dice;
+use crate::media::Done;
+
+/// Tells these dice from those of everything else.
+const SALT: u64 = 0x6c6f_7373;
+
+/// So many of a thousand flushes fail at least.
+pub(super) const FLUSH_ERROR: u32 = 60;
+
+/// See the module's text.
+pub(super) struct Losses {
+    dice: Dice,
+    /// Mean time between two restarts, nanoseconds.
+    mean_ns: u64,
+}
+
+impl Losses {
+    /// Those of the history of this seed, if it has such.
+    pub(super) fn draw(seed: u64, options: &Options, backing_ns: u64) -> Option<Losses> {
+        let mut dice = Dice::new(seed ^ SALT);
+        let may = options.faults && !options.sound_backings || options.restart_permille == 1000;
+        let is_one = dice.chance(options.restart_permille);
+        let mean_ns = backing_ns * dice.pick(&[4, 20, 100]);
+        (may && is_one).then_some(Losses { dice, mean_ns })
+    }
+}
+
+impl World<'_> {
+    /// Lets a backing restart, in a while.
+    pub(super) fn schedule_restart(&mut self) {
+        let (now, disks) = (self.now, self.disks.len() as u64);
+        let Some(Losses { dice, mean_ns }) = self.losses.as_mut().filter(|_| self.left > 0) else { return };
+        let at = Instant(now.0 + dice.between(1, 2 * *mean_ns));
+        let disk = dice.below(disks) as usize;
+        self.queue.push(at, Event::Restart(disk));
+    }
+
+    /// A flush failed, and lost something.
+    pub(super) fn flush_failed(&mut self, side: Side, done: &mut Done) {
+        if let Side::Backing(disk) = side
+            && self.disks[disk].backing.loses()
+        {
+            self.report.lossy_flushes += 1;
+            self.disks[disk].model.lose();
+        }
+        let trusted = match side {
+            Side::Backing(_) => Sabotage::TrustedFlush,
+            Side::Flash(_) => Sabotage::TrustedFlashFlush,
+        };
+        if self.options.sabotage == Some(trusted) {
+            done.result = Ok(());
+        }
+    }
+
+    /// A backing restarts.
+    pub(super) fn restart(&mut self, disk: usize) -> Result<(), Violation> {
+        trace!(self, "the backing of {disk} restarts");
+        self.report.restarts += 1;
+        self.disks[disk].backing.lose(&mut self.dice);
+        self.disks[disk].model.lose();
+        if self.options.sabotage != Some(Sabotage::UntoldRestart) {
+            self.engine.handle_loss(self.now, DiskId(disk as u32));
+        }
+        self.schedule_restart();
+        self.drain()
+    }
+}
