@@ -109,6 +109,9 @@ impl Effect {
 pub struct EventReport {
     /// What happened.
     pub event: LifeEvent,
+    /// Lose dirty data where the event asks for it; without this, such an event is refused while data is dirty.
+    #[serde(default)]
+    pub discard_dirty: bool,
 }
 
 #[cfg(test)]

@@ -51,6 +51,8 @@ pub enum ProblemKind {
     CacheDegraded,
     /// The journal of a cache cannot be written.
     JournalLost,
+    /// Flash returned other data than was written, more than a few times.
+    ChecksumMismatch,
     /// Data that only flash has cannot be read from it.
     DirtyLost,
     /// Dirty data does not get to the backing.
@@ -63,7 +65,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds.
-    pub const ALL: [ProblemKind; 11] = [
+    pub const ALL: [ProblemKind; 12] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -71,6 +73,7 @@ impl ProblemKind {
         ProblemKind::DeviceStalled,
         ProblemKind::CacheDegraded,
         ProblemKind::JournalLost,
+        ProblemKind::ChecksumMismatch,
         ProblemKind::DirtyLost,
         ProblemKind::DestageStuck,
         ProblemKind::SwapOff,
@@ -87,6 +90,7 @@ impl ProblemKind {
             ProblemKind::DeviceStalled => "device-stalled",
             ProblemKind::CacheDegraded => "cache-degraded",
             ProblemKind::JournalLost => "journal-lost",
+            ProblemKind::ChecksumMismatch => "checksum-mismatch",
             ProblemKind::DirtyLost => "dirty-lost",
             ProblemKind::DestageStuck => "destage-stuck",
             ProblemKind::SwapOff => "swap-off",

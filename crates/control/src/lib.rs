@@ -25,6 +25,7 @@ mod name;
 pub mod peer;
 pub mod pem;
 mod placement;
+mod preview;
 mod qos;
 mod resources;
 mod settings;
@@ -59,6 +60,7 @@ pub use placement::{
     AdvisedDisk, AdvisedHost, AdvisedMove, AdvisedStay, ClusterAdvice, ClusterMove, ClusterMoveStart,
     ClusterMoveState,
 };
+pub use preview::{OnClients, PlannedChange, Preview};
 pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{
     Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,

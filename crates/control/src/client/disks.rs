@@ -6,7 +6,7 @@ use super::{Client, ClientError, disk_path, percent_encode};
 use crate::{
     BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, Disk, DiskAdd, DiskChanged,
     DiskCurve, DiskHistograms, DiskResize, DiskStats, EventReport, Explanation, Export, ExportDirty,
-    LifeEvent, OnDirty,
+    LifeEvent, OnClients, OnDirty, PlannedChange, Preview,
 };
 
 impl Client {
@@ -26,8 +26,23 @@ impl Client {
     }
 
     /// Stops serving a disk: once it is drained, or with what is dirty lost. Its backing keeps its data.
-    pub async fn disk_remove(&self, disk: &str, dirty: OnDirty) -> Result<DiskChanged, ClientError> {
-        self.delete(&format!("{}{}", disk_path(disk), dirty.query())).await
+    pub async fn disk_remove(
+        &self,
+        disk: &str,
+        dirty: OnDirty,
+        clients: OnClients,
+    ) -> Result<DiskChanged, ClientError> {
+        let force = match (dirty, clients) {
+            (_, OnClients::Refuse) => "",
+            (OnDirty::Drain, OnClients::Disconnect) => "?force=true",
+            (OnDirty::Discard, OnClients::Disconnect) => "&force=true",
+        };
+        self.delete(&format!("{}{}{force}", disk_path(disk), dirty.query())).await
+    }
+
+    /// Says what a change would do, without making it.
+    pub async fn preview(&self, disk: &str, change: &PlannedChange) -> Result<Preview, ClientError> {
+        self.send(Method::POST, &format!("{}/preview", disk_path(disk)), Some(change)).await
     }
 
     /// Lets a disk be larger.
@@ -36,8 +51,14 @@ impl Client {
     }
 
     /// Reports what happened to a disk's machine.
-    pub async fn disk_event(&self, disk: &str, event: LifeEvent) -> Result<DiskChanged, ClientError> {
-        self.send(Method::POST, &format!("{}/events", disk_path(disk)), Some(&EventReport { event })).await
+    pub async fn disk_event(
+        &self,
+        disk: &str,
+        event: LifeEvent,
+        dirty: OnDirty,
+    ) -> Result<DiskChanged, ClientError> {
+        let report = EventReport { event, discard_dirty: dirty == OnDirty::Discard };
+        self.send(Method::POST, &format!("{}/events", disk_path(disk)), Some(&report)).await
     }
 
     /// Gives a disk another export.
@@ -117,7 +138,8 @@ impl Client {
 
     /// Gives up what is dirty: acknowledged writes are lost.
     pub async fn discard_dirty(&self, disk: &str) -> Result<DiskChanged, ClientError> {
-        self.send(Method::POST, &format!("{}/cache/discard-dirty", disk_path(disk)), None::<&()>).await
+        let path = format!("{}/cache/discard-dirty{}", disk_path(disk), OnDirty::Discard.query());
+        self.send(Method::POST, &path, None::<&()>).await
     }
 
     /// Has the daemon write what is dirty into a file on its host.

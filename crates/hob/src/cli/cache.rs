@@ -2,9 +2,10 @@
 
 use clap::Subcommand;
 use hob_control::client::Client;
-use hob_control::{CacheEnable, CachePatch, DiskChanged, ExportDirty, OnDirty, Size};
+use hob_control::{CacheEnable, CachePatch, DiskChanged, ExportDirty, OnDirty, PlannedChange, Size};
 
 use super::Global;
+use super::consent::{Consent, Rehearsal};
 use super::disk::print_change;
 use super::drain::drain_first;
 use super::pool::absolute;
@@ -50,9 +51,11 @@ pub(crate) enum Cache {
     Disable {
         /// The disk
         disk: String,
-        /// Lose what is dirty instead: writes that the guest was told were done are undone
+        /// Lose what is dirty instead: writes that the guest was told were done are undone; needs --yes
         #[arg(long)]
         discard_dirty: bool,
+        #[command(flatten)]
+        consent: Consent,
     },
     /// Make a cache larger or smaller; what fits is kept
     Resize {
@@ -60,6 +63,8 @@ pub(crate) enum Cache {
         disk: String,
         /// New size; rounded up to whole segments of the pool
         size: Size,
+        #[command(flatten)]
+        rehearsal: Rehearsal,
     },
     /// Change how a cache works; what a new block size, policy, admission, layout or persistence finds in it goes
     #[command(group = clap::ArgGroup::new("setting").required(true).multiple(true).args(SETTINGS))]
@@ -68,14 +73,15 @@ pub(crate) enum Cache {
         disk: String,
         #[command(flatten)]
         settings: Settings,
+        #[command(flatten)]
+        rehearsal: Rehearsal,
     },
     /// Give up what is dirty in a cache: writes that the guest was told were done are lost
     DiscardDirty {
         /// The disk
         disk: String,
-        /// It is meant
-        #[arg(long, required = true)]
-        yes: bool,
+        #[command(flatten)]
+        consent: Consent,
     },
     /// Write what is dirty in the cache of a disk that is offline into a sparse file, for rescue
     ExportDirty {
@@ -88,6 +94,8 @@ pub(crate) enum Cache {
     Clear {
         /// The disk
         disk: String,
+        #[command(flatten)]
+        rehearsal: Rehearsal,
     },
 }
 
@@ -108,28 +116,44 @@ pub(super) fn run(command: Cache, global: &Global) -> anyhow::Result<()> {
             let enable = CacheEnable { pool, size, settings: settings.into() };
             ask(global, async |client| client.cache_enable(&disk, &enable).await)?
         }
-        Cache::Disable { disk, discard_dirty } => converse(global, async |client| {
+        Cache::Disable { disk, discard_dirty, consent } => converse(global, async |client| {
+            let change = PlannedChange::Disable { discard_dirty };
+            consent.check(&client, &disk, &change).await?;
             let dirty = on_dirty(&client, &disk, discard_dirty).await?;
             client.cache_disable(&disk, dirty).await.map_err(explain)
         })?,
-        Cache::Resize { disk, size } => {
+        Cache::Resize { disk, size, rehearsal } => {
             let patch = CachePatch { size: Some(size), ..CachePatch::default() };
-            ask(global, async |client| client.cache_patch(&disk, &patch).await)?
+            converse(global, async |client| {
+                rehearsal.announce(&client, &disk, &set_change(&patch)).await?;
+                client.cache_patch(&disk, &patch).await.map_err(explain)
+            })?
         }
-        Cache::Set { disk, settings } => {
+        Cache::Set { disk, settings, rehearsal } => {
             let patch = CachePatch { size: None, settings: settings.into() };
-            converse(global, async |client| set(&client, &disk, &patch).await)?
+            converse(global, async |client| {
+                rehearsal.announce(&client, &disk, &set_change(&patch)).await?;
+                set(&client, &disk, &patch).await
+            })?
         }
-        Cache::Clear { disk } => ask(global, async |client| client.cache_clear(&disk).await)?,
-        Cache::DiscardDirty { disk, yes: _ } => {
-            ask(global, async |client| client.discard_dirty(&disk).await)?
-        }
+        Cache::Clear { disk, rehearsal } => converse(global, async |client| {
+            rehearsal.announce(&client, &disk, &PlannedChange::Clear).await?;
+            client.cache_clear(&disk).await.map_err(explain)
+        })?,
+        Cache::DiscardDirty { disk, consent } => converse(global, async |client| {
+            consent.check(&client, &disk, &PlannedChange::DiscardDirty).await?;
+            client.discard_dirty(&disk).await.map_err(explain)
+        })?,
         Cache::ExportDirty { disk, file } => {
             let export = ExportDirty { path: absolute(file) };
             ask(global, async |client| client.export_dirty(&disk, &export).await)?
         }
     };
     print_change(global.output, &changed)
+}
+
+fn set_change(patch: &CachePatch) -> PlannedChange {
+    PlannedChange::Set { patch: Box::new(patch.clone()) }
 }
 
 /// What leaves write-back is drained first, with progress here; the daemon does the rest.

@@ -2,10 +2,14 @@
 
 use clap::Subcommand;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use hob_control::{Disk as DiskInfo, DiskAdd, DiskChanged, DiskResize, EVENTS, Effect, LifeEvent, Size};
+use hob_control::{
+    Disk as DiskInfo, DiskAdd, DiskChanged, DiskResize, EVENTS, Effect, LifeEvent, OnClients, PlannedChange,
+    Size,
+};
 
 use super::Global;
 use super::cache::on_dirty;
+use super::consent::Consent;
 use super::drain::drain_first;
 use super::output::{Format, numbers, pairs, print, table, with_notes, word, words};
 use super::pool::absolute;
@@ -47,9 +51,14 @@ pub(crate) enum Disk {
     Remove {
         /// The disk
         disk: String,
-        /// Lose what is dirty instead: writes that the guest was told were done are undone
+        /// Lose what is dirty instead: writes that the guest was told were done are undone; needs --yes
         #[arg(long)]
         discard_dirty: bool,
+        /// Disconnect clients and guests that use the disk; without this, such a disk stays
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        consent: Consent,
     },
     /// Let a disk be larger while it is served: as large as its backing is now
     Resize {
@@ -66,6 +75,8 @@ pub(crate) enum Disk {
         /// What happened
         #[arg(value_parser = event_parser())]
         event: LifeEvent,
+        #[command(flatten)]
+        consent: Consent,
     },
     /// List all disks
     List,
@@ -96,8 +107,9 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
         Disk::Resize { disk, size } => {
             ask(global, async |client| client.disk_resize(&disk, &DiskResize { size }).await)?
         }
-        Disk::Event { disk, event } => converse(global, async |client| {
-            let changed = client.disk_event(&disk, event).await.map_err(explain)?;
+        Disk::Event { disk, event, consent } => converse(global, async |client| {
+            let dirty = consent.check(&client, &disk, &PlannedChange::Event { event }).await?;
+            let changed = client.disk_event(&disk, event, dirty).await.map_err(explain)?;
             if event.info().of_persistent == Effect::Drain {
                 // Who reports it goes on when the backing has everything.
                 drain_first(&client, &disk).await?;
@@ -105,9 +117,16 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let disk = Some(client.disk(&disk).await.map_err(explain)?);
             Ok(DiskChanged { disk, ..changed })
         })?,
-        Disk::Remove { disk, discard_dirty } => converse(global, async |client| {
+        Disk::Remove { disk, discard_dirty, force, consent } => converse(global, async |client| {
+            let preview = consent.preview(&client, &disk, &PlannedChange::Remove { discard_dirty }).await?;
+            if preview.clients > 0 && !force {
+                anyhow::bail!(
+                    "{disk} is in use; stop its guest first, or say --force to disconnect it; nothing was changed"
+                );
+            }
             let dirty = on_dirty(&client, &disk, discard_dirty).await?;
-            client.disk_remove(&disk, dirty).await.map_err(explain)
+            let clients = if force { OnClients::Disconnect } else { OnClients::Refuse };
+            client.disk_remove(&disk, dirty, clients).await.map_err(explain)
         })?,
     };
     print_change(global.output, &changed)

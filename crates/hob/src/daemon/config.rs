@@ -227,18 +227,28 @@ impl Config {
         let text = std::fs::read_to_string(path).map_err(|error| {
             in_file(vec![Finding { line: None, what: format!("cannot be read: {error}") }])
         })?;
-        let config = Config::parse(&text).map_err(|error| in_file(error.findings))?;
+        let config = Config::read(&text, true).map_err(|error| in_file(error.findings))?;
         Ok(Config { path: Some(path.to_owned()), ..config })
     }
 
-    /// The same of a text.
+    /// Reads and checks a text, without looking at what it names.
+    #[cfg(test)]
     pub(crate) fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::read(text, false)
+    }
+
+    fn read(text: &str, with_state: bool) -> Result<Config, ConfigError> {
         let (config, mut findings) = source::read(text);
         // Without an entry that could not be read, the others may look wrong.
         let is_whole = findings.iter().all(Finding::is_unknown_key);
         if let Some(config) = config.as_ref().filter(|_| is_whole) {
             let mut found = Findings::new(&config.lines);
             check::check(config, &mut found);
+            if with_state {
+                // State that cannot be read is an error of its own, when it is opened.
+                let state = State::read(&config.state_dir).unwrap_or_default();
+                check::check_with(config, &state, &mut found);
+            }
             findings.extend(found.finish());
         }
         match config {
@@ -262,12 +272,20 @@ impl Config {
         (self.socket_owner, self.socket_group, self.socket_mode) = (owner, group, mode);
     }
 
-    /// Checks the file together with what the daemon kept, and with files that it names. `outside` is what is wrong besides.
-    pub(crate) fn check_with(&self, state: &State, outside: Vec<String>) -> Result<(), ConfigError> {
+    /// Checks the file together with what the daemon kept, and with files that it names.
+    #[cfg(test)]
+    pub(crate) fn check_with(&self, state: &State) -> Result<(), ConfigError> {
         let mut found = Findings::new(&self.lines);
         check::check_with(self, state, &mut found);
-        let mut findings = found.finish();
-        findings.extend(outside.into_iter().map(|what| Finding { line: None, what }));
+        self.outcome(found.finish())
+    }
+
+    /// An error for each of these, if there are any.
+    pub(crate) fn refuse(&self, what: Vec<String>) -> Result<(), ConfigError> {
+        self.outcome(what.into_iter().map(|what| Finding { line: None, what }).collect())
+    }
+
+    fn outcome(&self, findings: Vec<Finding>) -> Result<(), ConfigError> {
         if findings.is_empty() { Ok(()) } else { Err(ConfigError { path: self.path.clone(), findings }) }
     }
 }

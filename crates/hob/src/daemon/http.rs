@@ -80,6 +80,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/cache/clear", post(cache_clear))
         .route("/v1/disks/{disk}/cache/discard-dirty", post(discard_dirty))
         .route("/v1/disks/{disk}/cache/export-dirty", post(export_dirty))
+        .route("/v1/disks/{disk}/preview", post(handlers::preview))
         .route("/v1/disks/{disk}/resize", post(handlers::disk_resize))
         .route("/v1/disks/{disk}/events", post(handlers::disk_event))
         .route("/v1/disks/{disk}/drain", post(drain).delete(drain_stop))
@@ -152,6 +153,7 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::disk_add,
         handlers::disk,
         handlers::disk_remove,
+        handlers::preview,
         handlers::cache,
         handlers::cache_enable,
         handlers::cache_patch,

@@ -10,6 +10,7 @@
 //! second one is refused while the first is under way ([`Claim`]).
 
 mod adopt;
+mod balance;
 mod bitmaps;
 mod borrowing;
 mod caches;
@@ -43,7 +44,9 @@ mod peer_copy;
 mod persist;
 mod placement;
 mod pools;
+mod preview;
 mod qos;
+mod quality;
 mod record;
 mod recover;
 mod refusal;
@@ -243,6 +246,8 @@ struct DiskEntry {
     drained_at_end: bool,
     /// Why the cache is not as wanted.
     cache_reason: Option<String>,
+    /// How well it does its work.
+    quality: quality::Quality,
     /// The files that it is or should be, by export.
     files: BTreeMap<String, files::FileEntry>,
     /// What is being done to it.

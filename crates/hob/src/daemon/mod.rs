@@ -123,7 +123,6 @@ impl Plan {
     pub(crate) fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = Guard::of_config(&config.control)?;
         let (store, state) = Store::open(&config.state_dir)?;
-        config.check_with(&state, Vec::new())?;
         Ok(Plan {
             sockets: SocketAccess::of(&config.sockets())?,
             listen: entrances(&config.listen, &config.nbd)?,
@@ -143,12 +142,11 @@ impl Plan {
     /// # Errors
     /// Everything that is wrong, a line each.
     pub(crate) fn check_config(config: &Config) -> Result<(), ConfigError> {
-        let state = State::read(&config.state_dir);
         let mut outside: Vec<String> = Vec::new();
         outside.extend(Guard::of_config(&config.control).err().map(|error| format!("{error:#}")));
         outside.extend(entrances(&config.listen, &config.nbd).err().map(|error| format!("{error:#}")));
-        outside.extend(state.as_ref().err().map(ToString::to_string));
-        config.check_with(&state.unwrap_or_default(), outside)
+        outside.extend(State::read(&config.state_dir).err().map(|error| error.to_string()));
+        config.refuse(outside)
     }
 
     /// One disk.

@@ -48,6 +48,34 @@ impl Pool {
         self.allocate_in_turn(owner, Kind::Data { since }, ordinals)
     }
 
+    /// The same, up to `most`, from devices of this host other than `besides`.
+    ///
+    /// # Errors
+    /// A device's own.
+    pub fn allocate_data_besides(
+        &mut self,
+        owner: OwnerId,
+        most: u64,
+        besides: DeviceId,
+    ) -> Result<Vec<DataSegment>, PoolError> {
+        self.require(Features::JOURNAL)?;
+        let taken: BTreeSet<u32> = self.data_of(owner).iter().map(|segment| segment.ordinal).collect();
+        let since = self.ring_numbers(owner).last().copied().unwrap_or(0);
+        let ordinals = (0..).filter(|ordinal| !taken.contains(ordinal)).take(most as usize);
+        let mut segments = Vec::new();
+        for ordinal in ordinals {
+            let others = self.devices.iter_mut().filter(|device| {
+                let is_it = DeviceId(device.superblock.ordinal) == besides;
+                admits_all(device) && !is_it && device.table.free() > 0
+            });
+            let Some(device) = others.max_by_key(|device| device.table.free()) else { break };
+            let place = take_segment(device, Entry::Owned { owner, ordinal, kind: Kind::Data { since } });
+            segments.push(DataSegment { place, ordinal, seconds_only: false });
+        }
+        self.store_or_release(&segments.iter().map(|segment| segment.place).collect::<Vec<_>>())?;
+        Ok(segments)
+    }
+
     /// Gives up to `most` free segments for second copies to a persistent cache, from devices of other hosts that are in, but leaves
     /// so many free on each. They get the lowest numbers that the owner does not use.
     ///

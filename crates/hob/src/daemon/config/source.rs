@@ -68,7 +68,8 @@ pub(super) fn read(text: &str) -> (Option<Config>, Vec<Finding>) {
             Err(error) => {
                 let finding = finding(&error);
                 // A value that was left out because it is wrong is not missing.
-                let missing = finding.what.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
+                let missing =
+                    finding.what.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
                 if !missing.is_some_and(|(key, _)| removed.contains(key)) {
                     findings.push(finding);
                 }

@@ -10,8 +10,8 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use hob_control::{
     Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskResize,
-    DiskStats, EventReport, Explanation, ExportDirty, OnDirty, Pool, PoolChanged, PoolCreate, Problem,
-    Version,
+    DiskStats, EventReport, Explanation, ExportDirty, OnClients, OnDirty, PlannedChange, Pool, PoolChanged,
+    PoolCreate, Preview, Problem, Version,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -189,6 +189,19 @@ pub(super) struct WhatOfDirty {
     discard_dirty: bool,
 }
 
+/// What becomes of dirty data, and of clients, when a disk is removed.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Removal {
+    /// Dirty data is lost instead of drained: acknowledged writes are undone.
+    #[serde(default)]
+    discard_dirty: bool,
+    /// Clients and guests that are connected are disconnected. Without this, the disk stays.
+    #[serde(default)]
+    force: bool,
+}
+
 impl WhatOfDirty {
     fn read(query: Result<Query<WhatOfDirty>, QueryRejection>) -> Result<OnDirty, Problem> {
         match query {
@@ -203,18 +216,40 @@ impl WhatOfDirty {
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}",
-    params(("disk" = String, Path, description = "Its name"), WhatOfDirty),
+    params(("disk" = String, Path, description = "Its name"), Removal),
     responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn disk_remove(
     State(manager): App,
     Path(disk): Path<String>,
-    query: Result<Query<WhatOfDirty>, QueryRejection>,
+    query: Result<Query<Removal>, QueryRejection>,
 ) -> Answer<DiskChanged> {
-    match WhatOfDirty::read(query) {
-        Ok(dirty) => manager.disk_remove(disk, dirty).await.into(),
-        Err(problem) => Answer::No(StatusCode::BAD_REQUEST, problem),
+    let Ok(Query(Removal { discard_dirty, force })) = query else {
+        let problem = Problem::new("the only parameters here are ?discard_dirty=true and ?force=true");
+        return Answer::No(StatusCode::BAD_REQUEST, problem);
+    };
+    let clients = if force { OnClients::Disconnect } else { OnClients::Refuse };
+    if let Err(refusal) = manager.check_unused(&disk, clients).await {
+        return Answer::from(Err(refusal));
     }
+    let dirty = if discard_dirty { OnDirty::Discard } else { OnDirty::Drain };
+    manager.disk_remove(disk, dirty).await.into()
+}
+
+/// Says what a change would do to cached data, dirty data and clients, without making it.
+#[utoipa::path(
+    post,
+    path = "/v1/disks/{disk}/preview",
+    params(("disk" = String, Path, description = "The disk")),
+    request_body = PlannedChange,
+    responses((status = 200, body = Preview), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn preview(
+    State(manager): App,
+    Path(disk): Path<String>,
+    Body(change): Body<PlannedChange>,
+) -> Answer<Preview> {
+    manager.preview(&disk, &change).await.into()
 }
 
 /// Begins to bring a disk's dirty data to its backing; clean data stays in flash. The disk shows how far it is. Goes on
@@ -259,7 +294,11 @@ pub(super) async fn disk_event(
     Path(disk): Path<String>,
     Body(report): Body<EventReport>,
 ) -> Answer<DiskChanged> {
-    manager.disk_event(disk, report.event).await.into()
+    let EventReport { event, discard_dirty } = report;
+    if let Err(refusal) = manager.check_discard(&disk, &PlannedChange::Event { event }, discard_dirty).await {
+        return Answer::from(Err(refusal));
+    }
+    manager.disk_event(disk, event).await.into()
 }
 
 /// Stops a drain before it is done.
@@ -273,14 +312,26 @@ pub(super) async fn drain_stop(State(manager): App, Path(disk): Path<String>) ->
     manager.drain_stop(disk).await.into()
 }
 
-/// Gives up what is dirty: acknowledged writes are lost. Of a disk that is offline, the whole cache is given up.
+/// Gives up what is dirty: acknowledged writes are lost. Of a disk that is offline, the whole cache is given up. Refused without
+/// `discard_dirty=true` while anything is dirty, or may be.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/cache/discard-dirty",
-    params(("disk" = String, Path, description = "The disk")),
+    params(("disk" = String, Path, description = "The disk"), WhatOfDirty),
     responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-pub(super) async fn discard_dirty(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
+pub(super) async fn discard_dirty(
+    State(manager): App,
+    Path(disk): Path<String>,
+    query: Result<Query<WhatOfDirty>, QueryRejection>,
+) -> Answer<DiskChanged> {
+    let may_lose = match WhatOfDirty::read(query) {
+        Ok(dirty) => dirty == OnDirty::Discard,
+        Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
+    };
+    if let Err(refusal) = manager.check_discard(&disk, &PlannedChange::DiscardDirty, may_lose).await {
+        return Answer::from(Err(refusal));
+    }
     manager.discard_dirty(disk).await.into()
 }
 

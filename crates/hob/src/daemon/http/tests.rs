@@ -5,7 +5,7 @@ use std::path::Path;
 use hob_control::client::{Client, ClientError};
 use hob_control::{
     Admission, CacheEnable, CachePatch, CacheSettings, DeviceAdd, DevicePatch, DiskAdd, Endpoint,
-    ExportDirty, OnDirty, PoolCreate, Size,
+    ExportDirty, OnClients, OnDirty, PoolCreate, Size,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -125,7 +125,7 @@ fn a_client_can_do_everything() {
         assert!(error.contains("vm is online"), "{error}");
         assert_eq!(client.discard_dirty("vm").await.unwrap().notes, ["0 B that only flash had is lost"]);
         client.cache_disable("vm", OnDirty::Drain).await.unwrap();
-        client.disk_remove("vm", OnDirty::Drain).await.unwrap();
+        client.disk_remove("vm", OnDirty::Drain, OnClients::Refuse).await.unwrap();
         client.pool_remove("p").await.unwrap();
         assert!(client.disks().await.unwrap().is_empty() && client.pools().await.unwrap().is_empty());
     });

@@ -177,10 +177,6 @@ impl Manager {
             ))
             .hint("change it when the disk is back, or give that data up with 'hob cache discard-dirty'"));
         }
-        let structure = |spec: &CacheSpec| {
-            let owner = spec.journal.as_ref().map(|journal| journal.owner);
-            (spec.block_size, spec.policy.clone(), spec.admission, spec.layout, owner)
-        };
         if leaves_write_back {
             let (shard, id) = self.shard_of(name)?;
             if let Err(refusal) = self.clean(name, &shard, id).await {
@@ -189,7 +185,7 @@ impl Manager {
             }
         }
         self.want(name, wanted)?;
-        let done = self.reconfigure_to(name, before, wanted, structure(before) != structure(wanted)).await;
+        let done = self.reconfigure_to(name, before, wanted, before.structure() != wanted.structure()).await;
         if let Err(refusal) = done {
             self.want(name, before)?;
             // What is kept must not say that nothing is dirty when writes go to flash again.
@@ -199,7 +195,7 @@ impl Manager {
             }
             return Err(refusal);
         }
-        if structure(before) != structure(wanted) {
+        if before.structure() != wanted.structure() {
             notes.push("the cache starts empty".to_owned());
         }
         Ok(())

@@ -239,6 +239,7 @@ impl Manager {
             cluster_wait: ClusterWait::No,
             drained_at_end: false,
             cache_reason: None,
+            quality: super::quality::Quality::default(),
             files: std::collections::BTreeMap::new(),
             busy,
             measure: None,

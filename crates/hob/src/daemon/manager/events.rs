@@ -13,6 +13,7 @@ use super::claim::Claim;
 use super::drain::LOOK_EVERY;
 use super::fellows::AGREE_EVERY;
 use super::journal_lost::JOURNAL_LOST;
+use super::quality::JUDGE_EVERY;
 use super::{Life, Manager};
 use crate::daemon::shard_api::ShardEvent;
 
@@ -34,6 +35,8 @@ impl Manager {
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut agree = tokio::time::interval(AGREE_EVERY);
         agree.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut judge = tokio::time::interval(JUDGE_EVERY);
+        judge.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 event = events.recv() => match event {
@@ -42,6 +45,7 @@ impl Manager {
                 },
                 _ = retry.tick() => self.retry(),
                 _ = look.tick() => self.look_at_dirty(),
+                _ = judge.tick() => self.judge(),
                 _ = agree.tick() => self.agree_on_datastores(),
             }
         }

@@ -153,7 +153,7 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
     if stats.cache != CacheState::None
         && let Some(reason) = &cache.reason
     {
-        sentences.push(format!("The cache has not all the room it should have: {reason}."));
+        sentences.push(format!("The cache is degraded: {reason}."));
     }
     sentences
 }

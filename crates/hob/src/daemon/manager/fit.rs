@@ -376,6 +376,7 @@ impl Manager {
             }
         }
         self.mirror_again(pool).await;
+        self.spread_copies(pool).await;
         notes
     }
 }

@@ -236,6 +236,20 @@ impl Flash {
         .await
     }
 
+    /// Up to so many segments for data, on this host and not on that device.
+    pub(super) async fn allocate_besides(
+        &self,
+        owner: OwnerId,
+        most: u64,
+        besides: DeviceId,
+    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), Refusal> {
+        self.with(move |pool| match pool {
+            Some(pool) => pool.allocate_data_besides(owner, most, besides).map_err(|error| refuse(&error)),
+            None => Ok(Vec::new()),
+        })
+        .await
+    }
+
     /// Room for a ring of a journal: the segments of each copy, on a device of its own; one copy where there is no room for
     /// two. Its number is `number` or, if the owner has used that, a higher one.
     pub(super) async fn allocate_ring(

@@ -238,6 +238,8 @@ impl DiskEntry {
             let stuck = self.watch.stuck(self.busy == Some(DRAINING), Instant::now());
             problems.extend(stuck.map(|why| (ProblemKind::DestageStuck, why)));
         }
+        let mismatches = self.mismatches(Instant::now());
+        problems.extend(mismatches.map(|reason| (ProblemKind::ChecksumMismatch, reason)));
         // While it is changed or recovered, it says so in the same place. A device that is silent is a problem by itself.
         let is_settled = matches!(cache.state, CacheState::None | CacheState::Active | CacheState::Fenced);
         if let Some(reason) = cache.reason.filter(|_| is_settled && !has_lost_journal) {

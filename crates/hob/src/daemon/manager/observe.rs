@@ -90,7 +90,7 @@ fn report(disk: &str, now: Instant, histograms: &Histograms) -> DiskHistograms {
 }
 
 /// The hits that the curves expect of a cache.
-fn expected(sizing: &Sizing, room: Size, block_size: Size) -> f64 {
+pub(super) fn expected(sizing: &Sizing, room: Size, block_size: Size) -> f64 {
     let not_larger = sizing.block_sizes.iter().rfind(|size| size.block_bytes <= block_size.0);
     not_larger.map_or(0.0, |size| 1.0 - size.curve.miss_ratio_at(room.0 / size.block_bytes))
 }

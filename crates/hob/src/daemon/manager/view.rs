@@ -123,7 +123,8 @@ impl DiskEntry {
                 state,
                 reason: if matches!(self.life, Life::Online(_)) {
                     let stalled = || self.silent_device(inner);
-                    self.cache_reason.clone().or_else(stalled).or_else(|| self.one_copy(spec))
+                    let copies = || self.one_copy(spec).or_else(|| self.on_one_device(spec));
+                    self.cache_reason.clone().or_else(stalled).or_else(copies).or_else(|| self.quality.low())
                 } else {
                     Some(offline())
                 },
@@ -166,6 +167,16 @@ impl DiskEntry {
             parent_reason: self.parent_view().1,
             clones: inner.clones_of(&self.wanted.name),
         }
+    }
+
+    fn on_one_device(&self, spec: &CacheSpec) -> Option<String> {
+        self.surplus().map(|_| {
+            format!(
+                "too little of the cache is on a second device, so that most writes go to the backing; it is spread again when \
+                 pool {} has room on another device",
+                spec.pool
+            )
+        })
     }
 
     fn one_copy(&self, spec: &CacheSpec) -> Option<String> {

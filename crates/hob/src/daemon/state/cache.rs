@@ -48,6 +48,12 @@ pub(crate) struct CacheSpec {
 }
 
 impl CacheSpec {
+    /// The parts that a cache cannot change and keep its contents.
+    pub(crate) fn structure(&self) -> impl PartialEq + use<> {
+        let owner = self.journal.as_ref().map(|journal| journal.owner);
+        (self.block_size, self.policy.clone(), self.admission, self.layout, owner)
+    }
+
     /// Are these numbers that a cache can have?
     pub(crate) fn check(&self) -> Result<(), String> {
         let bytes = self.block_size.bytes();

@@ -1,6 +1,6 @@
 //! Recordings over a real socket, of requests that the test makes up.
 
-use hob_control::{OnDirty, TraceOp, TraceRecord};
+use hob_control::{OnClients, OnDirty, TraceOp, TraceRecord};
 use hob_engine::units::DiskId;
 
 use super::*;
@@ -52,7 +52,7 @@ fn a_recording_is_one_at_a_time_and_ends_with_its_disk() {
         }
         let recording = client.disk("vm").await.unwrap().recording.unwrap();
         assert_eq!((recording.requests, recording.dropped), (5, 0));
-        client.disk_remove("vm", OnDirty::Drain).await.unwrap();
+        client.disk_remove("vm", OnDirty::Drain, OnClients::Refuse).await.unwrap();
         let (mut records, mut last) = (Vec::new(), first);
         while let Some(frame) = trace.next().await.unwrap() {
             assert!(!last.is_last && frame.elapsed_ns >= last.elapsed_ns);
@@ -88,7 +88,7 @@ fn a_client_that_is_too_slow_learns_how_much_it_misses() {
         trace.next().await.unwrap();
         // No task of the runtime runs meanwhile, so nobody reads.
         assert!((0..COUNT).all(|number| fake.request(ID, &record(number))));
-        client.disk_remove("vm", OnDirty::Drain).await.unwrap();
+        client.disk_remove("vm", OnDirty::Drain, OnClients::Refuse).await.unwrap();
         let (mut seen, mut dropped) = (0, 0);
         while let Some(frame) = trace.next().await.unwrap() {
             for found in frame.records {

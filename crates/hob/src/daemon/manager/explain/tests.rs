@@ -91,11 +91,7 @@ fn each_state_has_its_sentence() {
         (CacheState::Stalled, None, "hob pool show p"),
         (CacheState::Fenced, None, "hob pool remove-device p"),
         (CacheState::Active, None, "of 64 MiB is empty"),
-        (
-            CacheState::Active,
-            Some("2 of its 4 segments were lost"),
-            "not all the room it should have: 2 of its 4",
-        ),
+        (CacheState::Active, Some("2 of its 4 segments were lost"), "The cache is degraded: 2 of its 4"),
     ] {
         let said = said(&disk(state, reason), &figures(state, &[], 0));
         assert!(said.contains(part), "{state:?}: {said}");
