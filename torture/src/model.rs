@@ -448,3 +448,6 @@ impl fmt::Display for Wrong {
         write!(f, "byte {at} (unit {}) holds {}; allowed: {}", self.unit, self.found, self.allowed)
     }
 }
+
+#[cfg(test)]
+mod tests;
