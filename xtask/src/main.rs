@@ -11,6 +11,7 @@ mod suite;
 mod test;
 #[cfg(test)]
 mod tidy;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -31,6 +32,8 @@ enum Command {
     Install,
     /// Histories of the engine in the simulated world, until one breaks a promise
     Simulate(simulate::Arguments),
+    /// Break a running hob in every way we know and check every byte
+    Torture(torture::Arguments),
     /// The Debian package, by cargo-deb
     Deb(deb::Arguments),
     /// Measurements against other programs
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::run(&arguments),
         Command::Install => packages::install(),
         Command::Simulate(arguments) => simulate::run(&arguments),
+        Command::Torture(arguments) => torture::run(&arguments),
         Command::Deb(arguments) => deb::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
     };

@@ -32,11 +32,12 @@ const RULES: &[Rule] = &[
         ],
     },
     Rule { name: "conformance", may_name: &[] },
+    Rule { name: "torture", may_name: &["conformance"] },
     Rule { name: "xtask", may_name: &["conformance"] },
 ];
 
 /// Crates that know JSON and HTTP. The test programs read other people's JSON and are not part of the product.
-const MAY_SPEAK_HTTP: [&str; 4] = ["hob-control", "hob", "xtask", "conformance"];
+const MAY_SPEAK_HTTP: [&str; 5] = ["hob-control", "hob", "xtask", "conformance", "torture"];
 const HTTP: [&str; 6] = ["serde_json", "axum", "hyper", "hyper-util", "http-body-util", "utoipa"];
 
 fn packages() -> Vec<Value> {

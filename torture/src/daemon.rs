@@ -1,0 +1,211 @@
+//! The daemon under test: its process, its sockets and its log.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long a start may take until the control API answers.
+const READY_MAX: Duration = Duration::from_secs(60);
+/// How long SIGTERM may take.
+const STOP_MAX: Duration = Duration::from_secs(60);
+/// How long an upgrade may take.
+const UPGRADE_MAX: Duration = Duration::from_secs(40);
+/// How long a command may take.
+const COMMAND_MAX: Duration = Duration::from_secs(90);
+
+/// What the daemon logs when it is ready.
+const READY_LINE: &str = "the control API is at";
+/// What it logs when it refuses an upgrade.
+const REFUSED_LINE: &str = "not upgraded";
+
+/// A daemon, running or not. Dropping it kills it.
+#[derive(Debug)]
+pub struct Daemon {
+    program: PathBuf,
+    dir: PathBuf,
+    child: Option<Child>,
+}
+
+/// What came of an upgrade.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Upgrade {
+    /// The daemon runs its new program.
+    Done,
+    /// It goes on as before, and says why.
+    Refused(String),
+}
+
+impl Daemon {
+    /// Of `program`, with `hob.toml`, sockets and log in `dir`. It does not run yet.
+    #[must_use]
+    pub fn new(program: &Path, dir: &Path) -> Self {
+        Self { program: program.to_owned(), dir: dir.to_owned(), child: None }
+    }
+
+    /// Where it serves NBD.
+    #[must_use]
+    pub fn nbd_socket(&self) -> PathBuf {
+        self.dir.join("nbd.sock")
+    }
+
+    /// Where it is controlled.
+    #[must_use]
+    pub fn control_socket(&self) -> PathBuf {
+        self.dir.join("control.sock")
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.dir.join("hob.log")
+    }
+
+    /// Everything it has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read(self.log_path())
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// The last lines of its log.
+    #[must_use]
+    pub fn log_tail(&self, lines: usize) -> Vec<String> {
+        let log = self.log();
+        let all: Vec<&str> = log.lines().collect();
+        all[all.len().saturating_sub(lines)..].iter().map(|line| format!("log: {line}")).collect()
+    }
+
+    /// Starts it and waits until its control API answers.
+    ///
+    /// # Errors
+    /// It ends or does not answer instead.
+    pub fn start(&mut self) -> Result<()> {
+        // A killed daemon leaves its sockets.
+        let _ = std::fs::remove_file(self.control_socket());
+        let log: File = OpenOptions::new().create(true).append(true).open(self.log_path())?;
+        // setpriv asks the kernel to kill the daemon with us.
+        let child = Command::new(conformance::tool::find("setpriv"))
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(&self.program)
+            .args(["daemon", "--log", "info", "--config"])
+            .arg(self.dir.join("hob.toml"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("start hob")?;
+        self.child = Some(child);
+        let start = Instant::now();
+        while std::os::unix::net::UnixStream::connect(self.control_socket()).is_err() {
+            if let Some(status) = self.ended()? {
+                bail!("hob ended ({status}) instead of serving");
+            }
+            if start.elapsed() > READY_MAX {
+                bail!("hob's control API is not there after {READY_MAX:?}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.as_mut().map_or(Ok(None), |child| Ok(child.try_wait()?))
+    }
+
+    /// Sends a signal.
+    pub fn signal(&mut self, signal: Signal) {
+        if let (Ok(None), Some(child)) = (self.ended(), self.child.as_ref()) {
+            let _ = kill_process(Pid::from_child(child), signal);
+        }
+    }
+
+    /// SIGKILL; when this returns, it is gone.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// SIGTERM, and the clean end it must have.
+    ///
+    /// # Errors
+    /// It does not end in time, or with another status; it is killed then.
+    pub fn stop(&mut self) -> Result<()> {
+        self.signal(Signal::TERM);
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.ended()? {
+                self.child = None;
+                if !status.success() {
+                    bail!("hob ended with {status} after SIGTERM");
+                }
+                return Ok(());
+            }
+            if start.elapsed() > STOP_MAX {
+                self.kill();
+                bail!("hob has not ended {STOP_MAX:?} after SIGTERM");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// SIGHUP, and waits for what comes of it.
+    ///
+    /// # Errors
+    /// The daemon ends or says nothing.
+    pub fn upgrade(&mut self) -> Result<Upgrade> {
+        let count = |log: &str, what: &str| log.matches(what).count();
+        let before = self.log();
+        let (ready, refused) = (count(&before, READY_LINE), count(&before, REFUSED_LINE));
+        self.signal(Signal::HUP);
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.ended()? {
+                bail!("hob ended ({status}) in an upgrade");
+            }
+            let log = self.log();
+            if count(&log, REFUSED_LINE) > refused {
+                let line = log.lines().rfind(|line| line.contains(REFUSED_LINE)).unwrap_or_default();
+                return Ok(Upgrade::Refused(line.to_owned()));
+            }
+            if count(&log, READY_LINE) > ready {
+                return Ok(Upgrade::Done);
+            }
+            if start.elapsed() > UPGRADE_MAX {
+                bail!("hob has said nothing about an upgrade for {UPGRADE_MAX:?}");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Runs a command of the command line: whether it succeeded, and what it printed.
+    ///
+    /// # Errors
+    /// It cannot be started, or does not end.
+    pub fn command(&self, args: &[&str]) -> Result<(bool, String)> {
+        let control = format!("unix:{}", self.control_socket().display());
+        let mut command = Command::new(&self.program);
+        command.args(args).args(["--control", &control]);
+        let mut process = conformance::process::Process::start("hob", &mut command)?;
+        let output = process.finish(COMMAND_MAX);
+        if output.status.is_none() {
+            bail!("hob {args:?} has not ended after {COMMAND_MAX:?}");
+        }
+        Ok((output.success(), output.all()))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.signal(Signal::CONT);
+        self.kill();
+    }
+}

@@ -1,0 +1,491 @@
+//! A guest: a client that owns a region of a disk, puts load on it, checks every byte it reads, and connects again when
+//! the connection ends.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use conformance::data::Noise;
+
+use crate::journal::Journal;
+use crate::link::{Answer, Ask, Endpoint, Link};
+use crate::model::{Checked, Flush, Kind, Model, Read, Write};
+use crate::stamp::UNIT;
+
+/// Requests in flight.
+const DEPTH: usize = 8;
+/// Units in a sector of 4 KiB.
+const SECTOR: u64 = 8;
+/// Units of the longest request: 64 KiB.
+const UNITS_MAX: u64 = 128;
+/// Requests of the past that a violation's evidence can draw on.
+const HISTORY: usize = 4000;
+/// Lines of evidence about the requests that concern a unit, and about others.
+const EVIDENCE: (usize, usize) = (12, 6);
+/// How long a guest tries to connect until that is a violation, without a fault that explains it.
+pub const CONNECT_MAX: Duration = Duration::from_secs(60);
+/// How long after the end of a fault its errors may still be seen.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Counters of a guest.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Requests answered.
+    pub requests: AtomicU64,
+    /// Bytes read and compared.
+    pub bytes_checked: AtomicU64,
+    /// Successful flushes.
+    pub flushes: AtomicU64,
+    /// Requests answered with an error.
+    pub errors: AtomicU64,
+    /// Flushes among them.
+    pub flushes_failed: AtomicU64,
+    /// Connections made.
+    pub connections: AtomicU64,
+}
+
+/// What a guest is told to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Put load on the disk.
+    Load,
+    /// Flush until that succeeds, read everything, and end.
+    Finish,
+}
+
+/// What a guest shares with those who break things.
+#[derive(Debug)]
+pub struct Shared {
+    /// Its name: disk and number.
+    pub name: String,
+    /// The contents of its region.
+    model: Mutex<Model>,
+    /// Its counters.
+    pub counts: Counts,
+    /// The life of the daemon to which it is connected; 0: to none.
+    pub connected_to: AtomicU64,
+    finish: AtomicBool,
+    abandon: AtomicBool,
+    /// Errors are explained until then.
+    trouble_until: Mutex<Instant>,
+}
+
+impl Shared {
+    /// Of a guest with such a region.
+    #[must_use]
+    pub fn new(name: String, model: Model) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            model: Mutex::new(model),
+            counts: Counts::default(),
+            connected_to: AtomicU64::new(0),
+            finish: AtomicBool::new(false),
+            abandon: AtomicBool::new(false),
+            trouble_until: Mutex::new(Instant::now()),
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> MutexGuard<'_, Model> {
+        self.model.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the guest to flush, read everything, and end.
+    pub fn finish(&self) {
+        self.finish.store(true, Ordering::Relaxed);
+    }
+
+    /// Tells the guest to end at once.
+    pub fn abandon(&self) {
+        self.abandon.store(true, Ordering::Relaxed);
+    }
+
+    /// Errors and pauses of so long from now on have a cause.
+    pub fn excuse(&self, time: Duration) {
+        let mut until = self.trouble_until.lock().unwrap_or_else(PoisonError::into_inner);
+        *until = (*until).max(Instant::now() + time + GRACE);
+    }
+
+    /// Whether an error of a request that was sent then has a cause.
+    fn excused(&self, since: Instant) -> bool {
+        *self.trouble_until.lock().unwrap_or_else(PoisonError::into_inner) > since
+    }
+}
+
+enum Flying {
+    Read(Read),
+    Write { write: Write, units: u64, fua: bool },
+    Flush(Flush),
+}
+
+/// Why a guest stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// The connection is gone.
+    Disconnected,
+    /// It was told to end at once.
+    Abandoned,
+}
+
+/// How a guest behaves; drawn from its seed.
+#[derive(Debug, Clone, Copy)]
+pub struct Habits {
+    /// One flush in so many requests.
+    pub flush_once_in: u64,
+    /// Of ten writes of stamps, how many have FUA.
+    pub fua_of_ten: u64,
+    /// Longest pause between requests, microseconds.
+    pub pause_us_max: u64,
+    /// It writes an image header to the beginning of its region now and then.
+    pub headers: bool,
+}
+
+/// See the module's text.
+pub struct Guest {
+    shared: Arc<Shared>,
+    endpoint: Endpoint,
+    journal: Arc<Journal>,
+    life: Arc<AtomicU64>,
+    noise: Noise,
+    habits: Habits,
+    flying: BTreeMap<u64, (Instant, Flying)>,
+    history: VecDeque<(u64, u64, u64, String)>,
+    first: u64,
+    units: u64,
+}
+
+impl Guest {
+    /// A guest of the disk at `endpoint`; `life` counts the daemon's starts.
+    #[must_use]
+    pub fn new(
+        shared: Arc<Shared>,
+        endpoint: Endpoint,
+        journal: Arc<Journal>,
+        life: Arc<AtomicU64>,
+        seed: u64,
+        habits: Habits,
+    ) -> Self {
+        let (first, units) = {
+            let model = shared.model();
+            (model.first(), model.len())
+        };
+        Self {
+            shared,
+            endpoint,
+            journal,
+            life,
+            noise: Noise::new(seed),
+            habits,
+            flying: BTreeMap::new(),
+            history: VecDeque::new(),
+            first,
+            units,
+        }
+    }
+
+    /// Lives until it was told to finish, and has.
+    pub fn live(mut self) {
+        loop {
+            let Some(mut link) = self.connect() else { return };
+            match self.session(&mut *link) {
+                Ok(()) | Err(Stop::Abandoned) => return,
+                Err(Stop::Disconnected) => {
+                    self.shared.connected_to.store(0, Ordering::Relaxed);
+                    self.flying.clear();
+                }
+            }
+        }
+    }
+
+    /// Connects; none when it was told to end.
+    fn connect(&mut self) -> Option<Box<dyn Link>> {
+        let start = Instant::now();
+        let mut complained = false;
+        loop {
+            if self.shared.abandon.load(Ordering::Relaxed) {
+                return None;
+            }
+            let life = self.life.load(Ordering::Relaxed);
+            match self.endpoint.connect() {
+                Ok(link) => {
+                    self.shared.connected_to.store(life, Ordering::Relaxed);
+                    self.shared.counts.connections.fetch_add(1, Ordering::Relaxed);
+                    self.note(0, 0, "connected");
+                    return Some(link);
+                }
+                Err(error) => {
+                    if start.elapsed() > CONNECT_MAX && !complained && !self.shared.excused(start) {
+                        complained = true;
+                        self.violation(
+                            "unavailable",
+                            &format!("no connection for {CONNECT_MAX:?}: {error}"),
+                            Vec::new(),
+                        );
+                    }
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+        }
+    }
+
+    fn session(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
+        while !self.shared.finish.load(Ordering::Relaxed) {
+            if self.shared.abandon.load(Ordering::Relaxed) {
+                return Err(Stop::Abandoned);
+            }
+            while self.flying.len() >= DEPTH {
+                self.receive(link)?;
+            }
+            self.one(link)?;
+            let pause = self.noise.below(self.habits.pause_us_max.max(1));
+            std::thread::sleep(Duration::from_micros(pause));
+        }
+        self.drain(link)?;
+        self.flush_until_durable(link)?;
+        self.read_all(link)
+    }
+
+    fn drain(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
+        while !self.flying.is_empty() {
+            self.receive(link)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is in doubt again, as a guest does after an error, and flushes.
+    fn flush_until_durable(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
+        let shared = Arc::clone(&self.shared);
+        for _ in 0..100 {
+            let before = shared.counts.flushes_failed.load(Ordering::Relaxed);
+            self.flush(link)?;
+            self.drain(link)?;
+            if shared.counts.flushes_failed.load(Ordering::Relaxed) == before {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let evidence = self.evidence(None);
+        self.violation("flush-stuck", "no flush succeeds although nothing is broken any more", evidence);
+        Ok(())
+    }
+
+    fn read_all(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
+        let end = self.first + self.units;
+        for first in (self.first..end).step_by(UNITS_MAX as usize) {
+            while self.flying.len() >= DEPTH {
+                self.receive(link)?;
+            }
+            self.read(link, first, UNITS_MAX.min(end - first))?;
+        }
+        self.drain(link)
+    }
+
+    /// Sends one request.
+    fn one(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
+        if self.noise.below(self.habits.flush_once_in) == 0 {
+            return self.flush(link);
+        }
+        let (first, units) = self.somewhere();
+        if self.noise.below(3) == 0 {
+            if !self.meets(first, units, |flying| matches!(flying, Flying::Write { .. })) {
+                self.read(link, first, units)?;
+            }
+            return Ok(());
+        }
+        if self.habits.headers && self.noise.below(200) == 0 {
+            if !self.meets(self.first, 1, |_| true) {
+                self.write(link, self.first, 1, Kind::Header)?;
+            }
+            return Ok(());
+        }
+        if self.meets(first, units, |_| true) {
+            return Ok(());
+        }
+        let kind = match self.noise.below(40) {
+            0 => Kind::Discard,
+            1 | 2 => Kind::Zeroes,
+            _ => Kind::Data,
+        };
+        self.write(link, first, units, kind)
+    }
+
+    /// First unit and number of units of a request: half of them in an eighth of the region.
+    fn somewhere(&mut self) -> (u64, u64) {
+        let sectors = match self.noise.below(4) {
+            0 => 1 + self.noise.below(UNITS_MAX / SECTOR),
+            1 => 4,
+            _ => 1,
+        };
+        let room = if self.noise.below(2) == 0 { self.units / 8 } else { self.units };
+        let first = self.noise.below(room / SECTOR - sectors.min(room / SECTOR - 1)) * SECTOR;
+        let (mut first, mut units) = (first, sectors * SECTOR);
+        if self.noise.below(8) == 0 {
+            let cut = self.noise.below(SECTOR);
+            (first, units) = (first + cut, units - cut);
+            units -= self.noise.below(units.min(SECTOR));
+        }
+        (self.first + first, units)
+    }
+
+    fn meets(&self, first: u64, units: u64, concerns: impl Fn(&Flying) -> bool) -> bool {
+        let meets = |other: u64, its: u64| other < first + units && first < other + its;
+        self.flying.values().filter(|(_, flying)| concerns(flying)).any(|(_, flying)| match flying {
+            Flying::Read(read) => meets(read.first, read.units),
+            Flying::Write { write, units, .. } => meets(write.first, *units),
+            Flying::Flush(_) => false,
+        })
+    }
+
+    fn read(&mut self, link: &mut dyn Link, first: u64, units: u64) -> Result<(), Stop> {
+        let read = self.shared.model().begin_read(first, units);
+        let sent = link.send(Ask::Read { units }, first, &[]);
+        self.sent(sent, Flying::Read(read))
+    }
+
+    fn write(&mut self, link: &mut dyn Link, first: u64, units: u64, kind: Kind) -> Result<(), Stop> {
+        let fua = matches!(kind, Kind::Data) && self.noise.below(10) < self.habits.fua_of_ten;
+        let (write, data) = {
+            let mut model = self.shared.model();
+            let write = model.begin_write(first, units, kind);
+            let data =
+                if matches!(kind, Kind::Data | Kind::Header) { model.bytes(&write) } else { Vec::new() };
+            (write, data)
+        };
+        let ask = match kind {
+            Kind::Data | Kind::Header => Ask::Write { fua },
+            Kind::Zeroes => Ask::WriteZeroes { units },
+            Kind::Discard => Ask::Discard { units },
+        };
+        let sent = link.send(ask, first, &data);
+        self.sent(sent, Flying::Write { write, units, fua })
+    }
+
+    fn flush(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
+        let flush = self.shared.model().begin_flush();
+        let sent = link.send(Ask::Flush, 0, &[]);
+        self.sent(sent, Flying::Flush(flush))
+    }
+
+    fn sent(&mut self, sent: std::io::Result<u64>, flying: Flying) -> Result<(), Stop> {
+        let Ok(request) = sent else { return self.lost("send") };
+        self.flying.insert(request, (Instant::now(), flying));
+        Ok(())
+    }
+
+    fn lost(&mut self, what: &str) -> Result<(), Stop> {
+        self.note(0, 0, &format!("disconnected at {what}; {} requests unanswered", self.flying.len()));
+        Err(Stop::Disconnected)
+    }
+
+    /// Takes one answer.
+    fn receive(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
+        let answer = match link.receive() {
+            Ok(answer) => answer,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                let oldest = self.flying.values().map(|(since, _)| *since).min();
+                if !oldest.is_some_and(|since| self.shared.excused(since)) {
+                    self.violation("hang", "no answer for a minute", self.evidence(None));
+                }
+                return self.lost("receive: silence");
+            }
+            Err(error) => return self.lost(&format!("receive: {error}")),
+        };
+        let Some((since, flying)) = self.flying.remove(&answer.request) else {
+            let what = format!("an answer to request {}, which is not in flight", answer.request);
+            self.violation("protocol", &what, Vec::new());
+            return self.lost("receive: a strange answer");
+        };
+        self.shared.counts.requests.fetch_add(1, Ordering::Relaxed);
+        if answer.error != 0 {
+            self.failed(&answer, &flying, since);
+            return Ok(());
+        }
+        match flying {
+            Flying::Read(read) => self.check(read, &answer.data),
+            Flying::Write { write, units, fua } => {
+                let text = format!("{:?} acknowledged{}", write.kind, if fua { ", FUA" } else { "" });
+                self.note(write.first, units, &text);
+                self.shared.model().acknowledge(write, fua);
+            }
+            Flying::Flush(flush) => {
+                self.note(0, 0, "flush succeeded");
+                self.shared.model().flushed(flush);
+                self.shared.counts.flushes.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn failed(&mut self, answer: &Answer, flying: &Flying, since: Instant) {
+        self.shared.counts.errors.fetch_add(1, Ordering::Relaxed);
+        let error = answer.error;
+        let (what, explained) = match flying {
+            Flying::Read(read) => {
+                self.note(read.first, read.units, &format!("read failed ({error})"));
+                (format!("a read at unit {}", read.first), false)
+            }
+            Flying::Write { write, units, .. } => {
+                self.note(write.first, *units, &format!("{:?} failed ({error})", write.kind));
+                self.shared.model().fail(write);
+                (format!("a write at unit {}", write.first), false)
+            }
+            Flying::Flush(_) => {
+                self.note(0, 0, &format!("flush failed ({error})"));
+                self.shared.counts.flushes_failed.fetch_add(1, Ordering::Relaxed);
+                let mut model = self.shared.model();
+                let explained = model.loss_unreported();
+                model.flush_failed();
+                ("a flush".to_owned(), explained)
+            }
+        };
+        if !explained && !self.shared.excused(since) {
+            let took = since.elapsed();
+            let what = format!("{what} failed with error {error} after {took:?}; nothing is broken");
+            self.violation("unexpected-error", &what, self.evidence(None));
+        }
+    }
+
+    fn check(&mut self, read: Read, data: &[u8]) {
+        let Checked { wrong, settled } = self.shared.model().check(read, data);
+        if settled > 0 {
+            self.note(read.first, read.units, &format!("read settles {settled} units"));
+        }
+        self.shared.counts.bytes_checked.fetch_add(data.len() as u64, Ordering::Relaxed);
+        let Some(first) = wrong.first() else { return };
+        let what = format!("{} of {} units: {first}", wrong.len(), data.len() / UNIT);
+        self.violation("contents", &what, self.evidence(Some(first.unit)));
+    }
+
+    fn note(&mut self, first: u64, units: u64, what: &str) {
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back((self.journal.now(), first, units, what.to_owned()));
+    }
+
+    /// The last requests that concern a unit, and the last others.
+    fn evidence(&self, unit: Option<u64>) -> Vec<String> {
+        let concerns =
+            |first: u64, units: u64| unit.is_some_and(|unit| (first..first + units).contains(&unit));
+        let mut left = EVIDENCE;
+        let mut lines = Vec::new();
+        for (at, first, units, what) in self.history.iter().rev() {
+            let left = if concerns(*first, *units) { &mut left.0 } else { &mut left.1 };
+            if *left > 0 {
+                *left -= 1;
+                lines.push(match units {
+                    0 => format!("{at} ms: {what}"),
+                    _ => format!("{at} ms: units {first}..{}: {what}", first + units),
+                });
+            }
+        }
+        lines.reverse();
+        lines
+    }
+
+    fn violation(&self, kind: &'static str, what: &str, evidence: Vec<String>) {
+        self.journal.violation(kind, &self.shared.name, what, evidence);
+    }
+}

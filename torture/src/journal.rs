@@ -1,0 +1,143 @@
+//! The log of a run: one JSON object a line, and the violations found.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Journal {
+    start: Instant,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    file: Option<BufWriter<File>>,
+    /// The faults of this round, newest last.
+    faults: Vec<(u64, String)>,
+    violations: Vec<Violation>,
+    /// How many there were in this round of a kind and subject.
+    counts: BTreeMap<(&'static str, String), u64>,
+    total: usize,
+    round: u64,
+}
+
+/// A broken promise.
+#[derive(Debug, Clone)]
+pub struct Violation {
+    /// The round.
+    pub round: u64,
+    /// Which promise, in a word.
+    pub kind: &'static str,
+    /// Who has seen it: a guest, or hob.
+    pub subject: String,
+    /// What was seen.
+    pub what: String,
+    /// What came before.
+    pub evidence: Vec<String>,
+}
+
+/// Violations of a kind with evidence, for each subject in a round; others are only counted.
+const REPORTED_MAX: u64 = 3;
+/// Faults that a violation's evidence mentions.
+const FAULTS_SHOWN: usize = 8;
+
+impl Journal {
+    /// Writes to `path`, or nowhere.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new(path: Option<&Path>) -> std::io::Result<Self> {
+        let file = path.map(File::create).transpose()?.map(BufWriter::new);
+        let inner = Inner {
+            file,
+            faults: Vec::new(),
+            violations: Vec::new(),
+            counts: BTreeMap::new(),
+            total: 0,
+            round: 0,
+        };
+        Ok(Self { start: Instant::now(), inner: Mutex::new(inner) })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Milliseconds since the beginning.
+    #[must_use]
+    pub fn now(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
+    }
+
+    /// Begins a round.
+    pub fn begin_round(&self, round: u64) {
+        let mut inner = self.lock();
+        inner.round = round;
+        inner.faults.clear();
+        inner.counts.clear();
+    }
+
+    /// Adds a line.
+    pub fn line(&self, event: &str, mut fields: Value) {
+        let now = self.now();
+        let mut inner = self.lock();
+        let round = inner.round;
+        if let Some(object) = fields.as_object_mut() {
+            object.insert("ms".to_owned(), json!(now));
+            object.insert("event".to_owned(), json!(event));
+            object.insert("round".to_owned(), json!(round));
+        }
+        if let Some(file) = &mut inner.file {
+            // A log that cannot be written stops nothing.
+            let _ = writeln!(file, "{fields}");
+            let _ = file.flush();
+        }
+    }
+
+    /// A fault was injected.
+    pub fn fault(&self, what: &str) {
+        let now = self.now();
+        self.lock().faults.push((now, what.to_owned()));
+        self.line("fault", json!({ "what": what }));
+    }
+
+    /// A promise was broken, as `subject` has seen.
+    pub fn violation(&self, kind: &'static str, subject: &str, what: &str, mut evidence: Vec<String>) {
+        let known = {
+            let mut inner = self.lock();
+            inner.total += 1;
+            let known = inner.counts.entry((kind, subject.to_owned())).or_default();
+            *known += 1;
+            *known
+        };
+        if known > REPORTED_MAX {
+            return;
+        }
+        let fields = json!({ "kind": kind, "subject": subject, "what": what, "evidence": evidence });
+        self.line("violation", fields);
+        let mut inner = self.lock();
+        let from = inner.faults.len().saturating_sub(FAULTS_SHOWN);
+        evidence.extend(inner.faults[from..].iter().map(|(at, fault)| format!("{at} ms: fault: {fault}")));
+        let (round, subject, what) = (inner.round, subject.to_owned(), what.to_owned());
+        inner.violations.push(Violation { round, kind, subject, what, evidence });
+    }
+
+    /// Number of violations so far.
+    #[must_use]
+    pub fn violation_count(&self) -> usize {
+        self.lock().total
+    }
+
+    /// The violations with evidence.
+    #[must_use]
+    pub fn violations(&self) -> Vec<Violation> {
+        self.lock().violations.clone()
+    }
+}

@@ -1,0 +1,139 @@
+//! `torture`: runs rounds until the time is over, and reports. `cargo xtask torture` builds hob and starts this.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use serde_json::json;
+use torture::journal::Journal;
+use torture::medium::Sabotage;
+use torture::report::Totals;
+use torture::round::{self, Run};
+use torture::setup::Plan;
+
+/// Break a running hob in every way we know, and check every byte that its guests read
+#[derive(Debug, Parser)]
+#[command(max_term_width = 100)]
+struct Arguments {
+    /// Stop after this time; the round that runs then is completed
+    #[arg(long, value_name = "M", default_value_t = 10.0)]
+    minutes: f64,
+    /// Seed of all rounds [default: the time]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// First round
+    #[arg(long, default_value_t = 0)]
+    round: u64,
+    /// Stop after so many rounds
+    #[arg(long, value_name = "N")]
+    rounds: Option<u64>,
+    /// Print the plan of the first round and do nothing
+    #[arg(long)]
+    plan: bool,
+    /// Stop at the first violation
+    #[arg(long)]
+    fail_fast: bool,
+    /// Program to test [default: HOB_BIN, or the release build, or the debug build]
+    #[arg(long, value_name = "FILE")]
+    hob: Option<PathBuf>,
+    /// Directory for scratch files; those of rounds with violations stay there [default: /var/tmp]
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    dir: PathBuf,
+    /// Leave out faults and habits whose names contain one of these words (`upgrade`, `headers`, ...)
+    #[arg(long, value_name = "WORD", value_delimiter = ',')]
+    without: Vec<String>,
+    /// Demand that SIGKILL loses nothing that was acknowledged, in write-back too
+    #[arg(long)]
+    strict: bool,
+    /// Let the backings cheat, to see that this is noticed
+    #[arg(long, value_enum)]
+    sabotage: Option<Sabotage>,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(violations) => {
+            eprintln!("{violations} violations");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("torture: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<usize> {
+    let seed = arguments.seed.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.map_or(0, |time| time.as_secs() % 1_000_000)
+    });
+    if arguments.plan {
+        println!("{:#}", Plan::draw(seed, arguments.round).without(&arguments.without).describe());
+        return Ok(0);
+    }
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("listen for signals")?;
+    }
+    let hob = match &arguments.hob {
+        Some(path) => path.canonicalize().with_context(|| format!("{}", path.display()))?,
+        None => conformance::hob::binary(),
+    };
+    let base = tempfile::Builder::new().prefix("torture-").tempdir_in(&arguments.dir)?;
+    let journal = Arc::new(Journal::new(Some(&base.path().join("log.jsonl")))?);
+    println!("seed {seed}, {}, log and scratch files in {}", hob.display(), base.path().display());
+    let run = Run {
+        hob,
+        journal: Arc::clone(&journal),
+        interrupted,
+        sabotage: arguments.sabotage,
+        strict: arguments.strict,
+    };
+    let mut totals = Totals::default();
+    let result = rounds(arguments, seed, &run, base.path(), &mut totals);
+    let violations = journal.violations();
+    let count = journal.violation_count();
+    print!("{}", totals.report(count, &violations));
+    println!("repeat with: cargo xtask torture --seed {seed} --minutes {}", arguments.minutes);
+    if !violations.is_empty() || result.is_err() {
+        println!("evidence is in {}", base.keep().display());
+    }
+    result.map(|()| count)
+}
+
+fn rounds(arguments: &Arguments, seed: u64, run: &Run, base: &Path, totals: &mut Totals) -> Result<()> {
+    let begin = Instant::now();
+    let end = Duration::from_secs_f64(arguments.minutes * 60.0);
+    let last = arguments.rounds.map(|count| arguments.round + count);
+    for number in arguments.round.. {
+        if begin.elapsed() >= end || last == Some(number) || run.interrupted.load(Ordering::Relaxed) {
+            break;
+        }
+        let plan = Plan::draw(seed, number).without(&arguments.without);
+        run.journal.begin_round(number);
+        run.journal.line("round", json!({ "plan": plan.describe() }));
+        let dir = base.join(format!("r{number}"));
+        std::fs::create_dir(&dir)?;
+        let before = run.journal.violation_count();
+        round::run(run, &plan, &dir, totals)?;
+        totals.rounds += 1;
+        let found = run.journal.violation_count() - before;
+        if found == 0 {
+            std::fs::remove_dir_all(&dir)?;
+        }
+        println!("{}", totals.line(begin.elapsed(), run.journal.violation_count()));
+        for violation in run.journal.violations().iter().filter(|it| it.round == number) {
+            println!("        {}: {}: {}", violation.kind, violation.subject, violation.what);
+        }
+        if found > 0 && arguments.fail_fast {
+            break;
+        }
+    }
+    Ok(())
+}

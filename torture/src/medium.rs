@@ -1,0 +1,183 @@
+//! A medium with a volatile write cache: memory that keeps what was flushed and may lose the rest.
+
+use std::collections::BTreeMap;
+
+use conformance::data::Noise;
+
+use crate::stamp::UNIT;
+
+/// A way in which a medium betrays its user, to show that the harness notices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sabotage {
+    /// Flushes and FUA make nothing durable.
+    LyingFlush,
+    /// One write in 64 is acknowledged and dropped.
+    LostWrite,
+    /// One write in 64 goes to the place 4 KiB further on.
+    MisplacedWrite,
+    /// One write in 64 leaves its last 512 bytes as they were.
+    TornWrite,
+    /// One read in 64 has one bit inverted.
+    CorruptRead,
+    /// One read in 64 returns zeroes.
+    ZeroRead,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Medium {
+    durable: Vec<u8>,
+    /// Units that were written and not flushed.
+    cached: BTreeMap<u64, [u8; UNIT]>,
+    noise: Noise,
+    /// How it cheats, if it does.
+    pub sabotage: Option<Sabotage>,
+}
+
+impl Medium {
+    /// A medium of `bytes` zeroes.
+    #[must_use]
+    pub fn new(bytes: u64, seed: u64) -> Self {
+        let durable = vec![0; bytes as usize];
+        Self { durable, cached: BTreeMap::new(), noise: Noise::new(seed), sabotage: None }
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.durable.len() as u64
+    }
+
+    /// Whether it has no byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.durable.is_empty()
+    }
+
+    fn cheats(&mut self, how: Sabotage) -> bool {
+        self.sabotage == Some(how) && self.noise.below(64) == 0
+    }
+
+    /// Reads; the range is inside the medium, in whole units.
+    pub fn read(&mut self, offset: u64, bytes: usize) -> Vec<u8> {
+        let at = offset as usize;
+        let mut data = self.durable[at..at + bytes].to_vec();
+        let (first, end) = (offset / UNIT as u64, (offset + bytes as u64) / UNIT as u64);
+        for (unit, cached) in self.cached.range(first..end) {
+            let at = ((unit - first) as usize) * UNIT;
+            data[at..at + UNIT].copy_from_slice(cached);
+        }
+        if self.cheats(Sabotage::CorruptRead) {
+            let at = self.noise.below(bytes as u64) as usize;
+            data[at] ^= 1;
+        }
+        if self.cheats(Sabotage::ZeroRead) {
+            data.fill(0);
+        }
+        data
+    }
+
+    /// Writes whole units; with `durable` not only to the volatile cache.
+    pub fn write(&mut self, offset: u64, data: &[u8], durable: bool) {
+        if self.cheats(Sabotage::LostWrite) {
+            return;
+        }
+        let mut offset = offset;
+        let mut data = data;
+        if self.cheats(Sabotage::MisplacedWrite) && offset + 4096 + data.len() as u64 <= self.len() {
+            offset += 4096;
+        }
+        if self.cheats(Sabotage::TornWrite) {
+            data = &data[..data.len() - UNIT];
+        }
+        for (unit, bytes) in (offset / UNIT as u64..).zip(data.chunks_exact(UNIT)) {
+            self.cached.insert(unit, bytes.try_into().expect("a unit"));
+        }
+        if durable && self.sabotage != Some(Sabotage::LyingFlush) {
+            let (first, end) = (offset / UNIT as u64, (offset + data.len() as u64) / UNIT as u64);
+            let units: Vec<u64> = self.cached.range(first..end).map(|(unit, _)| *unit).collect();
+            units.into_iter().for_each(|unit| self.store(unit));
+        }
+    }
+
+    fn store(&mut self, unit: u64) {
+        if let Some(bytes) = self.cached.remove(&unit) {
+            let at = unit as usize * UNIT;
+            self.durable[at..at + UNIT].copy_from_slice(&bytes);
+        }
+    }
+
+    /// Makes everything durable.
+    pub fn flush(&mut self) {
+        if self.sabotage != Some(Sabotage::LyingFlush) {
+            self.flush_honestly();
+        }
+    }
+
+    /// The same, whatever the sabotage.
+    pub fn flush_honestly(&mut self) {
+        let units: Vec<u64> = self.cached.keys().copied().collect();
+        units.into_iter().for_each(|unit| self.store(unit));
+    }
+
+    /// Loses what was not flushed, except a random part that had reached the medium. Returns the number of units lost.
+    pub fn lose(&mut self) -> usize {
+        let kept_of_16 = self.noise.below(12);
+        let units: Vec<u64> = self.cached.keys().copied().collect();
+        for unit in units {
+            if self.noise.below(16) < kept_of_16 {
+                self.store(unit);
+            }
+        }
+        let lost = self.cached.len();
+        self.cached.clear();
+        lost
+    }
+
+    /// Units that a loss would concern.
+    #[must_use]
+    pub fn unflushed(&self) -> usize {
+        self.cached.len()
+    }
+
+    /// Everything durable.
+    #[must_use]
+    pub fn durable(&self) -> &[u8] {
+        &self.durable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_flushed_units_are_sure_to_survive() {
+        let mut medium = Medium::new(1 << 20, 1);
+        medium.write(4096, &[1; 8192], false);
+        medium.flush();
+        medium.write(512, &[3; 512], true);
+        medium.write(4096, &[2; 65536], false);
+        assert_eq!(medium.read(4096, 1024), [2; 1024]);
+        let lost = medium.lose();
+        assert!(lost > 0);
+        assert_eq!(medium.read(512, 512), [3; 512], "written with FUA");
+        let after = medium.read(4096, 8192);
+        assert!(after.chunks(512).all(|unit| unit == [1; 512] || unit == [2; 512]));
+        let zeroes = medium
+            .read(4096, 65536)
+            .chunks(512)
+            .filter(|unit| *unit == [1; 512] || *unit == [0; 512])
+            .count();
+        assert_eq!(zeroes, lost);
+    }
+
+    #[test]
+    fn a_lying_flush_makes_nothing_durable() {
+        let mut medium = Medium::new(1 << 20, 1);
+        medium.sabotage = Some(Sabotage::LyingFlush);
+        medium.write(0, &[1; 65536], true);
+        medium.flush();
+        assert_eq!(medium.unflushed(), 128);
+    }
+}

@@ -1,0 +1,453 @@
+//! The contents that a region of a disk may have, for each unit of 512 bytes.
+//!
+//! The rules, for one guest that owns the region:
+//!
+//! * A read returns the version that was acknowledged last, unless the unit is *in doubt*.
+//! * A successful FLUSH makes every version durable that was acknowledged before the flush was sent. FUA does so for
+//!   its own write.
+//! * A failed or interrupted write may or may not have happened: its units are in doubt.
+//! * [`Model::loss`] and [`Model::interrupt`]: a fault may have undone what is not durable. Units with versions after the durable one are in
+//!   doubt: each of these versions, and the durable one, is allowed. The next successful FLUSH still promises what
+//!   was acknowledged, because nobody has told the guest of the fault.
+//! * [`Model::withdraw`]: the guest was told, by a failed FLUSH, or two faults have met whose combination nobody can
+//!   report. The next FLUSH promises nothing about earlier versions.
+//! * A read settles the doubt about a unit. Later reads return the same version, and the next successful FLUSH makes it
+//!   durable. A version that was seen to be lost does not come back.
+//! * A discarded unit may hold zeroes or any version of itself that was written before, and may change.
+//!
+//! No two requests of a guest that are in flight overlap, unless both are reads.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use crate::stamp::{Found, Origin, UNIT, identify, image_header, stamp};
+
+/// What a write leaves in a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A stamp.
+    Data,
+    /// Zeroes.
+    Zeroes,
+    /// Whatever a discard leaves.
+    Discard,
+    /// The header of an image format.
+    Header,
+}
+
+/// What the guest knows of a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// No answer, or none that still counts.
+    Open,
+    /// The next successful flush promises it.
+    Acknowledged,
+    /// The write failed: it may appear at any fault until it is overwritten durably.
+    Failed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Version {
+    number: u32,
+    kind: Kind,
+    fate: Fate,
+}
+
+#[derive(Debug, Clone)]
+struct Unit {
+    durable: Version,
+    /// Versions after the durable one, oldest first.
+    recent: Vec<Version>,
+    /// The version that reads must return; none while the unit is in doubt.
+    current: Option<u32>,
+    asked: u32,
+}
+
+/// A write in flight.
+#[derive(Debug, Clone)]
+pub struct Write {
+    /// First unit of the disk.
+    pub first: u64,
+    /// Versions of consecutive units.
+    versions: Vec<u32>,
+    /// What it writes.
+    pub kind: Kind,
+    faults: u64,
+}
+
+/// A read in flight.
+#[derive(Debug, Clone, Copy)]
+pub struct Read {
+    /// First unit of the disk.
+    pub first: u64,
+    /// Number of units.
+    pub units: u64,
+    faults: u64,
+}
+
+/// A unit with contents that are not allowed.
+#[derive(Debug, Clone)]
+pub struct Wrong {
+    /// The unit of the disk.
+    pub unit: u64,
+    /// What it holds.
+    pub found: Found,
+    /// What it may hold.
+    pub allowed: String,
+}
+
+/// What a read has shown.
+#[derive(Debug)]
+pub struct Checked {
+    /// Units with contents that are not allowed.
+    pub wrong: Vec<Wrong>,
+    /// Units that were in doubt and are not any more.
+    pub settled: u64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Model {
+    origin: Origin,
+    first: u64,
+    units: Vec<Unit>,
+    /// Acknowledged writes that no flush has made durable, in the order of acknowledgement.
+    unflushed: VecDeque<(u64, u64, Vec<u32>)>,
+    acknowledged: u64,
+    /// Number of losses so far: requests that were in flight at one settle no doubt.
+    faults: u64,
+    /// The value of `faults` at the last withdrawal: what was in flight then is not promised either.
+    withdrawn: u64,
+    /// The backing has lost data, and no flush that was sent later has been answered.
+    loss_unreported: bool,
+}
+
+impl Model {
+    /// A region of zeroes: `units` units from unit `first` of the disk.
+    #[must_use]
+    pub fn new(origin: Origin, first: u64, units: u64) -> Self {
+        let durable = Version { number: 0, kind: Kind::Zeroes, fate: Fate::Acknowledged };
+        let unit = Unit { durable, recent: Vec::new(), current: Some(0), asked: 0 };
+        Self {
+            origin,
+            first,
+            units: vec![unit; units as usize],
+            unflushed: VecDeque::new(),
+            acknowledged: 0,
+            faults: 0,
+            withdrawn: 0,
+            loss_unreported: false,
+        }
+    }
+
+    /// First unit of the region.
+    #[must_use]
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Number of units.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.units.len() as u64
+    }
+
+    /// Whether the region has no unit.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.units.is_empty()
+    }
+
+    fn unit(&mut self, unit: u64) -> &mut Unit {
+        &mut self.units[(unit - self.first) as usize]
+    }
+
+    /// Begins a write of `count` units.
+    pub fn begin_write(&mut self, first: u64, count: u64, kind: Kind) -> Write {
+        let mut versions = Vec::with_capacity(count as usize);
+        for at in first..first + count {
+            let unit = self.unit(at);
+            unit.asked += 1;
+            unit.recent.push(Version { number: unit.asked, kind, fate: Fate::Open });
+            unit.current = None;
+            versions.push(unit.asked);
+        }
+        Write { first, versions, kind, faults: self.faults }
+    }
+
+    /// Returns the bytes that a write of stamps or a header sends.
+    #[must_use]
+    pub fn bytes(&self, write: &Write) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(write.versions.len() * UNIT);
+        for (unit, version) in (write.first..).zip(&write.versions) {
+            match write.kind {
+                Kind::Header => bytes.extend(image_header()),
+                _ => bytes.extend(stamp(self.origin, unit, *version)),
+            }
+        }
+        bytes
+    }
+
+    /// A write was acknowledged; `durable` if it had FUA.
+    pub fn acknowledge(&mut self, write: Write, durable: bool) {
+        let certain = write.faults == self.faults;
+        if write.faults < self.withdrawn && !durable {
+            return;
+        }
+        for (at, version) in (write.first..).zip(&write.versions) {
+            let unit = self.unit(at);
+            unit.set_fate(*version, Fate::Acknowledged);
+            unit.current = (certain || durable).then_some(*version);
+        }
+        self.acknowledged += 1;
+        if durable {
+            self.promise(write.first, &write.versions);
+        } else {
+            self.unflushed.push_back((self.acknowledged, write.first, write.versions));
+        }
+    }
+
+    /// A write failed.
+    pub fn fail(&mut self, write: &Write) {
+        for (at, version) in (write.first..).zip(&write.versions) {
+            self.unit(at).set_fate(*version, Fate::Failed);
+        }
+    }
+
+    /// Begins a read.
+    #[must_use]
+    pub fn begin_read(&self, first: u64, units: u64) -> Read {
+        Read { first, units, faults: self.faults }
+    }
+
+    /// Checks what a read returned. Each wrong unit is taken as it is from then on.
+    pub fn check(&mut self, read: Read, bytes: &[u8]) -> Checked {
+        let certain = read.faults == self.faults;
+        let (mut wrong, mut settled) = (Vec::new(), 0);
+        let mut seen = vec![0; read.units as usize];
+        let origin = self.origin;
+        for (at, bytes) in (0..read.units).zip(bytes.chunks_exact(UNIT)) {
+            let number = read.first + at;
+            let unit = self.unit(number);
+            let found = identify(origin.run, bytes);
+            match unit.match_found(origin, number, found) {
+                Match::Version(version) if certain => {
+                    settled += u64::from(unit.current.is_none());
+                    if unit.settle(version) {
+                        seen[at as usize] = version;
+                    }
+                }
+                Match::Version(_) | Match::Discarded => {}
+                Match::Wrong => {
+                    wrong.push(Wrong { unit: number, found, allowed: unit.allowed() });
+                    unit.accept(found);
+                }
+            }
+        }
+        if seen.iter().any(|version| *version != 0) {
+            self.acknowledged += 1;
+            self.unflushed.push_back((self.acknowledged, read.first, seen));
+        }
+        Checked { wrong, settled }
+    }
+
+    /// Begins a flush: what [`Model::flushed`] and [`Model::flush_failed`] want to know.
+    #[must_use]
+    pub fn begin_flush(&self) -> Flush {
+        Flush { acknowledged: self.acknowledged, faults: self.faults }
+    }
+
+    /// A flush succeeded.
+    pub fn flushed(&mut self, flush: Flush) {
+        while self.unflushed.front().is_some_and(|(order, ..)| *order <= flush.acknowledged) {
+            let (_, first, versions) = self.unflushed.pop_front().expect("there is a first one");
+            self.promise(first, &versions);
+        }
+        self.loss_unreported &= flush.faults != self.faults;
+    }
+
+    /// A flush failed: nothing acknowledged since the last successful one is promised any more.
+    pub fn flush_failed(&mut self) {
+        self.withdraw();
+        self.loss_unreported = false;
+    }
+
+    /// The backing may have lost anything that is not durable, and the guest does not know yet.
+    pub fn loss(&mut self) {
+        self.loss_unreported = true;
+        self.interrupt();
+    }
+
+    /// The daemon was killed: what it had acknowledged and nobody flushed may be undone.
+    pub fn interrupt(&mut self) {
+        self.faults += 1;
+        for unit in self.units.iter_mut().filter(|unit| !unit.recent.is_empty()) {
+            unit.current = None;
+        }
+    }
+
+    /// The same, and the next flush promises nothing of what was acknowledged before.
+    pub fn withdraw(&mut self) {
+        self.interrupt();
+        self.withdrawn = self.faults;
+        for (_, first, versions) in std::mem::take(&mut self.unflushed) {
+            for (at, version) in (first..).zip(versions) {
+                self.unit(at).set_fate(version, Fate::Open);
+            }
+        }
+    }
+
+    /// Whether the backing has lost data and no flush has been answered since.
+    #[must_use]
+    pub fn loss_unreported(&self) -> bool {
+        self.loss_unreported
+    }
+
+    /// A version that somebody put on the backing while no guest was served.
+    pub fn replace(&mut self, first: u64, count: u64) -> Vec<u8> {
+        let write = self.begin_write(first, count, Kind::Data);
+        let bytes = self.bytes(&write);
+        self.acknowledge(write, true);
+        bytes
+    }
+
+    fn promise(&mut self, first: u64, versions: &[u32]) {
+        for (at, version) in (first..).zip(versions) {
+            self.unit(at).promise(*version);
+        }
+    }
+}
+
+/// A flush in flight.
+#[derive(Debug, Clone, Copy)]
+pub struct Flush {
+    acknowledged: u64,
+    faults: u64,
+}
+
+enum Match {
+    Version(u32),
+    Discarded,
+    Wrong,
+}
+
+impl Unit {
+    fn set_fate(&mut self, number: u32, fate: Fate) {
+        if let Some(version) = self.recent.iter_mut().find(|it| it.number == number) {
+            version.fate = fate;
+        }
+    }
+
+    fn promise(&mut self, number: u32) {
+        if let Some(version) = self.recent.iter().find(|it| it.number == number) {
+            self.durable = *version;
+            self.recent.retain(|it| it.number > number);
+        }
+    }
+
+    /// The versions that a read may return, the newest first.
+    fn possible(&self) -> impl Iterator<Item = &Version> {
+        let all = self.recent.iter().rev().chain([&self.durable]);
+        all.filter(|it| self.current.is_none_or(|current| current == it.number))
+    }
+
+    fn match_found(&self, origin: Origin, number: u64, found: Found) -> Match {
+        let matching = |kind| self.possible().find(|it| it.kind == kind);
+        let exact = match found {
+            Found::Zeroes => matching(Kind::Zeroes),
+            Found::Header => matching(Kind::Header),
+            Found::Stamp { disk, unit, version } if disk == origin.disk && unit == number => {
+                self.possible().find(|it| it.kind == Kind::Data && it.number == version)
+            }
+            Found::Stamp { .. } | Found::Garbage(_) => return Match::Wrong,
+        };
+        if let Some(version) = exact {
+            return Match::Version(version.number);
+        }
+        let own = |limit: u32| match found {
+            Found::Stamp { version, .. } => version <= limit,
+            _ => true,
+        };
+        match matching(Kind::Discard) {
+            Some(discard) if own(discard.number) => Match::Discarded,
+            _ => Match::Wrong,
+        }
+    }
+
+    /// Takes `number` for what the unit holds. Returns whether the next flush promises it only because it was seen.
+    fn settle(&mut self, number: u32) -> bool {
+        self.current = Some(number);
+        self.recent.retain(|it| it.number <= number || it.fate == Fate::Failed);
+        let seen = self.recent.iter_mut().find(|it| it.number == number);
+        let Some(version) = seen.filter(|it| it.fate != Fate::Acknowledged) else { return false };
+        version.fate = Fate::Acknowledged;
+        true
+    }
+
+    /// Takes the unit as it was found, so that one violation is reported once.
+    fn accept(&mut self, found: Found) {
+        let kind = match found {
+            Found::Zeroes => Kind::Zeroes,
+            Found::Header => Kind::Header,
+            Found::Stamp { .. } | Found::Garbage(_) => Kind::Data,
+        };
+        let number = match found {
+            Found::Stamp { version, .. } => version,
+            _ => self.asked,
+        };
+        self.durable = Version { number, kind, fate: Fate::Acknowledged };
+        self.recent.clear();
+        self.current = Some(number);
+    }
+
+    fn allowed(&self) -> String {
+        let words: Vec<String> = self.possible().map(Version::to_string).collect();
+        let doubt = if self.current.is_none() { "in doubt" } else { "known" };
+        format!(
+            "{} ({doubt}; durable is {}; newest asked for is {})",
+            words.join(" or "),
+            self.durable,
+            self.asked
+        )
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::Data => "",
+            Kind::Zeroes => " zeroes",
+            Kind::Discard => " discard",
+            Kind::Header => " header",
+        };
+        let fate = match self.fate {
+            Fate::Open => " unanswered",
+            Fate::Acknowledged => "",
+            Fate::Failed => " failed",
+        };
+        write!(f, "version {}{kind}{fate}", self.number)
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Found::Zeroes => f.write_str("zeroes"),
+            Found::Header => f.write_str("an image header"),
+            Found::Stamp { disk, unit, version } => {
+                write!(f, "version {version} of unit {unit} of disk {disk}")
+            }
+            Found::Garbage(bytes) => write!(f, "bytes that no guest wrote, beginning {bytes:02x?}"),
+        }
+    }
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = self.unit * UNIT as u64;
+        write!(f, "byte {at} (unit {}) holds {}; allowed: {}", self.unit, self.found, self.allowed)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,454 @@
+//! A round: a daemon over disks that were drawn from the seed, guests, faults, and in the end a look at the backings.
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use conformance::data::Noise;
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::daemon::{Daemon, Upgrade};
+use crate::guest::{Guest, Habits, Shared};
+use crate::journal::Journal;
+use crate::link::Endpoint;
+use crate::medium::{Medium, Sabotage};
+use crate::model::Model;
+use crate::report::Totals;
+use crate::server::{Failing, Server};
+use crate::setup::{BackingKind, DISK_BYTES, Fault, Plan};
+use crate::stamp::{Origin, UNIT};
+
+/// How long guests may take to finish when nothing is broken any more.
+const FINISH_MAX: Duration = Duration::from_secs(120);
+
+/// What a run has in common.
+#[derive(Debug)]
+pub struct Run {
+    /// The program under test.
+    pub hob: PathBuf,
+    /// The log and the violations.
+    pub journal: Arc<Journal>,
+    /// Set when the user has had enough.
+    pub interrupted: Arc<AtomicBool>,
+    /// Media cheat, to show that this is noticed.
+    pub sabotage: Option<Sabotage>,
+    /// SIGKILL may lose nothing that was acknowledged.
+    pub strict: bool,
+}
+
+enum Backing {
+    Server(Server),
+    File(PathBuf),
+}
+
+struct Disk {
+    name: String,
+    backing: Backing,
+    guests: Vec<Arc<Shared>>,
+}
+
+/// See the module's text.
+struct Round<'a> {
+    run: &'a Run,
+    plan: &'a Plan,
+    daemon: Daemon,
+    disks: Vec<Disk>,
+    threads: Vec<JoinHandle<()>>,
+    /// Number of the daemon's starts; what guests have connected to.
+    life: Arc<AtomicU64>,
+    noise: Noise,
+}
+
+/// Runs a round in the empty directory `dir`. Violations go to the journal.
+///
+/// # Errors
+/// What keeps the round from being run, except what hob does wrong.
+pub fn run(run: &Run, plan: &Plan, dir: &Path, totals: &mut Totals) -> Result<()> {
+    let mut round = Round::prepare(run, plan, dir)?;
+    let result = round.live(totals);
+    round.disks.iter().flat_map(|disk| &disk.guests).for_each(|guest| guest.abandon());
+    round.daemon.kill();
+    for thread in std::mem::take(&mut round.threads) {
+        let _ = thread.join();
+    }
+    for disk in &round.disks {
+        disk.guests.iter().for_each(|guest| totals.add(&guest.counts));
+    }
+    result
+}
+
+impl<'a> Round<'a> {
+    fn prepare(run: &'a Run, plan: &'a Plan, dir: &Path) -> Result<Self> {
+        let mut disks = Vec::new();
+        for (at, disk) in plan.disks.iter().enumerate() {
+            let backing = match disk.backing {
+                BackingKind::VolatileNbd { fua } => {
+                    let mut medium = Medium::new(DISK_BYTES, plan.seed ^ at as u64);
+                    medium.sabotage = run.sabotage;
+                    let path = dir.join(format!("backing{at}.sock"));
+                    Backing::Server(Server::start(&path, medium, fua).context("start a backing")?)
+                }
+                BackingKind::File => {
+                    let path = dir.join(format!("disk{at}.raw"));
+                    std::fs::File::create_new(&path)?.set_len(DISK_BYTES)?;
+                    Backing::File(path)
+                }
+            };
+            let units = DISK_BYTES / UNIT as u64 / disk.guests;
+            let origin = Origin { run: plan.seed, disk: at as u64 };
+            let guests = (0..disk.guests).map(|number| {
+                Shared::new(format!("d{at}.{number}"), Model::new(origin, number * units, units))
+            });
+            let guests: Vec<Arc<Shared>> = guests.collect();
+            if let Backing::Server(server) = &backing {
+                let concerned = guests.clone();
+                server.on_loss(move || concerned.iter().for_each(|guest| guest.model().loss()));
+            }
+            disks.push(Disk { name: format!("d{at}"), backing, guests });
+        }
+        let daemon = Daemon::new(&run.hob, dir);
+        std::fs::create_dir(dir.join("state"))?;
+        std::fs::write(dir.join("hob.toml"), config(plan, dir, &daemon, &disks))?;
+        let (life, noise) = (Arc::new(AtomicU64::new(0)), Noise::new(plan.seed ^ 0xfa17));
+        Ok(Self { run, plan, daemon, disks, threads: Vec::new(), life, noise })
+    }
+
+    fn live(&mut self, totals: &mut Totals) -> Result<()> {
+        if !self.start_daemon() {
+            return Ok(());
+        }
+        self.start_guests();
+        let begin = Instant::now();
+        let plan = self.plan;
+        for (pause, fault) in &plan.faults {
+            if !self.sleep(*pause) {
+                return Ok(());
+            }
+            totals.fault(fault.name());
+            self.run.journal.fault(&format!("{fault:?}"));
+            if !self.inject(fault) {
+                return Ok(());
+            }
+            if begin.elapsed() > plan.load * 2 {
+                // Faults that take their time.
+                break;
+            }
+        }
+        self.finish();
+        Ok(())
+    }
+
+    fn start_daemon(&mut self) -> bool {
+        self.life.fetch_add(1, Ordering::Relaxed);
+        match self.daemon.start() {
+            Ok(()) => true,
+            Err(error) => self.broken("start", &format!("{error:#}")),
+        }
+    }
+
+    /// Reports a violation by the daemon itself; false, for the round is over.
+    fn broken(&self, kind: &'static str, what: &str) -> bool {
+        self.run.journal.violation(kind, "hob", what, self.daemon.log_tail(12));
+        false
+    }
+
+    fn start_guests(&mut self) {
+        for (at, disk) in self.disks.iter().enumerate() {
+            for guest in &disk.guests {
+                let endpoint = Endpoint::Nbd { socket: self.daemon.nbd_socket(), export: disk.name.clone() };
+                let habits = Habits {
+                    flush_once_in: [6, 20, 60, 300][self.noise.below(4) as usize],
+                    fua_of_ten: [0, 1, 3][self.noise.below(3) as usize],
+                    pause_us_max: [500, 4_000, 12_000][self.noise.below(3) as usize],
+                    headers: self.plan.headers && matches!(self.plan.disks[at].backing, BackingKind::File),
+                };
+                let (journal, life) = (Arc::clone(&self.run.journal), Arc::clone(&self.life));
+                let seed = self.noise.next_u64();
+                let guest = Guest::new(Arc::clone(guest), endpoint, journal, life, seed, habits);
+                let thread = std::thread::Builder::new().name("guest".to_owned());
+                self.threads.push(thread.spawn(move || guest.live()).expect("start a thread"));
+            }
+        }
+    }
+
+    /// Sleeps; false when the user has had enough, or the daemon has ended by itself.
+    fn sleep(&mut self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        loop {
+            if self.run.interrupted.load(Ordering::Relaxed) {
+                return false;
+            }
+            match self.daemon.ended() {
+                Ok(None) => {}
+                Ok(Some(status)) => return self.broken("ended", &format!("hob ended by itself: {status}")),
+                Err(error) => return self.broken("ended", &format!("{error:#}")),
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            std::thread::sleep(left.min(Duration::from_millis(50)));
+        }
+    }
+
+    fn guests(&self) -> impl Iterator<Item = &Arc<Shared>> {
+        self.disks.iter().flat_map(|disk| &disk.guests)
+    }
+
+    /// Injects a fault; false when the round is over.
+    fn inject(&mut self, fault: &Fault) -> bool {
+        match *fault {
+            Fault::Kill { down } => {
+                self.kill_daemon();
+                std::thread::sleep(down);
+                self.start_daemon()
+            }
+            Fault::Restart => self.stop_daemon() && self.start_daemon(),
+            Fault::Stop { time } => {
+                self.guests().for_each(|guest| guest.excuse(time));
+                self.daemon.signal(Signal::STOP);
+                std::thread::sleep(time);
+                self.daemon.signal(Signal::CONT);
+                true
+            }
+            Fault::Upgrade => match self.daemon.upgrade() {
+                Ok(Upgrade::Done) => true,
+                Ok(Upgrade::Refused(why)) => {
+                    self.run.journal.line("upgrade-refused", json!({ "why": why }));
+                    true
+                }
+                Err(error) => self.broken("upgrade", &format!("{error:#}")),
+            },
+            Fault::KillAndCrash { disk } => {
+                self.kill_daemon();
+                self.crash(disk, Duration::ZERO);
+                self.start_daemon()
+            }
+            Fault::ChangeOffline { disk, kill } => {
+                if kill {
+                    self.kill_daemon();
+                } else if !self.stop_daemon() {
+                    return false;
+                }
+                self.change(disk);
+                self.start_daemon()
+            }
+            _ => {
+                self.trouble_backing(fault);
+                true
+            }
+        }
+    }
+
+    fn trouble_backing(&mut self, fault: &Fault) {
+        match *fault {
+            Fault::Crash { disk, away } => self.crash(disk, away),
+            Fault::Cut { disk, away } => self.with_server(disk, away, |server| server.cut(away)),
+            Fault::ShutDown { disk, refuses, away } => {
+                self.with_server(disk, refuses + away, |server| server.shut_down(refuses, away));
+            }
+            Fault::Hang { disk, time } => self.with_server(disk, time, |server| server.hang(time)),
+            Fault::Slow { disk, delay, time } => {
+                self.with_server(disk, time + delay, |server| server.slow(delay, time));
+            }
+            Fault::LosingFlush { disk } => {
+                self.with_server(disk, Duration::ZERO, Server::lose_at_flush);
+            }
+            Fault::Errors { disk, operation, from, sixteenths, error, time } => {
+                let piece = DISK_BYTES / 16;
+                let range = from * piece..(from + sixteenths) * piece;
+                let failing = Failing { operation, range, error, until: Instant::now() + time };
+                self.with_server(disk, time, |server| server.fail(failing));
+            }
+            _ => unreachable!("not a fault of a backing"),
+        }
+    }
+
+    fn with_server(&self, disk: usize, excuse: Duration, act: impl FnOnce(&Server)) {
+        let disk = &self.disks[disk];
+        // Requests that wait for the backing fail after their own time.
+        let excuse = excuse + Duration::from_millis(self.plan.backing_wait_ms.min(5_000));
+        disk.guests.iter().for_each(|guest| guest.excuse(excuse));
+        if let Backing::Server(server) = &disk.backing {
+            act(server);
+        }
+    }
+
+    /// SIGKILL. Guests that were not told of a loss yet cannot be told any more. Of a disk that writes back, what was not
+    /// flushed may be lost, as of one that loses power (docs/FAULTS.md); unless `strict`.
+    fn kill_daemon(&mut self) {
+        self.guests().for_each(|guest| guest.model().interrupt());
+        self.daemon.kill();
+        for (disk, plan) in self.disks.iter().zip(&self.plan.disks) {
+            let may_lose = plan.cache.writes_back && !self.run.strict;
+            for guest in &disk.guests {
+                let mut model = guest.model();
+                match may_lose || model.loss_unreported() {
+                    true => model.withdraw(),
+                    false => model.interrupt(),
+                }
+            }
+        }
+        self.wait_for_disconnects();
+    }
+
+    fn stop_daemon(&mut self) -> bool {
+        self.guests().for_each(|guest| guest.model().interrupt());
+        let stopped = self.daemon.stop();
+        self.guests().for_each(|guest| guest.model().interrupt());
+        self.wait_for_disconnects();
+        match stopped {
+            Ok(()) => true,
+            Err(error) => self.broken("stop", &format!("{error:#}")),
+        }
+    }
+
+    /// Waits until the guests have taken every answer that the daemon had sent.
+    fn wait_for_disconnects(&self) {
+        let start = Instant::now();
+        let connected = |guest: &Arc<Shared>| guest.connected_to.load(Ordering::Relaxed) != 0;
+        while self.guests().any(connected) && start.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// A backing loses its volatile cache. Where no guest is connected through this daemon, nobody can be told.
+    fn crash(&mut self, disk: usize, away: Duration) {
+        let life = self.life.load(Ordering::Relaxed);
+        self.with_server(disk, away, |server| {
+            let guests = &self.disks[disk].guests;
+            guests.iter().for_each(|guest| guest.model().loss());
+            let lost = server.crash(away);
+            for guest in guests {
+                guest.model().loss();
+                if guest.connected_to.load(Ordering::Relaxed) != life {
+                    guest.model().withdraw();
+                }
+            }
+            self.run.journal.line("lost", json!({ "disk": disk, "units": lost }));
+        });
+    }
+
+    /// Somebody else changes some small extents of a backing while the daemon is down.
+    fn change(&mut self, disk: usize) {
+        let disk = &self.disks[disk];
+        if let Backing::Server(server) = &disk.backing {
+            server.cut(Duration::ZERO);
+        }
+        for _ in 0..1 + self.noise.below(4) {
+            let guest = &disk.guests[self.noise.below(disk.guests.len() as u64) as usize];
+            let mut model = guest.model();
+            let units = 1 + self.noise.below(16);
+            let first = model.first() + self.noise.below(model.len() / 8 - units);
+            let bytes = model.replace(first, units);
+            let offset = first * UNIT as u64;
+            match &disk.backing {
+                Backing::Server(server) => server.medium().write(offset, &bytes, true),
+                Backing::File(path) => {
+                    let file =
+                        std::fs::OpenOptions::new().write(true).open(path).expect("the backing is there");
+                    file.write_all_at(&bytes, offset)
+                        .and_then(|()| file.sync_all())
+                        .expect("write a backing");
+                }
+            }
+            let what = format!("{}: units {first}..{} changed", guest.name, first + units);
+            self.run.journal.fault(&what);
+        }
+    }
+
+    /// Nothing is broken any more: guests flush and read everything, dirty data goes to the backings, the daemon ends,
+    /// and the backings hold what they must.
+    fn finish(&mut self) {
+        for disk in &self.disks {
+            if let Backing::Server(server) = &disk.backing {
+                server.heal();
+            }
+        }
+        self.run.journal.line("finish", json!({}));
+        self.guests().for_each(|guest| guest.finish());
+        let start = Instant::now();
+        while self.threads.iter().any(|thread| !thread.is_finished()) {
+            if !self.sleep(Duration::from_millis(20)) {
+                return;
+            }
+            if start.elapsed() > FINISH_MAX {
+                let what = format!("guests are not served for {FINISH_MAX:?} although nothing is broken");
+                self.broken("unavailable", &what);
+                return;
+            }
+        }
+        if self.drain() && self.stop_daemon() {
+            self.check_backings();
+        }
+    }
+
+    fn drain(&self) -> bool {
+        for (disk, plan) in self.disks.iter().zip(&self.plan.disks) {
+            if !plan.cache.writes_back {
+                continue;
+            }
+            match self.daemon.command(&["drain", &disk.name]) {
+                Ok((true, _)) => {}
+                Ok((false, said)) => {
+                    return self.broken("drain", &format!("{}: drain failed: {}", disk.name, said.trim()));
+                }
+                Err(error) => return self.broken("drain", &format!("{}: {error:#}", disk.name)),
+            }
+        }
+        true
+    }
+
+    fn check_backings(&self) {
+        for disk in &self.disks {
+            let bytes = match &disk.backing {
+                Backing::Server(server) => server.medium().durable().to_vec(),
+                Backing::File(path) => std::fs::read(path).expect("the backing is there"),
+            };
+            for guest in &disk.guests {
+                let mut model = guest.model();
+                let (first, units) = (model.first(), model.len());
+                let read = model.begin_read(first, units);
+                let range = first as usize * UNIT..(first + units) as usize * UNIT;
+                let wrong = model.check(read, &bytes[range]).wrong;
+                if let Some(one) = wrong.first() {
+                    let count = wrong.len();
+                    let what = format!("{count} units of the backing after a drain and a clean end: {one}");
+                    self.run.journal.violation("backing-contents", &guest.name, &what, Vec::new());
+                }
+            }
+        }
+    }
+}
+
+fn config(plan: &Plan, dir: &Path, daemon: &Daemon, disks: &[Disk]) -> String {
+    let at = |name: &str| dir.join(name).display().to_string();
+    let mut text = format!(
+        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\nring = \"io_uring\"\nshards = {}\n\
+         [control]\nlisten = [\"unix:{}\"]\n[limits]\nbacking_wait_ms_max = {}\n\
+         [[pool]]\nname = \"pool\"\ndevices = [\"{}\", \"{}\"]\nsize = \"96M\"\nsegment_size = \"1M\"\n",
+        at("state"),
+        daemon.nbd_socket().display(),
+        plan.shards,
+        daemon.control_socket().display(),
+        plan.backing_wait_ms,
+        at("flash0"),
+        at("flash1"),
+    );
+    for (disk, planned) in disks.iter().zip(&plan.disks) {
+        let backing = match &disk.backing {
+            Backing::Server(server) => server.uri(),
+            Backing::File(path) => path.display().to_string(),
+        };
+        text += &format!("[[disk]]\nname = \"{}\"\nbacking = \"{backing}\"\n", disk.name);
+        if let Some(settings) = planned.cache.settings {
+            text += &format!("cache = {{ pool = \"pool\", size = \"8M\", {settings} }}\n");
+        }
+    }
+    text
+}

@@ -1,0 +1,457 @@
+//! An NBD server with a volatile write cache that misbehaves on request: it loses what was not flushed, hangs, delays,
+//! fails, and goes away with and without a word.
+//!
+//! It is written from the protocol's text. Requests of a connection are served by several threads, in any order.
+//! A request of a connection that has ended is dropped before another connection begins, so nothing arrives late.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use conformance::nbd_client::{
+    CMD_DISC, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, EINVAL, FLAG_FUA, REQUEST_MAGIC,
+};
+
+use crate::medium::Medium;
+use crate::stamp::UNIT;
+
+/// Threads that serve the requests of a connection.
+const WORKERS: usize = 3;
+
+/// Protocol error: the server is shutting down.
+pub const ESHUTDOWN: u32 = 108;
+
+/// Kinds of requests, for faults that concern some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Operation {
+    /// Reads.
+    Read,
+    /// Writes and writes of zeroes.
+    Write,
+    /// Flushes; of FUA writes that part.
+    Flush,
+    /// Discards.
+    Trim,
+}
+
+/// Requests that are answered with an error.
+#[derive(Debug, Clone)]
+pub struct Failing {
+    /// The operation.
+    pub operation: Operation,
+    /// The range of bytes; of flushes any.
+    pub range: std::ops::Range<u64>,
+    /// The protocol's error number.
+    pub error: u32,
+    /// When that ends.
+    pub until: Instant,
+}
+
+/// How the server behaves now.
+#[derive(Debug, Default)]
+struct Behaviour {
+    failing: Vec<Failing>,
+    /// No request is answered until then.
+    hang_until: Option<Instant>,
+    /// How long each request takes, and when that ends.
+    slow: Option<(Duration, Instant)>,
+    /// No connection is accepted until then.
+    away_until: Option<Instant>,
+    /// Every request is refused with ESHUTDOWN until then.
+    shutting_down_until: Option<Instant>,
+    /// The next flush fails and loses what was not durable.
+    lose_at_flush: bool,
+}
+
+/// Called when the medium has lost data during a failed flush.
+type LossHook = Box<dyn Fn() + Send + Sync>;
+
+struct State {
+    medium: Mutex<Medium>,
+    behaviour: Mutex<Behaviour>,
+    connection: Mutex<Option<UnixStream>>,
+    stop: AtomicBool,
+    on_loss: Mutex<Option<LossHook>>,
+    flags: u16,
+}
+
+/// A running server. Dropping it ends it.
+pub struct Server {
+    path: PathBuf,
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Server {
+    /// Serves `medium` at the Unix socket `path`. Without `fua` the server does not offer FUA.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start(path: &Path, medium: Medium, fua: bool) -> io::Result<Self> {
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        let state = Arc::new(State {
+            medium: Mutex::new(medium),
+            behaviour: Mutex::default(),
+            connection: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            on_loss: Mutex::new(None),
+            // Flags, flush, FUA, trim, write zeroes.
+            flags: 1 | 4 | (u16::from(fua) * 8) | 32 | 64,
+        });
+        let served = Arc::clone(&state);
+        let thread =
+            std::thread::Builder::new().name("backing".to_owned()).spawn(move || served.listen(&listener))?;
+        Ok(Self { path: path.to_owned(), state, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its NBD URI.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///x?socket={}", self.path.display())
+    }
+
+    /// Calls `hook` whenever a failed flush has lost data.
+    pub fn on_loss(&self, hook: impl Fn() + Send + Sync + 'static) {
+        *lock(&self.state.on_loss) = Some(Box::new(hook));
+    }
+
+    /// The medium. Nothing is served while the guard lives.
+    pub fn medium(&self) -> MutexGuard<'_, Medium> {
+        lock(&self.state.medium)
+    }
+
+    /// Loses what was not flushed and ends the connection, as after a power failure; nobody connects for `away`. Returns
+    /// the number of units lost.
+    pub fn crash(&self, away: Duration) -> usize {
+        self.set_away(away);
+        let mut medium = self.medium();
+        // Requests that wait for the medium are dropped with the connection.
+        self.disconnect();
+        medium.lose()
+    }
+
+    /// Ends the connection and loses nothing; nobody connects for `away`.
+    pub fn cut(&self, away: Duration) {
+        self.set_away(away);
+        let _serving = self.medium();
+        self.disconnect();
+    }
+
+    fn set_away(&self, away: Duration) {
+        lock(&self.state.behaviour).away_until = Some(Instant::now() + away);
+    }
+
+    fn disconnect(&self) {
+        if let Some(stream) = lock(&self.state.connection).take() {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    /// Answers nothing for `time`.
+    pub fn hang(&self, time: Duration) {
+        lock(&self.state.behaviour).hang_until = Some(Instant::now() + time);
+    }
+
+    /// Every request takes `delay`, for `time`.
+    pub fn slow(&self, delay: Duration, time: Duration) {
+        lock(&self.state.behaviour).slow = Some((delay, Instant::now() + time));
+    }
+
+    /// Requests fail for a while, in addition to those that fail already.
+    pub fn fail(&self, failing: Failing) {
+        lock(&self.state.behaviour).failing.push(failing);
+    }
+
+    /// The next flush fails and loses what is not durable, or some of it.
+    pub fn lose_at_flush(&self) {
+        lock(&self.state.behaviour).lose_at_flush = true;
+    }
+
+    /// Refuses every request with ESHUTDOWN for `time`, flushes, and ends the connection; nobody connects for `away`.
+    pub fn shut_down(&self, time: Duration, away: Duration) {
+        lock(&self.state.behaviour).shutting_down_until = Some(Instant::now() + time);
+        std::thread::sleep(time);
+        self.medium().flush();
+        self.cut(away);
+    }
+
+    /// Behaves well from now on.
+    pub fn heal(&self) {
+        *lock(&self.state.behaviour) = Behaviour::default();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.state.stop.store(true, Ordering::Relaxed);
+        self.heal();
+        self.disconnect();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl State {
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn listen(self: &Arc<Self>, listener: &UnixListener) {
+        while !self.stopped() {
+            let away = lock(&self.behaviour).away_until.is_some_and(|until| until > Instant::now());
+            match listener.accept() {
+                // A server that is gone accepts nobody; the kernel's queue stands for that well enough once it is closed.
+                Ok((stream, _)) if away => drop(stream),
+                Ok((stream, _)) => {
+                    // One at a time: the requests of one connection are over before the next one begins.
+                    let _ = self.serve(stream);
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+
+    fn serve(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
+        stream.set_nonblocking(false)?;
+        *lock(&self.connection) = Some(stream.try_clone()?);
+        let mut reader = stream.try_clone()?;
+        if !self.negotiate(&mut reader)? {
+            return Ok(());
+        }
+        let connection = Arc::new(Connection {
+            writer: Mutex::new(stream.try_clone()?),
+            queue: Mutex::new(VecDeque::new()),
+            ready: Condvar::new(),
+            ended: AtomicBool::new(false),
+        });
+        std::thread::scope(|scope| {
+            for _ in 0..WORKERS {
+                scope.spawn(|| self.work(&connection));
+            }
+            let result = read_requests(&mut reader, &connection);
+            connection.end();
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+            result
+        })
+    }
+
+    /// The fixed newstyle handshake; false when the client only asked.
+    fn negotiate(&self, stream: &mut UnixStream) -> io::Result<bool> {
+        stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
+        let mut flags = [0; 4];
+        stream.read_exact(&mut flags)?;
+        loop {
+            let mut head = [0; 16];
+            stream.read_exact(&mut head)?;
+            let option = u32::from_be_bytes(head[8..12].try_into().expect("four"));
+            let length = u32::from_be_bytes(head[12..].try_into().expect("four"));
+            if length > 4096 {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            let mut data = vec![0; length as usize];
+            stream.read_exact(&mut data)?;
+            let mut reply = |kind: u32, data: &[u8]| {
+                let mut bytes = 0x0003_e889_0455_65a9_u64.to_be_bytes().to_vec();
+                bytes.extend(option.to_be_bytes());
+                bytes.extend(kind.to_be_bytes());
+                bytes.extend((data.len() as u32).to_be_bytes());
+                bytes.extend(data);
+                stream.write_all(&bytes)
+            };
+            match option {
+                6 | 7 => {
+                    let mut info = vec![0, 0];
+                    info.extend(lock(&self.medium).len().to_be_bytes());
+                    info.extend(self.flags.to_be_bytes());
+                    reply(3, &info)?;
+                    reply(1, &[])?;
+                    if option == 7 {
+                        return Ok(true);
+                    }
+                }
+                2 => {
+                    reply(1, &[])?;
+                    return Ok(false);
+                }
+                _ => reply(0x8000_0001, &[])?,
+            }
+        }
+    }
+
+    fn work(&self, connection: &Connection) {
+        while let Some(request) = connection.next() {
+            let Some((error, data)) = self.execute(&request, connection) else { continue };
+            let mut bytes = 0x6744_6698_u32.to_be_bytes().to_vec();
+            bytes.extend(error.to_be_bytes());
+            bytes.extend(request.cookie);
+            bytes.extend(data);
+            let _ = lock(&connection.writer).write_all(&bytes);
+        }
+    }
+
+    /// Waits as the behaviour demands; false when the connection has ended.
+    fn wait(&self, connection: &Connection) -> bool {
+        let start = Instant::now();
+        loop {
+            if connection.ended.load(Ordering::Relaxed) || self.stopped() {
+                return false;
+            }
+            let (hangs, delay) = {
+                let (behaviour, now) = (lock(&self.behaviour), Instant::now());
+                let delay = behaviour.slow.filter(|(_, until)| *until > now).map(|(delay, _)| delay);
+                (behaviour.hang_until.is_some_and(|until| until > now), delay.unwrap_or_default())
+            };
+            if !hangs && start.elapsed() >= delay {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Does what was asked: the error number and the data of the reply.
+    fn execute(&self, request: &Request, connection: &Connection) -> Option<(u32, Vec<u8>)> {
+        if !self.wait(connection) {
+            return None;
+        }
+        let mut medium = lock(&self.medium);
+        if connection.ended.load(Ordering::Relaxed) || lock(&self.connection).is_none() {
+            return None;
+        }
+        if let Some(error) = self.refusal(request, &mut medium) {
+            return Some((error, Vec::new()));
+        }
+        let (offset, length) = (request.offset, u64::from(request.length));
+        let unit = UNIT as u64;
+        let inside = offset.checked_add(length).is_some_and(|end| end <= medium.len());
+        if !inside || offset % unit != 0 || length % unit != 0 {
+            return Some((EINVAL, Vec::new()));
+        }
+        let fua = request.flags & FLAG_FUA != 0;
+        let mut data = Vec::new();
+        match request.command {
+            CMD_READ => data = medium.read(offset, length as usize),
+            CMD_WRITE => medium.write(offset, &request.data, fua),
+            CMD_WRITE_ZEROES | CMD_TRIM => medium.write(offset, &vec![0; length as usize], fua),
+            CMD_FLUSH => medium.flush(),
+            _ => return Some((EINVAL, data)),
+        }
+        Some((0, data))
+    }
+
+    /// The error that the behaviour demands.
+    fn refusal(&self, request: &Request, medium: &mut Medium) -> Option<u32> {
+        let mut behaviour = lock(&self.behaviour);
+        if behaviour.shutting_down_until.is_some_and(|until| until > Instant::now()) {
+            return Some(ESHUTDOWN);
+        }
+        if request.command == CMD_FLUSH && std::mem::take(&mut behaviour.lose_at_flush) {
+            drop(behaviour);
+            medium.lose();
+            if let Some(hook) = &*lock(&self.on_loss) {
+                hook();
+            }
+            return Some(conformance::nbd_client::EIO);
+        }
+        let end = request.offset + u64::from(request.length);
+        let meets = |range: &std::ops::Range<u64>| request.offset < range.end && range.start < end;
+        let now = Instant::now();
+        let concerned = |failing: &&Failing| match (failing.operation, request.command) {
+            _ if failing.until <= now => false,
+            (Operation::Flush, CMD_FLUSH) => true,
+            (Operation::Read, CMD_READ)
+            | (Operation::Write, CMD_WRITE | CMD_WRITE_ZEROES)
+            | (Operation::Trim, CMD_TRIM) => meets(&failing.range),
+            _ => false,
+        };
+        behaviour.failing.iter().find(concerned).map(|failing| failing.error)
+    }
+}
+
+struct Request {
+    flags: u16,
+    command: u16,
+    cookie: [u8; 8],
+    offset: u64,
+    length: u32,
+    data: Vec<u8>,
+}
+
+struct Connection {
+    writer: Mutex<UnixStream>,
+    queue: Mutex<VecDeque<Request>>,
+    ready: Condvar,
+    ended: AtomicBool,
+}
+
+impl Connection {
+    fn next(&self) -> Option<Request> {
+        let mut queue = lock(&self.queue);
+        loop {
+            if self.ended.load(Ordering::Relaxed) {
+                return None;
+            }
+            if let Some(request) = queue.pop_front() {
+                return Some(request);
+            }
+            queue = self.ready.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn end(&self) {
+        let _queue = lock(&self.queue);
+        self.ended.store(true, Ordering::Relaxed);
+        self.ready.notify_all();
+    }
+}
+
+fn read_requests(stream: &mut UnixStream, connection: &Connection) -> io::Result<()> {
+    loop {
+        let mut head = [0; 28];
+        stream.read_exact(&mut head)?;
+        if head[..4] != REQUEST_MAGIC.to_be_bytes() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut request = Request {
+            flags: u16::from_be_bytes([head[4], head[5]]),
+            command: u16::from_be_bytes([head[6], head[7]]),
+            cookie: head[8..16].try_into().expect("eight"),
+            offset: u64::from_be_bytes(head[16..24].try_into().expect("eight")),
+            length: u32::from_be_bytes(head[24..].try_into().expect("four")),
+            data: Vec::new(),
+        };
+        match request.command {
+            CMD_DISC => return Ok(()),
+            CMD_WRITE => {
+                request.data = vec![0; request.length as usize];
+                stream.read_exact(&mut request.data)?;
+            }
+            _ => {}
+        }
+        lock(&connection.queue).push_back(request);
+        connection.ready.notify_one();
+    }
+}

@@ -1,0 +1,372 @@
+//! What a round tests: disks, backings, caches and faults, all drawn from the seed.
+
+use std::time::Duration;
+
+use conformance::MIB;
+use conformance::data::Noise;
+use serde_json::{Value, json};
+
+use crate::server::Operation;
+
+/// Bytes of a disk.
+pub const DISK_BYTES: u64 = 16 * MIB;
+
+/// A cache and what becomes of acknowledged writes with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheKind {
+    /// For logs.
+    pub name: &'static str,
+    /// The settings in hob.toml after pool and size; none without a cache.
+    pub settings: Option<&'static str>,
+    /// Dirty data may be on flash.
+    pub writes_back: bool,
+}
+
+/// Every mode, both kinds of write-through, one copy and two, and each preset.
+pub const CACHES: &[CacheKind] = &[
+    CacheKind { name: "none", settings: None, writes_back: false },
+    CacheKind { name: "write-through", settings: Some("mode = \"write-through\""), writes_back: false },
+    CacheKind {
+        name: "write-through-persistent",
+        settings: Some("mode = \"write-through\", persistent = true, block_size = \"16K\""),
+        writes_back: false,
+    },
+    CacheKind {
+        name: "write-back",
+        settings: Some("mode = \"write-back\", block_size = \"4K\", dirty_age_max = 1"),
+        writes_back: true,
+    },
+    CacheKind {
+        name: "write-back-filling",
+        settings: Some("mode = \"write-back\", block_size = \"64K\", dirty_start = 50, dirty_stop = 20"),
+        writes_back: true,
+    },
+    CacheKind {
+        name: "write-back-2-dirty",
+        settings: Some("mode = \"write-back\", block_size = \"8K\", copies = \"2-dirty\", dirty_age_max = 2"),
+        writes_back: true,
+    },
+    CacheKind {
+        name: "write-back-2",
+        settings: Some("mode = \"write-back\", copies = \"2\", dirty_age_max = 3"),
+        writes_back: true,
+    },
+    CacheKind {
+        name: "write-back-memory",
+        settings: Some("mode = \"write-back\", ram = \"4M\", dirty_age_max = 1"),
+        writes_back: true,
+    },
+    CacheKind {
+        name: "ordered",
+        settings: Some("mode = \"write-back\", ordered = true, dirty_age_max = 1"),
+        writes_back: true,
+    },
+    CacheKind { name: "write-around", settings: Some("mode = \"write-around\""), writes_back: false },
+    CacheKind { name: "vfrc", settings: Some("preset = \"vfrc\""), writes_back: false },
+    CacheKind { name: "fast-cache", settings: Some("preset = \"fast-cache\""), writes_back: true },
+    CacheKind { name: "vsan", settings: Some("preset = \"vsan\""), writes_back: true },
+    CacheKind { name: "zbs", settings: Some("preset = \"zbs\""), writes_back: true },
+    CacheKind { name: "auto", settings: Some("preset = \"auto\""), writes_back: true },
+];
+
+/// Where a disk's data is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackingKind {
+    /// An NBD server of ours with a volatile write cache.
+    VolatileNbd {
+        /// It offers FUA.
+        fua: bool,
+    },
+    /// A raw file.
+    File,
+}
+
+/// A disk of a round.
+#[derive(Debug, Clone, Copy)]
+pub struct DiskPlan {
+    /// Where its data is.
+    pub backing: BackingKind,
+    /// Its cache.
+    pub cache: CacheKind,
+    /// Guests that share it, each with a region of its own.
+    pub guests: u64,
+}
+
+/// Something that goes wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// SIGKILL, and a start after a pause.
+    Kill {
+        /// The pause.
+        down: Duration,
+    },
+    /// SIGTERM, the clean end, and a start.
+    Restart,
+    /// SIGSTOP, and SIGCONT after a while.
+    Stop {
+        /// How long.
+        time: Duration,
+    },
+    /// SIGHUP: the daemon replaces itself.
+    Upgrade,
+    /// A backing loses what was not flushed, and its connections.
+    Crash {
+        /// The disk.
+        disk: usize,
+        /// How long nobody connects.
+        away: Duration,
+    },
+    /// A backing loses its connections and nothing else.
+    Cut {
+        /// The disk.
+        disk: usize,
+        /// How long nobody connects.
+        away: Duration,
+    },
+    /// A backing ends in order: ESHUTDOWN, then nobody is there for a while.
+    ShutDown {
+        /// The disk.
+        disk: usize,
+        /// How long it refuses requests.
+        refuses: Duration,
+        /// How long nobody connects.
+        away: Duration,
+    },
+    /// A backing answers nothing for a while.
+    Hang {
+        /// The disk.
+        disk: usize,
+        /// How long.
+        time: Duration,
+    },
+    /// A backing is slow for a while.
+    Slow {
+        /// The disk.
+        disk: usize,
+        /// How long each request takes.
+        delay: Duration,
+        /// How long it lasts.
+        time: Duration,
+    },
+    /// A backing fails requests of a kind in a range for a while.
+    Errors {
+        /// The disk.
+        disk: usize,
+        /// The kind.
+        operation: Operation,
+        /// First sixteenth of the disk.
+        from: u64,
+        /// How many sixteenths.
+        sixteenths: u64,
+        /// The protocol's error number.
+        error: u32,
+        /// How long it lasts.
+        time: Duration,
+    },
+    /// The next flush of a backing fails and loses what was not durable.
+    LosingFlush {
+        /// The disk.
+        disk: usize,
+    },
+    /// SIGKILL of the daemon; a backing loses what was not flushed while the daemon is down.
+    KillAndCrash {
+        /// The disk.
+        disk: usize,
+    },
+    /// The daemon ends, a part of a backing is changed, the daemon starts.
+    ChangeOffline {
+        /// The disk; it has no dirty data.
+        disk: usize,
+        /// End by SIGKILL instead of SIGTERM.
+        kill: bool,
+    },
+}
+
+/// A round.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Its own seed.
+    pub seed: u64,
+    /// The disks.
+    pub disks: Vec<DiskPlan>,
+    /// Threads of the daemon.
+    pub shards: u64,
+    /// How long requests wait for a backing that is away, milliseconds.
+    pub backing_wait_ms: u64,
+    /// How long the guests' load lasts.
+    pub load: Duration,
+    /// Guests of raw files write image headers.
+    pub headers: bool,
+    /// What goes wrong, and how long after the one before has begun.
+    pub faults: Vec<(Duration, Fault)>,
+}
+
+/// Shortest and longest load of a round, milliseconds.
+const LOAD_MS: (u64, u64) = (20_000, 40_000);
+/// Disks of a round.
+const DISKS: usize = 4;
+
+fn pick<T: Copy>(noise: &mut Noise, of: &[T]) -> T {
+    of[noise.below(of.len() as u64) as usize]
+}
+
+fn ms(noise: &mut Noise, from: u64, to: u64) -> Duration {
+    Duration::from_millis(from + noise.below(to - from + 1))
+}
+
+impl Plan {
+    /// The plan of round `round` of the run with `seed`.
+    #[must_use]
+    pub fn draw(seed: u64, round: u64) -> Self {
+        let seed = seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut noise = Noise::new(seed);
+        let disks: Vec<DiskPlan> = (0..DISKS).map(|at| DiskPlan::draw(&mut noise, at)).collect();
+        let load = ms(&mut noise, LOAD_MS.0, LOAD_MS.1);
+        let mut faults = Vec::new();
+        let mut at = Duration::ZERO;
+        loop {
+            let pause = ms(&mut noise, 200, 3000);
+            at += pause;
+            if at > load {
+                break;
+            }
+            faults.push((pause, Fault::draw(&mut noise, &disks)));
+        }
+        let shards = 1 + noise.below(2);
+        let backing_wait_ms = pick(&mut noise, &[2_000, 30_000, 30_000]);
+        Plan { seed, disks, shards, backing_wait_ms, load, headers: true, faults }
+    }
+
+    /// The same without faults and habits whose names contain one of these words.
+    #[must_use]
+    pub fn without(mut self, words: &[String]) -> Self {
+        let unwanted = |name: &str| words.iter().any(|word| name.contains(word.as_str()));
+        self.headers &= !unwanted("headers");
+        self.faults.retain(|(_, fault)| !unwanted(fault.name()));
+        self
+    }
+
+    /// For the log.
+    #[must_use]
+    pub fn describe(&self) -> Value {
+        let disks: Vec<Value> = self
+            .disks
+            .iter()
+            .map(|disk| {
+                json!({ "backing": format!("{:?}", disk.backing), "cache": disk.cache.name, "guests": disk.guests })
+            })
+            .collect();
+        let faults: Vec<String> =
+            self.faults.iter().map(|(pause, fault)| format!("+{} ms {fault:?}", pause.as_millis())).collect();
+        json!({
+            "seed": self.seed, "disks": disks, "shards": self.shards, "backing_wait_ms": self.backing_wait_ms,
+            "load_ms": self.load.as_millis() as u64, "faults": faults,
+        })
+    }
+}
+
+impl DiskPlan {
+    /// Two disks of each round are on volatile servers; at least one writes back and one writes through.
+    fn draw(noise: &mut Noise, at: usize) -> Self {
+        let backing = match at {
+            0 | 1 => BackingKind::VolatileNbd { fua: noise.below(4) > 0 },
+            _ => pick(noise, &[BackingKind::VolatileNbd { fua: true }, BackingKind::File, BackingKind::File]),
+        };
+        let cache = loop {
+            let cache = pick(noise, CACHES);
+            let fits = match at {
+                0 => cache.writes_back,
+                1 => !cache.writes_back,
+                _ => true,
+            };
+            if fits {
+                break cache;
+            }
+        };
+        DiskPlan { backing, cache, guests: 1 + noise.below(2) }
+    }
+}
+
+impl Fault {
+    fn draw(noise: &mut Noise, disks: &[DiskPlan]) -> Self {
+        let volatile: Vec<usize> = (0..disks.len())
+            .filter(|at| matches!(disks[*at].backing, BackingKind::VolatileNbd { .. }))
+            .collect();
+        let clean: Vec<usize> = (0..disks.len()).filter(|at| !disks[*at].cache.writes_back).collect();
+        let disk = pick(noise, &volatile);
+        let away = ms(noise, 0, 1500);
+        let time = ms(noise, 300, 3000);
+        match noise.below(26) {
+            0..=2 => Fault::Kill { down: ms(noise, 0, 800) },
+            3 | 4 => Fault::Stop { time: ms(noise, 100, 2500) },
+            5..=7 => Fault::Upgrade,
+            8 => Fault::Restart,
+            9..=12 => Fault::Crash { disk, away },
+            13 => Fault::Cut { disk, away },
+            14 => Fault::ShutDown { disk, refuses: ms(noise, 50, 500), away },
+            15 | 16 => Fault::Hang { disk, time },
+            17 => Fault::Slow { disk, delay: ms(noise, 10, 300), time },
+            18..=20 => Fault::Errors {
+                disk,
+                operation: pick(
+                    noise,
+                    &[Operation::Read, Operation::Write, Operation::Flush, Operation::Trim],
+                ),
+                from: noise.below(16),
+                sixteenths: 1 + noise.below(16),
+                error: pick(noise, &[5, 28, 12]),
+                time,
+            },
+            21 | 22 => Fault::LosingFlush { disk },
+            23 => Fault::KillAndCrash { disk },
+            _ => Fault::ChangeOffline { disk: pick(noise, &clean), kill: noise.below(2) == 0 },
+        }
+    }
+
+    /// Its name in the report.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Fault::Kill { .. } => "daemon SIGKILL",
+            Fault::Restart => "daemon SIGTERM and start",
+            Fault::Stop { .. } => "daemon SIGSTOP",
+            Fault::Upgrade => "daemon upgrade (SIGHUP)",
+            Fault::Crash { .. } => "backing loses its cache",
+            Fault::Cut { .. } => "backing connection cut",
+            Fault::ShutDown { .. } => "backing shuts down",
+            Fault::Hang { .. } => "backing hangs",
+            Fault::Slow { .. } => "backing is slow",
+            Fault::Errors { .. } => "backing errors",
+            Fault::LosingFlush { .. } => "backing flush fails and loses data",
+            Fault::KillAndCrash { .. } => "SIGKILL, backing loses its cache",
+            Fault::ChangeOffline { .. } => "backing changed while hob is down",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_determines_the_plan() {
+        let (one, two) = (Plan::draw(5, 1).describe(), Plan::draw(5, 1).describe());
+        assert_eq!(one, two);
+        assert_ne!(one, Plan::draw(5, 2).describe());
+        assert_ne!(one, Plan::draw(6, 1).describe());
+    }
+
+    #[test]
+    fn every_round_writes_back_and_through_and_every_fault_comes() {
+        let mut names = std::collections::BTreeSet::new();
+        let mut caches = std::collections::BTreeSet::new();
+        for round in 0..100 {
+            let plan = Plan::draw(1, round);
+            assert!(plan.disks[0].cache.writes_back && !plan.disks[1].cache.writes_back);
+            names.extend(plan.faults.iter().map(|(_, fault)| fault.name()));
+            caches.extend(plan.disks.iter().map(|disk| disk.cache.name));
+        }
+        assert_eq!(names.len(), 13, "{names:?}");
+        assert_eq!(caches.len(), CACHES.len());
+    }
+}

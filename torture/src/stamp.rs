@@ -1,0 +1,110 @@
+//! The contents that guests write: 512 bytes that name their disk, unit and version.
+//!
+//! Every word of a unit depends on its disk, its unit number, its version and the run, so that torn, misplaced,
+//! stale and foreign contents are told apart.
+
+/// Bytes of a unit: what a disk writes as a whole or not at all.
+pub const UNIT: usize = 512;
+
+/// "hob tort".
+const MAGIC: u64 = 0x7472_6f74_2062_6f68;
+
+/// Identifies the disk and the run that wrote a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origin {
+    /// Number of the run or round; contents of other runs are foreign.
+    pub run: u64,
+    /// Number of the disk.
+    pub disk: u64,
+}
+
+/// What a unit was found to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// Only zeroes.
+    Zeroes,
+    /// A version of some unit, maybe of another disk.
+    Stamp {
+        /// The disk it was written to.
+        disk: u64,
+        /// The unit it was written to.
+        unit: u64,
+        /// Its version.
+        version: u32,
+    },
+    /// The image header that guests write to their raw disks.
+    Header,
+    /// Nothing that a guest of this run has written; the first bytes.
+    Garbage([u8; 16]),
+}
+
+/// Returns the contents of `version` of `unit`.
+#[must_use]
+pub fn stamp(origin: Origin, unit: u64, version: u32) -> [u8; UNIT] {
+    let mut bytes = [0; UNIT];
+    let head = [origin.run ^ MAGIC, origin.disk, unit, u64::from(version)];
+    let base = scatter(origin.run ^ origin.disk << 56 ^ unit << 32 ^ u64::from(version));
+    for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
+        let value = head.get(at).copied().unwrap_or_else(|| scatter(base.wrapping_add(at as u64)));
+        word.copy_from_slice(&value.to_le_bytes());
+    }
+    bytes
+}
+
+/// Says what a unit holds.
+#[must_use]
+pub fn identify(run: u64, bytes: &[u8]) -> Found {
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Found::Zeroes;
+    }
+    let word = |at: usize| u64::from_le_bytes(bytes[at * 8..][..8].try_into().expect("eight bytes"));
+    let (disk, unit, version) = (word(1), word(2), word(3) as u32);
+    if word(0) == run ^ MAGIC && bytes == stamp(Origin { run, disk }, unit, version) {
+        return Found::Stamp { disk, unit, version };
+    }
+    if bytes == image_header() {
+        return Found::Header;
+    }
+    Found::Garbage(bytes[..16].try_into().expect("sixteen bytes"))
+}
+
+/// Returns the header of a qcow2 image of 1 MiB, version 2, without a backing file: a guest may write one to a raw
+/// disk, which must stay raw.
+#[must_use]
+pub fn image_header() -> [u8; UNIT] {
+    let mut bytes = [0; UNIT];
+    bytes[..4].copy_from_slice(b"QFI\xfb");
+    bytes[4..8].copy_from_slice(&2_u32.to_be_bytes());
+    bytes[20..24].copy_from_slice(&16_u32.to_be_bytes()); // 64 KiB clusters
+    bytes[24..32].copy_from_slice(&(1_u64 << 20).to_be_bytes());
+    bytes[36..40].copy_from_slice(&1_u32.to_be_bytes()); // entries of the L1 table
+    bytes[40..48].copy_from_slice(&0x3_0000_u64.to_be_bytes());
+    bytes[48..56].copy_from_slice(&0x1_0000_u64.to_be_bytes());
+    bytes[56..60].copy_from_slice(&1_u32.to_be_bytes());
+    bytes
+}
+
+/// The last step of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+fn scatter(mut word: u64) -> u64 {
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_told_apart() {
+        let origin = Origin { run: 7, disk: 2 };
+        let one = stamp(origin, 3, 9);
+        assert_eq!(identify(7, &one), Found::Stamp { disk: 2, unit: 3, version: 9 });
+        assert!(matches!(identify(8, &one), Found::Garbage(_)), "another run wrote it");
+        assert_eq!(identify(7, &[0; UNIT]), Found::Zeroes);
+        assert_eq!(identify(7, &image_header()), Found::Header);
+        let mut torn = one;
+        torn[256..].copy_from_slice(&stamp(origin, 3, 10)[256..]);
+        assert!(matches!(identify(7, &torn), Found::Garbage(_)), "half of another version");
+    }
+}

@@ -1,0 +1,144 @@
+//! Does the harness notice? Guests are put straight on a server of ours, without hob. An honest server causes no
+//! violation; each way of cheating is noticed.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use torture::guest::{Guest, Habits, Shared};
+use torture::journal::{Journal, Violation};
+use torture::link::Endpoint;
+use torture::medium::{Medium, Sabotage};
+use torture::model::Model;
+use torture::server::{Failing, Operation, Server};
+use torture::stamp::{Origin, UNIT};
+
+const BYTES: u64 = 2 << 20;
+const HABITS: Habits = Habits { flush_once_in: 20, fua_of_ten: 1, pause_us_max: 100, headers: true };
+
+struct Bench {
+    _dir: tempfile::TempDir,
+    server: Server,
+    shared: Arc<Shared>,
+    journal: Arc<Journal>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Bench {
+    fn new(sabotage: Option<Sabotage>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut medium = Medium::new(BYTES, 3);
+        medium.sabotage = sabotage;
+        let socket = dir.path().join("server.sock");
+        let server = Server::start(&socket, medium, true).unwrap();
+        let journal = Arc::new(Journal::new(None::<&Path>).unwrap());
+        let model = Model::new(Origin { run: 9, disk: 1 }, 0, BYTES / UNIT as u64);
+        let shared = Shared::new("guest".to_owned(), model);
+        let endpoint = Endpoint::Nbd { socket, export: "x".to_owned() };
+        let life = Arc::new(AtomicU64::new(1));
+        let guest = Guest::new(Arc::clone(&shared), endpoint, Arc::clone(&journal), life, 5, HABITS);
+        let thread = std::thread::spawn(move || guest.live());
+        Self { _dir: dir, server, shared, journal, thread }
+    }
+
+    /// Waits until so many more requests were answered.
+    fn load(&self, requests: u64) {
+        let answered = || self.shared.counts.requests.load(Ordering::Relaxed);
+        let (before, start) = (answered(), Instant::now());
+        while answered() < before + requests {
+            assert!(start.elapsed() < Duration::from_secs(60), "the guest is not served");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The server loses its cache; its guest sees the connection end and knows.
+    fn crash(&self) {
+        self.shared.model().withdraw();
+        self.server.crash(Duration::from_millis(5));
+        self.shared.model().withdraw();
+    }
+
+    fn finish(self) -> Vec<Violation> {
+        self.server.heal();
+        self.shared.finish();
+        self.thread.join().unwrap();
+        self.journal.violations()
+    }
+}
+
+fn found(sabotage: Option<Sabotage>) -> Vec<Violation> {
+    let bench = Bench::new(sabotage);
+    for _ in 0..4 {
+        bench.load(400);
+        bench.crash();
+    }
+    bench.finish()
+}
+
+#[test]
+fn an_honest_server_breaks_no_promise() {
+    let violations = found(None);
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
+#[test]
+fn every_way_of_cheating_is_noticed() {
+    use clap::ValueEnum;
+    for sabotage in Sabotage::value_variants() {
+        let violations = found(Some(*sabotage));
+        assert!(
+            violations.iter().any(|it| it.kind == "contents"),
+            "{sabotage:?} is not noticed: {violations:#?}"
+        );
+    }
+}
+
+/// A loss that nobody is told of: the next flush should have failed.
+#[test]
+fn a_loss_without_a_failed_flush_is_noticed() {
+    let bench = Bench::new(None);
+    for _ in 0..4 {
+        bench.load(400);
+        bench.shared.model().loss();
+        bench.server.crash(Duration::from_millis(5));
+        bench.shared.model().loss();
+    }
+    let violations = bench.finish();
+    assert!(violations.iter().any(|it| it.kind == "contents"), "{violations:#?}");
+}
+
+/// A flush that fails and loses data is within the rules, for the guest is told.
+#[test]
+fn a_failed_flush_takes_the_promise_back() {
+    let bench = Bench::new(None);
+    let shared = Arc::clone(&bench.shared);
+    bench.server.on_loss(move || shared.model().loss());
+    for _ in 0..4 {
+        bench.load(300);
+        bench.server.lose_at_flush();
+        bench.load(100);
+    }
+    assert!(bench.shared.counts.flushes_failed.load(Ordering::Relaxed) > 0);
+    let violations = bench.finish();
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
+#[test]
+fn errors_without_a_cause_are_noticed_and_with_one_are_not() {
+    let fail = |excused: bool| {
+        let bench = Bench::new(None);
+        bench.load(50);
+        if excused {
+            bench.shared.excuse(Duration::from_secs(60));
+        }
+        let until = Instant::now() + Duration::from_millis(200);
+        let failing = Failing { operation: Operation::Write, range: 0..BYTES, error: 5, until };
+        bench.server.fail(failing);
+        bench.load(200);
+        bench.finish()
+    };
+    assert!(fail(false).iter().any(|it| it.kind == "unexpected-error"));
+    let violations = fail(true);
+    assert!(violations.is_empty(), "{violations:#?}");
+}

@@ -1,0 +1,31 @@
+//! `cargo xtask torture`: fault injection against the release binary. See docs/TORTURE.md.
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::{shell, suite};
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Test the debug build instead of the release build
+    #[arg(long)]
+    debug: bool,
+    /// Options of the harness: --minutes M, --seed S, ...; `-- --help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
+    options: Vec<String>,
+}
+
+/// Builds hob and the harness and runs it.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let profile: &[&str] = if arguments.debug { &[] } else { &["--release"] };
+    shell::run(&mut shell::cargo(&[&["build", "-p", "hob"], profile].concat()))?;
+    let hob = if arguments.debug { shell::target_dir()?.join("debug/hob") } else { suite::hob()? };
+    let options: Vec<&str> = arguments.options.iter().map(String::as_str).collect();
+    harness(&hob, &options)
+}
+
+/// Runs the harness against `hob`.
+pub(crate) fn harness(hob: &std::path::Path, options: &[&str]) -> Result<()> {
+    let mut command = shell::cargo(&[&["run", "--quiet", "-p", "torture", "--"], options].concat());
+    shell::run(command.env("HOB_BIN", hob))
+}
