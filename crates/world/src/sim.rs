@@ -32,6 +32,7 @@ mod recovery;
 mod report;
 mod sabotage;
 mod scenario;
+mod silent;
 mod tracks;
 mod traffic;
 
@@ -61,6 +62,7 @@ use qos::Qos;
 use ram::Ram;
 pub use report::Report;
 use scenario::{End, Scenario};
+use silent::Silent;
 use tracks::{Track, Tracks};
 use traffic::{Buffer, InFlight};
 
@@ -106,6 +108,8 @@ pub struct Options {
     pub direct_permille: u32,
     /// In so many of a thousand histories disks are clones, of which another disk keeps what nobody wrote.
     pub clones_permille: u32,
+    /// In so many of a thousand histories of several lives backings change while no engine runs, without a trace in their identity.
+    pub silent_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
@@ -149,6 +153,7 @@ impl Default for Options {
             growth_permille: 250,
             direct_permille: 500,
             clones_permille: 250,
+            silent_permille: 300,
             lives: false,
             early: true,
             hasty: false,
@@ -193,6 +198,12 @@ pub enum Sabotage {
     IgnoredNewestRing,
     /// Clean data is served although the backing has changed.
     ServedStale,
+    /// Clean data of a backing without evidence is not compared before it is served.
+    TrustedUnproven,
+    /// Clean data is compared with what the backing held earlier.
+    StaleComparison,
+    /// A daemon records evidence that a backing is unchanged while not everything in the cache was compared.
+    EvidenceTooEarly,
     /// Now and then memory does not take over what a write wrote.
     LostRenewal,
     /// Now and then a bitmap that a crash took begins again empty.
@@ -306,6 +317,8 @@ struct World<'a> {
     direct: Option<Direct>,
     /// In this history disks are clones.
     clones: Option<Clones>,
+    /// In this history backings change silently.
+    silent: Option<Silent>,
     dice: Dice,
     now: Instant,
     /// Counts steps.
@@ -362,9 +375,25 @@ impl<'a> World<'a> {
         let tracks = Tracks::draw(seed, options.bitmap_permille);
         let direct = Direct::draw(seed, options.direct_permille);
         let growth = Growth::draw(seed, options.growth_permille);
+        let lives = scenario.lives.is_some();
+        let silent_permille = if lives { options.silent_permille } else { 0 };
+        let silent = Silent::draw(seed, silent_permille, scenario.disks.len());
+        if let Some(silent) = &silent {
+            scenario.limits.verify_bytes_per_s = silent.verify_bytes_per_s;
+        }
         let units = scenario.disks.iter().map(|disk| disk.units);
         let clones = Clones::draw(seed, options.clones_permille, units);
-        World { ram, qos, passing, tracks, growth, direct, clones, ..Self::of(scenario, dice, options) }
+        World {
+            ram,
+            qos,
+            passing,
+            tracks,
+            growth,
+            direct,
+            clones,
+            silent,
+            ..Self::of(scenario, dice, options)
+        }
     }
 
     fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
@@ -411,6 +440,7 @@ impl<'a> World<'a> {
             passing: false,
             direct: None,
             clones: None,
+            silent: None,
             options,
             dice,
             now: Instant(0),
@@ -571,6 +601,7 @@ impl<'a> World<'a> {
                     self.maybe_change_qos()?;
                     self.maybe_change_bitmaps()?;
                     self.maybe_grow_disk()?;
+                    self.maybe_record_evidence();
                 }
                 self.schedule_command();
                 Ok(())

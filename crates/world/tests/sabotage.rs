@@ -179,3 +179,19 @@ fn memory_that_is_written_behind_the_engines_back_is_noticed() {
 fn what_another_disk_keeps_is_found_where_it_was_promoted() {
     expect(Sabotage::UntoldSharing, &["another disk keeps it"]);
 }
+
+/// Promise 2: clean data of a backing without evidence is compared before it is served.
+#[test]
+fn clean_data_that_is_trusted_without_evidence_is_noticed() {
+    expect_over_crashes(Sabotage::TrustedUnproven, LOST);
+}
+
+#[test]
+fn a_comparison_with_what_the_backing_held_before_is_noticed() {
+    expect_over_crashes(Sabotage::StaleComparison, LOST);
+}
+
+#[test]
+fn evidence_that_is_recorded_before_all_is_compared_is_noticed() {
+    expect_over_crashes(Sabotage::EvidenceTooEarly, LOST);
+}

@@ -20,7 +20,7 @@ use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::migration::LeftBehind;
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
-use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, Reader, Status, StatusExtent};
+use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, Reader, Status, StatusExtent, Witness};
 use crate::ring::{Completion, Ring};
 use crate::token::{Token, TokenSpace};
 
@@ -271,6 +271,10 @@ impl Driver for Handover {
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
         self.own.reader()
+    }
+
+    fn witness(&self) -> Option<Witness> {
+        self.own.witness()
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

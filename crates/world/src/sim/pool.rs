@@ -195,6 +195,7 @@ impl World<'_> {
                         owner.close();
                         owner.left_unclean = disk.backing.may_refuse_flushes();
                     }
+                    self.record_evidence_at_end(asked.disk);
                     false
                 }
                 Command::Cache(CacheChange::Tune(mode, destage, copies)) => {
@@ -217,6 +218,7 @@ impl World<'_> {
                 }
                 Command::Cache(CacheChange::Close) => {
                     disk.owner.iter_mut().for_each(Owner::close);
+                    self.record_evidence(asked.disk);
                     false
                 }
                 Command::Cache(CacheChange::Drain) => {

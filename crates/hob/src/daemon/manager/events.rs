@@ -34,8 +34,11 @@ impl Manager {
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut agree = tokio::time::interval(AGREE_EVERY);
         agree.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let evidence = self.clone().record_evidence();
+        tokio::pin!(evidence);
         loop {
             tokio::select! {
+                never = &mut evidence => match never {},
                 event = events.recv() => match event {
                     Some(event) => self.handle_event(event),
                     None => return,

@@ -287,10 +287,15 @@ impl Shard {
 
     fn collect_done(&mut self, now: Instant, disk: DiskId) {
         let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
+        let mut sums = Vec::new();
         while let Some((io, result)) = backing.poll_done() {
+            sums.clear();
+            if let (Ok(()), Some(slice)) = (result, self.engine.wants_sums(io)) {
+                self.ring.arena().sector_sums(slice, &mut sums);
+            }
             match backing.take_shared(io) {
-                shared if shared.is_empty() => self.engine.handle_completion(now, io, result, &[]),
-                shared => self.engine.handle_shared(now, io, &shared),
+                shared if shared.is_empty() => self.engine.handle_completion(now, io, result, &sums),
+                shared => self.engine.handle_shared(now, io, &shared, &sums),
             }
         }
     }

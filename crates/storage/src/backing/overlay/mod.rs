@@ -21,7 +21,7 @@ use std::collections::{HashMap, VecDeque};
 use hob_engine::io::{BufferSlice, Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
-use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, ParentRead, Reader, Status};
+use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, ParentRead, Reader, Status, Witness};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 pub use map::{OwnMap, Part, Whose};
@@ -259,6 +259,10 @@ impl Driver for Overlay {
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
         self.own.reader()
+    }
+
+    fn witness(&self) -> Option<Witness> {
+        self.own.witness()
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {
