@@ -234,6 +234,9 @@ pub struct Cache {
     pub copies: String,
     /// Does the backing always hold a state that existed?
     pub ordered: bool,
+    /// When it is compared with its backing after a restart.
+    #[serde(default)]
+    pub verify: String,
     /// Memory above it; 0 for none.
     #[serde(default)]
     pub ram: Size,
@@ -405,6 +408,7 @@ mod tests {
                 dirty_age_max: 30,
                 copies: "1".into(),
                 ordered: false,
+                verify: "auto".into(),
                 ram: Size(64 << 20),
                 dirty: Some(Dirty {
                     size: Size(8192),

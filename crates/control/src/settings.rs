@@ -89,6 +89,9 @@ settings! {
     copies: String,
     /// The backing always holds a state that existed, at the price of slower destaging.
     ordered: bool,
+    /// Is a persistent cache compared with its backing after a restart, before it serves? `auto` (unless there is evidence that the
+    /// backing is unchanged), `always` or `trust` (never). No part of a preset. A change takes effect with the next restart.
+    verify: String,
     /// Memory above the cache, for what is read often and to read ahead; 0 for none. No part of a preset. A change empties it.
     ram: Size,
 }

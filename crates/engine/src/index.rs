@@ -9,6 +9,7 @@ mod marks;
 pub(crate) mod restore;
 mod seconds;
 mod table;
+mod unverified;
 
 use bitmap::Bitmap;
 use free::FreeFrames;
@@ -16,6 +17,7 @@ pub(crate) use free::Places;
 use marks::Marks;
 use table::Table;
 pub(crate) use table::hash;
+use unverified::Unverified;
 
 use crate::units::{BlockNo, FrameNo};
 
@@ -33,6 +35,8 @@ pub(crate) struct Index {
     sums: Vec<u32>,
     /// Of a persistent cache. Without bits in a volatile one.
     marks: Option<Box<Marks>>,
+    /// Of a cache that was recovered without evidence.
+    unverified: Option<Box<Unverified>>,
     /// log2 of the sectors in a block.
     block_shift: u32,
     used: u32,
@@ -56,6 +60,7 @@ impl Index {
             valid: Bitmap::new(sectors as u64),
             sums: vec![0; sectors],
             marks: None,
+            unverified: None,
             block_shift,
             used: 0,
             sectors_valid: 0,
@@ -99,6 +104,7 @@ impl Index {
             + (words * 4) as u64
             + self.valid.bytes()
             + self.marks.as_ref().map_or(0, |marks| marks.bytes())
+            + self.unverified.as_ref().map_or(0, |unverified| unverified.bytes())
     }
 
     /// The frame of a block.
@@ -162,6 +168,7 @@ impl Index {
                     let to = self.first_sector(to) + i;
                     self.set_valid(to, other.sum(sector));
                     self.adopt_marks(other, sector, to);
+                    self.adopt_unverified(other, sector, to);
                 }
             }
         }
@@ -210,6 +217,7 @@ impl Index {
     #[inline]
     pub(crate) fn set_valid(&mut self, sector: u64, sum: u32) {
         self.sums[sector as usize] = sum;
+        self.set_verified(sector, 1);
         if let Some(marks) = &mut self.marks
             && !marks.unknown.is_empty()
         {
@@ -232,6 +240,7 @@ impl Index {
             return 0;
         }
         self.clear_dirty(first, count);
+        self.set_verified(first, count);
         self.valid.clear(first, count);
         self.sectors_valid -= before;
         if self.block_is_empty(first) {

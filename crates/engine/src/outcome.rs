@@ -37,6 +37,8 @@ pub enum Outcome {
     BypassFlush,
     /// A flush of data that is in flash: the journal was committed.
     FlushCommitted,
+    /// Some of it is in flash and was not compared with the backing since the cache was recovered.
+    BypassUnverified,
     /// The cache's mode sends it past the cache.
     BypassMode,
     /// Not all in flash, and its export promotes nothing.
@@ -109,6 +111,7 @@ outcomes! {
     BypassZeroing "bypass" "zeroing" "were discards or zeroing, which concern the backing only"
     BypassFlush "bypass" "flush" "were flushes, which concern the backing only"
     FlushCommitted "flush" "committed" "were flushes that made what flash holds durable"
+    BypassUnverified "bypass" "unverified" "went to the backing because what flash has of them is still to be compared with the backing since the restart"
     BypassMode "bypass" "mode" "went past the cache, as its mode says"
     BypassNoPromote "bypass" "no-promote" "were not all in flash and not put there, because their export promotes nothing"
     BypassShared "bypass" "shared" "came from the disk that keeps what clones of one snapshot share, and were not put in flash a second time"
@@ -129,6 +132,11 @@ impl Outcome {
     /// Was it served from memory, without any I/O?
     pub fn is_from_memory(self) -> bool {
         matches!(self, Outcome::HitMemory | Outcome::HitPrefetched)
+    }
+
+    /// Is it that of a read of the backing whose data goes to flash, if admission lets it?
+    pub(crate) fn would_fill(self) -> bool {
+        matches!(self, Outcome::MissFilled | Outcome::PartialMiss | Outcome::BypassUnverified)
     }
 
     /// Number of outcomes.

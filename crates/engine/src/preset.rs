@@ -79,6 +79,33 @@ pub const COPIES: &[Word<Copies>] = &[
     },
 ];
 
+/// When a recovered cache is compared with its backing before it serves (docs/decisions/0033).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// Where nothing says that the backing is unchanged.
+    #[default]
+    Auto,
+    /// After each restart.
+    Always,
+    /// Never.
+    Trust,
+}
+
+/// Every [`Verify`], the default first.
+pub const VERIFY: &[Word<Verify>] = &[
+    Word {
+        name: "auto",
+        value: Verify::Auto,
+        summary: "after a restart, unless there is evidence that the backing is unchanged",
+    },
+    Word { name: "always", value: Verify::Always, summary: "after each restart" },
+    Word {
+        name: "trust",
+        value: Verify::Trust,
+        summary: "never: if somebody else writes to the backing while hob is down, guests can read stale data",
+    },
+];
+
 /// How a [`Layout`] is written, for help and docs.
 pub const LAYOUTS: &[Word<&str>] = &[
     Word { name: "unified", value: "unified", summary: "one room for what was read and what was written" },
@@ -139,6 +166,7 @@ words! {
     Mode MODES "mode"
     DestageOrder DESTAGE_ORDERS "destage order"
     Copies COPIES "number of copies"
+    Verify VERIFY "value of verify"
 }
 
 impl fmt::Display for Layout {

@@ -116,7 +116,15 @@ pub struct DiskStats {
     pub sectors_valid: u64,
     /// Sectors that are not on the backing yet.
     pub sectors_dirty: u64,
-    /// Of these, those that flash cannot deliver.
+    /// Clean sectors that were not compared with the backing since the cache was recovered.
+    pub sectors_unverified: u64,
+    /// How many there were when the cache was recovered; 0 when none is left.
+    pub sectors_to_verify: u64,
+    /// Sectors that were compared with the backing after a recovery, and equal.
+    pub sectors_verified: u64,
+    /// Sectors that were compared with the backing after a recovery, and differed: they were dropped.
+    pub sectors_stale: u64,
+    /// Of the dirty sectors, those that flash cannot deliver.
     pub sectors_lost: u64,
     /// All that is not on the backing has two copies, of a cache that keeps second copies at a peer.
     pub doubled: bool,
@@ -177,6 +185,10 @@ impl DiskStats {
             blocks_cached: 0,
             sectors_valid: 0,
             sectors_dirty: 0,
+            sectors_unverified: 0,
+            sectors_to_verify: 0,
+            sectors_verified: 0,
+            sectors_stale: 0,
             sectors_lost: 0,
             doubled: false,
             writes_merged: 0,

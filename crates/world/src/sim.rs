@@ -33,6 +33,7 @@ mod recovery;
 mod report;
 mod sabotage;
 mod scenario;
+mod silent;
 mod tracks;
 mod traffic;
 
@@ -63,6 +64,7 @@ use qos::Qos;
 use ram::Ram;
 pub use report::Report;
 use scenario::{End, Scenario};
+use silent::Silent;
 use tracks::{Track, Tracks};
 use traffic::{Buffer, InFlight};
 
@@ -110,6 +112,8 @@ pub struct Options {
     pub clones_permille: u32,
     /// In so many of a thousand histories with faults, backings restart and lose what was not flushed; 1000: in all.
     pub restart_permille: u32,
+    /// In so many of a thousand histories of several lives backings change while no engine runs, without a trace in their identity.
+    pub silent_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
@@ -154,6 +158,7 @@ impl Default for Options {
             direct_permille: 500,
             clones_permille: 250,
             restart_permille: 300,
+            silent_permille: 300,
             lives: false,
             early: true,
             hasty: false,
@@ -198,6 +203,12 @@ pub enum Sabotage {
     IgnoredNewestRing,
     /// Clean data is served although the backing has changed.
     ServedStale,
+    /// Clean data of a backing without evidence is not compared before it is served.
+    TrustedUnproven,
+    /// Clean data is compared with what the backing held earlier.
+    StaleComparison,
+    /// A daemon records evidence that a backing is unchanged while not everything in the cache was compared.
+    EvidenceTooEarly,
     /// Now and then memory does not take over what a write wrote.
     LostRenewal,
     /// Now and then a bitmap that a crash took begins again empty.
@@ -325,6 +336,8 @@ struct World<'a> {
     losses: Option<Losses>,
     /// Of the requests to come.
     session: u32,
+    /// In this history backings change silently.
+    silent: Option<Silent>,
     dice: Dice,
     now: Instant,
     /// Counts steps.
@@ -381,6 +394,12 @@ impl<'a> World<'a> {
         let tracks = Tracks::draw(seed, options.bitmap_permille);
         let direct = Direct::draw(seed, options.direct_permille);
         let growth = Growth::draw(seed, options.growth_permille);
+        let lives = scenario.lives.is_some();
+        let silent_permille = if lives { options.silent_permille } else { 0 };
+        let silent = Silent::draw(seed, silent_permille, scenario.disks.len());
+        if let Some(silent) = &silent {
+            scenario.limits.verify_bytes_per_s = silent.verify_bytes_per_s;
+        }
         let units = scenario.disks.iter().map(|disk| disk.units);
         let clones = Clones::draw(seed, options.clones_permille, units);
         let losses = Losses::draw(seed, options, scenario.backing_ns);
@@ -389,7 +408,8 @@ impl<'a> World<'a> {
                 plan.faults.flush_error = plan.faults.flush_error.max(losses::FLUSH_ERROR);
             }
         }
-        let world = World { ram, qos, passing, tracks, growth, direct, clones, ..Self::of(scenario, dice, options) };
+        let world = Self::of(scenario, dice, options);
+        let world = World { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
         let mut world = World { losses, ..world };
         world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
         world
@@ -441,6 +461,7 @@ impl<'a> World<'a> {
             clones: None,
             losses: None,
             session: 0,
+            silent: None,
             options,
             dice,
             now: Instant(0),
@@ -602,6 +623,7 @@ impl<'a> World<'a> {
                     self.maybe_change_qos()?;
                     self.maybe_change_bitmaps()?;
                     self.maybe_grow_disk()?;
+                    self.maybe_record_evidence();
                 }
                 self.schedule_command();
                 Ok(())

@@ -219,3 +219,19 @@ fn a_failed_flush_of_a_backing_that_is_believed_is_noticed() {
 fn a_failed_flush_that_only_one_of_several_guests_hears_of_is_noticed() {
     expect_where_flushes_fail(Sabotage::OneSession, &["a flush says it is there", "stale"]);
 }
+
+/// Promise 2: clean data of a backing without evidence is compared before it is served.
+#[test]
+fn clean_data_that_is_trusted_without_evidence_is_noticed() {
+    expect_over_crashes(Sabotage::TrustedUnproven, LOST);
+}
+
+#[test]
+fn a_comparison_with_what_the_backing_held_before_is_noticed() {
+    expect_over_crashes(Sabotage::StaleComparison, LOST);
+}
+
+#[test]
+fn evidence_that_is_recorded_before_all_is_compared_is_noticed() {
+    expect_over_crashes(Sabotage::EvidenceTooEarly, LOST);
+}

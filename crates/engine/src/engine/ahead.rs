@@ -78,7 +78,7 @@ impl Engine {
         if let Ok(cache) = disk.serving() {
             for span in cache.spans(range.first, range.end) {
                 let Some(sector) = cache.find(span) else { break };
-                valid += cache.index.count_valid(sector, span.count);
+                valid += cache.index.count_servable(sector, span.count);
                 let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
                 let buffer_sector = buffer.first_sector() + start - range.first;
                 push_run(runs, cache.extent(sector, span.count), buffer_sector);
@@ -110,6 +110,10 @@ impl Engine {
         sums: &[u32],
     ) {
         let Job { disk: id, range, step, buffer, doubts, .. } = self.jobs[job];
+        let believed = doubts == self.disk(id).backed.doubts;
+        if step == Step::AheadBacking && believed && result.is_ok() {
+            self.compare_with_backing(now, range, sums);
+        }
         let good = match step {
             Step::AheadFlash => {
                 let index = &mut self.disk_mut(id).cache.as_mut().expect("changes wait for flash I/O").index;

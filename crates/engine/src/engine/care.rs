@@ -60,7 +60,8 @@ impl Cache {
             Copies::TwoOfAll => true,
         };
         let has = |second| self.index.is_valid(second) || !self.index.may_overwrite(second);
-        wanted && self.index.is_valid(sector) && !self.index.second_sector(sector).is_some_and(has)
+        let is_copied = self.index.is_valid(sector) && !self.index.is_unverified(sector);
+        wanted && is_copied && !self.index.second_sector(sector).is_some_and(has)
     }
 
     fn sectors_of(&self, frame: FrameNo) -> std::ops::Range<u64> {

@@ -31,7 +31,7 @@ impl Engine {
         }
         let Ok(cache) = disk.looked_up() else { return false };
         let mut spans = cache.spans(offset / SECTOR_BYTES, (offset + len) / SECTOR_BYTES);
-        let is_valid = |sector, count| cache.index.count_valid(sector, count) == count;
+        let is_valid = |sector, count| cache.index.count_servable(sector, count) == count;
         cache.config.mode != Mode::PassThrough
             && spans.all(|span| cache.find(span).is_some_and(|sector| is_valid(sector, span.count)))
     }

@@ -11,6 +11,7 @@ use super::ownership::Ownership;
 use super::records::Journal;
 use super::stranded::{Stranded, WAIT_NS_MAX};
 use super::structure::Opening;
+use super::verify::Verify;
 use crate::cache::Cache;
 use crate::command::{Bitmap, CacheChange, Copies, DiskConfig};
 use crate::index::Index;
@@ -66,6 +67,7 @@ pub(super) struct Disk {
     pub(super) coming: Option<Box<Coming>>,
     pub(super) destager: Destager,
     pub(super) care: Care,
+    pub(super) verify: Verify,
     /// The command that drains the cache.
     pub(super) draining: Option<CommandId>,
     /// Requests wait until the change of a persistent cache is complete.
@@ -120,6 +122,7 @@ impl Disk {
             coming: None,
             destager: Destager::default(),
             care: Care::default(),
+            verify: Verify::default(),
             draining: None,
             holds: false,
             held: Vec::new(),
@@ -156,8 +159,15 @@ impl Disk {
             return journal.deadline().into_iter().chain(given_up).chain(flush_again).min();
         }
         let care = if journal.dead { None } else { self.care.deadline() };
+        let verify = if journal.dead { None } else { self.verify.deadline() };
         let journal = journal.deadline().into_iter();
-        journal.chain(self.destage_deadline()).chain(self.zones_due).chain(care).chain(given_up).min()
+        journal
+            .chain(self.destage_deadline())
+            .chain(self.zones_due)
+            .chain(care)
+            .chain(verify)
+            .chain(given_up)
+            .min()
     }
 
     /// The cache, if flash I/O may be started now; else why not.
@@ -230,6 +240,8 @@ impl Disk {
             stats.blocks_cached = cache.index.blocks_holding_data();
             stats.sectors_valid = cache.index.sectors_valid();
             stats.sectors_dirty = cache.index.dirty_sectors();
+            stats.sectors_unverified = cache.index.unverified_sectors();
+            stats.sectors_to_verify = self.verify.total(stats.sectors_unverified);
             stats.doubled = self.is_doubled(cache);
             stats.mode = cache.config.mode;
             let journal = self.journal.as_ref().map_or(0, |journal| journal.writer.bytes());

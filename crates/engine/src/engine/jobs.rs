@@ -48,6 +48,8 @@ pub(super) enum JobKind {
     Care(FrameNo),
     /// A sequential reader's next sectors come into memory (`ahead.rs`).
     ReadAhead,
+    /// Sectors of a recovered cache are compared with the backing (`verify.rs`).
+    Verify,
     /// Writes of guests go to the backing as one (`merge.rs`).
     Merged,
 }
@@ -82,6 +84,7 @@ pub(super) enum Step {
     FlashRead,
     BackingWrite,
     Flush,
+    VerifyRead,
     AheadFlash,
     AheadBacking,
     AheadOverlay,
@@ -184,7 +187,7 @@ impl Engine {
         let Job { disk: disk_id, range, kind, .. } = self.jobs[job];
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let taken = match kind {
-            JobKind::ReadAhead => self.lent.take_spare(disk_id, bytes),
+            JobKind::ReadAhead | JobKind::Verify => self.lent.take_spare(disk_id, bytes),
             _ => self.lent.take(disk_id, bytes, kind.least()),
         };
         let Some(mut buffer) = taken else {
@@ -193,12 +196,13 @@ impl Engine {
         };
         self.jobs[job].buffer = Some(buffer);
         let capacity = buffer.sectors();
-        if matches!(kind, JobKind::Care(_) | JobKind::ReadAhead) {
+        if matches!(kind, JobKind::Care(_) | JobKind::ReadAhead | JobKind::Verify) {
             self.jobs[job].range.end = range.end.min(range.first + capacity);
         }
         match kind {
             JobKind::Care(frame) => return self.start_care(now, job, frame),
             JobKind::ReadAhead => return self.start_ahead(now, job),
+            JobKind::Verify => return self.start_verify(now, job),
             _ => {}
         }
         let Engine { disks, runs, .. } = self;
@@ -256,6 +260,7 @@ impl Engine {
                 return self.care_read_done(now, job, frame, io, result, sums);
             }
             (Step::CareWrite, _) => return self.care_write_done(now, job, io, result, sums),
+            (_, JobKind::Verify) => return self.verify_read_done(now, job, result, sums),
             (_, JobKind::ReadAhead) => return self.ahead_io_done(now, job, io, result, sums),
             (_, JobKind::Merged) => return self.merged_done(now, job, result),
             _ => {}
@@ -301,6 +306,7 @@ impl Engine {
             }
             JobKind::Care(_) => self.care_done(now, disk, job, result),
             JobKind::ReadAhead => self.ahead_done(job, whole, result),
+            JobKind::Verify => self.verify_done(now, job, disk, result),
             JobKind::Merged => {}
         }
         match kind {
@@ -310,7 +316,8 @@ impl Engine {
                 self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
             }
             JobKind::Edges(slot) => self.edges_destaged(now, slot, moved, result),
-            JobKind::Flush(_) | JobKind::Care(_) | JobKind::ReadAhead | JobKind::Merged => {}
+            JobKind::Flush(_) | JobKind::Care(_) | JobKind::ReadAhead | JobKind::Verify | JobKind::Merged => {
+            }
         }
         self.unsettled.push(disk);
         self.wake_all();

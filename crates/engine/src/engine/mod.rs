@@ -52,6 +52,7 @@ mod structure;
 #[cfg(test)]
 mod tests;
 mod tier;
+mod verify;
 mod write;
 mod write_back;
 
@@ -108,6 +109,9 @@ pub struct Limits {
     /// Frames of each persistent cache whose checksums are compared in the background, each second; 0: none, and
     /// missing second copies are not made either.
     pub scrub_frames_per_s: u32,
+    /// Bytes that each disk's recovered cache is compared with its backing in the background, each second; a quarter of that
+    /// while guests wait for the backing. 0: none.
+    pub verify_bytes_per_s: u64,
     /// One unit of I/O where disks compete, bytes.
     pub qos_unit_bytes: u32,
 }
@@ -128,6 +132,7 @@ impl Default for Limits {
             flash_errors_forgive_ms: 60_000,
             flash_stall_ms_max: 1_000,
             scrub_frames_per_s: 64,
+            verify_bytes_per_s: 128 << 20,
             qos_unit_bytes: qos::UNIT_BYTES_DEFAULT,
         }
     }
@@ -338,7 +343,8 @@ impl Engine {
     }
 
     /// Takes the end of an I/O in. `sums` are the CRC-32C of each sector that flash I/O moved, in
-    /// order; they are not looked at for other I/O, and for failed I/O.
+    /// order, or a read of a backing if they are [wanted](Self::wants_sums); they are not looked at for other I/O, and for failed
+    /// I/O.
     pub fn handle_completion(&mut self, now: Instant, id: IoId, result: Result<(), IoError>, sums: &[u32]) {
         assert!(self.ios.contains(id.0), "I/O {id} completes once");
         let io = self.ios.remove(id.0);
@@ -367,7 +373,7 @@ impl Engine {
         active.pending -= 1;
         match active.phase {
             Phase::FlashRead => self.flash_read_done(now, slot, io, result, sums),
-            Phase::BackingRead => self.backing_read_done(now, slot, result),
+            Phase::BackingRead => self.backing_read_done(now, slot, result, sums),
             Phase::Overlay => self.overlay_done(now, slot, io, result, sums),
             Phase::BackingChange => self.backing_change_done(now, slot, result),
             Phase::BackingFlush => self.backing_flush_done(now, slot, result),
@@ -493,6 +499,7 @@ impl Engine {
                     self.disk_mut(disk).awake = false;
                     self.pump_destage(now, disk);
                     self.pump_care(now, disk);
+                    self.pump_verify(now, disk);
                     self.pump_structure(now, disk);
                     self.pump_journal(now, disk);
                 }

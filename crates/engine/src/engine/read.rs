@@ -35,7 +35,7 @@ impl Engine {
             Source::Memory | Source::Flash => (Kind::Read, Kind::Fill),
             // It is being read already.
             Source::Backing(_) if self.requests[slot].seen.expected => (Kind::Fill, Kind::Fill),
-            Source::Backing(Outcome::MissFilled | Outcome::PartialMiss) => (Kind::Fill, Kind::Fill),
+            Source::Backing(outcome) if outcome.would_fill() => (Kind::Fill, Kind::Fill),
             // The destager writes to the backing.
             Source::Backing(_) if is_persistent => (Kind::Fill, Kind::Fill),
             Source::Backing(_) => (Kind::Read, Kind::Read),
@@ -77,16 +77,19 @@ impl Engine {
             return Source::Backing(Outcome::BypassMode);
         }
         runs.clear();
-        let (mut valid, mut buffer_sector) = (0, 0);
+        let (mut valid, mut servable, mut buffer_sector) = (0, 0, 0);
         for span in cache.spans(range.first, range.end) {
             if let Some(sector) = cache.find(span) {
                 valid += cache.index.count_valid(sector, span.count);
+                servable += cache.index.count_servable(sector, span.count);
                 push_run(runs, cache.extent(sector, span.count), buffer_sector);
             }
             buffer_sector += span.count;
         }
-        if valid == range.end - range.first {
+        if servable == range.end - range.first {
             Source::Flash
+        } else if servable < valid {
+            Source::Backing(Outcome::BypassUnverified)
         } else if request.passes_by() {
             Source::Backing(Outcome::BypassNoPromote)
         } else {
@@ -109,8 +112,10 @@ impl Engine {
                     self.missed_ahead(request.disk, Ahead { first: range.first, end: range.end });
                 }
                 self.requests[slot].outcome = outcome;
-                let would_fill = matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss);
-                if matches!(request.op, Op::Prefetch | Op::Pull) && !would_fill {
+                if outcome == Outcome::BypassUnverified {
+                    self.verify_soon(request.disk, range.first);
+                }
+                if matches!(request.op, Op::Prefetch | Op::Pull) && !outcome.would_fill() {
                     // A hint that cannot be taken: nobody wants the data itself.
                     self.reply(now, slot, Ok(()));
                     self.finish(slot);
@@ -130,8 +135,7 @@ impl Engine {
             self.reply(now, slot, Err(IoError::NotCached));
             return self.finish(slot);
         }
-        let would_fill = matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss);
-        let needs_claim = would_fill || self.disk(request.disk).journal.is_some();
+        let needs_claim = outcome.would_fill() || self.disk(request.disk).journal.is_some();
         if !needs_claim || !self.claims.only_reads(slot) {
             return self.read_backing(now, slot);
         }
@@ -218,14 +222,24 @@ impl Engine {
         }
     }
 
-    pub(super) fn backing_read_done(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+    pub(super) fn backing_read_done(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) {
         if result.is_err() {
             self.requests[slot].outcome = Outcome::BackingError;
             self.reply(now, slot, result);
             self.finish(slot);
             return;
         }
-        if self.find_dirty(self.requests[slot].range, 0) {
+        let range = self.requests[slot].range;
+        if self.is_believed(slot) {
+            self.compare_with_backing(now, range, sums);
+        }
+        if self.find_dirty(range, 0) {
             self.requests[slot].phase = Phase::Overlay;
             return self.issue_runs(now, slot, IoOp::Read);
         }

@@ -25,7 +25,7 @@ impl Engine {
 
     /// As [`handle_completion`](Self::handle_completion), of a read that went well and of which another disk served these sectors,
     /// `first..end` on the disk, inside the read's own and not overlapping.
-    pub fn handle_shared(&mut self, now: Instant, id: IoId, shared: &[(u64, u64)]) {
+    pub fn handle_shared(&mut self, now: Instant, id: IoId, shared: &[(u64, u64)], sums: &[u32]) {
         let io = &mut self.ios[id.0];
         assert!(!io.is_write, "only reads are shared");
         let sectors: u64 = shared.iter().map(|(first, end)| end - first).sum();
@@ -43,7 +43,7 @@ impl Engine {
             of_request.clear();
             of_request.extend_from_slice(shared);
         }
-        self.handle_completion(now, id, Ok(()), &[]);
+        self.handle_completion(now, id, Ok(()), sums);
     }
 
     /// Did another disk serve all of a request?

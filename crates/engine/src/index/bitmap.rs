@@ -49,6 +49,15 @@ impl Bitmap {
         for_words(first, count, |word, mask| words[word] &= !mask);
     }
 
+    /// The first bit that is set, from this one on.
+    pub(super) fn next_one(&self, from: u64) -> Option<u64> {
+        let (start, mask) = ((from / 64) as usize, u64::MAX << (from % 64));
+        let words = self.0.get(start..)?.iter().enumerate();
+        let mut words = words.map(|(i, word)| (i, if i == 0 { word & mask } else { *word }));
+        let (i, word) = words.find(|(_, word)| *word != 0)?;
+        Some((start + i) as u64 * 64 + u64::from(word.trailing_zeros()))
+    }
+
     /// The bits that are set.
     pub(super) fn ones(&self) -> impl Iterator<Item = u64> {
         self.0.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(|(i, word)| {

@@ -111,6 +111,17 @@ impl Recovered {
         self.count();
     }
 
+    /// Nothing says that the backing is unchanged: clean sectors are served only after they were compared with it.
+    pub fn distrust_clean(&mut self) {
+        self.index.distrust_clean();
+        self.count();
+    }
+
+    /// Sectors that are to be compared with the backing.
+    pub fn sectors_unverified(&self) -> u64 {
+        self.index.unverified_sectors()
+    }
+
     /// Gives up everything in these places of the disk.
     pub fn drop_regions(&mut self, regions: &Regions) {
         self.index.retain(|sector, _| !regions.contains(sector));

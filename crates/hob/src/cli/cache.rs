@@ -13,7 +13,7 @@ use super::remote::{ask, converse, explain};
 use super::settings::Settings;
 
 /// Options of `hob cache set`, of which one is needed.
-const SETTINGS: [&str; 15] = [
+const SETTINGS: [&str; 16] = [
     "preset",
     "mode",
     "persistent",
@@ -28,6 +28,7 @@ const SETTINGS: [&str; 15] = [
     "dirty_age_max",
     "copies",
     "ordered",
+    "verify",
     "ram",
 ];
 

@@ -241,6 +241,7 @@ fn settings(cache: &hob_control::Cache) -> Vec<(&'static str, String)> {
     facts.extend([
         ("cache persistent", format!("yes, journal of {}", cache.journal.human())),
         ("cache copies", cache.copies.clone()),
+        ("cache verify", cache.verify.clone()),
         (
             "cache destage",
             format!(

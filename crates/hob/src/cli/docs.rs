@@ -10,7 +10,7 @@ use hob_engine::admission::ADMISSIONS;
 use hob_engine::command::{Copies, Mode};
 use hob_engine::outcome::OUTCOMES;
 use hob_engine::policy::POLICIES;
-use hob_engine::preset::{COPIES, DESTAGE_ORDERS, LAYOUTS, MODES, OneDevice, PRESETS, Word};
+use hob_engine::preset::{COPIES, DESTAGE_ORDERS, LAYOUTS, MODES, OneDevice, PRESETS, VERIFY, Word};
 use hob_engine::vscsi::{METRICS, NEAREST_OF};
 
 /// Write the generated pages of the documentation
@@ -254,6 +254,12 @@ fn presets_page() -> String {
         DESTAGE_ORDERS,
     );
     write_words(&mut page, "Copies", "How many copies flash keeps. Two need a persistent cache.", COPIES);
+    write_words(
+        &mut page,
+        "Verify",
+        "When a persistent cache is compared with its backing before it serves. No part of a preset.",
+        VERIFY,
+    );
     page
 }
 

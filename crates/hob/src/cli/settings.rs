@@ -5,7 +5,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use hob_control::{CacheSettings, Size};
 use hob_engine::admission::Admission;
 use hob_engine::command::Layout;
-use hob_engine::preset::{COPIES, DESTAGE_ORDERS, MODES, PRESETS, Word};
+use hob_engine::preset::{COPIES, DESTAGE_ORDERS, MODES, PRESETS, VERIFY, Word};
 
 /// Parts of a cache.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -53,6 +53,9 @@ pub(super) struct Settings {
     /// The backing always holds a state that existed; destaging is slower
     #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
     ordered: Option<bool>,
+    /// Compare a persistent cache with its backing after a restart, before it serves
+    #[arg(long, value_name = "WHEN", value_parser = words(VERIFY))]
+    verify: Option<String>,
     /// Memory above the cache, which keeps what is read often and reads ahead; 0 for none
     #[arg(long, value_name = "SIZE")]
     ram: Option<Size>,
@@ -75,6 +78,7 @@ impl From<Settings> for CacheSettings {
             dirty_age_max,
             copies,
             ordered,
+            verify,
             ram,
         } = settings;
         CacheSettings {
@@ -92,6 +96,7 @@ impl From<Settings> for CacheSettings {
             dirty_age_max,
             copies,
             ordered,
+            verify,
             ram,
         }
     }

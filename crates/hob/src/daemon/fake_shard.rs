@@ -18,7 +18,7 @@ use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestI
 use hob_engine::{Engine, Limits};
 use tokio::sync::Notify;
 
-use super::hardware::{Area, Backing, DeviceCounts, LocalFlash};
+use super::hardware::{Area, Backing, DeviceCounts, LocalFlash, Witness};
 use super::shard_api::{Answer, AtRest, Gone, Noted, ShardCall, ShardError, ShardEvent, ShardHandle};
 use super::tape::Recorder;
 
@@ -426,10 +426,18 @@ impl State {
                 Waiting::Change(answer) => drop(answer.send(result)),
                 Waiting::Memory(answer, area) => drop(answer.send(result.map(|_| area))),
                 Waiting::Remove(answer, id) => {
-                    let changed = self.backings.remove(&id).and_then(|backing| backing.change_mark());
+                    let backing = self.backings.remove(&id);
+                    let changed = backing.as_ref().and_then(|backing| backing.change_mark());
+                    let witness = backing.and_then(|backing| backing.witness()).map(Witness::keep_open);
                     let memory = self.areas.remove(&id);
                     let bitmaps = self.bitmaps.remove(&id).unwrap_or_default();
-                    drop(answer.send(result.map(|released| Gone { released, changed, memory, bitmaps })));
+                    drop(answer.send(result.map(|released| Gone {
+                        released,
+                        changed,
+                        witness,
+                        memory,
+                        bitmaps,
+                    })));
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 pub(crate) use hob_storage::area::Area;
 pub(crate) use hob_storage::backing::{
-    Backing, BackingInfo, BackingOptions, ChangeMark, Gauge, Lock, Reader,
+    Backing, BackingInfo, BackingOptions, ChangeMark, Evidence, Gauge, Lock, Reader, Witness,
 };
 pub(crate) use hob_storage::buffers::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX};
 pub(crate) use hob_storage::flash::DeviceCounts;

@@ -30,6 +30,7 @@ mod fencing;
 mod files;
 mod fit;
 mod flash;
+mod heartbeat;
 mod journal_lost;
 mod leave;
 mod lending;

@@ -29,7 +29,7 @@ use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
 use super::cluster::LeaseClock;
-use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice};
+use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice, Witness};
 use super::listen::{Line, Place};
 use super::shard::{CarryCall, MachineCall};
 use super::tape::Recorder;
@@ -330,6 +330,8 @@ pub(crate) struct Gone {
     pub(crate) released: Vec<Segment>,
     /// When its backing was last changed, after everything that hob did.
     pub(crate) changed: Option<ChangeMark>,
+    /// Keeps its backing open, and tells whether it was changed since.
+    pub(crate) witness: Option<Witness>,
     /// Memory above its cache.
     pub(crate) memory: Option<Area>,
     /// Its bitmaps, which have noted everything that was acknowledged.

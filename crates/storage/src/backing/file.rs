@@ -37,6 +37,7 @@ use hob_engine::units::{Instant, IoId, SECTOR_BYTES, sector_ceil, sector_floor};
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
+use super::evidence::{self, Witness};
 use super::identity::{self, ChangeMark};
 use super::{
     BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Reader, Status, StatusExtent, io_result,
@@ -178,6 +179,8 @@ pub(super) fn open(
         )));
     }
     let metadata = buffered.metadata().map_err(system)?;
+    // Before anything is tried that changes timestamps.
+    let evidence = if is_block_device { None } else { evidence::at_opening(&buffered) };
     let memory = file_type.is_file() && is_memory_filesystem(&buffered);
     let small_blocks = is_block_device || metadata.blksize() <= SECTOR_BYTES;
     let direct = if options.direct && !memory && small_blocks { open(libc::O_DIRECT).ok() } else { None };
@@ -228,6 +231,7 @@ pub(super) fn open(
         identity: identity::hash(&identity_text),
         identity_text,
         changed: (!is_block_device).then(|| ChangeMark::of(&metadata)),
+        evidence,
     };
     Ok(Box::new(FileBacking {
         info,
@@ -580,6 +584,12 @@ impl Driver for FileBacking {
 
     fn grow(&mut self, size_bytes: u64) {
         self.info.grow(size_bytes);
+    }
+
+    fn witness(&self) -> Option<Witness> {
+        // A volatile file's writes reach the file by themselves later.
+        let is_plain = !self.is_block_device && self.volatile.is_none();
+        if is_plain { Witness::of_file(&self.buffered) } else { None }
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

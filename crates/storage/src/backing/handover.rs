@@ -21,7 +21,7 @@ use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::migration::LeftBehind;
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
-use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, Reader, Status, StatusExtent};
+use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, Reader, Status, StatusExtent, Witness};
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::{Token, TokenSpace};
 
@@ -280,6 +280,10 @@ impl Driver for Handover {
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
         self.own.reader()
+    }
+
+    fn witness(&self) -> Option<Witness> {
+        self.own.witness()
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

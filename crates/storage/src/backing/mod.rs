@@ -20,6 +20,7 @@
 //! its server restarted, says so with [`Backing::take_loss`]. docs/decisions/0032 has the rules for what follows.
 
 pub mod alone;
+mod evidence;
 mod file;
 mod gauge;
 mod handover;
@@ -45,6 +46,7 @@ use hob_engine::units::{Instant, IoId};
 
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::{Token, TokenSpace};
+pub use evidence::{Evidence, Witness};
 pub use gauge::Gauge;
 pub use identity::ChangeMark;
 pub use lock::Lock;
@@ -215,6 +217,8 @@ pub struct BackingInfo {
     pub identity_text: String,
     /// When it was last changed, as it was opened; `None` where nobody can tell.
     pub changed: Option<ChangeMark>,
+    /// Equal to what its [`Witness`] said earlier if nobody has changed it since. `None` where there is no evidence.
+    pub evidence: Option<Evidence>,
 }
 
 impl BackingInfo {
@@ -285,6 +289,10 @@ pub trait Driver: Send {
     }
     /// See [`Backing::change_mark`].
     fn change_mark(&self) -> Option<ChangeMark> {
+        None
+    }
+    /// See [`Backing::witness`].
+    fn witness(&self) -> Option<Witness> {
         None
     }
     /// See [`Backing::lock`].
@@ -442,6 +450,11 @@ impl Backing {
     /// last I/O, and compared with [`BackingInfo::changed`] when it is opened again.
     pub fn change_mark(&self) -> Option<ChangeMark> {
         self.driver.change_mark()
+    }
+
+    /// What tells whether it has been changed, where something does.
+    pub fn witness(&self) -> Option<Witness> {
+        self.driver.witness()
     }
 
     /// Its lock, where it has one.

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId};
 
-use super::{BackingInfo, ChangeMark, Driver, Gauge, Reader, Status};
+use super::{BackingInfo, ChangeMark, Driver, Gauge, Reader, Status, Witness};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -165,6 +165,10 @@ impl Driver for Modelled {
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
         self.inner.reader()
+    }
+
+    fn witness(&self) -> Option<Witness> {
+        self.inner.witness()
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

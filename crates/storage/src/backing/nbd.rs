@@ -126,6 +126,7 @@ pub(crate) fn open_uri(
         identity: identity::hash(&identity_text),
         identity_text,
         changed: None,
+        evidence: None,
     };
     Ok(NbdBacking {
         info,

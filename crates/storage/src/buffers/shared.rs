@@ -134,7 +134,7 @@ impl Arena {
     }
 
     /// Replaces the contents of `sums` with the checksums of the sectors of a slice, whole ones, whoever's memory it is.
-    pub(crate) fn sector_sums(&self, slice: BufferSlice, sums: &mut Vec<u32>) {
+    pub fn sector_sums(&self, slice: BufferSlice, sums: &mut Vec<u32>) {
         if !self.is_shared(slice.id) {
             return sector_sums(self.slice(slice), sums);
         }

@@ -26,6 +26,7 @@ pub struct BackingFaults {
 #[derive(Debug)]
 pub struct Backing {
     medium: Medium,
+    power_cuts: u32,
     in_flight: BTreeMap<IoId, (Transfer, Vec<Flushing>)>,
     faults: BackingFaults,
     lie: Option<Lie>,
@@ -48,7 +49,16 @@ impl Backing {
     /// A backing that holds these units, durably.
     pub fn new(content: Vec<Tag>, faults: BackingFaults, lie: Option<Lie>) -> Self {
         let medium = Medium::new(content);
-        Backing { medium, in_flight: BTreeMap::new(), faults, lie, late: vec![], shared: false, loses: false }
+        Backing {
+            medium,
+            power_cuts: 0,
+            in_flight: BTreeMap::new(),
+            faults,
+            lie,
+            late: vec![],
+            shared: false,
+            loses: false,
+        }
     }
 
     /// Several hosts use it from now on; the names of their I/O tell them apart. What one reads another may change: only the
@@ -75,6 +85,11 @@ impl Backing {
     /// What it holds.
     pub fn now(&self) -> &[Tag] {
         self.medium.now()
+    }
+
+    /// Counts its changes, by anybody; a power cut counts as one.
+    pub fn version(&self) -> u64 {
+        u64::from(self.power_cuts) << 32 | u64::from(self.medium.stamp())
     }
 
     /// What it would hold after a power cut, at least.
@@ -194,6 +209,7 @@ impl Backing {
         self.late.clear();
         if crash == Crash::PowerCut {
             self.medium.cut_power(dice);
+            self.power_cuts += 1;
         }
     }
 

@@ -45,6 +45,11 @@ impl Medium {
         &self.durable
     }
 
+    /// Counts changes since the last power cut.
+    pub(super) fn stamp(&self) -> u32 {
+        self.stamp
+    }
+
     /// A unit is written; now and then it is durable at once.
     pub(super) fn put(&mut self, unit: usize, tag: Tag, dice: &mut Dice) {
         self.stamp += 1;
@@ -67,6 +72,7 @@ impl Medium {
 
     /// There are more units behind the last one, durably.
     pub(super) fn grow(&mut self, tags: &[Tag]) {
+        self.stamp += 1;
         self.now.extend(tags);
         self.durable.extend(tags);
         self.now_stamp.resize(self.now.len(), self.stamp);

@@ -109,16 +109,21 @@ impl Clones {
 
 impl World<'_> {
     /// An I/O of a backing ended well: tells the engine, and who served it. Says whether the backing did anything.
-    pub(super) fn end_of_clone(&mut self, io: &Io, result: Result<(), hob_engine::io::IoError>) -> bool {
+    pub(super) fn end_of_clone(
+        &mut self,
+        io: &Io,
+        result: Result<(), hob_engine::io::IoError>,
+        sums: &[u32],
+    ) -> bool {
         let shared = self.clones.as_mut().map_or(vec![], |clones| clones.end(io.id));
         let is_told = self.options.sabotage != Some(Sabotage::UntoldSharing);
         if shared.is_empty() || result.is_err() || !is_told {
-            self.engine.handle_completion(self.now, io.id, result, &[]);
+            self.engine.handle_completion(self.now, io.id, result, sums);
             return true;
         }
         self.report.shared += 1;
         let sectors: u64 = shared.iter().map(|(first, end)| end - first).sum();
-        self.engine.handle_shared(self.now, io.id, &shared);
+        self.engine.handle_shared(self.now, io.id, &shared, sums);
         sectors * SECTOR_BYTES < io.len
     }
 

@@ -48,6 +48,10 @@ impl World<'_> {
         if self.dice.chance(behind) {
             self.write_some_behind(index);
         }
+        if !self.disks[index].model.lags() {
+            self.change_silently(index, None);
+        }
+        self.observe_opening(index);
         let state = &self.disks[index];
         let mut doubtful = Regions::new(state.size * UNIT_BYTES);
         if state.model.lags() {

@@ -246,6 +246,9 @@ impl World<'_> {
     pub(super) fn command(&mut self, disk: usize, command: Command) -> CommandId {
         self.commands += 1;
         let id = CommandId(self.commands);
+        if matches!(command, Command::RemoveDisk) {
+            self.observe_removal(disk);
+        }
         let state = &mut self.disks[disk];
         match &command {
             Command::RemoveDisk => {

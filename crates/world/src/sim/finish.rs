@@ -31,6 +31,7 @@ impl World<'_> {
             self.request_and_wait(disk, Op::Flush, 0, 0)?;
             self.request_and_wait(disk, Op::Flush, 0, 0)?;
             self.read_all(disk)?;
+            self.check_verified(disk)?;
         }
         self.run_dry()?;
         self.audit()?;

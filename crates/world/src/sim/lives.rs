@@ -195,6 +195,7 @@ impl World<'_> {
     pub(super) fn open_disk(&mut self, disk: usize) -> Result<(), Violation> {
         self.add_disk(disk);
         self.drop_void_rings(disk);
+        self.observe_opening(disk);
         if self.disks[disk].owner.is_none() {
             return self.change_behind_bare(disk);
         }

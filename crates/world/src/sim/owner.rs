@@ -36,6 +36,8 @@ pub(super) struct Owner {
     pub(super) doubled: bool,
     /// The table says that rings up to this number are nobody's.
     void_upto: u32,
+    /// The version of the backing that the daemon saw last, everything in the cache being verified.
+    pub(super) evidence: Option<u64>,
     /// The engine said that the journal cannot be written any more.
     pub(super) journal_lost: bool,
 }
@@ -55,6 +57,7 @@ impl Owner {
             closed_at: 0,
             doubled: false,
             void_upto: 0,
+            evidence: None,
             journal_lost: false,
         }
     }

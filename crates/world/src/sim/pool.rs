@@ -199,6 +199,7 @@ impl World<'_> {
                         owner.close();
                         owner.left_unclean = disk.backing.may_refuse_flushes();
                     }
+                    self.record_evidence_at_end(asked.disk);
                     false
                 }
                 Command::Cache(CacheChange::Tune(mode, destage, copies)) => {
@@ -221,6 +222,7 @@ impl World<'_> {
                 }
                 Command::Cache(CacheChange::Close) => {
                     disk.owner.iter_mut().for_each(Owner::close);
+                    self.record_evidence(asked.disk);
                     false
                 }
                 Command::Cache(CacheChange::Drain) => {

@@ -63,6 +63,12 @@ pub struct Report {
     pub journals_lost: u64,
     /// Backings that changed while nobody looked after them.
     pub changed_behind: u64,
+    /// Of these, without a trace.
+    pub changed_silently: u64,
+    /// Recoveries with evidence that the backing is unchanged, in histories where some change silently.
+    pub recoveries_proved: u64,
+    /// Recoveries without, and with clean data.
+    pub recoveries_unverified: u64,
     /// Times that dirty data was given up, by command or because the backing had changed.
     pub discards: u64,
     /// Recoveries that found something dirty after the drain that ended write-back: a device lied.
@@ -117,7 +123,8 @@ impl Report {
         named! {
             direct declined handed_back commands fences restarts lossy_flushes doubts losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
-            early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind discards outdated dirty_lost
+            early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind
+            changed_silently recoveries_proved recoveries_unverified discards outdated dirty_lost
             drains growths recoveries_larger crashes_in_growth bitmaps rotations copies writes_merged read_ahead_bytes destaged_bytes shared took_ns
         }
     }

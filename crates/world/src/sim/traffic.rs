@@ -396,7 +396,8 @@ impl World<'_> {
         }
         match side {
             Side::Backing(disk) => {
-                if self.end_of_clone(&done.io, done.result) {
+                let sums = self.backing_sums(disk, &done.io, &done.tags);
+                if self.end_of_clone(&done.io, done.result, &sums) {
                     self.disks[disk].tally.backing_io(failed);
                 }
             }

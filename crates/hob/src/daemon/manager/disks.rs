@@ -285,7 +285,8 @@ impl Manager {
             let disk = inner.disk_mut(name)?;
             (disk.identity, disk.lock) = (info.identity, backing.lock());
             disk.constant = backing.constant().map(str::to_owned);
-            disk.measure = Some(Measure { gauge: backing.gauge(), info: info.clone() });
+            disk.measure =
+                Some(Measure { gauge: backing.gauge(), witness: backing.witness(), info: info.clone() });
         }
         let (mut kept, mut coming, mut backing) = (None, None, backing);
         if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {

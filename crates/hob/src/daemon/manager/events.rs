@@ -37,8 +37,11 @@ impl Manager {
         agree.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut judge = tokio::time::interval(JUDGE_EVERY);
         judge.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let evidence = self.clone().record_evidence();
+        tokio::pin!(evidence);
         loop {
             tokio::select! {
+                never = &mut evidence => match never {},
                 event = events.recv() => match event {
                     Some(event) => self.handle_event(event),
                     None => return,

@@ -1,9 +1,11 @@
 //! May what a persistent cache holds be believed? A table over what is known of its backing.
 //!
-//! A cache that was closed cleanly is believed when the backing is the same and was not changed since. Otherwise, and where it
-//! has grown in the middle of the cache's life, the backing is
-//! compared with a sample of what the cache holds of it. Clean data that is not believed is given up; dirty data
+//! A cache is used as it is when the backing is the same and there is evidence that nobody changed it. Without evidence, and where
+//! the backing has grown, a sample tells whether it is the same disk at all; then clean sectors are compared with the backing before
+//! they are served (docs/decisions/0033). Clean data of another backing is given up; dirty data
 //! that does not fit is neither written nor lost: the disk stays offline until somebody decides.
+
+use hob_engine::preset::Verify;
 
 /// Is it the backing that the cache was of?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +25,7 @@ pub(super) enum Changed {
     No,
     /// Yes.
     Yes,
-    /// Nobody can tell: the cache was not closed, or the backing has no such mark.
+    /// There is no evidence.
     Unknown,
 }
 
@@ -41,6 +43,8 @@ pub(super) enum Sample {
 pub(super) enum Verdict {
     /// It is used as it is.
     Believe,
+    /// It is used, and its clean sectors are compared with the backing before they are served.
+    Verify,
     /// Its data is given up; all of it is on the backing, or on another.
     Empty,
     /// Nothing, until somebody decides.
@@ -52,6 +56,7 @@ pub(super) fn judge<E>(
     same: Same,
     changed: Changed,
     has_dirty: bool,
+    verify: Verify,
     sample: impl FnOnce() -> Result<Sample, E>,
 ) -> Result<Verdict, E> {
     let fits = match (same, changed) {
@@ -62,8 +67,11 @@ pub(super) fn judge<E>(
             sample()? == Sample::Fits
         }
     };
+    let is_proved = same == Same::Yes && changed == Changed::No;
+    let is_believed = verify == Verify::Trust || is_proved && verify == Verify::Auto;
     Ok(match (fits, has_dirty) {
-        (true, _) => Verdict::Believe,
+        (true, _) if is_believed => Verdict::Believe,
+        (true, _) => Verdict::Verify,
         (false, false) => Verdict::Empty,
         (false, true) => Verdict::Refuse,
     })
@@ -76,7 +84,7 @@ mod tests {
     /// Promise 2: a cache is bound to its backing's identity, and dropped when it does not match.
     #[test]
     fn every_case_has_its_verdict() {
-        use Verdict::{Believe, Empty, Refuse};
+        use Verdict::{Believe, Empty, Refuse, Verify as Compare};
         // Same, changed, sample, and the verdicts without and with dirty data.
         let table = [
             (Same::No, Changed::No, Sample::Fits, Empty, Refuse),
@@ -89,19 +97,27 @@ mod tests {
             (Same::Yes, Changed::No, Sample::Differs, Believe, Believe),
             (Same::Yes, Changed::Yes, Sample::Fits, Empty, Refuse),
             (Same::Yes, Changed::Yes, Sample::Differs, Empty, Refuse),
-            (Same::Yes, Changed::Unknown, Sample::Fits, Believe, Believe),
+            (Same::Yes, Changed::Unknown, Sample::Fits, Compare, Compare),
             (Same::Yes, Changed::Unknown, Sample::Differs, Empty, Refuse),
-            (Same::Grown, Changed::No, Sample::Fits, Believe, Believe),
+            (Same::Grown, Changed::No, Sample::Fits, Compare, Compare),
             (Same::Grown, Changed::No, Sample::Differs, Empty, Refuse),
             (Same::Grown, Changed::Yes, Sample::Fits, Empty, Refuse),
             (Same::Grown, Changed::Yes, Sample::Differs, Empty, Refuse),
-            (Same::Grown, Changed::Unknown, Sample::Fits, Believe, Believe),
+            (Same::Grown, Changed::Unknown, Sample::Fits, Compare, Compare),
             (Same::Grown, Changed::Unknown, Sample::Differs, Empty, Refuse),
         ];
         for (same, changed, sample, clean, dirty) in table {
             for (has_dirty, verdict) in [(false, clean), (true, dirty)] {
-                let judged = judge(same, changed, has_dirty, || Ok::<_, ()>(sample));
-                assert_eq!(judged, Ok(verdict), "{same:?} {changed:?} {sample:?} dirty: {has_dirty}");
+                for verify in [Verify::Auto, Verify::Always, Verify::Trust] {
+                    let verdict = match (verdict, verify) {
+                        (Believe, Verify::Always) => Compare,
+                        (Compare, Verify::Trust) => Believe,
+                        _ => verdict,
+                    };
+                    let judged = judge(same, changed, has_dirty, verify, || Ok::<_, ()>(sample));
+                    let case = format!("{same:?} {changed:?} {sample:?} dirty: {has_dirty} {verify:?}");
+                    assert_eq!(judged, Ok(verdict), "{case}");
+                }
             }
         }
     }
@@ -115,8 +131,9 @@ mod tests {
             (Same::Grown, Changed::Yes),
         ];
         for (same, changed) in known {
-            assert!(judge(same, changed, true, || Err::<Sample, _>("read")).is_ok());
+            assert!(judge(same, changed, true, Verify::Auto, || Err::<Sample, _>("read")).is_ok());
         }
-        assert_eq!(judge(Same::Yes, Changed::Unknown, true, || Err::<Sample, _>("read")), Err("read"));
+        let unread = judge(Same::Yes, Changed::Unknown, true, Verify::Auto, || Err::<Sample, _>("read"));
+        assert_eq!(unread, Err("read"));
     }
 }

@@ -9,7 +9,7 @@ use hob_engine::journal::{PAGE_BYTES, ring_pages_min};
 use hob_storage::pool::OwnerId;
 
 use super::caches::no_cache;
-use super::flash::RingCopies;
+use super::flash::{RingCopies, blocking};
 use super::refusal::{Kind, Refusal};
 use super::{Ending, Inner, Life, Manager};
 use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
@@ -203,8 +203,16 @@ impl Manager {
     async fn close_disk(self: &Arc<Self>, name: &str) {
         let Ok((shard, id)) = self.shard_of(name) else { return };
         self.exports.remove_disk(name);
+        // There are no more later.
+        let unverified = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_unverified);
         match self.take_from_shard(name, &shard, id).await {
             Ok(gone) => {
+                let evidence = match gone.witness {
+                    Some(witness) if unverified == 0 => {
+                        blocking(move || witness.evidence_at_end()).await.ok().flatten()
+                    }
+                    _ => None,
+                };
                 let mut inner = self.inner();
                 let Ok(disk) = inner.disk_mut(name) else { return };
                 disk.life = Life::Offline("the daemon is ending".to_owned());
@@ -216,7 +224,7 @@ impl Manager {
                     return;
                 }
                 if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
-                    journal.closed = mark;
+                    (journal.closed, journal.evidence) = (mark, evidence);
                     tracing::info!("the cache of {name} is closed");
                 }
             }

@@ -10,6 +10,7 @@ use hob_control::Size;
 use hob_engine::command::{CacheChange, DataSegment, Enable, Mode, NewRing};
 use hob_engine::io::IoError;
 use hob_engine::journal::{Plan, Recovered};
+use hob_engine::preset::Verify;
 use hob_engine::regions::Regions;
 use hob_engine::units::{DiskId, SECTOR_BYTES};
 use hob_storage::pool::OwnerId;
@@ -125,7 +126,7 @@ impl Reading {
     pub(super) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
         self.foreign.is_none()
             && same_backing(info, surveyed.disk_bytes, &surveyed.identity) != Same::No
-            && changed_since(surveyed.clean, self.journal.closed, info) != Changed::Yes
+            && changed_since(surveyed.clean, self.journal, info) != Changed::Yes
     }
 }
 
@@ -209,7 +210,7 @@ impl Manager {
         source: Source,
     ) -> Result<(Source, Option<Kept>, Vec<String>), Refusal> {
         let matters = reading.may_be_dirty();
-        let Reading { spec, journal, began, foreign, outdated_by, mut missing, found, .. } = reading;
+        let Reading { spec, mut journal, began, foreign, outdated_by, mut missing, found, .. } = reading;
         let spec = &spec;
         let found = found.await.unwrap_or_else(|_| Err(Refusal::failed("an internal task ended")));
         let found = match found {
@@ -279,7 +280,12 @@ impl Manager {
             .await?;
         }
         let known_bytes = recovered.summary.disk_bytes;
-        let (source, recovered, verdict, why) = compare(source, recovered, journal.closed, foreign).await?;
+        if remains.rings.first().is_none_or(|ring| ring.number < journal.ring) {
+            // The evidence is of another ring.
+            journal.evidence = None;
+        }
+        let (source, mut recovered, verdict, why) =
+            compare(source, recovered, journal, spec.verify, foreign).await?;
         let summary = recovered.summary;
         if summary.disk_bytes > known_bytes {
             let (before, now) = (Size(known_bytes), Size(summary.disk_bytes));
@@ -303,7 +309,19 @@ impl Manager {
                 notes.push(format!("{why}; its cache starts empty"));
                 Ok((source, None, notes))
             }
-            Verdict::Believe => {
+            Verdict::Believe | Verdict::Verify => {
+                if verdict == Verdict::Verify {
+                    recovered = blocking(move || {
+                        recovered.distrust_clean();
+                        recovered
+                    })
+                    .await?;
+                    tracing::info!(
+                        "the cache of {name}: nothing proves that the backing is unchanged; {} are compared with it before \
+                         they are served",
+                        bytes(recovered.sectors_unverified())
+                    );
+                }
                 let inner = self.inner();
                 let entry = inner.pool(&spec.pool)?;
                 let on_shards = |segment: DataSegment| {
@@ -359,6 +377,7 @@ impl Manager {
     pub(super) async fn enable_kept(self: &Arc<Self>, name: &str, kept: Kept) -> Result<(), Restructure> {
         let Kept { recovered, data } = kept;
         let was_block_bytes = recovered.summary.block_bytes;
+        let is_verified = recovered.sectors_unverified() == 0;
         let (spec, config) = {
             let mut inner = self.inner();
             let segment_bytes = {
@@ -370,6 +389,9 @@ impl Manager {
             if let Some(journal) = &mut spec.journal {
                 // From now on the backing changes; kept with the number of the new ring.
                 journal.closed = None;
+                if !is_verified {
+                    journal.evidence = None;
+                }
             }
             (spec.clone(), engine_config(spec, segment_bytes)?)
         };
@@ -440,11 +462,16 @@ fn same_backing(info: &BackingInfo, disk_bytes: u64, identity: &[u8; 32]) -> Sam
     }
 }
 
-/// Has anybody changed the backing since its cache was closed, if it was?
-fn changed_since(clean: bool, closed: Option<Closed>, info: &BackingInfo) -> Changed {
-    match (clean, closed, info.changed) {
-        (true, Some(Closed { size_bytes, modified_ns }), Some(now)) => {
-            if now == (ChangeMark { size_bytes, modified_ns }) { Changed::No } else { Changed::Yes }
+/// Has anybody changed the backing since somebody looked at it, or the cache was closed?
+fn changed_since(clean: bool, journal: JournalSpec, info: &BackingInfo) -> Changed {
+    if journal.evidence.is_some() && journal.evidence == info.evidence {
+        return Changed::No;
+    }
+    match (clean, journal.closed, info.changed) {
+        (true, Some(Closed { size_bytes, modified_ns }), Some(now))
+            if now != (ChangeMark { size_bytes, modified_ns }) =>
+        {
+            Changed::Yes
         }
         _ => Changed::Unknown,
     }
@@ -454,7 +481,8 @@ fn changed_since(clean: bool, closed: Option<Closed>, info: &BackingInfo) -> Cha
 async fn compare(
     source: Source,
     mut recovered: Box<Recovered>,
-    closed: Option<Closed>,
+    journal: JournalSpec,
+    verify: Verify,
     foreign: Option<String>,
 ) -> Result<(Source, Box<Recovered>, Verdict, String), Refusal> {
     let info = source.info().clone();
@@ -479,14 +507,14 @@ async fn compare(
         })
         .await?;
     }
-    let changed = changed_since(summary.clean, closed, &info);
+    let changed = changed_since(summary.clean, journal, &info);
     let has_dirty = summary.sectors_dirty > 0;
-    let (source, verdict) = match judge(same, changed, has_dirty, || Err(())) {
+    let (source, verdict) = match judge(same, changed, has_dirty, verify, || Err(())) {
         Ok(verdict) => (source, verdict),
         Err(()) => {
             let samples = recovered.samples(SAMPLES);
             let (source, sample) = look(source, samples).await?;
-            (source, judge(same, changed, has_dirty, || Ok::<_, Refusal>(sample))?)
+            (source, judge(same, changed, has_dirty, verify, || Ok::<_, Refusal>(sample))?)
         }
     };
     let why = match (info.size_bytes == summary.disk_bytes, same, changed) {

@@ -15,7 +15,7 @@ use hob_engine::units::DiskId;
 use super::Manager;
 use super::flash::blocking;
 use super::refusal::Refusal;
-use crate::daemon::hardware::{BackingInfo, Gauge};
+use crate::daemon::hardware::{BackingInfo, Gauge, Witness};
 use crate::daemon::shard_api::ShardHandle;
 
 /// Sizes of disks are multiples of this, bytes.
@@ -26,6 +26,8 @@ const UNIT_BYTES: u64 = 512;
 pub(super) struct Measure {
     /// Tells how large it is now.
     pub(super) gauge: Option<Gauge>,
+    /// Tells whether it was changed.
+    pub(super) witness: Option<Witness>,
     /// As its disk is.
     pub(super) info: BackingInfo,
 }

@@ -4,7 +4,7 @@
 use hob_control::{CacheSettings, Size};
 use hob_engine::command::{CacheConfig, Copies, Mode};
 use hob_engine::policy::{POLICIES, PolicyKind};
-use hob_engine::preset::{OneDevice, PRESETS, Preset, preset};
+use hob_engine::preset::{OneDevice, PRESETS, Preset, Verify, preset};
 
 use super::refusal::Refusal;
 use crate::daemon::state::{CacheSpec, DestageSpec, JournalSpec};
@@ -96,6 +96,7 @@ pub(super) fn preset_of(spec: &CacheSpec) -> Option<&'static str> {
             pool: spec.pool.clone(),
             size: spec.size,
             ram: spec.ram,
+            verify: spec.verify,
             copies: spec.copies,
             journal: None,
             ..other
@@ -118,6 +119,7 @@ fn of_preset(row: &Preset) -> CacheSpec {
         admission: row.admission,
         destage: DestageSpec::of(&row.destage),
         copies: row.copies,
+        verify: Verify::default(),
         ram: Size(0),
         journal: row.persistent.then(JournalSpec::new),
     }
@@ -140,13 +142,20 @@ fn apply(spec: &mut CacheSpec, settings: &CacheSettings, ground: Ground) -> Resu
         dirty_age_max,
         copies,
         ordered,
+        verify,
         ram,
     } = settings;
     let mut notes = Vec::new();
     let row = preset_name.as_deref().map(preset).transpose().map_err(no_word)?;
     if let Some(row) = row {
         let journal = spec.journal.take();
-        *spec = CacheSpec { pool: spec.pool.clone(), size: spec.size, ram: spec.ram, ..of_preset(row) };
+        *spec = CacheSpec {
+            pool: spec.pool.clone(),
+            size: spec.size,
+            ram: spec.ram,
+            verify: spec.verify,
+            ..of_preset(row)
+        };
         // A cache that has a journal keeps it.
         spec.journal = spec.journal.take().map(|new| journal.unwrap_or(new));
     }
@@ -155,6 +164,7 @@ fn apply(spec: &mut CacheSpec, settings: &CacheSettings, ground: Ground) -> Resu
     set_word(&mut spec.admission, admission)?;
     set_word(&mut spec.destage.order, destage_order)?;
     set_word(&mut spec.copies, copies)?;
+    set_word(&mut spec.verify, verify)?;
     set(&mut spec.block_size, block_size);
     set(&mut spec.destage.dirty_start, dirty_start);
     set(&mut spec.destage.dirty_stop, dirty_stop);

@@ -145,6 +145,7 @@ impl DiskEntry {
                 dirty_age_max: spec.destage.dirty_age_max,
                 copies: spec.copies.to_string(),
                 ordered: spec.destage.ordered,
+                verify: spec.verify.to_string(),
                 ram: spec.ram,
                 dirty: self.dirty_view(inner),
             }

@@ -8,7 +8,7 @@ use hob_engine::command::{
 use hob_engine::units::{CommandId, DiskId, Instant};
 use hob_frontends::nbd::Connection;
 use hob_storage::area::Area;
-use hob_storage::backing::Backing;
+use hob_storage::backing::{Backing, Witness};
 
 use super::Shard;
 use super::clients::{Seat, Whose};
@@ -382,8 +382,10 @@ impl Shard {
             (Waiting::Remove(answer), Ok(released)) => {
                 let backing = self.backings[disk.0 as usize].as_ref();
                 let changed = backing.and_then(Backing::change_mark);
+                let witness = backing.and_then(Backing::witness).map(Witness::keep_open);
                 let bitmaps = self.commands.bitmaps.remove(&disk).unwrap_or_default();
-                let gone = Gone { released, changed, memory: self.areas.replace(disk, None), bitmaps };
+                let memory = self.areas.replace(disk, None);
+                let gone = Gone { released, changed, witness, memory, bitmaps };
                 self.commands.closing.insert(disk, answer.map(|answer| (answer, gone)));
                 if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
                     backing.close(&mut self.ring);

@@ -290,10 +290,15 @@ impl Shard {
         if backing.take_loss() {
             self.engine.handle_loss(now, disk);
         }
+        let mut sums = Vec::new();
         while let Some((io, result)) = backing.poll_done() {
+            sums.clear();
+            if let (Ok(()), Some(slice)) = (result, self.engine.wants_sums(io)) {
+                self.ring.arena().sector_sums(slice, &mut sums);
+            }
             match backing.take_shared(io) {
-                shared if shared.is_empty() => self.engine.handle_completion(now, io, result, &[]),
-                shared => self.engine.handle_shared(now, io, &shared),
+                shared if shared.is_empty() => self.engine.handle_completion(now, io, result, &sums),
+                shared => self.engine.handle_shared(now, io, &shared, &sums),
             }
         }
     }

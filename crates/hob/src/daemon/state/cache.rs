@@ -7,10 +7,12 @@ use std::str::FromStr;
 use hob_control::Size;
 use hob_engine::admission::Admission;
 use hob_engine::command::{Copies, Destage, DestageOrder, Layout, Mode};
+use hob_engine::preset::Verify;
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_false;
+use crate::daemon::hardware::Evidence;
 
 /// The cache that a disk is to have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +41,9 @@ pub(crate) struct CacheSpec {
     /// Of dirty data, or of all.
     #[serde(default, with = "word")]
     pub(crate) copies: Copies,
+    /// When it is compared with its backing after a restart.
+    #[serde(default, with = "word", skip_serializing_if = "is_default")]
+    pub(crate) verify: Verify,
     /// Memory above it; 0 for none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) ram: Size,
@@ -69,6 +74,10 @@ impl CacheSpec {
              that 1 to 100 percent"
         ))
     }
+}
+
+fn is_default(verify: &Verify) -> bool {
+    *verify == Verify::default()
 }
 
 fn is_zero(size: &Size) -> bool {
@@ -141,6 +150,10 @@ pub(crate) struct JournalSpec {
     /// How the backing was when the cache was closed, until it is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
+    /// What told that the backing was as the cache knew it, when it was looked at last; only of the ring of that number, and only
+    /// if everything was verified.
+    #[serde(default, with = "evidence", skip_serializing_if = "Option::is_none")]
+    pub(crate) evidence: Option<Evidence>,
     /// Somebody else has taken the backing over since: nothing that flash has of it counts.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) foreign: bool,
@@ -166,6 +179,7 @@ impl JournalSpec {
             owner: CacheOwner::random(),
             ring: 0,
             closed: None,
+            evidence: None,
             foreign: false,
             mode_unknown: false,
         }
@@ -200,6 +214,21 @@ impl FromStr for CacheOwner {
         let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = digits.then(|| u128::from_str_radix(text, 16).ok()).flatten();
         number.map(CacheOwner).ok_or_else(|| format!("'{text}' is no owner; it has 32 hexadecimal digits"))
+    }
+}
+
+/// Evidence as 32 hexadecimal digits.
+mod evidence {
+    use super::{Deserialize, Deserializer, Evidence, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(evidence: &Option<Evidence>, to: S) -> Result<S::Ok, S::Error> {
+        evidence.map(|Evidence(number)| format!("{number:032x}")).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Evidence>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        let number = text.map(|text| u128::from_str_radix(&text, 16)).transpose();
+        Ok(number.map_err(serde::de::Error::custom)?.map(Evidence))
     }
 }
 

@@ -48,6 +48,7 @@ fn fake() -> (Box<Fake>, Handle) {
         identity: [0; 32],
         identity_text: String::new(),
         changed: None,
+        evidence: None,
     };
     let fake = Fake {
         info,

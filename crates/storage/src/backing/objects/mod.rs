@@ -37,6 +37,7 @@ use hob_engine::io::{BufferSlice, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::evidence::{Evidence, Witness};
 use super::{BackingInfo, BackingOptions, ChangeMark, Driver, OpenError, Reader, Status, identity};
 use crate::pool::Uuid;
 use crate::ring::{Completion, Fd, FdClass, Ring};
@@ -188,6 +189,7 @@ pub(super) fn open(
         identity: identity::hash(&identity_text),
         identity_text,
         changed: mark(&worker),
+        evidence: evidence(&worker),
     };
     Ok(Box::new(Objects {
         info,
@@ -205,6 +207,11 @@ pub(super) fn open(
 fn mark(worker: &Worker) -> Option<ChangeMark> {
     let content = worker.disk.mark()?;
     Some(ChangeMark { size_bytes: worker.disk.shape.size_bytes, modified_ns: content as i64 })
+}
+
+/// Each manifest that changes the content has another number.
+fn evidence(worker: &Worker) -> Option<Evidence> {
+    worker.disk.mark().map(|content| Evidence::of(&format!("objects, content {content}")))
 }
 
 struct Attached {
@@ -343,6 +350,10 @@ impl Driver for Objects {
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
         Some(Box::new(Side(self.worker.jobs.clone())))
+    }
+
+    fn witness(&self) -> Option<Witness> {
+        evidence(&self.worker).map(Witness::said)
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

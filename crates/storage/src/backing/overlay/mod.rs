@@ -22,7 +22,7 @@ use std::sync::Arc;
 use hob_engine::io::{BufferSlice, Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
-use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, ParentRead, Reader, Status};
+use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, ParentRead, Reader, Status, Witness};
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::TokenSpace;
 pub use map::{OwnMap, Part, Whose};
@@ -268,6 +268,10 @@ impl Driver for Overlay {
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
         self.own.reader()
+    }
+
+    fn witness(&self) -> Option<Witness> {
+        self.own.witness()
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

@@ -83,6 +83,7 @@ impl Bench {
             identity: [0; 32],
             identity_text: String::new(),
             changed: None,
+            evidence: None,
         };
         let asked = Arc::new(Mutex::new(Asked { ios: vec![], common_bytes: 6 * OBJECT }));
         let done = Arc::new(Mutex::new(VecDeque::new()));

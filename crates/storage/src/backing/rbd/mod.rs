@@ -153,6 +153,7 @@ pub(super) fn open(
         identity: identity::hash(&identity_text),
         identity_text,
         changed: None,
+        evidence: None,
     };
     let (image, event, parsed_name) = (Arc::new(image), Arc::new(event), parsed.name());
     Ok(Box::new(Rbd {

@@ -304,6 +304,7 @@ mod served {
                 identity: [0; 32],
                 identity_text: String::new(),
                 changed: None,
+                evidence: None,
             };
             let rbd = Rbd {
                 info,

@@ -1,0 +1,222 @@
+//! Comparing a recovered cache with its backing, where nothing says that the backing is unchanged (docs/decisions/0033).
+//!
+//! Guests' reads of unverified sectors go to the backing, and what comes is compared. In the background a job reads the rest, one
+//! piece at a time for each disk: first near what guests asked for, then in the order of the frames. It claims its range like a
+//! read that fills, so that changes and the destager are ordered with it.
+
+use std::collections::VecDeque;
+
+use super::jobs::{Job, JobKind, Step};
+use super::{Engine, Owner};
+use crate::cache::Cache;
+use crate::claims::Range;
+use crate::command::Role;
+use crate::io::{BufferSlice, IoError, IoOp, Target};
+use crate::units::{DiskId, Instant, IoId, SECTOR_BYTES};
+
+/// Most sectors of one read.
+const PIECE_SECTORS: u64 = 256;
+
+/// Sectors between unverified ones that are read along.
+const GAP_SECTORS: u64 = 16;
+
+/// Places that guests asked for and that are verified next, at most.
+const WANTED_MAX: usize = 64;
+
+/// Time until the next attempt when there is no buffer or job, nanoseconds.
+const BUSY_NS: u64 = 10_000_000;
+
+/// Time until the next attempt after an error of the backing, nanoseconds.
+const ERROR_NS: u64 = 1_000_000_000;
+
+/// Guests that wait for the backing slow verification down so many times.
+const YIELD_TIMES: u64 = 4;
+
+/// How far the verification of one cache is.
+#[derive(Debug, Default)]
+pub(super) struct Verify {
+    /// The sector of the cache from which the next unverified one is looked for.
+    cursor: u64,
+    /// First sectors, on the disk, of pieces near which guests have read.
+    wanted: VecDeque<u64>,
+    /// When the next piece may be read; `None`: at the next look.
+    due: Option<Instant>,
+    is_busy: bool,
+    /// Unverified sectors when it began.
+    total: u64,
+}
+
+impl Verify {
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        if self.is_busy { None } else { self.due }
+    }
+
+    /// Unverified sectors when it began, `left` of which are left.
+    pub(super) fn total(&self, left: u64) -> u64 {
+        if left == 0 { 0 } else { self.total.max(left) }
+    }
+
+    /// The next piece to read: from one unverified sector to another, with small gaps.
+    fn next_piece(&mut self, cache: &Cache) -> Option<(u64, u64)> {
+        while let Some(first) = self.wanted.pop_front() {
+            if let Some(piece) = piece(cache, first, first + PIECE_SECTORS) {
+                return Some(piece);
+            }
+        }
+        let index = &cache.index;
+        let sector = index.next_unverified(self.cursor).or_else(|| index.next_unverified(0))?;
+        self.cursor = sector + 1;
+        let (_, block, inside) = index.locate(sector);
+        let first = (u64::from(block.0) << cache.block_shift()) + u64::from(inside);
+        piece(cache, first, (first / PIECE_SECTORS + 1) * PIECE_SECTORS)
+    }
+}
+
+/// The first unverified sectors of the disk in `first..end` that one read can serve.
+fn piece(cache: &Cache, first: u64, end: u64) -> Option<(u64, u64)> {
+    let mut found: Option<(u64, u64)> = None;
+    for span in cache.spans(first, end) {
+        let Some(sector) = cache.find(span) else { continue };
+        let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
+        for at in (0..span.count).filter(|i| cache.index.is_unverified(sector + i)).map(|i| start + i) {
+            match &mut found {
+                None => found = Some((at, at + 1)),
+                Some((_, end)) if at - *end <= GAP_SECTORS => *end = at + 1,
+                Some(_) => return found,
+            }
+        }
+    }
+    found
+}
+
+impl Engine {
+    /// The buffer of a backing read that ended well, if `handle_completion` is to be told its sectors' checksums.
+    pub fn wants_sums(&self, id: IoId) -> Option<BufferSlice> {
+        let io = &self.ios[id.0];
+        let cache = self.disk(io.disk).cache.as_ref()?;
+        let is_read = !io.is_write && matches!(io.target, Target::Backing(_));
+        let slice = io.slice.filter(|_| is_read && cache.index.unverified_sectors() > 0)?;
+        // The tail of the disk's last sector reads as zeroes.
+        Some(BufferSlice { len: slice.len.next_multiple_of(SECTOR_BYTES as u32), ..slice })
+    }
+
+    /// A guest reads unverified sectors here: their neighbours are next.
+    pub(super) fn verify_soon(&mut self, disk: DiskId, sector: u64) {
+        let first = sector / PIECE_SECTORS * PIECE_SECTORS;
+        let wanted = &mut self.disk_mut(disk).verify.wanted;
+        if wanted.len() < WANTED_MAX && !wanted.contains(&first) {
+            wanted.push_back(first);
+        }
+    }
+
+    /// Reads the next piece, if it is time.
+    pub(super) fn pump_verify(&mut self, now: Instant, id: DiskId) {
+        let rate = self.limits.verify_bytes_per_s;
+        let has_buffer = self.has_buffer_to_spare();
+        let disk = self.disk_mut(id);
+        let (Some(cache), Some(journal), verify) = (&disk.cache, &disk.journal, &mut disk.verify) else {
+            return;
+        };
+        let left = cache.index.unverified_sectors();
+        if left == 0 {
+            if !verify.is_busy {
+                *verify = Verify::default();
+            }
+            return;
+        }
+        verify.total = verify.total.max(left);
+        let is_settled = !disk.holds && !journal.dead && disk.coming.is_none() && disk.removing.is_none();
+        if rate == 0 || verify.is_busy || !is_settled || disk.ownership.role != Role::Here {
+            return;
+        }
+        if *verify.due.get_or_insert(now) > now {
+            return;
+        }
+        let Some((first, end)) = verify.next_piece(cache).filter(|_| has_buffer) else {
+            verify.due = Some(now + BUSY_NS);
+            return;
+        };
+        let sectors = disk.config.size_bytes.div_ceil(SECTOR_BYTES);
+        let range = Range { disk: id, first, end: end.min(sectors) };
+        let slow = if disk.backing_in_flight > 0 { YIELD_TIMES } else { 1 };
+        let takes = (range.end - range.first) * SECTOR_BYTES * 1_000_000_000 / rate * slow;
+        (verify.is_busy, verify.due) = (true, Some(now + takes.max(1)));
+        if !self.transfer(now, JobKind::Verify, range) {
+            let verify = &mut self.disk_mut(id).verify;
+            (verify.is_busy, verify.due) = (false, Some(now + BUSY_NS));
+        }
+    }
+
+    /// The job has its claim and a buffer: the backing is read.
+    pub(super) fn start_verify(&mut self, now: Instant, job: u32) {
+        let Job { disk: id, range, buffer, .. } = self.jobs[job];
+        let mut buffer = buffer.expect("a transfer has a buffer");
+        self.lent.shorten(&mut buffer, (range.end - range.first) * SECTOR_BYTES);
+        let doubts = self.disk(id).backed.doubts;
+        let it = &mut self.jobs[job];
+        (it.buffer, it.step, it.doubts) = (Some(buffer), Step::VerifyRead, doubts);
+        let disk = self.disk_mut(id);
+        disk.jobs += 1;
+        let offset = range.first * SECTOR_BYTES;
+        let len = (range.end * SECTOR_BYTES).min(disk.config.size_bytes) - offset;
+        let slice = Some(BufferSlice { id: buffer.id, offset: buffer.offset, len: len as u32 });
+        self.issue(now, Owner::Job(job), id, Target::Backing(id), IoOp::Read, (offset, len), slice, 0);
+    }
+
+    pub(super) fn verify_read_done(
+        &mut self,
+        now: Instant,
+        job: u32,
+        result: Result<(), IoError>,
+        sums: &[u32],
+    ) {
+        let Job { disk, range, doubts, .. } = self.jobs[job];
+        // The backing may have lost what it delivered.
+        if result.is_ok() && doubts == self.disk(disk).backed.doubts {
+            self.compare_with_backing(now, range, sums);
+        }
+        self.end_job(now, job, result);
+    }
+
+    /// A piece has been compared, or could not be read.
+    pub(super) fn verify_done(&mut self, now: Instant, job: u32, id: DiskId, result: Result<(), IoError>) {
+        let runnable = &mut self.runnable;
+        self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
+        let verify = &mut self.disk_mut(id).verify;
+        verify.is_busy = false;
+        if result.is_err() {
+            verify.due = Some(now + ERROR_NS);
+        }
+        self.wake(id);
+    }
+
+    /// Compares unverified sectors of a range with the checksums of what the backing holds: equal ones are verified, others are
+    /// dropped. The range is claimed, so that nothing has changed there since the backing was read.
+    pub(super) fn compare_with_backing(&mut self, now: Instant, range: Range, sums: &[u32]) {
+        let disk = self.disk_mut(range.disk);
+        let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else { return };
+        if cache.index.unverified_sectors() == 0 || sums.is_empty() {
+            return;
+        }
+        let mut sums = sums.iter();
+        for span in cache.spans(range.first, range.end) {
+            let sums = sums.by_ref().take(span.count as usize);
+            let Some(first) = cache.find(span) else {
+                sums.for_each(drop);
+                continue;
+            };
+            for (sector, sum) in (first..).zip(sums) {
+                if !cache.index.is_unverified(sector) {
+                    continue;
+                }
+                if cache.index.is_known_as(sector, *sum) {
+                    cache.index.set_verified(sector, 1);
+                    disk.stats.sectors_verified += 1;
+                } else {
+                    journal.drop_sector(now, &mut cache.index, sector);
+                    disk.stats.sectors_stale += 1;
+                }
+            }
+        }
+    }
+}

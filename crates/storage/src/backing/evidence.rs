@@ -1,0 +1,219 @@
+//! Evidence that nobody has changed a backing: a number that stays equal for as long as nobody has (docs/decisions/0033).
+//!
+//! A file has it on filesystems of which every write, also through a mapping, changes timestamps at once, by this host's clock. Not
+//! among them: network filesystems and FUSE (other clocks, cached attributes), tmpfs and ZFS (mappings).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use rustix::fs::Stat;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::identity;
+
+/// `f_type` of the filesystems whose timestamps count: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs.
+const FILESYSTEMS: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e];
+
+/// The kernel's clock for timestamps may stand still for a tick, 1 to 10 ms. Changes after the last timestamp that counts were made
+/// in a later tick.
+const SETTLED_NS: i128 = 100_000_000;
+
+/// Equal twice if nobody has changed the backing in between. The hash of a sentence: it guards against mistakes, not forgery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evidence(pub u128);
+
+impl Evidence {
+    pub(super) fn of(sentence: &str) -> Evidence {
+        let hash = identity::hash(sentence);
+        Evidence(u128::from_le_bytes(*hash.first_chunk().expect("32 bytes")))
+    }
+}
+
+/// Tells whether an open backing has been changed. Not for the shard's thread: a filesystem may take its time.
+#[derive(Clone, Debug)]
+pub struct Witness(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    File(Weak<OwnedFd>),
+    /// The file stays open, and locked.
+    KeptOpen(Arc<OwnedFd>),
+    Said(Evidence),
+}
+
+impl Witness {
+    /// Of a file, where its timestamps count.
+    pub(super) fn of_file(file: &Arc<OwnedFd>) -> Option<Witness> {
+        has_timestamps(file).then(|| Witness(Kind::File(Arc::downgrade(file))))
+    }
+
+    /// Of a backing that counts its changes itself.
+    pub(super) fn said(evidence: Evidence) -> Witness {
+        Witness(Kind::Said(evidence))
+    }
+
+    /// Keeps the backing open, and its lock, until this is dropped: nobody changes it before its evidence is known.
+    pub fn keep_open(self) -> Witness {
+        match self.0 {
+            Kind::File(file) => Witness(file.upgrade().map_or(Kind::File(file), Kind::KeptOpen)),
+            other => Witness(other),
+        }
+    }
+
+    /// The evidence as of now. `None` if there is none, or a change of this moment might not show.
+    pub fn evidence(&self) -> Option<Evidence> {
+        match &self.0 {
+            Kind::File(file) => settled(&file.upgrade()?),
+            Kind::KeptOpen(file) => settled(file),
+            Kind::Said(evidence) => Some(*evidence),
+        }
+    }
+
+    /// The same; waits until the latest change is old enough, for which nobody may change the backing.
+    pub fn evidence_at_end(&self) -> Option<Evidence> {
+        self.evidence().or_else(|| {
+            std::thread::sleep(Duration::from_nanos(SETTLED_NS as u64) * 5 / 4);
+            self.evidence()
+        })
+    }
+}
+
+/// The evidence of a file that was just opened, to be compared with what was recorded earlier.
+pub(super) fn at_opening(file: impl AsFd) -> Option<Evidence> {
+    let status = rustix::fs::fstat(&file).ok()?;
+    if has_timestamps(file) { of_status(&status) } else { None }
+}
+
+fn has_timestamps(file: impl AsFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|system| FILESYSTEMS.contains(&(system.f_type as u64 & 0xffff_ffff)))
+}
+
+fn settled(file: impl AsFd) -> Option<Evidence> {
+    let status = rustix::fs::fstat(file).ok()?;
+    let now = clock_gettime(ClockId::Realtime);
+    let now = ns(now.tv_sec, now.tv_nsec);
+    let (modified, changed) = times(&status);
+    if modified.max(changed) + SETTLED_NS <= now { of_status(&status) } else { None }
+}
+
+fn times(status: &Stat) -> (i128, i128) {
+    // The types of the fields differ between architectures.
+    #[allow(clippy::unnecessary_cast, clippy::cast_lossless, reason = "see above")]
+    let times = (
+        ns(status.st_mtime as i64, status.st_mtime_nsec as i64),
+        ns(status.st_ctime as i64, status.st_ctime_nsec as i64),
+    );
+    times
+}
+
+fn ns(seconds: i64, nanoseconds: i64) -> i128 {
+    i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds)
+}
+
+fn of_status(status: &Stat) -> Option<Evidence> {
+    let (modified, changed) = times(status);
+    let (inode, device, bytes) = (status.st_ino, status.st_dev, status.st_size);
+    let boot = boot_id()?;
+    Some(Evidence::of(&format!(
+        "file {inode} on {device}, {bytes} bytes, mtime {modified}, ctime {changed}, boot {boot}"
+    )))
+}
+
+/// A power cut can lose timestamps of data that it kept: they count until the next boot.
+fn boot_id() -> Option<&'static str> {
+    static ID: OnceLock<Option<String>> = OnceLock::new();
+    let read = || {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+    };
+    ID.get_or_init(read).as_deref()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, FileTimes, OpenOptions};
+    use std::io::{Seek, SeekFrom, Write};
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn evidence(path: &Path) -> Evidence {
+        of_status(&rustix::fs::fstat(File::open(path).unwrap()).unwrap()).unwrap()
+    }
+
+    /// Each way to change a file, also those that hide it, changes the evidence.
+    #[test]
+    fn no_change_leaves_the_evidence_as_it_was() {
+        type Change = fn(&Path);
+        let changes: [(&str, Change); 7] = [
+            ("one sector is written", |path| write(path, 4096, &[1; 512])),
+            ("and the time of the modification is set back", |path| {
+                let before = std::fs::metadata(path).unwrap();
+                write(path, 4096, &[2; 512]);
+                let times = FileTimes::new().set_modified(before.modified().unwrap());
+                OpenOptions::new().write(true).open(path).unwrap().set_times(times).unwrap();
+                assert_eq!(std::fs::metadata(path).unwrap().modified().unwrap(), before.modified().unwrap());
+            }),
+            ("the same bytes are written", |path| write(path, 0, &[0; 512])),
+            ("it is truncated and written anew", |path| std::fs::write(path, [3; 8192]).unwrap()),
+            ("it is copied over", |path| {
+                let other = path.with_extension("other");
+                std::fs::write(&other, [4; 8192]).unwrap();
+                std::fs::copy(&other, path).unwrap();
+            }),
+            ("another file takes its name", |path| {
+                let other = path.with_extension("other");
+                std::fs::write(&other, [5; 8192]).unwrap();
+                std::fs::rename(&other, path).unwrap();
+            }),
+            ("a hole is punched", |path| {
+                let file = OpenOptions::new().write(true).open(path).unwrap();
+                let how = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(file, how, 0, 4096).unwrap();
+            }),
+        ];
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        std::fs::write(&path, [0; 8192]).unwrap();
+        for (what, change) in changes {
+            let before = evidence(&path);
+            assert_eq!(before, evidence(&path), "looking is no change");
+            wait_for_tick(directory.path());
+            change(&path);
+            assert_ne!(before, evidence(&path), "{what}");
+        }
+    }
+
+    /// A change right after the last one might have the same timestamps.
+    #[test]
+    fn a_young_timestamp_is_no_evidence() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[0; 4096]).unwrap();
+        assert_eq!(settled(&file), None);
+        let later = Witness(Kind::KeptOpen(Arc::new(file.into())));
+        assert!(later.evidence_at_end().is_some());
+    }
+
+    fn write(path: &Path, offset: u64, bytes: &[u8]) {
+        let mut file = OpenOptions::new().write(true).open(path).unwrap();
+        file.seek(SeekFrom::Start(offset)).unwrap();
+        file.write_all(bytes).unwrap();
+    }
+
+    /// Waits until the filesystem's clock has moved on.
+    fn wait_for_tick(directory: &Path) {
+        let probe = directory.join("probe");
+        std::fs::write(&probe, [0]).unwrap();
+        let first = std::fs::metadata(&probe).unwrap().modified().unwrap();
+        for _ in 0..1000 {
+            std::thread::sleep(Duration::from_millis(1));
+            std::fs::write(&probe, [0]).unwrap();
+            if std::fs::metadata(&probe).unwrap().modified().unwrap() > first {
+                return;
+            }
+        }
+        panic!("the filesystem's clock stands still");
+    }
+}

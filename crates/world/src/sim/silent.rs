@@ -1,0 +1,185 @@
+//! Backings that change while no engine looks after them, without a trace in their identity; and what a daemon makes of that
+//! (docs/decisions/0033): it records evidence that a backing is unchanged, where the backing has such, and lets the engine compare
+//! clean sectors where there is none.
+//!
+//! Some histories have it, chosen by dice of their own: the others are what they would be without.
+
+use hob_engine::io::{Io, IoOp};
+use hob_engine::journal::Recovered;
+use hob_engine::units::{DiskId, SECTOR_BYTES};
+
+use super::{Sabotage, World, trace};
+use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
+use crate::dice::Dice;
+use crate::{Violation, ensure};
+
+/// Tells the dice from those of everything else.
+const SALT: u64 = 0x73_696c_656e_74;
+
+/// Clean sectors of which one is changed, so that what changes is often in the cache.
+const SAMPLES: usize = 64;
+
+/// What a history with silent changes has.
+#[derive(Debug)]
+pub(super) struct Silent {
+    dice: Dice,
+    /// Bandwidth of the comparison in the background.
+    pub(super) verify_bytes_per_s: u64,
+    /// By disk.
+    disks: Vec<Observed>,
+}
+
+/// A backing as the daemon knows it.
+#[derive(Debug, Default)]
+struct Observed {
+    /// It has evidence, as a file has, unlike an NBD export.
+    has_evidence: bool,
+    /// The version of its content when it was opened.
+    opened: u64,
+    /// Everything in its cache was verified when its removal was asked for.
+    was_verified: bool,
+    /// It was changed silently.
+    is_changed: bool,
+    /// What it held before the last silent change.
+    before: Vec<Tag>,
+}
+
+impl Silent {
+    /// For a history that has it.
+    pub(super) fn draw(seed: u64, permille: u32, disks: usize) -> Option<Silent> {
+        let mut dice = Dice::new(seed ^ SALT);
+        if !dice.chance(permille) {
+            return None;
+        }
+        let verify_bytes_per_s = dice.pick(&[0, 4 << 20, 128 << 20]);
+        let observed = |_| Observed { has_evidence: dice.chance(600), ..Observed::default() };
+        let disks = (0..disks).map(observed).collect();
+        Some(Silent { dice, verify_bytes_per_s, disks })
+    }
+}
+
+impl World<'_> {
+    /// A backing is opened: what tells of changes later is looked at.
+    pub(super) fn observe_opening(&mut self, index: usize) {
+        let version = self.disks[index].backing.version();
+        if let Some(silent) = &mut self.silent {
+            silent.disks[index].opened = version;
+        }
+    }
+
+    /// Perhaps somebody wrote to a backing while it was nobody's, and neither its identity nor a sample need show it. What is
+    /// dirty is newer than the backing whoever writes there, so that is spared.
+    pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
+        let (units, is_bad) = (self.disks[index].units(), self.any_bad());
+        let Some(Silent { dice, .. }) = &mut self.silent else { return };
+        if is_bad || !dice.chance(400) {
+            return;
+        }
+        let known = recovered.map_or_else(Vec::new, |recovered| recovered.samples(SAMPLES));
+        let mut first = dice.below(units);
+        if !known.is_empty() && dice.chance(800) {
+            first = known[dice.below(known.len() as u64) as usize].0 * SECTOR_UNITS as u64;
+        }
+        let count = dice.between(1, (units - first).min(24));
+        let sectors = first / SECTOR_UNITS as u64..(first + count).div_ceil(SECTOR_UNITS as u64);
+        if recovered.is_some_and(|it| it.dirty().any(|dirty| sectors.contains(&dirty.sector))) {
+            return;
+        }
+        let before = self.disks[index].backing.now().to_vec();
+        self.write_while_down(index, first as u32, count as u32);
+        trace!(self, "disk {index} changed silently: {count} units from {first} on");
+        let observed = &mut self.silent.as_mut().expect("looked at").disks[index];
+        (observed.is_changed, observed.before) = (true, before);
+        self.report.changed_silently += 1;
+    }
+
+    /// Was a disk changed silently, ever?
+    pub(super) fn is_changed_silently(&self, index: usize) -> bool {
+        self.silent.as_ref().is_some_and(|silent| silent.disks[index].is_changed)
+    }
+
+    /// Without evidence, clean sectors of a recovered cache are to be compared before they are served.
+    pub(super) fn judge_evidence(&mut self, index: usize, number: u32, recovered: &mut Recovered) {
+        let Some(silent) = &self.silent else { return };
+        let owner = self.disks[index].owner.as_mut().expect("found");
+        let is_unchanged = owner.evidence == Some(silent.disks[index].opened) && number == owner.number();
+        if is_unchanged || self.options.sabotage == Some(Sabotage::TrustedUnproven) {
+            self.report.recoveries_proved += u64::from(is_unchanged);
+            return;
+        }
+        recovered.distrust_clean();
+        if recovered.sectors_unverified() > 0 {
+            owner.evidence = None;
+            self.report.recoveries_unverified += 1;
+        }
+    }
+
+    /// Now and then the daemon looks at the backings of its disks.
+    pub(super) fn maybe_record_evidence(&mut self) {
+        for index in 0..self.disks.len() {
+            let Some(silent) = &mut self.silent else { return };
+            if silent.dice.chance(500) {
+                self.record_evidence(index);
+            }
+        }
+    }
+
+    /// Records that the backing is as it is, if everything in the cache is verified.
+    pub(super) fn record_evidence(&mut self, index: usize) {
+        let is_verified = self.is_verified(index);
+        let state = &mut self.disks[index];
+        let is_served = state.present && state.config.is_some() && state.coming.is_none();
+        let has_evidence = self.silent.as_ref().is_some_and(|silent| silent.disks[index].has_evidence);
+        if let Some(owner) = state.owner.as_mut().filter(|_| is_served && has_evidence && is_verified) {
+            owner.evidence = Some(state.backing.version());
+        }
+    }
+
+    fn is_verified(&self, index: usize) -> bool {
+        let stats = self.engine.stats(self.now, DiskId(index as u32));
+        let is_verified = stats.is_some_and(|stats| stats.sectors_unverified == 0);
+        is_verified || self.options.sabotage == Some(Sabotage::EvidenceTooEarly)
+    }
+
+    /// A disk is to be removed.
+    pub(super) fn observe_removal(&mut self, index: usize) {
+        let is_verified = self.is_verified(index);
+        if let Some(silent) = &mut self.silent {
+            silent.disks[index].was_verified = is_verified;
+        }
+    }
+
+    /// A disk was removed, and its cache is closed.
+    pub(super) fn record_evidence_at_end(&mut self, index: usize) {
+        let Some(observed) = self.silent.as_ref().map(|silent| &silent.disks[index]) else { return };
+        let state = &mut self.disks[index];
+        if let Some(owner) = state.owner.as_mut().filter(|_| observed.has_evidence && observed.was_verified) {
+            owner.evidence = Some(state.backing.version());
+        }
+    }
+
+    /// The checksums of what a backing read, if the engine wants them.
+    pub(super) fn backing_sums(&self, index: usize, io: &Io, tags: &[Tag]) -> Vec<u32> {
+        if io.op != IoOp::Read || self.engine.wants_sums(io.id).is_none() {
+            return vec![];
+        }
+        let mut tags = tags.to_vec();
+        if self.options.sabotage == Some(Sabotage::StaleComparison)
+            && let Some(silent) = &self.silent
+        {
+            let first = (io.offset / UNIT_BYTES) as usize;
+            let before = silent.disks[index].before.iter().skip(first);
+            tags.iter_mut().zip(before).for_each(|(tag, before)| *tag = *before);
+        }
+        tags.resize((io.len.next_multiple_of(SECTOR_BYTES) / UNIT_BYTES) as usize, ZERO);
+        content::sums(&tags)
+    }
+
+    /// Everything has been read: nothing is left to compare.
+    pub(super) fn check_verified(&self, index: usize) -> Result<(), Violation> {
+        let stats = self.engine.stats(self.now, DiskId(index as u32));
+        let left = stats.map_or(0, |stats| stats.sectors_unverified);
+        ensure!(left == 0, "disk {index}: {left} sectors are unverified after all was read");
+        Ok(())
+    }
+}
