@@ -21,6 +21,7 @@ mod reads;
 mod shared;
 mod statistics;
 mod stranded;
+mod verify;
 mod write_back;
 mod writes;
 

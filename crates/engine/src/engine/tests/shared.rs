@@ -13,7 +13,7 @@ impl Bench {
         assert_eq!(self.engine.promote_of(io.id), self.promote);
         self.engine.pass_on(self.now, io.id);
         self.now = self.now + 1000;
-        self.engine.handle_shared(self.now, io.id, shared);
+        self.engine.handle_shared(self.now, io.id, shared, &[]);
         self.drain();
     }
 }
@@ -89,7 +89,7 @@ fn a_read_that_is_elsewhere_takes_no_room_in_its_datastore() {
     assert_eq!(own.offset, BLOCK);
     bench.end(own);
     assert!(bench.reply(second).is_some() && bench.reply(first).is_none());
-    bench.engine.handle_shared(bench.now, passed.id, &[(0, 4)]);
+    bench.engine.handle_shared(bench.now, passed.id, &[(0, 4)], &[]);
     bench.drain();
     assert!(bench.reply(first).is_some());
     assert_eq!(bench.engine.resource(resource).window.in_flight, 0);
