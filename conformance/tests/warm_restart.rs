@@ -101,6 +101,13 @@ impl Stage {
     }
 
     #[track_caller]
+    fn wait_for_verification(daemon: &Daemon) {
+        wait_until("the comparison with the backing", Duration::from_secs(30), || {
+            daemon.stats("vm").number("unverified_bytes") == Some(0.0)
+        });
+    }
+
+    #[track_caller]
     fn wait_for_cache(daemon: &Daemon) {
         wait_until("the cache", Duration::from_secs(30), || Self::state(daemon) == "active");
     }
@@ -118,6 +125,8 @@ fn a_killed_daemon_serves_its_disk_before_its_cache_is_there_and_from_it_afterwa
         let early = daemon.stats("vm").class("bypass") == 1;
         assert_same(&data, &stage.content[..REQUEST as usize], 0, "the disk");
         Stage::wait_for_cache(&daemon);
+        // Without evidence that the backing is unchanged it is compared first.
+        Stage::wait_for_verification(&daemon);
         assert_eq!(stage.pass(&daemon, &mut client), COUNT, "it is warm: {}", daemon.stats("vm").text());
         if early {
             break;

@@ -94,6 +94,18 @@ pub struct DiskStats {
     /// Bytes written to flash a second time, as second copies.
     #[serde(default)]
     pub second_copy_bytes: u64,
+    /// Bytes in flash that are not served before they were compared with the backing.
+    #[serde(default)]
+    pub unverified_bytes: u64,
+    /// How many there were when the cache was recovered; 0 when none is left.
+    #[serde(default)]
+    pub to_verify_bytes: u64,
+    /// Bytes that were compared with the backing after a restart, and equal.
+    #[serde(default)]
+    pub verified_bytes: u64,
+    /// Bytes that were compared with the backing after a restart, differed, and were dropped.
+    #[serde(default)]
+    pub stale_bytes: u64,
     /// A drain is under way.
     #[serde(default)]
     pub draining: bool,

@@ -75,7 +75,10 @@ fn main() -> ExitCode {
     let number = |at: usize| arguments.get(at).and_then(|word| word.parse::<u64>().ok());
     let kind = arguments.first().map(String::as_str);
     let (
-        Some(kind @ ("lives" | "sound" | "memory" | "qos" | "growth" | "single" | "hosts" | "cluster")),
+        Some(
+            kind @ ("lives" | "sound" | "memory" | "qos" | "growth" | "silent" | "single" | "hosts"
+            | "cluster"),
+        ),
         Some(from),
         Some(seeds),
         Some(minutes),
@@ -83,7 +86,7 @@ fn main() -> ExitCode {
     ) = (kind, number(1), number(2), number(3), number(4))
     else {
         eprintln!(
-            "usage: simulate lives|sound|memory|qos|growth|single|hosts|cluster FROM SEEDS MINUTES REQUESTS"
+            "usage: simulate lives|sound|memory|qos|growth|silent|single|hosts|cluster FROM SEEDS MINUTES REQUESTS"
         );
         return ExitCode::FAILURE;
     };
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         "lives" => Options::lives(),
         "sound" => Options { faults: false, ..Options::lives() },
         "qos" => Options { qos_permille: 1000, ..Options::lives() },
+        "silent" => Options { silent_permille: 1000, ..Options::lives() },
         "growth" => Options { growth_permille: 1000, ..Options::lives() },
         "memory" => Options { memory_permille: 1000, ..Options::lives() },
         _ => Options::default(),

@@ -22,6 +22,7 @@ mod reads;
 mod shared;
 mod statistics;
 mod stranded;
+mod verify;
 mod write_back;
 mod writes;
 

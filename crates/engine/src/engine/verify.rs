@@ -26,6 +26,9 @@ const WANTED_MAX: usize = 64;
 /// Time until the next attempt when there is no buffer or job, nanoseconds.
 const BUSY_NS: u64 = 10_000_000;
 
+/// Time until the next look at a disk that is being changed or moved, nanoseconds.
+const UNSETTLED_NS: u64 = 100_000_000;
+
 /// Time until the next attempt after an error of the backing, nanoseconds.
 const ERROR_NS: u64 = 1_000_000_000;
 
@@ -126,7 +129,11 @@ impl Engine {
         }
         verify.total = verify.total.max(left);
         let is_settled = !disk.holds && !journal.dead && disk.coming.is_none() && disk.removing.is_none();
-        if rate == 0 || verify.is_busy || !is_settled || disk.ownership.role != Role::Here {
+        if rate == 0 || verify.is_busy {
+            return;
+        }
+        if !is_settled || disk.ownership.role != Role::Here {
+            verify.due = Some(now + UNSETTLED_NS);
             return;
         }
         if *verify.due.get_or_insert(now) > now {

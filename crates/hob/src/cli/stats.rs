@@ -49,6 +49,14 @@ fn write_back(stats: &DiskStats) -> Vec<(&'static str, String)> {
     if stats.second_copy_bytes > 0 {
         facts.push(("second copies written", Size(stats.second_copy_bytes).human()));
     }
+    if stats.unverified_bytes > 0 {
+        let (left, all) = (Size(stats.unverified_bytes).human(), Size(stats.to_verify_bytes).human());
+        facts.push(("to be verified", format!("{left} of {all}")));
+    }
+    if stats.verified_bytes + stats.stale_bytes > 0 {
+        facts.push(("verified", Size(stats.verified_bytes).human()));
+        facts.push(("stale and dropped", Size(stats.stale_bytes).human()));
+    }
     if stats.destage_errors > 0 {
         facts.push(("failed destage writes", stats.destage_errors.to_string()));
     }

@@ -96,6 +96,8 @@ impl World<'_> {
     pub(super) fn crash(&mut self, end: End) -> Result<(), Violation> {
         let kind = if end == End::PowerCut { Crash::PowerCut } else { Crash::Kill };
         trace!(self, "the end of a life: {end:?}");
+        // The daemon may have looked just before.
+        self.maybe_record_evidence();
         self.count_crash(end);
         for flash in &mut self.flash {
             flash.crash(kind, &mut self.dice);

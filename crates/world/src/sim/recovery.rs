@@ -19,8 +19,11 @@ use crate::{Violation, ensure};
 /// A daemon tries so many rings before it gives a disk up for this life.
 const ATTEMPTS_MAX: u32 = 8;
 
-/// Clean sectors that are compared with the backing.
+/// Clean sectors that are compared with the backing: nearly all that such a small cache has.
 const SAMPLES: usize = 64;
+
+/// The same where backings change silently: as few as a large cache's sample is.
+const SAMPLES_FEW: usize = 2;
 
 /// What the rings of a cache told.
 struct Found {
@@ -431,7 +434,8 @@ impl World<'_> {
     /// A clean sector of the cache that differs from what the backing holds.
     fn differing_sample(&self, index: usize, recovered: &Recovered) -> Option<u64> {
         let backing = &self.disks[index].backing.now()[..self.disks[index].size as usize];
-        let differing = recovered.samples(SAMPLES).into_iter().find(|&(sector, sum)| {
+        let samples = if self.silent.is_some() { SAMPLES_FEW } else { SAMPLES };
+        let differing = recovered.samples(samples).into_iter().find(|&(sector, sum)| {
             let first = sector as usize * SECTOR_UNITS;
             let mut tags: Vec<Tag> = backing[first..].iter().take(SECTOR_UNITS).copied().collect();
             tags.resize(SECTOR_UNITS, ZERO);

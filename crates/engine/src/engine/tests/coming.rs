@@ -12,12 +12,12 @@ use crate::stats::CacheState;
 const RING_BYTES: u64 = 8 * MIB;
 
 /// What an earlier engine left: blocks 0 to 3 clean, and 4 and 5 dirty if it wrote back.
-struct Left {
+pub(super) struct Left {
     pages: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Left {
-    fn by(mode: Mode) -> Left {
+    pub(super) fn by(mode: Mode) -> Left {
         let mut left = Left { pages: BTreeMap::new() };
         let mut bench = Bench::bare(Limits::default());
         bench.engine.lend(BufferId(1 << 20), 1 << 20);
@@ -45,7 +45,7 @@ impl Left {
         }
     }
 
-    fn recover(&self) -> (Regions, Recovered) {
+    pub(super) fn recover(&self) -> (Regions, Recovered) {
         let mut survey = Survey::new([7; 16], 1, 1, RING_BYTES / PAGE_BYTES as u64);
         for (at, page) in &self.pages {
             survey.page(0, at / PAGE_BYTES as u64, page);
@@ -62,7 +62,7 @@ impl Left {
     }
 }
 
-fn enable(number: u32, mode: Mode, recovered: Option<Recovered>) -> CacheChange {
+pub(super) fn enable(number: u32, mode: Mode, recovered: Option<Recovered>) -> CacheChange {
     CacheChange::Enable(Box::new(Enable {
         config: CacheConfig { mode, destage: lazy(), ..config(MIB, 4 * KIB) },
         segments: vec![DataSegment { place: segment(0, 0), ordinal: 0, seconds_only: false }],

@@ -149,6 +149,7 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
         )),
         CacheState::Active => sentences.extend(about_fill(stats, cache.size)),
     }
+    sentences.extend(about_verification(stats));
     sentences.extend(about_writes(cache, stats));
     if stats.cache != CacheState::None
         && let Some(reason) = &cache.reason
@@ -156,6 +157,19 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
         sentences.push(format!("The cache is degraded: {reason}."));
     }
     sentences
+}
+
+/// How far the comparison with the backing is.
+fn about_verification(stats: &DiskStats) -> Option<String> {
+    let (left, all) = (stats.unverified_bytes, stats.to_verify_bytes);
+    let percent = 100 - (u128::from(left) * 100).div_ceil(u128::from(all.max(left).max(1)));
+    (left > 0).then(|| {
+        format!(
+            "Nothing proved after the restart that the backing is unchanged: hob is verifying the cache, {percent} % is done. \
+             Reads of the remaining {} go to the backing.",
+            Size(left).human()
+        )
+    })
 }
 
 /// What becomes of writes, and how far the backing is behind.

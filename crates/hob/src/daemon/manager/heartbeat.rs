@@ -13,7 +13,7 @@ use crate::daemon::hardware::{Evidence, Witness};
 use crate::daemon::shard_api::ShardHandle;
 
 /// Pause between looks.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// A disk whose backing is looked at.
 struct Look {
@@ -62,7 +62,7 @@ impl Manager {
         }
     }
 
-    async fn record_evidence_now(self: &Arc<Self>) {
+    pub(super) async fn record_evidence_now(self: &Arc<Self>) {
         let looks: Vec<Look> = self.inner().disks.values().filter_map(Look::of).collect();
         let mut all: JoinSet<_> = looks.into_iter().map(Look::evidence).collect();
         let mut is_new = false;

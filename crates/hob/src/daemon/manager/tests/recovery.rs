@@ -136,6 +136,70 @@ fn a_persistent_read_cache_is_warm_after_an_end_and_after_a_crash() {
     });
 }
 
+/// Bytes that had to be compared with the backing since the daemon began, or still have to.
+async fn compared(bench: &Bench) -> u64 {
+    let stats = bench.manager.stats("vm").await.unwrap();
+    stats.unverified_bytes + stats.verified_bytes + stats.stale_bytes
+}
+
+/// Somebody writes one sector behind hob's back, and sets the time of the modification back.
+fn change_secretly(dir: &Path) {
+    let file = std::fs::File::options().write(true).open(dir.join("vm.img")).unwrap();
+    let before = file.metadata().unwrap().modified().unwrap();
+    file.write_all_at(&[0; 512], 32 << 20).unwrap();
+    file.set_modified(before).unwrap();
+    assert_eq!(file.metadata().unwrap().modified().unwrap(), before);
+}
+
+/// Promise 2. The directory for temporary files has to be on a filesystem whose timestamps count: ext4, XFS, Btrfs, F2FS.
+#[test]
+fn a_file_is_evidence_after_an_end_and_a_secret_change_is_none() {
+    run(async |bench| {
+        let bench = prepare(bench, r#"{"persistent":true}"#).await;
+        read(&bench, 0..500);
+        tokio::time::sleep(COMMITTED).await;
+        let bench = end(bench, false, |_| ()).await;
+        assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 0));
+        let bench = end(bench, false, change_secretly).await;
+        assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 500 * BLOCK));
+    });
+}
+
+/// What a daemon saw before it was killed is evidence too, unless something has changed since.
+#[test]
+fn the_heartbeat_is_evidence_after_a_crash() {
+    run(async |bench| {
+        let bench = prepare(bench, r#"{"persistent":true}"#).await;
+        read(&bench, 0..500);
+        tokio::time::sleep(COMMITTED).await;
+        bench.manager.record_evidence_now().await;
+        let bench = crash(bench).await;
+        assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 0));
+        tokio::time::sleep(COMMITTED).await;
+        bench.manager.record_evidence_now().await;
+        change_secretly(bench.dir.path());
+        let bench = crash(bench).await;
+        assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 500 * BLOCK));
+    });
+}
+
+#[test]
+fn an_operator_can_trust_or_compare_always() {
+    run(async |bench| {
+        let bench = prepare(bench, r#"{"persistent":true,"verify":"trust"}"#).await;
+        read(&bench, 0..500);
+        tokio::time::sleep(COMMITTED).await;
+        let bench = end(bench, false, change_secretly).await;
+        assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 0));
+        let patch = serde_json::from_str(r#"{"verify":"always"}"#).unwrap();
+        let changed = bench.manager.cache_patch("vm".into(), patch).await.unwrap();
+        assert_eq!(changed.disk.unwrap().cache.unwrap().verify, "always");
+        assert_eq!(sectors(&bench).await, (500, 0), "it keeps what it holds");
+        let bench = end(bench, false, |_| ()).await;
+        assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 500 * BLOCK));
+    });
+}
+
 /// Promise 2: stale flash is never served.
 #[test]
 fn a_backing_that_was_changed_meanwhile_empties_a_clean_cache() {

@@ -1,0 +1,134 @@
+//! Recovered caches without evidence that the backing is unchanged: clean sectors are compared before they are served.
+
+use super::coming::{Left, enable};
+use super::write_back::{backing, flash};
+use super::*;
+use crate::command::Mode;
+
+/// A cache with clean blocks 0 to 3, which are unverified, and with dirty blocks 4 and 5.
+fn recovered(verify_bytes_per_s: u64) -> Bench {
+    let mut bench = Bench::bare(Limits { verify_bytes_per_s, ..Limits::default() });
+    bench.engine.lend(BufferId(1 << 20), 1 << 20);
+    let (_, mut recovered) = Left::by(Mode::WriteBack).recover();
+    recovered.distrust_clean();
+    assert_eq!(recovered.sectors_unverified(), 4);
+    let command = bench.start_change(enable(2, Mode::WriteBack, Some(recovered)));
+    while let Some(at) = bench.ios.iter().position(|io| io.target != backing() || io.op != IoOp::Read) {
+        let io = bench.ios.remove(at).expect("just found");
+        bench.end(io);
+    }
+    assert_eq!(bench.result(command), Some(Ok(vec![])));
+    bench
+}
+
+/// What is to do, and what was found: unverified, verified and stale sectors.
+fn figures(bench: &Bench) -> (u64, u64, u64) {
+    let stats = bench.stats();
+    (stats.sectors_unverified, stats.sectors_verified, stats.sectors_stale)
+}
+
+/// Promise 2.
+#[test]
+fn unverified_sectors_are_read_from_the_backing_once() {
+    let mut bench = recovered(0);
+    assert!(!bench.engine.would_read_flash(DISK, 0, 4 * KIB), "nor into a guest's memory");
+    let read = bench.read(0, 12 * KIB);
+    let io = bench.only_io();
+    assert_eq!((io.target, io.op), (backing(), IoOp::Read));
+    assert!(bench.engine.wants_sums(io.id).is_some());
+    bench.end_with(io, Ok(()), &[SUM; 3]);
+    assert_eq!(bench.outcome(read), Outcome::BypassUnverified);
+    assert!(bench.ios.is_empty(), "flash has it already");
+    assert_eq!(figures(&bench), (1, 3, 0));
+    assert_eq!(bench.read_alone(0, 12 * KIB), Outcome::Hit);
+    // One that is verified only in part is not.
+    assert_eq!(bench.read_alone(8 * KIB, 8 * KIB), Outcome::BypassUnverified);
+}
+
+#[test]
+fn a_sector_that_differs_is_dropped_and_filled_again() {
+    let mut bench = recovered(0);
+    let read = bench.read(0, 16 * KIB);
+    let io = bench.only_io();
+    bench.end_with(io, Ok(()), &[SUM, SUM + 1, SUM, SUM]);
+    assert_eq!(bench.outcome(read), Outcome::BypassUnverified);
+    let fill = bench.next(flash(0), IoOp::Write(Durability::Volatile));
+    assert_eq!((fill.offset, fill.len), (4 * KIB, 4 * KIB));
+    assert_eq!(figures(&bench), (0, 3, 1));
+    assert_eq!(bench.read_alone(0, 16 * KIB), Outcome::Hit);
+}
+
+/// A read that fails, or whose checksums are not known, verifies nothing.
+#[test]
+fn what_was_not_compared_stays_unverified() {
+    let mut bench = recovered(0);
+    bench.read(0, 4 * KIB);
+    let io = bench.only_io();
+    bench.fail(io);
+    bench.read(0, 4 * KIB);
+    let io = bench.only_io();
+    bench.end_with(io, Ok(()), &[]);
+    assert_eq!(figures(&bench), (4, 0, 0));
+}
+
+#[test]
+fn dirty_data_is_served_and_a_write_needs_no_comparison() {
+    let mut bench = recovered(0);
+    assert_eq!(bench.read_alone(16 * KIB, 8 * KIB), Outcome::Hit);
+    assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteBack);
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
+    assert_eq!(figures(&bench), (3, 0, 0));
+    // Where some is dirty and some unverified, the backing's data is compared before what is dirty is read over it.
+    let read = bench.read(0, 8 * KIB);
+    let io = bench.only_io();
+    bench.end_with(io, Ok(()), &[SUM + 1, SUM]);
+    bench.settle();
+    assert_eq!((bench.outcome(read), figures(&bench)), (Outcome::BypassUnverified, (2, 1, 0)));
+}
+
+#[test]
+fn the_rest_is_compared_in_the_background_in_one_read() {
+    let mut bench = recovered(4 * MIB);
+    let io = bench.only_io();
+    assert_eq!((io.target, io.op, io.offset, io.len), (backing(), IoOp::Read, 0, 16 * KIB));
+    // The backing hangs: what flash may serve is served.
+    assert_eq!(bench.read_alone(16 * KIB, 4 * KIB), Outcome::Hit);
+    bench.end_with(io, Ok(()), &[SUM, SUM, SUM, SUM + 1]);
+    assert_eq!(figures(&bench), (0, 3, 1));
+    bench.wait_ms(5000);
+    assert!(bench.ios.iter().all(|io| io.target != backing()), "there is no more to compare");
+}
+
+#[test]
+fn an_error_of_the_backing_delays_the_comparison() {
+    let mut bench = recovered(4 * MIB);
+    let io = bench.only_io();
+    bench.fail(io);
+    bench.wait_ms(500);
+    assert!(bench.ios.is_empty() && figures(&bench) == (4, 0, 0));
+    bench.wait_ms(1000);
+    let io = bench.only_io();
+    bench.end_with(io, Ok(()), &[SUM; 4]);
+    assert_eq!(figures(&bench), (0, 4, 0));
+}
+
+/// The limit holds for each disk, and leaves guests more while they wait for the backing.
+#[test]
+fn the_bandwidth_is_limited() {
+    let mut bench = recovered(16 * KIB);
+    let io = bench.only_io();
+    bench.end_with(io, Ok(()), &[]);
+    bench.wait_ms(900);
+    assert!(bench.ios.is_empty(), "16 KiB take a second");
+    bench.read(32 * MIB, 4 * KIB);
+    let guest = bench.only_io();
+    bench.wait_ms(200);
+    let io = bench.only_io();
+    assert_eq!(io.len, 16 * KIB);
+    bench.end_with(io, Ok(()), &[]);
+    bench.wait_ms(3900);
+    assert!(bench.ios.iter().all(|io| io.target != backing()), "a guest waits: it takes four");
+    bench.end(guest);
+    bench.wait_ms(200);
+    assert!(bench.ios.iter().any(|io| io.target == backing() && io.len == 16 * KIB));
+}
