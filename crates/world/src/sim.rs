@@ -389,7 +389,8 @@ impl<'a> World<'a> {
                 plan.faults.flush_error = plan.faults.flush_error.max(losses::FLUSH_ERROR);
             }
         }
-        let world = World { ram, qos, passing, tracks, growth, direct, clones, ..Self::of(scenario, dice, options) };
+        let world =
+            World { ram, qos, passing, tracks, growth, direct, clones, ..Self::of(scenario, dice, options) };
         let mut world = World { losses, ..world };
         world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
         world
