@@ -298,6 +298,11 @@ impl Model {
         let (stays, lost): (Vec<u32>, Vec<u32>) =
             self.unflushed.iter().partition(|serial| self.in_flash.contains(serial));
         self.unflushed = stays;
+        for unit in &mut self.units {
+            // What a change did that failed, or that a crash ended, is not durable either.
+            let stays = unit.kept || self.settled && unit.last_began < self.crashed;
+            unit.pinned = unit.pinned.filter(|_| stays);
+        }
         for serial in lost {
             let change = &self.changes[serial as usize - 1];
             for at in change.first as usize..change.end as usize {
@@ -307,6 +312,11 @@ impl Model {
             }
             self.doubtful.push((self.losses, serial));
         }
+    }
+
+    /// All sessions end: what is in doubt is not told to those that begin later.
+    pub fn end_sessions(&mut self) {
+        self.doubtful.clear();
     }
 
     /// A flush failed: its session was told of all losses so far.
@@ -390,8 +400,7 @@ impl Model {
         for (i, (value, floor)) in seen.iter().zip(&reading.floors).enumerate() {
             let at = reading.first + i as u32;
             let ended = self.ended(*value, at)?;
-            let given_up =
-                reading.began < self.forgot.max(self.lost).max(self.units[at as usize].reverted);
+            let given_up = reading.began < self.forgot.max(self.lost).max(self.units[at as usize].reverted);
             ensure!(
                 given_up || ended >= *floor,
                 "disk {disk} unit {at}: stale {value:x} read, overwritten by {}",

@@ -200,7 +200,8 @@ fn expect_where_flushes_fail(sabotage: Sabotage, reasons: &[&str]) {
 }
 
 /// What it looks like when something that was flushed is gone.
-const GONE: &[&str] = &["a flush says it is there", "stale", "durable change lost", "not durable", "backing holds"];
+const GONE: &[&str] =
+    &["a flush says it is there", "stale", "durable change lost", "not durable", "backing holds"];
 
 #[test]
 fn without_sabotage_the_same_losses_pass() {

@@ -63,6 +63,10 @@ impl World<'_> {
 
     /// A backing restarts.
     pub(super) fn restart(&mut self, disk: usize) -> Result<(), Violation> {
+        if !self.disks[disk].present {
+            self.schedule_restart();
+            return Ok(());
+        }
         trace!(self, "the backing of {disk} restarts");
         self.report.restarts += 1;
         self.disks[disk].backing.lose(&mut self.dice);

@@ -191,6 +191,8 @@ impl World<'_> {
             let disk = &mut self.disks[asked.disk];
             match &asked.command {
                 Command::RemoveDisk => {
+                    // The connections of its guests end.
+                    disk.model.end_sessions();
                     disk.leaving = false;
                     disk.memory.clear();
                     if disk.config.is_some()

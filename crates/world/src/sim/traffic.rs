@@ -355,6 +355,7 @@ impl World<'_> {
         let mut failed = done.result.is_err();
         if done.io.op == IoOp::Flush && failed {
             self.flush_failed(side, &mut done);
+            failed = done.result.is_err();
         }
         trace!(self, "completed {} on {:?}: {:?}", id, done.io.target, done.result);
         if let Some(slice) = done.io.slice

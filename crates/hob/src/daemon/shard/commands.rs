@@ -184,8 +184,7 @@ impl Shard {
                 // A disk that left in the meantime takes the connection with it.
                 if self.serves(id) {
                     let seat = Seat { socket, promote, line, place, whose: Whose::Guest };
-                    let session =
-                        self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
+                    let session = self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
                     self.engine.begin_session(id, session);
                 }
             }
