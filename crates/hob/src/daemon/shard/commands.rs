@@ -247,6 +247,7 @@ impl Shard {
         }
         backing.attach(&mut self.ring, now, owner);
         self.backings[index] = Some(backing);
+        self.ring.arena_mut().join(id, config.datastore);
         let command = self.commands.next(Waiting::Plain(answer));
         self.engine.handle_command(now, command, id, Command::AddDisk(config));
     }
@@ -370,6 +371,7 @@ impl Shard {
             }
             (Waiting::Remove(None), Err(_)) => self.commands.check_over(),
             (Waiting::Remove(answer), Ok(released)) => {
+                self.ring.arena_mut().leave(disk);
                 let backing = self.backings[disk.0 as usize].as_ref();
                 let changed = backing.and_then(Backing::change_mark);
                 let bitmaps = self.commands.bitmaps.remove(&disk).unwrap_or_default();

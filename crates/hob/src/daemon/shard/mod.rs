@@ -331,6 +331,8 @@ impl Shard {
 
     /// Hands a reply to whoever asked.
     fn deliver(&mut self, now: Instant, reply: &Reply) {
+        self.clients.retry_refused();
+        self.files.retry_refused();
         if Machines::owns(reply.id) {
             self.machines.handle_reply(reply, &mut self.ring);
         } else if Carriers::owns(reply.id) {
