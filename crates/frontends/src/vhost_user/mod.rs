@@ -35,7 +35,7 @@ pub mod session;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use hob_engine::io::{IoError, Op, PayloadMemory, Promote, Reply, Request};
@@ -151,6 +151,8 @@ pub struct Device {
     declined: VecDeque<u32>,
     /// Its disk is going away.
     abandoned: bool,
+    /// Queues that could not be served, and where they begin.
+    failed: BTreeMap<u16, u16>,
     /// Queues with answers that their drivers have not been told of.
     told: Vec<u16>,
     held_bytes: usize,
@@ -171,6 +173,7 @@ impl Device {
             requests: VecDeque::new(),
             declined: VecDeque::new(),
             abandoned: false,
+            failed: BTreeMap::new(),
             told: Vec::new(),
             held_bytes: 0,
             chain: Chain::default(),
@@ -200,9 +203,22 @@ impl Device {
 
     /// Serves a queue from now on. What an earlier daemon had taken is taken again, first.
     ///
+    /// # Errors
+    /// The queue makes no sense. It is not served, and begins again where it was to begin.
+    ///
     /// # Panics
     /// If it is served already.
     pub fn start(&mut self, start: Start) -> Result<(), Broken> {
+        let (number, base) = (start.queue, start.base);
+        let started = self.try_start(start);
+        match started {
+            Ok(()) => self.failed.remove(&number),
+            Err(_) => self.failed.insert(number, base),
+        };
+        started
+    }
+
+    fn try_start(&mut self, start: Start) -> Result<(), Broken> {
         let Start { queue: number, map, layout, base, features, mut inflight, log } = start;
         let mut queue = Queue::new(&map, &layout, base, features.contains(Features::EVENT_IDX))?;
         let mut again = VecDeque::new();
@@ -248,7 +264,7 @@ impl Device {
     /// is in flight.
     pub fn poll_stopped(&mut self, queue: u16) -> Option<u16> {
         let slot = self.queues.get_mut(usize::from(queue)).filter(|slot| slot.is_some());
-        let Some(slot) = slot else { return Some(0) };
+        let Some(slot) = slot else { return Some(self.failed.remove(&queue).unwrap_or(0)) };
         let served = slot.as_ref().expect("just looked at");
         if served.taken > 0 || served.may_take() {
             return None;

@@ -1,5 +1,7 @@
 //! A device driven by hand: descriptors in, requests out, replies in, used elements out. And drivers that mean ill.
 
+mod cost;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hob_engine::io::{BufferSlice, Durability, Zeroing};

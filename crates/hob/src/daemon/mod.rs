@@ -4,6 +4,7 @@
 pub(crate) mod allow;
 mod cluster;
 pub(crate) mod config;
+mod descriptors;
 pub(crate) mod doors;
 pub(crate) mod exports;
 #[cfg(test)]
@@ -185,6 +186,7 @@ fn entrances(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec<Entran
 /// Runs until a signal says to end. A second signal ends the process at once.
 pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
     power_cut::obey()?;
+    descriptors::raise_limit();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

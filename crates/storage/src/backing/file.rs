@@ -17,7 +17,7 @@
 //! # Locks
 //! flock: exclusive for a disk that is written, shared for a read-only one. It is there against a second hob.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::os::fd::OwnedFd;
@@ -31,6 +31,7 @@ use hob_engine::units::{Instant, IoId, SECTOR_BYTES, sector_ceil, sector_floor};
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
+use super::helper::{Ended, Helper, Job};
 use super::identity::{self, ChangeMark};
 use super::{
     BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Reader, Status, StatusExtent, io_result,
@@ -44,8 +45,15 @@ use crate::volatile::{self, VolatileFile};
 /// the index is the I/O's id.
 const SEVERAL: u32 = 1 << 31;
 
+/// Token index of the helper's eventfd: no slot gets as far.
+const HELPER: u32 = u32::MAX;
+
 /// Most extents of one status answer; the asker comes back for more.
 const EXTENTS_MAX: usize = 4096;
+
+/// I/Os of one file that may each occupy one of the kernel's worker threads at once. There are 1,024 for a shard: files on a filesystem that
+/// hangs leave some to others.
+const WORKERS_MAX: usize = 64;
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
@@ -86,7 +94,8 @@ struct Attached {
 struct FileBacking {
     info: BackingInfo,
     direct: Option<Arc<OwnedFd>>,
-    buffered: Arc<OwnedFd>,
+    /// None once it is being closed.
+    buffered: Option<Arc<OwnedFd>>,
     class: FdClass,
     /// In a power-cut test, what keeps un-flushed writes.
     volatile: Option<Arc<VolatileFile>>,
@@ -96,8 +105,31 @@ struct FileBacking {
     several: Vec<Several>,
     free: Vec<u32>,
     in_flight: usize,
+    /// The filesystem cannot say whether an operation would wait: the kernel gives each to a worker.
+    waits: bool,
+    /// I/Os that may occupy a worker, and those that wait until others have ended.
+    working: BTreeSet<IoId>,
+    to_work: VecDeque<Io>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
+    /// Asks and closes the files.
+    helper: Helper,
+    /// Questions that the helper has.
+    asked: BTreeSet<u64>,
+    /// The helper's eventfd in the ring, and whether it is awaited.
+    event: Option<(Fd, bool)>,
+    life: Life,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Open,
+    /// I/O in the kernel is waited for.
+    Ending,
+    /// The helper closes the files.
+    Closing,
+    /// When the file was last changed.
+    Closed(Option<ChangeMark>),
 }
 
 /// Reads it past the ring.
@@ -159,8 +191,12 @@ pub(super) fn open(
     let metadata = buffered.metadata().map_err(system)?;
     let memory = file_type.is_file() && is_memory_filesystem(&buffered);
     let small_blocks = is_block_device || metadata.blksize() <= SECTOR_BYTES;
-    let direct = if options.direct && !memory && small_blocks { open(libc::O_DIRECT).ok() } else { None };
-    let direct = direct.and_then(|file| direct_block_bytes(&file).map(|bytes| (file, bytes)));
+    let direct =
+        if options.direct && !memory && small_blocks { open_direct(open).map_err(system)? } else { None };
+    let direct = match direct {
+        Some(file) => direct_block_bytes(&file).map_err(system)?.map(|bytes| (file, bytes)),
+        None => None,
+    };
     let how = match (&direct, memory) {
         (Some(_), _) => "O_DIRECT",
         (None, true) => "in memory",
@@ -196,6 +232,7 @@ pub(super) fn open(
         true => FdClass::Memory,
         false => FdClass::File,
     };
+    let waits = cannot_be_hasty(&buffered);
     let info = BackingInfo {
         size_bytes,
         block_bytes: direct.as_ref().map_or(1, |(_, bytes)| *bytes),
@@ -211,7 +248,7 @@ pub(super) fn open(
     Ok(Box::new(FileBacking {
         info,
         direct: direct.map(|(file, _)| Arc::new(file.into())),
-        buffered: Arc::new(buffered.into()),
+        buffered: Some(Arc::new(buffered.into())),
         class,
         volatile,
         is_block_device,
@@ -220,23 +257,110 @@ pub(super) fn open(
         several: Vec::new(),
         free: Vec::new(),
         in_flight: 0,
+        waits,
+        working: BTreeSet::new(),
+        to_work: VecDeque::new(),
         done: VecDeque::new(),
         statuses: VecDeque::new(),
+        helper: Helper::new().map_err(system)?,
+        asked: BTreeSet::new(),
+        event: None,
+        life: Life::Open,
     }))
 }
 
+/// Opens a file with O_DIRECT; `None` where its filesystem does not support that. Any other failure is one: a disk whose daemon has no
+/// descriptor left, say, must not go through the page cache from then on.
+fn open_direct(open: impl Fn(i32) -> std::io::Result<File>) -> std::io::Result<Option<File>> {
+    match open(libc::O_DIRECT) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Can the filesystem not say whether an operation would wait? Those of FUSE and NFS cannot.
+fn cannot_be_hasty(file: &File) -> bool {
+    let mut byte = [0];
+    let flags = rustix::io::ReadWriteFlags::NOWAIT;
+    let read = rustix::io::preadv2(file, &mut [std::io::IoSliceMut::new(&mut byte)], 0, flags);
+    read == Err(Errno::OPNOTSUPP)
+}
+
 /// The alignment that O_DIRECT wants, found by trying; `None` when it does not work at all.
-fn direct_block_bytes(file: &File) -> Option<u32> {
+fn direct_block_bytes(file: &File) -> std::io::Result<Option<u32>> {
     let mut memory = vec![0u8; 2 * SECTOR_BYTES as usize];
     let skip = memory.as_ptr().align_offset(SECTOR_BYTES as usize);
-    let works = |bytes: &u32| {
-        let buffer = &mut memory[skip..skip + *bytes as usize];
-        rustix::io::pread(file, buffer, 0).is_ok()
-    };
-    [512, 4096].into_iter().find(works)
+    for bytes in [512, 4096] {
+        match rustix::io::pread(file, &mut memory[skip..skip + bytes], 0) {
+            Ok(_) => return Ok(Some(bytes as u32)),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(None)
 }
 
 impl FileBacking {
+    fn buffered(&self) -> &Arc<OwnedFd> {
+        self.buffered.as_ref().expect("a backing is not used after it is closed")
+    }
+
+    fn file_reader(&self) -> FileReader {
+        FileReader { file: self.buffered().clone(), volatile: self.volatile.clone() }
+    }
+
+    /// Has the helper do something, and waits for its end.
+    fn ask_helper(&mut self, ring: &mut Ring, job: Job) {
+        self.helper.start(job);
+        let event = match self.event {
+            Some((_, true)) => return,
+            Some((event, false)) => event,
+            None => ring.attach(self.helper.event(), FdClass::Event),
+        };
+        self.event = Some((event, true));
+        ring.await_event(self.attached().tokens.token(HELPER), event);
+    }
+
+    /// The helper has done something.
+    fn helper_ended(&mut self, ring: &mut Ring) {
+        let (event, _) = self.event.expect("what completes was awaited");
+        self.event = Some((event, false));
+        while let Some(ended) = self.helper.poll() {
+            match ended {
+                Ended::Status(id, status) if self.asked.remove(&id) => self.statuses.push_back((id, status)),
+                // It was answered when the backing was closed.
+                Ended::Status(..) => {}
+                Ended::Closed(mark) => {
+                    self.life = Life::Closed(mark);
+                    self.attached = None;
+                    return ring.detach_event(event);
+                }
+            }
+        }
+        if !self.asked.is_empty() || self.life == Life::Closing {
+            self.event = Some((event, true));
+            ring.await_event(self.attached().tokens.token(HELPER), event);
+        }
+    }
+
+    /// Has the helper close the files when nothing of them is in the kernel: a filesystem that hangs blocks that too.
+    fn end_if_idle(&mut self, ring: &mut Ring) {
+        if self.life != Life::Ending || self.in_flight > 0 {
+            return;
+        }
+        self.life = Life::Closing;
+        let (direct, volatile, is_block_device) =
+            (self.direct.take(), self.volatile.clone(), self.is_block_device);
+        let buffered = self.buffered.take().expect("it is closed once");
+        let close = move || {
+            let mark = if is_block_device { None } else { mark_of(&buffered, volatile.as_deref()) };
+            drop((direct, buffered));
+            mark
+        };
+        self.ask_helper(ring, Job::Close(Box::new(close)));
+    }
+
     fn attached(&self) -> Attached {
         self.attached.expect("a backing is attached before it is used")
     }
@@ -343,59 +467,31 @@ impl FileBacking {
         self.finish(io.id, if granted { Ok(()) } else { result });
     }
 
+    /// May it occupy one of the kernel's workers?
+    fn occupies_worker(&self, op: IoOp) -> bool {
+        self.class == FdClass::File && (self.waits || !matches!(op, IoOp::Read | IoOp::Write(_)))
+    }
+
+    /// Starts what waited for a worker, as far as there are some.
+    fn go_on(&mut self, ring: &mut Ring) {
+        while self.working.len() < WORKERS_MAX
+            && let Some(io) = self.to_work.pop_front()
+        {
+            self.working.insert(io.id);
+            self.begin(ring, &io);
+        }
+    }
+
     fn finish(&mut self, io: IoId, result: Result<(), IoError>) {
         self.in_flight -= 1;
+        if !self.working.is_empty() {
+            self.working.remove(&io);
+        }
         self.done.push_back((io, result));
     }
 
-    fn status(&self, offset: u64, len: u64) -> Status {
-        let end = (offset + len).min(self.info.size_bytes);
-        let mut extents = Vec::new();
-        let mut at = offset;
-        while at < end && extents.len() < EXTENTS_MAX {
-            let data = match rustix::fs::seek(&self.buffered, rustix::fs::SeekFrom::Data(at)) {
-                // A volatile file's holes may have been written in its cache.
-                Ok(data) if !self.is_block_device && self.class != FdClass::Volatile => data.min(end),
-                Err(Errno::NXIO) if self.class != FdClass::Volatile => end,
-                // Not known: data everywhere is never wrong.
-                _ => {
-                    extents.push(StatusExtent { len: end - at, hole: false, zero: false });
-                    break;
-                }
-            };
-            if data > at {
-                extents.push(StatusExtent { len: data - at, hole: true, zero: true });
-                at = data;
-                continue;
-            }
-            let hole = rustix::fs::seek(&self.buffered, rustix::fs::SeekFrom::Hole(at));
-            let hole = hole.map_or(end, |hole| hole.min(end)).max(at + 1);
-            extents.push(StatusExtent { len: hole - at, hole: false, zero: false });
-            at = hole;
-        }
-        Ok(extents)
-    }
-}
-
-/// Must zeroing be faster than writing, or not happen?
-fn is_fast(op: IoOp) -> bool {
-    matches!(op, IoOp::WriteZeroes(Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated))
-}
-
-impl Driver for FileBacking {
-    fn info(&self) -> &BackingInfo {
-        &self.info
-    }
-
-    fn attach(&mut self, ring: &mut Ring, _now: Instant, tokens: TokenSpace) {
-        let direct = self.direct.clone().map(|file| ring.attach(file, self.class));
-        let buffered = ring.attach(self.buffered.clone(), self.class);
-        self.attached = Some(Attached { direct, buffered, tokens });
-    }
-
-    fn submit(&mut self, ring: &mut Ring, _now: Instant, io: &Io) {
-        assert!(io.id.0 < SEVERAL, "an engine has fewer than 2^31 I/Os in flight");
-        self.in_flight += 1;
+    /// Hands an I/O to the ring.
+    fn begin(&mut self, ring: &mut Ring, io: &Io) {
         let Attached { direct, buffered, tokens } = self.attached();
         if self.info.read_only && !matches!(io.op, IoOp::Read | IoOp::Flush) {
             return self.finish(io.id, Err(IoError::ReadOnly));
@@ -419,7 +515,8 @@ impl Driver for FileBacking {
         }
     }
 
-    fn handle_completion(&mut self, ring: &mut Ring, _now: Instant, completion: Completion) {
+    /// An operation of an I/O has ended.
+    fn io_ended(&mut self, ring: &mut Ring, completion: &Completion) {
         let index = completion.token.index();
         let result = io_result(completion.result);
         if index & SEVERAL == 0 {
@@ -437,6 +534,79 @@ impl Driver for FileBacking {
             self.end_step(ring, slot);
         }
     }
+}
+
+/// Which parts of `offset..end` of a file have data. May block for as long as the file's filesystem hangs.
+fn status(file: &OwnedFd, offset: u64, end: u64) -> Status {
+    let mut extents = Vec::new();
+    let mut at = offset;
+    while at < end && extents.len() < EXTENTS_MAX {
+        let data = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => data.min(end),
+            Err(Errno::NXIO) => end,
+            // Not known: data everywhere is never wrong.
+            Err(_) => {
+                extents.push(StatusExtent { len: end - at, hole: false, zero: false });
+                break;
+            }
+        };
+        if data > at {
+            extents.push(StatusExtent { len: data - at, hole: true, zero: true });
+            at = data;
+            continue;
+        }
+        let hole = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(at));
+        let hole = hole.map_or(end, |hole| hole.min(end)).max(at + 1);
+        extents.push(StatusExtent { len: hole - at, hole: false, zero: false });
+        at = hole;
+    }
+    Ok(extents)
+}
+
+/// When a file was last changed. May block for as long as its filesystem hangs.
+fn mark_of(file: &OwnedFd, volatile: Option<&VolatileFile>) -> Option<ChangeMark> {
+    if let Some(volatile) = volatile {
+        // What would get there later by itself would be taken for somebody else's change.
+        volatile.settle().ok()?;
+    }
+    let file = File::from(file.try_clone().ok()?);
+    file.metadata().ok().map(|metadata| ChangeMark::of(&metadata))
+}
+
+/// Must zeroing be faster than writing, or not happen?
+fn is_fast(op: IoOp) -> bool {
+    matches!(op, IoOp::WriteZeroes(Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated))
+}
+
+impl Driver for FileBacking {
+    fn info(&self) -> &BackingInfo {
+        &self.info
+    }
+
+    fn attach(&mut self, ring: &mut Ring, _now: Instant, tokens: TokenSpace) {
+        let direct = self.direct.clone().map(|file| ring.attach(file, self.class));
+        let buffered = ring.attach(self.buffered().clone(), self.class);
+        self.attached = Some(Attached { direct, buffered, tokens });
+    }
+
+    fn submit(&mut self, ring: &mut Ring, _now: Instant, io: &Io) {
+        assert!(io.id.0 < SEVERAL, "an engine has fewer than 2^31 I/Os in flight");
+        self.in_flight += 1;
+        if self.occupies_worker(io.op) {
+            self.to_work.push_back(*io);
+            return self.go_on(ring);
+        }
+        self.begin(ring, io);
+    }
+
+    fn handle_completion(&mut self, ring: &mut Ring, _now: Instant, completion: Completion) {
+        if completion.token.index() == HELPER {
+            return self.helper_ended(ring);
+        }
+        self.io_ended(ring, &completion);
+        self.go_on(ring);
+        self.end_if_idle(ring);
+    }
 
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         self.done.pop_front()
@@ -448,9 +618,16 @@ impl Driver for FileBacking {
 
     fn handle_timeout(&mut self, _ring: &mut Ring, _now: Instant) {}
 
-    fn submit_status(&mut self, _ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {
-        let status = self.status(offset, len);
-        self.statuses.push_back((id, status));
+    fn submit_status(&mut self, ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {
+        let end = (offset + len).min(self.info.size_bytes);
+        // A volatile file's holes may have been written in its cache.
+        if self.is_block_device || self.class == FdClass::Volatile || self.life != Life::Open {
+            let all = StatusExtent { len: end - offset, hole: false, zero: false };
+            return self.statuses.push_back((id, Ok(vec![all])));
+        }
+        let file = self.buffered().clone();
+        self.asked.insert(id);
+        self.ask_helper(ring, Job::Status(id, Box::new(move || status(&file, offset, end))));
     }
 
     fn poll_status(&mut self) -> Option<(u64, Status)> {
@@ -458,29 +635,42 @@ impl Driver for FileBacking {
     }
 
     fn close(&mut self, ring: &mut Ring) {
-        if let Some(Attached { direct, buffered, .. }) = self.attached.take() {
-            direct.into_iter().chain([buffered]).for_each(|fd| ring.detach(fd));
+        if self.life != Life::Open {
+            return;
         }
+        let Some(Attached { direct, buffered, .. }) = self.attached else {
+            self.life = Life::Closed(None);
+            return;
+        };
+        direct.into_iter().chain([buffered]).for_each(|fd| ring.detach(fd));
+        // Whoever asked does not wait for a filesystem that hangs.
+        let unanswered = std::mem::take(&mut self.asked);
+        self.statuses.extend(unanswered.into_iter().map(|id| (id, Err(IoError::ShuttingDown))));
+        for io in std::mem::take(&mut self.to_work) {
+            self.finish(io.id, Err(IoError::ShuttingDown));
+        }
+        self.life = Life::Ending;
+        self.end_if_idle(ring);
     }
 
     fn is_closed(&self) -> bool {
-        self.attached.is_none() && self.in_flight == 0
+        matches!(self.life, Life::Closed(_))
     }
 
     fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        FileReader { file: self.buffered.clone(), volatile: self.volatile.clone() }.read(offset, bytes)
+        self.file_reader().read(offset, bytes)
     }
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
-        Some(Box::new(FileReader { file: self.buffered.clone(), volatile: self.volatile.clone() }))
+        Some(Box::new(self.file_reader()))
     }
 
     fn lock(&self) -> Option<Lock> {
-        Some(Lock::of_file(Arc::downgrade(&self.buffered), self.lock))
+        Some(Lock::of_file(Arc::downgrade(self.buffered()), self.lock))
     }
 
     fn gauge(&self) -> Option<Gauge> {
-        Some(Gauge::of_file(&self.buffered))
+        Some(Gauge::of_file(self.buffered()))
     }
 
     fn grow(&mut self, size_bytes: u64) {
@@ -488,14 +678,11 @@ impl Driver for FileBacking {
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {
-        if self.is_block_device {
-            return None;
+        match self.life {
+            Life::Closed(mark) => mark,
+            // Asking a file may block its shard: it is asked before it is attached, and when it is closed.
+            _ if self.is_block_device || self.attached.is_some() => None,
+            _ => mark_of(self.buffered(), self.volatile.as_deref()),
         }
-        if let Some(volatile) = &self.volatile {
-            // What would get there later by itself would be taken for somebody else's change.
-            volatile.settle().ok()?;
-        }
-        let file = File::from(self.buffered.try_clone().ok()?);
-        file.metadata().ok().map(|metadata| ChangeMark::of(&metadata))
     }
 }

@@ -18,6 +18,7 @@ pub mod alone;
 mod file;
 mod gauge;
 mod handover;
+mod helper;
 mod identity;
 mod lock;
 mod modelled;

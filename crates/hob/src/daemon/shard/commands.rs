@@ -8,7 +8,7 @@ use hob_engine::command::{
 use hob_engine::units::{CommandId, DiskId, Instant};
 use hob_frontends::nbd::Connection;
 use hob_storage::area::Area;
-use hob_storage::backing::Backing;
+use hob_storage::backing::{Backing, ChangeMark};
 
 use super::Shard;
 use super::clients::{Seat, Whose};
@@ -73,8 +73,10 @@ impl Commands {
         let _ = self.events.send(event);
     }
 
-    pub(super) fn backing_closed(&mut self, disk: DiskId) {
-        if let Some(Some((answer, gone))) = self.closing.remove(&disk) {
+    /// A backing is closed. `changed`: when it was last changed, where that is known only now.
+    pub(super) fn backing_closed(&mut self, disk: DiskId, changed: Option<ChangeMark>) {
+        if let Some(Some((answer, mut gone))) = self.closing.remove(&disk) {
+            gone.changed = gone.changed.or(changed);
             let _ = answer.send(Ok(gone));
         }
         self.check_over();

@@ -279,9 +279,10 @@ impl Shard {
             self.commands.report(ShardEvent::BackingLost(disk));
         }
         if backing.is_closed() {
+            let changed = backing.change_mark();
             self.backings[disk.0 as usize] = None;
             self.leases.forget(disk);
-            self.commands.backing_closed(disk);
+            self.commands.backing_closed(disk, changed);
         }
     }
 
