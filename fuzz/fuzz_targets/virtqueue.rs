@@ -11,7 +11,7 @@ use hob_frontends::{Payload, PlainBuffers};
 use hob_frontends::vhost_user::block::{Features, Info};
 use hob_frontends::vhost_user::memory::GuestMap;
 use hob_frontends::vhost_user::queue::Layout;
-use hob_frontends::vhost_user::{Device, Start};
+use hob_frontends::vhost_user::{Budget, Device, Start};
 use libfuzzer_sys::fuzz_target;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -39,7 +39,7 @@ fuzz_target!(|input: (u8, u16, bool, &[u8])| {
     }
     let mut payload = PlainBuffers::default();
     for round in 0..64 {
-        let taken = device.take(0, &mut payload);
+        let taken = device.take(0, &mut Budget::default(), &mut payload);
         while let Some(request) = device.poll_request() {
             assert!(request.offset + request.len <= DISK_BYTES);
             if let Some(id) = request.buffer {

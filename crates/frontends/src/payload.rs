@@ -11,6 +11,8 @@ use crate::vhost_user::memory::GuestRun;
 pub trait Payload {
     /// A buffer of that many bytes with one reference, its content undefined; `None` while there is no room.
     fn alloc(&mut self, len: usize) -> Option<BufferId>;
+    /// Is there room for a buffer of that many bytes? There may still be none in one piece.
+    fn has_room(&mut self, len: usize) -> bool;
     /// One more reference.
     fn retain(&mut self, id: BufferId);
     /// One reference less.
@@ -31,13 +33,19 @@ pub trait Payload {
 /// for a write, so zeroing the last sector is always right, and cheap. `None` while there is no room.
 #[inline]
 pub(crate) fn alloc_for(payload: &mut impl Payload, offset: u64, len: u64) -> Option<(BufferId, usize)> {
-    let bytes = sector_ceil(offset + len) - sector_floor(offset);
+    let bytes = buffer_bytes(offset, len);
     let id = payload.alloc(bytes as usize)?;
     if !(offset + len).is_multiple_of(SECTOR_BYTES) {
         let last = BufferSlice { id, offset: (bytes - SECTOR_BYTES) as u32, len: SECTOR_BYTES as u32 };
         payload.bytes_mut(last).fill(0);
     }
     Some((id, bytes as usize))
+}
+
+/// Bytes of the buffer for the request of these bytes.
+#[inline]
+pub(crate) fn buffer_bytes(offset: u64, len: u64) -> u64 {
+    sector_ceil(offset + len) - sector_floor(offset)
 }
 
 /// Where the bytes of a request are in such a buffer.
@@ -66,6 +74,9 @@ impl Payload for PlainBuffers {
         self.next += 1;
         self.buffers.insert(self.next, (vec![0xEE; len], 1));
         Some(BufferId(self.next))
+    }
+    fn has_room(&mut self, _len: usize) -> bool {
+        !self.full
     }
     fn retain(&mut self, id: BufferId) {
         self.buffers.get_mut(&id.0).expect("alive").1 += 1;

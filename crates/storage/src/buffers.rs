@@ -28,7 +28,8 @@ mod tests;
 use std::sync::Arc;
 
 use hob_engine::io::BufferSlice;
-use hob_engine::units::BufferId;
+use hob_engine::shares::Shares;
+use hob_engine::units::{BufferId, DatastoreId, DiskId};
 
 use crate::memory::Memory;
 use buddy::Buddy;
@@ -60,6 +61,8 @@ struct Buffer {
     len: u32,
     /// References; 0 means that the slot is free.
     refs: u32,
+    /// The disk whose share it is taken from.
+    holder: Option<DiskId>,
     /// Parts that the kernel is filling: first byte, one past the last.
     filling: Vec<(u32, u32)>,
     /// If it is not the arena's memory.
@@ -76,6 +79,8 @@ pub struct Arena {
     /// First pages of just-freed runs, by the run's length in pages.
     recent: Vec<Vec<u32>>,
     used_pages: usize,
+    /// Pages, by disk.
+    shares: Shares,
 }
 
 impl Arena {
@@ -99,6 +104,7 @@ impl Arena {
             free_ids: Vec::new(),
             recent,
             used_pages: 0,
+            shares: Shares::new(pages as u64),
         })
     }
 
@@ -107,12 +113,43 @@ impl Arena {
         if len == 0 || len > self.memory.len() {
             return None;
         }
+        let id = self.take_buffer(len, None)?;
+        self.shares.take_unowned(len.div_ceil(PAGE_BYTES) as u64);
+        Some(id)
+    }
+
+    /// Adds a disk to those that share the arena. Buffers of [`Arena::alloc`] are nobody's.
+    pub fn join(&mut self, disk: DiskId, datastore: DatastoreId) {
+        self.shares.join(disk, datastore);
+    }
+
+    /// Removes a disk from those that share the arena. It may still have buffers.
+    pub fn leave(&mut self, disk: DiskId) {
+        self.shares.leave(disk);
+    }
+
+    /// Returns whether a disk's share has room for a buffer of `len` bytes. There may still be no run of free pages for it.
+    pub fn may_alloc(&self, disk: DiskId, len: usize) -> bool {
+        self.shares.may_take(disk, len.div_ceil(PAGE_BYTES) as u64)
+    }
+
+    /// A buffer of `len` bytes out of a disk's share, with one reference; `None` while there is no room for it.
+    pub fn alloc_for(&mut self, disk: DiskId, len: usize) -> Option<BufferId> {
+        if len == 0 || len > self.memory.len() || !self.may_alloc(disk, len) {
+            return None;
+        }
+        let id = self.take_buffer(len, Some(disk))?;
+        self.shares.take(disk, len.div_ceil(PAGE_BYTES) as u64);
+        Some(id)
+    }
+
+    fn take_buffer(&mut self, len: usize, holder: Option<DiskId>) -> Option<BufferId> {
         let pages = len.div_ceil(PAGE_BYTES);
         let page = self.take_pages(pages)?;
         self.used_pages += pages;
         let id = self.free_id();
         let buffer = &mut self.buffers[id as usize];
-        (buffer.page, buffer.len, buffer.refs) = (page, len as u32, 1);
+        (buffer.page, buffer.len, buffer.refs, buffer.holder) = (page, len as u32, 1, holder);
         Some(BufferId(id))
     }
 
@@ -170,13 +207,17 @@ impl Arena {
         }
         assert!(buffer.filling.is_empty(), "the ring holds a reference while the kernel writes");
         let (page, pages) = (buffer.page, (buffer.len as usize).div_ceil(PAGE_BYTES));
-        let is_own = !buffer.shared.is_some();
+        let (is_own, holder) = (!buffer.shared.is_some(), buffer.holder.take());
         buffer.shared.clear();
         self.free_ids.push(id.0);
         if !is_own {
             return;
         }
         self.used_pages -= pages;
+        match holder {
+            Some(disk) => self.shares.give_back(disk, pages as u64),
+            None => self.shares.give_back_unowned(pages as u64),
+        }
         match self.recent.get_mut(pages) {
             Some(runs) if runs.len() < RECENT_EACH_MAX => runs.push(page),
             _ => self.buddy.free(page, pages as u32),

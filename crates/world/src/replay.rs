@@ -214,7 +214,9 @@ impl Replay {
         let mut head = pull(&mut due);
         while head.is_some() || self.engine.in_flight() > 0 {
             match (head, self.next_at()) {
-                (Some(ask), next) if self.has_room(&ask) && next.is_none_or(|next| self.now.max(due) < next) => {
+                (Some(ask), next)
+                    if self.has_room(&ask) && next.is_none_or(|next| self.now.max(due) < next) =>
+                {
                     self.now = self.now.max(due);
                     self.submit(InFlight { ask, client: 0, at: due });
                     head = pull(&mut due);

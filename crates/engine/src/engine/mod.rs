@@ -91,6 +91,9 @@ const JOBS_MAX: u32 = 256;
 /// Of the requests there may be, one part in so many is kept for what the daemon itself asks.
 const OWN_SHARE: u32 = 64;
 
+/// Requests of the daemon itself that one disk may have in flight beyond its share.
+const OWN_EACH: u32 = 16;
+
 /// What one engine may use. The I/Os in flight are bounded by these and by the payload buffers: a
 /// request has at most one I/O for each sector of its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -334,7 +337,10 @@ impl Engine {
     fn is_full_for(&self, request: &Request) -> bool {
         let Limits { requests_max, .. } = self.limits;
         match request.op.is_own() {
-            true => self.in_flight() >= requests_max,
+            true => {
+                self.in_flight() >= requests_max
+                    || !(self.has_room(request.disk) || self.has_own_room(request.disk))
+            }
             false => {
                 !self.has_room(request.disk)
                     || self.owner_waits >= requests_max.div_ceil(2) && self.joins_waiting(request)
@@ -480,6 +486,12 @@ impl Engine {
     pub fn has_room(&self, disk: DiskId) -> bool {
         // A request to a disk that does not exist is refused at once.
         self.slots.may_take(disk, 1) || self.disks.get(disk.0 as usize).is_none_or(Option::is_none)
+    }
+
+    /// Does a disk have few requests of the daemon itself in flight?
+    fn has_own_room(&self, disk: DiskId) -> bool {
+        let disk = self.disk(disk);
+        disk.in_flight - disk.ownership.guests < OWN_EACH
     }
 
     /// Requests in flight, fills included.

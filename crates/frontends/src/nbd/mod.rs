@@ -132,8 +132,13 @@ enum Input {
         command: u32,
         missing: BufferSlice,
     },
-    /// Payload of a refused write: bytes to read past.
-    Skip(u32),
+    /// Payload of a refused write: bytes to read past. The refusal is sent behind the last one: clients, libnbd among them, take an
+    /// answer that comes while they send for the end of the stream's order.
+    Skip {
+        left: u32,
+        refused: hob_nbd::Request,
+        code: ErrorCode,
+    },
     /// The client said goodbye: answer what is in flight.
     Finished,
     /// The socket is dead or the stream is out of step: nobody will read an answer.
@@ -207,7 +212,7 @@ impl Connection {
 
     /// Is the rest of a command on its way from the client?
     pub fn awaits_payload(&self) -> bool {
-        matches!(self.input, Input::Payload { .. } | Input::Skip(_))
+        matches!(self.input, Input::Payload { .. } | Input::Skip { .. })
     }
 
     /// Where the next bytes go.
@@ -218,7 +223,7 @@ impl Connection {
             Input::Payload { missing, .. } => Receive::Payload(next_of(missing)),
             Input::Header if self.resting => Receive::Pause,
             _ if self.is_full() => Receive::Pause,
-            Input::Header | Input::Skip(_) => Receive::Bytes,
+            Input::Header | Input::Skip { .. } => Receive::Bytes,
         }
     }
 
@@ -234,14 +239,15 @@ impl Connection {
                     let header = rest[..REQUEST_BYTES].try_into().expect("the length was checked");
                     self.handle_header(header, payload);
                 }
-                Input::Skip(count) => {
-                    let used = rest.len().min(count as usize);
+                Input::Skip { left, refused, code } => {
+                    let used = rest.len().min(left as usize);
                     at += used;
-                    self.input = match count - used as u32 {
-                        0 => Input::Header,
-                        left => Input::Skip(left),
-                    };
-                    if used == rest.len() {
+                    let left = left - used as u32;
+                    self.input = Input::Skip { left, refused, code };
+                    if left == 0 {
+                        self.input = Input::Header;
+                        reply::push_error(self, &refused, code);
+                    } else {
                         return at;
                     }
                 }
@@ -447,13 +453,10 @@ impl Connection {
             Ok(()) if request.command == Command::Disconnect => self.input = Input::Finished,
             Ok(()) => self.start(request, payload),
             Err(Refusal::Close(error)) => self.abort(&error.to_string(), payload),
-            Err(Refusal::Reply(code)) => {
-                self.input = match request.payload_len() {
-                    0 => Input::Header,
-                    len => Input::Skip(len),
-                };
-                reply::push_error(self, &request, code);
-            }
+            Err(Refusal::Reply(code)) => match request.payload_len() {
+                0 => reply::push_error(self, &request, code),
+                left => self.input = Input::Skip { left, refused: request, code },
+            },
         }
     }
 

@@ -192,6 +192,21 @@ fn a_refused_write_is_read_past() {
     assert_eq!(rig.sent()[4..8], 28u32.to_be_bytes(), "ENOSPC for a write past the end");
 }
 
+/// A client that is still sending does not read answers. libnbd ends the connection over one that comes before its payload went out.
+#[test]
+fn a_write_is_refused_behind_its_payload() {
+    let mut rig = Rig::new(true);
+    let write =
+        hob_nbd::Request { command: Command::Write, flags: NONE, cookie: 9, offset: 1 << 40, length: 4096 };
+    assert_eq!(rig.receive(&write.encode()), REQUEST_BYTES);
+    assert!(rig.connection.poll_send().is_none(), "the payload is missing");
+    assert_eq!(rig.receive(&[1; 4095]), 4095);
+    assert!(rig.connection.poll_send().is_none(), "its last byte is missing");
+    assert_eq!(rig.receive(&[1]), 1);
+    assert_eq!(rig.sent()[4..8], 28u32.to_be_bytes());
+    assert_eq!(rig.connection.poll_receive(), Receive::Bytes);
+}
+
 #[test]
 fn without_room_for_a_buffer_it_waits_and_goes_on() {
     let mut rig = Rig::new(true);
@@ -351,10 +366,11 @@ fn at_rest_nothing_is_begun_and_whoever_goes_on_misses_nothing() {
     refused[16..24].copy_from_slice(&(1u64 << 40).to_be_bytes());
     assert_eq!(next.receive(&refused), REQUEST_BYTES);
     next.connection.set_resting(true);
-    next.sent();
     assert!(!next.connection.is_at_rest());
     assert_eq!(next.connection.poll_receive(), Receive::Bytes);
     assert_eq!(next.receive(&[0; 512]), 512);
+    assert!(!next.connection.is_at_rest(), "the refusal is to be sent");
+    next.sent();
     assert!(next.connection.is_at_rest());
 }
 

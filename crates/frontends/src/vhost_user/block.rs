@@ -200,7 +200,9 @@ pub(super) fn understand(
         0 => (Op::Read, sector.checked_mul(SECTOR), writable),
         1 => (Op::Write(durability), sector.checked_mul(SECTOR), readable),
         4 => return Ok(Wanted::Engine { op: Op::Flush, offset: 0, len: 0 }),
-        8 => return Ok(Wanted::Id),
+        // Its length is in the specification. Nothing longer is written, nor logged.
+        8 if (readable, writable) == (0, ID_BYTES as u64) => return Ok(Wanted::Id),
+        8 => return Err(Status::IoError),
         11 | 13 => {
             let range = range.filter(|_| readable == RANGE_BYTES as u64).ok_or(Status::IoError)?;
             let range = Range::decode(range);
@@ -299,6 +301,9 @@ mod tests {
             (header(1, 1), (512, 0), none, without_flush, engine(Op::Write(Durability::Durable), 512, 512)),
             (header(4, 0), (0, 0), none, all, engine(Op::Flush, 0, 0)),
             (header(8, 0), (0, 20), none, all, Ok(Wanted::Id)),
+            (header(8, 0), (0, 21), none, all, Err(Status::IoError)),
+            (header(8, 0), (0, 1 << 30), none, all, Err(Status::IoError)),
+            (header(8, 0), (1, 20), none, all, Err(Status::IoError)),
             (header(11, 0), (16, 0), range(8, 8, 0), all, engine(Op::Discard(volatile), 4096, 4096)),
             (header(11, 0), (16, 0), range(8, 8, 1), all, Err(Status::Unsupported)),
             (

@@ -17,6 +17,9 @@ const INDIRECT: u16 = 4;
 /// Most descriptors of an indirect table.
 const INDIRECT_MAX: u32 = 1024;
 
+/// Most bytes of a chain: the longest request, with its header and status.
+const BYTES_MAX: u64 = hob_engine::REQUEST_BYTES_MAX + 4096;
+
 /// What is wrong with a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
@@ -35,6 +38,9 @@ pub enum Fault {
     /// The indirect table is inside another, in the middle of a chain, or of an impossible length.
     #[error("has an indirect table where or as none can be")]
     Table,
+    /// It is longer than any request.
+    #[error("has more bytes than any request")]
+    Long,
     /// No byte that the device may write.
     #[error("has no place for its status")]
     NoStatus,
@@ -55,6 +61,9 @@ pub(super) struct Chain {
     pub(super) writable: Vec<Segment>,
     /// It can be answered, but not be carried out.
     pub(super) fault: Option<Fault>,
+    /// Descriptors that were looked at.
+    pub(super) steps: u32,
+    bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +94,7 @@ impl Chain {
         self.readable.clear();
         self.writable.clear();
         self.fault = None;
+        (self.steps, self.bytes) = (0, 0);
         let mut index = head;
         for step in 0..size {
             let mut bytes = [0; DESCRIPTOR_BYTES];
@@ -137,8 +147,13 @@ impl Chain {
     }
 
     fn take(&mut self, map: &GuestMap, descriptor: &Descriptor) {
+        self.steps += 1;
         if descriptor.len == 0 {
             return;
+        }
+        self.bytes += u64::from(descriptor.len);
+        if self.bytes > BYTES_MAX {
+            self.fault.get_or_insert(Fault::Long);
         }
         if !map.contains(descriptor.address, u64::from(descriptor.len)) {
             self.fault.get_or_insert(Fault::Memory);

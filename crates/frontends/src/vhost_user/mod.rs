@@ -35,14 +35,14 @@ pub mod session;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use hob_engine::io::{IoError, Op, PayloadMemory, Promote, Reply, Request};
 use hob_engine::outcome::Outcome;
 use hob_engine::units::{DiskId, RequestId};
 
-use crate::payload::Payload;
+use crate::payload::{Payload, buffer_bytes};
 use block::{Features, HEADER_BYTES, Info, RANGE_BYTES, Status, Wanted, understand};
 use chain::{Chain, Fault, gather, scatter, total};
 use command::{Command, Table};
@@ -53,6 +53,21 @@ use queue::{Broken, Layout, Queue};
 
 /// Requests that wait for the engine; no more is taken from queues beyond that.
 const REQUESTS_MAX: usize = 256;
+
+/// Descriptors, and pages of payload, that one machine may cost in a turn of its shard's loop: a fraction of a millisecond.
+const BUDGET: u32 = 4096;
+
+/// What the chains of one machine may still cost in this turn.
+#[derive(Debug)]
+pub struct Budget {
+    left: u32,
+}
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget { left: BUDGET }
+    }
+}
 
 /// A queue that is ready to be served.
 #[derive(Debug)]
@@ -105,8 +120,8 @@ struct Served {
     state: State,
     /// Chains taken and not answered.
     taken: u32,
-    /// There was no buffer for the next chain.
-    needs_room: bool,
+    /// There was no buffer of so many bytes for the next chain.
+    needs_room: Option<usize>,
     /// On the list of those that have answers to tell of.
     listed: bool,
 }
@@ -136,6 +151,8 @@ pub struct Device {
     declined: VecDeque<u32>,
     /// Its disk is going away.
     abandoned: bool,
+    /// Queues that could not be served, and where they begin.
+    failed: BTreeMap<u16, u16>,
     /// Queues with answers that their drivers have not been told of.
     told: Vec<u16>,
     held_bytes: usize,
@@ -156,6 +173,7 @@ impl Device {
             requests: VecDeque::new(),
             declined: VecDeque::new(),
             abandoned: false,
+            failed: BTreeMap::new(),
             told: Vec::new(),
             held_bytes: 0,
             chain: Chain::default(),
@@ -185,9 +203,22 @@ impl Device {
 
     /// Serves a queue from now on. What an earlier daemon had taken is taken again, first.
     ///
+    /// # Errors
+    /// The queue makes no sense. It is not served, and begins again where it was to begin.
+    ///
     /// # Panics
     /// If it is served already.
     pub fn start(&mut self, start: Start) -> Result<(), Broken> {
+        let (number, base) = (start.queue, start.base);
+        let started = self.try_start(start);
+        match started {
+            Ok(()) => self.failed.remove(&number),
+            Err(_) => self.failed.insert(number, base),
+        };
+        started
+    }
+
+    fn try_start(&mut self, start: Start) -> Result<(), Broken> {
         let Start { queue: number, map, layout, base, features, mut inflight, log } = start;
         let mut queue = Queue::new(&map, &layout, base, features.contains(Features::EVENT_IDX))?;
         let mut again = VecDeque::new();
@@ -212,7 +243,7 @@ impl Device {
             again,
             state: State::Running,
             taken: 0,
-            needs_room: false,
+            needs_room: None,
             listed: false,
         };
         served.note(used.0, used.1);
@@ -233,7 +264,7 @@ impl Device {
     /// is in flight.
     pub fn poll_stopped(&mut self, queue: u16) -> Option<u16> {
         let slot = self.queues.get_mut(usize::from(queue)).filter(|slot| slot.is_some());
-        let Some(slot) = slot else { return Some(0) };
+        let Some(slot) = slot else { return Some(self.failed.remove(&queue).unwrap_or(0)) };
         let served = slot.as_ref().expect("just looked at");
         if served.taken > 0 || served.may_take() {
             return None;
@@ -255,7 +286,7 @@ impl Device {
         // What waits for the engine comes first.
         self.requests.is_empty()
             && served.may_take()
-            && !served.needs_room
+            && served.needs_room.is_none()
             && (!served.again.is_empty() || !matches!(served.queue.peek(), Ok(None)))
     }
 
@@ -274,31 +305,41 @@ impl Device {
         }
     }
 
-    /// There may be room for buffers again.
-    pub fn room_again(&mut self) {
-        self.queues.iter_mut().flatten().for_each(|served| served.needs_room = false);
+    /// There may be room for buffers again. A queue whose next chain has none is not looked at: walking a chain costs more than
+    /// asking for the room.
+    pub fn room_again(&mut self, queue: u16, payload: &mut impl Payload) {
+        if let Some(Some(served)) = self.queues.get_mut(usize::from(queue)) {
+            served.needs_room.take_if(|len| payload.has_room(*len));
+        }
     }
 
-    /// Takes what a driver has made available, and returns how many chains that were: no more than the queue has room for, since a driver may
-    /// offer without end what is answered at once.
+    /// Takes what a driver has made available, and returns how many chains that were. What it may cost is in `budget`, which is reduced: a
+    /// driver may offer without end what is answered at once, in chains of many descriptors.
     ///
     /// # Errors
     /// The queue is broken, and is served no further.
-    pub fn take(&mut self, queue: u16, payload: &mut impl Payload) -> Result<u32, Broken> {
+    pub fn take(
+        &mut self,
+        queue: u16,
+        budget: &mut Budget,
+        payload: &mut impl Payload,
+    ) -> Result<u32, Broken> {
         let mut count = 0;
-        while self.requests.len() < REQUESTS_MAX {
+        while self.requests.len() < REQUESTS_MAX && budget.left > 0 {
             let Some(Some(served)) = self.queues.get_mut(usize::from(queue)) else { break };
-            if !served.may_take() || served.needs_room || count == u32::from(served.queue.size()) {
+            if !served.may_take() || served.needs_room.is_some() {
                 break;
             }
             let next = match served.again.front() {
                 Some(head) => Ok(Some(*head)),
                 None => served.queue.peek(),
             };
-            match next.and_then(|next| next.map(|head| self.begin(queue, head, payload)).transpose()) {
+            let begun = next.and_then(|next| next.map(|head| self.begin(queue, head, payload)).transpose());
+            budget.left = budget.left.saturating_sub(self.cost_of_last());
+            match begun {
                 Ok(Some(Begun::Taken)) => count += 1,
-                Ok(Some(Begun::NoRoom)) => {
-                    self.served(queue).needs_room = true;
+                Ok(Some(Begun::NoRoom(len))) => {
+                    self.served(queue).needs_room = Some(len);
                     break;
                 }
                 Ok(None) => break,
@@ -309,6 +350,12 @@ impl Device {
             }
         }
         Ok(count)
+    }
+
+    /// What the chain that was begun last has cost: its descriptors, and the pages that were copied.
+    fn cost_of_last(&self) -> u32 {
+        let copied = total(&self.chain.readable) / 4096;
+        1 + self.chain.steps + copied.min(BUDGET.into()) as u32
     }
 
     fn served(&mut self, queue: u16) -> &mut Served {
@@ -330,12 +377,11 @@ impl Device {
             }
             Ok(Wanted::Id) => {
                 let id = self.info.id();
-                let len = total(&chain.writable).min(id.len() as u64) as usize;
-                let copied = scatter(map, &chain.writable, &id[..len]);
+                let copied = scatter(map, &chain.writable, &id);
                 chain.writable.iter().for_each(|part| served.note(part.address, u64::from(part.len)));
                 let status = if copied { Status::Ok } else { Status::IoError };
                 served.begin_chain(head);
-                self.answer(&command, status, len as u32);
+                self.answer(&command, status, id.len() as u32);
             }
             Err(status) => {
                 served.begin_chain(head);
@@ -351,7 +397,7 @@ impl Device {
         if command.op.has_buffer() {
             let run = GuestRun::new(&served.map, &self.chain.writable);
             if !command.adopt(self.disk, &run, payload) && !command.alloc(payload) {
-                return Ok(Begun::NoRoom);
+                return Ok(Begun::NoRoom(buffer_bytes(command.offset, command.len) as usize));
             }
             if command.op != Op::Read {
                 let bytes = payload.bytes_mut(command.payload_slice());
@@ -530,7 +576,8 @@ impl Served {
 
 enum Begun {
     Taken,
-    NoRoom,
+    /// For a buffer of so many bytes.
+    NoRoom(usize),
 }
 
 /// What a chain asks for, whose status byte is taken away already.

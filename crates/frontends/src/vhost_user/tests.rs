@@ -1,5 +1,7 @@
 //! A device driven by hand: descriptors in, requests out, replies in, used elements out. And drivers that mean ill.
 
+mod cost;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hob_engine::io::{BufferSlice, Durability, Zeroing};
@@ -99,7 +101,7 @@ impl Rig {
     }
 
     fn take(&mut self) -> Result<u32, Broken> {
-        self.device.take(0, &mut self.payload)
+        self.device.take(0, &mut Budget::default(), &mut self.payload)
     }
 
     /// As the shard loop does: answers, and drops the engine's reference.
@@ -232,7 +234,7 @@ fn a_queue_whose_chain_waits_for_room_is_not_quiet() {
     assert_eq!(rig.take(), Ok(0));
     assert!(!rig.device.has_work(0) && !rig.device.is_quiet(0), "its driver does not tell of it again");
     rig.payload.full = false;
-    rig.device.room_again();
+    rig.device.room_again(0, &mut rig.payload);
     assert_eq!(rig.take(), Ok(1));
     assert!(!rig.device.is_quiet(0), "one is in flight");
     let request = rig.device.poll_request().expect("a request");
@@ -368,7 +370,7 @@ fn without_room_for_a_buffer_the_chain_stays_where_it_is() {
     assert_eq!(rig.take(), Ok(0));
     assert!(!rig.device.has_work(0) && rig.device.poll_request().is_none());
     rig.payload.full = false;
-    rig.device.room_again();
+    rig.device.room_again(0, &mut rig.payload);
     assert!(rig.device.has_work(0));
     assert_eq!(rig.take(), Ok(1));
     assert!(rig.device.poll_request().is_some());

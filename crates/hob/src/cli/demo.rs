@@ -27,7 +27,6 @@ use hob_storage::backing::{Backing, BackingOptions, ModelledOp, ServiceTime};
 use hob_storage::pool::{DeviceSpec, Overwrite, OwnerId, Pool, device_bytes_for};
 use hob_world::disk_model::{self, ArrayConfig, ArrayModel};
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::sync::Semaphore;
 
 use crate::daemon::allow::AllowList;
 use crate::daemon::doors::Doors;
@@ -160,8 +159,7 @@ impl Host {
                     stopper.store(true, Ordering::Relaxed);
                     std::future::pending::<()>().await
                 };
-                let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-                let hall = Hall { exports, allow: AllowList::default(), places };
+                let hall = Hall { exports, allow: AllowList::default(), connections_max: CONNECTIONS_MAX };
                 tokio::select! {
                     () = listener.run(hall, None) => {}
                     _ = ended => {}

@@ -108,7 +108,7 @@ pub(crate) struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Limits {
-    /// NBD connections at once; further ones wait in the kernel.
+    /// NBD connections of each listener at once; further ones wait in the kernel.
     pub(crate) connections_max: usize,
     /// Memory for data in flight, per shard.
     pub(crate) buffer_bytes_max: Size,

@@ -19,12 +19,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::allow::{AllowList, Peer, Visible};
 use super::doors::{self, Doors};
 use super::exports::{Export, Exports};
+use super::half_open::{HALF_OPEN_MAX, HalfOpen, Newcomer};
 use super::relay::{self, Spawner};
 use super::socket_access::SocketAccess;
 use super::tls::{PeerCertificate, Tls};
 
-/// A client must have chosen its export by then.
-const NEGOTIATION_MAX: Duration = Duration::from_secs(15);
+/// Longest wait for the end of a connection whose client said goodbye.
+const FAREWELL_MAX: Duration = Duration::from_secs(5);
 
 /// The right to be connected. There are as many as connections may be; further clients wait in the
 /// kernel. Given back when the last clone is dropped: a shard may be done with a client before its relay is.
@@ -74,8 +75,8 @@ pub(crate) struct Hall {
     pub(crate) exports: Exports,
     /// Who may see it.
     pub(crate) allow: AllowList,
-    /// How many may come in.
-    pub(crate) places: Arc<Semaphore>,
+    /// Most connections of each listener.
+    pub(crate) connections_max: usize,
 }
 
 /// A bound socket. Dropping it removes a Unix socket's file, unless it is left open.
@@ -133,8 +134,12 @@ impl Listener {
 
     /// Accepts clients until the task is dropped. Those of a listener with TLS are `relays`' work.
     pub(crate) async fn run(self, hall: Hall, mut relays: Option<Spawner>) {
+        // Its own: strangers who use up those of one listener keep nobody else waiting.
+        let places = Arc::new(Semaphore::new(hall.connections_max));
+        // Fewer than places, so that strangers leave some to clients.
+        let half_open = HalfOpen::new(HALF_OPEN_MAX.min(hall.connections_max.div_ceil(2)));
         loop {
-            let place = Arc::new(Arc::clone(&hall.places).acquire_owned().await.expect("never closed"));
+            let place = Arc::new(Arc::clone(&places).acquire_owned().await.expect("never closed"));
             self.doors.until_open().await;
             let accepted = tokio::select! {
                 biased;
@@ -146,9 +151,14 @@ impl Listener {
                 Ok(visit) => {
                     // Of those inside TLS nobody is kept.
                     let half_way = self.tls.is_none().then(|| self.doors.half_way());
+                    let (newcomer, eviction) = half_open.enter();
                     let served = async move {
                         let peer = visit.peer.clone();
-                        if let Err(error) = visit.serve().await {
+                        let served = tokio::select! {
+                            served = visit.serve(newcomer) => served,
+                            () = eviction.wait() => Err(io::Error::other("it chose none in time")),
+                        };
+                        if let Err(error) = served {
                             tracing::info!("{peer} did not get as far as an export: {error}");
                         }
                         drop(half_way);
@@ -247,14 +257,14 @@ struct Visit {
 }
 
 impl Visit {
-    async fn serve(self) -> io::Result<()> {
+    async fn serve(self, newcomer: Newcomer) -> io::Result<()> {
         let Visit { socket, peer, hall, tls, place } = self;
         let is_unix = peer.address.is_none();
         let visible = Visible { exports: hall.exports, allow: hall.allow, peer };
         if is_unix {
-            serve(UnixStream::from_std(socket.into())?, visible, tls, place).await
+            serve(UnixStream::from_std(socket.into())?, visible, tls, (newcomer, place)).await
         } else {
-            serve(TcpStream::from_std(socket.into())?, visible, tls, place).await
+            serve(TcpStream::from_std(socket.into())?, visible, tls, (newcomer, place)).await
         }
     }
 }
@@ -280,7 +290,7 @@ async fn serve(
     mut stream: impl IntoSocket,
     mut visible: Visible,
     tls: Option<NbdTls>,
-    place: Place,
+    (newcomer, place): (Newcomer, Place),
 ) -> io::Result<()> {
     let offer = match &tls {
         None => handshake::Tls::Absent,
@@ -288,8 +298,7 @@ async fn serve(
         Some(NbdTls { required: true, .. }) => handshake::Tls::Required,
     };
     let hello = Handshake::with_tls(HandshakeLimits::default(), offer);
-    let negotiating = negotiate(hello, &mut stream, &visible);
-    let inside = match tokio::time::timeout(NEGOTIATION_MAX, negotiating).await.map_err(too_long)?? {
+    let inside = match negotiate(hello, &mut stream, &visible).await? {
         Step::Goodbye => return Ok(()),
         Step::Done(negotiated, leftover) => {
             return attach(stream.into_socket()?, &visible, negotiated, leftover, (Line::Direct, place));
@@ -300,13 +309,13 @@ async fn serve(
         NbdSession::Certificates(tls) => {
             let stream = tls.accept(stream).await?;
             visible.peer.certificate = PeerCertificate::of(&stream);
-            serve_inside(stream, inside, &visible, place).await
+            serve_inside(stream, inside, &visible, (newcomer, place)).await
         }
         #[cfg(feature = "psk")]
         NbdSession::Keys(keys) => {
             let (stream, name) = keys.accept(stream).await?;
             visible.peer.key = Some(name);
-            serve_inside(stream, inside, &visible, place).await
+            serve_inside(stream, inside, &visible, (newcomer, place)).await
         }
     }
 }
@@ -316,27 +325,23 @@ async fn serve_inside(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     hello: Handshake,
     visible: &Visible,
-    place: Place,
+    (newcomer, place): (Newcomer, Place),
 ) -> io::Result<()> {
-    let negotiating = negotiate(hello, &mut stream, visible);
-    match tokio::time::timeout(NEGOTIATION_MAX, negotiating).await.map_err(too_long)?? {
+    match negotiate(hello, &mut stream, visible).await? {
         Step::Goodbye => {
-            let _ = tokio::time::timeout(NEGOTIATION_MAX, stream.shutdown()).await;
+            let _ = tokio::time::timeout(FAREWELL_MAX, stream.shutdown()).await;
         }
         Step::Done(negotiated, leftover) => {
             let (near, far) = UnixStream::pair()?;
             let seat = (Line::Relayed, Arc::clone(&place));
             attach(far.into_socket()?, visible, negotiated, leftover, seat)?;
+            drop(newcomer);
             relay::relay(stream, near).await;
         }
         Step::StartTls(_) => unreachable!("TLS is not started twice"),
     }
     drop(place);
     Ok(())
-}
-
-fn too_long(_: tokio::time::error::Elapsed) -> io::Error {
-    io::Error::other("it said nothing for too long")
 }
 
 /// Hands a client to the shard of its disk.

@@ -4,10 +4,12 @@
 pub(crate) mod allow;
 mod cluster;
 pub(crate) mod config;
+mod descriptors;
 pub(crate) mod doors;
 pub(crate) mod exports;
 #[cfg(test)]
 mod fake_shard;
+mod half_open;
 pub(crate) mod hardware;
 pub(crate) mod http;
 pub(crate) mod listen;
@@ -203,6 +205,7 @@ fn entrances(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec<Entran
 pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
     power_cut::obey()?;
     watchdog::abort_on_panic();
+    descriptors::raise_limit();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -256,10 +259,10 @@ async fn serve(
     for endpoint in control {
         controls.push(ControlListener::bind(endpoint, &guard, doors).await?);
     }
-    let places = Arc::new(tokio::sync::Semaphore::new(limits.connections_max));
-    let hall = Hall { exports: exports.clone(), allow, places };
+    let hall = Hall { exports: exports.clone(), allow, connections_max: limits.connections_max };
     let (files, goes_on) = (legacy.files(), legacy.goes_on);
-    stage.waiting.fill(legacy, &hall.places);
+    let inherited_max = limits.connections_max.saturating_mul(listen.len().max(1)).min(1 << 16);
+    stage.waiting.fill(legacy, &Arc::new(tokio::sync::Semaphore::new(inherited_max)));
     tokio::spawn(stage.waiting.clone().let_in(hall.clone()));
     let manager = match content {
         Content::Kept { store, state, config } => {

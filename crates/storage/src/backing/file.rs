@@ -22,7 +22,7 @@
 //! # Locks
 //! flock: exclusive for a disk that is written, shared for a read-only one. It is there against a second hob.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::os::fd::OwnedFd;
@@ -38,6 +38,7 @@ use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
 use super::evidence::{self, Witness};
+use super::helper::{Ended, Helper, Job};
 use super::identity::{self, ChangeMark};
 use super::{
     BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Reader, Status, StatusExtent, io_result,
@@ -51,11 +52,17 @@ use crate::volatile::{self, VolatileFile};
 /// the index is the I/O's id.
 const SEVERAL: u32 = 1 << 31;
 
+/// Token index of the helper's eventfd: no slot gets as far.
+const HELPER: u32 = u32::MAX;
+
 /// Most extents of one status answer; the asker comes back for more.
 const EXTENTS_MAX: usize = 4096;
 
 /// Pause before a change that the gate stopped is tried again, nanoseconds.
 const RETRY_NS: u64 = 20_000_000;
+/// I/Os of one file that may each occupy one of the kernel's worker threads at once. There are 1,024 for a shard: files on a filesystem that
+/// hangs leave some to others.
+const WORKERS_MAX: usize = 64;
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
@@ -100,7 +107,8 @@ struct Attached {
 struct FileBacking {
     info: BackingInfo,
     direct: Option<Arc<OwnedFd>>,
-    buffered: Arc<OwnedFd>,
+    /// None once it is being closed.
+    buffered: Option<Arc<OwnedFd>>,
     class: FdClass,
     /// In a power-cut test, what keeps un-flushed writes.
     volatile: Option<Arc<VolatileFile>>,
@@ -118,8 +126,31 @@ struct FileBacking {
     /// The disk is another host's.
     is_lost: bool,
     wait_ns: u64,
+    /// The filesystem cannot say whether an operation would wait: the kernel gives each to a worker.
+    waits: bool,
+    /// I/Os that may occupy a worker, and those that wait until others have ended.
+    working: BTreeSet<IoId>,
+    to_work: VecDeque<Io>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
+    /// Asks and closes the files.
+    helper: Helper,
+    /// Questions that the helper has.
+    asked: BTreeSet<u64>,
+    /// The helper's eventfd in the ring, and whether it is awaited.
+    event: Option<(Fd, bool)>,
+    life: Life,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Open,
+    /// I/O in the kernel is waited for.
+    Ending,
+    /// The helper closes the files.
+    Closing,
+    /// When the file was last changed.
+    Closed(Option<ChangeMark>),
 }
 
 /// Reads it past the ring.
@@ -183,8 +214,12 @@ pub(super) fn open(
     let evidence = if is_block_device { None } else { evidence::at_opening(&buffered) };
     let memory = file_type.is_file() && is_memory_filesystem(&buffered);
     let small_blocks = is_block_device || metadata.blksize() <= SECTOR_BYTES;
-    let direct = if options.direct && !memory && small_blocks { open(libc::O_DIRECT).ok() } else { None };
-    let direct = direct.and_then(|file| direct_block_bytes(&file).map(|bytes| (file, bytes)));
+    let direct =
+        if options.direct && !memory && small_blocks { open_direct(open).map_err(system)? } else { None };
+    let direct = match direct {
+        Some(file) => direct_block_bytes(&file).map_err(system)?.map(|bytes| (file, bytes)),
+        None => None,
+    };
     let how = match (&direct, memory) {
         (Some(_), _) => "O_DIRECT",
         (None, true) => "in memory",
@@ -220,6 +255,7 @@ pub(super) fn open(
         true => FdClass::Memory,
         false => FdClass::File,
     };
+    let waits = cannot_be_hasty(&buffered);
     let info = BackingInfo {
         size_bytes,
         block_bytes: direct.as_ref().map_or(1, |(_, bytes)| *bytes),
@@ -236,7 +272,7 @@ pub(super) fn open(
     Ok(Box::new(FileBacking {
         info,
         direct: direct.map(|(file, _)| Arc::new(file.into())),
-        buffered: Arc::new(buffered.into()),
+        buffered: Some(Arc::new(buffered.into())),
         class,
         volatile,
         is_block_device,
@@ -250,23 +286,110 @@ pub(super) fn open(
         retry_at: Instant(0),
         is_lost: false,
         wait_ns: options.wait_max.as_nanos() as u64,
+        waits,
+        working: BTreeSet::new(),
+        to_work: VecDeque::new(),
         done: VecDeque::new(),
         statuses: VecDeque::new(),
+        helper: Helper::new().map_err(system)?,
+        asked: BTreeSet::new(),
+        event: None,
+        life: Life::Open,
     }))
 }
 
+/// Opens a file with O_DIRECT; `None` where its filesystem does not support that. Any other failure is one: a disk whose daemon has no
+/// descriptor left, say, must not go through the page cache from then on.
+fn open_direct(open: impl Fn(i32) -> std::io::Result<File>) -> std::io::Result<Option<File>> {
+    match open(libc::O_DIRECT) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Can the filesystem not say whether an operation would wait? Those of FUSE and NFS cannot.
+fn cannot_be_hasty(file: &File) -> bool {
+    let mut byte = [0];
+    let flags = rustix::io::ReadWriteFlags::NOWAIT;
+    let read = rustix::io::preadv2(file, &mut [std::io::IoSliceMut::new(&mut byte)], 0, flags);
+    read == Err(Errno::OPNOTSUPP)
+}
+
 /// The alignment that O_DIRECT wants, found by trying; `None` when it does not work at all.
-fn direct_block_bytes(file: &File) -> Option<u32> {
+fn direct_block_bytes(file: &File) -> std::io::Result<Option<u32>> {
     let mut memory = vec![0u8; 2 * SECTOR_BYTES as usize];
     let skip = memory.as_ptr().align_offset(SECTOR_BYTES as usize);
-    let works = |bytes: &u32| {
-        let buffer = &mut memory[skip..skip + *bytes as usize];
-        rustix::io::pread(file, buffer, 0).is_ok()
-    };
-    [512, 4096].into_iter().find(works)
+    for bytes in [512, 4096] {
+        match rustix::io::pread(file, &mut memory[skip..skip + bytes], 0) {
+            Ok(_) => return Ok(Some(bytes as u32)),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(None)
 }
 
 impl FileBacking {
+    fn buffered(&self) -> &Arc<OwnedFd> {
+        self.buffered.as_ref().expect("a backing is not used after it is closed")
+    }
+
+    fn file_reader(&self) -> FileReader {
+        FileReader { file: self.buffered().clone(), volatile: self.volatile.clone() }
+    }
+
+    /// Has the helper do something, and waits for its end.
+    fn ask_helper(&mut self, ring: &mut Ring, job: Job) {
+        self.helper.start(job);
+        let event = match self.event {
+            Some((_, true)) => return,
+            Some((event, false)) => event,
+            None => ring.attach(self.helper.event(), FdClass::Event),
+        };
+        self.event = Some((event, true));
+        ring.await_event(self.attached().tokens.token(HELPER), event);
+    }
+
+    /// The helper has done something.
+    fn helper_ended(&mut self, ring: &mut Ring) {
+        let (event, _) = self.event.expect("what completes was awaited");
+        self.event = Some((event, false));
+        while let Some(ended) = self.helper.poll() {
+            match ended {
+                Ended::Status(id, status) if self.asked.remove(&id) => self.statuses.push_back((id, status)),
+                // It was answered when the backing was closed.
+                Ended::Status(..) => {}
+                Ended::Closed(mark) => {
+                    self.life = Life::Closed(mark);
+                    self.attached = None;
+                    return ring.detach_event(event);
+                }
+            }
+        }
+        if !self.asked.is_empty() || self.life == Life::Closing {
+            self.event = Some((event, true));
+            ring.await_event(self.attached().tokens.token(HELPER), event);
+        }
+    }
+
+    /// Has the helper close the files when nothing of them is in the kernel: a filesystem that hangs blocks that too.
+    fn end_if_idle(&mut self, ring: &mut Ring) {
+        if self.life != Life::Ending || self.in_flight > 0 {
+            return;
+        }
+        self.life = Life::Closing;
+        let (direct, volatile, is_block_device) =
+            (self.direct.take(), self.volatile.clone(), self.is_block_device);
+        let buffered = self.buffered.take().expect("it is closed once");
+        let close = move || {
+            let mark = if is_block_device { None } else { mark_of(&buffered, volatile.as_deref()) };
+            drop((direct, buffered));
+            mark
+        };
+        self.ask_helper(ring, Job::Close(Box::new(close)));
+    }
+
     fn attached(&self) -> Attached {
         self.attached.expect("a backing is attached before it is used")
     }
@@ -400,38 +523,111 @@ impl FileBacking {
         self.finish(io.id, if granted { Ok(()) } else { result });
     }
 
+    /// May it occupy one of the kernel's workers?
+    fn occupies_worker(&self, op: IoOp) -> bool {
+        self.class == FdClass::File && (self.waits || !matches!(op, IoOp::Read | IoOp::Write(_)))
+    }
+
+    /// Starts what waited for a worker, as far as there are some.
+    fn go_on(&mut self, ring: &mut Ring, now: Instant) {
+        while self.working.len() < WORKERS_MAX
+            && let Some(io) = self.to_work.pop_front()
+        {
+            self.working.insert(io.id);
+            self.begin(ring, now, &io);
+        }
+    }
+
     fn finish(&mut self, io: IoId, result: Result<(), IoError>) {
         self.in_flight -= 1;
+        if !self.working.is_empty() {
+            self.working.remove(&io);
+        }
         self.done.push_back((io, result));
     }
 
-    fn status(&self, offset: u64, len: u64) -> Status {
-        let end = (offset + len).min(self.info.size_bytes);
-        let mut extents = Vec::new();
-        let mut at = offset;
-        while at < end && extents.len() < EXTENTS_MAX {
-            let data = match rustix::fs::seek(&self.buffered, rustix::fs::SeekFrom::Data(at)) {
-                // A volatile file's holes may have been written in its cache.
-                Ok(data) if !self.is_block_device && self.class != FdClass::Volatile => data.min(end),
-                Err(Errno::NXIO) if self.class != FdClass::Volatile => end,
-                // Not known: data everywhere is never wrong.
-                _ => {
-                    extents.push(StatusExtent { len: end - at, hole: false, zero: false });
-                    break;
-                }
-            };
-            if data > at {
-                extents.push(StatusExtent { len: data - at, hole: true, zero: true });
-                at = data;
-                continue;
-            }
-            let hole = rustix::fs::seek(&self.buffered, rustix::fs::SeekFrom::Hole(at));
-            let hole = hole.map_or(end, |hole| hole.min(end)).max(at + 1);
-            extents.push(StatusExtent { len: hole - at, hole: false, zero: false });
-            at = hole;
+    /// Hands an I/O to the ring.
+    fn begin(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
+        let Attached { direct, buffered, tokens } = self.attached();
+        if self.info.read_only && !matches!(io.op, IoOp::Read | IoOp::Flush) {
+            return self.finish(io.id, Err(IoError::ReadOnly));
         }
-        Ok(extents)
+        match (io.op, io.slice) {
+            (IoOp::Read | IoOp::Write(_), None) => unreachable!("a transfer has a slice"),
+            (IoOp::WriteJournal, _) => unreachable!("journals are on flash"),
+            (IoOp::Flush, _) => ring.fsync(tokens.token(io.id.0), buffered),
+            // It may have to be done again.
+            (IoOp::Write(_), _) if self.gate.is_some() => self.start_several(ring, now, io, Step::Parts),
+            (IoOp::Read | IoOp::Write(_), Some(slice)) => match direct {
+                None => self.transfer(ring, io.id.0, io.op, buffered, io.offset, slice),
+                Some(fd) if self.is_direct(io.offset, slice) => {
+                    self.transfer(ring, io.id.0, io.op, fd, io.offset, slice);
+                }
+                Some(_) => self.start_several(ring, now, io, Step::Parts),
+            },
+            (IoOp::Discard | IoOp::WriteZeroes(_), _) => {
+                self.start_several(ring, now, io, first_step(io.op));
+            }
+        }
     }
+
+    /// An operation of an I/O has ended.
+    fn io_ended(&mut self, ring: &mut Ring, now: Instant, completion: &Completion) {
+        let index = completion.token.index();
+        let result = io_result(completion.result);
+        if index & SEVERAL == 0 {
+            return self.finish(IoId(index), result);
+        }
+        let slot = index & !SEVERAL;
+        let several = &mut self.several[slot as usize];
+        several.stopped |= completion.result == -libc::ECANCELED && self.gate.is_some();
+        // A block device refuses ranges that are not whole blocks; the way out is the same.
+        let refused = completion.result == -libc::EINVAL
+            && matches!(several.step, Step::Discard | Step::Punch | Step::ZeroRange);
+        let result = if refused { Err(IoError::Unsupported) } else { result };
+        several.result = several.result.and(result);
+        several.in_flight -= 1;
+        if several.in_flight == 0 {
+            self.end_step(ring, now, slot);
+        }
+    }
+}
+
+/// Which parts of `offset..end` of a file have data. May block for as long as the file's filesystem hangs.
+fn status(file: &OwnedFd, offset: u64, end: u64) -> Status {
+    let mut extents = Vec::new();
+    let mut at = offset;
+    while at < end && extents.len() < EXTENTS_MAX {
+        let data = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => data.min(end),
+            Err(Errno::NXIO) => end,
+            // Not known: data everywhere is never wrong.
+            Err(_) => {
+                extents.push(StatusExtent { len: end - at, hole: false, zero: false });
+                break;
+            }
+        };
+        if data > at {
+            extents.push(StatusExtent { len: data - at, hole: true, zero: true });
+            at = data;
+            continue;
+        }
+        let hole = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(at));
+        let hole = hole.map_or(end, |hole| hole.min(end)).max(at + 1);
+        extents.push(StatusExtent { len: hole - at, hole: false, zero: false });
+        at = hole;
+    }
+    Ok(extents)
+}
+
+/// When a file was last changed. May block for as long as its filesystem hangs.
+fn mark_of(file: &OwnedFd, volatile: Option<&VolatileFile>) -> Option<ChangeMark> {
+    if let Some(volatile) = volatile {
+        // What would get there later by itself would be taken for somebody else's change.
+        volatile.settle().ok()?;
+    }
+    let file = File::from(file.try_clone().ok()?);
+    file.metadata().ok().map(|metadata| ChangeMark::of(&metadata))
 }
 
 /// Where an I/O of several operations begins.
@@ -456,7 +652,7 @@ impl Driver for FileBacking {
 
     fn attach(&mut self, ring: &mut Ring, _now: Instant, tokens: TokenSpace) {
         let direct = self.direct.clone().map(|file| ring.attach(file, self.class));
-        let buffered = ring.attach(self.buffered.clone(), self.class);
+        let buffered = ring.attach(self.buffered().clone(), self.class);
         self.attached = Some(Attached { direct, buffered, tokens });
     }
 
@@ -469,47 +665,20 @@ impl Driver for FileBacking {
     fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
         assert!(io.id.0 < SEVERAL, "an engine has fewer than 2^31 I/Os in flight");
         self.in_flight += 1;
-        let Attached { direct, buffered, tokens } = self.attached();
-        if self.info.read_only && !matches!(io.op, IoOp::Read | IoOp::Flush) {
-            return self.finish(io.id, Err(IoError::ReadOnly));
+        if self.occupies_worker(io.op) {
+            self.to_work.push_back(*io);
+            return self.go_on(ring, now);
         }
-        match (io.op, io.slice) {
-            (IoOp::Read | IoOp::Write(_), None) => unreachable!("a transfer has a slice"),
-            (IoOp::WriteJournal, _) => unreachable!("journals are on flash"),
-            (IoOp::Flush, _) => ring.fsync(tokens.token(io.id.0), buffered),
-            // It may have to be done again.
-            (IoOp::Write(_), _) if self.gate.is_some() => self.start_several(ring, now, io, Step::Parts),
-            (IoOp::Read | IoOp::Write(_), Some(slice)) => match direct {
-                None => self.transfer(ring, io.id.0, io.op, buffered, io.offset, slice),
-                Some(fd) if self.is_direct(io.offset, slice) => {
-                    self.transfer(ring, io.id.0, io.op, fd, io.offset, slice);
-                }
-                Some(_) => self.start_several(ring, now, io, Step::Parts),
-            },
-            (IoOp::Discard | IoOp::WriteZeroes(_), _) => {
-                self.start_several(ring, now, io, first_step(io.op));
-            }
-        }
+        self.begin(ring, now, io);
     }
 
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
-        let index = completion.token.index();
-        let result = io_result(completion.result);
-        if index & SEVERAL == 0 {
-            return self.finish(IoId(index), result);
+        if completion.token.index() == HELPER {
+            return self.helper_ended(ring);
         }
-        let slot = index & !SEVERAL;
-        let several = &mut self.several[slot as usize];
-        several.stopped |= completion.result == -libc::ECANCELED && self.gate.is_some();
-        // A block device refuses ranges that are not whole blocks; the way out is the same.
-        let refused = completion.result == -libc::EINVAL
-            && matches!(several.step, Step::Discard | Step::Punch | Step::ZeroRange);
-        let result = if refused { Err(IoError::Unsupported) } else { result };
-        several.result = several.result.and(result);
-        several.in_flight -= 1;
-        if several.in_flight == 0 {
-            self.end_step(ring, now, slot);
-        }
+        self.io_ended(ring, now, &completion);
+        self.go_on(ring, now);
+        self.end_if_idle(ring);
     }
 
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
@@ -534,22 +703,31 @@ impl Driver for FileBacking {
             (several.step, several.result, several.stopped) = (first_step(several.io.op), Ok(()), false);
             self.run_step(ring, slot);
         }
+        self.go_on(ring, now);
     }
 
-    fn lose(&mut self, _ring: &mut Ring, now: Instant) {
+    fn lose(&mut self, ring: &mut Ring, now: Instant) {
         self.is_lost = true;
         for slot in std::mem::take(&mut self.stopped) {
             self.stop(now, slot);
         }
+        self.go_on(ring, now);
     }
 
     fn be_hasty(&mut self, wait_max: Duration) {
         self.wait_ns = self.wait_ns.min(wait_max.as_nanos() as u64);
     }
 
-    fn submit_status(&mut self, _ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {
-        let status = self.status(offset, len);
-        self.statuses.push_back((id, status));
+    fn submit_status(&mut self, ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {
+        let end = (offset + len).min(self.info.size_bytes);
+        // A volatile file's holes may have been written in its cache.
+        if self.is_block_device || self.class == FdClass::Volatile || self.life != Life::Open {
+            let all = StatusExtent { len: end - offset, hole: false, zero: false };
+            return self.statuses.push_back((id, Ok(vec![all])));
+        }
+        let file = self.buffered().clone();
+        self.asked.insert(id);
+        self.ask_helper(ring, Job::Status(id, Box::new(move || status(&file, offset, end))));
     }
 
     fn poll_status(&mut self) -> Option<(u64, Status)> {
@@ -557,29 +735,46 @@ impl Driver for FileBacking {
     }
 
     fn close(&mut self, ring: &mut Ring) {
-        if let Some(Attached { direct, buffered, .. }) = self.attached.take() {
-            direct.into_iter().chain([buffered]).for_each(|fd| ring.detach(fd));
+        if self.life != Life::Open {
+            return;
         }
+        let Some(Attached { direct, buffered, .. }) = self.attached else {
+            self.life = Life::Closed(None);
+            return;
+        };
+        direct.into_iter().chain([buffered]).for_each(|fd| ring.detach(fd));
+        // Whoever asked does not wait for a filesystem that hangs.
+        let unanswered = std::mem::take(&mut self.asked);
+        self.statuses.extend(unanswered.into_iter().map(|id| (id, Err(IoError::ShuttingDown))));
+        for io in std::mem::take(&mut self.to_work) {
+            self.finish(io.id, Err(IoError::ShuttingDown));
+        }
+        for slot in std::mem::take(&mut self.stopped) {
+            self.free.push(slot);
+            self.finish(self.several[slot as usize].io.id, Err(IoError::ShuttingDown));
+        }
+        self.life = Life::Ending;
+        self.end_if_idle(ring);
     }
 
     fn is_closed(&self) -> bool {
-        self.attached.is_none() && self.in_flight == 0
+        matches!(self.life, Life::Closed(_))
     }
 
     fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        FileReader { file: self.buffered.clone(), volatile: self.volatile.clone() }.read(offset, bytes)
+        self.file_reader().read(offset, bytes)
     }
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
-        Some(Box::new(FileReader { file: self.buffered.clone(), volatile: self.volatile.clone() }))
+        Some(Box::new(self.file_reader()))
     }
 
     fn lock(&self) -> Option<Lock> {
-        Some(Lock::of_file(Arc::downgrade(&self.buffered), self.lock))
+        Some(Lock::of_file(Arc::downgrade(self.buffered()), self.lock))
     }
 
     fn gauge(&self) -> Option<Gauge> {
-        Some(Gauge::of_file(&self.buffered))
+        Some(Gauge::of_file(self.buffered()))
     }
 
     fn grow(&mut self, size_bytes: u64) {
@@ -589,18 +784,15 @@ impl Driver for FileBacking {
     fn witness(&self) -> Option<Witness> {
         // A volatile file's writes reach the file by themselves later.
         let is_plain = !self.is_block_device && self.volatile.is_none();
-        if is_plain { Witness::of_file(&self.buffered) } else { None }
+        if is_plain { Witness::of_file(self.buffered()) } else { None }
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {
-        if self.is_block_device {
-            return None;
+        match self.life {
+            Life::Closed(mark) => mark,
+            // Asking a file may block its shard: it is asked before it is attached, and when it is closed.
+            _ if self.is_block_device || self.attached.is_some() => None,
+            _ => mark_of(self.buffered(), self.volatile.as_deref()),
         }
-        if let Some(volatile) = &self.volatile {
-            // What would get there later by itself would be taken for somebody else's change.
-            volatile.settle().ok()?;
-        }
-        let file = File::from(self.buffered.try_clone().ok()?);
-        file.metadata().ok().map(|metadata| ChangeMark::of(&metadata))
     }
 }

@@ -24,6 +24,7 @@ mod evidence;
 mod file;
 mod gauge;
 mod handover;
+mod helper;
 mod identity;
 mod lock;
 mod modelled;

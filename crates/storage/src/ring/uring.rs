@@ -22,6 +22,9 @@ use crate::buffers::Arena;
 /// Descriptors the kernel keeps for us, which saves looking them up for each operation.
 const FIXED_FILES: u32 = 1024;
 
+/// Threads of the kernel for operations that block, per ring.
+const WORKERS_MAX: u32 = 1024;
+
 /// The wake-up read's name.
 const WAKE: u64 = u64::MAX;
 
@@ -144,6 +147,11 @@ impl Uring {
             Ok(ring) => (ring, true),
             Err(_) => (IoUring::builder().setup_cqsize(entries * 4).setup_clamp().build(entries)?, false),
         };
+        // A file on a filesystem that hangs keeps one of the kernel's workers for each of its operations. The usual number, four for
+        // each CPU, would soon be gone, and with it the fsync of every other disk. An older kernel has its usual number.
+        if let Err(error) = ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX, 0]) {
+            tracing::debug!(%error, "the kernel's workers stay as few as usual");
+        }
         // Timed waits (5.11), stable submissions and no dropped completions: older kernels get threads.
         let params = ring.params();
         if !(params.is_feature_ext_arg() && params.is_feature_nodrop() && params.is_feature_fast_poll()) {

@@ -104,12 +104,14 @@ fn a_hung_disk_leaves_room_for_others() {
     let limits = Limits { requests_max: 64, ..Limits::default() };
     let mut bench = Bench::bare(limits);
     for disk in 1..4 {
-        let config = DiskConfig {
-            size_bytes: MIB,
-            access: Access::ReadWrite,
-            datastore: DatastoreId(disk as u16),
-        };
-        bench.engine.handle_command(bench.now, CommandId(u64::from(disk)), DiskId(disk), Command::AddDisk(config));
+        let config =
+            DiskConfig { size_bytes: MIB, access: Access::ReadWrite, datastore: DatastoreId(disk as u16) };
+        bench.engine.handle_command(
+            bench.now,
+            CommandId(u64::from(disk)),
+            DiskId(disk),
+            Command::AddDisk(config),
+        );
     }
     let mut hung = 0;
     while bench.try_request(Op::Read, 0, 4 * KIB).is_ok() {

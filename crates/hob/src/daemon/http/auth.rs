@@ -18,6 +18,7 @@ use serde::Deserialize;
 use super::extract::Answer;
 use super::page;
 use crate::daemon::config::ControlConfig;
+use crate::daemon::half_open::Establish;
 use crate::daemon::tls::{self, CertificateMatch, PeerCertificate, TlsError};
 
 /// Shortest token that is accepted, bytes: 128 bits in hexadecimal are 32.
@@ -160,6 +161,19 @@ impl Access {
     }
 }
 
+/// Lets every request pass.
+pub(super) async fn accept(request: Request, next: Next) -> Response {
+    establish(&request);
+    next.run(request).await
+}
+
+/// The connection of a request is a client's from now on.
+fn establish(request: &Request) {
+    if let Some(establish) = request.extensions().get::<Establish>() {
+        establish.now();
+    }
+}
+
 /// Lets only those pass who may do what they ask for, and has the log say who they are. Answers tell them their role, so that a page
 /// need not offer what would be refused. The page itself is for everybody.
 pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
@@ -175,6 +189,7 @@ pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, n
             return response;
         }
     };
+    establish(&request);
     tracing::Span::current().record("caller", caller.name.as_str());
     if !caller.role.may(request.method()) {
         tracing::info!("refused: may only read");

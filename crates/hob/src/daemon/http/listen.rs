@@ -27,6 +27,7 @@ use super::browser::{self, Names};
 use super::request_id;
 use crate::daemon::config::ControlConfig;
 use crate::daemon::doors::{self, Doors};
+use crate::daemon::half_open::{Establish, Eviction, HalfOpen, Newcomer};
 use crate::daemon::socket_access::number_in;
 use crate::daemon::tls::{PeerCertificate, Tls, WithoutCertificate};
 
@@ -170,16 +171,24 @@ impl ControlListener {
         // Around everything else: who is refused has a name in the log too.
         let router = router.layer(middleware::from_fn(request_id::name));
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let half_open = HalfOpen::default();
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };
             self.doors.until_open().await;
             let accept = async {
                 match &self.socket {
                     Socket::Unix(socket) => socket.accept().await.map(|(stream, _)| {
-                        tokio::spawn(connection(stream, router.clone(), None, place));
+                        tokio::spawn(connection(stream, router.clone(), None, place, half_open.enter()));
                     }),
                     Socket::Tcp { socket, tls, .. } => socket.accept().await.map(|(stream, _)| {
-                        tokio::spawn(tls_connection(stream, Arc::clone(tls), router.clone(), place));
+                        let half_open = half_open.enter();
+                        tokio::spawn(tls_connection(
+                            stream,
+                            Arc::clone(tls),
+                            router.clone(),
+                            place,
+                            half_open,
+                        ));
                     }),
                 }
             };
@@ -200,7 +209,8 @@ impl ControlListener {
     /// The same behind the checks of this socket: first where a request comes from, then who sends it.
     fn guarded(&self, router: Router) -> Router {
         let (router, names) = match &self.socket {
-            Socket::Unix(_) => (router, Names::Any),
+            // Whoever may open the socket may send any request.
+            Socket::Unix(_) => (router.layer(middleware::from_fn(auth::accept)), Names::Any),
             Socket::Tcp { tls, access, .. } => {
                 let listen = match &self.endpoint {
                     Endpoint::Tcp { host, .. } => host.clone(),
@@ -220,14 +230,25 @@ impl Drop for ControlListener {
     }
 }
 
-async fn tls_connection(stream: TcpStream, tls: Arc<Tls>, router: Router, place: OwnedSemaphorePermit) {
+async fn tls_connection(
+    stream: TcpStream,
+    tls: Arc<Tls>,
+    router: Router,
+    place: OwnedSemaphorePermit,
+    (newcomer, eviction): (Newcomer, Eviction),
+) {
     // Answers are short; they should not wait for more.
     let _ = stream.set_nodelay(true);
     notice_absence(&stream);
-    match tls.accept(stream).await {
+    let mut eviction = Box::pin(eviction.wait());
+    let accepted = tokio::select! {
+        accepted = tls.accept(stream) => accepted,
+        () = &mut eviction => return tracing::info!("a control client was not let in: it began no TLS in time"),
+    };
+    match accepted {
         Ok(stream) => {
             let certificate = PeerCertificate::of(&stream);
-            connection(stream, router, certificate, place).await;
+            serve_connection(stream, router, certificate, place, (newcomer, eviction)).await;
         }
         Err(error) => tracing::info!("a control client was not let in: {error}"),
     }
@@ -258,14 +279,29 @@ pub(super) async fn connection(
     router: Router,
     certificate: Option<PeerCertificate>,
     place: OwnedSemaphorePermit,
+    (newcomer, eviction): (Newcomer, Eviction),
+) {
+    serve_connection(stream, router, certificate, place, (newcomer, Box::pin(eviction.wait()))).await;
+}
+
+/// The same, with the future that ends when a half-open connection is to be closed. The first request of somebody who may send it
+/// establishes the connection.
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    certificate: Option<PeerCertificate>,
+    place: OwnedSemaphorePermit,
+    (newcomer, eviction): (Newcomer, impl Future<Output = ()>),
 ) {
     let router = TowerToHyperService::new(router);
     let hang_up = HangUp::default();
+    let establish = Establish::new(newcomer);
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
         if let Some(certificate) = &certificate {
             request.extensions_mut().insert(certificate.clone());
         }
         request.extensions_mut().insert(hang_up.clone());
+        request.extensions_mut().insert(establish.clone());
         router.call(request)
     });
     let serving = http1::Builder::new()
@@ -277,6 +313,7 @@ pub(super) async fn connection(
     let served = tokio::select! {
         served = serving => served,
         () = hang_up.0.notified() => Ok(()),
+        () = eviction => return tracing::debug!("control connection: no request was accepted in time"),
     };
     if let Err(error) = served {
         tracing::debug!("control connection: {error}");

@@ -23,6 +23,7 @@ use super::auth::{self, Access, Role};
 use super::browser::{self, Names};
 use super::extract::Answer;
 use super::listen::{CONNECTIONS_MAX, connection};
+use crate::daemon::half_open::HalfOpen;
 
 /// What a browser says that concerns the daemon.
 const PASSED_ON: [HeaderName; 4] =
@@ -68,12 +69,13 @@ impl Loopback {
             .layer(middleware::from_fn_with_state(access, auth::check))
             .layer(middleware::from_fn_with_state(Names::Loopback, browser::check));
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let half_open = HalfOpen::default();
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };
             match self.socket.accept().await {
                 Ok((stream, _)) => {
                     let _ = stream.set_nodelay(true);
-                    tokio::spawn(connection(stream, router.clone(), None, place));
+                    tokio::spawn(connection(stream, router.clone(), None, place, half_open.enter()));
                 }
                 // Out of descriptors, most likely: wait for some to be closed.
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(100)).await,

@@ -21,6 +21,7 @@ use super::resize::Measure;
 use super::ways_out::Afterwards;
 use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
 use crate::daemon::cluster::Taken;
+use crate::daemon::descriptors;
 use crate::daemon::hardware::Backing;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::{DiskState, ShareSpec};
@@ -267,6 +268,7 @@ impl Manager {
             let disk = inner.disk(name)?;
             (disk.wanted.clone(), disk.id)
         };
+        descriptors::check_room().map_err(Refusal::conflict)?;
         self.clear_stale_file(name).await?;
         let options = self.backing_options.clone();
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };

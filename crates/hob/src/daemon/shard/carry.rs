@@ -32,9 +32,6 @@ const PULLS_MAX: u32 = 8;
 /// Bytes of one, at most.
 const PULL_BYTES_MAX: u64 = 512 << 10;
 
-/// Of the arena, so much must be free for a pull: one part in so many.
-const FREE_SHARE: usize = 2;
-
 /// Requests of one forgetting under way at once.
 const FORGETS_MAX: u32 = 64;
 
@@ -226,7 +223,7 @@ impl Carriers {
                 };
                 if engine.handle_request(now, request).is_err() {
                     job.ranges.push_front((offset, len));
-                    return progress;
+                    break;
                 }
                 progress = true;
                 job.in_flight += 1;
@@ -248,9 +245,9 @@ impl Carriers {
                 continue;
             }
             carrier.pause = None;
-            while carrier.pulls && carrier.in_flight < PULLS_MAX && has_room(ring) {
+            while carrier.pulls && carrier.in_flight < PULLS_MAX {
                 let Some(pull) = carrier.puller.next() else { break };
-                let Some((offset, len, buffer)) = place(ring, pull, carrier.size_bytes) else {
+                let Some((offset, len, buffer)) = place(ring, *disk, pull, carrier.size_bytes) else {
                     carrier.puller.ended(pull, Pulled::Again);
                     break;
                 };
@@ -268,7 +265,7 @@ impl Carriers {
                 if engine.handle_request(now, request).is_err() {
                     ring.arena_mut().release(buffer);
                     carrier.puller.ended(pull, Pulled::Again);
-                    return progress;
+                    break;
                 }
                 progress = true;
                 carrier.in_flight += 1;
@@ -324,19 +321,15 @@ fn next_id(last: &mut u32) -> RequestId {
     RequestId(u64::from(OWN) << 32 | u64::from(*last))
 }
 
-fn has_room(ring: &mut Ring) -> bool {
-    let arena = ring.arena_mut();
-    arena.capacity() - arena.used() >= arena.capacity() / FREE_SHARE
-}
-
-/// Bytes of a pull on the disk, and a buffer for them; nothing if there is none, or the disk ends before.
-fn place(ring: &mut Ring, pull: Pull, size_bytes: u64) -> Option<(u64, u64, BufferId)> {
+/// Bytes of a pull on the disk, and a buffer for them; nothing if there is none, or the disk ends before. Guests come first: as much
+/// again stays free for them.
+fn place(ring: &mut Ring, disk: DiskId, pull: Pull, size_bytes: u64) -> Option<(u64, u64, BufferId)> {
     let offset = pull.first * SECTOR_BYTES;
     let end = (pull.end * SECTOR_BYTES).min(size_bytes);
     let len = end.checked_sub(offset).filter(|len| *len > 0)?;
     let room = len.next_multiple_of(SECTOR_BYTES) as usize;
     let arena = ring.arena_mut();
-    let buffer = arena.alloc(room)?;
+    let buffer = arena.may_alloc(disk, 2 * room).then(|| arena.alloc_for(disk, room))??;
     if !len.is_multiple_of(SECTOR_BYTES) {
         let tail = hob_engine::io::BufferSlice {
             id: buffer,

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 
 use hob_engine::Engine;
@@ -75,6 +75,9 @@ struct Client {
     listed: bool,
     /// On the list of those that wait for a buffer.
     waiting: bool,
+    /// On the lists of those that wait for their disk's share: of requests, of buffers.
+    refused: bool,
+    lacking: bool,
     last_progress: Instant,
 }
 
@@ -89,6 +92,17 @@ impl Client {
     }
 }
 
+/// Connections to one disk whose share is used up.
+#[derive(Default)]
+struct HeldUp {
+    /// The engine has handed requests of these back.
+    refused: Vec<u16>,
+    /// These have no buffer.
+    without_buffer: Vec<u16>,
+    /// The shortest buffer that one of them needs, bytes.
+    least: usize,
+}
+
 /// All connections, by number.
 #[derive(Default)]
 pub(super) struct Clients {
@@ -101,8 +115,10 @@ pub(super) struct Clients {
     waiting_since: Instant,
     /// Since when nobody begins a request.
     resting_since: Option<Instant>,
-    /// The engine was full: these hold requests.
-    refused: Vec<u16>,
+    /// Connections that wait until their disk's share of something has room. A hung disk keeps its own waiting, and nobody else.
+    held_up: BTreeMap<DiskId, HeldUp>,
+    /// Something was given back since they were looked at.
+    room: bool,
     queries: VecDeque<(DiskId, StatusQuery)>,
     /// Who records the requests.
     pub(super) recorders: Recorders,
@@ -140,6 +156,8 @@ impl Clients {
             shut_down: false,
             listed: false,
             waiting: false,
+            refused: false,
+            lacking: false,
             last_progress: now,
         });
         self.list(number);
@@ -148,6 +166,7 @@ impl Clients {
 
     /// Ends connections.
     pub(super) fn close(&mut self, why: &str, ring: &mut Ring, ends: impl Fn(&Connection) -> bool) {
+        self.room = true;
         for number in 0..self.clients.len() {
             if let Some(client) = &mut self.clients[number]
                 && ends(&client.connection)
@@ -168,6 +187,7 @@ impl Clients {
 
     /// Ends the connections of another host to a disk.
     pub(super) fn close_peers(&mut self, disk: DiskId, ring: &mut Ring) {
+        self.room = true;
         for number in 0..self.clients.len() {
             if let Some(client) = &mut self.clients[number]
                 && client.whose == Whose::Peer
@@ -184,6 +204,7 @@ impl Clients {
         let number = completion.token.owner();
         let client = self.clients[usize::from(number)].as_mut().expect("connections outlive their I/O");
         client.last_progress = now;
+        self.room = true;
         let payload = &mut ungated(ring);
         match (completion.token.kind(), completion.returned) {
             (RECEIVE, Returned::Rx(rx)) => {
@@ -268,7 +289,7 @@ impl Clients {
         let client = self.clients[usize::from(number)].as_mut().expect("connections outlive their requests");
         client.connection.handle_reply(reply, &mut ungated(ring));
         self.list(number);
-        self.retry_refused();
+        self.room = true;
     }
 
     /// What is allocated in a range is known, or that was not asked. What bitmaps say of it is the engine's.
@@ -290,10 +311,52 @@ impl Clients {
         self.list(number);
     }
 
-    /// There may be room in the engine.
+    /// There may be room in the engine, or for a buffer.
     pub(super) fn retry_refused(&mut self) {
-        while let Some(number) = self.refused.pop() {
+        self.room = true;
+    }
+
+    /// Lists the connections to disks whose share has room again. What that costs depends on the number of such disks, not on that of
+    /// their connections: those of a hung disk are many.
+    fn retry_held_up(&mut self, ring: &Ring, engine: &Engine) {
+        if !std::mem::take(&mut self.room) || self.held_up.is_empty() {
+            return;
+        }
+        let (mut refused, mut lacking) = (Vec::new(), Vec::new());
+        for (disk, it) in &mut self.held_up {
+            if !it.refused.is_empty() && engine.has_room(*disk) {
+                refused.append(&mut it.refused);
+            }
+            if !it.without_buffer.is_empty() && ring.arena().may_alloc(*disk, it.least) {
+                lacking.append(&mut it.without_buffer);
+            }
+        }
+        self.held_up.retain(|_, it| !(it.refused.is_empty() && it.without_buffer.is_empty()));
+        for number in refused {
+            self.client_mut(number).refused = false;
             self.list(number);
+        }
+        for number in lacking {
+            self.client_mut(number).lacking = false;
+            self.list(number);
+        }
+    }
+
+    /// Keeps a connection until its disk's share has room: for a buffer of `least` bytes, or in the engine.
+    fn hold_up(&mut self, number: u16, least: Option<usize>) {
+        let client = self.clients[usize::from(number)].as_mut().expect("only connections are held up");
+        if self.waiting.is_empty() && self.held_up.is_empty() {
+            self.waiting_since = client.last_progress;
+        }
+        let it = self.held_up.entry(client.connection.disk()).or_default();
+        match least {
+            None if std::mem::replace(&mut client.refused, true) => {}
+            None => it.refused.push(number),
+            Some(_) if std::mem::replace(&mut client.lacking, true) => {}
+            Some(least) => {
+                it.least = if it.without_buffer.is_empty() { least } else { it.least.min(least) };
+                it.without_buffer.push(number);
+            }
         }
     }
 
@@ -317,6 +380,7 @@ impl Clients {
     pub(super) fn pump(&mut self, now: Instant, ring: &mut Ring, engine: &mut Engine) -> bool {
         // Whatever has happened may have made room: answers that left, a client that died.
         self.serve_waiting(now, ring);
+        self.retry_held_up(ring, engine);
         let mut progress = false;
         while let Some(number) = self.active.pop_front() {
             progress = true;
@@ -329,7 +393,8 @@ impl Clients {
         let client = self.clients[usize::from(number)].as_mut().expect("listed connections exist");
         client.listed = false;
         let connection = &mut client.connection;
-        let mut gate = Gate::new(ring, connection.held_bytes(), self.waiting.is_empty());
+        let disk = connection.disk();
+        let mut gate = Gate::new(ring, disk, connection.held_bytes(), self.waiting.is_empty());
         if !client.waiting {
             connection.retry_alloc(&mut gate);
         }
@@ -337,7 +402,8 @@ impl Clients {
             let used = connection.handle_received(rx.filled(), &mut gate);
             rx.consume(used);
         }
-        let greedy = gate.greedy;
+        let (greedy, lacking) = (gate.greedy, gate.lacking);
+        let mut refused = false;
         let mut requests = 0;
         let mut recording = self.recorders.of(connection.disk());
         while let Some(mut request) = connection.poll_request() {
@@ -347,7 +413,7 @@ impl Clients {
             }
             if let Err(request) = engine.handle_request(now, request) {
                 connection.unpoll_request(request);
-                self.refused.push(number);
+                refused = true;
                 break;
             }
             if let Some(recording) = &mut recording
@@ -367,13 +433,16 @@ impl Clients {
         while let Some(query) = connection.poll_status() {
             self.queries.push_back((connection.disk(), query));
         }
-        self.receive(now, number, ring, greedy);
+        if refused {
+            self.hold_up(number, None);
+        }
+        self.receive(now, number, ring, greedy, lacking);
         self.close_ended(number, ring);
     }
 
     /// Starts what the connection wants to receive. One that has its share of the buffers waits for
     /// its own answers to leave, not for others.
-    fn receive(&mut self, now: Instant, number: u16, ring: &mut Ring, greedy: bool) {
+    fn receive(&mut self, now: Instant, number: u16, ring: &mut Ring, greedy: bool, lacking: Option<usize>) {
         let client = self.clients[usize::from(number)].as_mut().expect("listed connections exist");
         if client.receiving_payload || client.rx.is_none() {
             return;
@@ -391,6 +460,7 @@ impl Clients {
                 client.receiving_payload = true;
                 ring.recv_into(Token::new(RECEIVE_PAYLOAD, number, 0), client.fd, slice);
             }
+            Receive::AwaitBuffer if !client.waiting && lacking.is_some() => self.hold_up(number, lacking),
             Receive::AwaitBuffer if !client.waiting && !greedy => {
                 client.waiting = true;
                 if self.waiting.is_empty() {
@@ -426,7 +496,11 @@ impl Clients {
     /// Takes a number off all lists, for the next one who comes.
     fn forget(&mut self, number: u16) {
         self.waiting.retain(|waiting| *waiting != number);
-        self.refused.retain(|refused| *refused != number);
+        for it in self.held_up.values_mut() {
+            it.refused.retain(|refused| *refused != number);
+            it.without_buffer.retain(|without| *without != number);
+        }
+        self.held_up.retain(|_, it| !(it.refused.is_empty() && it.without_buffer.is_empty()));
         self.active.retain(|active| *active != number);
         self.free.push(number);
     }
@@ -435,8 +509,9 @@ impl Clients {
     fn serve_waiting(&mut self, now: Instant, ring: &mut Ring) {
         while let Some(number) = self.waiting.front().copied() {
             let client = self.clients[usize::from(number)].as_mut().expect("waiting connections exist");
-            let mut gate = Gate::new(ring, client.connection.held_bytes(), true);
-            if !client.connection.retry_alloc(&mut gate) && !gate.greedy {
+            let mut gate = Gate::new(ring, client.connection.disk(), client.connection.held_bytes(), true);
+            let has_buffer = client.connection.retry_alloc(&mut gate);
+            if !has_buffer && !gate.greedy && gate.lacking.is_none() {
                 return;
             }
             client.waiting = false;
@@ -449,7 +524,8 @@ impl Clients {
 
     /// When to look for clients that hoard buffers.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        let hoarding = (!self.waiting.is_empty()).then(|| self.waiting_since + HOARDING_NS_MAX);
+        let is_scarce = !self.waiting.is_empty() || !self.held_up.is_empty();
+        let hoarding = is_scarce.then(|| self.waiting_since + HOARDING_NS_MAX);
         let restless =
             self.resting_since.filter(|_| !self.are_at_rest()).map(|since| since + RESTLESS_NS_MAX);
         hoarding.into_iter().chain(restless).min()
@@ -458,7 +534,8 @@ impl Clients {
     /// Sends away clients that hold buffers without moving a byte while others wait.
     pub(super) fn handle_timeout(&mut self, now: Instant, ring: &mut Ring) {
         self.end_restless(now, ring);
-        if now - self.waiting_since < HOARDING_NS_MAX || self.waiting.is_empty() {
+        let is_scarce = !self.waiting.is_empty() || !self.held_up.is_empty();
+        if now - self.waiting_since < HOARDING_NS_MAX || !is_scarce {
             return;
         }
         self.waiting_since = now;
@@ -466,6 +543,7 @@ impl Clients {
             if let Some(client) = &mut self.clients[number]
                 && (client.receiving_payload || client.sending)
                 && now - client.last_progress >= HOARDING_NS_MAX
+                && (!self.waiting.is_empty() || self.held_up.contains_key(&client.connection.disk()))
                 && !client.shut_down
             {
                 client.shut_down = true;
@@ -491,6 +569,10 @@ impl Clients {
         }
     }
 
+    fn client_mut(&mut self, number: u16) -> &mut Client {
+        self.clients[usize::from(number)].as_mut().expect("only connections are on lists")
+    }
+
     fn list(&mut self, number: u16) {
         let client = self.clients[usize::from(number)].as_mut().expect("only connections are listed");
         if !client.listed {
@@ -508,10 +590,14 @@ const RESERVE_SHARE: usize = 16;
 
 /// The arena as one connection sees it.
 ///
-/// A connection may hold as many bytes as are free beside it, and large requests leave a sixteenth.
-/// So whatever greedy clients ask for, there is always something left for who asks for little.
+/// A disk has its share of the arena. Of that, a connection may hold as many bytes as are free beside it, and large requests leave a
+/// sixteenth. So whatever greedy clients ask for, there is always something left for who asks for little.
 pub(super) struct Gate<'a> {
     arena: &'a mut Arena,
+    /// Whose share buffers are taken from; none are without.
+    disk: Option<DiskId>,
+    /// The disk's share had no room for so many bytes.
+    lacking: Option<usize>,
     /// Nobody waits for a large buffer already.
     open: bool,
     held_bytes: usize,
@@ -523,13 +609,18 @@ pub(super) struct Gate<'a> {
 
 impl<'a> Gate<'a> {
     /// For one who holds so much already.
-    pub(super) fn new(ring: &mut Ring, held_bytes: usize, open: bool) -> Gate<'_> {
-        Gate { open, held_bytes, ..ungated(ring) }
+    pub(super) fn new(ring: &mut Ring, disk: DiskId, held_bytes: usize, open: bool) -> Gate<'_> {
+        Gate { disk: Some(disk), open, held_bytes, ..ungated(ring) }
     }
 
     /// The same, for reads that may go into guests' own memory.
     pub(super) fn knowing(self, engine: &'a Engine) -> Gate<'a> {
         Gate { engine: Some(engine), ..self }
+    }
+
+    /// Bytes that the disk's share had no room for.
+    pub(super) fn lacking(&self) -> Option<usize> {
+        self.lacking
     }
 
     /// For giving buffers back.
@@ -540,19 +631,28 @@ impl<'a> Gate<'a> {
 
 /// For giving buffers back.
 pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
-    Gate { arena: ring.arena_mut(), open: true, held_bytes: 0, greedy: false, engine: None }
+    let arena = ring.arena_mut();
+    Gate { arena, disk: None, lacking: None, open: true, held_bytes: 0, greedy: false, engine: None }
 }
 
 impl Payload for Gate<'_> {
-    fn alloc(&mut self, len: usize) -> Option<BufferId> {
+    fn has_room(&mut self, len: usize) -> bool {
+        let Some(disk) = self.disk else { return false };
+        if !self.arena.may_alloc(disk, len) {
+            self.lacking = Some(len);
+            return false;
+        }
         let free = self.arena.capacity() - self.arena.used();
         self.greedy = self.held_bytes > 0 && self.held_bytes + len > free;
         let leaves_enough = free >= len + self.arena.capacity() / RESERVE_SHARE;
         let has_turn = len <= SMALL_BYTES_MAX || (self.open && leaves_enough);
-        if self.greedy || !has_turn {
+        !self.greedy && has_turn
+    }
+    fn alloc(&mut self, len: usize) -> Option<BufferId> {
+        if !self.has_room(len) {
             return None;
         }
-        let id = self.arena.alloc(len)?;
+        let id = self.arena.alloc_for(self.disk?, len)?;
         self.held_bytes += len;
         Some(id)
     }

@@ -8,7 +8,7 @@ use hob_engine::command::{
 use hob_engine::units::{CommandId, DiskId, Instant};
 use hob_frontends::nbd::Connection;
 use hob_storage::area::Area;
-use hob_storage::backing::{Backing, Witness};
+use hob_storage::backing::{Backing, ChangeMark, Witness};
 
 use super::Shard;
 use super::clients::{Seat, Whose};
@@ -73,8 +73,10 @@ impl Commands {
         let _ = self.events.send(event);
     }
 
-    pub(super) fn backing_closed(&mut self, disk: DiskId) {
-        if let Some(Some((answer, gone))) = self.closing.remove(&disk) {
+    /// A backing is closed. `changed`: when it was last changed, where that is known only now.
+    pub(super) fn backing_closed(&mut self, disk: DiskId, changed: Option<ChangeMark>) {
+        if let Some(Some((answer, mut gone))) = self.closing.remove(&disk) {
+            gone.changed = gone.changed.or(changed);
             let _ = answer.send(Ok(gone));
         }
         self.check_over();
@@ -255,6 +257,7 @@ impl Shard {
         backing.attach(&mut self.ring, now, owner);
         self.backings[index] = Some(backing);
         self.gate_backing(id);
+        self.ring.arena_mut().join(id, config.datastore);
         let command = self.commands.next(Waiting::Plain(answer));
         self.engine.handle_command(now, command, id, Command::AddDisk(config));
     }
@@ -379,6 +382,7 @@ impl Shard {
             }
             (Waiting::Remove(None), Err(_)) => self.commands.check_over(),
             (Waiting::Remove(answer), Ok(released)) => {
+                self.ring.arena_mut().leave(disk);
                 let backing = self.backings[disk.0 as usize].as_ref();
                 let changed = backing.and_then(Backing::change_mark);
                 let witness = backing.and_then(Backing::witness).map(Witness::keep_open);

@@ -3,6 +3,7 @@
 //! /dev/fuse gives one request per read and takes one answer per write, and neither ever waits here. So the shard does both
 //! itself, with plain system calls; the ring only says when there is something to read.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -34,7 +35,9 @@ struct File {
     /// There may be one.
     ready: bool,
     /// A message for which there was no room.
-    stuck: Option<Box<[u8]>>,
+    stuck: Option<Vec<u8>>,
+    /// Bytes that its disk's share had no room for.
+    lacking: Option<usize>,
     listed: bool,
 }
 
@@ -46,6 +49,8 @@ pub(super) struct Files {
     input: Vec<u8>,
     /// The engine was full, or there was no buffer: these hold requests.
     refused: Vec<u16>,
+    /// Something was given back since they were looked at.
+    room: bool,
     /// Nothing new is read.
     resting: bool,
     /// Requests of a connection that are unanswered when one comes, itself included: a moving average in 256ths.
@@ -60,6 +65,7 @@ impl Default for Files {
             // Made with the first file: most shards have none.
             input: Vec::new(),
             refused: Vec::new(),
+            room: false,
             resting: false,
             overlap: 256,
         }
@@ -90,6 +96,7 @@ impl Files {
             awaited: false,
             ready: true,
             stuck: None,
+            lacking: None,
             listed: false,
         });
         self.list(number);
@@ -169,13 +176,27 @@ impl Files {
         let file = self.files[number as usize].as_mut().expect("files outlive their requests");
         file.session.handle_reply(reply, &mut ungated(ring));
         self.list(number as u16);
-        self.retry_refused();
+        self.room = true;
     }
 
     /// There may be room for a buffer, and in the engine.
     pub(super) fn retry_refused(&mut self) {
-        while let Some(number) = self.refused.pop() {
-            self.list(number);
+        self.room = true;
+    }
+
+    /// Lists those whose disks have room again.
+    fn retry_held_up(&mut self, ring: &Ring, engine: &Engine) {
+        if !std::mem::take(&mut self.room) {
+            return;
+        }
+        for number in std::mem::take(&mut self.refused) {
+            let Some(file) = &self.files[usize::from(number)] else { continue };
+            let disk = file.session.disk();
+            let has_buffer = file.lacking.is_none_or(|len| ring.arena().may_alloc(disk, len));
+            match has_buffer && engine.has_room(disk) {
+                true => self.list(number),
+                false => self.refused.push(number),
+            }
         }
     }
 
@@ -193,6 +214,7 @@ impl Files {
         recorders: &mut Recorders,
     ) -> bool {
         let mut progress = false;
+        self.retry_held_up(ring, engine);
         // Those that come back for another batch wait for the next round.
         for _ in 0..self.active.len() {
             let Some(number) = self.active.pop_front() else { break };
@@ -240,6 +262,7 @@ impl Files {
         file.write_answers(ring);
         match progress {
             Progress::More => self.list(number),
+            Progress::Refused if self.refused.contains(&number) => {}
             Progress::Refused => self.refused.push(number),
             Progress::Wait => {
                 if !file.awaited {
@@ -319,7 +342,7 @@ impl File {
             return Progress::Full;
         }
         if let Some(message) = self.stuck.take() {
-            return self.handle(&message, ring);
+            return self.handle(Cow::Owned(message), ring);
         }
         if resting {
             return Progress::Full;
@@ -328,7 +351,7 @@ impl File {
             return if self.awaited { Progress::Full } else { Progress::Wait };
         }
         match rustix::io::read(ring.borrow(self.fd), &mut *input) {
-            Ok(count) => self.handle(&input[..count], ring),
+            Ok(count) => self.handle(Cow::Borrowed(&input[..count]), ring),
             Err(Errno::AGAIN) => {
                 self.ready = false;
                 Progress::Wait
@@ -343,12 +366,13 @@ impl File {
         }
     }
 
-    fn handle(&mut self, message: &[u8], ring: &mut Ring) -> Progress {
-        let mut gate = Gate::new(ring, self.session.held_bytes(), true);
-        match self.session.handle_message(message, &mut gate) {
+    fn handle(&mut self, message: Cow<'_, [u8]>, ring: &mut Ring) -> Progress {
+        let mut gate = Gate::new(ring, self.session.disk(), self.session.held_bytes(), true);
+        match self.session.handle_message(&message, &mut gate) {
             Taken::Done => Progress::More,
             Taken::NoBuffer => {
-                self.stuck = Some(message.into());
+                self.lacking = gate.lacking();
+                self.stuck = Some(message.into_owned());
                 Progress::Refused
             }
         }

@@ -14,7 +14,7 @@ use hob_engine::Engine;
 use hob_engine::io::{Promote, Reply};
 use hob_engine::units::{DiskId, Instant, RequestId, SessionId};
 use hob_frontends::vhost_user::block::Info;
-use hob_frontends::vhost_user::{Device, Start};
+use hob_frontends::vhost_user::{Budget, Device, Start};
 use hob_storage::ring::{Completion, Fd, FdClass, Ring};
 use hob_storage::token::Token;
 
@@ -95,6 +95,8 @@ struct Machine {
     doors: Vec<Option<Door>>,
     /// On the list of those with answers to tell of.
     listed: bool,
+    /// What its chains may still cost in the turn of that number.
+    budget: (u64, Budget),
     /// Its disk was taken away; another one may have the same number.
     gone: bool,
 }
@@ -112,6 +114,7 @@ pub(super) struct Machines {
     /// Nothing new is taken.
     resting: bool,
     serial: u16,
+    turn: u64,
 }
 
 impl Machines {
@@ -140,7 +143,13 @@ impl Machines {
                     (self.machines.len() - 1) as u16
                 });
                 let device = Device::new(info, disk, MACHINE | u32::from(number)).promoting(promote);
-                let machine = Machine { device, doors: Vec::new(), listed: false, gone: false };
+                let machine = Machine {
+                    device,
+                    doors: Vec::new(),
+                    listed: false,
+                    budget: Default::default(),
+                    gone: false,
+                };
                 self.machines[usize::from(number)] = Some(machine);
                 if answer.send(number).is_err() {
                     self.close(number, ring);
@@ -312,17 +321,24 @@ impl Machines {
         nobody_waits: bool,
     ) -> bool {
         let mut progress = false;
-        for at in 0..self.polled.len() {
+        self.turn += 1;
+        // Another queue is the first in each turn: a machine's first queues may use up what the machine may cost.
+        let count = self.polled.len();
+        for at in (0..count).map(|at| (at as u64 + self.turn) as usize % count) {
             let (number, queue) = self.polled[at];
             let machine = self.machines[usize::from(number)].as_mut().expect("polled machines exist");
+            if machine.budget.0 != self.turn {
+                machine.budget = (self.turn, Budget::default());
+            }
             let device = &mut machine.device;
-            device.room_again();
             // Whatever it makes available from now on is seen before the next sleep.
             device.set_wants_kicks(queue, false);
-            let mut gate = Gate::new(ring, device.held_bytes(), nobody_waits).knowing(engine);
+            let (disk, held_bytes) = (device.disk(), device.held_bytes());
+            let mut gate = Gate::new(ring, disk, held_bytes, nobody_waits).knowing(engine);
+            device.room_again(queue, &mut gate);
             device.ask_again(&mut gate);
             if !self.resting && device.has_work(queue) {
-                match device.take(queue, &mut gate) {
+                match device.take(queue, &mut machine.budget.1, &mut gate) {
                     Ok(taken) => progress |= taken > 0,
                     Err(broken) => {
                         let disk = device.disk().0;

@@ -279,9 +279,10 @@ impl Shard {
             self.commands.report(ShardEvent::BackingLost(disk));
         }
         if backing.is_closed() {
+            let changed = backing.change_mark();
             self.backings[disk.0 as usize] = None;
             self.leases.forget(disk);
-            self.commands.backing_closed(disk);
+            self.commands.backing_closed(disk, changed);
         }
     }
 
@@ -339,6 +340,8 @@ impl Shard {
 
     /// Hands a reply to whoever asked.
     fn deliver(&mut self, now: Instant, reply: &Reply) {
+        self.clients.retry_refused();
+        self.files.retry_refused();
         if Machines::owns(reply.id) {
             self.machines.handle_reply(reply, &mut self.ring);
         } else if Carriers::owns(reply.id) {

@@ -17,9 +17,6 @@ use super::Shard;
 /// Bit of the upper half of the ids of these requests. Connections of clients have smaller numbers.
 const OWN: u32 = 1 << 28;
 
-/// Of the arena, so much must be free for one: one part in so many. Guests' own buffers come first.
-const FREE_SHARE: usize = 4;
-
 /// What was asked of a parent's disk.
 struct Asked {
     clone: DiskId,
@@ -54,11 +51,7 @@ impl Parents {
         promote: Promote,
     ) -> Option<()> {
         let parent = *self.links.get(&clone)?;
-        let arena = ring.arena_mut();
-        if arena.capacity() - arena.used() < arena.capacity() / FREE_SHARE {
-            return None;
-        }
-        let buffer = arena.alloc(read.len as usize)?;
+        let buffer = ring.arena_mut().alloc_for(parent, read.len as usize)?;
         self.last = self.last.wrapping_add(1);
         let id = RequestId(u64::from(OWN) << 32 | u64::from(self.last));
         let request = Request {

@@ -1,0 +1,56 @@
+//! File descriptors: how many the daemon may have, and whether there are enough for another disk.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Descriptors that a disk may need: its files, its sockets, its shard's eventfds, and its first clients.
+const PER_DISK: u64 = 16;
+
+/// Descriptors kept for clients, the control API and state files.
+const RESERVED: u64 = 64;
+
+/// Raises the limit of descriptors to what the system permits. Disks and clients need some each, and the usual soft limit is 1024.
+pub(crate) fn raise_limit() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current == maximum {
+        return;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        Ok(()) => tracing::debug!("limit of open files raised from {current:?} to {maximum:?}"),
+        Err(errno) => {
+            tracing::warn!("cannot raise the limit of open files from {current:?} to {maximum:?}: {errno}")
+        }
+    }
+}
+
+/// Checks whether there are descriptors for another disk. The error says how many there are, and what to do.
+pub(crate) fn check_room() -> Result<(), String> {
+    let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(()) };
+    // One of them reads the directory.
+    let open = std::fs::read_dir("/proc/self/fd").map_or(limit, |entries| entries.count() as u64);
+    check(open, limit)
+}
+
+fn check(open: u64, limit: u64) -> Result<(), String> {
+    let needed = PER_DISK + RESERVED;
+    if open + needed <= limit {
+        return Ok(());
+    }
+    Err(format!(
+        "no descriptors for another disk: {open} of {limit} files are open, and {needed} must be free; raise LimitNOFILE in hob.service \
+         (ulimit -Hn)"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_disk_is_refused_with_a_number() {
+        assert_eq!(check(944, 1024), Ok(()));
+        let refused = check(945, 1024).unwrap_err();
+        assert!(refused.contains("945 of 1024 files are open"), "{refused}");
+        assert!(check(5, u64::MAX).is_ok());
+        check_room().expect("tests have few files open");
+    }
+}

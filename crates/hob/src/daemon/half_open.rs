@@ -1,0 +1,123 @@
+//! Connections of a listener that have not yet shown who they are: no export chosen, no request accepted.
+//!
+//! A listener has few places for them. When all are taken, the oldest connection is closed: clients need milliseconds for their first
+//! exchange, so whoever has been silent for longest is the least likely to be one. Strangers thereby cannot keep clients waiting.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+/// Most half-open connections of a listener.
+pub(crate) const HALF_OPEN_MAX: usize = 32;
+
+/// Longest time that a connection may be half-open.
+pub(crate) const HALF_OPEN_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// The half-open connections of one listener. Clones are of the same ones.
+#[derive(Clone, Debug)]
+pub(crate) struct HalfOpen {
+    table: Arc<Mutex<Table>>,
+    max: usize,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    last: u64,
+    /// By age. Sending closes the connection.
+    connections: BTreeMap<u64, oneshot::Sender<()>>,
+}
+
+/// A half-open connection, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Newcomer {
+    table: Arc<Mutex<Table>>,
+    number: u64,
+}
+
+/// Ends when a half-open connection has to make room for a newer one.
+#[derive(Debug)]
+pub(crate) struct Eviction(oneshot::Receiver<()>);
+
+impl Default for HalfOpen {
+    fn default() -> HalfOpen {
+        HalfOpen::new(HALF_OPEN_MAX)
+    }
+}
+
+impl HalfOpen {
+    /// A table with room for `max` connections, at least one.
+    pub(crate) fn new(max: usize) -> HalfOpen {
+        HalfOpen { table: Arc::default(), max: max.max(1) }
+    }
+
+    /// Adds a connection; the oldest one is evicted if there are too many.
+    pub(crate) fn enter(&self) -> (Newcomer, Eviction) {
+        let (evict, evicted) = oneshot::channel();
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        if table.connections.len() >= self.max
+            && let Some((_, oldest)) = table.connections.pop_first()
+        {
+            let _ = oldest.send(());
+        }
+        table.last += 1;
+        let number = table.last;
+        table.connections.insert(number, evict);
+        (Newcomer { table: self.table.clone(), number }, Eviction(evicted))
+    }
+}
+
+impl Eviction {
+    /// Waits until the connection has to make room, or has been half-open for too long. Never ends for one that was established.
+    pub(crate) async fn wait(self) {
+        match tokio::time::timeout(HALF_OPEN_TIME_MAX, self.0).await {
+            Ok(Ok(())) | Err(_) => {}
+            Ok(Err(_)) => std::future::pending().await,
+        }
+    }
+}
+
+/// Carried by the requests of an HTTP connection: ends its being half-open.
+#[derive(Clone, Debug)]
+pub(crate) struct Establish(Arc<Mutex<Option<Newcomer>>>);
+
+impl Establish {
+    /// For a connection that is half-open.
+    pub(crate) fn new(newcomer: Newcomer) -> Establish {
+        Establish(Arc::new(Mutex::new(Some(newcomer))))
+    }
+
+    /// Establishes the connection: whoever sent the request may do so.
+    pub(crate) fn now(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+impl Drop for Newcomer {
+    fn drop(&mut self) {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).connections.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn is_over(eviction: Eviction, patience: Duration) -> bool {
+        tokio::time::timeout(patience, eviction.wait()).await.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_makes_room_and_the_established_stay() {
+        let half_open = HalfOpen::new(2);
+        let (established, first) = half_open.enter();
+        drop(established);
+        let (_second, second) = half_open.enter();
+        let (_third, third) = half_open.enter();
+        let (_fourth, _eviction) = half_open.enter();
+        assert!(is_over(second, Duration::ZERO).await, "the oldest");
+        assert!(!is_over(first, HALF_OPEN_TIME_MAX * 2).await, "it is no longer half-open");
+        assert!(is_over(third, HALF_OPEN_TIME_MAX).await, "it was silent for too long");
+    }
+}
