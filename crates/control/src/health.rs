@@ -27,7 +27,7 @@ pub enum HealthStatus {
 pub struct HealthProblem {
     /// Of which kind.
     pub kind: ProblemKind,
-    /// What it concerns: a disk, a pool with the path of a device, a swap area, a shard, or this host's name in its cluster.
+    /// What it concerns: a disk, a pool with the path of a device, a swap area, a shard, this host's name in its cluster, or the daemon's state.
     pub subject: String,
     /// In words.
     pub reason: String,
@@ -59,11 +59,13 @@ pub enum ProblemKind {
     SwapOff,
     /// This host has no lease of its cluster: its disks do not answer.
     ClusterAway,
+    /// The daemon's state cannot be saved: changes since are lost at the next start.
+    StateNotSaved,
 }
 
 impl ProblemKind {
     /// All kinds.
-    pub const ALL: [ProblemKind; 11] = [
+    pub const ALL: [ProblemKind; 12] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -75,6 +77,7 @@ impl ProblemKind {
         ProblemKind::DestageStuck,
         ProblemKind::SwapOff,
         ProblemKind::ClusterAway,
+        ProblemKind::StateNotSaved,
     ];
 
     /// As the API and the metrics call it.
@@ -91,6 +94,7 @@ impl ProblemKind {
             ProblemKind::DestageStuck => "destage-stuck",
             ProblemKind::SwapOff => "swap-off",
             ProblemKind::ClusterAway => "cluster-away",
+            ProblemKind::StateNotSaved => "state-not-saved",
         }
     }
 }

@@ -130,11 +130,12 @@ impl Plan {
         })
     }
 
-    /// Could a daemon start with this configuration and with what was kept? Changes nothing, so that one may be running.
+    /// Could a daemon start with this configuration and with what was kept, and save its state? Changes nothing, so that one may be running.
     pub(crate) fn check_config(config: &Config) -> anyhow::Result<()> {
         Guard::of_config(&config.control)?;
         entrances(&config.listen, &config.nbd)?;
         State::read(&config.state_dir)?;
+        Store::check_writable(&config.state_dir)?;
         Ok(())
     }
 
