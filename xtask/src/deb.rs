@@ -19,10 +19,11 @@ pub(crate) struct Arguments {
 }
 
 /// What must be in it.
-const CONTENTS: [&str; 11] = [
+const CONTENTS: [&str; 12] = [
     "./usr/bin/hob",
     "./etc/hob/hob.toml",
     "./usr/lib/systemd/system/hob.service",
+    "./usr/lib/systemd/system/machine-.scope.d/hob.conf",
     "./usr/share/man/man1/hob.1.gz",
     "./usr/share/man/man1/hob-daemon.1.gz",
     "./usr/share/bash-completion/completions/hob",
@@ -182,5 +183,51 @@ mod tests {
                 "{hidden} hides disks that are files"
             );
         }
+    }
+
+    /// Units that start guests, or stop them.
+    const GUESTS: [&str; 12] = [
+        "libvirtd.service",
+        "virtqemud.service",
+        "virtxend.service",
+        "virtchd.service",
+        "libvirt-guests.service",
+        "pve-guests.service",
+        "pve-ha-lrm.service",
+        "pvedaemon.service",
+        "qmeventd.service",
+        "nova-compute.service",
+        "openstack-nova-compute.service",
+        "devstack@n-cpu.service",
+    ];
+
+    /// "Before" concerns the start; at the end systemd turns it round.
+    #[test]
+    fn the_service_starts_before_guests_and_stops_after_them() {
+        let packaging = shell::root().join("packaging");
+        let unit = fs::read_to_string(packaging.join("hob.service")).unwrap();
+        let before: Vec<&str> = unit
+            .lines()
+            .filter_map(|line| line.strip_prefix("Before="))
+            .flat_map(str::split_whitespace)
+            .collect();
+        assert_eq!(before, GUESTS);
+        let scope = fs::read_to_string(packaging.join("machine-.scope.d/hob.conf")).unwrap();
+        assert!(scope.contains("[Unit]\nAfter=hob.service\n"));
+        // systemd accepts it, and finds no cycle, with all of them enabled.
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("hob.service"), unit.replace("/usr/bin/hob", "/bin/true")).unwrap();
+        for guests in GUESTS {
+            let stub = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n";
+            fs::write(dir.path().join(guests), stub).unwrap();
+        }
+        let verify = Command::new("systemd-analyze")
+            .args(["verify", "--man=no", "hob.service"])
+            .args(GUESTS)
+            .env("SYSTEMD_UNIT_PATH", format!("{}:", dir.path().display()))
+            .output()
+            .expect("systemd-analyze is there");
+        let said = String::from_utf8_lossy(&verify.stderr);
+        assert!(verify.status.success() && !said.contains("cycle"), "{said}");
     }
 }

@@ -27,7 +27,7 @@ pub enum HealthStatus {
 pub struct HealthProblem {
     /// Of which kind.
     pub kind: ProblemKind,
-    /// What it concerns: a disk, a pool with the path of a device, a swap area, a shard, or this host's name in its cluster.
+    /// What it concerns: a disk, a pool with the path of a device, a swap area, a shard, this host's name in its cluster, or the daemon's state.
     pub subject: String,
     /// In words.
     pub reason: String,
@@ -61,6 +61,8 @@ pub enum ProblemKind {
     SwapOff,
     /// This host has no lease of its cluster: its disks do not answer.
     ClusterAway,
+    /// The daemon's state cannot be saved: changes since are lost at the next start.
+    StateNotSaved,
 }
 
 impl ProblemKind {
@@ -78,6 +80,7 @@ impl ProblemKind {
         ProblemKind::DestageStuck,
         ProblemKind::SwapOff,
         ProblemKind::ClusterAway,
+        ProblemKind::StateNotSaved,
     ];
 
     /// As the API and the metrics call it.
@@ -95,6 +98,7 @@ impl ProblemKind {
             ProblemKind::DestageStuck => "destage-stuck",
             ProblemKind::SwapOff => "swap-off",
             ProblemKind::ClusterAway => "cluster-away",
+            ProblemKind::StateNotSaved => "state-not-saved",
         }
     }
 }

@@ -4,7 +4,7 @@
 use crate::wire::STRING_BYTES_MAX;
 
 /// Collects exactly `need` bytes out of pieces of any size. The caller bounds `need`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Intake {
     held: Vec<u8>,
     need: usize,

@@ -110,6 +110,12 @@ pub enum Sabotage {
     EndsEarly,
     /// What flash has is believed although another host has adopted it.
     BelievesAdopted,
+    /// Nobody looks at the clock when a change begins that has waited in its process.
+    UncheckedQueue,
+    /// The lease is renewed although a shard hangs.
+    RenewsWhileHung,
+    /// A process whose shard hangs goes on.
+    NoWatchdog,
 }
 
 /// Tells the trace, if there is one.
@@ -177,6 +183,19 @@ enum Event {
     },
     Think {
         host: usize,
+    },
+    /// A change that has waited for its system call begins.
+    Begin {
+        host: usize,
+        life: u32,
+        disk: usize,
+        change: Change,
+        op: u64,
+    },
+    /// The watchdog of a process whose shard hangs ends it.
+    Watchdog {
+        host: usize,
+        life: u32,
     },
     /// A change arrives at the backing.
     Land {
@@ -343,6 +362,8 @@ impl<'a> World<'a> {
             | Event::ToLender { host, .. }
             | Event::FromLender { host, .. }
             | Event::LenderSilent { host, .. }
+            | Event::Begin { host, .. }
+            | Event::Watchdog { host, .. }
             | Event::Done { host, .. } => *host,
             _ => return None,
         };
@@ -367,28 +388,33 @@ impl<'a> World<'a> {
                 self.keep(host)?;
             }
             Event::Poll { host, life, disk } if self.lives(host, life) => self.poll(host, disk)?,
-            Event::Opened { host, life, disk } if self.lives(host, life) => self.opened(host, disk)?,
+            Event::Opened { host, life, disk } if self.runs(host, life) => self.opened(host, disk)?,
             Event::Think { host } => self.think(host)?,
             #[expect(clippy::collapsible_match, reason = "it does something besides saying so")]
             Event::ToLender { host, from, life, disk, loan, op, what } => {
-                if self.reach_lender(host, from, disk, loan, what) {
+                if !self.hosts[host].is_hung && self.reach_lender(host, from, disk, loan, what) {
                     let at = self.now + self.way();
                     self.queue.push(at, Event::FromLender { host: from, life, disk, loan, op, what });
                 }
             }
             Event::FromLender { host, life, disk, loan, op, what }
-                if self.lives(host, life) && self.hosts[host].no_peer_until <= self.now =>
+                if self.runs(host, life) && self.hosts[host].no_peer_until <= self.now =>
             {
                 self.lender_answered(host, disk, loan, op, what)?;
             }
-            Event::LenderSilent { host, life, disk, loan, op } if self.lives(host, life) => {
+            Event::LenderSilent { host, life, disk, loan, op } if self.runs(host, life) => {
                 self.lender_silent(host, disk, loan, op)?;
             }
+            // What waits for a system call is in the kernel or another thread: a shard that hangs does not stop it.
+            Event::Begin { host, life, disk, change, op } if self.lives(host, life) => {
+                self.begin_change(host, disk, change, op)?;
+            }
+            Event::Watchdog { host, life } if self.lives(host, life) => self.end_hung(host)?,
             Event::Land { host, life, disk, change, op } => self.land(host, life, disk, change, op)?,
-            Event::Done { host, life, disk, op, result } if self.lives(host, life) => {
+            Event::Done { host, life, disk, op, result } if self.runs(host, life) => {
                 self.done(host, disk, op, result)?;
             }
-            Event::Answer { host, life, disk, generation, number, op, value } if self.lives(host, life) => {
+            Event::Answer { host, life, disk, generation, number, op, value } if self.runs(host, life) => {
                 self.answer(host, disk, generation, number, op, value)?;
             }
             Event::Fault(fault) => self.fault(fault)?,
@@ -403,6 +429,32 @@ impl<'a> World<'a> {
 
     fn lives(&self, host: usize, life: u32) -> bool {
         self.hosts[host].up && self.hosts[host].life == life
+    }
+
+    /// The same, and its shard does not hang.
+    fn runs(&self, host: usize, life: u32) -> bool {
+        self.lives(host, life) && !self.hosts[host].is_hung
+    }
+
+    /// A host's shard hangs until its process ends.
+    fn hang(&mut self, host: usize) {
+        if !self.hosts[host].up || self.hosts[host].is_hung {
+            return;
+        }
+        self.report.hangs += 1;
+        self.hosts[host].is_hung = true;
+        if !self.is(Sabotage::NoWatchdog) {
+            let life = self.hosts[host].life;
+            self.queue.push(self.now + self.plan.silence_ns, Event::Watchdog { host, life });
+        }
+    }
+
+    fn end_hung(&mut self, host: usize) -> Result<(), Violation> {
+        // A renewal may have been on its way when it began to hang.
+        let is_long = self.plan.silence_ns >= 2 * self.plan.lease_ns;
+        let holds = self.hosts[host].tenure.is_some_and(|tenure| tenure.is_valid(self.clock(host)));
+        ensure!(!is_long || !holds, "host {host} holds its lease, and its shard has hung for two leases");
+        self.crash(host, MS, false)
     }
 
     fn fault(&mut self, fault: Fault) -> Result<(), Violation> {
@@ -444,6 +496,7 @@ impl<'a> World<'a> {
                 }
             }
             Fault::Mode(host, disk) => self.change_mode(host, disk),
+            Fault::Hang(host) => self.hang(host),
             Fault::NoPeer(host, time) => self.hosts[host].no_peer_until = now + time,
             Fault::Destroy(host, time) => self.destroy(host, time)?,
         }

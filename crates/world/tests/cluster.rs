@@ -77,6 +77,9 @@ fn every_sabotage_is_found() {
         Sabotage::KeepsWordOfHeld,
         Sabotage::EndsEarly,
         Sabotage::BelievesAdopted,
+        Sabotage::UncheckedQueue,
+        Sabotage::RenewsWhileHung,
+        Sabotage::NoWatchdog,
     ];
     let mut missed = Vec::new();
     let only = std::env::var("HOB_SABOTAGE").ok();

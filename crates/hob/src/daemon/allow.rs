@@ -196,6 +196,11 @@ impl Visible {
         }
     }
 
+    /// Is the disk of that export being opened, and may the client see it?
+    pub(crate) fn is_opening(&self, name: &str) -> bool {
+        self.exports.is_opening(name, |export, disk| self.allow.permits(export, disk, &self.peer))
+    }
+
     fn visible(&self) -> Vec<(String, Export)> {
         self.exports.visible(|export, disk| self.allow.permits(export, disk, &self.peer))
     }

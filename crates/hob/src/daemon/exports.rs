@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hob_engine::io::Promote;
 use hob_engine::units::DiskId;
 use hob_nbd::ExportInfo;
+use tokio::sync::Notify;
 
 use super::shard_api::ShardHandle;
 use super::vhost_user::Gateway;
@@ -30,7 +31,29 @@ pub(crate) struct Export {
 
 /// All exports, and where machines come in. Clones share one table of each.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>, Arc<Mutex<Gateways>>);
+pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>, Arc<Mutex<Gateways>>, Arc<Opening>);
+
+/// Disks that are being opened at the start of the daemon. Clients that ask for one wait.
+#[derive(Debug, Default)]
+struct Opening {
+    /// The disk of each export, by the export's name.
+    names: Mutex<BTreeMap<String, String>>,
+    changed: Notify,
+}
+
+/// A disk that is being opened, until dropped.
+#[derive(Debug)]
+pub(crate) struct OpeningDisk {
+    exports: Exports,
+    disk: String,
+}
+
+impl Drop for OpeningDisk {
+    fn drop(&mut self) {
+        self.exports.opening().retain(|_, disk| *disk != self.disk);
+        self.exports.2.changed.notify_waiters();
+    }
+}
 
 /// By the names of exports: of which disk, and where.
 type Gateways = BTreeMap<String, (String, Gateway)>;
@@ -89,6 +112,37 @@ impl Exports {
         let table = self.table();
         let seen = table.iter().filter(|(name, export)| may(name, &export.of));
         seen.map(|(name, export)| (name.clone(), export.clone())).collect()
+    }
+
+    /// Notes that a disk is being opened: clients that ask for one of these exports wait until the result is dropped.
+    pub(crate) fn begin_opening(&self, disk: &str, exports: impl IntoIterator<Item = String>) -> OpeningDisk {
+        self.opening().extend(exports.into_iter().map(|name| (name, disk.to_owned())));
+        OpeningDisk { exports: self.clone(), disk: disk.to_owned() }
+    }
+
+    /// Is a disk being opened with an export of that name that `may` be seen? The empty name is that of any. `may` is told the
+    /// export's name and its disk's.
+    pub(crate) fn is_opening(&self, name: &str, may: impl Fn(&str, &str) -> bool) -> bool {
+        let opening = self.opening();
+        opening.iter().any(|(export, disk)| (name.is_empty() || name == export) && may(export, disk))
+    }
+
+    /// Waits until a disk has been opened, or could not be: `is_over` is asked after each.
+    pub(crate) async fn until_opened(&self, is_over: impl Fn() -> bool) {
+        loop {
+            let changed = self.2.changed.notified();
+            tokio::pin!(changed);
+            // From here on no change is missed.
+            changed.as_mut().enable();
+            if is_over() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn opening(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.2.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn gateways(&self) -> MutexGuard<'_, Gateways> {

@@ -4,6 +4,7 @@
 //! time limit for clients that connect and then say nothing. Where there is TLS, all of it runs on threads of
 //! its own ([`relay`]), and so does what moves the bytes afterwards.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use hob_control::Endpoint;
 use hob_nbd::server::handshake::{self, Handshake, HandshakeLimits, HandshakeOutcome, Negotiated};
+use hob_nbd::{ExportDirectory, ExportInfo};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -19,13 +21,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::allow::{AllowList, Peer, Visible};
 use super::doors::{self, Doors};
 use super::exports::{Export, Exports};
-use super::half_open::{HALF_OPEN_MAX, HalfOpen, Newcomer};
+use super::half_open::{HALF_OPEN_MAX, HALF_OPEN_TIME_MAX, HalfOpen, Newcomer};
 use super::relay::{self, Spawner};
 use super::socket_access::SocketAccess;
 use super::tls::{PeerCertificate, Tls};
 
 /// Longest wait for the end of a connection whose client said goodbye.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
+
+/// How long a client waits for a disk that is being opened when the daemon starts: as long as systemd waits for the start.
+const OPENING_MAX: Duration = Duration::from_secs(300);
 
 /// The right to be connected. There are as many as connections may be; further clients wait in the
 /// kernel. Given back when the last clone is dropped: a shard may be done with a client before its relay is.
@@ -262,9 +267,9 @@ impl Visit {
         let is_unix = peer.address.is_none();
         let visible = Visible { exports: hall.exports, allow: hall.allow, peer };
         if is_unix {
-            serve(UnixStream::from_std(socket.into())?, visible, tls, (newcomer, place)).await
+            serve(UnixStream::from_std(socket.into())?, visible, tls, (Some(newcomer), place)).await
         } else {
-            serve(TcpStream::from_std(socket.into())?, visible, tls, (newcomer, place)).await
+            serve(TcpStream::from_std(socket.into())?, visible, tls, (Some(newcomer), place)).await
         }
     }
 }
@@ -290,7 +295,7 @@ async fn serve(
     mut stream: impl IntoSocket,
     mut visible: Visible,
     tls: Option<NbdTls>,
-    (newcomer, place): (Newcomer, Place),
+    (mut newcomer, place): (Option<Newcomer>, Place),
 ) -> io::Result<()> {
     let offer = match &tls {
         None => handshake::Tls::Absent,
@@ -298,12 +303,13 @@ async fn serve(
         Some(NbdTls { required: true, .. }) => handshake::Tls::Required,
     };
     let hello = Handshake::with_tls(HandshakeLimits::default(), offer);
-    let inside = match negotiate(hello, &mut stream, &visible).await? {
+    let inside = match negotiate_in_time(hello, &mut stream, &visible, &mut newcomer).await? {
         Step::Goodbye => return Ok(()),
         Step::Done(negotiated, leftover) => {
             return attach(stream.into_socket()?, &visible, negotiated, leftover, (Line::Direct, place));
         }
         Step::StartTls(inside) => inside,
+        Step::Opening(..) => unreachable!("it was waited for"),
     };
     match tls.expect("TLS is started where it was offered").session {
         NbdSession::Certificates(tls) => {
@@ -325,9 +331,9 @@ async fn serve_inside(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     hello: Handshake,
     visible: &Visible,
-    (newcomer, place): (Newcomer, Place),
+    (mut newcomer, place): (Option<Newcomer>, Place),
 ) -> io::Result<()> {
-    match negotiate(hello, &mut stream, visible).await? {
+    match negotiate_in_time(hello, &mut stream, visible, &mut newcomer).await? {
         Step::Goodbye => {
             let _ = tokio::time::timeout(FAREWELL_MAX, stream.shutdown()).await;
         }
@@ -339,9 +345,14 @@ async fn serve_inside(
             relay::relay(stream, near).await;
         }
         Step::StartTls(_) => unreachable!("TLS is not started twice"),
+        Step::Opening(..) => unreachable!("it was waited for"),
     }
     drop(place);
     Ok(())
+}
+
+fn too_long(_: tokio::time::error::Elapsed) -> io::Error {
+    io::Error::other("it said nothing for too long")
 }
 
 /// Hands a client to the shard of its disk.
@@ -364,8 +375,56 @@ enum Step {
     Done(Negotiated, Vec<u8>),
     /// It goes on inside TLS.
     StartTls(Handshake),
+    /// The client asks for a disk that is being opened, by this name. With the handshake as it was before, and what is to be read
+    /// again.
+    Opening(String, Box<Handshake>, Vec<u8>),
     /// The client does not want anything.
     Goodbye,
+}
+
+/// The exports, and the one that was asked for while its disk was being opened.
+struct Asked<'a> {
+    visible: &'a Visible,
+    opening: RefCell<Option<String>>,
+}
+
+impl ExportDirectory for Asked<'_> {
+    fn find(&self, name: &str) -> Option<ExportInfo> {
+        let found = self.visible.find(name);
+        if found.is_none() && self.visible.is_opening(name) {
+            *self.opening.borrow_mut() = Some(name.to_owned());
+        }
+        found
+    }
+
+    fn list(&self) -> Vec<(String, String)> {
+        self.visible.list()
+    }
+}
+
+/// Negotiates. A client that asks for a disk which is being opened waits for it, and is no longer half-open.
+async fn negotiate_in_time(
+    hello: Handshake,
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    exports: &Visible,
+    newcomer: &mut Option<Newcomer>,
+) -> io::Result<Step> {
+    let (mut handshake, mut received) = (hello, Vec::with_capacity(4096));
+    loop {
+        let negotiating = negotiate(handshake, received, stream, exports);
+        match tokio::time::timeout(HALF_OPEN_TIME_MAX, negotiating).await.map_err(too_long)?? {
+            Step::Opening(name, before, unread) => {
+                tracing::info!("{} waits for '{name}', which is being opened", exports.peer);
+                drop(newcomer.take());
+                let opened = exports.exports.until_opened(|| !exports.is_opening(&name));
+                tokio::time::timeout(OPENING_MAX, opened)
+                    .await
+                    .map_err(|_| io::Error::other(format!("'{name}' could not be opened in time")))?;
+                (handshake, received) = (*before, unread);
+            }
+            step => return Ok(step),
+        }
+    }
 }
 
 /// The same with another host, over a connection that this one has opened: as long as that takes. `None` if it wants nothing.
@@ -374,20 +433,25 @@ pub(crate) async fn negotiate_with_peer(
     exports: &Visible,
 ) -> io::Result<Option<(Negotiated, Vec<u8>)>> {
     let hello = Handshake::with_tls(HandshakeLimits::default(), handshake::Tls::Absent);
-    match negotiate(hello, stream, exports).await? {
+    match negotiate(hello, Vec::new(), stream, exports).await? {
         Step::Done(negotiated, leftover) => Ok(Some((negotiated, leftover))),
-        Step::Goodbye | Step::StartTls(_) => Ok(None),
+        Step::Goodbye | Step::StartTls(_) | Step::Opening(..) => Ok(None),
     }
 }
 
 async fn negotiate(
     mut handshake: Handshake,
+    mut received: Vec<u8>,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     exports: &Visible,
 ) -> io::Result<Step> {
-    let mut received: Vec<u8> = Vec::with_capacity(4096);
     loop {
-        let used = handshake.handle_input(&received, exports);
+        let before = handshake.clone();
+        let asked = Asked { visible: exports, opening: RefCell::default() };
+        let used = handshake.handle_input(&received, &asked);
+        if let Some(name) = asked.opening.into_inner() {
+            return Ok(Step::Opening(name, Box::new(before), received));
+        }
         received.drain(..used);
         if let Some(output) = handshake.poll_output() {
             stream.write_all(&output).await?;
@@ -415,7 +479,81 @@ async fn negotiate(
 
 #[cfg(test)]
 mod tests {
+    use hob_engine::io::Promote;
+    use hob_engine::units::DiskId;
+
     use super::*;
+    use crate::daemon::allow::AllowEntry;
+    use crate::daemon::shard_api::ShardHandle;
+
+    /// A client's flags, and NBD_OPT_GO for an export.
+    fn asks_for(export: &str) -> Vec<u8> {
+        let name = export.as_bytes();
+        let mut bytes = 1u32.to_be_bytes().to_vec();
+        bytes.extend(b"IHAVEOPT");
+        bytes.extend(7u32.to_be_bytes());
+        bytes.extend((name.len() as u32 + 6).to_be_bytes());
+        bytes.extend((name.len() as u32).to_be_bytes());
+        bytes.extend(name);
+        bytes.extend(0u16.to_be_bytes());
+        bytes
+    }
+
+    /// What a client that asks for an export gets, if it gets anything within a second. `meanwhile` happens while it waits.
+    async fn ask(
+        exports: &Exports,
+        allow: &AllowList,
+        export: &str,
+        meanwhile: impl FnOnce(),
+    ) -> Option<Step> {
+        let visible = Visible { exports: exports.clone(), allow: allow.clone(), peer: Peer::default() };
+        let (mut client, mut server) = UnixStream::pair().unwrap();
+        client.write_all(&asks_for(export)).await.unwrap();
+        let served = async {
+            let hello = Handshake::with_tls(HandshakeLimits::default(), handshake::Tls::Absent);
+            tokio::time::timeout(Duration::from_secs(1), negotiate_in_time(hello, &mut server, &visible, &mut None))
+                .await
+        };
+        let (served, ()) = tokio::join!(served, async {
+            tokio::task::yield_now().await;
+            client.shutdown().await.unwrap();
+            meanwhile();
+        });
+        served.ok().map(Result::unwrap)
+    }
+
+    #[tokio::test]
+    async fn clients_wait_for_a_disk_that_is_being_opened_and_for_no_other() {
+        let exports = Exports::default();
+        let (shard, _calls) = ShardHandle::new(|| {});
+        let export = Export {
+            of: "web".to_owned(),
+            disk: DiskId(0),
+            shard,
+            info: ExportInfo::new(4096),
+            promote: Promote::Usual,
+        };
+        let all = AllowList::default();
+        let opening = exports.begin_opening("web", ["web".to_owned(), "web-backup".to_owned()]);
+        for name in ["web", "web-backup", ""] {
+            assert!(ask(&exports, &all, name, || ()).await.is_none(), "'{name}' is being opened");
+        }
+        assert!(matches!(ask(&exports, &all, "db", || ()).await, Some(Step::Goodbye)));
+        let entry = AllowEntry { disks: vec!["*".to_owned()], clients: vec!["10.0.0.1".parse().unwrap()] };
+        let nobody = AllowList::new(vec![entry]);
+        assert!(
+            matches!(ask(&exports, &nobody, "web", || ()).await, Some(Step::Goodbye)),
+            "it may not see it"
+        );
+        let found = ask(&exports, &all, "web", || {
+            exports.insert("web", export.clone());
+            drop(opening);
+        });
+        assert!(matches!(found.await, Some(Step::Done(negotiated, _)) if negotiated.export == "web"));
+        // One that could not be opened is not there.
+        let opening = exports.begin_opening("db", ["db".to_owned()]);
+        assert!(matches!(ask(&exports, &all, "db", || drop(opening)).await, Some(Step::Goodbye)));
+    }
 
     #[tokio::test]
     async fn a_socket_that_is_there_answers_and_replaces_nothing() {

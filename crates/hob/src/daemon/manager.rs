@@ -143,6 +143,8 @@ struct Inner {
     swaps: BTreeMap<String, SwapEntry>,
     /// Ids of devices are not used twice: a shard remembers what it thinks of each.
     next_device: u16,
+    /// Why the state could not be saved, the last time that was tried.
+    unsaved: Option<String>,
     /// Somebody else goes on soon: nothing is changed any more.
     leaving: bool,
     /// Names that hob.toml defines.
@@ -356,7 +358,9 @@ impl Manager {
             // The lock comes first, so that a later state is never replaced by an earlier one.
             let store = manager.store.lock().unwrap_or_else(PoisonError::into_inner);
             let state = manager.inner().state();
-            store.save(&state)
+            let saved = store.save(&state);
+            manager.inner().unsaved = saved.as_ref().err().map(ToString::to_string);
+            saved
         })
         .await
     }

@@ -139,7 +139,7 @@ impl Plan {
         })
     }
 
-    /// Could a daemon start with this configuration and with what was kept? Changes nothing, so that one may be running.
+    /// Could a daemon start with this configuration and with what was kept, and save its state? Changes nothing, so that one may be running.
     ///
     /// # Errors
     /// Everything that is wrong, a line each.
@@ -148,6 +148,7 @@ impl Plan {
         outside.extend(Guard::of_config(&config.control).err().map(|error| format!("{error:#}")));
         outside.extend(entrances(&config.listen, &config.nbd).err().map(|error| format!("{error:#}")));
         outside.extend(State::read(&config.state_dir).err().map(|error| error.to_string()));
+        outside.extend(Store::check_writable(&config.state_dir).err().map(|error| format!("{error:#}")));
         config.refuse(outside)
     }
 

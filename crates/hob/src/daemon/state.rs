@@ -1,7 +1,7 @@
 //! What survives a restart of the daemon: which pools, disks and caches there are to be.
 //!
-//! One JSON file, replaced as a whole: written beside, synced, renamed, directory synced. A file
-//! that cannot be understood is never overwritten; the daemon refuses to start and says why.
+//! One JSON file, replaced as a whole: written beside, synced, exchanged, directory synced. The file before it stays beside it, with its
+//! space: a full filesystem does not keep the next state from being saved. A file that cannot be understood is never overwritten; the daemon refuses to start and says why.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -23,6 +23,9 @@ pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState, chec
 
 /// Version of the file's form.
 const VERSION: u32 = 1;
+
+/// The state file is padded with newlines to a multiple of this many bytes.
+const SPARE_BYTES: usize = 16 << 10;
 
 /// Longest state file that is read, bytes.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -317,21 +320,53 @@ impl Store {
     /// Keeps `state` in place of what was kept, all or nothing, on media when it returns.
     pub(crate) fn save(&self, state: &State) -> Result<(), StateError> {
         let Store::Directory { path: directory, .. } = self else { return Ok(()) };
-        let temporary = directory.join("state.json.new");
+        let spare = directory.join("state.json.new");
         let target = directory.join("state.json");
         let written = || -> io::Result<()> {
             failing::before_change(&target)?;
             let mut text = serde_json::to_vec_pretty(state)?;
             text.push(b'\n');
-            let mut file = File::create(&temporary)?;
+            let mut file = File::options().write(true).create(true).truncate(false).open(&spare)?;
+            // The spare file keeps its space, so that a full filesystem takes the next state too.
+            let room = (file.metadata()?.len() as usize).max(text.len().next_multiple_of(SPARE_BYTES));
+            text.resize(room, b'\n');
             file.write_all(&text)?;
             file.sync_all()?;
-            fs::rename(&temporary, &target)?;
+            put_in_place(&spare, &target)?;
             failing::before_change(&target)?;
             File::open(directory)?.sync_all()
         };
         written().map_err(|source| StateError::Io { doing: "save", path: target.clone(), source })
     }
+
+    /// Tries to write as much in the state directory as a state may take. A directory that does not exist yet passes.
+    pub(crate) fn check_writable(directory: &Path) -> Result<(), StateError> {
+        let path = directory.join(format!("check.{}", std::process::id()));
+        if !directory.exists() {
+            return Ok(());
+        }
+        let written = File::create(&path).and_then(|mut file| {
+            file.write_all(&[b'\n'; 4 * SPARE_BYTES])?;
+            file.sync_all()
+        });
+        let removed = fs::remove_file(&path);
+        let tried = written.and(removed);
+        tried.map_err(|source| StateError::Io { doing: "write the test file", path, source })
+    }
+}
+
+/// Gives a written file the name of the one that it replaces, which stays as the spare file.
+fn put_in_place(spare: &Path, target: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    if renameat_with(CWD, spare, CWD, target, RenameFlags::EXCHANGE).is_ok() {
+        return Ok(());
+    }
+    // There is none yet, or this filesystem cannot exchange names.
+    let room = fs::metadata(spare)?.len();
+    fs::rename(spare, target)?;
+    // Without a spare file, saving works for as long as there is space.
+    let _ = File::create(spare).and_then(|mut file| file.write_all(&vec![b'\n'; room as usize]));
+    Ok(())
 }
 
 fn parse(text: &[u8]) -> Result<State, String> {

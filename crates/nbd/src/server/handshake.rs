@@ -67,7 +67,7 @@ impl Negotiated {
 }
 
 /// Metadata contexts that were chosen; the choice is void for any export but this.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Choice {
     export: String,
     base_allocation: bool,
@@ -153,7 +153,7 @@ enum State {
 /// [`poll_output`](Self::poll_output) gives, look at [`poll_outcome`](Self::poll_outcome), and offer the bytes that
 /// were not consumed again, until a round makes no progress. While output waits to be taken nothing is consumed, so
 /// a client that does not read its answers cannot make them pile up. The greeting is the first output.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Handshake {
     limits: HandshakeLimits,
     tls: Tls,

@@ -53,7 +53,7 @@ impl World<'_> {
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
         let lately = local.tenure.is_some_and(|it| self.clock(host) < it.until + self.plan.lease_ns);
-        self.hosts[host].up && is_served && lately
+        self.hosts[host].up && !self.hosts[host].is_hung && is_served && lately
     }
 
     // The lease.
@@ -180,7 +180,9 @@ impl World<'_> {
     fn ask(&mut self, host: usize, disk: Option<usize>, number: u64, request: Request, patience_ns: u64) {
         let life = self.hosts[host].life;
         let at = self.now + self.way();
-        let is_cut = self.hosts[host].no_store_until > self.now;
+        let is_claim = matches!(request, Request::Grant(_) | Request::Renew(..));
+        let keeps_silent = is_claim && self.hosts[host].is_hung && !self.is(Sabotage::RenewsWhileHung);
+        let is_cut = keeps_silent || self.hosts[host].no_store_until > self.now;
         if !is_cut && !self.dice.chance(self.plan.lost) {
             self.queue.push(at, Event::ToStore { host, life, disk, number, request });
         }

@@ -48,7 +48,7 @@ impl World<'_> {
         let disk = self.dice.below(self.plan.disks as u64) as usize;
         let block = self.dice.below(u64::from(self.plan.blocks)) as u32;
         let is_write = self.dice.chance(500);
-        let is_stopped = self.hosts[host].paused_until > self.now;
+        let is_stopped = self.hosts[host].paused_until > self.now || self.hosts[host].is_hung;
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Doubted);
         if !self.hosts[host].up || is_stopped || !is_served || local.busy.contains(&block) {
@@ -116,12 +116,45 @@ impl World<'_> {
         if self.hosts[host].no_backing_until > self.now {
             return self.refuse(host, disk, number);
         }
+        let change = Change { generation, epoch, block, value };
+        if self.plan.queued > 0 && self.dice.chance(self.plan.queued) {
+            // The call would block: a thread makes it when it comes to it.
+            let at = self.now + self.dice.below(self.plan.lease_ns);
+            let life = self.hosts[host].life;
+            self.queue.push(at, Event::Begin { host, life, disk, change, op: number });
+            return Ok(());
+        }
+        self.send_change(host, disk, change, number);
+        Ok(())
+    }
+
+    /// The system call of a change that has waited, if time is not up.
+    pub(super) fn begin_change(
+        &mut self,
+        host: usize,
+        disk: usize,
+        change: Change,
+        op: u64,
+    ) -> Result<(), Violation> {
+        let local = &self.hosts[host].local[disk];
+        let is_open = self.may_acknowledge(host, disk) && local.generation() == change.generation;
+        if is_open || self.is(Sabotage::UncheckedQueue) {
+            self.send_change(host, disk, change, op);
+            return Ok(());
+        }
+        self.report.changes_stopped += 1;
+        // Unless the disk was lost, and its requests with it.
+        let local = &mut self.hosts[host].local[disk];
+        if local.ops.contains_key(&op) {
+            local.held_changes.push(op);
+        }
+        self.release(host, disk)
+    }
+
+    fn send_change(&mut self, host: usize, disk: usize, change: Change, op: u64) {
         let (after, way) = (self.hesitate(), self.way_to_backing());
         let life = self.hosts[host].life;
-        let change = Change { generation, epoch, block, value };
-        let land = Event::Land { host, life, disk, change, op: number };
-        self.queue.push(self.now + after + way, land);
-        Ok(())
+        self.queue.push(self.now + after + way, Event::Land { host, life, disk, change, op });
     }
 
     /// How long a change takes that was sent.

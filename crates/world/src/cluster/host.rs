@@ -157,6 +157,8 @@ pub(super) struct Host {
     pub(super) up: bool,
     /// Stopped until then.
     pub(super) paused_until: Instant,
+    /// Its shard does nothing any more.
+    pub(super) is_hung: bool,
     pub(super) no_store_until: Instant,
     pub(super) no_backing_until: Instant,
     /// It does not reach who lends to it.
@@ -195,6 +197,7 @@ impl Host {
             life: 0,
             up: true,
             paused_until: Instant(0),
+            is_hung: false,
             no_store_until: Instant(0),
             no_backing_until: Instant(0),
             no_peer_until: Instant(0),
@@ -211,7 +214,7 @@ impl Host {
     /// A new process.
     pub(super) fn restart(&mut self, lease_ns: u64, settle_ns: u64) {
         self.life += 1;
-        self.up = true;
+        (self.up, self.is_hung) = (true, false);
         self.tenure = None;
         self.keeper = Keeper::new(self.me.clone(), lease_ns);
         self.waiting = waiting(&self.me, self.local.len(), settle_ns);

@@ -33,6 +33,10 @@ pub(super) struct Plan {
     /// Per mille of the looks at the clock that are followed by a pause.
     pub(super) hesitates: u32,
     pub(super) hesitation_ns_max: u64,
+    /// Per mille of the changes that wait in their process before they begin.
+    pub(super) queued: u32,
+    /// A process whose shard hangs ends after that.
+    pub(super) silence_ns: u64,
     pub(super) span_ns: u64,
     pub(super) write_back: bool,
     /// Each host has second copies of what is dirty at the next one.
@@ -69,6 +73,8 @@ pub(super) enum Fault {
     Mode(usize, usize),
     /// A host does not reach who lends to it.
     NoPeer(usize, u64),
+    /// A host's shard hangs.
+    Hang(usize),
     /// A host is gone for good, with its flash; another one comes in its place.
     Destroy(usize, u64),
 }
@@ -103,6 +109,8 @@ impl Plan {
             hesitates: if options.faults { dice.pick(&[0, 5, 50]) } else { 0 },
             // A little is left for what comes after.
             hesitation_ns_max: SCHEDULING_NS_MAX - 10 * MS,
+            queued: if options.faults { dice.pick(&[0, 0, 100]) } else { 0 },
+            silence_ns: if options.faults { dice.pick(&[lease_ns / 2, 3 * lease_ns]) } else { lease_ns },
             span_ns,
             write_back: dice.chance(600),
             copies: dice.chance(600),
@@ -135,7 +143,7 @@ impl Plan {
                 1 | 2 => lease / 2 + dice.below(lease),
                 _ => dice.below(5 * lease),
             };
-            let fault = match dice.below(if self.copies { 20 } else { 15 }) {
+            let fault = match dice.below(if self.copies { 21 } else { 16 }) {
                 0..3 => Fault::Pause(host, time),
                 3 | 4 => Fault::Kill(host, time),
                 5 => Fault::PowerCut(host, time),
@@ -146,8 +154,9 @@ impl Plan {
                 11 => Fault::WallJump(host, dice.pick(&[-3600, -60, -5, 5, 3600])),
                 12 => Fault::Force(host, disk),
                 13 => Fault::GiveBack(host, disk, time),
-                15 | 16 => Fault::NoPeer(host, time),
-                17.. => Fault::Destroy(host, time),
+                15 => Fault::Hang(host),
+                16 | 17 => Fault::NoPeer(host, time),
+                18.. => Fault::Destroy(host, time),
                 _ => Fault::Mode(host, disk),
             };
             self.faults.push((Instant(dice.below(self.span_ns)), fault));
@@ -196,6 +205,10 @@ pub struct Report {
     pub crashes: u64,
     /// Processes that were stopped.
     pub pauses: u64,
+    /// Shards that hung.
+    pub hangs: u64,
+    /// Changes that had waited in their process, and were stopped because time was up.
+    pub changes_stopped: u64,
     /// Hosts that were destroyed with what they had.
     pub destroyed: u64,
     /// Times that a title came to say who has a second copy.
@@ -212,7 +225,7 @@ pub struct Report {
 
 impl Report {
     /// All of it, with names.
-    pub fn counts(&self) -> [(&'static str, u64); 24] {
+    pub fn counts(&self) -> [(&'static str, u64); 26] {
         [
             ("requests acknowledged", self.acknowledged),
             ("requests refused or lost", self.refused),
@@ -233,6 +246,8 @@ impl Report {
             ("late changes fenced by the backing", self.fenced),
             ("crashes", self.crashes),
             ("pauses", self.pauses),
+            ("shards that hung", self.hangs),
+            ("waiting changes stopped", self.changes_stopped),
             ("hosts destroyed", self.destroyed),
             ("second copies said", self.copies_said),
             ("second copies broken", self.copies_broken),
@@ -248,6 +263,6 @@ impl Report {
         }
         sum!(acknowledged refused taken taken_again failed_over forced kept_dirty given_back lost reopened leases_ended);
         sum!(false_renewals answers_held changes_held released not_believed fenced crashes pauses took_ns);
-        sum!(destroyed copies_said copies_broken adopted outdated);
+        sum!(hangs changes_stopped destroyed copies_said copies_broken adopted outdated);
     }
 }

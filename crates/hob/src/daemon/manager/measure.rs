@@ -184,6 +184,10 @@ impl Manager {
             let found = disk.problems(&inner).into_iter();
             problems.extend(found.map(|(kind, reason)| problem(kind, name, reason)));
         }
+        if let Some(why) = &inner.unsaved {
+            let reason = format!("{why}; what was changed since is lost at the next start. Free space there");
+            problems.push(problem(ProblemKind::StateNotSaved, "state", reason));
+        }
         let missing = inner.missing_swap().into_iter();
         problems.extend(missing.map(|(name, reason)| problem(ProblemKind::SwapOff, &name, reason)));
         problems

@@ -23,7 +23,7 @@ use crate::daemon::state::{
 };
 use crate::daemon::swap::{FileId, loops_over};
 
-/// How long NBD clients and the control API wait at the start for backings that are slow to open.
+/// How long the listeners and the control API wait at the start for disks that are slow to open. Clients of such a disk wait longer.
 const OPENING_MAX: Duration = Duration::from_secs(3);
 
 /// Name of the pool in serve mode.
@@ -77,19 +77,35 @@ impl Manager {
         let mut opening = Vec::new();
         for disk in told_apart(kept.disks, new) {
             let name = disk.name.clone();
+            let names: Vec<String> = disk.exports.iter().map(|export| export.name.clone()).collect();
             if !self.enter_kept(disk)? {
                 continue;
             }
             let manager = self.clone();
-            opening.push(tokio::spawn(async move { manager.bring_online(&name).await }));
+            let is_opening = self.exports.begin_opening(&name, names.into_iter().chain([name.clone()]));
+            opening.push(tokio::spawn(async move {
+                let started = tokio::time::Instant::now();
+                manager.bring_online(&name).await;
+                if started.elapsed() > OPENING_MAX {
+                    tracing::info!(
+                        "{name} took {} s to open; its clients waited",
+                        started.elapsed().as_secs()
+                    );
+                }
+                drop(is_opening);
+            }));
         }
-        // One that hangs is listed as offline until it is through; the others do not wait for it.
+        // One that hangs is listed as offline until it is through; the others do not wait for it, but its own clients do.
         let deadline = tokio::time::Instant::now() + OPENING_MAX;
         for task in opening {
             let _ = tokio::time::timeout_at(deadline, task).await;
         }
         self.resume_migrations();
-        self.save().await
+        // What was kept is intact, and guests need their disks: health reports it.
+        if let Err(refusal) = self.save().await {
+            tracing::error!("the daemon serves what it knows, and cannot save its state: {refusal}");
+        }
+        Ok(())
     }
 
     /// A disk of hob.toml that is not known yet, with the cache it is to have.

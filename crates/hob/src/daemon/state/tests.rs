@@ -206,6 +206,7 @@ fn a_save_that_fails_says_so_and_leaves_the_old_state() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = Store::open(dir.path()).unwrap();
     store.save(&example()).unwrap();
+    fs::remove_file(dir.path().join("state.json.new")).unwrap();
     fs::create_dir(dir.path().join("state.json.new")).unwrap();
     assert!(matches!(store.save(&State::default()), Err(StateError::Io { doing: "save", .. })));
     drop(store);
@@ -218,4 +219,29 @@ fn one_daemon_at_a_time() {
     let (_store, _) = Store::open(dir.path()).unwrap();
     let error = Store::open(dir.path()).unwrap_err().to_string();
     assert!(error.contains("another hob daemon"), "{error}");
+}
+
+#[test]
+fn the_next_state_takes_the_space_of_the_one_before_the_last() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    let (store, mut state) = Store::open(dir.path()).unwrap();
+    let inode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().ino();
+    store.save(&state).unwrap();
+    let (first, spare) = (inode("state.json"), inode("state.json.new"));
+    let bytes = fs::metadata(dir.path().join("state.json")).unwrap().len();
+    for round in 1..4 {
+        state.disks.push(DiskState::new(format!("disk{round}"), "/backing".to_owned(), false));
+        store.save(&state).unwrap();
+        let expected = if round % 2 == 1 { (spare, first) } else { (first, spare) };
+        assert_eq!((inode("state.json"), inode("state.json.new")), expected);
+        assert_eq!(fs::metadata(dir.path().join("state.json")).unwrap().len(), bytes);
+        assert_eq!(State::read(dir.path()).unwrap(), state);
+    }
+    // A shorter state behind a longer one is read as what it is.
+    state.disks.truncate(1);
+    store.save(&state).unwrap();
+    assert_eq!(State::read(dir.path()).unwrap(), state);
+    Store::check_writable(dir.path()).unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3, "state, spare and lock");
 }

@@ -227,6 +227,9 @@ fn understand(error: &Error) -> StoreError {
         Error::NotFound { .. } => StoreError::Absent,
         Error::AlreadyExists { .. } | Error::Precondition { .. } => StoreError::Present,
         Error::Generic { .. } | Error::JoinError { .. } => StoreError::Failed(error.to_string()),
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+            StoreError::Denied(error.to_string())
+        }
         _ => StoreError::Refused(error.to_string()),
     }
 }

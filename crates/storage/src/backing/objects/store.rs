@@ -6,7 +6,7 @@
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -33,6 +33,9 @@ pub(super) enum StoreError {
     /// Asking again changes nothing.
     #[error("the store refuses: {0}")]
     Refused(String),
+    /// The credentials are no good now. A store that took them before has perhaps not got the next ones yet.
+    #[error("the store denies access: {0}")]
+    Denied(String),
     /// It may go better next time; it may also have been done.
     #[error("the store fails: {0}")]
     Failed(String),
@@ -84,11 +87,18 @@ pub(super) struct Patient {
     objects: Box<dyn Objects>,
     wait_ms: AtomicU64,
     gets: Semaphore,
+    /// It has done something for these credentials.
+    has_worked: AtomicBool,
 }
 
 impl Patient {
     pub(super) fn new(objects: Box<dyn Objects>, wait_max: Duration) -> Patient {
-        let patient = Patient { objects, wait_ms: AtomicU64::new(0), gets: Semaphore::new(GETS_MAX) };
+        let patient = Patient {
+            objects,
+            wait_ms: AtomicU64::new(0),
+            gets: Semaphore::new(GETS_MAX),
+            has_worked: AtomicBool::new(false),
+        };
         patient.set_wait(wait_max);
         patient
     }
@@ -186,7 +196,11 @@ impl Patient {
             let left = deadline.saturating_duration_since(Instant::now());
             let error = match timeout((ATTEMPT_MIN + moving).min(left), attempt()).await {
                 Ok(Err(StoreError::Failed(error))) => error,
-                Ok(result) => return result,
+                Ok(Err(StoreError::Denied(error))) if self.has_worked.load(Ordering::Relaxed) => error,
+                Ok(result) => {
+                    self.has_worked.fetch_or(result.is_ok(), Ordering::Relaxed);
+                    return result;
+                }
                 Err(_) => "it does not answer".to_owned(),
             };
             if Instant::now() + pause >= deadline {
@@ -197,5 +211,62 @@ impl Patient {
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    /// Denies access that many times, after that many successes.
+    struct Expiring {
+        works: AtomicUsize,
+        denies: AtomicUsize,
+    }
+
+    impl Expiring {
+        fn patient(works: usize, denies: usize) -> Patient {
+            let objects = Expiring { works: works.into(), denies: denies.into() };
+            Patient::new(Box::new(objects), Duration::from_secs(5))
+        }
+
+        fn take(left: &AtomicUsize) -> bool {
+            left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
+        }
+    }
+
+    impl Objects for Expiring {
+        fn get(&self, _: Name, _: Option<Range<u64>>) -> Boxed<'_, Bytes> {
+            Box::pin(async { Ok(Bytes::new()) })
+        }
+        fn put(&self, _: Name, _: Bytes, _: Put) -> Boxed<'_, ()> {
+            let is_denied = !Self::take(&self.works) && Self::take(&self.denies);
+            Box::pin(async move {
+                if is_denied { Err(StoreError::Denied("ExpiredToken".into())) } else { Ok(()) }
+            })
+        }
+        fn delete(&self, _: Name) -> Boxed<'_, ()> {
+            Box::pin(async { Ok(()) })
+        }
+        fn list<'a>(&'a self, _: &'a str, _: &'a mut (dyn FnMut(Name) + Send)) -> Boxed<'a, ()> {
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn credentials_that_expire_are_waited_for_and_wrong_ones_are_not() {
+        let put = async |patient: &Patient| patient.put(Name::Manifest(1), Bytes::new()).await;
+        let expiring = Expiring::patient(1, 3);
+        put(&expiring).await.unwrap();
+        put(&expiring).await.unwrap();
+        let expired = Expiring::patient(1, usize::MAX);
+        put(&expired).await.unwrap();
+        let begun = Instant::now();
+        assert!(matches!(put(&expired).await, Err(StoreError::Failed(why)) if why == "ExpiredToken"));
+        assert!(begun.elapsed() >= Duration::from_secs(2) && begun.elapsed() <= Duration::from_secs(6));
+        let wrong = Expiring::patient(0, 1);
+        assert_eq!(put(&wrong).await, Err(StoreError::Denied("ExpiredToken".into())), "at once");
     }
 }

@@ -4,6 +4,9 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use hob_control::ProblemKind;
+use hob_storage::failing::{self, Failing};
+
 use super::*;
 
 pub(super) const BLOCK: u64 = 4096;
@@ -440,5 +443,32 @@ fn a_pool_that_was_never_made_has_segments_of_some_size() {
         bench.disk("vm").await;
         let refusal = bench.cache("vm", 16).await.unwrap_err();
         assert_eq!(refusal.kind, Kind::Conflict, "{refusal}");
+    });
+}
+
+#[test]
+fn a_daemon_that_cannot_save_its_state_serves_what_was_saved_and_says_so() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        bench.disk("plain").await;
+        write(&bench, 0..8);
+        tokio::time::sleep(COMMITTED).await;
+        let kinds = async |bench: &Bench| -> Vec<ProblemKind> {
+            bench.manager.health().await.problems.iter().map(|problem| problem.kind).collect()
+        };
+        assert!(!kinds(&bench).await.contains(&ProblemKind::StateNotSaved));
+        let full = failing::fail(&bench.dir.path().join("state"), 1, Failing::FromThenOn);
+        let bench = crash(bench).await;
+        assert!(full.has_struck());
+        assert_eq!(bench.manager.disk("plain").unwrap().state, DiskLife::Online);
+        assert!(kinds(&bench).await.contains(&ProblemKind::StateNotSaved));
+        // The number of its next journal has to be saved before that is used.
+        assert_ne!(bench.manager.disk("vm").unwrap().state, DiskLife::Online);
+        drop(full);
+        bench.manager.save().await.unwrap();
+        assert!(!kinds(&bench).await.contains(&ProblemKind::StateNotSaved));
+        let bench = crash(bench).await;
+        assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Online);
+        read(&bench, 0..8);
     });
 }
