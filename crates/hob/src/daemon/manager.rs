@@ -17,6 +17,7 @@ mod caches;
 mod claim;
 mod cluster;
 mod coming;
+mod config_diff;
 mod datastores;
 pub(crate) mod definitions;
 mod dirty;
@@ -125,6 +126,8 @@ pub(crate) struct Manager {
     copy_words: tokio::sync::Mutex<()>,
     /// Who may open the sockets of disks.
     socket_access: OnceLock<SocketAccess>,
+    /// What the daemon was started with.
+    config: OnceLock<Box<Config>>,
     swap_kernel: Arc<dyn SwapKernel>,
     /// Files that the program before has left mounted, by export.
     left_files: Mutex<BTreeMap<String, LeftFile>>,
@@ -144,6 +147,8 @@ struct Inner {
     next_device: u16,
     /// Somebody else goes on soon: nothing is changed any more.
     leaving: bool,
+    /// What hob.toml defined when it was last read, by what it is and its name.
+    definitions: BTreeMap<String, String>,
     /// Names that hob.toml defines.
     defined: BTreeSet<String>,
     /// Of these, removed by command.
@@ -295,6 +300,7 @@ impl Manager {
             lines: borrowing::Lines::default(),
             copy_words: tokio::sync::Mutex::new(()),
             socket_access: OnceLock::new(),
+            config: OnceLock::new(),
             swap_kernel: Arc::new(HostKernel),
             left_files: Mutex::default(),
         })
@@ -384,6 +390,7 @@ impl Inner {
             policies: self.policy_states(),
             datastores: self.datastore_states(),
             swaps: self.swaps.values().map(|swap| swap.wanted.clone()).collect(),
+            definitions: self.definitions.clone(),
             ..State::default()
         }
     }

@@ -3,6 +3,7 @@
 //! One JSON file, replaced as a whole: written beside, synced, renamed, directory synced. A file
 //! that cannot be understood is never overwritten; the daemon refuses to start and says why.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -58,6 +59,9 @@ pub(crate) struct State {
     /// Swap areas of the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) swaps: Vec<SwapSpec>,
+    /// What hob.toml defined when it was last read, by what it is and its name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) definitions: BTreeMap<String, String>,
 }
 
 /// A pool and where it lies.
@@ -242,6 +246,7 @@ impl Default for State {
             gone: Vec::new(),
             waited: Vec::new(),
             swaps: Vec::new(),
+            definitions: BTreeMap::new(),
         }
     }
 }

@@ -46,6 +46,7 @@ impl Manager {
         }
         {
             let mut inner = self.inner();
+            inner.definitions = kept.definitions.clone();
             inner.gone = kept.gone.clone();
             inner.waited = kept.waited.iter().map(|disk| (disk.name.clone(), disk.clone())).collect();
             inner.policies = kept.policies.iter().map(|policy| (policy.name.clone(), policy.qos)).collect();
@@ -89,6 +90,7 @@ impl Manager {
             let _ = tokio::time::timeout_at(deadline, task).await;
         }
         self.resume_migrations();
+        self.apply_changed(config).await;
         self.save().await
     }
 
@@ -158,7 +160,7 @@ impl Manager {
     }
 
     /// A pool of hob.toml that is not known: made, or found where it was made before.
-    async fn start_new_pool(self: &Arc<Self>, pool: &PoolCreate) -> Result<(), Refusal> {
+    pub(super) async fn start_new_pool(self: &Arc<Self>, pool: &PoolCreate) -> Result<(), Refusal> {
         let name = pool.name.clone();
         let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();
         let segment_bytes = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);

@@ -6,6 +6,7 @@ mod bitmaps;
 mod coming;
 mod devices;
 mod failing;
+mod guards;
 mod health;
 mod journal_lost;
 mod lending;
