@@ -149,6 +149,8 @@ struct Inner {
     leaving: bool,
     /// What hob.toml defined when it was last read, by what it is and its name.
     definitions: BTreeMap<String, String>,
+    /// Why caches that hob.toml defines could not be created, by disk.
+    caches_refused: BTreeMap<String, String>,
     /// Names that hob.toml defines.
     defined: BTreeSet<String>,
     /// Of these, removed by command.
@@ -391,6 +393,7 @@ impl Inner {
             datastores: self.datastore_states(),
             swaps: self.swaps.values().map(|swap| swap.wanted.clone()).collect(),
             definitions: self.definitions.clone(),
+            caches_refused: self.caches_refused.clone(),
             ..State::default()
         }
     }

@@ -62,6 +62,9 @@ pub(crate) struct State {
     /// What hob.toml defined when it was last read, by what it is and its name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) definitions: BTreeMap<String, String>,
+    /// Why caches that hob.toml defines could not be created, by disk.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) caches_refused: BTreeMap<String, String>,
 }
 
 /// A pool and where it lies.
@@ -247,6 +250,7 @@ impl Default for State {
             waited: Vec::new(),
             swaps: Vec::new(),
             definitions: BTreeMap::new(),
+            caches_refused: BTreeMap::new(),
         }
     }
 }

@@ -81,12 +81,16 @@ impl Manager {
     pub(super) async fn apply_changed(self: &Arc<Self>, config: &Config) {
         let before = self.inner().definitions.clone();
         let now = definitions(config);
-        let is_changed =
-            |subject: &str| before.get(subject).is_some_and(|text| Some(text) != now.get(subject));
+        let refused = self.inner().caches_refused.clone();
+        // An entry that was not known before is new, and was made at the start.
+        let is_meant = |it: &ConfigDifference| {
+            let is_changed = before.get(&it.subject).is_some_and(|text| Some(text) != now.get(&it.subject));
+            let disk = it.subject.strip_prefix("disk ").filter(|_| it.key == "cache");
+            is_changed || disk.is_some_and(|disk| refused.contains_key(disk))
+        };
+        let found = self.differences(config, config);
         let (changed, other): (Vec<Found>, Vec<Found>) =
-            self.differences(config, config).into_iter().partition(|found| {
-                is_changed(&found.difference.subject) || !before.contains_key(&found.difference.subject)
-            });
+            found.into_iter().partition(|found| is_meant(&found.difference));
         for found in &other {
             let ConfigDifference { file, running, .. } = &found.difference;
             let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".to_owned());

@@ -187,6 +187,7 @@ impl Manager {
         {
             let mut inner = self.inner();
             inner.disks.remove(name);
+            inner.caches_refused.remove(name);
             if inner.defined.contains(name) {
                 inner.disks_removed.push(name.to_owned());
             }

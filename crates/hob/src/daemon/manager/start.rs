@@ -47,6 +47,7 @@ impl Manager {
         {
             let mut inner = self.inner();
             inner.definitions = kept.definitions.clone();
+            inner.caches_refused = kept.caches_refused.clone();
             inner.gone = kept.gone.clone();
             inner.waited = kept.waited.iter().map(|disk| (disk.name.clone(), disk.clone())).collect();
             inner.policies = kept.policies.iter().map(|policy| (policy.name.clone(), policy.qos)).collect();
@@ -113,6 +114,7 @@ impl Manager {
                 }
                 Err(refusal) => {
                     tracing::error!("disk {name} of hob.toml has no cache: {refusal}");
+                    self.inner().caches_refused.insert(name.clone(), refusal.to_string());
                     None
                 }
             }

@@ -4,6 +4,7 @@ mod admission;
 mod arrivals;
 mod bitmaps;
 mod coming;
+mod config;
 mod devices;
 mod failing;
 mod guards;
