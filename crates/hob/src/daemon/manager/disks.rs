@@ -372,7 +372,7 @@ impl Manager {
                 }
             },
         };
-        tracing::info!("{name} is online: {}, {} bytes", info.description, info.size_bytes);
+        tracing::info!("{name} is online; its backing is {}, {} bytes", info.description, info.size_bytes);
         if let Some(gateway) = gateway {
             self.exports.let_machines_in(name, name, gateway);
         }

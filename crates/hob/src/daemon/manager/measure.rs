@@ -227,7 +227,8 @@ impl DiskEntry {
         let view = self.view(inner);
         let Some(cache) = view.cache else {
             let refused = inner.caches_refused.get(&self.wanted.name);
-            let reason = |why: &String| format!("the cache that hob.toml defines could not be created: {why}");
+            let reason =
+                |why: &String| format!("the cache that hob.toml defines could not be created: {why}");
             problems.extend(refused.map(|why| (ProblemKind::CacheDegraded, reason(why))));
             return problems;
         };

@@ -132,7 +132,10 @@ fn a_cache_that_could_not_be_created_is_degraded_until_it_is_there() {
         assert_eq!(health.problems.len(), 1, "{health:?}");
         let problem = &health.problems[0];
         assert_eq!((problem.kind, problem.subject.as_str()), (hob_control::ProblemKind::CacheDegraded, "vm"));
-        assert!(problem.reason.contains("could not be created: two copies need two flash devices"), "{problem:?}");
+        assert!(
+            problem.reason.contains("could not be created: two copies need two flash devices"),
+            "{problem:?}"
+        );
         let size = Some(Size(hob_storage::pool::device_bytes_for(16 * MIB, SEGMENT)));
         let add = DeviceAdd { path: bench.path("b"), size, peer: None, force: false };
         bench.manager.device_add("p".into(), add).await.unwrap();
