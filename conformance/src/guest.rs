@@ -86,7 +86,9 @@ impl Disk {
     fn device_args(&self) -> Vec<String> {
         match self {
             Self::Nbd(uri) => {
-                let drive = format!("file={uri},format=raw,if=virtio,cache=none,discard=unmap");
+                let drive = format!(
+                    "file={uri},file.reconnect-delay=300,format=raw,if=virtio,cache=none,discard=unmap"
+                );
                 vec!["-drive".into(), drive]
             }
             // Two queues, and a connection that comes back.
@@ -129,6 +131,17 @@ pub fn start_rounds(scratch: &Scratch, socket: &str, rounds: u32, more: &[&str])
     let script = ROUNDS.replace("-lt ROUNDS", &format!("-lt {rounds}"));
     let disk = Disk::VhostUser(socket.to_owned());
     machine(scratch, &script).args(disk.args(384)).args(more).limit(RUN_MAX).start()
+}
+
+/// The same with the export at `uri`.
+///
+/// # Panics
+/// When a needed program or kernel is absent.
+#[must_use]
+#[track_caller]
+pub fn start_rounds_nbd(scratch: &Scratch, uri: &str, rounds: u32) -> Process {
+    let script = ROUNDS.replace("-lt ROUNDS", &format!("-lt {rounds}"));
+    machine(scratch, &script).args(Disk::Nbd(uri.to_owned()).args(384)).limit(RUN_MAX).start()
 }
 
 /// Starts the machine with the disk at a vhost-user socket, which it expects to get larger.

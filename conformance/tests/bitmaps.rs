@@ -243,7 +243,7 @@ fn what_hob_did_not_see_counts_as_changed() {
     });
     assert_eq!(stage.map("b"), [(0, DISK)]);
     stage.daemon.ctl(&["bitmap", "clear", "vm", "b"]);
-    stage.daemon.ctl(&["disk", "event", "vm", "snapshot-revert"]);
+    stage.daemon.ctl(&["disk", "event", "vm", "snapshot-revert", "--yes"]);
     assert_eq!(stage.map("b"), [(0, DISK)]);
     let said = stage.daemon.ctl(&["bitmap", "list", "vm"]);
     assert!(said.contains("its backing was put back to a snapshot"), "{said}");

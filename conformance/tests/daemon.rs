@@ -269,7 +269,10 @@ fn a_disk_has_its_socket_for_machines_by_command_and_after_a_restart() {
         MIB,
         "vhost-user",
     );
-    daemon.ctl(&["disk", "remove", "vm0"]);
+    let refused = daemon.try_ctl(&["disk", "remove", "vm0"]);
+    assert!(!refused.success() && refused.all().contains("--force"), "{}", refused.all());
+    assert_eq!(driver.run(Kind::Read, MIB, 4096), Some(0), "it is still served");
+    daemon.ctl(&["disk", "remove", "vm0", "--force"]);
     assert!(!stage.scratch.path("vm.sock").exists(), "the socket outlived its disk");
     daemon.stop();
 }

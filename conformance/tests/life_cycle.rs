@@ -71,7 +71,14 @@ fn after_a_revert_the_disk_is_what_it_was_then() {
     let other = Noise::new(20).bytes(MIB as usize);
     let file = std::fs::OpenOptions::new().write(true).open(stage.scratch.path("disk.img")).unwrap();
     file.write_all_at(&other, 8 * MIB).unwrap();
-    stage.tell("snapshot-revert");
+    let refused = stage.hob.try_ctl(&["disk", "event", "disk", "snapshot-revert"]);
+    assert!(!refused.success(), "dirty data is not lost by default");
+    assert!(
+        refused.all().contains("4 MiB of dirty data is lost") && refused.all().contains("--yes"),
+        "{}",
+        refused.all()
+    );
+    stage.hob.ctl(&["disk", "event", "disk", "snapshot-revert", "--yes"]);
     let mut wanted = snapshot;
     wanted[8 * MIB as usize..][..MIB as usize].copy_from_slice(&other);
     assert_same(&client.read(0, DISK as u32).unwrap(), &wanted, 0, "the disk and the snapshot");

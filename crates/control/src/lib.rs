@@ -9,6 +9,7 @@
 mod bitmap;
 pub mod client;
 mod cluster;
+mod config;
 mod endpoint;
 mod error;
 pub mod etcd;
@@ -41,6 +42,7 @@ pub use bitmap::{BITMAPS_MAX, Bitmap, BitmapAdd, BitmapMerge, BitmapRotate, Bitm
 pub use cluster::{
     Cluster, ClusterDisk, ClusterDiskState, ClusterHost, ClusterPool, ClusterState, ClusterTake,
 };
+pub use config::{ConfigApplied, ConfigApply, ConfigDiff, ConfigDifference, ConfigRemedy};
 pub use endpoint::{Endpoint, EndpointParseError};
 pub use error::Problem;
 pub use event::{EVENTS, Effect, EventInfo, EventReport, LifeEvent};

@@ -3,6 +3,7 @@
 mod crates;
 mod docs;
 mod files;
+mod reconnect;
 mod source;
 
 use std::fs;

@@ -4,11 +4,21 @@ use hyper::Method;
 
 use super::{Client, ClientError, percent_encode};
 use crate::{
-    DeviceAdd, DevicePatch, DiskLoad, Health, Peers, Pool, PoolChanged, PoolCreate, Swap, SwapChanged,
-    SwapCreate, SwapPatch, Version,
+    ConfigApplied, ConfigApply, ConfigDiff, DeviceAdd, DevicePatch, DiskLoad, Health, Peers, Pool,
+    PoolChanged, PoolCreate, Swap, SwapChanged, SwapCreate, SwapPatch, Version,
 };
 
 impl Client {
+    /// Differences between hob.toml and what is served.
+    pub async fn config_diff(&self) -> Result<ConfigDiff, ClientError> {
+        self.get("/v1/config/diff").await
+    }
+
+    /// Makes what is served as hob.toml says.
+    pub async fn config_apply(&self, apply: ConfigApply) -> Result<ConfigApplied, ClientError> {
+        self.send(Method::POST, "/v1/config/apply", Some(&apply)).await
+    }
+
     /// Who answers.
     pub async fn version(&self) -> Result<Version, ClientError> {
         self.get("/v1/version").await

@@ -9,6 +9,7 @@ mod bitmap;
 mod cache;
 mod cluster;
 mod completions;
+mod config;
 mod consent;
 mod daemon;
 mod dashboard;
@@ -150,6 +151,8 @@ enum Command {
     Objects(objects::Objects),
     #[command(subcommand)]
     Swap(swap::Swap),
+    #[command(subcommand)]
+    Config(config::Config),
     Drain(drain::Drain),
     Migrate(migrate::Migrate),
     #[command(subcommand)]
@@ -189,6 +192,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Datastore(args) => datastore::run(args, global),
         Command::Objects(args) => objects::run(args, global),
         Command::Swap(args) => swap::run(args, global),
+        Command::Config(args) => config::run(args, global),
         Command::Drain(args) => drain::run(&args, global),
         Command::Migrate(args) => migrate::run(&args, global),
         Command::Cluster(args) => cluster::run(args, global),

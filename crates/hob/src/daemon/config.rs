@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use hob_control::{CacheEnable, Endpoint, Export, PoolCreate, QosPatch, Size};
 use hob_engine::qos::UNIT_BYTES_DEFAULT as QOS_UNIT_BYTES_DEFAULT;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::allow::AllowEntry;
 use super::hardware::{ARENA_BYTES_DEFAULT, RingKind};
@@ -141,7 +141,7 @@ impl Default for Limits {
 }
 
 /// A disk to begin with.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiskEntry {
     /// Its name.
@@ -152,22 +152,28 @@ pub(crate) struct DiskEntry {
     #[serde(default)]
     pub(crate) read_only: bool,
     /// Its cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CacheEnable>,
     /// Share what it has of its parent with other clones.
     #[serde(default)]
     pub(crate) share_parent: bool,
     /// The size of the cache for that, if it is made for this disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parent_cache: Option<Size>,
     /// What its backing lies on; found out if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
     /// Absolute path of a socket at which a machine uses it through vhost-user.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) vhost_user: Option<String>,
     /// Further exports.
     #[serde(default, rename = "export")]
     pub(crate) exports: Vec<Export>,
     /// The file that it is to be.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fuse: Option<String>,
     /// What it is due: rules, or a storage policy.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) qos: Option<QosPatch>,
 }
 
@@ -182,7 +188,7 @@ pub(crate) struct PolicyEntry {
 }
 
 /// What is said of a datastore to begin with.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DatastoreEntry {
     /// Its name.
@@ -255,6 +261,35 @@ impl Config {
             Some(config) if findings.is_empty() => Ok(config),
             _ => Err(ConfigError { path: None, findings }),
         }
+    }
+
+    /// The file that it was read from.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The file, for people.
+    pub(crate) fn file_name(&self) -> String {
+        self.path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
+    }
+
+    /// What takes effect when the daemon starts or reloads: the key, and a text that differs where the setting does.
+    pub(crate) fn daemon_settings(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("state_dir", format!("{:?}", self.state_dir)),
+            ("listen", format!("{:?}", self.listen)),
+            ("nbd", format!("{:?}", self.nbd)),
+            ("socket_owner, socket_group, socket_mode", format!("{:?}", self.sockets())),
+            ("allow", format!("{:?}", self.allow)),
+            ("ring", format!("{:?}", self.ring)),
+            ("shards", self.shards.to_string()),
+            ("drain_on_shutdown", self.drain_on_shutdown.to_string()),
+            ("control", format!("{:?}", self.control)),
+            ("migrate", format!("{:?}", self.migrate)),
+            ("peers", format!("{:?}", self.peers)),
+            ("cluster", format!("{:?}", self.cluster)),
+            ("limits", format!("{:?}", self.limits)),
+        ]
     }
 
     /// Who may open the sockets of disks.

@@ -36,6 +36,7 @@ struct State {
     engine: Engine,
     origin: tokio::time::Instant,
     hangs: bool,
+    users: u64,
     refuses_devices: bool,
     /// Recovered caches wait until they may come.
     holds_recovered: bool,
@@ -77,6 +78,7 @@ impl State {
             engine,
             origin: tokio::time::Instant::now(),
             hangs: false,
+            users: 0,
             refuses_devices: false,
             holds_recovered: false,
             held: Vec::new(),
@@ -114,6 +116,11 @@ impl FakeShard {
     pub(crate) fn set_hangs(&self, hangs: bool) {
         self.state.lock().unwrap().hangs = hangs;
         self.calls.notify_one();
+    }
+
+    /// So many clients use each disk.
+    pub(crate) fn set_users(&self, users: u64) {
+        self.state.lock().unwrap().users = users;
     }
 
     /// Takes no device from now on, or does again.
@@ -311,7 +318,7 @@ impl State {
                 let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
             ShardCall::Users { answer, .. } => {
-                let _ = answer.send(Ok(0));
+                let _ = answer.send(Ok(self.users));
             }
             ShardCall::Reset { id, counter, answer } => {
                 self.command(id, counter.command(), Waiting::Add(answer));

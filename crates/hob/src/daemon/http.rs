@@ -10,6 +10,7 @@ mod auth;
 mod bitmaps;
 mod browser;
 mod cluster;
+mod config;
 mod events;
 mod exports;
 mod extract;
@@ -100,6 +101,8 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/disks/{disk}/qos", get(qos::disk).patch(qos::set))
         .route("/v1/storage-policies", get(qos::policies))
         .route("/v1/storage-policies/{policy}", put(qos::policy_set).delete(qos::policy_remove))
+        .route("/v1/config/diff", get(config::diff))
+        .route("/v1/config/apply", post(config::apply))
         .route("/v1/swap", get(swap::swaps).post(swap::create))
         .route("/v1/swap/{swap}", get(swap::swap).patch(swap::set).delete(swap::remove))
         .route("/v1/datastores", get(qos::datastores))
@@ -199,6 +202,8 @@ async fn in_time(request: Request, next: Next) -> Response {
         qos::datastores,
         qos::datastore,
         qos::datastore_set,
+        config::diff,
+        config::apply,
         swap::swaps,
         swap::create,
         swap::swap,

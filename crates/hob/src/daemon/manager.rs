@@ -17,6 +17,7 @@ mod caches;
 mod claim;
 mod cluster;
 mod coming;
+mod config_diff;
 mod datastores;
 pub(crate) mod definitions;
 mod dirty;
@@ -126,6 +127,8 @@ pub(crate) struct Manager {
     copy_words: tokio::sync::Mutex<()>,
     /// Who may open the sockets of disks.
     socket_access: OnceLock<SocketAccess>,
+    /// What the daemon was started with.
+    config: OnceLock<Box<Config>>,
     swap_kernel: Arc<dyn SwapKernel>,
     /// Files that the program before has left mounted, by export.
     left_files: Mutex<BTreeMap<String, LeftFile>>,
@@ -147,6 +150,10 @@ struct Inner {
     unsaved: Option<String>,
     /// Somebody else goes on soon: nothing is changed any more.
     leaving: bool,
+    /// What hob.toml defined when it was last read, by what it is and its name.
+    definitions: BTreeMap<String, String>,
+    /// Why caches that hob.toml defines could not be created, by disk.
+    caches_refused: BTreeMap<String, String>,
     /// Names that hob.toml defines.
     defined: BTreeSet<String>,
     /// Of these, removed by command.
@@ -298,6 +305,7 @@ impl Manager {
             lines: borrowing::Lines::default(),
             copy_words: tokio::sync::Mutex::new(()),
             socket_access: OnceLock::new(),
+            config: OnceLock::new(),
             swap_kernel: Arc::new(HostKernel),
             left_files: Mutex::default(),
         })
@@ -389,6 +397,8 @@ impl Inner {
             policies: self.policy_states(),
             datastores: self.datastore_states(),
             swaps: self.swaps.values().map(|swap| swap.wanted.clone()).collect(),
+            definitions: self.definitions.clone(),
+            caches_refused: self.caches_refused.clone(),
             ..State::default()
         }
     }

@@ -286,6 +286,7 @@ async fn serve(
                 tasks.spawn(manager.clone().tend_cluster());
             }
             manager.start(state, &config).await?;
+            manager.set_config(config);
             manager
         }
         Content::One { disk, cache, force } => {

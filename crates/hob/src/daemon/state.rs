@@ -3,6 +3,7 @@
 //! One JSON file, replaced as a whole: written beside, synced, exchanged, directory synced. The file before it stays beside it, with its
 //! space: a full filesystem does not keep the next state from being saved. A file that cannot be understood is never overwritten; the daemon refuses to start and says why.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -61,6 +62,12 @@ pub(crate) struct State {
     /// Swap areas of the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) swaps: Vec<SwapSpec>,
+    /// What hob.toml defined when it was last read, by what it is and its name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) definitions: BTreeMap<String, String>,
+    /// Why caches that hob.toml defines could not be created, by disk.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) caches_refused: BTreeMap<String, String>,
 }
 
 /// A pool and where it lies.
@@ -245,6 +252,8 @@ impl Default for State {
             gone: Vec::new(),
             waited: Vec::new(),
             swaps: Vec::new(),
+            definitions: BTreeMap::new(),
+            caches_refused: BTreeMap::new(),
         }
     }
 }

@@ -9,7 +9,7 @@ use hob_engine::units::DeviceId;
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// Opened, but hob never wrote a pool there.
-    #[error("{path} holds no hob pool; make one with `hob pool create`, or check the path", path = path.display())]
+    #[error("{path} holds no hob pool; check the path. If a device of a pool was replaced or lost its data: `hob pool remove-device`, then `hob pool add-device`. For a new pool: `hob pool create`", path = path.display())]
     NotAPool {
         /// The device.
         path: PathBuf,

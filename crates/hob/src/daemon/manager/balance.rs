@@ -136,7 +136,7 @@ fn surplus_of(held: impl Iterator<Item = DeviceId>) -> Option<Surplus> {
     held.for_each(|device| *counts.entry(device).or_default() += 1);
     let total: u64 = counts.values().sum();
     let (device, most) = counts.into_iter().max_by_key(|(_, count)| *count)?;
-    let segments = most - total.div_ceil(2);
+    let segments = most.saturating_sub(total.div_ceil(2));
     // One segment cannot be on two devices, and a few more or less are no matter.
     (segments > 0 && segments * SHARE_MIN >= total).then_some(Surplus { device, segments })
 }

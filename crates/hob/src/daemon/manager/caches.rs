@@ -72,6 +72,7 @@ impl Manager {
                     .hint("change it with 'hob cache resize' or 'hob cache set'"));
             }
             disk.wanted.cache = Some(spec.clone());
+            inner.caches_refused.remove(name);
             (spec, notes)
         };
         let fitted = match self.keep_first(&spec).await {

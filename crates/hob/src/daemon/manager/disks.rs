@@ -188,6 +188,7 @@ impl Manager {
         {
             let mut inner = self.inner();
             inner.disks.remove(name);
+            inner.caches_refused.remove(name);
             if inner.defined.contains(name) {
                 inner.disks_removed.push(name.to_owned());
             }
@@ -374,7 +375,7 @@ impl Manager {
                 }
             },
         };
-        tracing::info!("{name} is online: {}, {} bytes", info.description, info.size_bytes);
+        tracing::info!("{name} is online; its backing is {}, {} bytes", info.description, info.size_bytes);
         if let Some(gateway) = gateway {
             self.exports.let_machines_in(name, name, gateway);
         }

@@ -229,7 +229,13 @@ impl DiskEntry {
     fn cache_problems(&self, inner: &Inner) -> Vec<(ProblemKind, String)> {
         let mut problems = Vec::new();
         let view = self.view(inner);
-        let Some(cache) = view.cache else { return problems };
+        let Some(cache) = view.cache else {
+            let refused = inner.caches_refused.get(&self.wanted.name);
+            let reason =
+                |why: &String| format!("the cache that hob.toml defines could not be created: {why}");
+            problems.extend(refused.map(|why| (ProblemKind::CacheDegraded, reason(why))));
+            return problems;
+        };
         let has_lost_journal = self.cache_reason.as_deref() == Some(JOURNAL_LOST);
         if has_lost_journal {
             problems.push((ProblemKind::JournalLost, JOURNAL_LOST.to_owned()));

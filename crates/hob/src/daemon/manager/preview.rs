@@ -1,6 +1,7 @@
 //! What a change would do to cached data, dirty data and clients; and the guards that keep a call from doing so by accident.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hob_control::{CachePatch, Effect, LifeEvent, OnClients, PlannedChange, Preview, Size};
 use hob_engine::units::SECTOR_BYTES;
@@ -10,6 +11,12 @@ use super::refusal::Refusal;
 use super::settings::changed_spec;
 use super::{Life, Manager};
 use crate::daemon::state::CacheSpec;
+
+/// A shard learns of a client's end a moment later: users are counted so often before a disk counts as used.
+const SETTLE_LOOKS: u32 = 5;
+
+/// Pause between two counts.
+const SETTLE_EVERY: Duration = Duration::from_millis(100);
 
 /// What a change means for the contents of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +69,7 @@ impl Manager {
             describe(disk, fate, &holds, &mut preview);
         }
         if matches!(change, PlannedChange::Remove { .. }) {
-            preview.clients = self.users_of_disk(disk).await;
+            preview.clients = self.settled_users(disk).await;
             if preview.clients > 0 {
                 preview.effects.push(format!("{disk}: {} are disconnected", clients(preview.clients)));
             }
@@ -76,7 +83,7 @@ impl Manager {
         disk: &str,
         on_clients: OnClients,
     ) -> Result<(), Refusal> {
-        let users = self.users_of_disk(disk).await;
+        let users = self.settled_users(disk).await;
         if users == 0 || on_clients == OnClients::Disconnect {
             return Ok(());
         }
@@ -100,6 +107,17 @@ impl Manager {
         }
         Err(Refusal::conflict(preview.effects.join("; "))
             .hint("nothing was changed; say --yes to lose it (API: discard_dirty=true)"))
+    }
+
+    /// The same, when clients that have just gone are gone.
+    async fn settled_users(&self, disk: &str) -> u64 {
+        for _ in 0..SETTLE_LOOKS {
+            match self.users_of_disk(disk).await {
+                0 => return 0,
+                _ => tokio::time::sleep(SETTLE_EVERY).await,
+            }
+        }
+        self.users_of_disk(disk).await
     }
 
     /// Connected clients and guests; none of a disk that is not served.

@@ -62,7 +62,15 @@ impl Manager {
         })?;
         let size = self.size_of_backing(name, before, wanted, read_only, gauge).await?;
         if size == before {
-            return self.finish_disk(name, claim, vec![format!("it has {} already", Size(size))]).await;
+            let mut notes = vec![format!("it has {} already", Size(size))];
+            if self.inner().disk(name)?.wanted.backing.starts_with("nbd") {
+                notes.push(
+                    "an NBD server tells a new size only to connections that begin later: have it close hob's connection, \
+                     which hob makes again by itself, and repeat this"
+                        .to_owned(),
+                );
+            }
+            return self.finish_disk(name, claim, notes).await;
         }
         self.check_blocks(name, size)?;
         self.grow_disk(name, &shard, id, size).await?;

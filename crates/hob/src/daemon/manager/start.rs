@@ -46,6 +46,8 @@ impl Manager {
         }
         {
             let mut inner = self.inner();
+            inner.definitions = kept.definitions.clone();
+            inner.caches_refused = kept.caches_refused.clone();
             inner.gone = kept.gone.clone();
             inner.waited = kept.waited.iter().map(|disk| (disk.name.clone(), disk.clone())).collect();
             inner.policies = kept.policies.iter().map(|policy| (policy.name.clone(), policy.qos)).collect();
@@ -101,6 +103,7 @@ impl Manager {
             let _ = tokio::time::timeout_at(deadline, task).await;
         }
         self.resume_migrations();
+        self.apply_changed(config).await;
         // What was kept is intact, and guests need their disks: health reports it.
         if let Err(refusal) = self.save().await {
             tracing::error!("the daemon serves what it knows, and cannot save its state: {refusal}");
@@ -127,6 +130,7 @@ impl Manager {
                 }
                 Err(refusal) => {
                     tracing::error!("disk {name} of hob.toml has no cache: {refusal}");
+                    self.inner().caches_refused.insert(name.clone(), refusal.to_string());
                     None
                 }
             }
@@ -174,7 +178,7 @@ impl Manager {
     }
 
     /// A pool of hob.toml that is not known: made, or found where it was made before.
-    async fn start_new_pool(self: &Arc<Self>, pool: &PoolCreate) -> Result<(), Refusal> {
+    pub(super) async fn start_new_pool(self: &Arc<Self>, pool: &PoolCreate) -> Result<(), Refusal> {
         let name = pool.name.clone();
         let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();
         let segment_bytes = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);

@@ -1,0 +1,66 @@
+//! `hob config …`: differences between hob.toml and what the daemon serves.
+
+use clap::Subcommand;
+use hob_control::{ConfigApplied, ConfigApply, ConfigDiff, ConfigRemedy};
+
+use super::output::{print, table, words};
+use super::remote::ask;
+use super::{Global, NotInOrder};
+
+/// Compare hob.toml with what the daemon serves, and apply it
+#[derive(Debug, Subcommand)]
+pub(crate) enum Config {
+    /// Show where what is served differs from hob.toml; status 0 if nowhere
+    Diff,
+    /// Make what is served as hob.toml says; dirty data is drained, never lost
+    Apply {
+        /// Do not ask for confirmation: also make changes that empty a cache or remove something
+        #[arg(long)]
+        yes: bool,
+        /// Say what would be done, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+pub(super) fn run(command: Config, global: &Global) -> anyhow::Result<()> {
+    match command {
+        Config::Diff | Config::Apply { dry_run: true, .. } => {
+            let diff = ask(global, async |client| client.config_diff().await)?;
+            print(global.output, &diff, show)?;
+            if diff.differences.is_empty() { Ok(()) } else { Err(NotInOrder.into()) }
+        }
+        Config::Apply { yes, dry_run: false } => {
+            let applied = ask(global, async |client| client.config_apply(ConfigApply { yes }).await)?;
+            print(global.output, &applied, show_applied)?;
+            if applied.failed.is_empty() && applied.left.is_empty() { Ok(()) } else { Err(NotInOrder.into()) }
+        }
+    }
+}
+
+fn show(diff: &ConfigDiff) -> String {
+    if diff.differences.is_empty() {
+        return format!("the daemon is as {} says", diff.file);
+    }
+    let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+    let rows = diff.differences.iter().map(|it| {
+        let by = match it.by {
+            ConfigRemedy::Apply => "apply",
+            ConfigRemedy::ApplyWithYes => "apply --yes",
+            ConfigRemedy::Reload => "reload",
+            ConfigRemedy::Command => "by command",
+        };
+        vec![it.what(), value(&it.file), value(&it.running), by.to_owned(), it.action.clone()]
+    });
+    table(&[words("WHAT"), words("FILE"), words("DAEMON"), words("HOW"), words("ACTION")], rows)
+}
+
+fn show_applied(applied: &ConfigApplied) -> String {
+    let ConfigApplied { done, failed, left } = applied;
+    if done.is_empty() && failed.is_empty() && left.is_empty() {
+        return "nothing is to be done".to_owned();
+    }
+    let lines =
+        |word: &str, all: &[String]| all.iter().map(|what| format!("{word} {what}\n")).collect::<String>();
+    lines("done:  ", done) + &lines("failed:", failed) + &lines("left:  ", left)
+}

@@ -1,0 +1,34 @@
+//! hob.toml and what is served.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use hob_control::{ConfigApplied, ConfigApply, ConfigDiff, Problem};
+
+use super::extract::{Answer, Body};
+use crate::daemon::manager::Manager;
+
+type App = State<Arc<Manager>>;
+
+/// Compares hob.toml, as it is now, with what is served.
+#[utoipa::path(
+    get,
+    path = "/v1/config/diff",
+    operation_id = "config_diff",
+    responses((status = 200, body = ConfigDiff), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn diff(State(manager): App) -> Answer<ConfigDiff> {
+    manager.config_diff().await.into()
+}
+
+/// Makes what is served as hob.toml says. Dirty data is drained, never lost.
+#[utoipa::path(
+    post,
+    path = "/v1/config/apply",
+    operation_id = "config_apply",
+    request_body = ConfigApply,
+    responses((status = 200, body = ConfigApplied), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn apply(State(manager): App, Body(apply): Body<ConfigApply>) -> Answer<ConfigApplied> {
+    manager.config_apply(apply.yes).await.into()
+}

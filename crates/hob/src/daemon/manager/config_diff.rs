@@ -1,0 +1,625 @@
+//! Differences between hob.toml and what is served, and how they are made to go ([0036](../../../../../docs/decisions/0036-config-apply.md)).
+//!
+//! Disks and pools that were made by command are not in the file and are no differences. What the file defined when it was last read
+//! is kept, so that entries which were changed or deleted since then are known at the next reload.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use hob_control::{
+    CacheEnable, CachePatch, CacheSettings, ConfigApplied, ConfigDiff, ConfigDifference, ConfigRemedy,
+    DatastorePatch, DeviceAdd, DiskAdd, OnClients, OnDirty, PoolCreate, Qos, QosPatch, Size,
+};
+use hob_storage::pool::SEGMENT_BYTES_DEFAULT;
+
+use super::definitions::datastore_patch;
+use super::qos::patched;
+use super::refusal::Refusal;
+use super::settings::new_spec;
+use super::{DiskEntry as Served, Inner, Manager};
+use crate::daemon::config::{Config, DiskEntry};
+use crate::daemon::state::{CacheSpec, DatastoreState};
+
+/// A change that makes a difference go.
+#[derive(Clone, Debug)]
+enum Change {
+    CreatePool(PoolCreate),
+    AddDevice(String, DeviceAdd),
+    RemoveDevice(String, String),
+    RemovePool(String),
+    AddDisk(Box<DiskEntry>),
+    RemoveDisk(String),
+    EnableCache(String, CacheEnable),
+    DisableCache(String),
+    MoveCache(String, CacheEnable),
+    PatchCache(String, Box<CachePatch>),
+    AddExport(String, hob_control::Export),
+    RemoveExport(String, String),
+    Qos(String, QosPatch),
+    Policy(String, QosPatch),
+    RemovePolicy(String),
+    Datastore(String, DatastorePatch),
+}
+
+/// A difference, and the change that makes it go if there is one.
+struct Found {
+    difference: ConfigDifference,
+    change: Option<Change>,
+}
+
+impl Manager {
+    /// Keeps what the daemon was started with, to be compared with the file later.
+    pub(crate) fn set_config(&self, config: Box<Config>) {
+        let _ = self.config.set(config);
+    }
+
+    /// Compares hob.toml, as it is now, with what is served.
+    pub(crate) async fn config_diff(self: &Arc<Self>) -> Result<ConfigDiff, Refusal> {
+        let (running, config) = self.read_config().await?;
+        let found = self.differences(running, &config);
+        Ok(ConfigDiff {
+            file: config.file_name(),
+            differences: found.into_iter().map(|it| it.difference).collect(),
+        })
+    }
+
+    /// Makes what is served as hob.toml says. Changes that empty a cache or remove something are made only with `yes`.
+    pub(crate) async fn config_apply(self: &Arc<Self>, yes: bool) -> Result<ConfigApplied, Refusal> {
+        let (running, config) = self.read_config().await?;
+        let manager = self.clone();
+        let found = self.differences(running, &config);
+        self.change(async move {
+            let applied = manager.make(found, yes).await;
+            manager.note_definitions(&config);
+            manager.save().await?;
+            Ok(applied)
+        })
+        .await
+    }
+
+    /// Applies what was changed in the file since it was last read, as far as nothing is emptied or removed by that. Says what is left.
+    pub(super) async fn apply_changed(self: &Arc<Self>, config: &Config) {
+        let before = self.inner().definitions.clone();
+        let now = definitions(config);
+        let refused = self.inner().caches_refused.clone();
+        // An entry that was not known before is new, and was made at the start.
+        let is_meant = |it: &ConfigDifference| {
+            let is_changed = before.get(&it.subject).is_some_and(|text| Some(text) != now.get(&it.subject));
+            let disk = it.subject.strip_prefix("disk ").filter(|_| it.key == "cache");
+            is_changed || disk.is_some_and(|disk| refused.contains_key(disk))
+        };
+        let found = self.differences(config, config);
+        let (changed, other): (Vec<Found>, Vec<Found>) =
+            found.into_iter().partition(|found| is_meant(&found.difference));
+        for found in &other {
+            let ConfigDifference { file, running, .. } = &found.difference;
+            let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".to_owned());
+            tracing::info!(
+                "{} was changed by command: hob.toml has {}, the daemon has {}; 'hob config diff' shows all differences",
+                found.difference.what(),
+                value(file),
+                value(running)
+            );
+        }
+        let ConfigApplied { done, failed, left } = self.make(changed, false).await;
+        done.iter().for_each(|what| tracing::info!("hob.toml was changed; applied: {what}"));
+        failed.iter().for_each(|what| tracing::error!("hob.toml was changed, and this failed: {what}"));
+        left.iter().for_each(|what| tracing::warn!("hob.toml was changed, and this is left: {what}"));
+        self.note_definitions(config);
+    }
+
+    async fn read_config(&self) -> Result<(&Config, Config), Refusal> {
+        let no_file = || {
+            Refusal::conflict(
+                "this daemon has no configuration file: 'hob serve' is told everything on its command line",
+            )
+        };
+        let running = self.config.get().ok_or_else(no_file)?;
+        let path = running.path().ok_or_else(no_file)?.to_owned();
+        let read = super::flash::blocking(move || Config::load(&path)).await?;
+        let config = read.map_err(|error| {
+            let what = error.to_string().lines().collect::<Vec<_>>().join("; ");
+            Refusal::invalid(what).hint("correct the file; nothing was changed")
+        })?;
+        Ok((running, config))
+    }
+
+    /// In an order in which they can be made to go: what others need comes first, what others use goes last.
+    fn differences(&self, running: &Config, config: &Config) -> Vec<Found> {
+        let inner = self.inner();
+        let mut found = Vec::new();
+        for (key, _) in
+            config.daemon_settings().iter().zip(running.daemon_settings()).filter(|(a, b)| *a != b)
+        {
+            found.push(Found {
+                difference: ConfigDifference {
+                    subject: "daemon".to_owned(),
+                    key: key.0.to_owned(),
+                    file: Some("changed".to_owned()),
+                    running: None,
+                    by: ConfigRemedy::Reload,
+                    action: "'systemctl reload hob' applies it".to_owned(),
+                },
+                change: None,
+            });
+        }
+        inner.pool_differences(config, &mut found);
+        inner.policy_differences(config, &mut found);
+        for disk in &config.disks {
+            match inner.disks.get(&disk.name) {
+                None => found.push(added(
+                    "disk",
+                    &disk.name,
+                    &disk.backing,
+                    Change::AddDisk(Box::new(disk.clone())),
+                )),
+                Some(served) => inner.disk_differences(disk, served, &mut found),
+            }
+        }
+        inner.deleted(config, &mut found);
+        found
+    }
+
+    async fn make(self: &Arc<Self>, found: Vec<Found>, yes: bool) -> ConfigApplied {
+        let mut applied = ConfigApplied::default();
+        for Found { difference, change } in found {
+            let what = difference.what();
+            match change {
+                Some(change) if yes || difference.by == ConfigRemedy::Apply => {
+                    match self.make_one(change).await {
+                        Ok(()) => applied.done.push(format!("{what}: {}", difference.action)),
+                        Err(refusal) => applied.failed.push(format!("{what}: {refusal}")),
+                    }
+                }
+                Some(_) => applied
+                    .left
+                    .push(format!("{what}: {}; 'hob config apply --yes' does it", difference.action)),
+                None => applied.left.push(format!("{what}: {}", difference.action)),
+            }
+        }
+        applied
+    }
+
+    async fn make_one(self: &Arc<Self>, change: Change) -> Result<(), Refusal> {
+        match change {
+            Change::CreatePool(pool) => self.start_new_pool(&pool).await,
+            Change::AddDevice(pool, add) => self.device_add(pool, add).await.map(drop),
+            Change::RemoveDevice(pool, path) => self.device_remove(pool, path).await.map(drop),
+            Change::RemovePool(pool) => self.pool_remove(pool).await.map(drop),
+            Change::AddDisk(disk) => self.add_defined(*disk).await,
+            Change::RemoveDisk(disk) => {
+                self.check_unused(&disk, OnClients::Refuse).await?;
+                self.disk_remove(disk, OnDirty::Drain).await.map(drop)
+            }
+            Change::EnableCache(disk, enable) => self.cache_enable(disk, enable).await.map(drop),
+            Change::DisableCache(disk) => self.cache_disable(disk, OnDirty::Drain).await.map(drop),
+            Change::MoveCache(disk, enable) => {
+                self.cache_disable(disk.clone(), OnDirty::Drain).await?;
+                self.cache_enable(disk, enable).await.map(drop)
+            }
+            Change::PatchCache(disk, patch) => self.cache_patch(disk, *patch).await.map(drop),
+            Change::AddExport(disk, export) => self.export_add(disk, export).await.map(drop),
+            Change::RemoveExport(disk, export) => self.export_remove(disk, export).await.map(drop),
+            Change::Qos(disk, patch) => self.qos_set(disk, patch).await.map(drop),
+            Change::Policy(name, patch) => self.policy_set(name, patch).await.map(drop),
+            Change::RemovePolicy(name) => self.policy_remove(name).await.map(drop),
+            Change::Datastore(name, patch) => self.datastore_set(name, patch).await.map(drop),
+        }
+    }
+
+    /// Adds a disk of the file, with all that the file says of it.
+    async fn add_defined(self: &Arc<Self>, disk: DiskEntry) -> Result<(), Refusal> {
+        let DiskEntry {
+            name,
+            backing,
+            read_only,
+            cache,
+            share_parent,
+            parent_cache,
+            datastore,
+            vhost_user,
+            exports,
+            fuse,
+            qos,
+        } = disk;
+        let add = DiskAdd {
+            name: name.clone(),
+            backing,
+            read_only,
+            datastore,
+            fuse,
+            vhost_user,
+            share_parent,
+            parent_cache,
+        };
+        self.disk_add(add).await?;
+        for export in exports {
+            self.export_add(name.clone(), export).await?;
+        }
+        if let Some(qos) = qos {
+            self.qos_set(name.clone(), qos).await?;
+        }
+        if let Some(cache) = cache {
+            self.cache_enable(name, cache).await?;
+        }
+        Ok(())
+    }
+
+    /// Keeps what the file defines now. Entries that were deleted from it are kept until they are gone.
+    fn note_definitions(&self, config: &Config) {
+        let mut inner = self.inner();
+        let mut now = definitions(config);
+        for (subject, text) in std::mem::take(&mut inner.definitions) {
+            if !now.contains_key(&subject) && inner.is_served(&subject) {
+                now.insert(subject, text);
+            }
+        }
+        inner.definitions = now;
+    }
+}
+
+impl Inner {
+    fn is_served(&self, subject: &str) -> bool {
+        match subject.split_once(' ') {
+            Some(("disk", name)) => self.disks.contains_key(name),
+            Some(("pool", name)) => self.pools.contains_key(name),
+            Some(("storage-policy", name)) => self.policies.contains_key(name),
+            _ => false,
+        }
+    }
+
+    fn pool_differences(&self, config: &Config, found: &mut Vec<Found>) {
+        for pool in &config.pools {
+            let name = &pool.name;
+            let Some(entry) = self.pools.get(name) else {
+                found.push(added("pool", name, &pool.devices.join(", "), Change::CreatePool(pool.clone())));
+                continue;
+            };
+            let subject = format!("pool {name}");
+            let segment = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
+            if segment != entry.segment_bytes {
+                let action = "a pool keeps its segment size; remove the pool and make it anew";
+                found.push(by_command(
+                    &subject,
+                    "segment_size",
+                    Size(segment),
+                    Size(entry.segment_bytes),
+                    action,
+                ));
+            }
+            let has: Vec<String> = entry
+                .devices
+                .iter()
+                .filter(|device| device.peer.is_none())
+                .map(|device| device.path.to_string_lossy().into_owned())
+                .collect();
+            for path in pool.devices.iter().filter(|path| !has.contains(path)) {
+                let add = DeviceAdd { path: path.clone(), peer: None, size: pool.size, force: pool.force };
+                found.push(one_side(
+                    &subject,
+                    "devices",
+                    Some(path),
+                    None,
+                    "the device is added",
+                    Change::AddDevice(name.clone(), add),
+                ));
+            }
+            for path in has.iter().filter(|path| !pool.devices.contains(path)) {
+                let action = "the device is removed; caches on it move to others, or shrink";
+                found.push(one_side(
+                    &subject,
+                    "devices",
+                    None,
+                    Some(path),
+                    action,
+                    Change::RemoveDevice(name.clone(), path.clone()),
+                ));
+            }
+        }
+    }
+
+    fn policy_differences(&self, config: &Config, found: &mut Vec<Found>) {
+        for policy in &config.policies {
+            let Ok(wanted) = patched(Qos::default(), &policy.qos) else { continue };
+            let change = || Change::Policy(policy.name.clone(), whole_patch(wanted));
+            match self.policies.get(&policy.name) {
+                None => found.push(added("storage-policy", &policy.name, &json(&wanted), change())),
+                Some(now) if *now != wanted => {
+                    let subject = format!("storage-policy {}", policy.name);
+                    found.push(apply(
+                        &subject,
+                        "qos",
+                        json(&wanted),
+                        json(now),
+                        "it is set for all its disks",
+                        change(),
+                    ));
+                }
+                Some(_) => {}
+            }
+        }
+        for store in &config.datastores {
+            let patch = datastore_patch(store);
+            let known = self.datastores.iter().find(|known| known.spec.name == store.name);
+            let now = known.map_or_else(|| DatastoreState::new(&store.name), |known| known.spec.clone());
+            let Ok(wanted) = DatastoreState::new(&store.name).patched(&patch) else { continue };
+            if wanted != now {
+                // A capacity that the file does not say is taken away.
+                let patch = DatastorePatch {
+                    control: Some(wanted.control.to_string()),
+                    latency_ms: Some(wanted.latency_ms),
+                    capacity: Some(wanted.capacity.unwrap_or(0)),
+                };
+                let subject = format!("datastore {}", store.name);
+                let change = Change::Datastore(store.name.clone(), patch);
+                found.push(apply(&subject, "", json(&wanted), json(&now), "it is set", change));
+            }
+        }
+    }
+
+    fn disk_differences(&self, disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
+        let (name, subject) = (&disk.name, format!("disk {}", disk.name));
+        let again = format!("stop its guest, 'hob disk remove {name}', then 'hob config apply'");
+        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".to_owned());
+        let fixed = [
+            ("backing", disk.backing.clone(), served.wanted.backing.clone()),
+            ("read_only", disk.read_only.to_string(), served.wanted.read_only.to_string()),
+            ("vhost_user", text(&disk.vhost_user), text(&served.wanted.vhost_user)),
+            ("fuse", text(&disk.fuse), text(&served.wanted.fuse)),
+            ("datastore", text(&disk.datastore), text(&served.wanted.datastore)),
+            ("share_parent", disk.share_parent.to_string(), served.wanted.share_parent.is_some().to_string()),
+        ];
+        for (key, file, running) in fixed {
+            if file != running {
+                found.push(by_command(&subject, key, file, running, &again));
+            }
+        }
+        for export in &disk.exports {
+            let now = served.wanted.exports.iter().find(|known| known.name == export.name);
+            if now.is_none() {
+                let change = Change::AddExport(name.clone(), export.clone());
+                found.push(one_side(
+                    &subject,
+                    "export",
+                    Some(&export.name),
+                    None,
+                    "the export is added",
+                    change,
+                ));
+            } else if now != Some(export) {
+                let action = format!("'hob export remove {name} {0}', then 'hob config apply'", export.name);
+                found.push(by_command(&subject, "export", json(export), json(&now), &action));
+            }
+        }
+        for export in
+            served.wanted.exports.iter().filter(|now| !disk.exports.iter().any(|it| it.name == now.name))
+        {
+            let change = Change::RemoveExport(name.clone(), export.name.clone());
+            let action = "the export is removed, and its clients are disconnected";
+            found.push(one_side(&subject, "export", None, Some(&export.name), action, change));
+        }
+        self.qos_difference(disk, served, found);
+        self.cache_differences(disk, served, found);
+    }
+
+    fn qos_difference(&self, disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
+        // Where the file says nothing, commands have the last word.
+        let Some(patch) = &disk.qos else { return };
+        let subject = format!("disk {}", disk.name);
+        let now = served.wanted.qos.clone().unwrap_or_default();
+        let change = match &patch.policy {
+            Some(policy) if now.policy.as_ref() == Some(policy) => return,
+            Some(_) => patch.clone(),
+            None => match patched(Qos::default(), patch) {
+                Ok(wanted) if now.policy.is_none() && now.own == wanted => return,
+                Ok(wanted) if now.policy.is_none() => whole_patch(wanted),
+                Ok(wanted) => QosPatch { policy: Some(String::new()), ..whole_patch(wanted) },
+                Err(_) => return,
+            },
+        };
+        let action = "its shares and limits are set";
+        found.push(apply(
+            &subject,
+            "qos",
+            json(patch),
+            json(&now),
+            action,
+            Change::Qos(disk.name.clone(), change),
+        ));
+    }
+
+    fn cache_differences(&self, disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
+        let (name, subject) = (disk.name.clone(), format!("disk {}", disk.name));
+        let (enable, now) = match (&disk.cache, served.cache()) {
+            (None, None) => return,
+            (Some(enable), None) => {
+                let file = Some(&*json(enable)).map(str::to_owned);
+                let change = Change::EnableCache(name, enable.clone());
+                return found.push(one_side(
+                    &subject,
+                    "cache",
+                    file.as_ref(),
+                    None,
+                    "the cache is enabled",
+                    change,
+                ));
+            }
+            (None, Some(now)) => {
+                let running = format!("{} of pool {}", now.size, now.pool);
+                let action = "the cache is drained and disabled";
+                let change = Change::DisableCache(name);
+                return found.push(one_side(&subject, "cache", None, Some(&running), action, change));
+            }
+            (Some(enable), Some(now)) => (enable, now),
+        };
+        if enable.pool != now.pool {
+            let action =
+                "the cache is drained, disabled, and enabled in the other pool, where it starts empty";
+            let change = Change::MoveCache(name, enable.clone());
+            let found_one =
+                apply(&subject, "cache.pool", enable.pool.clone(), now.pool.clone(), action, change);
+            return found.push(with_yes(found_one));
+        }
+        let Ok(ground) = self.ground(&enable.pool) else { return };
+        let Ok((wanted, _)) = new_spec(enable.pool.clone(), enable.size, &enable.settings, ground) else {
+            return;
+        };
+        for (key, file, running) in settings_of(&wanted)
+            .into_iter()
+            .zip(settings_of(now))
+            .filter_map(|((key, a), (_, b))| (a != b).then_some((key, a, b)))
+        {
+            let patch = CachePatch {
+                size: (key == "size").then_some(wanted.size),
+                settings: if key == "size" { CacheSettings::default() } else { whole_settings(&wanted) },
+            };
+            let empties = ["block_size", "policy", "admission", "layout", "persistent"].contains(&key);
+            let action = match key {
+                "size" if wanted.size < now.size => "the cache shrinks; what does not fit goes",
+                "size" => "the cache grows",
+                _ if empties => "the cache is drained and starts empty",
+                "mode" => "the mode is changed; leaving write-back drains the cache first",
+                _ => "it is changed while the cache is in use",
+            };
+            let change = Change::PatchCache(name.clone(), Box::new(patch));
+            let one = apply(&subject, &format!("cache.{key}"), file, running, action, change);
+            found.push(if empties || wanted.size < now.size && key == "size" { with_yes(one) } else { one });
+        }
+    }
+
+    /// Entries that the file once had, and that are served still.
+    fn deleted(&self, config: &Config, found: &mut Vec<Found>) {
+        let now: BTreeSet<String> = definitions(config).into_keys().collect();
+        let gone =
+            self.definitions.keys().filter(|subject| !now.contains(*subject) && self.is_served(subject));
+        for subject in gone {
+            let Some((kind, name)) = subject.split_once(' ') else { continue };
+            let name = name.to_owned();
+            let (action, change) = match kind {
+                "disk" => (
+                    "the disk is drained and removed, unless clients are connected",
+                    Change::RemoveDisk(name),
+                ),
+                "pool" => ("the pool is removed, unless caches use it", Change::RemovePool(name)),
+                _ => ("the storage policy is removed, unless disks have it", Change::RemovePolicy(name)),
+            };
+            found.push(one_side(subject, "", None, Some(&"served".to_owned()), action, change));
+        }
+        // Disks go before the pools that their caches lie in.
+        found.sort_by_key(|it| matches!(it.change, Some(Change::RemovePool(_) | Change::RemovePolicy(_))));
+    }
+}
+
+/// The text of each entry, by what it is and its name.
+pub(super) fn definitions(config: &Config) -> BTreeMap<String, String> {
+    let pools = config.pools.iter().map(|pool| (format!("pool {}", pool.name), json(pool)));
+    let disks = config.disks.iter().map(|disk| (format!("disk {}", disk.name), json(disk)));
+    let policies =
+        config.policies.iter().map(|policy| (format!("storage-policy {}", policy.name), json(&policy.qos)));
+    let stores = config.datastores.iter().map(|store| (format!("datastore {}", store.name), json(store)));
+    pools.chain(disks).chain(policies).chain(stores).collect()
+}
+
+/// What a cache is, key by key, as the file would say it.
+fn settings_of(spec: &CacheSpec) -> [(&'static str, String); 15] {
+    [
+        ("size", spec.size.to_string()),
+        ("block_size", spec.block_size.to_string()),
+        ("policy", spec.policy.clone()),
+        ("persistent", spec.journal.is_some().to_string()),
+        ("layout", spec.layout.to_string()),
+        ("admission", spec.admission.to_string()),
+        ("mode", spec.mode.to_string()),
+        ("destage_order", spec.destage.order.to_string()),
+        ("dirty_start", spec.destage.dirty_start.to_string()),
+        ("dirty_stop", spec.destage.dirty_stop.to_string()),
+        ("dirty_full", spec.destage.dirty_full.to_string()),
+        ("dirty_age_max", spec.destage.dirty_age_max.to_string()),
+        ("copies", spec.copies.to_string()),
+        ("ordered", spec.destage.ordered.to_string()),
+        ("ram", spec.ram.to_string()),
+    ]
+}
+
+fn whole_settings(spec: &CacheSpec) -> CacheSettings {
+    CacheSettings {
+        preset: None,
+        block_size: Some(spec.block_size),
+        policy: Some(spec.policy.clone()),
+        mode: Some(spec.mode.to_string()),
+        persistent: Some(spec.journal.is_some()),
+        layout: Some(spec.layout.to_string()),
+        admission: Some(spec.admission.to_string()),
+        destage_order: Some(spec.destage.order.to_string()),
+        dirty_start: Some(spec.destage.dirty_start),
+        dirty_stop: Some(spec.destage.dirty_stop),
+        dirty_full: Some(spec.destage.dirty_full),
+        dirty_age_max: Some(spec.destage.dirty_age_max),
+        copies: Some(spec.copies.to_string()),
+        ordered: Some(spec.destage.ordered),
+        ram: Some(spec.ram),
+    }
+}
+
+/// Sets everything; what has no limit loses it.
+fn whole_patch(qos: Qos) -> QosPatch {
+    QosPatch {
+        policy: None,
+        shares: Some(qos.shares.to_string()),
+        reservation: Some(qos.reservation),
+        limit: Some(qos.limit.unwrap_or(0)),
+        bytes_limit: Some(qos.bytes_limit.unwrap_or(Size(0))),
+        flash_limit: Some(qos.flash_limit.unwrap_or(0)),
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+fn added(kind: &str, name: &str, file: &str, change: Change) -> Found {
+    let action = format!("the {} is added", kind.replace('-', " "));
+    one_side(&format!("{kind} {name}"), "", Some(&file.to_owned()), None, &action, change)
+}
+
+/// Something that the file has and the daemon has not, or the other way round.
+fn one_side(
+    subject: &str,
+    key: &str,
+    file: Option<&String>,
+    running: Option<&String>,
+    action: &str,
+    change: Change,
+) -> Found {
+    let by = if file.is_none() { ConfigRemedy::ApplyWithYes } else { ConfigRemedy::Apply };
+    let difference = ConfigDifference {
+        subject: subject.to_owned(),
+        key: key.to_owned(),
+        file: file.cloned(),
+        running: running.cloned(),
+        by,
+        action: action.to_owned(),
+    };
+    Found { difference, change: Some(change) }
+}
+
+fn apply(subject: &str, key: &str, file: String, running: String, action: &str, change: Change) -> Found {
+    let found = one_side(subject, key, Some(&file), Some(&running), action, change);
+    Found { difference: ConfigDifference { by: ConfigRemedy::Apply, ..found.difference }, ..found }
+}
+
+fn with_yes(found: Found) -> Found {
+    Found { difference: ConfigDifference { by: ConfigRemedy::ApplyWithYes, ..found.difference }, ..found }
+}
+
+fn by_command(subject: &str, key: &str, file: impl ToString, running: impl ToString, action: &str) -> Found {
+    let difference = ConfigDifference {
+        subject: subject.to_owned(),
+        key: key.to_owned(),
+        file: Some(file.to_string()),
+        running: Some(running.to_string()),
+        by: ConfigRemedy::Command,
+        action: action.to_owned(),
+    };
+    Found { difference, change: None }
+}

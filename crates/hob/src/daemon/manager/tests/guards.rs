@@ -1,0 +1,120 @@
+//! What keeps a call from losing dirty data or disconnecting guests by accident, and what is said before.
+
+use hob_control::{LifeEvent, OnClients, PlannedChange};
+
+use super::journal_lost::prepare;
+use super::*;
+
+#[test]
+fn dirty_data_is_not_lost_by_a_call_that_does_not_say_so() {
+    run(async |bench| {
+        prepare(&bench, &["a"], 20).await;
+        let manager = &bench.manager;
+        let revert = PlannedChange::Event { event: LifeEvent::SnapshotRevert };
+        for change in [&revert, &PlannedChange::DiscardDirty] {
+            let refusal = manager.check_discard("vm", change, false).await.unwrap_err();
+            assert_eq!(refusal.kind, Kind::Conflict);
+            let said = refusal.to_string();
+            assert!(said.contains("80 KiB of dirty data is lost") && said.contains("--yes"), "{said}");
+            manager.check_discard("vm", change, true).await.unwrap();
+        }
+        let suspend = PlannedChange::Event { event: LifeEvent::Suspend };
+        manager.check_discard("vm", &suspend, false).await.unwrap();
+        manager.inner().disk_mut("vm").unwrap().life = Life::Offline("no such file".into());
+        let refusal = manager.check_discard("vm", &revert, false).await.unwrap_err().to_string();
+        assert!(refusal.contains("cannot be told while the disk is offline"), "{refusal}");
+        let missing = manager.check_discard("none", &revert, false).await.unwrap_err();
+        assert_eq!(missing.kind, Kind::NotFound);
+    });
+}
+
+#[test]
+fn what_a_change_does_is_said_and_not_done() {
+    run(async |bench| {
+        prepare(&bench, &["a"], 20).await;
+        bench.shard.take_changes();
+        let preview = async |change: PlannedChange| bench.manager.preview("vm", &change).await.unwrap();
+        let set = |json: &str| PlannedChange::Set { patch: Box::new(serde_json::from_str(json).unwrap()) };
+        for change in [
+            PlannedChange::Clear,
+            PlannedChange::Remove { discard_dirty: false },
+            PlannedChange::Disable { discard_dirty: false },
+            set(r#"{"block_size":65536}"#),
+        ] {
+            let found = preview(change.clone()).await;
+            assert_eq!((found.cached, found.loses_dirty()), (Size(20 * 4096), false), "{change:?}");
+            assert!(found.effects[0].contains("the cache is emptied; it holds 80 KiB"), "{found:?}");
+            assert!(found.effects[1].contains("80 KiB of dirty data goes to the backing first"), "{found:?}");
+        }
+        for change in
+            [PlannedChange::Remove { discard_dirty: true }, PlannedChange::Disable { discard_dirty: true }]
+        {
+            let found = preview(change).await;
+            assert_eq!((found.cached, found.dirty_lost), (Size(20 * 4096), Size(20 * 4096)));
+        }
+        let smaller = preview(set(r#"{"size":1048576}"#)).await;
+        assert!(smaller.effects[0].contains("shrinks from 4M to 1M"), "{smaller:?}");
+        assert!(preview(set(r#"{"dirty_full":90}"#)).await.effects.is_empty());
+        let wrong = bench.manager.preview("vm", &set(r#"{"policy":"best"}"#)).await.unwrap_err();
+        assert_eq!(wrong.kind, Kind::Invalid);
+        assert!(bench.shard.take_changes().is_empty(), "nothing was changed");
+    });
+}
+
+#[test]
+fn a_disk_with_clients_is_removed_only_if_they_may_be_disconnected() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let check = async |clients| bench.manager.check_unused("vm", clients).await;
+        check(OnClients::Refuse).await.unwrap();
+        bench.shard.set_users(2);
+        let refusal = check(OnClients::Refuse).await.unwrap_err();
+        assert_eq!(refusal.kind, Kind::Conflict);
+        assert!(refusal.to_string().contains("vm has 2 clients connected"), "{refusal}");
+        check(OnClients::Disconnect).await.unwrap();
+        let preview =
+            bench.manager.preview("vm", &PlannedChange::Remove { discard_dirty: false }).await.unwrap();
+        assert_eq!(
+            (preview.clients, preview.effects.as_slice()),
+            (2, &["vm: 2 clients are disconnected".to_owned()][..])
+        );
+    });
+}
+
+/// Devices that hold segments of a disk's cache.
+fn devices(bench: &Bench) -> usize {
+    let inner = bench.manager.inner();
+    let held = inner.disks["vm"].held.iter().map(|segment| segment.device);
+    held.collect::<BTreeSet<_>>().len()
+}
+
+#[test]
+fn a_cache_with_two_copies_is_spread_again_when_a_device_returns() {
+    for (copies, preset) in [("2-dirty", ""), ("2", ""), ("2-dirty", r#""preset":"auto","#)] {
+        run(async |bench| {
+            bench.pool(&["a", "b"], 16).await;
+            bench.disk("vm").await;
+            let json = format!(r#"{{{preset}"mode":"write-back","copies":"{copies}","dirty_age_max":0}}"#);
+            let settings = serde_json::from_str::<CachePatch>(&json).unwrap().settings;
+            let enable = CacheEnable { settings, ..cache_of(8) };
+            bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+            assert_eq!(devices(&bench), 2);
+            bench.manager.device_remove("p".into(), bench.path("b")).await.unwrap();
+            assert_eq!((devices(&bench), bench.room("vm")), (1, 8));
+            let reason = bench.manager.disk("vm").unwrap().cache.unwrap().reason.unwrap();
+            assert!(reason.contains("one copy"), "{reason}");
+            let size = Some(Size(hob_storage::pool::device_bytes_for(16 * MIB, SEGMENT)));
+            let add = DeviceAdd { path: bench.path("b"), size, peer: None, force: true };
+            bench.manager.device_add("p".into(), add).await.unwrap();
+            assert_eq!((devices(&bench), bench.room("vm")), (2, 8), "{copies} {preset}");
+            assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().reason, None);
+            let id = bench.manager.inner().disks["vm"].id;
+            (0..100).for_each(|block| bench.shard.write(id, block * 4096, 4096).unwrap());
+            let (shard, id) = bench.manager.shard_of("vm").unwrap();
+            assert!(
+                shard.stats(id).await.unwrap().sectors_dirty > 0,
+                "writes go to flash again: {copies} {preset}"
+            );
+        });
+    }
+}
