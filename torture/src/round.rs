@@ -12,6 +12,7 @@ use conformance::data::Noise;
 use rustix::process::Signal;
 use serde_json::json;
 
+use crate::behaviour::Failing;
 use crate::daemon::{Daemon, Upgrade};
 use crate::guest::{Guest, Habits, Shared};
 use crate::journal::Journal;
@@ -19,7 +20,7 @@ use crate::link::Endpoint;
 use crate::medium::{Medium, Sabotage};
 use crate::model::Model;
 use crate::report::Totals;
-use crate::server::{Failing, Server};
+use crate::server::Server;
 use crate::setup::{BackingKind, DISK_BYTES, Fault, Plan};
 use crate::stamp::{Origin, UNIT};
 
@@ -56,6 +57,7 @@ struct Disk {
 struct Round<'a> {
     run: &'a Run,
     plan: &'a Plan,
+    dir: PathBuf,
     daemon: Daemon,
     disks: Vec<Disk>,
     threads: Vec<JoinHandle<()>>,
@@ -107,7 +109,9 @@ impl<'a> Round<'a> {
             let guests: Vec<Arc<Shared>> = guests.collect();
             if let Backing::Server(server) = &backing {
                 let concerned = guests.clone();
-                server.on_loss(move || concerned.iter().for_each(|guest| guest.model().loss()));
+                server
+                    .behaviour()
+                    .on_loss(Box::new(move || concerned.iter().for_each(|guest| guest.model().loss())));
             }
             disks.push(Disk { name: format!("d{at}"), backing, guests });
         }
@@ -115,7 +119,7 @@ impl<'a> Round<'a> {
         std::fs::create_dir(dir.join("state"))?;
         std::fs::write(dir.join("hob.toml"), config(plan, dir, &daemon, &disks))?;
         let (life, noise) = (Arc::new(AtomicU64::new(0)), Noise::new(plan.seed ^ 0xfa17));
-        Ok(Self { run, plan, daemon, disks, threads: Vec::new(), life, noise })
+        Ok(Self { run, plan, dir: dir.to_owned(), daemon, disks, threads: Vec::new(), life, noise })
     }
 
     fn live(&mut self, totals: &mut Totals) -> Result<()> {
@@ -159,11 +163,15 @@ impl<'a> Round<'a> {
 
     fn start_guests(&mut self) {
         for (at, disk) in self.disks.iter().enumerate() {
-            for guest in &disk.guests {
-                let endpoint = Endpoint::Nbd { socket: self.daemon.nbd_socket(), export: disk.name.clone() };
+            for (number, guest) in disk.guests.iter().enumerate() {
+                let vhost_user = self.plan.disks[at].vhost_user && number == 0;
+                let endpoint = match vhost_user {
+                    true => Endpoint::VhostUser { socket: self.dir.join(format!("vhost{at}.sock")) },
+                    false => Endpoint::Nbd { socket: self.daemon.nbd_socket(), export: disk.name.clone() },
+                };
                 let habits = Habits {
                     flush_once_in: [6, 20, 60, 300][self.noise.below(4) as usize],
-                    fua_of_ten: [0, 1, 3][self.noise.below(3) as usize],
+                    fua_of_ten: [0, 1, 3][self.noise.below(3) as usize] * u64::from(!vhost_user),
                     pause_us_max: [500, 4_000, 12_000][self.noise.below(3) as usize],
                     headers: self.plan.headers && matches!(self.plan.disks[at].backing, BackingKind::File),
                 };
@@ -252,18 +260,20 @@ impl<'a> Round<'a> {
             Fault::ShutDown { disk, refuses, away } => {
                 self.with_server(disk, refuses + away, |server| server.shut_down(refuses, away));
             }
-            Fault::Hang { disk, time } => self.with_server(disk, time, |server| server.hang(time)),
+            Fault::Hang { disk, time } => {
+                self.with_server(disk, time, |server| server.behaviour().hang(time))
+            }
             Fault::Slow { disk, delay, time } => {
-                self.with_server(disk, time + delay, |server| server.slow(delay, time));
+                self.with_server(disk, time + delay, |server| server.behaviour().slow(delay, time));
             }
             Fault::LosingFlush { disk } => {
-                self.with_server(disk, Duration::ZERO, Server::lose_at_flush);
+                self.with_server(disk, Duration::ZERO, |server| server.behaviour().lose_at_flush());
             }
             Fault::Errors { disk, operation, from, sixteenths, error, time } => {
                 let piece = DISK_BYTES / 16;
                 let range = from * piece..(from + sixteenths) * piece;
                 let failing = Failing { operation, range, error, until: Instant::now() + time };
-                self.with_server(disk, time, |server| server.fail(failing));
+                self.with_server(disk, time, |server| server.behaviour().fail(failing));
             }
             _ => unreachable!("not a fault of a backing"),
         }
@@ -440,12 +450,15 @@ fn config(plan: &Plan, dir: &Path, daemon: &Daemon, disks: &[Disk]) -> String {
         at("flash0"),
         at("flash1"),
     );
-    for (disk, planned) in disks.iter().zip(&plan.disks) {
+    for (number, (disk, planned)) in disks.iter().zip(&plan.disks).enumerate() {
         let backing = match &disk.backing {
             Backing::Server(server) => server.uri(),
             Backing::File(path) => path.display().to_string(),
         };
         text += &format!("[[disk]]\nname = \"{}\"\nbacking = \"{backing}\"\n", disk.name);
+        if planned.vhost_user {
+            text += &format!("vhost_user = \"{}\"\n", at(&format!("vhost{number}.sock")));
+        }
         if let Some(settings) = planned.cache.settings {
             text += &format!("cache = {{ pool = \"pool\", size = \"8M\", {settings} }}\n");
         }

@@ -6,7 +6,7 @@ use conformance::MIB;
 use conformance::data::Noise;
 use serde_json::{Value, json};
 
-use crate::server::Operation;
+use crate::behaviour::Operation;
 
 /// Bytes of a disk.
 pub const DISK_BYTES: u64 = 16 * MIB;
@@ -90,6 +90,8 @@ pub struct DiskPlan {
     pub cache: CacheKind,
     /// Guests that share it, each with a region of its own.
     pub guests: u64,
+    /// The first of them uses vhost-user, not NBD.
+    pub vhost_user: bool,
 }
 
 /// Something that goes wrong.
@@ -253,7 +255,10 @@ impl Plan {
             .disks
             .iter()
             .map(|disk| {
-                json!({ "backing": format!("{:?}", disk.backing), "cache": disk.cache.name, "guests": disk.guests })
+                json!({
+                    "backing": format!("{:?}", disk.backing), "cache": disk.cache.name, "guests": disk.guests,
+                    "vhost_user": disk.vhost_user,
+                })
             })
             .collect();
         let faults: Vec<String> =
@@ -283,7 +288,7 @@ impl DiskPlan {
                 break cache;
             }
         };
-        DiskPlan { backing, cache, guests: 1 + noise.below(2) }
+        DiskPlan { backing, cache, guests: 1 + noise.below(2), vhost_user: noise.below(2) == 0 }
     }
 }
 
