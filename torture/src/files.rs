@@ -25,6 +25,8 @@ const TTL: Duration = Duration::ZERO;
 const THREADS: usize = 4;
 /// Blocks of the filesystem that `statfs` shows, of 4 KiB.
 const BLOCKS: u64 = 1 << 20;
+/// Flag of a write that is durable before it is answered: RWF_DSYNC, O_DSYNC and O_SYNC have it.
+const O_DSYNC: i32 = 0o10_000;
 /// Flag of fallocate(2): the size stays.
 const KEEP_SIZE: i32 = 1;
 /// Flag of fallocate(2): a hole.
@@ -302,7 +304,7 @@ impl Filesystem for Served {
         offset: u64,
         data: &[u8],
         _: WriteFlags,
-        _: OpenFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
@@ -312,7 +314,7 @@ impl Filesystem for Served {
                 medium.resize(end);
                 file.size.store(end, Ordering::Relaxed);
             }
-            medium.write_bytes(offset, data);
+            medium.write_bytes(offset, data, flags.0 & O_DSYNC != 0);
             file.touch();
             data.len() as u32
         });
@@ -347,7 +349,7 @@ impl Filesystem for Served {
             }
             if mode & (PUNCH_HOLE | ZERO_RANGE) != 0 {
                 let end = end.min(file.size.load(Ordering::Relaxed));
-                medium.write_bytes(offset, &vec![0; end.saturating_sub(offset) as usize]);
+                medium.write_bytes(offset, &vec![0; end.saturating_sub(offset) as usize], false);
                 file.touch();
             }
         });

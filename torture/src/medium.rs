@@ -65,15 +65,15 @@ impl Medium {
         self.cached.retain(|unit, _| *unit < end as u64);
     }
 
-    /// Writes any bytes.
-    pub fn write_bytes(&mut self, offset: u64, data: &[u8]) {
+    /// Writes any bytes; with `durable` not only to the volatile cache.
+    pub fn write_bytes(&mut self, offset: u64, data: &[u8], durable: bool) {
         let unit = UNIT as u64;
         let first = offset / unit * unit;
         let end = (offset + data.len() as u64).next_multiple_of(unit);
         let mut whole = self.read(first, (end - first) as usize);
         let at = (offset - first) as usize;
         whole[at..at + data.len()].copy_from_slice(data);
-        self.write(first, &whole, false);
+        self.write(first, &whole, durable);
     }
 
     /// Reads any bytes.
