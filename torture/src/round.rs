@@ -288,6 +288,15 @@ impl<'a> Round<'a> {
                 std::thread::sleep(down);
                 self.start_daemon()
             }
+            Fault::KillTwice { after } => {
+                self.kill_daemon();
+                if let Err(error) = self.daemon.launch() {
+                    return self.broken("start", &format!("{error:#}"));
+                }
+                std::thread::sleep(after);
+                self.kill_daemon();
+                self.start_daemon()
+            }
             Fault::Restart => self.stop_daemon() && self.start_daemon(),
             Fault::Stop { time } => {
                 self.guests().for_each(|guest| guest.excuse(time));
@@ -550,7 +559,14 @@ impl<'a> Round<'a> {
                 return;
             }
             if start.elapsed() > FINISH_MAX {
-                let what = format!("guests are not served for {FINISH_MAX:?} although nothing is broken");
+                let waiting: Vec<&str> = std::iter::zip(self.guests(), &self.threads)
+                    .filter(|(_, thread)| !thread.is_finished())
+                    .map(|(guest, _)| guest.name.as_str())
+                    .collect();
+                let what = format!(
+                    "not served for {FINISH_MAX:?} although nothing is broken: {}",
+                    waiting.join(", ")
+                );
                 self.broken("unavailable", &what);
                 return;
             }

@@ -120,6 +120,11 @@ pub enum Fault {
         /// The pause.
         down: Duration,
     },
+    /// SIGKILL, and another one while the daemon starts.
+    KillTwice {
+        /// Time between a start and the second kill.
+        after: Duration,
+    },
     /// SIGTERM, the clean end, and a start.
     Restart,
     /// SIGSTOP, and SIGCONT after a while.
@@ -378,7 +383,8 @@ impl Fault {
         let away = ms(noise, 0, 1500);
         let time = ms(noise, 300, 3000);
         match noise.below(40) {
-            0..=2 => Fault::Kill { down: ms(noise, 0, 800) },
+            0 | 1 => Fault::Kill { down: ms(noise, 0, 800) },
+            2 => Fault::KillTwice { after: ms(noise, 0, 500) },
             3 | 4 => Fault::Stop { time: ms(noise, 100, 2500) },
             5..=7 => Fault::Upgrade,
             8 => Fault::Restart,
@@ -417,6 +423,7 @@ impl Fault {
     pub fn name(&self) -> &'static str {
         match self {
             Fault::Kill { .. } => "daemon SIGKILL",
+            Fault::KillTwice { .. } => "daemon SIGKILL while it starts",
             Fault::Restart => "daemon SIGTERM and start",
             Fault::Stop { .. } => "daemon SIGSTOP",
             Fault::Upgrade => "daemon upgrade (SIGHUP)",
@@ -487,7 +494,7 @@ mod tests {
             names.extend(plan.faults.iter().map(|(_, fault)| fault.name()));
             caches.extend(plan.disks.iter().map(|disk| disk.cache.name));
         }
-        assert_eq!(names.len(), 25, "{names:?}");
+        assert_eq!(names.len(), 26, "{names:?}");
         assert_eq!(caches.len(), CACHES.len());
     }
 }
